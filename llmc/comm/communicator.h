@@ -1,0 +1,80 @@
+// How processes talk: a group of ranks and the collectives over it. MPI carries the CPU's data
+// (comm/mpi_communicator.h).
+//
+// - Every rank of the group issues the same calls in the same order.
+// - Sums are deterministic: rank contributions are added element by element in fp32 (fp64 for fp64) as a tree
+// of
+//   adjacent pairs ((0+1)+(2+3))+..., whatever the size of the buffer.
+// - In place, as NCCL has it: reduce_scatter when `recv` is the rank's own part of `send`, all_gather when
+// `send`
+//   is the rank's own part of `recv`, all_reduce and broadcast when both are the same memory.
+// - A peer that is dead or stuck ends the job with one message within the watchdog's limit; no rank hangs.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "llmc/core/tensor.h"
+
+namespace llmc {
+
+enum class CallKind { all_reduce, reduce_scatter, all_gather, broadcast, send, recv };
+inline constexpr std::array all_call_kinds = {CallKind::all_reduce, CallKind::reduce_scatter,
+                                              CallKind::all_gather, CallKind::broadcast,
+                                              CallKind::send,       CallKind::recv};
+std::string_view name_of(CallKind kind);
+
+// What one rank sent (received, for recv), in payload bytes and calls.
+struct Traffic {
+    std::uint64_t calls = 0;
+    std::uint64_t bytes = 0;
+};
+
+class Communicator {
+  public:
+    virtual ~Communicator() = default;
+
+    virtual int rank() const = 0;
+    virtual int size() const = 0;
+
+    // recv = the rank's own 1/size of the sum over ranks of send.   send fp32, bf16 or fp64 (n), recv
+    // (n/size) Sends (size-1)/size of the bytes of `send`.
+    virtual void reduce_scatter(const Tensor& recv, const Tensor& send) = 0;
+    // recv = the ranks' sends one after the other.   send (n), recv (n*size), any dtype. Sends (size-1) times
+    // its bytes.
+    virtual void all_gather(const Tensor& recv, const Tensor& send) = 0;
+    // x = the sum over ranks of x. Any number of elements; reduce_scatter then all_gather where size divides
+    // it.
+    virtual void all_reduce(const Tensor& x) = 0;
+    // x of every rank = x of `root`. Any dtype.
+    virtual void broadcast(const Tensor& x, int root) = 0;
+
+    // Point to point, any dtype. Between group_begin and group_end calls are only collected; group_end
+    // performs them at once, so that two ranks that send to each other do not deadlock.
+    virtual void send(const Tensor& x, int to) = 0;
+    virtual void recv(const Tensor& x, int from) = 0;
+    virtual void group_begin() = 0;
+    virtual void group_end() = 0;
+
+    virtual void barrier() = 0;
+
+    // The ranks that give the same color form a new group, ordered by key, then by rank.
+    virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
+
+    const Traffic& traffic(CallKind kind) const { return traffic_[static_cast<std::size_t>(kind)]; }
+
+  protected:
+    void count(CallKind kind, std::uint64_t bytes) {
+        Traffic& traffic = traffic_[static_cast<std::size_t>(kind)];
+        traffic.calls += 1;
+        traffic.bytes += bytes;
+    }
+
+  private:
+    std::array<Traffic, all_call_kinds.size()> traffic_{};
+};
+
+}  // namespace llmc

@@ -1,0 +1,40 @@
+#include "llmc/core/memory_layout.h"
+
+#include <numeric>
+#include <utility>
+
+namespace llmc {
+
+std::string_view name_of(ArenaKind kind) {
+    switch (kind) {
+        case ArenaKind::parameters:
+            return "parameters";
+        case ArenaKind::gradients:
+            return "gradients";
+        case ArenaKind::master:
+            return "master";
+        case ArenaKind::moments:
+            return "moments";
+        case ArenaKind::activations:
+            return "activations";
+        case ArenaKind::communication:
+            return "communication";
+        case ArenaKind::workspace:
+            return "workspace";
+    }
+    return "?";
+}
+
+BufferId MemoryLayout::add(ArenaKind arena, std::string name, DType dtype, const Shape& shape) {
+    std::size_t& size = sizes_[static_cast<std::size_t>(arena)];
+    const auto bytes = static_cast<std::size_t>(shape.elements()) * size_of(dtype);
+    buffers_.push_back({arena, std::move(name), dtype, shape, size});
+    size += (bytes + buffer_alignment - 1) / buffer_alignment * buffer_alignment;
+    return {static_cast<int>(buffers_.size()) - 1};
+}
+
+std::size_t MemoryLayout::total_bytes() const {
+    return std::accumulate(sizes_.begin(), sizes_.end(), std::size_t{0});
+}
+
+}  // namespace llmc

@@ -1,0 +1,67 @@
+// A tensor is a view: where the elements are, their type and their shape. It owns nothing; memory comes from
+// arenas (core/arena.h). Row-major, contiguous.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+
+#include "llmc/core/dtype.h"
+#include "llmc/core/error.h"
+
+namespace llmc {
+
+// Up to five dimensions; (B,T,3,NH,HS) is the longest we have.
+class Shape {
+  public:
+    Shape() = default;
+    Shape(std::initializer_list<std::int64_t> sizes);
+
+    int dimensions() const { return dimensions_; }
+    std::int64_t operator[](int i) const { return sizes_[static_cast<std::size_t>(i)]; }
+    std::int64_t last() const { return (*this)[dimensions_ - 1]; }
+    std::int64_t elements() const;  // 1 for a scalar (no dimensions)
+    void resize_first(std::int64_t size) { sizes_[0] = size; }
+    bool operator==(const Shape&) const = default;
+
+  private:
+    std::array<std::int64_t, 5> sizes_{};
+    int dimensions_ = 0;
+};
+
+std::string to_string(const Shape& shape);  // "(2, 3, 4)"
+
+struct Tensor {
+    std::byte* data = nullptr;
+    DType dtype = DType::fp32;
+    Shape shape;
+
+    explicit operator bool() const { return data != nullptr; }  // an optional operand may be absent
+    std::int64_t elements() const { return shape.elements(); }
+    std::size_t bytes() const { return static_cast<std::size_t>(elements()) * size_of(dtype); }
+
+    // The elements as C++ values; the type must be the tensor's.
+    template <class T>
+    T* as() const {
+        check(dtype_of<T>() == dtype, "a tensor is read as another type than its own");
+        return reinterpret_cast<T*>(data);
+    }
+    template <class T>
+    std::span<T> span() const {
+        return {as<T>(), static_cast<std::size_t>(elements())};
+    }
+
+    // The same elements under another shape.
+    Tensor view(const Shape& new_shape) const;
+    // `count` entries of the first dimension, from `first`.
+    Tensor slice(std::int64_t first, std::int64_t count) const;
+    // Two dimensions: everything but the last flattened into rows.
+    Tensor rows() const;
+    // `count` elements of the flattened tensor, from `first`.
+    Tensor flat(std::int64_t first, std::int64_t count) const;
+};
+
+}  // namespace llmc

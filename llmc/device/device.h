@@ -1,0 +1,45 @@
+// A device: memory, copies, and the operations (ops.h). The CPU device is device/cpu; the rest of the program
+// knows only this contract.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "llmc/core/tensor.h"
+
+namespace llmc {
+
+class Ops;
+
+enum class DeviceKind { cpu };
+
+class Device {
+  public:
+    virtual ~Device() = default;
+
+    virtual DeviceKind kind() const = 0;
+    // For the header: what it is ("AMD EPYC, 2 threads"), and what a person should know of how it computes in
+    // a dtype ("bf16 products in fp32: this processor has none of its own"), empty if nothing.
+    virtual std::string description() const = 0;
+    virtual std::string note(DType dtype) const = 0;
+
+    // Zeroed memory, aligned to buffer_alignment. A UserError names the arena and the bytes if there is too
+    // little.
+    virtual std::byte* allocate(std::size_t bytes, std::string_view arena) = 0;
+    virtual void release(std::byte* memory) = 0;  // null is allowed
+
+    // Between host memory and the device's; same dtype and number of elements on both sides.
+    virtual void upload(const Tensor& to_device, const void* from_host) = 0;
+    virtual void download(void* to_host, const Tensor& from_device) = 0;
+    // Waits until all work given to the device is done.
+    virtual void synchronize() = 0;
+
+    virtual Ops& ops() = 0;
+};
+
+// `threads` 0: as many as OMP_NUM_THREADS says, or else the cores this process may use.
+std::unique_ptr<Device> make_cpu_device(int threads = 0);
+
+}  // namespace llmc

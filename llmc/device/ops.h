@@ -1,0 +1,169 @@
+// The operations of a GPT, each stated once as mathematics. Every device implements all of them.
+//
+// Letters: B batch, T sequence, C channels, NH heads, HS head size (C = NH*HS), V vocabulary, Vp V rounded up
+// to the stored rows, N = B*T rows, OC and IC output and input channels of a matrix product.
+//
+// Common to all:
+// - `X` is the compute dtype (fp32 or bf16), the same for every X of a call. Arithmetic and sums are in fp32
+// whatever X is;
+//   a result is rounded to X once, when it is stored.
+// - "= " overwrites, "+= " accumulates. Gradients of parameters are always accumulated, in fp32.
+// - An operand marked [optional] may be an empty Tensor.
+// - Deterministic: the same call with the same shapes and threads gives the same bits.
+// - Shapes are checked; a wrong one is a ProgrammingError.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "llmc/core/tensor.h"
+
+namespace llmc {
+
+// Sums of squares are made per block of this many elements (idea 3 of the design: the norm does not depend on
+// how a buffer is sharded, if shards are whole blocks).
+inline constexpr std::int64_t norm_block_elements = 1024;
+
+// A target of this value has no loss and no gradient.
+inline constexpr std::int32_t ignored_target = -1;
+
+// Elements [begin, end) of a flat buffer decay with `weight_decay`. What no segment covers is padding and is
+// left alone.
+struct AdamWSegment {
+    std::int64_t begin;
+    std::int64_t end;
+    float weight_decay;
+};
+
+struct AdamWStep {
+    std::int64_t step;  // counts from 1
+    float learning_rate;
+    float beta1;
+    float beta2;
+    float eps;
+    float max_grad_norm;  // clip the global norm to this; 0 does not clip
+};
+
+// The sizes from which a device computes how much workspace its operations need.
+struct WorkspaceRequest {
+    std::int64_t batch, sequence, channels, heads;
+    std::int64_t
+        largest_matmul_channels;  // the largest IC or OC of any product, the padded vocabulary included
+    std::int64_t head_rows;       // rows of logits computed at a time
+    DType dtype;
+};
+
+class Ops {
+  public:
+    virtual ~Ops() = default;
+
+    // Scratch memory for the operations below: its size in bytes, a pure function of the request; then the
+    // memory itself, which stays the caller's.
+    virtual std::size_t workspace_bytes(const WorkspaceRequest& request) const = 0;
+    virtual void set_workspace(const Tensor& workspace) = 0;
+
+    // ---- embedding
+    // ------------------------------------------------------------------------------------------- out[b,t,:]
+    // = wte[tokens[b,t],:] + wpe[t,:]
+    //   out X (B,T,C), tokens int32 (B,T), wte X (Vp,C), wpe X (at least T, C)
+    virtual void encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte,
+                                 const Tensor& wpe) = 0;
+    // dwte[tokens[b,t],:] += dout[b,t,:];  dwpe[t,:] += sum_b dout[b,t,:]
+    //   dwte fp32 (Vp,C), dwpe fp32 (at least T, C), dout X (B,T,C), tokens int32 (B,T)
+    virtual void encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
+                                  const Tensor& tokens) = 0;
+
+    // ---- layernorm
+    // ------------------------------------------------------------------------------------------- mean = 1/C
+    // sum_c x_c;  rstd = (1/C sum_c (x_c - mean)^2 + 1e-5)^-1/2;  out = (x - mean) rstd gamma + beta
+    //   out, in X (..., C); mean, rstd fp32 (N) = saved for backward; gamma, beta X (C)
+    virtual void layernorm_forward(const Tensor& out, const Tensor& mean, const Tensor& rstd,
+                                   const Tensor& in, const Tensor& gamma, const Tensor& beta) = 0;
+    // With h = (x - mean) rstd and g = dout gamma:
+    //   din += rstd (g - 1/C sum g - h 1/C sum(g h));  dgamma += sum_rows dout h;  dbeta += sum_rows dout
+    // din accumulates because the residual stream's gradient also passes around the layernorm.
+    //   din, dout, in X (..., C); dgamma, dbeta fp32 (C)
+    virtual void layernorm_backward(const Tensor& din, const Tensor& dgamma, const Tensor& dbeta,
+                                    const Tensor& dout, const Tensor& in, const Tensor& gamma,
+                                    const Tensor& mean, const Tensor& rstd) = 0;
+    // residual = in1 + in2 (rounded to X), then layernorm_forward of the rounded residual.
+    virtual void fused_residual_layernorm_forward(const Tensor& residual, const Tensor& out,
+                                                  const Tensor& mean, const Tensor& rstd, const Tensor& in1,
+                                                  const Tensor& in2, const Tensor& gamma,
+                                                  const Tensor& beta) = 0;
+
+    // ---- matrix products
+    // ------------------------------------------------------------------------------------- out = in weight^T
+    // + bias. With pre_gelu: pre_gelu = in weight^T + bias, out = GELU(pre_gelu as rounded to X).
+    //   out X (..., OC), in X (..., IC), weight X (OC,IC), bias X (OC) [optional], pre_gelu X (..., OC)
+    //   [optional]
+    virtual void matmul_forward(const Tensor& out, const Tensor& in, const Tensor& weight, const Tensor& bias,
+                                const Tensor& pre_gelu = {}) = 0;
+    // din = dout weight (times GELU'(pre_gelu), if given: `in` of this product was GELU(pre_gelu));
+    // dweight += dout^T in;  dbias += sum_rows dout
+    //   din X (..., IC) [optional], dweight fp32 (OC,IC) [optional], dbias fp32 (OC) [optional], dout X (...,
+    //   OC), in X (..., IC), weight X (OC,IC), pre_gelu X (..., IC) [optional]
+    virtual void matmul_backward(const Tensor& din, const Tensor& dweight, const Tensor& dbias,
+                                 const Tensor& dout, const Tensor& in, const Tensor& weight,
+                                 const Tensor& pre_gelu = {}) = 0;
+
+    // ---- GELU, GPT-2's tanh form
+    // ----------------------------------------------------------------------------- out = x/2 (1 +
+    // tanh(sqrt(2/pi) (x + 0.044715 x^3)))          out, in X, any shape
+    virtual void gelu_forward(const Tensor& out, const Tensor& in) = 0;
+    // din = dout GELU'(in); din may be dout
+    virtual void gelu_backward(const Tensor& din, const Tensor& dout, const Tensor& in) = 0;
+
+    // ---- causal attention
+    // ------------------------------------------------------------------------------------ With q, k, v =
+    // qkv[:,:,0..2], for each b, head, and t:  s_j = q_t . k_j / sqrt(HS), j <= t; lse_t = ln sum_j exp(s_j);
+    // out_t = sum_j exp(s_j - lse_t) v_j
+    //   out X (B,T,NH,HS), lse fp32 (B,NH,T), qkv X (B,T,3,NH,HS), read in place
+    virtual void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& qkv) = 0;
+    // With p_tj = exp(s_tj - lse_t), D_t = dout_t . out_t:  dv_j = sum_t p_tj dout_t;
+    // ds_tj = p_tj (dout_t . v_j - D_t);  dq_t = sum_j ds_tj k_j / sqrt(HS);  dk_j = sum_t ds_tj q_t /
+    // sqrt(HS)
+    //   dqkv X (B,T,3,NH,HS), dout, out X (B,T,NH,HS), lse fp32 (B,NH,T), qkv X (B,T,3,NH,HS)
+    virtual void attention_backward(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv,
+                                    const Tensor& out, const Tensor& lse) = 0;
+
+    // ---- classifier
+    // ------------------------------------------------------------------------------------------ For each row
+    // n over the first `vocabulary` columns: loss_n = ln sum_v exp(logits_nv) - logits_{n,target_n}. With
+    // write_dlogits the logits are overwritten with  dlogits_nv = (softmax_nv - [v = target_n]) scale, and
+    // with 0 in the columns from `vocabulary` on and in ignored rows. Ignored rows have loss 0.
+    //   logits X (N,Vp) in place, losses fp32 (N), targets int32 (N)
+    virtual void fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
+                                  std::int64_t vocabulary, float scale, bool write_dlogits) = 0;
+
+    // ---- norm and update
+    // ------------------------------------------------------------------------------------- partials_k = sum
+    // of x_i^2 over the k-th block of norm_block_elements
+    //   partials fp32 (n / norm_block_elements), x fp32 (n), n a multiple of norm_block_elements
+    virtual void global_norm_squared(const Tensor& partials, const Tensor& x) = 0;
+    // out += sum_i x_i, in fp64, in an order that depends only on the number of elements.   out fp64 (1), x
+    // fp32 any shape
+    virtual void sum(const Tensor& out, const Tensor& x) = 0;
+    // AdamW (Loshchilov & Hutter 2019) as PyTorch computes it. With norm = sqrt(norm_squared),
+    // clip = min(1, max_grad_norm / (norm + 1e-6)) and b1, b2 the bias corrections 1 - beta^step:
+    //   g = clip gradient;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
+    //   w = w (1 - lr decay) - lr/b1 m / (sqrt(v)/sqrt(b2) + eps)
+    // w is the fp32 master copy; `parameters` receives it rounded to X. If norm_squared is not finite nothing
+    // is changed.
+    //   parameters X (n); master fp32 (n), the same memory as `parameters` if X is fp32; m, v, gradients fp32
+    //   (n); norm_squared fp64 (1); segments in increasing order
+    virtual void adamw(const Tensor& parameters, const Tensor& master, const Tensor& m, const Tensor& v,
+                       const Tensor& gradients, const Tensor& norm_squared,
+                       std::span<const AdamWSegment> segments, const AdamWStep& step) = 0;
+
+    // ---- elementwise
+    // -----------------------------------------------------------------------------------------
+    virtual void cast(const Tensor& out, const Tensor& in) = 0;  // out = in, between fp32 and bf16
+    virtual void fill(const Tensor& out, float value) = 0;       // out = value; any dtype
+    virtual void add(const Tensor& out, const Tensor& a,
+                     const Tensor& b) = 0;  // out = a + b in X; out may be a or b
+    virtual void all_finite(const Tensor& flag,
+                            const Tensor& x) = 0;  // flag int32 (1) = 1 if no element is NaN or infinite
+};
+
+}  // namespace llmc
