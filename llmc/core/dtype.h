@@ -20,12 +20,8 @@ struct bfloat16 {
     std::uint16_t bits;
 };
 
-inline float to_float(bfloat16 x) {
-    return std::bit_cast<float>(std::uint32_t{x.bits} << 16);
-}
-inline float to_float(float x) {
-    return x;
-}
+inline float to_float(bfloat16 x) { return std::bit_cast<float>(std::uint32_t{x.bits} << 16); }
+inline float to_float(float x) { return x; }
 
 // Round to nearest, ties to even. A NaN stays a NaN (its payload's low bits are dropped, so one bit is set).
 inline bfloat16 to_bfloat16(float x) {
