@@ -1,0 +1,81 @@
+// One transformer block: its tensors by name, what it keeps for its backward pass, and the pass in both
+// directions.
+//
+//   h = x + attention(layernorm(x)) W_proj + b_proj
+//   y = h + GELU(layernorm(h) W_fc + b_fc) W_mlp + b_mlp
+#pragma once
+
+#include <string>
+
+#include "llmc/core/memory_layout.h"
+#include "llmc/core/tensor.h"
+#include "llmc/device/arenas.h"
+#include "llmc/device/ops.h"
+#include "llmc/model/config.h"
+#include "llmc/model/units.h"
+
+namespace llmc {
+
+// The tensors of a block's unit: parameters, or gradients of the same layout.
+struct BlockTensors {
+    Tensor ln_1_weight, ln_1_bias;          // (C)
+    Tensor qkv_weight, qkv_bias;            // (3C,C), (3C)
+    Tensor proj_weight, proj_bias;          // (C,C), (C)
+    Tensor ln_2_weight, ln_2_bias;          // (C)
+    Tensor fc_weight, fc_bias;              // (4C,C), (4C)
+    Tensor mlp_proj_weight, mlp_proj_bias;  // (C,4C), (C)
+
+    BlockTensors(const UnitLayout& layout, const Tensor& flat);
+};
+
+// What the forward pass of a block leaves for its backward pass.
+template <class Buffer>
+struct BlockActivations {
+    Buffer ln_1, ln_1_mean, ln_1_rstd;  // (B,T,C), fp32 (B,T) twice
+    Buffer qkv;                         // (B,T,3,NH,HS)
+    Buffer attention, lse;              // (B,T,NH,HS), fp32 (B,NH,T)
+    Buffer residual;                    // (B,T,C) = h
+    Buffer ln_2, ln_2_mean, ln_2_rstd;  // (B,T,C), fp32 (B,T) twice
+    Buffer pre_gelu, gelu;              // (B,T,4C)
+
+    // Calls f on every buffer.
+    template <class F>
+    auto transform(F&& f) const {
+        using To = decltype(f(ln_1));
+        return BlockActivations<To>{f(ln_1),      f(ln_1_mean), f(ln_1_rstd), f(qkv),
+                                    f(attention), f(lse),       f(residual),  f(ln_2),
+                                    f(ln_2_mean), f(ln_2_rstd), f(pre_gelu),  f(gelu)};
+    }
+};
+
+// Temporary storage shared by all blocks.
+template <class Buffer>
+struct BlockScratch {
+    Buffer channels;  // (B,T,C)
+    Buffer qkv;       // (B,T,3,NH,HS)
+    Buffer wide;      // (B,T,4C)
+
+    template <class F>
+    auto transform(F&& f) const {
+        using To = decltype(f(channels));
+        return BlockScratch<To>{f(channels), f(qkv), f(wide)};
+    }
+};
+
+BlockActivations<BufferId> lay_out_block_activations(MemoryLayout& layout, const std::string& name,
+                                                     const GPTConfig& config, std::int64_t batch,
+                                                     DType dtype);
+BlockScratch<BufferId> lay_out_block_scratch(MemoryLayout& layout, const GPTConfig& config,
+                                             std::int64_t batch, DType dtype);
+
+// y = block(x).   x, y X (B,T,C), not the same memory
+void block_forward(Ops& ops, const Tensor& y, const Tensor& x, const BlockTensors& parameters,
+                   const BlockActivations<Tensor>& saved, const BlockScratch<Tensor>& scratch);
+
+// dx holds the gradient of y and is overwritten with the gradient of x; `gradients` accumulate.
+//   dx, x X (B,T,C)
+void block_backward(Ops& ops, const Tensor& dx, const Tensor& x, const BlockTensors& parameters,
+                    const BlockTensors& gradients, const BlockActivations<Tensor>& saved,
+                    const BlockScratch<Tensor>& scratch);
+
+}  // namespace llmc

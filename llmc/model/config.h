@@ -1,0 +1,37 @@
+// The sizes of a GPT-2 model, and the named models.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace llmc {
+
+struct GPTConfig {
+    std::int64_t layers = 0;           // L
+    std::int64_t heads = 0;            // NH
+    std::int64_t channels = 0;         // C
+    std::int64_t sequence_length = 0;  // T
+    std::int64_t vocabulary = 0;       // V
+
+    std::int64_t head_size() const { return channels / heads; }
+    // V rounded up to 128: the rows that are stored. The padding never enters a softmax; files hold V rows.
+    std::int64_t padded_vocabulary() const { return (vocabulary + 127) / 128 * 128; }
+    bool operator==(const GPTConfig&) const = default;
+};
+
+// tiny and mini read bytes; the others are GPT-2's four sizes.
+struct NamedModel {
+    std::string_view name;
+    GPTConfig config;
+};
+std::span<const NamedModel> named_models();
+
+// Refuses sizes that make no model with a UserError that names what would do.
+void check_config(const GPTConfig& config);
+
+// Trainable parameters, without padding; the head is the token embedding and counts once.
+std::int64_t count_parameters(const GPTConfig& config);
+
+}  // namespace llmc

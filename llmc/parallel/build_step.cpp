@@ -1,0 +1,154 @@
+#include "llmc/parallel/build_step.h"
+
+#include <utility>
+
+#include "llmc/model/units.h"
+
+namespace llmc {
+
+namespace {
+
+using enum BufferRole;
+
+class StepBuilder {
+  public:
+    explicit StepBuilder(const StepSpec& spec) : layers_(spec.layers) {
+        step_.layers = spec.layers;
+        step_.data_ranks = spec.data_ranks;
+        step_.micro_batches = spec.micro_batches;
+    }
+
+    Step finish() { return std::move(step_); }
+
+    void load(int micro_batch) {
+        add({.kind = ActionKind::load, .micro_batch = micro_batch, .reads = {}, .writes = {{tokens}}});
+    }
+
+    void forward_to_head(int micro_batch) {
+        forward({PartKind::embedding}, micro_batch,
+                {{tokens}, {parameters, wte_unit}, {parameters, wpe_unit}}, {{residual, 0}});
+        for (int block = 0; block < layers_; ++block) {
+            forward({PartKind::block, block}, micro_batch,
+                    {{residual, block}, {parameters, block_unit(block)}},
+                    {{saved, block}, {residual, block + 1}});
+        }
+    }
+
+    void head_losses(int micro_batch) {
+        forward({PartKind::head}, micro_batch,
+                {{tokens}, {residual, layers_}, {parameters, ln_f()}, {parameters, wte_unit}}, {{loss}});
+    }
+
+    // `first` zeroes each unit's gradients before they are first written; `last` reduces them once they are
+    // complete.
+    void backward(int micro_batch, bool first, bool last) {
+        if (first) zero(wte_unit), zero(ln_f());
+        backward({PartKind::head}, micro_batch,
+                 {{tokens}, {residual, layers_}, {parameters, ln_f()}, {parameters, wte_unit}},
+                 {{residual_gradient}, {gradients, ln_f()}, {gradients, wte_unit}, {loss}});
+        if (last) reduce(ln_f());
+        for (int block = layers_ - 1; block >= 0; --block) {
+            const int unit = block_unit(block);
+            if (first) zero(unit);
+            backward({PartKind::block, block}, micro_batch,
+                     {{residual_gradient}, {residual, block}, {saved, block}, {parameters, unit}},
+                     {{residual_gradient}, {gradients, unit}});
+            if (last) reduce(unit);
+        }
+        if (first) zero(wpe_unit);
+        backward({PartKind::embedding}, micro_batch, {{tokens}, {residual_gradient}},
+                 {{gradients, wte_unit}, {gradients, wpe_unit}});
+        if (last) reduce(wpe_unit), reduce(wte_unit);
+    }
+
+    void norm_and_update() {
+        Action sum{.kind = ActionKind::norm, .reads = {}, .writes = {{norm}}};
+        for (int unit = 0; unit <= ln_f(); ++unit) sum.reads.push_back({gradients, unit});
+        add(std::move(sum));
+        for (int unit = 0; unit <= ln_f(); ++unit) {
+            add({.kind = ActionKind::update,
+                 .unit = unit,
+                 .reads = {{gradients, unit}, {norm}, {optimizer, unit}},
+                 .writes = {{optimizer, unit}, {parameters, unit}}});
+        }
+    }
+
+    void reduce_loss() {
+        if (step_.data_ranks == 1) return;
+        add({.kind = ActionKind::reduce_loss,
+             .stream = StreamKind::communication,
+             .reads = {{loss}},
+             .writes = {{loss}}});
+    }
+
+  private:
+    int ln_f() const { return ln_f_unit(layers_); }
+
+    void add(Action action) { step_.actions.push_back(std::move(action)); }
+
+    void forward(Part part, int micro_batch, std::vector<BufferUse> reads, std::vector<BufferUse> writes) {
+        add({.kind = ActionKind::forward,
+             .part = part,
+             .micro_batch = micro_batch,
+             .reads = std::move(reads),
+             .writes = std::move(writes)});
+    }
+
+    void backward(Part part, int micro_batch, std::vector<BufferUse> reads, std::vector<BufferUse> writes) {
+        add({.kind = ActionKind::backward,
+             .part = part,
+             .micro_batch = micro_batch,
+             .reads = std::move(reads),
+             .writes = std::move(writes)});
+    }
+
+    void zero(int unit) {
+        add({.kind = ActionKind::zero, .unit = unit, .reads = {}, .writes = {{gradients, unit}}});
+    }
+
+    // All-reduce is reduce-scatter then all-gather (idea 3).
+    void reduce(int unit) {
+        if (step_.data_ranks == 1) return;
+        for (const ActionKind kind : {ActionKind::reduce_scatter, ActionKind::all_gather}) {
+            add({.kind = kind,
+                 .stream = StreamKind::communication,
+                 .unit = unit,
+                 .reads = {{gradients, unit}},
+                 .writes = {{gradients, unit}}});
+        }
+    }
+
+    int layers_;
+    Step step_;
+};
+
+}  // namespace
+
+Step build_training_step(const StepSpec& spec) {
+    StepBuilder build(spec);
+    for (int micro_batch = 0; micro_batch < spec.micro_batches; ++micro_batch) {
+        build.load(micro_batch);
+        build.forward_to_head(micro_batch);
+        build.backward(micro_batch, micro_batch == 0, micro_batch == spec.micro_batches - 1);
+    }
+    build.reduce_loss();
+    build.norm_and_update();
+    return build.finish();
+}
+
+Step build_evaluation_step(const StepSpec& spec) {
+    StepBuilder build(spec);
+    build.load(0);
+    build.forward_to_head(0);
+    build.head_losses(0);
+    return build.finish();
+}
+
+Step build_generation_step(const StepSpec& spec) {
+    StepBuilder build(spec);
+    build.load(0);
+    build.forward_to_head(0);
+    return build.finish();
+}
+
+}  // namespace llmc

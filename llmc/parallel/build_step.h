@@ -1,0 +1,24 @@
+// Makes the list of actions of a rank: a pure function of the model's depth, the mesh and the accumulation.
+#pragma once
+
+#include "llmc/parallel/step.h"
+
+namespace llmc {
+
+struct StepSpec {
+    int layers = 0;
+    int data_ranks = 1;
+    int micro_batches = 1;
+};
+
+// Forward and backward of every micro-batch, gradients reduced behind the last backward that writes them,
+// then the norm and the update.
+Step build_training_step(const StepSpec& spec);
+
+// One micro-batch up to the losses, for validation, summed over ranks by the caller.
+Step build_evaluation_step(const StepSpec& spec);
+
+// One micro-batch up to the input of the head, for generation.
+Step build_generation_step(const StepSpec& spec);
+
+}  // namespace llmc

@@ -1,0 +1,233 @@
+#include "llmc/parallel/executor.h"
+
+#include <chrono>
+#include <cmath>
+
+#include "llmc/model/block.h"
+#include "llmc/model/head.h"
+
+namespace llmc {
+
+std::string_view name_of(Phase phase) {
+    switch (phase) {
+        case Phase::data:
+            return "data";
+        case Phase::forward:
+            return "forward";
+        case Phase::backward:
+            return "backward";
+        case Phase::communication:
+            return "communication";
+        case Phase::norm:
+            return "norm";
+        case Phase::update:
+            return "update";
+    }
+    return "?";
+}
+
+namespace {
+
+Phase phase_of(ActionKind kind) {
+    switch (kind) {
+        case ActionKind::load:
+            return Phase::data;
+        case ActionKind::forward:
+            return Phase::forward;
+        case ActionKind::zero:
+        case ActionKind::backward:
+            return Phase::backward;
+        case ActionKind::reduce_scatter:
+        case ActionKind::all_gather:
+        case ActionKind::reduce_loss:
+            return Phase::communication;
+        case ActionKind::norm:
+            return Phase::norm;
+        case ActionKind::update:
+            return Phase::update;
+    }
+    programming_error("an unknown action");
+}
+
+using Flat = Tensor UnitBuffers<Tensor>::*;
+constexpr Flat parameters = &UnitBuffers<Tensor>::parameters;
+constexpr Flat gradients = &UnitBuffers<Tensor>::gradients;
+
+// The first `sequences` of a buffer that begins with the batch.
+auto first(std::int64_t sequences) {
+    return [sequences](const Tensor& tensor) { return tensor.slice(0, sequences); };
+}
+
+// The head's buffers for fewer sequences; the logits are rows and are not cut.
+HeadActivations<Tensor> head_of(const HeadActivations<Tensor>& head, std::int64_t sequences) {
+    const auto cut = first(sequences);
+    return {.ln_f = cut(head.ln_f),
+            .ln_f_mean = cut(head.ln_f_mean),
+            .ln_f_rstd = cut(head.ln_f_rstd),
+            .dln_f = cut(head.dln_f),
+            .logits = head.logits,
+            .losses = cut(head.losses)};
+}
+
+}  // namespace
+
+Executor::Executor(const GPTConfig& config, Device& device, Communicator& data, const ParameterStore& store,
+                   const ActivationBuffers<Tensor>& activations)
+    : config_(config),
+      device_(device),
+      ops_(device.ops()),
+      data_(data),
+      store_(store),
+      activations_(activations),
+      host_inputs_(static_cast<std::size_t>(activations.slots[0].inputs.elements())),
+      host_targets_(host_inputs_.size()) {}
+
+PhaseTimes Executor::run(const Step& step, const StepInput& input) {
+    using Clock = std::chrono::steady_clock;
+    ops_.fill(activations_.loss_sum, 0.0F);
+    PhaseTimes times{};
+    for (const Action& action : step.actions) {
+        const auto start = Clock::now();
+        perform(action, input);
+        times[static_cast<std::size_t>(phase_of(action.kind))] +=
+            std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+    }
+    return times;
+}
+
+void Executor::perform(const Action& action, const StepInput& input) {
+    switch (action.kind) {
+        case ActionKind::load:
+            return load(action, input);
+        case ActionKind::zero:
+            return ops_.fill(store_.buffers(action.unit).gradients, 0.0F);
+        case ActionKind::forward:
+            return forward(action, input.sequences);
+        case ActionKind::backward:
+            return backward(action, input);
+        case ActionKind::reduce_scatter: {
+            const Tensor& whole = store_.buffers(action.unit).gradients;
+            return data_.reduce_scatter(store_.shard(whole, data_.rank()), whole);
+        }
+        case ActionKind::all_gather: {
+            const Tensor& whole = store_.buffers(action.unit).gradients;
+            return data_.all_gather(whole, store_.shard(whole, data_.rank()));
+        }
+        case ActionKind::reduce_loss:
+            return data_.all_reduce(activations_.loss_sum);
+        case ActionKind::norm:
+            return norm();
+        case ActionKind::update:
+            return update(action.unit, input.adamw);
+    }
+}
+
+void Executor::load(const Action& action, const StepInput& input) {
+    const auto cut = first(input.sequences);
+    const auto& slot = activations_.slots[static_cast<std::size_t>(action.slot)];
+    const Tensor inputs = cut(slot.inputs), targets = cut(slot.targets);
+    const auto count = static_cast<std::size_t>(inputs.elements());
+    input.load(action.micro_batch, std::span(host_inputs_).first(count),
+               std::span(host_targets_).first(count));
+    device_.upload(inputs, host_inputs_.data());
+    device_.upload(targets, host_targets_.data());
+}
+
+void Executor::forward(const Action& action, std::int64_t sequences) {
+    const auto cut = first(sequences);
+    const auto& slot = activations_.slots[static_cast<std::size_t>(action.slot)];
+    switch (action.part.kind) {
+        case PartKind::embedding:
+            return ops_.encoder_forward(cut(slot.residual[0]), cut(slot.inputs),
+                                        tensor_of(wte_unit, parameters, "weight"),
+                                        tensor_of(wpe_unit, parameters, "weight"));
+        case PartKind::block: {
+            const auto block = static_cast<std::size_t>(action.part.block);
+            return block_forward(ops_, cut(slot.residual[block + 1]), cut(slot.residual[block]),
+                                 block_tensors(action.part.block, parameters),
+                                 slot.blocks[block].transform(cut), activations_.scratch.transform(cut));
+        }
+        case PartKind::head: {
+            const HeadActivations<Tensor> head = head_of(activations_.head, sequences);
+            head_forward(ops_, config_, cut(slot.residual.back()), cut(slot.targets),
+                         head_tensors(parameters), head);
+            return ops_.sum(activations_.loss_sum, head.losses);
+        }
+    }
+}
+
+void Executor::backward(const Action& action, const StepInput& input) {
+    const auto cut = first(input.sequences);
+    const auto& slot = activations_.slots[static_cast<std::size_t>(action.slot)];
+    const Tensor dx = cut(activations_.residual_gradient);
+    switch (action.part.kind) {
+        case PartKind::embedding:
+            return ops_.encoder_backward(tensor_of(wte_unit, gradients, "weight"),
+                                         tensor_of(wpe_unit, gradients, "weight"), dx, cut(slot.inputs));
+        case PartKind::block: {
+            const auto block = static_cast<std::size_t>(action.part.block);
+            return block_backward(ops_, dx, cut(slot.residual[block]),
+                                  block_tensors(action.part.block, parameters),
+                                  block_tensors(action.part.block, gradients),
+                                  slot.blocks[block].transform(cut), activations_.scratch.transform(cut));
+        }
+        case PartKind::head: {
+            const HeadActivations<Tensor> head = head_of(activations_.head, input.sequences);
+            head_forward_backward(ops_, config_, dx, cut(slot.residual.back()), cut(slot.targets),
+                                  input.loss_scale, head_tensors(parameters), head_tensors(gradients), head);
+            return ops_.sum(activations_.loss_sum, head.losses);
+        }
+    }
+}
+
+// Each rank squares its own shard; the partial sums are gathered and added in unit and block order, so that
+// the norm has the same bits on every rank.
+void Executor::norm() {
+    std::int64_t begin = 0;
+    for (int unit = 0; unit < store_.units(); ++unit) {
+        const Tensor& whole = store_.buffers(unit).gradients;
+        const std::int64_t blocks = whole.elements() / norm_block_elements;
+        const Tensor partials = activations_.norm_partials.flat(begin, blocks);
+        const Tensor own = store_.shard(partials, data_.rank());
+        ops_.global_norm_squared(own, store_.shard(whole, data_.rank()));
+        if (data_.size() > 1) data_.all_gather(partials, own);
+        begin += blocks;
+    }
+    ops_.fill(activations_.norm_squared, 0.0F);
+    ops_.sum(activations_.norm_squared, activations_.norm_partials);
+}
+
+void Executor::update(int unit, const AdamWStep& adamw) {
+    const UnitBuffers<Tensor>& b = store_.buffers(unit);
+    ops_.adamw(b.parameters, b.master, b.m, b.v, b.gradients, activations_.norm_squared,
+               store_.segments(unit), adamw);
+}
+
+Tensor Executor::logits(std::int64_t position) {
+    return head_logits(ops_, activations_.slots[0].residual.back(), position, head_tensors(parameters),
+                       activations_.head);
+}
+
+Tensor Executor::tensor_of(int unit, Flat flat, std::string_view param) const {
+    return store_.layout(unit).view(store_.buffers(unit).*flat, param);
+}
+
+BlockTensors Executor::block_tensors(int block, Flat flat) const {
+    const int unit = block_unit(block);
+    return {store_.layout(unit), store_.buffers(unit).*flat};
+}
+
+HeadTensors Executor::head_tensors(Flat flat) const {
+    const int ln_f = ln_f_unit(static_cast<int>(config_.layers));
+    return {.ln_f_weight = tensor_of(ln_f, flat, "weight"),
+            .ln_f_bias = tensor_of(ln_f, flat, "bias"),
+            .wte = tensor_of(wte_unit, flat, "weight")};
+}
+
+double Executor::read_scalar(const Tensor& scalar) const {
+    double value = 0;
+    device_.download(&value, scalar);
+    return value;
+}
+
+}  // namespace llmc

@@ -1,0 +1,79 @@
+// Runs a step: the list of actions on a device, with the store's parameters and the activation buffers.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "llmc/comm/communicator.h"
+#include "llmc/device/device.h"
+#include "llmc/device/ops.h"
+#include "llmc/model/config.h"
+#include "llmc/parallel/activations.h"
+#include "llmc/parallel/parameter_store.h"
+#include "llmc/parallel/step.h"
+
+namespace llmc {
+
+// What a run of a list takes from outside.
+struct StepInput {
+    // Fills inputs and targets, int32 (sequences, T) each, of a micro-batch.
+    std::function<void(int micro_batch, std::span<std::int32_t> inputs, std::span<std::int32_t> targets)>
+        load;
+    std::int64_t sequences = 0;  // of a micro-batch; at most the buffers' batch
+    float loss_scale = 0;        // gradients are those of loss_scale * (sum of losses)
+    AdamWStep adamw{};
+};
+
+// Where the milliseconds of a step went.
+enum class Phase { data, forward, backward, communication, norm, update };
+inline constexpr std::array all_phases = {Phase::data,          Phase::forward, Phase::backward,
+                                          Phase::communication, Phase::norm,    Phase::update};
+std::string_view name_of(Phase phase);
+using PhaseTimes = std::array<double, all_phases.size()>;  // milliseconds
+
+class Executor {
+  public:
+    // The buffers are bound once; `data` is the communicator of the data-parallel ranks. All outlive the
+    // executor.
+    Executor(const GPTConfig& config, Device& device, Communicator& data, const ParameterStore& store,
+             const ActivationBuffers<Tensor>& activations);
+
+    // Afterwards loss_sum() and norm_squared() are those of this step; returns where the time went.
+    PhaseTimes run(const Step& step, const StepInput& input);
+
+    // The sum of the losses that the last step made: over all ranks after a training step, of this rank's
+    // after an evaluation. Waits for the device.
+    double loss_sum() const { return read_scalar(activations_.loss_sum); }
+    double norm_squared() const { return read_scalar(activations_.norm_squared); }
+
+    // Logits X (1,Vp) of one position of the first sequence, after a generation step.
+    Tensor logits(std::int64_t position);
+
+  private:
+    void perform(const Action& action, const StepInput& input);
+    void load(const Action& action, const StepInput& input);
+    void forward(const Action& action, std::int64_t sequences);
+    void backward(const Action& action, const StepInput& input);
+    void norm();
+    void update(int unit, const AdamWStep& adamw);
+
+    // Parameters, or gradients, of a block and of the head.
+    BlockTensors block_tensors(int block, Tensor UnitBuffers<Tensor>::*flat) const;
+    HeadTensors head_tensors(Tensor UnitBuffers<Tensor>::*flat) const;
+    Tensor tensor_of(int unit, Tensor UnitBuffers<Tensor>::*flat, std::string_view param) const;
+    double read_scalar(const Tensor& scalar) const;
+
+    GPTConfig config_;
+    Device& device_;
+    Ops& ops_;
+    Communicator& data_;
+    const ParameterStore& store_;
+    ActivationBuffers<Tensor> activations_;
+    std::vector<std::int32_t> host_inputs_, host_targets_;
+};
+
+}  // namespace llmc
