@@ -1,0 +1,135 @@
+#include "llmc/io/checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <string>
+#include <system_error>
+
+#include "llmc/core/error.h"
+#include "llmc/io/files.h"
+#include "llmc/io/model_files.h"
+
+namespace llmc {
+
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr const char* format = "train_gpt checkpoint";
+constexpr int version = 1;
+constexpr const char* model_file = "model.safetensors";
+constexpr const char* optimizer_file = "optimizer.safetensors";
+constexpr const char* manifest_file = "manifest.json";
+constexpr std::string_view name_prefix = "checkpoint-";
+
+Json describe_file(const fs::path& path) {
+    return {{"bytes", fs::file_size(path)}, {"xxh3_128", checksum(path)}};
+}
+
+void verify_file(const fs::path& path, const Json& expected) {
+    std::error_code error;
+    const std::uintmax_t bytes = fs::file_size(path, error);
+    if (error) user_error("the checkpoint is damaged: {}: {}", path.string(), error.message());
+    if (bytes != expected.at("bytes").get<std::uintmax_t>()) {
+        user_error(
+            "the checkpoint is damaged: {} has {} bytes, its manifest says {}; resume from an older one",
+            path.string(), bytes, expected.at("bytes").get<std::uintmax_t>());
+    }
+    if (checksum(path) != expected.at("xxh3_128").get<std::string>()) {
+        user_error(
+            "the checkpoint is damaged: {} does not have the checksum its manifest gives; resume from an "
+            "older one",
+            path.string());
+    }
+}
+
+Json read_manifest(const fs::path& directory) {
+    const fs::path path = directory / manifest_file;
+    if (!fs::is_directory(directory)) user_error("no checkpoint: {} is not a directory", directory.string());
+    if (!fs::exists(path)) user_error("no checkpoint: {} has no {}", directory.string(), manifest_file);
+    try {
+        Json manifest = Json::parse(read_file(path));
+        if (manifest.at("format") != format || manifest.at("version") != version) {
+            user_error("{} is not a manifest that this program reads ({}, version {})", path.string(), format,
+                       version);
+        }
+        return manifest;
+    } catch (const Json::exception& fault) {
+        user_error("the checkpoint is damaged: {}: {}", path.string(), fault.what());
+    }
+}
+
+}  // namespace
+
+fs::path save_checkpoint(const fs::path& out_dir, const Progress& progress, const Json& configuration,
+                         Device& device, const ParameterStore& store) {
+    const fs::path final_name = out_dir / fmt::format("{}{:08}", name_prefix, progress.step);
+    fs::path partial = final_name;
+    partial += ".partial";
+    std::error_code ignored;
+    fs::remove_all(partial, ignored);  // of a save that was interrupted
+    make_directory(partial);
+
+    save_weights(partial / model_file, device, store, true);
+    save_moments(partial / optimizer_file, device, store, true);
+
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    const Json manifest = {
+        {"format", format},
+        {"version", version},
+        {"step", progress.step},
+        {"samples", progress.samples},
+        {"saved_at", std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()},
+        {"configuration", configuration},
+        {"files",
+         {{model_file, describe_file(partial / model_file)},
+          {optimizer_file, describe_file(partial / optimizer_file)}}},
+    };
+    write_file(partial / manifest_file, manifest.dump(2) + "\n");
+    sync_directory(partial);
+    replace_directory(partial, final_name);
+    sync_directory(out_dir);
+    return final_name;
+}
+
+CheckpointInfo read_checkpoint(const fs::path& directory) {
+    const Json manifest = read_manifest(directory);
+    try {
+        return {.directory = directory,
+                .progress = {.step = manifest.at("step"), .samples = manifest.at("samples")},
+                .configuration = manifest.at("configuration"),
+                .saved_at = manifest.at("saved_at")};
+    } catch (const Json::exception& fault) {
+        user_error("the checkpoint is damaged: {}: {}", (directory / manifest_file).string(), fault.what());
+    }
+}
+
+std::optional<CheckpointInfo> newest_checkpoint(const fs::path& out_dir) {
+    std::optional<CheckpointInfo> newest;
+    if (!fs::is_directory(out_dir)) return newest;
+    for (const fs::directory_entry& entry : fs::directory_iterator(out_dir)) {
+        const std::string name = entry.path().filename().string();
+        if (!name.starts_with(name_prefix) || name.ends_with(".partial")) continue;
+        CheckpointInfo found = read_checkpoint(entry.path());
+        if (!newest || found.saved_at > newest->saved_at) newest = std::move(found);
+    }
+    return newest;
+}
+
+void load_checkpoint(const CheckpointInfo& checkpoint, Device& device, ParameterStore& store) {
+    const Json manifest = read_manifest(checkpoint.directory);
+    try {
+        for (const char* file : {model_file, optimizer_file}) {
+            verify_file(checkpoint.directory / file, manifest.at("files").at(file));
+        }
+    } catch (const Json::exception& fault) {
+        user_error("the checkpoint is damaged: {}: {}", (checkpoint.directory / manifest_file).string(),
+                   fault.what());
+    }
+    load_weights(checkpoint.directory / model_file, store);
+    load_moments(checkpoint.directory / optimizer_file, device, store);
+}
+
+}  // namespace llmc

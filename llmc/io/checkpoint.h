@@ -1,0 +1,51 @@
+// Checkpoints: a directory with all that a run needs to go on bit for bit, visible only when it is whole.
+//
+//   checkpoint-00000200/
+//     model.safetensors      the master weights, as an export
+//     optimizer.safetensors  AdamW's moments
+//     manifest.json          step, samples consumed, configuration, and each file's size and checksum
+//
+// It is written under another name, fsynced, and renamed. Nothing in it depends on the number of processes.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "llmc/device/device.h"
+#include "llmc/parallel/parameter_store.h"
+
+namespace llmc {
+
+// Where a run stands. Everything random and the order of the data follow from it and the seed.
+struct Progress {
+    std::int64_t step = 0;     // steps done
+    std::int64_t samples = 0;  // sequences consumed by them
+};
+
+// Writes <out_dir>/checkpoint-<step> and returns its path; one that is there already is replaced. One process
+// calls it.
+std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, const Progress& progress,
+                                      const nlohmann::ordered_json& configuration, Device& device,
+                                      const ParameterStore& store);
+
+// What a checkpoint's manifest says.
+struct CheckpointInfo {
+    std::filesystem::path directory;
+    Progress progress;
+    nlohmann::ordered_json configuration;
+    std::int64_t saved_at = 0;  // nanoseconds since 1970
+};
+
+// UserError if the directory is no whole checkpoint. Reads the manifest only.
+CheckpointInfo read_checkpoint(const std::filesystem::path& directory);
+
+// The checkpoint of `out_dir` that was saved last, if there is any.
+std::optional<CheckpointInfo> newest_checkpoint(const std::filesystem::path& out_dir);
+
+// Verifies the files' sizes and checksums and loads them; UserError names what is damaged or of another
+// model.
+void load_checkpoint(const CheckpointInfo& checkpoint, Device& device, ParameterStore& store);
+
+}  // namespace llmc

@@ -1,0 +1,85 @@
+#include "llmc/io/metrics.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "llmc/core/error.h"
+#include "llmc/io/files.h"
+
+namespace llmc {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// JSON prints the shortest decimal that gives the same double, so a value rounded to so many digits is
+// printed with them.
+double rounded(double value, int digits) {
+    return std::isfinite(value) ? std::stod(fmt::format("{:.{}g}", value, digits)) : value;
+}
+
+// The whole lines of the first `done` steps, the run's line included. A line cut off by a crash ends them.
+std::string lines_until(std::string_view text, std::int64_t done) {
+    std::string kept;
+    for (std::size_t end = text.find('\n'); end != std::string_view::npos; end = text.find('\n')) {
+        const std::string_view line = text.substr(0, end);
+        const Json json = Json::parse(line, nullptr, false);
+        if (!json.is_object()) break;
+        if (json.contains("step") && json["step"].is_number() && json["step"].get<std::int64_t>() > done)
+            break;
+        kept += line;
+        kept += '\n';
+        text.remove_prefix(end + 1);
+    }
+    return kept;
+}
+
+}  // namespace
+
+MetricsWriter::MetricsWriter(std::filesystem::path path, const Json& run, std::int64_t done)
+    : path_(std::move(path)) {
+    if (path_.has_parent_path()) make_directory(path_.parent_path());
+    const bool goes_on = done > 0 && std::filesystem::is_regular_file(path_);
+    const std::string kept = goes_on ? lines_until(read_file(path_), done) : "";
+    if (!kept.empty()) {
+        // A crash here must not lose the lines that are kept: the new file replaces the old one whole.
+        std::filesystem::path partial = path_;
+        partial += ".partial";
+        write_file(partial, kept);
+        if (std::rename(partial.c_str(), path_.c_str()) != 0) {
+            user_error("cannot write {}: {}", path_.string(), std::strerror(errno));
+        }
+    }
+    file_.reset(std::fopen(path_.c_str(), kept.empty() ? "w" : "a"));
+    if (!file_) user_error("cannot write {}: {}", path_.string(), std::strerror(errno));
+    if (kept.empty()) write_line(Json{{"run", run}}.dump() + "\n");
+}
+
+void MetricsWriter::write(const StepMetrics& metrics) {
+    Json line = {
+        {"step", metrics.step},
+        {"loss", rounded(metrics.loss, 9)},
+        {"grad_norm", rounded(metrics.grad_norm, 9)},
+        {"lr", metrics.learning_rate},
+        {"tokens", metrics.tokens},
+        {"tokens_per_s", rounded(metrics.tokens_per_second, 6)},
+        {"step_ms", rounded(metrics.step_ms, 6)},
+        {"phase_ms", metrics.phase_ms},
+    };
+    if (metrics.val_loss) line["val_loss"] = rounded(*metrics.val_loss, 9);
+    write_line(line.dump() + "\n");
+}
+
+void MetricsWriter::write_line(const std::string& line) {
+    if (std::fwrite(line.data(), 1, line.size(), file_.get()) != line.size() ||
+        std::fflush(file_.get()) != 0) {
+        user_error("cannot write {}: {}", path_.string(), std::strerror(errno));
+    }
+}
+
+}  // namespace llmc

@@ -1,0 +1,48 @@
+// The record of a run as JSON lines: the first holds `run`, what was run; then a line a step.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+namespace llmc {
+
+// One step's line. `loss` and `val_loss` are nats per token, and are written with 9 significant digits.
+struct StepMetrics {
+    std::int64_t step = 0;  // from 1
+    double loss = 0;        // on the step's batch, before its update
+    double grad_norm = 0;   // before clipping
+    double learning_rate = 0;
+    std::int64_t tokens = 0;  // trained on since the first step
+    double tokens_per_second = 0;
+    double step_ms = 0;
+    nlohmann::ordered_json phase_ms;
+    std::optional<double> val_loss;
+};
+
+class MetricsWriter {
+  public:
+    // A new run (`done` 0) empties the file. A resumed one keeps the lines of the first `done` steps, drops
+    // the others, and goes on; where there is no file it begins one. UserError with the system's reason if
+    // the file cannot be written.
+    MetricsWriter(std::filesystem::path path, const nlohmann::ordered_json& run, std::int64_t done);
+
+    // Each line is in the system's hands on return.
+    void write(const StepMetrics& metrics);
+
+  private:
+    struct Close {
+        void operator()(std::FILE* file) const { std::fclose(file); }
+    };
+    void write_line(const std::string& line);
+
+    std::filesystem::path path_;
+    std::unique_ptr<std::FILE, Close> file_;
+};
+
+}  // namespace llmc

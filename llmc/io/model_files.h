@@ -1,0 +1,24 @@
+// The model's tensors in safetensors files, in the names and shapes of Hugging Face's GPT-2: any of its tools
+// reads an export, and a GPT-2 from there is read here. Files hold the V true rows of the embedding, in fp32.
+#pragma once
+
+#include <filesystem>
+
+#include "llmc/device/device.h"
+#include "llmc/parallel/parameter_store.h"
+
+namespace llmc {
+
+// The master weights. With `sync` it returns only when the file is on the storage device.
+void save_weights(const std::filesystem::path& file, Device& device, const ParameterStore& store, bool sync);
+
+// Weights from F32, F16, BF16 or F64 tensors, with or without the prefix "transformer.". Attention masks
+// ("h.0.attn.bias") are passed over. UserError if a tensor is missing, has another shape or is not of this
+// model.
+void load_weights(const std::filesystem::path& file, ParameterStore& store);
+
+// AdamW's moments, as "<tensor>.exp_avg" and "<tensor>.exp_avg_sq", shaped as the weights are.
+void save_moments(const std::filesystem::path& file, Device& device, const ParameterStore& store, bool sync);
+void load_moments(const std::filesystem::path& file, Device& device, ParameterStore& store);
+
+}  // namespace llmc

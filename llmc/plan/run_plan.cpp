@@ -1,0 +1,126 @@
+#include "llmc/plan/run_plan.h"
+
+#include <algorithm>
+
+#include "llmc/core/error.h"
+#include "llmc/model/head.h"
+#include "llmc/parallel/build_step.h"
+
+namespace llmc {
+
+namespace {
+
+// Where no micro-batch size is given: at most so many tokens at once, which fills the CPU's matrix products and keeps the
+// activations of the small models in cache.
+constexpr std::int64_t micro_batch_tokens = 2048;
+
+// Bounds on what is a slip of the keyboard: they keep sizes inside 64 bits, and a step's list of actions readable.
+constexpr std::int64_t largest_micro_batch = 1 << 14;
+constexpr std::int64_t most_micro_batches = 1 << 14;
+
+// The nearest positive multiples around `value`, as "1024 or 1536".
+std::string multiples_near(std::int64_t value, std::int64_t multiple) {
+    const std::int64_t below = value / multiple * multiple;
+    return below == 0 ? std::to_string(multiple) : fmt::format("{} or {}", below, below + multiple);
+}
+
+void check_global_batch(const RunSpec& spec) {
+    const std::int64_t T = spec.config.sequence_length, ranks = spec.mesh.data_ranks;
+    if (spec.global_batch_tokens < 1 || spec.global_batch_tokens > std::int64_t{1} << 40) {
+        user_error("--global-batch-tokens {} is out of range; give {} to {}", spec.global_batch_tokens, T * ranks,
+                   std::int64_t{1} << 40);
+    }
+    if (spec.global_batch_tokens % (T * ranks) != 0) {
+        user_error("--global-batch-tokens {} is not a multiple of {} ({} tokens a sequence x {} data-parallel "
+                   "process{}); try {}",
+                   spec.global_batch_tokens, T * ranks, T, ranks, ranks == 1 ? "" : "es",
+                   multiples_near(spec.global_batch_tokens, T * ranks));
+    }
+}
+
+// The largest divisor of `n` that is at most `limit`.
+std::int64_t largest_divisor(std::int64_t n, std::int64_t limit) {
+    for (std::int64_t d = std::min(n, limit); d > 1; --d) {
+        if (n % d == 0) return d;
+    }
+    return 1;
+}
+
+std::int64_t choose_micro_batch(const RunPlan& plan) {
+    const std::int64_t sequences = plan.rank_sequences(), given = plan.spec.micro_batch_sequences;
+    if (given == 0) {
+        return largest_divisor(sequences, std::max<std::int64_t>(
+                                              1, micro_batch_tokens / plan.spec.config.sequence_length));
+    }
+    if (sequences % given != 0) {
+        user_error("--micro-batch-size {} does not divide the {} sequence{} of each process (--global-batch-tokens {}); "
+                   "try --micro-batch-size {}",
+                   given, sequences, sequences == 1 ? "" : "s", plan.spec.global_batch_tokens,
+                   largest_divisor(sequences, given));
+    }
+    return given;
+}
+
+void check_micro_batches(const RunPlan& plan) {
+    if (plan.micro_batch > largest_micro_batch) {
+        user_error("--micro-batch-size {} is out of range; give 1 to {}", plan.micro_batch, largest_micro_batch);
+    }
+    if (plan.micro_batches > most_micro_batches) {
+        user_error("--global-batch-tokens {} makes {} micro-batches a step, more than {}; try a larger "
+                   "--micro-batch-size or more processes",
+                   plan.spec.global_batch_tokens, plan.micro_batches, most_micro_batches);
+    }
+}
+
+std::size_t workspace_bytes(const RunPlan& plan, const Ops& ops) {
+    const GPTConfig& config = plan.spec.config;
+    return ops.workspace_bytes(
+        {.batch = plan.micro_batch,
+         .sequence = config.sequence_length,
+         .channels = config.channels,
+         .heads = config.heads,
+         .largest_matmul_channels = std::max(4 * config.channels, config.padded_vocabulary()),
+         .head_rows = head_rows(config, plan.micro_batch, plan.spec.dtype),
+         .dtype = plan.spec.dtype});
+}
+
+// Memory without a type of its own, in fp32 words.
+BufferId add_bytes(MemoryLayout& memory, ArenaKind arena, std::size_t bytes) {
+    return memory.add(arena, std::string(name_of(arena)), DType::fp32,
+                      {static_cast<std::int64_t>((bytes + 3) / 4)});
+}
+
+}  // namespace
+
+RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes) {
+    check_global_batch(spec);
+    const int ranks = spec.mesh.data_ranks;
+
+    RunPlan plan;
+    plan.spec = spec;
+    plan.micro_batch = choose_micro_batch(plan);
+    plan.micro_batches = plan.rank_sequences() / plan.micro_batch;
+    check_micro_batches(plan);
+
+    const StepSpec step{.layers = static_cast<int>(spec.config.layers),
+                        .data_ranks = ranks,
+                        .micro_batches = static_cast<int>(plan.micro_batches)};
+    plan.training = build_training_step(step);
+    plan.evaluation = build_evaluation_step(step);
+    plan.generation = build_generation_step(step);
+    check_step(plan.training);
+
+    plan.store = lay_out_store(plan.memory, spec.config, spec.dtype, ranks);
+    std::int64_t norm_blocks = 0;
+    for (const UnitLayout& unit : plan.store.units) norm_blocks += unit.padded_elements(ranks) / norm_block_elements;
+    plan.activations = lay_out_activations(plan.memory, {.config = spec.config,
+                                                         .dtype = spec.dtype,
+                                                         .batch = plan.micro_batch,
+                                                         .slots = slots_in_flight(plan.training),
+                                                         .norm_blocks = norm_blocks});
+    plan.communication = add_bytes(plan.memory, ArenaKind::communication, staging_bytes);
+    plan.workspace = add_bytes(plan.memory, ArenaKind::workspace, workspace_bytes(plan, ops));
+    return plan;
+}
+
+}  // namespace llmc

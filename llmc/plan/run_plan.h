@@ -1,0 +1,46 @@
+// What a run will do and need, before it does anything: the list of actions and every buffer, as a pure function of
+// (model, mesh, options). The trainer allocates what the plan says; the header prints it; they cannot disagree.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "llmc/core/memory_layout.h"
+#include "llmc/device/ops.h"
+#include "llmc/model/config.h"
+#include "llmc/parallel/activations.h"
+#include "llmc/parallel/mesh.h"
+#include "llmc/parallel/parameter_store.h"
+#include "llmc/parallel/step.h"
+
+namespace llmc {
+
+struct RunSpec {
+    GPTConfig config;
+    DType dtype = DType::fp32;
+    Mesh mesh;
+    std::int64_t global_batch_tokens = 0;
+    std::int64_t micro_batch_sequences = 0;  // 0: chosen by choose_micro_batch
+};
+
+struct RunPlan {
+    RunSpec spec;
+    std::int64_t micro_batch = 1;    // sequences a rank computes at once
+    std::int64_t micro_batches = 1;  // of a rank and step
+    Step training, evaluation, generation;
+
+    MemoryLayout memory;
+    StoreLayout store;
+    ActivationBuffers<BufferId> activations;
+    BufferId communication;  // the communicator's staging memory
+    BufferId workspace;      // the device's scratch memory
+
+    std::int64_t global_sequences() const { return spec.global_batch_tokens / spec.config.sequence_length; }
+    std::int64_t rank_sequences() const { return global_sequences() / spec.mesh.data_ranks; }
+};
+
+// Refuses a global batch that the mesh cannot share evenly with a UserError naming sizes that would do.
+// `staging_bytes` is what the communicator asks for.
+RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes);
+
+}  // namespace llmc

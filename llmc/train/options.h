@@ -1,0 +1,80 @@
+// What a person can ask of the program: every option with its default, its place in the help, and what is
+// refused.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "llmc/core/dtype.h"
+#include "llmc/model/config.h"
+#include "llmc/optim/schedule.h"
+
+namespace llmc {
+
+struct Options {
+    // model; the sizes that are not given come from the named model
+    std::string model = "tiny";
+    std::optional<std::int64_t> layers, heads, channels, sequence_length, vocabulary;
+    std::string init;
+
+    // data
+    std::string train_data;
+    std::string val_data;
+
+    // training
+    std::int64_t steps = 1000;
+    std::optional<std::int64_t> global_batch_tokens;  // by default follows from the sequence length
+    std::optional<std::int64_t> micro_batch_size;     // by default follows from the mesh, in the run's plan
+    std::uint64_t seed = 1;
+    std::string dtype;  // by default follows from the device
+    std::string device = "auto";
+    std::int64_t communication_timeout = 600;
+
+    // optimizer
+    double learning_rate = 2e-3;
+    std::string schedule = "cosine";
+    std::int64_t warmup_steps = 0;
+    double min_lr_fraction = 0.1;
+    double weight_decay = 0.1;
+    double beta1 = 0.9;
+    double beta2 = 0.95;
+    double eps = 1e-8;
+    double grad_clip = 1.0;
+
+    // results
+    std::string out_dir;
+    std::string metrics;
+    std::int64_t checkpoint_every = 0;
+    std::string export_file;
+
+    // validation and samples
+    std::int64_t val_every = 100;
+    std::int64_t val_batches = 20;
+    std::int64_t sample_every = 0;
+    std::int64_t sample_tokens = 400;
+    std::string prompt;
+    double temperature = 0.8;
+    std::int64_t top_k = 0;
+
+    // actions, which a saved configuration does not hold
+    std::optional<std::string> resume;  // a checkpoint's directory; empty: the newest in out_dir
+    bool print_step = false;
+
+    GPTConfig config() const;
+    DType compute_dtype() const;
+    ScheduleKind schedule_kind() const;
+};
+
+// Reads the command line and --config. Returns nothing where --help or --version was asked for: `text` then
+// holds what to print. Throws UserError for what is wrong. In the result only micro_batch_size may still be
+// empty.
+std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text);
+
+// Every setting with the value in force, by its name on the command line without the dashes.
+nlohmann::ordered_json to_json(const Options& options);
+// The same as a configuration file for --config.
+std::string to_toml(const Options& options);
+
+}  // namespace llmc
