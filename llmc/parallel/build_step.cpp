@@ -141,6 +141,7 @@ Step build_evaluation_step(const StepSpec& spec) {
     build.load(0);
     build.forward_to_head(0);
     build.head_losses(0);
+    build.reduce_loss();
     return build.finish();
 }
 

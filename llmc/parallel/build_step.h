@@ -15,7 +15,7 @@ struct StepSpec {
 // then the norm and the update.
 Step build_training_step(const StepSpec& spec);
 
-// One micro-batch up to the losses, for validation, summed over ranks by the caller.
+// One micro-batch of every rank up to the losses, summed over ranks, for validation.
 Step build_evaluation_step(const StepSpec& spec);
 
 // One micro-batch up to the input of the head, for generation.

@@ -1,0 +1,106 @@
+#include "llmc/data/tokenizer.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "llmc/core/error.h"
+
+namespace llmc {
+
+namespace {
+
+constexpr std::int64_t byte_vocabulary = 256;
+constexpr std::int32_t gpt2_end_of_text = 50256;
+
+std::vector<std::int32_t> encode_bytes(std::string_view prompt) {
+    std::vector<std::int32_t> tokens;
+    for (std::size_t i = 0; i < prompt.size(); ++i) {
+        char c = prompt[i];
+        if (c == '\\' && i + 1 < prompt.size()) {
+            const char next = prompt[i + 1];
+            if (next == 'n' || next == 't' || next == '\\') {
+                c = next == 'n' ? '\n' : next == 't' ? '\t' : '\\';
+                ++i;
+            }
+        }
+        tokens.push_back(static_cast<unsigned char>(c));
+    }
+    return tokens;
+}
+
+std::vector<std::int32_t> parse_ids(std::string_view prompt, std::int64_t vocabulary) {
+    std::vector<std::int32_t> tokens;
+    while (true) {
+        const std::size_t begin = prompt.find_first_not_of(' ');
+        if (begin == std::string_view::npos) return tokens;
+        prompt.remove_prefix(begin);
+        const std::string_view word = prompt.substr(0, prompt.find(' '));
+        std::int32_t token = -1;
+        const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), token);
+        if (error != std::errc() || end != word.data() + word.size() || token < 0 || token >= vocabulary) {
+            user_error(
+                "--prompt: {} is no token of a vocabulary of {}; give ids from 0 to {}, separated by spaces",
+                word, vocabulary, vocabulary - 1);
+        }
+        tokens.push_back(token);
+        prompt.remove_prefix(word.size());
+    }
+}
+
+// The length of the UTF-8 sequence that begins the text, 0 if none does (RFC 3629).
+std::size_t utf8_length(std::string_view text) {
+    const auto byte = [&](std::size_t i) {
+        return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U;
+    };
+    const auto follows = [&](std::size_t i, unsigned low = 0x80, unsigned high = 0xbf) {
+        return byte(i) >= low && byte(i) <= high;
+    };
+    const unsigned first = byte(0);
+    if (first < 0x80) return 1;
+    if (first >= 0xc2 && first <= 0xdf) return follows(1) ? 2 : 0;
+    if (first >= 0xe0 && first <= 0xef) {
+        const unsigned low = first == 0xe0 ? 0xa0 : 0x80, high = first == 0xed ? 0x9f : 0xbf;
+        return follows(1, low, high) && follows(2) ? 3 : 0;
+    }
+    if (first >= 0xf0 && first <= 0xf4) {
+        const unsigned low = first == 0xf0 ? 0x90 : 0x80, high = first == 0xf4 ? 0x8f : 0xbf;
+        return follows(1, low, high) && follows(2) && follows(3) ? 4 : 0;
+    }
+    return 0;
+}
+
+bool is_control(unsigned char c) { return (c < 0x20 && c != '\n' && c != '\t') || c == 0x7f; }
+
+}  // namespace
+
+std::vector<std::int32_t> encode_prompt(std::string_view prompt, std::int64_t vocabulary) {
+    std::vector<std::int32_t> tokens =
+        vocabulary == byte_vocabulary ? encode_bytes(prompt) : parse_ids(prompt, vocabulary);
+    if (tokens.empty()) {
+        if (vocabulary == byte_vocabulary) return {'\n'};
+        return {vocabulary > gpt2_end_of_text ? gpt2_end_of_text : 0};
+    }
+    return tokens;
+}
+
+std::string decode(std::span<const std::int32_t> tokens, std::int64_t vocabulary) {
+    if (vocabulary != byte_vocabulary) return fmt::format("{}", fmt::join(tokens, " "));
+    std::string bytes;
+    for (const std::int32_t token : tokens) bytes += static_cast<char>(token);
+
+    constexpr std::string_view replacement = "\xef\xbf\xbd";  // U+FFFD
+    std::string text;
+    for (std::string_view rest = bytes; !rest.empty();) {
+        const std::size_t length = utf8_length(rest);
+        const bool printable =
+            length > 1 || (length == 1 && !is_control(static_cast<unsigned char>(rest[0])));
+        text += printable ? rest.substr(0, length) : replacement;
+        rest.remove_prefix(std::max<std::size_t>(length, 1));
+    }
+    return text;
+}
+
+}  // namespace llmc

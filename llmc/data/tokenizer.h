@@ -1,0 +1,22 @@
+// Between text and tokens. A vocabulary of 256 is bytes; of any other only the ids are known, and they are
+// written as decimal numbers.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace llmc {
+
+// The tokens a sample begins with, never none. For bytes `prompt` is text in which \n, \t and \\ stand for a
+// new line, a tab and a backslash; else ids separated by spaces. Without a prompt: a new line, or GPT-2's end
+// of text (token 0 where the vocabulary is smaller). UserError for what is no prompt of the vocabulary.
+std::vector<std::int32_t> encode_prompt(std::string_view prompt, std::int64_t vocabulary);
+
+// Tokens as text to print. Bytes that are not UTF-8 become U+FFFD, and control characters, which could upset
+// a terminal, become U+FFFD too.
+std::string decode(std::span<const std::int32_t> tokens, std::int64_t vocabulary);
+
+}  // namespace llmc

@@ -1,0 +1,61 @@
+#include "llmc/train/resume.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "llmc/core/error.h"
+
+namespace llmc {
+
+namespace {
+
+constexpr std::array model_settings = {"layers", "heads", "channels", "seq-len", "vocab-size"};
+
+// The settings that change what the next steps compute.
+constexpr std::array step_settings = {
+    "train-data",   "steps",       "global-batch-tokens", "dtype", "seed",  "lr",
+    "warmup-steps", "lr-schedule", "min-lr-fraction",     "beta1", "beta2", "weight-decay",
+    "eps",          "grad-clip"};
+
+}  // namespace
+
+std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std::filesystem::path& out_dir) {
+    if (!options.resume) return std::nullopt;
+    if (options.resume->empty()) return newest_checkpoint(out_dir);
+    return read_checkpoint(*options.resume);
+}
+
+std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Options& options) {
+    const nlohmann::ordered_json now = to_json(options), then = checkpoint.configuration;
+    const auto differs = [&](const char* name) { return then.contains(name) && then[name] != now[name]; };
+    for (const char* name : model_settings) {
+        if (differs(name)) {
+            user_error("{} is of another model: its --{} is {}, this run's {}", checkpoint.directory.string(),
+                       name, then[name].dump(), now[name].dump());
+        }
+    }
+    std::vector<std::string> notes;
+    for (const char* name : step_settings) {
+        if (differs(name)) {
+            notes.push_back(fmt::format("--{} is {}, in the checkpoint it was {}", name, now[name].dump(),
+                                        then[name].dump()));
+        }
+    }
+    return notes;
+}
+
+void require_same_step(Communicator& world, std::int64_t step) {
+    auto common = static_cast<double>(step);
+    world.broadcast({reinterpret_cast<std::byte*>(&common), DType::fp64, {1}}, 0);
+    if (static_cast<double>(step) != common) {
+        user_error(
+            "rank {} stands at step {} and rank 0 at step {}: the processes do not see the same checkpoint; "
+            "give an --out-dir that all machines share",
+            world.rank(), step, common);
+    }
+}
+
+}  // namespace llmc

@@ -1,0 +1,27 @@
+// Which checkpoint a run goes on from, and what then differs from the run that saved it.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/comm/communicator.h"
+#include "llmc/io/checkpoint.h"
+#include "llmc/train/options.h"
+
+namespace llmc {
+
+// What --resume asks for: a directory, which must be a checkpoint; alone, the newest of out_dir, nothing if
+// there is none; nothing without --resume.
+std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std::filesystem::path& out_dir);
+
+// UserError if the checkpoint is of another model. Otherwise a line for each other setting that makes the run
+// go on differently from how it began.
+std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Options& options);
+
+// UserError if ranks do not stand at the same step, as happens where they do not see the same files.
+void require_same_step(Communicator& world, std::int64_t step);
+
+}  // namespace llmc

@@ -1,0 +1,153 @@
+#include "llmc/train/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "llmc/core/error.h"
+#include "llmc/core/random.h"
+#include "llmc/io/model_files.h"
+#include "llmc/train/sampler.h"
+
+namespace llmc {
+
+Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Communicator& data_ranks)
+    : options_(options),
+      plan_(plan),
+      device_(device),
+      data_ranks_(data_ranks),
+      arenas_(device, plan.memory),
+      store_(device, arenas_, plan.store, static_cast<float>(options.weight_decay)),
+      executor_(plan.spec.config, device, data_ranks, store_, bind(plan.activations, arenas_)),
+      schedule_{.kind = options.schedule_kind(),
+                .peak = options.learning_rate,
+                .min_fraction = options.min_lr_fraction,
+                .warmup_steps = options.warmup_steps,
+                .total_steps = options.steps} {
+    device.ops().set_workspace(arenas_[plan.workspace]);
+    if (options.init.empty()) {
+        store_.initialize(options.seed);
+    } else {
+        load_weights(options.init, store_);
+    }
+}
+
+AdamWStep Trainer::adamw_step() const {
+    const std::int64_t step = progress_.step + 1;
+    return {.step = step,
+            .learning_rate = static_cast<float>(learning_rate(schedule_, step)),
+            .beta1 = static_cast<float>(options_.beta1),
+            .beta2 = static_cast<float>(options_.beta2),
+            .eps = static_cast<float>(options_.eps),
+            .max_grad_norm = static_cast<float>(options_.grad_clip)};
+}
+
+StepMetrics Trainer::train_step(const TrainingSamples& samples) {
+    const std::int64_t T = plan_.spec.config.sequence_length, B = plan_.micro_batch;
+    // A rank's share of the batch is a run of samples, its micro-batches one after the other.
+    const std::int64_t first = progress_.samples + plan_.spec.mesh.data_rank * plan_.rank_sequences();
+    const auto load = [&](int micro_batch, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+        for (std::int64_t b = 0; b < B; ++b) {
+            const auto begin = static_cast<std::size_t>(b * T), count = static_cast<std::size_t>(T);
+            samples.read(first + micro_batch * B + b, inputs.subspan(begin, count),
+                         targets.subspan(begin, count));
+        }
+    };
+
+    const auto start = std::chrono::steady_clock::now();
+    const AdamWStep adamw = adamw_step();
+    const auto global_tokens = static_cast<double>(plan_.spec.global_batch_tokens);
+    const PhaseTimes times =
+        executor_.run(plan_.training, {.load = load,
+                                       .sequences = B,
+                                       .loss_scale = static_cast<float>(1.0 / global_tokens),
+                                       .adamw = adamw});
+    const double loss = executor_.loss_sum() / global_tokens;
+    const double norm = std::sqrt(executor_.norm_squared());
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+    if (!std::isfinite(loss) || !std::isfinite(norm)) {
+        user_error(
+            "step {}: the loss is {} and the gradient's norm {}; the weights are those of the step before; "
+            "try a smaller --lr or more --warmup-steps",
+            progress_.step + 1, loss, norm);
+    }
+
+    progress_.step += 1;
+    progress_.samples += plan_.global_sequences();
+    StepMetrics metrics{.step = progress_.step,
+                        .loss = loss,
+                        .grad_norm = norm,
+                        .learning_rate = learning_rate(schedule_, progress_.step),
+                        .tokens = progress_.samples * T,
+                        .tokens_per_second = global_tokens / elapsed.count(),
+                        .step_ms = 1e3 * elapsed.count(),
+                        .phase_ms = {},
+                        .val_loss = {}};
+    for (const Phase phase : all_phases) {
+        metrics.phase_ms[std::string(name_of(phase))] =
+            std::round(1e3 * times[static_cast<std::size_t>(phase)]) / 1e3;
+    }
+    return metrics;
+}
+
+double Trainer::validate(const ValidationWindows& validation, std::int64_t windows) {
+    const std::int64_t T = plan_.spec.config.sequence_length, B = plan_.micro_batch;
+    const std::int64_t at_once = B * plan_.spec.mesh.data_ranks;
+    double loss = 0;
+    for (std::int64_t round = 0; round * at_once < windows; ++round) {
+        const std::int64_t first = round * at_once + plan_.spec.mesh.data_rank * B;
+        const auto load = [&](int, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+            for (std::int64_t b = 0; b < B; ++b) {
+                const auto begin = static_cast<std::size_t>(b * T), count = static_cast<std::size_t>(T);
+                if (first + b < windows) {
+                    validation.read(first + b, inputs.subspan(begin, count), targets.subspan(begin, count));
+                } else {
+                    std::ranges::fill(inputs.subspan(begin, count), 0);
+                    std::ranges::fill(targets.subspan(begin, count), ignored_target);
+                }
+            }
+        };
+        executor_.run(plan_.evaluation, {.load = load, .sequences = B});
+        loss += executor_.loss_sum();
+    }
+    return loss / static_cast<double>(validation.targets(windows));
+}
+
+std::vector<std::int32_t> Trainer::generate(std::span<const std::int32_t> prompt, std::int64_t count) {
+    check(!prompt.empty(), "a prompt has a token");
+    const GPTConfig& config = plan_.spec.config;
+    const RandomStream random(options_.seed, "generate " + std::to_string(progress_.step));
+    const SamplerOptions sampler{.temperature = options_.temperature, .top_k = options_.top_k};
+    const auto T = static_cast<std::size_t>(config.sequence_length);
+
+    std::vector<std::int32_t> text(prompt.begin(), prompt.end());
+    std::vector<std::byte> row;
+    std::vector<float> logits(static_cast<std::size_t>(config.vocabulary));
+    for (std::int64_t i = 0; i < count; ++i) {
+        const std::size_t context = std::min(text.size(), T);
+        const auto load = [&](int, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+            // What follows the context is not seen: attention is causal.
+            std::ranges::fill(inputs, 0);
+            std::ranges::fill(targets, ignored_target);
+            std::copy(text.end() - static_cast<std::ptrdiff_t>(context), text.end(), inputs.begin());
+        };
+        executor_.run(plan_.generation, {.load = load, .sequences = 1});
+        const Tensor on_device = executor_.logits(static_cast<std::int64_t>(context) - 1);
+        row.resize(on_device.bytes());
+        device_.download(row.data(), on_device);
+        with_dtype(on_device.dtype, [&](auto element) {
+            const auto* values = reinterpret_cast<const decltype(element)*>(row.data());
+            std::transform(values, values + config.vocabulary, logits.begin(),
+                           [](auto x) { return to_float(x); });
+        });
+        text.push_back(sample_token(logits, sampler, random.uniform(static_cast<std::uint64_t>(i))));
+    }
+    return {text.begin() + std::ssize(prompt), text.end()};
+}
+
+void Trainer::resume(const CheckpointInfo& checkpoint) {
+    load_checkpoint(checkpoint, device_, store_);
+    progress_ = checkpoint.progress;
+}
+
+}  // namespace llmc

@@ -1,0 +1,60 @@
+// A run in memory: the model, its optimizer and its place in the data. What it does is one step, a
+// validation, a sample, or moving its state to files and back; when, is train_gpt.cu's business.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <vector>
+
+#include "llmc/comm/communicator.h"
+#include "llmc/data/samples.h"
+#include "llmc/device/arenas.h"
+#include "llmc/device/device.h"
+#include "llmc/io/checkpoint.h"
+#include "llmc/io/metrics.h"
+#include "llmc/parallel/executor.h"
+#include "llmc/parallel/parameter_store.h"
+#include "llmc/plan/run_plan.h"
+#include "llmc/train/options.h"
+
+namespace llmc {
+
+class Trainer {
+  public:
+    // Allocates the plan's memory and initialises the weights from the seed or from --init. All arguments
+    // outlive it.
+    Trainer(const Options& options, const RunPlan& plan, Device& device, Communicator& data_ranks);
+
+    Device& device() { return device_; }
+    const Arenas& arenas() const { return arenas_; }
+    ParameterStore& store() { return store_; }
+    const Progress& progress() const { return progress_; }
+
+    // The next step. UserError if its loss is not finite.
+    StepMetrics train_step(const TrainingSamples& samples);
+
+    // Mean loss in nats per token over the first `windows` windows. All ranks take part and receive it.
+    double validate(const ValidationWindows& validation, std::int64_t windows);
+
+    // Continues a prompt of at least one token by `count` tokens, with the options' temperature and top-k;
+    // returns the new ones. Of the same prompt, weights and step always the same. One rank does it alone.
+    std::vector<std::int32_t> generate(std::span<const std::int32_t> prompt, std::int64_t count);
+
+    void resume(const CheckpointInfo& checkpoint);
+
+  private:
+    AdamWStep adamw_step() const;
+
+    const Options& options_;
+    const RunPlan& plan_;
+    Device& device_;
+    Communicator& data_ranks_;
+    Arenas arenas_;
+    ParameterStore store_;
+    Executor executor_;
+    Schedule schedule_;
+    Progress progress_;
+};
+
+}  // namespace llmc

@@ -1,0 +1,163 @@
+// The list of actions: what it holds, what its checks find, what is read off it.
+#include "llmc/parallel/step.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "llmc/core/error.h"
+#include "llmc/model/units.h"
+#include "llmc/parallel/build_step.h"
+
+namespace llmc {
+namespace {
+
+constexpr StepSpec spec{.layers = 3, .data_ranks = 4, .micro_batches = 2};
+
+std::int64_t count(const Step& step, ActionKind kind) {
+    return std::ranges::count_if(step.actions, [&](const Action& action) { return action.kind == kind; });
+}
+
+std::size_t find(const Step& step, const std::function<bool(const Action&)>& wanted) {
+    const auto found = std::ranges::find_if(step.actions, wanted);
+    EXPECT_NE(found, step.actions.end());
+    return static_cast<std::size_t>(found - step.actions.begin());
+}
+
+TEST(Step, HasEveryPartOfEveryMicroBatch) {
+    const Step step = build_training_step(spec);
+    check_step(step);
+    const int units = spec.layers + 3;
+    EXPECT_EQ(count(step, ActionKind::load), spec.micro_batches);
+    EXPECT_EQ(count(step, ActionKind::forward), spec.micro_batches * (spec.layers + 1));
+    EXPECT_EQ(count(step, ActionKind::backward), spec.micro_batches * (spec.layers + 2));
+    EXPECT_EQ(count(step, ActionKind::zero), units);
+    EXPECT_EQ(count(step, ActionKind::reduce_scatter), units);
+    EXPECT_EQ(count(step, ActionKind::all_gather), units);
+    EXPECT_EQ(count(step, ActionKind::update), units);
+    EXPECT_EQ(count(step, ActionKind::norm), 1);
+}
+
+TEST(Step, OneProcessCommunicatesNothing) {
+    const Step step = build_training_step({.layers = 2, .data_ranks = 1, .micro_batches = 3});
+    check_step(step);
+    for (const Action& action : step.actions) EXPECT_EQ(action.stream, StreamKind::compute);
+}
+
+TEST(Step, ReducesAUnitRightAfterItsLastBackward) {
+    const Step step = build_training_step(spec);
+    for (int block = 0; block < spec.layers; ++block) {
+        const std::size_t reduce = find(step, [&](const Action& action) {
+            return action.kind == ActionKind::reduce_scatter && action.unit == block_unit(block);
+        });
+        const Action& before = step.actions[reduce - 1];
+        EXPECT_EQ(before.kind, ActionKind::backward);
+        EXPECT_EQ(before.part, (Part{PartKind::block, block}));
+        EXPECT_EQ(before.micro_batch, spec.micro_batches - 1);
+    }
+}
+
+TEST(Step, OneMicroBatchIsInFlight) { EXPECT_EQ(slots_in_flight(build_training_step(spec)), 1); }
+
+TEST(Step, CountsSlotsOfForwardsThatComeFirst) {
+    // As a pipeline would order them: both forwards, then both backwards.
+    Step step;
+    for (const auto& [kind, micro_batch] : {std::pair{ActionKind::load, 0},
+                                            {ActionKind::load, 1},
+                                            {ActionKind::backward, 0},
+                                            {ActionKind::backward, 1}}) {
+        step.actions.push_back({.kind = kind, .micro_batch = micro_batch, .reads = {}, .writes = {}});
+    }
+    EXPECT_EQ(slots_in_flight(step), 2);
+}
+
+TEST(Step, GradientBytesAreTwiceTheShareOfTheOthers) {
+    // Section 5 of the design, stage 0 with one reduction: (r+1) G f, f = (n-1)/n.
+    const Step step = build_training_step(spec);
+    const std::vector<std::uint64_t> bytes(static_cast<std::size_t>(spec.layers) + 3, 4096);
+    EXPECT_EQ(gradient_bytes_sent(step, bytes), 2 * 4096 * 6 * 3 / 4);
+}
+
+TEST(Step, PrintsALineAnAction) {
+    const Step step = build_training_step({.layers = 1, .data_ranks = 2, .micro_batches = 1});
+    const std::vector<std::string> names = {"wte", "wpe", "h.0", "ln_f"};
+    const std::string text = to_string(step, names);
+    EXPECT_EQ(std::ranges::count(text, '\n'), static_cast<std::int64_t>(step.actions.size()) + 3);
+    EXPECT_NE(text.find("reduce_scatter"), std::string::npos);
+    EXPECT_NE(text.find("gradients h.0"), std::string::npos);
+}
+
+// ---- what check_step finds: each fault is planted in a sound list -----------------------------------------
+
+void expect_fault(const std::function<void(std::vector<Action>&)>& plant, const std::string& message) {
+    Step step = build_training_step(spec);
+    plant(step.actions);
+    try {
+        check_step(step);
+        ADD_FAILURE() << "not found: " << message;
+    } catch (const ProgrammingError& fault) {
+        EXPECT_NE(std::string(fault.what()).find(message), std::string::npos) << fault.what();
+    }
+}
+
+void erase_first(std::vector<Action>& actions, ActionKind kind) {
+    actions.erase(std::ranges::find_if(actions, [&](const Action& action) { return action.kind == kind; }));
+}
+
+TEST(CheckStep, FindsAMissingForward) {
+    expect_fault([](auto& actions) { erase_first(actions, ActionKind::forward); }, "nobody wrote");
+}
+
+TEST(CheckStep, FindsAnActivationOfAnotherMicroBatch) {
+    expect_fault(
+        [](auto& actions) {
+            // The second micro-batch's first forward is gone: its blocks would read the first's residual.
+            const auto lost = std::ranges::find_if(actions, [](const Action& action) {
+                return action.kind == ActionKind::forward && action.micro_batch == 1;
+            });
+            actions.erase(lost);
+        },
+        "another micro-batch");
+}
+
+TEST(CheckStep, FindsGradientsThatAreNotZeroed) {
+    expect_fault([](auto& actions) { erase_first(actions, ActionKind::zero); }, "never zeroed");
+}
+
+TEST(CheckStep, FindsABackwardAfterItsReduction) {
+    expect_fault(
+        [](auto& actions) {
+            const auto reduce = std::ranges::find_if(
+                actions, [](const Action& action) { return action.kind == ActionKind::reduce_scatter; });
+            std::iter_swap(reduce, reduce - 1);
+        },
+        "were reduced");
+}
+
+TEST(CheckStep, FindsAMissingGather) {
+    expect_fault([](auto& actions) { erase_first(actions, ActionKind::all_gather); }, "only a shard");
+}
+
+TEST(CheckStep, FindsAnUpdateBeforeTheNorm) {
+    expect_fault(
+        [](auto& actions) {
+            const auto norm = std::ranges::find_if(
+                actions, [](const Action& action) { return action.kind == ActionKind::norm; });
+            std::iter_swap(norm, norm + 1);
+        },
+        "before");
+}
+
+TEST(CheckStep, FindsAUnitWithoutUpdate) {
+    expect_fault([](auto& actions) { actions.pop_back(); }, "never updated");
+}
+
+TEST(CheckStep, FindsASecondUpdate) {
+    expect_fault([](auto& actions) { actions.push_back(actions.back()); }, "second time");
+}
+
+}  // namespace
+}  // namespace llmc

@@ -1,0 +1,103 @@
+// Prompts, printed text, and the choice of the next token.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "llmc/core/error.h"
+#include "llmc/core/random.h"
+#include "llmc/data/tokenizer.h"
+#include "llmc/train/console.h"
+#include "llmc/train/sampler.h"
+
+namespace llmc {
+namespace {
+
+using Tokens = std::vector<std::int32_t>;
+
+TEST(Tokenizer, PromptsOfBytes) {
+    EXPECT_EQ(encode_prompt("", 256), (Tokens{'\n'}));
+    EXPECT_EQ(encode_prompt("a\\n\\t\\\\b\\x", 256), (Tokens{'a', '\n', '\t', '\\', 'b', '\\', 'x'}));
+    EXPECT_EQ(encode_prompt("\xc3\xa9", 256), (Tokens{0xc3, 0xa9}));
+}
+
+TEST(Tokenizer, PromptsOfIds) {
+    EXPECT_EQ(encode_prompt("", 50257), (Tokens{50256}));
+    EXPECT_EQ(encode_prompt("", 100), (Tokens{0}));
+    EXPECT_EQ(encode_prompt(" 5  99 ", 100), (Tokens{5, 99}));
+    for (const char* wrong : {"100", "-1", "5 a", "5,6", "99999999999"}) {
+        EXPECT_THROW((void)encode_prompt(wrong, 100), UserError) << wrong;
+    }
+}
+
+std::string decode_bytes(const std::string& bytes) {
+    Tokens tokens;
+    for (const char c : bytes) tokens.push_back(static_cast<unsigned char>(c));
+    return decode(tokens, 256);
+}
+
+TEST(Tokenizer, PrintsOnlyUtf8) {
+    const std::string bad = "\xef\xbf\xbd";
+    EXPECT_EQ(decode_bytes("a\n\tb"), "a\n\tb");
+    EXPECT_EQ(decode_bytes("\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80"), "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");
+    EXPECT_EQ(decode_bytes("\x1b[31m"), bad + "[31m");                   // an escape sequence
+    EXPECT_EQ(decode_bytes("\xc3"), bad);                                // cut off
+    EXPECT_EQ(decode_bytes("\xc0\xaf"), bad + bad);                      // overlong
+    EXPECT_EQ(decode_bytes("\xed\xa0\x80"), bad + bad + bad);            // a surrogate
+    EXPECT_EQ(decode_bytes("\xf4\x90\x80\x80"), bad + bad + bad + bad);  // beyond U+10FFFF
+    EXPECT_EQ(decode(Tokens{3, 70000}, 100000), "3 70000");
+}
+
+TEST(Sampler, TakesTheLikeliestAtTemperatureZero) {
+    const std::vector<float> logits = {0, 3, 2, 3};
+    EXPECT_EQ(sample_token(logits, {.temperature = 0}, 0.99), 1);
+}
+
+TEST(Sampler, FollowsTheSoftmax) {
+    const std::vector<float> logits = {0, 1, 2, -1};
+    const RandomStream random(7, "sampler test");
+    constexpr int draws = 20000;
+    for (const double temperature : {1.0, 0.5}) {
+        std::map<std::int32_t, double> counts;
+        for (int i = 0; i < draws; ++i) {
+            counts[sample_token(logits, {.temperature = temperature},
+                                random.uniform(static_cast<std::uint64_t>(i)))] += 1;
+        }
+        double total = 0;
+        for (const float logit : logits) total += std::exp(static_cast<double>(logit) / temperature);
+        for (std::int32_t token = 0; token < 4; ++token) {
+            const double p =
+                std::exp(static_cast<double>(logits[static_cast<std::size_t>(token)]) / temperature) / total;
+            // Five standard deviations of a binomial share.
+            EXPECT_NEAR(counts[token] / draws, p, 5 * std::sqrt(p * (1 - p) / draws)) << token;
+        }
+    }
+}
+
+TEST(Sampler, KeepsToTheTopK) {
+    const std::vector<float> logits = {0, 1, 2, -1, 2};
+    for (int i = 0; i < 100; ++i) {
+        const std::int32_t token = sample_token(logits, {.temperature = 1, .top_k = 2}, i / 100.0);
+        EXPECT_TRUE(token == 2 || token == 4) << token;
+    }
+    EXPECT_EQ(sample_token(logits, {.temperature = 1, .top_k = 1}, 0.999), 2);
+    EXPECT_EQ(sample_token(logits, {.temperature = 1e-3}, std::nextafter(1.0, 0.0)), 4);
+}
+
+TEST(Console, WritesNumbersForPeople) {
+    EXPECT_EQ(grouped(0), "0");
+    EXPECT_EQ(grouped(999), "999");
+    EXPECT_EQ(grouped(1000), "1,000");
+    EXPECT_EQ(grouped(-123456), "-123,456");
+    EXPECT_EQ(grouped(1234567), "1,234,567");
+    EXPECT_EQ(human_bytes(512), "512 B");
+    EXPECT_EQ(human_bytes(1536), "1.5 KiB");
+    EXPECT_EQ(plural(1, "process", "es"), "1 process");
+    EXPECT_EQ(plural(2, "process", "es"), "2 processes");
+}
+
+}  // namespace
+}  // namespace llmc

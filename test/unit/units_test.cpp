@@ -1,0 +1,136 @@
+// The model's units: names, shapes, layout, and initial weights.
+#include "llmc/model/units.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "llmc/core/error.h"
+#include "llmc/device/ops.h"
+#include "llmc/model/init.h"
+
+namespace llmc {
+namespace {
+
+constexpr GPTConfig odd{.layers = 2, .heads = 3, .channels = 15, .sequence_length = 7, .vocabulary = 37};
+
+TEST(Units, CountsGpt2sParameters) {
+    // The published counts of GPT-2's four sizes.
+    const std::vector<std::pair<std::string, std::int64_t>> published = {{"gpt2", 124'439'808},
+                                                                         {"gpt2-medium", 354'823'168},
+                                                                         {"gpt2-large", 774'030'080},
+                                                                         {"gpt2-xl", 1'557'611'200}};
+    for (const auto& [name, parameters] : published) {
+        for (const NamedModel& model : named_models()) {
+            if (model.name != name) continue;
+            EXPECT_EQ(count_parameters(model.config), parameters) << name;
+        }
+    }
+}
+
+TEST(Units, TensorsAreAlignedAndDoNotOverlap) {
+    for (UnitSpec& spec : gpt_units(odd)) {
+        const UnitLayout unit(std::move(spec));
+        std::int64_t end = 0;
+        for (const UnitLayout::Entry& entry : unit.entries()) {
+            EXPECT_EQ(entry.offset % 128, 0) << unit.full_name(entry.spec);
+            EXPECT_GE(entry.offset, end);
+            end = entry.offset + entry.spec.stored_shape().elements();
+        }
+        EXPECT_EQ(unit.elements(), end);
+        for (const int ranks : {1, 2, 3, 8}) {
+            EXPECT_GE(unit.padded_elements(ranks), unit.elements());
+            EXPECT_EQ(unit.padded_elements(ranks) % (norm_block_elements * ranks), 0);
+        }
+    }
+}
+
+TEST(Units, TheVocabularyIsPaddedTo128Rows) {
+    const UnitLayout wte(gpt_units(odd)[wte_unit]);
+    EXPECT_EQ(wte.entries()[0].spec.shape, (Shape{37, 15}));
+    EXPECT_EQ(wte.entries()[0].spec.stored_shape(), (Shape{128, 15}));
+}
+
+TEST(Units, MatricesDecayAndVectorsDoNot) {
+    for (const UnitSpec& unit : gpt_units(odd)) {
+        for (const ParamSpec& param : unit.params) {
+            const bool vector =
+                param.name.ends_with("bias") || unit.name == "ln_f" || param.name.starts_with("ln_");
+            EXPECT_EQ(param.decays(), !vector) << unit.name << "." << param.name;
+        }
+    }
+}
+
+TEST(Units, AnUnknownTensorIsAFaultOfTheProgram) {
+    std::vector<float> values(8);
+    const UnitLayout ln_f(gpt_units(odd).back());
+    std::vector<float> flat(static_cast<std::size_t>(ln_f.elements()));
+    const Tensor tensor{reinterpret_cast<std::byte*>(flat.data()), DType::fp32, {ln_f.elements()}};
+    EXPECT_THROW((void)ln_f.view(tensor, "gamma"), ProgrammingError);
+}
+
+std::vector<float> initial(const UnitLayout& unit, std::uint64_t seed, int ranks = 1) {
+    std::vector<float> values(static_cast<std::size_t>(unit.padded_elements(ranks)), -1.0F);
+    initialize_unit(values, unit, seed);
+    return values;
+}
+
+TEST(Init, DependsOnSeedAndNameOnly) {
+    const GPTConfig config{.layers = 2, .heads = 2, .channels = 64, .sequence_length = 32, .vocabulary = 256};
+    const std::vector<UnitSpec> units = gpt_units(config);
+    const UnitLayout first(units[2]), second(units[3]);
+    EXPECT_EQ(initial(first, 1), initial(first, 1));
+    EXPECT_NE(initial(first, 1), initial(first, 2));
+    EXPECT_NE(initial(first, 1), initial(second, 1));
+    // Padding for more ranks changes nothing but the zeros at the end.
+    std::vector<float> padded = initial(first, 1, 8);
+    EXPECT_GT(padded.size(), static_cast<std::size_t>(first.elements()));
+    EXPECT_TRUE(std::all_of(padded.begin() + first.elements(), padded.end(), [](float x) { return x == 0; }));
+    padded.resize(static_cast<std::size_t>(first.padded_elements(1)));
+    EXPECT_EQ(padded, initial(first, 1));
+}
+
+TEST(Init, HasGpt2sMoments) {
+    const GPTConfig config{
+        .layers = 2, .heads = 2, .channels = 128, .sequence_length = 32, .vocabulary = 200};
+    const UnitLayout block(gpt_units(config)[2]);
+    const std::vector<float> values = initial(block, 1);
+    for (const UnitLayout::Entry& entry : block.entries()) {
+        const auto* begin = values.data() + entry.offset;
+        const auto n = static_cast<double>(entry.spec.shape.elements());
+        double sum = 0, squares = 0;
+        for (std::int64_t i = 0; i < entry.spec.shape.elements(); ++i) {
+            sum += static_cast<double>(begin[i]);
+            squares += static_cast<double>(begin[i]) * static_cast<double>(begin[i]);
+        }
+        const double sigma = entry.spec.init.stddev;
+        // Five standard errors of the mean and of the variance of n normal numbers.
+        EXPECT_NEAR(sum / n, entry.spec.init.mean, 5 * sigma / std::sqrt(n)) << entry.spec.name;
+        if (sigma == 0) continue;
+        EXPECT_NEAR(squares / n, sigma * sigma, 5 * sigma * sigma * std::sqrt(2 / n)) << entry.spec.name;
+    }
+}
+
+TEST(Init, LeavesThePaddedVocabularyZero) {
+    const UnitLayout wte(gpt_units(odd)[wte_unit]);
+    const std::vector<float> values = initial(wte, 1);
+    const auto true_elements = static_cast<std::size_t>(37 * 15);
+    EXPECT_NE(values[true_elements - 1], 0);
+    EXPECT_TRUE(std::all_of(values.begin() + true_elements, values.end(), [](float x) { return x == 0; }));
+}
+
+TEST(Config, RefusesHeadsThatDoNotDivide) {
+    try {
+        check_config({.layers = 1, .heads = 12, .channels = 800, .sequence_length = 8, .vocabulary = 256});
+        ADD_FAILURE() << "accepted";
+    } catch (const UserError& error) {
+        EXPECT_STREQ(error.what(), "--heads 12 does not divide --channels 800; try --channels 792 or 804");
+    }
+}
+
+}  // namespace
+}  // namespace llmc
