@@ -10,7 +10,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
+#include <cstdlib>
 #include <ctime>
 #include <filesystem>
 #include <memory>
@@ -228,7 +228,8 @@ void run_program(const Options& options, MpiEnvironment& mpi) {
     const bool speaks = world.rank() == 0;
     Console console(speaks);
 
-    const std::unique_ptr<Device> device = make_cpu_device(mpi.cores());
+    // As many threads as OMP_NUM_THREADS says, or else this process's share of the machine's cores.
+    const std::unique_ptr<Device> device = make_cpu_device(std::getenv("OMP_NUM_THREADS") ? 0 : mpi.cores());
     const Mesh mesh{.data_ranks = world.size(), .data_rank = world.rank()};
     const RunPlan plan = plan_run({.config = options.config(),
                                    .dtype = options.compute_dtype(),

@@ -1,8 +1,5 @@
 #include "llmc/data/tokenizer.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <charconv>
 
@@ -87,7 +84,11 @@ std::vector<std::int32_t> encode_prompt(std::string_view prompt, std::int64_t vo
 }
 
 std::string decode(std::span<const std::int32_t> tokens, std::int64_t vocabulary) {
-    if (vocabulary != byte_vocabulary) return fmt::format("{}", fmt::join(tokens, " "));
+    if (vocabulary != byte_vocabulary) {
+        std::string ids;
+        for (const std::int32_t token : tokens) ids += (ids.empty() ? "" : " ") + std::to_string(token);
+        return ids;
+    }
     std::string bytes;
     for (const std::int32_t token : tokens) bytes += static_cast<char>(token);
 

@@ -157,8 +157,10 @@ void check_names(const std::filesystem::path& file, const SafetensorsReader& rea
 
 }  // namespace
 
-void save_weights(const std::filesystem::path& file, Device& device, const ParameterStore& store, bool sync) {
-    save(file, device, store, std::span(&weights, 1), sync);
+void save_tensors(const std::filesystem::path& file, Device& device, const ParameterStore& store, Flat flat,
+                  bool sync) {
+    const Kind kind{flat, ""};
+    save(file, device, store, std::span(&kind, 1), sync);
 }
 
 void load_weights(const std::filesystem::path& file, ParameterStore& store) {

@@ -9,8 +9,14 @@
 
 namespace llmc {
 
-// The master weights. With `sync` it returns only when the file is on the storage device.
-void save_weights(const std::filesystem::path& file, Device& device, const ParameterStore& store, bool sync);
+// One of the flat buffers of every unit, fp32: &UnitBuffers<Tensor>::master or ::gradients. With `sync` it
+// returns only when the file is on the storage device.
+void save_tensors(const std::filesystem::path& file, Device& device, const ParameterStore& store,
+                  Tensor UnitBuffers<Tensor>::*flat, bool sync);
+inline void save_weights(const std::filesystem::path& file, Device& device, const ParameterStore& store,
+                         bool sync) {
+    save_tensors(file, device, store, &UnitBuffers<Tensor>::master, sync);
+}
 
 // Weights from F32, F16, BF16 or F64 tensors, with or without the prefix "transformer.". Attention masks
 // ("h.0.attn.bias") are passed over. UserError if a tensor is missing, has another shape or is not of this

@@ -21,23 +21,19 @@ std::span<const NamedModel> named_models() {
 
 namespace {
 
-// Beyond this a size is a slip of the keyboard; it also keeps every product of sizes inside 64 bits.
-constexpr std::int64_t largest_size = 1 << 24;
-
-void check_size(std::string_view option, std::int64_t size) {
-    if (size < 1 || size > largest_size) {
-        user_error("{} {} is out of range; give 1 to {}", option, size, largest_size);
-    }
+void check_size(std::string_view option, std::int64_t size, std::int64_t largest) {
+    if (size < 1 || size > largest) user_error("{} {} is out of range; give 1 to {}", option, size, largest);
 }
 
 }  // namespace
 
 void check_config(const GPTConfig& config) {
-    check_size("--layers", config.layers);
-    check_size("--heads", config.heads);
-    check_size("--channels", config.channels);
-    check_size("--seq-len", config.sequence_length);
-    check_size("--vocab-size", config.vocabulary);
+    // Far beyond any GPT, and small enough that no product of sizes leaves 64 bits.
+    check_size("--layers", config.layers, 1 << 10);
+    check_size("--heads", config.heads, 1 << 10);
+    check_size("--channels", config.channels, 1 << 15);
+    check_size("--seq-len", config.sequence_length, 1 << 17);
+    check_size("--vocab-size", config.vocabulary, 1 << 20);
     if (config.channels % config.heads != 0) {
         const std::int64_t below = config.channels / config.heads * config.heads;
         const std::int64_t above = below + config.heads;

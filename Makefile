@@ -1,0 +1,189 @@
+# Every command a person types: `make help` lists them, `make` alone builds the trainer.
+#
+# Changing flags, sources or the git commit rebuilds what depends on them and nothing else. Variables:
+#   CXXFLAGS=... LDFLAGS=...  added to the project's own flags
+#   SANITIZE=1                with address and undefined-behaviour checks, in build-sanitize/
+#   BUILD=folder              builds there (the program too, unless it is build/)
+#   PYTHON=python3            the interpreter of the tests and the plot, with the modules of scripts/deps.sh
+#   SUITE='unit mpi-2'        only these suites of `make test`
+#   V=1                       prints the commands
+
+VERSION := 0.1.0
+CXX := g++
+JOBS ?= $(shell nproc)
+PYTHON ?= $(shell scripts/deps.sh python)
+BUILD ?= $(if $(SANITIZE),build-sanitize,build)
+PROGRAM := $(if $(filter build,$(BUILD)),,$(BUILD)/)train_gpt
+QUIET := $(if $(V),,@)
+
+# Builds use every core; what each compiler says stays together. A -j of the caller's wins.
+in_parallel = $(if $(findstring -j,$(MAKEFLAGS)),,--jobs=$(JOBS)) --output-sync=target
+ifeq ($(MAKELEVEL)$(filter-out train_gpt test-programs,$(MAKECMDGOALS)),0)
+MAKEFLAGS += --jobs=$(JOBS) --output-sync=target
+endif
+MAKEFLAGS += --no-print-directory --no-builtin-rules
+
+# ---- Flags -----------------------------------------------------------------------------------------------
+
+ifdef SANITIZE
+# Open MPI does not free all that it allocates.
+export ASAN_OPTIONS ?= detect_leaks=0
+OPTIMIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+else
+OPTIMIZE := -O3
+endif
+# AVX2 and FMA on x86-64; no processor newer than that is assumed, libraries choose at run time.
+MACHINE := $(if $(filter x86_64,$(shell uname -m)),-march=x86-64-v3)
+# g++ 12 finds overlaps and overflows in std::string and fmt that are not there (its bug 105651).
+WARNINGS := -Wall -Wextra -Wconversion -Wshadow -Werror -Wno-restrict -Wno-stringop-overflow
+# Headers of others give no warnings of ours; MPI's C interface is all we use.
+LIBRARY_CFLAGS := -DOMPI_SKIP_MPICXX \
+    $(patsubst -I%,-isystem %,$(shell pkg-config --cflags fmt libxxhash ompi-c 2>/dev/null))
+LIBRARIES := $(shell pkg-config --libs fmt libxxhash ompi-c 2>/dev/null) -ldnnl -lpthread
+
+COMPILE = $(CXX) -std=c++20 $(OPTIMIZE) $(MACHINE) -ffp-contract=fast -fno-math-errno -fopenmp $(WARNINGS) \
+    -I. $(LIBRARY_CFLAGS) $(CXXFLAGS)
+LINK = $(CXX) $(OPTIMIZE) -fopenmp $(LDFLAGS)
+
+# Outside a git checkout of its own the commit is empty, and the program says "unknown".
+COMMIT := $(if $(wildcard .git),$(shell git describe --always --dirty --exclude='*' 2>/dev/null))
+VERSION_FLAGS = -DLLMC_VERSION='"$(VERSION)"' $(if $(COMMIT),-DLLMC_COMMIT='"$(COMMIT)"')
+
+# ---- Sources and objects ---------------------------------------------------------------------------------
+
+LIBRARY_SOURCES := $(sort $(shell find llmc -name '*.cpp'))
+UNIT_SOURCES := $(sort $(wildcard test/unit/*.cpp))
+MPI_SOURCES := $(sort $(wildcard test/mpi/*.cpp))
+# Each of these files is a program of its own.
+MPI_TOOL_SOURCES := $(sort $(wildcard test/mpi/tools/*.cpp))
+PROBE_SOURCES := $(sort $(wildcard test/probe/*.cpp))
+
+objects = $(patsubst %,$(BUILD)/objects/%.o,$(basename $(1)))
+LIBRARY := $(call objects,$(LIBRARY_SOURCES))
+SOURCES := train_gpt.cu $(LIBRARY_SOURCES) $(UNIT_SOURCES) $(MPI_SOURCES) $(MPI_TOOL_SOURCES) $(PROBE_SOURCES)
+MPI_TOOLS := $(patsubst test/mpi/tools/%.cpp,$(BUILD)/test/tools/%,$(MPI_TOOL_SOURCES))
+PROBES := $(patsubst test/probe/%.cpp,$(BUILD)/test/probe/%,$(PROBE_SOURCES))
+TEST_PROGRAMS := $(BUILD)/test/unit $(BUILD)/test/mpi $(MPI_TOOLS) $(PROBES)
+
+# $(call remember,FILE,VARIABLE): FILE holds the variable's value and is rewritten only where that changed.
+define remember
+ifneq ($$(file <$(1)),$$($(2)))
+$$(shell mkdir -p $$(dir $(1)))$$(file >$(1),$$($(2)))
+endif
+endef
+$(eval $(call remember,$(BUILD)/flags.txt,COMPILE))
+$(eval $(call remember,$(BUILD)/sources.txt,SOURCES))
+$(eval $(call remember,$(BUILD)/version.txt,VERSION_FLAGS))
+
+# ---- What a person types ---------------------------------------------------------------------------------
+
+.DEFAULT_GOAL := train_gpt
+.PHONY: help deps quickstart test test-long test-programs lint clang-tidy format clean
+.DELETE_ON_ERROR:
+
+help:  ## this list
+	@echo 'make TARGET, where TARGET is one of (`make` alone is `make train_gpt`):'
+	@sed -n 's/^\([a-z_-]*\):.*  ## /\1@/p' Makefile | awk -F@ '{ printf "  %-12s %s\n", $$1, $$2 }'
+	@echo 'with variables such as:'
+	@sed -n '4,9s/^# //p' Makefile
+
+deps:  ## installs what is missing (Debian, Ubuntu), after saying what that is
+	@scripts/deps.sh
+
+$(PROGRAM): $(BUILD)/objects/train_gpt.o $(LIBRARY)
+ifneq ($(PROGRAM),train_gpt)
+.PHONY: train_gpt
+train_gpt: $(PROGRAM)  ## the trainer, ./train_gpt
+endif
+
+quickstart: deps  ## from nothing to a trained GPT: deps, builds, trains with 2 processes, draws its loss
+	@printf '\n== Building ./train_gpt\n'
+	@$(MAKE) $(in_parallel) train_gpt
+	@printf '\n== Training a small GPT with 2 processes on stories that the program makes up\n'
+	@scripts/launch.sh -np 2 $(dir $(PROGRAM))train_gpt --out-dir runs/quickstart
+	@printf '\n== Drawing its loss\n'
+	@$(PYTHON) scripts/plot.py runs/quickstart
+	@printf '\nDone. In runs/quickstart: %s\n' "$$(cd runs/quickstart && ls -m)"
+	@printf 'The loss curve is runs/quickstart/loss.png. Train again, your way: '
+	@printf 'scripts/launch.sh -np 2 ./train_gpt --help\n'
+
+test: deps  ## from nothing to all tests passed: deps, builds, runs every suite; the last line counts the tests
+	@$(MAKE) $(in_parallel) test-programs
+	@$(PYTHON) test/run_suites.py --build $(BUILD) --program $(PROGRAM) $(SUITE)
+
+test-long: deps  ## the suites that take long (trainings compared with known results)
+	@$(MAKE) $(in_parallel) test-programs
+	@$(PYTHON) test/run_suites.py --long --build $(BUILD) --program $(PROGRAM) $(SUITE)
+
+test-programs: $(PROGRAM) $(TEST_PROGRAMS)
+	@:
+
+# Versions are pinned: another clang-format formats otherwise, and clang-tidy knows std::source_location from 15 on.
+CLANG_FORMAT := clang-format-14
+CLANG_TIDY := clang-tidy-16
+CPP_FILES = train_gpt.cu $(sort $(shell find llmc test -name '*.h' -o -name '*.cpp'))
+lint:  ## checks formatting, clang-tidy, shellcheck, pyflakes (installs them where missing)
+	@scripts/deps.sh lint
+	$(QUIET)$(CLANG_FORMAT) --dry-run -Werror $(CPP_FILES)
+	@$(MAKE) $(in_parallel) clang-tidy
+	shellcheck .ci/run $(wildcard scripts/*.sh test/*.sh)
+	$(PYTHON) -m pyflakes $(wildcard scripts/*.py test/*.py test/*/*.py)
+
+clang-tidy: $(patsubst $(BUILD)/objects/%.o,$(BUILD)/lint/%,$(call objects,$(SOURCES)))
+
+format:  ## clang-format on every C++ file
+	$(CLANG_FORMAT) -i $(CPP_FILES)
+
+clean:  ## removes what was built (not runs/)
+	rm -rf build build-sanitize train_gpt
+
+# ---- Building --------------------------------------------------------------------------------------------
+
+$(BUILD)/test/unit: $(call objects,$(UNIT_SOURCES)) $(LIBRARY)
+$(BUILD)/test/mpi: $(call objects,$(MPI_SOURCES)) $(LIBRARY)
+$(MPI_TOOLS): $(BUILD)/test/tools/%: $(BUILD)/objects/test/mpi/tools/%.o $(LIBRARY)
+$(PROBES): $(BUILD)/test/probe/%: $(BUILD)/objects/test/probe/%.o $(LIBRARY)
+$(BUILD)/test/unit: LIBRARIES += -lgtest_main -lgtest
+$(BUILD)/test/mpi: LIBRARIES += -lgtest
+
+$(PROGRAM) $(TEST_PROGRAMS): $(BUILD)/sources.txt
+	@echo 'link $@'
+	@mkdir -p $(@D)
+	$(QUIET)$(LINK) $(filter %.o,$^) $(LIBRARIES) -o $@
+
+$(BUILD)/objects/%.o: %.cpp $(BUILD)/flags.txt | $(BUILD)/libraries.ok
+	$(compile_object)
+$(BUILD)/objects/%.o: %.cu $(BUILD)/flags.txt | $(BUILD)/libraries.ok
+	$(compile_object)
+
+define compile_object
+@echo 'compile $<'
+@mkdir -p $(@D)
+$(QUIET)$(COMPILE) $(FILE_FLAGS) -MMD -MP -x c++ -c $< -o $@
+endef
+
+# A file is checked again when its object is older than a header, as for compiling.
+$(BUILD)/lint/%: %.cpp $(BUILD)/objects/%.o .clang-tidy
+	$(check_file)
+$(BUILD)/lint/%: %.cu $(BUILD)/objects/%.o .clang-tidy
+	$(check_file)
+
+define check_file
+@echo 'clang-tidy $<'
+@mkdir -p $(@D)
+$(QUIET)$(CLANG_TIDY) --quiet $< -- -x c++ -std=c++20 $(MACHINE) -fopenmp -I. $(LIBRARY_CFLAGS) \
+    2>$@.log || { cat $@.log; exit 1; }
+@touch $@
+endef
+
+# The commit is in one object, so that committing compiles one small file and links.
+$(BUILD)/objects/llmc/core/version.o: FILE_FLAGS = $(VERSION_FLAGS)
+$(BUILD)/objects/llmc/core/version.o: $(BUILD)/version.txt
+
+# Asked once: a missing library is one clear line instead of a compiler's page.
+$(BUILD)/libraries.ok:
+	$(eval missing := $(shell scripts/deps.sh missing))
+	$(if $(missing),$(error missing: $(missing); run `make deps`))
+	@touch $@
+
+-include $(patsubst %.o,%.d,$(call objects,$(SOURCES)))

@@ -1,0 +1,49 @@
+// How a process joins the job: MPI's start and end, the world of all ranks, and what this process may use of
+// the machine it shares with other ranks.
+#pragma once
+
+#include <bitset>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "llmc/comm/mpi_communicator.h"
+#include "llmc/comm/mpi_exchange.h"
+
+namespace llmc {
+
+// The cores a process may run on, by number.
+using CoreMask = std::bitset<8192>;
+
+// How many cores the process `rank` may count as its own, given the masks of all ranks on its machine: a core
+// that several may use is shared out equally among them. At least 1.
+int share_of_cores(std::span<const CoreMask> masks, int rank);
+
+// Lives as long as MPI is in use. At its end all ranks meet once more, so what a rank cannot go on from must
+// be caught inside its life and given to fail().
+class MpiEnvironment {
+  public:
+    explicit MpiEnvironment(const MpiOptions& options = {});
+    ~MpiEnvironment();
+    MpiEnvironment(const MpiEnvironment&) = delete;
+    MpiEnvironment& operator=(const MpiEnvironment&) = delete;
+
+    MpiCommunicator& world() { return *world_; }
+
+    // Among the ranks on this machine, in the order of their ranks.
+    int local_rank() const { return local_rank_; }
+    int local_size() const { return local_size_; }
+    // Share of the cores: how many threads to compute with, unless the user says otherwise.
+    int cores() const { return cores_; }
+
+    // Prints `error: what` once and ends the whole job with status 1, however many ranks call it, one or all.
+    [[noreturn]] void fail(std::string_view what) const;
+
+  private:
+    std::unique_ptr<MpiCommunicator> world_;
+    int local_rank_ = 0;
+    int local_size_ = 1;
+    int cores_ = 1;
+};
+
+}  // namespace llmc

@@ -1,0 +1,290 @@
+#include "llmc/comm/mpi_communicator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <numeric>
+#include <span>
+#include <tuple>
+#include <utility>
+
+#include "llmc/comm/mpi_exchange.h"
+#include "llmc/comm/tree_sum.h"
+
+namespace llmc {
+namespace {
+
+// A sum goes chunk by chunk: while one chunk is added, the next one travels.
+constexpr std::size_t slots = 2;
+// Of one rank's piece. Large enough that a message's own cost vanishes, small enough that what arrives is
+// still in cache when it is added.
+constexpr std::size_t largest_chunk = std::size_t{512} << 10;
+// Bound on the staging memory of many ranks.
+constexpr std::size_t largest_staging = std::size_t{16} << 20;
+constexpr std::size_t chunk_alignment = 8;
+constexpr std::size_t first_chunk = 1024;
+
+constexpr int channels = 8;  // tags of one communicator
+constexpr int first_tag(int context) { return watchdog_tag + 1 + context * channels; }
+
+std::size_t pieces_received(int size) { return static_cast<std::size_t>(size) - 1; }
+
+bool disjoint(const Tensor& a, const Tensor& b) {
+    return a.data + a.bytes() <= b.data || b.data + b.bytes() <= a.data;
+}
+
+void add_pieces(const Tensor& out, std::span<const std::byte* const> pieces) {
+    const auto add = [&]<class T>(T) {
+        std::vector<const T*> typed;
+        for (const std::byte* piece : pieces) typed.push_back(reinterpret_cast<const T*>(piece));
+        tree_sum<T>(out.as<T>(), typed, static_cast<std::size_t>(out.elements()));
+    };
+    out.dtype == DType::fp64 ? add(double{}) : with_dtype(out.dtype, add);
+}
+
+}  // namespace
+
+struct MpiCommunicator::Job {
+    MpiOptions options;
+    std::vector<std::byte> own_staging;
+    std::span<std::byte> staging;
+    int next_context = 1;
+    int largest_tag = 0;
+
+    // As large on every rank, since the staging is.
+    std::size_t chunk_bytes(int size) const {
+        const std::size_t share = staging.size() / (slots * pieces_received(size));
+        const std::size_t bytes = std::min(largest_chunk, share) / chunk_alignment * chunk_alignment;
+        check(bytes > 0, fmt::format("{} bytes of staging are too few for {} ranks", staging.size(), size));
+        return bytes;
+    }
+};
+
+MpiCommunicator::MpiCommunicator(const MpiOptions& options)
+    : job_(std::make_shared<Job>()), rank_(0), context_(0) {
+    int size = 0;
+    check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
+    check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
+    ranks_.resize(static_cast<std::size_t>(size));
+    std::iota(ranks_.begin(), ranks_.end(), 0);
+
+    int* largest_tag = nullptr;
+    int found = 0;
+    check_mpi(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest_tag, &found), "MPI_Comm_get_attr");
+    check(found != 0, "MPI says no largest tag");
+    job_->largest_tag = *largest_tag;
+    job_->options = options;
+    job_->own_staging.resize(slots * pieces_received(size) * first_chunk);
+    job_->staging = job_->own_staging;
+}
+
+MpiCommunicator::MpiCommunicator(std::shared_ptr<Job> job, std::vector<int> ranks, int rank, int context)
+    : job_(std::move(job)), ranks_(std::move(ranks)), rank_(rank), context_(context) {
+    check(first_tag(context_) + channels <= job_->largest_tag, "too many communicators");
+}
+
+std::size_t MpiCommunicator::staging_bytes(int size) {
+    check(size > 0, "a group has ranks");
+    if (size == 1) return 0;
+    const std::size_t share = largest_staging / (slots * pieces_received(size));
+    const std::size_t chunk = std::clamp(share / first_chunk * first_chunk, first_chunk, largest_chunk);
+    return slots * pieces_received(size) * chunk;
+}
+
+void MpiCommunicator::set_staging(const Tensor& staging) {
+    check(reinterpret_cast<std::uintptr_t>(staging.data) % chunk_alignment == 0, "staging is aligned");
+    job_->staging = {staging.data, staging.bytes()};
+    job_->own_staging = {};
+}
+
+void MpiCommunicator::set_timeout(Seconds timeout) { job_->options.timeout = timeout; }
+
+Exchange MpiCommunicator::exchange(Channel channel, std::string_view call) const {
+    return Exchange(job_->options, first_tag(context_) + static_cast<int>(channel), call);
+}
+
+// The other ranks, each rank beginning with the next one after itself, so that not all write to the same one.
+std::vector<int> MpiCommunicator::peers() const {
+    std::vector<int> peers;
+    for (int step = 1; step < size(); ++step) peers.push_back((rank_ + step) % size());
+    return peers;
+}
+
+void MpiCommunicator::check_collective(std::string_view call) const {
+    check(!grouping_, fmt::format("{} between group_begin and group_end", call));
+}
+
+// out = the tree sum over ranks of a piece of each. The piece for rank k lies at pieces + k * stride: the
+// parts of a reduce_scatter, or with stride 0 the same piece for everyone. `out` may be this rank's own
+// piece. Returns the bytes sent.
+std::uint64_t MpiCommunicator::sum_pieces(Channel channel, const Tensor& out, const std::byte* pieces,
+                                          std::size_t stride) {
+    const auto piece_for = [&](int rank) { return pieces + static_cast<std::size_t>(rank) * stride; };
+    const std::size_t total = out.bytes();
+    if (total == 0) return 0;
+    if (size() == 1) {
+        std::memmove(out.data, piece_for(rank_), total);
+        return 0;
+    }
+    const std::string_view call = channel == Channel::all_reduce ? "all_reduce" : "reduce_scatter";
+    const std::size_t chunk = job_->chunk_bytes(size());
+    const auto arrival = [&](std::size_t slot, int rank) {
+        const int index = rank < rank_ ? rank : rank - 1;
+        return job_->staging.data() +
+               (slot * pieces_received(size()) + static_cast<std::size_t>(index)) * chunk;
+    };
+
+    std::array<Exchange, slots> under_way = {exchange(channel, call), exchange(channel, call)};
+    const auto post = [&](std::size_t slot, std::size_t first) {
+        const std::size_t bytes = std::min(chunk, total - first);
+        for (const int peer : peers()) under_way[slot].recv(world_rank(peer), arrival(slot, peer), bytes);
+        for (const int peer : peers()) under_way[slot].send(world_rank(peer), piece_for(peer) + first, bytes);
+    };
+    const auto add = [&](std::size_t slot, std::size_t first) {
+        std::vector<const std::byte*> addends;
+        for (int rank = 0; rank < size(); ++rank)
+            addends.push_back(rank == rank_ ? piece_for(rank) + first : arrival(slot, rank));
+        const auto element = static_cast<std::int64_t>(size_of(out.dtype));
+        const auto bytes = static_cast<std::int64_t>(std::min(chunk, total - first));
+        add_pieces(out.flat(static_cast<std::int64_t>(first) / element, bytes / element), addends);
+    };
+
+    post(0, 0);
+    std::size_t slot = 0;
+    for (std::size_t first = 0; first < total; first += chunk, slot = 1 - slot) {
+        if (first + chunk < total) post(1 - slot, first + chunk);
+        under_way[slot].wait();
+        add(slot, first);
+    }
+    return under_way[0].bytes_sent() + under_way[1].bytes_sent();
+}
+
+// recv = the ranks' sends one after the other. Returns the bytes sent.
+std::uint64_t MpiCommunicator::gather_parts(Channel channel, const Tensor& recv, const Tensor& send) {
+    const std::size_t part = send.bytes();
+    const auto part_of = [&](int rank) { return recv.data + static_cast<std::size_t>(rank) * part; };
+    if (part == 0) return 0;
+    if (send.data != part_of(rank_)) std::memcpy(part_of(rank_), send.data, part);
+    Exchange parts = exchange(channel, channel == Channel::all_reduce ? "all_reduce" : "all_gather");
+    for (const int peer : peers()) parts.recv(world_rank(peer), part_of(peer), part);
+    for (const int peer : peers()) parts.send(world_rank(peer), send.data, part);
+    parts.wait();
+    return parts.bytes_sent();
+}
+
+void MpiCommunicator::reduce_scatter(const Tensor& recv, const Tensor& send) {
+    check_collective("reduce_scatter");
+    check(recv.dtype == send.dtype && recv.dtype != DType::int32, "reduce_scatter adds fp32, bf16 or fp64");
+    check(send.elements() == recv.elements() * size(), "reduce_scatter: send is size times recv");
+    const std::size_t part = recv.bytes();
+    check(recv.data == send.data + static_cast<std::size_t>(rank_) * part || disjoint(recv, send),
+          "reduce_scatter: recv is the rank's own part of send, or apart from it");
+    count(CallKind::reduce_scatter, sum_pieces(Channel::reduce_scatter, recv, send.data, part));
+}
+
+void MpiCommunicator::all_gather(const Tensor& recv, const Tensor& send) {
+    check_collective("all_gather");
+    check(recv.dtype == send.dtype, "all_gather keeps the dtype");
+    check(recv.elements() == send.elements() * size(), "all_gather: recv is size times send");
+    check(send.data == recv.data + static_cast<std::size_t>(rank_) * send.bytes() || disjoint(recv, send),
+          "all_gather: send is the rank's own part of recv, or apart from it");
+    count(CallKind::all_gather, gather_parts(Channel::all_gather, recv, send));
+}
+
+void MpiCommunicator::all_reduce(const Tensor& x) {
+    check_collective("all_reduce");
+    check(x.dtype != DType::int32, "all_reduce adds fp32, bf16 or fp64");
+    const std::int64_t part = x.elements() / size();
+    const Tensor own = x.flat(rank_ * part, part);
+    const Tensor rest = x.flat(size() * part, x.elements() - size() * part);
+    std::uint64_t sent = sum_pieces(Channel::all_reduce, own, x.data, own.bytes());
+    sent += gather_parts(Channel::all_reduce, x.flat(0, size() * part), own);
+    sent += sum_pieces(Channel::all_reduce, rest, rest.data, 0);
+    count(CallKind::all_reduce, sent);
+}
+
+void MpiCommunicator::broadcast(const Tensor& x, int root) {
+    check_collective("broadcast");
+    check(root >= 0 && root < size(), "broadcast: the root is in the group");
+    Exchange copies = exchange(Channel::broadcast, "broadcast");
+    if (x.bytes() > 0 && rank_ != root) copies.recv(world_rank(root), x.data, x.bytes());
+    if (x.bytes() > 0 && rank_ == root)
+        for (const int peer : peers()) copies.send(world_rank(peer), x.data, x.bytes());
+    copies.wait();
+    count(CallKind::broadcast, copies.bytes_sent());
+}
+
+void MpiCommunicator::send(const Tensor& x, int to) { point_to_point(CallKind::send, x, to); }
+
+void MpiCommunicator::recv(const Tensor& x, int from) { point_to_point(CallKind::recv, x, from); }
+
+void MpiCommunicator::point_to_point(CallKind kind, const Tensor& x, int peer) {
+    check(peer >= 0 && peer < size() && peer != rank_, "the peer is another rank of the group");
+    const bool alone = !grouping_;
+    if (alone) group_begin();
+    group_.push_back({kind, x, peer});
+    if (alone) group_end();
+}
+
+void MpiCommunicator::group_begin() {
+    check_collective("group_begin");
+    grouping_ = true;
+}
+
+void MpiCommunicator::group_end() {
+    check(grouping_, "group_end without group_begin");
+    grouping_ = false;
+    const std::vector<Deferred> calls = std::exchange(group_, {});
+    Exchange messages = exchange(Channel::point_to_point,
+                                 calls.size() == 1 ? name_of(calls[0].kind) : "a group of send and recv");
+    for (const Deferred& call : calls) {
+        const Tensor& x = call.x;
+        if (x.bytes() == 0) continue;
+        if (call.kind == CallKind::recv) messages.recv(world_rank(call.peer), x.data, x.bytes());
+        if (call.kind == CallKind::send) messages.send(world_rank(call.peer), x.data, x.bytes());
+    }
+    messages.wait();
+    for (const Deferred& call : calls) count(call.kind, call.x.bytes());
+}
+
+void MpiCommunicator::barrier() {
+    check_collective("barrier");
+    Exchange signals = exchange(Channel::barrier, "barrier");
+    for (const int peer : peers()) signals.recv(world_rank(peer), nullptr, 0);
+    for (const int peer : peers()) signals.send(world_rank(peer), nullptr, 0);
+    signals.wait();
+}
+
+std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key) {
+    check_collective("split");
+    std::vector<std::int32_t> all(3 * ranks_.size());
+    const Tensor gathered{reinterpret_cast<std::byte*>(all.data()), DType::int32, {3 * size()}};
+    const Tensor own = gathered.flat(3 * rank_, 3);
+    std::ranges::copy(std::array{color, key, job_->next_context}, own.as<std::int32_t>());
+    all_gather(gathered, own);
+
+    // A number that none of the ranks has used yet; groups of different colors may share it, as they share no
+    // rank.
+    int context = 0;
+    std::vector<std::tuple<int, int>> members;  // key, rank
+    for (int rank = 0; rank < size(); ++rank) {
+        const std::int32_t* said = &all[static_cast<std::size_t>(3 * rank)];
+        context = std::max(context, said[2]);
+        if (said[0] == color) members.emplace_back(said[1], rank);
+    }
+    job_->next_context = context + 1;
+    std::ranges::sort(members);
+
+    std::vector<int> ranks;
+    int new_rank = 0;
+    for (const auto& [_, rank] : members) {
+        if (rank == rank_) new_rank = static_cast<int>(ranks.size());
+        ranks.push_back(world_rank(rank));
+    }
+    return std::unique_ptr<Communicator>(new MpiCommunicator(job_, std::move(ranks), new_rank, context));
+}
+
+}  // namespace llmc

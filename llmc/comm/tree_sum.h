@@ -1,0 +1,76 @@
+// The one order in which contributions of ranks are added: a tree of adjacent pairs ((0+1)+(2+3))+..., where
+// an odd one out moves up unchanged. Each element is summed for itself, so its bits depend on the
+// contributions alone, and the sums of aligned groups of 2^k ranks, summed in turn, are the sum over all
+// ranks.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <span>
+#include <type_traits>
+
+#include "llmc/core/dtype.h"
+
+namespace llmc {
+
+// bf16 is widened, added in fp32 and rounded once at the end.
+template <class T>
+using SumType = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+namespace tree_sum_detail {
+
+// Small enough that the partial sums of all levels stay in the first-level cache.
+inline constexpr std::size_t block_elements = 512;
+
+template <class T>
+SumType<T> widen(T x) {
+    if constexpr (std::is_same_v<T, double>) {
+        return x;
+    } else {
+        return to_float(x);
+    }
+}
+
+// out[i] = the tree sum of pieces[...][first + i], for i < count <= block_elements.
+template <class T>
+void sum_block(SumType<T>* out, std::span<const T* const> pieces, std::size_t first, std::size_t count) {
+    if (pieces.size() == 1) {
+        for (std::size_t i = 0; i < count; ++i) out[i] = widen(pieces[0][first + i]);
+    } else if (pieces.size() == 2) {
+        for (std::size_t i = 0; i < count; ++i)
+            out[i] = widen(pieces[0][first + i]) + widen(pieces[1][first + i]);
+    } else {
+        // Pairing neighbours level by level puts the largest power of two below the number of pieces left of
+        // the root.
+        const std::size_t left = std::bit_floor(pieces.size() - 1);
+        std::array<SumType<T>, block_elements> right_sum;
+        sum_block(out, pieces.first(left), first, count);
+        sum_block(right_sum.data(), pieces.subspan(left), first, count);
+        for (std::size_t i = 0; i < count; ++i) out[i] += right_sum[i];
+    }
+}
+
+}  // namespace tree_sum_detail
+
+// out[i] = the tree sum of pieces[0][i], pieces[1][i], ..., for i < count. T fp32, bf16 or fp64; `out` may be
+// one of the pieces.
+template <class T>
+void tree_sum(T* out, std::span<const T* const> pieces, std::size_t count) {
+    using namespace tree_sum_detail;
+    std::array<SumType<T>, block_elements> sum;
+    for (std::size_t first = 0; first < count; first += block_elements) {
+        const std::size_t elements = std::min(block_elements, count - first);
+        sum_block(sum.data(), pieces, first, elements);
+        for (std::size_t i = 0; i < elements; ++i) {
+            if constexpr (std::is_same_v<T, bfloat16>) {
+                out[first + i] = to_bfloat16(sum[i]);
+            } else {
+                out[first + i] = sum[i];
+            }
+        }
+    }
+}
+
+}  // namespace llmc

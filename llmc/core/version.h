@@ -1,0 +1,11 @@
+// Which program this is: its version and the commit it was built from.
+#pragma once
+
+#include <string_view>
+
+namespace llmc {
+
+std::string_view version();  // "0.1.0"
+std::string_view commit();   // "1f93a20", "1f93a20-dirty" with uncommitted changes, "unknown" outside git
+
+}  // namespace llmc

@@ -1,0 +1,182 @@
+#include "llmc/data/data.h"
+
+#include <glob.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <utility>
+#include <vector>
+
+#include "llmc/core/error.h"
+#include "llmc/data/mapped_file.h"
+#include "llmc/data/samples.h"
+#include "llmc/data/stories.h"
+
+namespace llmc {
+namespace {
+
+constexpr std::int64_t unigram_limit = 100'000'000;
+
+// "1,234,567 tokens"
+std::string tokens_text(std::int64_t count) {
+    std::string digits = std::to_string(count);
+    for (auto place = std::ssize(digits) - 3; place > 0; place -= 3)
+        digits.insert(static_cast<std::size_t>(place), 1, ',');
+    return digits + (count == 1 ? " token" : " tokens");
+}
+
+std::vector<std::string> matching_files(const std::string& pattern, const std::string& option) {
+    std::error_code ignored;
+    if (std::filesystem::exists(pattern, ignored)) return {pattern};  // whatever characters its name has
+    glob_t matches{};
+    const int failure = glob(pattern.c_str(), GLOB_TILDE, nullptr, &matches);
+    std::vector<std::string> files(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
+    globfree(&matches);
+    if (failure == 0) {
+        std::ranges::sort(files);
+        return files;
+    }
+    if (pattern.find_first_of("*?[") == std::string::npos) return {pattern};
+    user_error("{}: no file matches '{}'; give a text file, or token shards as 'PATTERN*.bin' in quotes",
+               option, pattern);
+}
+
+bool is_shard(const std::string& file) { return file.ends_with(".bin"); }
+
+// Text, or the names of token shards.
+struct Found {
+    std::optional<Text> text;
+    std::vector<std::string> shards;
+};
+
+Found find(const std::string& pattern, const std::string& option) {
+    const std::vector<std::string> files = matching_files(pattern, option);
+    const auto shards = std::ranges::count_if(files, is_shard);
+    if (shards == std::ssize(files)) return {{}, files};
+    if (files.size() > 1) {
+        user_error(
+            "{}: '{}' matches {} files, {} of them token shards (*.bin); give token shards only, or one text "
+            "file",
+            option, pattern, files.size(), shards);
+    }
+    const auto file = std::make_shared<const MappedFile>(files[0], option);
+    return {Text{files[0], file, file->bytes()}, {}};
+}
+
+Text embedded_stories(const std::shared_ptr<const Stories>& stories) {
+    const std::string& text = stories->text();
+    return {
+        "the embedded stories", stories, {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()}};
+}
+
+// How many bytes of a text are for training, where the rest is for validation.
+std::size_t training_bytes(const Text& text) { return text.bytes.size() * 9 / 10; }
+
+Text part(const Text& text, std::size_t begin, std::size_t end) {
+    return {text.name, text.owner, text.bytes.subspan(begin, end - begin),
+            text.position + static_cast<std::int64_t>(begin)};
+}
+
+std::string describe(const std::string& what, const TokenSource& source) {
+    return what + ", " + tokens_text(source.tokens());
+}
+
+std::string shards_text(const std::string& pattern, std::size_t count) {
+    return count == 1 ? "token shard " + pattern : std::to_string(count) + " token shards " + pattern;
+}
+
+// How often each token of the vocabulary occurs.
+std::vector<std::int64_t> count_tokens(const TokenSource& source, std::int64_t vocabulary) {
+    std::vector<std::int64_t> counts(static_cast<std::size_t>(vocabulary));
+    std::vector<std::int32_t> block(1 << 16);
+    for (std::size_t shard = 0; shard < source.shards(); ++shard) {
+        const std::int64_t tokens = source.tokens(shard);
+        for (std::int64_t first = 0; first < tokens; first += std::ssize(block)) {
+            const auto count =
+                static_cast<std::size_t>(std::min<std::int64_t>(std::ssize(block), tokens - first));
+            const std::span<std::int32_t> out(block.data(), count);
+            source.read(shard, first, out);
+            for (const std::int32_t token : out) ++counts[static_cast<std::size_t>(token)];
+        }
+    }
+    return counts;
+}
+
+double unigram_loss(const TokenSource& training, const TokenSource& measured, std::int64_t vocabulary) {
+    const std::vector<std::int64_t> seen = count_tokens(training, vocabulary);
+    const std::vector<std::int64_t> counts = count_tokens(measured, vocabulary);
+    const auto total = static_cast<double>(training.tokens() + vocabulary);
+    double nats = 0;
+    for (std::size_t token = 0; token < counts.size(); ++token) {
+        nats -= static_cast<double>(counts[token]) * std::log(static_cast<double>(seen[token] + 1) / total);
+    }
+    return nats / static_cast<double>(measured.tokens());
+}
+
+void open_training(Data& data, const DataOptions& options) {
+    const bool embedded = options.train_data.empty();
+    std::shared_ptr<const Stories> stories;
+    Found found;
+    if (embedded) {
+        stories = std::make_shared<const Stories>(embedded_stories_seed, embedded_stories_bytes);
+        found.text = embedded_stories(stories);
+    } else {
+        found = find(options.train_data, "--train-data");
+    }
+    if (!found.text) {
+        data.training = open_token_shards(found.shards, options.vocabulary, "--train-data");
+        data.training_description =
+            describe(shards_text(options.train_data, found.shards.size()), *data.training);
+        return;
+    }
+
+    const Text& text = *found.text;
+    const std::size_t all = text.bytes.size();
+    const std::size_t cut = options.val_data.empty() ? training_bytes(text) : all;
+    data.training = make_text_source(part(text, 0, cut), options.vocabulary);
+    data.training_description = describe((cut < all ? "first 90% of " : "") + text.name, *data.training);
+    if (cut == all) return;
+    data.validation = make_text_source(part(text, cut, all), options.vocabulary);
+    data.validation_description = describe("last 10% of " + text.name, *data.validation);
+    if (stories) data.source_entropy = stories->entropy(cut, all);
+}
+
+void open_validation(Data& data, const DataOptions& options) {
+    const Found found = find(options.val_data, "--val-data");
+    if (found.text) {
+        data.validation = make_text_source(*found.text, options.vocabulary);
+        data.validation_description = describe(found.text->name, *data.validation);
+    } else {
+        data.validation = open_token_shards(found.shards, options.vocabulary, "--val-data");
+        data.validation_description =
+            describe(shards_text(options.val_data, found.shards.size()), *data.validation);
+    }
+}
+
+}  // namespace
+
+Data open_data(const DataOptions& options) {
+    Data data;
+    open_training(data, options);
+    if (training_windows(*data.training, options.sequence_length) == 0) {
+        user_error(
+            "--train-data: {}, but a sample takes {} in a row (--seq-len {} and one more); give more text or "
+            "a "
+            "smaller --seq-len",
+            data.training_description, tokens_text(options.sequence_length + 1), options.sequence_length);
+    }
+    if (!options.val_data.empty()) open_validation(data, options);
+    if (data.validation && ValidationWindows(*data.validation, options.sequence_length).windows() == 0) {
+        user_error("--val-data: {}, with no token to predict; give at least 2 tokens",
+                   data.validation_description);
+    }
+    const std::int64_t tokens = data.training->tokens() + (data.validation ? data.validation->tokens() : 0);
+    if (tokens <= unigram_limit) {
+        data.unigram_loss = unigram_loss(*data.training, data.validation ? *data.validation : *data.training,
+                                         options.vocabulary);
+    }
+    return data;
+}
+
+}  // namespace llmc

@@ -1,0 +1,44 @@
+// What a run learns from and is validated on, found from what the user gave.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "llmc/data/token_source.h"
+
+namespace llmc {
+
+// A path is a file's name or a shell pattern. Names that end in .bin are token shards, a pattern may match
+// many of them (read in the order of their names); any other file is text, a byte a token.
+struct DataOptions {
+    std::string train_data;  // --train-data; empty: the embedded stories
+    std::string val_data;    // --val-data; empty: the last 10% of the text, or no validation for token shards
+    std::int64_t vocabulary;
+    std::int64_t sequence_length;
+};
+
+struct Data {
+    std::unique_ptr<TokenSource> training;
+    std::unique_ptr<TokenSource> validation;  // null if there is none
+    // For people: "first 90% of the embedded stories, 1,800,000 tokens".
+    std::string training_description;
+    std::string validation_description;  // empty if there is none
+
+    // The cross-entropy on the validation source (on the training source if there is none), in nats per
+    // token, of a model that knows how often each token of the vocabulary is in the training source, with one
+    // added to each count. It takes a pass over all tokens: none where training and validation have more than
+    // 100 million together.
+    std::optional<double> unigram_loss;
+    // The entropy of the validation source in nats per token (Stories::entropy): of the embedded stories
+    // only.
+    std::optional<double> source_entropy;
+};
+
+// UserError, naming the option, for data that is missing, unreadable, damaged, or too short: a training
+// source has at least one window of sequence_length + 1 tokens, a validation source at least one token to
+// predict. A token outside the vocabulary is a UserError here or when it is read.
+Data open_data(const DataOptions& options);
+
+}  // namespace llmc

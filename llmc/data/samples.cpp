@@ -1,0 +1,121 @@
+#include "llmc/data/samples.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "llmc/core/error.h"
+#include "llmc/core/random.h"
+#include "llmc/device/ops.h"
+
+namespace llmc {
+namespace {
+
+// The shard that a window belongs to, given the number of each shard's first window.
+std::size_t shard_of(const std::vector<std::int64_t>& first_window, std::int64_t window) {
+    check(window >= 0 && window < first_window.back(), "a window of the source");
+    return static_cast<std::size_t>(std::ranges::upper_bound(first_window, window) - first_window.begin()) -
+           1;
+}
+
+}  // namespace
+
+Permutation::Permutation(std::uint64_t seed, std::int64_t size)
+    : seed_(seed), size_(static_cast<std::uint64_t>(size)) {
+    check(size > 0, "a permutation of something");
+    half_bits_ = (static_cast<int>(std::bit_width(size_ - 1)) + 1) / 2;
+}
+
+// A Feistel network: a bijection of the numbers of 2 half_bits_ bits, whatever the function of a round. Four
+// rounds of a random function are enough to be indistinguishable from a random bijection (Luby and Rackoff,
+// "How to construct pseudorandom permutations from pseudorandom functions", 1988); two more serve sizes of a
+// few.
+std::uint64_t Permutation::shuffle(std::uint64_t x) const {
+    constexpr std::uint64_t rounds = 6;
+    const RandomStream random(seed_, "permutation");
+    const std::uint64_t mask = (std::uint64_t{1} << half_bits_) - 1;
+    std::uint64_t left = x >> half_bits_, right = x & mask;
+    for (std::uint64_t round = 0; round < rounds; ++round) {
+        const std::uint64_t mixed = left ^ (random.bits((round << 32) | right) & mask);
+        left = right;
+        right = mixed;
+    }
+    return (left << half_bits_) | right;
+}
+
+// Where the network leads outside 0 ... size-1 it is followed until it comes back (cycle walking: the orbit
+// returns to its start at the latest); there are fewer than 4 size numbers, so that takes under 4 steps on
+// average.
+std::int64_t Permutation::operator()(std::int64_t index) const {
+    check(index >= 0 && static_cast<std::uint64_t>(index) < size_, "an index of the permutation");
+    std::uint64_t x = shuffle(static_cast<std::uint64_t>(index));
+    while (x >= size_) x = shuffle(x);
+    return static_cast<std::int64_t>(x);
+}
+
+std::int64_t training_windows(const TokenSource& source, std::int64_t sequence_length) {
+    std::int64_t windows = 0;
+    for (std::size_t shard = 0; shard < source.shards(); ++shard)
+        windows += (source.tokens(shard) - 1) / sequence_length;
+    return windows;
+}
+
+TrainingSamples::TrainingSamples(const TokenSource& source, std::int64_t sequence_length, std::uint64_t seed)
+    : source_(source), sequence_length_(sequence_length), seed_(seed), first_window_{0} {
+    for (std::size_t shard = 0; shard < source.shards(); ++shard) {
+        first_window_.push_back(first_window_.back() + (source.tokens(shard) - 1) / sequence_length);
+    }
+    check(windows() > 0, "a training source of at least one window");
+}
+
+TrainingSamples::Window TrainingSamples::window(std::int64_t sample) const {
+    check(sample >= 0, "samples count from 0");
+    const std::int64_t epoch = sample / windows();
+    const std::uint64_t epoch_seed = RandomStream(seed_, "epoch").bits(static_cast<std::uint64_t>(epoch));
+    const std::int64_t window = Permutation(epoch_seed, windows())(sample % windows());
+    const std::size_t shard = shard_of(first_window_, window);
+    const std::int64_t left_over = (source_.tokens(shard) - 1) % sequence_length_;
+    const std::uint64_t phase =
+        RandomStream(epoch_seed, "phase").below(shard, static_cast<std::uint64_t>(left_over) + 1);
+    return {shard, static_cast<std::int64_t>(phase) + (window - first_window_[shard]) * sequence_length_};
+}
+
+void TrainingSamples::read(std::int64_t sample, std::span<std::int32_t> inputs,
+                           std::span<std::int32_t> targets) const {
+    check(std::ssize(inputs) == sequence_length_ && inputs.size() == targets.size(),
+          "T inputs and T targets");
+    const auto [shard, first] = window(sample);
+    source_.read(shard, first, inputs);
+    source_.read(shard, first + 1, targets);
+}
+
+ValidationWindows::ValidationWindows(const TokenSource& source, std::int64_t sequence_length)
+    : source_(source), sequence_length_(sequence_length), first_window_{0} {
+    for (std::size_t shard = 0; shard < source.shards(); ++shard) {
+        const std::int64_t targets = source.tokens(shard) - 1;
+        first_window_.push_back(first_window_.back() + (targets + sequence_length - 1) / sequence_length);
+    }
+}
+
+std::int64_t ValidationWindows::targets(std::int64_t windows) const {
+    check(windows >= 0 && windows <= this->windows(), "windows of the source");
+    std::int64_t targets = 0;
+    for (std::size_t shard = 0; shard < source_.shards() && first_window_[shard] < windows; ++shard) {
+        targets += std::min(source_.tokens(shard) - 1, (windows - first_window_[shard]) * sequence_length_);
+    }
+    return targets;
+}
+
+void ValidationWindows::read(std::int64_t window, std::span<std::int32_t> inputs,
+                             std::span<std::int32_t> targets) const {
+    check(std::ssize(inputs) == sequence_length_ && inputs.size() == targets.size(),
+          "T inputs and T targets");
+    const std::size_t shard = shard_of(first_window_, window);
+    const std::int64_t first = (window - first_window_[shard]) * sequence_length_;
+    const auto real = static_cast<std::size_t>(std::min(sequence_length_, source_.tokens(shard) - 1 - first));
+    source_.read(shard, first, inputs.first(real));
+    source_.read(shard, first + 1, targets.first(real));
+    std::ranges::fill(inputs.subspan(real), 0);
+    std::ranges::fill(targets.subspan(real), ignored_target);
+}
+
+}  // namespace llmc

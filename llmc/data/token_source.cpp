@@ -1,0 +1,160 @@
+#include "llmc/data/token_source.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "llmc/core/error.h"
+#include "llmc/data/mapped_file.h"
+
+namespace llmc {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "token files are little-endian");
+
+constexpr std::size_t header_words = 256;
+constexpr std::size_t header_bytes = header_words * sizeof(std::int32_t);
+
+// Stored tokens of type T (they need not be aligned) as int32, checked against the vocabulary.
+template <class T>
+void convert(const std::uint8_t* stored, std::span<std::int32_t> out, std::int64_t vocabulary,
+             const std::string& name, std::int64_t position) {
+    std::uint32_t largest = 0;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+        T token;
+        std::memcpy(&token, stored + i * sizeof(T), sizeof(T));
+        out[i] = static_cast<std::int32_t>(token);
+        largest = std::max(largest, std::uint32_t{token});
+    }
+    if (largest < vocabulary) return;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+        const auto token = static_cast<std::uint32_t>(out[i]);
+        if (token < vocabulary) continue;
+        user_error(
+            "'{}' has {} {} at position {}, outside the vocabulary of {}; give --vocab-size {} or more", name,
+            sizeof(T) == 1 ? "byte" : "token", token, position + static_cast<std::int64_t>(i), vocabulary,
+            std::int64_t{token} + 1);
+    }
+}
+
+void check_range(std::int64_t first, std::size_t count, std::int64_t tokens) {
+    check(first >= 0 && first <= tokens && static_cast<std::int64_t>(count) <= tokens - first,
+          "tokens are read from within their shard");
+}
+
+class TextSource final : public TokenSource {
+  public:
+    TextSource(Text text, std::int64_t vocabulary) : text_(std::move(text)), vocabulary_(vocabulary) {}
+
+    std::size_t shards() const override { return 1; }
+    std::int64_t tokens(std::size_t) const override { return std::ssize(text_.bytes); }
+    void read(std::size_t shard, std::int64_t first, std::span<std::int32_t> out) const override {
+        check(shard == 0, "a text is one shard");
+        check_range(first, out.size(), tokens(shard));
+        convert<std::uint8_t>(text_.bytes.data() + first, out, vocabulary_, text_.name,
+                              text_.position + first);
+    }
+
+  private:
+    Text text_;
+    std::int64_t vocabulary_;
+};
+
+class Shard {
+  public:
+    Shard(std::string path, const std::string& option) : path_(std::move(path)), file_(path_, option) {
+        const std::size_t size = file_.bytes().size();
+        if (size < header_bytes) {
+            user_error(
+                "{}: '{}' has {} bytes, fewer than a token shard's header of {}; give token shards, or a "
+                "text "
+                "whose name does not end in .bin",
+                option, path_, size, header_bytes);
+        }
+        std::array<std::int32_t, 3> header{};
+        std::memcpy(header.data(), file_.bytes().data(), sizeof(header));
+        const auto [magic, version, tokens] = header;
+
+        if (magic != 20240520 && magic != 20240801) {
+            user_error(
+                "{}: '{}' is no token shard: it begins with {}, not with 20240520 (16-bit tokens) or "
+                "20240801 "
+                "(32-bit); give token shards, or a text whose name does not end in .bin",
+                option, path_, magic);
+        }
+        const bool wide = magic == 20240801;
+        token_bytes_ = wide ? 4 : 2;
+        const int known_version = wide ? 7 : 1;
+        if (version != known_version) {
+            user_error("{}: '{}' is a token shard of version {}, of which only {} is known; write it as that",
+                       option, path_, version, known_version);
+        }
+        if (tokens < 0 || static_cast<std::size_t>(tokens) * token_bytes_ != size - header_bytes) {
+            user_error(
+                "{}: '{}' is damaged or not complete: its header says {} tokens, but {} bytes follow, which "
+                "is "
+                "{} tokens of {} bytes; get or write it again",
+                option, path_, tokens, size - header_bytes, (size - header_bytes) / token_bytes_,
+                token_bytes_);
+        }
+        if (tokens == 0) user_error("{}: '{}' holds no tokens; leave it out", option, path_);
+        tokens_ = tokens;
+    }
+
+    std::int64_t tokens() const { return tokens_; }
+    void read(std::int64_t first, std::span<std::int32_t> out, std::int64_t vocabulary) const {
+        check_range(first, out.size(), tokens_);
+        const std::uint8_t* stored =
+            file_.bytes().data() + header_bytes + static_cast<std::size_t>(first) * token_bytes_;
+        if (token_bytes_ == 2) {
+            convert<std::uint16_t>(stored, out, vocabulary, path_, first);
+        } else {
+            convert<std::uint32_t>(stored, out, vocabulary, path_, first);
+        }
+    }
+
+  private:
+    std::string path_;
+    MappedFile file_;
+    std::size_t token_bytes_ = 0;
+    std::int64_t tokens_ = 0;
+};
+
+class ShardSource final : public TokenSource {
+  public:
+    ShardSource(const std::vector<std::string>& paths, std::int64_t vocabulary, const std::string& option)
+        : vocabulary_(vocabulary) {
+        for (const std::string& path : paths) shards_.push_back(std::make_unique<Shard>(path, option));
+    }
+
+    std::size_t shards() const override { return shards_.size(); }
+    std::int64_t tokens(std::size_t shard) const override { return shards_.at(shard)->tokens(); }
+    void read(std::size_t shard, std::int64_t first, std::span<std::int32_t> out) const override {
+        shards_.at(shard)->read(first, out, vocabulary_);
+    }
+
+  private:
+    std::vector<std::unique_ptr<const Shard>> shards_;  // a mapping has one owner and does not move
+    std::int64_t vocabulary_;
+};
+
+}  // namespace
+
+std::int64_t TokenSource::tokens() const {
+    std::int64_t sum = 0;
+    for (std::size_t shard = 0; shard < shards(); ++shard) sum += tokens(shard);
+    return sum;
+}
+
+std::unique_ptr<TokenSource> make_text_source(Text text, std::int64_t vocabulary) {
+    return std::make_unique<TextSource>(std::move(text), vocabulary);
+}
+
+std::unique_ptr<TokenSource> open_token_shards(const std::vector<std::string>& paths, std::int64_t vocabulary,
+                                               const std::string& option) {
+    return std::make_unique<ShardSource>(paths, vocabulary, option);
+}
+
+}  // namespace llmc

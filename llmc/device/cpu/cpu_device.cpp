@@ -1,0 +1,126 @@
+#include "llmc/device/cpu/cpu_device.h"
+
+#include <fmt/format.h>
+#include <omp.h>
+#include <sched.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <optional>
+#include <thread>
+
+#include "llmc/core/error.h"
+#include "llmc/device/cpu/parallel.h"
+#include "llmc/device/cpu/products.h"
+
+namespace llmc {
+
+namespace cpu {
+
+namespace {
+
+// What follows "name :" in a file of such lines under /proc.
+std::optional<std::string> proc_value(const char* path, std::string_view name) {
+    std::ifstream file(path);
+    for (std::string line; std::getline(file, line);) {
+        if (!line.starts_with(name)) continue;
+        const std::size_t colon = line.find(':');
+        if (colon == std::string::npos) continue;
+        const std::size_t first = line.find_first_not_of(" \t", colon + 1);
+        return first == std::string::npos ? "" : line.substr(first);
+    }
+    return std::nullopt;
+}
+
+// Bytes that may be allocated without swapping, if the system says.
+std::optional<std::size_t> available_memory() {
+    const auto kibibytes = proc_value("/proc/meminfo", "MemAvailable");
+    if (!kibibytes) return std::nullopt;
+    return std::strtoull(kibibytes->c_str(), nullptr, 10) * 1024;
+}
+
+std::string readable(std::size_t bytes) {
+    constexpr double gibibyte = 1024.0 * 1024.0 * 1024.0;
+    const auto amount = static_cast<double>(bytes);
+    return amount >= gibibyte ? fmt::format("{:.1f} GiB", amount / gibibyte)
+                              : fmt::format("{:.1f} MiB", amount / (1024.0 * 1024.0));
+}
+
+[[noreturn]] void out_of_memory(std::string_view arena, std::size_t bytes, std::string_view why) {
+    user_error("the {} need {} of memory, {}; a smaller --micro-batch-size or model would fit", arena,
+               readable(bytes), why);
+}
+
+}  // namespace
+
+int default_threads() {
+    if (std::getenv("OMP_NUM_THREADS") != nullptr) return omp_get_max_threads();
+    cpu_set_t allowed;
+    CPU_ZERO(&allowed);
+    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) return std::max(1, CPU_COUNT(&allowed));
+    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+CpuDevice::CpuDevice(int threads)
+    : threads_(threads), native_bf16_(processor_has_bf16()), ops_(threads, native_bf16_) {}
+
+CpuDevice::~CpuDevice() {
+    for (const auto& [memory, bytes] : allocations_) munmap(memory, bytes);
+}
+
+std::string CpuDevice::description() const {
+    const std::string name = proc_value("/proc/cpuinfo", "model name").value_or("CPU");
+    return fmt::format("{}, {} {}", name, threads_, threads_ == 1 ? "thread" : "threads");
+}
+
+std::string CpuDevice::note(DType dtype) const {
+    if (dtype != DType::bf16 || native_bf16_) return {};
+    return "bf16 products in fp32: this processor has none of its own";
+}
+
+std::byte* CpuDevice::allocate(std::size_t bytes, std::string_view arena) {
+    if (bytes == 0) return nullptr;
+    // The system would promise more than there is and stop the program when it is used.
+    if (const auto available = available_memory(); available && bytes > *available) {
+        out_of_memory(arena, bytes, fmt::format("{} are available", readable(*available)));
+    }
+    void* const mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) out_of_memory(arena, bytes, "which the system does not give");
+    madvise(mapped, bytes, MADV_HUGEPAGE);
+    auto* const memory = static_cast<std::byte*>(mapped);
+    allocations_.emplace(memory, bytes);
+    // Touched now, so that the memory counts as used when the next arena asks what is available.
+    constexpr std::size_t piece = std::size_t{1} << 21;
+    parallel_for(threads_, static_cast<std::int64_t>((bytes + piece - 1) / piece), [=](std::int64_t i) {
+        const std::size_t first = static_cast<std::size_t>(i) * piece;
+        std::memset(memory + first, 0, std::min(piece, bytes - first));
+    });
+    return memory;
+}
+
+void CpuDevice::release(std::byte* memory) {
+    if (memory == nullptr) return;
+    const auto found = allocations_.find(memory);
+    check(found != allocations_.end(), "memory is released on the device that allocated it, once");
+    munmap(memory, found->second);
+    allocations_.erase(found);
+}
+
+void CpuDevice::upload(const Tensor& to_device, const void* from_host) {
+    std::memcpy(to_device.data, from_host, to_device.bytes());
+}
+
+void CpuDevice::download(void* to_host, const Tensor& from_device) {
+    std::memcpy(to_host, from_device.data, from_device.bytes());
+}
+
+}  // namespace cpu
+
+std::unique_ptr<Device> make_cpu_device(int threads) {
+    return std::make_unique<cpu::CpuDevice>(threads == 0 ? cpu::default_threads() : threads);
+}
+
+}  // namespace llmc

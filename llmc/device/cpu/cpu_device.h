@@ -1,0 +1,45 @@
+// The CPU as a device: its memory, its name, and the operations of cpu_ops.h. Everything is done when a call
+// returns.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "llmc/device/cpu/cpu_ops.h"
+#include "llmc/device/device.h"
+
+namespace llmc::cpu {
+
+class CpuDevice final : public Device {
+  public:
+    explicit CpuDevice(int threads);
+    ~CpuDevice() override;
+    CpuDevice(const CpuDevice&) = delete;
+    CpuDevice& operator=(const CpuDevice&) = delete;
+
+    DeviceKind kind() const override { return DeviceKind::cpu; }
+    std::string description() const override;
+    std::string note(DType dtype) const override;
+
+    std::byte* allocate(std::size_t bytes, std::string_view arena) override;
+    void release(std::byte* memory) override;
+
+    void upload(const Tensor& to_device, const void* from_host) override;
+    void download(void* to_host, const Tensor& from_device) override;
+    void synchronize() override {}
+
+    Ops& ops() override { return ops_; }
+
+  private:
+    int threads_;
+    bool native_bf16_;
+    CpuOps ops_;
+    std::unordered_map<std::byte*, std::size_t> allocations_;
+};
+
+// The threads a device made with `threads` 0 has.
+int default_threads();
+
+}  // namespace llmc::cpu

@@ -1,0 +1,85 @@
+// The operations of ops.h on the CPU: loops over float or bfloat16 storage with arithmetic in fp32, OpenMP
+// threads, and oneDNN for the matrix products. Each group of operations has its own .cpp beside this file.
+//
+// Every result is the same for any number of threads, except those of the matrix products, whose sums oneDNN
+// divides as it likes (the same way each time).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "llmc/device/ops.h"
+
+namespace llmc::cpu {
+
+class Products;
+
+class CpuOps final : public Ops {
+  public:
+    // `native_bf16`: oneDNN can multiply bf16 matrices here; else they are widened and multiplied in fp32.
+    CpuOps(int threads, bool native_bf16);
+    ~CpuOps() override;
+
+    std::size_t workspace_bytes(const WorkspaceRequest& request) const override;
+    void set_workspace(const Tensor& workspace) override { workspace_ = workspace; }
+
+    void encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte,
+                         const Tensor& wpe) override;
+    void encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
+                          const Tensor& tokens) override;
+
+    void layernorm_forward(const Tensor& out, const Tensor& mean, const Tensor& rstd, const Tensor& in,
+                           const Tensor& gamma, const Tensor& beta) override;
+    void layernorm_backward(const Tensor& din, const Tensor& dgamma, const Tensor& dbeta, const Tensor& dout,
+                            const Tensor& in, const Tensor& gamma, const Tensor& mean,
+                            const Tensor& rstd) override;
+    void fused_residual_layernorm_forward(const Tensor& residual, const Tensor& out, const Tensor& mean,
+                                          const Tensor& rstd, const Tensor& in1, const Tensor& in2,
+                                          const Tensor& gamma, const Tensor& beta) override;
+
+    void matmul_forward(const Tensor& out, const Tensor& in, const Tensor& weight, const Tensor& bias,
+                        const Tensor& pre_gelu = {}) override;
+    void matmul_backward(const Tensor& din, const Tensor& dweight, const Tensor& dbias, const Tensor& dout,
+                         const Tensor& in, const Tensor& weight, const Tensor& pre_gelu = {}) override;
+
+    void gelu_forward(const Tensor& out, const Tensor& in) override;
+    void gelu_backward(const Tensor& din, const Tensor& dout, const Tensor& in) override;
+
+    void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& qkv) override;
+    void attention_backward(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv, const Tensor& out,
+                            const Tensor& lse) override;
+
+    void fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
+                          std::int64_t vocabulary, float scale, bool write_dlogits) override;
+
+    void global_norm_squared(const Tensor& partials, const Tensor& x) override;
+    void sum(const Tensor& out, const Tensor& x) override;
+    void adamw(const Tensor& parameters, const Tensor& master, const Tensor& m, const Tensor& v,
+               const Tensor& gradients, const Tensor& norm_squared, std::span<const AdamWSegment> segments,
+               const AdamWStep& step) override;
+
+    void cast(const Tensor& out, const Tensor& in) override;
+    void fill(const Tensor& out, float value) override;
+    void add(const Tensor& out, const Tensor& a, const Tensor& b) override;
+    void all_finite(const Tensor& flag, const Tensor& x) override;
+
+  private:
+    // What each group needs, in floats; the largest is the workspace, which each call uses from its start.
+    std::int64_t layernorm_floats(const WorkspaceRequest& request) const;
+    std::int64_t matmul_floats(const WorkspaceRequest& request) const;
+    std::int64_t attention_floats(const WorkspaceRequest& request) const;
+    // The workspace, which must hold this many floats.
+    float* workspace(std::int64_t floats) const;
+
+    // dbias += sum over the rows of dout
+    void bias_gradient(const Tensor& dbias, const Tensor& dout) const;
+
+    int threads_;
+    bool native_bf16_;
+    Tensor workspace_;
+    std::unique_ptr<Products> products_;
+};
+
+}  // namespace llmc::cpu

@@ -1,0 +1,156 @@
+// Layernorm over the last dimension.
+#include <algorithm>
+#include <cmath>
+
+#include "llmc/device/cpu/cpu_ops.h"
+#include "llmc/device/cpu/lane_sum.h"
+#include "llmc/device/cpu/operands.h"
+#include "llmc/device/cpu/parallel.h"
+
+namespace llmc::cpu {
+
+namespace {
+
+constexpr float epsilon = 1e-5F;
+
+// The mean and the reciprocal standard deviation of a row. The variance is summed about the mean: the
+// difference of the mean square and the squared mean would lose it where the mean is large.
+struct RowStatistics {
+    float mean;
+    float rstd;
+};
+
+template <class X>
+RowStatistics row_statistics(const X* x, std::int64_t channels) {
+    const auto count = static_cast<float>(channels);
+    const float mean = lane_sum<float>(channels, [=](std::int64_t c) { return to_float(x[c]); }) / count;
+    const float squares = lane_sum<float>(channels, [=](std::int64_t c) {
+        const float d = to_float(x[c]) - mean;
+        return d * d;
+    });
+    return {mean, 1.0F / std::sqrt(squares / count + epsilon)};
+}
+
+template <class X>
+void normalize_row(X* out, const X* x, const X* gamma, const X* beta, RowStatistics s,
+                   std::int64_t channels) {
+#pragma omp simd
+    for (std::int64_t c = 0; c < channels; ++c) {
+        const float h = (to_float(x[c]) - s.mean) * s.rstd;
+        out[c] = from_float<X>(h * to_float(gamma[c]) + to_float(beta[c]));
+    }
+}
+
+// One row of the backward pass; the row's terms of dgamma and dbeta are added to the block's.
+template <class X>
+void backward_row(X* din, float* dgamma, float* dbeta, const X* dout, const X* x, const X* gamma,
+                  RowStatistics s, std::int64_t channels) {
+    const auto count = static_cast<float>(channels);
+    const auto h_at = [=](std::int64_t c) { return (to_float(x[c]) - s.mean) * s.rstd; };
+    const auto g_at = [=](std::int64_t c) { return to_float(dout[c]) * to_float(gamma[c]); };
+    const float mean_g = lane_sum<float>(channels, g_at) / count;
+    const float mean_gh =
+        lane_sum<float>(channels, [=](std::int64_t c) { return g_at(c) * h_at(c); }) / count;
+#pragma omp simd
+    for (std::int64_t c = 0; c < channels; ++c) {
+        const float h = h_at(c);
+        const float d = to_float(dout[c]);
+        din[c] = from_float<X>(to_float(din[c]) + s.rstd * (g_at(c) - mean_g - h * mean_gh));
+        dgamma[c] += d * h;
+        dbeta[c] += d;
+    }
+}
+
+struct Sizes {
+    std::int64_t rows, channels;
+};
+
+Sizes check_layernorm(const Tensor& x, const Tensor& mean, const Tensor& rstd, const Tensor& gamma) {
+    check(x.shape.dimensions() > 0 && x.shape.last() > 0, "layernorm takes rows of channels");
+    const Sizes sizes{x.elements() / x.shape.last(), x.shape.last()};
+    check_elements(mean, DType::fp32, sizes.rows, "mean");
+    check_elements(rstd, DType::fp32, sizes.rows, "rstd");
+    check_elements(gamma, x.dtype, sizes.channels, "gamma");
+    return sizes;
+}
+
+}  // namespace
+
+void CpuOps::layernorm_forward(const Tensor& out, const Tensor& mean, const Tensor& rstd, const Tensor& in,
+                               const Tensor& gamma, const Tensor& beta) {
+    const auto [rows, channels] = check_layernorm(in, mean, rstd, gamma);
+    check_rows(out, in.dtype, rows, channels, "out");
+    check_elements(beta, in.dtype, channels, "beta");
+    with_dtype(in.dtype, [&, N = rows, C = channels](auto element) {
+        using X = decltype(element);
+        parallel_for(threads_, N,
+                     [=, y = out.as<X>(), x = in.as<X>(), g = gamma.as<X>(), b = beta.as<X>(),
+                      means = mean.as<float>(), rstds = rstd.as<float>()](std::int64_t row) {
+                         const RowStatistics s = row_statistics(x + row * C, C);
+                         normalize_row(y + row * C, x + row * C, g, b, s, C);
+                         means[row] = s.mean;
+                         rstds[row] = s.rstd;
+                     });
+    });
+}
+
+void CpuOps::fused_residual_layernorm_forward(const Tensor& residual, const Tensor& out, const Tensor& mean,
+                                              const Tensor& rstd, const Tensor& in1, const Tensor& in2,
+                                              const Tensor& gamma, const Tensor& beta) {
+    const auto [rows, channels] = check_layernorm(residual, mean, rstd, gamma);
+    check_rows(out, residual.dtype, rows, channels, "out");
+    check_rows(in1, residual.dtype, rows, channels, "in1");
+    check_rows(in2, residual.dtype, rows, channels, "in2");
+    check_elements(beta, residual.dtype, channels, "beta");
+    with_dtype(residual.dtype, [&, N = rows, C = channels](auto element) {
+        using X = decltype(element);
+        parallel_for(
+            threads_, N,
+            [=, y = out.as<X>(), r = residual.as<X>(), a = in1.as<X>(), b = in2.as<X>(), g = gamma.as<X>(),
+             shift = beta.as<X>(), means = mean.as<float>(), rstds = rstd.as<float>()](std::int64_t row) {
+                const std::int64_t first = row * C;
+#pragma omp simd
+                for (std::int64_t c = 0; c < C; ++c) {
+                    r[first + c] = from_float<X>(to_float(a[first + c]) + to_float(b[first + c]));
+                }
+                const RowStatistics s = row_statistics(r + first, C);
+                normalize_row(y + first, r + first, g, shift, s, C);
+                means[row] = s.mean;
+                rstds[row] = s.rstd;
+            });
+    });
+}
+
+void CpuOps::layernorm_backward(const Tensor& din, const Tensor& dgamma, const Tensor& dbeta,
+                                const Tensor& dout, const Tensor& in, const Tensor& gamma, const Tensor& mean,
+                                const Tensor& rstd) {
+    const auto [rows, channels] = check_layernorm(in, mean, rstd, gamma);
+    check_rows(din, in.dtype, rows, channels, "din");
+    check_rows(dout, in.dtype, rows, channels, "dout");
+    check_elements(dgamma, DType::fp32, channels, "dgamma");
+    check_elements(dbeta, DType::fp32, channels, "dbeta");
+    const RowBlocks blocks(rows);
+    float* const partials = workspace(2 * blocks.count * channels);  // (blocks, 2, C): dgamma's and dbeta's
+    with_dtype(in.dtype, [&, C = channels](auto element) {
+        using X = decltype(element);
+        parallel_for(threads_, blocks.count,
+                     [=, dx = din.as<X>(), dy = dout.as<X>(), x = in.as<X>(), g = gamma.as<X>(),
+                      means = mean.as<float>(), rstds = rstd.as<float>()](std::int64_t block) {
+                         float* partial = partials + 2 * block * C;
+                         std::fill_n(partial, 2 * C, 0.0F);
+                         for (std::int64_t row = blocks.begin(block); row < blocks.end(block); ++row) {
+                             const std::int64_t first = row * C;
+                             backward_row(dx + first, partial, partial + C, dy + first, x + first, g,
+                                          {means[row], rstds[row]}, C);
+                         }
+                     });
+        add_partials(threads_, dgamma.as<float>(), partials, blocks.count, 2 * C, C);
+        add_partials(threads_, dbeta.as<float>(), partials + C, blocks.count, 2 * C, C);
+    });
+}
+
+std::int64_t CpuOps::layernorm_floats(const WorkspaceRequest& request) const {
+    return 2 * RowBlocks::count_up_to(request.batch * request.sequence) * request.channels;
+}
+
+}  // namespace llmc::cpu

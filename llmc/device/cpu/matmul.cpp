@@ -1,0 +1,135 @@
+// Matrix products with the bias and GELU around them. The products themselves are oneDNN's (products.h).
+#include <algorithm>
+
+#include "llmc/device/cpu/cpu_ops.h"
+#include "llmc/device/cpu/operands.h"
+#include "llmc/device/cpu/parallel.h"
+#include "llmc/device/cpu/products.h"
+#include "llmc/device/cpu/vector_math.h"
+#include "llmc/device/cpu/widened_product.h"
+
+namespace llmc::cpu {
+
+namespace {
+
+struct Sizes {
+    std::int64_t rows, in_channels, out_channels;
+};
+
+// The sizes of in (N,IC), weight (OC,IC), out (N,OC), where `in` and `out` may be gradients.
+Sizes check_matmul(const Tensor& out, const Tensor& in, const Tensor& weight) {
+    check(weight.shape.dimensions() > 0 && weight.shape.last() > 0, "a weight is (OC,IC)");
+    const std::int64_t IC = weight.shape.last();
+    const std::int64_t OC = weight.elements() / IC;
+    check(in.shape.dimensions() > 0, "the input is rows of IC");
+    const std::int64_t N = in.elements() / IC;
+    check_dtype(weight, out.dtype, "weight");
+    check_rows(in, out.dtype, N, IC, "in");
+    check_rows(out, out.dtype, N, OC, "out");
+    check(out.dtype == DType::fp32 || out.dtype == DType::bf16, "products are in fp32 or bf16");
+    return {N, IC, OC};
+}
+
+std::int64_t largest(const Sizes& s) { return std::max({s.rows, s.in_channels, s.out_channels}); }
+
+}  // namespace
+
+void CpuOps::matmul_forward(const Tensor& out, const Tensor& in, const Tensor& weight, const Tensor& bias,
+                            const Tensor& pre_gelu) {
+    const Sizes sizes = check_matmul(out, in, weight);
+    if (bias) check_elements(bias, out.dtype, sizes.out_channels, "bias");
+    if (pre_gelu) check_rows(pre_gelu, out.dtype, sizes.rows, sizes.out_channels, "pre_gelu");
+
+    const Matrix sums(pre_gelu ? pre_gelu : out);
+    const Matrix weight_transposed = Matrix(weight).transposed();
+    if (out.dtype == DType::fp32 || native_bf16_) {
+        products_->multiply(sums, Matrix(in), weight_transposed, Into::overwrite, bias.data);
+    } else {
+        WidenedProduct product(*products_, threads_, native_bf16_,
+                               workspace(WidenedProduct::floats(largest(sizes))));
+        const auto plain = [](float sum, std::int64_t, std::int64_t) { return sum; };
+        const auto with_bias = [b = bias ? bias.as<bfloat16>() : nullptr](float sum, std::int64_t,
+                                                                          std::int64_t column) {
+            return sum + to_float(b[column]);
+        };
+        if (bias) {
+            product.overwrite(sums, Matrix(in), weight_transposed, with_bias);
+        } else {
+            product.overwrite(sums, Matrix(in), weight_transposed, plain);
+        }
+    }
+    if (pre_gelu) gelu_forward(out, pre_gelu);
+}
+
+void CpuOps::matmul_backward(const Tensor& din, const Tensor& dweight, const Tensor& dbias,
+                             const Tensor& dout, const Tensor& in, const Tensor& weight,
+                             const Tensor& pre_gelu) {
+    const Sizes sizes = check_matmul(dout, in, weight);
+    if (din) check_rows(din, dout.dtype, sizes.rows, sizes.in_channels, "din");
+    if (dweight) check_elements(dweight, DType::fp32, weight.elements(), "dweight");
+    if (dbias) check_elements(dbias, DType::fp32, sizes.out_channels, "dbias");
+    if (pre_gelu) check_rows(pre_gelu, dout.dtype, sizes.rows, sizes.in_channels, "pre_gelu");
+
+    const bool fp32 = dout.dtype == DType::fp32;
+    float* const scratch = fp32 ? nullptr : workspace(WidenedProduct::floats(largest(sizes)));
+    WidenedProduct widened(*products_, threads_, native_bf16_, scratch);
+    if (dweight) {
+        const Matrix dw(dweight.view({sizes.out_channels, sizes.in_channels}));
+        const Matrix dout_transposed = Matrix(dout).transposed();
+        if (fp32 || native_bf16_) {
+            products_->multiply(dw, dout_transposed, Matrix(in), Into::accumulate);
+        } else {
+            widened.accumulate(dw, dout_transposed, Matrix(in));
+        }
+    }
+    if (dbias) bias_gradient(dbias, dout);
+    if (!din) return;
+
+    const Matrix dx(din);
+    if (fp32) {
+        products_->multiply(dx, Matrix(dout), Matrix(weight));
+        if (pre_gelu) gelu_backward(din, din, pre_gelu);
+    } else if (pre_gelu) {
+        // In fp32 until it is multiplied by GELU', so that it is rounded once.
+        const auto times_derivative = [x = pre_gelu.as<bfloat16>(), columns = sizes.in_channels](
+                                          float sum, std::int64_t row, std::int64_t column) {
+            return sum * gelu_derivative(to_float(x[row * columns + column]));
+        };
+        widened.overwrite(dx, Matrix(dout), Matrix(weight), times_derivative);
+    } else if (native_bf16_) {
+        products_->multiply(dx, Matrix(dout), Matrix(weight));
+    } else {
+        widened.overwrite(dx, Matrix(dout), Matrix(weight),
+                          [](float sum, std::int64_t, std::int64_t) { return sum; });
+    }
+}
+
+void CpuOps::bias_gradient(const Tensor& dbias, const Tensor& dout) const {
+    const Tensor rows = dout.rows();
+    const RowBlocks blocks(rows.shape[0]);
+    const std::int64_t columns = rows.shape[1];
+    float* const partials = workspace(blocks.count * columns);
+    with_dtype(dout.dtype, [&](auto element) {
+        using X = decltype(element);
+        parallel_for(threads_, blocks.count, [=, dy = rows.as<X>()](std::int64_t block) {
+            float* sum = partials + block * columns;
+            std::fill_n(sum, columns, 0.0F);
+            for (std::int64_t row = blocks.begin(block); row < blocks.end(block); ++row) {
+                const X* values = dy + row * columns;
+#pragma omp simd
+                for (std::int64_t j = 0; j < columns; ++j) sum[j] += to_float(values[j]);
+            }
+        });
+    });
+    add_partials(threads_, dbias.as<float>(), partials, blocks.count, columns, columns);
+}
+
+std::int64_t CpuOps::matmul_floats(const WorkspaceRequest& request) const {
+    const std::int64_t rows = std::max(request.batch * request.sequence, request.head_rows);
+    const std::int64_t channels = request.largest_matmul_channels;
+    const std::int64_t bias_gradient_floats = RowBlocks::count_up_to(rows) * channels;
+    if (request.dtype == DType::fp32) return bias_gradient_floats;
+    return std::max(bias_gradient_floats, WidenedProduct::floats(std::max(rows, channels)));
+}
+
+}  // namespace llmc::cpu

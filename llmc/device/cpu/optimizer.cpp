@@ -1,0 +1,133 @@
+// The gradient norm, exact sums of metrics, and AdamW.
+#include <array>
+#include <cmath>
+
+#include "llmc/device/cpu/cpu_ops.h"
+#include "llmc/device/cpu/lane_sum.h"
+#include "llmc/device/cpu/operands.h"
+#include "llmc/device/cpu/parallel.h"
+
+namespace llmc::cpu {
+
+namespace {
+
+// The numbers of AdamW that are the same for every element. Those of the bias corrections are made in fp64:
+// 1 - beta^step cancels at the first steps.
+struct Coefficients {
+    Coefficients(const AdamWStep& step, double norm)
+        : beta1(step.beta1),
+          beta2(step.beta2),
+          one_minus_beta1(static_cast<float>(1.0 - double{step.beta1})),
+          one_minus_beta2(static_cast<float>(1.0 - double{step.beta2})),
+          eps(step.eps) {
+        const auto steps = static_cast<double>(step.step);
+        const double correction1 = 1.0 - std::pow(double{step.beta1}, steps);
+        const double correction2 = 1.0 - std::pow(double{step.beta2}, steps);
+        step_size = static_cast<float>(double{step.learning_rate} / correction1);
+        root_correction2 = static_cast<float>(std::sqrt(correction2));
+        if (step.max_grad_norm > 0.0F) {
+            clip = static_cast<float>(std::min(1.0, double{step.max_grad_norm} / (norm + 1e-6)));
+        }
+    }
+
+    float beta1, beta2, one_minus_beta1, one_minus_beta2, eps;
+    float step_size = 0.0F;
+    float root_correction2 = 0.0F;
+    float clip = 1.0F;
+};
+
+// An explicit fma, so that an element's bits do not depend on whether it lies in the vector body of a loop or
+// in its tail: a shard's bounds must not change them. The square root becomes an instruction only where the
+// compiler need not set errno (-fno-math-errno).
+template <class X>
+void update(X* parameters, float* w, float* m, float* v, const float* gradients, std::int64_t begin,
+            std::int64_t end, float keep, const Coefficients& coefficients) {
+    const Coefficients k = coefficients;
+#pragma omp simd
+    for (std::int64_t i = begin; i < end; ++i) {
+        const float g = k.clip * gradients[i];
+        const float first = std::fma(k.beta1, m[i], k.one_minus_beta1 * g);
+        const float second = std::fma(k.beta2, v[i], k.one_minus_beta2 * g * g);
+        const float denominator = std::sqrt(second) / k.root_correction2 + k.eps;
+        const float updated = std::fma(w[i], keep, -k.step_size * (first / denominator));
+        m[i] = first;
+        v[i] = second;
+        w[i] = updated;
+        if constexpr (!std::is_same_v<X, float>) parameters[i] = from_float<X>(updated);
+    }
+}
+
+void check_segments(std::span<const AdamWSegment> segments, std::int64_t elements) {
+    std::int64_t previous_end = 0;
+    for (const AdamWSegment& segment : segments) {
+        check(segment.begin >= previous_end && segment.end >= segment.begin && segment.end <= elements,
+              "segments are in increasing order inside the buffer");
+        previous_end = segment.end;
+    }
+}
+
+}  // namespace
+
+void CpuOps::global_norm_squared(const Tensor& partials, const Tensor& x) {
+    check_dtype(x, DType::fp32, "x");
+    check(x.elements() % norm_block_elements == 0, "the norm is made of whole blocks");
+    const std::int64_t blocks = x.elements() / norm_block_elements;
+    check_elements(partials, DType::fp32, blocks, "partials");
+    parallel_for(threads_, blocks, [to = partials.as<float>(), all = x.as<float>()](std::int64_t block) {
+        const float* values = all + block * norm_block_elements;
+        to[block] =
+            lane_sum<float>(norm_block_elements, [=](std::int64_t i) { return values[i] * values[i]; });
+    });
+}
+
+void CpuOps::sum(const Tensor& out, const Tensor& x) {
+    check_elements(out, DType::fp64, 1, "out");
+    check_dtype(x, DType::fp32, "x");
+    constexpr std::int64_t parts = 64;
+    std::array<double, parts> partial{};
+    const std::int64_t n = x.elements();
+    const std::int64_t size = divide_up(n, parts);
+    parallel_for(threads_for(n, threads_), parts, [=, &partial, all = x.as<float>()](std::int64_t part) {
+        const float* values = all + part * size;
+        const std::int64_t count = std::min(size, n - part * size);
+        partial[static_cast<std::size_t>(part)] =
+            lane_sum<double>(count, [=](std::int64_t i) { return double{values[i]}; });
+    });
+    double total = 0.0;
+    for (const double part : partial) total += part;
+    *out.as<double>() += total;
+}
+
+void CpuOps::adamw(const Tensor& parameters, const Tensor& master, const Tensor& m, const Tensor& v,
+                   const Tensor& gradients, const Tensor& norm_squared,
+                   std::span<const AdamWSegment> segments, const AdamWStep& step) {
+    const std::int64_t n = parameters.elements();
+    check_dtype(parameters, parameters.dtype, "parameters");
+    check_elements(master, DType::fp32, n, "master");
+    check_elements(m, DType::fp32, n, "m");
+    check_elements(v, DType::fp32, n, "v");
+    check_elements(gradients, DType::fp32, n, "gradients");
+    check_elements(norm_squared, DType::fp64, 1, "norm_squared");
+    check(parameters.dtype != DType::fp32 || parameters.data == master.data,
+          "fp32 parameters are their own master copy");
+    check(step.step >= 1, "AdamW's steps count from 1");
+    check_segments(segments, n);
+
+    const double squared = *norm_squared.as<double>();
+    if (!std::isfinite(squared)) return;
+    const Coefficients coefficients(step, std::sqrt(squared));
+    with_dtype(parameters.dtype, [&](auto element) {
+        using X = decltype(element);
+        parallel_pieces(threads_, n, [&](std::int64_t begin, std::int64_t end) {
+            for (const AdamWSegment& segment : segments) {
+                const float keep =
+                    static_cast<float>(1.0 - double{step.learning_rate} * double{segment.weight_decay});
+                update(parameters.as<X>(), master.as<float>(), m.as<float>(), v.as<float>(),
+                       gradients.as<float>(), std::max(begin, segment.begin), std::min(end, segment.end),
+                       keep, coefficients);
+            }
+        });
+    });
+}
+
+}  // namespace llmc::cpu

@@ -1,0 +1,144 @@
+#include "llmc/device/cpu/products.h"
+
+#include <omp.h>
+
+#include <oneapi/dnnl/dnnl.hpp>
+#include <unordered_map>
+
+namespace llmc::cpu {
+
+namespace {
+
+// oneDNN takes its number of threads from OpenMP's setting for the calling thread.
+class ThreadsOfOneDnn {
+  public:
+    explicit ThreadsOfOneDnn(int threads) : before_(omp_get_max_threads()) { omp_set_num_threads(threads); }
+    ~ThreadsOfOneDnn() { omp_set_num_threads(before_); }
+    ThreadsOfOneDnn(const ThreadsOfOneDnn&) = delete;
+    ThreadsOfOneDnn& operator=(const ThreadsOfOneDnn&) = delete;
+
+  private:
+    int before_;
+};
+
+dnnl::memory::data_type data_type(DType dtype) {
+    return dtype == DType::bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
+}
+
+dnnl::memory::desc description(const Matrix& m) {
+    return {{m.rows, m.columns}, data_type(m.dtype), {m.row_stride, m.column_stride}};
+}
+
+}  // namespace
+
+Matrix::Matrix(const Tensor& tensor) : data(tensor.data), dtype(tensor.dtype), column_stride(1) {
+    const Shape shape = tensor.rows().shape;
+    rows = shape[0];
+    columns = shape[1];
+    row_stride = columns;
+}
+
+Matrix::Matrix(float* values, std::int64_t row_count, std::int64_t column_count)
+    : data(reinterpret_cast<std::byte*>(values)),
+      dtype(DType::fp32),
+      rows(row_count),
+      columns(column_count),
+      row_stride(column_count),
+      column_stride(1) {}
+
+Matrix Matrix::transposed() const {
+    Matrix t = *this;
+    std::swap(t.rows, t.columns);
+    std::swap(t.row_stride, t.column_stride);
+    return t;
+}
+
+Matrix Matrix::part(std::int64_t first_row, std::int64_t row_count, std::int64_t first_column,
+                    std::int64_t column_count) const {
+    Matrix p = *this;
+    const std::int64_t offset = first_row * row_stride + first_column * column_stride;
+    p.data += offset * static_cast<std::int64_t>(size_of(dtype));
+    p.rows = row_count;
+    p.columns = column_count;
+    return p;
+}
+
+bool processor_has_bf16() {
+    const auto bf16 = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
+    return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & bf16) == bf16;
+}
+
+struct Products::Engine {
+    dnnl::engine engine{dnnl::engine::kind::cpu, 0};
+    dnnl::stream stream{engine};
+};
+
+struct Products::Primitive {
+    dnnl::matmul matmul;
+    std::unordered_map<int, dnnl::memory> arguments;
+
+    void set(int argument, std::byte* data) { arguments.at(argument).set_data_handle(data); }
+};
+
+Products::Products(int threads) : threads_(threads), engine_(std::make_unique<Engine>()) {}
+
+Products::~Products() = default;
+
+Products::Primitive& Products::primitive(const Matrix& c, const Matrix& a, const Matrix& b, Into into,
+                                         bool has_bias) {
+    const Key key = {c.rows,
+                     c.columns,
+                     a.columns,
+                     a.row_stride,
+                     a.column_stride,
+                     b.row_stride,
+                     b.column_stride,
+                     c.row_stride,
+                     c.column_stride,
+                     static_cast<std::int64_t>(a.dtype) * 256 + static_cast<std::int64_t>(c.dtype),
+                     into == Into::accumulate,
+                     has_bias};
+    if (const auto found = primitives_.find(key); found != primitives_.end()) return *found->second;
+
+    // A caller whose shapes never repeat (a text sampled token by token) must not fill the memory.
+    constexpr std::size_t most = 1024;
+    if (primitives_.size() >= most) primitives_.clear();
+
+    dnnl::primitive_attr attributes;
+    if (into == Into::accumulate) {
+        dnnl::post_ops after;
+        after.append_sum(1.0F);
+        attributes.set_post_ops(after);
+    }
+    const auto bias = has_bias ? dnnl::memory::desc({1, c.columns}, data_type(a.dtype), {c.columns, 1})
+                               : dnnl::memory::desc();
+    const dnnl::matmul::desc operation(description(a), description(b), bias, description(c));
+    const dnnl::engine& engine = engine_->engine;
+    auto made = std::make_unique<Primitive>();
+    made->matmul = dnnl::matmul(dnnl::matmul::primitive_desc(operation, attributes, engine));
+    const auto argument = [&](int index, const dnnl::memory::desc& desc) {
+        made->arguments.emplace(index, dnnl::memory(desc, engine, nullptr));
+    };
+    argument(DNNL_ARG_SRC, description(a));
+    argument(DNNL_ARG_WEIGHTS, description(b));
+    argument(DNNL_ARG_DST, description(c));
+    if (has_bias) argument(DNNL_ARG_BIAS, bias);
+    return *primitives_.emplace(key, std::move(made)).first->second;
+}
+
+void Products::multiply(const Matrix& c, const Matrix& a, const Matrix& b, Into into, const std::byte* bias) {
+    check(a.rows == c.rows && a.columns == b.rows && b.columns == c.columns, "the shapes of a product agree");
+    check(a.dtype == b.dtype && (c.dtype == a.dtype || c.dtype == DType::fp32),
+          "the dtypes of a product agree");
+    if (c.rows == 0 || c.columns == 0) return;
+    const ThreadsOfOneDnn threads(threads_);
+    Primitive& p = primitive(c, a, b, into, bias != nullptr);
+    p.set(DNNL_ARG_SRC, a.data);
+    p.set(DNNL_ARG_WEIGHTS, b.data);
+    p.set(DNNL_ARG_DST, c.data);
+    if (bias != nullptr) p.set(DNNL_ARG_BIAS, const_cast<std::byte*>(bias));
+    p.matmul.execute(engine_->stream, p.arguments);
+    engine_->stream.wait();
+}
+
+}  // namespace llmc::cpu

@@ -1,0 +1,61 @@
+// Matrix products by oneDNN.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "llmc/core/tensor.h"
+
+namespace llmc::cpu {
+
+// A matrix in memory, fp32 or bf16: element (i, j) is row_stride * i + column_stride * j elements from the
+// start. One of the strides is 1.
+struct Matrix {
+    std::byte* data;
+    DType dtype;
+    std::int64_t rows, columns;
+    std::int64_t row_stride, column_stride;
+
+    // A tensor (..., columns) as rows of columns.
+    explicit Matrix(const Tensor& tensor);
+    Matrix(float* values, std::int64_t row_count, std::int64_t column_count);
+
+    Matrix transposed() const;
+    Matrix part(std::int64_t first_row, std::int64_t row_count, std::int64_t first_column,
+                std::int64_t column_count) const;
+};
+
+enum class Into { overwrite, accumulate };
+
+// True if oneDNN multiplies bf16 matrices with instructions of this processor (ONEDNN_MAX_CPU_ISA can say
+// less than the processor has).
+bool processor_has_bf16();
+
+class Products {
+  public:
+    explicit Products(int threads);
+    ~Products();
+    Products(const Products&) = delete;
+    Products& operator=(const Products&) = delete;
+
+    // c = a b (+ bias, one per column of c, in a's dtype), or c += a b; sums in fp32, rounded to c's dtype.
+    // a and b are both fp32 or both bf16; c too, or fp32. An empty matrix a (no columns) is not meant.
+    void multiply(const Matrix& c, const Matrix& a, const Matrix& b, Into into = Into::overwrite,
+                  const std::byte* bias = nullptr);
+
+  private:
+    // A primitive is compiled for its shapes, strides and dtypes, so it is kept for the next call with them.
+    using Key = std::array<std::int64_t, 12>;
+    struct Primitive;
+    struct Engine;
+    Primitive& primitive(const Matrix& c, const Matrix& a, const Matrix& b, Into into, bool has_bias);
+
+    int threads_;
+    std::unique_ptr<Engine> engine_;
+    std::map<Key, std::unique_ptr<Primitive>> primitives_;
+};
+
+}  // namespace llmc::cpu

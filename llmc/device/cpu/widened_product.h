@@ -1,0 +1,95 @@
+// Products of bf16 matrices of which a part is computed in fp32: the whole product where the processor has no
+// bf16 instructions, else only what becomes of the result before it is rounded. The fp32 values are made in
+// tiles that stay in the cache, so the workspace is small whatever the shapes.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "llmc/device/cpu/parallel.h"
+#include "llmc/device/cpu/products.h"
+
+namespace llmc::cpu {
+
+class WidenedProduct {
+  public:
+    // `workspace` holds floats(the most rows or columns of a matrix of the product).
+    WidenedProduct(Products& products, int threads, bool native_bf16, float* workspace)
+        : products_(products), threads_(threads), native_(native_bf16), workspace_(workspace) {}
+
+    // Three tiles: of the result, of a and of b.
+    static std::int64_t floats(std::int64_t most_rows_or_columns) {
+        const std::int64_t tile = std::min(tile_size, most_rows_or_columns);
+        return 3 * tile * tile;
+    }
+
+    // c += a b, c in fp32
+    void accumulate(const Matrix& c, const Matrix& a, const Matrix& b) {
+        for_tiles(c, [&](std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns) {
+            multiply(c.part(row, rows, column, columns), a.part(row, rows, 0, a.columns),
+                     b.part(0, b.rows, column, columns), Into::accumulate);
+        });
+    }
+
+    // c = finish(a b), c in bf16; finish(sum, row, column) takes an element of a b before it is rounded
+    template <class Finish>
+    void overwrite(const Matrix& c, const Matrix& a, const Matrix& b, const Finish& finish) {
+        for_tiles(c, [&](std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns) {
+            const Matrix sums(workspace_, rows, columns);
+            multiply(sums, a.part(row, rows, 0, a.columns), b.part(0, b.rows, column, columns),
+                     Into::overwrite);
+            const Matrix to = c.part(row, rows, column, columns);
+            parallel_for(threads_, rows, [&](std::int64_t i) {
+                const float* sum = reinterpret_cast<const float*>(sums.data) + i * sums.row_stride;
+                bfloat16* result = reinterpret_cast<bfloat16*>(to.data) + i * to.row_stride;
+#pragma omp simd
+                for (std::int64_t j = 0; j < columns; ++j) {
+                    result[j] = to_bfloat16(finish(sum[j], row + i, column + j));
+                }
+            });
+        });
+    }
+
+  private:
+    static constexpr std::int64_t tile_size = 1024;
+
+    template <class F>
+    static void for_tiles(const Matrix& c, const F& f) {
+        for (std::int64_t row = 0; row < c.rows; row += tile_size) {
+            for (std::int64_t column = 0; column < c.columns; column += tile_size) {
+                f(row, std::min(tile_size, c.rows - row), column, std::min(tile_size, c.columns - column));
+            }
+        }
+    }
+
+    // A tile c in fp32 = or += a b. The workspace's first tile may be c; the others take a and b widened.
+    void multiply(const Matrix& c, const Matrix& a, const Matrix& b, Into into) {
+        if (native_) return products_.multiply(c, a, b, into);
+        const std::int64_t tile = std::min(tile_size, std::max({c.rows, c.columns, a.columns}));
+        for (std::int64_t first = 0; first < a.columns; first += tile_size) {
+            const std::int64_t depth = std::min(tile_size, a.columns - first);
+            const Matrix wide_a = widened(a.part(0, a.rows, first, depth), workspace_ + tile * tile);
+            const Matrix wide_b = widened(b.part(first, depth, 0, b.columns), workspace_ + 2 * tile * tile);
+            products_.multiply(c, wide_a, wide_b, first == 0 ? into : Into::accumulate);
+        }
+    }
+
+    // m in fp32, in the same order in memory.
+    Matrix widened(const Matrix& m, float* to) const {
+        if (m.column_stride != 1) return widened(m.transposed(), to).transposed();
+        parallel_for(threads_, m.rows, [&](std::int64_t i) {
+            const bfloat16* from = reinterpret_cast<const bfloat16*>(m.data) + i * m.row_stride;
+            float* wide = to + i * m.columns;
+#pragma omp simd
+            for (std::int64_t j = 0; j < m.columns; ++j) wide[j] = to_float(from[j]);
+        });
+        return {to, m.rows, m.columns};
+    }
+
+    Products& products_;
+    int threads_;
+    bool native_;
+    float* workspace_;
+};
+
+}  // namespace llmc::cpu

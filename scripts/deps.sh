@@ -1,0 +1,128 @@
+#!/usr/bin/env bash
+# What the project needs from the system: finds what is missing, and installs it on Debian and Ubuntu.
+#
+#   scripts/deps.sh            installs what building, testing and plotting need, after saying what that is
+#   scripts/deps.sh lint       the same, and the tools of `make lint`
+#   scripts/deps.sh missing    prints what the build lacks, on one line; nothing where it lacks nothing
+#   scripts/deps.sh python     prints the python3 to use: the first that has the modules below
+#
+# Other systems are told the Debian names of what is missing, and exit with 1 where something is.
+set -euo pipefail
+
+# Group, Debian package, and how another system shows that it has the thing ("debian" where only Debian's
+# packages need it: its PyTorch computes with whatever BLAS is installed, by default a 30 times slower one).
+needed() {
+    cat <<'END'
+build g++                  command:g++
+build pkg-config           command:pkg-config
+build libcli11-dev         header:CLI/CLI.hpp
+build libdnnl-dev          header:oneapi/dnnl/dnnl.hpp
+build libfmt-dev           header:fmt/core.h
+build libopenmpi-dev       pkg-config:ompi-c
+build librandom123-dev     header:Random123/philox.h
+build libxxhash-dev        header:xxhash.h
+build nlohmann-json3-dev   header:nlohmann/json.hpp
+run   openmpi-bin          command:ompi_info
+run   python3-matplotlib   python:matplotlib
+run   python3-numpy        python:numpy
+run   libgtest-dev         header:gtest/gtest.h
+run   libopenblas0-pthread debian
+run   python3-pytest       python:pytest
+run   python3-torch        python:torch
+lint  clang-format-14      command:clang-format-14
+lint  clang-tidy-16        command:clang-tidy-16
+lint  libomp-16-dev        debian
+lint  python3-pyflakes     python:pyflakes
+lint  shellcheck           command:shellcheck
+END
+}
+
+has_apt() { command -v apt-get >/dev/null && command -v dpkg-query >/dev/null; }
+
+# Exit status 0 where the interpreter $1 can import the modules $2...
+imports() {
+    "$1" - "${@:2}" 2>/dev/null <<'END'
+import importlib.util, sys
+sys.exit(not all(importlib.util.find_spec(name) for name in sys.argv[1:]))
+END
+}
+
+# Debian's Python modules are seen by /usr/bin/python3 only, and another python3 may come first in PATH.
+choose_python() {
+    if imports python3 torch numpy pytest matplotlib; then command -v python3; else echo /usr/bin/python3; fi
+}
+
+# Exit status 0 where the system shows that it has the thing.
+found() {
+    local what=${1#*:}
+    case $1 in
+        command:*) command -v "$what" >/dev/null ;;
+        header:*) echo "#include <$what>" | g++ -std=c++20 -fsyntax-only -x c++ - 2>/dev/null ;;
+        pkg-config:*) pkg-config --exists "$what" 2>/dev/null ;;
+        python:*) imports "$(choose_python)" "$what" ;;
+        debian) ! has_apt ;;
+    esac
+}
+
+# Lines "package probe" of what is missing in the groups $1 (a regular expression). A package that dpkg has
+# installed is there, and so is a thing that is found without it.
+missing() {
+    local installed='' group package probe
+    if has_apt; then
+        # shellcheck disable=SC2046  # one argument per package
+        installed=$(dpkg-query -W -f='${Package} ${db:Status-Status}\n' $(needed | awk '{print $2}') \
+            2>/dev/null | sed -n 's/ installed$//p') || true
+    fi
+    while read -r group package probe; do
+        [[ $group =~ ^($1)$ ]] || continue
+        grep -qxF "$package" <<<"$installed" || found "$probe" || echo "$package $probe"
+    done < <(needed)
+}
+
+install_missing() {
+    local packages command
+    mapfile -t packages < <(missing "$1" | cut -d' ' -f1)
+    if ((${#packages[@]} == 0)); then
+        echo 'deps: everything needed is installed'
+        return
+    fi
+    if ! has_apt; then
+        echo "error: missing: ${packages[*]} (Debian's names); install what your system calls them" >&2
+        exit 1
+    fi
+    command="apt-get install -y --no-install-recommends ${packages[*]}"
+    echo "deps: will install with apt (and what they depend on): ${packages[*]}"
+    local as_root=()
+    if ((EUID != 0)); then
+        command -v sudo >/dev/null || {
+            echo "error: neither root nor sudo here; let the administrator run: $command" >&2
+            exit 1
+        }
+        as_root=(sudo)
+    fi
+    # Apt's hundreds of lines go to a log, shown only where it fails; its sizes are worth seeing.
+    local log
+    log=$(mktemp)
+    {
+        "${as_root[@]}" apt-get update -q &&
+            "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q \
+                --no-install-recommends -o Dpkg::Use-Pty=0 "${packages[@]}"
+    } 2>&1 </dev/null | tee "$log" | sed -un 's/^\(Need to get\|After this operation\)/deps: \1/p' || {
+        tail -n 20 "$log" >&2
+        echo "error: apt failed (its log: $log); the command was: $command" >&2
+        exit 1
+    }
+    rm -f "$log"
+    echo "deps: installed"
+}
+
+case ${1-} in
+    '') install_missing 'build|run' ;;
+    lint) install_missing 'build|run|lint' ;;
+    missing) missing build | sed -E 's/^(.*) [a-z-]+:(.*)/\1 (\2)/; s/^(.*) \(\1\)$/\1/' | paste -sd, | sed 's/,/, /g' ;;
+    python) choose_python ;;
+    *)
+        sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
+        exit 1
+        ;;
+esac

@@ -1,0 +1,81 @@
+// The main program of test/mpi (see mpi_test.h).
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "llmc/comm/bootstrap.h"
+#include "mpi_test.h"
+
+namespace llmc::test {
+namespace {
+
+// A test that leaves a rank waiting ends the job, and says so.
+constexpr std::chrono::seconds timeout{60};
+
+std::unique_ptr<MpiEnvironment>& environment() {
+    static std::unique_ptr<MpiEnvironment> environment;
+    return environment;
+}
+
+// After each test all ranks tell each other whether they failed. It has messages of its own, so that a test
+// that one rank left early does not receive them.
+class Agreement : public testing::EmptyTestEventListener {
+  public:
+    Agreement() : ranks_(world().split(0, world().rank())) {}
+
+    // At once, since a failure on one rank may leave the others waiting for it.
+    void OnTestPartResult(const testing::TestPartResult& result) override {
+        if (!result.failed() || ranks_->rank() == 0) return;
+        fmt::print(stderr, "rank {}: {}:{}: Failure\n{}\n", ranks_->rank(),
+                   result.file_name() ? result.file_name() : "?", result.line_number(), result.message());
+    }
+
+    void OnTestEnd(const testing::TestInfo& test) override {
+        std::vector<std::int32_t> failed(static_cast<std::size_t>(ranks_->size()));
+        const Tensor all{reinterpret_cast<std::byte*>(failed.data()), DType::int32, {ranks_->size()}};
+        const Tensor own = all.slice(ranks_->rank(), 1);
+        *own.as<std::int32_t>() = test.result()->Failed() ? 1 : 0;
+        ranks_->all_gather(all, own);
+        if (ranks_->rank() != 0) return;
+        std::string others;
+        for (int rank = 1; rank < ranks_->size(); ++rank)
+            if (failed[static_cast<std::size_t>(rank)] != 0) others += fmt::format(" {}", rank);
+        if (!others.empty()) ADD_FAILURE() << "failed on rank" << others << " (printed above)";
+    }
+
+  private:
+    std::unique_ptr<Communicator> ranks_;
+};
+
+int run_tests() {
+    if (world().rank() != 0 && testing::GTEST_FLAG(list_tests)) return 0;
+    testing::TestEventListeners& listeners = testing::UnitTest::GetInstance()->listeners();
+    if (world().rank() != 0) {
+        delete listeners.Release(listeners.default_result_printer());
+        delete listeners.Release(listeners.default_xml_generator());
+    }
+    // Ends of tests are told to the last listener first, so that the report includes what it adds.
+    listeners.Append(new Agreement);
+    const int status = RUN_ALL_TESTS();
+    return world().rank() == 0 ? status : 0;
+}
+
+}  // namespace
+
+MpiCommunicator& world() { return environment()->world(); }
+
+}  // namespace llmc::test
+
+int main(int argc, char** argv) {
+    testing::InitGoogleTest(&argc, argv);
+    auto& environment = llmc::test::environment();
+    environment = std::make_unique<llmc::MpiEnvironment>(llmc::MpiOptions{.timeout = llmc::test::timeout});
+    const int status = llmc::test::run_tests();
+    environment.reset();
+    return status;
+}

@@ -1,0 +1,12 @@
+// For the tests in test/mpi: GoogleTests that every rank runs, under mpirun with any number of ranks. Rank 0
+// alone reports; a test fails if it fails on any rank. A test may leave no message under way.
+#pragma once
+
+#include "llmc/comm/mpi_communicator.h"
+
+namespace llmc::test {
+
+// All ranks of the job.
+MpiCommunicator& world();
+
+}  // namespace llmc::test

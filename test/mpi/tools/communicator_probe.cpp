@@ -1,0 +1,137 @@
+// For test/python/test_communicator.py: a job that does one thing with the communicator.
+//
+//   communicator_probe traffic DIRECTORY
+//       every call in several sizes; each rank writes the bytes it counted as sent to DIRECTORY/counted.RANK
+//   communicator_probe faults CALL RANK FAULT SECONDS
+//       all make CALL a few times under a time limit of SECONDS, in the middle of which the fault befalls
+//       RANK: sleep (for ever), stop, kill, pause (for three quarters of the limit), differ (it makes another
+//       call)
+//   communicator_probe fail one|all
+//       one rank or all end the job with an error
+//   communicator_probe world
+//       each rank prints its place on the machine
+
+#include <fmt/format.h>
+#include <fmt/os.h>
+#include <signal.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "llmc/comm/bootstrap.h"
+
+using namespace llmc;
+
+namespace {
+
+Tensor tensor_of(std::vector<float>& values) {
+    return {
+        reinterpret_cast<std::byte*>(values.data()), DType::fp32, {static_cast<std::int64_t>(values.size())}};
+}
+
+std::uint64_t bytes_sent(const Communicator& communicator) {
+    std::uint64_t bytes = 0;
+    for (const CallKind kind : all_call_kinds)
+        if (kind != CallKind::recv) bytes += communicator.traffic(kind).bytes;
+    return bytes;
+}
+
+// Passes x round the ring of ranks.
+void ring(Communicator& communicator, const Tensor& x, const Tensor& from_previous) {
+    const int size = communicator.size();
+    if (size == 1) return;
+    communicator.group_begin();
+    communicator.send(x, (communicator.rank() + 1) % size);
+    communicator.recv(from_previous, (communicator.rank() + size - 1) % size);
+    communicator.group_end();
+}
+
+void use_all(Communicator& communicator, std::int64_t part) {
+    std::vector<float> x(static_cast<std::size_t>(part * communicator.size()));
+    std::vector<float> y(static_cast<std::size_t>(part));
+    const Tensor whole = tensor_of(x);
+    communicator.reduce_scatter(tensor_of(y), whole);
+    communicator.all_gather(whole, tensor_of(y));
+    communicator.all_reduce(whole);
+    communicator.all_reduce(whole.flat(0, communicator.size() - 1));
+    communicator.broadcast(whole, communicator.size() - 1);
+    ring(communicator, whole.flat(0, part), tensor_of(y));
+    communicator.barrier();
+}
+
+void count_traffic(MpiEnvironment& mpi, const std::string& directory) {
+    MpiCommunicator& world = mpi.world();
+    std::vector<float> staging(MpiCommunicator::staging_bytes(world.size()) / sizeof(float));
+    world.set_staging(tensor_of(staging));
+    const auto group = world.split(world.rank() % 2, -world.rank());
+    // Messages that are sent at once, and ones that are long enough for other protocols and several chunks.
+    for (const std::int64_t part : {1, 77, 3001, 300007}) {
+        use_all(world, part);
+        use_all(*group, part);
+    }
+    fmt::output_file(fmt::format("{}/counted.{}", directory, world.rank()))
+        .print("{}", bytes_sent(world) + bytes_sent(*group));
+}
+
+void call_once(Communicator& communicator, std::string_view call, const Tensor& x) {
+    const Tensor own = x.flat(communicator.rank() * 4, 4);
+    if (call == "all_reduce") communicator.all_reduce(x);
+    if (call == "reduce_scatter") communicator.reduce_scatter(own, x);
+    if (call == "all_gather") communicator.all_gather(x, own);
+    if (call == "barrier") communicator.barrier();
+    if (call == "ring") {
+        std::vector<float> other(4);
+        ring(communicator, own, tensor_of(other));
+    }
+}
+
+void repeat_with_fault(MpiEnvironment& mpi, std::string_view call, int faulty_rank, std::string_view fault,
+                       double seconds) {
+    MpiCommunicator& world = mpi.world();
+    world.set_timeout(Seconds(seconds));
+    std::vector<float> x(static_cast<std::size_t>(4 * world.size()));
+    for (int i = 0; i < 6; ++i) {
+        std::string_view made = call;
+        if (i == 3 && world.rank() == faulty_rank) {
+            if (fault == "sleep") std::this_thread::sleep_for(std::chrono::hours(1));
+            if (fault == "stop") raise(SIGSTOP);
+            if (fault == "kill") raise(SIGKILL);
+            if (fault == "pause") std::this_thread::sleep_for(Seconds(0.75 * seconds));
+            if (fault == "differ") made = call == "barrier" ? "all_reduce" : "barrier";
+        }
+        call_once(world, made, tensor_of(x));
+    }
+}
+
+void run(MpiEnvironment& mpi, std::span<char*> arguments) {
+    const std::string_view action = arguments[1];
+    if (action == "traffic") count_traffic(mpi, arguments[2]);
+    if (action == "faults")
+        repeat_with_fault(mpi, arguments[2], std::atoi(arguments[3]), arguments[4], std::atof(arguments[5]));
+    if (action == "fail") {
+        if (std::string_view(arguments[2]) == "all" || mpi.world().rank() == mpi.world().size() - 1)
+            user_error("--heads 12 does not divide --channels 800");
+        mpi.world().barrier();
+    }
+    if (action == "world")
+        fmt::print("{} of {}: {} of {} here, {} cores\n", mpi.world().rank(), mpi.world().size(),
+                   mpi.local_rank(), mpi.local_size(), mpi.cores());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    MpiEnvironment mpi;
+    try {
+        run(mpi, {argv, static_cast<std::size_t>(argc)});
+    } catch (const std::exception& error) {
+        mpi.fail(error.what());
+    }
+    return 0;
+}

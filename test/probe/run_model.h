@@ -1,0 +1,125 @@
+// A whole model on the CPU device, one process, driven from outside: what the tests against PyTorch and
+// against the committed reference files share. It is put together from the same plan, store and executor as
+// the trainer's.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "llmc/comm/communicator.h"
+#include "llmc/device/arenas.h"
+#include "llmc/device/device.h"
+#include "llmc/io/model_files.h"
+#include "llmc/io/safetensors.h"
+#include "llmc/parallel/executor.h"
+#include "llmc/plan/run_plan.h"
+
+namespace llmc::probe {
+
+// A group of one: there is nobody to talk to, and the lists of one process hold no communication.
+class Alone final : public Communicator {
+  public:
+    int rank() const override { return 0; }
+    int size() const override { return 1; }
+    void reduce_scatter(const Tensor&, const Tensor&) override { refuse(); }
+    void all_gather(const Tensor&, const Tensor&) override { refuse(); }
+    void all_reduce(const Tensor&) override { refuse(); }
+    void broadcast(const Tensor&, int) override { refuse(); }
+    void send(const Tensor&, int) override { refuse(); }
+    void recv(const Tensor&, int) override { refuse(); }
+    void group_begin() override { refuse(); }
+    void group_end() override { refuse(); }
+    void barrier() override { refuse(); }
+    std::unique_ptr<Communicator> split(int, int) override {
+        programming_error("communication of one process");
+    }
+
+  private:
+    static void refuse() { programming_error("communication of one process"); }
+};
+
+// The sizes of the model in a file of weights; the heads are not to be seen in it.
+inline GPTConfig config_of(const SafetensorsReader& weights, std::int64_t heads) {
+    GPTConfig config{.heads = heads};
+    config.vocabulary = weights.entry("wte.weight").shape[0];
+    config.channels = weights.entry("wte.weight").shape[1];
+    config.sequence_length = weights.entry("wpe.weight").shape[0];
+    while (weights.contains("h." + std::to_string(config.layers) + ".ln_1.weight")) ++config.layers;
+    return config;
+}
+
+class Model {
+  public:
+    // `batch` sequences a step, in micro-batches of `micro_batch`.
+    Model(const std::filesystem::path& weights, std::int64_t heads, DType dtype, std::int64_t batch,
+          std::int64_t micro_batch, float weight_decay = 0)
+        : device_(make_cpu_device()),
+          plan_(plan_run(
+              {.config = config_of(SafetensorsReader(weights), heads),
+               .dtype = dtype,
+               .mesh = {},
+               .global_batch_tokens = batch * SafetensorsReader(weights).entry("wpe.weight").shape[0],
+               .micro_batch_sequences = micro_batch},
+              device_->ops(), 0)),
+          arenas_(*device_, plan_.memory),
+          store_(*device_, arenas_, plan_.store, weight_decay),
+          executor_(plan_.spec.config, *device_, alone_, store_, bind(plan_.activations, arenas_)) {
+        device_->ops().set_workspace(arenas_[plan_.workspace]);
+        load_weights(weights, store_);
+    }
+
+    const GPTConfig& config() const { return plan_.spec.config; }
+
+    // One step on a batch of T+1 tokens a sequence; returns the mean loss before the update. With `update`
+    // false the gradients are made and the weights stay.
+    double step(std::span<const std::int32_t> tokens, bool update, const AdamWStep& adamw = {}) {
+        const std::int64_t T = plan_.spec.config.sequence_length, B = plan_.micro_batch;
+        const auto load = [&](int micro_batch, std::span<std::int32_t> inputs,
+                              std::span<std::int32_t> targets) {
+            for (std::int64_t b = 0; b < B; ++b) {
+                const auto sequence =
+                    tokens.subspan(static_cast<std::size_t>((micro_batch * B + b) * (T + 1)),
+                                   static_cast<std::size_t>(T) + 1);
+                std::copy(sequence.begin(), sequence.end() - 1, inputs.begin() + b * T);
+                std::copy(sequence.begin() + 1, sequence.end(), targets.begin() + b * T);
+            }
+        };
+        Step step = plan_.training;
+        if (!update)
+            std::erase_if(step.actions,
+                          [](const Action& action) { return action.kind == ActionKind::update; });
+        const auto tokens_in_all = static_cast<double>(plan_.spec.global_batch_tokens);
+        executor_.run(step, {.load = load,
+                             .sequences = B,
+                             .loss_scale = static_cast<float>(1.0 / tokens_in_all),
+                             .adamw = adamw});
+        return executor_.loss_sum() / tokens_in_all;
+    }
+
+    double norm_squared() const { return executor_.norm_squared(); }
+
+    void save_gradients(const std::filesystem::path& file) {
+        save_tensors(file, *device_, store_, &UnitBuffers<Tensor>::gradients, false);
+    }
+
+  private:
+    Alone alone_;
+    std::unique_ptr<Device> device_;
+    RunPlan plan_;
+    Arenas arenas_;
+    ParameterStore store_;
+    Executor executor_;
+};
+
+// The batch in a file's tensor "tokens", I32 (B,T+1).
+inline std::vector<std::int32_t> read_tokens(const SafetensorsReader& file) {
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(file.entry("tokens").shape.elements()));
+    file.read("tokens", std::as_writable_bytes(std::span(tokens)));
+    return tokens;
+}
+
+}  // namespace llmc::probe

@@ -1,0 +1,248 @@
+// Runs one operation of llmc/device/ops.h by its name, on tensors of the host: what the tests against PyTorch
+// and against the committed reference files share.
+//
+// Inputs and results have the names that ops.h gives the operands. An operand that accumulates, or is changed
+// in place, is an input and a result. Optional operands are those given. Scalars are inputs of one element.
+// Besides:
+//   matmul_forward      with_gelu = 1 asks for pre_gelu
+//   matmul_backward     without_din = 1 asks for no din
+//   gelu_backward, add  in_place = 1: din is dout, out is a; add: in_place = 2: out is b
+//   cast                the dtype is out's; in has the other one
+//   fill                the dtype is out's, any; `out` is an input for its shape
+//   adamw               several steps from 1: gradients (steps, n), norm_squared (steps), learning_rate
+//                       (steps); segments (count, 3) of begin, end, weight_decay; the other inputs as ops.h
+//                       says. with_norm = 1: norm_squared, 0 before, is made of the gradients by
+//                       global_norm_squared and sum, and is a result
+#pragma once
+
+#include "test/probe/operands.h"
+
+namespace llmc::probe {
+
+namespace calls {
+
+inline constexpr DType fp32 = DType::fp32;
+inline constexpr DType bf16 = DType::bf16;
+inline constexpr DType fp64 = DType::fp64;
+inline constexpr DType int32 = DType::int32;
+
+// Workspace for operands of (..., channels): as many rows in one sequence as there are.
+inline WorkspaceRequest rows_request(DType dtype, const Shape& shape, std::int64_t other_channels = 0) {
+    const std::int64_t rows = shape.elements() / shape.last();
+    return {.batch = 1,
+            .sequence = rows,
+            .channels = shape.last(),
+            .heads = 1,
+            .largest_matmul_channels = std::max(shape.last(), other_channels),
+            .head_rows = rows,
+            .dtype = dtype};
+}
+
+// For qkv (B,T,3,NH,HS).
+inline WorkspaceRequest attention_request(DType dtype, const Shape& qkv) {
+    return {.batch = qkv[0],
+            .sequence = qkv[1],
+            .channels = qkv[3] * qkv[4],
+            .heads = qkv[3],
+            .largest_matmul_channels = 3 * qkv[3] * qkv[4],
+            .head_rows = qkv[0] * qkv[1],
+            .dtype = dtype};
+}
+
+inline Shape rows_of(const Shape& shape) { return {shape.elements() / shape.last()}; }
+
+inline Shape with_last(const Shape& shape, std::int64_t last) {
+    if (shape.dimensions() == 2) return {shape[0], last};
+    if (shape.dimensions() == 3) return {shape[0], shape[1], last};
+    user_error("{} is neither (N,C) nor (B,T,C)", to_string(shape));
+}
+
+// ---- one function an operation, in the order of ops.h
+
+inline void encoder_forward(Operands& o, Ops& ops) {
+    const Shape& tokens = o.shape("tokens");
+    const Shape out{tokens[0], tokens[1], o.shape("wte").last()};
+    o.provide_workspace(rows_request(o.X, out));
+    ops.encoder_forward(o.out("out", o.X, out), o.in("tokens", int32), o.in("wte", o.X), o.in("wpe", o.X));
+}
+
+inline void encoder_backward(Operands& o, Ops& ops) {
+    o.provide_workspace(rows_request(o.X, o.shape("dout")));
+    ops.encoder_backward(o.in_out("dwte", fp32), o.in_out("dwpe", fp32), o.in("dout", o.X),
+                         o.in("tokens", int32));
+}
+
+inline void layernorm_forward(Operands& o, Ops& ops) {
+    const Shape& in = o.shape("in");
+    o.provide_workspace(rows_request(o.X, in));
+    ops.layernorm_forward(o.out("out", o.X, in), o.out("mean", fp32, rows_of(in)),
+                          o.out("rstd", fp32, rows_of(in)), o.in("in", o.X), o.in("gamma", o.X),
+                          o.in("beta", o.X));
+}
+
+inline void layernorm_backward(Operands& o, Ops& ops) {
+    o.provide_workspace(rows_request(o.X, o.shape("in")));
+    ops.layernorm_backward(o.in_out("din", o.X), o.in_out("dgamma", fp32), o.in_out("dbeta", fp32),
+                           o.in("dout", o.X), o.in("in", o.X), o.in("gamma", o.X), o.in("mean", fp32),
+                           o.in("rstd", fp32));
+}
+
+inline void fused_residual_layernorm_forward(Operands& o, Ops& ops) {
+    const Shape& in = o.shape("in1");
+    o.provide_workspace(rows_request(o.X, in));
+    ops.fused_residual_layernorm_forward(o.out("residual", o.X, in), o.out("out", o.X, in),
+                                         o.out("mean", fp32, rows_of(in)), o.out("rstd", fp32, rows_of(in)),
+                                         o.in("in1", o.X), o.in("in2", o.X), o.in("gamma", o.X),
+                                         o.in("beta", o.X));
+}
+
+inline void matmul_forward(Operands& o, Ops& ops) {
+    const Shape out = with_last(o.shape("in"), o.shape("weight")[0]);
+    o.provide_workspace(rows_request(o.X, o.shape("in"), out.last()));
+    ops.matmul_forward(o.out("out", o.X, out), o.in("in", o.X), o.in("weight", o.X),
+                       o.in_if_given("bias", o.X),
+                       o.flag("with_gelu") ? o.out("pre_gelu", o.X, out) : Tensor{});
+}
+
+inline void matmul_backward(Operands& o, Ops& ops) {
+    o.provide_workspace(rows_request(o.X, o.shape("in"), o.shape("dout").last()));
+    ops.matmul_backward(o.flag("without_din") ? Tensor{} : o.out("din", o.X, o.shape("in")),
+                        o.in_out_if_given("dweight", fp32), o.in_out_if_given("dbias", fp32),
+                        o.in("dout", o.X), o.in("in", o.X), o.in("weight", o.X),
+                        o.in_if_given("pre_gelu", o.X));
+}
+
+inline void gelu_forward(Operands& o, Ops& ops) {
+    ops.gelu_forward(o.out("out", o.X, o.shape("in")), o.in("in", o.X));
+}
+
+inline void gelu_backward(Operands& o, Ops& ops) {
+    const bool in_place = o.flag("in_place");
+    const Tensor dout = in_place ? o.in_out("dout", o.X) : o.in("dout", o.X);
+    ops.gelu_backward(in_place ? dout : o.out("din", o.X, dout.shape), dout, o.in("in", o.X));
+}
+
+inline void attention_forward(Operands& o, Ops& ops) {
+    const Shape& qkv = o.shape("qkv");
+    o.provide_workspace(attention_request(o.X, qkv));
+    ops.attention_forward(o.out("out", o.X, {qkv[0], qkv[1], qkv[3], qkv[4]}),
+                          o.out("lse", fp32, {qkv[0], qkv[3], qkv[1]}), o.in("qkv", o.X));
+}
+
+inline void attention_backward(Operands& o, Ops& ops) {
+    const Shape& qkv = o.shape("qkv");
+    o.provide_workspace(attention_request(o.X, qkv));
+    ops.attention_backward(o.out("dqkv", o.X, qkv), o.in("dout", o.X), o.in("qkv", o.X), o.in("out", o.X),
+                           o.in("lse", fp32));
+}
+
+inline void fused_classifier(Operands& o, Ops& ops) {
+    const Shape& logits = o.shape("logits");
+    o.provide_workspace(rows_request(o.X, logits));
+    ops.fused_classifier(o.in_out("logits", o.X), o.out("losses", fp32, {logits[0]}), o.in("targets", int32),
+                         static_cast<std::int64_t>(o.scalar("vocabulary")),
+                         static_cast<float>(o.scalar("scale")), o.scalar("write_dlogits") != 0);
+}
+
+inline void global_norm_squared(Operands& o, Ops& ops) {
+    ops.global_norm_squared(o.out("partials", fp32, {o.shape("x").elements() / norm_block_elements}),
+                            o.in("x", fp32));
+}
+
+inline void sum(Operands& o, Ops& ops) { ops.sum(o.in_out("out", fp64), o.in("x", fp32)); }
+
+inline std::vector<AdamWSegment> segments_of(const std::vector<double>& table) {
+    std::vector<AdamWSegment> segments;
+    for (std::size_t i = 0; i + 2 < table.size(); i += 3)
+        segments.push_back({static_cast<std::int64_t>(table[i]), static_cast<std::int64_t>(table[i + 1]),
+                            static_cast<float>(table[i + 2])});
+    return segments;
+}
+
+inline void adamw(Operands& o, Ops& ops) {
+    const auto number = [&](std::string_view name) { return static_cast<float>(o.scalar(name)); };
+    const Tensor master = o.in_out("master", fp32);
+    const Tensor parameters = o.X == fp32 ? master : o.in_out("parameters", o.X);
+    const Tensor m = o.in_out("m", fp32);
+    const Tensor v = o.in_out("v", fp32);
+    const Tensor gradients = o.in("gradients", fp32);
+    const bool with_norm = o.flag("with_norm");
+    const Tensor norms = with_norm ? o.in_out("norm_squared", fp64) : o.in("norm_squared", fp64);
+    const std::vector<AdamWSegment> segments = segments_of(o.values("segments"));
+
+    for (std::int64_t k = 0; k < gradients.shape[0]; ++k) {
+        const Tensor gradient = gradients.slice(k, 1).view(master.shape);
+        const Tensor norm_squared = norms.flat(k, 1);
+        if (with_norm) {
+            const Tensor partials = o.scratch("partials", fp32, {gradient.elements() / norm_block_elements});
+            ops.global_norm_squared(partials, gradient);
+            ops.sum(norm_squared, partials);
+        }
+        ops.adamw(
+            parameters, master, m, v, gradient, norm_squared, segments,
+            {.step = k + 1,
+             .learning_rate = static_cast<float>(o.values("learning_rate")[static_cast<std::size_t>(k)]),
+             .beta1 = number("beta1"),
+             .beta2 = number("beta2"),
+             .eps = number("eps"),
+             .max_grad_norm = number("max_grad_norm")});
+    }
+}
+
+inline void cast(Operands& o, Ops& ops) {
+    ops.cast(o.out("out", o.X, o.shape("in")), o.in("in", o.X == fp32 ? bf16 : fp32));
+}
+
+inline void fill(Operands& o, Ops& ops) {
+    ops.fill(o.in_out("out", o.X), static_cast<float>(o.scalar("value")));
+}
+
+inline void add(Operands& o, Ops& ops) {
+    const double in_place = o.has("in_place") ? o.scalar("in_place") : 0;
+    const Tensor a = in_place == 1 ? o.in_out("a", o.X) : o.in("a", o.X);
+    const Tensor b = in_place == 2 ? o.in_out("b", o.X) : o.in("b", o.X);
+    ops.add(in_place == 1 ? a : in_place == 2 ? b : o.out("out", o.X, a.shape), a, b);
+}
+
+inline void all_finite(Operands& o, Ops& ops) { ops.all_finite(o.out("flag", int32, {1}), o.in("x", o.X)); }
+
+}  // namespace calls
+
+using Call = void (*)(Operands&, Ops&);
+
+// Every operation of ops.h.
+inline const std::map<std::string, Call, std::less<>>& all_calls() {
+    static const std::map<std::string, Call, std::less<>> table = {
+        {"encoder_forward", calls::encoder_forward},
+        {"encoder_backward", calls::encoder_backward},
+        {"layernorm_forward", calls::layernorm_forward},
+        {"layernorm_backward", calls::layernorm_backward},
+        {"fused_residual_layernorm_forward", calls::fused_residual_layernorm_forward},
+        {"matmul_forward", calls::matmul_forward},
+        {"matmul_backward", calls::matmul_backward},
+        {"gelu_forward", calls::gelu_forward},
+        {"gelu_backward", calls::gelu_backward},
+        {"attention_forward", calls::attention_forward},
+        {"attention_backward", calls::attention_backward},
+        {"fused_classifier", calls::fused_classifier},
+        {"global_norm_squared", calls::global_norm_squared},
+        {"sum", calls::sum},
+        {"adamw", calls::adamw},
+        {"cast", calls::cast},
+        {"fill", calls::fill},
+        {"add", calls::add},
+        {"all_finite", calls::all_finite}};
+    return table;
+}
+
+// Calls the operation `op` with X = `dtype` and returns everything it wrote. UserError if there is no such
+// operation or an input does not fit it.
+inline HostTensors run_op(Device& device, std::string_view op, DType dtype, const HostTensors& inputs) {
+    const auto call = all_calls().find(op);
+    if (call == all_calls().end()) user_error("there is no operation {}", op);
+    Operands operands(device, dtype, inputs);
+    call->second(operands, device.ops());
+    return operands.results();
+}
+
+}  // namespace llmc::probe

@@ -1,0 +1,102 @@
+"""One call of an operation with what it must give: random operands, exact results, bounds, and the comparison.
+
+The operands of a Case are made at random and rounded to the dtype that the device holds them in; `expected` are the
+results in fp64 from these rounded operands; `bounds` says how far from them each element may be.
+"""
+
+import dataclasses
+
+import numpy as np
+import torch
+
+import bounded
+from bounded import Bounded
+
+# A result in fp32 must besides be as near as this to the exact one, in the norm of the whole tensor: rounding errors
+# mostly cancel in long sums, of which the bounds above assume the worst.
+NORM_TOLERANCE_FP32 = 1e-5
+
+
+@dataclasses.dataclass
+class Case:
+    name: str
+    inputs: dict
+    expected: dict
+    bounds: dict
+
+
+class Maker:
+    """Random operands for one case of an operation in a dtype."""
+
+    def __init__(self, random, dtype):
+        self.random, self.dtype = random, dtype
+
+    def normal(self, *shape, scale=1.0, offset=0.0):
+        """An operand in the compute dtype."""
+        return self.rounded(offset + scale * self.random.standard_normal(shape))
+
+    def normal_fp32(self, *shape, scale=1.0):
+        return to_fp32(scale * self.random.standard_normal(shape))
+
+    def integers(self, low, high, *shape):
+        return self.random.randint(low, high, shape).astype(np.float64)
+
+    def rounded(self, x):
+        return to_fp32(x) if self.dtype == "fp32" else to_bf16(x)
+
+
+def to_fp32(x):
+    return np.asarray(x, dtype=np.float64).astype(np.float32).astype(np.float64)
+
+
+def to_bf16(x):
+    return torch.tensor(np.asarray(x)).to(torch.float32).to(torch.bfloat16).to(torch.float64).numpy()
+
+
+def in_fp32(exact):
+    """An operand saved in fp32 by the forward pass: (what the device is given, the exact number with its distance)."""
+    given = to_fp32(exact)
+    return given, Bounded(exact, abs(given - exact))
+
+
+def make_case(inputs, exact, derived):
+    """`exact` are PyTorch's results, `derived` the Bounded ones of the formula in ops.h, or arrays: no rounding."""
+    expected, bounds = {}, {}
+    for name, result in exact.items():
+        expected[name] = np.asarray(result.detach() if isinstance(result, torch.Tensor) else result, dtype=np.float64)
+        of_formula = bounded.bounded(derived[name])
+        bounds[name] = np.array(of_formula.error)
+        with np.errstate(invalid="ignore"):  # infinity - infinity
+            distance = abs(of_formula.value - expected[name])
+        # fp64 against fp32: 2^-29 of the bound, with room for its own sums.
+        ok = (distance <= 1e-6 * bounds[name]) | np.isnan(expected[name]) | (of_formula.value == expected[name])
+        assert ok.all(), f"{name}: the formula in ops.h is not what PyTorch computes"
+    return Case("", inputs, expected, bounds)
+
+
+def differences(case, dtype, results):
+    """What of the results of a case is not as it must be, in words."""
+    found = []
+    if sorted(results) != sorted(case.expected):
+        found.append(f"({case.name}) gave {sorted(results)}, not {sorted(case.expected)}")
+    for name in sorted(set(results) & set(case.expected)):
+        result, expected, bound = results[name], case.expected[name], case.bounds[name]
+        if result.shape != expected.shape:
+            found.append(f"({case.name}) {name} has the shape {result.shape}, not {expected.shape}")
+            continue
+        found += [f"({case.name}) {name}{text}" for text in _far_elements(result, expected, bound)]
+        finite = np.isfinite(expected)
+        error, norm = np.linalg.norm(result[finite] - expected[finite]), np.linalg.norm(expected[finite])
+        if dtype == "fp32" and not error <= NORM_TOLERANCE_FP32 * norm:
+            found.append(f"({case.name}) {name}: the error's norm is {error:.3g}, that of the exact result {norm:.3g}")
+    return found
+
+
+def _far_elements(result, expected, bound):
+    same = (result == expected) | (np.isnan(result) & np.isnan(expected))
+    with np.errstate(invalid="ignore"):
+        far = ~(same | (abs(result - expected) <= bound))
+    if far.any():
+        worst = tuple(int(i) for i in np.argwhere(far)[0])
+        yield (f"{list(worst)} is {result[worst]!r}, not {expected[worst]!r} within {bound[worst]:.3g}; "
+               f"{far.sum()} of {far.size} are off")

@@ -1,0 +1,113 @@
+"""The table of the cases that are tested: ordinary and odd sizes of every operation of llmc/device/ops.h.
+
+Where a result has very few elements their operands are such that it does not cancel to nearly 0: the error is compared
+with its norm, besides the bound on each element.
+"""
+
+import dataclasses
+import math
+import zlib
+
+import numpy as np
+
+from cases import Maker
+from reference_ops import (
+    GELU_HUGE_VALUES, GELU_VALUES, attention_backward, attention_forward, encoder_backward, encoder_forward,
+    fused_classifier, fused_residual_layernorm_forward, gelu_backward, gelu_forward, layernorm_backward,
+    layernorm_forward, matmul_backward, matmul_forward)
+from reference_updates import adamw, add, all_finite, cast, fill, global_norm_squared, sum_fp64
+
+
+@dataclasses.dataclass
+class Operation:
+    make: callable
+    small: list  # the cases of the committed reference files
+    more: list   # those computed afresh besides
+    dtypes: tuple = ("fp32", "bf16")
+
+
+def of(*sizes, **options):
+    """The arguments of one case."""
+    return sizes, options
+
+
+OPERATIONS = {
+    "encoder_forward": Operation(
+        encoder_forward, [of(2, 3, 5, 7), of(1, 1, 8, 3, longer=2)],
+        [of(2, 8, 16, 32), of(3, 13, 10, 37), of(1, 1, 5, 1), of(4, 64, 128, 256, longer=7)]),
+    "encoder_backward": Operation(
+        encoder_backward, [of(2, 3, 5, 4), of(1, 1, 8, 3, longer=2)],
+        [of(2, 8, 16, 32), of(3, 13, 10, 37), of(1, 1, 5, 1), of(4, 64, 128, 256, longer=7), of(2, 40, 17, 2)]),
+    "layernorm_forward": Operation(
+        layernorm_forward, [of(1, 5, offset=4.0), of(3, 13, offset=-4.0)],
+        [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0)]),
+    "layernorm_backward": Operation(
+        layernorm_backward, [of(1, 5, offset=4.0), of(3, 13, offset=-4.0)],
+        [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0)]),
+    "fused_residual_layernorm_forward": Operation(
+        fused_residual_layernorm_forward, [of(1, 5, offset=4.0), of(3, 13, offset=-4.0)],
+        [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0)]),
+    "matmul_forward": Operation(
+        matmul_forward, [of(3, 5, OC=7), of(1, 9, OC=4, bias=False), of(2, 3, 5, OC=6, gelu=True)],
+        [of(16, 16, OC=48), of(1, 5, OC=37), of(13, 20, OC=7, bias=False), of(3, 13, 10, OC=65, gelu=True),
+         of(13, 37, OC=37, bias=False, gelu=True), of(1, 2, OC=3), of(4, 64, 128, OC=512, gelu=True),
+         of(4, 64, 128, OC=256, bias=False)]),
+    "matmul_backward": Operation(
+        matmul_backward, [of(3, 5, OC=7), of(1, 9, OC=4, want=("din", "dweight")), of(2, 3, 5, OC=6, gelu=True)],
+        [of(16, 16, OC=48), of(1, 5, OC=37), of(13, 20, OC=7, want=("din",)), of(13, 20, OC=7, want=("dweight",)),
+         of(13, 20, OC=7, want=("dbias",)), of(13, 20, OC=9, want=("dweight", "dbias")),
+         of(3, 13, 10, OC=65, gelu=True), of(13, 37, OC=37, gelu=True, want=("din", "dweight")),
+         of(4, 64, 512, OC=128, gelu=True), of(4, 64, 128, OC=256), of(1, 2, OC=3)]),
+    "gelu_forward": Operation(
+        gelu_forward, [of(3, 7), of(values=GELU_VALUES)],
+        [of(values=[0.7]), of(2, 8, 16), of(3, 13, 37), of(4, 64, 128), of(values=GELU_HUGE_VALUES)]),
+    "gelu_backward": Operation(
+        gelu_backward, [of(3, 7), of(values=GELU_VALUES), of(2, 5, in_place=True)],
+        [of(values=[0.7]), of(2, 8, 16), of(3, 13, 37, in_place=True), of(4, 64, 128), of(values=GELU_HUGE_VALUES)]),
+    "attention_forward": Operation(
+        attention_forward, [of(1, 1, 1, 5, offset=3.0), of(2, 5, 2, 3), of(1, 9, 1, 4, large=True)],
+        [of(2, 8, 4, 16), of(1, 1, 3, 8), of(2, 13, 1, 5), of(1, 37, 3, 20), of(2, 64, 4, 32), of(1, 65, 1, 8),
+         of(1, 130, 2, 64), of(2, 33, 2, 16, large=True), of(3, 1, 2, 1)]),
+    "attention_backward": Operation(
+        attention_backward, [of(1, 1, 1, 5, offset=3.0), of(2, 5, 2, 3), of(1, 9, 1, 4, large=True)],
+        [of(2, 8, 4, 16), of(1, 1, 3, 8), of(2, 13, 1, 5), of(1, 37, 3, 20), of(2, 64, 4, 32), of(1, 65, 1, 8),
+         of(1, 130, 2, 64), of(2, 33, 2, 16, large=True), of(3, 1, 2, 1)]),
+    "fused_classifier": Operation(
+        fused_classifier, [of(3, 7, 9, ignored=1), of(4, 11, 11, write_dlogits=False), of(5, 8, 10, large=True)],
+        [of(16, 32, 32), of(1, 37, 128, spread=1.0), of(13, 50, 128, ignored=5),
+         of(13, 37, 40, ignored=1, write_dlogits=False), of(9, 37, 64, large=True), of(64, 256, 256),
+         of(2, 5, 8, ignored=2), of(5, 1000, 1024)]),
+    "global_norm_squared": Operation(global_norm_squared, [of(1)], [of(2), of(13)], dtypes=("fp32",)),
+    "sum": Operation(sum_fp64, [of(1), of(3, 5)], [of(1025), of(13, 37), of(100_000)], dtypes=("fp32",)),
+    "adamw": Operation(
+        adamw,
+        [of(12, [(0, 5, 0.1), (5, 9, 0.0)], steps=3, max_grad_norm=0.05),
+         of(8, [(1, 8, 0.1)], steps=1, max_grad_norm=1.0, norm_squared=math.inf)],
+        [of(12, [(0, 5, 0.1), (5, 9, 0.0)], steps=3, max_grad_norm=0.0),
+         of(37, [(0, 37, 0.01)], steps=10, max_grad_norm=100.0),
+         of(2048, [(0, 700, 0.1), (768, 2000, 0.0)], steps=5, max_grad_norm=1.0, with_norm=True),
+         of(5120, [(3, 5117, 0.1)], steps=2, max_grad_norm=0.0, with_norm=True),
+         of(8, [(1, 8, 0.1)], steps=1, max_grad_norm=1.0, norm_squared=math.nan)]),
+    "cast": Operation(cast, [of(5)], [of(3, 37), of(1000)]),
+    "fill": Operation(fill, [of(5, value=-3.0)], [of(13, value=7.0), of(1, value=0.0), of(4, 100, value=2.0)],
+                      dtypes=("fp32", "bf16", "fp64", "int32")),
+    "add": Operation(
+        add, [of(3, 5), of(7, in_place=1), of(7, in_place=2)], [of(2, 13, 37), of(1), of(1000, in_place=1)]),
+    "all_finite": Operation(
+        all_finite, [of(5), of(5, special=math.nan, place=4), of(3, special=-math.inf), of(70, special=math.inf, place=69)],
+        [of(1), of(1000), of(1000, special=math.inf, place=500), of(37, special=math.nan),
+         of(37, special=math.inf, place=36)]),
+}
+
+
+def make_cases(op, dtype, seed, only_small=False):
+    """The cases of an operation in a dtype: a function of the seed."""
+    operation = OPERATIONS[op]
+    # numpy keeps this generator's numbers the same for ever.
+    random = np.random.RandomState([seed, zlib.crc32(op.encode()), zlib.crc32(dtype.encode())])
+    cases = []
+    for sizes, options in operation.small + ([] if only_small else operation.more):
+        case = operation.make(Maker(random, dtype), *sizes, **options)
+        case.name = ", ".join([str(size) for size in sizes] + [f"{name}={value}" for name, value in options.items()])
+        cases.append(case)
+    return cases

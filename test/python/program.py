@@ -1,0 +1,58 @@
+"""Runs ./train_gpt as a person does, and reads what it leaves."""
+
+import json
+import os
+import pathlib
+import subprocess
+
+import numpy as np
+
+BUILD = os.environ.get("BUILD_DIR", "build")
+ROOT = pathlib.Path(__file__).parents[2]
+PROGRAM = os.environ.get("PROGRAM", "./train_gpt")
+
+# A model that trains in a moment.
+SMALL = ["--layers=2", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384"]
+
+
+def run(*options, ranks=1, env=None, timeout=300, check=True):
+    """Runs the program on so many processes; returns its CompletedProcess, output as text."""
+    command = [PROGRAM, *map(str, options)]
+    if ranks > 1:
+        command = ["scripts/launch.sh", "-np", str(ranks), *command]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout,
+                            env={**os.environ, **(env or {})})
+    if check:
+        assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout[-2000:]}\n{result.stderr}"
+    return result
+
+
+class Run:
+    """What a run in `out_dir` recorded."""
+
+    def __init__(self, out_dir):
+        self.out_dir = pathlib.Path(out_dir)
+        lines = [json.loads(line) for line in (self.out_dir / "metrics.jsonl").read_text().splitlines()]
+        self.record, self.lines = lines[0]["run"], lines[1:]
+
+    def column(self, name):
+        return [line[name] for line in self.lines]
+
+    @property
+    def losses(self):
+        return self.column("loss")
+
+
+def train(out_dir, *options, ranks=1, **arguments):
+    """Trains quietly (no samples, no validation unless asked for) and returns the Run."""
+    run(f"--out-dir={out_dir}", "--sample-tokens=0", *options, ranks=ranks, **arguments)
+    return Run(out_dir)
+
+
+def write_token_file(path, tokens, wide=False):
+    """A .bin file of the field's: uint16 tokens, or uint32 ones."""
+    header = np.zeros(256, dtype=np.int32)
+    header[:3] = (20240801, 7, len(tokens)) if wide else (20240520, 1, len(tokens))
+    with open(path, "wb") as file:
+        file.write(header.tobytes())
+        file.write(np.asarray(tokens, dtype=np.uint32 if wide else np.uint16).tobytes())

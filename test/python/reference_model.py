@@ -1,0 +1,118 @@
+"""GPT-2 in PyTorch, in the names and shapes of Hugging Face's files: what the trainer is compared with.
+
+Weights are a dict of tensors, {"h.0.attn.c_attn.weight": (C,3C), ...}; a matrix W of a block serves as x W + b. Everything
+runs in the dtype of the weights: fp64 for references.
+"""
+
+import dataclasses
+import math
+
+import torch
+from torch.nn import functional
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    layers: int
+    heads: int
+    channels: int
+    seq_len: int
+    vocab_size: int
+
+    def options(self):
+        """As options of the program."""
+        return [f"--{name.replace('_', '-')}={value}" for name, value in dataclasses.asdict(self).items()]
+
+
+def shapes(sizes):
+    """{name: shape} of every tensor, in the order of the program's units."""
+    C = sizes.channels
+    result = {"wte.weight": (sizes.vocab_size, C), "wpe.weight": (sizes.seq_len, C)}
+    for i in range(sizes.layers):
+        result |= {
+            f"h.{i}.ln_1.weight": (C,), f"h.{i}.ln_1.bias": (C,),
+            f"h.{i}.attn.c_attn.weight": (C, 3 * C), f"h.{i}.attn.c_attn.bias": (3 * C,),
+            f"h.{i}.attn.c_proj.weight": (C, C), f"h.{i}.attn.c_proj.bias": (C,),
+            f"h.{i}.ln_2.weight": (C,), f"h.{i}.ln_2.bias": (C,),
+            f"h.{i}.mlp.c_fc.weight": (C, 4 * C), f"h.{i}.mlp.c_fc.bias": (4 * C,),
+            f"h.{i}.mlp.c_proj.weight": (4 * C, C), f"h.{i}.mlp.c_proj.bias": (C,),
+        }
+    return result | {"ln_f.weight": (C,), "ln_f.bias": (C,)}
+
+
+def random_weights(sizes, generator, dtype=torch.float32):
+    """Weights a little away from their initial values, biases and layernorms included, so that every gradient matters.
+
+    They are numbers of `dtype`, held in fp64.
+    """
+    weights = {}
+    for name, shape in shapes(sizes).items():
+        noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+        is_gain = ".ln_" in "." + name and name.endswith("weight")
+        weights[name] = ((1.0 if is_gain else 0.0) + 0.1 * noise).to(dtype).double()
+    return weights
+
+
+def random_tokens(sizes, batch, generator):
+    """(batch, T+1): inputs are all but the last of a row, targets all but the first."""
+    return torch.randint(sizes.vocab_size, (batch, sizes.seq_len + 1), generator=generator)
+
+
+def logits(weights, sizes, inputs):
+    """(B,T) -> (B,T,V)"""
+    B, T = inputs.shape
+    C, NH = sizes.channels, sizes.heads
+
+    def layernorm(x, name):
+        return functional.layer_norm(x, (C,), weights[f"{name}.weight"], weights[f"{name}.bias"], 1e-5)
+
+    def linear(x, name):
+        return x @ weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+    mask = torch.ones(T, T, dtype=torch.bool).triu(1)
+    x = weights["wte.weight"][inputs] + weights["wpe.weight"][:T]
+    for i in range(sizes.layers):
+        qkv = linear(layernorm(x, f"h.{i}.ln_1"), f"h.{i}.attn.c_attn")
+        q, k, v = (part.view(B, T, NH, C // NH).transpose(1, 2) for part in qkv.split(C, dim=2))
+        scores = (q @ k.transpose(2, 3) / math.sqrt(C // NH)).masked_fill(mask, -math.inf)
+        attention = (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, C)
+        x = x + linear(attention, f"h.{i}.attn.c_proj")
+        hidden = linear(layernorm(x, f"h.{i}.ln_2"), f"h.{i}.mlp.c_fc")
+        # GELU in its tanh form, which torch 1.13 knows as approximate="tanh".
+        x = x + linear(functional.gelu(hidden, approximate="tanh"), f"h.{i}.mlp.c_proj")
+    return layernorm(x, "ln_f") @ weights["wte.weight"].T
+
+
+def loss(weights, sizes, tokens):
+    """Mean cross-entropy of a batch (B,T+1), in nats."""
+    predicted = logits(weights, sizes, tokens[:, :-1])
+    return functional.cross_entropy(predicted.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def loss_and_gradients(weights, sizes, tokens):
+    leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
+    value = loss(leaves, sizes, tokens)
+    gradients = torch.autograd.grad(value, list(leaves.values()))
+    return value.item(), dict(zip(leaves, gradients))
+
+
+def train(weights, sizes, batches, lr, weight_decay=0.0, betas=(0.9, 0.999), eps=1e-8, grad_clip=0.0, lr_factor=None):
+    """AdamW over a list of batches. `lr_factor`: a function of the step from 0 that multiplies the rate.
+
+    Returns the losses before each update, the gradient norms, and the final weights.
+    """
+    leaves = {name: torch.nn.Parameter(weight.clone()) for name, weight in weights.items()}
+    groups = [{"params": [p for p in leaves.values() if p.dim() >= 2], "weight_decay": weight_decay},
+              {"params": [p for p in leaves.values() if p.dim() < 2], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor or (lambda step: 1.0))
+    losses, norms = [], []
+    for batch in batches:
+        optimizer.zero_grad()
+        value = loss(leaves, sizes, batch)
+        value.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(leaves.values(), grad_clip if grad_clip > 0 else math.inf).item())
+        optimizer.step()
+        schedule.step()
+        losses.append(value.item())
+    return losses, norms, {name: p.detach() for name, p in leaves.items()}

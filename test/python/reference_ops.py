@@ -1,0 +1,330 @@
+"""What the operations of the model must give (llmc/device/ops.h): one function an operation makes a case of any size.
+
+The exact results are PyTorch's in fp64, derivatives by autograd. The bounds are derived (bounded.py) from the formula
+in ops.h and the roundings that ops.h states. The formula's value is computed as well, and compared: it is the one that
+PyTorch has. The names of operands and results are those of test/probe/run_op.h.
+"""
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import bounded
+from bounded import Bounded, constant, einsum
+from cases import in_fp32, make_case, to_fp32
+
+IGNORED = -1
+
+
+def leaf(x):
+    return torch.tensor(x, dtype=torch.float64, requires_grad=True)
+
+
+def index(x):
+    return torch.tensor(x, dtype=torch.int64)
+
+
+# ---- embedding
+
+
+def encoder_forward(make, B, T, C, V, longer=0):
+    tokens = make.integers(0, V, B, T)
+    wte, wpe = make.normal(V, C), make.normal(T + longer, C)
+    exact = F.embedding(index(tokens), leaf(wte)) + leaf(wpe)[:T]
+    out = Bounded(wte[tokens.astype(int)]) + wpe[:T]
+    return make_case({"tokens": tokens, "wte": wte, "wpe": wpe}, {"out": exact}, {"out": out.stored(make.dtype)})
+
+
+def encoder_backward(make, B, T, C, V, longer=0):
+    tokens = make.integers(0, V, B, T)
+    dout = make.normal(B, T, C)
+    dwte, dwpe = make.normal_fp32(V, C), make.normal_fp32(T + longer, C)
+    wte, wpe = leaf(dwte), leaf(dwpe)  # the derivative does not depend on their values
+    (F.embedding(index(tokens), wte) + wpe[:T]).backward(torch.tensor(dout))
+
+    dwte_bounded, dwpe_bounded = Bounded(dwte), Bounded(dwpe)
+    dwte_error, dwpe_error = np.array(dwte_bounded.error), np.array(dwpe_bounded.error)
+    dwte_value, dwpe_value = dwte.copy(), dwpe.copy()
+    for token in range(V):
+        total = Bounded(dout[tokens == token]).sum(0, onto=dwte[token])
+        dwte_value[token], dwte_error[token] = total.value, total.error
+    total = Bounded(dout).sum(0, onto=dwpe[:T])
+    dwpe_value[:T], dwpe_error[:T] = total.value, total.error
+    return make_case({"tokens": tokens, "dout": dout, "dwte": dwte, "dwpe": dwpe},
+                     {"dwte": dwte + wte.grad.numpy(), "dwpe": dwpe + wpe.grad.numpy()},
+                     {"dwte": Bounded(dwte_value, dwte_error), "dwpe": Bounded(dwpe_value, dwpe_error)})
+
+
+# ---- layernorm
+
+
+def layernorm_formula(x, gamma, beta):
+    """(out, mean, rstd), mean and rstd with a last axis of 1."""
+    x = Bounded(x)
+    mean = x.mean()
+    deviation = x - mean
+    rstd = 1.0 / bounded.sqrt((deviation * deviation).mean() + constant(1e-5))
+    return deviation * rstd * gamma + beta, mean, rstd
+
+
+def torch_layernorm(x, gamma, beta):
+    mean = x.mean(-1)
+    rstd = (x.var(-1, unbiased=False) + 1e-5).rsqrt()
+    return F.layer_norm(x, x.shape[-1:], gamma, beta), mean.flatten(), rstd.flatten()
+
+
+def layernorm_forward(make, *shape, offset=0.0):
+    C = shape[-1]
+    x, gamma, beta = make.normal(*shape, offset=offset), make.normal(C, offset=1.0), make.normal(C)
+    exact = torch_layernorm(leaf(x), leaf(gamma), leaf(beta))
+    out, mean, rstd = layernorm_formula(x, gamma, beta)
+    derived = {"out": out.stored(make.dtype), "mean": mean.reshape(-1), "rstd": rstd.reshape(-1)}
+    return make_case({"in": x, "gamma": gamma, "beta": beta}, dict(zip(("out", "mean", "rstd"), exact)), derived)
+
+
+def fused_residual_layernorm_forward(make, *shape, offset=0.0):
+    C = shape[-1]
+    in1, in2 = make.normal(*shape, offset=offset), make.normal(*shape)
+    gamma, beta = make.normal(C, offset=1.0), make.normal(C)
+    # One fp32 addition and one rounding to X: exactly the residual that the device must have, in every bit.
+    residual = make.rounded(to_fp32(in1 + in2))
+    exact = torch_layernorm(leaf(residual), leaf(gamma), leaf(beta))
+    out, mean, rstd = layernorm_formula(residual, gamma, beta)
+    derived = {"residual": residual, "out": out.stored(make.dtype), "mean": mean.reshape(-1),
+               "rstd": rstd.reshape(-1)}
+    return make_case({"in1": in1, "in2": in2, "gamma": gamma, "beta": beta},
+                     {"residual": residual, **dict(zip(("out", "mean", "rstd"), exact))}, derived)
+
+
+def layernorm_backward(make, *shape, offset=0.0):
+    C = shape[-1]
+    x, gamma, dout = make.normal(*shape, offset=offset), make.normal(C, offset=1.0), make.normal(*shape)
+    din, dgamma, dbeta = make.normal(*shape), make.normal_fp32(C), make.normal_fp32(C)
+
+    x_leaf, gamma_leaf, beta_leaf = leaf(x), leaf(gamma), leaf(np.zeros(C))
+    exact, mean, rstd = torch_layernorm(x_leaf, gamma_leaf, beta_leaf)
+    exact.backward(torch.tensor(dout))
+
+    column = lambda t: t.detach().numpy().reshape(*shape[:-1], 1)
+    given_mean, mean = in_fp32(column(mean))
+    given_rstd, rstd = in_fp32(column(rstd))
+    h = (Bounded(x) - mean) * rstd
+    g = Bounded(dout) * gamma
+    through = rstd * (g - g.mean() - h * (g * h).mean())
+    derived = {"din": (din + through).stored(make.dtype),
+               "dgamma": (Bounded(dout) * h).reshape(-1, C).sum(0, onto=dgamma),
+               "dbeta": Bounded(dout).reshape(-1, C).sum(0, onto=dbeta)}
+    inputs = {"in": x, "gamma": gamma, "dout": dout, "mean": given_mean.reshape(-1), "rstd": given_rstd.reshape(-1),
+              "din": din, "dgamma": dgamma, "dbeta": dbeta}
+    return make_case(inputs, {"din": din + x_leaf.grad.numpy(), "dgamma": dgamma + gamma_leaf.grad.numpy(),
+                              "dbeta": dbeta + beta_leaf.grad.numpy()}, derived)
+
+
+# ---- GELU and matrix products
+
+
+def gelu_inner(x):
+    """(sqrt(2/pi) (x + 0.044715 x^3), its derivative)"""
+    square = x * x
+    root = constant(math.sqrt(2 / math.pi))
+    return root * (x + constant(0.044715) * square * x), root * (1.0 + constant(3 * 0.044715) * square)
+
+
+def gelu_formula(x):
+    return 0.5 * x * (1.0 + bounded.tanh(gelu_inner(x)[0]))
+
+
+def gelu_derivative(x):
+    inner, slope = gelu_inner(x)
+    t = bounded.tanh(inner)
+    return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * slope
+
+
+def torch_gelu(x):
+    return F.gelu(x, approximate="tanh")
+
+
+def gelu_operand(make, shape, values):
+    return make.normal(*shape, scale=2.0) if values is None else make.rounded(np.array(values))
+
+
+# From where GELU is 0 to where it is the identity; then where x^3 leaves fp32.
+GELU_VALUES = [0.0, -0.0, 1e-30, -1e-30, 1e-4, -1e-4, 0.5, -0.5, 3.0, -3.0, 5.5, -5.5, 9.0, -9.0, 20.0, -20.0]
+GELU_HUGE_VALUES = [1e4, -1e4, 1e13, -1e13, 1e30, -1e30]
+
+
+def gelu_forward(make, *shape, values=None):
+    x = gelu_operand(make, shape, values)
+    return make_case({"in": x}, {"out": torch_gelu(leaf(x))}, {"out": gelu_formula(Bounded(x)).stored(make.dtype)})
+
+
+def gelu_backward(make, *shape, values=None, in_place=False):
+    x = gelu_operand(make, shape, values)
+    dout = make.normal(*x.shape)
+    x_leaf = leaf(x)
+    torch_gelu(x_leaf).backward(torch.tensor(dout))
+    inputs = {"in": x, "dout": dout, **({"in_place": np.ones(1)} if in_place else {})}
+    result = "dout" if in_place else "din"
+    derived = (Bounded(dout) * gelu_derivative(Bounded(x))).stored(make.dtype)
+    return make_case(inputs, {result: x_leaf.grad}, {result: derived})
+
+
+def matmul_forward(make, *shape, OC, bias=True, gelu=False):
+    IC = shape[-1]
+    x, weight = make.normal(*shape), make.normal(OC, IC, scale=IC**-0.5)
+    inputs = {"in": x, "weight": weight}
+    if bias:
+        inputs["bias"] = make.normal(OC)
+    if gelu:
+        inputs["with_gelu"] = np.ones(1)
+    exact = F.linear(leaf(x), leaf(weight), leaf(inputs["bias"]) if bias else None)
+    formula = einsum("ni,oi->no", x.reshape(-1, IC), weight, onto=inputs.get("bias", 0.0)).reshape(*shape[:-1], OC)
+    return make_case(inputs, *matmul_results(exact, formula, gelu, make.dtype))
+
+
+def matmul_results(exact, formula, gelu, dtype):
+    stored = formula.stored(dtype)
+    if not gelu:
+        return {"out": exact}, {"out": stored}
+    # The bound of out passes on the rounding of pre_gelu to X, of which out is made.
+    out = gelu_formula(stored).stored(dtype)
+    return {"pre_gelu": exact, "out": torch_gelu(exact)}, {"pre_gelu": stored, "out": out}
+
+
+def matmul_backward(make, *shape, OC, gelu=False, want=("din", "dweight", "dbias")):
+    IC = shape[-1]
+    dout, weight = make.normal(*shape[:-1], OC), make.normal(OC, IC, scale=OC**-0.5)
+    pre_gelu = make.normal(*shape)
+    x = make.rounded(torch_gelu(torch.tensor(pre_gelu)).numpy()) if gelu else pre_gelu
+    inputs = {"dout": dout, "in": x, "weight": weight}
+    if gelu:
+        inputs["pre_gelu"] = pre_gelu
+    if "din" not in want:
+        inputs["without_din"] = np.ones(1)
+    start = {"dweight": make.normal_fp32(OC, IC), "dbias": make.normal_fp32(OC)}
+    inputs |= {name: start[name] for name in start if name in want}
+
+    # in, rounded to X, is given to dweight; din goes back through the GELU of pre_gelu, whatever its value.
+    x_leaf, weight_leaf, bias_leaf, pre_leaf = leaf(x), leaf(weight), leaf(np.zeros(OC)), leaf(pre_gelu)
+    F.linear(x_leaf, weight_leaf, bias_leaf).backward(torch.tensor(dout))
+    F.linear(torch_gelu(pre_leaf) if gelu else pre_leaf, torch.tensor(weight)).backward(torch.tensor(dout))
+    exact = {"din": pre_leaf.grad, "dweight": start["dweight"] + weight_leaf.grad.numpy(),
+             "dbias": start["dbias"] + bias_leaf.grad.numpy()}
+
+    rows = dout.reshape(-1, OC)
+    din = einsum("no,oi->ni", rows, weight).reshape(*shape)
+    if gelu:
+        din = din * gelu_derivative(Bounded(pre_gelu))
+    derived = {"din": din.stored(make.dtype), "dbias": Bounded(rows).sum(0, onto=start["dbias"]),
+               "dweight": einsum("no,ni->oi", rows, x.reshape(-1, IC), onto=start["dweight"])}
+    return make_case(inputs, {name: exact[name] for name in want}, derived)
+
+
+# ---- attention
+
+
+def attention_operand(make, B, T, NH, HS, large, offset):
+    """With `large`, integers: the scores are then exact (HS being a power of 4) and far beyond the range of exp."""
+    if not large:
+        return make.normal(B, T, 3, NH, HS, offset=offset)
+    return make.integers(-8, 9, B, T, 3, NH, HS)
+
+
+def torch_attention(qkv):
+    """(out, lse)"""
+    q, k, v = qkv.unbind(2)
+    T, HS = qkv.shape[1], qkv.shape[4]
+    scores = torch.einsum("bthd,bjhd->bhtj", q, k) / math.sqrt(HS)
+    scores = scores.masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf)
+    return torch.einsum("bhtj,bjhd->bthd", scores.softmax(-1), v), scores.logsumexp(-1)
+
+
+def scaled(x):
+    """q or k / sqrt(HS): the bound is greater where they are scaled than where their product is."""
+    return Bounded(x) * constant(x.shape[-1]**-0.5)
+
+
+def scores_formula(qkv):
+    """(scores, which of them are in the past)"""
+    return einsum("bthd,bjhd->bhtj", scaled(qkv[:, :, 0]), qkv[:, :, 1]), np.tri(qkv.shape[1], dtype=bool)
+
+
+def attention_formula(qkv):
+    """(out, lse)"""
+    scores, past = scores_formula(qkv)
+    # Whatever number is subtracted, it cancels in out and is added in lse: it has no error. Where a running maximum is
+    # subtracted, the terms so far are multiplied by exp(old - new) as it rises: at most MAXIMA times, each with the
+    # error of an exp of a number up to the rise, and the rises add up to the range of the scores.
+    MAXIMA = 8
+    greatest = np.where(past, scores.value, -np.inf).max(-1, keepdims=True)
+    least = np.where(past, scores.value, np.inf).min(-1, keepdims=True)
+    terms = bounded.exp((scores - greatest).where(past)).where(past)
+    rescaling = bounded.UNIT * (MAXIMA * (bounded.FUNCTION_UNITS + 1) + greatest - least)
+    terms = Bounded(terms.value, terms.error + rescaling * terms.largest)
+    total = terms.sum(-1, keepdims=True)
+    out = einsum("bhtj,bjhd->bthd", terms, qkv[:, :, 2]) * (1.0 / total).rearranged(lambda x: np.moveaxis(x, 1, 2))
+    return out, (greatest + bounded.log(total))[..., 0]
+
+
+def attention_forward(make, B, T, NH, HS, large=False, offset=0.0):
+    qkv = attention_operand(make, B, T, NH, HS, large, offset)
+    exact_out, exact_lse = torch_attention(leaf(qkv))
+    out, lse = attention_formula(qkv)
+    return make_case({"qkv": qkv}, {"out": exact_out, "lse": exact_lse}, {"out": out.stored(make.dtype), "lse": lse})
+
+
+def attention_backward(make, B, T, NH, HS, large=False, offset=0.0):
+    qkv, dout = attention_operand(make, B, T, NH, HS, large, offset), make.normal(B, T, NH, HS)
+    qkv_leaf = leaf(qkv)
+    exact_out, exact_lse = torch_attention(qkv_leaf)
+    exact_out.backward(torch.tensor(dout))
+
+    # Saved by the forward pass: out rounded to X, lse to fp32.
+    given_out = make.rounded(exact_out.detach().numpy())
+    out = Bounded(exact_out.detach().numpy(), abs(given_out - exact_out.detach().numpy()))
+    given_lse, lse = in_fp32(exact_lse.detach().numpy())
+
+    q, k, v = (qkv[:, :, i] for i in range(3))
+    scores, past = scores_formula(qkv)
+    p = bounded.exp((scores - lse[..., None]).where(past)).where(past)
+    D = (Bounded(dout) * out).sum(-1).rearranged(lambda x: np.moveaxis(x, 2, 1)[..., None])
+    ds = (p * (einsum("bthd,bjhd->bhtj", dout, v) - D)).where(past)
+    dqkv = bounded.stack([einsum("bhtj,bjhd->bthd", ds, scaled(k)), einsum("bhtj,bthd->bjhd", ds, scaled(q)),
+                          einsum("bhtj,bthd->bjhd", p, dout)], axis=2)
+    return make_case({"qkv": qkv, "dout": dout, "out": given_out, "lse": given_lse}, {"dqkv": qkv_leaf.grad},
+                     {"dqkv": dqkv.stored(make.dtype)})
+
+
+# ---- classifier
+
+
+def fused_classifier(make, N, V, Vp, ignored=0, write_dlogits=True, large=False, spread=3.0):
+    """With `large`, multiples of 1/8 up to 100: exact differences, far beyond the range of exp."""
+    logits = make.integers(-800, 801, N, Vp) / 8 if large else make.normal(N, Vp, scale=spread)
+    logits = make.rounded(logits)
+    logits[:, V:] = 120.0  # must not matter
+    targets = make.integers(0, V, N)
+    targets[:ignored] = IGNORED
+    scale = float(np.float32(1 / (3 * N)))
+
+    logits_leaf = leaf(logits)
+    losses = F.cross_entropy(logits_leaf[:, :V], index(targets), ignore_index=IGNORED, reduction="none")
+    (losses.sum() * scale).backward()
+
+    kept = targets != IGNORED
+    row = Bounded(logits[:, :V])
+    greatest = row.value.max(-1, keepdims=True)
+    terms = bounded.exp(row - greatest)
+    total = terms.sum(-1, keepdims=True)
+    picked = np.eye(V)[np.where(kept, targets, 0).astype(int)]
+    target_logit = (row.value * picked).sum(-1, keepdims=True)
+    # The three terms in any order.
+    loss = bounded.stack([bounded.log(total), Bounded(greatest), Bounded(-target_logit)], axis=0).sum(0)[:, 0]
+    dlogits = ((terms * (1.0 / total) - picked) * scale).stored(make.dtype).where(kept[:, None])
+    padded = dlogits.rearranged(lambda x: np.pad(x, ((0, 0), (0, Vp - V))))
+    derived = {"losses": loss.where(kept), "logits": padded if write_dlogits else logits}
+    inputs = {"logits": logits, "targets": targets, "vocabulary": np.array([V]), "scale": np.array([scale]),
+              "write_dlogits": np.array([float(write_dlogits)])}
+    return make_case(inputs, {"losses": losses, "logits": logits_leaf.grad if write_dlogits else logits}, derived)

@@ -1,0 +1,149 @@
+"""What the norm, the update and the elementwise operations of llmc/device/ops.h must give: as reference_ops.py."""
+
+import math
+
+import numpy as np
+import torch
+
+import bounded
+from bounded import Bounded, constant, einsum
+from cases import make_case, to_bf16, to_fp32
+
+NORM_BLOCK = 1024
+
+
+# ---- norm and update
+
+
+def global_norm_squared(make, blocks):
+    x = make.normal_fp32(blocks * NORM_BLOCK)
+    rows = x.reshape(blocks, NORM_BLOCK)
+    return make_case({"x": x}, {"partials": torch.linalg.vector_norm(torch.tensor(rows), dim=1)**2},
+                     {"partials": einsum("kn,kn->k", rows, rows)})
+
+
+def sum_fp64(make, *shape):
+    x, start = make.normal_fp32(*shape), make.random.standard_normal(1)
+    exact = math.fsum([*x.reshape(-1), *start])
+    # n additions in fp64, each with an error of 2^-53 of a partial sum.
+    magnitude = abs(x).sum() + abs(start)
+    return make_case({"x": x, "out": start}, {"out": np.array([exact])},
+                     {"out": Bounded(np.array([exact]), 1.01 * x.size * 2.0**-53 * magnitude)})
+
+
+def adamw(make, n, segments, steps, max_grad_norm, with_norm=False, norm_squared=None):
+    """`norm_squared`: given in place of the gradients' (not finite: nothing may change)."""
+    master, gradients = make.normal_fp32(n, scale=0.02), make.normal_fp32(steps, n, scale=0.1)
+    covered = np.zeros(n, dtype=bool)
+    for begin, end, _ in segments:
+        covered[begin:end] = True
+    master[:n // 4] = 0.0  # where the update alone is seen
+    gradients[:, ~covered] = 0.0
+    # Padding is left alone. It is small, so that it does not hide an error in the norm of the whole.
+    m, v = (np.where(covered, 0.0, make.normal_fp32(n, scale=1e-4)) for _ in range(2))
+    f = lambda x: float(np.float32(x))
+    learning_rates = [f(1e-3 * (1 + k)) for k in range(steps)]
+    beta1, beta2, eps = f(0.9), f(0.95), f(1e-8)
+    squares = (gradients**2).sum(-1)
+    inputs = {"master": master, "m": m, "v": v, "gradients": gradients,
+              "norm_squared": np.zeros(steps) if with_norm else np.full(steps, norm_squared or squares),
+              "segments": np.array([[b, e, f(decay)] for b, e, decay in segments]),
+              "learning_rate": np.array(learning_rates), "beta1": np.array([beta1]), "beta2": np.array([beta2]),
+              "eps": np.array([eps]), "max_grad_norm": np.array([max_grad_norm])}
+    if with_norm:
+        inputs["with_norm"] = np.ones(1)
+    if make.dtype == "bf16":
+        inputs["parameters"] = to_bf16(master)
+    if norm_squared is not None:
+        unchanged = {name: inputs[name] for name in ("master", "m", "v", "parameters") if name in inputs}
+        return make_case(inputs, unchanged, unchanged)
+
+    exact = torch_adamw(master, m, v, gradients, segments, learning_rates, beta1, beta2, eps, max_grad_norm)
+    # A block's sum of squares may be off by gamma(1024); so may the norm that is made of them.
+    norms = Bounded(squares, (bounded.gamma(NORM_BLOCK) if with_norm else 0.0) * squares)
+    derived = adamw_formula(master, m, v, gradients, segments, learning_rates, beta1, beta2, eps, max_grad_norm, norms)
+    if make.dtype == "bf16":
+        exact["parameters"] = np.where(covered, exact["master"], inputs["parameters"])
+        stored = derived["master"].stored("bf16")
+        derived["parameters"] = Bounded(exact["parameters"], np.where(covered, stored.error, 0.0))
+    if with_norm:
+        exact["norm_squared"], derived["norm_squared"] = squares, norms
+    return make_case(inputs, exact, derived)
+
+
+def torch_adamw(master, m, v, gradients, segments, learning_rates, beta1, beta2, eps, max_grad_norm):
+    parameters = [torch.nn.Parameter(torch.tensor(master[b:e])) for b, e, _ in segments]
+    groups = [{"params": [p], "weight_decay": float(np.float32(s[2]))} for p, s in zip(parameters, segments)]
+    optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(beta1, beta2), eps=eps)
+    for gradient, learning_rate in zip(gradients, learning_rates):
+        for parameter, group, (begin, end, _) in zip(parameters, optimizer.param_groups, segments):
+            parameter.grad = torch.tensor(gradient[begin:end])
+            group["lr"] = learning_rate
+        if max_grad_norm > 0:
+            torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm)
+        optimizer.step()
+    results = {"master": master.copy(), "m": m.copy(), "v": v.copy()}
+    for parameter, (begin, end, _) in zip(parameters, segments):
+        state = optimizer.state[parameter]
+        for name, x in (("master", parameter), ("m", state["exp_avg"]), ("v", state["exp_avg_sq"])):
+            results[name][begin:end] = x.detach().numpy()
+    return results
+
+
+def adamw_formula(master, m, v, gradients, segments, learning_rates, beta1, beta2, eps, max_grad_norm, norms):
+    values = {"master": master.copy(), "m": m.copy(), "v": v.copy()}
+    errors = {name: np.zeros_like(x) for name, x in values.items()}
+    for begin, end, decay in segments:
+        w, first, second = (Bounded(x[begin:end]) for x in (master, m, v))
+        for k, (gradient, learning_rate) in enumerate(zip(gradients, learning_rates)):
+            clip = 1.0
+            if max_grad_norm > 0:
+                clip = bounded.minimum(max_grad_norm / (bounded.sqrt(norms[k]) + constant(1e-6)), 1.0)
+            g = Bounded(gradient[begin:end]) * clip
+            first = beta1 * first + constant(1 - beta1) * g
+            second = beta2 * second + constant(1 - beta2) * (g * g)
+            # The bias corrections as accurate as fp32 holds them: 1 - beta^step is for fp64, in fp32 it cancels.
+            b1, b2 = constant(1 - beta1**(k + 1)), constant(1 - beta2**(k + 1))
+            step_size = learning_rate / b1
+            w = (w * (1.0 - learning_rate * constant(float(np.float32(decay))))
+                 - step_size * first / (bounded.sqrt(second) / bounded.sqrt(b2) + eps))
+        for name, x in (("master", w), ("m", first), ("v", second)):
+            values[name][begin:end], errors[name][begin:end] = x.value, x.error
+    return {name: Bounded(values[name], errors[name]) for name in values}
+
+
+# ---- elementwise
+
+
+# Halfway between two bf16, to either side of it, and all that is special.
+CAST_VALUES = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, 1 + 2**-8 - 2**-20, -1 - 2**-8, 0.0, -0.0, 2.0**-130,
+               2.0**-149, 3.4e38, 3.3895e38, -3.4e38, math.inf, -math.inf, math.nan]
+
+
+def cast(make, *shape):
+    """All results are exact: PyTorch rounds to the nearest, ties to even, as ops.h says of X."""
+    x = np.concatenate([make.normal_fp32(*shape).reshape(-1), to_fp32(CAST_VALUES)])
+    x = x if make.dtype == "bf16" else to_bf16(x)
+    return make_case({"in": x}, {"out": to_bf16(x)}, {"out": to_bf16(x)})
+
+
+def fill(make, *shape, value):
+    filled = np.full(shape, make.rounded(value) if make.dtype in ("fp32", "bf16") else value)
+    return make_case({"out": np.ones(shape), "value": np.array([value])}, {"out": filled}, {"out": filled})
+
+
+def add(make, *shape, in_place=0):
+    """Exact: one fp32 addition, one rounding."""
+    a, b = make.normal(*shape), make.normal(*shape)
+    exact = make.rounded(to_fp32(a + b))
+    inputs = {"a": a, "b": b, **({"in_place": np.array([in_place])} if in_place else {})}
+    name = ("out", "a", "b")[in_place]
+    return make_case(inputs, {name: exact}, {name: exact})
+
+
+def all_finite(make, n, special=None, place=0):
+    x = make.normal(n)
+    if special is not None:
+        x[place] = special
+    flag = torch.isfinite(torch.tensor(x)).all().to(torch.float64).reshape(1)
+    return make_case({"x": x}, {"flag": flag}, {"flag": flag.numpy()})

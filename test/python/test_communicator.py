@@ -1,0 +1,175 @@
+"""The communicator as a whole job: what Open MPI itself saw, and what happens when a rank stops answering.
+
+The program is test/mpi/tools/communicator_probe.cpp.
+"""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+TIMEOUT = 1.5  # seconds; the ranks' time limit in these tests
+# What mpirun takes to start and end a job, and what a rank may wait for its turn to speak, on a busy machine.
+SLACK = 20
+
+
+@pytest.fixture(scope="module")
+def probe():
+    build = REPOSITORY / os.environ.get("BUILD_DIR", "build")
+    path = pathlib.Path(os.environ.get("TEST_PROGRAMS", build / "test")) / "tools" / "communicator_probe"
+    assert path.exists(), f"no {path}: `make test-programs` builds it"
+    return path
+
+
+def start(probe, ranks, *arguments, **options):
+    environment = os.environ | {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+    } | options
+    command = ["mpirun", "--bind-to", "none", "-np", str(ranks), str(probe), *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)
+
+
+def finish(job, seconds=SLACK + TIMEOUT):
+    """Exit status, standard output and standard error of a job, which must have left no process behind."""
+    ranks = processes_of(job)
+    try:
+        out, err = job.communicate(timeout=seconds)
+    finally:
+        job.terminate()  # mpirun ends its ranks; nothing happens where it has ended
+    assert all(has_ended(rank) for rank in ranks)
+    return job.returncode, out, err
+
+
+def run(probe, ranks, *arguments, **options):
+    return finish(start(probe, ranks, *arguments, **options))
+
+
+def state_and_parent(process):
+    """Of a process that has ended the state is "Z" until its parent takes note of it, then ""."""
+    try:
+        state, parent = pathlib.Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[:2]
+    except OSError:
+        return "", 0
+    return state, int(parent)
+
+
+def processes_of(job):
+    """The job's ranks, half a second after its start: all that do not end at once."""
+    time.sleep(0.5)
+    processes = [int(path.name) for path in pathlib.Path("/proc").glob("[0-9]*")]
+    return [process for process in processes if state_and_parent(process)[1] == job.pid]
+
+
+def has_ended(process):
+    return state_and_parent(process)[0] in ("", "Z")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_counted_bytes_are_what_open_mpi_sent(probe, tmp_path, ranks):
+    status, _, err = run(probe, ranks, "traffic", tmp_path, OMPI_MCA_pml_monitoring_enable="2",
+                         OMPI_MCA_pml_monitoring_enable_output="3",
+                         OMPI_MCA_pml_monitoring_filename=str(tmp_path / "monitoring"))
+    assert status == 0, err
+    for rank in range(ranks):
+        report = (tmp_path / f"monitoring.{rank}.prof").read_text()
+        # E: from, to, bytes, of point-to-point messages. The other lines are of MPI's own collectives.
+        sent = {int(to): int(count) for to, count in re.findall(rf"^E\t{rank}\t(\d+)\t(\d+) bytes", report, re.M)}
+        assert sorted(sent) == [peer for peer in range(ranks) if peer != rank]
+        assert not re.search(r"^(O2A|A2O|A2A)\t\d+\t[1-9]", report, re.M), "MPI's own collectives are not used"
+        assert sum(sent.values()) == int((tmp_path / f"counted.{rank}").read_text())
+        assert (sum(sent.values()) > 0) == (ranks > 1)
+
+
+CALLS = {
+    "all_reduce": "all_reduce",
+    "reduce_scatter": "reduce_scatter",
+    "all_gather": "all_gather",
+    "barrier": "barrier",
+    "ring": "a group of send and recv",
+}
+
+
+# In a ring each rank waits for its neighbour, but only the one that is stuck may be named.
+@pytest.mark.parametrize("ranks, call, fault", [
+    (2, "all_reduce", "stop"),
+    (3, "reduce_scatter", "sleep"),
+    (4, "all_gather", "stop"),
+    (4, "barrier", "sleep"),
+    (4, "ring", "stop"),
+    (8, "reduce_scatter", "stop"),
+])
+def test_a_stuck_rank_ends_the_job_with_one_line(probe, ranks, call, fault):
+    stuck = 1
+    begin = time.monotonic()
+    status, out, err = run(probe, ranks, "faults", call, stuck, fault, TIMEOUT)
+    assert time.monotonic() - begin >= TIMEOUT
+    assert status == 1
+    assert out == ""
+    assert re.fullmatch(rf"error: rank (?!{stuck} )\d waited {TIMEOUT:g} s in {CALLS[call]} for rank {stuck}, "
+                        r"which does not answer; the job ends\n", err), err
+
+
+def test_ranks_that_wait_for_each_other_end_the_job_with_one_line(probe):
+    status, _, err = run(probe, 2, "faults", "all_reduce", 1, "differ", TIMEOUT)
+    assert status == 1
+    assert err in (
+        f"error: rank 0 waited {TIMEOUT:g} s in all_reduce for rank 1, which waits too; the job ends\n",
+        f"error: rank 1 waited {TIMEOUT:g} s in barrier for rank 0, which waits too; the job ends\n")
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "ring"])
+def test_a_killed_rank_ends_the_job(probe, call):
+    begin = time.monotonic()
+    status, _, err = run(probe, 3, "faults", call, 1, "kill", 1000)
+    assert status == 128 + signal.SIGKILL
+    assert time.monotonic() - begin < SLACK
+    assert "error:" not in err, "mpirun has said it already"
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_slow_rank_is_waited_for(probe, call):
+    assert run(probe, 3, "faults", call, 1, "pause", TIMEOUT) == (0, "", "")
+
+
+def test_the_time_of_a_stopped_job_does_not_count(probe):
+    limit = 4
+    job = start(probe, 2, "faults", "all_reduce", 1, "sleep", limit)
+    begin = time.monotonic()
+    ranks = processes_of(job)
+    for rank in ranks:
+        os.kill(rank, signal.SIGSTOP)
+    waited_before = time.monotonic() - begin  # at most
+    time.sleep(limit)
+    for rank in ranks:
+        os.kill(rank, signal.SIGCONT)
+    continued = time.monotonic()
+    status, _, err = finish(job, SLACK + limit)
+    assert len(ranks) == 2
+    assert status == 1
+    assert "for rank 1" in err
+    # Of the pause one second counts.
+    assert time.monotonic() - continued >= limit - waited_before - 1
+
+
+@pytest.mark.parametrize("who", ["one", "all"])
+def test_an_error_is_printed_once_and_ends_the_job(probe, who):
+    assert run(probe, 4, "fail", who) == (1, "", "error: --heads 12 does not divide --channels 800\n")
+
+
+def test_ranks_share_the_machine(probe):
+    cores = len(os.sched_getaffinity(0))
+    for ranks in (1, 2, 3):
+        status, out, err = run(probe, ranks, "world")
+        assert status == 0, err
+        share = max(1, cores // ranks)
+        assert sorted(out.splitlines()) == [f"{rank} of {ranks}: {rank} of {ranks} here, {share} cores"
+                                            for rank in range(ranks)]

@@ -1,0 +1,152 @@
+"""The same run on any number of processes, the same bits when it is repeated, and when it is stopped and resumed."""
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import program
+import safetensors_numpy
+
+# 24 sequences a step: every number of processes below divides them.
+MODEL = ["--layers=2", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384", "--lr=1e-3"]
+STEPS = 50
+TOLERANCE = 1e-5  # of the loss in fp32, as the project promises
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    return program.train(tmp_path_factory.mktemp("single"), *MODEL, f"--steps={STEPS}")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8])
+def test_any_number_of_processes_trains_the_same_run(single, ranks, tmp_path):
+    run = program.train(tmp_path, *MODEL, f"--steps={STEPS}", ranks=ranks)
+    assert run.record["mesh"]["data"] == ranks
+    difference = np.abs(np.array(run.losses) - single.losses).max()
+    print(f"{ranks} processes: largest difference of the loss {difference:.2e}")
+    assert difference <= TOLERANCE
+    assert np.allclose(run.column("grad_norm"), single.column("grad_norm"), rtol=1e-4, atol=0)
+    assert run.lines[-1]["val_loss"] == pytest.approx(single.lines[-1]["val_loss"], abs=TOLERANCE)
+    assert run.column("tokens") == [384 * step for step in range(1, STEPS + 1)]
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_two_runs_are_bit_identical(ranks, dtype, tmp_path):
+    runs = []
+    for name in ("a", "b"):
+        runs.append(program.train(tmp_path / name, *MODEL, "--steps=12", f"--dtype={dtype}", "--micro-batch-size=4",
+                                  "--export", tmp_path / f"{name}.safetensors", ranks=ranks))
+    assert runs[0].losses == runs[1].losses
+    assert runs[0].column("grad_norm") == runs[1].column("grad_norm")
+    assert digest(tmp_path / "a.safetensors") == digest(tmp_path / "b.safetensors")
+
+
+def test_another_seed_is_another_run(tmp_path):
+    runs = [program.train(tmp_path / seed, *MODEL, "--steps=2", f"--seed={seed}") for seed in ("1", "2")]
+    assert runs[0].losses != runs[1].losses
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_resumed_run_goes_on_bit_identically(ranks, dtype, tmp_path):
+    options = [*MODEL, "--steps=20", "--checkpoint-every=7", f"--dtype={dtype}"]
+    whole = program.train(tmp_path / "whole", *options, "--export", tmp_path / "whole.safetensors", ranks=ranks)
+    checkpoints = sorted(path.name for path in (tmp_path / "whole").glob("checkpoint-*"))
+    assert checkpoints == ["checkpoint-00000007", "checkpoint-00000014", "checkpoint-00000020"]
+
+    # As if the run had died at step 17: what it has left are its checkpoints and its metrics up to there.
+    stopped = tmp_path / "stopped"
+    shutil.copytree(tmp_path / "whole", stopped)
+    shutil.rmtree(stopped / "checkpoint-00000020")
+    lines = (stopped / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (stopped / "metrics.jsonl").write_text("".join(lines[:18]) + '{"step": 18, "lo')
+
+    resumed = program.train(stopped, *options, "--resume", "--export", tmp_path / "resumed.safetensors", ranks=ranks)
+    assert resumed.column("step") == list(range(1, 21))
+    assert resumed.losses == whole.losses
+    assert resumed.column("grad_norm") == whole.column("grad_norm")
+    assert resumed.lines[-1]["val_loss"] == whole.lines[-1]["val_loss"]
+    assert digest(tmp_path / "resumed.safetensors") == digest(tmp_path / "whole.safetensors")
+
+    # The same from a directory by its name, into another one.
+    branch = program.train(tmp_path / "branch", *options, "--resume", tmp_path / "whole" / "checkpoint-00000007",
+                           ranks=ranks)
+    assert branch.column("step") == list(range(8, 21))
+    assert branch.losses == whole.losses[7:]
+
+
+def test_a_checkpoint_loads_on_another_number_of_processes(tmp_path):
+    options = [*MODEL, "--steps=20", "--checkpoint-every=10"]
+    whole = program.train(tmp_path / "whole", *options)
+    other = program.train(tmp_path / "other", *options, "--resume", tmp_path / "whole" / "checkpoint-00000010", ranks=4)
+    assert np.abs(np.array(other.losses) - whole.losses[10:]).max() <= TOLERANCE
+
+
+def test_resume_alone_starts_fresh_where_there_is_nothing(tmp_path):
+    result = program.run(*MODEL, "--steps=2", f"--out-dir={tmp_path}", "--sample-tokens=0", "--resume")
+    assert "starting fresh" in result.stdout
+    assert program.Run(tmp_path).column("step") == [1, 2]
+
+
+def test_resume_takes_the_checkpoint_saved_last(tmp_path):
+    """A shorter run in the directory of a longer one goes on from its own."""
+    program.train(tmp_path, *MODEL, "--steps=6", "--checkpoint-every=3")
+    program.train(tmp_path, *MODEL, "--steps=2", "--seed=5")
+    result = program.run(*MODEL, "--steps=4", "--seed=5", f"--out-dir={tmp_path}", "--sample-tokens=0", "--resume")
+    assert "checkpoint-00000002" in result.stdout
+    assert program.Run(tmp_path).column("step") == [1, 2, 3, 4]
+
+
+def expect_error(text, *options):
+    result = program.run(*options, check=False)
+    assert result.returncode == 1
+    assert result.stderr.count("error:") == 1 and text in result.stderr, result.stderr
+
+
+def test_a_checkpoint_that_is_none_is_refused(tmp_path):
+    expect_error("no checkpoint", *MODEL, f"--out-dir={tmp_path}", "--resume", tmp_path / "nowhere")
+    expect_error("manifest.json", *MODEL, f"--out-dir={tmp_path}", "--resume", tmp_path)
+
+
+def test_damage_and_another_model_are_refused(tmp_path):
+    program.train(tmp_path / "run", *MODEL, "--steps=1")
+    checkpoint = tmp_path / "run" / "checkpoint-00000001"
+    expect_error("--layers", *MODEL, "--layers=3", f"--out-dir={tmp_path / 'x'}", "--resume", checkpoint)
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        damaged = tmp_path / f"damaged-{file}"
+        shutil.copytree(checkpoint, damaged)
+        content = bytearray((damaged / file).read_bytes())
+        content[-3] ^= 1
+        (damaged / file).write_bytes(content)
+        expect_error(file, *MODEL, f"--out-dir={tmp_path / 'x'}", "--resume", damaged)
+        (damaged / file).write_bytes(content[:-5])
+        expect_error(file, *MODEL, f"--out-dir={tmp_path / 'x'}", "--resume", damaged)
+    damaged = tmp_path / "damaged-manifest"
+    shutil.copytree(checkpoint, damaged)
+    (damaged / "manifest.json").write_text((damaged / "manifest.json").read_text()[:-20])
+    expect_error("manifest.json", *MODEL, f"--out-dir={tmp_path / 'x'}", "--resume", damaged)
+
+
+def test_a_checkpoint_holds_what_it_says(tmp_path):
+    run = program.train(tmp_path, *MODEL, "--steps=3", "--export", tmp_path / "export.safetensors")
+    checkpoint = tmp_path / "checkpoint-00000003"
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    assert (manifest["step"], manifest["samples"]) == (3, 72)
+    assert manifest["configuration"] == run.record["configuration"]
+    assert not list(tmp_path.glob("*.partial"))
+    weights = safetensors_numpy.load(checkpoint / "model.safetensors")
+    exported = safetensors_numpy.load(tmp_path / "export.safetensors")
+    moments = safetensors_numpy.load(checkpoint / "optimizer.safetensors")
+    assert weights.keys() == exported.keys()
+    for name, tensor in weights.items():
+        assert np.array_equal(tensor, exported[name])
+        assert moments[f"{name}.exp_avg"].shape == moments[f"{name}.exp_avg_sq"].shape == tensor.shape
+        assert (moments[f"{name}.exp_avg_sq"] >= 0).all()

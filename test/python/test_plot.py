@@ -1,0 +1,140 @@
+"""scripts/plot.py: what it reads and draws, and the one line it says about what it cannot read."""
+
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "plot.py"
+RUN = {"run": {"configuration": {"model": "tiny", "layers": 4, "heads": 4, "channels": 128, "seq-len": 64,
+                                 "global-batch-tokens": 1536, "dtype": "fp32"},
+               "mesh": {"world": 2}, "parameters": 835072, "unigram_loss": 2.9, "source_entropy": 0.6}}
+
+
+def load_module():
+    spec = importlib.util.spec_from_file_location("plot", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def plot(*arguments):
+    return subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True)
+
+
+def write_run(directory, losses, first=RUN, validate_every=4):
+    directory.mkdir(parents=True, exist_ok=True)
+    lines = [first]
+    for step, loss in enumerate(losses, 1):
+        lines.append({"step": step, "loss": loss})
+        if step % validate_every == 0:
+            lines[-1]["val_loss"] = loss + 0.05
+    path = directory / "metrics.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def falling(count):
+    return [0.8 + 4.7 * 0.9**step for step in range(count)]
+
+
+def colored(picture, color, tolerance=0.02):
+    """How many pixels of the picture have the color "#rrggbb"."""
+    wanted = [int(color[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+    return int((np.abs(imread(picture)[..., :3] - wanted).max(axis=-1) < tolerance).sum())
+
+
+def test_a_run_directory_is_drawn_beside_its_metrics(tmp_path):
+    write_run(tmp_path / "run", falling(40))
+    done = plot(tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"wrote {tmp_path}/run/loss.png\n"
+    picture = imread(tmp_path / "run" / "loss.png")
+    assert picture.shape[:2] == (1000, 1600)
+    module = load_module()
+    # A line two pixels wide over a tenth of the width at least.
+    assert colored(tmp_path / "run" / "loss.png", module.RUN_COLORS[0]) > 2 * 160
+    assert colored(tmp_path / "run" / "loss.png", module.VALIDATION_COLOR) > 160
+
+
+def test_references_are_drawn_only_where_known(tmp_path):
+    module = load_module()
+    # The dashed lines are gray, as is some text: what matters is how much more there is.
+    known, unknown = write_run(tmp_path / "a", falling(40)), write_run(tmp_path / "b", falling(40), {"run": {}})
+    assert plot(known, "-o", tmp_path / "a.png").returncode == 0
+    assert plot(unknown, "-o", tmp_path / "b.png").returncode == 0
+    assert colored(tmp_path / "a.png", module.FAINT) > colored(tmp_path / "b.png", module.FAINT) + 500
+
+
+def test_several_runs_have_a_color_each(tmp_path):
+    paths = [write_run(tmp_path / name, [loss + shift for loss in falling(count)])
+             for name, count, shift in (("a", 40, 0), ("b", 25, 0.5), ("c", 60, 1))]
+    done = plot(*paths, "-o", tmp_path / "all.png")
+    assert done.returncode == 0, done.stderr
+    for color in load_module().RUN_COLORS[:3]:
+        assert colored(tmp_path / "all.png", color) > 160
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_run_of_few_steps_is_drawn(tmp_path, count):
+    write_run(tmp_path, falling(count))
+    done = plot(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert colored(tmp_path / "loss.png", load_module().RUN_COLORS[0]) > 20  # a marker at least
+
+
+def test_half_a_last_line_is_a_run_in_progress(tmp_path):
+    path = write_run(tmp_path, falling(10))
+    path.write_text(path.read_text() + '{"step": 11, "lo')
+    assert len(load_module().read_run(path).steps) == 10
+
+
+def test_smoothing_keeps_a_constant_and_averages_noise():
+    smooth = load_module().smooth
+    assert np.allclose(smooth(np.full(500, 2.0)), 2.0)
+    noise = np.tile([1.0, 3.0], 200)
+    # The mean of n alternating 1 and 3 is 2, or 2 +- 1/n where n is odd. Here n is 11 in the middle and falls to 6 at
+    # the end, so that 7 is its smallest odd value; the first values have narrower windows.
+    assert np.abs(smooth(noise)[5:-5] - 2).max() <= 1 / 11 + 1e-9
+    assert np.abs(smooth(noise)[-5:] - 2).max() <= 1 / 7 + 1e-9
+
+
+def test_labels_keep_their_distance_and_their_order():
+    heights = load_module().spread([1.0, 1.01, 1.02, 3.0], 0.2)
+    assert np.all(np.diff(heights) >= 0.2 - 1e-9)
+    assert heights[3] == 3.0
+    assert np.mean(heights[:3]) == pytest.approx(1.01)
+
+
+@pytest.mark.parametrize("text, complaint", [
+    ("", "is empty"),
+    ("not json\n", "line 1: not JSON"),
+    ('{"step": 1, "loss": 2.0}\n', "line 1: no `run`"),
+    ('[1]\n', "line 1: no `run`"),
+    ('{"run": {}}\n', "holds no step"),
+    ('{"run": {}}\n{"step": 1, "loss": 2.0}\n{"step": 2}\n', "line 3: no numbers"),
+    ('{"run": {}}\n{"step": 1, "loss": null}\n', "line 2: no numbers"),
+    ('{"run": {}}\n{"step": 1, "loss": 2, "val_loss": "low"}\n', "line 2: `val_loss`"),
+    (b"\xff\xfe\x00", "not text"),
+])
+def test_a_damaged_file_is_one_clear_line(tmp_path, text, complaint):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    done = plot(path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert str(path) in done.stderr and complaint in done.stderr
+
+
+def test_missing_files_are_one_clear_line(tmp_path):
+    good = write_run(tmp_path / "good", falling(4))
+    for arguments in ([tmp_path / "nothing"], [tmp_path], [good, "-o", tmp_path / "no" / "such.png"],
+                      [good, "-o", tmp_path / "a.unknown"]):
+        done = plot(*arguments)
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr

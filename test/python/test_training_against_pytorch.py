@@ -1,0 +1,135 @@
+"""Fifty optimizer steps of ./train_gpt against PyTorch in fp64: AdamW, clipping, decay, schedules, the batch that is repeated."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+import model_bounds
+import program
+import reference_model
+import safetensors_numpy
+from reference_model import Sizes
+
+SEED = int(os.environ.get("SEED", int.from_bytes(os.urandom(4), "little")))
+STEPS = 50
+# Losses within 1e-5 of fp64's is what the project promises in fp32.
+LOSS_TOLERANCE = 1e-5
+
+
+def torch_factors(schedule, warmup, steps, min_fraction):
+    """The rate of each step as a factor of the peak, by PyTorch's own schedulers."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    decay_steps = steps - warmup
+    decays = {
+        "constant": lambda: lr_scheduler.ConstantLR(optimizer, 1.0, 1),
+        "linear": lambda: lr_scheduler.LinearLR(optimizer, 1.0, min_fraction, decay_steps),
+        "cosine": lambda: lr_scheduler.CosineAnnealingLR(optimizer, decay_steps, min_fraction),
+        # PyTorch has no warmup-stable-decay; this is its definition: the last fifth falls linearly.
+        "wsd": lambda: lr_scheduler.LambdaLR(
+            optimizer, lambda k: min(1.0, 1 - (1 - min_fraction) * (k / decay_steps - 0.8) / 0.2)),
+    }
+    if warmup > 1:
+        rise = lr_scheduler.LinearLR(optimizer, 1 / warmup, 1.0, warmup - 1)
+        scheduler = lr_scheduler.SequentialLR(optimizer, [rise, decays[schedule]()], [warmup])
+    else:
+        scheduler = decays[schedule]()
+    factors = []
+    for _ in range(steps):
+        factors.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return factors
+
+
+class Experiment:
+    """Random weights and one batch in files, and what PyTorch makes of them."""
+
+    def __init__(self, folder, sizes, batch):
+        generator = torch.Generator().manual_seed(SEED)
+        self.sizes, self.batch, self.folder = sizes, batch, folder
+        self.weights = reference_model.random_weights(sizes, generator)
+        # One run of global-batch-tokens + 1 tokens, cut into windows that share their end tokens.
+        run = torch.randint(sizes.vocab_size, (batch * sizes.seq_len + 1,), generator=generator)
+        self.tokens = torch.stack([run[i * sizes.seq_len:(i + 1) * sizes.seq_len + 1] for i in range(batch)])
+        program.write_token_file(folder / "train.bin", run.numpy())
+        safetensors_numpy.save(folder / "init.safetensors",
+                               {name: w.numpy().astype(np.float32) for name, w in self.weights.items()})
+
+    def options(self, *more):
+        return ["--init", self.folder / "init.safetensors", "--train-data", self.folder / "train.bin",
+                f"--global-batch-tokens={self.batch * self.sizes.seq_len}", f"--steps={STEPS}",
+                *self.sizes.options(), *more]
+
+
+def compare(experiment, name, options, expected, ranks=1):
+    losses, norms, weights = expected
+    export = experiment.folder / f"{name}.safetensors"
+    run = program.train(experiment.folder / name, *experiment.options(*options, "--export", export), ranks=ranks)
+    errors = np.abs(np.array(run.losses) - losses)
+    print(f"SEED={SEED} {name}: largest error of the loss {errors.max():.2e}, of the norm "
+          f"{np.max(np.abs(np.array(run.column('grad_norm')) / norms - 1)):.2e} of it")
+    assert errors.max() <= LOSS_TOLERANCE
+    # At the same weights the norm is as near as the gradients are, 1e-5 of it; and the weights stay that near.
+    assert np.allclose(run.column("grad_norm"), norms, rtol=1e-5, atol=0)
+    return run, safetensors_numpy.load(export), weights
+
+
+def test_adamw_with_pytorchs_defaults(tmp_path):
+    sizes = Sizes(layers=2, heads=3, channels=48, seq_len=20, vocab_size=97)
+    experiment = Experiment(tmp_path, sizes, batch=6)
+    expected = reference_model.train(experiment.weights, sizes, [experiment.tokens] * STEPS, lr=1e-3, weight_decay=1e-2)
+    options = ["--lr=1e-3", "--lr-schedule=constant", "--beta2=0.999", "--weight-decay=1e-2", "--grad-clip=0"]
+    _, weights, expected_weights = compare(experiment, "defaults", options, expected)
+    # AdamW moves a weight by up to lr a step, whatever its gradient's size; rounding can turn a move around where the
+    # gradient is next to zero. A hundredth of the way, lr * steps, in the mean over a tensor is far above that noise and
+    # far below the effect of a decay, a moment or a correction that is wrong. Key biases have no gradient at all.
+    for name, reference in expected_weights.items():
+        difference = np.abs(weights[name] - reference.numpy())
+        if name.endswith("attn.c_attn.bias"):
+            C = sizes.channels
+            difference = np.delete(difference, np.s_[C:2 * C])
+        assert difference.mean() <= 1e-2 * 1e-3 * STEPS, name
+
+
+@pytest.mark.parametrize("schedule,warmup", [("cosine", 0), ("cosine", 10), ("linear", 5), ("wsd", 4), ("constant", 20)])
+def test_schedule_and_clipping(schedule, warmup, tmp_path):
+    sizes = Sizes(layers=1, heads=2, channels=32, seq_len=16, vocab_size=64)
+    experiment = Experiment(tmp_path, sizes, batch=4)
+    factors = torch_factors(schedule, warmup, STEPS, 0.1)
+    expected = reference_model.train(experiment.weights, sizes, [experiment.tokens] * STEPS, lr=1e-3, weight_decay=0.1,
+                                     betas=(0.9, 0.95), grad_clip=0.5,
+                                     lr_factor=lambda step: factors[min(step, STEPS - 1)])
+    run, _, _ = compare(experiment, "run", ["--lr=1e-3", f"--lr-schedule={schedule}", f"--warmup-steps={warmup}",
+                                            "--min-lr-fraction=0.1", "--weight-decay=0.1", "--beta2=0.95",
+                                            "--grad-clip=0.5"], expected)
+    assert max(run.column("grad_norm")) > 0.5, "nothing was clipped"
+    # PyTorch's own recurrences round at every step; 50 of them leave 1e-13.
+    assert np.allclose(run.column("lr"), 1e-3 * np.array(factors), rtol=1e-13)
+
+
+def test_accumulation_and_processes(tmp_path):
+    """The same batch as micro-batches, and on several processes."""
+    sizes = Sizes(layers=2, heads=2, channels=32, seq_len=13, vocab_size=50)
+    experiment = Experiment(tmp_path, sizes, batch=8)
+    expected = reference_model.train(experiment.weights, sizes, [experiment.tokens] * STEPS, lr=1e-3)
+    options = ["--lr=1e-3", "--lr-schedule=constant", "--beta2=0.999", "--weight-decay=0", "--grad-clip=0"]
+    compare(experiment, "accumulated", [*options, "--micro-batch-size=2"], expected)
+    compare(experiment, "distributed", [*options, "--micro-batch-size=1"], expected, ranks=4)
+
+
+def test_bf16_follows(tmp_path):
+    sizes = Sizes(layers=2, heads=2, channels=64, seq_len=32, vocab_size=128)
+    experiment = Experiment(tmp_path, sizes, batch=4)
+    weights = {name: w.bfloat16().double() for name, w in experiment.weights.items()}
+    losses, _, _ = reference_model.train(weights, sizes, [experiment.tokens] * STEPS, lr=1e-3)
+    run = program.train(tmp_path / "bf16", *experiment.options("--lr=1e-3", "--lr-schedule=constant", "--beta2=0.999",
+                                                               "--weight-decay=0", "--grad-clip=0", "--dtype=bf16"))
+    # The first loss is that of rounded weights; later ones differ by the gradients' errors too, which move the weights
+    # off the path by at most that share of the way, and with them the loss by that share of its fall.
+    first = model_bounds.loss_bound("bf16", sizes.layers, experiment.tokens[:, 1:].numel())
+    share = model_bounds.gradient_bound("bf16", sizes.layers)
+    for loss, expected in zip(run.losses, losses):
+        assert abs(loss - expected) <= first + share * (losses[0] - expected)

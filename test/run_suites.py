@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Runs the test suites one after the other and counts their tests: `make test` and `make test-long`.
+
+A suite is one command that writes a JUnit report (GoogleTest and pytest both do). A suite that crashes, exceeds its
+time or reports no test counts as one failure more. The last line is `N passed, M failed` with `, K skipped` after it
+where tests were skipped, and the exit status is 0 only where nothing failed. What the suites print is kept in
+BUILD/test/logs/ and shown where they fail.
+"""
+
+import argparse
+import dataclasses
+import fnmatch
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+
+MPI_RANKS = [1, 2, 3, 4, 8]
+# Seconds after which a suite is ended: several times what it takes on two cores, since a machine may be busy.
+UNIT_TIMEOUT, MPI_TIMEOUT, PYTHON_TIMEOUT, LONG_TIMEOUT = 300, 240, 420, 5400
+LINES_SHOWN = 200  # of a failed suite's output; the log holds all of it
+
+
+@dataclasses.dataclass
+class Suite:
+    name: str
+    command: list
+    timeout: float
+    environment: dict = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Result:
+    passed: int = 0
+    failed: list = dataclasses.field(default_factory=list)  # names of tests, or what befell the suite
+    skipped: list = dataclasses.field(default_factory=list)  # (name, reason)
+
+
+def find_suites(build, report, long):
+    """The table of suites; report(name) is where a suite's report goes."""
+    if long:
+        return [python_suite(path, report, LONG_TIMEOUT) for path in sorted(pathlib.Path("test/python").glob("long_*.py"))]
+    cores = len(os.sched_getaffinity(0))
+    suites = [Suite("unit", [f"{build}/test/unit", *googletest_options(report("unit"))], UNIT_TIMEOUT)]
+    for ranks in MPI_RANKS:
+        name = f"mpi-{ranks}"
+        command = ["scripts/launch.sh", "-np", str(ranks), f"{build}/test/mpi", *googletest_options(report(name))]
+        # Here no program divides the cores among the ranks.
+        suites.append(Suite(name, command, MPI_TIMEOUT, {"OMP_NUM_THREADS": str(max(1, cores // ranks))}))
+    for path in sorted(pathlib.Path("test/python").glob("test_*.py")):
+        suites.append(python_suite(path, report, PYTHON_TIMEOUT))
+    return suites
+
+
+def googletest_options(report_path):
+    return [f"--gtest_output=xml:{report_path}", "--gtest_color=no"]
+
+
+def python_suite(path, report, timeout):
+    name = re.sub("^(test|long)_", "", path.stem)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-v", str(path)]
+    # Plugins that happen to be installed are none of ours.
+    return Suite(name, command + [f"--junitxml={report(name)}"], timeout, {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
+
+
+def run_command(suite, log_path):
+    """Runs a suite into its log. Returns what went wrong with the process, or None."""
+    with open(log_path, "w") as log:
+        # A process group of its own, so that ending the suite ends the processes it started.
+        process = subprocess.Popen(suite.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                                   env=os.environ | suite.environment, start_new_session=True)
+        try:
+            status = process.wait(suite.timeout)
+        except subprocess.TimeoutExpired:
+            return f"ended after {suite.timeout:g} seconds"
+        finally:
+            end_group(process)
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return f"exit status {status}" if status else None
+
+
+def end_group(process):
+    """Ends what is left of a suite: politely first, since mpirun then ends its ranks, which have groups of their own."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(10)
+            time.sleep(1)  # a pytest ends at once, an mpirun under it within a second
+        except subprocess.TimeoutExpired:
+            pass
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def read_report(path):
+    """The tests of a JUnit report; None where there is no whole report."""
+    try:
+        cases = ElementTree.parse(path).getroot().iter("testcase")
+    except (OSError, ElementTree.ParseError):
+        return None
+    result = Result()
+    for case in cases:
+        name = f"{case.get('classname')}.{case.get('name')}"
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            result.failed.append(name)
+        elif skipped is not None:
+            reason = skipped.get("message") or skipped.text or "no reason given"
+            result.skipped.append((name, " ".join(reason.split())))
+        elif case.get("status") == "notrun":
+            result.skipped.append((name, "disabled"))
+        else:
+            result.passed += 1
+    return result
+
+
+def run_suite(suite, log_path, report_path):
+    report_path.unlink(missing_ok=True)
+    trouble = run_command(suite, log_path)
+    result = read_report(report_path)
+    if result is None:
+        return Result(failed=[trouble or "no report"])
+    if not (result.passed or result.failed or result.skipped):
+        result.failed.append("no test in it")
+    elif trouble and not result.failed:
+        result.failed.append(trouble)
+    return result
+
+
+def output_of_failure(log_path):
+    """A suite's output without the tests that passed."""
+    text = log_path.read_text(errors="replace")
+    text = re.sub(r"\[ RUN      \] (.*)\n\[       OK \] \1 .*\n", "", text)
+    lines = [line for line in text.splitlines() if not re.search(r" PASSED +\[ *\d+%\]$", line)]
+    if len(lines) > LINES_SHOWN:
+        lines = [f"... the last {LINES_SHOWN} lines of {len(lines)}:"] + lines[-LINES_SHOWN:]
+    return "\n".join("    " + line for line in lines)
+
+
+def summary(passed, failed, skipped):
+    return f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else "")
+
+
+def show(result, seconds, log_path):
+    print(f"{summary(result.passed, len(result.failed), len(result.skipped)):34} {seconds:6.1f} s", flush=True)
+    for name, reason in result.skipped:
+        print(f"    skipped {name}: {reason}")
+    if result.failed:
+        print(output_of_failure(log_path))
+        for name in result.failed:
+            print(f"    FAILED {name}")
+        print(f"    log: {log_path}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Runs the test suites and counts their tests.")
+    parser.add_argument("suites", nargs="*", help="names or patterns such as mpi-*; all suites without")
+    parser.add_argument("--long", action="store_true", help="the suites that take long, instead of the others")
+    parser.add_argument("--build", default="build", help="where the test programs are")
+    parser.add_argument("--program", default="train_gpt", help="the trainer that the Python tests run")
+    arguments = parser.parse_args()
+
+    os.chdir(pathlib.Path(__file__).resolve().parent.parent)
+    logs = pathlib.Path(arguments.build, "test/logs")
+    logs.mkdir(parents=True, exist_ok=True)
+    # What the tests need to know about the build.
+    os.environ["TRAIN_GPT"] = str(pathlib.Path(arguments.program).resolve())
+    os.environ["TEST_PROGRAMS"] = str(pathlib.Path(arguments.build, "test").resolve())
+
+    def report(name):
+        return logs.resolve() / f"{name}.xml"
+
+    suites = find_suites(arguments.build, report, arguments.long)
+    chosen = [suite for suite in suites
+              if not arguments.suites or any(fnmatch.fnmatch(suite.name, pattern) for pattern in arguments.suites)]
+    if not chosen:
+        sys.exit(f"error: no suite is called {' '.join(arguments.suites) or 'so'}; there are: " +
+                 (", ".join(suite.name for suite in suites) or "none"))
+
+    # An interrupted run ends its suite's processes on the way out.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    passed = failed = skipped = 0
+    start = time.monotonic()
+    for suite in chosen:
+        print(f"{suite.name:16}", end="", flush=True)
+        suite_start = time.monotonic()
+        result = run_suite(suite, logs / f"{suite.name}.log", report(suite.name))
+        show(result, time.monotonic() - suite_start, logs / f"{suite.name}.log")
+        passed, failed, skipped = (passed + result.passed, failed + len(result.failed), skipped + len(result.skipped))
+    print(f"{len(chosen)} suites in {time.monotonic() - start:.0f} s")
+    (logs / "summary.txt").write_text(summary(passed, failed, skipped) + "\n")
+    print(summary(passed, failed, skipped), flush=True)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

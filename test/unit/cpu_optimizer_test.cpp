@@ -1,0 +1,219 @@
+// The CPU's gradient norm, exact sum and AdamW.
+#include <limits>
+
+#include "test/unit/cpu_test_support.h"
+
+namespace llmc::cpu_test {
+
+namespace {
+
+TEST(CpuNorm, PartialsAreSumsOfSquaresOfBlocks) {
+    Operations ops;
+    for (const std::int64_t blocks : {1, 5}) {
+        const OwnedTensor x = normal(DType::fp32, {blocks * norm_block_elements}, "x");
+        OwnedTensor partials = garbage(DType::fp32, {blocks});
+        ops->global_norm_squared(partials, x);
+        std::vector<double> reference(static_cast<std::size_t>(blocks), 0.0);
+        for (std::int64_t i = 0; i < x->elements(); ++i) {
+            reference[static_cast<std::size_t>(i / norm_block_elements)] += x.get(i) * x.get(i);
+        }
+        // 32 terms a lane and the tree of 32 lanes: 38 roundings of positive numbers on the way of each.
+        expect_close(
+            partials, reference, [&](std::size_t i) { return 38.0 * u32 * reference[i]; }, "partial");
+    }
+}
+
+TEST(CpuNorm, ABlocksSumDoesNotDependOnWhereItLies) {
+    const OwnedTensor x = normal(DType::fp32, {4 * norm_block_elements}, "x");
+    OwnedTensor together = garbage(DType::fp32, {4});
+    Operations()->global_norm_squared(together, x);
+    OwnedTensor alone = garbage(DType::fp32, {4});
+    for (std::int64_t block = 0; block < 4; ++block) {
+        Operations(1)->global_norm_squared(alone->slice(block, 1),
+                                           x->slice(block * norm_block_elements, norm_block_elements));
+    }
+    expect_same_bits(together, alone, "partials");
+    OwnedTensor wrong(DType::fp32, {1});
+    EXPECT_THROW(Operations()->global_norm_squared(wrong, x->slice(0, 1000)), ProgrammingError);
+}
+
+TEST(CpuSum, AddsInDoublePrecision) {
+    for (const std::int64_t n : {1, 63, 64, 1000, 100'003}) {
+        const OwnedTensor x = normal(DType::fp32, {n}, "x");
+        OwnedTensor out = filled(DType::fp64, {1}, 3.0);
+        long double reference = 3.0L, size = 3.0L;
+        Operations ops;
+        for (int call = 0; call < 2; ++call) {
+            ops->sum(out, x);
+            for (std::int64_t i = 0; i < n; ++i) {
+                reference += x.get(i);
+                size += std::fabs(x.get(i));
+            }
+        }
+        // An element goes through n / (64 * 32) additions in its lane, 5 + 64 + 1 after it, and as many
+        // again in the second call: all of them fp64's.
+        const double roundings = static_cast<double>(n) / 2048.0 + 72.0;
+        EXPECT_LE(std::fabs(out.get(0) - static_cast<double>(reference)),
+                  roundings * 0x1p-53 * static_cast<double>(size));
+        for (const int threads : {1, 2}) {
+            OwnedTensor again = filled(DType::fp64, {1}, 3.0);
+            Operations other(threads);
+            other->sum(again, x);
+            other->sum(again, x);
+            EXPECT_EQ(again.get(0), out.get(0)) << threads << " threads";
+        }
+    }
+}
+
+constexpr AdamWStep usual_step = {3, 1e-2F, 0.9F, 0.95F, 1e-8F, 1.0F};
+
+// A buffer of parameters with its optimizer state; for fp32 the parameters are the master copy.
+struct State {
+    State(DType dtype, std::int64_t n)
+        : master(normal(DType::fp32, {n}, "master")),
+          m(normal(DType::fp32, {n}, "m", 0.1)),
+          v(normal(DType::fp32, {n}, "v", 0.1)),
+          gradients(normal(DType::fp32, {n}, "gradients")),
+          rounded(dtype == DType::bf16 ? garbage(DType::bf16, {n}) : OwnedTensor(DType::bf16, {0})) {
+        for (std::int64_t i = 0; i < n; ++i) v.set(i, std::fabs(v.get(i)));
+    }
+    Tensor parameters() const { return rounded->elements() > 0 ? *rounded : *master; }
+    Tensor parameters(std::int64_t begin, std::int64_t n) const { return parameters().slice(begin, n); }
+
+    void step(double norm_squared, std::span<const AdamWSegment> segments, const AdamWStep& how) {
+        const OwnedTensor norm = filled(DType::fp64, {1}, norm_squared);
+        Operations()->adamw(parameters(), master, m, v, gradients, norm, segments, how);
+    }
+    std::vector<std::vector<std::byte>> bits() const {
+        return {master.bytes(), m.bytes(), v.bytes(), gradients.bytes(), rounded.bytes()};
+    }
+
+    OwnedTensor master, m, v, gradients, rounded;
+};
+
+class CpuAdamW : public testing::TestWithParam<DType> {
+  protected:
+    DType X = GetParam();
+
+    void check_step(double norm_squared, const AdamWStep& how) const {
+        const std::int64_t n = 9001;
+        const std::vector<AdamWSegment> segments = {{0, 37, 0.0F}, {64, 5000, 0.1F}, {5000, 9000, 0.0F}};
+        State state(X, n);
+        const State before(X, n);
+        state.step(norm_squared, segments, how);
+
+        const double beta1 = how.beta1, beta2 = how.beta2, t = static_cast<double>(how.step);
+        const double norm = std::sqrt(norm_squared);
+        const double clip =
+            how.max_grad_norm > 0.0F ? std::min(1.0, double{how.max_grad_norm} / (norm + 1e-6)) : 1.0;
+        const double step_size = double{how.learning_rate} / (1.0 - std::pow(beta1, t));
+        const double root = std::sqrt(1.0 - std::pow(beta2, t));
+        std::vector<double> w = before.master.values(), m = before.m.values(), v = before.v.values();
+        std::vector<double> w_bound(w.size(), 0x1p-1000), m_bound = w_bound, v_bound = w_bound;
+        for (const AdamWSegment& segment : segments) {
+            for (auto i = static_cast<std::size_t>(segment.begin); i < static_cast<std::size_t>(segment.end);
+                 ++i) {
+                // Each constant is rounded once, as is each operation: m is a sum of terms with at most 4
+                // roundings, v with 6; sqrt halves v's, and the quotient has at most 8 with its constants.
+                const double g = clip * before.gradients.get(static_cast<std::int64_t>(i));
+                const double size_of_m = std::fabs(beta1 * m[i]) + std::fabs((1.0 - beta1) * g);
+                m[i] = beta1 * m[i] + (1.0 - beta1) * g;
+                v[i] = beta2 * v[i] + (1.0 - beta2) * g * g;
+                const double denominator = std::sqrt(v[i]) / root + double{how.eps};
+                const double decay = double{how.learning_rate} * double{segment.weight_decay};
+                w[i] = w[i] * (1.0 - decay) - step_size * m[i] / denominator;
+                m_bound[i] = 4.0 * u32 * size_of_m;
+                v_bound[i] = 6.0 * u32 * v[i];
+                w_bound[i] = 2.0 * u32 * (std::fabs(w[i]) + step_size * std::fabs(m[i]) / denominator) +
+                             step_size / denominator * (m_bound[i] + 8.0 * u32 * std::fabs(m[i]));
+            }
+        }
+        // What no segment covers (37 to 63, and 9000) has the bound 0 and its old value.
+        expect_close(
+            state.m, m, [&](std::size_t i) { return m_bound[i]; }, "m");
+        expect_close(
+            state.v, v, [&](std::size_t i) { return v_bound[i]; }, "v");
+        expect_close(
+            state.master, w, [&](std::size_t i) { return w_bound[i]; }, "master");
+        expect_same_bits(state.gradients, before.gradients, "gradients");
+        if (X == DType::fp32) return;
+        for (const AdamWSegment& segment : segments) {
+            for (std::int64_t i = segment.begin; i < segment.end; ++i) {
+                const float master = static_cast<float>(state.master.get(i));
+                ASSERT_EQ(state.rounded.get(i), to_float(to_bfloat16(master))) << i;
+            }
+        }
+        EXPECT_TRUE(std::isnan(state.rounded.get(50))) << "padding is left alone";
+    }
+};
+
+TEST_P(CpuAdamW, IsPyTorchsStep) {
+    for (const std::int64_t step : {1, 3, 1000}) {
+        AdamWStep how = usual_step;
+        how.step = step;
+        check_step(9.0, how);   // clipped to a third
+        check_step(0.25, how);  // below the limit: not clipped
+        check_step(0.0, how);
+        how.max_grad_norm = 0.0F;
+        check_step(9.0, how);  // no limit
+    }
+}
+
+TEST_P(CpuAdamW, ANormThatIsNotFiniteChangesNothing) {
+    const AdamWSegment all{0, 100, 0.1F};
+    for (const double norm : {static_cast<double>(INFINITY), static_cast<double>(NAN)}) {
+        for (const float limit : {1.0F, 0.0F}) {
+            State state(X, 100);
+            AdamWStep how = usual_step;
+            how.max_grad_norm = limit;
+            state.step(norm, {&all, 1}, how);
+            EXPECT_TRUE(state.bits() == State(X, 100).bits());
+        }
+    }
+    State state(X, 100);
+    state.step(1.0, {&all, 1}, usual_step);
+    EXPECT_FALSE(state.bits() == State(X, 100).bits());
+}
+
+TEST_P(CpuAdamW, BitsDoNotDependOnShards) {
+    const std::int64_t n = 9001;
+    const std::int64_t cut = 4321;  // no multiple of anything
+    const AdamWSegment all{0, n, 0.1F};
+    State whole(X, n);
+    whole.step(1.0, {&all, 1}, usual_step);
+    State parts(X, n);
+    const OwnedTensor norm = filled(DType::fp64, {1}, 1.0);
+    for (const auto& [begin, count] : {std::pair{std::int64_t{0}, cut}, {cut, n - cut}}) {
+        const AdamWSegment segment{0, count, 0.1F};
+        const auto part = [begin = begin, count = count](const OwnedTensor& t) {
+            return t->slice(begin, count);
+        };
+        Operations(1)->adamw(parts.parameters(begin, count), part(parts.master), part(parts.m), part(parts.v),
+                             part(parts.gradients), norm, {&segment, 1}, usual_step);
+    }
+    EXPECT_TRUE(whole.bits() == parts.bits());
+}
+
+TEST_P(CpuAdamW, WrongArgumentsAreRefused) {
+    State state(X, 100);
+    const std::vector<AdamWSegment> overlapping = {{0, 50, 0.0F}, {40, 100, 0.0F}};
+    const std::vector<AdamWSegment> outside = {{0, 101, 0.0F}};
+    EXPECT_THROW(state.step(1.0, overlapping, usual_step), ProgrammingError);
+    EXPECT_THROW(state.step(1.0, outside, usual_step), ProgrammingError);
+    AdamWStep zeroth = usual_step;
+    zeroth.step = 0;
+    EXPECT_THROW(state.step(1.0, {}, zeroth), ProgrammingError);
+    const OwnedTensor norm = filled(DType::fp64, {1}, 1.0);
+    const OwnedTensor apart = normal(DType::fp32, {100}, "apart");
+    EXPECT_THROW(
+        Operations()->adamw(apart, state.master, state.m, state.v, state.gradients, norm, {}, usual_step),
+        ProgrammingError)
+        << "fp32 parameters are their own master copy";
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, CpuAdamW, testing::Values(DType::fp32, DType::bf16),
+                         [](const auto& param) { return std::string(name_of(param.param)); });
+
+}  // namespace
+
+}  // namespace llmc::cpu_test

@@ -1,0 +1,121 @@
+// exp and GELU of the CPU device, which are its own.
+#include "llmc/device/cpu/vector_math.h"
+
+#include "test/unit/cpu_test_support.h"
+
+namespace llmc::cpu_test {
+
+namespace {
+
+using cpu::exponential;
+using cpu::gelu;
+using cpu::gelu_derivative;
+
+long double gelu_logistic(double x) {
+    const long double u = std::sqrt(2.0L / std::numbers::pi_v<long double>) * (x + 0.044715L * x * x * x);
+    return 1.0L / (1.0L + std::exp(-2.0L * u));
+}
+
+double gelu_reference(double x) { return static_cast<double>(x * gelu_logistic(x)); }
+
+double gelu_derivative_reference(double x) {
+    const long double s = gelu_logistic(x);
+    const long double slope =
+        2.0L * std::sqrt(2.0L / std::numbers::pi_v<long double>) * (1.0L + 3.0L * 0.044715L * x * x);
+    return static_cast<double>(s + x * s * (1.0L - s) * slope);
+}
+
+TEST(CpuVectorMath, ExponentialIsWithinAnUlp) {
+    // The steps of its computation: the argument's reduction loses less than 0.01 ulp (ln 2 in two parts),
+    // the polynomial 3e-9 = 0.05 u, its last product and the last addition half an ulp of the result each, of
+    // which one is scaled by r^2 q < 0.07; together below 1.1 ulp of 2^-23.
+    for (int i = 0; i < 2'000'000; ++i) {
+        const float x = -86.643F + static_cast<float>(i) * (175.36F / 2e6F);
+        const double exact = std::exp(double{x});
+        const double ulp = std::ldexp(1.0, std::ilogb(exact) - 23);
+        ASSERT_LE(std::fabs(double{exponential(x)} - exact), 1.1 * ulp) << x;
+    }
+}
+
+TEST(CpuVectorMath, ExponentialAtItsEnds) {
+    EXPECT_EQ(exponential(-INFINITY), 0.0F);
+    EXPECT_EQ(exponential(-1e30F), 0.0F);
+    EXPECT_EQ(exponential(-86.65F), 0.0F);
+    EXPECT_GT(exponential(-86.64F), 0.0F);
+    EXPECT_EQ(exponential(0.0F), 1.0F);
+    EXPECT_EQ(exponential(-0.0F), 1.0F);
+    EXPECT_TRUE(std::isfinite(exponential(88.72F)));
+    EXPECT_EQ(exponential(88.73F), INFINITY);
+    EXPECT_EQ(exponential(INFINITY), INFINITY);
+    EXPECT_TRUE(std::isnan(exponential(NAN)));
+    EXPECT_TRUE(std::isnan(exponential(-NAN)));
+}
+
+TEST(CpuVectorMath, GeluIsAccurate) {
+    // value: 2u comes with 4 roundings, so exp(-|2u|) with a relative error of |2u| 4u32 + 2.2 u32, which
+    // moves the logistic function s by s (1 - s) times as much; |2u| (1 - s) <= 0.28 for x >= 0 (and s < 1
+    // below). Then 3 more roundings: in all below 8 u32 of max(1, |GELU|).
+    // derivative: the same for s, and |x (2u)' s (1 - s)| <= 0.6 with 8 roundings and the error of the
+    // exponential; |2u| s (1 - s) <= 0.28 again: below 16 u32.
+    for (int i = 0; i <= 400'000; ++i) {
+        const float x = -20.0F + static_cast<float>(i) * 1e-4F;
+        const double value = gelu_reference(x);
+        ASSERT_LE(std::fabs(double{gelu(x)} - value), 8.0 * u32 * std::max(1.0, std::fabs(value))) << x;
+        ASSERT_LE(std::fabs(double{gelu_derivative(x)} - gelu_derivative_reference(x)), 16.0 * u32) << x;
+    }
+}
+
+TEST(CpuVectorMath, GeluAtItsEnds) {
+    for (const float x : {1e3F, 1e10F, 1e20F, 3e38F}) {
+        EXPECT_EQ(gelu(x), x);
+        EXPECT_EQ(gelu(-x), 0.0F);
+        EXPECT_EQ(gelu_derivative(x), 1.0F);
+        EXPECT_EQ(gelu_derivative(-x), 0.0F);
+    }
+    EXPECT_EQ(gelu(0.0F), 0.0F);
+    EXPECT_EQ(gelu_derivative(0.0F), 0.5F);
+    EXPECT_TRUE(std::isnan(gelu(NAN)));
+    EXPECT_TRUE(std::isnan(gelu_derivative(NAN)));
+}
+
+class CpuGelu : public testing::TestWithParam<DType> {};
+
+TEST_P(CpuGelu, EqualsTheFunctionForEveryElement) {
+    // So that an element's bits do not depend on its place in the vector instructions of a loop.
+    const DType X = GetParam();
+    Operations ops;
+    for (const std::int64_t n : {1, 7, 8, 37, 4096 + 13}) {
+        const OwnedTensor x = normal(X, {n}, "x", 3.0);
+        OwnedTensor y = garbage(X, {n});
+        ops->gelu_forward(y, x);
+        OwnedTensor expected(X, {n});
+        for (std::int64_t i = 0; i < n; ++i) expected.set(i, gelu(static_cast<float>(x.get(i))));
+        expect_same_bits(y, expected, "GELU");
+    }
+}
+
+TEST_P(CpuGelu, BackwardMayWriteOverTheGradient) {
+    const DType X = GetParam();
+    Operations ops;
+    for (const std::int64_t n : {1, 7, 8, 37, 4096 + 13}) {
+        const OwnedTensor x = normal(X, {n}, "x", 3.0);
+        const OwnedTensor dy = normal(X, {n}, "dy");
+        OwnedTensor expected(X, {n});
+        for (std::int64_t i = 0; i < n; ++i) {
+            expected.set(i, static_cast<float>(dy.get(i)) * gelu_derivative(static_cast<float>(x.get(i))));
+        }
+        OwnedTensor dx = garbage(X, {n});
+        ops->gelu_backward(dx, dy, x);
+        expect_same_bits(dx, expected, "GELU'");
+        OwnedTensor in_place = copy(dy);
+        ops->gelu_backward(in_place, in_place, x);
+        expect_same_bits(in_place, expected, "GELU' in place");
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, CpuGelu, testing::Values(DType::fp32, DType::bf16),
+                         [](const auto& param) { return std::string(name_of(param.param)); });
+
+}  // namespace
+
+}  // namespace llmc::cpu_test
