@@ -8,12 +8,15 @@ import pathlib
 import sys
 
 import numpy as np
+import torch
 
 TEST = pathlib.Path(__file__).resolve().parent
 FOLDER = TEST / "reference"
 sys.path.insert(0, str(TEST / "python"))
 
+import model_bounds
 import op_cases
+import reference_model
 import safetensors_numpy
 
 SEED = 1
@@ -43,12 +46,44 @@ def write_ops(folder):
     return paths
 
 
+MODELS = {"odd": (reference_model.Sizes(layers=2, heads=3, channels=27, seq_len=13, vocab_size=37), 3),
+          "wide": (reference_model.Sizes(layers=1, heads=2, channels=16, seq_len=8, vocab_size=150), 4)}
+MODEL_STEPS = 50
+
+
+def write_models(folder):
+    """model_NAME.weights.safetensors, in bf16's numbers so that both dtypes start from the same, and
+    model_NAME.expected.safetensors: a batch, its loss and gradients, the losses of 50 steps of AdamW on it (lr 1e-3,
+    PyTorch's defaults without decay), and how far from each the program may be (model_bounds.py).
+    """
+    paths = []
+    for name, (sizes, batch) in MODELS.items():
+        generator = torch.Generator().manual_seed(SEED)
+        weights = reference_model.random_weights(sizes, generator, torch.bfloat16)
+        tokens = reference_model.random_tokens(sizes, batch, generator)
+        loss, gradients = reference_model.loss_and_gradients(weights, sizes, tokens)
+        losses, _, _ = reference_model.train(weights, sizes, [tokens] * MODEL_STEPS, lr=1e-3)
+        expected = {"tokens": tokens.numpy().astype(np.int32), "heads": np.array([sizes.heads], dtype=np.int32),
+                    "loss": np.array([loss]), "losses": np.array(losses)}
+        for dtype in ("fp32", "bf16"):
+            expected[f"bound/loss/{dtype}"] = np.array([model_bounds.loss_bound(dtype, sizes.layers,
+                                                                                batch * sizes.seq_len)])
+            expected[f"bound/gradient/{dtype}"] = np.array([model_bounds.gradient_bound(dtype, sizes.layers)])
+        # fp32 holds a gradient to 6e-8 of itself, a hundredth of what is allowed.
+        expected |= {f"gradient/{key}": value.numpy().astype(np.float32) for key, value in gradients.items()}
+        for kind, tensors in (("weights", {key: w.numpy().astype(np.float32) for key, w in weights.items()}),
+                              ("expected", expected)):
+            paths.append(folder / f"model_{name}.{kind}.safetensors")
+            safetensors_numpy.save(paths[-1], tensors)
+    return paths
+
+
 def in_fp32_if_exact(array):
     short = array.astype(np.float32)
     return short if np.array_equal(short, array, equal_nan=True) else array
 
 
-REFERENCES = {"ops": write_ops}
+REFERENCES = {"ops": write_ops, "models": write_models}
 
 
 def main():

@@ -171,9 +171,9 @@ def main():
     os.chdir(pathlib.Path(__file__).resolve().parent.parent)
     logs = pathlib.Path(arguments.build, "test/logs")
     logs.mkdir(parents=True, exist_ok=True)
-    # What the tests need to know about the build.
-    os.environ["TRAIN_GPT"] = str(pathlib.Path(arguments.program).resolve())
-    os.environ["TEST_PROGRAMS"] = str(pathlib.Path(arguments.build, "test").resolve())
+    # Where the Python tests find what was built.
+    os.environ["PROGRAM"] = str(pathlib.Path(arguments.program).resolve())
+    os.environ["BUILD_DIR"] = str(pathlib.Path(arguments.build).resolve())
 
     def report(name):
         return logs.resolve() / f"{name}.xml"

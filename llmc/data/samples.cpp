@@ -27,10 +27,10 @@ Permutation::Permutation(std::uint64_t seed, std::int64_t size)
 
 // A Feistel network: a bijection of the numbers of 2 half_bits_ bits, whatever the function of a round. Four
 // rounds of a random function are enough to be indistinguishable from a random bijection (Luby and Rackoff,
-// "How to construct pseudorandom permutations from pseudorandom functions", 1988); two more serve sizes of a
-// few.
+// "How to construct pseudorandom permutations from pseudorandom functions", 1988) where the halves have many
+// values; where they have a few, fewer than eight leave some orders clearly more likely than others.
 std::uint64_t Permutation::shuffle(std::uint64_t x) const {
-    constexpr std::uint64_t rounds = 6;
+    constexpr std::uint64_t rounds = 8;
     const RandomStream random(seed_, "permutation");
     const std::uint64_t mask = (std::uint64_t{1} << half_bits_) - 1;
     std::uint64_t left = x >> half_bits_, right = x & mask;

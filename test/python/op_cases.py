@@ -94,7 +94,8 @@ OPERATIONS = {
     "add": Operation(
         add, [of(3, 5), of(7, in_place=1), of(7, in_place=2)], [of(2, 13, 37), of(1), of(1000, in_place=1)]),
     "all_finite": Operation(
-        all_finite, [of(5), of(5, special=math.nan, place=4), of(3, special=-math.inf), of(70, special=math.inf, place=69)],
+        all_finite,
+        [of(5), of(5, special=math.nan, place=4), of(3, special=-math.inf), of(70, special=math.inf, place=69)],
         [of(1), of(1000), of(1000, special=math.inf, place=500), of(37, special=math.nan),
          of(37, special=math.inf, place=36)]),
 }

@@ -23,9 +23,10 @@ class CpuMatmul : public testing::TestWithParam<Arithmetic> {
     }
 };
 
-// The last three have more than one of the tiles of 1024 in which products are widened, in each dimension.
+// The last four have more than one of the tiles of 1024 in which products are widened, in each dimension; the
+// last of all two of the same size, of which the first overwrites and the second accumulates.
 constexpr std::array sizes = {Sizes{1, 5, 3},     Sizes{13, 24, 37},  Sizes{33, 64, 128}, Sizes{64, 130, 72},
-                              Sizes{1030, 12, 9}, Sizes{3, 1100, 11}, Sizes{2, 7, 1050}};
+                              Sizes{1030, 12, 9}, Sizes{3, 1100, 11}, Sizes{2, 7, 1050},  Sizes{2, 2048, 3}};
 
 // A sum of products and what bounds its error: every product and addition of K terms rounds once.
 struct Dot {
@@ -222,6 +223,23 @@ TEST_P(CpuMatmul, LeadingDimensionsAreRows) {
     OwnedTensor cube = garbage(X, {2, 3, 12});
     ops->matmul_forward(cube, in, weight, {});
     expect_same_bits(cube, flat, "rows");
+}
+
+TEST_P(CpuMatmul, NoRowsChangeNothing) {
+    Operations ops = operations({4, 8, 6});
+    const OwnedTensor in(X, {0, 8});
+    const OwnedTensor weight = normal(X, {6, 8}, "weight");
+    OwnedTensor out(X, {0, 6});
+    OwnedTensor din(X, {0, 8});
+    OwnedTensor dweight = filled(DType::fp32, {6, 8}, 2.0);
+    OwnedTensor dbias = filled(DType::fp32, {6}, 3.0);
+    // An empty tensor has no memory of its own, but it is there.
+    std::byte place{};
+    const auto there = [&](const OwnedTensor& t) { return Tensor{&place, t->dtype, t->shape}; };
+    ops->matmul_forward(there(out), there(in), weight, {}, there(out));
+    ops->matmul_backward(there(din), dweight, dbias, there(out), there(in), weight);
+    expect_same_bits(dweight, filled(DType::fp32, {6, 8}, 2.0), "dweight");
+    expect_same_bits(dbias, filled(DType::fp32, {6}, 3.0), "dbias");
 }
 
 TEST_P(CpuMatmul, WrongShapesAndDtypesAreRefused) {

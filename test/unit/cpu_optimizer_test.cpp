@@ -39,7 +39,9 @@ TEST(CpuNorm, ABlocksSumDoesNotDependOnWhereItLies) {
 
 TEST(CpuSum, AddsInDoublePrecision) {
     for (const std::int64_t n : {1, 63, 64, 1000, 100'003}) {
-        const OwnedTensor x = normal(DType::fp32, {n}, "x");
+        // Of very different sizes, so that sums round in fp64 and their order shows.
+        OwnedTensor x = normal(DType::fp32, {n}, "x");
+        for (std::int64_t i = 0; i < n; ++i) x.set(i, std::ldexp(x.get(i), static_cast<int>(i % 60)));
         OwnedTensor out = filled(DType::fp64, {1}, 3.0);
         long double reference = 3.0L, size = 3.0L;
         Operations ops;

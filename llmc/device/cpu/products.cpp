@@ -130,7 +130,8 @@ void Products::multiply(const Matrix& c, const Matrix& a, const Matrix& b, Into 
     check(a.rows == c.rows && a.columns == b.rows && b.columns == c.columns, "the shapes of a product agree");
     check(a.dtype == b.dtype && (c.dtype == a.dtype || c.dtype == DType::fp32),
           "the dtypes of a product agree");
-    if (c.rows == 0 || c.columns == 0) return;
+    check(a.columns > 0 || into == Into::accumulate, "a product has terms");
+    if (c.rows == 0 || c.columns == 0 || a.columns == 0) return;
     const ThreadsOfOneDnn threads(threads_);
     Primitive& p = primitive(c, a, b, into, bias != nullptr);
     p.set(DNNL_ARG_SRC, a.data);

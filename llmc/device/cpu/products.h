@@ -42,7 +42,7 @@ class Products {
     Products& operator=(const Products&) = delete;
 
     // c = a b (+ bias, one per column of c, in a's dtype), or c += a b; sums in fp32, rounded to c's dtype.
-    // a and b are both fp32 or both bf16; c too, or fp32. An empty matrix a (no columns) is not meant.
+    // a and b are both fp32 or both bf16; c too, or fp32. An empty sum can only be accumulated.
     void multiply(const Matrix& c, const Matrix& a, const Matrix& b, Into into = Into::overwrite,
                   const std::byte* bias = nullptr);
 

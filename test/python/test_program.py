@@ -1,0 +1,229 @@
+"""./train_gpt as a person meets it: what it prints and writes, what its options do, what it refuses."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+import program
+import safetensors_numpy
+
+QUICK = [*program.SMALL, "--steps=4"]
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory):
+    """A short run on the embedded stories, with everything it prints."""
+    out_dir = tmp_path_factory.mktemp("stories")
+    result = program.run(*QUICK, f"--out-dir={out_dir}", "--val-every=2", "--sample-tokens=30", "--prompt=Once")
+    return program.Run(out_dir), result
+
+
+def test_metrics(stories):
+    run, _ = stories
+    assert {"configuration", "commit", "mesh", "memory", "unigram_loss", "source_entropy"} <= run.record.keys()
+    assert 0 < run.record["source_entropy"] < run.record["unigram_loss"] < math.log(256)
+    assert run.column("step") == [1, 2, 3, 4]
+    for line in run.lines:
+        assert {"step", "loss", "grad_norm", "lr", "tokens", "tokens_per_s", "step_ms", "phase_ms"} <= line.keys()
+        assert line["tokens"] == 384 * line["step"]
+        assert line["tokens_per_s"] == pytest.approx(384 / line["step_ms"] * 1000, rel=1e-4)
+        assert sum(line["phase_ms"].values()) <= line["step_ms"] * 1.001
+        assert ("val_loss" in line) == (line["step"] % 2 == 0)
+    # Before any update a model knows nothing: its loss is about that of guessing.
+    assert run.losses[0] == pytest.approx(math.log(256), rel=0.03)
+
+
+def test_losses_have_nine_significant_digits(stories):
+    run, _ = stories
+    text = (run.out_dir / "metrics.jsonl").read_text()
+    losses = re.findall(r'"loss":([0-9.]+)', text)
+    assert len(losses) == 4
+    digits = [len(loss.replace(".", "").lstrip("0")) for loss in losses]
+    assert max(digits) == 9, losses
+
+
+def test_memory_adds_up(stories):
+    run, result = stories
+    memory = run.record["memory"]
+    parameters = run.record["parameters"]
+    # fp32: parameters and gradients 4 bytes each, AdamW's two moments 8; with the stated padding.
+    assert 4 * parameters <= memory["parameters"] == memory["gradients"]
+    assert memory["moments"] == 2 * memory["parameters"]
+    assert memory["master"] == 0
+    assert "memory" in result.stdout
+
+
+def test_output(stories):
+    run, result = stories
+    for text in ("unigram", "entropy", "validation", "best validation loss", "sample after step 4", "Once",
+                 str(run.out_dir)):
+        assert text in result.stdout, text
+    assert result.stderr == ""
+    assert (run.out_dir / "config.toml").exists() and (run.out_dir / "checkpoint-00000004").is_dir()
+
+
+def test_the_saved_configuration_repeats_the_run(stories, tmp_path):
+    run, _ = stories
+    config = run.out_dir / "config.toml"
+    again = program.train(tmp_path / "again", "--config", config)
+    assert again.losses == run.losses
+    # The command line overrides the file; of a repeated flag the last wins.
+    other = program.train(tmp_path / "other", "--config", config, "--steps=9", "--steps=3", "--seed=7")
+    assert other.column("step") == [1, 2, 3]
+    assert other.losses != run.losses[:3]
+    assert other.record["configuration"]["seed"] == 7
+
+
+def test_a_new_run_truncates_its_metrics(tmp_path):
+    program.train(tmp_path, *QUICK)
+    assert program.train(tmp_path, *QUICK, "--steps=2").column("step") == [1, 2]
+    file = tmp_path / "elsewhere" / "m.jsonl"
+    program.run(*QUICK, f"--out-dir={tmp_path}", f"--metrics={file}", "--sample-tokens=0")
+    assert len(file.read_text().splitlines()) == 5
+
+
+def test_help_and_version():
+    text = program.run("--help").stdout
+    for option in ("--model", "--train-data", "--global-batch-tokens", "--lr-schedule", "--resume", "--top-k"):
+        assert option in text
+    assert re.match(r"train_gpt \d+\.\d+\.\d+ \(commit \S+\)\n$", program.run("--version").stdout)
+
+
+def test_print_step_lists_the_actions(tmp_path):
+    text = program.run(*QUICK, "--print-step", "--micro-batch-size=12").stdout
+    assert text.count("backward") >= 2 * 4 and "update" in text
+    assert "reduce_scatter" not in text
+    text = program.run(*QUICK, "--print-step", ranks=2).stdout
+    assert text.count("reduce_scatter") == text.count("all_gather") == 5
+
+
+def test_help_is_printed_once_by_many_processes():
+    assert program.run("--version", ranks=3).stdout.count("train_gpt") == 1
+
+
+def test_steps_0_does_all_but_train(tmp_path):
+    export = tmp_path / "initial.safetensors"
+    result = program.run(*QUICK, "--steps=0", f"--out-dir={tmp_path / 'run'}", f"--export={export}", "--sample-tokens=5")
+    assert "validation" in result.stdout and "sample" in result.stdout and "parameters" in result.stdout
+    assert program.Run(tmp_path / "run").lines == []
+    assert safetensors_numpy.load(export)["wte.weight"].shape == (256, 32)
+
+
+def test_export_and_init_are_inverse(tmp_path):
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    program.train(tmp_path / "a", *QUICK, f"--export={first}")
+    program.train(tmp_path / "b", *QUICK, "--steps=0", f"--init={first}", f"--export={second}")
+    assert first.read_bytes() == second.read_bytes()
+    # What Hugging Face saves of GPT2LMHeadModel: a prefix, the masks, the tied head.
+    tensors = safetensors_numpy.load(first)
+    theirs = {f"transformer.{name}": tensor for name, tensor in tensors.items()}
+    theirs["transformer.h.0.attn.bias"] = np.tril(np.ones((1, 1, 16, 16), dtype=np.float32))
+    theirs["lm_head.weight"] = tensors["wte.weight"]
+    safetensors_numpy.save(tmp_path / "theirs.safetensors", theirs)
+    program.train(tmp_path / "c", *QUICK, "--steps=0", f"--init={tmp_path / 'theirs.safetensors'}", f"--export={second}")
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_text_files(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{i} bottles of beer on the wall, " for i in range(400)))
+    run = program.train(tmp_path / "a", *QUICK, f"--train-data={text}")
+    assert "val_loss" in run.lines[-1] and "source_entropy" not in run.record
+    size = text.stat().st_size
+    result = program.run(*QUICK, f"--train-data={text}", f"--out-dir={tmp_path / 'b'}", "--sample-tokens=0")
+    assert f"{size * 9 // 10:,}" in result.stdout and f"{size - size * 9 // 10:,}" in result.stdout
+    # With validation data of its own all of the text is for training.
+    result = program.run(*QUICK, f"--train-data={text}", f"--val-data={text}", f"--out-dir={tmp_path / 'c'}",
+                         "--sample-tokens=0")
+    assert result.stdout.count(f"{size:,}") == 2
+
+
+def test_token_shards(tmp_path):
+    random = np.random.RandomState(0)
+    for i, wide in enumerate((False, True)):
+        program.write_token_file(tmp_path / f"train_{i}.bin", random.randint(0, 1000, 3000), wide)
+    run = program.train(tmp_path / "a", *QUICK, "--vocab-size=1000", f"--train-data={tmp_path}/train_*.bin")
+    assert run.column("step") == [1, 2, 3, 4]
+    assert "val_loss" not in run.lines[-1]  # shards without --val-data: no validation
+    program.write_token_file(tmp_path / "val.bin", random.randint(0, 1000, 500))
+    run = program.train(tmp_path / "b", *QUICK, "--vocab-size=1000", f"--train-data={tmp_path}/train_*.bin",
+                        f"--val-data={tmp_path}/val.bin")
+    assert run.lines[-1]["val_loss"] == pytest.approx(math.log(1000), rel=0.05)
+    # Ids are printed where there is no tokenizer.
+    result = program.run(*QUICK, "--vocab-size=1000", f"--train-data={tmp_path}/train_*.bin", f"--out-dir={tmp_path}/c",
+                         "--sample-tokens=3", "--prompt=17 4")
+    assert re.search(r"^17 4 \d+ \d+ \d+$", result.stdout, re.MULTILINE)
+
+
+def test_one_batch_is_repeated(tmp_path):
+    program.write_token_file(tmp_path / "one.bin", np.random.RandomState(1).randint(0, 256, 385))
+    run = program.train(tmp_path / "run", *QUICK, "--steps=40", "--lr=1e-2", f"--train-data={tmp_path}/one.bin")
+    assert run.losses[-1] < 0.7 * run.losses[0]  # learned by heart: the tokens are random
+
+
+def test_the_whole_validation_data(tmp_path):
+    """0 batches means all of it: as many predictions as it has tokens but one, on any mesh."""
+    text = tmp_path / "text.txt"
+    text.write_bytes(bytes(np.random.RandomState(2).randint(97, 123, 5003).astype(np.uint8)))
+    losses = []
+    for ranks in (1, 2):
+        result = program.run(*program.SMALL, "--steps=0", "--val-batches=0", f"--train-data={text}", f"--val-data={text}",
+                             f"--out-dir={tmp_path / str(ranks)}", "--sample-tokens=0", ranks=ranks)
+        losses.append(float(re.search(r"loss ([0-9.]+)", result.stdout.split("validation after")[1])[1]))
+    assert losses[0] == pytest.approx(losses[1], abs=1.1e-5)  # both printed with 5 decimals
+
+
+def test_samples(tmp_path):
+    def sample(*options):
+        text = program.run(*QUICK, f"--out-dir={tmp_path}", "--sample-tokens=40", "--prompt=The", *options).stdout
+        return text.split("sample after step 4")[1]
+
+    assert sample() == sample()
+    assert sample() != sample("--seed=3")
+    assert sample("--temperature=0") == sample("--top-k=1")
+    text = program.run(*QUICK, f"--out-dir={tmp_path}", "--sample-tokens=10", "--sample-every=2").stdout
+    assert text.count("sample after step") == 2
+
+
+@pytest.mark.parametrize("options,message", [
+    (["--heads=3"], "--heads 3 does not divide --channels 32; try --channels 30 or 33"),
+    (["--global-batch-tokens=100"], "try 96 or 112"),
+    (["--micro-batch-size=5"], "try --micro-batch-size 4"),
+    (["--layers=0"], "--layers 0 is out of range"),
+    (["--lr=-1"], "--lr -1 is out of range"),
+    (["--beta2=1"], "--beta2"),
+    (["--lr=nan"], "--lr"),
+    (["--dtype=fp16"], "--dtype"),
+    (["--lr-schedule=step"], "{cosine,linear,constant,wsd}"),
+    (["--device=cuda"], "--device cpu"),
+    (["--no-such-option"], "--no-such-option"),
+    (["--train-data=missing.txt"], "missing.txt"),
+    (["--init=missing.safetensors"], "missing.safetensors"),
+    (["--config=missing.toml"], "missing.toml"),
+])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_wrong_input_is_one_line(options, message, ranks, tmp_path):
+    result = program.run(*QUICK, f"--out-dir={tmp_path / 'run'}", *options, ranks=ranks, check=False)
+    assert result.returncode == 1
+    errors = [line for line in result.stderr.splitlines() if line.strip()]
+    assert len(errors) == 1 and errors[0].startswith("error: ") and message in errors[0], result.stderr
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
+    result = program.run(*program.SMALL, "--steps=200", "--lr=1e30", "--grad-clip=0", f"--out-dir={tmp_path}",
+                         "--checkpoint-every=1", check=False)
+    assert result.returncode == 1
+    assert re.search(r"^error: step \d+: the loss is", result.stderr), result.stderr
+
+
+def test_configuration_is_recorded_by_option_names(stories):
+    run, _ = stories
+    configuration = run.record["configuration"]
+    assert configuration["seq-len"] == 16 and configuration["lr-schedule"] == "cosine"
+    toml = (run.out_dir / "config.toml").read_text()
+    for name, value in configuration.items():
+        assert (f"\n{name} = " in toml) == (value is not None), name
+    assert json.dumps(configuration)

@@ -1,0 +1,347 @@
+// Text and token shards as sources of tokens, what open_data makes of a user's options, and every way in
+// which data is refused.
+#include "llmc/data/token_source.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "llmc/core/error.h"
+#include "llmc/data/data.h"
+#include "llmc/data/stories.h"
+
+namespace llmc {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A folder of files, removed at the end of the test.
+class DataFiles : public testing::Test {
+  protected:
+    DataFiles() { fs::create_directories(folder_); }
+    ~DataFiles() override { fs::remove_all(folder_); }
+
+    std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+    std::string write(const std::string& name, std::string_view bytes) const {
+        std::ofstream(path(name), std::ios::binary).write(bytes.data(), std::ssize(bytes));
+        return path(name);
+    }
+
+    // A file that begins with a header of these values and goes on with these tokens.
+    template <class Token>
+    std::string write_shard(const std::string& name, std::vector<std::int32_t> header,
+                            const std::vector<Token>& tokens) const {
+        header.resize(256);
+        std::string bytes(reinterpret_cast<const char*>(header.data()), 1024);
+        bytes.append(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(Token));
+        return write(name, bytes);
+    }
+    std::string write_shard16(const std::string& name, const std::vector<std::uint16_t>& tokens) const {
+        return write_shard(name, {20240520, 1, static_cast<std::int32_t>(tokens.size())}, tokens);
+    }
+    std::string write_shard32(const std::string& name, const std::vector<std::uint32_t>& tokens) const {
+        return write_shard(name, {20240801, 7, static_cast<std::int32_t>(tokens.size())}, tokens);
+    }
+
+  private:
+    fs::path folder_ = fs::temp_directory_path() / ("llmc_data_source_test_" + std::to_string(getpid()));
+};
+
+// The message of a UserError: one line that has all of these parts.
+void expect_refused(const std::function<void()>& f, std::initializer_list<std::string> parts) {
+    try {
+        f();
+        ADD_FAILURE() << "not refused";
+    } catch (const UserError& error) {
+        const std::string message = error.what();
+        EXPECT_EQ(message.find('\n'), message.npos) << message;
+        for (const std::string& part : parts)
+            EXPECT_NE(message.find(part), message.npos) << part << " is not in: " << message;
+    }
+}
+
+std::vector<std::int32_t> read_all(const TokenSource& source, std::size_t shard) {
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(source.tokens(shard)));
+    source.read(shard, 0, tokens);
+    return tokens;
+}
+
+Data open(const std::string& train, const std::string& val = "", std::int64_t vocabulary = 256,
+          std::int64_t T = 1) {
+    return open_data({.train_data = train, .val_data = val, .vocabulary = vocabulary, .sequence_length = T});
+}
+
+// ---- Sources ---------------------------------------------------------------------------------------------
+
+TEST_F(DataFiles, TextIsBytes) {
+    const auto file = std::make_shared<const std::string>("Hi \xe2\x82\xac\n");
+    const auto source = make_text_source(
+        {"x", file, {reinterpret_cast<const std::uint8_t*>(file->data()), file->size()}}, 256);
+    EXPECT_EQ(source->shards(), 1U);
+    EXPECT_EQ(source->tokens(), 7);
+    EXPECT_EQ(read_all(*source, 0), (std::vector<std::int32_t>{'H', 'i', ' ', 0xe2, 0x82, 0xac, '\n'}));
+    std::vector<std::int32_t> two(2);
+    source->read(0, 3, two);
+    EXPECT_EQ(two, (std::vector<std::int32_t>{0xe2, 0x82}));
+    EXPECT_THROW(source->read(0, 6, two), ProgrammingError);
+    EXPECT_THROW(source->read(0, -1, two), ProgrammingError);
+    EXPECT_THROW(source->read(1, 0, two), ProgrammingError);
+}
+
+TEST_F(DataFiles, ShardsOfBothKindsAreReadInOrder) {
+    const std::string b = write_shard16("b.bin", {5, 65535, 0, 7}),
+                      a = write_shard32("a.bin", {100000, 2, 1});
+    const auto source = open_token_shards({b, a}, 200000, "--train-data");
+    EXPECT_EQ(source->shards(), 2U);
+    EXPECT_EQ(source->tokens(0), 4);
+    EXPECT_EQ(source->tokens(1), 3);
+    EXPECT_EQ(source->tokens(), 7);
+    EXPECT_EQ(read_all(*source, 0), (std::vector<std::int32_t>{5, 65535, 0, 7}));
+    EXPECT_EQ(read_all(*source, 1), (std::vector<std::int32_t>{100000, 2, 1}));
+    std::vector<std::int32_t> two(2);
+    source->read(1, 1, two);
+    EXPECT_EQ(two, (std::vector<std::int32_t>{2, 1}));
+    EXPECT_THROW(source->read(1, 2, two), ProgrammingError);
+}
+
+TEST_F(DataFiles, TokensOutsideTheVocabularyAreRefusedWhenRead) {
+    const auto small = open_token_shards({write_shard16("a.bin", {1, 2, 50, 3})}, 50, "--train-data");
+    std::vector<std::int32_t> two(2);
+    small->read(0, 0, two);  // fine as far as it goes
+    expect_refused([&] { small->read(0, 1, two); },
+                   {"a.bin'", "token 50 ", "position 2,", "vocabulary of 50;", "--vocab-size 51 "});
+    const auto wide = open_token_shards({write_shard32("b.bin", {1, 0xffffffff, 2})}, 50257, "--train-data");
+    expect_refused([&] { wide->read(0, 0, two); },
+                   {"b.bin'", "token 4294967295 ", "position 1,", "vocabulary of 50257;"});
+    EXPECT_NO_THROW(open_token_shards({path("a.bin")}, 51, "--train-data")->read(0, 1, two));
+}
+
+// ---- What a user may give --------------------------------------------------------------------------------
+
+TEST_F(DataFiles, NothingIsTheEmbeddedStories) {
+    const Data data = open("");
+    const Stories stories(embedded_stories_seed, embedded_stories_bytes);
+    ASSERT_TRUE(data.validation);
+    EXPECT_EQ(data.training->tokens(), 1'800'000);
+    EXPECT_EQ(data.validation->tokens(), 200'000);
+    const auto training = read_all(*data.training, 0), validation = read_all(*data.validation, 0);
+    EXPECT_TRUE(std::equal(training.begin(), training.end(), stories.text().begin()));
+    EXPECT_TRUE(std::equal(validation.begin(), validation.end(), stories.text().begin() + 1'800'000));
+    EXPECT_EQ(data.source_entropy, stories.entropy(1'800'000, 2'000'000));
+    ASSERT_TRUE(data.unigram_loss);
+    EXPECT_GT(*data.unigram_loss, 2.5);
+    EXPECT_LT(*data.unigram_loss, 3.5);
+    EXPECT_EQ(data.training_description, "first 90% of the embedded stories, 1,800,000 tokens");
+    EXPECT_EQ(data.validation_description, "last 10% of the embedded stories, 200,000 tokens");
+}
+
+TEST_F(DataFiles, StoriesWithOtherValidationAreWhole) {
+    const Data data = open("", write("val.txt", "some text"));
+    EXPECT_EQ(data.training->tokens(), 2'000'000);
+    EXPECT_EQ(data.validation->tokens(), 9);
+    EXPECT_FALSE(data.source_entropy);
+    EXPECT_EQ(data.training_description, "the embedded stories, 2,000,000 tokens");
+}
+
+TEST_F(DataFiles, TextIsSplit) {
+    std::string text(1003, 'x');
+    text[901] = 'y';
+    text[902] = 'z';
+    const Data data = open(write("t.txt", text));
+    EXPECT_EQ(data.training->tokens(), 902);  // 902.7 rounded down
+    EXPECT_EQ(data.validation->tokens(), 101);
+    EXPECT_EQ(read_all(*data.training, 0).back(), 'y');
+    EXPECT_EQ(read_all(*data.validation, 0).front(), 'z');
+    EXPECT_FALSE(data.source_entropy);
+    EXPECT_EQ(data.training_description, "first 90% of " + path("t.txt") + ", 902 tokens");
+    EXPECT_EQ(data.validation_description, "last 10% of " + path("t.txt") + ", 101 tokens");
+}
+
+TEST_F(DataFiles, TextWithValidationIsWhole) {
+    const Data data = open(write("t.txt", std::string(100, 'x')), write_shard16("v.bin", {1, 2, 3}));
+    EXPECT_EQ(data.training->tokens(), 100);
+    EXPECT_EQ(data.validation->tokens(), 3);
+    EXPECT_EQ(data.validation_description, "token shard " + path("v.bin") + ", 3 tokens");
+}
+
+TEST_F(DataFiles, PatternsAreSortedShards) {
+    write_shard16("train_10.bin", {10, 10});
+    write_shard32("train_02.bin", {2, 2, 2});
+    write_shard16("train_01.bin", {1});
+    write_shard16("other.bin", {77});
+    const Data data = open(path("train_*.bin"));
+    ASSERT_EQ(data.training->shards(), 3U);
+    EXPECT_EQ(read_all(*data.training, 0), (std::vector<std::int32_t>{1}));
+    EXPECT_EQ(read_all(*data.training, 1), (std::vector<std::int32_t>{2, 2, 2}));
+    EXPECT_EQ(read_all(*data.training, 2), (std::vector<std::int32_t>{10, 10}));
+    EXPECT_FALSE(data.validation);
+    EXPECT_EQ(data.validation_description, "");
+    EXPECT_EQ(data.training_description, "3 token shards " + path("train_*.bin") + ", 6 tokens");
+    EXPECT_EQ(open(path("train_*0*")).training->shards(), 3U);  // a pattern need not end in .bin
+    EXPECT_EQ(open(path("*.bin"), path("train_0?.bin")).validation->shards(), 2U);
+}
+
+TEST_F(DataFiles, NamesMayLookLikePatterns) {
+    write_shard16("1.bin", {1, 2, 3});
+    EXPECT_EQ(read_all(*open(write_shard16("[1].bin", {4, 5})).training, 0),
+              (std::vector<std::int32_t>{4, 5}));
+}
+
+TEST_F(DataFiles, UnigramLossCountsWithOneAdded) {
+    // Of 3 tokens two are 0 and one is 1: p = 3/6, 2/6, 1/6.
+    const std::string training = write_shard16("t.bin", {0, 0, 1});
+    const double on_validation = (std::log(6.0 / 3) + std::log(6.0 / 1) + std::log(6.0 / 1)) / 3;
+    const double on_training = (2 * std::log(6.0 / 3) + std::log(6.0 / 2)) / 3;
+    EXPECT_NEAR(*open(training, write_shard16("v.bin", {0, 2, 2}), 3).unigram_loss, on_validation, 1e-15);
+    EXPECT_NEAR(*open(training, "", 3).unigram_loss, on_training, 1e-15);
+    // The same from several shards, of more tokens than are read at a time.
+    std::vector<std::uint16_t> many(100'000, 0);
+    std::fill(many.begin() + 90'000, many.end(), std::uint16_t{1});
+    write_shard16("many_1.bin", many);
+    write_shard16("many_2.bin", many);
+    const double p0 = 180'001.0 / 200'003, p1 = 20'001.0 / 200'003;
+    EXPECT_NEAR(*open(path("many_*.bin"), "", 3).unigram_loss, -0.9 * std::log(p0) - 0.1 * std::log(p1),
+                1e-12);
+}
+
+TEST_F(DataFiles, NoUnigramLossBeyond100MillionTokens) {
+    // Files of holes: they take no room on the disk.
+    const auto sparse = [&](const std::string& name, std::int32_t tokens) {
+        const std::string file = write_shard<std::uint16_t>(name, {20240520, 1, tokens}, {});
+        fs::resize_file(file, 1024 + 2 * static_cast<std::uintmax_t>(tokens));
+        return file;
+    };
+    const std::string most = sparse("most.bin", 99'999'998);
+    const Data data = open(most, write_shard16("v.bin", {0, 0, 0}));
+    EXPECT_EQ(data.training->tokens(), 99'999'998);
+    EXPECT_FALSE(data.unigram_loss);
+    EXPECT_TRUE(open(sparse("less.bin", 1'000'000), path("v.bin")).unigram_loss);
+}
+
+// ---- What is refused -------------------------------------------------------------------------------------
+
+TEST_F(DataFiles, RefusesWhatCannotBeRead) {
+    for (const bool validation : {false, true}) {
+        const std::string option = validation ? "--val-data" : "--train-data";
+        const auto open_as = [&](const std::string& name) {
+            return [=, this] { validation ? open("", path(name)) : open(path(name)); };
+        };
+        expect_refused(open_as("none.txt"), {option, "no file", "none.txt'"});
+        expect_refused(open_as("none.bin"), {option, "no file", "none.bin'"});
+        expect_refused(open_as("none*.bin"), {option, "no file matches", "none*.bin'", "in quotes"});
+        expect_refused(open_as("[x"), {option, "no file matches"});
+        fs::create_directories(path("folder"));
+        fs::create_directories(path("folder.bin"));
+        expect_refused(open_as("folder"), {option, "folder' is a directory", "folder/*.bin'"});
+        expect_refused(open_as("folder.bin"), {option, "folder.bin' is a directory"});
+        write("empty.txt", "");
+        write("empty.bin", "");
+        expect_refused(open_as("empty.txt"), {option, "empty.txt' is empty"});
+        expect_refused(open_as("empty.bin"), {option, "empty.bin' is empty"});
+        // A file in a file, and a link to itself: not to be read even by root.
+        write("plain.txt", "text");
+        expect_refused(open_as("plain.txt/inside"), {option, "cannot read", "Not a directory"});
+        fs::remove(path("loop.txt"));
+        fs::create_symlink("loop.txt", path("loop.txt"));
+        expect_refused(open_as("loop.txt"), {option, "cannot read", "symbolic links"});
+        fs::remove(path("pipe"));
+        ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
+        expect_refused(open_as("pipe"), {option, "not a regular file"});
+        if (geteuid() != 0) {
+            fs::permissions(write("secret.txt", "x"), fs::perms::none);
+            expect_refused(open_as("secret.txt"), {option, "cannot read", "Permission denied"});
+        }
+        write_shard16("mix_a.bin", {1, 2});
+        write("mix_b.txt", "text");
+        write("mix_c.txt", "text");
+        expect_refused(open_as("mix_*"), {option, "matches 3 files, 1 of them token shards"});
+        expect_refused(open_as("mix_*.txt"),
+                       {option, "matches 2 files, 0 of them token shards", "one text file"});
+    }
+}
+
+TEST_F(DataFiles, RefusesDamagedShards) {
+    const std::vector<std::uint16_t> tokens = {1, 2, 3, 4};
+    const auto refuse = [&](const std::vector<std::int32_t>& header,
+                            std::initializer_list<std::string> parts) {
+        expect_refused([&] { open(write_shard("bad.bin", header, tokens)); }, parts);
+    };
+    EXPECT_NO_THROW(open(write_shard("good.bin", {20240520, 1, 4}, tokens)));
+    EXPECT_NO_THROW(open(write_shard("good.bin", {20240801, 7, 2}, tokens), "", 1 << 20));
+    expect_refused([&] { open(write("bad.bin", std::string(1023, '\0'))); },
+                   {"--train-data", "bad.bin' has 1023 bytes", "header of 1024", ".bin"});
+    refuse({20240521, 1, 4}, {"--train-data", "bad.bin' is no token shard", "20240521"});
+    refuse({20240520, 7, 4}, {"bad.bin'", "version 7", "only 1 "});
+    refuse({20240801, 1, 2}, {"bad.bin'", "version 1", "only 7 "});
+    refuse({20240520, 1, 5},
+           {"bad.bin' is damaged", "says 5 tokens, but 8 bytes follow, which is 4 tokens of 2 bytes"});
+    refuse({20240520, 1, 3}, {"bad.bin' is damaged", "says 3 tokens"});
+    refuse({20240520, 1, -4}, {"bad.bin' is damaged", "says -4 tokens"});
+    refuse({20240520, 1, 0}, {"bad.bin' is damaged", "says 0 tokens"});
+    refuse({20240520, 1, 0x7fffffff}, {"bad.bin' is damaged", "says 2147483647 tokens"});
+    refuse({20240801, 7, 4}, {"bad.bin' is damaged", "which is 2 tokens of 4 bytes"});
+    refuse({20240801, 7, -2147483647 - 1}, {"bad.bin' is damaged"});
+    expect_refused(
+        [&] {
+            open(write_shard<std::uint16_t>("bad.bin", {20240520, 1, 0}, {}));
+        },
+        {"bad.bin' holds no tokens"});
+    std::vector<std::uint8_t> odd(7);
+    expect_refused(
+        [&] {
+            open(write_shard("bad.bin", {20240520, 1, 3}, odd));
+        },
+        {"bad.bin' is damaged", "7 bytes follow"});
+    // One bad shard among good ones, and as validation.
+    write_shard16("s_1.bin", {1, 2, 3});
+    write_shard("s_2.bin", {20240520, 1, 5}, tokens);
+    expect_refused([&] { open(path("s_*.bin")); }, {"--train-data", "s_2.bin' is damaged"});
+    expect_refused([&] { open("", path("s_2.bin")); }, {"--val-data", "s_2.bin' is damaged"});
+}
+
+TEST_F(DataFiles, RefusesTokensOutsideTheVocabulary) {
+    std::string text(100, 'a');
+    text[95] = 'z';
+    const std::string file = write("t.txt", text);
+    expect_refused([&] { open(file, "", 'z'); },
+                   {"t.txt'", "byte 122 ", "position 95,", "vocabulary of 122;", "--vocab-size 123 "});
+    EXPECT_NO_THROW(open(file, "", 'z' + 1));
+    expect_refused(
+        [&] {
+            open(write_shard16("t.bin", {3, 9, 4}), "", 9);
+        },
+        {"t.bin'", "token 9 ", "position 1,"});
+    expect_refused([&] { open("", "", 100); }, {"the embedded stories'", "vocabulary of 100;"});
+}
+
+TEST_F(DataFiles, RefusesTooFewTokens) {
+    // 90% of 72 are 64, of 73 are 65: a window of 64 and one more.
+    expect_refused([&] { open(write("t.txt", std::string(72, 'a')), "", 256, 64); },
+                   {"--train-data", "first 90% of", "t.txt, 64 tokens", "takes 65 tokens", "--seq-len 64"});
+    EXPECT_NO_THROW(open(write("t.txt", std::string(73, 'a')), "", 256, 64));
+    write_shard16("s_1.bin", {1, 2, 3, 4});
+    write_shard16("s_2.bin", {1, 2, 3, 4});
+    expect_refused([&] { open(path("s_*.bin"), "", 256, 4); },
+                   {"2 token shards", "8 tokens", "takes 5 tokens in a row"});
+    EXPECT_NO_THROW(open(path("s_*.bin"), "", 256, 3));
+    expect_refused([&] { open(path("s_*.bin"), write_shard16("v.bin", {1}), 256, 3); },
+                   {"--val-data", "v.bin, 1 token,", "at least 2"});
+    EXPECT_NO_THROW(open(path("s_*.bin"), write_shard16("v.bin", {1, 2}), 256, 3));
+}
+
+}  // namespace
+}  // namespace llmc

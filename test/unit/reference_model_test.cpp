@@ -1,0 +1,100 @@
+// A whole model's loss, gradients and first 50 optimizer steps equal PyTorch's, from the files in
+// test/reference alone. They are made by test/make_references.py; the bounds are derived in
+// test/python/model_bounds.py.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "test/probe/run_model.h"
+
+namespace llmc::probe {
+namespace {
+
+struct Case {
+    std::string name;
+    DType dtype;
+    std::int64_t micro_batches;
+};
+
+class ReferenceModel : public testing::TestWithParam<Case> {
+  protected:
+    static std::filesystem::path file(const std::string& kind) {
+        return std::filesystem::path(__FILE__).parent_path() / "../reference" /
+               ("model_" + GetParam().name + "." + kind + ".safetensors");
+    }
+
+    double number(const std::string& name) const { return numbers(name).at(0); }
+    std::vector<double> numbers(const std::string& name) const {
+        std::vector<double> values(static_cast<std::size_t>(expected_.entry(name).shape.elements()));
+        expected_.read(name, std::span(values));
+        return values;
+    }
+    std::string dtype() const { return std::string(name_of(GetParam().dtype)); }
+
+    Model make_model() const {
+        std::int32_t heads = 0;
+        expected_.read("heads", std::as_writable_bytes(std::span(&heads, 1)));
+        const std::int64_t batch = expected_.entry("tokens").shape[0];
+        return {file("weights"), heads, GetParam().dtype, batch, batch / GetParam().micro_batches};
+    }
+
+    SafetensorsReader expected_{file("expected")};
+};
+
+TEST_P(ReferenceModel, LossAndEveryGradient) {
+    Model model = make_model();
+    const double loss = model.step(read_tokens(expected_), false);
+    EXPECT_NEAR(loss, number("loss"), number("bound/loss/" + dtype()));
+
+    const auto path = std::filesystem::path(testing::TempDir()) / ("gradients_" + GetParam().name + dtype());
+    model.save_gradients(path);
+    const SafetensorsReader gradients(path);
+    std::size_t compared = 0;
+    for (const SafetensorsEntry& entry : gradients.entries()) {
+        std::vector<double> gradient(static_cast<std::size_t>(entry.shape.elements()));
+        gradients.read(entry.name, std::span(gradient));
+        const std::vector<double> reference = numbers("gradient/" + entry.name);
+        ASSERT_EQ(entry.shape, expected_.entry("gradient/" + entry.name).shape);
+        double error = 0, norm = 0;
+        for (std::size_t i = 0; i < gradient.size(); ++i) {
+            error += std::pow(gradient[i] - reference[i], 2);
+            norm += std::pow(reference[i], 2);
+        }
+        EXPECT_LE(std::sqrt(error / norm), number("bound/gradient/" + dtype())) << entry.name;
+        ++compared;
+    }
+    EXPECT_EQ(compared, static_cast<std::size_t>(12 * model.config().layers + 4));
+    std::filesystem::remove(path);
+}
+
+TEST_P(ReferenceModel, FiftySteps) {
+    if (GetParam().dtype != DType::fp32) return;  // test_training_against_pytorch.py follows bf16
+    Model model = make_model();
+    const std::vector<double> losses = numbers("losses");
+    const std::vector<std::int32_t> tokens = read_tokens(expected_);
+    for (std::size_t step = 0; step < losses.size(); ++step) {
+        const double loss = model.step(tokens, true,
+                                       {.step = static_cast<std::int64_t>(step) + 1,
+                                        .learning_rate = 1e-3F,
+                                        .beta1 = 0.9F,
+                                        .beta2 = 0.999F,
+                                        .eps = 1e-8F,
+                                        .max_grad_norm = 0});
+        EXPECT_NEAR(loss, losses[step], 1e-5) << "step " << step + 1;
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(AllModels, ReferenceModel,
+                         testing::Values(Case{"odd", DType::fp32, 1}, Case{"odd", DType::fp32, 3},
+                                         Case{"odd", DType::bf16, 1}, Case{"wide", DType::fp32, 1},
+                                         Case{"wide", DType::fp32, 2}, Case{"wide", DType::bf16, 4}),
+                         [](const auto& test) {
+                             return test.param.name + "_" + std::string(name_of(test.param.dtype)) + "_in_" +
+                                    std::to_string(test.param.micro_batches);
+                         });
+
+}  // namespace
+}  // namespace llmc::probe
