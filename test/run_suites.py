@@ -136,10 +136,11 @@ def run_suite(suite, log_path, report_path):
 
 
 def output_of_failure(log_path):
-    """A suite's output without the tests that passed."""
+    """A suite's output without the tests that passed, GoogleTest's and pytest's."""
     text = log_path.read_text(errors="replace")
     text = re.sub(r"\[ RUN      \] (.*)\n\[       OK \] \1 .*\n", "", text)
-    lines = [line for line in text.splitlines() if not re.search(r" PASSED +\[ *\d+%\]$", line)]
+    passed = re.compile(r"\[-{10}\] .*|.* PASSED +\[ *\d+%\]|")
+    lines = [line for line in text.splitlines() if not passed.fullmatch(line)]
     if len(lines) > LINES_SHOWN:
         lines = [f"... the last {LINES_SHOWN} lines of {len(lines)}:"] + lines[-LINES_SHOWN:]
     return "\n".join("    " + line for line in lines)
@@ -187,10 +188,11 @@ def main():
 
     # An interrupted run ends its suite's processes on the way out.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    width = max(len(suite.name) for suite in chosen)
     passed = failed = skipped = 0
     start = time.monotonic()
     for suite in chosen:
-        print(f"{suite.name:16}", end="", flush=True)
+        print(f"{suite.name:{width}}  ", end="", flush=True)
         suite_start = time.monotonic()
         result = run_suite(suite, logs / f"{suite.name}.log", report(suite.name))
         show(result, time.monotonic() - suite_start, logs / f"{suite.name}.log")

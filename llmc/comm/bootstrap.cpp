@@ -64,6 +64,8 @@ int share_of_cores(std::span<const CoreMask> masks, int rank) {
 MpiEnvironment::MpiEnvironment(const MpiOptions& options) {
     // Without it Open MPI adds eight lines of its own to the one line with which a failing job ends.
     setenv("OMPI_MCA_orte_execute_quiet", "1", 0);
+    // A program started alone, without mpirun, needs no daemon beside it.
+    setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
     int provided = 0;
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
     check(provided >= MPI_THREAD_FUNNELED, "MPI does not bear threads");

@@ -91,11 +91,11 @@ void abort_job(std::string_view line) {
 
 bool is_turn_to_speak(int rank, int size, double overdue, double clock) {
     const int turns = std::min(size, most_turns);
-    const double earlier_ranks = rank / most_turns * most_turns * turn;
+    const int earlier_ranks = rank / most_turns * most_turns;
     const double now = clock / turn;
     const bool own = static_cast<std::int64_t>(std::floor(now)) % turns == rank % turns;
     // Only in the first half: the second separates this turn from the next rank's.
-    return overdue >= earlier_ranks && own && now - std::floor(now) < 0.5;
+    return overdue >= earlier_ranks * turn && own && now - std::floor(now) < 0.5;
 }
 
 template <class Post>

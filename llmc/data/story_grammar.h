@@ -9,8 +9,8 @@
 
 namespace llmc {
 
-// Makes the choices of a story and receives its text, piece by piece, in order. A choice is asked for when
-// the next byte depends on it, and not before.
+// Makes the choices of a story and receives its text, piece by piece, in order. A choice is asked for right
+// before the text that it chooses.
 class Chooser {
   public:
     virtual ~Chooser() = default;
@@ -19,7 +19,7 @@ class Chooser {
     virtual void write(std::string_view text) = 0;
 };
 
-// One story: ASCII, two to four paragraphs of one line each, and an empty line at the end.
+// One story: ASCII, three or four paragraphs of one line each, and an empty line at the end.
 void tell_story(Chooser& chooser);
 
 }  // namespace llmc

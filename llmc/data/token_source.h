@@ -1,4 +1,4 @@
-// Where tokens come from: bytes of text, or shards of tokens in files. Both are mapped, not loaded: a source
+// Where tokens come from: bytes of text, or shards of tokens in files. Files are mapped, not loaded: a source
 // of any size takes no memory of its own.
 #pragma once
 

@@ -135,9 +135,10 @@ def test_a_killed_rank_ends_the_job(probe, call):
     assert "error:" not in err, "mpirun has said it already"
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", ["all_reduce", "ring"])
 def test_a_slow_rank_is_waited_for(probe, call):
-    assert run(probe, 3, "faults", call, 1, "pause", TIMEOUT) == (0, "", "")
+    # It takes three quarters of the time limit: 2.25 s.
+    assert run(probe, 3, "faults", call, 1, "pause", 3) == (0, "", "")
 
 
 def test_the_time_of_a_stopped_job_does_not_count(probe):

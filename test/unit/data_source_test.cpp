@@ -124,9 +124,9 @@ TEST_F(DataFiles, TokensOutsideTheVocabularyAreRefusedWhenRead) {
     small->read(0, 0, two);  // fine as far as it goes
     expect_refused([&] { small->read(0, 1, two); },
                    {"a.bin'", "token 50 ", "position 2,", "vocabulary of 50;", "--vocab-size 51 "});
-    const auto wide = open_token_shards({write_shard32("b.bin", {1, 0xffffffff, 2})}, 50257, "--train-data");
+    const auto wide = open_token_shards({write_shard32("b.bin", {1, 0x80000000, 2})}, 50257, "--train-data");
     expect_refused([&] { wide->read(0, 0, two); },
-                   {"b.bin'", "token 4294967295 ", "position 1,", "vocabulary of 50257;"});
+                   {"b.bin'", "token 2147483648 ", "position 1,", "vocabulary of 50257;"});
     EXPECT_NO_THROW(open_token_shards({path("a.bin")}, 51, "--train-data")->read(0, 1, two));
 }
 
@@ -221,7 +221,7 @@ TEST_F(DataFiles, UnigramLossCountsWithOneAdded) {
 TEST_F(DataFiles, NoUnigramLossBeyond100MillionTokens) {
     // Files of holes: they take no room on the disk.
     const auto sparse = [&](const std::string& name, std::int32_t tokens) {
-        const std::string file = write_shard<std::uint16_t>(name, {20240520, 1, tokens}, {});
+        std::string file = write_shard<std::uint16_t>(name, {20240520, 1, tokens}, {});
         fs::resize_file(file, 1024 + 2 * static_cast<std::uintmax_t>(tokens));
         return file;
     };

@@ -2,6 +2,7 @@
 // consistent and in correct English.
 #include "llmc/data/stories.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <xxhash.h>
 
@@ -253,7 +254,7 @@ TEST(Stories, FindTheThingThatWasLost) {
             EXPECT_TRUE(match[0] == colour || match[0] == "the" || match[0] == "The")
                 << match[0] << ": " << story;
         }
-        EXPECT_GE(matches(story, "(" + colour + " " + thing + ")").size(), 3U) << story;
+        EXPECT_GE(matches(story, fmt::format("({} {})", colour, thing)).size(), 3U) << story;
         const auto spot =
             matches(story, "\"(?:I saw it|It is|The wind took it,\" said the \\w+. \"Now it lies) (.*?)[.,]");
         ASSERT_EQ(spot.size(), 1U) << story;
