@@ -180,8 +180,9 @@ endef
 $(BUILD)/objects/llmc/core/version.o: FILE_FLAGS = $(VERSION_FLAGS)
 $(BUILD)/objects/llmc/core/version.o: $(BUILD)/version.txt
 
-# Asked once: a missing library is one clear line instead of a compiler's page.
-$(BUILD)/libraries.ok:
+# Asked once, and again when the flags that libraries ask for change: a missing one is one clear line instead of a
+# compiler's page.
+$(BUILD)/libraries.ok: $(BUILD)/flags.txt
 	$(eval missing := $(shell scripts/deps.sh missing))
 	$(if $(missing),$(error missing: $(missing); run `make deps`))
 	@touch $@

@@ -26,6 +26,7 @@
 #include "llmc/data/data.h"
 #include "llmc/data/samples.h"
 #include "llmc/data/tokenizer.h"
+#include "llmc/device/cpu/openmp_wait.h"
 #include "llmc/device/device.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/io/files.h"
@@ -272,6 +273,7 @@ void run_program(const Options& options, MpiEnvironment& mpi) {
 }  // namespace llmc
 
 int main(int argc, char** argv) {
+    llmc::let_waiting_threads_sleep(argv);
     llmc::MpiEnvironment mpi;
     try {
         std::string text;

@@ -174,6 +174,8 @@ def main():
     logs.mkdir(parents=True, exist_ok=True)
     # Where the Python tests find what was built.
     os.environ["PROGRAM"] = str(pathlib.Path(arguments.program).resolve())
+    # On a busy machine spinning threads wait for each other without end (llmc/device/cpu/openmp_wait.h).
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ["BUILD_DIR"] = str(pathlib.Path(arguments.build).resolve())
 
     def report(name):

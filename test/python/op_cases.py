@@ -65,13 +65,13 @@ OPERATIONS = {
         gelu_backward, [of(3, 7), of(values=GELU_VALUES), of(2, 5, in_place=True)],
         [of(values=[0.7]), of(2, 8, 16), of(3, 13, 37, in_place=True), of(4, 64, 128), of(values=GELU_HUGE_VALUES)]),
     "attention_forward": Operation(
-        attention_forward, [of(1, 1, 1, 5, offset=3.0), of(2, 5, 2, 3), of(1, 9, 1, 4, large=True)],
+        attention_forward, [of(1, 1, 1, 5, offset=3.0), of(2, 5, 2, 3), of(1, 9, 1, 4, integers=12)],
         [of(2, 8, 4, 16), of(1, 1, 3, 8), of(2, 13, 1, 5), of(1, 37, 3, 20), of(2, 64, 4, 32), of(1, 65, 1, 8),
-         of(1, 130, 2, 64), of(2, 33, 2, 16, large=True), of(3, 1, 2, 1)]),
+         of(1, 130, 2, 64), of(2, 33, 2, 16, integers=12), of(3, 1, 2, 1)]),
     "attention_backward": Operation(
-        attention_backward, [of(1, 1, 1, 5, offset=3.0), of(2, 5, 2, 3), of(1, 9, 1, 4, large=True)],
+        attention_backward, [of(1, 1, 1, 5), of(2, 5, 2, 3), of(1, 9, 1, 4, integers=6)],
         [of(2, 8, 4, 16), of(1, 1, 3, 8), of(2, 13, 1, 5), of(1, 37, 3, 20), of(2, 64, 4, 32), of(1, 65, 1, 8),
-         of(1, 130, 2, 64), of(2, 33, 2, 16, large=True), of(3, 1, 2, 1)]),
+         of(1, 130, 2, 64), of(2, 33, 2, 16, integers=6), of(3, 1, 2, 1)]),
     "fused_classifier": Operation(
         fused_classifier, [of(3, 7, 9, ignored=1), of(4, 11, 11, write_dlogits=False), of(5, 8, 10, large=True)],
         [of(16, 32, 32), of(1, 37, 128, spread=1.0), of(13, 50, 128, ignored=5),

@@ -104,7 +104,7 @@ CALLS = {
     (3, "reduce_scatter", "sleep"),
     (4, "all_gather", "stop"),
     (4, "barrier", "sleep"),
-    (4, "ring", "stop"),
+    (8, "ring", "stop"),
     (8, "reduce_scatter", "stop"),
 ])
 def test_a_stuck_rank_ends_the_job_with_one_line(probe, ranks, call, fault):
