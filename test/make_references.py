@@ -66,9 +66,9 @@ def write_models(folder):
         expected = {"tokens": tokens.numpy().astype(np.int32), "heads": np.array([sizes.heads], dtype=np.int32),
                     "loss": np.array([loss]), "losses": np.array(losses)}
         for dtype in ("fp32", "bf16"):
-            expected[f"bound/loss/{dtype}"] = np.array([model_bounds.loss_bound(dtype, sizes.layers,
-                                                                                batch * sizes.seq_len)])
-            expected[f"bound/gradient/{dtype}"] = np.array([model_bounds.gradient_bound(dtype, sizes.layers)])
+            loss_bound, bounds = model_bounds.loss_and_gradient_bounds(dtype, weights, sizes, tokens)
+            expected[f"bound/{dtype}/loss"] = np.array([loss_bound])
+            expected |= {f"bound/{dtype}/gradient/{key}": np.array([bound]) for key, bound in bounds.items()}
         # fp32 holds a gradient to 6e-8 of itself, a hundredth of what is allowed.
         expected |= {f"gradient/{key}": value.numpy().astype(np.float32) for key, value in gradients.items()}
         for kind, tensors in (("weights", {key: w.numpy().astype(np.float32) for key, w in weights.items()}),

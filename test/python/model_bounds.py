@@ -2,41 +2,45 @@
 
 fp32: the project promises gradients within 1e-5 of their norm and losses within 1e-5.
 
-bf16: every activation, and every gradient of one, is rounded to bf16 where it is stored, with a relative error of at most
-u = 2^-8 in each element; products and sums are in fp32, whose errors do not count beside it. The roundings are independent,
-so R of them along the way to a gradient add up as the root of the sum of their squares. One rounding's relative error,
-uniform between -u and u for the smallest significands and -u/2 and u/2 for the largest, has the root mean square
-u sqrt(7/36) = 0.44 u over significands spread evenly. Layers pass a perturbation on with a gain of about one (that is
-what initialisation and layernorm are for), but the products in a backward step put the forward's error of one factor
-beside the backward's of the other; we allow a gain of 2 for both together, thus 0.88 u sqrt(R), in the norm of each tensor.
-
-On the way are, forward: the embedding, in each block ln_1, qkv, attention, its projection, the residual, ln_2, the GELU's
-input and output, the projection, the residual, and at the end ln_f and the logits; backward: dlogits and the gradients of
-ln_f and the residual, and in each block those of the GELU's input, ln_2, the residual, attention, qkv, ln_1, the residual.
-
-The loss is a mean over N tokens of errors of the logits, which are independent between tokens in their roundings: it is
-off by at most u sqrt(R) times the logits' spread, of which 1 is generous for our random models, over sqrt(N); and it has
-a second-order term, the softmax's curvature, (u sqrt(R))^2.
+bf16: the program rounds every activation, and every gradient of one, to bf16 where it stores it; its products and sums are
+in fp32, whose errors do not count beside that. How much such roundings move a loss or a gradient depends on the model,
+so it is measured: PyTorch in fp64 with each of the same tensors rounded to bf16 at random, up or down so that it is right
+on average (Monte Carlo arithmetic: Parker, 1997), DRAWS times. A random rounding has twice the variance of the program's
+rounding to nearest (1/6 of a unit squared against 1/12), so four times the root mean square of the draws is 5.6 standard
+deviations of the program's error.
 """
 
 import math
 
-UNIT_BF16 = 2.0**-8
-FORWARD_ROUNDINGS = (3, 10)   # in all, and in each block
-BACKWARD_ROUNDINGS = (3, 7)
+import reference_model
+import torch
+
+DRAWS = 16
+DEVIATIONS = 4
+LOSS_FP32 = 1e-5
+GRADIENT_FP32 = 1e-5  # of the tensor's norm
 
 
-def gradient_bound(dtype, layers):
-    """Of |error| / |gradient|, in the norm of a tensor."""
+def root_mean_square(values):
+    return math.sqrt(sum(value**2 for value in values) / len(values))
+
+
+def loss_and_gradient_bounds(dtype, weights, sizes, tokens):
+    """(|error| of the loss in nats, {name: |error| of the gradient in norm}) that are allowed."""
+    loss, gradients = reference_model.loss_and_gradients(weights, sizes, tokens)
     if dtype == "fp32":
-        return 1e-5
-    roundings = FORWARD_ROUNDINGS[0] + BACKWARD_ROUNDINGS[0] + layers * (FORWARD_ROUNDINGS[1] + BACKWARD_ROUNDINGS[1])
-    return 0.88 * UNIT_BF16 * math.sqrt(roundings)
+        return LOSS_FP32, {name: GRADIENT_FP32 * gradient.norm().item() for name, gradient in gradients.items()}
+    store = reference_model.rounded_activations(torch.Generator().manual_seed(0))
+    draws = [reference_model.loss_and_gradients(weights, sizes, tokens, store=store) for _ in range(DRAWS)]
+    return (DEVIATIONS * root_mean_square([drawn - loss for drawn, _ in draws]),
+            {name: DEVIATIONS * root_mean_square([(drawn[name] - gradient).norm().item() for _, drawn in draws])
+             for name, gradient in gradients.items()})
 
 
-def loss_bound(dtype, layers, tokens):
-    """Of |error|, in nats."""
-    if dtype == "fp32":
-        return 1e-5
-    relative = UNIT_BF16 * math.sqrt(FORWARD_ROUNDINGS[0] + layers * FORWARD_ROUNDINGS[1])
-    return relative / math.sqrt(tokens) + relative**2
+def training_bound_bf16(weights, sizes, batches, **options):
+    """|error| of the loss of any step of a training in bf16: the largest of all steps."""
+    exact, _, _ = reference_model.train(weights, sizes, batches, **options)
+    store = reference_model.rounded_activations(torch.Generator().manual_seed(0))
+    draws = [reference_model.train(weights, sizes, batches, store=store, **options)[0] for _ in range(DRAWS // 4)]
+    return DEVIATIONS * max(root_mean_square([draw[step] - exact[step] for draw in draws])
+                            for step in range(len(exact)))

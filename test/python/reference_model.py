@@ -58,8 +58,32 @@ def random_tokens(sizes, batch, generator):
     return torch.randint(sizes.vocab_size, (batch, sizes.seq_len + 1), generator=generator)
 
 
-def logits(weights, sizes, inputs):
-    """(B,T) -> (B,T,V)"""
+class RoundToBf16(torch.autograd.Function):
+    """Rounds a tensor to bf16, up or down at random so that it is right on average, and its gradient likewise."""
+
+    @staticmethod
+    def forward(ctx, x, generator):
+        ctx.generator = generator
+        return round_stochastically(x, generator)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return round_stochastically(gradient, ctx.generator), None
+
+
+def round_stochastically(x, generator):
+    bits = x.float().view(torch.int32)
+    noise = torch.randint(0, 1 << 16, x.shape, generator=generator, dtype=torch.int32)
+    return ((bits + noise) & -(1 << 16)).view(torch.float32).double()
+
+
+def rounded_activations(generator):
+    """A `store` for logits(): what the program does in bf16, with independent random roundings."""
+    return lambda x: RoundToBf16.apply(x, generator)
+
+
+def logits(weights, sizes, inputs, store=lambda x: x):
+    """(B,T) -> (B,T,V). `store` is applied to every activation that the program keeps in memory."""
     B, T = inputs.shape
     C, NH = sizes.channels, sizes.heads
 
@@ -70,33 +94,34 @@ def logits(weights, sizes, inputs):
         return x @ weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
     mask = torch.ones(T, T, dtype=torch.bool).triu(1)
-    x = weights["wte.weight"][inputs] + weights["wpe.weight"][:T]
+    x = store(weights["wte.weight"][inputs] + weights["wpe.weight"][:T])
     for i in range(sizes.layers):
-        qkv = linear(layernorm(x, f"h.{i}.ln_1"), f"h.{i}.attn.c_attn")
+        qkv = store(linear(store(layernorm(x, f"h.{i}.ln_1")), f"h.{i}.attn.c_attn"))
         q, k, v = (part.view(B, T, NH, C // NH).transpose(1, 2) for part in qkv.split(C, dim=2))
         scores = (q @ k.transpose(2, 3) / math.sqrt(C // NH)).masked_fill(mask, -math.inf)
-        attention = (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, C)
-        x = x + linear(attention, f"h.{i}.attn.c_proj")
-        hidden = linear(layernorm(x, f"h.{i}.ln_2"), f"h.{i}.mlp.c_fc")
+        attention = store((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, C))
+        x = store(x + store(linear(attention, f"h.{i}.attn.c_proj")))
+        hidden = store(linear(store(layernorm(x, f"h.{i}.ln_2")), f"h.{i}.mlp.c_fc"))
         # GELU in its tanh form, which torch 1.13 knows as approximate="tanh".
-        x = x + linear(functional.gelu(hidden, approximate="tanh"), f"h.{i}.mlp.c_proj")
-    return layernorm(x, "ln_f") @ weights["wte.weight"].T
+        x = store(x + store(linear(store(functional.gelu(hidden, approximate="tanh")), f"h.{i}.mlp.c_proj")))
+    return store(store(layernorm(x, "ln_f")) @ weights["wte.weight"].T)
 
 
-def loss(weights, sizes, tokens):
+def loss(weights, sizes, tokens, **options):
     """Mean cross-entropy of a batch (B,T+1), in nats."""
-    predicted = logits(weights, sizes, tokens[:, :-1])
+    predicted = logits(weights, sizes, tokens[:, :-1], **options)
     return functional.cross_entropy(predicted.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def loss_and_gradients(weights, sizes, tokens):
+def loss_and_gradients(weights, sizes, tokens, **options):
     leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
-    value = loss(leaves, sizes, tokens)
+    value = loss(leaves, sizes, tokens, **options)
     gradients = torch.autograd.grad(value, list(leaves.values()))
     return value.item(), dict(zip(leaves, gradients))
 
 
-def train(weights, sizes, batches, lr, weight_decay=0.0, betas=(0.9, 0.999), eps=1e-8, grad_clip=0.0, lr_factor=None):
+def train(weights, sizes, batches, lr, weight_decay=0.0, betas=(0.9, 0.999), eps=1e-8, grad_clip=0.0, lr_factor=None,
+          **options):
     """AdamW over a list of batches. `lr_factor`: a function of the step from 0 that multiplies the rate.
 
     Returns the losses before each update, the gradient norms, and the final weights.
@@ -109,7 +134,7 @@ def train(weights, sizes, batches, lr, weight_decay=0.0, betas=(0.9, 0.999), eps
     losses, norms = [], []
     for batch in batches:
         optimizer.zero_grad()
-        value = loss(leaves, sizes, batch)
+        value = loss(leaves, sizes, batch, **options)
         value.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(leaves.values(), grad_clip if grad_clip > 0 else math.inf).item())
         optimizer.step()

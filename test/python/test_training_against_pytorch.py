@@ -124,12 +124,11 @@ def test_bf16_follows(tmp_path):
     sizes = Sizes(layers=2, heads=2, channels=64, seq_len=32, vocab_size=128)
     experiment = Experiment(tmp_path, sizes, batch=4)
     weights = {name: w.bfloat16().double() for name, w in experiment.weights.items()}
-    losses, _, _ = reference_model.train(weights, sizes, [experiment.tokens] * STEPS, lr=1e-3)
+    batches = [experiment.tokens] * STEPS
+    losses, _, _ = reference_model.train(weights, sizes, batches, lr=1e-3)
+    bound = model_bounds.training_bound_bf16(weights, sizes, batches, lr=1e-3)
     run = program.train(tmp_path / "bf16", *experiment.options("--lr=1e-3", "--lr-schedule=constant", "--beta2=0.999",
                                                                "--weight-decay=0", "--grad-clip=0", "--dtype=bf16"))
-    # The first loss is that of rounded weights; later ones differ by the gradients' errors too, which move the weights
-    # off the path by at most that share of the way, and with them the loss by that share of its fall.
-    first = model_bounds.loss_bound("bf16", sizes.layers, experiment.tokens[:, 1:].numel())
-    share = model_bounds.gradient_bound("bf16", sizes.layers)
-    for loss, expected in zip(run.losses, losses):
-        assert abs(loss - expected) <= first + share * (losses[0] - expected)
+    errors = np.abs(np.array(run.losses) - losses)
+    print(f"largest error of the loss {errors.max():.2e} of {bound:.2e} allowed")
+    assert errors.max() <= bound
