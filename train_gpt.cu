@@ -89,11 +89,11 @@ std::vector<std::pair<std::string, std::string>> header_rows(const Run& run, con
                                           plural(run.plan.micro_batch, "sequence"), config.sequence_length));
     rows.emplace_back(
         "schedule", fmt::format("{} steps, learning rate {} {} to {}, warmup {}", grouped(run.options.steps),
-                                run.options.learning_rate, run.options.schedule,
+                                *run.options.learning_rate, run.options.schedule,
                                 run.options.schedule_kind() == ScheduleKind::constant
-                                    ? run.options.learning_rate
-                                    : run.options.learning_rate * run.options.min_lr_fraction,
-                                run.options.warmup_steps));
+                                    ? *run.options.learning_rate
+                                    : *run.options.learning_rate * run.options.min_lr_fraction,
+                                *run.options.warmup_steps));
     rows.emplace_back("results", run.out_dir.string());
     return rows;
 }

@@ -9,12 +9,12 @@ namespace llmc {
 
 std::span<const NamedModel> named_models() {
     static constexpr std::array models = {
-        NamedModel{"tiny", {4, 4, 128, 64, 256}},
-        NamedModel{"mini", {6, 6, 384, 256, 256}},
-        NamedModel{"gpt2", {12, 12, 768, 1024, 50257}},
-        NamedModel{"gpt2-medium", {24, 16, 1024, 1024, 50257}},
-        NamedModel{"gpt2-large", {36, 20, 1280, 1024, 50257}},
-        NamedModel{"gpt2-xl", {48, 25, 1600, 1024, 50257}},
+        NamedModel{"tiny", {4, 4, 128, 64, 256}, 4e-3},
+        NamedModel{"mini", {6, 6, 384, 256, 256}, 1e-3},
+        NamedModel{"gpt2", {12, 12, 768, 1024, 50257}, 6e-4},
+        NamedModel{"gpt2-medium", {24, 16, 1024, 1024, 50257}, 3e-4},
+        NamedModel{"gpt2-large", {36, 20, 1280, 1024, 50257}, 2.5e-4},
+        NamedModel{"gpt2-xl", {48, 25, 1600, 1024, 50257}, 2e-4},
     };
     return models;
 }

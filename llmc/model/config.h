@@ -25,6 +25,8 @@ struct GPTConfig {
 struct NamedModel {
     std::string_view name;
     GPTConfig config;
+    double
+        learning_rate;  // that suits it with AdamW; GPT-3's for GPT-2's sizes (Brown et al., 2020, table 2.1)
 };
 std::span<const NamedModel> named_models();
 

@@ -75,8 +75,9 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
             any);
 
     group("Optimizer (AdamW)");
-    setting("lr", o.learning_rate, "Learning rate after warmup", any);
-    setting("warmup-steps", o.warmup_steps, "Steps over which the rate rises linearly", any);
+    setting("lr", o.learning_rate, "Learning rate after warmup; default the one that suits --model", any);
+    setting("warmup-steps", o.warmup_steps,
+            "Steps over which the rate rises; default a twentieth of all, 0 if constant", any);
     setting("lr-schedule", o.schedule,
             "How it falls after them (wsd: constant, then linear in the last fifth)", schedule_names());
     setting("min-lr-fraction", o.min_lr_fraction, "Where it ends, as a fraction of --lr", any);
@@ -166,8 +167,8 @@ void check_ranges(const Options& o) {
     require_range<std::int64_t>("steps", o.steps, 0, many);
     if (o.micro_batch_size) require_range<std::int64_t>("micro-batch-size", *o.micro_batch_size, 1, many);
     require_range<std::int64_t>("comm-timeout", o.communication_timeout, 1, 1 << 20);
-    require_range("lr", o.learning_rate, 0.0, large);
-    require_range<std::int64_t>("warmup-steps", o.warmup_steps, 0, many);
+    require_range("lr", *o.learning_rate, 0.0, large);
+    require_range<std::int64_t>("warmup-steps", *o.warmup_steps, 0, many);
     require_range("min-lr-fraction", o.min_lr_fraction, 0.0, 1.0);
     require_range("weight-decay", o.weight_decay, 0.0, large);
     if (!(o.beta1 >= 0 && o.beta1 < 1)) require_range("beta1", o.beta1, 0.0, below_one);
@@ -212,6 +213,8 @@ void resolve(Options& o) {
     o.vocabulary = o.vocabulary.value_or(model->config.vocabulary);
     check_config(o.config());
     o.global_batch_tokens = o.global_batch_tokens.value_or(24 * *o.sequence_length);
+    o.learning_rate = o.learning_rate.value_or(model->learning_rate);
+    o.warmup_steps = o.warmup_steps.value_or(o.schedule_kind() == ScheduleKind::constant ? 0 : o.steps / 20);
     if (o.device == "cuda")
         user_error("--device cuda: this program was built for the CPU only; try --device cpu");
     o.device = "cpu";

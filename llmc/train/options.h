@@ -24,7 +24,7 @@ struct Options {
     std::string val_data;
 
     // training
-    std::int64_t steps = 1000;
+    std::int64_t steps = 1200;
     std::optional<std::int64_t> global_batch_tokens;  // by default follows from the sequence length
     std::optional<std::int64_t> micro_batch_size;     // by default follows from the mesh, in the run's plan
     std::uint64_t seed = 1;
@@ -33,9 +33,9 @@ struct Options {
     std::int64_t communication_timeout = 600;
 
     // optimizer
-    double learning_rate = 2e-3;
+    std::optional<double> learning_rate;  // by default follows from the model
     std::string schedule = "cosine";
-    std::int64_t warmup_steps = 0;
+    std::optional<std::int64_t> warmup_steps;  // by default follows from the steps and the schedule
     double min_lr_fraction = 0.1;
     double weight_decay = 0.1;
     double beta1 = 0.9;

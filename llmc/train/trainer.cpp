@@ -20,9 +20,9 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
       store_(device, arenas_, plan.store, static_cast<float>(options.weight_decay)),
       executor_(plan.spec.config, device, data_ranks, store_, bind(plan.activations, arenas_)),
       schedule_{.kind = options.schedule_kind(),
-                .peak = options.learning_rate,
+                .peak = options.learning_rate.value(),
                 .min_fraction = options.min_lr_fraction,
-                .warmup_steps = options.warmup_steps,
+                .warmup_steps = options.warmup_steps.value(),
                 .total_steps = options.steps} {
     device.ops().set_workspace(arenas_[plan.workspace]);
     if (options.init.empty()) {
