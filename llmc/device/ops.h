@@ -10,7 +10,8 @@
 // - "= " overwrites, "+= " accumulates. Gradients of parameters are always accumulated, in fp32.
 // - An operand marked [optional] may be an empty Tensor.
 // - Deterministic: the same call with the same shapes and threads gives the same bits.
-// - Shapes are checked; a wrong one is a ProgrammingError, and so is a token or target that is no row of its table.
+// - Shapes are checked; a wrong one is a ProgrammingError, and so is a token or target that is no row of its
+// table.
 #pragma once
 
 #include <cstdint>

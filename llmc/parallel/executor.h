@@ -45,7 +45,8 @@ class Executor {
     // Afterwards loss_sum() and norm_squared() are those of this step; returns where the time went.
     PhaseTimes run(const Step& step, const StepInput& input);
 
-    // The sum of the losses that the last training or evaluation step made on all ranks. Waits for the device.
+    // The sum of the losses that the last training or evaluation step made on all ranks. Waits for the
+    // device.
     double loss_sum() const { return read_scalar(activations_.loss_sum); }
     double norm_squared() const { return read_scalar(activations_.norm_squared); }
 

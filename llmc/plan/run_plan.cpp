@@ -10,11 +10,12 @@ namespace llmc {
 
 namespace {
 
-// Where no micro-batch size is given: at most so many tokens at once, which fills the CPU's matrix products and keeps the
-// activations of the small models in cache.
+// Where no micro-batch size is given: at most so many tokens at once, which fills the CPU's matrix products
+// and keeps the activations of the small models in cache.
 constexpr std::int64_t micro_batch_tokens = 2048;
 
-// Bounds on what is a slip of the keyboard: they keep sizes inside 64 bits, and a step's list of actions readable.
+// Bounds on what is a slip of the keyboard: they keep sizes inside 64 bits, and a step's list of actions
+// readable.
 constexpr std::int64_t largest_micro_batch = 1 << 14;
 constexpr std::int64_t most_micro_batches = 1 << 14;
 
@@ -27,14 +28,15 @@ std::string multiples_near(std::int64_t value, std::int64_t multiple) {
 void check_global_batch(const RunSpec& spec) {
     const std::int64_t T = spec.config.sequence_length, ranks = spec.mesh.data_ranks;
     if (spec.global_batch_tokens < 1 || spec.global_batch_tokens > std::int64_t{1} << 40) {
-        user_error("--global-batch-tokens {} is out of range; give {} to {}", spec.global_batch_tokens, T * ranks,
-                   std::int64_t{1} << 40);
+        user_error("--global-batch-tokens {} is out of range; give {} to {}", spec.global_batch_tokens,
+                   T * ranks, std::int64_t{1} << 40);
     }
     if (spec.global_batch_tokens % (T * ranks) != 0) {
-        user_error("--global-batch-tokens {} is not a multiple of {} ({} tokens a sequence x {} data-parallel "
-                   "process{}); try {}",
-                   spec.global_batch_tokens, T * ranks, T, ranks, ranks == 1 ? "" : "es",
-                   multiples_near(spec.global_batch_tokens, T * ranks));
+        user_error(
+            "--global-batch-tokens {} is not a multiple of {} ({} tokens a sequence x {} data-parallel "
+            "process{}); try {}",
+            spec.global_batch_tokens, T * ranks, T, ranks, ranks == 1 ? "" : "es",
+            multiples_near(spec.global_batch_tokens, T * ranks));
     }
 }
 
@@ -49,26 +51,30 @@ std::int64_t largest_divisor(std::int64_t n, std::int64_t limit) {
 std::int64_t choose_micro_batch(const RunPlan& plan) {
     const std::int64_t sequences = plan.rank_sequences(), given = plan.spec.micro_batch_sequences;
     if (given == 0) {
-        return largest_divisor(sequences, std::max<std::int64_t>(
-                                              1, micro_batch_tokens / plan.spec.config.sequence_length));
+        return largest_divisor(
+            sequences, std::max<std::int64_t>(1, micro_batch_tokens / plan.spec.config.sequence_length));
     }
     if (sequences % given != 0) {
-        user_error("--micro-batch-size {} does not divide the {} sequence{} of each process (--global-batch-tokens {}); "
-                   "try --micro-batch-size {}",
-                   given, sequences, sequences == 1 ? "" : "s", plan.spec.global_batch_tokens,
-                   largest_divisor(sequences, given));
+        user_error(
+            "--micro-batch-size {} does not divide the {} sequence{} of each process (--global-batch-tokens "
+            "{}); "
+            "try --micro-batch-size {}",
+            given, sequences, sequences == 1 ? "" : "s", plan.spec.global_batch_tokens,
+            largest_divisor(sequences, given));
     }
     return given;
 }
 
 void check_micro_batches(const RunPlan& plan) {
     if (plan.micro_batch > largest_micro_batch) {
-        user_error("--micro-batch-size {} is out of range; give 1 to {}", plan.micro_batch, largest_micro_batch);
+        user_error("--micro-batch-size {} is out of range; give 1 to {}", plan.micro_batch,
+                   largest_micro_batch);
     }
     if (plan.micro_batches > most_micro_batches) {
-        user_error("--global-batch-tokens {} makes {} micro-batches a step, more than {}; try a larger "
-                   "--micro-batch-size or more processes",
-                   plan.spec.global_batch_tokens, plan.micro_batches, most_micro_batches);
+        user_error(
+            "--global-batch-tokens {} makes {} micro-batches a step, more than {}; try a larger "
+            "--micro-batch-size or more processes",
+            plan.spec.global_batch_tokens, plan.micro_batches, most_micro_batches);
     }
 }
 
@@ -112,7 +118,8 @@ RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes)
 
     plan.store = lay_out_store(plan.memory, spec.config, spec.dtype, ranks);
     std::int64_t norm_blocks = 0;
-    for (const UnitLayout& unit : plan.store.units) norm_blocks += unit.padded_elements(ranks) / norm_block_elements;
+    for (const UnitLayout& unit : plan.store.units)
+        norm_blocks += unit.padded_elements(ranks) / norm_block_elements;
     plan.activations = lay_out_activations(plan.memory, {.config = spec.config,
                                                          .dtype = spec.dtype,
                                                          .batch = plan.micro_batch,

@@ -1,5 +1,6 @@
-// What a run will do and need, before it does anything: the list of actions and every buffer, as a pure function of
-// (model, mesh, options). The trainer allocates what the plan says; the header prints it; they cannot disagree.
+// What a run will do and need, before it does anything: the list of actions and every buffer, as a pure
+// function of (model, mesh, options). The trainer allocates what the plan says; the header prints it; they
+// cannot disagree.
 #pragma once
 
 #include <cstddef>

@@ -53,20 +53,17 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
             any);
 
     group("Data");
-    setting(
-        "train-data", o.train_data,
-        "FILE.txt, read as bytes and split 90/10 if there is no --val-data, or token shards 'PATTERN*.bin'; "
-        "without it, the embedded stories",
-        any);
-    setting("val-data", o.val_data, "The same for validation", any);
+    setting("train-data", o.train_data,
+            "FILE.txt as bytes, or token shards 'PATTERN*.bin'; default embedded stories", any);
+    setting("val-data", o.val_data,
+            "The same for validation; default the last tenth of a text, none for shards", any);
 
     group("Training");
     setting("steps", o.steps, "Optimizer steps; 0 does all but train", any);
     setting("global-batch-tokens", o.global_batch_tokens,
             "Tokens of one optimizer step over all processes; default 24 sequences", any);
     setting("micro-batch-size", o.micro_batch_size,
-            "Sequences a process computes at once; default the most that divide its share, up to 2048 tokens",
-            any);
+            "Sequences a process computes at once; default up to 2048 tokens", any);
     setting("dtype", o.dtype, "Compute in fp32 (default) or bf16; sums and master weights are fp32 in both",
             Choices{"fp32", "bf16"});
     setting("device", o.device, "Where to compute", Choices{"auto", "cpu", "cuda"});

@@ -20,10 +20,14 @@
 #include "llmc/data/story_grammar.h"
 
 // With -fsanitize=address g++ 12 takes members of <regex>'s own objects for uninitialised (GCC bug 105562).
+#ifndef __clang__
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <regex>
+#ifndef __clang__
 #pragma GCC diagnostic pop
+#endif
 
 namespace llmc {
 namespace {
