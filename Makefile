@@ -18,7 +18,7 @@ QUIET := $(if $(V),,@)
 
 # Builds use every core; what each compiler says stays together. A -j of the caller's wins.
 in_parallel = $(if $(findstring -j,$(MAKEFLAGS)),,--jobs=$(JOBS)) --output-sync=target
-ifeq ($(MAKELEVEL)$(filter-out train_gpt test-programs,$(MAKECMDGOALS)),0)
+ifeq ($(MAKELEVEL)$(filter-out train_gpt test-programs clang-tidy,$(MAKECMDGOALS)),0)
 MAKEFLAGS += --jobs=$(JOBS) --output-sync=target
 endif
 MAKEFLAGS += --no-print-directory --no-builtin-rules
@@ -171,7 +171,7 @@ $(BUILD)/lint/%: %.cu $(BUILD)/objects/%.o .clang-tidy
 define check_file
 @echo 'clang-tidy $<'
 @mkdir -p $(@D)
-$(QUIET)$(CLANG_TIDY) --quiet $< -- -x c++ -std=c++20 $(MACHINE) -Wno-unknown-warning-option -I. $(LIBRARY_CFLAGS) \
+$(QUIET)$(CLANG_TIDY) --quiet $< -- -x c++ -std=c++20 $(MACHINE) -I. $(LIBRARY_CFLAGS) \
     2>$@.log || { cat $@.log; exit 1; }
 @touch $@
 endef

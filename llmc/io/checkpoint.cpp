@@ -65,7 +65,7 @@ Json read_manifest(const fs::path& directory) {
 
 fs::path save_checkpoint(const fs::path& out_dir, const Progress& progress, const Json& configuration,
                          Device& device, const ParameterStore& store) {
-    const fs::path final_name = out_dir / fmt::format("{}{:08}", name_prefix, progress.step);
+    fs::path final_name = out_dir / fmt::format("{}{:08}", name_prefix, progress.step);
     fs::path partial = final_name;
     partial += ".partial";
     std::error_code ignored;
