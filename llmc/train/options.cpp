@@ -73,8 +73,8 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
 
     group("Optimizer (AdamW)");
     setting("lr", o.learning_rate, "Learning rate after warmup; default the one that suits --model", any);
-    setting("warmup-steps", o.warmup_steps,
-            "Steps over which the rate rises; default a twentieth of all, 0 if constant", any);
+    setting("warmup-steps", o.warmup_steps, "Steps over which the rate rises; default 100, 0 if constant",
+            any);
     setting("lr-schedule", o.schedule,
             "How it falls after them (wsd: constant, then linear in the last fifth)", schedule_names());
     setting("min-lr-fraction", o.min_lr_fraction, "Where it ends, as a fraction of --lr", any);
@@ -211,7 +211,7 @@ void resolve(Options& o) {
     check_config(o.config());
     o.global_batch_tokens = o.global_batch_tokens.value_or(24 * *o.sequence_length);
     o.learning_rate = o.learning_rate.value_or(model->learning_rate);
-    o.warmup_steps = o.warmup_steps.value_or(o.schedule_kind() == ScheduleKind::constant ? 0 : o.steps / 20);
+    o.warmup_steps = o.warmup_steps.value_or(o.schedule_kind() == ScheduleKind::constant ? 0 : 100);
     if (o.device == "cuda")
         user_error("--device cuda: this program was built for the CPU only; try --device cpu");
     o.device = "cpu";

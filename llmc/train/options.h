@@ -35,7 +35,7 @@ struct Options {
     // optimizer
     std::optional<double> learning_rate;  // by default follows from the model
     std::string schedule = "cosine";
-    std::optional<std::int64_t> warmup_steps;  // by default follows from the steps and the schedule
+    std::optional<std::int64_t> warmup_steps;  // by default follows from the schedule
     double min_lr_fraction = 0.1;
     double weight_decay = 0.1;
     double beta1 = 0.9;

