@@ -22,6 +22,7 @@
 
 #include "llmc/comm/bootstrap.h"
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 #include "llmc/core/version.h"
 #include "llmc/data/data.h"
 #include "llmc/data/samples.h"

@@ -1,7 +1,6 @@
 // Errors. Two kinds, never mixed:
 //   user_error   what the user gave wrongly: one line that says what, why and what would do. The program
-//   prints
-//                it once for all ranks as `error: ...` and exits with status 1.
+//                prints it once for all ranks as `error: ...` and exits with status 1.
 //   check        a broken promise inside the program: stops with file and line.
 #pragma once
 

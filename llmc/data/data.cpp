@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 #include "llmc/data/mapped_file.h"
 #include "llmc/data/samples.h"
 #include "llmc/data/stories.h"
@@ -17,14 +18,6 @@ namespace llmc {
 namespace {
 
 constexpr std::int64_t unigram_limit = 100'000'000;
-
-// "1,234,567 tokens"
-std::string tokens_text(std::int64_t count) {
-    std::string digits = std::to_string(count);
-    for (auto place = std::ssize(digits) - 3; place > 0; place -= 3)
-        digits.insert(static_cast<std::size_t>(place), 1, ',');
-    return digits + (count == 1 ? " token" : " tokens");
-}
 
 std::vector<std::string> matching_files(const std::string& pattern, const std::string& option) {
     std::error_code ignored;
@@ -79,7 +72,7 @@ Text part(const Text& text, std::size_t begin, std::size_t end) {
 }
 
 std::string describe(const std::string& what, const TokenSource& source) {
-    return what + ", " + tokens_text(source.tokens());
+    return what + ", " + plural(source.tokens(), "token");
 }
 
 std::string shards_text(const std::string& pattern, std::size_t count) {
@@ -162,9 +155,8 @@ Data open_data(const DataOptions& options) {
     if (training_windows(*data.training, options.sequence_length) == 0) {
         user_error(
             "--train-data: {}, but a sample takes {} in a row (--seq-len {} and one more); give more text or "
-            "a "
-            "smaller --seq-len",
-            data.training_description, tokens_text(options.sequence_length + 1), options.sequence_length);
+            "a smaller --seq-len",
+            data.training_description, plural(options.sequence_length + 1, "token"), options.sequence_length);
     }
     if (!options.val_data.empty()) open_validation(data, options);
     if (data.validation && ValidationWindows(*data.validation, options.sequence_length).windows() == 0) {

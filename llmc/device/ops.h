@@ -5,13 +5,12 @@
 //
 // Common to all:
 // - `X` is the compute dtype (fp32 or bf16), the same for every X of a call. Arithmetic and sums are in fp32
-// whatever X is;
-//   a result is rounded to X once, when it is stored.
+//   whatever X is; a result is rounded to X once, when it is stored.
 // - "= " overwrites, "+= " accumulates. Gradients of parameters are always accumulated, in fp32.
 // - An operand marked [optional] may be an empty Tensor.
 // - Deterministic: the same call with the same shapes and threads gives the same bits.
 // - Shapes are checked; a wrong one is a ProgrammingError, and so is a token or target that is no row of its
-// table.
+//   table.
 #pragma once
 
 #include <cstdint>
@@ -48,9 +47,9 @@ struct AdamWStep {
 // The sizes from which a device computes how much workspace its operations need.
 struct WorkspaceRequest {
     std::int64_t batch, sequence, channels, heads;
-    std::int64_t
-        largest_matmul_channels;  // the largest IC or OC of any product, the padded vocabulary included
-    std::int64_t head_rows;       // rows of logits computed at a time
+    // The largest IC or OC of any product, the padded vocabulary included.
+    std::int64_t largest_matmul_channels;
+    std::int64_t head_rows;  // rows of logits computed at a time
     DType dtype;
 };
 
@@ -63,9 +62,9 @@ class Ops {
     virtual std::size_t workspace_bytes(const WorkspaceRequest& request) const = 0;
     virtual void set_workspace(const Tensor& workspace) = 0;
 
-    // ---- embedding
-    // ------------------------------------------------------------------------------------------- out[b,t,:]
-    // = wte[tokens[b,t],:] + wpe[t,:]
+    // ---- embedding ----
+
+    // out[b,t,:] = wte[tokens[b,t],:] + wpe[t,:]
     //   out X (B,T,C), tokens int32 (B,T), wte X (Vp,C), wpe X (at least T, C)
     virtual void encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte,
                                  const Tensor& wpe) = 0;
@@ -74,10 +73,10 @@ class Ops {
     virtual void encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
                                   const Tensor& tokens) = 0;
 
-    // ---- layernorm
-    // ------------------------------------------------------------------------------------------- mean = 1/C
-    // sum_c x_c;  rstd = (1/C sum_c (x_c - mean)^2 + 1e-5)^-1/2;  out = (x - mean) rstd gamma + beta
-    //   out, in X (..., C); mean, rstd fp32 (N) = saved for backward; gamma, beta X (C)
+    // ---- layernorm ----
+
+    // mean = 1/C sum_c x_c;  rstd = (1/C sum_c (x_c - mean)^2 + 1e-5)^-1/2;  out = (x - mean) rstd gamma + beta
+    //   out, in X (..., C); mean, rstd fp32 (N), saved for backward; gamma, beta X (C)
     virtual void layernorm_forward(const Tensor& out, const Tensor& mean, const Tensor& rstd,
                                    const Tensor& in, const Tensor& gamma, const Tensor& beta) = 0;
     // With h = (x - mean) rstd and g = dout gamma:
@@ -93,57 +92,61 @@ class Ops {
                                                   const Tensor& in2, const Tensor& gamma,
                                                   const Tensor& beta) = 0;
 
-    // ---- matrix products
-    // ------------------------------------------------------------------------------------- out = in weight^T
-    // + bias. With pre_gelu: pre_gelu = in weight^T + bias, out = GELU(pre_gelu as rounded to X).
-    //   out X (..., OC), in X (..., IC), weight X (OC,IC), bias X (OC) [optional], pre_gelu X (..., OC)
-    //   [optional]
+    // ---- matrix products ----
+
+    // out = in weight^T + bias. With pre_gelu: pre_gelu = in weight^T + bias, out = GELU(pre_gelu as rounded
+    // to X).
+    //   out X (..., OC), in X (..., IC), weight X (OC,IC), bias X (OC) [optional],
+    //   pre_gelu X (..., OC) [optional]
     virtual void matmul_forward(const Tensor& out, const Tensor& in, const Tensor& weight, const Tensor& bias,
                                 const Tensor& pre_gelu = {}) = 0;
     // din = dout weight (times GELU'(pre_gelu), if given: `in` of this product was GELU(pre_gelu));
     // dweight += dout^T in;  dbias += sum_rows dout
-    //   din X (..., IC) [optional], dweight fp32 (OC,IC) [optional], dbias fp32 (OC) [optional], dout X (...,
-    //   OC), in X (..., IC), weight X (OC,IC), pre_gelu X (..., IC) [optional]
+    //   din X (..., IC) [optional], dweight fp32 (OC,IC) [optional], dbias fp32 (OC) [optional],
+    //   dout X (..., OC), in X (..., IC), weight X (OC,IC), pre_gelu X (..., IC) [optional]
     virtual void matmul_backward(const Tensor& din, const Tensor& dweight, const Tensor& dbias,
                                  const Tensor& dout, const Tensor& in, const Tensor& weight,
                                  const Tensor& pre_gelu = {}) = 0;
 
-    // ---- GELU, GPT-2's tanh form
-    // ----------------------------------------------------------------------------- out = x/2 (1 +
-    // tanh(sqrt(2/pi) (x + 0.044715 x^3)))          out, in X, any shape
+    // ---- GELU, GPT-2's tanh form ----
+
+    // out = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+    //   out, in X, any shape
     virtual void gelu_forward(const Tensor& out, const Tensor& in) = 0;
     // din = dout GELU'(in); din may be dout
     virtual void gelu_backward(const Tensor& din, const Tensor& dout, const Tensor& in) = 0;
 
-    // ---- causal attention
-    // ------------------------------------------------------------------------------------ With q, k, v =
-    // qkv[:,:,0..2], for each b, head, and t:  s_j = q_t . k_j / sqrt(HS), j <= t; lse_t = ln sum_j exp(s_j);
-    // out_t = sum_j exp(s_j - lse_t) v_j
+    // ---- causal attention ----
+
+    // With q, k, v = qkv[:,:,0..2], for each b, head, and t:
+    //   s_j = q_t . k_j / sqrt(HS), j <= t;  lse_t = ln sum_j exp(s_j);  out_t = sum_j exp(s_j - lse_t) v_j
     //   out X (B,T,NH,HS), lse fp32 (B,NH,T), qkv X (B,T,3,NH,HS), read in place
     virtual void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& qkv) = 0;
-    // With p_tj = exp(s_tj - lse_t), D_t = dout_t . out_t:  dv_j = sum_t p_tj dout_t;
-    // ds_tj = p_tj (dout_t . v_j - D_t);  dq_t = sum_j ds_tj k_j / sqrt(HS);  dk_j = sum_t ds_tj q_t /
-    // sqrt(HS)
+    // With p_tj = exp(s_tj - lse_t), D_t = dout_t . out_t:
+    //   dv_j = sum_t p_tj dout_t;  ds_tj = p_tj (dout_t . v_j - D_t);
+    //   dq_t = sum_j ds_tj k_j / sqrt(HS);  dk_j = sum_t ds_tj q_t / sqrt(HS)
     //   dqkv X (B,T,3,NH,HS), dout, out X (B,T,NH,HS), lse fp32 (B,NH,T), qkv X (B,T,3,NH,HS)
     virtual void attention_backward(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv,
                                     const Tensor& out, const Tensor& lse) = 0;
 
-    // ---- classifier
-    // ------------------------------------------------------------------------------------------ For each row
-    // n over the first `vocabulary` columns: loss_n = ln sum_v exp(logits_nv) - logits_{n,target_n}. With
-    // write_dlogits the logits are overwritten with  dlogits_nv = (softmax_nv - [v = target_n]) scale, and
-    // with 0 in the columns from `vocabulary` on and in ignored rows. Ignored rows have loss 0.
+    // ---- classifier ----
+
+    // For each row n over the first `vocabulary` columns:
+    //   loss_n = ln sum_v exp(logits_nv) - logits_{n,target_n}
+    // With write_dlogits the logits are overwritten with
+    //   dlogits_nv = (softmax_nv - [v = target_n]) scale
+    // and with 0 in the columns from `vocabulary` on and in ignored rows. Ignored rows have loss 0.
     //   logits X (N,Vp) in place, losses fp32 (N), targets int32 (N)
     virtual void fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
                                   std::int64_t vocabulary, float scale, bool write_dlogits) = 0;
 
-    // ---- norm and update
-    // ------------------------------------------------------------------------------------- partials_k = sum
-    // of x_i^2 over the k-th block of norm_block_elements
+    // ---- norm and update ----
+
+    // partials_k = sum of x_i^2 over the k-th block of norm_block_elements
     //   partials fp32 (n / norm_block_elements), x fp32 (n), n a multiple of norm_block_elements
     virtual void global_norm_squared(const Tensor& partials, const Tensor& x) = 0;
-    // out += sum_i x_i, in fp64, in an order that depends only on the number of elements.   out fp64 (1), x
-    // fp32 any shape
+    // out += sum_i x_i, in fp64, in an order that depends only on the number of elements.
+    //   out fp64 (1), x fp32, any shape
     virtual void sum(const Tensor& out, const Tensor& x) = 0;
     // AdamW (Loshchilov & Hutter 2019) as PyTorch computes it. With norm = sqrt(norm_squared),
     // clip = min(1, max_grad_norm / (norm + 1e-6)) and b1, b2 the bias corrections 1 - beta^step:
@@ -157,14 +160,17 @@ class Ops {
                        const Tensor& gradients, const Tensor& norm_squared,
                        std::span<const AdamWSegment> segments, const AdamWStep& step) = 0;
 
-    // ---- elementwise
-    // -----------------------------------------------------------------------------------------
-    virtual void cast(const Tensor& out, const Tensor& in) = 0;  // out = in, between fp32 and bf16
-    virtual void fill(const Tensor& out, float value) = 0;       // out = value; any dtype
-    virtual void add(const Tensor& out, const Tensor& a,
-                     const Tensor& b) = 0;  // out = a + b in X; out may be a or b
-    virtual void all_finite(const Tensor& flag,
-                            const Tensor& x) = 0;  // flag int32 (1) = 1 if no element is NaN or infinite
+    // ---- elementwise ----
+
+    // out = in, between fp32 and bf16
+    virtual void cast(const Tensor& out, const Tensor& in) = 0;
+    // out = value; any dtype
+    virtual void fill(const Tensor& out, float value) = 0;
+    // out = a + b in X; out may be a or b
+    virtual void add(const Tensor& out, const Tensor& a, const Tensor& b) = 0;
+    // flag = 1 if no element is NaN or infinite, else 0
+    //   flag int32 (1)
+    virtual void all_finite(const Tensor& flag, const Tensor& x) = 0;
 };
 
 }  // namespace llmc

@@ -25,17 +25,17 @@ class StepBuilder {
     }
 
     void forward_to_head(int micro_batch) {
-        forward({PartKind::embedding}, micro_batch,
+        compute(ActionKind::forward, {PartKind::embedding}, micro_batch,
                 {{tokens}, {parameters, wte_unit}, {parameters, wpe_unit}}, {{residual, 0}});
         for (int block = 0; block < layers_; ++block) {
-            forward({PartKind::block, block}, micro_batch,
+            compute(ActionKind::forward, {PartKind::block, block}, micro_batch,
                     {{residual, block}, {parameters, block_unit(block)}},
                     {{saved, block}, {residual, block + 1}});
         }
     }
 
     void head_losses(int micro_batch) {
-        forward({PartKind::head}, micro_batch,
+        compute(ActionKind::forward, {PartKind::head}, micro_batch,
                 {{tokens}, {residual, layers_}, {parameters, ln_f()}, {parameters, wte_unit}}, {{loss}});
     }
 
@@ -43,21 +43,21 @@ class StepBuilder {
     // complete.
     void backward(int micro_batch, bool first, bool last) {
         if (first) zero(wte_unit), zero(ln_f());
-        backward({PartKind::head}, micro_batch,
-                 {{tokens}, {residual, layers_}, {parameters, ln_f()}, {parameters, wte_unit}},
-                 {{residual_gradient}, {gradients, ln_f()}, {gradients, wte_unit}, {loss}});
+        compute(ActionKind::backward, {PartKind::head}, micro_batch,
+                {{tokens}, {residual, layers_}, {parameters, ln_f()}, {parameters, wte_unit}},
+                {{residual_gradient}, {gradients, ln_f()}, {gradients, wte_unit}, {loss}});
         if (last) reduce(ln_f());
         for (int block = layers_ - 1; block >= 0; --block) {
             const int unit = block_unit(block);
             if (first) zero(unit);
-            backward({PartKind::block, block}, micro_batch,
-                     {{residual_gradient}, {residual, block}, {saved, block}, {parameters, unit}},
-                     {{residual_gradient}, {gradients, unit}});
+            compute(ActionKind::backward, {PartKind::block, block}, micro_batch,
+                    {{residual_gradient}, {residual, block}, {saved, block}, {parameters, unit}},
+                    {{residual_gradient}, {gradients, unit}});
             if (last) reduce(unit);
         }
         if (first) zero(wpe_unit);
-        backward({PartKind::embedding}, micro_batch, {{tokens}, {residual_gradient}},
-                 {{gradients, wte_unit}, {gradients, wpe_unit}});
+        compute(ActionKind::backward, {PartKind::embedding}, micro_batch, {{tokens}, {residual_gradient}},
+                {{gradients, wte_unit}, {gradients, wpe_unit}});
         if (last) reduce(wpe_unit), reduce(wte_unit);
     }
 
@@ -86,16 +86,9 @@ class StepBuilder {
 
     void add(Action action) { step_.actions.push_back(std::move(action)); }
 
-    void forward(Part part, int micro_batch, std::vector<BufferUse> reads, std::vector<BufferUse> writes) {
-        add({.kind = ActionKind::forward,
-             .part = part,
-             .micro_batch = micro_batch,
-             .reads = std::move(reads),
-             .writes = std::move(writes)});
-    }
-
-    void backward(Part part, int micro_batch, std::vector<BufferUse> reads, std::vector<BufferUse> writes) {
-        add({.kind = ActionKind::backward,
+    void compute(ActionKind kind, Part part, int micro_batch, std::vector<BufferUse> reads,
+                 std::vector<BufferUse> writes) {
+        add({.kind = kind,
              .part = part,
              .micro_batch = micro_batch,
              .reads = std::move(reads),

@@ -31,11 +31,4 @@ class Console {
     std::int64_t steps_since_heading_ = 0;
 };
 
-// "3.2 MiB"
-std::string human_bytes(std::size_t bytes);
-// "1,234,567"
-std::string grouped(std::int64_t number);
-// "1 process", "2 processes"
-std::string plural(std::int64_t count, std::string_view singular, std::string_view ending = "s");
-
 }  // namespace llmc

@@ -144,8 +144,7 @@ void add_settings(CLI::App& app, Options& options) {
         });
 }
 
-// ---- what is refused
-// -----------------------------------------------------------------------------------------
+// ---- what is refused ----
 
 template <class T>
 void require_range(const char* name, T value, T lowest, T highest) {

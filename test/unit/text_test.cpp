@@ -9,8 +9,8 @@
 
 #include "llmc/core/error.h"
 #include "llmc/core/random.h"
+#include "llmc/core/text.h"
 #include "llmc/data/tokenizer.h"
-#include "llmc/train/console.h"
 #include "llmc/train/sampler.h"
 
 namespace llmc {
