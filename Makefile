@@ -57,12 +57,15 @@ MPI_SOURCES := $(sort $(wildcard test/mpi/*.cpp))
 # Each of these files is a program of its own.
 MPI_TOOL_SOURCES := $(sort $(wildcard test/mpi/tools/*.cpp))
 PROBE_SOURCES := $(sort $(wildcard test/probe/*.cpp))
+BENCH_SOURCES := $(sort $(wildcard dev/cpu/*.cpp))
 
 objects = $(patsubst %,$(BUILD)/objects/%.o,$(basename $(1)))
 LIBRARY := $(call objects,$(LIBRARY_SOURCES))
-SOURCES := train_gpt.cu $(LIBRARY_SOURCES) $(UNIT_SOURCES) $(MPI_SOURCES) $(MPI_TOOL_SOURCES) $(PROBE_SOURCES)
+SOURCES := train_gpt.cu $(LIBRARY_SOURCES) $(UNIT_SOURCES) $(MPI_SOURCES) $(MPI_TOOL_SOURCES) $(PROBE_SOURCES) \
+    $(BENCH_SOURCES)
 MPI_TOOLS := $(patsubst test/mpi/tools/%.cpp,$(BUILD)/test/tools/%,$(MPI_TOOL_SOURCES))
 PROBES := $(patsubst test/probe/%.cpp,$(BUILD)/test/probe/%,$(PROBE_SOURCES))
+BENCH := $(BUILD)/dev/bench_step
 TEST_PROGRAMS := $(BUILD)/test/unit $(BUILD)/test/mpi $(MPI_TOOLS) $(PROBES)
 
 # $(call remember,FILE,VARIABLE): FILE holds the variable's value and is rewritten only where that changed.
@@ -78,7 +81,7 @@ $(eval $(call remember,$(BUILD)/version.txt,VERSION_FLAGS))
 # ---- What a person types ---------------------------------------------------------------------------------
 
 .DEFAULT_GOAL := train_gpt
-.PHONY: help deps quickstart test test-long test-programs lint clang-tidy format clean
+.PHONY: help deps quickstart test test-long test-programs bench-cpu lint clang-tidy format clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -118,16 +121,21 @@ test-long: deps  ## the suites that take long (trainings compared with known res
 test-programs: $(PROGRAM) $(TEST_PROGRAMS)
 	@:
 
+# TORCH_PYTHON=python names one more interpreter, with a newer PyTorch; BENCH_OPTIONS go to dev/cpu/bench_cpu.py.
+bench-cpu: deps  ## times the training step by operation, and PyTorch's step beside it
+	@$(MAKE) $(in_parallel) $(BENCH)
+	@$(PYTHON) dev/cpu/bench_cpu.py $(BENCH) $(BENCH_OPTIONS)
+
 # Versions are pinned: another clang-format formats otherwise, and clang-tidy knows std::source_location from 15 on.
 CLANG_FORMAT := clang-format-14
 CLANG_TIDY := clang-tidy-16
-CPP_FILES = train_gpt.cu $(sort $(shell find llmc test -name '*.h' -o -name '*.cpp'))
+CPP_FILES = train_gpt.cu $(sort $(shell find llmc dev test -name '*.h' -o -name '*.cpp'))
 lint:  ## checks formatting, clang-tidy, shellcheck, pyflakes (installs them where missing)
 	@scripts/deps.sh lint
 	$(QUIET)$(CLANG_FORMAT) --dry-run -Werror $(CPP_FILES)
 	@$(MAKE) $(in_parallel) clang-tidy
 	shellcheck .ci/run $(wildcard scripts/*.sh test/*.sh)
-	$(PYTHON) -m pyflakes $(wildcard scripts/*.py test/*.py test/*/*.py)
+	$(PYTHON) -m pyflakes $(wildcard scripts/*.py dev/*/*.py test/*.py test/*/*.py)
 
 clang-tidy: $(patsubst $(BUILD)/objects/%.o,$(BUILD)/lint/%,$(call objects,$(SOURCES)))
 
@@ -145,8 +153,9 @@ $(MPI_TOOLS): $(BUILD)/test/tools/%: $(BUILD)/objects/test/mpi/tools/%.o $(LIBRA
 $(PROBES): $(BUILD)/test/probe/%: $(BUILD)/objects/test/probe/%.o $(LIBRARY)
 $(BUILD)/test/unit: LIBRARIES += -lgtest_main -lgtest
 $(BUILD)/test/mpi: LIBRARIES += -lgtest
+$(BENCH): $(call objects,$(BENCH_SOURCES)) $(LIBRARY)
 
-$(PROGRAM) $(TEST_PROGRAMS): $(BUILD)/sources.txt
+$(PROGRAM) $(TEST_PROGRAMS) $(BENCH): $(BUILD)/sources.txt
 	@echo 'link $@'
 	@mkdir -p $(@D)
 	$(QUIET)$(LINK) $(filter %.o,$^) $(LIBRARIES) -o $@

@@ -1,4 +1,5 @@
-// Loops over OpenMP threads, and sums over rows that do not depend on their number.
+// Loops over OpenMP threads, in the widest vectors of the processor, and sums over rows that do not depend on
+// the number of threads.
 #pragma once
 
 #include <omp.h>
@@ -6,24 +7,31 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "llmc/device/cpu/wide_vectors.h"
+
 namespace llmc::cpu {
 
 inline constexpr std::int64_t divide_up(std::int64_t n, std::int64_t by) { return (n + by - 1) / by; }
 inline constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return divide_up(n, to) * to; }
 
-// f(i) for i in 0 ... n-1; each thread takes neighbouring ones. f must not throw. (clang-tidy 14 sees no use
-// of a name in a pragma.)
+// f(i) for i in 0 ... n-1; each thread takes neighbouring ones. f must not throw. (clang-tidy sees no use of a
+// name in a pragma.)
 template <class F>
 void parallel_for([[maybe_unused]] int threads, std::int64_t n, const F& f) {
-#pragma omp parallel for num_threads(threads) schedule(static) if (n > 1)
-    for (std::int64_t i = 0; i < n; ++i) f(i);
+#pragma omp parallel num_threads(threads) if (n > 1)
+    {
+        const std::int64_t team = omp_get_num_threads(), thread = omp_get_thread_num();
+        in_wide_vectors(n * thread / team, n * (thread + 1) / team, f);
+    }
 }
 
 // The same for tasks of unequal size: the next free thread takes the next one. f(i, thread)
 template <class F>
 void parallel_tasks([[maybe_unused]] int threads, std::int64_t n, const F& f) {
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (n > 1)
-    for (std::int64_t i = 0; i < n; ++i) f(i, omp_get_thread_num());
+    for (std::int64_t i = 0; i < n; ++i) {
+        in_wide_vectors(i, i + 1, [&f, thread = omp_get_thread_num()](std::int64_t task) { f(task, thread); });
+    }
 }
 
 // The threads to use for this many elements: below some, waking them costs more than they save.

@@ -5,6 +5,8 @@
 #include <oneapi/dnnl/dnnl.hpp>
 #include <unordered_map>
 
+#include "llmc/device/cpu/wide_vectors.h"
+
 namespace llmc::cpu {
 
 namespace {
@@ -20,6 +22,12 @@ class ThreadsOfOneDnn {
   private:
     int before_;
 };
+
+// oneDNN's instruction sets are sets of bits that contain those of lesser ones.
+bool processor_has(dnnl::cpu_isa isa) {
+    const auto bits = static_cast<unsigned>(isa);
+    return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & bits) == bits;
+}
 
 dnnl::memory::data_type data_type(DType dtype) {
     return dtype == DType::bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
@@ -63,10 +71,12 @@ Matrix Matrix::part(std::int64_t first_row, std::int64_t row_count, std::int64_t
     return p;
 }
 
-bool processor_has_bf16() {
-    const auto bf16 = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
-    return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & bf16) == bf16;
+bool has_avx512() {
+    static const bool has = processor_has(dnnl::cpu_isa::avx512_core);
+    return has;
 }
+
+bool processor_has_bf16() { return processor_has(dnnl::cpu_isa::avx512_core_bf16); }
 
 struct Products::Engine {
     dnnl::engine engine{dnnl::engine::kind::cpu, 0};

@@ -1,0 +1,103 @@
+// bench_step THREADS TRAIN_GPT-OPTION...
+//
+// A training run that takes a step when it is asked to, so that a script can take steps of several programs in
+// turn: reads commands from standard input, a line each, and answers with a line of JSON.
+//   ceilings   {"flops": {"fp32": ..., "bf16": ...}, "bytes": ...} a second
+//   step       {"ms": ..., "loss": ..., "operations": {"add": {"calls", "ms", "flops", "bytes", "dtype"}, ...}}
+// The first line it prints describes the run.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "dev/cpu/ceilings.h"
+#include "dev/cpu/timed_ops.h"
+#include "llmc/comm/bootstrap.h"
+#include "llmc/data/data.h"
+#include "llmc/data/samples.h"
+#include "llmc/device/cpu/openmp_wait.h"
+#include "llmc/plan/run_plan.h"
+#include "llmc/train/options.h"
+#include "llmc/train/trainer.h"
+
+namespace {
+
+using namespace llmc;
+using Json = nlohmann::ordered_json;
+
+Json to_json(const bench::WorkByOperation& work) {
+    Json json;
+    for (const auto& [name, w] : work) {
+        json[name] = {{"calls", w.calls},
+                      {"ms", 1e3 * w.seconds},
+                      {"flops", w.flops},
+                      {"bytes", w.bytes},
+                      {"dtype", name_of(w.dtype)}};
+    }
+    return json;
+}
+
+void say(const Json& json) {
+    fmt::print("{}\n", json.dump());
+    std::fflush(stdout);
+}
+
+void run(int threads, const Options& options, MpiCommunicator& world) {
+    const std::unique_ptr<Device> device = make_cpu_device(threads);
+    bench::TimedDevice timed(*device);
+    const RunPlan plan = plan_run({.config = options.config(),
+                                   .dtype = options.compute_dtype(),
+                                   .mesh = {},
+                                   .global_batch_tokens = *options.global_batch_tokens,
+                                   .micro_batch_sequences = options.micro_batch_size.value_or(0)},
+                                  device->ops(), MpiCommunicator::staging_bytes(1));
+    const Data data = open_data({.train_data = options.train_data,
+                                 .val_data = options.val_data,
+                                 .vocabulary = options.vocabulary.value(),
+                                 .sequence_length = options.sequence_length.value()});
+    Trainer trainer(options, plan, timed, world);
+    const TrainingSamples samples(*data.training, plan.spec.config.sequence_length, options.seed);
+    say({{"device", device->description()},
+         {"note", device->note(plan.spec.dtype)},
+         {"parameters", count_parameters(plan.spec.config)},
+         {"tokens", plan.spec.global_batch_tokens},
+         {"memory", plan.memory.total_bytes()}});
+
+    for (std::string command; std::getline(std::cin, command);) {
+        if (command == "ceilings") {
+            say({{"flops",
+                  {{"fp32", bench::product_ceiling(DType::fp32, threads)},
+                   {"bf16", bench::product_ceiling(DType::bf16, threads)}}},
+                 {"bytes", bench::memory_ceiling(threads)}});
+        } else if (command == "step") {
+            timed.take_work();
+            const StepMetrics metrics = trainer.train_step(samples);
+            say({{"ms", metrics.step_ms},
+                 {"loss", metrics.loss},
+                 {"operations", to_json(timed.take_work())}});
+        } else {
+            user_error("bench_step knows no command '{}'; give ceilings or step", command);
+        }
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    let_waiting_threads_sleep(argv);
+    MpiEnvironment mpi;
+    try {
+        if (argc < 2) user_error("usage: bench_step THREADS TRAIN_GPT-OPTION...");
+        std::string text;
+        if (const auto options = parse_options(argc - 1, argv + 1, text)) {
+            run(std::stoi(argv[1]), *options, mpi.world());
+        } else {
+            fmt::print("{}", text);
+        }
+    } catch (const std::exception& fault) {
+        mpi.fail(fault.what());
+    }
+}

@@ -1,0 +1,179 @@
+#include "dev/cpu/timed_ops.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <initializer_list>
+#include <string_view>
+#include <utility>
+
+namespace llmc::bench {
+
+namespace {
+
+double elements(const Tensor& x) { return x ? static_cast<double>(x.elements()) : 0.0; }
+
+double bytes_of(std::initializer_list<Tensor> operands) {
+    double bytes = 0;
+    for (const Tensor& x : operands) bytes += x ? static_cast<double>(x.bytes()) : 0.0;
+    return bytes;
+}
+
+// "384 -> 1536" of a weight (OC,IC)
+std::string channels(const Tensor& weight) {
+    const Tensor rows = weight.rows();
+    return fmt::format("{} -> {}", rows.shape[1], rows.shape[0]);
+}
+
+// Floating-point operations of one causal product of attention, q k^T or p v: half of all pairs.
+double attention_product(const Tensor& qkv) {
+    const auto T = static_cast<double>(qkv.shape[1]);
+    return elements(qkv) / 3.0 * (T + 1.0);
+}
+
+}  // namespace
+
+class TimedDevice::TimedOps final : public Ops {
+  public:
+    explicit TimedOps(Ops& ops) : ops_(ops) {}
+
+    WorkByOperation take_work() { return std::exchange(work_, {}); }
+
+    std::size_t workspace_bytes(const WorkspaceRequest& request) const override {
+        return ops_.workspace_bytes(request);
+    }
+    void set_workspace(const Tensor& workspace) override { ops_.set_workspace(workspace); }
+
+    void encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte,
+                         const Tensor& wpe) override {
+        // A row of each table for a row of the result.
+        measure("encoder_forward", out.dtype, elements(out), bytes_of({out, out, out, tokens}),
+                [&] { ops_.encoder_forward(out, tokens, wte, wpe); });
+    }
+    void encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
+                          const Tensor& tokens) override {
+        measure("encoder_backward", DType::fp32, 2 * elements(dout),
+                bytes_of({dout, tokens}) + 2 * 4 * elements(dout),
+                [&] { ops_.encoder_backward(dwte, dwpe, dout, tokens); });
+    }
+
+    void layernorm_forward(const Tensor& out, const Tensor& mean, const Tensor& rstd, const Tensor& in,
+                           const Tensor& gamma, const Tensor& beta) override {
+        measure("layernorm_forward", DType::fp32, 8 * elements(in), bytes_of({out, mean, rstd, in}),
+                [&] { ops_.layernorm_forward(out, mean, rstd, in, gamma, beta); });
+    }
+    void layernorm_backward(const Tensor& din, const Tensor& dgamma, const Tensor& dbeta, const Tensor& dout,
+                            const Tensor& in, const Tensor& gamma, const Tensor& mean,
+                            const Tensor& rstd) override {
+        measure("layernorm_backward", DType::fp32, 16 * elements(in),
+                bytes_of({din, din, dout, in, mean, rstd}),
+                [&] { ops_.layernorm_backward(din, dgamma, dbeta, dout, in, gamma, mean, rstd); });
+    }
+    void fused_residual_layernorm_forward(const Tensor& residual, const Tensor& out, const Tensor& mean,
+                                          const Tensor& rstd, const Tensor& in1, const Tensor& in2,
+                                          const Tensor& gamma, const Tensor& beta) override {
+        measure("fused_residual_layernorm_forward", DType::fp32, 9 * elements(in1),
+                bytes_of({residual, out, mean, rstd, in1, in2}), [&] {
+                    ops_.fused_residual_layernorm_forward(residual, out, mean, rstd, in1, in2, gamma, beta);
+                });
+    }
+
+    void matmul_forward(const Tensor& out, const Tensor& in, const Tensor& weight, const Tensor& bias,
+                        const Tensor& pre_gelu) override {
+        const double rows = elements(in) / static_cast<double>(weight.shape.last());
+        measure("matmul_forward " + channels(weight) + (pre_gelu ? " GELU" : ""), out.dtype,
+                2 * rows * elements(weight), bytes_of({out, in, weight, bias, pre_gelu}),
+                [&] { ops_.matmul_forward(out, in, weight, bias, pre_gelu); });
+    }
+    void matmul_backward(const Tensor& din, const Tensor& dweight, const Tensor& dbias, const Tensor& dout,
+                         const Tensor& in, const Tensor& weight, const Tensor& pre_gelu) override {
+        const double rows = elements(in) / static_cast<double>(weight.shape.last());
+        const double products = (din ? 1 : 0) + (dweight ? 1 : 0);
+        measure("matmul_backward " + channels(weight) + (pre_gelu ? " GELU" : ""), dout.dtype,
+                products * 2 * rows * elements(weight),
+                bytes_of({din, dweight, dweight, dout, in, weight, pre_gelu}),
+                [&] { ops_.matmul_backward(din, dweight, dbias, dout, in, weight, pre_gelu); });
+    }
+
+    void gelu_forward(const Tensor& out, const Tensor& in) override {
+        measure("gelu_forward", DType::fp32, 0, bytes_of({out, in}), [&] { ops_.gelu_forward(out, in); });
+    }
+    void gelu_backward(const Tensor& din, const Tensor& dout, const Tensor& in) override {
+        measure("gelu_backward", DType::fp32, 0, bytes_of({din, dout, in}),
+                [&] { ops_.gelu_backward(din, dout, in); });
+    }
+
+    void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& qkv) override {
+        measure("attention_forward", qkv.dtype, 2 * attention_product(qkv), bytes_of({out, lse, qkv}),
+                [&] { ops_.attention_forward(out, lse, qkv); });
+    }
+    void attention_backward(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv, const Tensor& out,
+                            const Tensor& lse) override {
+        measure("attention_backward", qkv.dtype, 5 * attention_product(qkv),
+                bytes_of({dqkv, dout, qkv, out, lse}),
+                [&] { ops_.attention_backward(dqkv, dout, qkv, out, lse); });
+    }
+
+    void fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
+                          std::int64_t vocabulary, float scale, bool write_dlogits) override {
+        measure("fused_classifier", DType::fp32, 0,
+                bytes_of({logits, losses, targets}) + (write_dlogits ? bytes_of({logits}) : 0.0),
+                [&] { ops_.fused_classifier(logits, losses, targets, vocabulary, scale, write_dlogits); });
+    }
+
+    void global_norm_squared(const Tensor& partials, const Tensor& x) override {
+        measure("global_norm_squared", DType::fp32, 2 * elements(x), bytes_of({partials, x}),
+                [&] { ops_.global_norm_squared(partials, x); });
+    }
+    void sum(const Tensor& out, const Tensor& x) override {
+        measure("sum", DType::fp32, elements(x), bytes_of({x}), [&] { ops_.sum(out, x); });
+    }
+    void adamw(const Tensor& parameters, const Tensor& master, const Tensor& m, const Tensor& v,
+               const Tensor& gradients, const Tensor& norm_squared, std::span<const AdamWSegment> segments,
+               const AdamWStep& step) override {
+        const Tensor rounded = parameters.dtype == DType::fp32 ? Tensor{} : parameters;
+        measure("adamw", DType::fp32, 15 * elements(m),
+                bytes_of({rounded, master, master, m, m, v, v, gradients}),
+                [&] { ops_.adamw(parameters, master, m, v, gradients, norm_squared, segments, step); });
+    }
+
+    void cast(const Tensor& out, const Tensor& in) override {
+        measure("cast", DType::fp32, 0, bytes_of({out, in}), [&] { ops_.cast(out, in); });
+    }
+    void fill(const Tensor& out, float value) override {
+        measure("fill", DType::fp32, 0, bytes_of({out}), [&] { ops_.fill(out, value); });
+    }
+    void add(const Tensor& out, const Tensor& a, const Tensor& b) override {
+        measure("add", DType::fp32, elements(out), bytes_of({out, a, b}), [&] { ops_.add(out, a, b); });
+    }
+    void all_finite(const Tensor& flag, const Tensor& x) override {
+        measure("all_finite", DType::fp32, 0, bytes_of({x}), [&] { ops_.all_finite(flag, x); });
+    }
+
+  private:
+    template <class F>
+    void measure(const std::string& name, DType dtype, double flops, double bytes, const F& f) {
+        const auto start = std::chrono::steady_clock::now();
+        f();
+        const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+        Work& work = work_[name];
+        work.calls += 1;
+        work.seconds += elapsed.count();
+        work.flops += flops;
+        work.bytes += bytes;
+        work.dtype = dtype;
+    }
+
+    Ops& ops_;
+    WorkByOperation work_;
+};
+
+TimedDevice::TimedDevice(Device& device) : device_(device), ops_(std::make_unique<TimedOps>(device.ops())) {}
+
+TimedDevice::~TimedDevice() = default;
+
+WorkByOperation TimedDevice::take_work() { return ops_->take_work(); }
+
+Ops& TimedDevice::ops() { return *ops_; }
+
+}  // namespace llmc::bench
