@@ -30,7 +30,8 @@ template <class F>
 void parallel_tasks([[maybe_unused]] int threads, std::int64_t n, const F& f) {
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (n > 1)
     for (std::int64_t i = 0; i < n; ++i) {
-        in_wide_vectors(i, i + 1, [&f, thread = omp_get_thread_num()](std::int64_t task) { f(task, thread); });
+        in_wide_vectors(i, i + 1,
+                        [&f, thread = omp_get_thread_num()](std::int64_t task) { f(task, thread); });
     }
 }
 
