@@ -13,6 +13,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 
 # name: layers, heads, channels, T, V, sequences a step, of which so many at once
 MODELS = {
@@ -20,6 +21,8 @@ MODELS = {
     "gpt2": dict(layers=12, heads=12, channels=768, T=256, V=50257, batch=4),
 }
 TORCH_HERE = "import torch"
+# Before each step, so that the other program's threads have stopped waiting for work in a loop.
+REST_SECONDS = 0.05
 
 
 class Program:
@@ -108,6 +111,7 @@ def bench(arguments, model, dtype, torches):
             program.ask("step")
     for _ in range(arguments.steps):
         for program in programs:
+            time.sleep(REST_SECONDS)
             program.step()
     tokens = mine.about["tokens"]
     for program in programs:

@@ -1,6 +1,6 @@
 // Products of bf16 matrices of which a part is computed in fp32: the whole product where the processor has no
-// bf16 instructions, else only what becomes of the result before it is rounded. The fp32 values are made in
-// tiles that stay in the cache, so the workspace is small whatever the shapes.
+// bf16 instructions, else only what becomes of the result before it is rounded. The fp32 values are made a part
+// at a time, so the workspace is small whatever the shapes.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ class WidenedProduct {
     WidenedProduct(Products& products, int threads, bool native_bf16, float* workspace)
         : products_(products), threads_(threads), native_(native_bf16), workspace_(workspace) {}
 
-    // Three tiles: of the result, of a and of b.
+    // Three tiles, of the result, of a and of b; where only the result is in fp32 it takes them all.
     static std::int64_t floats(std::int64_t most_rows_or_columns) {
         const std::int64_t tile = std::min(tile_size, most_rows_or_columns);
         return 3 * tile * tile;
@@ -25,7 +25,7 @@ class WidenedProduct {
 
     // c += a b, c in fp32
     void accumulate(const Matrix& c, const Matrix& a, const Matrix& b) {
-        for_tiles(c, [&](std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns) {
+        for_parts(c, [&](std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns) {
             multiply(c.part(row, rows, column, columns), a.part(row, rows, 0, a.columns),
                      b.part(0, b.rows, column, columns), Into::accumulate);
         });
@@ -34,7 +34,7 @@ class WidenedProduct {
     // c = finish(a b), c in bf16; finish(sum, row, column) takes an element of a b before it is rounded
     template <class Finish>
     void overwrite(const Matrix& c, const Matrix& a, const Matrix& b, const Finish& finish) {
-        for_tiles(c, [&](std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns) {
+        for_parts(c, [&](std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns) {
             const Matrix sums(workspace_, rows, columns);
             multiply(sums, a.part(row, rows, 0, a.columns), b.part(0, b.rows, column, columns),
                      Into::overwrite);
@@ -53,11 +53,18 @@ class WidenedProduct {
   private:
     static constexpr std::int64_t tile_size = 1024;
 
+    // f(first row, rows, first column, columns) for parts of c that fit into the workspace: tiles, or whole rows,
+    // and many of them, where a and b stay as they are (oneDNN multiplies a few large parts faster than many
+    // small ones).
     template <class F>
-    static void for_tiles(const Matrix& c, const F& f) {
-        for (std::int64_t row = 0; row < c.rows; row += tile_size) {
-            for (std::int64_t column = 0; column < c.columns; column += tile_size) {
-                f(row, std::min(tile_size, c.rows - row), column, std::min(tile_size, c.columns - column));
+    void for_parts(const Matrix& c, const F& f) const {
+        const std::int64_t most_columns = native_ ? c.columns : tile_size;
+        const std::int64_t largest = std::max({c.rows, c.columns});
+        const std::int64_t most_rows =
+            native_ ? std::max(std::int64_t{1}, floats(largest) / c.columns) : tile_size;
+        for (std::int64_t row = 0; row < c.rows; row += most_rows) {
+            for (std::int64_t column = 0; column < c.columns; column += most_columns) {
+                f(row, std::min(most_rows, c.rows - row), column, std::min(most_columns, c.columns - column));
             }
         }
     }
