@@ -67,8 +67,8 @@ MpiEnvironment::MpiEnvironment(const MpiOptions& options) {
     // A program started alone, without mpirun, needs no daemon beside it.
     setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
     int provided = 0;
-    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
-    check(provided >= MPI_THREAD_FUNNELED, "MPI does not bear threads");
+    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
+    check(provided >= MPI_THREAD_SERIALIZED, "MPI does not bear threads");
     world_ = std::make_unique<MpiCommunicator>(options);
 
     const std::vector<Place> places = places_of_all(*world_);

@@ -3,7 +3,7 @@
 //
 // Every collective is a direct exchange: each rank sends to every other what that one needs and nothing else,
 // so a rank that does not answer is named by those who wait for it. Not thread-safe: one thread of a process
-// communicates. A rank that waits longer than the time limit ends the job with one line on standard error.
+// communicates at a time. A rank that waits longer than the time limit ends the job with one line on standard error.
 // MPI's own errors and disagreements of ranks on a size are ProgrammingErrors.
 #pragma once
 

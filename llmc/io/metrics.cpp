@@ -61,6 +61,10 @@ MetricsWriter::MetricsWriter(std::filesystem::path path, const Json& run, std::i
 }
 
 void MetricsWriter::write(const StepMetrics& metrics) {
+    Json phases;
+    for (const Phase phase : all_phases) {
+        phases[std::string(name_of(phase))] = std::round(1e3 * metrics.phase_ms[phase]) / 1e3;
+    }
     Json line = {
         {"step", metrics.step},
         {"loss", rounded(metrics.loss, 9)},
@@ -69,7 +73,7 @@ void MetricsWriter::write(const StepMetrics& metrics) {
         {"tokens", metrics.tokens},
         {"tokens_per_s", rounded(metrics.tokens_per_second, 6)},
         {"step_ms", rounded(metrics.step_ms, 6)},
-        {"phase_ms", metrics.phase_ms},
+        {"phase_ms", phases},
     };
     if (metrics.val_loss) line["val_loss"] = rounded(*metrics.val_loss, 9);
     write_line(line.dump() + "\n");

@@ -10,6 +10,8 @@
 #include <optional>
 #include <string>
 
+#include "llmc/parallel/phase.h"
+
 namespace llmc {
 
 // One step's line. `loss` and `val_loss` are nats per token, and are written with 9 significant digits.
@@ -21,7 +23,7 @@ struct StepMetrics {
     std::int64_t tokens = 0;  // trained on since the first step
     double tokens_per_second = 0;
     double step_ms = 0;
-    nlohmann::ordered_json phase_ms;
+    PhaseTimes phase_ms;
     std::optional<double> val_loss;
 };
 

@@ -18,7 +18,10 @@ class StepBuilder {
         step_.micro_batches = spec.micro_batches;
     }
 
-    Step finish() { return std::move(step_); }
+    Step finish() {
+        order_streams(step_);
+        return std::move(step_);
+    }
 
     void load(int micro_batch) {
         add({.kind = ActionKind::load, .micro_batch = micro_batch, .reads = {}, .writes = {{tokens}}});
@@ -62,9 +65,11 @@ class StepBuilder {
     }
 
     void norm_and_update() {
-        Action sum{.kind = ActionKind::norm, .reads = {}, .writes = {{norm}}};
-        for (int unit = 0; unit <= ln_f(); ++unit) sum.reads.push_back({gradients, unit});
-        add(std::move(sum));
+        Action square{.kind = ActionKind::square, .reads = {}, .writes = {{squares}}};
+        for (int unit = 0; unit <= ln_f(); ++unit) square.reads.push_back({gradients, unit});
+        add(std::move(square));
+        communicate({.kind = ActionKind::gather_squares, .reads = {{squares}}, .writes = {{squares}}});
+        add({.kind = ActionKind::norm, .reads = {{squares}}, .writes = {{norm}}});
         for (int unit = 0; unit <= ln_f(); ++unit) {
             add({.kind = ActionKind::update,
                  .unit = unit,
@@ -74,11 +79,7 @@ class StepBuilder {
     }
 
     void reduce_loss() {
-        if (step_.data_ranks == 1) return;
-        add({.kind = ActionKind::reduce_loss,
-             .stream = StreamKind::communication,
-             .reads = {{loss}},
-             .writes = {{loss}}});
+        communicate({.kind = ActionKind::reduce_loss, .reads = {{loss}}, .writes = {{loss}}});
     }
 
   private:
@@ -99,15 +100,18 @@ class StepBuilder {
         add({.kind = ActionKind::zero, .unit = unit, .reads = {}, .writes = {{gradients, unit}}});
     }
 
+    // Where there is somebody to talk to.
+    void communicate(Action action) {
+        if (step_.data_ranks == 1) return;
+        action.stream = StreamKind::communication;
+        add(std::move(action));
+    }
+
     // All-reduce is reduce-scatter then all-gather (idea 3).
     void reduce(int unit) {
-        if (step_.data_ranks == 1) return;
         for (const ActionKind kind : {ActionKind::reduce_scatter, ActionKind::all_gather}) {
-            add({.kind = kind,
-                 .stream = StreamKind::communication,
-                 .unit = unit,
-                 .reads = {{gradients, unit}},
-                 .writes = {{gradients, unit}}});
+            communicate(
+                {.kind = kind, .unit = unit, .reads = {{gradients, unit}}, .writes = {{gradients, unit}}});
         }
     }
 

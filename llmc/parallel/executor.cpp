@@ -1,53 +1,13 @@
 #include "llmc/parallel/executor.h"
 
-#include <chrono>
-#include <cmath>
+#include <functional>
 
 #include "llmc/model/block.h"
 #include "llmc/model/head.h"
 
 namespace llmc {
 
-std::string_view name_of(Phase phase) {
-    switch (phase) {
-        case Phase::data:
-            return "data";
-        case Phase::forward:
-            return "forward";
-        case Phase::backward:
-            return "backward";
-        case Phase::communication:
-            return "communication";
-        case Phase::norm:
-            return "norm";
-        case Phase::update:
-            return "update";
-    }
-    return "?";
-}
-
 namespace {
-
-Phase phase_of(ActionKind kind) {
-    switch (kind) {
-        case ActionKind::load:
-            return Phase::data;
-        case ActionKind::forward:
-            return Phase::forward;
-        case ActionKind::zero:
-        case ActionKind::backward:
-            return Phase::backward;
-        case ActionKind::reduce_scatter:
-        case ActionKind::all_gather:
-        case ActionKind::reduce_loss:
-            return Phase::communication;
-        case ActionKind::norm:
-            return Phase::norm;
-        case ActionKind::update:
-            return Phase::update;
-    }
-    programming_error("an unknown action");
-}
 
 using Flat = Tensor UnitBuffers<Tensor>::*;
 constexpr Flat parameters = &UnitBuffers<Tensor>::parameters;
@@ -72,7 +32,7 @@ HeadActivations<Tensor> head_of(const HeadActivations<Tensor>& head, std::int64_
 }  // namespace
 
 Executor::Executor(const GPTConfig& config, Device& device, Communicator& data, const ParameterStore& store,
-                   const ActivationBuffers<Tensor>& activations)
+                   const ActivationBuffers<Tensor>& activations, bool overlap)
     : config_(config),
       device_(device),
       ops_(device.ops()),
@@ -80,19 +40,14 @@ Executor::Executor(const GPTConfig& config, Device& device, Communicator& data, 
       store_(store),
       activations_(activations),
       host_inputs_(static_cast<std::size_t>(activations.slots[0].inputs.elements())),
-      host_targets_(host_inputs_.size()) {}
+      host_targets_(host_inputs_.size()),
+      streams_(overlap) {}
 
 PhaseTimes Executor::run(const Step& step, const StepInput& input) {
-    using Clock = std::chrono::steady_clock;
     ops_.fill(activations_.loss_sum, 0.0F);
-    PhaseTimes times{};
-    for (const Action& action : step.actions) {
-        const auto start = Clock::now();
-        perform(action, input);
-        times[static_cast<std::size_t>(phase_of(action.kind))] +=
-            std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-    }
-    return times;
+    const auto perform_action = [&](const Action& action) { perform(action, input); };
+    // By reference: a std::function of the lambda itself would allocate.
+    return streams_.run(step, std::ref(perform_action));
 }
 
 void Executor::perform(const Action& action, const StepInput& input) {
@@ -105,16 +60,16 @@ void Executor::perform(const Action& action, const StepInput& input) {
             return forward(action, input.sequences);
         case ActionKind::backward:
             return backward(action, input);
-        case ActionKind::reduce_scatter: {
-            const Tensor& whole = store_.buffers(action.unit).gradients;
-            return data_.reduce_scatter(store_.shard(whole, data_.rank()), whole);
-        }
-        case ActionKind::all_gather: {
-            const Tensor& whole = store_.buffers(action.unit).gradients;
-            return data_.all_gather(whole, store_.shard(whole, data_.rank()));
-        }
+        case ActionKind::reduce_scatter:
+            return reduce_scatter(action.unit);
+        case ActionKind::all_gather:
+            return all_gather(action.unit);
         case ActionKind::reduce_loss:
             return data_.all_reduce(activations_.loss_sum);
+        case ActionKind::square:
+            return square();
+        case ActionKind::gather_squares:
+            return gather_squares();
         case ActionKind::norm:
             return norm();
         case ActionKind::update:
@@ -180,21 +135,43 @@ void Executor::backward(const Action& action, const StepInput& input) {
     }
 }
 
-// Each rank squares its own shard; the partial sums are gathered and added in unit and block order, so that
-// the norm has the same bits on every rank.
-void Executor::norm() {
-    std::int64_t begin = 0;
+void Executor::reduce_scatter(int unit) {
+    const Tensor& whole = store_.buffers(unit).gradients;
+    data_.reduce_scatter(store_.shard(whole, data_.rank()), whole);
+}
+
+void Executor::all_gather(int unit) {
+    const Tensor& whole = store_.buffers(unit).gradients;
+    data_.all_gather(whole, store_.shard(whole, data_.rank()));
+}
+
+// Each rank squares its own shards; the sums are gathered and added in unit and block order, so that the norm
+// has the same bits on every rank.
+void Executor::square() {
     for (int unit = 0; unit < store_.units(); ++unit) {
-        const Tensor& whole = store_.buffers(unit).gradients;
-        const std::int64_t blocks = whole.elements() / norm_block_elements;
-        const Tensor partials = activations_.norm_partials.flat(begin, blocks);
-        const Tensor own = store_.shard(partials, data_.rank());
-        ops_.global_norm_squared(own, store_.shard(whole, data_.rank()));
-        if (data_.size() > 1) data_.all_gather(partials, own);
-        begin += blocks;
+        ops_.global_norm_squared(store_.shard(squares_of(unit), data_.rank()),
+                                 store_.shard(store_.buffers(unit).gradients, data_.rank()));
     }
+}
+
+void Executor::gather_squares() {
+    for (int unit = 0; unit < store_.units(); ++unit) {
+        const Tensor squares = squares_of(unit);
+        data_.all_gather(squares, store_.shard(squares, data_.rank()));
+    }
+}
+
+void Executor::norm() {
     ops_.fill(activations_.norm_squared, 0.0F);
     ops_.sum(activations_.norm_squared, activations_.norm_partials);
+}
+
+// The sums of squares of a unit's blocks; units lie one after the other.
+Tensor Executor::squares_of(int unit) const {
+    const auto blocks = [&](int u) { return store_.buffers(u).gradients.elements() / norm_block_elements; };
+    std::int64_t first_block = 0;
+    for (int before = 0; before < unit; ++before) first_block += blocks(before);
+    return activations_.norm_partials.flat(first_block, blocks(unit));
 }
 
 void Executor::update(int unit, const AdamWStep& adamw) {

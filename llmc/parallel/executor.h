@@ -1,7 +1,6 @@
 // Runs a step: the list of actions on a device, with the store's parameters and the activation buffers.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -14,7 +13,9 @@
 #include "llmc/model/config.h"
 #include "llmc/parallel/activations.h"
 #include "llmc/parallel/parameter_store.h"
+#include "llmc/parallel/phase.h"
 #include "llmc/parallel/step.h"
+#include "llmc/parallel/streams.h"
 
 namespace llmc {
 
@@ -28,19 +29,12 @@ struct StepInput {
     AdamWStep adamw{};
 };
 
-// Where the milliseconds of a step went.
-enum class Phase { data, forward, backward, communication, norm, update };
-inline constexpr std::array all_phases = {Phase::data,          Phase::forward, Phase::backward,
-                                          Phase::communication, Phase::norm,    Phase::update};
-std::string_view name_of(Phase phase);
-using PhaseTimes = std::array<double, all_phases.size()>;  // milliseconds
-
 class Executor {
   public:
     // The buffers are bound once; `data` is the communicator of the data-parallel ranks. All outlive the
-    // executor.
+    // executor. With `overlap` gradients are reduced while the backward pass goes on.
     Executor(const GPTConfig& config, Device& device, Communicator& data, const ParameterStore& store,
-             const ActivationBuffers<Tensor>& activations);
+             const ActivationBuffers<Tensor>& activations, bool overlap);
 
     // Afterwards loss_sum() and norm_squared() are those of this step; returns where the time went.
     PhaseTimes run(const Step& step, const StepInput& input);
@@ -58,7 +52,12 @@ class Executor {
     void load(const Action& action, const StepInput& input);
     void forward(const Action& action, std::int64_t sequences);
     void backward(const Action& action, const StepInput& input);
+    void reduce_scatter(int unit);
+    void all_gather(int unit);
+    void square();
+    void gather_squares();
     void norm();
+    Tensor squares_of(int unit) const;
     void update(int unit, const AdamWStep& adamw);
 
     // Parameters, or gradients, of a block and of the head.
@@ -74,6 +73,7 @@ class Executor {
     const ParameterStore& store_;
     ActivationBuffers<Tensor> activations_;
     std::vector<std::int32_t> host_inputs_, host_targets_;
+    Streams streams_;
 };
 
 }  // namespace llmc

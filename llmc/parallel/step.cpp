@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <set>
 #include <utility>
@@ -27,6 +28,10 @@ std::string_view name_of(ActionKind kind) {
             return "all_gather";
         case ActionKind::reduce_loss:
             return "reduce_loss";
+        case ActionKind::square:
+            return "square";
+        case ActionKind::gather_squares:
+            return "gather_squares";
         case ActionKind::norm:
             return "norm";
         case ActionKind::update:
@@ -71,6 +76,8 @@ std::string_view name_of(BufferRole role) {
             return "dresidual";
         case BufferRole::loss:
             return "loss";
+        case BufferRole::squares:
+            return "squares";
         case BufferRole::norm:
             return "norm";
     }
@@ -103,6 +110,33 @@ std::string to_string(std::span<const BufferUse> uses, std::span<const std::stri
 std::string describe(const Action& action, std::size_t position) {
     return fmt::format("action {} ({}, micro-batch {}, unit {}, {})", position, name_of(action.kind),
                        action.micro_batch, action.unit, to_string(action.part));
+}
+
+// The last actions of each stream that wrote and used a buffer, by their place in the list.
+struct LastUses {
+    std::array<int, 2> write = {-1, -1};
+    std::array<int, 2> use = {-1, -1};
+};
+
+// For each action, the last earlier one of the other stream that it must wait for, or -1.
+std::vector<int> dependencies(const Step& step) {
+    using Place = std::pair<std::pair<BufferRole, int>, int>;  // role and index, slot
+    std::map<Place, LastUses> buffers;
+    std::vector<int> after;
+    for (int i = 0; i < std::ssize(step.actions); ++i) {
+        const Action& action = step.actions[static_cast<std::size_t>(i)];
+        const auto own = static_cast<std::size_t>(action.stream), other = 1 - own;
+        const auto last_uses = [&](const BufferUse& use) -> LastUses& {
+            return buffers[{{use.role, use.index}, belongs_to_micro_batch(use.role) ? action.slot : 0}];
+        };
+        int last = -1;
+        for (const BufferUse& use : action.reads) last = std::max(last, last_uses(use).write[other]);
+        for (const BufferUse& use : action.writes) last = std::max(last, last_uses(use).use[other]);
+        for (const BufferUse& use : action.reads) last_uses(use).use[own] = i;
+        for (const BufferUse& use : action.writes) last_uses(use).use[own] = last_uses(use).write[own] = i;
+        after.push_back(last);
+    }
+    return after;
 }
 
 // Follows a list from action to action; see check_step.
@@ -189,10 +223,27 @@ class Checker {
 
 }  // namespace
 
+void order_streams(Step& step) {
+    const std::vector<int> after = dependencies(step);
+    for (std::size_t i = 0; i < after.size(); ++i) step.actions[i].after = after[i];
+}
+
 void check_step(const Step& step) {
     Checker checker;
     for (std::size_t i = 0; i < step.actions.size(); ++i) checker.visit(step.actions[i], i);
     checker.finish(true);
+
+    const std::vector<int> needed = dependencies(step);
+    for (std::size_t i = 0; i < needed.size(); ++i) {
+        const Action& action = step.actions[i];
+        if (action.after < needed[i]) {
+            programming_error(fmt::format("step: {} may run before action {}, on which it depends",
+                                          describe(action, i), needed[i]));
+        }
+        if (action.after >= static_cast<int>(i)) {
+            programming_error(fmt::format("step: {} waits for a later action", describe(action, i)));
+        }
+    }
 }
 
 int slots_in_flight(const Step& step) {
@@ -227,8 +278,8 @@ std::string to_string(const Step& step, std::span<const std::string> unit_names)
         fmt::format("one step of this rank: {} actions, {} micro-batch{}, {} data rank{}\n\n",
                     step.actions.size(), step.micro_batches, step.micro_batches == 1 ? "" : "es",
                     step.data_ranks, step.data_ranks == 1 ? "" : "s");
-    text += fmt::format("{:>5}  {:<14} {:<14} {:<10} {:>5}  {}\n", "#", "stream", "action", "on", "micro",
-                        "reads -> writes");
+    text += fmt::format("{:>5}  {:>5}  {:<14} {:<14} {:<10} {:>5}  {}\n", "#", "after", "stream", "action",
+                        "on", "micro", "reads -> writes");
     for (std::size_t i = 0; i < step.actions.size(); ++i) {
         const Action& action = step.actions[i];
         const bool of_part = action.kind == ActionKind::forward || action.kind == ActionKind::backward;
@@ -236,9 +287,11 @@ std::string to_string(const Step& step, std::span<const std::string> unit_names)
                                : action.unit >= 0 ? unit_names[static_cast<std::size_t>(action.unit)]
                                                   : "";
         const std::string micro = action.micro_batch >= 0 ? std::to_string(action.micro_batch) : "";
-        text += fmt::format("{:>5}  {:<14} {:<14} {:<10} {:>5}  {}{}{}\n", i, name_of(action.stream),
-                            name_of(action.kind), on, micro, to_string(action.reads, unit_names),
-                            action.reads.empty() ? "-> " : " -> ", to_string(action.writes, unit_names));
+        const std::string after = action.after >= 0 ? std::to_string(action.after) : "";
+        text += fmt::format("{:>5}  {:>5}  {:<14} {:<14} {:<10} {:>5}  {}{}{}\n", i, after,
+                            name_of(action.stream), name_of(action.kind), on, micro,
+                            to_string(action.reads, unit_names), action.reads.empty() ? "-> " : " -> ",
+                            to_string(action.writes, unit_names));
     }
     return text;
 }

@@ -19,7 +19,9 @@ enum class ActionKind {
     reduce_scatter,  // a unit's gradients: each rank receives the sum of its shard
     all_gather,      // a unit's gradients: every rank receives the summed shards
     reduce_loss,     // the loss summed over ranks
-    norm,            // the squared norm of all gradients
+    square,          // the sums of squares of this rank's shards of all gradients
+    gather_squares,  // those of all ranks
+    norm,            // the squared norm of all gradients, from the sums
     update,          // AdamW on a unit
 };
 std::string_view name_of(ActionKind kind);
@@ -48,6 +50,7 @@ enum class BufferRole {
     saved,              // index: block; what its backward needs beside the residual
     residual_gradient,  // the gradient that flows back along the residual stream
     loss,               // of the micro-batches so far, then of all ranks
+    squares,            // the gradients' sums of squares, block by block
     norm,
 };
 struct BufferUse {
@@ -65,6 +68,9 @@ struct Action {
     int slot = 0;          // where the micro-batch's activations lie
     std::vector<BufferUse> reads;
     std::vector<BufferUse> writes;
+    // The last earlier action of the other stream that must be done first, by its place in the list; -1 for
+    // none. A stream runs its own actions in their order.
+    int after = -1;
 };
 
 struct Step {
@@ -74,10 +80,15 @@ struct Step {
     std::vector<Action> actions;
 };
 
+// Sets every action's `after`: two actions that use the same buffer, one of them writing it, run in the order of
+// the list.
+void order_streams(Step& step);
+
 // Stops with a ProgrammingError naming the action that
 // - reads an activation its own micro-batch did not write, or that another has overwritten since;
 // - reads or reduces gradients before they are zeroed and complete, or writes them after they were reduced;
-// - updates a unit before the norm, twice, or never.
+// - updates a unit before the norm, twice, or never;
+// - may run before an action of the other stream that it depends on is done.
 void check_step(const Step& step);
 
 // How many micro-batches' activations live at once: the number of slots to lay out.

@@ -68,6 +68,8 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
             Choices{"fp32", "bf16"});
     setting("device", o.device, "Where to compute", Choices{"auto", "cpu", "cuda"});
     setting("seed", o.seed, "Of initial weights, order of the data, samples", any);
+    setting("overlap-grad-reduce", o.overlap_grad_reduce,
+            "Reduce gradients over processes while the backward pass goes on", any);
     setting("comm-timeout", o.communication_timeout, "Seconds to wait for a process that does not answer",
             any);
 
@@ -132,9 +134,18 @@ void add_settings(CLI::App& app, Options& options) {
     for_each_setting(
         options, [&](const char* title) { group = title; },
         [&](const char* name, auto& value, const char* help, const Choices& choices) {
-            CLI::Option* option = app.add_option(std::string("--") + name, value, help)->group(group);
-            option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-            std::string text = std::is_same_v<std::decay_t<decltype(value)>, std::string> ? "TEXT" : "NUMBER";
+            using Value = std::decay_t<decltype(value)>;
+            const std::string dashed = std::string("--") + name;
+            CLI::Option* option = nullptr;
+            if constexpr (std::is_same_v<Value, bool>) {
+                option = app.add_flag(dashed, value, help);  // --name, or --name=false
+            } else {
+                option = app.add_option(dashed, value, help);
+            }
+            option->group(group)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+            std::string text = std::is_same_v<Value, bool>          ? "{true,false}"
+                               : std::is_same_v<Value, std::string> ? "TEXT"
+                                                                    : "NUMBER";
             if (!choices.empty()) {
                 option->check(CLI::IsMember(choices));
                 text = fmt::format("{{{}}}", fmt::join(choices, ","));

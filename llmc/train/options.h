@@ -30,6 +30,7 @@ struct Options {
     std::uint64_t seed = 1;
     std::string dtype;  // by default follows from the device
     std::string device = "auto";
+    bool overlap_grad_reduce = true;
     std::int64_t communication_timeout = 600;
 
     // optimizer

@@ -67,7 +67,7 @@ class Model {
               device_->ops(), 0)),
           arenas_(*device_, plan_.memory),
           store_(*device_, arenas_, plan_.store, weight_decay),
-          executor_(plan_.spec.config, *device_, alone_, store_, bind(plan_.activations, arenas_)) {
+          executor_(plan_.spec.config, *device_, alone_, store_, bind(plan_.activations, arenas_), false) {
         device_->ops().set_workspace(arenas_[plan_.workspace]);
         load_weights(weights, store_);
     }

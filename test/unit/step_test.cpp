@@ -38,6 +38,8 @@ TEST(Step, HasEveryPartOfEveryMicroBatch) {
     EXPECT_EQ(count(step, ActionKind::reduce_scatter), units);
     EXPECT_EQ(count(step, ActionKind::all_gather), units);
     EXPECT_EQ(count(step, ActionKind::update), units);
+    EXPECT_EQ(count(step, ActionKind::square), 1);
+    EXPECT_EQ(count(step, ActionKind::gather_squares), 1);
     EXPECT_EQ(count(step, ActionKind::norm), 1);
 }
 
@@ -57,6 +59,32 @@ TEST(Step, ReducesAUnitRightAfterItsLastBackward) {
         EXPECT_EQ(before.kind, ActionKind::backward);
         EXPECT_EQ(before.part, (Part{PartKind::block, block}));
         EXPECT_EQ(before.micro_batch, spec.micro_batches - 1);
+    }
+}
+
+// A unit's reduction waits for the backward pass that completes its gradients and for nothing later, so that it
+// runs beside the backward pass of the units before it; what needs all gradients waits for the last of them.
+TEST(Step, StreamsWaitForWhatTheyNeedAndNoMore) {
+    const Step step = build_training_step(spec);
+    const auto is = [](ActionKind kind, int unit) {
+        return [=](const Action& action) { return action.kind == kind && action.unit == unit; };
+    };
+    for (int block = 0; block < spec.layers; ++block) {
+        const int unit = block_unit(block);
+        const std::size_t reduce = find(step, is(ActionKind::reduce_scatter, unit));
+        const std::size_t gather = find(step, is(ActionKind::all_gather, unit));
+        EXPECT_EQ(step.actions[reduce].after, static_cast<int>(reduce) - 1);
+        EXPECT_EQ(step.actions[gather].after, static_cast<int>(reduce) - 1);
+        EXPECT_EQ(step.actions[find(step, is(ActionKind::update, unit))].after, static_cast<int>(gather));
+    }
+    for (std::size_t i = 0; i < step.actions.size(); ++i) {
+        const Action& action = step.actions[i];
+        if (action.kind == ActionKind::forward || action.kind == ActionKind::backward) {
+            EXPECT_EQ(action.after, -1);
+        }
+        if (action.kind == ActionKind::square) {
+            EXPECT_EQ(action.after, static_cast<int>(find(step, is(ActionKind::all_gather, wte_unit))));
+        }
     }
 }
 
@@ -95,6 +123,7 @@ TEST(Step, PrintsALineAnAction) {
 void expect_fault(const std::function<void(std::vector<Action>&)>& plant, const std::string& message) {
     Step step = build_training_step(spec);
     plant(step.actions);
+    order_streams(step);
     try {
         check_step(step);
         ADD_FAILURE() << "not found: " << message;
@@ -153,6 +182,32 @@ TEST(CheckStep, FindsAnUpdateBeforeTheNorm) {
 
 TEST(CheckStep, FindsAUnitWithoutUpdate) {
     expect_fault([](auto& actions) { actions.pop_back(); }, "never updated");
+}
+
+TEST(CheckStep, FindsStreamsThatDoNotWait) {
+    Step step = build_training_step(spec);
+    int found = 0, waiting = 0;
+    for (Action& action : step.actions) {
+        if (action.after < 0) continue;
+        ++waiting;
+        const int after = action.after;
+        action.after = after - 1;
+        try {
+            check_step(step);
+        } catch (const ProgrammingError& fault) {
+            found += std::string(fault.what()).find("may run before") != std::string::npos ? 1 : 0;
+        }
+        action.after = after;
+    }
+    EXPECT_EQ(found, waiting);
+    EXPECT_GT(waiting, 3 * spec.layers);
+    check_step(step);
+}
+
+TEST(CheckStep, FindsAWaitForALaterAction) {
+    Step step = build_training_step(spec);
+    step.actions[5].after = 5;
+    EXPECT_THROW(check_step(step), ProgrammingError);
 }
 
 TEST(CheckStep, FindsASecondUpdate) {

@@ -1,0 +1,48 @@
+#include "llmc/parallel/phase.h"
+
+#include "llmc/core/error.h"
+
+namespace llmc {
+
+std::string_view name_of(Phase phase) {
+    switch (phase) {
+        case Phase::data:
+            return "data";
+        case Phase::forward:
+            return "forward";
+        case Phase::backward:
+            return "backward";
+        case Phase::communication:
+            return "communication";
+        case Phase::norm:
+            return "norm";
+        case Phase::update:
+            return "update";
+    }
+    return "?";
+}
+
+Phase phase_of(ActionKind kind) {
+    switch (kind) {
+        case ActionKind::load:
+            return Phase::data;
+        case ActionKind::forward:
+            return Phase::forward;
+        case ActionKind::zero:
+        case ActionKind::backward:
+            return Phase::backward;
+        case ActionKind::reduce_scatter:
+        case ActionKind::all_gather:
+        case ActionKind::reduce_loss:
+        case ActionKind::gather_squares:
+            return Phase::communication;
+        case ActionKind::square:
+        case ActionKind::norm:
+            return Phase::norm;
+        case ActionKind::update:
+            return Phase::update;
+    }
+    programming_error("an unknown action");
+}
+
+}  // namespace llmc

@@ -1,0 +1,124 @@
+// The two threads that walk a step's list: what is performed when and where, and what becomes of faults.
+#include "llmc/parallel/streams.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace llmc {
+namespace {
+
+Action action(StreamKind stream, std::vector<BufferUse> reads, std::vector<BufferUse> writes) {
+    return {.kind = stream == StreamKind::compute ? ActionKind::backward : ActionKind::reduce_scatter,
+            .stream = stream,
+            .reads = std::move(reads),
+            .writes = std::move(writes)};
+}
+
+constexpr BufferUse gradients(int unit) { return {BufferRole::gradients, unit}; }
+
+// For each unit a backward action and the reduction of its gradients, then one action that reads them all.
+Step backward_and_reductions(int units) {
+    Step step;
+    Action last = action(StreamKind::compute, {}, {{BufferRole::norm}});
+    for (int unit = 0; unit < units; ++unit) {
+        step.actions.push_back(action(StreamKind::compute, {}, {gradients(unit)}));
+        step.actions.push_back(action(StreamKind::communication, {gradients(unit)}, {gradients(unit)}));
+        last.reads.push_back(gradients(unit));
+    }
+    step.actions.push_back(last);
+    order_streams(step);
+    return step;
+}
+
+std::size_t place_of(const Step& step, const Action& performed) {
+    return static_cast<std::size_t>(&performed - step.actions.data());
+}
+
+// Performs the list with pauses that make either stream the slower one, and checks every wait.
+void expect_order(bool overlap, bool slow_communication) {
+    const Step step = backward_and_reductions(6);
+    std::vector<std::atomic<bool>> done(step.actions.size());
+    std::vector<std::size_t> order;
+    std::mutex mutex;
+    const auto caller = std::this_thread::get_id();
+    Streams streams(overlap);
+    for (int round = 0; round < 20; ++round) {
+        for (auto& flag : done) flag = false;
+        order.clear();
+        streams.run(step, [&](const Action& performed) {
+            const std::size_t place = place_of(step, performed);
+            const bool communicates = performed.stream == StreamKind::communication;
+            EXPECT_EQ(std::this_thread::get_id() == caller, !overlap || !communicates);
+            EXPECT_TRUE(performed.after < 0 || done[static_cast<std::size_t>(performed.after)]);
+            if (communicates == slow_communication)
+                std::this_thread::sleep_for(std::chrono::microseconds(200));
+            done[place] = true;
+            const std::lock_guard lock(mutex);
+            order.push_back(place);
+        });
+        EXPECT_EQ(order.size(), step.actions.size());
+        EXPECT_EQ(order.back(), step.actions.size() - 1);
+        EXPECT_TRUE(overlap || std::ranges::is_sorted(order));
+    }
+}
+
+TEST(Streams, WaitForSlowCommunication) { expect_order(true, true); }
+TEST(Streams, WaitForSlowComputing) { expect_order(true, false); }
+TEST(Streams, WithoutOverlapTheCallerFollowsTheList) { expect_order(false, true); }
+
+// Only a second thread can end this: the reduction waits for a computation that comes later in the list.
+TEST(Streams, ComputingGoesOnBesideCommunication) {
+    const Step step = backward_and_reductions(2);
+    std::atomic<bool> second_backward{false};
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    Streams(true).run(step, [&](const Action& performed) {
+        if (place_of(step, performed) == 2) second_backward = true;
+        if (place_of(step, performed) != 1) return;
+        while (!second_backward && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    });
+    EXPECT_TRUE(second_backward);
+}
+
+TEST(Streams, TimeIsTheCallersByPhase) {
+    const Step step = backward_and_reductions(2);
+    const auto sleep = [](const Action&) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
+    const PhaseTimes alone = Streams(false).run(step, sleep), beside = Streams(true).run(step, sleep);
+    EXPECT_GE(alone[Phase::backward], 3 * 5.0);
+    EXPECT_GE(alone[Phase::communication], 2 * 5.0);
+    EXPECT_GE(beside[Phase::backward], 3 * 5.0);
+    EXPECT_GE(beside[Phase::communication], 5.0);  // for the last reduction there is nothing to do beside it
+    EXPECT_EQ(beside[Phase::update], 0.0);
+}
+
+// A fault of either stream reaches the caller, and the next list is performed as if nothing had been.
+TEST(Streams, FaultsReachTheCallerAndTheNextListRuns) {
+    const Step step = backward_and_reductions(3);
+    for (const bool overlap : {true, false}) {
+        Streams streams(overlap);
+        for (std::size_t faulty = 0; faulty < step.actions.size(); ++faulty) {
+            try {
+                streams.run(step, [&](const Action& performed) {
+                    if (place_of(step, performed) == faulty) throw std::runtime_error(std::to_string(faulty));
+                });
+                ADD_FAILURE() << "the fault of action " << faulty << " is lost";
+            } catch (const std::runtime_error& fault) {
+                EXPECT_EQ(fault.what(), std::to_string(faulty));
+            }
+            std::atomic<int> performed{0};
+            streams.run(step, [&](const Action&) { ++performed; });
+            EXPECT_EQ(performed, static_cast<int>(step.actions.size()));
+        }
+    }
+}
+
+}  // namespace
+}  // namespace llmc
