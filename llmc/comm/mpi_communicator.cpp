@@ -31,15 +31,19 @@ constexpr int first_tag(int context) { return watchdog_tag + 1 + context * chann
 
 std::size_t pieces_received(int size) { return static_cast<std::size_t>(size) - 1; }
 
+std::vector<int> ranks_after(int rank, int size) {
+    std::vector<int> ranks;
+    for (int step = 1; step < size; ++step) ranks.push_back((rank + step) % size);
+    return ranks;
+}
+
 bool disjoint(const Tensor& a, const Tensor& b) {
     return a.data + a.bytes() <= b.data || b.data + b.bytes() <= a.data;
 }
 
 void add_pieces(const Tensor& out, std::span<const std::byte* const> pieces) {
     const auto add = [&]<class T>(T) {
-        std::vector<const T*> typed;
-        for (const std::byte* piece : pieces) typed.push_back(reinterpret_cast<const T*>(piece));
-        tree_sum<T>(out.as<T>(), typed, static_cast<std::size_t>(out.elements()));
+        tree_sum<T>(out.as<T>(), pieces, static_cast<std::size_t>(out.elements()));
     };
     out.dtype == DType::fp64 ? add(double{}) : with_dtype(out.dtype, add);
 }
@@ -52,12 +56,18 @@ struct MpiCommunicator::Job {
     std::span<std::byte> staging;
     int next_context = 1;
     int largest_tag = 0;
+    // Of one call at a time.
+    std::array<Exchange, slots> exchanges = {Exchange(options), Exchange(options)};
+    std::vector<const std::byte*> addends;
 
     // As large on every rank, since the staging is.
     std::size_t chunk_bytes(int size) const {
         const std::size_t share = staging.size() / (slots * pieces_received(size));
         const std::size_t bytes = std::min(largest_chunk, share) / chunk_alignment * chunk_alignment;
-        check(bytes > 0, fmt::format("{} bytes of staging are too few for {} ranks", staging.size(), size));
+        if (bytes == 0) {
+            programming_error(
+                fmt::format("{} bytes of staging are too few for {} ranks", staging.size(), size));
+        }
         return bytes;
     }
 };
@@ -70,6 +80,7 @@ MpiCommunicator::MpiCommunicator(const MpiOptions& options)
     check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
     ranks_.resize(static_cast<std::size_t>(size));
     std::iota(ranks_.begin(), ranks_.end(), 0);
+    peers_ = ranks_after(rank_, size);
 
     int* largest_tag = nullptr;
     int found = 0;
@@ -82,7 +93,11 @@ MpiCommunicator::MpiCommunicator(const MpiOptions& options)
 }
 
 MpiCommunicator::MpiCommunicator(std::shared_ptr<Job> job, std::vector<int> ranks, int rank, int context)
-    : job_(std::move(job)), ranks_(std::move(ranks)), rank_(rank), context_(context) {
+    : job_(std::move(job)),
+      ranks_(std::move(ranks)),
+      rank_(rank),
+      peers_(ranks_after(rank, static_cast<int>(ranks_.size()))),
+      context_(context) {
     check(first_tag(context_) + channels <= job_->largest_tag, "too many communicators");
 }
 
@@ -102,19 +117,14 @@ void MpiCommunicator::set_staging(const Tensor& staging) {
 
 void MpiCommunicator::set_timeout(Seconds timeout) { job_->options.timeout = timeout; }
 
-Exchange MpiCommunicator::exchange(Channel channel, std::string_view call) const {
-    return Exchange(job_->options, first_tag(context_) + static_cast<int>(channel), call);
-}
-
-// The other ranks, each rank beginning with the next one after itself, so that not all write to the same one.
-std::vector<int> MpiCommunicator::peers() const {
-    std::vector<int> peers;
-    for (int step = 1; step < size(); ++step) peers.push_back((rank_ + step) % size());
-    return peers;
+Exchange& MpiCommunicator::begin(Channel channel, std::string_view call, std::size_t slot) {
+    Exchange& exchange = job_->exchanges[slot];
+    exchange.begin(first_tag(context_) + static_cast<int>(channel), call);
+    return exchange;
 }
 
 void MpiCommunicator::check_collective(std::string_view call) const {
-    check(!grouping_, fmt::format("{} between group_begin and group_end", call));
+    if (grouping_) programming_error(fmt::format("{} between group_begin and group_end", call));
 }
 
 // out = the tree sum over ranks of a piece of each. The piece for rank k lies at pieces + k * stride: the
@@ -137,29 +147,29 @@ std::uint64_t MpiCommunicator::sum_pieces(Channel channel, const Tensor& out, co
                (slot * pieces_received(size()) + static_cast<std::size_t>(index)) * chunk;
     };
 
-    std::array<Exchange, slots> under_way = {exchange(channel, call), exchange(channel, call)};
+    const std::array<Exchange*, slots> under_way = {&begin(channel, call, 0), &begin(channel, call, 1)};
     const auto post = [&](std::size_t slot, std::size_t first) {
         const std::size_t bytes = std::min(chunk, total - first);
-        for (const int peer : peers()) under_way[slot].recv(world_rank(peer), arrival(slot, peer), bytes);
-        for (const int peer : peers()) under_way[slot].send(world_rank(peer), piece_for(peer) + first, bytes);
+        for (const int peer : peers_) under_way[slot]->recv(world_rank(peer), arrival(slot, peer), bytes);
+        for (const int peer : peers_) under_way[slot]->send(world_rank(peer), piece_for(peer) + first, bytes);
     };
     const auto add = [&](std::size_t slot, std::size_t first) {
-        std::vector<const std::byte*> addends;
+        job_->addends.clear();
         for (int rank = 0; rank < size(); ++rank)
-            addends.push_back(rank == rank_ ? piece_for(rank) + first : arrival(slot, rank));
+            job_->addends.push_back(rank == rank_ ? piece_for(rank) + first : arrival(slot, rank));
         const auto element = static_cast<std::int64_t>(size_of(out.dtype));
         const auto bytes = static_cast<std::int64_t>(std::min(chunk, total - first));
-        add_pieces(out.flat(static_cast<std::int64_t>(first) / element, bytes / element), addends);
+        add_pieces(out.flat(static_cast<std::int64_t>(first) / element, bytes / element), job_->addends);
     };
 
     post(0, 0);
     std::size_t slot = 0;
     for (std::size_t first = 0; first < total; first += chunk, slot = 1 - slot) {
         if (first + chunk < total) post(1 - slot, first + chunk);
-        under_way[slot].wait();
+        under_way[slot]->wait();
         add(slot, first);
     }
-    return under_way[0].bytes_sent() + under_way[1].bytes_sent();
+    return under_way[0]->bytes_sent() + under_way[1]->bytes_sent();
 }
 
 // recv = the ranks' sends one after the other. Returns the bytes sent.
@@ -168,9 +178,9 @@ std::uint64_t MpiCommunicator::gather_parts(Channel channel, const Tensor& recv,
     const auto part_of = [&](int rank) { return recv.data + static_cast<std::size_t>(rank) * part; };
     if (part == 0) return 0;
     if (send.data != part_of(rank_)) std::memcpy(part_of(rank_), send.data, part);
-    Exchange parts = exchange(channel, channel == Channel::all_reduce ? "all_reduce" : "all_gather");
-    for (const int peer : peers()) parts.recv(world_rank(peer), part_of(peer), part);
-    for (const int peer : peers()) parts.send(world_rank(peer), send.data, part);
+    Exchange& parts = begin(channel, channel == Channel::all_reduce ? "all_reduce" : "all_gather");
+    for (const int peer : peers_) parts.recv(world_rank(peer), part_of(peer), part);
+    for (const int peer : peers_) parts.send(world_rank(peer), send.data, part);
     parts.wait();
     return parts.bytes_sent();
 }
@@ -209,10 +219,10 @@ void MpiCommunicator::all_reduce(const Tensor& x) {
 void MpiCommunicator::broadcast(const Tensor& x, int root) {
     check_collective("broadcast");
     check(root >= 0 && root < size(), "broadcast: the root is in the group");
-    Exchange copies = exchange(Channel::broadcast, "broadcast");
+    Exchange& copies = begin(Channel::broadcast, "broadcast");
     if (x.bytes() > 0 && rank_ != root) copies.recv(world_rank(root), x.data, x.bytes());
     if (x.bytes() > 0 && rank_ == root)
-        for (const int peer : peers()) copies.send(world_rank(peer), x.data, x.bytes());
+        for (const int peer : peers_) copies.send(world_rank(peer), x.data, x.bytes());
     copies.wait();
     count(CallKind::broadcast, copies.bytes_sent());
 }
@@ -231,30 +241,30 @@ void MpiCommunicator::point_to_point(CallKind kind, const Tensor& x, int peer) {
 
 void MpiCommunicator::group_begin() {
     check_collective("group_begin");
+    group_.clear();
     grouping_ = true;
 }
 
 void MpiCommunicator::group_end() {
     check(grouping_, "group_end without group_begin");
     grouping_ = false;
-    const std::vector<Deferred> calls = std::exchange(group_, {});
-    Exchange messages = exchange(Channel::point_to_point,
-                                 calls.size() == 1 ? name_of(calls[0].kind) : "a group of send and recv");
-    for (const Deferred& call : calls) {
+    Exchange& messages = begin(Channel::point_to_point,
+                               group_.size() == 1 ? name_of(group_[0].kind) : "a group of send and recv");
+    for (const Deferred& call : group_) {
         const Tensor& x = call.x;
         if (x.bytes() == 0) continue;
         if (call.kind == CallKind::recv) messages.recv(world_rank(call.peer), x.data, x.bytes());
         if (call.kind == CallKind::send) messages.send(world_rank(call.peer), x.data, x.bytes());
     }
     messages.wait();
-    for (const Deferred& call : calls) count(call.kind, call.x.bytes());
+    for (const Deferred& call : group_) count(call.kind, call.x.bytes());
 }
 
 void MpiCommunicator::barrier() {
     check_collective("barrier");
-    Exchange signals = exchange(Channel::barrier, "barrier");
-    for (const int peer : peers()) signals.recv(world_rank(peer), nullptr, 0);
-    for (const int peer : peers()) signals.send(world_rank(peer), nullptr, 0);
+    Exchange& signals = begin(Channel::barrier, "barrier");
+    for (const int peer : peers_) signals.recv(world_rank(peer), nullptr, 0);
+    for (const int peer : peers_) signals.send(world_rank(peer), nullptr, 0);
     signals.wait();
 }
 

@@ -70,8 +70,7 @@ class MpiCommunicator final : public Communicator {
 
     MpiCommunicator(std::shared_ptr<Job> job, std::vector<int> ranks, int rank, int context);
 
-    Exchange exchange(Channel channel, std::string_view call) const;
-    std::vector<int> peers() const;
+    Exchange& begin(Channel channel, std::string_view call, std::size_t slot = 0);
     int world_rank(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
     void check_collective(std::string_view call) const;
     std::uint64_t sum_pieces(Channel channel, const Tensor& out, const std::byte* pieces, std::size_t stride);
@@ -81,6 +80,8 @@ class MpiCommunicator final : public Communicator {
     std::shared_ptr<Job> job_;
     std::vector<int> ranks_;  // in MPI_COMM_WORLD
     int rank_;
+    std::vector<int>
+        peers_;    // the other ranks, beginning with the next one, so that not all write to the same
     int context_;  // keeps this communicator's messages apart from those of others with the same ranks
     bool grouping_ = false;
     std::vector<Deferred> group_;

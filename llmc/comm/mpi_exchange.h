@@ -38,12 +38,14 @@ inline constexpr int watchdog_tag = 0;
 bool is_turn_to_speak(int rank, int size, double overdue, double clock);
 
 // Messages that are under way together. Messages of one (sender, receiver, tag) arrive in the order of their
-// posting. Buffers must live until wait() returns.
+// posting. Buffers must live until wait() returns. An Exchange is begun again and again, so that a step of
+// training allocates nothing.
 class Exchange {
   public:
+    explicit Exchange(const MpiOptions& options) : options_(options) {}
+
     // `call` names the communicator's call to a person.
-    Exchange(const MpiOptions& options, int tag, std::string_view call)
-        : options_(options), tag_(tag), call_(call) {}
+    void begin(int tag, std::string_view call);
 
     // Peers are ranks in MPI_COMM_WORLD. A message of no bytes is sent too.
     void send(int to, const std::byte* data, std::size_t bytes);
@@ -52,6 +54,7 @@ class Exchange {
     // line that names the ranks waited for, of which it leaves out those that are waiting themselves.
     void wait();
 
+    // Since begin().
     std::uint64_t bytes_sent() const { return bytes_sent_; }
 
   private:
@@ -68,10 +71,12 @@ class Exchange {
     [[noreturn]] void report(const std::vector<int>& ranks, std::string_view what_they_do) const;
 
     const MpiOptions& options_;
-    int tag_;
+    int tag_ = 0;
     std::string_view call_;
     std::vector<MPI_Request> requests_;
-    std::vector<Message> messages_;
+    std::vector<Message> messages_;  // of the requests
+    std::vector<int> indices_;       // of requests that are done
+    std::vector<MPI_Status> statuses_;
     std::uint64_t bytes_sent_ = 0;
     bool told_ = false;  // the other ranks that this one is waiting
 };

@@ -33,36 +33,41 @@ SumType<T> widen(T x) {
     }
 }
 
-// out[i] = the tree sum of pieces[...][first + i], for i < count <= block_elements.
+// out[i] = the tree sum of element first + i of all pieces, for i < count <= block_elements.
 template <class T>
-void sum_block(SumType<T>* out, std::span<const T* const> pieces, std::size_t first, std::size_t count) {
+void sum_block(SumType<T>* out, std::span<const std::byte* const> pieces, std::size_t first,
+               std::size_t count) {
+    const auto elements_of = [&](std::size_t piece) {
+        return reinterpret_cast<const T*>(pieces[piece]) + first;
+    };
     if (pieces.size() == 1) {
-        for (std::size_t i = 0; i < count; ++i) out[i] = widen(pieces[0][first + i]);
+        const T* only = elements_of(0);
+        for (std::size_t i = 0; i < count; ++i) out[i] = widen(only[i]);
     } else if (pieces.size() == 2) {
-        for (std::size_t i = 0; i < count; ++i)
-            out[i] = widen(pieces[0][first + i]) + widen(pieces[1][first + i]);
+        const T *a = elements_of(0), *b = elements_of(1);
+        for (std::size_t i = 0; i < count; ++i) out[i] = widen(a[i]) + widen(b[i]);
     } else {
         // Pairing neighbours level by level puts the largest power of two below the number of pieces left of
         // the root.
         const std::size_t left = std::bit_floor(pieces.size() - 1);
         std::array<SumType<T>, block_elements> right_sum;
-        sum_block(out, pieces.first(left), first, count);
-        sum_block(right_sum.data(), pieces.subspan(left), first, count);
+        sum_block<T>(out, pieces.first(left), first, count);
+        sum_block<T>(right_sum.data(), pieces.subspan(left), first, count);
         for (std::size_t i = 0; i < count; ++i) out[i] += right_sum[i];
     }
 }
 
 }  // namespace tree_sum_detail
 
-// out[i] = the tree sum of pieces[0][i], pieces[1][i], ..., for i < count. T fp32, bf16 or fp64; `out` may be
-// one of the pieces.
+// out[i] = the tree sum of element i of all pieces, for i < count. T fp32, bf16 or fp64; a piece is where its
+// elements begin, and `out` may be one of them.
 template <class T>
-void tree_sum(T* out, std::span<const T* const> pieces, std::size_t count) {
+void tree_sum(T* out, std::span<const std::byte* const> pieces, std::size_t count) {
     using namespace tree_sum_detail;
     std::array<SumType<T>, block_elements> sum;
     for (std::size_t first = 0; first < count; first += block_elements) {
         const std::size_t elements = std::min(block_elements, count - first);
-        sum_block(sum.data(), pieces, first, elements);
+        sum_block<T>(sum.data(), pieces, first, elements);
         for (std::size_t i = 0; i < elements; ++i) {
             if constexpr (std::is_same_v<T, bfloat16>) {
                 out[first + i] = to_bfloat16(sum[i]);

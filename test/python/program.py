@@ -15,9 +15,9 @@ PROGRAM = os.environ.get("PROGRAM", "./train_gpt")
 SMALL = ["--layers=2", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384"]
 
 
-def run(*options, ranks=1, env=None, timeout=300, check=True):
+def run(*options, ranks=1, env=None, timeout=300, check=True, program=PROGRAM):
     """Runs the program on so many processes; returns its CompletedProcess, output as text."""
-    command = [PROGRAM, *map(str, options)]
+    command = [program, *map(str, options)]
     if ranks > 1:
         command = ["scripts/launch.sh", "-np", str(ranks), *command]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout,

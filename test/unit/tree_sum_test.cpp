@@ -13,11 +13,16 @@ namespace llmc {
 namespace {
 
 template <class T>
+std::vector<const std::byte*> pieces_of(const std::vector<std::vector<T>>& all) {
+    std::vector<const std::byte*> pieces;
+    for (const auto& piece : all) pieces.push_back(reinterpret_cast<const std::byte*>(piece.data()));
+    return pieces;
+}
+
+template <class T>
 std::vector<T> tree_sum_of(const std::vector<std::vector<T>>& all) {
-    std::vector<const T*> pieces;
-    for (const auto& piece : all) pieces.push_back(piece.data());
     std::vector<T> sum(all[0].size());
-    tree_sum<T>(sum.data(), pieces, sum.size());
+    tree_sum<T>(sum.data(), pieces_of(all), sum.size());
     return sum;
 }
 
@@ -81,9 +86,7 @@ TEST(TreeSum, EveryElementOfManyBlocks) {
 TEST(TreeSum, MayReplaceAPiece) {
     for (std::size_t replaced = 0; replaced < 5; ++replaced) {
         std::vector<std::vector<float>> all(5, std::vector<float>(700, 1));
-        std::vector<const float*> pieces;
-        for (const auto& piece : all) pieces.push_back(piece.data());
-        tree_sum<float>(all[replaced].data(), pieces, 700);
+        tree_sum<float>(all[replaced].data(), pieces_of(all), 700);
         EXPECT_EQ(all[replaced], std::vector<float>(700, 5));
     }
 }

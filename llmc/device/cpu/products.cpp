@@ -2,8 +2,9 @@
 
 #include <omp.h>
 
+#include <initializer_list>
 #include <oneapi/dnnl/dnnl.hpp>
-#include <unordered_map>
+#include <vector>
 
 #include "llmc/device/cpu/wide_vectors.h"
 
@@ -83,11 +84,28 @@ struct Products::Engine {
     dnnl::stream stream{engine};
 };
 
+// A product and its operands: memory objects that are pointed at the operands of each call. They are given to
+// oneDNN by its C interface, since the C++ one copies them into a new vector in every call.
 struct Products::Primitive {
     dnnl::matmul matmul;
-    std::unordered_map<int, dnnl::memory> arguments;
+    std::vector<dnnl::memory> memories;
+    std::vector<dnnl_exec_arg_t> arguments;
 
-    void set(int argument, std::byte* data) { arguments.at(argument).set_data_handle(data); }
+    void add(int argument, const dnnl::memory::desc& description, const dnnl::engine& engine) {
+        memories.emplace_back(description, engine, nullptr);
+        arguments.push_back({argument, memories.back().get()});
+    }
+    // Operands in the order of add().
+    void execute(const dnnl::stream& stream, std::initializer_list<std::byte*> operands) {
+        std::size_t i = 0;
+        for (std::byte* operand : operands) {
+            if (operand != nullptr) memories[i++].set_data_handle(operand, stream);
+        }
+        check(i == memories.size(), "as many operands as the primitive was made for");
+        dnnl::error::wrap_c_api(dnnl_primitive_execute(matmul.get(), stream.get(),
+                                                       static_cast<int>(arguments.size()), arguments.data()),
+                                "could not execute a matrix product");
+    }
 };
 
 Products::Products(int threads) : threads_(threads), engine_(std::make_unique<Engine>()) {}
@@ -126,13 +144,10 @@ Products::Primitive& Products::primitive(const Matrix& c, const Matrix& a, const
     const dnnl::engine& engine = engine_->engine;
     auto made = std::make_unique<Primitive>();
     made->matmul = dnnl::matmul(dnnl::matmul::primitive_desc(operation, attributes, engine));
-    const auto argument = [&](int index, const dnnl::memory::desc& desc) {
-        made->arguments.emplace(index, dnnl::memory(desc, engine, nullptr));
-    };
-    argument(DNNL_ARG_SRC, description(a));
-    argument(DNNL_ARG_WEIGHTS, description(b));
-    argument(DNNL_ARG_DST, description(c));
-    if (has_bias) argument(DNNL_ARG_BIAS, bias);
+    made->add(DNNL_ARG_SRC, description(a), engine);
+    made->add(DNNL_ARG_WEIGHTS, description(b), engine);
+    made->add(DNNL_ARG_DST, description(c), engine);
+    if (has_bias) made->add(DNNL_ARG_BIAS, bias, engine);
     return *primitives_.emplace(key, std::move(made)).first->second;
 }
 
@@ -144,11 +159,7 @@ void Products::multiply(const Matrix& c, const Matrix& a, const Matrix& b, Into 
     if (c.rows == 0 || c.columns == 0 || a.columns == 0) return;
     const ThreadsOfOneDnn threads(threads_);
     Primitive& p = primitive(c, a, b, into, bias != nullptr);
-    p.set(DNNL_ARG_SRC, a.data);
-    p.set(DNNL_ARG_WEIGHTS, b.data);
-    p.set(DNNL_ARG_DST, c.data);
-    if (bias != nullptr) p.set(DNNL_ARG_BIAS, const_cast<std::byte*>(bias));
-    p.matmul.execute(engine_->stream, p.arguments);
+    p.execute(engine_->stream, {a.data, b.data, c.data, const_cast<std::byte*>(bias)});
     engine_->stream.wait();
 }
 

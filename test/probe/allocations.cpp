@@ -1,0 +1,175 @@
+// allocations TRAIN_GPT-OPTION...
+//
+// Counts the allocations of training steps, on every rank of the job: prints "N of ours, M of libraries" for the
+// steps after the first two, and where each of ours comes from. An allocation is a library's where the innermost
+// frames of the call lie in oneDNN, MPI or OpenMP, whose insides are not ours to change.
+#include <dlfcn.h>
+#include <execinfo.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdio>
+#include <exception>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "llmc/comm/bootstrap.h"
+#include "llmc/data/data.h"
+#include "llmc/data/samples.h"
+#include "llmc/plan/run_plan.h"
+#include "llmc/train/options.h"
+#include "llmc/train/trainer.h"
+
+namespace {
+
+constexpr int most_frames = 24;
+using Stack = std::array<void*, most_frames>;
+
+std::atomic<bool> counting{false};
+std::atomic<int> ours{0}, of_libraries{0};
+std::array<Stack, 16> stacks_of_ours{};
+thread_local bool inside = false;  // noting an allocation allocates itself
+
+// The file that holds the code at an address; empty where there is none.
+std::string_view object_of(void* address) {
+    Dl_info info{};
+    return dladdr(address, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "";
+}
+
+bool is_of_library(std::string_view object) {
+    constexpr std::array names = {"libdnnl", "libmpi",  "libopen-pal", "libopen-rte",
+                                  "libgomp", "openmpi", "libpmix",     "libevent"};
+    return std::ranges::any_of(names, [&](const char* name) { return object.find(name) != object.npos; });
+}
+
+// The allocation functions below, and the C++ library's on top of them, belong to whoever called them.
+bool is_between(std::string_view object) {
+    return object.find("libstdc++") != object.npos || object.find("libfmt") != object.npos ||
+           object.find("libc.so") != object.npos || object.find("libgcc") != object.npos;
+}
+
+[[gnu::noinline]] void note_allocation() {
+    if (!counting || inside) return;
+    inside = true;
+    Stack stack{};
+    const int frames = backtrace(stack.data(), most_frames);
+    constexpr int own_frames = 2;  // this function and its caller
+    bool library = false;
+    for (int i = own_frames; i < frames; ++i) {
+        const std::string_view object = object_of(stack[static_cast<std::size_t>(i)]);
+        if (is_between(object)) continue;
+        library = is_of_library(object);
+        break;
+    }
+    if (library) {
+        ++of_libraries;
+    } else {
+        const auto number = static_cast<std::size_t>(ours++);
+        if (number < stacks_of_ours.size()) stacks_of_ours[number] = stack;
+    }
+    inside = false;
+}
+
+}  // namespace
+
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool counts = false;  // the sanitizer has put its own allocator in place
+#else
+constexpr bool counts = true;
+
+// glibc's own, under the names it keeps for those who replace them.
+extern "C" {
+void* __libc_malloc(std::size_t bytes);
+void* __libc_calloc(std::size_t count, std::size_t bytes);
+void* __libc_realloc(void* memory, std::size_t bytes);
+void* __libc_memalign(std::size_t alignment, std::size_t bytes);
+
+void* malloc(std::size_t bytes) {
+    note_allocation();
+    return __libc_malloc(bytes);
+}
+void* calloc(std::size_t count, std::size_t bytes) {
+    note_allocation();
+    return __libc_calloc(count, bytes);
+}
+void* realloc(void* memory, std::size_t bytes) {
+    note_allocation();
+    return __libc_realloc(memory, bytes);
+}
+void* aligned_alloc(std::size_t alignment, std::size_t bytes) {
+    note_allocation();
+    return __libc_memalign(alignment, bytes);
+}
+int posix_memalign(void** memory, std::size_t alignment, std::size_t bytes) {
+    note_allocation();
+    *memory = __libc_memalign(alignment, bytes);
+    return *memory == nullptr ? ENOMEM : 0;
+}
+}
+#endif
+
+namespace {
+
+using namespace llmc;
+
+void print_stacks() {
+    for (const Stack& stack :
+         std::span(stacks_of_ours).first(std::min<std::size_t>(ours, stacks_of_ours.size()))) {
+        fmt::print("  allocated from:");
+        for (void* frame : stack) {
+            if (frame == nullptr) break;
+            Dl_info info{};
+            dladdr(frame, &info);
+            fmt::print(" {}+{:#x}", info.dli_fname,
+                       static_cast<std::byte*>(frame) - static_cast<std::byte*>(info.dli_fbase));
+        }
+        fmt::print("\n");
+    }
+}
+
+void run(const Options& options, MpiEnvironment& mpi) {
+    MpiCommunicator& world = mpi.world();
+    const std::unique_ptr<Device> device = make_cpu_device(mpi.cores());
+    const RunPlan plan = plan_run({.config = options.config(),
+                                   .dtype = options.compute_dtype(),
+                                   .mesh = {.data_ranks = world.size(), .data_rank = world.rank()},
+                                   .global_batch_tokens = *options.global_batch_tokens,
+                                   .micro_batch_sequences = options.micro_batch_size.value_or(0)},
+                                  device->ops(), MpiCommunicator::staging_bytes(world.size()));
+    const Data data = open_data({.train_data = options.train_data,
+                                 .val_data = options.val_data,
+                                 .vocabulary = options.vocabulary.value(),
+                                 .sequence_length = options.sequence_length.value()});
+    Trainer trainer(options, plan, *device, world);
+    world.set_staging(trainer.arenas()[plan.communication]);
+    const TrainingSamples samples(*data.training, plan.spec.config.sequence_length, options.seed);
+
+    Stack first{};
+    backtrace(first.data(), most_frames);  // loads what it needs
+    // The first steps make the products' primitives, start threads and let vectors grow.
+    for (int step = 0; step < 2; ++step) trainer.train_step(samples);
+    counting = true;
+    while (trainer.progress().step < options.steps) trainer.train_step(samples);
+    counting = false;
+    if (!counts) fmt::print("allocations are not counted in a build with address checks\n");
+    fmt::print("rank {}: {} of ours, {} of libraries\n", world.rank(), ours.load(), of_libraries.load());
+    print_stacks();
+    std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    MpiEnvironment mpi;
+    try {
+        std::string text;
+        if (const auto options = parse_options(argc, argv, text)) run(*options, mpi);
+    } catch (const std::exception& fault) {
+        mpi.fail(fault.what());
+    }
+}
