@@ -81,7 +81,7 @@ $(eval $(call remember,$(BUILD)/version.txt,VERSION_FLAGS))
 # ---- What a person types ---------------------------------------------------------------------------------
 
 .DEFAULT_GOAL := train_gpt
-.PHONY: help deps quickstart test test-long test-programs bench-cpu lint clang-tidy format clean
+.PHONY: help deps quickstart test test-long test-programs bench-cpu bench-mpi lint clang-tidy format clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -125,6 +125,11 @@ test-programs: $(PROGRAM) $(TEST_PROGRAMS)
 bench-cpu: deps  ## times the training step by operation, and PyTorch's step beside it
 	@$(MAKE) $(in_parallel) $(BENCH)
 	@$(PYTHON) dev/cpu/bench_cpu.py $(BENCH) $(BENCH_OPTIONS)
+
+# BENCH_OPTIONS go to dev/cpu/bench_mpi.py.
+bench-mpi: deps  ## times the training step on 1, 2 and 4 processes, and what overlapping communication saves
+	@$(MAKE) $(in_parallel) train_gpt
+	@$(PYTHON) dev/cpu/bench_mpi.py $(dir $(PROGRAM))train_gpt $(BENCH_OPTIONS)
 
 # Versions are pinned: another clang-format formats otherwise, and clang-tidy knows std::source_location from 15 on.
 CLANG_FORMAT := clang-format-14

@@ -1,5 +1,7 @@
 #include "llmc/parallel/streams.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
 #include <algorithm>
 #include <chrono>
 #include <limits>
@@ -100,6 +102,7 @@ void Streams::end() {
 }
 
 void Streams::communication_thread() {
+    setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), 10);
     Lock lock(mutex_);
     while (true) {
         changed_.wait(lock, [&] { return stops_ || step_ != nullptr; });

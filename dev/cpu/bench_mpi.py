@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Times the training step on 1, 2 and 4 processes at the same global batch: `make bench-mpi`.
+
+Prints the step's time, the share of it for which computing stood still for communication, and what reducing gradients
+beside the backward pass saves against reducing them in between. The runs take turns, so that whatever else the machine
+does slows all of them; a figure is the median over all steps of all turns but each run's first few.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+LAUNCH = pathlib.Path(__file__).resolve().parents[2] / "scripts/launch.sh"
+# The first steps start threads, make oneDNN's primitives and fault memory in.
+WARMUP_STEPS = 3
+
+
+def run(arguments, ranks, overlap, folder):
+    """The metrics of the timed steps of one run."""
+    command = [LAUNCH, "-np", ranks, arguments.program, "--model", arguments.model, "--dtype", arguments.dtype,
+               "--global-batch-tokens", arguments.global_batch_tokens, "--steps", WARMUP_STEPS + arguments.steps,
+               f"--overlap-grad-reduce={'true' if overlap else 'false'}", "--sample-tokens", 0, "--val-batches", 1,
+               "--out-dir", folder]
+    result = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        sys.exit(result.stderr.strip() or f"error: {arguments.program} ended with status {result.returncode}")
+    lines = [json.loads(line) for line in (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    return lines[1 + WARMUP_STEPS:]
+
+
+def median_ms(steps):
+    return statistics.median(step["step_ms"] for step in steps)
+
+
+def communication_ms(steps):
+    return statistics.median(step["phase_ms"]["communication"] for step in steps)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Times the training step on several processes.")
+    parser.add_argument("program", help="train_gpt, as built")
+    parser.add_argument("--processes", nargs="+", type=int, default=[1, 2, 4])
+    parser.add_argument("--model", default="mini")
+    parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"])
+    parser.add_argument("--global-batch-tokens", type=int, default=4096)
+    parser.add_argument("--steps", type=int, default=6, help="timed steps of each run")
+    parser.add_argument("--turns", type=int, default=3, help="runs of each kind")
+    arguments = parser.parse_args()
+
+    kinds = [(ranks, overlap) for ranks in arguments.processes for overlap in ([True, False] if ranks > 1 else [True])]
+    steps = {kind: [] for kind in kinds}
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(arguments.turns):
+            for kind in kinds:
+                steps[kind] += run(arguments, *kind, os.path.join(folder, "run"))
+
+    print(f"\n{arguments.model}, {arguments.dtype}, {arguments.global_batch_tokens} tokens a step, "
+          f"{len(os.sched_getaffinity(0))} cores shared by the processes; median of "
+          f"{arguments.turns * arguments.steps} steps\n")
+    print(f"{'':10} | {'reduced beside the backward pass':^32} | {'reduced in between':^32} |")
+    print(f"{'processes':>10} | {'ms a step':>10} {'stands still for it':>21} | {'ms a step':>10} "
+          f"{'communication':>21} | {'overlap saves':>13}")
+    for ranks in arguments.processes:
+        beside = steps[ranks, True]
+        waiting = f"{communication_ms(beside):.1f} ms {communication_ms(beside) / median_ms(beside):6.1%}"
+        line = f"{ranks:10} | {median_ms(beside):10.1f} {waiting:>21} | "
+        if ranks > 1:
+            between = steps[ranks, False]
+            all_of_it = f"{communication_ms(between):.1f} ms {communication_ms(between) / median_ms(between):6.1%}"
+            line += (f"{median_ms(between):10.1f} {all_of_it:>21} | "
+                     f"{median_ms(between) - median_ms(beside):7.1f} ms {1 - median_ms(beside) / median_ms(between):6.1%}")
+        else:
+            line += f"{'':32} |"
+        print(line)
+
+
+if __name__ == "__main__":
+    main()
