@@ -237,7 +237,9 @@ void run_program(const Options& options, MpiEnvironment& mpi) {
                                    .dtype = options.compute_dtype(),
                                    .mesh = mesh,
                                    .global_batch_tokens = *options.global_batch_tokens,
-                                   .micro_batch_sequences = options.micro_batch_size.value_or(0)},
+                                   .micro_batch_sequences = options.micro_batch_size.value_or(0),
+                                   .machine = {.bytes = options.print_step ? 0 : device->available_memory(),
+                                               .processes = mpi.local_size()}},
                                   device->ops(), MpiCommunicator::staging_bytes(world.size()));
     if (options.print_step) {
         std::vector<std::string> names;

@@ -1,0 +1,221 @@
+"""Everything a person can give wrongly: one line on standard error, once for all ranks, status 1, quickly, and
+nothing written.
+
+One table of cases. A case says how to make its input, the arguments, and the words the line must contain. Every case
+runs in a folder of its own, which must be as it was before; several run at a time, since they mostly wait.
+"""
+
+import concurrent.futures
+import dataclasses
+import os
+import pathlib
+import subprocess
+import time
+import typing
+
+import pytest
+
+import program
+
+PROGRAM = str(pathlib.Path(program.ROOT, program.PROGRAM).resolve())
+AT_ONCE = 4
+SECONDS = 20  # an error takes well below one, on a machine that is busy with three others more
+SMALL = [*program.SMALL, "--steps=4", "--sample-tokens=0"]
+ENVIRONMENT = {
+    **os.environ,
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",  # some containers forbid it, and Open MPI says so
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@dataclasses.dataclass
+class Case:
+    name: str
+    arguments: list  # "{}" stands for the case's folder
+    words: list  # that the line contains
+    make: typing.Callable = lambda folder: None  # writes the input into the folder
+    ranks: tuple = (1,)
+
+
+def contents(folder):
+    """Every path under a folder, with what it holds."""
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+            for path in sorted(folder.rglob("*"))}
+
+
+@dataclasses.dataclass
+class Outcome:
+    status: int
+    stderr: str
+    seconds: float
+    before: dict
+    after: dict
+
+
+def run(arguments, folder, ranks, preexec=None):
+    command = [PROGRAM, *SMALL, *(str(argument).replace("{}", str(folder)) for argument in arguments)]
+    if ranks > 1:
+        command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *command]
+    # In the folder, so that what goes to the default places is seen too.
+    return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=SECONDS * 3,
+                          stdin=subprocess.DEVNULL, preexec_fn=preexec)
+
+
+def outcome_of(case, folder, ranks):
+    folder.mkdir()
+    case.make(folder)
+    before = contents(folder)
+    start = time.monotonic()
+    result = run(case.arguments, folder, ranks)
+    return Outcome(result.returncode, result.stderr, time.monotonic() - start, before, contents(folder))
+
+
+def one_error(stderr):
+    """The only line of standard error, without what it begins with."""
+    assert stderr.startswith("error: ") and stderr.endswith("\n") and stderr.count("\n") == 1, stderr
+    return stderr[len("error: "):-1]
+
+
+# ---- options and configuration files
+
+
+def config(text):
+    return lambda folder: (folder / "c.toml").write_text(text)
+
+
+OPTIONS = [
+    Case("unknown option", ["--layerz=3"], ["no option --layerz", "--layers"], ranks=(1, 2)),
+    Case("unknown option with a value apart", ["--globl-batch-tokens", "3"],
+         ["--globl-batch-tokens", "--global-batch-tokens"]),
+    Case("unknown short option", ["-z"], ["-z", "--help"]),
+    Case("a word too many", ["stories.txt"], ["'stories.txt' is no option"]),
+    Case("value missing", ["--lr"], ["--lr needs a value"]),
+    Case("value empty", ["--train-data="], ["--train-data needs a value"]),
+    Case("not a number", ["--lr=fast"], ["--lr: 'fast' is not a number"]),
+    Case("not a whole number", ["--steps=1.5"], ["--steps: '1.5' is not a whole number"]),
+    Case("trailing letters", ["--steps=10k"], ["--steps: '10k' is not a whole number"]),
+    Case("beyond 64 bits", ["--steps=99999999999999999999"], ["--steps 99999999999999999999 is beyond all range"]),
+    Case("beyond double", ["--lr=1e999"], ["--lr 1e999 is beyond all range"]),
+    Case("negative seed", ["--seed=-1"], ["--seed: '-1' is not a whole number, 0 or more"]),
+    Case("no such model", ["--model=gpt3"], ["--model: 'gpt3'", "gpt2-xl"]),
+    Case("no such schedule", ["--lr-schedule=step"], ["{cosine,linear,constant,wsd}"]),
+    Case("no such dtype", ["--dtype=fp16"], ["--dtype: 'fp16'", "{fp32,bf16}"]),
+    Case("device that was not built in", ["--device=cuda"], ["--device cpu"]),
+    Case("negative learning rate", ["--lr=-1"], ["--lr -1 is out of range; give 0 to"], ranks=(1, 2, 4)),
+    Case("negative learning rate, apart", ["--lr", "-1"], ["--lr -1 is out of range"]),
+    Case("learning rate nan", ["--lr=nan"], ["--lr nan is out of range"]),
+    Case("learning rate inf", ["--lr=inf"], ["--lr inf is out of range"]),
+    Case("beta1 is 1", ["--beta1=1"], ["--beta1 1 is out of range"]),
+    Case("beta2 is 1 in fp32", ["--beta2=0.99999999"], ["--beta2 0.99999999 is out of range"]),
+    Case("eps is 0", ["--eps=0"], ["--eps 0 is out of range"]),
+    Case("negative weight decay", ["--weight-decay=-0.1"], ["--weight-decay -0.1 is out of range"]),
+    Case("negative clipping", ["--grad-clip=-1"], ["--grad-clip -1 is out of range"]),
+    Case("negative temperature", ["--temperature=-1"], ["--temperature -1 is out of range"]),
+    Case("negative top-k", ["--top-k=-1"], ["--top-k -1 is out of range"]),
+    Case("fraction above 1", ["--min-lr-fraction=1.1"], ["--min-lr-fraction 1.1 is out of range; give 0 to 1"]),
+    Case("negative steps", ["--steps=-1"], ["--steps -1 is out of range"]),
+    Case("no time to wait", ["--comm-timeout=0"], ["--comm-timeout 0 is out of range"]),
+    Case("warmup beyond the last step", ["--warmup-steps=5"], ["--warmup-steps 5", "--steps 4"]),
+    Case("configuration missing", ["--config=none.toml"], ["none.toml: No such file"], ranks=(1, 2)),
+    Case("configuration is a directory", ["--config={}"], ["Is a directory"]),
+    Case("configuration key unknown", ["--config={}/c.toml"], ["c.toml, line 2", "no setting layrs", "layers"],
+         config("steps = 3\nlayrs = 2\n"), ranks=(1, 2)),
+    Case("configuration of a command", ["--config={}/c.toml"], ["c.toml, line 1", "no setting print-step"],
+         config("print-step = 1\n")),
+    Case("configuration line malformed", ["--config={}/c.toml"], ["c.toml, line 3", "NAME = NUMBER"],
+         config("# mine\nsteps = 3\nlet there be layers\n")),
+    Case("configuration section", ["--config={}/c.toml"], ["c.toml, line 1", "no sections"], config("[model]\n")),
+    Case("configuration value missing", ["--config={}/c.toml"], ["c.toml, line 1", "steps has no value"],
+         config("steps =  # how many?\n")),
+    Case("configuration value twice", ["--config={}/c.toml"], ["c.toml, line 4", "steps is set in line 2 already"],
+         config("\nsteps = 1\n\nsteps = 2\n")),
+    Case("configuration with more after a value", ["--config={}/c.toml"], ["c.toml, line 1", "there is more: 4"],
+         config("steps = 3 4\n")),
+    Case("configuration quotation open", ["--config={}/c.toml"], ["c.toml, line 2", "no closing quotation mark"],
+         config('seed = 3\nprompt = "Once\n')),
+    Case("configuration escape", ["--config={}/c.toml"], ["c.toml, line 1", "\\q stands for nothing"],
+         config('prompt = "\\q"\n')),
+    Case("configuration text for a number", ["--config={}/c.toml"], ["c.toml, line 2", "lr is a number"],
+         config('steps = 3\nlr = "high"\n')),
+    Case("configuration number for a text", ["--config={}/c.toml"], ["c.toml, line 1", "train-data is a text"],
+         config("train-data = 7\n")),
+    Case("configuration type", ["--config={}/c.toml"], ["c.toml, line 2", "'3.5' is not a whole number"],
+         config("seed = 3\nwarmup-steps = 3.5\n")),
+    Case("configuration choice", ["--config={}/c.toml"], ["c.toml, line 1", "'huge' is none of {tiny,"],
+         config('model = "huge"\n')),
+    Case("configuration value out of range", ["--config={}/c.toml"], ["--weight-decay -3 is out of range"],
+         config("weight-decay = -3\n")),
+    Case("configuration binary", ["--config={}/c.toml"], ["c.toml, line 1"],
+         lambda folder: (folder / "c.toml").write_bytes(bytes(range(256)))),
+]
+
+# ---- sizes
+
+SIZES = [
+    Case("no layers", ["--layers=0"], ["--layers 0 is out of range; give 1 or more"]),
+    Case("negative channels", ["--channels=-32"], ["--channels -32 is out of range"], ranks=(1, 2)),
+    Case("no context", ["--seq-len=0"], ["--seq-len 0 is out of range"]),
+    Case("no vocabulary", ["--vocab-size=0"], ["--vocab-size 0 is out of range"]),
+    Case("no heads", ["--heads=0"], ["--heads 0 is out of range"]),
+    Case("no micro-batch", ["--micro-batch-size=0"], ["--micro-batch-size 0 is out of range"]),
+    Case("no batch", ["--global-batch-tokens=0"], ["--global-batch-tokens 0 is out of range; give 16 to"]),
+    # A layer has 12 C^2 weights: 2 layers of 1e9 channels have 2.4e19 weights, of 16 bytes with their gradient and
+    # moments, 333 EiB.
+    Case("absurd channels", ["--channels=1000000000"], ["--channels 1000000000", "333.", "EiB", "this machine has",
+                                                        "a smaller --channels"], ranks=(1, 2)),
+    Case("absurd layers", ["--layers=100000000"], ["--layers 100000000", "TiB", "this machine has"]),
+    Case("absurd context", ["--seq-len=1000000000000"], ["--seq-len 1000000000000", "PiB", "this machine has"]),
+    Case("absurd vocabulary", ["--vocab-size=1000000000000"], ["--vocab-size 1000000000000", "TiB", "this machine has"]),
+    Case("absurd micro-batch", ["--micro-batch-size=1000000000", "--global-batch-tokens=16000000000"],
+         ["--micro-batch-size 1000000000", "TiB", "this machine has"]),
+    Case("products beyond 64 bits", ["--channels=9223372036854775807", "--heads=1", "--layers=9223372036854775807"],
+         ["e+", "EiB", "this machine has"]),
+    Case("context whose batch leaves 64 bits", ["--seq-len=9223372036854775807"], ["--seq-len 9223372036854775807", "EiB"]),
+    Case("too large, usual sizes", ["--model=gpt2-xl", "--layers=48", "--heads=25", "--channels=1600", "--seq-len=1024",
+                                    "--global-batch-tokens=16384000", "--micro-batch-size=16000"],
+         ["--micro-batch-size 16000", "1,557,611,200 parameters", "TiB", "this machine has"]),
+    Case("absurd batch", ["--global-batch-tokens=1000000000000"], ["--global-batch-tokens 1000000000000", "micro-batches"]),
+    Case("batch beyond its range", ["--global-batch-tokens=9223372036854775807"], ["is out of range; give 16 to"]),
+    Case("heads that do not divide", ["--heads=3"], ["--heads 3 does not divide --channels 32; try --channels 30 or 33"],
+         ranks=(1, 2)),
+    Case("more heads than channels", ["--heads=64"], ["--heads 64 are more than --channels 32", "such as 1"]),
+    Case("batch that does not divide", ["--global-batch-tokens=100"], ["100 is not a multiple of 16", "try 96 or 112"]),
+    Case("batch that ranks do not share", ["--global-batch-tokens=400"], ["not a multiple of 32", "try 384 or 416"],
+         ranks=(2,)),
+    Case("batch below one sequence", ["--global-batch-tokens=8"], ["8 is not a multiple of 16", "try 16"]),
+    Case("micro-batch that does not divide", ["--micro-batch-size=5"], ["does not divide the 24 sequences",
+                                                                        "try --micro-batch-size 4"]),
+]
+
+CASES = OPTIONS + SIZES
+RUNS = [(case, ranks) for case in CASES for ranks in case.ranks]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory, request):
+    """The outcome of every run that is asked for, as futures by (case, ranks)."""
+    asked = {item.callspec.params["number"] for item in request.session.items
+             if getattr(item, "originalname", "") == "test_is_refused_with_one_line"}
+    base = tmp_path_factory.mktemp("wrong")
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {number: pool.submit(outcome_of, *RUNS[number][:1], base / str(number), RUNS[number][1])
+               for number in sorted(asked)}
+
+
+@pytest.mark.parametrize("number", range(len(RUNS)), ids=[f"{case.name}, {ranks}" for case, ranks in RUNS])
+def test_is_refused_with_one_line(number, outcomes):
+    case, _ = RUNS[number]
+    outcome = outcomes[number].result()
+    line = one_error(outcome.stderr)
+    assert outcome.status == 1
+    for word in case.words:
+        assert word in line
+    assert outcome.after == outcome.before
+    assert outcome.seconds < SECONDS
+
+
+def test_names_of_cases_are_unique():
+    names = [case.name for case in CASES]
+    assert len(set(names)) == len(names)
