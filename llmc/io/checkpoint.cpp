@@ -63,17 +63,17 @@ Json read_manifest(const fs::path& directory) {
 
 }  // namespace
 
-fs::path save_checkpoint(const fs::path& out_dir, const Progress& progress, const Json& configuration,
-                         Device& device, const ParameterStore& store) {
-    fs::path final_name = out_dir / fmt::format("{}{:08}", name_prefix, progress.step);
-    fs::path partial = final_name;
-    partial += ".partial";
-    std::error_code ignored;
-    fs::remove_all(partial, ignored);  // of a save that was interrupted
-    make_directory(partial);
+std::uint64_t checkpoint_bytes(std::int64_t parameters) {
+    return 3 * sizeof(float) * static_cast<std::uint64_t>(parameters);  // weights and two moments
+}
 
-    save_weights(partial / model_file, device, store, true);
-    save_moments(partial / optimizer_file, device, store, true);
+namespace {
+
+void write_checkpoint(const fs::path& folder, const Progress& progress, const Json& configuration,
+                      Device& device, const ParameterStore& store) {
+    make_directory(folder);
+    save_weights(folder / model_file, device, store, true);
+    save_moments(folder / optimizer_file, device, store, true);
 
     const auto now = std::chrono::system_clock::now().time_since_epoch();
     const Json manifest = {
@@ -84,11 +84,28 @@ fs::path save_checkpoint(const fs::path& out_dir, const Progress& progress, cons
         {"saved_at", std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()},
         {"configuration", configuration},
         {"files",
-         {{model_file, describe_file(partial / model_file)},
-          {optimizer_file, describe_file(partial / optimizer_file)}}},
+         {{model_file, describe_file(folder / model_file)},
+          {optimizer_file, describe_file(folder / optimizer_file)}}},
     };
-    write_file(partial / manifest_file, manifest.dump(2) + "\n");
-    sync_directory(partial);
+    write_file(folder / manifest_file, manifest.dump(2) + "\n");
+    sync_directory(folder);
+}
+
+}  // namespace
+
+fs::path save_checkpoint(const fs::path& out_dir, const Progress& progress, const Json& configuration,
+                         Device& device, const ParameterStore& store) {
+    fs::path final_name = out_dir / fmt::format("{}{:08}", name_prefix, progress.step);
+    fs::path partial = final_name;
+    partial += ".partial";
+    std::error_code ignored;
+    fs::remove_all(partial, ignored);  // of a save that was interrupted
+    try {
+        write_checkpoint(partial, progress, configuration, device, store);
+    } catch (const UserError& fault) {
+        fs::remove_all(partial, ignored);
+        user_error("{}; the checkpoints before this one are whole", fault.what());
+    }
     replace_directory(partial, final_name);
     sync_directory(out_dir);
     return final_name;

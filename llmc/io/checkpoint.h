@@ -30,6 +30,9 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, cons
                                       const nlohmann::ordered_json& configuration, Device& device,
                                       const ParameterStore& store);
 
+// About what a checkpoint of so many parameters takes on the disk.
+std::uint64_t checkpoint_bytes(std::int64_t parameters);
+
 // What a checkpoint's manifest says.
 struct CheckpointInfo {
     std::filesystem::path directory;

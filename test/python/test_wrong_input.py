@@ -13,6 +13,7 @@ import subprocess
 import time
 import typing
 
+import numpy as np
 import pytest
 
 import program
@@ -189,7 +190,88 @@ SIZES = [
                                                                         "try --micro-batch-size 4"]),
 ]
 
-CASES = OPTIONS + SIZES
+# ---- data
+
+
+def shard(name="x.bin", tokens=(65,) * 600, magic=20240520, version=1, length=None, dtype=np.uint16, cut=None):
+    """Writes a token shard: by default a good one, of 37 samples."""
+    def write(folder):
+        header = np.zeros(256, dtype=np.int32)
+        header[:3] = magic, version, len(tokens) if length is None else length
+        (folder / name).write_bytes((header.tobytes() + np.asarray(tokens, dtype=dtype).tobytes())[:cut])
+    return write
+
+
+def file(name, content):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def all_of(*makers):
+    return lambda folder: [make(folder) for make in makers]
+
+
+TEXT = b"All work and no play makes a dull model. " * 30
+SHARD = ["--train-data={}/x.bin"]
+ANY_TEXT = ["--train-data={}/x.txt"]
+
+DATA = [
+    Case("data missing", ["--train-data=none.txt"], ["--train-data: there is no file 'none.txt'"], ranks=(1, 2, 4)),
+    Case("shard missing", ["--train-data=none.bin"], ["--train-data: there is no file 'none.bin'"]),
+    Case("validation data missing", ["--val-data=none.txt"], ["--val-data: there is no file 'none.txt'"], ranks=(1, 2)),
+    Case("text empty", ANY_TEXT, ["x.txt' is empty"], file("x.txt", b""), ranks=(1, 2)),
+    Case("shard empty", SHARD, ["x.bin' is empty"], file("x.bin", b"")),
+    Case("data is a directory", ["--train-data={}"], ["is a directory", "*.bin"]),
+    Case("shard is a directory", SHARD, ["x.bin' is a directory"], lambda folder: (folder / "x.bin").mkdir()),
+    Case("data is a device", ["--train-data=/dev/zero"], ["/dev/zero' is not a regular file"]),
+    Case("data is a pipe", ANY_TEXT, ["x.txt' is not a regular file"], lambda folder: os.mkfifo(folder / "x.txt")),
+    Case("data leads to itself", ANY_TEXT, ["cannot read '", "symbolic links"],
+         lambda folder: (folder / "x.txt").symlink_to("x.txt")),
+    Case("data below a file", ["--train-data={}/x.txt/y"], ["cannot read '", "Not a directory"], file("x.txt", TEXT)),
+    Case("pattern matches nothing", ["--train-data={}/*.bin"], ["no file matches '", "/*.bin'"], ranks=(1, 2)),
+    Case("validation pattern matches nothing", ["--val-data={}/val_*.bin"], ["--val-data: no file matches '"]),
+    Case("pattern matches text and shards", ["--train-data={}/x.*"], ["matches 2 files, 1 of them token shards"],
+         all_of(shard(), file("x.txt", TEXT))),
+    Case("pattern matches two texts", ["--train-data={}/*.txt"], ["matches 2 files", "one text file"],
+         all_of(file("x.txt", TEXT), file("y.txt", TEXT))),
+    Case("one of the shards is damaged", ["--train-data={}/*.bin"], ["b.bin' is damaged"],
+         all_of(shard("a.bin"), shard("b.bin", cut=-1), shard("c.bin"))),
+    Case("text too short for a sample", ANY_TEXT, ["a sample takes 17 tokens"], file("x.txt", b"To be or not")),
+    Case("text too short for a batch", ANY_TEXT,
+         ["9 sequences", "one step takes 24", "a smaller --global-batch-tokens, 144 at most"],
+         file("x.txt", b"x" * 170), ranks=(1, 2)),
+    Case("shard too short for a sample", SHARD, ["16 tokens", "a sample takes 17 tokens"], shard(tokens=(1,) * 16)),
+    Case("shard too short for a batch", SHARD, ["23 sequences", "one step takes 24"], shard(tokens=(1,) * 384)),
+    Case("shards each too short for a sample", ["--train-data={}/*.bin"], ["30 tokens", "a sample takes 17 tokens"],
+         all_of(shard("a.bin", (1,) * 15), shard("b.bin", (1,) * 15))),
+    Case("validation text too short", ["--val-data={}/x.txt"], ["--val-data:", "1 token", "at least 2 tokens"],
+         file("x.txt", b"x")),
+    Case("header cut", SHARD, ["x.bin' has 100 bytes, fewer than a token shard's header"], shard(cut=100)),
+    Case("header and nothing", SHARD, ["x.bin' is damaged", "600 tokens", "0 bytes follow"], shard(cut=1024)),
+    Case("shard truncated", SHARD, ["x.bin' is damaged", "600 tokens", "1000 bytes follow"], shard(cut=2024), ranks=(1, 2)),
+    Case("shard truncated within a token", SHARD, ["x.bin' is damaged", "1199 bytes follow"], shard(cut=-1)),
+    Case("shard with more than it says", SHARD, ["x.bin' is damaged", "599 tokens", "1200 bytes"], shard(length=599)),
+    Case("wide shard truncated", SHARD, ["x.bin' is damaged", "600 tokens", "2396 bytes"],
+         shard(magic=20240801, version=7, dtype=np.uint32, cut=-4)),
+    Case("bad magic", SHARD, ["begins with 20240519", "20240520", "20240801"], shard(magic=20240519), ranks=(1, 2)),
+    Case("text called a shard", SHARD, ["x.bin' is no token shard", ".bin"], file("x.bin", TEXT)),
+    Case("bad version", SHARD, ["version 2", "only 1 is known"], shard(version=2)),
+    Case("bad version of a wide shard", SHARD, ["version 1", "only 7 is known"], shard(magic=20240801)),
+    Case("negative length", SHARD, ["x.bin' is damaged", "header says -1 tokens"], shard(length=-1), ranks=(1, 2)),
+    Case("absurd length", SHARD, ["header says 2147483647 tokens"], shard(length=2**31 - 1)),
+    Case("no tokens", SHARD, ["x.bin' holds no tokens"], shard(tokens=())),
+    Case("token past the vocabulary", SHARD, ["x.bin' has token 256 at position 599", "vocabulary of 256",
+                                              "--vocab-size 257"], shard(tokens=(0,) * 599 + (256,)), ranks=(1, 2, 4)),
+    Case("wide token past the vocabulary", SHARD, ["token 4294967295 at position 3"],
+         shard(tokens=(1, 2, 3, 2**32 - 1) * 150, magic=20240801, version=7, dtype=np.uint32)),
+    Case("byte past the vocabulary", [*ANY_TEXT, "--vocab-size=100"], ["x.txt' has byte 108 at position 1"],
+         file("x.txt", TEXT)),
+    Case("validation token past the vocabulary", ["--val-data={}/x.bin"], ["x.bin' has token 999 at position 0"],
+         shard(tokens=(999,) * 600)),
+    Case("prompt of another vocabulary", ["--vocab-size=300", "--prompt=Once"], ["--prompt: Once is no token",
+                                                                                 "ids from 0 to 299"], ranks=(1, 2)),
+]
+
+CASES = OPTIONS + SIZES + DATA
 RUNS = [(case, ranks) for case in CASES for ranks in case.ranks]
 
 
