@@ -7,6 +7,7 @@ runs in a folder of its own, which must be as it was before; several run at a ti
 
 import concurrent.futures
 import dataclasses
+import json
 import os
 import pathlib
 import subprocess
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 import program
+import safetensors_numpy
 
 PROGRAM = str(pathlib.Path(program.ROOT, program.PROGRAM).resolve())
 AT_ONCE = 4
@@ -271,7 +273,122 @@ DATA = [
                                                                                  "ids from 0 to 299"], ranks=(1, 2)),
 ]
 
-CASES = OPTIONS + SIZES + DATA
+# ---- safetensors files
+
+
+def raw(header, data=b"", length=None):
+    """Writes x.safetensors of any header, a text or an object, whose length may be a lie."""
+    def write(folder):
+        text = header if isinstance(header, bytes) else json.dumps(header).encode()
+        size = len(text) if length is None else length
+        (folder / "x.safetensors").write_bytes(size.to_bytes(8, "little") + text + data)
+    return write
+
+
+def weights(change=None, dtype=np.float32, vocabulary=256):
+    """Writes x.safetensors with the tensors of the small model, changed in place by `change`."""
+    def write(folder):
+        C, T = 32, 16
+        random = np.random.RandomState(0)
+        tensors = {"wte.weight": (vocabulary, C), "wpe.weight": (T, C), "ln_f.weight": (C,), "ln_f.bias": (C,)}
+        for layer in range(2):
+            for name, shape in {"ln_1.weight": (C,), "ln_1.bias": (C,), "attn.c_attn.weight": (C, 3 * C),
+                                "attn.c_attn.bias": (3 * C,), "attn.c_proj.weight": (C, C), "attn.c_proj.bias": (C,),
+                                "ln_2.weight": (C,), "ln_2.bias": (C,), "mlp.c_fc.weight": (C, 4 * C),
+                                "mlp.c_fc.bias": (4 * C,), "mlp.c_proj.weight": (4 * C, C),
+                                "mlp.c_proj.bias": (C,)}.items():
+                tensors[f"h.{layer}.{name}"] = shape
+        tensors = {name: (random.standard_normal(shape) * 0.02).astype(dtype) for name, shape in tensors.items()}
+        if change:
+            change(tensors)
+        safetensors_numpy.save(folder / "x.safetensors", tensors)
+    return write
+
+
+def replaced(name, tensor):
+    return lambda tensors: tensors.update({name: tensor})
+
+
+def holding(name, index, value):
+    def change(tensors):
+        tensors[name][index] = value
+    return change
+
+
+def cut(maker, size, name="x.safetensors"):
+    def write(folder):
+        maker(folder)
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[:size])
+    return write
+
+
+INIT = ["--init={}/x.safetensors"]
+ONE = {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+
+
+def tensor_of(**changes):
+    return {"a": {**ONE["a"], **changes}}
+
+
+SAFETENSORS = [
+    Case("weights missing", ["--init=none.safetensors"], ["none.safetensors: No such file"], ranks=(1, 2, 4)),
+    Case("weights are a directory", ["--init={}"], ["is not a file"]),
+    Case("weights empty", INIT, ["x.safetensors is not a safetensors file: it has only 0 bytes"],
+         file("x.safetensors", b"")),
+    Case("weights are a text", INIT, ["x.safetensors is cut off or not a safetensors file"], file("x.safetensors", TEXT)),
+    Case("header cut off", INIT, ["x.safetensors is cut off"], cut(weights(), 100), ranks=(1, 2)),
+    Case("header length zero", INIT, ["x.safetensors", "not JSON"], raw(b"")),
+    Case("header length absurd", INIT, ["its header would have 18446744073709551615 bytes"], raw(ONE, bytes(8), 2**64 - 1)),
+    Case("header length one too many", INIT, ["x.safetensors"], raw(ONE, bytes(8), len(json.dumps(ONE)) + 1)),
+    Case("header not JSON", INIT, ["x.safetensors", "its header is not JSON at byte 8"], raw(b'{"a": nonsense}')),
+    Case("header nested without end", INIT, ["x.safetensors", "nested too deeply"], raw(b'{"a":' + b"[" * 100000)),
+    Case("header a list", INIT, ["x.safetensors", "not a table"], raw([1, 2])),
+    Case("header names a tensor twice", INIT, ["\"a\" is there twice"], raw(b'{"a":{},"a":{}}')),
+    Case("tensor without offsets", INIT, ['tensor "a": needs dtype, shape and data_offsets'],
+         raw({"a": {"dtype": "F32", "shape": [2]}}, bytes(8))),
+    Case("tensor of an unknown dtype", INIT, ['tensor "a": its dtype is unknown'], raw(tensor_of(dtype="F31"), bytes(8))),
+    Case("tensor of a negative size", INIT, ['tensor "a": its shape is not'], raw(tensor_of(shape=[-2]), bytes(8))),
+    Case("tensor beyond 64 bits", INIT, ['tensor "a": its shape is too large'],
+         raw(tensor_of(shape=[2**62, 2**62]), bytes(8))),
+    Case("tensor larger than its data", INIT, ['tensor "a": its data_offsets are not as far apart'],
+         raw(tensor_of(shape=[3]), bytes(8))),
+    Case("tensor beyond the file", INIT, ['tensor "a": its data end at 8, but the file holds only 7'],
+         raw(ONE, bytes(7)), ranks=(1, 2)),
+    Case("tensors overlap", INIT, ['tensor "b": its data begin at 4, where the tensor before it ends at 8'],
+         raw({**ONE, "b": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}, bytes(8))),
+    Case("gap between tensors", INIT, ['tensor "a": its data begin at 4'], raw(tensor_of(data_offsets=[4, 12]), bytes(12))),
+    Case("data that no tensor has", INIT, ["the tensors have 8 bytes, but the file holds 9"], raw(ONE, bytes(9))),
+    Case("weights cut off", INIT, ["cut off", "x.safetensors"], cut(weights(), -1), ranks=(1, 2)),
+    Case("tensor missing", INIT, ["x.safetensors: there is no tensor \"h.1.ln_2.bias\""],
+         weights(lambda tensors: tensors.pop("h.1.ln_2.bias"))),
+    Case("tensor of no such model", INIT, ["x.safetensors: h.2.ln_1.bias is no tensor of this model of 2 blocks"],
+         weights(replaced("h.2.ln_1.bias", np.zeros(32, np.float32)))),
+    Case("weights of a larger vocabulary", INIT,
+         ["x.safetensors: wte.weight has the shape (300, 32), this model needs (256, 32)"], weights(vocabulary=300),
+         ranks=(1, 2)),
+    Case("weights of a wider model", [*INIT, "--channels=64"],
+         ["wte.weight has the shape (256, 32), this model needs (256, 64)"], weights()),
+    Case("weights of a deeper model", [*INIT, "--layers=1"], ["h.1.", "no tensor of this model of 1 block"], weights()),
+    Case("weights of a shallower model", [*INIT, "--layers=3"], ['there is no tensor "h.2.ln_1.weight"'], weights()),
+    Case("weights of another context", [*INIT, "--seq-len=8"],
+         ["wpe.weight has the shape (16, 32), this model needs (8, 32)"], weights()),
+    Case("tensor transposed", INIT, ["h.0.mlp.c_fc.weight has the shape (128, 32), this model needs (32, 128)"],
+         weights(replaced("h.0.mlp.c_fc.weight", np.zeros((128, 32), np.float32)))),
+    Case("tensor of whole numbers", INIT, ['tensor "ln_f.bias" has the dtype I32', "F32"],
+         weights(replaced("ln_f.bias", np.zeros(32, np.int32)))),
+    Case("a head of its own", INIT, ["lm_head.weight differs from wte.weight"],
+         weights(replaced("lm_head.weight", np.ones((256, 32), np.float32)))),
+    Case("weight infinite", INIT, ["x.safetensors: h.1.mlp.c_proj.weight", "inf at (127, 3)", "step 1"],
+         weights(holding("h.1.mlp.c_proj.weight", (127, 3), np.inf)), ranks=(1, 2)),
+    Case("weight nan", INIT, ["x.safetensors: ln_f.bias", "nan at (31)"], weights(holding("ln_f.bias", 31, np.nan))),
+    Case("weight beyond fp32", INIT, ["x.safetensors: wte.weight", "inf at (0, 0)"],
+         weights(holding("wte.weight", (0, 0), 1e300), dtype=np.float64)),
+    Case("weight infinite in half precision", INIT, ["x.safetensors: wpe.weight", "-inf at (15, 31)"],
+         weights(holding("wpe.weight", (15, 31), -np.inf), dtype=np.float16)),
+]
+
+CASES = OPTIONS + SIZES + DATA + SAFETENSORS
 RUNS = [(case, ranks) for case in CASES for ranks in case.ranks]
 
 
