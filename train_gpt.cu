@@ -169,6 +169,7 @@ void train(const Run& run, Trainer& trainer, Console& console, bool speaks) {
     fs::path saved;
     const auto save = [&] {
         if (!speaks) return;
+        trainer.require_finite();
         saved = save_checkpoint(run.out_dir, trainer.progress(), to_json(options), trainer.device(),
                                 trainer.store());
     };

@@ -74,6 +74,9 @@ MpiEnvironment::MpiEnvironment(const MpiOptions& options) {
     setenv("OMPI_MCA_orte_execute_quiet", "1", 0);
     // A program started alone, without mpirun, needs no daemon beside it.
     setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
+    // Nor the folder under /tmp in which mpirun's processes find each other: programs started alone at the same time
+    // would remove it from under one another.
+    if (std::getenv("OMPI_COMM_WORLD_RANK") == nullptr) setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
     int provided = 0;
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
     check(provided >= MPI_THREAD_FUNNELED, "MPI does not bear threads");

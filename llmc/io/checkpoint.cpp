@@ -18,10 +18,11 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 constexpr const char* format = "train_gpt checkpoint";
-constexpr int version = 1;
+constexpr int version = 2;
 constexpr const char* model_file = "model.safetensors";
 constexpr const char* optimizer_file = "optimizer.safetensors";
 constexpr const char* manifest_file = "manifest.json";
+constexpr const char* own_checksum = "xxh3_128";  // of the manifest without it
 constexpr std::string_view name_prefix = "checkpoint-";
 
 Json describe_file(const fs::path& path) {
@@ -55,6 +56,13 @@ Json read_manifest(const fs::path& directory) {
             user_error("{} is not a manifest that this program reads ({}, version {})", path.string(), format,
                        version);
         }
+        const std::string expected = manifest.at(own_checksum);
+        manifest.erase(own_checksum);
+        if (checksum_of_text(manifest.dump()) != expected) {
+            user_error(
+                "the checkpoint is damaged: {} does not have the checksum it gives; resume from an older one",
+                path.string());
+        }
         return manifest;
     } catch (const Json::exception& fault) {
         user_error("the checkpoint is damaged: {}: {}", path.string(), fault.what());
@@ -76,7 +84,7 @@ void write_checkpoint(const fs::path& folder, const Progress& progress, const Js
     save_moments(folder / optimizer_file, device, store, true);
 
     const auto now = std::chrono::system_clock::now().time_since_epoch();
-    const Json manifest = {
+    Json manifest = {
         {"format", format},
         {"version", version},
         {"step", progress.step},
@@ -87,6 +95,7 @@ void write_checkpoint(const fs::path& folder, const Progress& progress, const Js
          {{model_file, describe_file(folder / model_file)},
           {optimizer_file, describe_file(folder / optimizer_file)}}},
     };
+    manifest[own_checksum] = checksum_of_text(manifest.dump());
     write_file(folder / manifest_file, manifest.dump(2) + "\n");
     sync_directory(folder);
 }

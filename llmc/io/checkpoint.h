@@ -3,7 +3,7 @@
 //   checkpoint-00000200/
 //     model.safetensors      the master weights, as an export
 //     optimizer.safetensors  AdamW's moments
-//     manifest.json          step, samples consumed, configuration, and each file's size and checksum
+//     manifest.json          step, samples consumed, configuration, each file's size and checksum, and its own
 //
 // It is written under another name, fsynced, and renamed. Nothing in it depends on the number of processes.
 #pragma once

@@ -40,6 +40,10 @@ struct Descriptor {
     int value;
 };
 
+std::string hexadecimal(const XXH128_hash_t& hash) {
+    return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+}
+
 }  // namespace
 
 void write_file(const fs::path& path, std::string_view text) {
@@ -94,8 +98,11 @@ std::string checksum(const fs::path& path) {
         if (count == 0) break;
         XXH3_128bits_update(state.get(), buffer.data(), static_cast<std::size_t>(count));
     }
-    const XXH128_hash_t hash = XXH3_128bits_digest(state.get());
-    return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+    return hexadecimal(XXH3_128bits_digest(state.get()));
+}
+
+std::string checksum_of_text(std::string_view text) {
+    return hexadecimal(XXH3_128bits(text.data(), text.size()));
 }
 
 namespace {
@@ -112,6 +119,11 @@ fs::path existing_part(const fs::path& path) {
 }  // namespace
 
 void require_writable_directory(const fs::path& path) {
+    std::error_code error;
+    if (!fs::exists(fs::status(path, error)) && error && error != std::errc::no_such_file_or_directory &&
+        error != std::errc::not_a_directory) {
+        fail("write", path, error.value());  // too long a name, a link to itself
+    }
     const fs::path part = existing_part(path.empty() ? fs::path(".") : path);
     // A directory that is made in it and removed shows what permissions, a system that is read-only and a full disk
     // would do.

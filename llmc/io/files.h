@@ -21,6 +21,7 @@ void sync_directory(const std::filesystem::path& path);
 
 // XXH3 (128 bits) of a file's bytes, in hexadecimal.
 std::string checksum(const std::filesystem::path& path);
+std::string checksum_of_text(std::string_view text);
 
 // Whether what a run writes at its end could be written, before it starts; nothing stays behind. The directory, and
 // that of a file, may still have to be created.

@@ -98,8 +98,8 @@ void check_finite(const std::filesystem::path& file, const std::string& name, st
         index = fmt::format("{}{}{}", rest % shape[i], index.empty() ? "" : ", ", index);
         rest /= shape[i];
     }
-    user_error("{}: {} is not finite ({} at ({})): no step from step 1 on would have a finite loss", file.string(), name,
-               *found, index);
+    user_error("{}: {} is not finite ({} at ({})): no step from step 1 on would have a finite loss",
+               file.string(), name, *found, index);
 }
 
 // Reads every tensor of a kind into flat buffers in memory and hands each unit's to f(unit, flat).

@@ -150,6 +150,11 @@ void check_value(std::string_view name, const std::string& text, const T& /*sett
         if (!choices.empty() && std::ranges::find(choices, text) == choices.end()) {
             user_error("--{}: '{}' is none of {{{}}}", name, text, fmt::join(choices, ","));
         }
+        try {
+            static_cast<void>(nlohmann::json(text).dump());
+        } catch (const nlohmann::json::exception&) {
+            user_error("--{}: the text is not UTF-8, so that no record could hold it", name);
+        }
         if (text.empty() && name != "prompt")
             user_error("--{}: the name is empty; leave the option out", name);
     } else if constexpr (std::is_same_v<T, double>) {

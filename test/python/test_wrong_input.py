@@ -10,7 +10,11 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
+import resource
+import shutil
 import subprocess
+import tempfile
 import time
 import typing
 
@@ -57,12 +61,20 @@ class Outcome:
     after: dict
 
 
-def run(arguments, folder, ranks, preexec=None):
+def command_of(arguments, folder, ranks):
+    """The command line and its environment."""
     command = [PROGRAM, *SMALL, *(str(argument).replace("{}", str(folder)) for argument in arguments)]
-    if ranks > 1:
-        command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *command]
+    if ranks == 1:
+        return command, ENVIRONMENT
+    # Each a place of its own: mpiruns that share one may remove it from under one another.
+    environment = {**ENVIRONMENT, "OMPI_MCA_orte_tmpdir_base": tempfile.mkdtemp(dir=folder.parent)}
+    return ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *command], environment
+
+
+def run(arguments, folder, ranks, preexec=None):
+    command, environment = command_of(arguments, folder, ranks)
     # In the folder, so that what goes to the default places is seen too.
-    return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=SECONDS * 3,
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS * 3,
                           stdin=subprocess.DEVNULL, preexec_fn=preexec)
 
 
@@ -121,6 +133,7 @@ OPTIONS = [
     Case("negative steps", ["--steps=-1"], ["--steps -1 is out of range"]),
     Case("no time to wait", ["--comm-timeout=0"], ["--comm-timeout 0 is out of range"]),
     Case("warmup beyond the last step", ["--warmup-steps=5"], ["--warmup-steps 5", "--steps 4"]),
+    Case("text that is not UTF-8", ["--prompt=\udcff"], ["--prompt: the text is not UTF-8"]),
     Case("configuration missing", ["--config=none.toml"], ["none.toml: No such file"], ranks=(1, 2)),
     Case("configuration is a directory", ["--config={}"], ["Is a directory"]),
     Case("configuration key unknown", ["--config={}/c.toml"], ["c.toml, line 2", "no setting layrs", "layers"],
@@ -388,7 +401,122 @@ SAFETENSORS = [
          weights(holding("wpe.weight", (15, 31), -np.inf), dtype=np.float16)),
 ]
 
-CASES = OPTIONS + SIZES + DATA + SAFETENSORS
+# ---- checkpoints
+
+# A whole checkpoint of the small model after 4 steps, made once, of which a case has a copy in its folder.
+CHECKPOINT = "run/checkpoint-00000004"
+made = {}
+
+
+def make_checkpoint(folder):
+    result = run(["--out-dir={}/run"], folder, 1)
+    assert result.returncode == 0, result.stderr
+    made["run"] = folder / "run"
+
+
+def checkpoint(change=lambda folder: None):
+    def write(folder):
+        shutil.copytree(made["run"], folder / "run")
+        change(folder / CHECKPOINT)
+    return write
+
+
+def manifest(change):
+    def write(folder):
+        path = folder / "manifest.json"
+        path.write_text(change(path.read_text()))
+    return checkpoint(write)
+
+
+def flipped(name, place):
+    def write(folder):
+        data = bytearray((folder / name).read_bytes())
+        data[place] ^= 1
+        (folder / name).write_bytes(data)
+    return checkpoint(write)
+
+
+def without(name):
+    return checkpoint(lambda folder: (folder / name).unlink())
+
+
+RESUME = ["--resume={}/" + CHECKPOINT]
+NEWEST = ["--out-dir={}/run", "--resume"]
+
+CHECKPOINTS = [
+    Case("no such checkpoint", ["--resume=none"], ["no checkpoint: none is not a directory"], ranks=(1, 2, 4)),
+    Case("checkpoint is a file", ["--resume={}/x"], ["x is not a directory"], file("x", b"x")),
+    Case("directory without a manifest", ["--resume={}"], ["has no manifest.json"]),
+    Case("manifest missing", NEWEST, [CHECKPOINT, "has no manifest.json"], without("manifest.json"), ranks=(1, 2)),
+    Case("manifest empty", RESUME, ["the checkpoint is damaged", "manifest.json"], manifest(lambda text: "")),
+    Case("manifest cut off", RESUME, ["the checkpoint is damaged", "manifest.json"], manifest(lambda text: text[:-20]),
+         ranks=(1, 2)),
+    Case("manifest of something else", RESUME, ["the checkpoint is damaged", "manifest.json"], manifest(lambda text: "{}")),
+    Case("manifest a list", RESUME, ["the checkpoint is damaged", "manifest.json"], manifest(lambda text: "[1]")),
+    Case("manifest of another version", RESUME, ["manifest.json is not a manifest that this program reads", "version 2"],
+         manifest(lambda text: text.replace('"version": 2', '"version": 3'))),
+    Case("manifest's step changed", RESUME, ["manifest.json does not have the checksum it gives"],
+         manifest(lambda text: text.replace('"step": 4', '"step": 3'))),
+    Case("manifest is a directory", RESUME, ["manifest.json: Is a directory"],
+         checkpoint(lambda folder: ((folder / "manifest.json").unlink(), (folder / "manifest.json").mkdir()))),
+    Case("checkpoint without weights", RESUME, ["the checkpoint is damaged", "model.safetensors: No such file"],
+         without("model.safetensors"), ranks=(1, 2)),
+    Case("checkpoint without moments", RESUME, ["the checkpoint is damaged", "optimizer.safetensors: No such file"],
+         without("optimizer.safetensors")),
+    Case("checkpoint's weights cut off", NEWEST, ["model.safetensors has 1000 bytes, its manifest says", "an older one"],
+         checkpoint(lambda folder: os.truncate(folder / "model.safetensors", 1000))),
+    Case("checkpoint's weights damaged", RESUME, ["model.safetensors does not have the checksum"],
+         flipped("model.safetensors", -1), ranks=(1, 2)),
+    Case("checkpoint's moments damaged", RESUME, ["optimizer.safetensors does not have the checksum"],
+         flipped("optimizer.safetensors", 5)),
+    Case("checkpoint of a narrower model", [*RESUME, "--channels=64"],
+         [CHECKPOINT + " is of another model: its --channels is 32, this run's 64"], checkpoint(), ranks=(1, 2)),
+    Case("checkpoint of a deeper model", [*RESUME, "--layers=1"], ["its --layers is 2, this run's 1"], checkpoint()),
+    Case("checkpoint of other heads", [*RESUME, "--heads=4"], ["its --heads is 2, this run's 4"], checkpoint()),
+    Case("checkpoint beyond the last step", [*NEWEST, "--steps=3"], ["stands after step 4, beyond --steps 3"], checkpoint()),
+]
+
+# ---- outputs
+
+OUTPUTS = [
+    Case("out-dir is a file", ["--out-dir={}/x"], ["--out-dir: cannot write", "x is not a directory"], file("x", b"x"),
+         ranks=(1, 2)),
+    Case("out-dir below a file", ["--out-dir={}/x/y/z"], ["--out-dir: cannot write", "x is not a directory"],
+         file("x", b"x")),
+    Case("out-dir where nothing can be made", ["--out-dir=/proc/run"], ["--out-dir: cannot create files in /proc"],
+         ranks=(1, 2, 4)),
+    Case("out-dir leads nowhere", ["--out-dir={}/x/y"], ["--out-dir: cannot create files in", "x: No such file"],
+         lambda folder: (folder / "x").symlink_to("nowhere")),
+    Case("out-dir of too long a name", ["--out-dir={}/" + "x" * 300], ["--out-dir: ", "File name too long"]),
+    Case("default out-dir cannot be made", [], ["--out-dir: cannot write runs/", "runs is not a directory"],
+         file("runs", b"x")),
+    Case("metrics are a directory", ["--metrics={}/x"], ["--metrics: ", "x is a directory"],
+         lambda folder: (folder / "x").mkdir(), ranks=(1, 2)),
+    Case("metrics below a file", ["--metrics={}/x/y"], ["--metrics: cannot write", "x is not a directory"],
+         file("x", b"x")),
+    Case("metrics where nothing can be made", ["--metrics=/proc/m.jsonl"], ["--metrics: cannot create files in /proc"]),
+    Case("metrics in a directory's place", ["--out-dir={}/run"], ["--metrics: ", "metrics.jsonl is a directory"],
+         lambda folder: (folder / "run/metrics.jsonl").mkdir(parents=True)),
+    Case("metrics on a full disk", ["--metrics=/dev/full"], ["cannot write /dev/full: No space left"], ranks=(1, 2)),
+    Case("metrics over the data", [*ANY_TEXT, "--metrics={}/x.txt"], ["--metrics", "x.txt would overwrite"],
+         file("x.txt", TEXT), ranks=(1, 2)),
+    Case("metrics over the data by another name", [*ANY_TEXT, "--metrics={}/./link"], ["would overwrite"],
+         all_of(file("x.txt", TEXT), lambda folder: (folder / "link").symlink_to("x.txt"))),
+    Case("metrics over a shard of many", ["--train-data={}/*.bin", "--metrics={}/b.bin"], ["b.bin would overwrite"],
+         all_of(shard("a.bin"), shard("b.bin"))),
+    Case("metrics over the weights", [*INIT, "--metrics={}/x.safetensors"], ["x.safetensors would overwrite"], weights()),
+    Case("export over the data", [*ANY_TEXT, "--export={}/x.txt"], ["--export", "x.txt would overwrite"],
+         file("x.txt", TEXT)),
+    Case("export over the metrics", ["--metrics={}/x", "--export={}/x"], ["--export and --metrics are the same file"]),
+    Case("export is a directory", ["--export={}"], ["--export: ", "is a directory"], ranks=(1, 2)),
+    Case("export is a directory to be", ["--export={}/x/"], ["--export: ", "x/ is a directory"]),
+    Case("export below a file", ["--export={}/x/y.safetensors"], ["--export: cannot write", "x is not a directory"],
+         file("x", b"x")),
+    Case("export where nothing can be made", ["--export=/proc/x.safetensors"], ["--export: cannot create files in /proc"]),
+    Case("export to a device", ["--export=/dev/full"], ["--export: /dev/full is not a regular file"]),
+]
+
+CASES = OPTIONS + SIZES + DATA + SAFETENSORS + CHECKPOINTS + OUTPUTS
 RUNS = [(case, ranks) for case in CASES for ranks in case.ranks]
 
 
@@ -398,6 +526,7 @@ def outcomes(tmp_path_factory, request):
     asked = {item.callspec.params["number"] for item in request.session.items
              if getattr(item, "originalname", "") == "test_is_refused_with_one_line"}
     base = tmp_path_factory.mktemp("wrong")
+    make_checkpoint(base)
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         yield {number: pool.submit(outcome_of, *RUNS[number][:1], base / str(number), RUNS[number][1])
                for number in sorted(asked)}
@@ -418,3 +547,177 @@ def test_is_refused_with_one_line(number, outcomes):
 def test_names_of_cases_are_unique():
     names = [case.name for case in CASES]
     assert len(set(names)) == len(names)
+
+
+# ---- what goes wrong in the middle of a run
+
+
+class Running:
+    """The program at work in a folder, on so many processes."""
+
+    def __init__(self, arguments, folder, ranks):
+        command, environment = command_of(arguments, folder, ranks)
+        self.folder = folder
+        self.process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+
+    def wait_for(self, path):
+        deadline = time.monotonic() + 3 * SECONDS
+        while not (self.folder / path).exists():
+            assert self.process.poll() is None, self.process.communicate()[1]
+            assert time.monotonic() < deadline, f"no {path}"
+            time.sleep(0.01)
+
+    def end(self):
+        try:
+            stderr = self.process.communicate(timeout=SECONDS)[1]
+        finally:
+            self.process.kill()
+        return self.process.returncode, stderr
+
+
+def checkpoints(folder):
+    return sorted(path.name for path in folder.glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("damage, words", [
+    (lambda path: path.write_bytes(path.read_bytes()[:1024] + b"\xff" * 1200), ["x.bin' has token 65535", "--vocab-size"]),
+    (lambda path: os.truncate(path, 1100), ["x.bin' has 1100 bytes, it had 2224"]),
+], ids=["token past the vocabulary", "file cut"])
+def test_data_that_is_damaged_while_they_are_read(damage, words, ranks, tmp_path):
+    folder = tmp_path / "case"
+    folder.mkdir()
+    shard()(folder)
+    good = (folder / "x.bin").read_bytes()
+    arguments = [*SHARD, "--out-dir={}/run", "--checkpoint-every=100", "--steps=1000000000", "--val-every=0"]
+    running = Running(arguments, folder, ranks)
+    running.wait_for("run/checkpoint-00000100")
+    damage(folder / "x.bin")
+    status, stderr = running.end()
+    line = one_error(stderr)
+    assert status == 1
+    for word in words:
+        assert word in line
+    # What was saved is whole.
+    (folder / "x.bin").write_bytes(good)
+    result = run([*arguments, "--resume", "--steps=0"], folder, 1)
+    assert result.returncode == 0, result.stderr
+
+
+def limited(size):
+    """Files of this process cannot grow beyond the size: a full disk for who may not mount one."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+# The weights of the small model are 136 KB, its moments 272 KB.
+@pytest.mark.parametrize("size, name", [(100_000, "model.safetensors"), (200_000, "optimizer.safetensors")])
+def test_a_full_disk_keeps_the_last_checkpoint(size, name, tmp_path):
+    arguments = ["--out-dir={}/run"]
+    assert run([*arguments, "--steps=2"], tmp_path, 1).returncode == 0
+    before = contents(tmp_path / "run/checkpoint-00000002")
+    result = run([*arguments, "--resume"], tmp_path, 1, limited(size))
+    line = one_error(result.stderr)
+    assert result.returncode == 1
+    assert f"cannot write {tmp_path}/run/checkpoint-00000004.partial/{name}: File too large" in line
+    assert "before this one are whole" in line
+    assert checkpoints(tmp_path / "run") == ["checkpoint-00000002"]
+    assert contents(tmp_path / "run/checkpoint-00000002") == before
+    result = run([*arguments, "--resume"], tmp_path, 1)
+    assert result.returncode == 0, result.stderr
+    assert checkpoints(tmp_path / "run") == ["checkpoint-00000002", "checkpoint-00000004"]
+
+
+def test_a_disk_that_fills_up_under_the_metrics(tmp_path):
+    result = run(["--out-dir={}/run", "--steps=1000"], tmp_path, 1, limited(8000))
+    assert result.returncode == 1
+    assert "run/metrics.jsonl: File too large" in one_error(result.stderr)
+    assert (tmp_path / "run/metrics.jsonl").stat().st_size == 8000
+
+
+def test_a_full_disk_leaves_the_metrics_of_the_run_before(tmp_path):
+    assert run(["--out-dir={}/run"], tmp_path, 1).returncode == 0
+    before = contents(tmp_path)
+    result = run(["--out-dir={}/run"], tmp_path, 1, limited(100))
+    assert result.returncode == 1
+    assert "File too large" in one_error(result.stderr)
+    assert contents(tmp_path) == before
+
+
+def test_export_makes_its_directory(tmp_path):
+    assert run(["--out-dir={}/run", "--export={}/a/b/x.safetensors"], tmp_path, 1).returncode == 0
+    assert "wte.weight" in safetensors_numpy.load(tmp_path / "a/b/x.safetensors")
+
+
+# ---- numbers that are not finite
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_absurd_learning_rate_ends_the_run(ranks, tmp_path):
+    folder = tmp_path / "case"
+    folder.mkdir()
+    arguments = ["--out-dir={}/run", "--checkpoint-every=1"]
+    assert run(arguments, folder, 1).returncode == 0
+    before = contents(folder / CHECKPOINT)
+    result = run([*arguments, "--resume", "--steps=50", "--lr=1e30"], folder, ranks)
+    assert result.returncode == 1
+    line = one_error(result.stderr)
+    step, tensor = re.match(r"step (\d+): the loss is (?:nan|inf).* first tensor that is not finite is (.*?);",
+                            line).groups()
+    assert int(step) > 5
+    assert re.search(r"(wte|wpe|h\.[01]|ln_f|lm_head)", tensor)
+    # Step 5 was made, so its checkpoint and the earlier ones are there, and none of the step that was not.
+    assert contents(folder / CHECKPOINT) == before
+    assert f"checkpoint-{int(step):08}" not in checkpoints(folder / "run")
+    assert len(program.Run(folder / "run").lines) == int(step) - 1
+    result = run(["--out-dir={}/other", "--resume={}/" + CHECKPOINT, "--steps=5"], folder, 1)
+    assert result.returncode == 0, result.stderr
+
+
+def overflowing_output(tensors):
+    tensors["h.1.ln_2.weight"][:] = 1
+    tensors["h.1.mlp.c_fc.weight"] = np.sign(tensors["h.1.mlp.c_fc.weight"]) * np.float32(3e38)
+
+
+def overflowing_row(tensors):
+    tensors["wte.weight"][200] = 3e38
+
+
+def overflowing_gradient(tensors):
+    """The output of h.1.ln_2 is tiny and the weights behind it are huge, and so is its gradient, of 1e38 times what
+    flows back, which the large logits make more than 3."""
+    tensors["h.1.ln_2.weight"][:] = 2e-38
+    tensors["h.1.ln_2.bias"][:] = 0
+    tensors["h.1.mlp.c_fc.weight"] = np.sign(tensors["h.1.mlp.c_fc.weight"]) * np.float32(1e38)
+    tensors["h.1.mlp.c_proj.weight"][:] *= 50
+    tensors["wte.weight"] *= 5000
+    tensors["ln_f.weight"][:] = 1e4
+
+
+def overflowing_norm(tensors):
+    """Each gradient is finite, the sum of their squares is not."""
+    tensors["ln_f.weight"][:] = 1e30
+    tensors["wte.weight"] *= np.float32(1e-30)
+
+
+# One batch, in which a single token, in the share of the last of the ranks, is 200.
+TOKENS = [*(65,) * 383, 200, 65]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("change, tensor", [
+    (overflowing_output, "the output of h.1.mlp.c_fc"),
+    (overflowing_row, "the output of h.0.ln_1"),
+    (overflowing_gradient, "the gradient of h.1.ln_2.bias"),
+    (overflowing_norm, "the norm of all gradients, each of which is finite"),
+], ids=lambda value: value.__name__ if callable(value) else "")
+def test_the_first_tensor_that_is_not_finite_is_named(change, tensor, ranks, tmp_path):
+    folder = tmp_path / "case"
+    folder.mkdir()
+    weights(change)(folder)
+    shard(tokens=TOKENS)(folder)
+    result = run([*INIT, *SHARD, "--out-dir={}/run", "--checkpoint-every=1"], folder, ranks)
+    assert result.returncode == 1
+    line = one_error(result.stderr)
+    assert line.startswith("step 1: ") and f"the first tensor that is not finite is {tensor};" in line
+    assert checkpoints(folder / "run") == []
