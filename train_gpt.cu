@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
@@ -36,6 +37,7 @@
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/console.h"
 #include "llmc/train/options.h"
+#include "llmc/train/outputs.h"
 #include "llmc/train/resume.h"
 #include "llmc/train/trainer.h"
 
@@ -140,10 +142,11 @@ void train(const Run& run, Trainer& trainer, Console& console, bool speaks) {
 
     std::optional<MetricsWriter> metrics;
     if (speaks) {
+        // The metrics first: where they cannot be written nothing is.
+        metrics.emplace(metrics_file(options, run.out_dir), run_record(run, trainer.device()),
+                        trainer.progress().step);
+        make_directory(run.out_dir);
         write_file(run.out_dir / "config.toml", to_toml(options));
-        const fs::path file =
-            options.metrics.empty() ? run.out_dir / "metrics.jsonl" : fs::path(options.metrics);
-        metrics.emplace(file, run_record(run, trainer.device()), trainer.progress().step);
     }
 
     Best best;
@@ -166,6 +169,7 @@ void train(const Run& run, Trainer& trainer, Console& console, bool speaks) {
     fs::path saved;
     const auto save = [&] {
         if (!speaks) return;
+        trainer.require_finite();
         saved = save_checkpoint(run.out_dir, trainer.progress(), to_json(options), trainer.device(),
                                 trainer.store());
     };
@@ -191,6 +195,7 @@ void train(const Run& run, Trainer& trainer, Console& console, bool speaks) {
     }
     sample();
     if (speaks && !options.export_file.empty()) {
+        make_directory(fs::absolute(options.export_file).parent_path());
         save_weights(options.export_file, trainer.device(), trainer.store(), false);
     }
 
@@ -237,7 +242,9 @@ void run_program(const Options& options, MpiEnvironment& mpi) {
                                    .dtype = options.compute_dtype(),
                                    .mesh = mesh,
                                    .global_batch_tokens = *options.global_batch_tokens,
-                                   .micro_batch_sequences = options.micro_batch_size.value_or(0)},
+                                   .micro_batch_sequences = options.micro_batch_size.value_or(0),
+                                   .machine = {.bytes = options.print_step ? 0 : device->available_memory(),
+                                               .processes = mpi.local_size()}},
                                   device->ops(), MpiCommunicator::staging_bytes(world.size()));
     if (options.print_step) {
         std::vector<std::string> names;
@@ -249,17 +256,23 @@ void run_program(const Options& options, MpiEnvironment& mpi) {
     const Data data = open_data({.train_data = options.train_data,
                                  .val_data = options.val_data,
                                  .vocabulary = options.vocabulary.value(),
-                                 .sequence_length = options.sequence_length.value()});
+                                 .sequence_length = options.sequence_length.value(),
+                                 .sequences = plan.global_sequences()});
     Run run{
         .options = options, .data = data, .plan = plan, .out_dir = choose_out_dir(options), .checkpoint = {}};
     run.checkpoint = find_checkpoint(options, run.out_dir);
-    if (speaks) make_directory(run.out_dir);
+    const std::vector<std::string> notes =
+        run.checkpoint ? differences(*run.checkpoint, options) : std::vector<std::string>();
+    encode_prompt(options.prompt, plan.spec.config.vocabulary);
+    if (speaks) check_outputs(options, run.out_dir, data.files, count_parameters(plan.spec.config));
+    // Whatever can be found wrong at once has been: only now memory is taken, which ranks count as free before.
+    world.barrier();
 
     console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(run, *device));
     Trainer trainer(options, plan, *device, world);
     world.set_staging(trainer.arenas()[plan.communication]);
     if (run.checkpoint) {
-        for (const std::string& note : differences(*run.checkpoint, options)) console.note(note);
+        for (const std::string& note : notes) console.note(note);
         trainer.resume(*run.checkpoint);
         console.note(fmt::format("going on from {} after step {}", run.checkpoint->directory.string(),
                                  trainer.progress().step));
@@ -267,6 +280,7 @@ void run_program(const Options& options, MpiEnvironment& mpi) {
         console.note(fmt::format("{} holds no checkpoint: starting fresh", run.out_dir.string()));
     }
     require_same_step(world, trainer.progress().step);
+    world.barrier();  // all ranks have what they need: nothing is written before
     train(run, trainer, console, speaks);
 }
 
@@ -274,6 +288,8 @@ void run_program(const Options& options, MpiEnvironment& mpi) {
 }  // namespace llmc
 
 int main(int argc, char** argv) {
+    // A file beyond the limit of its size (ulimit -f) is then a write that fails, with a line that says so.
+    std::signal(SIGXFSZ, SIG_IGN);
     llmc::let_waiting_threads_sleep(argv);
     llmc::MpiEnvironment mpi;
     try {

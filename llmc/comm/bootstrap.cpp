@@ -5,10 +5,13 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <vector>
+
+#include "llmc/core/text.h"
 
 namespace llmc {
 namespace {
@@ -18,6 +21,11 @@ struct Place {
     std::array<char, MPI_MAX_PROCESSOR_NAME> machine{};
     CoreMask mask;
 };
+
+// How long a message that says that a rank has failed may be under way, and how long a rank that has failed
+// waits to be ended by the one that speaks.
+constexpr std::chrono::milliseconds crossing_time{100};
+constexpr std::chrono::seconds patience{10};
 
 CoreMask own_mask() {
     CoreMask mask;
@@ -66,6 +74,9 @@ MpiEnvironment::MpiEnvironment(const MpiOptions& options) {
     setenv("OMPI_MCA_orte_execute_quiet", "1", 0);
     // A program started alone, without mpirun, needs no daemon beside it.
     setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
+    // Nor the folder under /tmp in which mpirun's processes find each other: programs started alone at the same time
+    // would remove it from under one another.
+    if (std::getenv("OMPI_COMM_WORLD_RANK") == nullptr) setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
     int provided = 0;
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
     check(provided >= MPI_THREAD_SERIALIZED, "MPI does not bear threads");
@@ -93,11 +104,35 @@ MpiEnvironment::~MpiEnvironment() {
     MPI_Finalize();
 }
 
+// Often several ranks fail, at about the same moment or one after the other: the first one speaks, and of those
+// whose messages cross, the lowest.
+bool MpiEnvironment::speaks_of_failures() const {
+    const auto lowest_failed = [&] {
+        int rank = 0;
+        while (rank < world_->size() && (rank == world_->rank() || !has_told(rank, fault_tag))) ++rank;
+        return rank;
+    };
+    if (lowest_failed() < world_->size()) return false;
+    tell_others(fault_tag);
+    if (world_->size() == 1) return true;
+    const auto end = std::chrono::steady_clock::now() + crossing_time;
+    int lowest = world_->size();
+    while (std::chrono::steady_clock::now() < end) {
+        lowest = lowest_failed();
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    return lowest > world_->rank();
+}
+
 void MpiEnvironment::fail(std::string_view what) const {
-    // Lower ranks first: where all fail alike, rank 0 ends the job before another speaks.
-    constexpr int most_turns = 16;
-    std::this_thread::sleep_for(std::min(world_->rank(), most_turns) * std::chrono::milliseconds(200));
-    abort_job(fmt::format("error: {}", what));
+    bool speaks = true;
+    try {
+        speaks = speaks_of_failures();
+    } catch (const std::exception&) {
+        // MPI itself is what failed.
+    }
+    if (!speaks) std::this_thread::sleep_for(patience);  // the one that speaks ends this process
+    abort_job(fmt::format("error: {}", one_line(what)));
 }
 
 }  // namespace llmc

@@ -40,6 +40,8 @@ class MpiEnvironment {
     [[noreturn]] void fail(std::string_view what) const;
 
   private:
+    bool speaks_of_failures() const;
+
     std::unique_ptr<MpiCommunicator> world_;
     int local_rank_ = 0;
     int local_size_ = 1;

@@ -27,7 +27,7 @@ constexpr std::size_t chunk_alignment = 8;
 constexpr std::size_t first_chunk = 1024;
 
 constexpr int channels = 8;  // tags of one communicator
-constexpr int first_tag(int context) { return watchdog_tag + 1 + context * channels; }
+constexpr int first_tag(int context) { return first_exchange_tag + context * channels; }
 
 std::size_t pieces_received(int size) { return static_cast<std::size_t>(size) - 1; }
 

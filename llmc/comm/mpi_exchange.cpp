@@ -43,22 +43,7 @@ int world_size() {
     return size;
 }
 
-// Ranks in a chain of waiting are not the one that is stuck: so that none of them is named, a rank that has
-// waited for long tells all others once, with messages of no bytes that stay where they arrive.
-void tell_others_of_waiting() {
-    for (int rank = 0; rank < world_size(); ++rank) {
-        if (rank == world_rank()) continue;
-        MPI_Request request = MPI_REQUEST_NULL;
-        check_mpi(MPI_Isend(nullptr, 0, MPI_BYTE, rank, watchdog_tag, MPI_COMM_WORLD, &request), "MPI_Isend");
-        check_mpi(MPI_Request_free(&request), "MPI_Request_free");
-    }
-}
-
-bool is_waiting_too(int rank) {
-    int told = 0;
-    check_mpi(MPI_Iprobe(rank, watchdog_tag, MPI_COMM_WORLD, &told, MPI_STATUS_IGNORE), "MPI_Iprobe");
-    return told != 0;
-}
+bool is_waiting_too(int rank) { return has_told(rank, watchdog_tag); }
 
 std::string listed(std::span<const int> ranks) {
     constexpr std::size_t most = 8;
@@ -77,6 +62,21 @@ void check_mpi(int code, std::string_view call, std::source_location where) {
     int length = 0;
     MPI_Error_string(code, text.data(), &length);
     programming_error(fmt::format("{}: {}", call, text.data()), where);
+}
+
+void tell_others(int tag) {
+    for (int rank = 0; rank < world_size(); ++rank) {
+        if (rank == world_rank()) continue;
+        MPI_Request request = MPI_REQUEST_NULL;
+        check_mpi(MPI_Isend(nullptr, 0, MPI_BYTE, rank, tag, MPI_COMM_WORLD, &request), "MPI_Isend");
+        check_mpi(MPI_Request_free(&request), "MPI_Request_free");
+    }
+}
+
+bool has_told(int rank, int tag) {
+    int told = 0;
+    check_mpi(MPI_Iprobe(rank, tag, MPI_COMM_WORLD, &told, MPI_STATUS_IGNORE), "MPI_Iprobe");
+    return told != 0;
 }
 
 void abort_job(std::string_view line) {
@@ -178,8 +178,10 @@ void Exchange::check_arrived(const MPI_Status& status, const Message& message) c
 }
 
 void Exchange::watch(Seconds waited) {
+    // Ranks in a chain of waiting are not the one that is stuck: so that none of them is named, a rank that has
+    // waited for long tells all others once.
     if (!told_ && waited > options_.timeout / 2) {
-        tell_others_of_waiting();
+        tell_others(watchdog_tag);
         told_ = true;
     }
     if (waited <= options_.timeout) return;

@@ -28,8 +28,16 @@ void check_mpi(int code, std::string_view call, std::source_location where = std
 // Prints `line` on standard error and ends all processes of the job with status 1, at once.
 [[noreturn]] void abort_job(std::string_view line);
 
-// The tag of the watchdog's own messages; those of exchanges are greater.
+// Tags of messages of no bytes that say something of their sender: it has waited for long; it has failed. Those
+// of exchanges begin at first_exchange_tag.
 inline constexpr int watchdog_tag = 0;
+inline constexpr int fault_tag = 1;
+inline constexpr int first_exchange_tag = 2;
+
+// Sends such a message to all other ranks, where it stays until the job ends.
+void tell_others(int tag);
+// Whether a rank has sent one.
+bool has_told(int rank, int tag);
 
 // Several ranks find the same peer dead at about the same moment, and only one may say so. Each has turns of
 // its own on the clock, apart from those of the others by as long as the end of a job takes. Ranks beyond the

@@ -2,16 +2,24 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <numeric>
+#include <vector>
 
 namespace llmc {
 
-std::string human_bytes(std::size_t bytes) {
-    constexpr std::array units = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-    auto value = static_cast<double>(bytes);
+std::string human_bytes(double bytes) {
+    constexpr std::array units = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
     std::size_t unit = 0;
-    for (; value >= 1024 && unit + 1 < units.size(); ++unit) value /= 1024;
-    return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, units[unit]);
+    for (; bytes >= 1024 && unit + 1 < units.size(); ++unit) bytes /= 1024;
+    if (unit == 0) return fmt::format("{} B", bytes);
+    return bytes < 1e6 ? fmt::format("{:.1f} {}", bytes, units[unit])
+                       : fmt::format("{:.1e} {}", bytes, units[unit]);
+}
+
+std::string human_count(double number) {
+    return number < 1e15 ? grouped(static_cast<std::int64_t>(number)) : fmt::format("{:.1e}", number);
 }
 
 std::string grouped(std::int64_t number) {
@@ -24,6 +32,39 @@ std::string grouped(std::int64_t number) {
 
 std::string plural(std::int64_t count, std::string_view singular, std::string_view ending) {
     return fmt::format("{} {}{}", grouped(count), singular, count == 1 ? "" : ending);
+}
+
+namespace {
+
+// Levenshtein's distance, a row of its table at a time.
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+    std::vector<std::size_t> row(b.size() + 1);
+    std::iota(row.begin(), row.end(), std::size_t{0});
+    for (std::size_t i = 0; i < a.size(); ++i) {
+        std::size_t diagonal = row[0];
+        row[0] = i + 1;
+        for (std::size_t j = 0; j < b.size(); ++j) {
+            const std::size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+            diagonal = row[j + 1];
+            row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
+        }
+    }
+    return row.back();
+}
+
+}  // namespace
+
+std::string nearest_name(std::string_view name, std::span<const std::string> names) {
+    const auto nearest = std::ranges::min_element(
+        names, {}, [&](const std::string& known) { return edit_distance(name, known); });
+    return nearest == names.end() ? "" : *nearest;
+}
+
+std::string one_line(std::string_view text) {
+    std::string line(text);
+    std::ranges::replace_if(
+        line, [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
+    return line;
 }
 
 }  // namespace llmc

@@ -1,18 +1,32 @@
 // Numbers as a person reads them.
 #pragma once
 
-#include <cstddef>
+#include <concepts>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
 namespace llmc {
 
-// "3.2 MiB"
-std::string human_bytes(std::size_t bytes);
+// "3.2 MiB"; in double, since what absurd sizes would take leaves 64 bits.
+std::string human_bytes(double bytes);
+template <std::integral T>
+std::string human_bytes(T bytes) {
+    return human_bytes(static_cast<double>(bytes));
+}
+// "4,808,704", and beyond 15 digits "1.2e+20".
+std::string human_count(double number);
 // "1,234,567"
 std::string grouped(std::int64_t number);
 // "1 process", "2 processes"
 std::string plural(std::int64_t count, std::string_view singular, std::string_view ending = "s");
+
+// The name that takes the fewest insertions, deletions and replacements of a character to make from `name`, the
+// first of several such; empty if there are no names.
+std::string nearest_name(std::string_view name, std::span<const std::string> names);
+
+// On one line: line ends and other control characters become spaces.
+std::string one_line(std::string_view text);
 
 }  // namespace llmc

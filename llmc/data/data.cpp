@@ -37,10 +37,10 @@ std::vector<std::string> matching_files(const std::string& pattern, const std::s
 
 bool is_shard(const std::string& file) { return file.ends_with(".bin"); }
 
-// Text, or the names of token shards.
+// Text, or token shards.
 struct Found {
     std::optional<Text> text;
-    std::vector<std::string> shards;
+    std::vector<std::string> files;
 };
 
 Found find(const std::string& pattern, const std::string& option) {
@@ -54,7 +54,7 @@ Found find(const std::string& pattern, const std::string& option) {
             option, pattern, files.size(), shards);
     }
     const auto file = std::make_shared<const MappedFile>(files[0], option);
-    return {Text{files[0], file, file->bytes()}, {}};
+    return {Text{files[0], file, file->bytes(), 0, file}, files};
 }
 
 Text embedded_stories(const std::shared_ptr<const Stories>& stories) {
@@ -68,7 +68,7 @@ std::size_t training_bytes(const Text& text) { return text.bytes.size() * 9 / 10
 
 Text part(const Text& text, std::size_t begin, std::size_t end) {
     return {text.name, text.owner, text.bytes.subspan(begin, end - begin),
-            text.position + static_cast<std::int64_t>(begin)};
+            text.position + static_cast<std::int64_t>(begin), text.file};
 }
 
 std::string describe(const std::string& what, const TokenSource& source) {
@@ -116,11 +116,12 @@ void open_training(Data& data, const DataOptions& options) {
         found.text = embedded_stories(stories);
     } else {
         found = find(options.train_data, "--train-data");
+        data.files.insert(data.files.end(), found.files.begin(), found.files.end());
     }
     if (!found.text) {
-        data.training = open_token_shards(found.shards, options.vocabulary, "--train-data");
+        data.training = open_token_shards(found.files, options.vocabulary, "--train-data");
         data.training_description =
-            describe(shards_text(options.train_data, found.shards.size()), *data.training);
+            describe(shards_text(options.train_data, found.files.size()), *data.training);
         return;
     }
 
@@ -137,13 +138,31 @@ void open_training(Data& data, const DataOptions& options) {
 
 void open_validation(Data& data, const DataOptions& options) {
     const Found found = find(options.val_data, "--val-data");
+    data.files.insert(data.files.end(), found.files.begin(), found.files.end());
     if (found.text) {
         data.validation = make_text_source(*found.text, options.vocabulary);
         data.validation_description = describe(found.text->name, *data.validation);
     } else {
-        data.validation = open_token_shards(found.shards, options.vocabulary, "--val-data");
+        data.validation = open_token_shards(found.files, options.vocabulary, "--val-data");
         data.validation_description =
-            describe(shards_text(options.val_data, found.shards.size()), *data.validation);
+            describe(shards_text(options.val_data, found.files.size()), *data.validation);
+    }
+}
+
+void check_training_windows(const Data& data, const DataOptions& options) {
+    const std::int64_t T = options.sequence_length, windows = training_windows(*data.training, T);
+    if (windows == 0) {
+        user_error(
+            "--train-data: {}, but a sample takes {} in a row (--seq-len {} and one more); give more text or "
+            "a smaller --seq-len",
+            data.training_description, plural(T + 1, "token"), T);
+    }
+    if (windows < options.sequences) {
+        user_error(
+            "--train-data: {}, which are {} of --seq-len {}, but one step takes {}; give more text or a "
+            "smaller "
+            "--global-batch-tokens, {} at most",
+            data.training_description, plural(windows, "sequence"), T, options.sequences, windows * T);
     }
 }
 
@@ -152,12 +171,7 @@ void open_validation(Data& data, const DataOptions& options) {
 Data open_data(const DataOptions& options) {
     Data data;
     open_training(data, options);
-    if (training_windows(*data.training, options.sequence_length) == 0) {
-        user_error(
-            "--train-data: {}, but a sample takes {} in a row (--seq-len {} and one more); give more text or "
-            "a smaller --seq-len",
-            data.training_description, plural(options.sequence_length + 1, "token"), options.sequence_length);
-    }
+    check_training_windows(data, options);
     if (!options.val_data.empty()) open_validation(data, options);
     if (data.validation && ValidationWindows(*data.validation, options.sequence_length).windows() == 0) {
         user_error("--val-data: {}, with no token to predict; give at least 2 tokens",

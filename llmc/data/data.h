@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "llmc/data/token_source.h"
 
@@ -17,11 +18,13 @@ struct DataOptions {
     std::string val_data;    // --val-data; empty: the last 10% of the text, or no validation for token shards
     std::int64_t vocabulary;
     std::int64_t sequence_length;
+    std::int64_t sequences = 1;  // of one step, which the training source must have
 };
 
 struct Data {
     std::unique_ptr<TokenSource> training;
     std::unique_ptr<TokenSource> validation;  // null if there is none
+    std::vector<std::string> files;           // that are read
     // For people: "first 90% of the embedded stories, 1,800,000 tokens".
     std::string training_description;
     std::string validation_description;  // empty if there is none
@@ -37,7 +40,7 @@ struct Data {
 };
 
 // UserError, naming the option, for data that is missing, unreadable, damaged, or too short: a training
-// source has at least one window of sequence_length + 1 tokens, a validation source at least one token to
+// source has windows of sequence_length + 1 tokens for one step, a validation source at least one token to
 // predict. A token outside the vocabulary is a UserError here or when it is read.
 Data open_data(const DataOptions& options);
 

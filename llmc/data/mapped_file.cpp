@@ -13,14 +13,6 @@
 namespace llmc {
 namespace {
 
-// Closes the file at the end of the scope; a mapping stays without it.
-struct FileDescriptor {
-    int fd;
-    ~FileDescriptor() {
-        if (fd >= 0) close(fd);
-    }
-};
-
 [[noreturn]] void cannot_read(const std::string& path, const std::string& option, int error) {
     user_error("{}: cannot read '{}': {}; give a file that can be read", option, path,
                std::generic_category().message(error));
@@ -28,30 +20,51 @@ struct FileDescriptor {
 
 }  // namespace
 
-MappedFile::MappedFile(const std::string& path, const std::string& option) {
+MappedFile::MappedFile(const std::string& path, const std::string& option) : path_(path) {
     // Without O_NONBLOCK opening a named pipe would wait for its writer.
-    const FileDescriptor file{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
-    if (file.fd < 0 && errno == ENOENT) {
+    file_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (file_ < 0 && errno == ENOENT) {
         user_error("{}: there is no file '{}'; give a text file, or token shards as 'PATTERN*.bin' in quotes",
                    option, path);
     }
+    if (file_ < 0) cannot_read(path, option, errno);
+    try {
+        map(option);
+    } catch (...) {
+        close(file_);
+        throw;
+    }
+}
+
+void MappedFile::map(const std::string& option) {
     struct stat status {};
-    if (file.fd < 0 || fstat(file.fd, &status) != 0) cannot_read(path, option, errno);
+    if (fstat(file_, &status) != 0) cannot_read(path_, option, errno);
     if (S_ISDIR(status.st_mode)) {
         user_error("{}: '{}' is a directory; give a file in it, or its token shards as '{}/*.bin' in quotes",
-                   option, path, path);
+                   option, path_, path_);
     }
     if (!S_ISREG(status.st_mode)) {
-        user_error("{}: '{}' is not a regular file, which is read again and again; give one", option, path);
+        user_error("{}: '{}' is not a regular file, which is read again and again; give one", option, path_);
     }
     size_ = static_cast<std::size_t>(status.st_size);
-    if (size_ == 0) user_error("{}: '{}' is empty; give a file with something to learn", option, path);
+    if (size_ == 0) user_error("{}: '{}' is empty; give a file with something to learn", option, path_);
 
-    void* mapping = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.fd, 0);
-    if (mapping == MAP_FAILED) cannot_read(path, option, errno);
+    void* mapping = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file_, 0);
+    if (mapping == MAP_FAILED) cannot_read(path_, option, errno);
     data_ = static_cast<const std::uint8_t*>(mapping);
 }
 
-MappedFile::~MappedFile() { munmap(const_cast<std::uint8_t*>(data_), size_); }
+MappedFile::~MappedFile() {
+    munmap(const_cast<std::uint8_t*>(data_), size_);
+    close(file_);
+}
+
+void MappedFile::require_whole() const {
+    struct stat status {};
+    if (fstat(file_, &status) == 0 && static_cast<std::size_t>(status.st_size) >= size_) return;
+    user_error(
+        "'{}' has {} bytes, it had {} when the run began; get or write it again and go on with --resume",
+        path_, status.st_size, size_);
+}
 
 }  // namespace llmc

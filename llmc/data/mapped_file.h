@@ -8,7 +8,7 @@
 
 namespace llmc {
 
-// Read-only, and mapped for the object's life. The file must not shrink meanwhile.
+// Read-only, and mapped for the object's life.
 class MappedFile {
   public:
     // UserError if there is no such file, or if it cannot be read, is no regular file or is empty. `option`
@@ -20,7 +20,14 @@ class MappedFile {
 
     std::span<const std::uint8_t> bytes() const { return {data_, size_}; }
 
+    // UserError if the file has been shortened since: to read bytes that are gone would kill the process.
+    void require_whole() const;
+
   private:
+    void map(const std::string& option);
+
+    std::string path_;
+    int file_ = -1;
     const std::uint8_t* data_ = nullptr;
     std::size_t size_ = 0;
 };

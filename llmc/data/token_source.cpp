@@ -53,6 +53,7 @@ class TextSource final : public TokenSource {
     void read(std::size_t shard, std::int64_t first, std::span<std::int32_t> out) const override {
         check(shard == 0, "a text is one shard");
         check_range(first, out.size(), tokens(shard));
+        if (text_.file) text_.file->require_whole();
         convert<std::uint8_t>(text_.bytes.data() + first, out, vocabulary_, text_.name,
                               text_.position + first);
     }
@@ -106,6 +107,7 @@ class Shard {
     std::int64_t tokens() const { return tokens_; }
     void read(std::int64_t first, std::span<std::int32_t> out, std::int64_t vocabulary) const {
         check_range(first, out.size(), tokens_);
+        file_.require_whole();
         const std::uint8_t* stored =
             file_.bytes().data() + header_bytes + static_cast<std::size_t>(first) * token_bytes_;
         if (token_bytes_ == 2) {

@@ -26,6 +26,8 @@ class TokenSource {
     virtual void read(std::size_t shard, std::int64_t first, std::span<std::int32_t> out) const = 0;
 };
 
+class MappedFile;
+
 // Text, a byte a token, one shard. `name` is for messages; `owner` keeps the bytes alive; `position` is that
 // of the first byte in the whole text, if these are a part of it.
 struct Text {
@@ -33,6 +35,7 @@ struct Text {
     std::shared_ptr<const void> owner;
     std::span<const std::uint8_t> bytes;
     std::int64_t position = 0;
+    std::shared_ptr<const MappedFile> file = nullptr;  // whose bytes these are, if they are a file's
 };
 std::unique_ptr<TokenSource> make_text_source(Text text, std::int64_t vocabulary);
 

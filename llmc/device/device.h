@@ -25,6 +25,8 @@ class Device {
     virtual std::string description() const = 0;
     virtual std::string note(DType dtype) const = 0;
 
+    // Bytes that may be allocated now, by all processes on this device together; 0 where it is not known.
+    virtual std::size_t available_memory() const = 0;
     // Zeroed memory, aligned to buffer_alignment. A UserError names the arena and the bytes if there is too
     // little.
     virtual std::byte* allocate(std::size_t bytes, std::string_view arena) = 0;

@@ -18,10 +18,11 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 constexpr const char* format = "train_gpt checkpoint";
-constexpr int version = 1;
+constexpr int version = 2;
 constexpr const char* model_file = "model.safetensors";
 constexpr const char* optimizer_file = "optimizer.safetensors";
 constexpr const char* manifest_file = "manifest.json";
+constexpr const char* own_checksum = "xxh3_128";  // of the manifest without it
 constexpr std::string_view name_prefix = "checkpoint-";
 
 Json describe_file(const fs::path& path) {
@@ -55,10 +56,48 @@ Json read_manifest(const fs::path& directory) {
             user_error("{} is not a manifest that this program reads ({}, version {})", path.string(), format,
                        version);
         }
+        const std::string expected = manifest.at(own_checksum);
+        manifest.erase(own_checksum);
+        if (checksum_of_text(manifest.dump()) != expected) {
+            user_error(
+                "the checkpoint is damaged: {} does not have the checksum it gives; resume from an older one",
+                path.string());
+        }
         return manifest;
     } catch (const Json::exception& fault) {
         user_error("the checkpoint is damaged: {}: {}", path.string(), fault.what());
     }
+}
+
+}  // namespace
+
+std::uint64_t checkpoint_bytes(std::int64_t parameters) {
+    return 3 * sizeof(float) * static_cast<std::uint64_t>(parameters);  // weights and two moments
+}
+
+namespace {
+
+void write_checkpoint(const fs::path& folder, const Progress& progress, const Json& configuration,
+                      Device& device, const ParameterStore& store) {
+    make_directory(folder);
+    save_weights(folder / model_file, device, store, true);
+    save_moments(folder / optimizer_file, device, store, true);
+
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    Json manifest = {
+        {"format", format},
+        {"version", version},
+        {"step", progress.step},
+        {"samples", progress.samples},
+        {"saved_at", std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()},
+        {"configuration", configuration},
+        {"files",
+         {{model_file, describe_file(folder / model_file)},
+          {optimizer_file, describe_file(folder / optimizer_file)}}},
+    };
+    manifest[own_checksum] = checksum_of_text(manifest.dump());
+    write_file(folder / manifest_file, manifest.dump(2) + "\n");
+    sync_directory(folder);
 }
 
 }  // namespace
@@ -70,25 +109,12 @@ fs::path save_checkpoint(const fs::path& out_dir, const Progress& progress, cons
     partial += ".partial";
     std::error_code ignored;
     fs::remove_all(partial, ignored);  // of a save that was interrupted
-    make_directory(partial);
-
-    save_weights(partial / model_file, device, store, true);
-    save_moments(partial / optimizer_file, device, store, true);
-
-    const auto now = std::chrono::system_clock::now().time_since_epoch();
-    const Json manifest = {
-        {"format", format},
-        {"version", version},
-        {"step", progress.step},
-        {"samples", progress.samples},
-        {"saved_at", std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()},
-        {"configuration", configuration},
-        {"files",
-         {{model_file, describe_file(partial / model_file)},
-          {optimizer_file, describe_file(partial / optimizer_file)}}},
-    };
-    write_file(partial / manifest_file, manifest.dump(2) + "\n");
-    sync_directory(partial);
+    try {
+        write_checkpoint(partial, progress, configuration, device, store);
+    } catch (const UserError& fault) {
+        fs::remove_all(partial, ignored);
+        user_error("{}; the checkpoints before this one are whole", fault.what());
+    }
     replace_directory(partial, final_name);
     sync_directory(out_dir);
     return final_name;

@@ -3,7 +3,7 @@
 //   checkpoint-00000200/
 //     model.safetensors      the master weights, as an export
 //     optimizer.safetensors  AdamW's moments
-//     manifest.json          step, samples consumed, configuration, and each file's size and checksum
+//     manifest.json          step, samples consumed, configuration, each file's size and checksum, and its own
 //
 // It is written under another name, fsynced, and renamed. Nothing in it depends on the number of processes.
 #pragma once
@@ -29,6 +29,9 @@ struct Progress {
 std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, const Progress& progress,
                                       const nlohmann::ordered_json& configuration, Device& device,
                                       const ParameterStore& store);
+
+// About what a checkpoint of so many parameters takes on the disk.
+std::uint64_t checkpoint_bytes(std::int64_t parameters);
 
 // What a checkpoint's manifest says.
 struct CheckpointInfo {

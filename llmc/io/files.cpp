@@ -2,11 +2,13 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 #include <xxhash.h>
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <memory>
@@ -15,6 +17,7 @@
 #include <vector>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 
 namespace llmc {
 
@@ -37,6 +40,10 @@ struct Descriptor {
     int value;
 };
 
+std::string hexadecimal(const XXH128_hash_t& hash) {
+    return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+}
+
 }  // namespace
 
 void write_file(const fs::path& path, std::string_view text) {
@@ -47,6 +54,20 @@ void write_file(const fs::path& path, std::string_view text) {
         text.remove_prefix(static_cast<std::size_t>(written));
     }
     if (fsync(file.value) != 0) fail("write", path, errno);
+}
+
+void replace_file(const fs::path& path, std::string_view text) {
+    fs::path partial = path;
+    partial += ".partial";
+    std::error_code error;
+    try {
+        write_file(partial, text);
+    } catch (const UserError&) {
+        fs::remove(partial, error);
+        throw;
+    }
+    fs::rename(partial, path, error);
+    if (error) fail("write", path, error.value());
 }
 
 std::string read_file(const fs::path& path) {
@@ -77,8 +98,79 @@ std::string checksum(const fs::path& path) {
         if (count == 0) break;
         XXH3_128bits_update(state.get(), buffer.data(), static_cast<std::size_t>(count));
     }
-    const XXH128_hash_t hash = XXH3_128bits_digest(state.get());
-    return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+    return hexadecimal(XXH3_128bits_digest(state.get()));
+}
+
+std::string checksum_of_text(std::string_view text) {
+    return hexadecimal(XXH3_128bits(text.data(), text.size()));
+}
+
+namespace {
+
+// The part of a path that is there: itself, or else the nearest of its parents.
+fs::path existing_part(const fs::path& path) {
+    std::error_code error;
+    fs::path part = fs::absolute(path).lexically_normal();
+    while (part.has_relative_path() && !fs::exists(fs::symlink_status(part, error)))
+        part = part.parent_path();
+    return part;
+}
+
+}  // namespace
+
+void require_writable_directory(const fs::path& path) {
+    std::error_code error;
+    if (!fs::exists(fs::status(path, error)) && error && error != std::errc::no_such_file_or_directory &&
+        error != std::errc::not_a_directory) {
+        fail("write", path, error.value());  // too long a name, a link to itself
+    }
+    const fs::path part = existing_part(path.empty() ? fs::path(".") : path);
+    // A directory that is made in it and removed shows what permissions, a system that is read-only and a full disk
+    // would do.
+    std::string probe = (part / ".train_gpt-XXXXXX").string();
+    if (mkdtemp(probe.data()) == nullptr) {
+        const int reason = errno;
+        if (reason == ENOTDIR)
+            user_error("cannot write {}: {} is not a directory", path.string(), part.string());
+        fail("create files in", part, reason);
+    }
+    rmdir(probe.c_str());
+}
+
+void require_writable_file(const fs::path& path) {
+    std::error_code error;
+    const fs::file_status status = fs::status(path, error);
+    if (fs::is_directory(status)) user_error("{} is a directory; give the name of a file", path.string());
+    if (fs::exists(status)) {
+        // Without O_NONBLOCK opening a named pipe would wait for its reader.
+        const int file = open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK);
+        if (file < 0 && errno != ENXIO) fail("write", path, errno);
+        if (file >= 0) close(file);
+        if (!fs::is_regular_file(status)) return;
+    }
+    require_writable_directory(path.parent_path());
+}
+
+void require_replaceable_file(const fs::path& path) {
+    std::error_code error;
+    const fs::file_status status = fs::status(path, error);
+    if (fs::exists(status) && !fs::is_directory(status) && !fs::is_regular_file(status)) {
+        user_error("{} is not a regular file; give the name of one", path.string());
+    }
+    if (!path.has_filename()) user_error("{} is a directory; give the name of a file", path.string());
+    require_writable_file(path);
+}
+
+void require_space(const fs::path& path, std::uint64_t bytes) {
+    const fs::path part = existing_part(path);
+    struct statvfs disk {};
+    // Not every file system counts its blocks.
+    if (statvfs(part.c_str(), &disk) != 0 || disk.f_blocks == 0) return;
+    const std::uint64_t available = std::uint64_t{disk.f_bavail} * disk.f_frsize;
+    if (bytes > available) {
+        user_error("{} needs {} on a disk that has {} left; make room, or write to another", path.string(),
+                   human_bytes(bytes), human_bytes(available));
+    }
 }
 
 void make_directory(const fs::path& path) {

@@ -1,6 +1,7 @@
 // Small help with files: text written at once, what has been written made durable, checksums.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -11,6 +12,8 @@ namespace llmc {
 
 // Creates or replaces a file; durable on return.
 void write_file(const std::filesystem::path& path, std::string_view text);
+// The same, so that the old file stays if the new one cannot be written.
+void replace_file(const std::filesystem::path& path, std::string_view text);
 std::string read_file(const std::filesystem::path& path);
 
 // Makes the names in a directory durable.
@@ -18,6 +21,17 @@ void sync_directory(const std::filesystem::path& path);
 
 // XXH3 (128 bits) of a file's bytes, in hexadecimal.
 std::string checksum(const std::filesystem::path& path);
+std::string checksum_of_text(std::string_view text);
+
+// Whether what a run writes at its end could be written, before it starts; nothing stays behind. The directory, and
+// that of a file, may still have to be created.
+void require_writable_directory(const std::filesystem::path& path);
+// A file that is opened and written, of any kind ("/dev/null").
+void require_writable_file(const std::filesystem::path& path);
+// A file that is written under another name and renamed.
+void require_replaceable_file(const std::filesystem::path& path);
+// That the disk on which the path lies, or would lie, has room for so many bytes.
+void require_space(const std::filesystem::path& path, std::uint64_t bytes);
 
 // Creates the directory and its parents, if they are not there.
 void make_directory(const std::filesystem::path& path);

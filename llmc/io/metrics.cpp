@@ -44,20 +44,15 @@ std::string lines_until(std::string_view text, std::int64_t done) {
 MetricsWriter::MetricsWriter(std::filesystem::path path, const Json& run, std::int64_t done)
     : path_(std::move(path)) {
     if (path_.has_parent_path()) make_directory(path_.parent_path());
+    const bool regular = std::filesystem::is_regular_file(path_) || !std::filesystem::exists(path_);
     const bool goes_on = done > 0 && std::filesystem::is_regular_file(path_);
-    const std::string kept = goes_on ? lines_until(read_file(path_), done) : "";
-    if (!kept.empty()) {
-        // A crash here must not lose the lines that are kept: the new file replaces the old one whole.
-        std::filesystem::path partial = path_;
-        partial += ".partial";
-        write_file(partial, kept);
-        if (std::rename(partial.c_str(), path_.c_str()) != 0) {
-            user_error("cannot write {}: {}", path_.string(), std::strerror(errno));
-        }
-    }
-    file_.reset(std::fopen(path_.c_str(), kept.empty() ? "w" : "a"));
-    if (!file_) user_error("cannot write {}: {}", path_.string(), std::strerror(errno));
-    if (kept.empty()) write_line(Json{{"run", run}}.dump() + "\n");
+    std::string lines = goes_on ? lines_until(read_file(path_), done) : "";
+    if (lines.empty()) lines = Json{{"run", run}}.dump() + "\n";
+    // A crash or a full disk here must not lose the lines of an earlier run: the new file replaces it whole.
+    if (regular) replace_file(path_, lines);
+    file_.reset(std::fopen(path_.c_str(), "a"));
+    if (!file_) fail();
+    if (!regular) write_line(lines);
 }
 
 void MetricsWriter::write(const StepMetrics& metrics) {
@@ -82,8 +77,10 @@ void MetricsWriter::write(const StepMetrics& metrics) {
 void MetricsWriter::write_line(const std::string& line) {
     if (std::fwrite(line.data(), 1, line.size(), file_.get()) != line.size() ||
         std::fflush(file_.get()) != 0) {
-        user_error("cannot write {}: {}", path_.string(), std::strerror(errno));
+        fail();
     }
 }
+
+void MetricsWriter::fail() const { user_error("cannot write {}: {}", path_.string(), std::strerror(errno)); }
 
 }  // namespace llmc

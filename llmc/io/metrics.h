@@ -42,6 +42,7 @@ class MetricsWriter {
         void operator()(std::FILE* file) const { std::fclose(file); }
     };
     void write_line(const std::string& line);
+    [[noreturn]] void fail() const;
 
     std::filesystem::path path_;
     std::unique_ptr<std::FILE, Close> file_;

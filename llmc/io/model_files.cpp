@@ -1,6 +1,7 @@
 #include "llmc/io/model_files.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <span>
 #include <string>
@@ -86,6 +87,21 @@ std::string name_in(const SafetensorsReader& reader, const std::string& name) {
     return reader.contains(prefixed) ? prefixed : name;
 }
 
+// A weight that is not finite would make every loss nan.
+void check_finite(const std::filesystem::path& file, const std::string& name, std::span<const float> values,
+                  const Shape& shape) {
+    const auto found = std::ranges::find_if(values, [](float x) { return !std::isfinite(x); });
+    if (found == values.end()) return;
+    std::int64_t rest = found - values.begin();
+    std::string index;
+    for (int i = shape.dimensions() - 1; i >= 0; --i) {
+        index = fmt::format("{}{}{}", rest % shape[i], index.empty() ? "" : ", ", index);
+        rest /= shape[i];
+    }
+    user_error("{}: {} is not finite ({} at ({})): no step from step 1 on would have a finite loss",
+               file.string(), name, *found, index);
+}
+
 // Reads every tensor of a kind into flat buffers in memory and hands each unit's to f(unit, flat).
 template <class F>
 void load(const std::filesystem::path& file, const SafetensorsReader& reader, const ParameterStore& store,
@@ -106,9 +122,11 @@ void load(const std::filesystem::path& file, const SafetensorsReader& reader, co
             if (entry.spec.transposed_in_files) {
                 transposed.resize(values.size());
                 reader.read(name, std::span<float>(transposed));
+                check_finite(file, name, transposed, expected);
                 transpose(values, transposed, expected[0], expected[1]);
             } else {
                 reader.read(name, values);
+                check_finite(file, name, values, expected);
             }
         }
         f(unit, std::span<const float>(flat));

@@ -30,10 +30,13 @@ struct NamedModel {
 };
 std::span<const NamedModel> named_models();
 
-// Refuses sizes that make no model with a UserError that names what would do.
+// Refuses sizes that make no model with a UserError that names what would do. How large they may be is a matter
+// of memory, which the run's plan checks.
 void check_config(const GPTConfig& config);
 
 // Trainable parameters, without padding; the head is the token embedding and counts once.
 std::int64_t count_parameters(const GPTConfig& config);
+// The same of sizes that may be absurd, whose products leave 64 bits.
+double parameters_about(const GPTConfig& config);
 
 }  // namespace llmc

@@ -1,8 +1,14 @@
 #include "llmc/plan/run_plan.h"
 
 #include <algorithm>
+#include <array>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 #include "llmc/model/head.h"
 #include "llmc/parallel/build_step.h"
 
@@ -14,10 +20,71 @@ namespace {
 // and keeps the activations of the small models in cache.
 constexpr std::int64_t micro_batch_tokens = 2048;
 
-// Bounds on what is a slip of the keyboard: they keep sizes inside 64 bits, and a step's list of actions
-// readable.
+// Bounds on what is a slip of the keyboard: they keep sizes inside 64 bits, and a step's list of actions small.
+constexpr double most_memory = 0x1p47;
 constexpr std::int64_t largest_micro_batch = 1 << 14;
-constexpr std::int64_t most_micro_batches = 1 << 14;
+constexpr std::int64_t most_block_passes = 1 << 18;  // micro-batches times layers
+
+// ---- memory
+
+// What a process needs at least, whatever the sizes: weights, gradients and moments, and what the blocks keep of a
+// micro-batch (block.h: 16 C numbers a token and layer).
+double least_memory(const RunSpec& spec) {
+    const GPTConfig& config = spec.config;
+    const auto element = static_cast<double>(size_of(spec.dtype));
+    const double parameter = spec.dtype == DType::fp32 ? 16 : 18;
+    const double tokens = static_cast<double>(std::max<std::int64_t>(1, spec.micro_batch_sequences)) *
+                          static_cast<double>(config.sequence_length);
+    return parameter * parameters_about(config) +
+           element * 16 * tokens * static_cast<double>(config.layers) * static_cast<double>(config.channels);
+}
+
+// The option to blame for a run that is too large: the one furthest beyond the largest GPT-2; none if none is.
+struct Size {
+    std::string_view option;
+    std::int64_t value;
+    double times;
+};
+std::optional<Size> largest_size(const RunSpec& spec) {
+    const GPTConfig& largest = named_models().back().config;
+    const auto times = [](std::int64_t size, std::int64_t usual) {
+        return static_cast<double>(size) / static_cast<double>(usual);
+    };
+    const std::int64_t batch = std::max<std::int64_t>(1, spec.micro_batch_sequences);
+    const std::array sizes = {
+        Size{"--layers", spec.config.layers, times(spec.config.layers, largest.layers)},
+        Size{"--channels", spec.config.channels, times(spec.config.channels, largest.channels)},
+        Size{"--seq-len", spec.config.sequence_length,
+             times(spec.config.sequence_length, largest.sequence_length)},
+        Size{"--vocab-size", spec.config.vocabulary, times(spec.config.vocabulary, largest.vocabulary)},
+        Size{"--micro-batch-size", batch, times(batch, 16)},
+    };
+    const Size& size = *std::ranges::max_element(sizes, {}, &Size::times);
+    return size.times > 1 ? std::optional(size) : std::nullopt;
+}
+
+// `bytes` of a process; `about` where they are an estimate ("at least ").
+void require_memory(const RunSpec& spec, double bytes, std::string_view about) {
+    const MachineMemory& machine = spec.machine;
+    const double available = machine.bytes == 0 ? most_memory : static_cast<double>(machine.bytes);
+    if (bytes * machine.processes <= available) return;
+    const std::optional<Size> size = largest_size(spec);
+    user_error(
+        "{}: {} parameters and a micro-batch need {}{} of memory{}, and {}; give a smaller {}",
+        size ? fmt::format("{} {}", size->option, size->value) : "too large a model",
+        human_count(parameters_about(spec.config)), about, human_bytes(bytes),
+        machine.processes > 1 ? fmt::format(" in each of {} processes", machine.processes) : "",
+        machine.bytes == 0 ? "no machine has that" : "this machine has " + human_bytes(available) + " free",
+        size ? size->option : "--model or --micro-batch-size");
+}
+
+// Tokens and targets are int32, and the vocabulary is rounded up.
+void check_vocabulary(std::int64_t vocabulary) {
+    constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max() / 128 * 128;
+    if (vocabulary > most) user_error("--vocab-size {} is out of range; give 1 to {}", vocabulary, most);
+}
+
+// ---- the global batch
 
 // The nearest positive multiples around `value`, as "1024 or 1536".
 std::string multiples_near(std::int64_t value, std::int64_t multiple) {
@@ -50,6 +117,9 @@ std::int64_t largest_divisor(std::int64_t n, std::int64_t limit) {
 
 std::int64_t choose_micro_batch(const RunPlan& plan) {
     const std::int64_t sequences = plan.rank_sequences(), given = plan.spec.micro_batch_sequences;
+    if (given > largest_micro_batch) {
+        user_error("--micro-batch-size {} is out of range; give 1 to {}", given, largest_micro_batch);
+    }
     if (given == 0) {
         return largest_divisor(
             sequences, std::max<std::int64_t>(1, micro_batch_tokens / plan.spec.config.sequence_length));
@@ -66,15 +136,16 @@ std::int64_t choose_micro_batch(const RunPlan& plan) {
 }
 
 void check_micro_batches(const RunPlan& plan) {
-    if (plan.micro_batch > largest_micro_batch) {
-        user_error("--micro-batch-size {} is out of range; give 1 to {}", plan.micro_batch,
-                   largest_micro_batch);
+    const std::int64_t most = most_block_passes / plan.spec.config.layers;
+    if (most == 0) {
+        user_error("--layers {} is out of range; give 1 to {}", plan.spec.config.layers, most_block_passes);
     }
-    if (plan.micro_batches > most_micro_batches) {
+    if (plan.micro_batches > most) {
         user_error(
-            "--global-batch-tokens {} makes {} micro-batches a step, more than {}; try a larger "
-            "--micro-batch-size or more processes",
-            plan.spec.global_batch_tokens, plan.micro_batches, most_micro_batches);
+            "--global-batch-tokens {} makes {} micro-batches a step, more than the {} that {} layers allow; "
+            "try a "
+            "larger --micro-batch-size, more processes or fewer tokens",
+            plan.spec.global_batch_tokens, plan.micro_batches, most, plan.spec.config.layers);
     }
 }
 
@@ -99,6 +170,9 @@ BufferId add_bytes(MemoryLayout& memory, ArenaKind arena, std::size_t bytes) {
 }  // namespace
 
 RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes) {
+    check_config(spec.config);
+    require_memory(spec, least_memory(spec), "at least ");
+    check_vocabulary(spec.config.vocabulary);
     check_global_batch(spec);
     const int ranks = spec.mesh.data_ranks;
 
@@ -127,6 +201,7 @@ RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes)
                                                          .norm_blocks = norm_blocks});
     plan.communication = add_bytes(plan.memory, ArenaKind::communication, staging_bytes);
     plan.workspace = add_bytes(plan.memory, ArenaKind::workspace, workspace_bytes(plan, ops));
+    require_memory(spec, static_cast<double>(plan.memory.total_bytes()), "");
     return plan;
 }
 

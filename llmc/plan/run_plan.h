@@ -16,12 +16,19 @@
 
 namespace llmc {
 
+// What the machine has for the processes of the run that it bears.
+struct MachineMemory {
+    std::size_t bytes = 0;  // 0: not known
+    int processes = 1;
+};
+
 struct RunSpec {
     GPTConfig config;
     DType dtype = DType::fp32;
     Mesh mesh;
     std::int64_t global_batch_tokens = 0;
     std::int64_t micro_batch_sequences = 0;  // 0: chosen by choose_micro_batch
+    MachineMemory machine{};
 };
 
 struct RunPlan {
@@ -40,7 +47,8 @@ struct RunPlan {
     std::int64_t rank_sequences() const { return global_sequences() / spec.mesh.data_ranks; }
 };
 
-// Refuses a global batch that the mesh cannot share evenly with a UserError naming sizes that would do.
+// Refuses with a UserError sizes that make no model, need more memory than the machine has (it names both), or a
+// global batch that the mesh cannot share evenly (it names what would do).
 // `staging_bytes` is what the communicator asks for.
 RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes);
 

@@ -5,14 +5,17 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cctype>
+#include <charconv>
 #include <cmath>
 #include <limits>
+#include <set>
 #include <type_traits>
 #include <vector>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 #include "llmc/core/version.h"
+#include "llmc/train/config_file.h"
 
 namespace llmc {
 
@@ -129,6 +132,53 @@ const T& value_of(const std::optional<T>& value) {
     return *value;
 }
 
+// ---- what is refused ----
+
+template <class T>
+void check_number(std::string_view name, const std::string& text, std::string_view what) {
+    T number{};
+    const char* begin = text.data() + (text.starts_with('+') ? 1 : 0);
+    const char* end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(begin, end, number);
+    if (error == std::errc::result_out_of_range) user_error("--{} {} is beyond all range", name, text);
+    if (error != std::errc() || rest != end) user_error("--{}: '{}' is not {}", name, text, what);
+}
+
+// Refuses a text that is no value of the type of `setting`.
+template <class T>
+void check_value(std::string_view name, const std::string& text, const T& /*setting*/,
+                 const Choices& choices) {
+    if constexpr (std::is_same_v<T, std::string>) {
+        if (!choices.empty() && std::ranges::find(choices, text) == choices.end()) {
+            user_error("--{}: '{}' is none of {{{}}}", name, text, fmt::join(choices, ","));
+        }
+        try {
+            static_cast<void>(nlohmann::json(text).dump());
+        } catch (const nlohmann::json::exception&) {
+            user_error("--{}: the text is not UTF-8, so that no record could hold it", name);
+        }
+        if (text.empty() && name != "prompt")
+            user_error("--{}: the name is empty; leave the option out", name);
+    } else if constexpr (std::is_same_v<T, bool>) {
+        if (text != "true" && text != "false") user_error("--{}: '{}' is neither true nor false", name, text);
+    } else if constexpr (std::is_same_v<T, double>) {
+        check_number<double>(name, text, "a number");
+    } else if constexpr (std::is_same_v<T, std::uint64_t>) {
+        check_number<T>(name, text, "a whole number, 0 or more");
+    } else {
+        check_number<T>(name, text, "a whole number");
+    }
+}
+template <class T>
+void check_value(std::string_view name, const std::string& text, const std::optional<T>& /*setting*/,
+                 const Choices& choices) {
+    check_value(name, text, T{}, choices);
+}
+
+// Whether a setting's value is text, which a configuration file has in quotation marks.
+template <class T>
+constexpr bool is_text = std::is_same_v<T, std::string>;
+
 void add_settings(CLI::App& app, Options& options) {
     std::string group;
     for_each_setting(
@@ -143,11 +193,15 @@ void add_settings(CLI::App& app, Options& options) {
                 option = app.add_option(dashed, value, help);
             }
             option->group(group)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-            std::string text = std::is_same_v<Value, bool>          ? "{true,false}"
-                               : std::is_same_v<Value, std::string> ? "TEXT"
-                                                                    : "NUMBER";
+            const auto refuse = [name, &value, choices](const std::string& given) {
+                check_value(name, given, value, choices);
+                return std::string();
+            };
+            option->check(CLI::Validator(refuse, ""));
+            std::string text = std::is_same_v<Value, bool> ? "{true,false}"
+                               : is_text<Value>            ? "TEXT"
+                                                           : "NUMBER";
             if (!choices.empty()) {
-                option->check(CLI::IsMember(choices));
                 text = fmt::format("{{{}}}", fmt::join(choices, ","));
             }
             if (!is_unset(value)) text += fmt::format(" [{}]", value_of(value));
@@ -155,22 +209,19 @@ void add_settings(CLI::App& app, Options& options) {
         });
 }
 
-// ---- what is refused ----
-
 template <class T>
 void require_range(const char* name, T value, T lowest, T highest) {
     if (!(value >= lowest && value <= highest)) {
-        if (highest == std::numeric_limits<T>::max()) {
-            user_error("--{} {} is out of range; give {} or more", name, value, lowest);
-        }
         user_error("--{} {} is out of range; give {} to {}", name, value, lowest, highest);
     }
 }
 
 void check_ranges(const Options& o) {
     constexpr std::int64_t many = std::int64_t{1} << 40;
-    constexpr double large = std::numeric_limits<double>::max();
-    const double below_one = std::nextafter(1.0, 0.0);
+    // AdamW computes in fp32.
+    constexpr double large = std::numeric_limits<float>::max();
+    constexpr double small = std::numeric_limits<float>::min();
+    const double below_one = std::nextafter(1.0F, 0.0F);
     require_range<std::int64_t>("steps", o.steps, 0, many);
     if (o.micro_batch_size) require_range<std::int64_t>("micro-batch-size", *o.micro_batch_size, 1, many);
     require_range<std::int64_t>("comm-timeout", o.communication_timeout, 1, 1 << 20);
@@ -178,9 +229,9 @@ void check_ranges(const Options& o) {
     require_range<std::int64_t>("warmup-steps", *o.warmup_steps, 0, many);
     require_range("min-lr-fraction", o.min_lr_fraction, 0.0, 1.0);
     require_range("weight-decay", o.weight_decay, 0.0, large);
-    if (!(o.beta1 >= 0 && o.beta1 < 1)) require_range("beta1", o.beta1, 0.0, below_one);
-    if (!(o.beta2 >= 0 && o.beta2 < 1)) require_range("beta2", o.beta2, 0.0, below_one);
-    require_range("eps", o.eps, std::numeric_limits<double>::denorm_min(), large);
+    require_range("beta1", o.beta1, 0.0, below_one);
+    require_range("beta2", o.beta2, 0.0, below_one);
+    require_range("eps", o.eps, small, large);
     require_range("grad-clip", o.grad_clip, 0.0, large);
     require_range<std::int64_t>("val-every", o.val_every, 0, many);
     require_range<std::int64_t>("val-batches", o.val_batches, 0, many);
@@ -218,14 +269,64 @@ void resolve(Options& o) {
     o.channels = o.channels.value_or(model->config.channels);
     o.sequence_length = o.sequence_length.value_or(model->config.sequence_length);
     o.vocabulary = o.vocabulary.value_or(model->config.vocabulary);
-    check_config(o.config());
-    o.global_batch_tokens = o.global_batch_tokens.value_or(24 * *o.sequence_length);
+    constexpr std::int64_t longest = std::int64_t{1}
+                                     << 40;  // the plan refuses less; the product stays in 64 bits
+    o.global_batch_tokens = o.global_batch_tokens.value_or(24 * std::min(*o.sequence_length, longest));
     o.learning_rate = o.learning_rate.value_or(model->learning_rate);
     o.warmup_steps = o.warmup_steps.value_or(o.schedule_kind() == ScheduleKind::constant ? 0 : 100);
     if (o.device == "cuda")
         user_error("--device cuda: this program was built for the CPU only; try --device cpu");
     o.device = "cpu";
     if (o.dtype.empty()) o.dtype = "fp32";
+}
+
+std::vector<std::string> names_of_options(const CLI::App& app) {
+    std::vector<std::string> names;
+    for (const CLI::Option* option : app.get_options()) names.push_back(option->get_lnames().front());
+    return names;
+}
+
+// What the command line holds beside options and their values.
+[[noreturn]] void refuse_unknown(const CLI::App& app) {
+    const std::string given = app.remaining().front();
+    if (!given.starts_with('-')) {
+        user_error("'{}' is no option and no option's value; ./train_gpt --help lists the options", given);
+    }
+    const std::string name = given.substr(0, given.find('='));
+    const std::string bare = name.substr(std::min(name.find_first_not_of('-'), name.size()));
+    user_error("there is no option {}; the nearest is --{}; ./train_gpt --help lists them all", name,
+               nearest_name(bare, names_of_options(app)));
+}
+
+// Gives the settings of a configuration file to the options that the command line does not give.
+void apply_config(CLI::App& app, const std::string& file) {
+    std::vector<std::string> names;
+    Options defaults;
+    std::set<std::string> texts;
+    for_each_setting(defaults, no_group,
+                     [&](const char* name, const auto& value, const char*, const Choices&) {
+                         names.emplace_back(name);
+                         if (is_text<std::decay_t<decltype(value)>>) texts.insert(name);
+                     });
+    for (const ConfigSetting& setting : read_config_file(file)) {
+        try {
+            if (std::ranges::find(names, setting.name) == names.end()) {
+                user_error("there is no setting {}; the nearest is {}", setting.name,
+                           nearest_name(setting.name, names));
+            }
+            if (setting.quoted != texts.contains(setting.name)) {
+                user_error(
+                    "{} is a {}", setting.name,
+                    setting.quoted ? "number, without quotation marks" : "text: write it in quotation marks");
+            }
+            CLI::Option& option = *app.get_option("--" + setting.name);
+            if (option.count() > 0) continue;
+            option.add_result(setting.value);
+            option.run_callback();
+        } catch (const UserError& fault) {
+            user_error("{}, line {}: {}", file, setting.line, fault.what());
+        }
+    }
 }
 
 }  // namespace
@@ -250,9 +351,10 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
     app.add_flag("--print-step", options.print_step, "Print the actions of one step and exit")
         ->configurable(false)
         ->group("Training");
-    app.set_config("--config", "", "Read options from FILE.toml; the command line overrides it")
-        ->option_text("FILE");
-    app.allow_config_extras(CLI::config_extras_mode::error);
+    std::string config;
+    app.add_option("--config", config, "Read options from FILE.toml; the command line overrides it")
+        ->option_text("FILE")
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
 
     try {
         app.parse(argc, argv);
@@ -262,12 +364,25 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
     } catch (const CLI::CallForVersion& version_text) {
         text = std::string(version_text.what()) + "\n";
         return std::nullopt;
+    } catch (const CLI::ExtrasError&) {
+        refuse_unknown(app);
+    } catch (const CLI::ArgumentMismatch& fault) {
+        const std::string missing = fault.what();  // "--steps: 1 required INT missing"
+        user_error("{} needs a value; ./train_gpt --help lists the options",
+                   missing.substr(0, missing.find(':')));
     } catch (const CLI::ParseError& fault) {
         user_error("{}; ./train_gpt --help lists the options", fault.what());
     }
+    // A configuration may be another run's, whose warmup was longer than this one's steps.
+    const bool warmup_given = app.count("--warmup-steps") > 0;
+    if (!config.empty()) apply_config(app, config);
     if (resume_option->count() > 0) options.resume = resume;
     resolve(options);
     check_ranges(options);
+    if (warmup_given && options.steps > 0 && *options.warmup_steps > options.steps) {
+        user_error("--warmup-steps {} are more than --steps {}; give {} or fewer", *options.warmup_steps,
+                   options.steps, options.steps);
+    }
     return options;
 }
 
@@ -288,9 +403,8 @@ std::string to_toml(const Options& options) {
         options, [&](const char* title) { text += fmt::format("\n# {}\n", title); },
         [&](const char* name, const auto& value, const char*, const Choices&) {
             if (is_unset(value)) return;
-            if constexpr (std::is_same_v<std::decay_t<decltype(value)>, std::string>) {
-                const char quote = value.find('"') == std::string::npos ? '"' : '\'';
-                text += fmt::format("{} = {}{}{}\n", name, quote, value, quote);
+            if constexpr (is_text<std::decay_t<decltype(value)>>) {
+                text += fmt::format("{} = {}\n", name, as_config_text(value));
             } else {
                 text += fmt::format("{} = {}\n", name, value_of(value));
             }

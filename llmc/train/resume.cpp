@@ -37,6 +37,11 @@ std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Opt
                        name, then[name].dump(), now[name].dump());
         }
     }
+    // With no steps at all a checkpoint is evaluated.
+    if (options.steps > 0 && checkpoint.progress.step > options.steps) {
+        user_error("{} stands after step {}, beyond --steps {}; give more steps, or 0 to evaluate it",
+                   checkpoint.directory.string(), checkpoint.progress.step, options.steps);
+    }
     std::vector<std::string> notes;
     for (const char* name : step_settings) {
         if (differs(name)) {

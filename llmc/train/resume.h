@@ -17,7 +17,7 @@ namespace llmc {
 // there is none; nothing without --resume.
 std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std::filesystem::path& out_dir);
 
-// UserError if the checkpoint is of another model. Otherwise a line for each other setting that makes the run
+// UserError if the checkpoint is of another model or beyond the last step. Otherwise a line for each other setting that makes the run
 // go on differently from how it began.
 std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Options& options);
 

@@ -4,13 +4,25 @@
 #include <chrono>
 #include <cmath>
 #include <functional>
+#include <string>
 
 #include "llmc/core/error.h"
 #include "llmc/core/random.h"
 #include "llmc/io/model_files.h"
+#include "llmc/train/diagnosis.h"
 #include "llmc/train/sampler.h"
 
 namespace llmc {
+
+namespace {
+
+constexpr const char* smaller_steps =
+    "go on from the last checkpoint, or begin again, with a smaller --lr or more --warmup-steps";
+
+// A number in a message: nan has no sign.
+std::string named(double value) { return std::isnan(value) ? "nan" : fmt::format("{}", value); }
+
+}  // namespace
 
 Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Communicator& data_ranks)
     : options_(options),
@@ -68,10 +80,17 @@ StepMetrics Trainer::train_step(const TrainingSamples& samples) {
     const double norm = std::sqrt(executor_.norm_squared());
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
     if (!std::isfinite(loss) || !std::isfinite(norm)) {
+        const auto forward = [&](int micro_batch) {
+            executor_.run(
+                plan_.evaluation,
+                {.load = [&](int, auto inputs, auto targets) { load(micro_batch, inputs, targets); },
+                 .sequences = B});
+        };
         user_error(
-            "step {}: the loss is {} and the gradient's norm {}; the weights are those of the step before; "
-            "try a smaller --lr or more --warmup-steps",
-            progress_.step + 1, loss, norm);
+            "step {}: the loss is {} and the gradient's norm {}; the first tensor that is not finite is {}; "
+            "{}",
+            progress_.step + 1, named(loss), named(norm),
+            first_non_finite(plan_, arenas_, device_, store_, data_ranks_, forward), smaller_steps);
     }
 
     progress_.step += 1;
@@ -85,6 +104,13 @@ StepMetrics Trainer::train_step(const TrainingSamples& samples) {
             .step_ms = 1e3 * elapsed.count(),
             .phase_ms = times,
             .val_loss = {}};
+}
+
+void Trainer::require_finite() {
+    if (const auto tensor = non_finite_state(device_, store_)) {
+        user_error("step {}: its update made {} not finite, so it is not saved; {}", progress_.step, *tensor,
+                   smaller_steps);
+    }
 }
 
 double Trainer::validate(const ValidationWindows& validation, std::int64_t windows) {
@@ -106,6 +132,12 @@ double Trainer::validate(const ValidationWindows& validation, std::int64_t windo
         };
         executor_.run(plan_.evaluation, {.load = load, .sequences = B});
         loss += executor_.loss_sum();
+    }
+    if (!std::isfinite(loss)) {
+        user_error(
+            "the loss of the validation after step {} is {}; the first tensor that is not finite is {}; {}",
+            progress_.step, named(loss),
+            non_finite_state(device_, store_).value_or("an output of the forward pass"), smaller_steps);
     }
     return loss / static_cast<double>(validation.targets(windows));
 }

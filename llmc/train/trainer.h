@@ -31,8 +31,12 @@ class Trainer {
     ParameterStore& store() { return store_; }
     const Progress& progress() const { return progress_; }
 
-    // The next step. UserError if its loss is not finite.
+    // The next step. UserError on all ranks if its loss or gradient is not finite, which names the first tensor that
+    // is not.
     StepMetrics train_step(const TrainingSamples& samples);
+
+    // UserError if a weight or moment is not finite: what must not be saved. One rank does it alone.
+    void require_finite();
 
     // Mean loss in nats per token over the first `windows` windows. All ranks take part and receive it.
     double validate(const ValidationWindows& validation, std::int64_t windows);

@@ -13,6 +13,8 @@
 #include <thread>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
+#include "llmc/device/cpu/memory.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/products.h"
 
@@ -35,23 +37,9 @@ std::optional<std::string> proc_value(const char* path, std::string_view name) {
     return std::nullopt;
 }
 
-// Bytes that may be allocated without swapping, if the system says.
-std::optional<std::size_t> available_memory() {
-    const auto kibibytes = proc_value("/proc/meminfo", "MemAvailable");
-    if (!kibibytes) return std::nullopt;
-    return std::strtoull(kibibytes->c_str(), nullptr, 10) * 1024;
-}
-
-std::string readable(std::size_t bytes) {
-    constexpr double gibibyte = 1024.0 * 1024.0 * 1024.0;
-    const auto amount = static_cast<double>(bytes);
-    return amount >= gibibyte ? fmt::format("{:.1f} GiB", amount / gibibyte)
-                              : fmt::format("{:.1f} MiB", amount / (1024.0 * 1024.0));
-}
-
 [[noreturn]] void out_of_memory(std::string_view arena, std::size_t bytes, std::string_view why) {
     user_error("the {} need {} of memory, {}; a smaller --micro-batch-size or model would fit", arena,
-               readable(bytes), why);
+               human_bytes(bytes), why);
 }
 
 }  // namespace
@@ -81,11 +69,13 @@ std::string CpuDevice::note(DType dtype) const {
     return "bf16 products in fp32: this processor has none of its own";
 }
 
+std::size_t CpuDevice::available_memory() const { return cpu::available_memory().value_or(0); }
+
 std::byte* CpuDevice::allocate(std::size_t bytes, std::string_view arena) {
     if (bytes == 0) return nullptr;
     // The system would promise more than there is and stop the program when it is used.
-    if (const auto available = available_memory(); available && bytes > *available) {
-        out_of_memory(arena, bytes, fmt::format("{} are available", readable(*available)));
+    if (const auto available = cpu::available_memory(); available && bytes > *available) {
+        out_of_memory(arena, bytes, fmt::format("{} are available", human_bytes(*available)));
     }
     void* const mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) out_of_memory(arena, bytes, "which the system does not give");

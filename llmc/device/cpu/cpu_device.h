@@ -23,6 +23,7 @@ class CpuDevice final : public Device {
     std::string description() const override;
     std::string note(DType dtype) const override;
 
+    std::size_t available_memory() const override;
     std::byte* allocate(std::size_t bytes, std::string_view arena) override;
     void release(std::byte* memory) override;
 

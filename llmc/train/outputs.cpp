@@ -1,0 +1,64 @@
+#include "llmc/train/outputs.h"
+
+#include <system_error>
+
+#include "llmc/core/error.h"
+#include "llmc/io/checkpoint.h"
+#include "llmc/io/files.h"
+
+namespace llmc {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// The same file, whether it is there already or not.
+bool same_file(const fs::path& a, const fs::path& b) {
+    std::error_code ignored;
+    if (fs::equivalent(a, b, ignored)) return true;
+    return fs::weakly_canonical(a, ignored) == fs::weakly_canonical(b, ignored);
+}
+
+// UserErrors of `check` begin with the option.
+template <class Check>
+void check_option(const std::string& option, const Check& check) {
+    try {
+        check();
+    } catch (const UserError& fault) {
+        user_error("{}: {}", option, fault.what());
+    }
+}
+
+}  // namespace
+
+fs::path metrics_file(const Options& options, const fs::path& out_dir) {
+    return options.metrics.empty() ? out_dir / "metrics.jsonl" : fs::path(options.metrics);
+}
+
+void check_outputs(const Options& options, const fs::path& out_dir, std::span<const std::string> inputs,
+                   std::int64_t parameters) {
+    const fs::path metrics = metrics_file(options, out_dir), exported = options.export_file;
+    const auto refuse_overwriting = [](const char* option, const fs::path& file, const fs::path& source) {
+        if (same_file(file, source)) {
+            user_error("{} {} would overwrite {}, which this run reads; give another name", option,
+                       file.string(), source.string());
+        }
+    };
+
+    check_option("--out-dir", [&] { require_writable_directory(out_dir); });
+    check_option("--metrics", [&] { require_writable_file(metrics); });
+    for (const std::string& input : inputs) refuse_overwriting("--metrics", metrics, input);
+    if (!options.init.empty()) refuse_overwriting("--metrics", metrics, options.init);
+    if (!exported.empty()) {
+        check_option("--export", [&] { require_replaceable_file(exported); });
+        // --init may be replaced by what became of it.
+        for (const std::string& input : inputs) refuse_overwriting("--export", exported, input);
+        if (same_file(exported, metrics))
+            user_error("--export and --metrics are the same file, {}", metrics.string());
+    }
+    if (options.steps > 0) {
+        check_option("--out-dir", [&] { require_space(out_dir, checkpoint_bytes(parameters)); });
+    }
+}
+
+}  // namespace llmc

@@ -1,0 +1,23 @@
+// What a run will write, checked before it computes anything: so that hours of training do not end at a directory
+// that is not there.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+
+#include "llmc/train/options.h"
+
+namespace llmc {
+
+// UserError if the results (out_dir, --metrics, --export) could not be written, if one would overwrite another or
+// one of `inputs`, or if the disk has no room for a checkpoint of `parameters`. Leaves nothing behind. The process
+// that writes calls it.
+void check_outputs(const Options& options, const std::filesystem::path& out_dir,
+                   std::span<const std::string> inputs, std::int64_t parameters);
+
+// Where a run's metrics go.
+std::filesystem::path metrics_file(const Options& options, const std::filesystem::path& out_dir);
+
+}  // namespace llmc
