@@ -36,6 +36,7 @@ class TimedDevice final : public Device {
     DeviceKind kind() const override { return device_.kind(); }
     std::string description() const override { return device_.description(); }
     std::string note(DType dtype) const override { return device_.note(dtype); }
+    std::optional<double> peak_flops(DType dtype) const override { return device_.peak_flops(dtype); }
     std::size_t available_memory() const override { return device_.available_memory(); }
     std::byte* allocate(std::size_t bytes, std::string_view arena) override {
         return device_.allocate(bytes, arena);

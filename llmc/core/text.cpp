@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <numeric>
 #include <vector>
 
@@ -65,6 +66,14 @@ std::string one_line(std::string_view text) {
     std::ranges::replace_if(
         line, [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
     return line;
+}
+
+std::string clock_time(double seconds) {
+    const auto whole = static_cast<std::int64_t>(std::llround(std::max(0.0, seconds)));
+    const std::int64_t minutes = whole / 60, hours = minutes / 60, days = hours / 24;
+    if (days > 0) return fmt::format("{} d {}:{:02}:{:02}", days, hours % 24, minutes % 60, whole % 60);
+    if (hours > 0) return fmt::format("{}:{:02}:{:02}", hours, minutes % 60, whole % 60);
+    return fmt::format("{}:{:02}", minutes, whole % 60);
 }
 
 }  // namespace llmc

@@ -26,6 +26,9 @@ std::string plural(std::int64_t count, std::string_view singular, std::string_vi
 // first of several such; empty if there are no names.
 std::string nearest_name(std::string_view name, std::span<const std::string> names);
 
+// "0:52", "1:02:03", "2 d 3:04:05"
+std::string clock_time(double seconds);
+
 // On one line: line ends and other control characters become spaces.
 std::string one_line(std::string_view text);
 

@@ -69,7 +69,12 @@ std::size_t utf8_length(std::string_view text) {
     return 0;
 }
 
-bool is_control(unsigned char c) { return (c < 0x20 && c != '\n' && c != '\t') || c == 0x7f; }
+// C0 but for line feed and tab, DEL, and C1 (U+0080 to U+009F), which terminals obey as well.
+bool is_control(std::string_view character) {
+    const auto first = static_cast<unsigned char>(character[0]);
+    if (character.size() == 1) return (first < 0x20 && first != '\n' && first != '\t') || first == 0x7f;
+    return first == 0xc2 && static_cast<unsigned char>(character[1]) < 0xa0;
+}
 
 }  // namespace
 
@@ -96,8 +101,7 @@ std::string decode(std::span<const std::int32_t> tokens, std::int64_t vocabulary
     std::string text;
     for (std::string_view rest = bytes; !rest.empty();) {
         const std::size_t length = utf8_length(rest);
-        const bool printable =
-            length > 1 || (length == 1 && !is_control(static_cast<unsigned char>(rest[0])));
+        const bool printable = length > 0 && !is_control(rest.substr(0, length));
         text += printable ? rest.substr(0, length) : replacement;
         rest.remove_prefix(std::max<std::size_t>(length, 1));
     }

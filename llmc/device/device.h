@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -27,6 +28,10 @@ class Device {
 
     // Bytes that may be allocated now, by all processes on this device together; 0 where it is not known.
     virtual std::size_t available_memory() const = 0;
+    // Floating-point operations a second that the maker promises for products of this dtype; nothing where that
+    // is not known, as of processors, whose clock no one promises.
+    virtual std::optional<double> peak_flops(DType dtype) const = 0;
+
     // Zeroed memory, aligned to buffer_alignment. A UserError names the arena and the bytes if there is too
     // little.
     virtual std::byte* allocate(std::size_t bytes, std::string_view arena) = 0;

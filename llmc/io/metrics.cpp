@@ -70,6 +70,7 @@ void MetricsWriter::write(const StepMetrics& metrics) {
         {"step_ms", rounded(metrics.step_ms, 6)},
         {"phase_ms", phases},
     };
+    if (metrics.model_flops_utilization) line["mfu"] = rounded(*metrics.model_flops_utilization, 4);
     if (metrics.val_loss) line["val_loss"] = rounded(*metrics.val_loss, 9);
     write_line(line.dump() + "\n");
 }

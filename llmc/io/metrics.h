@@ -24,6 +24,9 @@ struct StepMetrics {
     double tokens_per_second = 0;
     double step_ms = 0;
     PhaseTimes phase_ms;
+    // Floating-point operations of the model a second over those that the devices could do (MFU), where their
+    // peak is known.
+    std::optional<double> model_flops_utilization;
     std::optional<double> val_loss;
 };
 

@@ -34,6 +34,11 @@ std::span<const NamedModel> named_models();
 // of memory, which the run's plan checks.
 void check_config(const GPTConfig& config);
 
+// Floating-point operations that training on a token takes, forward and backward: 6 for each weight of a matrix
+// product (the head's among them), and 12 L C T for the attention scores and what they weigh (Chowdhery et al., "PaLM",
+// 2022, appendix B, which counts the scores that the causal mask hides too).
+double training_flops_per_token(const GPTConfig& config);
+
 // Trainable parameters, without padding; the head is the token embedding and counts once.
 std::int64_t count_parameters(const GPTConfig& config);
 // The same of sizes that may be absurd, whose products leave 64 bits.

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <cmath>
 
 #include "llmc/core/text.h"
 
@@ -13,54 +13,123 @@ namespace {
 
 // The heading of the step lines comes back this often, so that it is always on the screen.
 constexpr std::int64_t lines_per_heading = 40;
+constexpr int widest = 100;
 
-void print(std::string_view text) {
-    std::fwrite(text.data(), 1, text.size(), stdout);
-    std::fflush(stdout);
+std::string rule(std::string_view title, int columns) {
+    const std::string begin = fmt::format("-- {} ", title);
+    return fmt::format("{:-<{}}", begin, std::max<int>(columns, static_cast<int>(begin.size())));
+}
+
+// Text in lines of at most so many columns, cut at spaces.
+std::vector<std::string> wrapped(std::string_view text, std::size_t columns) {
+    std::vector<std::string> lines;
+    while (text.size() > columns) {
+        std::size_t cut = text.rfind(' ', columns);
+        if (cut == std::string_view::npos) cut = text.find(' ');
+        if (cut == std::string_view::npos) break;
+        lines.emplace_back(text.substr(0, cut));
+        text.remove_prefix(cut + 1);
+    }
+    lines.emplace_back(text);
+    return lines;
 }
 
 }  // namespace
 
-void Console::header(std::string_view title,
-                     const std::vector<std::pair<std::string, std::string>>& rows) const {
-    if (!speaks_) return;
-    std::string text = fmt::format("{}\n", title);
-    std::size_t width = 0;
-    for (const auto& [name, value] : rows) width = std::max(width, name.size());
-    for (const auto& [name, value] : rows) text += fmt::format("  {:<{}}  {}\n", name, width, value);
-    print(text + "\n");
+std::string progress_line(std::int64_t first, std::int64_t done, std::int64_t total, double seconds,
+                          int columns) {
+    const double share = total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 1.0;
+    const std::int64_t here = done - first + 1;
+    const std::string left =
+        here > 0 ? clock_time(seconds / static_cast<double>(here) * static_cast<double>(total - done)) : "?";
+    const std::string text = fmt::format(" {:3.0f}%  {}/{}  {} passed, {} left", std::floor(100 * share),
+                                         grouped(done), grouped(total), clock_time(seconds), left);
+    const std::int64_t width = std::min<std::int64_t>(30, columns - std::ssize(text) - 2);
+    if (width < 4) return text.substr(1);
+    const auto filled = static_cast<std::int64_t>(share * static_cast<double>(width));
+    std::string bar = fmt::format("{:=<{}}", "", filled);
+    if (filled < width) bar += '>';
+    return fmt::format("[{:<{}}]{}", bar, width, text);
 }
 
-void Console::step(const StepMetrics& m, std::int64_t total_steps) {
+void Console::print(std::string_view text) {
+    if (speaks_) terminal_.print(text);
+}
+
+void Console::print_rows(const Rows& rows) {
+    std::size_t name_width = 0;
+    for (const auto& [name, value] : rows) name_width = std::max(name_width, name.size());
+    const auto columns = static_cast<std::size_t>(std::min(widest, terminal_.columns()));
+    const std::size_t value_width = std::max<std::size_t>(40, columns - std::min(columns, name_width + 4));
+    std::string text;
+    for (const auto& [name, value] : rows) {
+        std::string label = terminal_.styled(Style::faint, fmt::format("{:<{}}", name, name_width));
+        for (const std::string& line : wrapped(value, value_width)) {
+            text += fmt::format("  {}  {}\n", label, line);
+            label = std::string(name_width, ' ');
+        }
+    }
+    print(text);
+}
+
+void Console::header(std::string_view title, const Rows& rows) {
     if (!speaks_) return;
-    const auto width = static_cast<int>(std::max<std::size_t>(4, std::to_string(total_steps).size()));
+    print(terminal_.styled(Style::heading, title) + "\n");
+    print_rows(rows);
+    print("\n");
+}
+
+void Console::begin(std::int64_t first, std::int64_t total) {
+    first_ = first;
+    total_ = total;
+    start_ = std::chrono::steady_clock::now();
+}
+
+void Console::step(const StepMetrics& m) {
+    if (!speaks_) return;
+    const auto width = static_cast<int>(std::max<std::size_t>(4, std::to_string(total_).size()));
+    const bool knows_peak = m.model_flops_utilization.has_value();
     if (steps_since_heading_ % lines_per_heading == 0) {
-        print(fmt::format("{:>{}}  {:>9}  {:>9}  {:>9}  {:>8}  {:>9}\n", "step", 2 * width + 1, "loss",
-                          "grad norm", "lr", "ms", "tokens/s"));
+        print(terminal_.styled(Style::heading, fmt::format("{:>{}}  {:>9}  {:>9}  {:>9}  {:>9}  {:>11}{}",
+                                                           "step", width, "loss", "grad norm", "lr", "ms",
+                                                           "tokens/s", knows_peak ? "     MFU" : "")) +
+              "\n");
     }
     ++steps_since_heading_;
-    print(fmt::format("{:>{}}/{}  {:>9.5f}  {:>9.4f}  {:>9.3e}  {:>8.1f}  {:>9}\n", m.step, width,
-                      fmt::format("{:<{}}", total_steps, width), m.loss, m.grad_norm, m.learning_rate,
-                      m.step_ms, grouped(static_cast<std::int64_t>(m.tokens_per_second))));
+    const std::string line = fmt::format(
+        "{:>{}}  {:>9.5f}  {:>9.4f}  {:>9.3e}  {:>9.1f}  {:>11}{}\n", m.step, width, m.loss, m.grad_norm,
+        m.learning_rate, m.step_ms, grouped(static_cast<std::int64_t>(m.tokens_per_second)),
+        knows_peak ? fmt::format("  {:>5.1f}%", 100 * *m.model_flops_utilization) : "");
+    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start_;
+    const bool last = m.step == total_;
+    terminal_.print(
+        line, last ? "" : progress_line(first_, m.step, total_, passed.count(), terminal_.columns() - 1));
 }
 
 void Console::validation(std::int64_t step, double loss) {
-    if (!speaks_) return;
-    print(fmt::format("-- validation after step {}: loss {:.5f}\n", step, loss));
+    print(
+        terminal_.styled(Style::result, fmt::format("-- validation after step {}: loss {:.5f}", step, loss)) +
+        "\n");
 }
 
-void Console::sample(std::int64_t step, std::string_view text) const {
-    if (!speaks_) return;
+void Console::sample(std::int64_t step, std::string_view text) {
     while (text.starts_with('\n')) text.remove_prefix(1);
-    print(fmt::format("\n-- sample after step {} {:-<50}\n{}\n{:-<72}\n\n", step, "", text, ""));
+    constexpr int columns = 72;
+    print(
+        fmt::format("\n{}\n{}\n{}\n",
+                    terminal_.styled(Style::faint, rule(fmt::format("sample after step {}", step), columns)),
+                    text, terminal_.styled(Style::faint, fmt::format("{:-<{}}", "", columns))));
+    steps_since_heading_ = 0;
 }
 
-void Console::note(std::string_view text) const {
-    if (speaks_) print(fmt::format("note: {}\n", text));
+void Console::summary(const Rows& rows) {
+    if (!speaks_) return;
+    terminal_.print("\n", "");
+    print_rows(rows);
 }
 
-void Console::text(std::string_view text) const {
-    if (speaks_) print(text);
-}
+void Console::note(std::string_view text) { print(fmt::format("note: {}\n", text)); }
+
+void Console::text(std::string_view text) { print(text); }
 
 }  // namespace llmc

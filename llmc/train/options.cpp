@@ -47,41 +47,36 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     const Choices any;
     group("Model");
     setting("model", o.model, "Sizes to start from; the options below override them", model_names());
-    setting("layers", o.layers, "Transformer blocks, L", any);
-    setting("heads", o.heads, "Attention heads, NH; divides the channels", any);
-    setting("channels", o.channels, "Width of the residual stream, C", any);
-    setting("seq-len", o.sequence_length, "Tokens of context, T", any);
-    setting("vocab-size", o.vocabulary, "Vocabulary, V; 256 reads and writes bytes", any);
-    setting("init", o.init, "Start from the weights in FILE.safetensors (GPT-2's names, as --export writes)",
-            any);
+    setting("layers", o.layers, "Transformer blocks, L; default the model's", any);
+    setting("heads", o.heads, "Attention heads, NH, a divisor of C; default the model's", any);
+    setting("channels", o.channels, "Width of the residual stream, C; default the model's", any);
+    setting("seq-len", o.sequence_length, "Tokens of context, T; default the model's", any);
+    setting("vocab-size", o.vocabulary, "Vocabulary, V, where 256 is bytes; default the model's", any);
+    setting("init", o.init, "Start from the weights in FILE.safetensors (GPT-2's names)", any);
 
     group("Data");
-    setting("train-data", o.train_data,
-            "FILE.txt as bytes, or token shards 'PATTERN*.bin'; default embedded stories", any);
-    setting("val-data", o.val_data,
-            "The same for validation; default the last tenth of a text, none for shards", any);
+    setting("train-data", o.train_data, "FILE.txt as bytes or shards 'PATTERN*.bin'; default stories", any);
+    setting("val-data", o.val_data, "For validation; default a text's last tenth, none for shards", any);
 
     group("Training");
     setting("steps", o.steps, "Optimizer steps; 0 does all but train", any);
     setting("global-batch-tokens", o.global_batch_tokens,
-            "Tokens of one optimizer step over all processes; default 24 sequences", any);
-    setting("micro-batch-size", o.micro_batch_size,
-            "Sequences a process computes at once; default up to 2048 tokens", any);
-    setting("dtype", o.dtype, "Compute in fp32 (default) or bf16; sums and master weights are fp32 in both",
+            "Tokens of a step over all processes; default 24 sequences", any);
+    setting("micro-batch-size", o.micro_batch_size, "Sequences computed at once; default up to 2048 tokens",
+            any);
+    setting("dtype", o.dtype, "Compute in fp32 (default) or bf16; sums are fp32 in both",
             Choices{"fp32", "bf16"});
     setting("device", o.device, "Where to compute", Choices{"auto", "cpu", "cuda"});
     setting("seed", o.seed, "Of initial weights, order of the data, samples", any);
-    setting("overlap-grad-reduce", o.overlap_grad_reduce,
-            "Reduce gradients over processes while the backward pass goes on", any);
+    setting("overlap-grad-reduce", o.overlap_grad_reduce, "Reduce gradients beside the backward pass", any);
     setting("comm-timeout", o.communication_timeout, "Seconds to wait for a process that does not answer",
             any);
 
     group("Optimizer (AdamW)");
-    setting("lr", o.learning_rate, "Learning rate after warmup; default the one that suits --model", any);
-    setting("warmup-steps", o.warmup_steps, "Steps over which the rate rises; default 100, 0 if constant",
-            any);
-    setting("lr-schedule", o.schedule,
-            "How it falls after them (wsd: constant, then linear in the last fifth)", schedule_names());
+    setting("lr", o.learning_rate, "Learning rate after warmup; default one that suits --model", any);
+    setting("warmup-steps", o.warmup_steps, "Steps over which it rises; default 100, 0 if constant", any);
+    setting("lr-schedule", o.schedule, "How it falls then (wsd: in the last fifth, linearly)",
+            schedule_names());
     setting("min-lr-fraction", o.min_lr_fraction, "Where it ends, as a fraction of --lr", any);
     setting("weight-decay", o.weight_decay, "On tensors of two dimensions, the embeddings included", any);
     setting("beta1", o.beta1, "Decay of the first moment", any);
@@ -90,15 +85,12 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("grad-clip", o.grad_clip, "Largest global norm of the gradient; 0 does not clip", any);
 
     group("Validation and samples");
-    setting("val-every", o.val_every,
-            "Validate every so many steps, and after the last; 0: only after the last", any);
-    setting("val-batches", o.val_batches, "Global batches of a validation; 0: the whole validation data",
+    setting("val-every", o.val_every, "Validate every so many steps and after the last; 0: only then", any);
+    setting("val-batches", o.val_batches, "Global batches of a validation; 0: all there are", any);
+    setting("sample-every", o.sample_every, "Sample every so many steps and after the last; 0: only then",
             any);
-    setting("sample-every", o.sample_every,
-            "Sample every so many steps, and after the last; 0: only after the last", any);
     setting("sample-tokens", o.sample_tokens, "Tokens of a sample; 0: no samples", any);
-    setting("prompt", o.prompt,
-            "What a sample begins with: text (\\n is a new line) for bytes, else token ids", any);
+    setting("prompt", o.prompt, "What samples begin with: text (\\n is a new line), or token ids", any);
     setting("temperature", o.temperature, "Divides the logits; 0 takes the likeliest token", any);
     setting("top-k", o.top_k, "Sample from the k likeliest tokens; 0: from all", any);
 
@@ -106,9 +98,8 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("out-dir", o.out_dir, "Where results go; default runs/ and the time", any);
     setting("metrics", o.metrics, "JSON lines, one a step; default metrics.jsonl in --out-dir", any);
     setting("checkpoint-every", o.checkpoint_every,
-            "Save every so many steps, and after the last; 0: only after the last", any);
-    setting("export", o.export_file,
-            "Write the weights after the last step to FILE.safetensors (GPT-2's names)", any);
+            "Save every so many steps and after the last; 0: only then", any);
+    setting("export", o.export_file, "Write the final weights to FILE.safetensors (GPT-2's names)", any);
 }
 
 constexpr auto no_group = [](const char*) {};
@@ -334,15 +325,14 @@ void apply_config(CLI::App& app, const std::string& file) {
 std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text) {
     Options options;
     CLI::App app("Trains a GPT from scratch: ./train_gpt, or mpirun -np 8 ./train_gpt.", "train_gpt");
-    app.get_formatter()->column_width(40);
+    app.get_formatter()->column_width(36);
     app.set_help_flag("-h,--help", "Print this and exit");
     app.set_version_flag("--version", fmt::format("train_gpt {} (commit {})", version(), commit()));
     add_settings(app, options);
 
     std::string resume;
     CLI::Option* resume_option =
-        app.add_option("--resume", resume,
-                       "Go on from a checkpoint's directory; alone: the newest in --out-dir")
+        app.add_option("--resume", resume, "Go on from a checkpoint; alone: the newest in --out-dir")
             ->expected(0, 1)
             ->configurable(false)
             ->option_text("[DIR]")

@@ -103,7 +103,15 @@ StepMetrics Trainer::train_step(const TrainingSamples& samples) {
             .tokens_per_second = global_tokens / elapsed.count(),
             .step_ms = 1e3 * elapsed.count(),
             .phase_ms = times,
+            .model_flops_utilization = model_flops_utilization(global_tokens / elapsed.count()),
             .val_loss = {}};
+}
+
+std::optional<double> Trainer::model_flops_utilization(double tokens_per_second) const {
+    const std::optional<double> peak = device_.peak_flops(plan_.spec.dtype);
+    if (!peak) return std::nullopt;
+    return training_flops_per_token(plan_.spec.config) * tokens_per_second /
+           (*peak * plan_.spec.mesh.world());
 }
 
 void Trainer::require_finite() {

@@ -49,6 +49,7 @@ class Trainer {
 
   private:
     AdamWStep adamw_step() const;
+    std::optional<double> model_flops_utilization(double tokens_per_second) const;
 
     const Options& options_;
     const RunPlan& plan_;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -22,6 +23,7 @@ class CpuDevice final : public Device {
     DeviceKind kind() const override { return DeviceKind::cpu; }
     std::string description() const override;
     std::string note(DType dtype) const override;
+    std::optional<double> peak_flops(DType /*dtype*/) const override { return std::nullopt; }
 
     std::size_t available_memory() const override;
     std::byte* allocate(std::size_t bytes, std::string_view arena) override;

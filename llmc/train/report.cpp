@@ -1,0 +1,140 @@
+#include "llmc/train/report.h"
+
+#include <fmt/format.h>
+
+#include <string>
+
+#include "llmc/core/text.h"
+#include "llmc/core/version.h"
+#include "llmc/train/outputs.h"
+
+namespace llmc {
+
+namespace {
+
+std::string model_text(const Run& run) {
+    const GPTConfig& config = run.plan.spec.config;
+    return fmt::format("{}: {} layers, {} heads, {} channels, context {}, vocabulary {}", run.options.model,
+                       config.layers, config.heads, config.channels, config.sequence_length,
+                       config.vocabulary);
+}
+
+std::string memory_text(const MemoryLayout& memory) {
+    std::string text = fmt::format("{} a process:", human_bytes(memory.total_bytes()));
+    std::string_view separator = " ";
+    for (const ArenaKind kind : all_arenas) {
+        if (memory.bytes(kind) == 0) continue;
+        text += fmt::format("{}{} {}", separator, name_of(kind), human_bytes(memory.bytes(kind)));
+        separator = ", ";
+    }
+    return text;
+}
+
+std::string validation_text(const Run& run) {
+    if (!run.data.validation) return "none";
+    const Options& options = run.options;
+    const std::string when = options.val_every == 0
+                                 ? "after the last step"
+                                 : fmt::format("every {}", plural(options.val_every, "step"));
+    const std::string how_much = options.val_batches == 0
+                                     ? "on all of it"
+                                     : fmt::format("on up to {}", plural(options.val_batches, "batch", "es"));
+    return fmt::format("{}; {}, {}", run.data.validation_description, when, how_much);
+}
+
+std::string baseline_text(const Data& data) {
+    std::string text = fmt::format("a unigram model's loss {:.5f}", *data.unigram_loss);
+    if (data.source_entropy) text += fmt::format(", the source's own entropy {:.5f}", *data.source_entropy);
+    return text + " nats per token";
+}
+
+std::string batch_text(const RunPlan& plan) {
+    return fmt::format("{} tokens = {} x {} x {} x {} tokens", grouped(plan.spec.global_batch_tokens),
+                       plural(plan.spec.mesh.data_ranks, "process", "es"),
+                       plural(plan.micro_batches, "micro-batch", "es"), plural(plan.micro_batch, "sequence"),
+                       plan.spec.config.sequence_length);
+}
+
+std::string schedule_text(const Run& run) {
+    const Options& options = run.options;
+    const double rate = *options.learning_rate;
+    const auto tokens =
+        static_cast<double>(options.steps) * static_cast<double>(run.plan.spec.global_batch_tokens);
+    const std::string course =
+        options.schedule_kind() == ScheduleKind::constant
+            ? fmt::format("constant {}", rate)
+            : fmt::format("{} from {} to {}", options.schedule, rate, rate * options.min_lr_fraction);
+    const double epochs = tokens / static_cast<double>(run.data.training->tokens());
+    return fmt::format("{}, {} tokens, {:.2f} epochs; learning rate {}, {} of warmup",
+                       plural(options.steps, "step"), human_count(tokens), epochs, course,
+                       plural(*options.warmup_steps, "step"));
+}
+
+}  // namespace
+
+Rows header_rows(const Run& run, const Device& device) {
+    const DType dtype = run.plan.spec.dtype;
+    const std::string note = device.note(dtype);
+    Rows rows = {
+        {"device", fmt::format("{}, {}{}", device.description(), name_of(dtype),
+                               note.empty() ? "" : " (" + note + ")")},
+        {"mesh", run.plan.spec.mesh.description()},
+        {"model", model_text(run)},
+        {"parameters", grouped(count_parameters(run.plan.spec.config))},
+        {"memory", memory_text(run.plan.memory)},
+        {"training", run.data.training_description},
+        {"validation", validation_text(run)},
+    };
+    if (run.data.unigram_loss) rows.emplace_back("baseline", baseline_text(run.data));
+    rows.emplace_back("batch", batch_text(run.plan));
+    rows.emplace_back("schedule", schedule_text(run));
+    rows.emplace_back("results", run.out_dir.string());
+    return rows;
+}
+
+nlohmann::ordered_json run_record(const Run& run, const Device& device) {
+    nlohmann::ordered_json record = {
+        {"program", "train_gpt"},
+        {"version", version()},
+        {"commit", commit()},
+        {"configuration", to_json(run.options)},
+        {"device", device.description()},
+        {"mesh", {{"world", run.plan.spec.mesh.world()}, {"data", run.plan.spec.mesh.data_ranks}}},
+        {"parameters", count_parameters(run.plan.spec.config)},
+        {"micro_batch_sequences", run.plan.micro_batch},
+        {"micro_batches", run.plan.micro_batches},
+    };
+    for (const ArenaKind kind : all_arenas)
+        record["memory"][std::string(name_of(kind))] = run.plan.memory.bytes(kind);
+    if (run.data.unigram_loss) record["unigram_loss"] = *run.data.unigram_loss;
+    if (run.data.source_entropy) record["source_entropy"] = *run.data.source_entropy;
+    return record;
+}
+
+Rows summary_rows(const Run& run, const Outcome& outcome) {
+    Rows rows;
+    if (outcome.best_loss) {
+        std::string text = fmt::format("validation loss {:.5f} after step {}", *outcome.best_loss,
+                                       grouped(outcome.best_step));
+        if (run.data.unigram_loss) {
+            text += fmt::format(", {:.0f}% of a unigram model's {:.5f}",
+                                100 * *outcome.best_loss / *run.data.unigram_loss, *run.data.unigram_loss);
+        }
+        if (run.data.source_entropy) {
+            text += fmt::format("; the source's entropy is {:.5f}", *run.data.source_entropy);
+        }
+        rows.emplace_back("best", text);
+    }
+    if (outcome.steps > 0) {
+        const auto tokens = static_cast<double>(outcome.steps * run.plan.spec.global_batch_tokens);
+        rows.emplace_back("time", fmt::format("{} for {}: {} tokens/s, validation and saving included",
+                                              clock_time(outcome.seconds), plural(outcome.steps, "step"),
+                                              grouped(static_cast<std::int64_t>(tokens / outcome.seconds))));
+        rows.emplace_back("metrics", metrics_file(run.options, run.out_dir).string());
+    }
+    if (!outcome.checkpoint.empty()) rows.emplace_back("checkpoint", outcome.checkpoint.string());
+    if (!run.options.export_file.empty()) rows.emplace_back("exported", run.options.export_file);
+    return rows;
+}
+
+}  // namespace llmc

@@ -1,0 +1,45 @@
+// What a run says of itself: the header before its first step, the record that begins its metrics, the summary
+// after its last.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "llmc/data/data.h"
+#include "llmc/device/device.h"
+#include "llmc/io/checkpoint.h"
+#include "llmc/plan/run_plan.h"
+#include "llmc/train/console.h"
+#include "llmc/train/options.h"
+
+namespace llmc {
+
+// Everything that is known before the first step.
+struct Run {
+    Options options;
+    const Data& data;
+    const RunPlan& plan;
+    std::filesystem::path out_dir;
+    std::optional<CheckpointInfo> checkpoint;  // that it goes on from
+};
+
+// What came of it.
+struct Outcome {
+    std::int64_t steps = 0;  // that this run took
+    double seconds = 0;
+    std::optional<double> best_loss;  // of validations
+    std::int64_t best_step = 0;
+    std::filesystem::path checkpoint;  // the last one; empty if there is none
+
+    void see_validation(double loss, std::int64_t step) {
+        if (!best_loss || loss < *best_loss) best_loss = loss, best_step = step;
+    }
+};
+
+Rows header_rows(const Run& run, const Device& device);
+nlohmann::ordered_json run_record(const Run& run, const Device& device);
+Rows summary_rows(const Run& run, const Outcome& outcome);
+
+}  // namespace llmc

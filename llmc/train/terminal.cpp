@@ -1,0 +1,84 @@
+#include "llmc/train/terminal.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+namespace llmc {
+
+namespace {
+
+constexpr std::string_view erase_line = "\r\x1b[K";
+constexpr int default_columns = 100;
+
+std::string_view environment(const char* name) {
+    const char* value = std::getenv(name);
+    return value == nullptr ? "" : value;
+}
+
+// A descriptor of standard output, or of mpirun's, which is the parent of the processes that it starts itself.
+// (Those on other machines have a parent that has no terminal.)
+int open_output() {
+    if (environment("OMPI_COMM_WORLD_RANK").empty()) return dup(STDOUT_FILENO);
+    return open(fmt::format("/proc/{}/fd/1", getppid()).c_str(), O_WRONLY | O_NOCTTY | O_CLOEXEC);
+}
+
+// 0 where the terminal does not say.
+int columns_of(int file) {
+    winsize size{};
+    return ioctl(file, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
+void write(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+
+}  // namespace
+
+Terminal::Terminal() {
+    const std::string_view type = environment("TERM");
+    if (type.empty() || type == "dumb") return;
+    const int output = open_output();
+    if (output < 0) return;
+    if (isatty(output) == 1) {
+        file_ = output;
+        colours_ = environment("NO_COLOR").empty();
+    } else {
+        close(output);
+    }
+}
+
+Terminal::~Terminal() {
+    if (file_ < 0) return;
+    print("", "");
+    close(file_);
+}
+
+int Terminal::columns() const {
+    const int columns = file_ >= 0 ? columns_of(file_) : 0;
+    return columns > 0 ? columns : default_columns;
+}
+
+void Terminal::print(std::string_view text) { print(text, std::string(status_)); }
+
+void Terminal::print(std::string_view text, std::string_view status) {
+    if (!status_.empty()) write(erase_line);
+    write(text);
+    // A line that filled the last column would wrap, and a wrapped line cannot be erased.
+    if (has_status()) status_ = status.substr(0, static_cast<std::size_t>(std::max(0, columns() - 1)));
+    write(status_);
+    std::fflush(stdout);
+}
+
+std::string Terminal::styled(Style style, std::string_view text) const {
+    if (!colours_ || style == Style::plain) return std::string(text);
+    constexpr std::string_view bold = "1", green = "32", grey = "90";
+    const std::string_view code = style == Style::heading ? bold : style == Style::result ? green : grey;
+    return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
+}
+
+}  // namespace llmc

@@ -1,0 +1,151 @@
+"""What a person sees: plain lines in a pipe, a status line and colours on a terminal (a pseudo-terminal here)."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import termios
+
+import program
+import pytest
+
+QUICK = [*program.SMALL, "--steps=12", "--sample-tokens=20", "--val-every=5", "--val-batches=1"]
+ERASE = "\r\x1b[K"
+COLOUR = re.compile(r"\x1b\[\d+m")
+STEP = re.compile(r"^ *\d+ +\d+\.\d{5} +\d+\.\d{4} +\d\.\d{3}e[-+]\d\d +\d+\.\d +[\d,]+$")
+
+
+def on_terminal(*options, ranks=1, columns=90, status=0, **environment):
+    """All that the program writes to a terminal of so many columns."""
+    command = [program.PROGRAM, *map(str, options)]
+    if ranks > 1:
+        command = ["scripts/launch.sh", "-np", str(ranks), *command]
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen(command, cwd=program.ROOT, stdin=theirs, stdout=theirs, stderr=theirs,
+                               env=os.environ | {"TERM": "xterm", "NO_COLOR": ""} | environment)
+    os.close(theirs)
+    written = b""
+    while True:
+        try:
+            piece = os.read(ours, 1 << 16)
+        except OSError:  # what Linux says when the other side is closed
+            break
+        if not piece:
+            break
+        written += piece
+    os.close(ours)
+    assert process.wait() == status, written.decode()
+    return written.decode().replace("\r\n", "\n")
+
+
+def lines_above_status(text):
+    """The lines that stay, and all status lines that there were in between."""
+    stay, status = "", []
+    for piece in text.split(ERASE):
+        head, _, last = piece.rpartition("\n")
+        stay += head + "\n" if head else ""
+        if last:
+            status.append(last)
+    return stay.splitlines(), status
+
+
+def step_lines(lines):
+    return [line for line in lines if STEP.match(line)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_pipe_gets_plain_lines(tmp_path, ranks):
+    text = program.run(*QUICK, f"--out-dir={tmp_path}/run", ranks=ranks, env={"TERM": "xterm"}).stdout
+    assert "\x1b" not in text and "\r" not in text
+    steps = step_lines(text.splitlines())
+    assert [int(line.split()[0]) for line in steps] == list(range(1, 13))
+    assert len(set(map(len, steps))) == 1, steps  # aligned
+    heading = next(line for line in text.splitlines() if line.split()[:1] == ["step"])
+    assert len(heading) == len(steps[0]) and heading.split() == ["step", "loss", "grad", "norm", "lr", "ms", "tokens/s"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_terminal_has_a_status_line(tmp_path, ranks):
+    text = on_terminal(*QUICK, f"--out-dir={tmp_path}/run", ranks=ranks)
+    lines, status = lines_above_status(text)
+    assert len(step_lines(lines)) == 12
+    progress = [re.search(r"(\d+)/12  \d+:\d\d passed, \d+:\d\d left$", line) for line in status]
+    assert all(progress), status
+    # Every step but the last is shown, what is printed in between repeats it.
+    assert sorted({int(match[1]) for match in progress}) == list(range(1, 12))
+    assert COLOUR.search(text)
+    assert not text.endswith(status[-1])
+
+
+def test_the_status_line_never_wraps(tmp_path):
+    for columns in (24, 60, 200):
+        _, status = lines_above_status(on_terminal(*QUICK, f"--out-dir={tmp_path}/{columns}", columns=columns))
+        assert status and max(map(len, status)) < columns
+
+
+def test_an_error_stands_on_a_line_of_its_own(tmp_path):
+    text = on_terminal(*QUICK, "--lr=1e30", "--warmup-steps=0", f"--out-dir={tmp_path}/run", status=1)
+    before, error, _ = text.rpartition("error: ")
+    assert error and before.endswith((ERASE, "\n"))
+    assert len(lines_above_status(before)[1]) > 0  # there was a status line
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_no_colours_where_none_are_wanted(tmp_path, environment):
+    text = on_terminal(*QUICK, f"--out-dir={tmp_path}/run", **environment)
+    assert not COLOUR.search(text)
+    assert (ERASE in text) == ("NO_COLOR" in environment)
+    assert len(step_lines(lines_above_status(text)[0])) == 12
+
+
+def rows_of(text):
+    """The rows of the header and of the summary: name and value, continuation lines joined."""
+    rows = {}
+    for line in text.splitlines():
+        match = re.match(r"  (\w+) +(\S.*)$", line)
+        if line.startswith("     ") and rows:
+            rows[list(rows)[-1]] += " " + line.strip()
+        elif match:
+            rows[match[1]] = match[2]
+    return rows
+
+
+def test_header_and_summary(tmp_path):
+    text = program.run(*QUICK, f"--out-dir={tmp_path}/run", ranks=2, env={"OMP_NUM_THREADS": "1"}).stdout
+    rows = rows_of(text)
+    assert re.match(r"train_gpt \d+\.\d+\.\d+ \(commit \S+\)$", text.splitlines()[0])
+    assert "1 thread, fp32" in rows["device"]
+    assert rows["mesh"].startswith("2 processes")
+    assert rows["model"] == "tiny: 2 layers, 2 heads, 32 channels, context 16, vocabulary 256"
+    # wte, wpe, two blocks of 12 C^2 + 13 C, ln_f
+    assert rows["parameters"] == f"{256 * 32 + 16 * 32 + 2 * (12 * 32 * 32 + 13 * 32) + 2 * 32:,}"
+    assert all(arena in rows["memory"] for arena in ("parameters", "gradients", "moments", "activations", "workspace"))
+    assert "1,800,000 tokens" in rows["training"] and "200,000 tokens" in rows["validation"]
+    assert rows["batch"] == "384 tokens = 2 processes x 1 micro-batch x 12 sequences x 16 tokens"
+    assert "12 steps, 4,608 tokens" in rows["schedule"]
+    run = program.Run(f"{tmp_path}/run")
+    best = min((line["val_loss"], line["step"]) for line in run.lines if "val_loss" in line)
+    assert rows["best"].startswith(f"validation loss {best[0]:.5f} after step {best[1]}")
+    assert "12 steps" in rows["time"] and "tokens/s" in rows["time"]
+    assert os.path.isdir(rows["checkpoint"]) and os.path.isfile(rows["metrics"])
+    assert max(map(len, text.splitlines())) <= 100 + len(str(tmp_path))
+
+
+def test_no_steps_print_the_header(tmp_path):
+    with_steps = rows_of(program.run(*QUICK, f"--out-dir={tmp_path}/a", "--sample-tokens=0").stdout)
+    without = rows_of(program.run(*QUICK, "--steps=0", f"--out-dir={tmp_path}/b", "--sample-tokens=0").stdout)
+    assert {name: without[name] for name in ("device", "mesh", "model", "parameters", "memory", "batch")} == \
+        {name: with_steps[name] for name in ("device", "mesh", "model", "parameters", "memory", "batch")}
+    assert "time" not in without and "checkpoint" not in without
+
+
+def test_help_fits_the_screen():
+    text = program.run("--help").stdout
+    groups = re.split(r"\n\n+", text.strip())
+    assert len(groups) >= 7
+    for group in groups:
+        assert len(group.splitlines()) <= 24
+    assert max(map(len, text.splitlines())) <= 100

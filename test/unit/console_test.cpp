@@ -1,0 +1,57 @@
+// What is printed: times, the progress line, and the operations that a share of the peak is a share of. The
+// terminal itself is tested with the whole program (test_terminal.py).
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "llmc/core/text.h"
+#include "llmc/model/config.h"
+#include "llmc/train/console.h"
+
+namespace llmc {
+namespace {
+
+TEST(Text, ClockTime) {
+    EXPECT_EQ(clock_time(-1), "0:00");
+    EXPECT_EQ(clock_time(0.4), "0:00");
+    EXPECT_EQ(clock_time(59.6), "1:00");
+    EXPECT_EQ(clock_time(3599), "59:59");
+    EXPECT_EQ(clock_time(3600), "1:00:00");
+    EXPECT_EQ(clock_time(2 * 86400 + 3 * 3600 + 4 * 60 + 5), "2 d 3:04:05");
+}
+
+TEST(ProgressLine, SaysWhatIsDoneAndLeft) {
+    EXPECT_EQ(progress_line(1, 350, 1400, 35, 100),
+              "[=======>                      ]  25%  350/1,400  0:35 passed, 1:45 left");
+    EXPECT_EQ(progress_line(1, 1400, 1400, 140, 100),
+              "[==============================] 100%  1,400/1,400  2:20 passed, 0:00 left");
+}
+
+TEST(ProgressLine, CountsTheTimeOfThisRunsStepsOnly) {
+    // A resumed run has taken 10 of the 110 steps that are done: a second each.
+    EXPECT_NE(progress_line(101, 110, 130, 10, 100).find("110/130  0:10 passed, 0:20 left"),
+              std::string::npos);
+    EXPECT_NE(progress_line(1, 0, 5, 1, 100).find("? left"), std::string::npos);
+}
+
+TEST(ProgressLine, KeepsToTheColumns) {
+    for (int columns = 46; columns < 120; ++columns) {
+        const std::string line = progress_line(1, 999, 2000, 3661, columns);
+        EXPECT_LE(std::ssize(line), columns) << line;
+        EXPECT_NE(line.find("49%  999/2,000"), std::string::npos) << line;
+    }
+    // Without room for a bar there is none; what then still is too long the terminal cuts.
+    EXPECT_EQ(progress_line(1, 5, 10, 1, 20), " 50%  5/10  0:01 passed, 0:01 left");
+}
+
+TEST(Flops, OfGpt2) {
+    const GPTConfig gpt2{
+        .layers = 12, .heads = 12, .channels = 768, .sequence_length = 1024, .vocabulary = 50257};
+    // 6 N with N all weights but wpe (1024 x 768), biases and layernorms; 12 L C T for attention.
+    const double matrices = 12 * (768 * 3 * 768 + 768 * 768 + 2 * 768 * 4 * 768) + 50257 * 768;
+    EXPECT_DOUBLE_EQ(training_flops_per_token(gpt2), 6 * matrices + 12.0 * 12 * 768 * 1024);
+    EXPECT_NEAR(matrices, static_cast<double>(count_parameters(gpt2)) - 1024 * 768, 0.002 * matrices);
+}
+
+}  // namespace
+}  // namespace llmc
