@@ -99,5 +99,21 @@ TEST(Console, WritesNumbersForPeople) {
     EXPECT_EQ(plural(2, "process", "es"), "2 processes");
 }
 
+TEST(Text, BytesBeyond64Bits) {
+    EXPECT_EQ(human_bytes(std::size_t{1} << 60), "1.0 EiB");
+    EXPECT_EQ(human_bytes(0x1p100), "1.1e+12 EiB");
+}
+
+TEST(Text, NearestName) {
+    const std::vector<std::string> names = {"lr", "layers", "lr-schedule", "heads"};
+    EXPECT_EQ(nearest_name("layerz", names), "layers");
+    EXPECT_EQ(nearest_name("lr-shedule", names), "lr-schedule");
+    EXPECT_EQ(nearest_name("ehads", names), "heads");
+    EXPECT_EQ(nearest_name("", names), "lr");
+    EXPECT_EQ(nearest_name("lr", {}), "");
+}
+
+TEST(Text, OneLine) { EXPECT_EQ(one_line("a\nb\r\tc\x1b[1m\xc3\xa9"), "a b  c [1m\xc3\xa9"); }
+
 }  // namespace
 }  // namespace llmc

@@ -1,0 +1,54 @@
+// Configuration files: what is written is read back as it was.
+#include "llmc/train/config_file.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+
+#include "llmc/io/files.h"
+
+namespace llmc {
+namespace {
+
+namespace fs = std::filesystem;
+
+class ConfigFile : public testing::Test {
+  protected:
+    ~ConfigFile() override { fs::remove(path_); }
+
+    std::vector<ConfigSetting> read(const std::string& text) const {
+        write_file(path_, text);
+        return read_config_file(path_);
+    }
+
+  private:
+    std::string path_ = fs::temp_directory_path() / ("llmc_config_file_test_" + std::to_string(getpid()));
+};
+
+TEST_F(ConfigFile, ReadsEveryText) {
+    for (const std::string text :
+         {"", "Once", "a \"b\" 'c'", "\\n", "\n\t\\", "# no comment", " = ", "\xc3\xa9"}) {
+        const auto settings = read("prompt = " + as_config_text(text) + "\n");
+        ASSERT_EQ(settings.size(), 1U);
+        EXPECT_EQ(settings[0].value, text);
+        EXPECT_TRUE(settings[0].quoted);
+    }
+}
+
+TEST_F(ConfigFile, ReadsSettingsWithTheirLines) {
+    const auto settings = read("# mine\n\n  lr=1e-3 # fast\r\nmodel\t= 'a\\b'\nsteps = 4");
+    ASSERT_EQ(settings.size(), 3U);
+    EXPECT_EQ(settings[0].line, 3);
+    EXPECT_EQ(settings[0].name, "lr");
+    EXPECT_EQ(settings[0].value, "1e-3");
+    EXPECT_FALSE(settings[0].quoted);
+    EXPECT_EQ(settings[1].line, 4);
+    EXPECT_EQ(settings[1].value, "a\\b");
+    EXPECT_EQ(settings[2].line, 5);
+    EXPECT_EQ(settings[2].value, "4");
+}
+
+}  // namespace
+}  // namespace llmc
