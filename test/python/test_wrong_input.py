@@ -498,7 +498,9 @@ OUTPUTS = [
     Case("metrics where nothing can be made", ["--metrics=/proc/m.jsonl"], ["--metrics: cannot create files in /proc"]),
     Case("metrics in a directory's place", ["--out-dir={}/run"], ["--metrics: ", "metrics.jsonl is a directory"],
          lambda folder: (folder / "run/metrics.jsonl").mkdir(parents=True)),
-    Case("metrics on a full disk", ["--metrics=/dev/full"], ["cannot write /dev/full: No space left"], ranks=(1, 2)),
+    # By a link, so that a program that goes wrong does not replace the device.
+    Case("metrics on a full disk", ["--metrics={}/full"], ["full: No space left"],
+         lambda folder: (folder / "full").symlink_to("/dev/full"), ranks=(1, 2)),
     Case("metrics over the data", [*ANY_TEXT, "--metrics={}/x.txt"], ["--metrics", "x.txt would overwrite"],
          file("x.txt", TEXT), ranks=(1, 2)),
     Case("metrics over the data by another name", [*ANY_TEXT, "--metrics={}/./link"], ["would overwrite"],
@@ -514,7 +516,8 @@ OUTPUTS = [
     Case("export below a file", ["--export={}/x/y.safetensors"], ["--export: cannot write", "x is not a directory"],
          file("x", b"x")),
     Case("export where nothing can be made", ["--export=/proc/x.safetensors"], ["--export: cannot create files in /proc"]),
-    Case("export to a device", ["--export=/dev/full"], ["--export: /dev/full is not a regular file"]),
+    Case("export to a pipe", ["--export={}/x"], ["--export: ", "x is not a regular file"],
+         lambda folder: os.mkfifo(folder / "x")),
 ]
 
 CASES = OPTIONS + SIZES + DATA + SAFETENSORS + CHECKPOINTS + OUTPUTS
@@ -573,7 +576,7 @@ class Running:
         try:
             stderr = self.process.communicate(timeout=SECONDS)[1]
         finally:
-            self.process.kill()
+            self.process.terminate()  # on which mpirun ends its ranks
         return self.process.returncode, stderr
 
 
@@ -673,6 +676,24 @@ def test_an_absurd_learning_rate_ends_the_run(ranks, tmp_path):
     assert len(program.Run(folder / "run").lines) == int(step) - 1
     result = run(["--out-dir={}/other", "--resume={}/" + CHECKPOINT, "--steps=5"], folder, 1)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("steps, words", [
+    (4, ["step 1: its update made the weight wte.weight not finite, so it is not saved"]),
+    (1, ["the validation after step 1 is nan", "the weight wte.weight"]),
+], ids=["saving", "validating"])
+def test_weights_that_are_not_finite_are_not_saved(steps, words, ranks, tmp_path):
+    """A decay that multiplies the weights by -1e66, after a loss and a gradient that are finite."""
+    folder = tmp_path / "case"
+    folder.mkdir()
+    result = run(["--out-dir={}/run", "--checkpoint-every=1", f"--steps={steps}", "--val-every=0", "--weight-decay=1e38",
+                  "--lr=1e30"], folder, ranks)
+    assert result.returncode == 1
+    line = one_error(result.stderr)
+    for word in words:
+        assert word in line
+    assert checkpoints(folder / "run") == []
 
 
 def overflowing_output(tensors):
