@@ -38,8 +38,8 @@ MACHINE := $(if $(filter x86_64,$(shell uname -m)),-march=x86-64-v3)
 WARNINGS := -Wall -Wextra -Wconversion -Wshadow -Werror -Wno-restrict -Wno-stringop-overflow
 # Headers of others give no warnings of ours; MPI's C interface is all we use.
 LIBRARY_CFLAGS := -DOMPI_SKIP_MPICXX \
-    $(patsubst -I%,-isystem %,$(shell pkg-config --cflags fmt libxxhash ompi-c 2>/dev/null))
-LIBRARIES := $(shell pkg-config --libs fmt libxxhash ompi-c 2>/dev/null) -ldnnl -lpthread
+    $(patsubst -I%,-isystem %,$(shell pkg-config --cflags fmt libxxhash ompi-c tomlplusplus 2>/dev/null))
+LIBRARIES := $(shell pkg-config --libs fmt libxxhash ompi-c tomlplusplus 2>/dev/null) -ldnnl -lpthread
 
 COMPILE = $(CXX) -std=c++20 $(OPTIMIZE) $(MACHINE) -ffp-contract=fast -fno-math-errno -fopenmp $(WARNINGS) \
     -I. $(LIBRARY_CFLAGS) $(CXXFLAGS)

@@ -33,6 +33,7 @@
 #include "llmc/io/files.h"
 #include "llmc/io/metrics.h"
 #include "llmc/io/model_files.h"
+#include "llmc/io/run_identity.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/console.h"
 #include "llmc/train/options.h"
@@ -61,6 +62,7 @@ void train(const Run& run, Trainer& trainer, Console& console, bool speaks) {
         metrics.emplace(metrics_file(options, run.out_dir), run_record(run, trainer.device()),
                         trainer.progress().step);
         make_directory(run.out_dir);
+        write_run_identity(run.out_dir, run.identity);
         write_file(run.out_dir / "config.toml", to_toml(options));
     }
 
@@ -84,7 +86,7 @@ void train(const Run& run, Trainer& trainer, Console& console, bool speaks) {
     const auto save = [&] {
         if (!speaks) return;
         trainer.require_finite();
-        outcome.checkpoint = save_checkpoint(run.out_dir, trainer.progress(), to_json(options),
+        outcome.checkpoint = save_checkpoint(run.out_dir, run.identity, trainer.progress(), to_json(options),
                                              trainer.device(), trainer.store());
     };
     const auto due = [](std::int64_t every, std::int64_t step) { return every > 0 && step % every == 0; };
@@ -120,8 +122,10 @@ void train(const Run& run, Trainer& trainer, Console& console, bool speaks) {
 // Where results go: as asked, beside the checkpoint that is resumed, or a directory of its own by the time.
 fs::path choose_out_dir(const Options& options) {
     if (!options.out_dir.empty()) return options.out_dir;
-    if (options.resume && !options.resume->empty())
-        return fs::absolute(*options.resume).lexically_normal().parent_path();
+    if (options.resume && !options.resume->empty()) {
+        // "runs/a/checkpoint-00000100/" has an empty name at its end, which is not what it lies in.
+        return (fs::absolute(*options.resume) / "").lexically_normal().parent_path().parent_path();
+    }
     return fs::path("runs") / fmt::format("{:%Y-%m-%d_%H-%M-%S}", fmt::localtime(std::time(nullptr)));
 }
 
@@ -154,9 +158,14 @@ void run_program(const Options& options, MpiEnvironment& mpi) {
                                  .vocabulary = options.vocabulary.value(),
                                  .sequence_length = options.sequence_length.value(),
                                  .sequences = plan.global_sequences()});
-    Run run{
-        .options = options, .data = data, .plan = plan, .out_dir = choose_out_dir(options), .checkpoint = {}};
+    Run run{.options = options,
+            .data = data,
+            .plan = plan,
+            .out_dir = choose_out_dir(options),
+            .identity = {},
+            .checkpoint = {}};
     run.checkpoint = find_checkpoint(options, run.out_dir);
+    run.identity = run.checkpoint ? run.checkpoint->run : new_run_identity();
     const std::vector<std::string> notes =
         run.checkpoint ? differences(*run.checkpoint, options) : std::vector<std::string>();
     encode_prompt(options.prompt, plan.spec.config.vocabulary);
@@ -173,7 +182,8 @@ void run_program(const Options& options, MpiEnvironment& mpi) {
         console.note(fmt::format("going on from {} after step {}", run.checkpoint->directory.string(),
                                  trainer.progress().step));
     } else if (options.resume) {
-        console.note(fmt::format("{} holds no checkpoint: starting fresh", run.out_dir.string()));
+        console.note(
+            fmt::format("the last run in {} saved no checkpoint: starting fresh", run.out_dir.string()));
     }
     require_same_step(world, trainer.progress().step);
     world.barrier();  // all ranks have what they need: nothing is written before

@@ -20,6 +20,7 @@ build libdnnl-dev          header:oneapi/dnnl/dnnl.hpp
 build libfmt-dev           header:fmt/core.h
 build libopenmpi-dev       pkg-config:ompi-c
 build librandom123-dev     header:Random123/philox.h
+build libtomlplusplus-dev  pkg-config:tomlplusplus
 build libxxhash-dev        header:xxhash.h
 build nlohmann-json3-dev   header:nlohmann/json.hpp
 run   openmpi-bin          command:ompi_info

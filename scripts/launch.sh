@@ -35,6 +35,10 @@ fi
 export OMPI_MCA_rmaps_base_oversubscribe=1
 export OMPI_MCA_mpi_yield_when_idle=1
 
+# While mpirun ends a job its event loop can find a pipe already closed, and then prints "[warn] Epoll MOD(1) on
+# fd 23 failed"; with poll it has nothing to say.
+export EVENT_NOEPOLL=1
+
 # Processes of one machine read large messages from each other's memory, 1.5 times as fast as through a shared
 # segment, where the system permits it. Where it does not (some containers) Open MPI tries all the same and
 # prints "Read -1, expected 32768, errno = 1" for every message, so it is tried out here, by a process on its

@@ -77,8 +77,8 @@ std::uint64_t checkpoint_bytes(std::int64_t parameters) {
 
 namespace {
 
-void write_checkpoint(const fs::path& folder, const Progress& progress, const Json& configuration,
-                      Device& device, const ParameterStore& store) {
+void write_checkpoint(const fs::path& folder, const std::string& run, const Progress& progress,
+                      const Json& configuration, Device& device, const ParameterStore& store) {
     make_directory(folder);
     save_weights(folder / model_file, device, store, true);
     save_moments(folder / optimizer_file, device, store, true);
@@ -87,6 +87,7 @@ void write_checkpoint(const fs::path& folder, const Progress& progress, const Js
     Json manifest = {
         {"format", format},
         {"version", version},
+        {"run", run},
         {"step", progress.step},
         {"samples", progress.samples},
         {"saved_at", std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()},
@@ -102,15 +103,15 @@ void write_checkpoint(const fs::path& folder, const Progress& progress, const Js
 
 }  // namespace
 
-fs::path save_checkpoint(const fs::path& out_dir, const Progress& progress, const Json& configuration,
-                         Device& device, const ParameterStore& store) {
+fs::path save_checkpoint(const fs::path& out_dir, const std::string& run, const Progress& progress,
+                         const Json& configuration, Device& device, const ParameterStore& store) {
     fs::path final_name = out_dir / fmt::format("{}{:08}", name_prefix, progress.step);
     fs::path partial = final_name;
     partial += ".partial";
     std::error_code ignored;
     fs::remove_all(partial, ignored);  // of a save that was interrupted
     try {
-        write_checkpoint(partial, progress, configuration, device, store);
+        write_checkpoint(partial, run, progress, configuration, device, store);
     } catch (const UserError& fault) {
         fs::remove_all(partial, ignored);
         user_error("{}; the checkpoints before this one are whole", fault.what());
@@ -124,6 +125,7 @@ CheckpointInfo read_checkpoint(const fs::path& directory) {
     const Json manifest = read_manifest(directory);
     try {
         return {.directory = directory,
+                .run = manifest.at("run"),
                 .progress = {.step = manifest.at("step"), .samples = manifest.at("samples")},
                 .configuration = manifest.at("configuration"),
                 .saved_at = manifest.at("saved_at")};
@@ -132,13 +134,15 @@ CheckpointInfo read_checkpoint(const fs::path& directory) {
     }
 }
 
-std::optional<CheckpointInfo> newest_checkpoint(const fs::path& out_dir) {
+std::optional<CheckpointInfo> newest_checkpoint(const fs::path& out_dir,
+                                                const std::optional<std::string>& run) {
     std::optional<CheckpointInfo> newest;
     if (!fs::is_directory(out_dir)) return newest;
     for (const fs::directory_entry& entry : fs::directory_iterator(out_dir)) {
         const std::string name = entry.path().filename().string();
         if (!name.starts_with(name_prefix) || name.ends_with(".partial")) continue;
         CheckpointInfo found = read_checkpoint(entry.path());
+        if (run && found.run != *run) continue;
         if (!newest || found.saved_at > newest->saved_at) newest = std::move(found);
     }
     return newest;

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 
 #include "llmc/device/device.h"
 #include "llmc/parallel/parameter_store.h"
@@ -24,11 +25,11 @@ struct Progress {
     std::int64_t samples = 0;  // sequences consumed by them
 };
 
-// Writes <out_dir>/checkpoint-<step> and returns its path; one that is there already is replaced. One process
-// calls it.
-std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, const Progress& progress,
-                                      const nlohmann::ordered_json& configuration, Device& device,
-                                      const ParameterStore& store);
+// Writes <out_dir>/checkpoint-<step> and returns its path; one that is there already is replaced. `run` is the
+// run's identity (run_identity.h). One process calls it.
+std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, const std::string& run,
+                                      const Progress& progress, const nlohmann::ordered_json& configuration,
+                                      Device& device, const ParameterStore& store);
 
 // About what a checkpoint of so many parameters takes on the disk.
 std::uint64_t checkpoint_bytes(std::int64_t parameters);
@@ -36,6 +37,7 @@ std::uint64_t checkpoint_bytes(std::int64_t parameters);
 // What a checkpoint's manifest says.
 struct CheckpointInfo {
     std::filesystem::path directory;
+    std::string run;
     Progress progress;
     nlohmann::ordered_json configuration;
     std::int64_t saved_at = 0;  // nanoseconds since 1970
@@ -44,8 +46,9 @@ struct CheckpointInfo {
 // UserError if the directory is no whole checkpoint. Reads the manifest only.
 CheckpointInfo read_checkpoint(const std::filesystem::path& directory);
 
-// The checkpoint of `out_dir` that was saved last, if there is any.
-std::optional<CheckpointInfo> newest_checkpoint(const std::filesystem::path& out_dir);
+// The checkpoint of `out_dir` that was saved last, of this run if one is given; nothing if there is none.
+std::optional<CheckpointInfo> newest_checkpoint(const std::filesystem::path& out_dir,
+                                                const std::optional<std::string>& run);
 
 // Verifies the files' sizes and checksums and loads them; UserError names what is damaged or of another
 // model.

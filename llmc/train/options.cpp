@@ -215,6 +215,8 @@ void check_ranges(const Options& o) {
     const double below_one = std::nextafter(1.0F, 0.0F);
     require_range<std::int64_t>("steps", o.steps, 0, many);
     if (o.micro_batch_size) require_range<std::int64_t>("micro-batch-size", *o.micro_batch_size, 1, many);
+    // What a configuration file can hold.
+    require_range<std::uint64_t>("seed", o.seed, 0, std::numeric_limits<std::int64_t>::max());
     require_range<std::int64_t>("comm-timeout", o.communication_timeout, 1, 1 << 20);
     require_range("lr", *o.learning_rate, 0.0, large);
     require_range<std::int64_t>("warmup-steps", *o.warmup_steps, 0, many);
@@ -305,10 +307,10 @@ void apply_config(CLI::App& app, const std::string& file) {
                 user_error("there is no setting {}; the nearest is {}", setting.name,
                            nearest_name(setting.name, names));
             }
-            if (setting.quoted != texts.contains(setting.name)) {
-                user_error(
-                    "{} is a {}", setting.name,
-                    setting.quoted ? "number, without quotation marks" : "text: write it in quotation marks");
+            if (setting.is_text != texts.contains(setting.name)) {
+                user_error("{} is {}", setting.name,
+                           setting.is_text ? "no text: leave the quotation marks out"
+                                           : "a text: write it in quotation marks");
             }
             CLI::Option& option = *app.get_option("--" + setting.name);
             if (option.count() > 0) continue;

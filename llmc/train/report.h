@@ -22,6 +22,7 @@ struct Run {
     const Data& data;
     const RunPlan& plan;
     std::filesystem::path out_dir;
+    std::string identity;                      // run_identity.h
     std::optional<CheckpointInfo> checkpoint;  // that it goes on from
 };
 

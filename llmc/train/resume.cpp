@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "llmc/core/error.h"
+#include "llmc/io/run_identity.h"
 
 namespace llmc {
 
@@ -24,7 +25,7 @@ constexpr std::array step_settings = {
 
 std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std::filesystem::path& out_dir) {
     if (!options.resume) return std::nullopt;
-    if (options.resume->empty()) return newest_checkpoint(out_dir);
+    if (options.resume->empty()) return newest_checkpoint(out_dir, read_run_identity(out_dir));
     return read_checkpoint(*options.resume);
 }
 

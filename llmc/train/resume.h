@@ -13,8 +13,8 @@
 
 namespace llmc {
 
-// What --resume asks for: a directory, which must be a checkpoint; alone, the newest of out_dir, nothing if
-// there is none; nothing without --resume.
+// What --resume asks for: a directory, which must be a checkpoint; alone, the newest that the last run in out_dir
+// saved, nothing if it saved none; nothing without --resume.
 std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std::filesystem::path& out_dir);
 
 // UserError if the checkpoint is of another model or beyond the last step. Otherwise a line for each other setting that makes the run

@@ -107,6 +107,26 @@ def test_resume_takes_the_checkpoint_saved_last(tmp_path):
     assert program.Run(tmp_path).column("step") == [1, 2, 3, 4]
 
 
+def test_resume_takes_no_checkpoint_of_an_earlier_run(tmp_path):
+    """As if the second run in a directory had died before its first checkpoint."""
+    program.train(tmp_path, *MODEL, "--steps=6", "--checkpoint-every=3")
+    program.train(tmp_path, *MODEL, "--steps=4", "--seed=5")
+    shutil.rmtree(tmp_path / "checkpoint-00000004")
+    result = program.run(*MODEL, "--steps=5", "--seed=5", f"--out-dir={tmp_path}", "--sample-tokens=0", "--resume")
+    assert "starting fresh" in result.stdout
+    assert program.Run(tmp_path).column("step") == [1, 2, 3, 4, 5]
+    assert (tmp_path / "checkpoint-00000006").is_dir()  # by its name it can still be resumed
+    program.train(tmp_path / "other", *MODEL, "--steps=7", "--resume", tmp_path / "checkpoint-00000006")
+
+
+@pytest.mark.parametrize("ending", ["", "/", "/."])
+def test_a_resumed_run_stays_in_its_directory(ending, tmp_path):
+    program.train(tmp_path / "run", *MODEL, "--steps=2")
+    program.run(*MODEL, "--steps=4", "--sample-tokens=0", f"--resume={tmp_path}/run/checkpoint-00000002{ending}")
+    assert program.Run(tmp_path / "run").column("step") == [1, 2, 3, 4]
+    assert (tmp_path / "run" / "checkpoint-00000004").is_dir()
+
+
 def expect_error(text, *options):
     result = program.run(*options, check=False)
     assert result.returncode == 1

@@ -29,11 +29,11 @@ class ConfigFile : public testing::Test {
 
 TEST_F(ConfigFile, ReadsEveryText) {
     for (const std::string text :
-         {"", "Once", "a \"b\" 'c'", "\\n", "\n\t\\", "# no comment", " = ", "\xc3\xa9"}) {
+         {"", "Once", "a \"b\" 'c'", "\\n", "\n\t\\", "# no comment", " = ", "\xc3\xa9", "\x01\x1b\x7f"}) {
         const auto settings = read("prompt = " + as_config_text(text) + "\n");
         ASSERT_EQ(settings.size(), 1U);
         EXPECT_EQ(settings[0].value, text);
-        EXPECT_TRUE(settings[0].quoted);
+        EXPECT_TRUE(settings[0].is_text);
     }
 }
 
@@ -42,8 +42,8 @@ TEST_F(ConfigFile, ReadsSettingsWithTheirLines) {
     ASSERT_EQ(settings.size(), 3U);
     EXPECT_EQ(settings[0].line, 3);
     EXPECT_EQ(settings[0].name, "lr");
-    EXPECT_EQ(settings[0].value, "1e-3");
-    EXPECT_FALSE(settings[0].quoted);
+    EXPECT_EQ(settings[0].value, "0.001");
+    EXPECT_FALSE(settings[0].is_text);
     EXPECT_EQ(settings[1].line, 4);
     EXPECT_EQ(settings[1].value, "a\\b");
     EXPECT_EQ(settings[2].line, 5);
