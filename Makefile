@@ -81,7 +81,8 @@ $(eval $(call remember,$(BUILD)/version.txt,VERSION_FLAGS))
 # ---- What a person types ---------------------------------------------------------------------------------
 
 .DEFAULT_GOAL := train_gpt
-.PHONY: help deps quickstart test test-long test-programs bench-cpu bench-mpi lint clang-tidy format clean
+.PHONY: help deps quickstart test test-long test-programs bench-cpu bench-mpi lint check-format check-shell \
+    check-python clang-tidy format clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -137,10 +138,15 @@ CLANG_TIDY := clang-tidy-16
 CPP_FILES = train_gpt.cu $(sort $(shell find llmc dev test -name '*.h' -o -name '*.cpp'))
 lint:  ## checks formatting, clang-tidy, shellcheck, pyflakes (installs them where missing)
 	@scripts/deps.sh lint
+	@$(MAKE) $(in_parallel) check-format check-shell check-python clang-tidy
+
+# The quick ones are tests too: test/python/test_lint.py.
+check-format:
 	$(QUIET)$(CLANG_FORMAT) --dry-run -Werror $(CPP_FILES)
-	@$(MAKE) $(in_parallel) clang-tidy
-	shellcheck .ci/run $(wildcard scripts/*.sh test/*.sh)
-	$(PYTHON) -m pyflakes $(wildcard scripts/*.py dev/*/*.py test/*.py test/*/*.py)
+check-shell:
+	$(QUIET)shellcheck .ci/run $(wildcard scripts/*.sh test/*.sh)
+check-python:
+	$(QUIET)$(PYTHON) -m pyflakes $(wildcard scripts/*.py dev/*/*.py test/*.py test/*/*.py)
 
 clang-tidy: $(patsubst $(BUILD)/objects/%.o,$(BUILD)/lint/%,$(call objects,$(SOURCES)))
 

@@ -30,15 +30,18 @@ run   libgtest-dev         header:gtest/gtest.h
 run   libopenblas0-pthread debian
 run   python3-pytest       python:pytest
 run   python3-torch        python:torch
-lint  clang-format-14      command:clang-format-14
+style clang-format-14      command:clang-format-14
+style python3-pyflakes     python:pyflakes
+style shellcheck           command:shellcheck
 lint  clang-tidy-16        command:clang-tidy-16
 lint  libomp-16-dev        debian
-lint  python3-pyflakes     python:pyflakes
-lint  shellcheck           command:shellcheck
 END
 }
 
 has_apt() { command -v apt-get >/dev/null && command -v dpkg-query >/dev/null; }
+
+# The tools of test/python/test_lint.py are what Debian 12 has; elsewhere the test skips what is not installed.
+is_debian_12() { grep -qsx 'ID=debian' /etc/os-release && grep -qsx 'VERSION_ID="12"' /etc/os-release; }
 
 # Exit status 0 where the interpreter $1 can import the modules $2...
 imports() {
@@ -50,7 +53,7 @@ END
 
 # Debian's Python modules are seen by /usr/bin/python3 only, and another python3 may come first in PATH.
 choose_python() {
-    if imports python3 torch numpy pytest matplotlib; then command -v python3; else echo /usr/bin/python3; fi
+    if imports python3 torch numpy pytest matplotlib pyflakes; then command -v python3; else echo /usr/bin/python3; fi
 }
 
 # Exit status 0 where the system shows that it has the thing.
@@ -118,8 +121,8 @@ install_missing() {
 }
 
 case ${1-} in
-    '') install_missing 'build|run' ;;
-    lint) install_missing 'build|run|lint' ;;
+    '') install_missing "build|run$(is_debian_12 && echo '|style')" ;;
+    lint) install_missing 'build|run|style|lint' ;;
     missing) missing build | sed -E 's/^(.*) [a-z-]+:(.*)/\1 (\2)/; s/^(.*) \(\1\)$/\1/' | paste -sd, | sed 's/,/, /g' ;;
     python) choose_python ;;
     *)

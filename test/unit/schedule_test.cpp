@@ -1,4 +1,4 @@
-// Learning-rate schedules at their corners; test/python/test_optimizer.py compares whole curves with
+// Learning-rate schedules at their corners; test/python/test_training_against_pytorch.py compares whole curves with
 // PyTorch's.
 #include "llmc/optim/schedule.h"
 

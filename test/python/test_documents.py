@@ -1,0 +1,87 @@
+"""What README.md and CONTRIBUTING.md name is there: files, targets of the Makefile, options of the program, identifiers."""
+
+import fnmatch
+import re
+
+import pytest
+
+import program
+
+ROOT = program.ROOT
+DOCUMENTS = ["README.md", "CONTRIBUTING.md"]
+SOURCE_FILE = re.compile(r"\.(cpp|cu|h|md|py|sh)$")
+
+
+def code_of(document):
+    """What a document sets in code: the texts between backticks, and the lines that are indented."""
+    text = (ROOT / document).read_text()
+    blocks = re.findall(r"^    (.+)$", text, re.MULTILINE)
+    prose = re.sub(r"^    .+$", "", text, flags=re.MULTILINE)
+    return re.findall(r"`([^`]+)`", prose), blocks
+
+
+def named_paths(document):
+    """Paths of the repository: texts between backticks, and words of indented lines, that look like one."""
+    spans, blocks = code_of(document)
+    # A text of several words is a command; of these, and of indented lines, only what begins like a path here.
+    words = [span for span in spans if not re.search(r"\s", span)]
+    commands = [word.strip("'") for line in [*spans, *blocks] for word in line.split()]
+    top = {path.name for path in ROOT.iterdir()}
+    paths = [word for word in words if "/" in word or SOURCE_FILE.search(word)]
+    paths += [word for word in commands if word.split("/")[0] in top and ("/" in word or SOURCE_FILE.search(word))]
+    return {path.removeprefix("./") for path in paths if "<" not in path and not is_made(path.removeprefix("./"))}
+
+
+def is_made(path):
+    """Whether git ignores what the path begins with: building and running make it."""
+    ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()]
+    return any(fnmatch.fnmatch(path.split("/")[0], pattern) for pattern in ignored)
+
+
+def exists(path):
+    """A file may be named without its folder; NAME stands for any name."""
+    pattern = path.rstrip("/").replace("NAME", "*")
+    return any(ROOT.glob(pattern)) or ("/" not in pattern and any(ROOT.glob(f"[!.]*/**/{pattern}")))
+
+
+def named_targets(document):
+    spans, blocks = code_of(document)
+    return {target for code in [*spans, *blocks] for target in re.findall(r"\bmake ([a-z][a-z_-]*)", code)}
+
+
+def named_options(document):
+    spans, blocks = code_of(document)
+    return {option for code in [*spans, *blocks] for option in re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", code)}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_files_exist(document):
+    paths = named_paths(document)
+    assert "scripts/launch.sh" in paths or "llmc/device/ops.h" in paths
+    assert not [path for path in sorted(paths) if not exists(path)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_targets_exist(document):
+    targets = set(re.findall(r"^([a-z_-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = named_targets(document)
+    assert "test" in named
+    assert named <= targets
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_options_exist(document):
+    options = set(re.findall(r"^ +(?:-\w,)?--([a-z0-9-]+)", program.run("--help").stdout, re.MULTILINE))
+    named = named_options(document)
+    assert "config" in named
+    assert named <= options
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_identifiers_exist(document):
+    """Of the texts between backticks those with an underscore, such as functions and fields."""
+    named = {span for span in code_of(document)[0] if re.fullmatch(r"\w*[a-z0-9]_\w+", span)}
+    files = [path for folder in ("llmc", "test") for suffix in ("h", "cpp", "py") for path in ROOT.glob(f"{folder}/**/*.{suffix}")]
+    words = set(re.findall(r"\w+", " ".join(path.read_text() for path in files)))
+    assert named
+    assert not named - words

@@ -1,0 +1,32 @@
+"""The quick checks of `make lint`: how the C++ files are formatted, and what shellcheck and pyflakes find."""
+
+import importlib.util
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# Target of the Makefile: whether its tool is here, and what mends what it finds.
+CHECKS = {
+    "check-format": (lambda: shutil.which("clang-format-14"), "`make format` formats these files"),
+    "check-shell": (lambda: shutil.which("shellcheck"), "mend what shellcheck names"),
+    "check-python": (lambda: importlib.util.find_spec("pyflakes"), "mend what pyflakes names"),
+}
+
+
+@pytest.mark.parametrize("target", CHECKS)
+def test_is_clean(target, tmp_path):
+    is_here, remedy = CHECKS[target]
+    if not is_here():
+        pytest.skip(f"the tool of `make {target}` is not installed; `make lint` installs it")
+    # A build folder of its own: make notes its flags there, and those of a `make test` may differ from none.
+    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
+    command = ["make", target, f"BUILD={tmp_path}", f"PYTHON={sys.executable}"]
+    check = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    if check.returncode != 0:
+        pytest.fail(f"{remedy}:\n{check.stdout}{check.stderr}", pytrace=False)
