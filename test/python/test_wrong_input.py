@@ -33,7 +33,6 @@ ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_btl_vader_single_copy_mechanism": "none",  # some containers forbid it, and Open MPI says so
-    "OMPI_MCA_odls_base_sigkill_timeout": "0",  # mpirun would wait a second for ranks that it ends
     "EVENT_NOEPOLL": "1",  # as in scripts/launch.sh, which says why
     "OMP_NUM_THREADS": "1",
 }
