@@ -134,10 +134,9 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     while (trainer.progress().step < options.steps && !stopping) {
         StepMetrics line = trainer.train_step(samples);
         const bool last = line.step == options.steps;
-        if (validates_after(line.step)) line.val_loss = validate();
-
-        if (metrics) metrics->write(line);
         console.step(line);
+        if (validates_after(line.step)) line.val_loss = validate();
+        if (metrics) metrics->write(line);
         if (line.val_loss) console.validation(line.step, *line.val_loss);
         if (!last && due(options.sample_every, line.step)) sample();
         if (ask_all() || last || due(options.checkpoint_every, line.step)) save();

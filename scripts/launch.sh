@@ -20,7 +20,9 @@ ended_by=
 pass_on() { # signal
     [[ $job ]] || exit $((128 + $(kill -l "$1")))
     local processes
-    processes=$(ps -o pid= --ppid "$job") || signals=1
+    # (grep fails where a process ends while it looks.)
+    processes=$(grep -lsx "PPid:[[:space:]]$job" /proc/[0-9]*/status | tr -dc '0-9\n') || true
+    [[ $processes ]] || signals=1
     signals=$((signals + 1))
     if ((signals == 1)); then
         kill -USR1 "$job" || true

@@ -144,8 +144,10 @@ Rows summary_rows(const Run& run, const Outcome& outcome) {
     }
     if (outcome.steps > 0) {
         const auto tokens = static_cast<double>(outcome.steps * run.plan.spec.global_batch_tokens);
-        rows.emplace_back("time", fmt::format("{} for {}: {} tokens/s, validation and saving included",
-                                              clock_time(outcome.seconds), plural(outcome.steps, "step"),
+        const std::string time =
+            outcome.seconds < 60 ? fmt::format("{:.1f} s", outcome.seconds) : clock_time(outcome.seconds);
+        rows.emplace_back("time", fmt::format("{} for {}: {} tokens/s, validation and saving included", time,
+                                              plural(outcome.steps, "step"),
                                               grouped(static_cast<std::int64_t>(tokens / outcome.seconds))));
         rows.emplace_back("metrics", metrics_file(run.options, run.out_dir).string());
     }
