@@ -35,11 +35,13 @@
 #include "llmc/io/model_files.h"
 #include "llmc/io/run_identity.h"
 #include "llmc/plan/run_plan.h"
+#include "llmc/train/command_line.h"
 #include "llmc/train/console.h"
 #include "llmc/train/options.h"
 #include "llmc/train/outputs.h"
 #include "llmc/train/report.h"
 #include "llmc/train/resume.h"
+#include "llmc/train/stop.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {
@@ -47,9 +49,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Trains to the last step, then validates, samples, saves and exports. `speaks`: this rank writes files and
-// samples.
-void train(const Run& run, Trainer& trainer, Console& console, bool speaks) {
+// How a run that met no error ends.
+enum class Ending { done, stopped };
+
+// Trains to the last step, then validates, samples, saves and exports; or until it is asked to stop, and saves.
+// `speaks`: this rank writes files and samples.
+Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& console,
+             const StopSignals& signals) {
+    const bool speaks = world.rank() == 0;
     const Options& options = run.options;
     const GPTConfig& config = run.plan.spec.config;
     const TrainingSamples samples(*run.data.training, config.sequence_length, options.seed);
@@ -67,56 +74,87 @@ void train(const Run& run, Trainer& trainer, Console& console, bool speaks) {
     }
 
     Outcome outcome;
+    bool stopping = false;  // the same on all ranks
+    const auto ask_all = [&] { return stopping = stopping || signals.anywhere(world); };
     const auto validate = [&]() -> std::optional<double> {
         if (!validation) return std::nullopt;
         const std::int64_t some = options.val_batches * run.plan.global_sequences();
         const std::int64_t all = validation->windows();
-        const double loss = trainer.validate(*validation, some == 0 ? all : std::min(some, all));
-        outcome.see_validation(loss, trainer.progress().step);
+        const auto watch = [&](double share) {
+            console.doing("validating", share);
+            return !ask_all();
+        };
+        const auto loss = trainer.validate(*validation, some == 0 ? all : std::min(some, all), watch);
+        if (loss) outcome.see_validation(*loss, trainer.progress().step);
         return loss;
     };
     const std::vector<std::int32_t> prompt = encode_prompt(options.prompt, config.vocabulary);
     const auto sample = [&] {
         if (!speaks || options.sample_tokens == 0) return;
+        const auto watch = [&](double share) {
+            console.doing("sampling", share);
+            return !signals.here();
+        };
         std::vector<std::int32_t> tokens = prompt;
-        const std::vector<std::int32_t> more = trainer.generate(prompt, options.sample_tokens);
-        tokens.insert(tokens.end(), more.begin(), more.end());
+        const auto more = trainer.generate(prompt, options.sample_tokens, watch);
+        if (!more) return;
+        tokens.insert(tokens.end(), more->begin(), more->end());
         console.sample(trainer.progress().step, decode(tokens, config.vocabulary));
     };
     const auto save = [&] {
         if (!speaks) return;
+        console.doing("saving", 0);
         trainer.require_finite();
         outcome.checkpoint = save_checkpoint(run.out_dir, run.identity, trainer.progress(), to_json(options),
                                              trainer.device(), trainer.store());
     };
     const auto due = [](std::int64_t every, std::int64_t step) { return every > 0 && step % every == 0; };
+    const auto validates_after = [&](std::int64_t step) {
+        return step == options.steps || due(options.val_every, step);
+    };
 
     const auto start = std::chrono::steady_clock::now();
     const std::int64_t first_step = trainer.progress().step;
     console.begin(first_step + 1, options.steps);
-    while (trainer.progress().step < options.steps) {
+    if (metrics) {
+        for (const auto& [step, loss] : metrics->earlier_validations()) outcome.see_validation(loss, step);
+    }
+    if (run.checkpoint && run.checkpoint->directory.parent_path() == run.out_dir)
+        outcome.checkpoint = run.checkpoint->directory;
+    // Where there is nothing to train, an evaluation of the weights as they are; and what a run did not come to
+    // when it was asked to stop.
+    const bool lacks_validation =
+        validates_after(first_step) && on_any_rank(world, metrics && metrics->lacks_validation());
+    if (lacks_validation || first_step >= options.steps) {
+        if (const auto loss = validate()) {
+            if (speaks && lacks_validation) metrics->add_validation(*loss);
+            console.validation(first_step, *loss);
+        }
+    }
+    while (trainer.progress().step < options.steps && !stopping) {
         StepMetrics line = trainer.train_step(samples);
         const bool last = line.step == options.steps;
-        if (last || due(options.val_every, line.step)) line.val_loss = validate();
-
-        if (metrics) metrics->write(line);
         console.step(line);
+        if (validates_after(line.step)) line.val_loss = validate();
+        if (metrics) metrics->write(line);
         if (line.val_loss) console.validation(line.step, *line.val_loss);
         if (!last && due(options.sample_every, line.step)) sample();
-        if (last || due(options.checkpoint_every, line.step)) save();
+        if (ask_all() || last || due(options.checkpoint_every, line.step)) save();
     }
-    outcome.steps = trainer.progress().step - first_step;
-    if (outcome.steps == 0) {
-        // Nothing to train: an evaluation of the weights as they are.
-        if (const auto loss = validate()) console.validation(trainer.progress().step, *loss);
+    outcome.last_step = trainer.progress().step;
+    outcome.steps = outcome.last_step - first_step;
+    if (!stopping) {
+        sample();
+        ask_all();
     }
-    sample();
-    if (speaks && !options.export_file.empty()) {
+    if (speaks && !options.export_file.empty() && !stopping) {
         make_directory(fs::absolute(options.export_file).parent_path());
         save_weights(options.export_file, trainer.device(), trainer.store(), false);
     }
+    outcome.stopped = stopping;
     outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    console.summary(summary_rows(run, outcome));
+    console.summary(summary_rows(run, outcome), command_to_go_on(run, outcome));
+    return stopping ? Ending::stopped : Ending::done;
 }
 
 // Where results go: as asked, beside the checkpoint that is resumed, or a directory of its own by the time.
@@ -129,11 +167,16 @@ fs::path choose_out_dir(const Options& options) {
     return fs::path("runs") / fmt::format("{:%Y-%m-%d_%H-%M-%S}", fmt::localtime(std::time(nullptr)));
 }
 
-void run_program(const Options& options, MpiEnvironment& mpi) {
+Ending run_program(const Options& options, const std::string& program, MpiEnvironment& mpi, Console& console,
+                   const StopSignals& signals) {
     MpiCommunicator& world = mpi.world();
     world.set_timeout(std::chrono::seconds(options.communication_timeout));
     const bool speaks = world.rank() == 0;
-    Console console(speaks);
+    const auto stopped_early = [&] {
+        if (!signals.anywhere(world)) return false;
+        console.note("stopped before the first step: nothing was written");
+        return true;
+    };
 
     // As many threads as OMP_NUM_THREADS says, or else this process's share of the machine's cores.
     const std::unique_ptr<Device> device = make_cpu_device(std::getenv("OMP_NUM_THREADS") ? 0 : mpi.cores());
@@ -150,7 +193,7 @@ void run_program(const Options& options, MpiEnvironment& mpi) {
         std::vector<std::string> names;
         for (const UnitLayout& unit : plan.store.units) names.push_back(unit.name());
         console.text(to_string(plan.training, names));
-        return;
+        return Ending::done;
     }
 
     const Data data = open_data({.train_data = options.train_data,
@@ -163,6 +206,7 @@ void run_program(const Options& options, MpiEnvironment& mpi) {
             .plan = plan,
             .out_dir = choose_out_dir(options),
             .identity = {},
+            .program = program,
             .checkpoint = {}};
     run.checkpoint = find_checkpoint(options, run.out_dir);
     run.identity = run.checkpoint ? run.checkpoint->run : new_run_identity();
@@ -170,10 +214,15 @@ void run_program(const Options& options, MpiEnvironment& mpi) {
         run.checkpoint ? differences(*run.checkpoint, options) : std::vector<std::string>();
     encode_prompt(options.prompt, plan.spec.config.vocabulary);
     if (speaks) check_outputs(options, run.out_dir, data.files, count_parameters(plan.spec.config));
-    // Whatever can be found wrong at once has been: only now memory is taken, which ranks count as free before.
-    world.barrier();
+    // Whatever can be found wrong at once has been, on all ranks: only now memory is taken, which ranks count as
+    // free before.
+    if (stopped_early()) return Ending::stopped;
 
     console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(run, *device));
+    if (options.steps == 0 && options.init.empty() && options.export_file.empty() && !options.resume) {
+        console.note("--steps 0: nothing was trained or written");
+        return Ending::done;
+    }
     Trainer trainer(options, plan, *device, world);
     world.set_staging(trainer.arenas()[plan.communication]);
     if (run.checkpoint) {
@@ -186,8 +235,9 @@ void run_program(const Options& options, MpiEnvironment& mpi) {
             fmt::format("the last run in {} saved no checkpoint: starting fresh", run.out_dir.string()));
     }
     require_same_step(world, trainer.progress().step);
-    world.barrier();  // all ranks have what they need: nothing is written before
-    train(run, trainer, console, speaks);
+    // All ranks have what they need: nothing is written before.
+    if (stopped_early()) return Ending::stopped;
+    return train(run, trainer, world, console, signals);
 }
 
 }  // namespace
@@ -197,13 +247,22 @@ int main(int argc, char** argv) {
     // A file beyond the limit of its size (ulimit -f) is then a write that fails, with a line that says so.
     std::signal(SIGXFSZ, SIG_IGN);
     llmc::let_waiting_threads_sleep(argv);
+    llmc::StopSignals signals;
     llmc::MpiEnvironment mpi;
     try {
+        llmc::Console console(mpi.world().rank() == 0);
+        if (mpi.world().rank() == 0) {
+            signals.answer_with(
+                console.over_progress("stopping after this step; a second signal stops at once\n"),
+                console.over_progress(""));
+        }
         std::string text;
         if (const auto options = llmc::parse_options(argc, argv, text)) {
-            llmc::run_program(*options, mpi);
+            const std::string program = llmc::program_as_called({argv, static_cast<std::size_t>(argc)});
+            if (llmc::run_program(*options, program, mpi, console, signals) == llmc::Ending::stopped)
+                mpi.end(llmc::stopped_status);
         } else {
-            llmc::Console(mpi.world().rank() == 0).text(text);
+            console.text(text);
         }
     } catch (const std::exception& fault) {
         mpi.fail(fault.what());

@@ -8,6 +8,35 @@
 # OMP_NUM_THREADS is left alone: without it the program takes its share of the cores.
 set -euo pipefail
 
+# mpirun ends its processes where it receives Ctrl-C, which a terminal sends to all that it has in the foreground.
+# Here the first Ctrl-C (or SIGTERM, or SIGUSR1) is passed on as SIGUSR1, which mpirun forwards: train_gpt then
+# finishes its step and saves; what does not know the signal ends. The second one ends all at once, and so does the
+# first as long as nothing runs. For that mpirun has a session of its own; it ends with this script nevertheless,
+# should that be killed.
+job= # mpirun
+signals=0
+ended_by=
+# shellcheck disable=SC2317  # traps call it
+pass_on() { # signal
+    [[ $job ]] || exit $((128 + $(kill -l "$1")))
+    local processes
+    # (grep fails where a process ends while it looks.)
+    processes=$(grep -lsx "PPid:[[:space:]]$job" /proc/[0-9]*/status | tr -dc '0-9\n') || true
+    [[ $processes ]] || signals=1
+    signals=$((signals + 1))
+    if ((signals == 1)); then
+        kill -USR1 "$job" || true
+    else
+        ended_by=$1
+        kill -TERM "$job" || true
+        # mpirun would give them a second; of those elsewhere it still ends itself.
+        xargs -r kill -KILL <<<"$processes" || true
+    fi
+} 2>/dev/null
+trap 'pass_on INT' INT
+trap 'pass_on TERM' TERM
+trap 'pass_on USR1' USR1
+
 usage() {
     echo "error: $1" >&2
     sed -n '5s/^#  /usage:/p; 6s/^#  /e.g.:/p' "$0" >&2
@@ -67,5 +96,29 @@ if [[ -z ${OMPI_MCA_btl_vader_single_copy_mechanism-} ]] && ! may_read_processes
     export OMPI_MCA_btl_vader_single_copy_mechanism=none
 fi
 
+# What was typed, a quoted word a line, from which the program makes the command that goes on.
+TRAIN_GPT_LAUNCHED=$(printf '%q\n' "$0" -np "$processes" "$@")$'\n'
+export TRAIN_GPT_LAUNCHED
+
+# mpirun's note that it forwards a signal is left out.
+exec {errors}> >(trap '' INT TERM USR1 && exec sed -u '/^mpirun[^ ]*: Forwarding signal [0-9]* to job$/d' >&2)
+filter=$!
+
+# A terminal is for the shell to read, not for what runs in the background.
+[[ ! -t 0 ]] || exec </dev/null
 # mpirun binds one or two processes to one core each, however many threads they have.
-exec "$mpirun" --bind-to none -np "$processes" "$@"
+setsid setpriv --pdeathsig TERM "$mpirun" --bind-to none -np "$processes" "$@" <&0 2>&"$errors" &
+job=$!
+exec {errors}>&-
+status=0
+before=-1
+while ((before != signals)); do # a signal ends `wait` early
+    before=$signals
+    wait "$job" && status=0 || status=$?
+done
+wait "$filter" || true
+if [[ $ended_by ]]; then
+    [[ ! -t 1 ]] || printf '\r\e[K' # what was left of the progress
+    exit $((128 + $(kill -l "$ended_by")))
+fi
+exit "$status"

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -133,6 +134,14 @@ void MpiEnvironment::fail(std::string_view what) const {
     }
     if (!speaks) std::this_thread::sleep_for(patience);  // the one that speaks ends this process
     abort_job(fmt::format("error: {}", one_line(what)));
+}
+
+void MpiEnvironment::end(int status) const {
+    world_->barrier();
+    std::fflush(stdout);
+    if (world_->rank() != 0) std::this_thread::sleep_for(patience);  // rank 0 ends this process
+    MPI_Abort(MPI_COMM_WORLD, status);
+    std::_Exit(status);
 }
 
 }  // namespace llmc

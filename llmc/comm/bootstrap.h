@@ -39,6 +39,10 @@ class MpiEnvironment {
     // Prints `error: what` once and ends the whole job with status 1, however many ranks call it, one or all.
     [[noreturn]] void fail(std::string_view what) const;
 
+    // Ends the whole job with a status that is not 0, silently: of processes that return one mpirun prints a
+    // banner, and one line more for each. All ranks call it, with nothing left to write.
+    [[noreturn]] void end(int status) const;
+
   private:
     bool speaks_of_failures() const;
 

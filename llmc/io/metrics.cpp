@@ -24,16 +24,26 @@ double rounded(double value, int digits) {
 }
 
 // The whole lines of the first `done` steps, the run's line included. A line cut off by a crash ends them.
-std::string lines_until(std::string_view text, std::int64_t done) {
-    std::string kept;
+struct Kept {
+    std::string lines;
+    std::vector<MetricsWriter::Validation> validations;
+    std::int64_t last_step = 0;
+};
+Kept lines_until(std::string_view text, std::int64_t done) {
+    Kept kept;
     for (std::size_t end = text.find('\n'); end != std::string_view::npos; end = text.find('\n')) {
         const std::string_view line = text.substr(0, end);
         const Json json = Json::parse(line, nullptr, false);
         if (!json.is_object()) break;
-        if (json.contains("step") && json["step"].is_number() && json["step"].get<std::int64_t>() > done)
-            break;
-        kept += line;
-        kept += '\n';
+        if (json.contains("step") && json["step"].is_number()) {
+            const auto step = json["step"].get<std::int64_t>();
+            if (step > done) break;
+            kept.last_step = step;
+            if (json.contains("val_loss") && json["val_loss"].is_number())
+                kept.validations.push_back({step, json["val_loss"]});
+        }
+        kept.lines += line;
+        kept.lines += '\n';
         text.remove_prefix(end + 1);
     }
     return kept;
@@ -46,13 +56,31 @@ MetricsWriter::MetricsWriter(std::filesystem::path path, const Json& run, std::i
     if (path_.has_parent_path()) make_directory(path_.parent_path());
     const bool regular = std::filesystem::is_regular_file(path_) || !std::filesystem::exists(path_);
     const bool goes_on = done > 0 && std::filesystem::is_regular_file(path_);
-    std::string lines = goes_on ? lines_until(read_file(path_), done) : "";
+    Kept kept = goes_on ? lines_until(read_file(path_), done) : Kept{};
+    std::string& lines = kept.lines;
     if (lines.empty()) lines = Json{{"run", run}}.dump() + "\n";
+    earlier_ = std::move(kept.validations);
+    lacks_validation_ =
+        goes_on && kept.last_step == done && (earlier_.empty() || earlier_.back().step != done);
     // A crash or a full disk here must not lose the lines of an earlier run: the new file replaces it whole.
     if (regular) replace_file(path_, lines);
+    open();
+    if (!regular) write_line(lines);
+}
+
+void MetricsWriter::open() {
     file_.reset(std::fopen(path_.c_str(), "a"));
     if (!file_) fail();
-    if (!regular) write_line(lines);
+}
+
+void MetricsWriter::add_validation(double loss) {
+    std::string lines = read_file(path_);
+    const std::size_t last = lines.rfind('\n', lines.size() - 2) + 1;
+    Json line = Json::parse(lines.substr(last));
+    line["val_loss"] = rounded(loss, 9);
+    lines.replace(last, std::string::npos, line.dump() + "\n");
+    replace_file(path_, lines);
+    open();
 }
 
 void MetricsWriter::write(const StepMetrics& metrics) {

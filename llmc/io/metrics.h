@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "llmc/parallel/phase.h"
 
@@ -40,6 +41,17 @@ class MetricsWriter {
     // Each line is in the system's hands on return.
     void write(const StepMetrics& metrics);
 
+    // The validations of the steps that were kept.
+    struct Validation {
+        std::int64_t step;
+        double loss;
+    };
+    const std::vector<Validation>& earlier_validations() const { return earlier_; }
+    // Whether the last line that was kept is of the last step that is done, and has no validation; and what adds
+    // one to it, before the first new line.
+    bool lacks_validation() const { return lacks_validation_; }
+    void add_validation(double loss);
+
   private:
     struct Close {
         void operator()(std::FILE* file) const { std::fclose(file); }
@@ -47,7 +59,11 @@ class MetricsWriter {
     void write_line(const std::string& line);
     [[noreturn]] void fail() const;
 
+    void open();
+
     std::filesystem::path path_;
+    std::vector<Validation> earlier_;
+    bool lacks_validation_ = false;
     std::unique_ptr<std::FILE, Close> file_;
 };
 

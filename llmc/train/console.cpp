@@ -52,8 +52,24 @@ std::string progress_line(std::int64_t first, std::int64_t done, std::int64_t to
     return fmt::format("[{:<{}}]{}", bar, width, text);
 }
 
+// Empty before the first step and after the last.
+std::string Console::progress() const {
+    if (!terminal_.has_status() || done_ == total_) return "";
+    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start_;
+    return progress_line(first_, done_, total_, passed.count(), terminal_.columns() - 1);
+}
+
 void Console::print(std::string_view text) {
-    if (speaks_) terminal_.print(text);
+    if (speaks_) terminal_.print(text, progress());
+}
+
+void Console::doing(std::string_view what, double share) {
+    if (!speaks_ || !terminal_.has_status()) return;
+    constexpr std::chrono::milliseconds often_enough{100};
+    const auto now = std::chrono::steady_clock::now();
+    if (share > 0 && now - shown_ < often_enough) return;
+    shown_ = now;
+    terminal_.print("", fmt::format("{} {:.0f}%  {}", what, std::floor(100 * share), progress()));
 }
 
 void Console::print_rows(const Rows& rows) {
@@ -81,8 +97,10 @@ void Console::header(std::string_view title, const Rows& rows) {
 
 void Console::begin(std::int64_t first, std::int64_t total) {
     first_ = first;
+    done_ = first - 1;
     total_ = total;
     start_ = std::chrono::steady_clock::now();
+    print("");
 }
 
 void Console::step(const StepMetrics& m) {
@@ -100,10 +118,8 @@ void Console::step(const StepMetrics& m) {
         "{:>{}}  {:>9.5f}  {:>9.4f}  {:>9.3e}  {:>9.1f}  {:>11}{}\n", m.step, width, m.loss, m.grad_norm,
         m.learning_rate, m.step_ms, grouped(static_cast<std::int64_t>(m.tokens_per_second)),
         knows_peak ? fmt::format("  {:>5.1f}%", 100 * *m.model_flops_utilization) : "");
-    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start_;
-    const bool last = m.step == total_;
-    terminal_.print(
-        line, last ? "" : progress_line(first_, m.step, total_, passed.count(), terminal_.columns() - 1));
+    done_ = m.step;
+    print(line);
 }
 
 void Console::validation(std::int64_t step, double loss) {
@@ -122,10 +138,12 @@ void Console::sample(std::int64_t step, std::string_view text) {
     steps_since_heading_ = 0;
 }
 
-void Console::summary(const Rows& rows) {
-    if (!speaks_) return;
-    terminal_.print("\n", "");
+void Console::summary(const Rows& rows, std::string_view command) {
+    if (!speaks_ || rows.empty()) return;
+    done_ = total_;
+    print("\n");
     print_rows(rows);
+    if (!command.empty()) print(fmt::format("\ngo on with\n  {}\n", command));
 }
 
 void Console::note(std::string_view text) { print(fmt::format("note: {}\n", text)); }

@@ -22,24 +22,30 @@ class Console {
     void header(std::string_view title, const Rows& rows);
     // Before the first of the steps first ... total.
     void begin(std::int64_t first, std::int64_t total);
+    // What is going on between steps ("validating"), of which a share is done: only the progress shows it.
+    void doing(std::string_view what, double share);
     // A line a step; on a terminal also the progress at the bottom.
     void step(const StepMetrics& metrics);
     void validation(std::int64_t step, double loss);
     void sample(std::int64_t step, std::string_view text);
-    // After the last step.
-    void summary(const Rows& rows);
+    // After the last step; `command` goes on from there and is one line, however long, to be copied.
+    void summary(const Rows& rows, std::string_view command);
     void note(std::string_view text);
     void text(std::string_view text);
 
+    // The text as a signal handler writes it, in place of the progress.
+    std::string over_progress(std::string_view text) const { return terminal_.over_status(text); }
+
   private:
+    std::string progress() const;
     void print(std::string_view text);
     void print_rows(const Rows& rows);
 
     bool speaks_;
     Terminal terminal_;
-    std::int64_t first_ = 1, total_ = 0;
+    std::int64_t first_ = 1, done_ = 0, total_ = 0;
     std::int64_t steps_since_heading_ = 0;
-    std::chrono::steady_clock::time_point start_;
+    std::chrono::steady_clock::time_point start_, shown_;
 };
 
 // The progress line: "[=======>      ]  29%  350/1,200  0:21 passed, 0:52 left", at most `columns` wide.

@@ -6,6 +6,7 @@
 
 #include "llmc/core/text.h"
 #include "llmc/core/version.h"
+#include "llmc/train/command_line.h"
 #include "llmc/train/outputs.h"
 
 namespace llmc {
@@ -72,6 +73,17 @@ std::string schedule_text(const Run& run) {
 
 }  // namespace
 
+std::string command_to_go_on(const Run& run, const Outcome& outcome) {
+    if (outcome.checkpoint.empty()) return "";
+    const std::string directory = shell_word(run.out_dir.string());
+    std::string command = fmt::format("{} --config {} --out-dir {} --resume", run.program,
+                                      shell_word((run.out_dir / "config.toml").string()), directory);
+    if (outcome.last_step >= run.options.steps && !outcome.stopped) {
+        command += fmt::format(" --steps {}", 2 * outcome.last_step);
+    }
+    return command;
+}
+
 Rows header_rows(const Run& run, const Device& device) {
     const DType dtype = run.plan.spec.dtype;
     const std::string note = device.note(dtype);
@@ -114,6 +126,10 @@ nlohmann::ordered_json run_record(const Run& run, const Device& device) {
 
 Rows summary_rows(const Run& run, const Outcome& outcome) {
     Rows rows;
+    if (outcome.stopped) {
+        rows.emplace_back("stopped", fmt::format("after step {} of {}, as asked", grouped(outcome.last_step),
+                                                 grouped(run.options.steps)));
+    }
     if (outcome.best_loss) {
         std::string text = fmt::format("validation loss {:.5f} after step {}", *outcome.best_loss,
                                        grouped(outcome.best_step));
@@ -128,13 +144,17 @@ Rows summary_rows(const Run& run, const Outcome& outcome) {
     }
     if (outcome.steps > 0) {
         const auto tokens = static_cast<double>(outcome.steps * run.plan.spec.global_batch_tokens);
-        rows.emplace_back("time", fmt::format("{} for {}: {} tokens/s, validation and saving included",
-                                              clock_time(outcome.seconds), plural(outcome.steps, "step"),
+        const std::string time =
+            outcome.seconds < 60 ? fmt::format("{:.1f} s", outcome.seconds) : clock_time(outcome.seconds);
+        rows.emplace_back("time", fmt::format("{} for {}: {} tokens/s, validation and saving included", time,
+                                              plural(outcome.steps, "step"),
                                               grouped(static_cast<std::int64_t>(tokens / outcome.seconds))));
         rows.emplace_back("metrics", metrics_file(run.options, run.out_dir).string());
     }
     if (!outcome.checkpoint.empty()) rows.emplace_back("checkpoint", outcome.checkpoint.string());
-    if (!run.options.export_file.empty()) rows.emplace_back("exported", run.options.export_file);
+    if (!run.options.export_file.empty() && !outcome.stopped) {
+        rows.emplace_back("exported", run.options.export_file);
+    }
     return rows;
 }
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 
 #include "llmc/data/data.h"
 #include "llmc/device/device.h"
@@ -23,6 +24,7 @@ struct Run {
     const RunPlan& plan;
     std::filesystem::path out_dir;
     std::string identity;                      // run_identity.h
+    std::string program;                       // as it was called (command_line.h)
     std::optional<CheckpointInfo> checkpoint;  // that it goes on from
 };
 
@@ -33,6 +35,8 @@ struct Outcome {
     std::optional<double> best_loss;  // of validations
     std::int64_t best_step = 0;
     std::filesystem::path checkpoint;  // the last one; empty if there is none
+    std::int64_t last_step = 0;        // that was done
+    bool stopped = false;              // because the run was asked to
 
     void see_validation(double loss, std::int64_t step) {
         if (!best_loss || loss < *best_loss) best_loss = loss, best_step = step;
@@ -42,5 +46,7 @@ struct Outcome {
 Rows header_rows(const Run& run, const Device& device);
 nlohmann::ordered_json run_record(const Run& run, const Device& device);
 Rows summary_rows(const Run& run, const Outcome& outcome);
+// What to type to go on where the run stopped or, if it is done, as far again; empty without a checkpoint.
+std::string command_to_go_on(const Run& run, const Outcome& outcome);
 
 }  // namespace llmc

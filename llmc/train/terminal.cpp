@@ -63,8 +63,6 @@ int Terminal::columns() const {
     return columns > 0 ? columns : default_columns;
 }
 
-void Terminal::print(std::string_view text) { print(text, std::string(status_)); }
-
 void Terminal::print(std::string_view text, std::string_view status) {
     if (!status_.empty()) write(erase_line);
     write(text);
@@ -72,6 +70,10 @@ void Terminal::print(std::string_view text, std::string_view status) {
     if (has_status()) status_ = status.substr(0, static_cast<std::size_t>(std::max(0, columns() - 1)));
     write(status_);
     std::fflush(stdout);
+}
+
+std::string Terminal::over_status(std::string_view text) const {
+    return fmt::format("{}{}", has_status() ? erase_line : "", text);
 }
 
 std::string Terminal::styled(Style style, std::string_view text) const {

@@ -26,9 +26,11 @@ class Terminal {
     // The width to write for: the terminal's, or 100.
     int columns() const;
 
-    void print(std::string_view text);
-    // The same, with another status line below it, cut to the terminal's width; an empty one removes it.
+    // The text, with a status line below it, cut to the terminal's width, in place of the last one; an empty one
+    // removes it.
     void print(std::string_view text, std::string_view status);
+    // A line of text with what writes it over the status line, for who cannot call print.
+    std::string over_status(std::string_view text) const;
     // The text in colour where there are colours.
     std::string styled(Style style, std::string_view text) const;
 

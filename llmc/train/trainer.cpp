@@ -121,11 +121,13 @@ void Trainer::require_finite() {
     }
 }
 
-double Trainer::validate(const ValidationWindows& validation, std::int64_t windows) {
+std::optional<double> Trainer::validate(const ValidationWindows& validation, std::int64_t windows,
+                                        const Watch& watch) {
     const std::int64_t T = plan_.spec.config.sequence_length, B = plan_.micro_batch;
     const std::int64_t at_once = B * plan_.spec.mesh.data_ranks;
     double loss = 0;
     for (std::int64_t round = 0; round * at_once < windows; ++round) {
+        if (!watch(static_cast<double>(round * at_once) / static_cast<double>(windows))) return std::nullopt;
         const std::int64_t first = round * at_once + plan_.spec.mesh.data_rank * B;
         const auto load = [&](int, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
             for (std::int64_t b = 0; b < B; ++b) {
@@ -150,7 +152,8 @@ double Trainer::validate(const ValidationWindows& validation, std::int64_t windo
     return loss / static_cast<double>(validation.targets(windows));
 }
 
-std::vector<std::int32_t> Trainer::generate(std::span<const std::int32_t> prompt, std::int64_t count) {
+std::optional<std::vector<std::int32_t>> Trainer::generate(std::span<const std::int32_t> prompt,
+                                                           std::int64_t count, const Watch& watch) {
     check(!prompt.empty(), "a prompt has a token");
     const GPTConfig& config = plan_.spec.config;
     const RandomStream random(options_.seed, "generate " + std::to_string(progress_.step));
@@ -161,6 +164,7 @@ std::vector<std::int32_t> Trainer::generate(std::span<const std::int32_t> prompt
     std::vector<std::byte> row;
     std::vector<float> logits(static_cast<std::size_t>(config.vocabulary));
     for (std::int64_t i = 0; i < count; ++i) {
+        if (!watch(static_cast<double>(i) / static_cast<double>(count))) return std::nullopt;
         const std::size_t context = std::min(text.size(), T);
         const auto load = [&](int, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
             // What follows the context is not seen: attention is causal.
@@ -179,7 +183,7 @@ std::vector<std::int32_t> Trainer::generate(std::span<const std::int32_t> prompt
         });
         text.push_back(sample_token(logits, sampler, random.uniform(static_cast<std::uint64_t>(i))));
     }
-    return {text.begin() + std::ssize(prompt), text.end()};
+    return std::vector<std::int32_t>(text.begin() + std::ssize(prompt), text.end());
 }
 
 void Trainer::resume(const CheckpointInfo& checkpoint) {

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -19,6 +21,9 @@
 #include "llmc/train/options.h"
 
 namespace llmc {
+
+// Called between the parts of what takes long, with the share that is done; gives it up by returning false.
+using Watch = std::function<bool(double share)>;
 
 class Trainer {
   public:
@@ -38,12 +43,16 @@ class Trainer {
     // UserError if a weight or moment is not finite: what must not be saved. One rank does it alone.
     void require_finite();
 
-    // Mean loss in nats per token over the first `windows` windows. All ranks take part and receive it.
-    double validate(const ValidationWindows& validation, std::int64_t windows);
+    // Mean loss in nats per token over the first `windows` windows; nothing if it was given up. All ranks take
+    // part and receive it; `watch` must tell them the same.
+    std::optional<double> validate(const ValidationWindows& validation, std::int64_t windows,
+                                   const Watch& watch);
 
     // Continues a prompt of at least one token by `count` tokens, with the options' temperature and top-k;
-    // returns the new ones. Of the same prompt, weights and step always the same. One rank does it alone.
-    std::vector<std::int32_t> generate(std::span<const std::int32_t> prompt, std::int64_t count);
+    // returns the new ones, nothing if it was given up. Of the same prompt, weights and step always the same.
+    // One rank does it alone.
+    std::optional<std::vector<std::int32_t>> generate(std::span<const std::int32_t> prompt,
+                                                      std::int64_t count, const Watch& watch);
 
     void resume(const CheckpointInfo& checkpoint);
 

@@ -72,10 +72,16 @@ def test_a_terminal_has_a_status_line(tmp_path, ranks):
     text = on_terminal(*QUICK, f"--out-dir={tmp_path}/run", ranks=ranks)
     lines, status = lines_above_status(text)
     assert len(step_lines(lines)) == 12
-    progress = [re.search(r"(\d+)/12  \d+:\d\d passed, \d+:\d\d left$", line) for line in status]
+    # What happens after the last step has no time left to speak of.
+    end = next(i for i, line in enumerate(status) if "11/12" in line and "11/12" not in status[i + 1])
+    progress = [re.search(r"(\d+)/12  \d+:\d\d passed, (\d+:\d\d|\?) left$", line) for line in status[:end + 1]]
     assert all(progress), status
     # Every step but the last is shown, what is printed in between repeats it.
-    assert sorted({int(match[1]) for match in progress}) == list(range(1, 12))
+    assert sorted({int(match[1]) for match in progress}) == list(range(12))
+    # Between steps it says what else is done.
+    assert re.match(r"validating 0%  .* 10/12 ", next(line for line in status if "validating" in line and "10/12" in line))
+    assert all(re.match(r"(validating|saving|sampling) \d+%  $", line) for line in status[end + 1:])
+    assert {line.split()[0] for line in status[end + 1:]} == {"validating", "saving", "sampling"}
     assert COLOUR.search(text)
     assert not text.endswith(status[-1])
 
@@ -131,15 +137,22 @@ def test_header_and_summary(tmp_path):
     assert rows["best"].startswith(f"validation loss {best[0]:.5f} after step {best[1]}")
     assert "12 steps" in rows["time"] and "tokens/s" in rows["time"]
     assert os.path.isdir(rows["checkpoint"]) and os.path.isfile(rows["metrics"])
-    assert max(map(len, text.splitlines())) <= 100 + len(str(tmp_path))
+    *_, before_last, command = text.splitlines()
+    assert before_last == "go on with" and command.endswith(" --resume --steps 24")
+    # But for the command, which is copied as one line, and paths, which are as long as they are.
+    assert max(map(len, text.replace(str(tmp_path), "").splitlines()[:-1])) <= 100
 
 
 def test_no_steps_print_the_header(tmp_path):
     with_steps = rows_of(program.run(*QUICK, f"--out-dir={tmp_path}/a", "--sample-tokens=0").stdout)
-    without = rows_of(program.run(*QUICK, "--steps=0", f"--out-dir={tmp_path}/b", "--sample-tokens=0").stdout)
+    text = program.run(*QUICK, "--steps=0", f"--out-dir={tmp_path}/b").stdout
+    without = rows_of(text)
     assert {name: without[name] for name in ("device", "mesh", "model", "parameters", "memory", "batch")} == \
         {name: with_steps[name] for name in ("device", "mesh", "model", "parameters", "memory", "batch")}
     assert "time" not in without and "checkpoint" not in without
+    *_, blank, last = text.splitlines()
+    assert blank == "" and last == "note: --steps 0: nothing was trained or written"
+    assert not os.path.exists(f"{tmp_path}/b")
 
 
 def test_help_fits_the_screen():

@@ -1,0 +1,68 @@
+#include "llmc/train/command_line.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+namespace llmc {
+
+namespace {
+
+std::string_view environment(const char* name) {
+    const char* value = std::getenv(name);
+    return value == nullptr ? "" : value;
+}
+
+std::string_view last_part(std::string_view path) { return path.substr(path.rfind('/') + 1); }
+
+std::vector<std::string_view> lines_of(std::string_view text) {
+    std::vector<std::string_view> lines;
+    for (std::size_t end = text.find('\n'); end != std::string_view::npos; end = text.find('\n')) {
+        lines.push_back(text.substr(0, end));
+        text.remove_prefix(end + 1);
+    }
+    return lines;
+}
+
+}  // namespace
+
+std::string shell_word(std::string_view word) {
+    constexpr std::string_view plain =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789%+,-./:=@_";
+    if (!word.empty() && word.find_first_not_of(plain) == std::string_view::npos) return std::string(word);
+    std::string quoted = "'";
+    for (const char c : word) {
+        if (c == '\'') {
+            quoted += "'\\''";
+        } else {
+            quoted += c;
+        }
+    }
+    return quoted + "'";
+}
+
+std::string program_as_called(std::span<const char* const> arguments, std::string_view launched,
+                              int processes) {
+    const std::string program = shell_word(arguments[0]);
+    // The command line of the launcher ends with this program's own, unless a script stands between them.
+    const std::vector<std::string_view> words = lines_of(launched);
+    if (words.size() > arguments.size()) {
+        const auto ours = words.end() - std::ssize(arguments);
+        if (last_part(*ours) == last_part(program)) {
+            return fmt::format("{} {}", fmt::join(words.begin(), ours, " "), program);
+        }
+    }
+    return processes > 0 ? fmt::format("mpirun -np {} {}", processes, program) : program;
+}
+
+std::string program_as_called(std::span<const char* const> arguments) {
+    const std::string processes(environment("OMPI_COMM_WORLD_SIZE"));
+    return program_as_called(arguments, environment("TRAIN_GPT_LAUNCHED"),
+                             static_cast<int>(std::strtol(processes.c_str(), nullptr, 10)));
+}
+
+}  // namespace llmc

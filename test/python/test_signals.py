@@ -1,0 +1,296 @@
+"""Stopping when asked: Ctrl-C, SIGUSR1 and SIGTERM finish the step, save, and print the command that goes on, which is
+typed here as it stands; a second signal ends at once. Alone, under mpirun, and by scripts/launch.sh."""
+
+import os
+import pathlib
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+
+import program
+import pytest
+
+STOPPED = 75
+# Long enough to be interrupted.
+STEPS = 2000
+QUICK = ["--layers=1", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384", "--sample-tokens=0",
+         "--val-every=200", "--val-batches=1"]
+# A step takes minutes.
+ENDLESS = ["--layers=4", "--channels=256", "--seq-len=256", "--global-batch-tokens=1048576", "--micro-batch-size=2",
+           "--sample-tokens=0"]
+ENVIRONMENT = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TERM": "xterm",
+                            "OMPI_MCA_btl_vader_single_copy_mechanism": "none", "OMP_NUM_THREADS": "1"}
+LAUNCHERS = {"alone": [], "launch-1": ["scripts/launch.sh", "-np", "1"], "launch-2": ["scripts/launch.sh", "-np", "2"],
+             "mpirun-2": ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", "2"]}
+
+
+class Started:
+    """A run under way in a process group of its own, its standard output and error in one pipe or terminal."""
+
+    def __init__(self, launcher, *options, terminal=False):
+        command = [*LAUNCHERS[launcher], program.PROGRAM, *map(str, options)]
+        self.text = ""
+        if terminal:
+            pid, self.file = pty.fork()  # the terminal is the one that controls it
+            if pid == 0:
+                os.chdir(program.ROOT)
+                os.execvpe(command[0], command, ENVIRONMENT)
+            self.pid, self.process = pid, None
+        else:
+            self.file, theirs = os.pipe()
+            self.process = subprocess.Popen(command, cwd=program.ROOT, stdin=subprocess.DEVNULL, stdout=theirs,
+                                            stderr=theirs, env=ENVIRONMENT, start_new_session=True)
+            self.pid = self.process.pid
+            os.close(theirs)
+
+    def read(self, seconds):
+        """What there is within so many seconds; False at the end."""
+        if not select.select([self.file], [], [], seconds)[0]:
+            return True
+        try:
+            piece = os.read(self.file, 1 << 16)
+        except OSError:  # how a terminal ends
+            piece = b""
+        self.text += piece.decode(errors="replace").replace("\r\n", "\n")
+        return bool(piece)
+
+    def read_until(self, pattern, seconds=30):
+        end = time.monotonic() + seconds
+        while not re.search(pattern, self.text, re.MULTILINE):
+            assert time.monotonic() < end, f"no '{pattern}' in {self.text}"
+            assert self.read(0.1), f"ended without '{pattern}': {self.text}"
+
+    def send(self, number):
+        os.kill(self.pid, number)
+
+    def wait(self, seconds=30):
+        """Its exit status, as Python has it: negative for a signal."""
+        end = time.monotonic() + seconds
+        while self.read(0.1):
+            assert time.monotonic() < end, f"still running: {self.text}"
+        os.close(self.file)
+        if self.process:
+            return self.process.wait(10)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def processes_naming(text):
+    """The ids of all processes whose command line contains a text."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if text in path.read_text(errors="replace"):
+                found.append(int(path.parent.name))
+        except OSError:
+            pass
+    return found
+
+
+def expect_no_process(text):
+    """None is left, at the latest in five seconds."""
+    end = time.monotonic() + 5
+    while processes_naming(text):
+        assert time.monotonic() < end, f"left running: {processes_naming(text)}"
+        time.sleep(0.05)
+
+
+def steps_of(text):
+    return [int(step) for step in re.findall(r"^ *(\d+) +\d+\.\d{5} ", text, re.MULTILINE)]
+
+
+def command_to_go_on(text):
+    return re.search(r"^go on with\n  (.*)$", text, re.MULTILINE)[1]
+
+
+def type_command(command):
+    return subprocess.run(command, shell=True, cwd=program.ROOT, env=ENVIRONMENT, capture_output=True, text=True,
+                          timeout=120)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The run of each number of processes that nobody stops."""
+    runs = {}
+
+    def run(ranks):
+        if ranks not in runs:
+            runs[ranks] = program.train(tmp_path_factory.mktemp("whole"), *QUICK, f"--steps={STEPS}", ranks=ranks,
+                                        env={"OMP_NUM_THREADS": "1"})
+        return runs[ranks]
+
+    return run
+
+
+@pytest.mark.parametrize("launcher,number", [
+    ("alone", signal.SIGINT), ("alone", signal.SIGUSR1), ("alone", signal.SIGTERM),
+    ("launch-1", signal.SIGINT), ("launch-2", signal.SIGINT), ("launch-2", signal.SIGUSR1), ("launch-2", signal.SIGTERM),
+    ("mpirun-2", signal.SIGUSR1)])
+def test_a_signal_stops_and_the_printed_command_goes_on(launcher, number, tmp_path, uninterrupted):
+    out_dir = tmp_path / "a run's"  # which a shell must be told with care
+    run = Started(launcher, *QUICK, f"--steps={STEPS}", f"--out-dir={out_dir}")
+    run.read_until("^ +20 ")
+    run.send(number)
+    assert run.wait(10) == STOPPED
+    text = re.sub("^mpirun[^ ]*: Forwarding signal 10 to job\n", "", run.text, flags=re.MULTILINE)
+    if launcher.startswith("launch"):
+        assert text == run.text
+    step = steps_of(text)[-1]
+    assert 20 <= step < STEPS and steps_of(text) == list(range(1, step + 1))
+    assert text.count("stopping after this step") == 1 and f"stopped     after step {step:,} of 2,000" in text
+    assert not re.search("mpirun (noticed|detected)|error", text)
+    assert [path.name for path in out_dir.glob("checkpoint-*")] == [f"checkpoint-{step:08}"]
+
+    command = command_to_go_on(text)
+    assert command.startswith(" ".join(LAUNCHERS[launcher]) if launcher.startswith("launch") else
+                              "mpirun -np 2 " if launcher == "mpirun-2" else program.PROGRAM), command
+    result = type_command(command)
+    assert result.returncode == 0, result.stdout + result.stderr
+    resumed, whole = program.Run(out_dir), uninterrupted(2 if "2" in launcher else 1)
+    assert resumed.column("step") == whole.column("step")
+    for name in ("loss", "grad_norm", "lr", "tokens"):
+        assert resumed.column(name) == whole.column(name), name
+    assert [line.get("val_loss") for line in resumed.lines] == [line.get("val_loss") for line in whole.lines]
+    model = f"checkpoint-{STEPS:08}/model.safetensors"
+    assert (resumed.out_dir / model).read_bytes() == (whole.out_dir / model).read_bytes()
+    # The best of the whole run, whichever part of it made it.
+    best = min((line["val_loss"], line["step"]) for line in whole.lines if "val_loss" in line)
+    assert f"validation loss {best[0]:.5f} after step {best[1]:,}" in result.stdout
+
+
+def test_the_command_after_the_last_step_trains_on(tmp_path):
+    result = program.run(*QUICK, "--steps=4", f"--out-dir={tmp_path}")
+    result = type_command(command_to_go_on(result.stdout))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert program.Run(tmp_path).column("step") == list(range(1, 9))
+
+
+def test_ranks_agree_on_the_step_though_one_alone_was_asked(tmp_path):
+    run = Started("mpirun-2", *QUICK, "--steps=100000", f"--out-dir={tmp_path}")
+    run.read_until("^ +20 ")
+    ranks = [pid for pid in processes_naming(str(tmp_path)) if pid != run.pid]
+    assert len(ranks) == 2
+    last = max(ranks, key=lambda pid: b"OMPI_COMM_WORLD_RANK=1\0" in pathlib.Path(f"/proc/{pid}/environ").read_bytes())
+    os.kill(last, signal.SIGUSR1)
+    assert run.wait(10) == STOPPED
+    assert f"stopped     after step {steps_of(run.text)[-1]:,} of" in run.text
+
+
+@pytest.mark.parametrize("launcher", ["alone", "launch-2"])
+def test_ctrl_c_on_a_terminal(launcher, tmp_path):
+    """The terminal sends it to all in the foreground: also to what must not see it."""
+    run = Started(launcher, *QUICK, "--steps=100000", f"--out-dir={tmp_path}", terminal=True)
+    run.read_until(r"20/100,000  \d")
+    os.write(run.file, b"\x03")
+    assert run.wait(10) == STOPPED
+    assert "mpirun" not in run.text.replace("--", "")
+    assert "\r\x1b[Kstopping after this step" in run.text
+    # No progress is left when the summary begins.
+    assert "left" not in re.split("\x1b\\[K", run.text)[-1]
+    assert command_to_go_on(run.text)
+    expect_no_process(str(tmp_path))
+
+
+@pytest.mark.parametrize("launcher,status", [("alone", -signal.SIGINT), ("launch-2", 130)])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_second_signal_ends_at_once(launcher, status, terminal, tmp_path):
+    out_dir = tmp_path / "run"
+    run = Started(launcher, *ENDLESS, f"--out-dir={out_dir}", terminal=terminal)
+    while not (out_dir / "config.toml").exists():
+        assert run.read(0.05), run.text
+    time.sleep(0.3)  # into the first step
+    for _ in range(2):
+        if terminal:
+            os.write(run.file, b"\x03")
+        else:
+            run.send(signal.SIGINT)
+        time.sleep(0.3)
+    assert run.wait(3) == status
+    assert run.text.count("stopping after this step") == 1
+    assert not re.search("mpirun (noticed|detected)|go on with", run.text)
+    assert not list(out_dir.glob("checkpoint-*"))
+    expect_no_process(str(out_dir))
+
+
+@pytest.mark.parametrize("launcher", ["alone", "launch-2"])
+@pytest.mark.parametrize("delay", [0.02, 0.15, 0.3])
+def test_a_signal_before_the_first_step_leaves_nothing(launcher, delay, tmp_path):
+    run = Started(launcher, *ENDLESS, f"--out-dir={tmp_path}/run")
+    time.sleep(delay)
+    run.send(signal.SIGINT)
+    # Before a process catches signals they end it; afterwards it stops in order. (The step would take minutes.)
+    status = run.wait(10)
+    if status == STOPPED:
+        assert run.text.endswith("note: stopped before the first step: nothing was written\n")
+    else:
+        assert status in (-signal.SIGINT, 128 + signal.SIGINT, 128 + signal.SIGUSR1), run.text
+    assert not (tmp_path / "run").exists()
+    expect_no_process(f"{tmp_path}/run")
+
+
+@pytest.mark.parametrize("launcher", ["alone", "launch-2"])
+def test_a_signal_ends_a_validation(launcher, tmp_path):
+    """What was not validated is when the run goes on, so that nothing is missing from its metrics."""
+    text = tmp_path / "long.txt"
+    text.write_bytes(b"The quick brown fox jumps over the lazy dog.\n" * 600000)
+    options = [*QUICK, "--steps=20", "--val-every=10", f"--val-data={text}", f"--train-data={text}"]
+    whole = program.train(tmp_path / "whole", *options, "--val-batches=3", ranks=2 if "2" in launcher else 1,
+                          env={"OMP_NUM_THREADS": "1"})
+    run = Started(launcher, *options, f"--out-dir={tmp_path}/run", "--val-batches=0")
+    run.read_until("^ +10 ")
+    time.sleep(0.3)
+    run.send(signal.SIGINT)
+    assert run.wait(5) == STOPPED
+    assert "stopped     after step 10 of 20" in run.text and "validation after" not in run.text
+    stopped = program.Run(tmp_path / "run")
+    assert stopped.column("step") == list(range(1, 11)) and "val_loss" not in stopped.lines[-1]
+    result = type_command(command_to_go_on(run.text) + " --val-batches=3")
+    assert result.returncode == 0, result.stdout + result.stderr
+    resumed = program.Run(tmp_path / "run")
+    for name in ("step", "loss"):
+        assert resumed.column(name) == whole.column(name)
+    assert [line.get("val_loss") for line in resumed.lines] == [line.get("val_loss") for line in whole.lines]
+
+
+def test_a_signal_ends_a_sample(tmp_path):
+    run = Started("launch-2", *QUICK, "--steps=20", "--sample-every=10", "--sample-tokens=1000000",
+                  f"--out-dir={tmp_path}")
+    run.read_until("^ +10 ")
+    time.sleep(0.3)
+    run.send(signal.SIGINT)
+    assert run.wait(5) == STOPPED
+    assert "stopped     after step 10 of 20" in run.text and "sample after" not in run.text
+
+
+def test_nothing_outlives_the_launcher(tmp_path):
+    run = Started("launch-2", *ENDLESS, f"--out-dir={tmp_path}")
+    run.read_until("^ +results ")
+    run.send(signal.SIGKILL)
+    expect_no_process(str(tmp_path))
+    run.wait()
+
+
+def test_the_launcher_ends_what_does_not_know_the_signal():
+    run = subprocess.Popen(["scripts/launch.sh", "-np", "2", "sleep", "61.25"], cwd=program.ROOT, env=ENVIRONMENT,
+                           stderr=subprocess.DEVNULL)
+    while len(processes_naming("61.25")) < 4:  # the launcher, mpirun and its two
+        time.sleep(0.05)
+    run.send_signal(signal.SIGINT)
+    assert run.wait(10) != 0
+    expect_no_process("61.25")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_signal_that_was_ignored_stays_ignored(ranks, tmp_path):
+    """As of a run in the background of a script, which Ctrl-C is not meant for."""
+    command = ["./train_gpt"] if ranks == 1 else ["scripts/launch.sh", "-np", "2", program.PROGRAM]
+    command[-1] = program.PROGRAM
+    run = subprocess.Popen([*command, *QUICK, "--steps=300", f"--out-dir={tmp_path}"], cwd=program.ROOT,
+                           env=ENVIRONMENT, stdout=subprocess.DEVNULL,
+                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    time.sleep(0.4)
+    run.send_signal(signal.SIGINT)
+    assert run.wait(30) == 0
+    assert program.Run(tmp_path).column("step")[-1] == 300
