@@ -219,10 +219,6 @@ Ending run_program(const Options& options, const std::string& program, MpiEnviro
     if (stopped_early()) return Ending::stopped;
 
     console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(run, *device));
-    if (options.steps == 0 && options.init.empty() && options.export_file.empty() && !options.resume) {
-        console.note("--steps 0: nothing was trained or written");
-        return Ending::done;
-    }
     Trainer trainer(options, plan, *device, world);
     world.set_staging(trainer.arenas()[plan.communication]);
     if (run.checkpoint) {
