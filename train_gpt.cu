@@ -31,9 +31,9 @@
 #include "llmc/device/device.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/io/files.h"
+#include "llmc/io/last_run.h"
 #include "llmc/io/metrics.h"
 #include "llmc/io/model_files.h"
-#include "llmc/io/run_identity.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/command_line.h"
 #include "llmc/train/console.h"
@@ -69,7 +69,8 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
         metrics.emplace(metrics_file(options, run.out_dir), run_record(run, trainer.device()),
                         trainer.progress().step);
         make_directory(run.out_dir);
-        write_run_identity(run.out_dir, run.identity);
+        write_last_run(run.out_dir, {.identity = run.identity,
+                                     .began_from = run.checkpoint ? run.checkpoint->directory : fs::path()});
         write_file(run.out_dir / "config.toml", to_toml(options));
     }
 
@@ -205,11 +206,10 @@ Ending run_program(const Options& options, const std::string& program, MpiEnviro
             .data = data,
             .plan = plan,
             .out_dir = choose_out_dir(options),
-            .identity = {},
+            .identity = new_run_identity(),
             .program = program,
             .checkpoint = {}};
     run.checkpoint = find_checkpoint(options, run.out_dir);
-    run.identity = run.checkpoint ? run.checkpoint->run : new_run_identity();
     const std::vector<std::string> notes =
         run.checkpoint ? differences(*run.checkpoint, options) : std::vector<std::string>();
     encode_prompt(options.prompt, plan.spec.config.vocabulary);

@@ -26,7 +26,7 @@ struct Progress {
 };
 
 // Writes <out_dir>/checkpoint-<step> and returns its path; one that is there already is replaced. `run` is the
-// run's identity (run_identity.h). One process calls it.
+// run's identity (last_run.h). One process calls it.
 std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, const std::string& run,
                                       const Progress& progress, const nlohmann::ordered_json& configuration,
                                       Device& device, const ParameterStore& store);

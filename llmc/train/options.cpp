@@ -189,7 +189,7 @@ void add_settings(CLI::App& app, Options& options) {
                 return std::string();
             };
             option->check(CLI::Validator(refuse, ""));
-            std::string text = std::is_same_v<Value, bool> ? "{true,false}"
+            std::string text = std::is_same_v<Value, bool> ? "[={true,false}]"
                                : is_text<Value>            ? "TEXT"
                                                            : "NUMBER";
             if (!choices.empty()) {
@@ -322,6 +322,18 @@ void apply_config(CLI::App& app, const std::string& file) {
     }
 }
 
+// A script's --resume "$CHECKPOINT" whose variable is not set must not start afresh.
+void refuse_empty_resume(const std::vector<std::string>& arguments) {
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+        const bool next_is_empty = i + 1 < arguments.size() && arguments[i + 1].empty();
+        if (arguments[i] == "--resume=" || (arguments[i] == "--resume" && next_is_empty)) {
+            user_error(
+                "--resume: the directory's name is empty; leave it out for the newest checkpoint in "
+                "--out-dir");
+        }
+    }
+}
+
 }  // namespace
 
 std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text) {
@@ -365,16 +377,13 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
     } catch (const CLI::ParseError& fault) {
         user_error("{}; ./train_gpt --help lists the options", fault.what());
     }
-    // A configuration may be another run's, whose warmup was longer than this one's steps.
-    const bool warmup_given = app.count("--warmup-steps") > 0;
     if (!config.empty()) apply_config(app, config);
-    if (resume_option->count() > 0) options.resume = resume;
+    if (resume_option->count() > 0) {
+        refuse_empty_resume({argv + 1, argv + argc});
+        options.resume = resume;
+    }
     resolve(options);
     check_ranges(options);
-    if (warmup_given && options.steps > 0 && *options.warmup_steps > options.steps) {
-        user_error("--warmup-steps {} are more than --steps {}; give {} or fewer", *options.warmup_steps,
-                   options.steps, options.steps);
-    }
     return options;
 }
 

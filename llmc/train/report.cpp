@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
 
 #include "llmc/core/text.h"
@@ -13,11 +14,13 @@ namespace llmc {
 
 namespace {
 
-std::string model_text(const Run& run) {
-    const GPTConfig& config = run.plan.spec.config;
-    return fmt::format("{}: {} layers, {} heads, {} channels, context {}, vocabulary {}", run.options.model,
-                       config.layers, config.heads, config.channels, config.sequence_length,
-                       config.vocabulary);
+// The named model that has these sizes, if there is one.
+std::string model_text(const GPTConfig& config) {
+    const auto named = std::ranges::find(named_models(), config, &NamedModel::config);
+    return fmt::format("{}{}, {}, {} channels, context {}, vocabulary {}",
+                       named == named_models().end() ? "" : fmt::format("{}: ", named->name),
+                       plural(config.layers, "layer"), plural(config.heads, "head"), config.channels,
+                       config.sequence_length, config.vocabulary);
 }
 
 std::string memory_text(const MemoryLayout& memory) {
@@ -91,7 +94,7 @@ Rows header_rows(const Run& run, const Device& device) {
         {"device", fmt::format("{}, {}{}", device.description(), name_of(dtype),
                                note.empty() ? "" : " (" + note + ")")},
         {"mesh", run.plan.spec.mesh.description()},
-        {"model", model_text(run)},
+        {"model", model_text(run.plan.spec.config)},
         {"parameters", grouped(count_parameters(run.plan.spec.config))},
         {"memory", memory_text(run.plan.memory)},
         {"training", run.data.training_description},

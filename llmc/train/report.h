@@ -23,7 +23,7 @@ struct Run {
     const Data& data;
     const RunPlan& plan;
     std::filesystem::path out_dir;
-    std::string identity;                      // run_identity.h
+    std::string identity;                      // last_run.h
     std::string program;                       // as it was called (command_line.h)
     std::optional<CheckpointInfo> checkpoint;  // that it goes on from
 };

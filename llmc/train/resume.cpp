@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "llmc/core/error.h"
-#include "llmc/io/run_identity.h"
+#include "llmc/io/last_run.h"
 
 namespace llmc {
 
@@ -25,8 +25,12 @@ constexpr std::array step_settings = {
 
 std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std::filesystem::path& out_dir) {
     if (!options.resume) return std::nullopt;
-    if (options.resume->empty()) return newest_checkpoint(out_dir, read_run_identity(out_dir));
-    return read_checkpoint(*options.resume);
+    if (!options.resume->empty()) return read_checkpoint(*options.resume);
+    const std::optional<RunRecord> last = read_last_run(out_dir);
+    if (!last) return newest_checkpoint(out_dir, std::nullopt);
+    if (auto newest = newest_checkpoint(out_dir, last->identity)) return newest;
+    if (last->began_from.empty()) return std::nullopt;
+    return read_checkpoint(last->began_from);
 }
 
 std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Options& options) {

@@ -14,7 +14,7 @@
 namespace llmc {
 
 // What --resume asks for: a directory, which must be a checkpoint; alone, the newest that the last run in out_dir
-// saved, nothing if it saved none; nothing without --resume.
+// saved or else the one it went on from, nothing if there is neither; nothing without --resume.
 std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std::filesystem::path& out_dir);
 
 // UserError if the checkpoint is of another model or beyond the last step. Otherwise a line for each other setting that makes the run

@@ -119,6 +119,26 @@ def test_resume_takes_no_checkpoint_of_an_earlier_run(tmp_path):
     program.train(tmp_path / "other", *MODEL, "--steps=7", "--resume", tmp_path / "checkpoint-00000006")
 
 
+def test_resume_takes_no_checkpoint_of_a_branch_that_was_left(tmp_path):
+    """A run that went on from an older checkpoint and died before it saved one goes on from there again."""
+    whole = program.train(tmp_path, *MODEL, "--steps=9", "--checkpoint-every=3")
+    program.train(tmp_path, *MODEL, "--steps=5", "--resume", tmp_path / "checkpoint-00000003")
+    shutil.rmtree(tmp_path / "checkpoint-00000005")
+    result = program.run(*MODEL, "--steps=7", f"--out-dir={tmp_path}", "--sample-tokens=0", "--resume")
+    assert "going on from" in result.stdout and "checkpoint-00000003" in result.stdout
+    assert program.Run(tmp_path).column("step") == [1, 2, 3, 4, 5, 6, 7]
+    assert program.Run(tmp_path).losses[:3] == whole.losses[:3]
+
+
+def test_a_directory_of_results_can_be_moved(tmp_path):
+    program.train(tmp_path / "a", *MODEL, "--steps=2")
+    program.train(tmp_path / "a", *MODEL, "--steps=4", "--resume")
+    shutil.rmtree(tmp_path / "a" / "checkpoint-00000004")
+    (tmp_path / "a").rename(tmp_path / "b")
+    program.train(tmp_path / "b", *MODEL, "--steps=4", "--resume")
+    assert (tmp_path / "b" / "checkpoint-00000004").is_dir()
+
+
 @pytest.mark.parametrize("ending", ["", "/", "/."])
 def test_a_resumed_run_stays_in_its_directory(ending, tmp_path):
     program.train(tmp_path / "run", *MODEL, "--steps=2")
@@ -136,6 +156,8 @@ def expect_error(text, *options):
 def test_a_checkpoint_that_is_none_is_refused(tmp_path):
     expect_error("no checkpoint", *MODEL, f"--out-dir={tmp_path}", "--resume", tmp_path / "nowhere")
     expect_error("manifest.json", *MODEL, f"--out-dir={tmp_path}", "--resume", tmp_path)
+    for empty in (["--resume="], ["--resume", ""]):
+        expect_error("the directory's name is empty", *MODEL, f"--out-dir={tmp_path}", *empty)
 
 
 def test_damage_and_another_model_are_refused(tmp_path):

@@ -125,7 +125,7 @@ def test_header_and_summary(tmp_path):
     assert re.match(r"train_gpt \d+\.\d+\.\d+ \(commit \S+\)$", text.splitlines()[0])
     assert "1 thread, fp32" in rows["device"]
     assert rows["mesh"].startswith("2 processes")
-    assert rows["model"] == "tiny: 2 layers, 2 heads, 32 channels, context 16, vocabulary 256"
+    assert rows["model"] == "2 layers, 2 heads, 32 channels, context 16, vocabulary 256"
     # wte, wpe, two blocks of 12 C^2 + 13 C, ln_f
     assert rows["parameters"] == f"{256 * 32 + 16 * 32 + 2 * (12 * 32 * 32 + 13 * 32) + 2 * 32:,}"
     assert all(arena in rows["memory"] for arena in ("parameters", "gradients", "moments", "activations", "workspace"))
