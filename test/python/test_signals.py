@@ -273,6 +273,16 @@ def test_a_signal_ends_a_sample(tmp_path):
     assert "stopped     after step 10 of 20" in run.text and "sample after" not in run.text
 
 
+def test_what_mpirun_says_is_not_appended_to_the_progress(tmp_path):
+    run = Started("launch-2", *QUICK, "--steps=100000", f"--out-dir={tmp_path}", terminal=True)
+    run.read_until(r"20/100,000  \d")
+    os.kill(max(processes_naming(str(tmp_path))), signal.SIGKILL)
+    assert run.wait(10) == 128 + signal.SIGKILL
+    lines = re.split("\r\x1b\\[K|\n", run.text)
+    assert any(re.match("mpirun.* noticed", line) for line in lines) and any(re.match("-{60,}$", line) for line in lines)
+    assert run.text.endswith("\r\x1b[K")
+
+
 def test_nothing_outlives_the_launcher(tmp_path):
     run = Started("launch-2", *ENDLESS, f"--out-dir={tmp_path}")
     run.read_until("^ +results ")
