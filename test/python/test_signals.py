@@ -77,6 +77,14 @@ class Started:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
+@pytest.fixture(autouse=True)
+def end_what_is_left(tmp_path):
+    """A test that fails leaves its run behind, whose command line names the test's own folder."""
+    yield
+    for process in processes_naming(str(tmp_path)):
+        os.kill(process, signal.SIGKILL)
+
+
 def processes_naming(text):
     """The ids of all processes whose command line contains a text."""
     found = []
