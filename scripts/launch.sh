@@ -100,8 +100,13 @@ fi
 TRAIN_GPT_LAUNCHED=$(printf '%q\n' "$0" -np "$processes" "$@")$'\n'
 export TRAIN_GPT_LAUNCHED
 
+# On a terminal train_gpt's progress stands at the bottom, and what other processes say must not be appended to it.
+erase=
+[[ ! -t 1 || ${TERM:-dumb} == dumb ]] || erase=$'\r\e[K'
+[[ -t 2 ]] && before_line=$erase || before_line=
 # mpirun's note that it forwards a signal is left out.
-exec {errors}> >(trap '' INT TERM USR1 && exec sed -u '/^mpirun[^ ]*: Forwarding signal [0-9]* to job$/d' >&2)
+forwarding='^mpirun[^ ]*: Forwarding signal [0-9]* to job$'
+exec {errors}> >(trap '' INT TERM USR1 && exec sed -u -e "/$forwarding/d" -e "s/^/$before_line/" >&2)
 filter=$!
 
 # A terminal is for the shell to read, not for what runs in the background.
@@ -117,8 +122,6 @@ while ((before != signals)); do # a signal ends `wait` early
     wait "$job" && status=0 || status=$?
 done
 wait "$filter" || true
-if [[ $ended_by ]]; then
-    [[ ! -t 1 ]] || printf '\r\e[K' # what was left of the progress
-    exit $((128 + $(kill -l "$ended_by")))
-fi
+printf %s "$erase"
+[[ ! $ended_by ]] || status=$((128 + $(kill -l "$ended_by")))
 exit "$status"

@@ -59,7 +59,7 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("val-data", o.val_data, "For validation; default a text's last tenth, none for shards", any);
 
     group("Training");
-    setting("steps", o.steps, "Optimizer steps; 0 does all but train", any);
+    setting("steps", o.steps, "Optimizer steps; 0 shows what would run and its memory", any);
     setting("global-batch-tokens", o.global_batch_tokens,
             "Tokens of a step over all processes; default 24 sequences", any);
     setting("micro-batch-size", o.micro_batch_size, "Sequences computed at once; default up to 2048 tokens",
@@ -341,6 +341,15 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
     CLI::App app("Trains a GPT from scratch: ./train_gpt, or mpirun -np 8 ./train_gpt.", "train_gpt");
     app.get_formatter()->column_width(36);
     app.set_help_flag("-h,--help", "Print this and exit");
+    app.footer(
+        "\nSignals:\n"
+        "  Ctrl-C, SIGUSR1 and, but for mpirun's processes, SIGTERM finish the step, save a checkpoint and\n"
+        "  print the command that goes on; a second one ends the program at once. Under mpirun Ctrl-C ends\n"
+        "  it at once: scripts/launch.sh passes it on as SIGUSR1.\n\n"
+        "Exit status:\n"
+        "  0   done\n"
+        "  1   error: one line on standard error says what, why and what would do\n"
+        "  75  stopped by a signal and saved: goes on with --resume (schedulers: requeue)\n");
     app.set_version_flag("--version", fmt::format("train_gpt {} (commit {})", version(), commit()));
     add_settings(app, options);
 

@@ -23,8 +23,13 @@ std::string model_text(const GPTConfig& config) {
                        config.sequence_length, config.vocabulary);
 }
 
-std::string memory_text(const MemoryLayout& memory) {
-    std::string text = fmt::format("{} a process:", human_bytes(memory.total_bytes()));
+std::string memory_text(const MemoryLayout& memory, int processes) {
+    std::string text = fmt::format("{} a process", human_bytes(memory.total_bytes()));
+    if (processes > 1) {
+        text += fmt::format(", {} in all",
+                            human_bytes(memory.total_bytes() * static_cast<std::size_t>(processes)));
+    }
+    text += processes > 1 ? "; of each:" : ":";
     std::string_view separator = " ";
     for (const ArenaKind kind : all_arenas) {
         if (memory.bytes(kind) == 0) continue;
@@ -96,7 +101,7 @@ Rows header_rows(const Run& run, const Device& device) {
         {"mesh", run.plan.spec.mesh.description()},
         {"model", model_text(run.plan.spec.config)},
         {"parameters", grouped(count_parameters(run.plan.spec.config))},
-        {"memory", memory_text(run.plan.memory)},
+        {"memory", memory_text(run.plan.memory, run.plan.spec.mesh.world())},
         {"training", run.data.training_description},
         {"validation", validation_text(run)},
     };

@@ -15,7 +15,7 @@ import pytest
 
 STOPPED = 75
 # Long enough to be interrupted.
-STEPS = 2000
+STEPS = 1500
 QUICK = ["--layers=1", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384", "--sample-tokens=0",
          "--val-every=200", "--val-batches=1"]
 # A step takes minutes.
@@ -77,6 +77,14 @@ class Started:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
+@pytest.fixture(autouse=True)
+def end_what_is_left(tmp_path):
+    """A test that fails leaves its run behind, whose command line names the test's own folder."""
+    yield
+    for process in processes_naming(str(tmp_path)):
+        os.kill(process, signal.SIGKILL)
+
+
 def processes_naming(text):
     """The ids of all processes whose command line contains a text."""
     found = []
@@ -124,12 +132,8 @@ def uninterrupted(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("launcher,number", [
-    ("alone", signal.SIGINT), ("alone", signal.SIGUSR1), ("alone", signal.SIGTERM),
-    ("launch-1", signal.SIGINT), ("launch-2", signal.SIGINT), ("launch-2", signal.SIGUSR1), ("launch-2", signal.SIGTERM),
-    ("mpirun-2", signal.SIGUSR1)])
-def test_a_signal_stops_and_the_printed_command_goes_on(launcher, number, tmp_path, uninterrupted):
-    out_dir = tmp_path / "a run's"  # which a shell must be told with care
+def stop(launcher, number, out_dir):
+    """What a run prints that a signal stops after some step."""
     run = Started(launcher, *QUICK, f"--steps={STEPS}", f"--out-dir={out_dir}")
     run.read_until("^ +20 ")
     run.send(number)
@@ -140,11 +144,23 @@ def test_a_signal_stops_and_the_printed_command_goes_on(launcher, number, tmp_pa
         assert text == run.text
     step = steps_of(text)[-1]
     assert 20 <= step < STEPS and steps_of(text) == list(range(1, step + 1))
-    assert text.count("stopping after this step") == 1 and f"stopped     after step {step:,} of 2,000" in text
+    assert text.count("stopping after this step") == 1 and f"stopped     after step {step:,} of 1,500" in text
     assert not re.search("mpirun (noticed|detected)|error", text)
     assert [path.name for path in out_dir.glob("checkpoint-*")] == [f"checkpoint-{step:08}"]
+    return text
 
-    command = command_to_go_on(text)
+
+@pytest.mark.parametrize("launcher,number", [
+    ("alone", signal.SIGUSR1), ("alone", signal.SIGTERM), ("launch-2", signal.SIGUSR1), ("launch-2", signal.SIGTERM)])
+def test_a_signal_stops_after_the_step(launcher, number, tmp_path):
+    assert command_to_go_on(stop(launcher, number, tmp_path)).endswith(" --resume")
+
+
+@pytest.mark.parametrize("launcher,number", [
+    ("alone", signal.SIGINT), ("launch-1", signal.SIGUSR1), ("launch-2", signal.SIGINT), ("mpirun-2", signal.SIGUSR1)])
+def test_the_printed_command_goes_on_as_if_nothing_had_been(launcher, number, tmp_path, uninterrupted):
+    out_dir = tmp_path / "a run's"  # which a shell must be told with care
+    command = command_to_go_on(stop(launcher, number, out_dir))
     assert command.startswith(" ".join(LAUNCHERS[launcher]) if launcher.startswith("launch") else
                               "mpirun -np 2 " if launcher == "mpirun-2" else program.PROGRAM), command
     result = type_command(command)
@@ -268,6 +284,16 @@ def test_a_signal_ends_a_sample(tmp_path):
     run.send(signal.SIGINT)
     assert run.wait(5) == STOPPED
     assert "stopped     after step 10 of 20" in run.text and "sample after" not in run.text
+
+
+def test_what_mpirun_says_is_not_appended_to_the_progress(tmp_path):
+    run = Started("launch-2", *QUICK, "--steps=100000", f"--out-dir={tmp_path}", terminal=True)
+    run.read_until(r"20/100,000  \d")
+    os.kill(max(processes_naming(str(tmp_path))), signal.SIGKILL)
+    assert run.wait(10) == 128 + signal.SIGKILL
+    lines = re.split("\r\x1b\\[K|\n", run.text)
+    assert any(re.match("mpirun.* noticed", line) for line in lines) and any(re.match("-{60,}$", line) for line in lines)
+    assert run.text.endswith("\r\x1b[K")
 
 
 def test_nothing_outlives_the_launcher(tmp_path):
