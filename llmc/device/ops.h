@@ -32,16 +32,16 @@ inline constexpr std::int32_t ignored_target = -1;
 struct AdamWSegment {
     std::int64_t begin;
     std::int64_t end;
-    float weight_decay;
+    double weight_decay;
 };
 
 struct AdamWStep {
     std::int64_t step;  // counts from 1
-    float learning_rate;
-    float beta1;
-    float beta2;
-    float eps;
-    float max_grad_norm;  // clip the global norm to this; 0 does not clip
+    double learning_rate;
+    double beta1;
+    double beta2;
+    double eps;
+    double max_grad_norm;  // clip the global norm to this; 0 does not clip
 };
 
 // The sizes from which a device computes how much workspace its operations need.

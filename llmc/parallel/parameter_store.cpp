@@ -24,7 +24,7 @@ StoreLayout lay_out_store(MemoryLayout& layout, const GPTConfig& config, DType d
 }
 
 ParameterStore::ParameterStore(Device& device, const Arenas& arenas, const StoreLayout& layout,
-                               float weight_decay)
+                               double weight_decay)
     : device_(device), dtype_(layout.dtype), ranks_(layout.ranks), layouts_(layout.units) {
     for (const UnitBuffers<BufferId>& ids : layout.buffers) {
         buffers_.push_back({.parameters = arenas[ids.parameters],
@@ -38,7 +38,7 @@ ParameterStore::ParameterStore(Device& device, const Arenas& arenas, const Store
         for (const UnitLayout::Entry& entry : unit.entries()) {
             segments.push_back({.begin = entry.offset,
                                 .end = entry.offset + entry.spec.shape.elements(),
-                                .weight_decay = entry.spec.decays() ? weight_decay : 0.0F});
+                                .weight_decay = entry.spec.decays() ? weight_decay : 0.0});
         }
     }
 }

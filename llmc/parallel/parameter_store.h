@@ -36,7 +36,7 @@ StoreLayout lay_out_store(MemoryLayout& layout, const GPTConfig& config, DType d
 class ParameterStore {
   public:
     // `weight_decay` applies to the tensors whose ParamSpec decays.
-    ParameterStore(Device& device, const Arenas& arenas, const StoreLayout& layout, float weight_decay);
+    ParameterStore(Device& device, const Arenas& arenas, const StoreLayout& layout, double weight_decay);
 
     int units() const { return static_cast<int>(layouts_.size()); }
     DType dtype() const { return dtype_; }

@@ -30,7 +30,7 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
       device_(device),
       data_ranks_(data_ranks),
       arenas_(device, plan.memory),
-      store_(device, arenas_, plan.store, static_cast<float>(options.weight_decay)),
+      store_(device, arenas_, plan.store, options.weight_decay),
       executor_(plan.spec.config, device, data_ranks, store_, bind(plan.activations, arenas_),
                 options.overlap_grad_reduce),
       schedule_{.kind = options.schedule_kind(),
@@ -49,11 +49,11 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
 AdamWStep Trainer::adamw_step() const {
     const std::int64_t step = progress_.step + 1;
     return {.step = step,
-            .learning_rate = static_cast<float>(learning_rate(schedule_, step)),
-            .beta1 = static_cast<float>(options_.beta1),
-            .beta2 = static_cast<float>(options_.beta2),
-            .eps = static_cast<float>(options_.eps),
-            .max_grad_norm = static_cast<float>(options_.grad_clip)};
+            .learning_rate = learning_rate(schedule_, step),
+            .beta1 = options_.beta1,
+            .beta2 = options_.beta2,
+            .eps = options_.eps,
+            .max_grad_norm = options_.grad_clip};
 }
 
 StepMetrics Trainer::train_step(const TrainingSamples& samples) {

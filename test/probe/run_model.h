@@ -56,7 +56,7 @@ class Model {
   public:
     // `batch` sequences a step, in micro-batches of `micro_batch`.
     Model(const std::filesystem::path& weights, std::int64_t heads, DType dtype, std::int64_t batch,
-          std::int64_t micro_batch, float weight_decay = 0)
+          std::int64_t micro_batch, double weight_decay = 0)
         : device_(make_cpu_device()),
           plan_(plan_run(
               {.config = config_of(SafetensorsReader(weights), heads),

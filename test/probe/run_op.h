@@ -160,7 +160,7 @@ inline std::vector<AdamWSegment> segments_of(const std::vector<double>& table) {
 }
 
 inline void adamw(Operands& o, Ops& ops) {
-    const auto number = [&](std::string_view name) { return static_cast<float>(o.scalar(name)); };
+    const auto number = [&](std::string_view name) { return o.scalar(name); };
     const Tensor master = o.in_out("master", fp32);
     const Tensor parameters = o.X == fp32 ? master : o.in_out("parameters", o.X);
     const Tensor m = o.in_out("m", fp32);
@@ -181,7 +181,7 @@ inline void adamw(Operands& o, Ops& ops) {
         ops.adamw(
             parameters, master, m, v, gradient, norm_squared, segments,
             {.step = k + 1,
-             .learning_rate = static_cast<float>(o.values("learning_rate")[static_cast<std::size_t>(k)]),
+             .learning_rate = o.values("learning_rate")[static_cast<std::size_t>(k)],
              .beta1 = number("beta1"),
              .beta2 = number("beta2"),
              .eps = number("eps"),

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import subprocess
 
 import numpy as np
 import pytest
@@ -227,3 +228,48 @@ def test_configuration_is_recorded_by_option_names(stories):
     for name, value in configuration.items():
         assert (f"\n{name} = " in toml) == (value is not None), name
     assert json.dumps(configuration)
+
+
+def test_the_unigram_loss_is_counted(tmp_path):
+    """A model that knows how often each byte is in the first 90%, one added to each count, on the last 10%."""
+    text = bytes(np.random.RandomState(3).choice([97, 98, 99, 200], 4000, p=[0.5, 0.3, 0.15, 0.05]).astype(np.uint8))
+    (tmp_path / "text.txt").write_bytes(text)
+    run = program.train(tmp_path / "run", *QUICK, f"--train-data={tmp_path}/text.txt")
+    split = len(text) * 9 // 10
+    counts = np.bincount(np.frombuffer(text[:split], np.uint8), minlength=256) + 1.0
+    expected = -np.log(counts[np.frombuffer(text[split:], np.uint8)] / counts.sum()).mean()
+    assert run.record["unigram_loss"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_val_batches_are_global_batches(tmp_path):
+    """So many global batches of windows: one of three times the tokens is three."""
+    def val_loss(name, batches, tokens):
+        result = program.run(*program.SMALL, "--steps=0", f"--val-batches={batches}", f"--global-batch-tokens={tokens}",
+                             f"--out-dir={tmp_path}/{name}", "--sample-tokens=0")
+        return re.search(r"validation after step 0: loss ([0-9.]+)", result.stdout)[1]
+
+    assert val_loss("a", 3, 384) == val_loss("b", 1, 3 * 384) != val_loss("c", 1, 384)
+
+
+def test_phases_are_where_the_time_goes(tmp_path):
+    run = program.train(tmp_path, *QUICK, ranks=2)
+    for line in run.lines:
+        phases = line["phase_ms"]
+        assert set(phases) == {"data", "forward", "backward", "communication", "norm", "update"}
+        assert all(phases[name] > 0 for name in ("data", "forward", "backward", "norm", "update")), phases
+        # What lies between the actions is little, but a busy machine may spend any time there.
+        assert sum(phases.values()) <= line["step_ms"] * 1.001 + 0.01
+
+
+def test_a_checkpoint_appears_whole(tmp_path):
+    """Whoever looks at the directory while checkpoints are saved sees only whole ones."""
+    process = subprocess.Popen([program.PROGRAM, *program.SMALL, "--steps=60", "--checkpoint-every=1", "--sample-tokens=0",
+                                f"--out-dir={tmp_path}/run"], cwd=program.ROOT, stdout=subprocess.DEVNULL)
+    seen, files = set(), {"model.safetensors", "optimizer.safetensors", "manifest.json"}
+    while process.poll() is None:
+        for folder in (tmp_path / "run").glob("checkpoint-*"):
+            if folder.name.endswith(".partial") or folder.name in seen:
+                continue
+            assert {path.name for path in folder.iterdir()} == files, folder
+            seen.add(folder.name)
+    assert process.returncode == 0 and len(seen) > 30

@@ -11,22 +11,22 @@ namespace llmc::cpu {
 
 namespace {
 
-// The numbers of AdamW that are the same for every element. Those of the bias corrections are made in fp64:
-// 1 - beta^step cancels at the first steps.
+// The numbers of AdamW that are the same for every element, each rounded to fp32 once: 1 - beta and 1 - beta^step
+// cancel.
 struct Coefficients {
     Coefficients(const AdamWStep& step, double norm)
-        : beta1(step.beta1),
-          beta2(step.beta2),
-          one_minus_beta1(static_cast<float>(1.0 - double{step.beta1})),
-          one_minus_beta2(static_cast<float>(1.0 - double{step.beta2})),
-          eps(step.eps) {
+        : beta1(static_cast<float>(step.beta1)),
+          beta2(static_cast<float>(step.beta2)),
+          one_minus_beta1(static_cast<float>(1.0 - step.beta1)),
+          one_minus_beta2(static_cast<float>(1.0 - step.beta2)),
+          eps(static_cast<float>(step.eps)) {
         const auto steps = static_cast<double>(step.step);
-        const double correction1 = 1.0 - std::pow(double{step.beta1}, steps);
-        const double correction2 = 1.0 - std::pow(double{step.beta2}, steps);
-        step_size = static_cast<float>(double{step.learning_rate} / correction1);
+        const double correction1 = 1.0 - std::pow(step.beta1, steps);
+        const double correction2 = 1.0 - std::pow(step.beta2, steps);
+        step_size = static_cast<float>(step.learning_rate / correction1);
         root_correction2 = static_cast<float>(std::sqrt(correction2));
-        if (step.max_grad_norm > 0.0F) {
-            clip = static_cast<float>(std::min(1.0, double{step.max_grad_norm} / (norm + 1e-6)));
+        if (step.max_grad_norm > 0.0) {
+            clip = static_cast<float>(std::min(1.0, step.max_grad_norm / (norm + 1e-6)));
         }
     }
 
@@ -120,8 +120,7 @@ void CpuOps::adamw(const Tensor& parameters, const Tensor& master, const Tensor&
         using X = decltype(element);
         parallel_pieces(threads_, n, [&](std::int64_t begin, std::int64_t end) {
             for (const AdamWSegment& segment : segments) {
-                const float keep =
-                    static_cast<float>(1.0 - double{step.learning_rate} * double{segment.weight_decay});
+                const float keep = static_cast<float>(1.0 - step.learning_rate * segment.weight_decay);
                 update(parameters.as<X>(), master.as<float>(), m.as<float>(), v.as<float>(),
                        gradients.as<float>(), std::max(begin, segment.begin), std::min(end, segment.end),
                        keep, coefficients);
