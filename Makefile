@@ -12,7 +12,8 @@ VERSION := 0.1.0
 CXX := g++
 JOBS ?= $(shell nproc)
 PYTHON ?= $(shell scripts/deps.sh python)
-BUILD ?= $(if $(SANITIZE),build-sanitize,build)
+SANITIZED := $(filter-out 0,$(SANITIZE))
+BUILD ?= $(if $(SANITIZED),build-sanitize,build)
 PROGRAM := $(if $(filter build,$(BUILD)),,$(BUILD)/)train_gpt
 QUIET := $(if $(V),,@)
 
@@ -25,10 +26,12 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 
 # ---- Flags -----------------------------------------------------------------------------------------------
 
-ifdef SANITIZE
-# Open MPI does not free all that it allocates.
-export ASAN_OPTIONS ?= detect_leaks=0
-OPTIMIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+ifdef SANITIZED
+# Open MPI does not free all that it allocates; where it does not run, test/run_suites.py looks for leaks.
+export ASAN_OPTIONS ?= detect_leaks=0:detect_stack_use_after_return=1:strict_string_checks=1
+export UBSAN_OPTIONS ?= print_stacktrace=1
+OPTIMIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined,float-cast-overflow \
+    -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
 else
 OPTIMIZE := -O3
 endif
@@ -44,6 +47,8 @@ LIBRARIES := $(shell pkg-config --libs fmt libxxhash ompi-c tomlplusplus 2>/dev/
 COMPILE = $(CXX) -std=c++20 $(OPTIMIZE) $(MACHINE) -ffp-contract=fast -fno-math-errno -fopenmp $(WARNINGS) \
     -I. $(LIBRARY_CFLAGS) $(CXXFLAGS)
 LINK = $(CXX) $(OPTIMIZE) -fopenmp $(LDFLAGS)
+# With := since a program may add libraries of its own.
+LINK_FLAGS := $(LINK) $(LIBRARIES)
 
 # Outside a git checkout of its own the commit is empty, and the program says "unknown".
 COMMIT := $(if $(wildcard .git),$(shell git describe --always --dirty --exclude='*' 2>/dev/null))
@@ -68,15 +73,24 @@ PROBES := $(patsubst test/probe/%.cpp,$(BUILD)/test/probe/%,$(PROBE_SOURCES))
 BENCH := $(BUILD)/dev/bench_step
 TEST_PROGRAMS := $(BUILD)/test/unit $(BUILD)/test/mpi $(MPI_TOOLS) $(PROBES)
 
-# $(call remember,FILE,VARIABLE): FILE holds the variable's value and is rewritten only where that changed.
+# $(call remember,FILE,VARIABLE): FILE holds the variable's value; what depends on it is made again where that changed.
 define remember
 ifneq ($$(file <$(1)),$$($(2)))
-$$(shell mkdir -p $$(dir $(1)))$$(file >$(1),$$($(2)))
+.PHONY: $(1)
 endif
+$(1): export VALUE = $$($(2))
+$(1):
+	@mkdir -p $$(@D)
+	@printf '%s\n' "$$$$VALUE" >$$@
 endef
 $(eval $(call remember,$(BUILD)/flags.txt,COMPILE))
-$(eval $(call remember,$(BUILD)/sources.txt,SOURCES))
+$(eval $(call remember,$(BUILD)/link.txt,LINK_FLAGS))
 $(eval $(call remember,$(BUILD)/version.txt,VERSION_FLAGS))
+# A program is linked again where one of its objects is gone.
+$(eval $(call remember,$(BUILD)/library.txt,LIBRARY))
+$(eval $(call remember,$(BUILD)/unit.txt,UNIT_SOURCES))
+$(eval $(call remember,$(BUILD)/mpi.txt,MPI_SOURCES))
+$(eval $(call remember,$(BUILD)/bench.txt,BENCH_SOURCES))
 
 # ---- What a person types ---------------------------------------------------------------------------------
 
@@ -87,7 +101,7 @@ $(eval $(call remember,$(BUILD)/version.txt,VERSION_FLAGS))
 
 help:  ## this list
 	@echo 'make TARGET, where TARGET is one of (`make` alone is `make train_gpt`):'
-	@sed -n 's/^\([a-z_-]*\):.*  ## /\1@/p' Makefile | awk -F@ '{ printf "  %-12s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z_-]*\):.*  ## /\1@/p' Makefile | awk -F@ '{ printf "  %-13s %s\n", $$1, $$2 }'
 	@echo 'with variables such as:'
 	@sed -n '4,9s/^# //p' Makefile
 
@@ -111,15 +125,17 @@ quickstart: deps  ## from nothing to a trained GPT: deps, builds, trains with 2 
 	@printf 'The loss curve is runs/quickstart/loss.png. Train again, your way: '
 	@printf 'scripts/launch.sh -np 2 ./train_gpt --help\n'
 
+# Checked code is several times as slow.
+RUN_SUITES = $(PYTHON) test/run_suites.py --build $(BUILD) --program $(PROGRAM) $(if $(SANITIZED),--time-factor 4)
 test: deps  ## from nothing to all tests passed: deps, builds, runs every suite; the last line counts the tests
 	@$(MAKE) $(in_parallel) test-programs
-	@$(PYTHON) test/run_suites.py --build $(BUILD) --program $(PROGRAM) $(SUITE)
+	@$(RUN_SUITES) $(SUITE)
 
 test-long: deps  ## the suites that take long (trainings compared with known results)
 	@$(MAKE) $(in_parallel) test-programs
-	@$(PYTHON) test/run_suites.py --long --build $(BUILD) --program $(PROGRAM) $(SUITE)
+	@$(RUN_SUITES) --long $(SUITE)
 
-test-programs: $(PROGRAM) $(TEST_PROGRAMS)
+test-programs: $(PROGRAM) $(TEST_PROGRAMS)  ## builds what `make test` runs
 	@:
 
 # TORCH_PYTHON=python names one more interpreter, with a newer PyTorch; BENCH_OPTIONS go to dev/cpu/bench_cpu.py.
@@ -141,32 +157,32 @@ lint:  ## checks formatting, clang-tidy, shellcheck, pyflakes (installs them whe
 	@$(MAKE) $(in_parallel) check-format check-shell check-python clang-tidy
 
 # The quick ones are tests too: test/python/test_lint.py.
-check-format:
+check-format:  ## part of lint: clang-format
 	$(QUIET)$(CLANG_FORMAT) --dry-run -Werror $(CPP_FILES)
-check-shell:
+check-shell:  ## part of lint: shellcheck
 	$(QUIET)shellcheck .ci/run $(wildcard scripts/*.sh test/*.sh)
-check-python:
+check-python:  ## part of lint: pyflakes
 	$(QUIET)$(PYTHON) -m pyflakes $(wildcard scripts/*.py dev/*/*.py test/*.py test/*/*.py)
 
-clang-tidy: $(patsubst $(BUILD)/objects/%.o,$(BUILD)/lint/%,$(call objects,$(SOURCES)))
+clang-tidy: $(patsubst $(BUILD)/objects/%.o,$(BUILD)/lint/%,$(call objects,$(SOURCES)))  ## part of lint
 
 format:  ## clang-format on every C++ file
-	$(CLANG_FORMAT) -i $(CPP_FILES)
+	$(QUIET)$(CLANG_FORMAT) -i $(CPP_FILES)
 
 clean:  ## removes what was built (not runs/)
 	rm -rf build build-sanitize train_gpt
 
 # ---- Building --------------------------------------------------------------------------------------------
 
-$(BUILD)/test/unit: $(call objects,$(UNIT_SOURCES)) $(LIBRARY)
-$(BUILD)/test/mpi: $(call objects,$(MPI_SOURCES)) $(LIBRARY)
+$(BUILD)/test/unit: $(call objects,$(UNIT_SOURCES)) $(LIBRARY) $(BUILD)/unit.txt
+$(BUILD)/test/mpi: $(call objects,$(MPI_SOURCES)) $(LIBRARY) $(BUILD)/mpi.txt
 $(MPI_TOOLS): $(BUILD)/test/tools/%: $(BUILD)/objects/test/mpi/tools/%.o $(LIBRARY)
 $(PROBES): $(BUILD)/test/probe/%: $(BUILD)/objects/test/probe/%.o $(LIBRARY)
 $(BUILD)/test/unit: LIBRARIES += -lgtest_main -lgtest
 $(BUILD)/test/mpi: LIBRARIES += -lgtest
-$(BENCH): $(call objects,$(BENCH_SOURCES)) $(LIBRARY)
+$(BENCH): $(call objects,$(BENCH_SOURCES)) $(LIBRARY) $(BUILD)/bench.txt
 
-$(PROGRAM) $(TEST_PROGRAMS) $(BENCH): $(BUILD)/sources.txt
+$(PROGRAM) $(TEST_PROGRAMS) $(BENCH): $(BUILD)/library.txt $(BUILD)/link.txt
 	@echo 'link $@'
 	@mkdir -p $(@D)
 	$(QUIET)$(LINK) $(filter %.o,$^) $(LIBRARIES) -o $@

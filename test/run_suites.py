@@ -45,7 +45,9 @@ def find_suites(build, report, long):
     if long:
         return [python_suite(path, report, LONG_TIMEOUT) for path in sorted(pathlib.Path("test/python").glob("long_*.py"))]
     cores = len(os.sched_getaffinity(0))
-    suites = [Suite("unit", [f"{build}/test/unit", *googletest_options(report("unit"))], UNIT_TIMEOUT)]
+    # In a build with address checks: leaks are ours where Open MPI, which leaks, is not started.
+    with_leaks = {"ASAN_OPTIONS": f"{os.environ.get('ASAN_OPTIONS', '')}:detect_leaks=1"}
+    suites = [Suite("unit", [f"{build}/test/unit", *googletest_options(report("unit"))], UNIT_TIMEOUT, with_leaks)]
     for ranks in MPI_RANKS:
         name = f"mpi-{ranks}"
         command = ["scripts/launch.sh", "-np", str(ranks), f"{build}/test/mpi", *googletest_options(report(name))]
@@ -166,6 +168,7 @@ def main():
     parser.add_argument("suites", nargs="*", help="names or patterns such as mpi-*; all suites without")
     parser.add_argument("--long", action="store_true", help="the suites that take long, instead of the others")
     parser.add_argument("--build", default="build", help="where the test programs are")
+    parser.add_argument("--time-factor", type=float, default=1, help="multiplies the time that a suite may take")
     parser.add_argument("--program", default="train_gpt", help="the trainer that the Python tests run")
     arguments = parser.parse_args()
 
@@ -182,6 +185,8 @@ def main():
         return logs.resolve() / f"{name}.xml"
 
     suites = find_suites(arguments.build, report, arguments.long)
+    for suite in suites:
+        suite.timeout *= arguments.time_factor
     chosen = [suite for suite in suites
               if not arguments.suites or any(fnmatch.fnmatch(suite.name, pattern) for pattern in arguments.suites)]
     if not chosen:

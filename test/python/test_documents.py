@@ -1,4 +1,4 @@
-"""What README.md and CONTRIBUTING.md name is there: files, targets of the Makefile, options of the program, identifiers."""
+"""What README.md and CONTRIBUTING.md name is there: files, targets of the Makefile, options, identifiers."""
 
 import fnmatch
 import re
@@ -81,7 +81,8 @@ def test_options_exist(document):
 def test_identifiers_exist(document):
     """Of the texts between backticks those with an underscore, such as functions and fields."""
     named = {span for span in code_of(document)[0] if re.fullmatch(r"\w*[a-z0-9]_\w+", span)}
-    files = [path for folder in ("llmc", "test") for suffix in ("h", "cpp", "py") for path in ROOT.glob(f"{folder}/**/*.{suffix}")]
-    words = set(re.findall(r"\w+", " ".join(path.read_text() for path in files)))
+    sources = " ".join(path.read_text() for folder in ("llmc", "test") for suffix in ("h", "cpp", "py")
+                       for path in ROOT.glob(f"{folder}/**/*.{suffix}"))
+    words = set(re.findall(r"\w+", sources))
     assert named
     assert not named - words

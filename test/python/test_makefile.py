@@ -1,0 +1,164 @@
+"""The Makefile builds what a change asks for and nothing else: tried on a small project of the same layout."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MAIN = "int main() {}\n"
+# Nothing of a make that runs these tests reaches theirs.
+OF_THE_CALLER = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "BUILD", "SANITIZE", "CXXFLAGS", "LDFLAGS", "V"}
+# near.h is included by far.h, so that dependents are found through other headers too.
+FILES = {
+    "llmc/near.h": "inline int near() { return 1; }\n",
+    "llmc/far.h": '#include "llmc/near.h"\n',
+    "llmc/core/version.cpp": "const char* commit = LLMC_COMMIT;\n",
+    "llmc/uses_near.cpp": '#include "llmc/near.h"\n',
+    "llmc/uses_far.cpp": '#include "llmc/far.h"\n',
+    "llmc/uses_none.cpp": "",
+    "train_gpt.cu": '#include "llmc/far.h"\n' + MAIN,
+    "test/unit/one_test.cpp": '#include "llmc/near.h"\n',
+    "test/unit/two_test.cpp": "",
+    "test/mpi/mpi_main.cpp": MAIN,
+    "test/probe/probe.cpp": MAIN,
+    ".gitignore": (ROOT / ".gitignore").read_text(),
+}
+PROGRAMS = {"train_gpt", "build/test/unit", "build/test/mpi", "build/test/probe/probe"}
+
+
+class Project:
+    def __init__(self, folder):
+        self.folder = folder
+        for name, text in FILES.items():
+            self.write(name, text)
+        for name in ("Makefile", "scripts/deps.sh"):
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+        self.git("init", "-q")
+        self.commit()
+
+    def write(self, name, text):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def git(self, *arguments):
+        subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x@x", *arguments], cwd=self.folder, check=True)
+
+    def commit(self):
+        self.git("add", "-A")
+        self.git("commit", "-q", "--allow-empty", "-m", "x")
+
+    def make(self, *arguments):
+        """What make prints."""
+        environment = {name: value for name, value in os.environ.items() if name not in OF_THE_CALLER}
+        run = subprocess.run(["make", *arguments], cwd=self.folder, env=environment, capture_output=True, text=True,
+                             timeout=120)
+        assert run.returncode == 0, run.stdout + run.stderr
+        return run.stdout
+
+    def made(self, *arguments):
+        """The files that `make ARGUMENTS` compiles, and the programs that it links."""
+        text = self.make(*(arguments or ["test-programs"]))
+        return tuple(set(re.findall(rf"^(?:echo ')?{verb} ([\w./]+)", text, re.M)) for verb in ("compile", "link"))
+
+
+SOURCES = {name for name in FILES if name.endswith((".cpp", ".cu"))}
+NOTHING = set(), set()
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """Built once; each test leaves it built."""
+    project = Project(tmp_path_factory.mktemp("project"))
+    assert project.made() == (SOURCES, PROGRAMS)
+    return project
+
+
+@pytest.fixture(autouse=True)
+def built(project):
+    yield
+    project.made()
+    assert project.made() == NOTHING
+
+
+def test_what_is_built_is_not_built_again(project):
+    assert project.made("-n", "test-programs") == NOTHING
+    assert project.made("-j2", "test-programs") == NOTHING
+    assert "up to date" in project.make()
+
+
+@pytest.mark.parametrize("header, dependents", [
+    ("llmc/near.h", {"llmc/uses_near.cpp", "llmc/uses_far.cpp", "train_gpt.cu", "test/unit/one_test.cpp"}),
+    ("llmc/far.h", {"llmc/uses_far.cpp", "train_gpt.cu"}),
+])
+def test_a_header_compiles_its_dependents(project, header, dependents):
+    os.utime(project.folder / header)
+    assert project.made("-n", "test-programs") == (dependents, PROGRAMS)
+    assert project.made() == (dependents, PROGRAMS)
+
+
+def test_a_test_compiles_and_links_alone(project):
+    os.utime(project.folder / "test/unit/two_test.cpp")
+    assert project.made() == ({"test/unit/two_test.cpp"}, {"build/test/unit"})
+
+
+def test_flags(project):
+    # A question changes nothing, whatever its flags.
+    assert project.made("-n", "test-programs", "CXXFLAGS=-DX") == (SOURCES, PROGRAMS)
+    project.make("help", "CXXFLAGS=-DX")
+    assert project.made() == NOTHING
+    assert project.made("test-programs", "CXXFLAGS=-DX") == (SOURCES, PROGRAMS)
+    assert project.made("test-programs", "CXXFLAGS=-DX") == NOTHING
+    assert project.made() == (SOURCES, PROGRAMS)
+    assert project.made("test-programs", "LDFLAGS=-s") == (set(), PROGRAMS)
+    assert project.made("test-programs", "LDFLAGS=-s") == NOTHING
+
+
+def test_source_files_come_and_go(project):
+    project.write("llmc/more.cpp", "")
+    project.write("test/unit/more_test.cpp", "")
+    assert project.made() == ({"llmc/more.cpp", "test/unit/more_test.cpp"}, PROGRAMS)
+    (project.folder / "test/unit/more_test.cpp").unlink()
+    assert project.made() == (set(), {"build/test/unit"})
+    (project.folder / "llmc/more.cpp").unlink()
+    assert project.made() == (set(), PROGRAMS)
+
+
+def test_a_header_goes(project):
+    project.write("llmc/far.h", "")
+    (project.folder / "llmc/near.h").unlink()
+    for user in ("llmc/uses_near.cpp", "test/unit/one_test.cpp"):
+        project.write(user, "")
+    compiled, _ = project.made()
+    assert compiled - {"llmc/core/version.cpp"} == {
+        "llmc/uses_near.cpp", "llmc/uses_far.cpp", "train_gpt.cu", "test/unit/one_test.cpp"}
+    project.git("checkout", "-q", ".")
+
+
+def test_a_commit_compiles_one_file(project):
+    project.commit()
+    assert project.made() == ({"llmc/core/version.cpp"}, PROGRAMS)
+
+
+def test_clean(project):
+    built = project.made("clean", "train_gpt")
+    assert built == ({name for name in SOURCES if not name.startswith("test/")}, {"train_gpt"})
+    project.make("clean")
+    left = subprocess.run(["git", "status", "--short", "--ignored"], cwd=project.folder, capture_output=True, text=True)
+    assert left.stdout == ""
+
+
+def test_help_lists_every_target(project):
+    makefile = re.sub(r"\\\n", "", (project.folder / "Makefile").read_text())
+    targets = {"train_gpt"}.union(*(line.split() for line in re.findall(r"^\.PHONY: ([a-z].*)$", makefile, re.M)))
+    help_text = project.make("help")
+    assert len(targets) > 10
+    assert set(re.findall(r"^  ([a-z_-]+) +\S", help_text, re.M)) == targets
+    # Nor is a variable forgotten that the Makefile lets a person set.
+    variables = {"CXXFLAGS", "LDFLAGS", "SANITIZE", "BUILD", "PYTHON", "SUITE", "V"}
+    assert variables <= set(re.findall(r"\b([A-Z]+)=", help_text))
