@@ -189,30 +189,6 @@ def test_samples(tmp_path):
     assert text.count("sample after step") == 2
 
 
-@pytest.mark.parametrize("options,message", [
-    (["--heads=3"], "--heads 3 does not divide --channels 32; try --channels 30 or 33"),
-    (["--global-batch-tokens=100"], "try 96 or "),
-    (["--micro-batch-size=5"], "try --micro-batch-size 4"),
-    (["--layers=0"], "--layers 0 is out of range"),
-    (["--lr=-1"], "--lr -1 is out of range"),
-    (["--beta2=1"], "--beta2"),
-    (["--lr=nan"], "--lr"),
-    (["--dtype=fp16"], "--dtype"),
-    (["--lr-schedule=step"], "{cosine,linear,constant,wsd}"),
-    (["--device=cuda"], "--device cpu"),
-    (["--no-such-option"], "--no-such-option"),
-    (["--train-data=missing.txt"], "missing.txt"),
-    (["--init=missing.safetensors"], "missing.safetensors"),
-    (["--config=missing.toml"], "missing.toml"),
-])
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_wrong_input_is_one_line(options, message, ranks, tmp_path):
-    result = program.run(*QUICK, f"--out-dir={tmp_path / 'run'}", *options, ranks=ranks, check=False)
-    assert result.returncode == 1
-    errors = [line for line in result.stderr.splitlines() if line.strip()]
-    assert len(errors) == 1 and errors[0].startswith("error: ") and message in errors[0], result.stderr
-
-
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
     result = program.run(*program.SMALL, "--steps=200", "--lr=1e30", "--grad-clip=0", f"--out-dir={tmp_path}",
                          "--checkpoint-every=1", check=False)
