@@ -1,0 +1,95 @@
+// Values of settings, whatever their type: whether one is given, and what is refused (by UserErrors that name the
+// option).
+#pragma once
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "llmc/core/error.h"
+
+namespace llmc {
+
+using Choices = std::vector<std::string>;
+
+// A setting that has no value of its own yet.
+template <class T>
+bool is_unset(const T& value) {
+    if constexpr (std::is_same_v<T, std::string>) return value.empty();
+    return false;
+}
+template <class T>
+bool is_unset(const std::optional<T>& value) {
+    return !value.has_value();
+}
+template <class T>
+const T& value_of(const T& value) {
+    return value;
+}
+template <class T>
+const T& value_of(const std::optional<T>& value) {
+    return *value;
+}
+
+template <class T>
+void check_number(std::string_view name, const std::string& text, std::string_view what) {
+    T number{};
+    const char* begin = text.data() + (text.starts_with('+') ? 1 : 0);
+    const char* end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(begin, end, number);
+    if (error == std::errc::result_out_of_range) user_error("--{} {} is beyond all range", name, text);
+    if (error != std::errc() || rest != end) user_error("--{}: '{}' is not {}", name, text, what);
+}
+
+// Refuses a text that is no value of the type of `setting`.
+template <class T>
+void check_value(std::string_view name, const std::string& text, const T& /*setting*/,
+                 const Choices& choices) {
+    if constexpr (std::is_same_v<T, std::string>) {
+        if (!choices.empty() && std::ranges::find(choices, text) == choices.end()) {
+            user_error("--{}: '{}' is none of {{{}}}", name, text, fmt::join(choices, ","));
+        }
+        try {
+            static_cast<void>(nlohmann::json(text).dump());
+        } catch (const nlohmann::json::exception&) {
+            user_error("--{}: the text is not UTF-8, so that no record could hold it", name);
+        }
+        if (text.empty() && name != "prompt")
+            user_error("--{}: the name is empty; leave the option out", name);
+    } else if constexpr (std::is_same_v<T, bool>) {
+        if (text != "true" && text != "false") user_error("--{}: '{}' is neither true nor false", name, text);
+    } else if constexpr (std::is_same_v<T, double>) {
+        check_number<double>(name, text, "a number");
+    } else if constexpr (std::is_same_v<T, std::uint64_t>) {
+        check_number<T>(name, text, "a whole number, 0 or more");
+    } else {
+        check_number<T>(name, text, "a whole number");
+    }
+}
+template <class T>
+void check_value(std::string_view name, const std::string& text, const std::optional<T>& /*setting*/,
+                 const Choices& choices) {
+    check_value(name, text, T{}, choices);
+}
+
+// Whether a setting's value is text, which a configuration file has in quotation marks.
+template <class T>
+constexpr bool is_text = std::is_same_v<T, std::string>;
+
+template <class T>
+void require_range(const char* name, T value, T lowest, T highest) {
+    if (!(value >= lowest && value <= highest)) {
+        user_error("--{} {} is out of range; give {} to {}", name, value, lowest, highest);
+    }
+}
+
+}  // namespace llmc
