@@ -311,10 +311,9 @@ def test_ctrl_z_pauses_the_processes(tmp_path):
     expect_no_process(str(tmp_path))
 
 
-@pytest.mark.parametrize("launcher,status", [("alone", -signal.SIGUSR1), ("launch-2", 128 + signal.SIGUSR1)])
-def test_a_second_signal_while_it_saves_leaves_the_checkpoint_before(launcher, status, tmp_path):
+def test_a_second_signal_while_it_saves_leaves_the_checkpoint_before(tmp_path):
     # A checkpoint of 300 MB takes far longer to save than the two signals must lie apart.
-    run = Started(launcher, "--layers=8", "--heads=8", "--channels=512", "--seq-len=16", "--global-batch-tokens=32",
+    run = Started("alone", "--layers=8", "--heads=8", "--channels=512", "--seq-len=16", "--global-batch-tokens=32",
                   "--sample-tokens=0", "--val-every=0", "--val-batches=1", "--checkpoint-every=1", "--steps=100000",
                   f"--out-dir={tmp_path}")
     try:
@@ -324,7 +323,7 @@ def test_a_second_signal_while_it_saves_leaves_the_checkpoint_before(launcher, s
         while not (tmp_path / "checkpoint-00000002.partial").exists():
             assert run.read(0.01), run.text
         run.send(signal.SIGUSR1)
-        assert run.wait(3) == status
+        assert run.wait(3) == -signal.SIGUSR1
         assert [path.name for path in sorted(tmp_path.glob("checkpoint-*"))] == [
             "checkpoint-00000001", "checkpoint-00000002.partial"]
         result = type_command(f"{program.PROGRAM} --config {tmp_path}/config.toml --out-dir {tmp_path} --steps 0 --resume")
