@@ -37,6 +37,17 @@ trap 'pass_on INT' INT
 trap 'pass_on TERM' TERM
 trap 'pass_on USR1' USR1
 
+# Ctrl-Z, until the shell's fg: the terminal does not reach mpirun and its processes, which would run on.
+pauses=0
+# shellcheck disable=SC2317
+pause() {
+    pauses=$((pauses + 1))
+    [[ ! $job ]] || kill -TSTP "$job" || true
+    kill -STOP $$
+    [[ ! $job ]] || kill -CONT "$job" || true
+} 2>/dev/null
+trap pause TSTP
+
 usage() {
     echo "error: $1" >&2
     sed -n '5s/^#  /usage:/p; 6s/^#  /e.g.:/p' "$0" >&2
@@ -117,8 +128,8 @@ job=$!
 exec {errors}>&-
 status=0
 before=-1
-while ((before != signals)); do # a signal ends `wait` early
-    before=$signals
+while ((before != signals + pauses)); do # a signal ends `wait` early
+    before=$((signals + pauses))
     wait "$job" && status=0 || status=$?
 done
 wait "$filter" || true

@@ -6,6 +6,7 @@ import pathlib
 import pty
 import re
 import select
+import shutil
 import signal
 import subprocess
 import time
@@ -284,6 +285,52 @@ def test_a_signal_ends_a_sample(tmp_path):
     run.send(signal.SIGINT)
     assert run.wait(5) == STOPPED
     assert "stopped     after step 10 of 20" in run.text and "sample after" not in run.text
+
+
+def state_of(process):
+    """R, S, T (stopped) and so on."""
+    return pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_ctrl_z_pauses_the_processes(tmp_path):
+    run = Started("launch-2", *QUICK, "--steps=100000", f"--out-dir={tmp_path}", terminal=True)
+    run.read_until(r"20/100,000  \d")
+    ranks = [pid for pid in processes_naming(str(tmp_path))
+             if os.readlink(f"/proc/{pid}/exe") == os.path.realpath(program.PROGRAM)]
+    assert len(ranks) == 2
+    os.write(run.file, b"\x1a")
+    end = time.monotonic() + 10
+    while {state_of(pid) for pid in [run.pid, *ranks]} != {"T"}:
+        assert time.monotonic() < end, "not paused"
+        assert run.read(0.01), run.text
+    os.killpg(run.pid, signal.SIGCONT)  # as fg does
+    last = steps_of(re.sub("\x1b\\[[0-9;]*[mK]|\r", "\n", run.text))[-1]
+    run.read_until(rf"{last + 100:,}/100,000  \d")
+    os.write(run.file, b"\x03")
+    assert run.wait(10) == STOPPED
+    expect_no_process(str(tmp_path))
+
+
+def test_a_second_signal_while_it_saves_leaves_the_checkpoint_before(tmp_path):
+    # A checkpoint of 300 MB takes far longer to save than the two signals must lie apart.
+    run = Started("alone", "--layers=8", "--heads=8", "--channels=512", "--seq-len=16", "--global-batch-tokens=32",
+                  "--sample-tokens=0", "--val-every=0", "--val-batches=1", "--checkpoint-every=1", "--steps=100000",
+                  f"--out-dir={tmp_path}")
+    try:
+        run.read_until("^ +2 ")
+        run.send(signal.SIGUSR1)
+        time.sleep(0.15)
+        while not (tmp_path / "checkpoint-00000002.partial").exists():
+            assert run.read(0.01), run.text
+        run.send(signal.SIGUSR1)
+        assert run.wait(3) == -signal.SIGUSR1
+        assert [path.name for path in sorted(tmp_path.glob("checkpoint-*"))] == [
+            "checkpoint-00000001", "checkpoint-00000002.partial"]
+        result = type_command(f"{program.PROGRAM} --config {tmp_path}/config.toml --out-dir {tmp_path} --steps 0 --resume")
+        assert result.returncode == 0 and "after step 1\n" in result.stdout, result.stdout + result.stderr
+    finally:
+        for folder in tmp_path.glob("checkpoint-*"):
+            shutil.rmtree(folder)
 
 
 def test_what_mpirun_says_is_not_appended_to_the_progress(tmp_path):
