@@ -178,14 +178,13 @@ inline void adamw(Operands& o, Ops& ops) {
             ops.global_norm_squared(partials, gradient);
             ops.sum(norm_squared, partials);
         }
-        ops.adamw(
-            parameters, master, m, v, gradient, norm_squared, segments,
-            {.step = k + 1,
-             .learning_rate = o.values("learning_rate")[static_cast<std::size_t>(k)],
-             .beta1 = number("beta1"),
-             .beta2 = number("beta2"),
-             .eps = number("eps"),
-             .max_grad_norm = number("max_grad_norm")});
+        ops.adamw(parameters, master, m, v, gradient, norm_squared, segments,
+                  {.step = k + 1,
+                   .learning_rate = o.values("learning_rate")[static_cast<std::size_t>(k)],
+                   .beta1 = number("beta1"),
+                   .beta2 = number("beta2"),
+                   .eps = number("eps"),
+                   .max_grad_norm = number("max_grad_norm")});
     }
 }
 
