@@ -51,8 +51,8 @@ def named_targets(document):
 
 def named_options(document):
     spans, blocks = code_of(document)
-    return {option for code in [*spans, *blocks] if not code.startswith("#SBATCH")  # Slurm's own
-            for option in re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", code)}
+    ours = [code for code in [*spans, *blocks] if not code.startswith("#SBATCH")]
+    return {option for code in ours for option in re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", code)}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
