@@ -3,6 +3,7 @@
 import os
 import pathlib
 import secrets
+import signal
 
 import pytest
 
@@ -10,6 +11,8 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
 
 def pytest_configure(config):
+    # What a shell starts in the background ignores Ctrl-C, and what that starts would too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config.seed = int(os.environ.get("SEED", secrets.randbelow(2**31)))
 
 
