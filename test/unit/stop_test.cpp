@@ -29,6 +29,7 @@ TEST(StopSignals, OneRequestMayArriveSeveralTimes) {
 TEST(StopSignals, ASecondOneEndsTheProcess) {
     EXPECT_EXIT(
         {
+            std::signal(SIGINT, SIG_DFL);  // tests that a shell starts in the background are to ignore it
             const StopSignals signals;
             raise(SIGINT);
             pause_for(150);
