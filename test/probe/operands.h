@@ -2,8 +2,10 @@
 //
 // Results that are to be overwritten, and the workspace, hold NaN before the call; operands that are only
 // read must be unchanged after it; the memory around every operand must be untouched. What breaks one of
-// these is reported as a ProgrammingError.
+// these is reported as a ProgrammingError. (With address checks, reading around an operand ends the program.)
 #pragma once
+
+#include <sanitizer/asan_interface.h>
 
 #include <algorithm>
 #include <cmath>
@@ -62,7 +64,7 @@ inline std::vector<double> decode(const std::vector<std::byte>& bytes, DType dty
     return values;
 }
 
-// A tensor on the device between two guards, which nothing may change.
+// A tensor on the device between two guards, which nothing may change, nor read where address checks are built in.
 class GuardedTensor {
   public:
     GuardedTensor(Device& device, DType dtype, const Shape& shape, const std::vector<std::byte>& content)
@@ -75,8 +77,12 @@ class GuardedTensor {
         device.upload(front_guard(), guard.data());
         device.upload(tensor_, content.data());
         device.upload(back_guard(), guard.data());
+        forbid_guards();
     }
-    ~GuardedTensor() { device_.release(memory_); }
+    ~GuardedTensor() {
+        permit_guards();
+        device_.release(memory_);
+    }
     GuardedTensor(const GuardedTensor&) = delete;
     GuardedTensor& operator=(const GuardedTensor&) = delete;
 
@@ -88,7 +94,9 @@ class GuardedTensor {
         return bytes;
     }
 
+    // From then on the guards may be read.
     bool guards_are_whole() const {
+        permit_guards();
         std::vector<std::byte> guards(2 * guard_bytes);
         device_.download(guards.data(), front_guard());
         device_.download(guards.data() + guard_bytes, back_guard());
@@ -102,6 +110,17 @@ class GuardedTensor {
     // As two-byte elements: a bf16 tensor may end at any even byte.
     Tensor front_guard() const { return {memory_, DType::bf16, {guard_bytes / 2}}; }
     Tensor back_guard() const { return {memory_ + guard_bytes + bytes_, DType::bf16, {guard_bytes / 2}}; }
+
+    // Address checks know the memory of the CPU.
+    void forbid_guards() const {
+        if (device_.kind() != DeviceKind::cpu) return;
+        ASAN_POISON_MEMORY_REGION(memory_, guard_bytes);
+        ASAN_POISON_MEMORY_REGION(memory_ + guard_bytes + bytes_, guard_bytes);
+    }
+    void permit_guards() const {
+        if (device_.kind() != DeviceKind::cpu) return;
+        ASAN_UNPOISON_MEMORY_REGION(memory_, bytes_ + 2 * guard_bytes);
+    }
 
     Device& device_;
     std::size_t bytes_;
