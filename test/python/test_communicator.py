@@ -10,12 +10,13 @@ import signal
 import subprocess
 import time
 
+import program
 import pytest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 TIMEOUT = 1.5  # seconds; the ranks' time limit in these tests
 # What mpirun takes to start and end a job, and what a rank may wait for its turn to speak, on a busy machine.
-SLACK = 20
+SLACK = 20 * program.PATIENCE
 
 
 @pytest.fixture(scope="module")
