@@ -198,6 +198,8 @@ def main():
         sys.exit(f"error: no suite is called {' '.join(arguments.suites) or 'so'}; there are: " +
                  (", ".join(suite.name for suite in suites) or "none"))
 
+    # Where a script starts this in the background, Ctrl-C is ignored here, and would be in the tests of it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # An interrupted run ends its suite's processes on the way out.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     width = max(len(suite.name) for suite in chosen)
