@@ -46,7 +46,7 @@ def finish(job, seconds=SLACK + TIMEOUT):
         out, err = job.communicate(timeout=seconds)
     finally:
         job.terminate()  # mpirun ends its ranks; nothing happens where it has ended
-    deadline = time.monotonic() + 5  # a killed process may outlive mpirun for a moment
+    deadline = time.monotonic() + 5 * program.PATIENCE  # a killed process may outlive mpirun for a moment
     while not all(has_ended(rank) for rank in ranks) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert all(has_ended(rank) for rank in ranks)
