@@ -27,9 +27,12 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 # ---- Flags -----------------------------------------------------------------------------------------------
 
 ifdef SANITIZED
-# Open MPI does not free all that it allocates; where it does not run, test/run_suites.py looks for leaks.
+# Leaks are looked for in some suites (LEAK_CHECKS in test/run_suites.py), except those of test/leaks.txt.
 export ASAN_OPTIONS ?= detect_leaks=0:detect_stack_use_after_return=1:strict_string_checks=1
+export LSAN_OPTIONS ?= suppressions=$(CURDIR)/test/leaks.txt:print_suppressions=0
 export UBSAN_OPTIONS ?= print_stacktrace=1
+# Factor of all time limits of the tests: checked code is several times as slow.
+export PATIENCE ?= 5
 OPTIMIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined,float-cast-overflow \
     -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
 else
@@ -125,8 +128,7 @@ quickstart: deps  ## from nothing to a trained GPT: deps, builds, trains with 2 
 	@printf 'The loss curve is runs/quickstart/loss.png. Train again, your way: '
 	@printf 'scripts/launch.sh -np 2 ./train_gpt --help\n'
 
-# Checked code is several times as slow.
-RUN_SUITES = $(PYTHON) test/run_suites.py --build $(BUILD) --program $(PROGRAM) $(if $(SANITIZED),--time-factor 4)
+RUN_SUITES = $(PYTHON) test/run_suites.py --build $(BUILD) --program $(PROGRAM)
 test: deps  ## from nothing to all tests passed: deps, builds, runs every suite; the last line counts the tests
 	@$(MAKE) $(in_parallel) test-programs
 	@$(RUN_SUITES) $(SUITE)

@@ -10,6 +10,8 @@ import numpy as np
 BUILD = os.environ.get("BUILD_DIR", "build")
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAM = os.environ.get("PROGRAM", "./train_gpt")
+# Every time limit of the tests is multiplied by this; the Makefile sets it for builds with sanitizers.
+PATIENCE = float(os.environ.get("PATIENCE", 1))
 
 # A model that trains in a moment.
 SMALL = ["--layers=2", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384"]
@@ -20,7 +22,7 @@ def run(*options, ranks=1, env=None, timeout=300, check=True, program=PROGRAM):
     command = [program, *map(str, options)]
     if ranks > 1:
         command = ["scripts/launch.sh", "-np", str(ranks), *command]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout,
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout * PATIENCE,
                             env={**os.environ, **(env or {})})
     if check:
         assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout[-2000:]}\n{result.stderr}"

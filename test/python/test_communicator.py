@@ -10,12 +10,13 @@ import signal
 import subprocess
 import time
 
+import program
 import pytest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 TIMEOUT = 1.5  # seconds; the ranks' time limit in these tests
 # What mpirun takes to start and end a job, and what a rank may wait for its turn to speak, on a busy machine.
-SLACK = 20
+SLACK = 20 * program.PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def finish(job, seconds=SLACK + TIMEOUT):
         out, err = job.communicate(timeout=seconds)
     finally:
         job.terminate()  # mpirun ends its ranks; nothing happens where it has ended
-    deadline = time.monotonic() + 5  # a killed process may outlive mpirun for a moment
+    deadline = time.monotonic() + 5 * program.PATIENCE  # a killed process may outlive mpirun for a moment
     while not all(has_ended(rank) for rank in ranks) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert all(has_ended(rank) for rank in ranks)

@@ -14,6 +14,7 @@ import pytest
 
 import cases
 import op_cases
+import program
 import reference_ops
 import safetensors_numpy
 
@@ -29,7 +30,7 @@ def run(op_probe, folder, op, dtype, all_inputs, **environment):
     given, result = folder / "in.safetensors", folder / "out.safetensors"
     safetensors_numpy.save(given, {f"{i}/{name}": np.asarray(array, dtype=np.float64)
                                    for i, inputs in enumerate(all_inputs) for name, array in inputs.items()})
-    done = subprocess.run([op_probe, op, dtype, given, result], capture_output=True, text=True, timeout=120,
+    done = subprocess.run([op_probe, op, dtype, given, result], capture_output=True, text=True, timeout=120 * program.PATIENCE,
                           env=os.environ | environment)
     assert done.returncode == 0, done.stderr
     results = [{} for _ in all_inputs]

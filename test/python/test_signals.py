@@ -59,7 +59,7 @@ class Started:
         return bool(piece)
 
     def read_until(self, pattern, seconds=30):
-        end = time.monotonic() + seconds
+        end = time.monotonic() + seconds * program.PATIENCE
         while not re.search(pattern, self.text, re.MULTILINE):
             assert time.monotonic() < end, f"no '{pattern}' in {self.text}"
             assert self.read(0.1), f"ended without '{pattern}': {self.text}"
@@ -69,12 +69,12 @@ class Started:
 
     def wait(self, seconds=30):
         """Its exit status, as Python has it: negative for a signal."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + seconds * program.PATIENCE
         while self.read(0.1):
             assert time.monotonic() < end, f"still running: {self.text}"
         os.close(self.file)
         if self.process:
-            return self.process.wait(10)
+            return self.process.wait(10 * program.PATIENCE)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
@@ -100,7 +100,7 @@ def processes_naming(text):
 
 def expect_no_process(text):
     """None is left, at the latest in five seconds."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + 5 * program.PATIENCE
     while processes_naming(text):
         assert time.monotonic() < end, f"left running: {processes_naming(text)}"
         time.sleep(0.05)
@@ -116,7 +116,7 @@ def command_to_go_on(text):
 
 def type_command(command):
     return subprocess.run(command, shell=True, cwd=program.ROOT, env=ENVIRONMENT, capture_output=True, text=True,
-                          timeout=120)
+                          timeout=120 * program.PATIENCE)
 
 
 @pytest.fixture(scope="module")
