@@ -82,7 +82,8 @@ constexpr bool counts = false;  // the sanitizer has put its own allocator in pl
 #else
 constexpr bool counts = true;
 
-// glibc's own, under the names it keeps for those who replace them.
+// glibc's own, under the names it keeps for those who replace them. (Its parameters have reserved names.)
+// NOLINTBEGIN(readability-inconsistent-declaration-parameter-name)
 extern "C" {
 void* __libc_malloc(std::size_t bytes);
 void* __libc_calloc(std::size_t count, std::size_t bytes);
@@ -111,6 +112,7 @@ int posix_memalign(void** memory, std::size_t alignment, std::size_t bytes) {
     return *memory == nullptr ? ENOMEM : 0;
 }
 }
+// NOLINTEND(readability-inconsistent-declaration-parameter-name)
 #endif
 
 namespace {

@@ -5,7 +5,9 @@
 // these is reported as a ProgrammingError. (With address checks, reading around an operand ends the program.)
 #pragma once
 
+#if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
+#endif
 
 #include <algorithm>
 #include <cmath>
@@ -113,13 +115,17 @@ class GuardedTensor {
 
     // Address checks know the memory of the CPU.
     void forbid_guards() const {
+#if defined(__SANITIZE_ADDRESS__)
         if (device_.kind() != DeviceKind::cpu) return;
         ASAN_POISON_MEMORY_REGION(memory_, guard_bytes);
         ASAN_POISON_MEMORY_REGION(memory_ + guard_bytes + bytes_, guard_bytes);
+#endif
     }
     void permit_guards() const {
+#if defined(__SANITIZE_ADDRESS__)
         if (device_.kind() != DeviceKind::cpu) return;
         ASAN_UNPOISON_MEMORY_REGION(memory_, bytes_ + 2 * guard_bytes);
+#endif
     }
 
     Device& device_;
