@@ -4,6 +4,7 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "llmc/core/error.h"
 #include "llmc/io/files.h"
@@ -15,16 +16,18 @@ namespace {
 int line_of(const toml::source_region& source) { return static_cast<int>(source.begin.line); }
 
 ConfigSetting setting_of(const std::string& name, const toml::node& node) {
-    ConfigSetting setting{.line = line_of(node.source()), .name = name, .value = {}, .is_text = false};
+    ConfigSetting setting{
+        .line = line_of(node.source()), .name = name, .value = {}, .type = ConfigType::number};
     if (const auto* text = node.as_string()) {
         setting.value = text->get();
-        setting.is_text = true;
+        setting.type = ConfigType::text;
     } else if (const auto* integer = node.as_integer()) {
         setting.value = fmt::to_string(integer->get());
     } else if (const auto* number = node.as_floating_point()) {
         setting.value = fmt::to_string(number->get());
     } else if (const auto* truth = node.as_boolean()) {
         setting.value = truth->get() ? "true" : "false";
+        setting.type = ConfigType::truth;
     } else {
         user_error("{} is a section, a list or a date; a setting is a number, a text, true or false", name);
     }
@@ -34,6 +37,7 @@ ConfigSetting setting_of(const std::string& name, const toml::node& node) {
 }  // namespace
 
 std::vector<ConfigSetting> read_config_file(const std::string& file) {
+    if (std::filesystem::is_character_file(file)) user_error("{} is a device; give a file", file);
     const std::string text = read_file(file);
     std::vector<ConfigSetting> settings;
     int line = 0;

@@ -8,11 +8,13 @@
 
 namespace llmc {
 
+enum class ConfigType { text, number, truth };
+
 struct ConfigSetting {
     int line;  // from 1
     std::string name;
     std::string value;  // as on the command line
-    bool is_text;       // else a number, true or false
+    ConfigType type;
 };
 
 // The settings of a file in its order. UserError that names the file, and the line where there is one, for a file

@@ -5,9 +5,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
-#include <set>
+#include <map>
 #include <type_traits>
 #include <vector>
 
@@ -219,24 +220,27 @@ std::vector<std::string> names_of_options(const CLI::App& app) {
 // Gives the settings of a configuration file to the options that the command line does not give.
 void apply_config(CLI::App& app, const std::string& file) {
     std::vector<std::string> names;
+    std::map<std::string, ConfigType> types;
     Options defaults;
-    std::set<std::string> texts;
     for_each_setting(defaults, no_group,
                      [&](const char* name, const auto& value, const char*, const Choices&) {
+                         using Value = std::decay_t<decltype(value)>;
                          names.emplace_back(name);
-                         if (is_text<std::decay_t<decltype(value)>>) texts.insert(name);
+                         types[name] = is_text<Value>                ? ConfigType::text
+                                       : std::is_same_v<Value, bool> ? ConfigType::truth
+                                                                     : ConfigType::number;
                      });
+    constexpr std::array what = {"a text, in quotation marks", "a number, without quotation marks",
+                                 "true or false"};
     for (const ConfigSetting& setting : read_config_file(file)) {
         try {
-            if (std::ranges::find(names, setting.name) == names.end()) {
+            if (!types.contains(setting.name)) {
                 user_error("there is no setting {}; the nearest is {}", setting.name,
                            nearest_name(setting.name, names));
             }
-            if (setting.is_text != texts.contains(setting.name)) {
-                user_error("{} is {}", setting.name,
-                           setting.is_text ? "no text: leave the quotation marks out"
-                                           : "a text: write it in quotation marks");
-            }
+            const ConfigType type = types.at(setting.name);
+            if (setting.type != type)
+                user_error("{} is {}", setting.name, what[static_cast<std::size_t>(type)]);
             CLI::Option& option = *app.get_option("--" + setting.name);
             if (option.count() > 0) continue;
             option.add_result(setting.value);

@@ -15,8 +15,8 @@ import program
 import pytest
 
 STOPPED = 75
-# Long enough to be interrupted.
-STEPS = 1500
+# Long enough to be interrupted on a busy machine: seconds, where nothing else runs; and far longer than that.
+STEPS, MANY_STEPS = 3000, 100_000
 QUICK = ["--layers=1", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384", "--sample-tokens=0",
          "--val-every=200", "--val-batches=1"]
 # A step takes minutes.
@@ -133,9 +133,9 @@ def uninterrupted(tmp_path_factory):
     return run
 
 
-def stop(launcher, number, out_dir):
+def stop(launcher, number, out_dir, steps=STEPS):
     """What a run prints that a signal stops after some step."""
-    run = Started(launcher, *QUICK, f"--steps={STEPS}", f"--out-dir={out_dir}")
+    run = Started(launcher, *QUICK, f"--steps={steps}", f"--out-dir={out_dir}")
     run.read_until("^ +20 ")
     run.send(number)
     assert run.wait(10) == STOPPED
@@ -144,8 +144,8 @@ def stop(launcher, number, out_dir):
     if launcher.startswith("launch"):
         assert text == run.text
     step = steps_of(text)[-1]
-    assert 20 <= step < STEPS and steps_of(text) == list(range(1, step + 1))
-    assert text.count("stopping after this step") == 1 and f"stopped     after step {step:,} of 1,500" in text
+    assert 20 <= step < steps and steps_of(text) == list(range(1, step + 1))
+    assert text.count("stopping after this step") == 1 and f"stopped     after step {step:,} of {steps:,}" in text
     assert not re.search("mpirun (noticed|detected)|error", text)
     assert [path.name for path in out_dir.glob("checkpoint-*")] == [f"checkpoint-{step:08}"]
     return text
@@ -154,7 +154,7 @@ def stop(launcher, number, out_dir):
 @pytest.mark.parametrize("launcher,number", [
     ("alone", signal.SIGUSR1), ("alone", signal.SIGTERM), ("launch-2", signal.SIGUSR1), ("launch-2", signal.SIGTERM)])
 def test_a_signal_stops_after_the_step(launcher, number, tmp_path):
-    assert command_to_go_on(stop(launcher, number, tmp_path)).endswith(" --resume")
+    assert command_to_go_on(stop(launcher, number, tmp_path, MANY_STEPS)).endswith(" --resume")
 
 
 @pytest.mark.parametrize("launcher,number", [

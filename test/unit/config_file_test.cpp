@@ -33,7 +33,7 @@ TEST_F(ConfigFile, ReadsEveryText) {
         const auto settings = read("prompt = " + as_config_text(text) + "\n");
         ASSERT_EQ(settings.size(), 1U);
         EXPECT_EQ(settings[0].value, text);
-        EXPECT_TRUE(settings[0].is_text);
+        EXPECT_EQ(settings[0].type, ConfigType::text);
     }
 }
 
@@ -43,7 +43,7 @@ TEST_F(ConfigFile, ReadsSettingsWithTheirLines) {
     EXPECT_EQ(settings[0].line, 3);
     EXPECT_EQ(settings[0].name, "lr");
     EXPECT_EQ(settings[0].value, "0.001");
-    EXPECT_FALSE(settings[0].is_text);
+    EXPECT_EQ(settings[0].type, ConfigType::number);
     EXPECT_EQ(settings[1].line, 4);
     EXPECT_EQ(settings[1].value, "a\\b");
     EXPECT_EQ(settings[2].line, 5);
