@@ -67,10 +67,15 @@ def state_and_parent(process):
 
 
 def processes_of(job):
-    """The job's ranks, half a second after its start: all that do not end at once."""
-    time.sleep(0.5)
-    processes = [int(path.name) for path in pathlib.Path("/proc").glob("[0-9]*")]
-    return [process for process in processes if state_and_parent(process)[1] == job.pid]
+    """The job's ranks, as soon as all of them are there; what was seen of those that end at once."""
+    count = int(job.args[job.args.index("-np") + 1])
+    seen = set()
+    deadline = time.monotonic() + SLACK
+    while len(seen) < count and job.poll() is None and time.monotonic() < deadline:
+        processes = [int(path.name) for path in pathlib.Path("/proc").glob("[0-9]*")]
+        seen |= {process for process in processes if state_and_parent(process)[1] == job.pid}
+        time.sleep(0.02)
+    return sorted(seen)
 
 
 def has_ended(process):
@@ -150,6 +155,7 @@ def test_the_time_of_a_stopped_job_does_not_count(probe):
     job = start(probe, 2, "faults", "all_reduce", 1, "sleep", limit)
     begin = time.monotonic()
     ranks = processes_of(job)
+    time.sleep(0.5)  # by then one waits for the other, or it is stopped before
     for rank in ranks:
         os.kill(rank, signal.SIGSTOP)
     waited_before = time.monotonic() - begin  # at most
