@@ -152,7 +152,8 @@ std::uint64_t SafetensorsEntry::bytes() const {
 // ---- reading
 
 SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
-    : path_(path.string()), file_(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+    : path_(path.string()), file_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+    // (Without O_NONBLOCK opening a named pipe would wait for its writer.)
     if (file_ < 0) user_error("cannot open {}: {}", path_, reason());
     try {
         struct stat status {};

@@ -293,8 +293,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
     app.add_flag("--print-step", options.print_step, "Print the actions of one step and exit")
         ->configurable(false)
         ->group("Training");
-    std::string config;
-    app.add_option("--config", config, "Read options from FILE.toml; the command line overrides it")
+    app.add_option("--config", options.config_file,
+                   "Read options from FILE.toml; the command line overrides it")
         ->option_text("FILE")
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
 
@@ -315,7 +315,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
     } catch (const CLI::ParseError& fault) {
         user_error("{}; ./train_gpt --help lists the options", fault.what());
     }
-    if (!config.empty()) apply_config(app, config);
+    if (!options.config_file.empty()) apply_config(app, options.config_file);
     if (resume_option->count() > 0) {
         refuse_empty_resume({argv + 1, argv + argc});
         options.resume = resume;

@@ -59,7 +59,8 @@ struct Options {
     double temperature = 0.8;
     std::int64_t top_k = 0;
 
-    // actions, which a saved configuration does not hold
+    // actions, and what a saved configuration does not hold
+    std::string config_file;            // that was read
     std::optional<std::string> resume;  // a checkpoint's directory; empty: the newest in out_dir
     bool print_step = false;
 

@@ -47,12 +47,16 @@ void check_outputs(const Options& options, const fs::path& out_dir, std::span<co
 
     check_option("--out-dir", [&] { require_writable_directory(out_dir); });
     check_option("--metrics", [&] { require_writable_file(metrics); });
+    for (const char* name : {"run.json", "config.toml"})
+        check_option("--out-dir", [&] { require_writable_file(out_dir / name); });
     for (const std::string& input : inputs) refuse_overwriting("--metrics", metrics, input);
-    if (!options.init.empty()) refuse_overwriting("--metrics", metrics, options.init);
+    for (const std::string& input : {options.init, options.config_file})
+        if (!input.empty()) refuse_overwriting("--metrics", metrics, input);
     if (!exported.empty()) {
         check_option("--export", [&] { require_replaceable_file(exported); });
         // --init may be replaced by what became of it.
         for (const std::string& input : inputs) refuse_overwriting("--export", exported, input);
+        if (!options.config_file.empty()) refuse_overwriting("--export", exported, options.config_file);
         if (same_file(exported, metrics))
             user_error("--export and --metrics are the same file, {}", metrics.string());
     }
