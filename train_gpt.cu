@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -52,6 +53,16 @@ namespace fs = std::filesystem;
 // How a run that met no error ends.
 enum class Ending { done, stopped };
 
+// "runs/a/checkpoint-00000100/" has an empty name at its end, which is not what it lies in.
+fs::path parent_of(const fs::path& directory) {
+    return (fs::absolute(directory) / "").lexically_normal().parent_path().parent_path();
+}
+
+bool lies_in(const fs::path& directory, const fs::path& parent) {
+    std::error_code none;
+    return fs::equivalent(parent_of(directory), parent, none);
+}
+
 // Trains to the last step, then validates, samples, saves and exports; or until it is asked to stop, and saves.
 // `speaks`: this rank writes files and samples.
 Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& console,
@@ -64,7 +75,9 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     if (run.data.validation) validation.emplace(*run.data.validation, config.sequence_length);
 
     std::optional<MetricsWriter> metrics;
-    if (speaks) {
+    // A run that only looks at a model leaves the results of the run whose directory this is as they are.
+    const bool keeps_records = options.steps > 0 || !fs::exists(run.out_dir / "run.json");
+    if (speaks && keeps_records) {
         // The metrics first: where they cannot be written nothing is.
         metrics.emplace(metrics_file(options, run.out_dir), run_record(run, trainer.device()),
                         trainer.progress().step);
@@ -106,8 +119,8 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
         if (!speaks) return;
         console.doing("saving", 0);
         trainer.require_finite();
-        outcome.checkpoint = save_checkpoint(run.out_dir, run.identity, trainer.progress(), to_json(options),
-                                             trainer.device(), trainer.store());
+        outcome.checkpoint = save_checkpoint(run.out_dir, run.identity, run.lineage, trainer.progress(),
+                                             to_json(options), trainer.device(), trainer.store());
     };
     const auto due = [](std::int64_t every, std::int64_t step) { return every > 0 && step % every == 0; };
     const auto validates_after = [&](std::int64_t step) {
@@ -120,7 +133,7 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     if (metrics) {
         for (const auto& [step, loss] : metrics->earlier_validations()) outcome.see_validation(loss, step);
     }
-    if (run.checkpoint && run.checkpoint->directory.parent_path() == run.out_dir)
+    if (run.checkpoint && lies_in(run.checkpoint->directory, run.out_dir))
         outcome.checkpoint = run.checkpoint->directory;
     // Where there is nothing to train, an evaluation of the weights as they are; and what a run did not come to
     // when it was asked to stop.
@@ -161,11 +174,19 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
 // Where results go: as asked, beside the checkpoint that is resumed, or a directory of its own by the time.
 fs::path choose_out_dir(const Options& options) {
     if (!options.out_dir.empty()) return options.out_dir;
-    if (options.resume && !options.resume->empty()) {
-        // "runs/a/checkpoint-00000100/" has an empty name at its end, which is not what it lies in.
-        return (fs::absolute(*options.resume) / "").lexically_normal().parent_path().parent_path();
-    }
+    if (options.resume && !options.resume->empty()) return parent_of(*options.resume);
     return fs::path("runs") / fmt::format("{:%Y-%m-%d_%H-%M-%S}", fmt::localtime(std::time(nullptr)));
+}
+
+// Makes the directory, or where another run has it already the next one: "runs/2026-01-31_12-00-00-2".
+fs::path claim_directory(const fs::path& name) {
+    make_directory(name.parent_path());
+    for (int number = 1;; ++number) {
+        const fs::path candidate = number == 1 ? name : fs::path(fmt::format("{}-{}", name.string(), number));
+        std::error_code error;
+        if (fs::create_directory(candidate, error)) return candidate;
+        if (error) user_error("cannot create {}: {}", candidate.string(), error.message());
+    }
 }
 
 Ending run_program(const Options& options, const std::string& program, MpiEnvironment& mpi, Console& console,
@@ -207,9 +228,11 @@ Ending run_program(const Options& options, const std::string& program, MpiEnviro
             .plan = plan,
             .out_dir = choose_out_dir(options),
             .identity = new_run_identity(),
+            .lineage = {},
             .program = program,
             .checkpoint = {}};
     run.checkpoint = find_checkpoint(options, run.out_dir);
+    run.lineage = run.checkpoint ? run.checkpoint->lineage : run.identity;
     const std::vector<std::string> notes =
         run.checkpoint ? differences(*run.checkpoint, options) : std::vector<std::string>();
     encode_prompt(options.prompt, plan.spec.config.vocabulary);
@@ -219,7 +242,7 @@ Ending run_program(const Options& options, const std::string& program, MpiEnviro
     if (stopped_early()) return Ending::stopped;
 
     console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(run, *device));
-    Trainer trainer(options, plan, *device, world);
+    Trainer trainer(options, plan, *device, world, run.checkpoint.has_value());
     world.set_staging(trainer.arenas()[plan.communication]);
     if (run.checkpoint) {
         for (const std::string& note : notes) console.note(note);
@@ -233,7 +256,20 @@ Ending run_program(const Options& options, const std::string& program, MpiEnviro
     require_same_step(world, trainer.progress().step);
     // All ranks have what they need: nothing is written before.
     if (stopped_early()) return Ending::stopped;
-    return train(run, trainer, world, console, signals);
+    if (!speaks || !options.out_dir.empty() || options.resume)
+        return train(run, trainer, world, console, signals);
+    const fs::path claimed = claim_directory(run.out_dir);
+    if (claimed != run.out_dir) console.note(fmt::format("results go to {}", claimed.string()));
+    run.out_dir = claimed;
+    try {
+        return train(run, trainer, world, console, signals);
+    } catch (...) {
+        // Where nothing came to be written (what is not empty stays).
+        std::error_code ignored;
+        fs::remove(claimed, ignored);
+        fs::remove(claimed.parent_path(), ignored);
+        throw;
+    }
 }
 
 }  // namespace

@@ -121,7 +121,7 @@ def bench(arguments, model, dtype, torches):
         print(f"   {what:30} {program.median_ms():9.1f} ms (best {min(times):.1f})  {tokens / program.median_ms() * 1e3:9,.0f} "
               f"tokens/s{ratio}")
     print(f"   ceilings: {ceilings['flops']['fp32'] / 1e9:,.0f} GFLOP/s fp32, {ceilings['flops']['bf16'] / 1e9:,.0f} bf16, "
-          f"memory {ceilings['bytes'] / 1e9:.1f} GB/s (more than 100% of a ceiling: the operands were in cache)")
+          f"memory {ceilings['bytes'] / 1e9:.1f} GB/s (more than 100% of a ceiling: operands in cache, or more reads\n   than writes, which a copy's bandwidth does not tell apart)")
     print_breakdown(mine, ceilings)
     sys.stdout.flush()
     for program in programs:
@@ -133,7 +133,8 @@ def main():
     parser.add_argument("program", help="bench_step, as built")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--dtypes", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of both; default all cores")
+    cores = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=cores, help="of both; default OMP_NUM_THREADS or all cores")
     parser.add_argument("--steps", type=int, default=7, help="timed steps of each program")
     parser.add_argument("--warmup", type=int, default=2, help="steps before them")
     parser.add_argument("--micro-batch", type=int, default=0, help="sequences at once; default all of the step's")

@@ -25,6 +25,13 @@ constexpr const char* manifest_file = "manifest.json";
 constexpr const char* own_checksum = "xxh3_128";  // of the manifest without it
 constexpr std::string_view name_prefix = "checkpoint-";
 
+// checkpoint-<step>; others in the directory are a person's own, or were not finished.
+bool is_checkpoint_name(std::string_view name) {
+    if (!name.starts_with(name_prefix)) return false;
+    name.remove_prefix(name_prefix.size());
+    return !name.empty() && name.find_first_not_of("0123456789") == name.npos;
+}
+
 Json describe_file(const fs::path& path) {
     return {{"bytes", fs::file_size(path)}, {"xxh3_128", checksum(path)}};
 }
@@ -77,8 +84,9 @@ std::uint64_t checkpoint_bytes(std::int64_t parameters) {
 
 namespace {
 
-void write_checkpoint(const fs::path& folder, const std::string& run, const Progress& progress,
-                      const Json& configuration, Device& device, const ParameterStore& store) {
+void write_checkpoint(const fs::path& folder, const std::string& run, const std::string& lineage,
+                      const Progress& progress, const Json& configuration, Device& device,
+                      const ParameterStore& store) {
     make_directory(folder);
     save_weights(folder / model_file, device, store, true);
     save_moments(folder / optimizer_file, device, store, true);
@@ -88,6 +96,7 @@ void write_checkpoint(const fs::path& folder, const std::string& run, const Prog
         {"format", format},
         {"version", version},
         {"run", run},
+        {"lineage", lineage},
         {"step", progress.step},
         {"samples", progress.samples},
         {"saved_at", std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()},
@@ -103,15 +112,16 @@ void write_checkpoint(const fs::path& folder, const std::string& run, const Prog
 
 }  // namespace
 
-fs::path save_checkpoint(const fs::path& out_dir, const std::string& run, const Progress& progress,
-                         const Json& configuration, Device& device, const ParameterStore& store) {
+fs::path save_checkpoint(const fs::path& out_dir, const std::string& run, const std::string& lineage,
+                         const Progress& progress, const Json& configuration, Device& device,
+                         const ParameterStore& store) {
     fs::path final_name = out_dir / fmt::format("{}{:08}", name_prefix, progress.step);
     fs::path partial = final_name;
     partial += ".partial";
     std::error_code ignored;
     fs::remove_all(partial, ignored);  // of a save that was interrupted
     try {
-        write_checkpoint(partial, run, progress, configuration, device, store);
+        write_checkpoint(partial, run, lineage, progress, configuration, device, store);
     } catch (const UserError& fault) {
         fs::remove_all(partial, ignored);
         user_error("{}; the checkpoints before this one are whole", fault.what());
@@ -126,6 +136,7 @@ CheckpointInfo read_checkpoint(const fs::path& directory) {
     try {
         return {.directory = directory,
                 .run = manifest.at("run"),
+                .lineage = manifest.at("lineage"),
                 .progress = {.step = manifest.at("step"), .samples = manifest.at("samples")},
                 .configuration = manifest.at("configuration"),
                 .saved_at = manifest.at("saved_at")};
@@ -140,7 +151,7 @@ std::optional<CheckpointInfo> newest_checkpoint(const fs::path& out_dir,
     if (!fs::is_directory(out_dir)) return newest;
     for (const fs::directory_entry& entry : fs::directory_iterator(out_dir)) {
         const std::string name = entry.path().filename().string();
-        if (!name.starts_with(name_prefix) || name.ends_with(".partial")) continue;
+        if (!is_checkpoint_name(name) || !entry.is_directory()) continue;
         CheckpointInfo found = read_checkpoint(entry.path());
         if (run && found.run != *run) continue;
         if (!newest || found.saved_at > newest->saved_at) newest = std::move(found);

@@ -26,10 +26,12 @@ struct Progress {
 };
 
 // Writes <out_dir>/checkpoint-<step> and returns its path; one that is there already is replaced. `run` is the
-// run's identity (last_run.h). One process calls it.
+// run's identity (last_run.h), `lineage` that of the first run of those that went on from one another. One process
+// calls it.
 std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, const std::string& run,
-                                      const Progress& progress, const nlohmann::ordered_json& configuration,
-                                      Device& device, const ParameterStore& store);
+                                      const std::string& lineage, const Progress& progress,
+                                      const nlohmann::ordered_json& configuration, Device& device,
+                                      const ParameterStore& store);
 
 // About what a checkpoint of so many parameters takes on the disk.
 std::uint64_t checkpoint_bytes(std::int64_t parameters);
@@ -37,7 +39,7 @@ std::uint64_t checkpoint_bytes(std::int64_t parameters);
 // What a checkpoint's manifest says.
 struct CheckpointInfo {
     std::filesystem::path directory;
-    std::string run;
+    std::string run, lineage;
     Progress progress;
     nlohmann::ordered_json configuration;
     std::int64_t saved_at = 0;  // nanoseconds since 1970

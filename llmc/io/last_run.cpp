@@ -32,16 +32,16 @@ std::optional<RunRecord> read_last_run(const fs::path& out_dir) {
         // Beside the file its name is enough: the directory may have been moved since.
         return RunRecord{.identity = json.at("run").get<std::string>(),
                          .began_from = began_from.empty() ? began_from : out_dir / began_from};
-    } catch (const nlohmann::json::exception& fault) {
-        user_error("{} is damaged: {}; without it --resume takes the checkpoint that was saved last",
-                   file.string(), fault.what());
+    } catch (const nlohmann::json::exception&) {
+        user_error("{} is damaged; without it --resume takes the checkpoint that was saved last",
+                   file.string());
     }
 }
 
 void write_last_run(const fs::path& out_dir, const RunRecord& run) {
     fs::path from = run.began_from;
     if (!from.empty()) {
-        from = fs::absolute(from).lexically_normal();
+        from = (fs::absolute(from) / "").lexically_normal().parent_path();  // without a slash at its end
         if (from.parent_path() == fs::absolute(out_dir / "").lexically_normal().parent_path())
             from = from.filename();
     }

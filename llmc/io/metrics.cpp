@@ -16,6 +16,7 @@ namespace llmc {
 namespace {
 
 using Json = nlohmann::ordered_json;
+using nlohmann::literals::operator""_json_pointer;
 
 // JSON prints the shortest decimal that gives the same double, so a value rounded to so many digits is
 // printed with them.
@@ -23,18 +24,20 @@ double rounded(double value, int digits) {
     return std::isfinite(value) ? std::stod(fmt::format("{:.{}g}", value, digits)) : value;
 }
 
-// The whole lines of the first `done` steps, the run's line included. A line cut off by a crash ends them.
+// The whole lines of the first `done` steps, the run's line included, of a run of this identity; none if the file is
+// another's. A line cut off by a crash ends them.
 struct Kept {
     std::string lines;
     std::vector<MetricsWriter::Validation> validations;
     std::int64_t last_step = 0;
 };
-Kept lines_until(std::string_view text, std::int64_t done) {
+Kept lines_until(std::string_view text, std::int64_t done, const Json& identity) {
     Kept kept;
     for (std::size_t end = text.find('\n'); end != std::string_view::npos; end = text.find('\n')) {
         const std::string_view line = text.substr(0, end);
         const Json json = Json::parse(line, nullptr, false);
         if (!json.is_object()) break;
+        if (kept.lines.empty() && json.value("/run/identity"_json_pointer, Json()) != identity) break;
         if (json.contains("step") && json["step"].is_number()) {
             const auto step = json["step"].get<std::int64_t>();
             if (step > done) break;
@@ -56,7 +59,7 @@ MetricsWriter::MetricsWriter(std::filesystem::path path, const Json& run, std::i
     if (path_.has_parent_path()) make_directory(path_.parent_path());
     const bool regular = std::filesystem::is_regular_file(path_) || !std::filesystem::exists(path_);
     const bool goes_on = done > 0 && std::filesystem::is_regular_file(path_);
-    Kept kept = goes_on ? lines_until(read_file(path_), done) : Kept{};
+    Kept kept = goes_on ? lines_until(read_file(path_), done, run.at("identity")) : Kept{};
     std::string& lines = kept.lines;
     if (lines.empty()) lines = Json{{"run", run}}.dump() + "\n";
     earlier_ = std::move(kept.validations);

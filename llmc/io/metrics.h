@@ -33,7 +33,8 @@ struct StepMetrics {
 
 class MetricsWriter {
   public:
-    // A new run (`done` 0) empties the file. A resumed one keeps the lines of the first `done` steps, drops
+    // A new run (`done` 0) empties the file, and so does one whose `identity` is not the file's. A resumed one
+    // keeps the lines of the first `done` steps, drops
     // the others, and goes on; where there is no file it begins one. UserError with the system's reason if
     // the file cannot be written.
     MetricsWriter(std::filesystem::path path, const nlohmann::ordered_json& run, std::int64_t done);

@@ -217,6 +217,9 @@ std::vector<std::string> names_of_options(const CLI::App& app) {
                nearest_name(bare, names_of_options(app)));
 }
 
+constexpr std::array<std::string_view, 5> model_sizes = {"layers", "heads", "channels", "seq-len",
+                                                         "vocab-size"};
+
 // Gives the settings of a configuration file to the options that the command line does not give.
 void apply_config(CLI::App& app, const std::string& file) {
     std::vector<std::string> names;
@@ -232,6 +235,7 @@ void apply_config(CLI::App& app, const std::string& file) {
                      });
     constexpr std::array what = {"a text, in quotation marks", "a number, without quotation marks",
                                  "true or false"};
+    const bool model_given = app.count("--model") > 0;
     for (const ConfigSetting& setting : read_config_file(file)) {
         try {
             if (!types.contains(setting.name)) {
@@ -242,7 +246,10 @@ void apply_config(CLI::App& app, const std::string& file) {
             if (setting.type != type)
                 user_error("{} is {}", setting.name, what[static_cast<std::size_t>(type)]);
             CLI::Option& option = *app.get_option("--" + setting.name);
-            if (option.count() > 0) continue;
+            // A model that is named on the command line comes with its sizes.
+            const bool other_model =
+                model_given && std::ranges::find(model_sizes, setting.name) != model_sizes.end();
+            if (option.count() > 0 || other_model) continue;
             option.add_result(setting.value);
             option.run_callback();
         } catch (const UserError& fault) {
@@ -314,6 +321,9 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
                    missing.substr(0, missing.find(':')));
     } catch (const CLI::ParseError& fault) {
         user_error("{}; ./train_gpt --help lists the options", fault.what());
+    }
+    if (app.count("--config") > 0 && options.config_file.empty()) {
+        user_error("--config: the file's name is empty; leave the option out");
     }
     if (!options.config_file.empty()) apply_config(app, options.config_file);
     if (resume_option->count() > 0) {

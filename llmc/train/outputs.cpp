@@ -1,5 +1,6 @@
 #include "llmc/train/outputs.h"
 
+#include <algorithm>
 #include <system_error>
 
 #include "llmc/core/error.h"
@@ -52,8 +53,21 @@ void check_outputs(const Options& options, const fs::path& out_dir, std::span<co
     for (const std::string& input : inputs) refuse_overwriting("--metrics", metrics, input);
     for (const std::string& input : {options.init, options.config_file})
         if (!input.empty()) refuse_overwriting("--metrics", metrics, input);
+    const auto refuse_own_files = [&](const char* option, const fs::path& file) {
+        const fs::path folder = fs::absolute(out_dir).lexically_normal();
+        const fs::path path = fs::absolute(file).lexically_normal();
+        const bool above = std::ranges::mismatch(path, folder).in1 == path.end();
+        const bool in_checkpoint = path.parent_path().filename().string().starts_with("checkpoint-");
+        if (above || in_checkpoint || same_file(file, out_dir / "run.json") ||
+            same_file(file, out_dir / "config.toml")) {
+            user_error("{} {} is where this run keeps other results (--out-dir {}); give another name",
+                       option, file.string(), out_dir.string());
+        }
+    };
+    refuse_own_files("--metrics", metrics);
     if (!exported.empty()) {
         check_option("--export", [&] { require_replaceable_file(exported); });
+        refuse_own_files("--export", exported);
         // --init may be replaced by what became of it.
         for (const std::string& input : inputs) refuse_overwriting("--export", exported, input);
         if (!options.config_file.empty()) refuse_overwriting("--export", exported, options.config_file);

@@ -117,7 +117,7 @@ nlohmann::ordered_json run_record(const Run& run, const Device& device) {
         {"program", "train_gpt"},
         {"version", version()},
         {"commit", commit()},
-        {"identity", run.identity},
+        {"identity", run.lineage},
         {"configuration", to_json(run.options)},
         {"device", device.description()},
         {"mesh", {{"world", run.plan.spec.mesh.world()}, {"data", run.plan.spec.mesh.data_ranks}}},

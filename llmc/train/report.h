@@ -24,6 +24,7 @@ struct Run {
     const RunPlan& plan;
     std::filesystem::path out_dir;
     std::string identity;                      // last_run.h
+    std::string lineage;                       // the identity of the first run, that this one goes on from
     std::string program;                       // as it was called (command_line.h)
     std::optional<CheckpointInfo> checkpoint;  // that it goes on from
 };

@@ -24,7 +24,8 @@ std::string named(double value) { return std::isnan(value) ? "nan" : fmt::format
 
 }  // namespace
 
-Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Communicator& data_ranks)
+Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Communicator& data_ranks,
+                 bool resumes)
     : options_(options),
       plan_(plan),
       device_(device),
@@ -39,6 +40,7 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
                 .warmup_steps = options.warmup_steps.value(),
                 .total_steps = options.steps} {
     device.ops().set_workspace(arenas_[plan.workspace]);
+    if (resumes) return;
     if (options.init.empty()) {
         store_.initialize(options.seed);
     } else {

@@ -27,9 +27,10 @@ using Watch = std::function<bool(double share)>;
 
 class Trainer {
   public:
-    // Allocates the plan's memory and initialises the weights from the seed or from --init. All arguments
-    // outlive it.
-    Trainer(const Options& options, const RunPlan& plan, Device& device, Communicator& data_ranks);
+    // Allocates the plan's memory and initialises the weights from the seed or from --init, unless a checkpoint
+    // is to be resumed. All arguments outlive it.
+    Trainer(const Options& options, const RunPlan& plan, Device& device, Communicator& data_ranks,
+            bool resumes = false);
 
     Device& device() { return device_; }
     const Arenas& arenas() const { return arenas_; }

@@ -106,6 +106,10 @@ void* aligned_alloc(std::size_t alignment, std::size_t bytes) {
     note_allocation();
     return __libc_memalign(alignment, bytes);
 }
+void* memalign(std::size_t alignment, std::size_t bytes) {
+    note_allocation();
+    return __libc_memalign(alignment, bytes);
+}
 int posix_memalign(void** memory, std::size_t alignment, std::size_t bytes) {
     note_allocation();
     *memory = __libc_memalign(alignment, bytes);

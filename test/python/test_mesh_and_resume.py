@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -128,6 +129,41 @@ def test_resume_takes_no_checkpoint_of_a_branch_that_was_left(tmp_path):
     assert "going on from" in result.stdout and "checkpoint-00000003" in result.stdout
     assert program.Run(tmp_path).column("step") == [1, 2, 3, 4, 5, 6, 7]
     assert program.Run(tmp_path).losses[:3] == whole.losses[:3]
+
+
+def test_metrics_of_another_run_are_not_continued(tmp_path):
+    program.train(tmp_path, *MODEL, "--steps=6")
+    program.train(tmp_path, *MODEL, "--steps=3", "--seed=5")
+    resumed = program.train(tmp_path, *MODEL, "--steps=8", "--resume", tmp_path / "checkpoint-00000006")
+    assert resumed.column("step") == [7, 8] and resumed.record["configuration"]["seed"] == 1
+
+
+def test_looking_at_a_checkpoint_leaves_its_run_as_it_is(tmp_path):
+    program.train(tmp_path, *MODEL, "--steps=6", "--checkpoint-every=3")
+    before = {name: digest(tmp_path / name) for name in ("metrics.jsonl", "run.json", "config.toml")}
+    for options in (["--resume", tmp_path / "checkpoint-00000003"], [f"--out-dir={tmp_path}"]):
+        result = program.run(*MODEL, "--steps=0", "--sample-tokens=0", *options)
+        assert "validation" in result.stdout
+        assert {name: digest(tmp_path / name) for name in before} == before
+    resumed = program.train(tmp_path, *MODEL, "--steps=7", "--resume")
+    assert resumed.column("step") == list(range(1, 8))
+
+
+def test_resume_needs_neither_the_first_weights_nor_order_in_the_directory(tmp_path):
+    program.run(*MODEL, "--steps=0", "--sample-tokens=0", f"--out-dir={tmp_path}/a", f"--export={tmp_path}/w.safetensors")
+    options = [*MODEL, f"--init={tmp_path}/w.safetensors"]
+    program.train(tmp_path / "b", *options, "--steps=2")
+    (tmp_path / "w.safetensors").unlink()
+    (tmp_path / "b/checkpoint-old").mkdir()
+    (tmp_path / "b/checkpoint-notes.txt").write_text("mine")
+    assert program.train(tmp_path / "b", *options, "--steps=3", "--resume").column("step") == [1, 2, 3]
+
+
+def test_runs_of_the_same_second_have_directories_of_their_own(tmp_path):
+    processes = [subprocess.Popen([str(program.ROOT / program.PROGRAM), *MODEL, "--steps=1", "--sample-tokens=0"],
+                                  cwd=tmp_path, stdout=subprocess.DEVNULL) for _ in range(4)]
+    assert [process.wait() for process in processes] == [0] * 4
+    assert len(list((tmp_path / "runs").iterdir())) == 4
 
 
 def test_a_directory_of_results_can_be_moved(tmp_path):

@@ -249,3 +249,10 @@ def test_a_checkpoint_appears_whole(tmp_path):
             assert {path.name for path in folder.iterdir()} == files, folder
             seen.add(folder.name)
     assert process.returncode == 0 and len(seen) > 30
+
+
+def test_a_model_named_on_the_command_line_has_its_own_sizes(tmp_path):
+    program.train(tmp_path / "a", *QUICK)
+    text = program.run(f"--config={tmp_path}/a/config.toml", "--model=mini", "--global-batch-tokens=256",
+                       "--print-step").stdout
+    assert "block 5" in text  # mini's 6 layers
