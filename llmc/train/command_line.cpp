@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -26,6 +28,20 @@ std::vector<std::string_view> lines_of(std::string_view text) {
         text.remove_prefix(end + 1);
     }
     return lines;
+}
+
+// The words of the process that started this one, in the form of TRAIN_GPT_LAUNCHED, if it is mpirun. (On other
+// machines than its own a daemon starts the processes.)
+std::string launched_by_mpirun() {
+    std::ifstream file(fmt::format("/proc/{}/cmdline", getppid()));
+    std::string words;
+    for (std::string word; std::getline(file, word, '\0');) {
+        if (words.empty() && !last_part(word).starts_with("mpirun") &&
+            !last_part(word).starts_with("mpiexec"))
+            return {};
+        words += shell_word(word) + "\n";
+    }
+    return words;
 }
 
 }  // namespace
@@ -61,7 +77,9 @@ std::string program_as_called(std::span<const char* const> arguments, std::strin
 
 std::string program_as_called(std::span<const char* const> arguments) {
     const std::string processes(environment("OMPI_COMM_WORLD_SIZE"));
-    return program_as_called(arguments, environment("TRAIN_GPT_LAUNCHED"),
+    std::string launched(environment("TRAIN_GPT_LAUNCHED"));
+    if (launched.empty() && !processes.empty()) launched = launched_by_mpirun();
+    return program_as_called(arguments, launched,
                              static_cast<int>(std::strtol(processes.c_str(), nullptr, 10)));
 }
 

@@ -13,7 +13,8 @@ std::string shell_word(std::string_view word);
 // What was typed to start the program, up to its name, for a shell: "./train_gpt", "mpirun -np 2 ./train_gpt",
 // "scripts/launch.sh -np 2 ./train_gpt".
 //   arguments  argv
-//   launched   scripts/launch.sh's command line in TRAIN_GPT_LAUNCHED, a quoted word a line; empty without it
+//   launched   the command line of scripts/launch.sh (in TRAIN_GPT_LAUNCHED) or mpirun, a quoted word a line; empty
+//              without them
 //   processes  of mpirun; 0 without it
 std::string program_as_called(std::span<const char* const> arguments, std::string_view launched,
                               int processes);

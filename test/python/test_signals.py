@@ -163,7 +163,7 @@ def test_the_printed_command_goes_on_as_if_nothing_had_been(launcher, number, tm
     out_dir = tmp_path / "a run's"  # which a shell must be told with care
     command = command_to_go_on(stop(launcher, number, out_dir))
     assert command.startswith(" ".join(LAUNCHERS[launcher]) if launcher.startswith("launch") else
-                              "mpirun -np 2 " if launcher == "mpirun-2" else program.PROGRAM), command
+                              " ".join(LAUNCHERS[launcher]) + " " if launcher == "mpirun-2" else program.PROGRAM), command
     result = type_command(command)
     assert result.returncode == 0, result.stdout + result.stderr
     resumed, whole = program.Run(out_dir), uninterrupted(2 if "2" in launcher else 1)
