@@ -144,12 +144,14 @@ std::optional<double> Trainer::validate(const ValidationWindows& validation, std
         };
         executor_.run(plan_.evaluation, {.load = load, .sequences = B});
         loss += executor_.loss_sum();
-    }
-    if (!std::isfinite(loss)) {
-        user_error(
-            "the loss of the validation after step {} is {}; the first tensor that is not finite is {}; {}",
-            progress_.step, named(loss),
-            non_finite_state(device_, store_).value_or("an output of the forward pass"), smaller_steps);
+        if (!std::isfinite(loss)) {
+            const auto as_it_is = [](int) {};  // the forward pass has just left its outputs
+            user_error(
+                "the loss of the validation after step {} is {}; the first tensor that is not finite is {}; "
+                "{}",
+                progress_.step, named(loss),
+                first_non_finite(plan_, arenas_, device_, store_, data_ranks_, as_it_is), smaller_steps);
+        }
     }
     return loss / static_cast<double>(validation.targets(windows));
 }

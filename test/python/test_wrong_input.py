@@ -721,6 +721,15 @@ def test_weights_that_are_not_finite_are_not_saved(steps, words, ranks, tmp_path
     assert checkpoints(folder / "run") == []
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_validation_that_is_not_finite_names_the_first_output(ranks, tmp_path):
+    """A step so large that the weights, all finite, overflow the forward pass."""
+    result = run(["--out-dir={}/run", "--steps=1", "--lr=1e10", "--warmup-steps=0", "--grad-clip=0"], tmp_path, ranks)
+    assert result.returncode == 1
+    assert re.search(r"validation after step 1 is nan; the first tensor that is not finite is the output of h\.0\.attn;",
+                     one_error(result.stderr))
+
+
 def overflowing_output(tensors):
     tensors["h.1.ln_2.weight"][:] = 1
     tensors["h.1.mlp.c_fc.weight"] = np.sign(tensors["h.1.mlp.c_fc.weight"]) * np.float32(3e38)
