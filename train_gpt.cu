@@ -182,7 +182,7 @@ fs::path choose_out_dir(const Options& options) {
 fs::path claim_directory(const fs::path& name) {
     make_directory(name.parent_path());
     for (int number = 1;; ++number) {
-        const fs::path candidate = number == 1 ? name : fs::path(fmt::format("{}-{}", name.string(), number));
+        fs::path candidate = number == 1 ? name : fs::path(fmt::format("{}-{}", name.string(), number));
         std::error_code error;
         if (fs::create_directory(candidate, error)) return candidate;
         if (error) user_error("cannot create {}: {}", candidate.string(), error.message());
