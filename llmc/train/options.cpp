@@ -76,7 +76,8 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("warmup-steps", o.warmup_steps, "Steps over which it rises; default 100, 0 if constant", any);
     setting("lr-schedule", o.schedule, "How it falls then (wsd: in the last fifth, linearly)",
             schedule_names());
-    setting("min-lr-fraction", o.min_lr_fraction, "Where it is after the last step, as a fraction of --lr", any);
+    setting("min-lr-fraction", o.min_lr_fraction, "Where it is after the last step, as a fraction of --lr",
+            any);
     setting("weight-decay", o.weight_decay, "On tensors of two dimensions, the embeddings included", any);
     setting("beta1", o.beta1, "Decay of the first moment", any);
     setting("beta2", o.beta2, "Decay of the second moment", any);
