@@ -151,7 +151,7 @@ std::optional<CheckpointInfo> newest_checkpoint(const fs::path& out_dir,
     if (!fs::is_directory(out_dir)) return newest;
     for (const fs::directory_entry& entry : fs::directory_iterator(out_dir)) {
         const std::string name = entry.path().filename().string();
-        if (!is_checkpoint_name(name) || !fs::exists(entry.path() / manifest_file)) continue;
+        if (!is_checkpoint_name(name) || !entry.is_directory()) continue;
         CheckpointInfo found = read_checkpoint(entry.path());
         if (run && found.run != *run) continue;
         if (!newest || found.saved_at > newest->saved_at) newest = std::move(found);
