@@ -53,16 +53,6 @@ namespace fs = std::filesystem;
 // How a run that met no error ends.
 enum class Ending { done, stopped };
 
-// "runs/a/checkpoint-00000100/" has an empty name at its end, which is not what it lies in.
-fs::path parent_of(const fs::path& directory) {
-    return (fs::absolute(directory) / "").lexically_normal().parent_path().parent_path();
-}
-
-bool lies_in(const fs::path& directory, const fs::path& parent) {
-    std::error_code none;
-    return fs::equivalent(parent_of(directory), parent, none);
-}
-
 // Trains to the last step, then validates, samples, saves and exports; or until it is asked to stop, and saves.
 // `speaks`: this rank writes files and samples.
 Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& console,
@@ -75,12 +65,19 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     if (run.data.validation) validation.emplace(*run.data.validation, config.sequence_length);
 
     std::optional<MetricsWriter> metrics;
-    // A run that only looks at a model leaves the results of the run whose directory this is as they are.
-    const bool keeps_records = options.steps > 0 || !fs::exists(run.out_dir / "run.json");
-    if (speaks && keeps_records) {
-        // The metrics first: where they cannot be written nothing is.
-        metrics.emplace(metrics_file(options, run.out_dir), run_record(run, trainer.device()),
-                        trainer.progress().step);
+    // A run that only looks at a model leaves what an earlier one recorded of its training as it is.
+    const bool looks = options.steps == 0 || (options.resume && !options.resume->empty() &&
+                                              trainer.progress().step >= options.steps);
+    const fs::path metrics_path = metrics_file(options, run.out_dir);
+    const bool keeps_metrics = looks && holds_steps(metrics_path),
+               keeps_run = looks && holds_run(run.out_dir);
+    if (keeps_metrics || keeps_run)
+        console.note("nothing to train: the records of the earlier run stay as they are");
+    // The metrics first: where they cannot be written nothing is.
+    if (speaks && !keeps_metrics) {
+        metrics.emplace(metrics_path, run_record(run, trainer.device()), trainer.progress().step);
+    }
+    if (speaks && !keeps_run) {
         make_directory(run.out_dir);
         write_last_run(run.out_dir, {.identity = run.identity,
                                      .began_from = run.checkpoint ? run.checkpoint->directory : fs::path()});
@@ -133,7 +130,7 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     if (metrics) {
         for (const auto& [step, loss] : metrics->earlier_validations()) outcome.see_validation(loss, step);
     }
-    if (run.checkpoint && lies_in(run.checkpoint->directory, run.out_dir))
+    if (run.checkpoint && plain_path(run.checkpoint->directory).parent_path() == plain_path(run.out_dir))
         outcome.checkpoint = run.checkpoint->directory;
     // Where there is nothing to train, an evaluation of the weights as they are; and what a run did not come to
     // when it was asked to stop.
@@ -169,24 +166,6 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     console.summary(summary_rows(run, outcome), command_to_go_on(run, outcome));
     return stopping ? Ending::stopped : Ending::done;
-}
-
-// Where results go: as asked, beside the checkpoint that is resumed, or a directory of its own by the time.
-fs::path choose_out_dir(const Options& options) {
-    if (!options.out_dir.empty()) return options.out_dir;
-    if (options.resume && !options.resume->empty()) return parent_of(*options.resume);
-    return fs::path("runs") / fmt::format("{:%Y-%m-%d_%H-%M-%S}", fmt::localtime(std::time(nullptr)));
-}
-
-// Makes the directory, or where another run has it already the next one: "runs/2026-01-31_12-00-00-2".
-fs::path claim_directory(const fs::path& name) {
-    make_directory(name.parent_path());
-    for (int number = 1;; ++number) {
-        fs::path candidate = number == 1 ? name : fs::path(fmt::format("{}-{}", name.string(), number));
-        std::error_code error;
-        if (fs::create_directory(candidate, error)) return candidate;
-        if (error) user_error("cannot create {}: {}", candidate.string(), error.message());
-    }
 }
 
 Ending run_program(const Options& options, const std::string& program, MpiEnvironment& mpi, Console& console,

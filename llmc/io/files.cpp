@@ -118,6 +118,10 @@ fs::path existing_part(const fs::path& path) {
 
 }  // namespace
 
+fs::path plain_path(const fs::path& path) {
+    return (fs::absolute(path) / "").lexically_normal().parent_path();
+}
+
 void require_writable_directory(const fs::path& path) {
     std::error_code error;
     if (!fs::exists(fs::status(path, error)) && error && error != std::errc::no_such_file_or_directory &&

@@ -28,6 +28,9 @@ std::string checksum_of_text(std::string_view text);
 void require_writable_directory(const std::filesystem::path& path);
 // A file that is opened and written, of any kind ("/dev/null").
 void require_writable_file(const std::filesystem::path& path);
+// Absolute, without . and .. and without a slash at its end, which would count as a name.
+std::filesystem::path plain_path(const std::filesystem::path& path);
+
 // A file that is written under another name and renamed.
 void require_replaceable_file(const std::filesystem::path& path);
 // That the disk on which the path lies, or would lie, has room for so many bytes.

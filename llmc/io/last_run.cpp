@@ -41,9 +41,8 @@ std::optional<RunRecord> read_last_run(const fs::path& out_dir) {
 void write_last_run(const fs::path& out_dir, const RunRecord& run) {
     fs::path from = run.began_from;
     if (!from.empty()) {
-        from = (fs::absolute(from) / "").lexically_normal().parent_path();  // without a slash at its end
-        if (from.parent_path() == fs::absolute(out_dir / "").lexically_normal().parent_path())
-            from = from.filename();
+        from = plain_path(from);
+        if (from.parent_path() == plain_path(out_dir)) from = from.filename();
     }
     const nlohmann::ordered_json json = {{"run", run.identity}, {"began_from", from.string()}};
     replace_file(record_file(out_dir), json.dump() + "\n");

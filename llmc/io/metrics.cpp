@@ -5,6 +5,8 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <fstream>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -53,6 +55,14 @@ Kept lines_until(std::string_view text, std::int64_t done, const Json& identity)
 }
 
 }  // namespace
+
+bool holds_steps(const std::filesystem::path& file) {
+    if (!std::filesystem::is_regular_file(file)) return false;
+    std::ifstream stream(file);
+    std::string line;
+    // The first line is the run's.
+    return std::getline(stream, line) && std::getline(stream, line);
+}
 
 MetricsWriter::MetricsWriter(std::filesystem::path path, const Json& run, std::int64_t done)
     : path_(std::move(path)) {

@@ -31,6 +31,9 @@ struct StepMetrics {
     std::optional<double> val_loss;
 };
 
+// Whether a file holds a step of some run.
+bool holds_steps(const std::filesystem::path& file);
+
 class MetricsWriter {
   public:
     // A new run (`done` 0) empties the file, and so does one whose `identity` is not the file's. A resumed one

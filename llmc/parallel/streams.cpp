@@ -102,6 +102,8 @@ void Streams::end() {
 }
 
 void Streams::communication_thread() {
+    // Where all cores compute, this thread must not take one from a team that then waits for its last member: it
+    // has time until the backward pass ends.
     setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), 10);
     Lock lock(mutex_);
     while (true) {

@@ -1,6 +1,10 @@
 #include "llmc/train/outputs.h"
 
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <ctime>
 #include <system_error>
 
 #include "llmc/core/error.h"
@@ -36,6 +40,26 @@ fs::path metrics_file(const Options& options, const fs::path& out_dir) {
     return options.metrics.empty() ? out_dir / "metrics.jsonl" : fs::path(options.metrics);
 }
 
+fs::path choose_out_dir(const Options& options) {
+    if (!options.out_dir.empty()) return options.out_dir;
+    if (options.resume && !options.resume->empty()) return plain_path(*options.resume).parent_path();
+    return fs::path("runs") / fmt::format("{:%Y-%m-%d_%H-%M-%S}", fmt::localtime(std::time(nullptr)));
+}
+
+fs::path claim_directory(const fs::path& name) {
+    make_directory(name.parent_path());
+    for (int number = 1;; ++number) {
+        fs::path candidate = number == 1 ? name : fs::path(fmt::format("{}-{}", name.string(), number));
+        std::error_code error;
+        if (fs::create_directory(candidate, error)) return candidate;
+        if (error) user_error("cannot create {}: {}", candidate.string(), error.message());
+    }
+}
+
+bool holds_run(const fs::path& out_dir) {
+    return fs::exists(out_dir / "run.json") || fs::exists(out_dir / "config.toml");
+}
+
 void check_outputs(const Options& options, const fs::path& out_dir, std::span<const std::string> inputs,
                    std::int64_t parameters) {
     const fs::path metrics = metrics_file(options, out_dir), exported = options.export_file;
@@ -54,8 +78,7 @@ void check_outputs(const Options& options, const fs::path& out_dir, std::span<co
     for (const std::string& input : {options.init, options.config_file})
         if (!input.empty()) refuse_overwriting("--metrics", metrics, input);
     const auto refuse_own_files = [&](const char* option, const fs::path& file) {
-        const fs::path folder = fs::absolute(out_dir).lexically_normal();
-        const fs::path path = fs::absolute(file).lexically_normal();
+        const fs::path folder = plain_path(out_dir), path = plain_path(file);
         const bool above = std::ranges::mismatch(path, folder).in1 == path.end();
         const bool in_checkpoint = path.parent_path().filename().string().starts_with("checkpoint-");
         if (above || in_checkpoint || same_file(file, out_dir / "run.json") ||

@@ -11,6 +11,15 @@
 
 namespace llmc {
 
+// Where results go: as asked, beside the checkpoint that is resumed, or a directory of its own by the time.
+std::filesystem::path choose_out_dir(const Options& options);
+// Makes that directory, or where another run has it already the next one: "runs/2026-01-31_12-00-00-2". Returns
+// which.
+std::filesystem::path claim_directory(const std::filesystem::path& name);
+
+// Whether a directory has a run's record or configuration.
+bool holds_run(const std::filesystem::path& out_dir);
+
 // UserError if the results (out_dir, --metrics, --export) could not be written, if one would overwrite another or
 // one of `inputs`, or if the disk has no room for a checkpoint of `parameters`. Leaves nothing behind. The process
 // that writes calls it.

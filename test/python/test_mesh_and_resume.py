@@ -141,9 +141,11 @@ def test_metrics_of_another_run_are_not_continued(tmp_path):
 def test_looking_at_a_checkpoint_leaves_its_run_as_it_is(tmp_path):
     program.train(tmp_path, *MODEL, "--steps=6", "--checkpoint-every=3")
     before = {name: digest(tmp_path / name) for name in ("metrics.jsonl", "run.json", "config.toml")}
-    for options in (["--resume", tmp_path / "checkpoint-00000003"], [f"--out-dir={tmp_path}"]):
-        result = program.run(*MODEL, "--steps=0", "--sample-tokens=0", *options)
-        assert "validation" in result.stdout
+    for options in (["--steps=0", "--resume", tmp_path / "checkpoint-00000003"], ["--steps=0", f"--out-dir={tmp_path}"],
+                    ["--steps=3", "--resume", tmp_path / "checkpoint-00000003"],
+                    ["--steps=0", f"--out-dir={tmp_path}/other", f"--metrics={tmp_path}/metrics.jsonl"]):
+        result = program.run(*MODEL, "--sample-tokens=0", *options)
+        assert "validation" in result.stdout and "stay as they are" in result.stdout
         assert {name: digest(tmp_path / name) for name in before} == before
     resumed = program.train(tmp_path, *MODEL, "--steps=7", "--resume")
     assert resumed.column("step") == list(range(1, 8))

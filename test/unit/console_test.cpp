@@ -44,6 +44,28 @@ TEST(ProgressLine, KeepsToTheColumns) {
     EXPECT_EQ(progress_line(1, 5, 10, 1, 20), " 50%  5/10  0:01 passed, 0:01 left");
 }
 
+TEST(Console, ShowsTheShareOfThePeakWhereItIsKnown) {
+    StepMetrics metrics;
+    metrics.step = 1;
+    metrics.loss = 2;
+    metrics.tokens_per_second = 1000;
+    testing::internal::CaptureStdout();
+    {
+        Console console(true);
+        console.step(metrics);
+    }
+    EXPECT_EQ(testing::internal::GetCapturedStdout().find("MFU"), std::string::npos);
+    metrics.model_flops_utilization = 0.4567;
+    testing::internal::CaptureStdout();
+    {
+        Console console(true);
+        console.step(metrics);
+    }
+    const std::string text = testing::internal::GetCapturedStdout();
+    EXPECT_NE(text.find("tokens/s     MFU\n"), std::string::npos) << text;
+    EXPECT_NE(text.find("      1,000   45.7%\n"), std::string::npos) << text;
+}
+
 TEST(Flops, OfGpt2) {
     const GPTConfig gpt2{
         .layers = 12, .heads = 12, .channels = 768, .sequence_length = 1024, .vocabulary = 50257};

@@ -9,9 +9,8 @@ namespace llmc::cpu {
 // Whether this processor has AVX-512; ONEDNN_MAX_CPU_ISA=AVX2 hides it, from oneDNN and from us.
 bool has_avx512();
 
-// f(i) for i in begin ... end-1, compiled for AVX-512: everything that f calls is compiled into this function,
-// under its instruction set. (A function of its own with this attribute would be called from nowhere else, and
-// must not be inlined elsewhere: the compiler sees to that.)
+// f(i) for i in begin ... end-1, compiled for AVX-512: `flatten` inlines all that f calls, so that it is compiled
+// under this function's instruction set too.
 template <class F>
 #if defined(__x86_64__)
 [[gnu::flatten, gnu::target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")]]

@@ -1,0 +1,80 @@
+"""Runs of the program that are to be refused: what a case is, how it runs, and what its one line must be."""
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import tempfile
+import time
+import typing
+
+import program
+
+PROGRAM = str(pathlib.Path(program.ROOT, program.PROGRAM).resolve())
+AT_ONCE = 4
+SECONDS = 20 * program.PATIENCE  # an error takes well below one, on a machine that is busy with three others more
+SMALL = [*program.SMALL, "--steps=4", "--sample-tokens=0"]
+ENVIRONMENT = {
+    **os.environ,
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",  # some containers forbid it, and Open MPI says so
+    "EVENT_NOEPOLL": "1",  # as in scripts/launch.sh, which says why
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@dataclasses.dataclass
+class Case:
+    name: str
+    arguments: list  # "{}" stands for the case's folder
+    words: list  # that the line contains
+    make: typing.Callable = lambda folder: None  # writes the input into the folder
+    ranks: tuple = (1,)
+
+
+def contents(folder):
+    """Every path under a folder, with what it holds."""
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+            for path in sorted(folder.rglob("*"))}
+
+
+@dataclasses.dataclass
+class Outcome:
+    status: int
+    stderr: str
+    seconds: float
+    before: dict
+    after: dict
+
+
+def command_of(arguments, folder, ranks):
+    """The command line and its environment."""
+    command = [PROGRAM, *SMALL, *(str(argument).replace("{}", str(folder)) for argument in arguments)]
+    if ranks == 1:
+        return command, ENVIRONMENT
+    # Each a place of its own: mpiruns that share one may remove it from under one another.
+    environment = {**ENVIRONMENT, "OMPI_MCA_orte_tmpdir_base": tempfile.mkdtemp(dir=folder.parent)}
+    return ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *command], environment
+
+
+def run(arguments, folder, ranks, preexec=None):
+    command, environment = command_of(arguments, folder, ranks)
+    # In the folder, so that what goes to the default places is seen too.
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS * 3,
+                          stdin=subprocess.DEVNULL, preexec_fn=preexec)
+
+
+def outcome_of(case, folder, ranks):
+    folder.mkdir()
+    case.make(folder)
+    before = contents(folder)
+    start = time.monotonic()
+    result = run(case.arguments, folder, ranks)
+    return Outcome(result.returncode, result.stderr, time.monotonic() - start, before, contents(folder))
+
+
+def one_error(stderr):
+    """The only line of standard error, without what it begins with."""
+    assert stderr.startswith("error: ") and stderr.endswith("\n") and stderr.count("\n") == 1, stderr
+    return stderr[len("error: "):-1]

@@ -1,0 +1,218 @@
+"""What goes wrong in the middle of a run: one line, status 1, and what was saved before is whole."""
+
+import os
+import re
+import resource
+import subprocess
+import time
+
+import numpy as np
+import pytest
+import program
+import safetensors_numpy
+from refused import SECONDS, command_of, contents, one_error, run
+from wrong_files import CHECKPOINT, INIT, weights
+from wrong_options import SHARD, shard
+
+class Running:
+    """The program at work in a folder, on so many processes."""
+
+    def __init__(self, arguments, folder, ranks):
+        command, environment = command_of(arguments, folder, ranks)
+        self.folder = folder
+        self.process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+
+    def wait_for(self, path):
+        deadline = time.monotonic() + 3 * SECONDS
+        while not (self.folder / path).exists():
+            assert self.process.poll() is None, self.process.communicate()[1]
+            assert time.monotonic() < deadline, f"no {path}"
+            time.sleep(0.01)
+
+    def end(self):
+        try:
+            stderr = self.process.communicate(timeout=SECONDS)[1]
+        finally:
+            self.process.terminate()  # on which mpirun ends its ranks
+        return self.process.returncode, stderr
+
+
+def checkpoints(folder):
+    return sorted(path.name for path in folder.glob("checkpoint-*"))
+
+
+def overwrite_tokens(path):
+    with open(path, "r+b") as file:  # in place: the file keeps its length all the while
+        file.seek(1024)
+        file.write(b"\xff" * 1200)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("damage, words", [
+    (overwrite_tokens, ["x.bin' has token 65535", "--vocab-size"]),
+    (lambda path: os.truncate(path, 1100), ["x.bin' has 1100 bytes, it had 2224"]),
+], ids=["token past the vocabulary", "file cut"])
+def test_data_that_is_damaged_while_they_are_read(damage, words, ranks, tmp_path):
+    folder = tmp_path / "case"
+    folder.mkdir()
+    shard()(folder)
+    good = (folder / "x.bin").read_bytes()
+    arguments = [*SHARD, "--out-dir={}/run", "--checkpoint-every=100", "--steps=1000000000", "--val-every=0"]
+    running = Running(arguments, folder, ranks)
+    running.wait_for("run/checkpoint-00000100")
+    damage(folder / "x.bin")
+    status, stderr = running.end()
+    line = one_error(stderr)
+    assert status == 1
+    for word in words:
+        assert word in line
+    # What was saved is whole.
+    (folder / "x.bin").write_bytes(good)
+    result = run([*arguments, "--resume", "--steps=0"], folder, 1)
+    assert result.returncode == 0, result.stderr
+
+
+def limited(size):
+    """Files of this process cannot grow beyond the size: a full disk for who may not mount one."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+# The weights of the small model are 136 KB, its moments 272 KB.
+@pytest.mark.parametrize("size, name", [(100_000, "model.safetensors"), (200_000, "optimizer.safetensors")])
+def test_a_full_disk_keeps_the_last_checkpoint(size, name, tmp_path):
+    arguments = ["--out-dir={}/run"]
+    assert run([*arguments, "--steps=2"], tmp_path, 1).returncode == 0
+    before = contents(tmp_path / "run/checkpoint-00000002")
+    result = run([*arguments, "--resume"], tmp_path, 1, limited(size))
+    line = one_error(result.stderr)
+    assert result.returncode == 1
+    assert f"cannot write {tmp_path}/run/checkpoint-00000004.partial/{name}: File too large" in line
+    assert "before this one are whole" in line
+    assert checkpoints(tmp_path / "run") == ["checkpoint-00000002"]
+    assert contents(tmp_path / "run/checkpoint-00000002") == before
+    result = run([*arguments, "--resume"], tmp_path, 1)
+    assert result.returncode == 0, result.stderr
+    assert checkpoints(tmp_path / "run") == ["checkpoint-00000002", "checkpoint-00000004"]
+
+
+def test_a_disk_that_fills_up_under_the_metrics(tmp_path):
+    result = run(["--out-dir={}/run", "--steps=1000"], tmp_path, 1, limited(8000))
+    assert result.returncode == 1
+    assert "run/metrics.jsonl: File too large" in one_error(result.stderr)
+    assert (tmp_path / "run/metrics.jsonl").stat().st_size == 8000
+
+
+def test_a_full_disk_leaves_the_metrics_of_the_run_before(tmp_path):
+    assert run(["--out-dir={}/run"], tmp_path, 1).returncode == 0
+    before = contents(tmp_path)
+    result = run(["--out-dir={}/run"], tmp_path, 1, limited(100))
+    assert result.returncode == 1
+    assert "File too large" in one_error(result.stderr)
+    assert contents(tmp_path) == before
+
+
+def test_export_makes_its_directory(tmp_path):
+    assert run(["--out-dir={}/run", "--export={}/a/b/x.safetensors"], tmp_path, 1).returncode == 0
+    assert "wte.weight" in safetensors_numpy.load(tmp_path / "a/b/x.safetensors")
+
+
+# ---- numbers that are not finite
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_absurd_learning_rate_ends_the_run(ranks, tmp_path):
+    folder = tmp_path / "case"
+    folder.mkdir()
+    arguments = ["--out-dir={}/run", "--checkpoint-every=1"]
+    assert run(arguments, folder, 1).returncode == 0
+    before = contents(folder / CHECKPOINT)
+    result = run([*arguments, "--resume", "--steps=50", "--lr=1e30"], folder, ranks)
+    assert result.returncode == 1
+    line = one_error(result.stderr)
+    step, tensor = re.match(r"step (\d+): the loss is (?:nan|inf).* first tensor that is not finite is (.*?);",
+                            line).groups()
+    assert int(step) > 5
+    assert re.search(r"(wte|wpe|h\.[01]|ln_f|lm_head)", tensor)
+    # Step 5 was made, so its checkpoint and the earlier ones are there, and none of the step that was not.
+    assert contents(folder / CHECKPOINT) == before
+    assert f"checkpoint-{int(step):08}" not in checkpoints(folder / "run")
+    assert len(program.Run(folder / "run").lines) == int(step) - 1
+    result = run(["--out-dir={}/other", "--resume={}/" + CHECKPOINT, "--steps=5"], folder, 1)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("steps, words", [
+    (4, ["step 1: its update made the weight wte.weight not finite, so it is not saved"]),
+    (1, ["the validation after step 1 is nan", "the weight wte.weight"]),
+], ids=["saving", "validating"])
+def test_weights_that_are_not_finite_are_not_saved(steps, words, ranks, tmp_path):
+    """A decay that multiplies the weights by -1e66, after a loss and a gradient that are finite."""
+    folder = tmp_path / "case"
+    folder.mkdir()
+    result = run(["--out-dir={}/run", "--checkpoint-every=1", f"--steps={steps}", "--val-every=0", "--weight-decay=1e38",
+                  "--lr=1e30"], folder, ranks)
+    assert result.returncode == 1
+    line = one_error(result.stderr)
+    for word in words:
+        assert word in line
+    assert checkpoints(folder / "run") == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_validation_that_is_not_finite_names_the_first_output(ranks, tmp_path):
+    """A step so large that the weights, all finite, overflow the forward pass."""
+    result = run(["--out-dir={}/run", "--steps=1", "--lr=1e10", "--warmup-steps=0", "--grad-clip=0"], tmp_path, ranks)
+    assert result.returncode == 1
+    assert re.search(r"validation after step 1 is nan; the first tensor that is not finite is the output of h\.0\.attn;",
+                     one_error(result.stderr))
+
+
+def overflowing_output(tensors):
+    tensors["h.1.ln_2.weight"][:] = 1
+    tensors["h.1.mlp.c_fc.weight"] = np.sign(tensors["h.1.mlp.c_fc.weight"]) * np.float32(3e38)
+
+
+def overflowing_row(tensors):
+    tensors["wte.weight"][200] = 3e38
+
+
+def overflowing_gradient(tensors):
+    """The output of h.1.ln_2 is tiny and the weights behind it are huge, and so is its gradient, of 1e38 times what
+    flows back, which the large logits make more than 3."""
+    tensors["h.1.ln_2.weight"][:] = 2e-38
+    tensors["h.1.ln_2.bias"][:] = 0
+    tensors["h.1.mlp.c_fc.weight"] = np.sign(tensors["h.1.mlp.c_fc.weight"]) * np.float32(1e38)
+    tensors["h.1.mlp.c_proj.weight"][:] *= 50
+    tensors["wte.weight"] *= 5000
+    tensors["ln_f.weight"][:] = 1e4
+
+
+def overflowing_norm(tensors):
+    """Each gradient is finite, the sum of their squares is not."""
+    tensors["ln_f.weight"][:] = 1e30
+    tensors["wte.weight"] *= np.float32(1e-30)
+
+
+# One batch, in which a single token, in the share of the last of the ranks, is 200.
+TOKENS = [*(65,) * 383, 200, 65]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("change, tensor", [
+    (overflowing_output, "the output of h.1.mlp.c_fc"),
+    (overflowing_row, "the output of h.0.ln_1"),
+    (overflowing_gradient, "the gradient of h.1.ln_2.bias"),
+    (overflowing_norm, "the norm of all gradients, each of which is finite"),
+], ids=lambda value: value.__name__ if callable(value) else "")
+def test_the_first_tensor_that_is_not_finite_is_named(change, tensor, ranks, tmp_path):
+    folder = tmp_path / "case"
+    folder.mkdir()
+    weights(change)(folder)
+    shard(tokens=TOKENS)(folder)
+    result = run([*INIT, *SHARD, "--out-dir={}/run", "--checkpoint-every=1"], folder, ranks)
+    assert result.returncode == 1
+    line = one_error(result.stderr)
+    assert line.startswith("step 1: ") and f"the first tensor that is not finite is {tensor};" in line
+    assert checkpoints(folder / "run") == []

@@ -1,0 +1,243 @@
+"""Cases of test_wrong_input.py: files of weights, checkpoints, and places that results cannot go to."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import safetensors_numpy
+from refused import Case, run
+from wrong_options import ANY_TEXT, TEXT, all_of, file, shard
+
+# ---- safetensors files
+
+
+def raw(header, data=b"", length=None):
+    """Writes x.safetensors of any header, a text or an object, whose length may be a lie."""
+    def write(folder):
+        text = header if isinstance(header, bytes) else json.dumps(header).encode()
+        size = len(text) if length is None else length
+        (folder / "x.safetensors").write_bytes(size.to_bytes(8, "little") + text + data)
+    return write
+
+
+def weights(change=None, dtype=np.float32, vocabulary=256):
+    """Writes x.safetensors with the tensors of the small model, changed in place by `change`."""
+    def write(folder):
+        C, T = 32, 16
+        random = np.random.RandomState(0)
+        tensors = {"wte.weight": (vocabulary, C), "wpe.weight": (T, C), "ln_f.weight": (C,), "ln_f.bias": (C,)}
+        for layer in range(2):
+            for name, shape in {"ln_1.weight": (C,), "ln_1.bias": (C,), "attn.c_attn.weight": (C, 3 * C),
+                                "attn.c_attn.bias": (3 * C,), "attn.c_proj.weight": (C, C), "attn.c_proj.bias": (C,),
+                                "ln_2.weight": (C,), "ln_2.bias": (C,), "mlp.c_fc.weight": (C, 4 * C),
+                                "mlp.c_fc.bias": (4 * C,), "mlp.c_proj.weight": (4 * C, C),
+                                "mlp.c_proj.bias": (C,)}.items():
+                tensors[f"h.{layer}.{name}"] = shape
+        tensors = {name: (random.standard_normal(shape) * 0.02).astype(dtype) for name, shape in tensors.items()}
+        if change:
+            change(tensors)
+        safetensors_numpy.save(folder / "x.safetensors", tensors)
+    return write
+
+
+def replaced(name, tensor):
+    return lambda tensors: tensors.update({name: tensor})
+
+
+def holding(name, index, value):
+    def change(tensors):
+        tensors[name][index] = value
+    return change
+
+
+def cut(maker, size, name="x.safetensors"):
+    def write(folder):
+        maker(folder)
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[:size])
+    return write
+
+
+INIT = ["--init={}/x.safetensors"]
+ONE = {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+
+
+def tensor_of(**changes):
+    return {"a": {**ONE["a"], **changes}}
+
+
+SAFETENSORS = [
+    Case("weights missing", ["--init=none.safetensors"], ["none.safetensors: No such file"], ranks=(1, 2, 4)),
+    Case("weights are a directory", ["--init={}"], ["is not a file"]),
+    Case("weights empty", INIT, ["x.safetensors is not a safetensors file: it has only 0 bytes"],
+         file("x.safetensors", b"")),
+    Case("weights are a text", INIT, ["x.safetensors is cut off or not a safetensors file"], file("x.safetensors", TEXT)),
+    Case("header cut off", INIT, ["x.safetensors is cut off"], cut(weights(), 100), ranks=(1, 2)),
+    Case("header length zero", INIT, ["x.safetensors", "not JSON"], raw(b"")),
+    Case("header length absurd", INIT, ["its header would have 18446744073709551615 bytes"], raw(ONE, bytes(8), 2**64 - 1)),
+    Case("header length one too many", INIT, ["x.safetensors"], raw(ONE, bytes(8), len(json.dumps(ONE)) + 1)),
+    Case("header not JSON", INIT, ["x.safetensors", "its header is not JSON at byte 8"], raw(b'{"a": nonsense}')),
+    Case("header nested without end", INIT, ["x.safetensors", "nested too deeply"], raw(b'{"a":' + b"[" * 100000)),
+    Case("header a list", INIT, ["x.safetensors", "not a table"], raw([1, 2])),
+    Case("header names a tensor twice", INIT, ["\"a\" is there twice"], raw(b'{"a":{},"a":{}}')),
+    Case("tensor without offsets", INIT, ['tensor "a": needs dtype, shape and data_offsets'],
+         raw({"a": {"dtype": "F32", "shape": [2]}}, bytes(8))),
+    Case("tensor of an unknown dtype", INIT, ['tensor "a": its dtype is unknown'], raw(tensor_of(dtype="F31"), bytes(8))),
+    Case("tensor of a negative size", INIT, ['tensor "a": its shape is not'], raw(tensor_of(shape=[-2]), bytes(8))),
+    Case("tensor beyond 64 bits", INIT, ['tensor "a": its shape is too large'],
+         raw(tensor_of(shape=[2**62, 2**62]), bytes(8))),
+    Case("tensor larger than its data", INIT, ['tensor "a": its data_offsets are not as far apart'],
+         raw(tensor_of(shape=[3]), bytes(8))),
+    Case("tensor beyond the file", INIT, ['tensor "a": its data end at 8, but the file holds only 7'],
+         raw(ONE, bytes(7)), ranks=(1, 2)),
+    Case("tensors overlap", INIT, ['tensor "b": its data begin at 4, where the tensor before it ends at 8'],
+         raw({**ONE, "b": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}, bytes(8))),
+    Case("gap between tensors", INIT, ['tensor "a": its data begin at 4'], raw(tensor_of(data_offsets=[4, 12]), bytes(12))),
+    Case("data that no tensor has", INIT, ["the tensors have 8 bytes, but the file holds 9"], raw(ONE, bytes(9))),
+    Case("weights cut off", INIT, ["cut off", "x.safetensors"], cut(weights(), -1), ranks=(1, 2)),
+    Case("tensor missing", INIT, ["x.safetensors: there is no tensor \"h.1.ln_2.bias\""],
+         weights(lambda tensors: tensors.pop("h.1.ln_2.bias"))),
+    Case("tensor of no such model", INIT, ["x.safetensors: h.2.ln_1.bias is no tensor of this model of 2 blocks"],
+         weights(replaced("h.2.ln_1.bias", np.zeros(32, np.float32)))),
+    Case("weights of a larger vocabulary", INIT,
+         ["x.safetensors: wte.weight has the shape (300, 32), this model needs (256, 32)"], weights(vocabulary=300),
+         ranks=(1, 2)),
+    Case("weights of a wider model", [*INIT, "--channels=64"],
+         ["wte.weight has the shape (256, 32), this model needs (256, 64)"], weights()),
+    Case("weights of a deeper model", [*INIT, "--layers=1"], ["h.1.", "no tensor of this model of 1 block"], weights()),
+    Case("weights of a shallower model", [*INIT, "--layers=3"], ['there is no tensor "h.2.ln_1.weight"'], weights()),
+    Case("weights of another context", [*INIT, "--seq-len=8"],
+         ["wpe.weight has the shape (16, 32), this model needs (8, 32)"], weights()),
+    Case("tensor transposed", INIT, ["h.0.mlp.c_fc.weight has the shape (128, 32), this model needs (32, 128)"],
+         weights(replaced("h.0.mlp.c_fc.weight", np.zeros((128, 32), np.float32)))),
+    Case("tensor of whole numbers", INIT, ['tensor "ln_f.bias" has the dtype I32', "F32"],
+         weights(replaced("ln_f.bias", np.zeros(32, np.int32)))),
+    Case("a head of its own", INIT, ["lm_head.weight differs from wte.weight"],
+         weights(replaced("lm_head.weight", np.ones((256, 32), np.float32)))),
+    Case("weight infinite", INIT, ["x.safetensors: h.1.mlp.c_proj.weight", "inf at (127, 3)", "step 1"],
+         weights(holding("h.1.mlp.c_proj.weight", (127, 3), np.inf)), ranks=(1, 2)),
+    Case("weight nan", INIT, ["x.safetensors: ln_f.bias", "nan at (31)"], weights(holding("ln_f.bias", 31, np.nan))),
+    Case("weight beyond fp32", INIT, ["x.safetensors: wte.weight", "inf at (0, 0)"],
+         weights(holding("wte.weight", (0, 0), 1e300), dtype=np.float64)),
+    Case("weight infinite in half precision", INIT, ["x.safetensors: wpe.weight", "-inf at (15, 31)"],
+         weights(holding("wpe.weight", (15, 31), -np.inf), dtype=np.float16)),
+]
+
+# ---- checkpoints
+
+# A whole checkpoint of the small model after 4 steps, made once, of which a case has a copy in its folder.
+CHECKPOINT = "run/checkpoint-00000004"
+made = {}
+
+
+def make_checkpoint(folder):
+    result = run(["--out-dir={}/run"], folder, 1)
+    assert result.returncode == 0, result.stderr
+    made["run"] = folder / "run"
+
+
+def checkpoint(change=lambda folder: None):
+    def write(folder):
+        shutil.copytree(made["run"], folder / "run")
+        change(folder / CHECKPOINT)
+    return write
+
+
+def manifest(change):
+    def write(folder):
+        path = folder / "manifest.json"
+        path.write_text(change(path.read_text()))
+    return checkpoint(write)
+
+
+def flipped(name, place):
+    def write(folder):
+        data = bytearray((folder / name).read_bytes())
+        data[place] ^= 1
+        (folder / name).write_bytes(data)
+    return checkpoint(write)
+
+
+def without(name):
+    return checkpoint(lambda folder: (folder / name).unlink())
+
+
+RESUME = ["--resume={}/" + CHECKPOINT]
+NEWEST = ["--out-dir={}/run", "--resume"]
+
+CHECKPOINTS = [
+    Case("no such checkpoint", ["--resume=none"], ["no checkpoint: none is not a directory"], ranks=(1, 2, 4)),
+    Case("checkpoint is a file", ["--resume={}/x"], ["x is not a directory"], file("x", b"x")),
+    Case("directory without a manifest", ["--resume={}"], ["has no manifest.json"]),
+    Case("manifest missing", NEWEST, [CHECKPOINT, "has no manifest.json"], without("manifest.json"), ranks=(1, 2)),
+    Case("manifest empty", RESUME, ["the checkpoint is damaged", "manifest.json"], manifest(lambda text: "")),
+    Case("manifest cut off", RESUME, ["the checkpoint is damaged", "manifest.json"], manifest(lambda text: text[:-20]),
+         ranks=(1, 2)),
+    Case("manifest of something else", RESUME, ["the checkpoint is damaged", "manifest.json"], manifest(lambda text: "{}")),
+    Case("manifest a list", RESUME, ["the checkpoint is damaged", "manifest.json"], manifest(lambda text: "[1]")),
+    Case("manifest of another version", RESUME, ["manifest.json is not a manifest that this program reads", "version 2"],
+         manifest(lambda text: text.replace('"version": 2', '"version": 3'))),
+    Case("manifest's step changed", RESUME, ["manifest.json does not have the checksum it gives"],
+         manifest(lambda text: text.replace('"step": 4', '"step": 3'))),
+    Case("manifest is a directory", RESUME, ["manifest.json: Is a directory"],
+         checkpoint(lambda folder: ((folder / "manifest.json").unlink(), (folder / "manifest.json").mkdir()))),
+    Case("checkpoint without weights", RESUME, ["the checkpoint is damaged", "model.safetensors: No such file"],
+         without("model.safetensors"), ranks=(1, 2)),
+    Case("checkpoint without moments", RESUME, ["the checkpoint is damaged", "optimizer.safetensors: No such file"],
+         without("optimizer.safetensors")),
+    Case("checkpoint's weights cut off", NEWEST, ["model.safetensors has 1000 bytes, its manifest says", "an older one"],
+         checkpoint(lambda folder: os.truncate(folder / "model.safetensors", 1000))),
+    Case("checkpoint's weights damaged", RESUME, ["model.safetensors does not have the checksum"],
+         flipped("model.safetensors", -1), ranks=(1, 2)),
+    Case("checkpoint's moments damaged", RESUME, ["optimizer.safetensors does not have the checksum"],
+         flipped("optimizer.safetensors", 5)),
+    Case("checkpoint of a narrower model", [*RESUME, "--channels=64"],
+         [CHECKPOINT + " is of another model: its --channels is 32, this run's 64"], checkpoint(), ranks=(1, 2)),
+    Case("checkpoint of a deeper model", [*RESUME, "--layers=1"], ["its --layers is 2, this run's 1"], checkpoint()),
+    Case("checkpoint of other heads", [*RESUME, "--heads=4"], ["its --heads is 2, this run's 4"], checkpoint()),
+    Case("checkpoint beyond the last step", [*NEWEST, "--steps=3"], ["stands after step 4, beyond --steps 3"], checkpoint()),
+]
+
+# ---- outputs
+
+OUTPUTS = [
+    Case("out-dir is a file", ["--out-dir={}/x"], ["--out-dir: cannot write", "x is not a directory"], file("x", b"x"),
+         ranks=(1, 2)),
+    Case("out-dir below a file", ["--out-dir={}/x/y/z"], ["--out-dir: cannot write", "x is not a directory"],
+         file("x", b"x")),
+    Case("out-dir where nothing can be made", ["--out-dir=/proc/run"], ["--out-dir: cannot create files in /proc"],
+         ranks=(1, 2, 4)),
+    Case("out-dir leads nowhere", ["--out-dir={}/x/y"], ["--out-dir: cannot create files in", "x: No such file"],
+         lambda folder: (folder / "x").symlink_to("nowhere")),
+    Case("out-dir of too long a name", ["--out-dir={}/" + "x" * 300], ["--out-dir: ", "File name too long"]),
+    Case("default out-dir cannot be made", [], ["--out-dir: cannot write runs/", "runs is not a directory"],
+         file("runs", b"x")),
+    Case("metrics are a directory", ["--metrics={}/x"], ["--metrics: ", "x is a directory"],
+         lambda folder: (folder / "x").mkdir(), ranks=(1, 2)),
+    Case("metrics below a file", ["--metrics={}/x/y"], ["--metrics: cannot write", "x is not a directory"],
+         file("x", b"x")),
+    Case("metrics where nothing can be made", ["--metrics=/proc/m.jsonl"], ["--metrics: cannot create files in /proc"]),
+    Case("metrics in a directory's place", ["--out-dir={}/run"], ["--metrics: ", "metrics.jsonl is a directory"],
+         lambda folder: (folder / "run/metrics.jsonl").mkdir(parents=True)),
+    # By a link, so that a program that goes wrong does not replace the device.
+    Case("metrics on a full disk", ["--metrics={}/full"], ["full: No space left"],
+         lambda folder: (folder / "full").symlink_to("/dev/full"), ranks=(1, 2)),
+    Case("metrics over the data", [*ANY_TEXT, "--metrics={}/x.txt"], ["--metrics", "x.txt would overwrite"],
+         file("x.txt", TEXT), ranks=(1, 2)),
+    Case("metrics over the data by another name", [*ANY_TEXT, "--metrics={}/./link"], ["would overwrite"],
+         all_of(file("x.txt", TEXT), lambda folder: (folder / "link").symlink_to("x.txt"))),
+    Case("metrics over a shard of many", ["--train-data={}/*.bin", "--metrics={}/b.bin"], ["b.bin would overwrite"],
+         all_of(shard("a.bin"), shard("b.bin"))),
+    Case("metrics over the weights", [*INIT, "--metrics={}/x.safetensors"], ["x.safetensors would overwrite"], weights()),
+    Case("export over the data", [*ANY_TEXT, "--export={}/x.txt"], ["--export", "x.txt would overwrite"],
+         file("x.txt", TEXT)),
+    Case("export over the metrics", ["--metrics={}/x", "--export={}/x"], ["--export and --metrics are the same file"]),
+    Case("export is a directory", ["--export={}"], ["--export: ", "is a directory"], ranks=(1, 2)),
+    Case("export is a directory to be", ["--export={}/x/"], ["--export: ", "x/ is a directory"]),
+    Case("export below a file", ["--export={}/x/y.safetensors"], ["--export: cannot write", "x is not a directory"],
+         file("x", b"x")),
+    Case("export where nothing can be made", ["--export=/proc/x.safetensors"], ["--export: cannot create files in /proc"]),
+    Case("export to a pipe", ["--export={}/x"], ["--export: ", "x is not a regular file"],
+         lambda folder: os.mkfifo(folder / "x")),
+]
