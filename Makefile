@@ -95,6 +95,8 @@ $(eval $(call remember,$(BUILD)/unit.txt,UNIT_SOURCES))
 $(eval $(call remember,$(BUILD)/mpi.txt,MPI_SOURCES))
 $(eval $(call remember,$(BUILD)/bench.txt,BENCH_SOURCES))
 
+include dev/kernels.mk
+
 # ---- What a person types ---------------------------------------------------------------------------------
 
 .DEFAULT_GOAL := train_gpt
@@ -137,7 +139,7 @@ test-long: deps  ## the suites that take long (trainings compared with known res
 	@$(MAKE) $(in_parallel) test-programs
 	@$(RUN_SUITES) --long $(SUITE)
 
-test-programs: $(PROGRAM) $(TEST_PROGRAMS)  ## builds what `make test` runs
+test-programs: $(PROGRAM) $(TEST_PROGRAMS) $(KERNEL_TESTS) $(if $(NVCC),$(KERNEL_REPORT))  ## builds what `make test` runs
 	@:
 
 # TORCH_PYTHON=python names one more interpreter, with a newer PyTorch; BENCH_OPTIONS go to dev/cpu/bench_cpu.py.
@@ -153,7 +155,7 @@ bench-mpi: deps  ## times the training step on 1, 2 and 4 processes, and what ov
 # Versions are pinned: another clang-format formats otherwise, and clang-tidy knows std::source_location from 15 on.
 CLANG_FORMAT := clang-format-14
 CLANG_TIDY := clang-tidy-16
-CPP_FILES = train_gpt.cu $(sort $(shell find llmc dev test -name '*.h' -o -name '*.cpp'))
+CPP_FILES = train_gpt.cu $(sort $(shell find llmc dev test -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh'))
 lint:  ## checks formatting, clang-tidy, shellcheck, pyflakes (installs them where missing)
 	@scripts/deps.sh lint
 	@$(MAKE) $(in_parallel) check-format check-shell check-python clang-tidy

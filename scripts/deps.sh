@@ -5,6 +5,7 @@
 #   scripts/deps.sh lint       the same, and the tools of `make lint`
 #   scripts/deps.sh missing    prints what the build lacks, on one line; nothing where it lacks nothing
 #   scripts/deps.sh python     prints the python3 to use: the first that has the modules below
+#   scripts/deps.sh cuda       prints the folder of CUDA's headers: a toolkit's, or else PyPI's in .cuda/
 #
 # Other systems are told the Debian names of what is missing, and exit with 1 where something is.
 set -euo pipefail
@@ -26,6 +27,7 @@ build nlohmann-json3-dev   header:nlohmann/json.hpp
 run   openmpi-bin          command:ompi_info
 run   python3-matplotlib   python:matplotlib
 run   python3-numpy        python:numpy
+run   libboost-context-dev header:boost/context/fiber.hpp
 run   libgtest-dev         header:gtest/gtest.h
 run   libopenblas0-pthread debian
 run   python3-pytest       python:pytest
@@ -54,6 +56,13 @@ END
 # Debian's Python modules are seen by /usr/bin/python3 only, and another python3 may come first in PATH.
 choose_python() {
     if imports python3 torch numpy pytest matplotlib pyflakes; then command -v python3; else echo /usr/bin/python3; fi
+}
+
+# Without a toolkit, PyPI's packages have the compiler and the headers, which is all that the tests need.
+choose_cuda() {
+    local nvcc
+    nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null) || true
+    if [[ $nvcc ]]; then dirname "$(dirname "$(readlink -f "$nvcc")")"; else echo .cuda/nvidia/cu13; fi
 }
 
 # Exit status 0 where the system shows that it has the thing.
@@ -125,6 +134,7 @@ case ${1-} in
     lint) install_missing 'build|run|style|lint' ;;
     missing) missing build | sed -E 's/^(.*) [a-z-]+:(.*)/\1 (\2)/; s/^(.*) \(\1\)$/\1/' | paste -sd, | sed 's/,/, /g' ;;
     python) choose_python ;;
+    cuda) choose_cuda ;;
     *)
         sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
         exit 1

@@ -20,9 +20,10 @@ import time
 import xml.etree.ElementTree as ElementTree
 
 MPI_RANKS = [1, 2, 3, 4, 8]
+KERNEL_KINDS = ["plain", "address", "thread"]  # how the kernels are compiled for the executor (dev/kernels.mk)
 # Seconds after which a suite is ended: several times what it takes on two cores, since a machine may be busy.
 # PATIENCE multiplies them and the tests' own time limits; the Makefile sets it for builds with sanitizers.
-UNIT_TIMEOUT, MPI_TIMEOUT, PYTHON_TIMEOUT, LONG_TIMEOUT = 300, 240, 420, 5400
+UNIT_TIMEOUT, MPI_TIMEOUT, KERNEL_TIMEOUT, PYTHON_TIMEOUT, LONG_TIMEOUT = 300, 240, 600, 420, 5400
 # The suites that look for leaks in a build with address checks. Open MPI has leaks of its own, which only the whole stack
 # of an allocation tells from ours (test/leaks.txt); noting it takes up to 15 times as long, so that few suites do.
 OF_MPI_PROGRAMS = "detect_leaks=1:fast_unwind_on_malloc=0"
@@ -56,6 +57,12 @@ def find_suites(build, report, long):
         command = ["scripts/launch.sh", "-np", str(ranks), f"{build}/test/mpi", *googletest_options(report(name))]
         # Here no program divides the cores among the ranks.
         suites.append(Suite(name, command, MPI_TIMEOUT, {"OMP_NUM_THREADS": str(max(1, cores // ranks))}))
+    for kind in KERNEL_KINDS:
+        name = f"kernels-{kind}"
+        program = pathlib.Path(build, "test", name)
+        if program.exists():  # not in a build with sanitizers of its own
+            suites.append(Suite(name, [program, *googletest_options(report(name))], KERNEL_TIMEOUT,
+                                {"KERNEL_REPORT": f"{build}/nvcc/report.txt"}))
     for path in sorted(pathlib.Path("test/python").glob("test_*.py")):
         suites.append(python_suite(path, report, PYTHON_TIMEOUT))
     return suites

@@ -1,0 +1,103 @@
+# The kernels and their lab, for the Makefile. Each dev/X.cu and each test of the kernels is compiled
+# - by g++, for the executor of test/simt: plain, and with the checks of two sanitizers,
+# - by nvcc, for GPUs, where CUDA's compiler is there. What it says of registers and spills is kept.
+#
+#   GPU_ARCH='80 90a'   the chips that nvcc compiles for
+
+# The folder of CUDA's headers, and of nvcc where bin/nvcc is in it.
+CUDA := $(shell scripts/deps.sh cuda)
+GPU_ARCH ?= 80 86 90a
+NVCC := $(wildcard $(CUDA)/bin/nvcc)
+GPU := $(wildcard /dev/nvidia0)
+
+LAB_SOURCES := $(sort $(wildcard dev/*.cu))
+LAB_PROGRAMS := $(basename $(LAB_SOURCES))
+KERNEL_TEST_SOURCES := $(sort $(wildcard test/kernels/*.cpp))
+# Of the executor itself, never for a GPU.
+SIMT_TEST_SOURCES := $(sort $(wildcard test/simt/*_test.cpp))
+SIMT_SOURCES := $(filter-out $(SIMT_TEST_SOURCES),$(sort $(wildcard test/simt/*.cpp)))
+
+# ---- On the executor -------------------------------------------------------------------------------------
+
+# Their checks exclude each other, and a build with SANITIZE=1 has one already.
+SIMT_KINDS := $(if $(SANITIZED),,plain address thread)
+KERNEL_TESTS := $(SIMT_KINDS:%=$(BUILD)/test/kernels-%)
+CHECKS_plain := -O2
+CHECKS_address := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+CHECKS_thread := -O1 -g -fsanitize=thread
+DEFINE_address := -DSIMT_ADDRESS
+DEFINE_thread := -DSIMT_THREAD
+
+# CUDA's headers read one type as another.
+SIMT_COMPILE = $(CXX) -std=c++20 $(MACHINE) -fno-strict-aliasing -fno-math-errno $(WARNINGS) -Wno-unknown-pragmas \
+    -I. -Itest -isystem $(CUDA)/include $(LIBRARY_CFLAGS) $(CXXFLAGS)
+$(eval $(call remember,$(BUILD)/simt-flags.txt,SIMT_COMPILE))
+simt_objects = $(patsubst %,$(BUILD)/simt/$(1)/%.o,$(basename $(2)))
+
+define simt_kind
+# The executor's bookkeeping is unchecked in every kind; it only tells the sanitizers of its fibers.
+$(call simt_objects,$(1),$(SIMT_SOURCES)): CHECKS := -O2 $(DEFINE_$(1))
+$(call simt_objects,$(1),$(LAB_SOURCES) $(KERNEL_TEST_SOURCES) $(SIMT_TEST_SOURCES) dev/lab/lab.cpp dev/lab/no_gpu.cpp): \
+    CHECKS := $(CHECKS_$(1)) $(DEFINE_$(1))
+$(BUILD)/simt/$(1)/%.o: %.cpp $(BUILD)/simt-flags.txt | $(BUILD)/libraries.ok
+	$$(compile_simt)
+$(BUILD)/simt/$(1)/%.o: %.cu $(BUILD)/simt-flags.txt | $(BUILD)/libraries.ok
+	$$(compile_simt)
+$(BUILD)/test/kernels-$(1): $(call simt_objects,$(1),$(SIMT_SOURCES) $(LAB_SOURCES) $(KERNEL_TEST_SOURCES) \
+    $(SIMT_TEST_SOURCES) dev/lab/lab.cpp dev/lab/no_gpu.cpp) $(LIBRARY) $(BUILD)/library.txt $(BUILD)/link.txt
+	$$(link_simt) $(CHECKS_$(1)) $$(filter %.o,$$^) $$(LIBRARIES) -lboost_context -lgtest -o $$@
+-include $(patsubst %.o,%.d,$(call simt_objects,$(1),$(SIMT_SOURCES) $(LAB_SOURCES) $(KERNEL_TEST_SOURCES) \
+    $(SIMT_TEST_SOURCES) dev/lab/lab.cpp dev/lab/no_gpu.cpp))
+endef
+
+define compile_simt
+@echo 'compile $< ($(word 2,$(subst /simt/, ,$(subst /, /,$@))))'
+@mkdir -p $(@D)
+$(QUIET)$(SIMT_COMPILE) $(CHECKS) -MMD -MP -x c++ -c $< -o $@
+endef
+
+# Kernels are known by their symbols.
+define link_simt
+@echo 'link $@'
+@mkdir -p $(@D)
+$(QUIET)$(CXX) -rdynamic -fopenmp $(LDFLAGS)
+endef
+$(foreach kind,$(or $(SIMT_KINDS),plain),$(eval $(call simt_kind,$(kind))))
+
+# ---- By nvcc ---------------------------------------------------------------------------------------------
+
+# nvcc's parser stops at fmt's checks of format strings, which g++ makes anyway.
+NVCC_COMPILE = $(NVCC) -std=c++20 -O3 -DFMT_CONSTEVAL= -DFMT_USE_CONSTEXPR=1 --threads 0 \
+    $(foreach arch,$(GPU_ARCH),-gencode=arch=compute_$(arch),code=sm_$(arch)) \
+    -Xcompiler -Wall,-Wextra,-Wno-unknown-pragmas -I. -Itest $(LIBRARY_CFLAGS)
+$(eval $(call remember,$(BUILD)/nvcc-flags.txt,NVCC_COMPILE))
+nvcc_objects = $(patsubst %,$(BUILD)/nvcc/%.o,$(basename $(1)))
+
+$(BUILD)/nvcc/%.o: %.cu $(BUILD)/nvcc-flags.txt | $(BUILD)/libraries.ok
+	$(compile_nvcc)
+$(BUILD)/nvcc/%.o: %.cpp $(BUILD)/nvcc-flags.txt | $(BUILD)/libraries.ok
+	$(compile_nvcc)
+define compile_nvcc
+@echo 'nvcc $<'
+@mkdir -p $(@D)
+$(QUIET)$(NVCC_COMPILE) -Xptxas -v -MMD -MP -x cu -c $< -o $@ 2>$(@:.o=.log) || { cat $(@:.o=.log); exit 1; }
+endef
+-include $(patsubst %.o,%.d,$(call nvcc_objects,$(LAB_SOURCES) $(KERNEL_TEST_SOURCES) dev/lab/lab.cpp \
+    dev/lab/gpu.cu))
+
+# What the compiler says of every kernel of the lab, those of llmc/ among them.
+KERNEL_REPORT := $(BUILD)/nvcc/report.txt
+$(KERNEL_REPORT): $(call nvcc_objects,$(LAB_SOURCES)) dev/lab/kernel_report.py
+	$(QUIET)$(PYTHON) dev/lab/kernel_report.py $(patsubst %.o,%.log,$(filter %.o,$^)) >$@
+
+# ---- The programs ----------------------------------------------------------------------------------------
+
+ifneq ($(and $(GPU),$(NVCC)),)
+$(LAB_PROGRAMS): dev/%: $(call nvcc_objects,dev/%.cu dev/lab/lab.cpp dev/lab/gpu.cu)
+	@echo 'link $@'
+	$(QUIET)$(NVCC) $(filter %.o,$^) $(LIBRARIES) -lcublasLt -o $@
+else
+$(LAB_PROGRAMS): dev/%: $(call simt_objects,plain,$(SIMT_SOURCES) dev/%.cu dev/lab/lab.cpp dev/lab/no_gpu.cpp \
+   ) $(if $(NVCC),$(KERNEL_REPORT))
+	$(link_simt) $(filter %.o,$^) $(LIBRARIES) -lboost_context -o $@
+endif

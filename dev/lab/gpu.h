@@ -1,0 +1,34 @@
+// The GPU of the lab, where there is one: gpu.cu asks CUDA; no_gpu.cpp stands in for it where kernels run on the
+// executor, which has no time to tell.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "llmc/device/cuda/kernel.cuh"
+
+namespace lab {
+
+// Empty on the executor. Stops with one line where CUDA finds no GPU.
+std::string gpu_name();
+llmc::cuda::LaunchContext gpu_context();
+void synchronize();
+
+// Median milliseconds of what `launch` launches, by events, the L2 cache flushed before each.
+double milliseconds(const std::function<void()>& launch);
+
+// Measured now: bytes a second of a device-to-device copy (read plus written), operations a second of a large
+// bf16 product.
+double copy_bandwidth();
+double product_rate();
+
+struct KernelFigures {
+    int registers;  // a thread
+    int static_shared_bytes;
+    int local_bytes;  // stack and spills
+};
+// Of a kernel on the context's chip; nothing where no compiler's report is at hand.
+std::optional<KernelFigures> kernel_figures(const llmc::cuda::Chip& chip, const void* kernel);
+
+}  // namespace lab

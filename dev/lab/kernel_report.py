@@ -1,0 +1,44 @@
+#!/usr/bin/env python3
+"""Reads what `nvcc -Xptxas -v` printed and writes one line for each kernel and chip.
+
+    kernel_report.py LOG... >report.txt
+
+A line is: architecture (80 for sm_80), mangled name, registers a thread, bytes of stack frame, bytes of spill stores and
+loads, bytes of static shared memory. A kernel in several logs is compiled from the same header and counts once.
+"""
+
+import re
+import sys
+
+ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)a?'")
+STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+USED = re.compile(r"Used (\d+) registers")
+SHARED = re.compile(r"(\d+) bytes smem")
+
+
+def read_log(lines):
+    """The kernels of a log: {(architecture, name): (registers, stack, spills, shared)}."""
+    kernels, key, stack = {}, None, None
+    for line in lines:
+        if entry := ENTRY.search(line):
+            key, stack = (int(entry[2]), entry[1]), None
+        elif key and (frame := STACK.search(line)):
+            stack = (int(frame[1]), int(frame[2]) + int(frame[3]))
+        elif key and stack and (used := USED.search(line)):
+            shared = SHARED.search(line)
+            kernels[key] = (int(used[1]), *stack, int(shared[1]) if shared else 0)
+            key = None
+    return kernels
+
+
+def main():
+    kernels = {}
+    for path in sys.argv[1:]:
+        with open(path) as log:
+            kernels |= read_log(log)
+    for (architecture, name), figures in sorted(kernels.items()):
+        print(architecture, name, *figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+// lab.h: the registry and the check.
+#include "dev/lab/lab.h"
+
+#include "dev/lab/gpu.h"
+
+namespace lab {
+
+std::vector<Operation>& operations() {
+    static std::vector<Operation> all;
+    return all;
+}
+
+Comparison check_variant(const Operation& operation, const Variant& variant, llmc::DType dtype,
+                         const LaunchContext& on, std::uint64_t seed, std::size_t shapes) {
+    Comparison comparison;
+    Draw draw(seed);
+    for (const Shape& shape : operation.checked) {
+        if (shapes-- == 0) break;
+        if (operation.takes && !operation.takes(variant.number, dtype, shape)) continue;
+        const auto problem = operation.make(dtype, shape, draw);
+        for (const int block_size : variant.block_sizes) {
+            problem->reset();
+            problem->run(variant.number, block_size, on);
+            synchronize();
+            problem->compare(comparison);
+        }
+    }
+    return comparison;
+}
+
+}  // namespace lab

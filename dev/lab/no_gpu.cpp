@@ -1,0 +1,24 @@
+// gpu.h where kernels run on the executor.
+#include "dev/lab/gpu.h"
+#include "simt/kernel_report.h"
+
+namespace lab {
+
+std::string gpu_name() { return ""; }
+llmc::cuda::LaunchContext gpu_context() { return {.chip = llmc::cuda::sm_80}; }
+void synchronize() {}
+double milliseconds(const std::function<void()>&) { return 0; }
+double copy_bandwidth() { return 0; }
+double product_rate() { return 0; }
+
+std::optional<KernelFigures> kernel_figures(const llmc::cuda::Chip& chip, const void* kernel) {
+    static const simt::KernelReport report = simt::read_kernel_report(simt::kernel_report_path());
+    const auto of_chip = report.find(chip.architecture);
+    if (of_chip == report.end()) return std::nullopt;
+    const auto figures = of_chip->second.find(simt::symbol_of(kernel));
+    if (figures == of_chip->second.end()) return std::nullopt;
+    const auto& f = figures->second;
+    return KernelFigures{f.registers, f.static_shared_bytes, f.stack_bytes + f.spill_bytes};
+}
+
+}  // namespace lab

@@ -1,0 +1,50 @@
+// What a launch may ask of a GPU: the figures of a chip (CUDA C++ Programming Guide, "Compute Capabilities")
+// and how many blocks of a kernel fit a multiprocessor. Plain C++: the tests and the kernel lab read it on
+// machines without a GPU, for chips they do not have.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+namespace llmc::cuda {
+
+inline constexpr int warp_threads = 32;
+
+struct Chip {
+    int architecture;  // 80 for sm_80
+    int multiprocessors;
+    int threads_per_multiprocessor;
+    int blocks_per_multiprocessor;
+    std::size_t shared_bytes_per_multiprocessor;
+    std::size_t shared_bytes_per_block;  // static and dynamic together
+
+    static constexpr int threads_per_block = 1024;
+    static constexpr int registers_per_multiprocessor = 65536;  // and per block
+    static constexpr int registers_per_thread = 255;
+    // A kernel's own `__shared__` arrays and, without asking for more, its dynamic shared memory.
+    static constexpr std::size_t static_shared_bytes = 48 << 10;
+};
+
+inline constexpr Chip sm_80{80, 108, 2048, 32, 164 << 10, 163 << 10};  // A100
+inline constexpr Chip sm_86{86, 84, 1536, 16, 100 << 10, 99 << 10};    // A40, RTX 3090 Ti
+inline constexpr Chip sm_90{90, 132, 2048, 32, 228 << 10, 227 << 10};  // H100, H200
+
+// Registers of a block: given to warps in units of 256.
+constexpr int block_registers(int threads, int registers_per_thread) {
+    const int warps = (threads + warp_threads - 1) / warp_threads;
+    return warps * ((registers_per_thread * warp_threads + 255) / 256 * 256);
+}
+
+// Blocks that a multiprocessor runs at a time; 0 where not even one fits. `shared_bytes`: static and dynamic.
+constexpr int blocks_at_a_time(const Chip& chip, int threads, int registers_per_thread,
+                               std::size_t shared_bytes) {
+    if (threads > Chip::threads_per_block || shared_bytes > chip.shared_bytes_per_block) return 0;
+    constexpr std::size_t reserved = 1 << 10;  // by the driver, of each block
+    const int by_shared = static_cast<int>(chip.shared_bytes_per_multiprocessor / (shared_bytes + reserved));
+    const int by_registers =
+        Chip::registers_per_multiprocessor / std::max(1, block_registers(threads, registers_per_thread));
+    return std::min(
+        {chip.blocks_per_multiprocessor, chip.threads_per_multiprocessor / threads, by_shared, by_registers});
+}
+
+}  // namespace llmc::cuda

@@ -1,0 +1,115 @@
+// What every kernel includes: CUDA where nvcc compiles it, and otherwise the executor of test/simt, which
+// offers the same names and runs the same source on the CPU. A kernel that is to run on both
+// - declares shared memory with SHARED or takes it from a SharedAllocator, never with `__shared__`,
+// - uses PTX through the wrappers of ptx.cuh,
+// - is launched with launch().
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#ifdef __CUDACC__
+#include <cuda_bf16.h>
+// A shared array that has the size it is declared with: SHARED(float, partial, [32]);
+#define SHARED(type, name, size) __shared__ type name size
+// The last parameter of what the executor reports by its caller's line, and its last argument.
+#define LLMC_SITE
+#define LLMC_PASS_SITE
+#else
+#include "simt/cuda_on_cpu.h"
+#define SHARED(type, name, size) auto& name = simt::shared_variable<type size>([] {})
+#define LLMC_SITE , SIMT_SITE
+#define LLMC_PASS_SITE , site
+#endif
+
+#include "llmc/core/error.h"
+#include "llmc/device/cuda/chip.h"
+
+namespace llmc::cuda {
+
+using bf16 = __nv_bfloat16;
+
+// What a launch asked for; the kernel lab computes occupancy from it.
+struct LaunchRecord {
+    const void* kernel;
+    dim3 grid, block;
+    std::size_t dynamic_shared_bytes;
+};
+
+class LaunchObserver {
+  public:
+    virtual ~LaunchObserver() = default;
+    virtual void launched(const LaunchRecord& record) = 0;
+};
+
+// Where kernels are launched.
+struct LaunchContext {
+    Chip chip;
+    cudaStream_t stream = nullptr;
+    LaunchObserver* observer = nullptr;
+};
+
+#ifdef __CUDACC__
+inline void check_cuda(cudaError_t error, const char* what) {
+    if (error != cudaSuccess) {
+        throw ProgrammingError(std::string(what) + ": " + cudaGetErrorString(error));
+    }
+}
+#endif
+
+// kernel<<<grid, block, shared_bytes, stream>>>(args...), with as much dynamic shared memory as the chip has.
+template <class... Parameters, class... Arguments>
+void launch(const LaunchContext& on, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+            std::size_t shared_bytes, Arguments&&... arguments) {
+    if (on.observer)
+        on.observer->launched({reinterpret_cast<const void*>(kernel), grid, block, shared_bytes});
+#ifdef __CUDACC__
+    if (shared_bytes > Chip::static_shared_bytes) {
+        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(shared_bytes)),
+                   "dynamic shared memory");
+    }
+    kernel<<<grid, block, shared_bytes, on.stream>>>(static_cast<Parameters>(arguments)...);
+    check_cuda(cudaGetLastError(), "launch");
+#else
+    simt::launch(on.chip, kernel, grid, block, shared_bytes, static_cast<Parameters>(arguments)...);
+#endif
+}
+
+// Divides the dynamic shared memory of a launch. All threads take the same arrays in the same order, each of
+// which starts at a multiple of 128 bytes. (On the executor each is an allocation of its own, so that an access
+// past its end is found.)
+class SharedAllocator {
+  public:
+    // The bytes that an array of n elements takes from the launch's.
+    template <class T>
+    __host__ __device__ static constexpr std::size_t bytes(std::size_t n) {
+        return (n * sizeof(T) + 127) / 128 * 128;
+    }
+
+    template <class T>
+    __device__ T* take(std::size_t n) {
+        const std::size_t start = offset_;
+        offset_ += bytes<T>(n);
+#ifdef __CUDACC__
+        extern __shared__ __align__(1024) unsigned char dynamic_shared_memory[];
+        return reinterpret_cast<T*>(dynamic_shared_memory + start);
+#else
+        return static_cast<T*>(simt::dynamic_shared(index_++, start, n * sizeof(T)));
+#endif
+    }
+
+  private:
+    std::size_t offset_ = 0;
+#ifndef __CUDACC__
+    unsigned index_ = 0;
+#endif
+};
+
+// Blocks of `size` that cover n.
+template <class Integer>
+__host__ __device__ constexpr Integer blocks_for(Integer n, Integer size) {
+    return (n + size - 1) / size;
+}
+
+}  // namespace llmc::cuda

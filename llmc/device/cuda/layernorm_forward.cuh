@@ -1,0 +1,108 @@
+// Layernorm forward, alone and of a sum (ops.h: layernorm_forward, fused_residual_layernorm_forward). How this
+// kernel came about: dev/layernorm_forward.cu.
+#pragma once
+
+#include "llmc/device/cuda/packed.cuh"
+#include "llmc/device/cuda/reduce.cuh"
+
+namespace llmc::cuda {
+
+inline constexpr float layernorm_epsilon = 1e-5f;
+
+// A warp does a row. The row is read once, in 16-byte pieces, and waits in shared memory for its mean and its
+// deviation; each lane reads back what it wrote itself, so that no barrier is needed. With `add`, x is in1 + in2
+// and goes to `residual` too.
+template <class X, bool add>
+__global__ void __launch_bounds__(256)
+    layernorm_forward_kernel5(X* residual, X* out, float* mean, float* rstd, const X* in1, const X* in2,
+                              const X* gamma, const X* beta, std::int64_t rows, int channels) {
+    constexpr int pack = Packed<X>::size;
+    const int warp = static_cast<int>(threadIdx.x) / warp_threads;
+    const int lane = static_cast<int>(threadIdx.x) % warp_threads;
+    const int warps = static_cast<int>(blockDim.x) / warp_threads;
+    SharedAllocator shared;
+    X* x = shared.take<X>(static_cast<std::size_t>(warps) * channels) + warp * channels;
+
+    const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * warps + warp;
+    if (row >= rows) return;
+    const std::int64_t start = row * channels;
+
+    float sum = 0;
+    for (int c = lane * pack; c < channels; c += warp_threads * pack) {
+        Packed<X> v = load_streaming(in1 + start + c);
+        if constexpr (add) {
+            const Packed<X> w = load_streaming(in2 + start + c);
+#pragma unroll
+            for (int i = 0; i < pack; ++i) v[i] = from_float<X>(to_float(v[i]) + to_float(w[i]));
+            store(residual + start + c, v);
+        }
+#pragma unroll
+        for (int i = 0; i < pack; ++i) sum += to_float(v[i]);
+        store(x + c, v);
+    }
+    const float row_mean = warp_sum(sum) / static_cast<float>(channels);
+
+    float squares = 0;
+    for (int c = lane * pack; c < channels; c += warp_threads * pack) {
+        const Packed<X> v = load(x + c);
+#pragma unroll
+        for (int i = 0; i < pack; ++i) {
+            const float deviation = to_float(v[i]) - row_mean;
+            squares += deviation * deviation;
+        }
+    }
+    const float row_rstd = rsqrtf(warp_sum(squares) / static_cast<float>(channels) + layernorm_epsilon);
+
+    for (int c = lane * pack; c < channels; c += warp_threads * pack) {
+        Packed<X> v = load(x + c);
+        const Packed<X> g = load(gamma + c), b = load(beta + c);
+#pragma unroll
+        for (int i = 0; i < pack; ++i) {
+            const float normalized = (to_float(v[i]) - row_mean) * row_rstd;
+            v[i] = from_float<X>(normalized * to_float(g[i]) + to_float(b[i]));
+        }
+        store_streaming(out + start + c, v);
+    }
+    if (lane == 0) {
+        mean[row] = row_mean;
+        rstd[row] = row_rstd;
+    }
+}
+
+namespace detail {
+
+template <class X, bool add>
+void launch_layernorm_forward(const LaunchContext& on, X* residual, X* out, float* mean, float* rstd,
+                              const X* in1, const X* in2, const X* gamma, const X* beta, std::int64_t rows,
+                              int channels, int block_threads) {
+    check(channels % Packed<X>::size == 0, "layernorm: channels are not a multiple of 16 bytes");
+    // Fewer rows a block where they do not fit its shared memory.
+    const std::size_t row_bytes = static_cast<std::size_t>(channels) * sizeof(X);
+    check(row_bytes <= on.chip.shared_bytes_per_block, "layernorm: a row does not fit shared memory");
+    int warps = block_threads / warp_threads;
+    while (SharedAllocator::bytes<std::byte>(warps * row_bytes) > on.chip.shared_bytes_per_block) --warps;
+    launch(on, layernorm_forward_kernel5<X, add>,
+           static_cast<unsigned>(blocks_for<std::int64_t>(rows, warps)), warps * warp_threads,
+           SharedAllocator::bytes<std::byte>(warps * row_bytes), residual, out, mean, rstd, in1, in2, gamma,
+           beta, rows, channels);
+}
+
+}  // namespace detail
+
+// in, out X (rows, channels); mean, rstd fp32 (rows); gamma, beta X (channels)
+template <class X>
+void layernorm_forward(const LaunchContext& on, X* out, float* mean, float* rstd, const X* in, const X* gamma,
+                       const X* beta, std::int64_t rows, int channels, int block_threads = 128) {
+    detail::launch_layernorm_forward<X, false>(on, nullptr, out, mean, rstd, in, nullptr, gamma, beta, rows,
+                                               channels, block_threads);
+}
+
+template <class X>
+void fused_residual_layernorm_forward(const LaunchContext& on, X* residual, X* out, float* mean, float* rstd,
+                                      const X* in1, const X* in2, const X* gamma, const X* beta,
+                                      std::int64_t rows, int channels, int block_threads = 128) {
+    detail::launch_layernorm_forward<X, true>(on, residual, out, mean, rstd, in1, in2, gamma, beta, rows,
+                                              channels, block_threads);
+}
+
+}  // namespace llmc::cuda

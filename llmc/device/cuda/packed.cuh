@@ -1,0 +1,72 @@
+// Sixteen bytes of elements: what a thread should load and store at a time, and conversions from and to fp32.
+#pragma once
+
+#include "llmc/device/cuda/kernel.cuh"
+
+namespace llmc::cuda {
+
+__host__ __device__ __forceinline__ float to_float(float x) { return x; }
+__host__ __device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
+
+// Rounds to nearest, ties to even.
+template <class X>
+__host__ __device__ __forceinline__ X from_float(float x);
+template <>
+__host__ __device__ __forceinline__ float from_float<float>(float x) {
+    return x;
+}
+template <>
+__host__ __device__ __forceinline__ bf16 from_float<bf16>(float x) {
+    return __float2bfloat16_rn(x);
+}
+
+template <class X>
+struct alignas(16) Packed {
+    static constexpr int size = 16 / sizeof(X);
+    X values[size];
+
+    __device__ __forceinline__ X& operator[](int i) { return values[i]; }
+    __device__ __forceinline__ const X& operator[](int i) const { return values[i]; }
+};
+
+// The addresses must be multiples of 16 bytes.
+template <class X>
+__device__ __forceinline__ Packed<X> from_bits(uint4 bits) {
+    Packed<X> packed;
+    memcpy(&packed, &bits, sizeof bits);
+    return packed;
+}
+template <class X>
+__device__ __forceinline__ uint4 to_bits(const Packed<X>& packed) {
+    uint4 bits;
+    memcpy(&bits, &packed, sizeof bits);
+    return bits;
+}
+
+template <class X>
+__device__ __forceinline__ Packed<X> load(const X* from LLMC_SITE) {
+#ifdef __CUDACC__
+    return from_bits<X>(*reinterpret_cast<const uint4*>(from));
+#else
+    return from_bits<X>(*simt::aligned(reinterpret_cast<const uint4*>(from), site));
+#endif
+}
+// Of data that is read once: the caches need not keep it.
+template <class X>
+__device__ __forceinline__ Packed<X> load_streaming(const X* from LLMC_SITE) {
+    return from_bits<X>(__ldcs(reinterpret_cast<const uint4*>(from) LLMC_PASS_SITE));
+}
+template <class X>
+__device__ __forceinline__ void store(X* to, const Packed<X>& packed LLMC_SITE) {
+#ifdef __CUDACC__
+    *reinterpret_cast<uint4*>(to) = to_bits(packed);
+#else
+    *simt::aligned(reinterpret_cast<uint4*>(to), site) = to_bits(packed);
+#endif
+}
+template <class X>
+__device__ __forceinline__ void store_streaming(X* to, const Packed<X>& packed LLMC_SITE) {
+    __stcs(reinterpret_cast<uint4*>(to), to_bits(packed) LLMC_PASS_SITE);
+}
+
+}  // namespace llmc::cuda

@@ -1,0 +1,126 @@
+// Instructions that CUDA C++ has no function for, one wrapper each: the PTX, and beside it what it means on the
+// CPU, written from the PTX manual (ISA 9.0, "Warp Level Matrix Instructions" and "cp.async"). A conformance
+// test compares the two on a GPU (test/kernels/ptx_test.cpp).
+#pragma once
+
+#include "llmc/device/cuda/kernel.cuh"
+
+#ifndef __CUDACC__
+#include "simt/ptx_on_cpu.h"
+#endif
+
+namespace llmc::cuda {
+
+#ifdef __CUDACC__
+__device__ __forceinline__ std::uint32_t shared_address(const void* p) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
+}
+#endif
+
+// d += a b with a 16x16, b 16x8, d 16x8 in fp32, a warp together. With lane = 4 g + t:
+//   a[0..3]: rows g, g+8, g, g+8 of columns 2t, 2t+1 (a[0], a[1]) and 2t+8, 2t+9 (a[2], a[3])
+//   b[0..1]: rows 2t, 2t+1 and 2t+8, 2t+9 of column g
+//   d[0..3]: columns 2t, 2t+1 of row g, then of row g+8
+// Two bf16 a register, the lower column (or row of b) in the lower half.
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4],
+                                             const std::uint32_t (&b)[2] LLMC_SITE) {
+#ifdef __CUDACC__
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    simt::mma_m16n8k16(d, a, b, site);
+#endif
+}
+
+// Loads four 8x8 matrices of bf16 from shared memory, a warp together: lane l gives the address of row l % 8 of
+// matrix l / 8 (16 aligned bytes). fragments[m] holds columns 2t, 2t+1 of row g of matrix m.
+__device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&fragments)[4], const void* row LLMC_SITE) {
+#ifdef __CUDACC__
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(fragments[0]), "=r"(fragments[1]), "=r"(fragments[2]), "=r"(fragments[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+#else
+    simt::ldmatrix_x4(fragments, row, false, site);
+#endif
+}
+
+// The same of the transposed matrices: rows 2t, 2t+1 of column g.
+__device__ __forceinline__ void ldmatrix_x4_transposed(std::uint32_t (&fragments)[4],
+                                                       const void* row LLMC_SITE) {
+#ifdef __CUDACC__
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(fragments[0]), "=r"(fragments[1]), "=r"(fragments[2]), "=r"(fragments[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+#else
+    simt::ldmatrix_x4(fragments, row, true, site);
+#endif
+}
+
+// Starts copying 16 aligned bytes from global to shared memory, past the L1 cache; zeros instead if not `valid`
+// (`from` is then not read, but must be an address).
+__device__ __forceinline__ void copy_async_16(void* to, const void* from, bool valid LLMC_SITE) {
+#ifdef __CUDACC__
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0)
+                 : "memory");
+#else
+    simt::copy_async_16(to, from, valid, site);
+#endif
+}
+
+// Closes a group of this thread's copies.
+__device__ __forceinline__ void copy_async_commit() {
+#ifdef __CUDACC__
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#else
+    simt::commit_copies();
+#endif
+}
+
+// Waits for all groups of this thread but the newest `groups_left`. Other threads' copies need a barrier too.
+template <int groups_left>
+__device__ __forceinline__ void copy_async_wait() {
+#ifdef __CUDACC__
+    asm volatile("cp.async.wait_group %0;" ::"n"(groups_left) : "memory");
+#else
+    simt::finish_copies(groups_left);
+#endif
+}
+
+// 2^x, to 2 ulp in the normal range (ex2.approx.ftz.f32).
+__device__ __forceinline__ float exp2_approximate(float x) {
+#ifdef __CUDACC__
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return std::exp2(x);
+#endif
+}
+
+// tanh, to a relative error of 2^-11 (tanh.approx.f32).
+__device__ __forceinline__ float tanh_approximate(float x) {
+#ifdef __CUDACC__
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return std::tanh(x);
+#endif
+}
+
+// Two floats rounded to bf16, `low` in the lower half: a register of a fragment.
+__device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    std::uint32_t bits;
+    memcpy(&bits, &pair, sizeof bits);
+    return bits;
+}
+
+}  // namespace llmc::cuda

@@ -1,0 +1,46 @@
+// Sums and maxima over a warp and over a block, in an order that only the number of threads decides.
+#pragma once
+
+#include "llmc/device/cuda/kernel.cuh"
+
+namespace llmc::cuda {
+
+inline constexpr unsigned all_lanes = 0xffffffffu;
+
+struct Sum {
+    static constexpr float identity = 0;
+    __device__ float operator()(float a, float b) const { return a + b; }
+};
+struct Maximum {
+    static constexpr float identity = -INFINITY;
+    __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+
+// The result is in every lane.
+template <class Operation>
+__device__ __forceinline__ float warp_reduce(float x, Operation operation) {
+#pragma unroll
+    for (int distance = warp_threads / 2; distance > 0; distance /= 2) {
+        x = operation(x, __shfl_xor_sync(all_lanes, x, distance));
+    }
+    return x;
+}
+__device__ __forceinline__ float warp_sum(float x) { return warp_reduce(x, Sum{}); }
+__device__ __forceinline__ float warp_maximum(float x) { return warp_reduce(x, Maximum{}); }
+
+// The result is in every thread of a block of whole warps. Ends with a barrier, so that it can be called again.
+template <class Operation>
+__device__ __forceinline__ float block_reduce(float x, Operation operation) {
+    SHARED(float, partial, [warp_threads]);
+    const unsigned warp = threadIdx.x / warp_threads, lane = threadIdx.x % warp_threads;
+    x = warp_reduce(x, operation);
+    if (lane == 0) partial[warp] = x;
+    __syncthreads();
+    x = warp_reduce(lane < blockDim.x / warp_threads ? partial[lane] : Operation::identity, operation);
+    __syncthreads();
+    return x;
+}
+__device__ __forceinline__ float block_sum(float x) { return block_reduce(x, Sum{}); }
+__device__ __forceinline__ float block_maximum(float x) { return block_reduce(x, Maximum{}); }
+
+}  // namespace llmc::cuda

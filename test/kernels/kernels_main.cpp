@@ -1,0 +1,95 @@
+// The kernels' tests: those of llmc/ against the CPU device, and every variant of the kernel lab (dev/) against
+// its reference.
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+
+#include "dev/lab/gpu.h"
+#include "dev/lab/lab.h"
+#include "test/kernels/kernel_test.h"
+
+#ifndef __CUDACC__
+#include "simt/executor.h"
+#endif
+
+namespace kernel_test {
+
+std::uint64_t seed() {
+    static const std::uint64_t value = [] {
+        const char* given = std::getenv("KERNEL_SEED");
+        return given ? std::strtoull(given, nullptr, 10) : std::uint64_t{std::random_device{}()} + 1;
+    }();
+    return value;
+}
+
+std::vector<LaunchContext> launch_contexts() {
+#ifdef __CUDACC__
+    return {lab::gpu_context()};
+#else
+    return {{llmc::cuda::sm_80}, {llmc::cuda::sm_86}, {llmc::cuda::sm_90}};
+#endif
+}
+
+void synchronize() { lab::synchronize(); }
+
+llmc::Ops& cpu() {
+    static const auto device = llmc::make_cpu_device(1);
+    return device->ops();
+}
+
+namespace {
+
+// A variant of an operation in a dtype.
+class LabTest : public testing::Test {
+  public:
+    LabTest(const lab::Operation& operation, const lab::Variant& variant, llmc::DType dtype)
+        : operation_(operation), variant_(variant), dtype_(dtype) {}
+
+    void TestBody() override {
+#ifdef SIMT_THREAD
+        constexpr std::size_t shapes = 1;
+#else
+        constexpr std::size_t shapes = SIZE_MAX;
+#endif
+        const auto result = check_variant(operation_, variant_, dtype_, lab::gpu_context(), seed(), shapes);
+        EXPECT_TRUE(result.good()) << result.first_failure();
+    }
+
+  private:
+    const lab::Operation& operation_;
+    const lab::Variant& variant_;
+    llmc::DType dtype_;
+};
+
+void register_lab() {
+    for (const lab::Operation& operation : lab::operations()) {
+        for (const lab::Variant& variant : operation.variants) {
+            for (const llmc::DType dtype : operation.dtypes) {
+                const std::string name = "kernel" + std::to_string(variant.number) +
+                                         (dtype == llmc::DType::fp32 ? "_fp32" : "_bf16");
+                testing::RegisterTest(
+                    ("Lab." + operation.name).c_str(), name.c_str(), nullptr, nullptr, __FILE__, __LINE__,
+                    [&operation, &variant, dtype] { return new LabTest(operation, variant, dtype); });
+            }
+        }
+    }
+}
+
+}  // namespace
+}  // namespace kernel_test
+
+#ifdef SIMT_THREAD
+// Asked by ThreadSanitizer at its start: the first race ends the program.
+extern "C" const char* __tsan_default_options() { return "halt_on_error=1"; }
+#endif
+
+int main(int argc, char** argv) {
+    testing::InitGoogleTest(&argc, argv);
+    kernel_test::register_lab();
+    std::printf("KERNEL_SEED=%llu\n", static_cast<unsigned long long>(kernel_test::seed()));
+#ifndef __CUDACC__
+    simt::options().seed = kernel_test::seed();
+    simt::options().report = simt::read_kernel_report(simt::kernel_report_path());
+#endif
+    return RUN_ALL_TESTS();
+}

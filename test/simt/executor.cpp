@@ -1,0 +1,458 @@
+// The scheduler of executor.h. Compiled without sanitizers, since all fibers share its bookkeeping on purpose;
+// SIMT_ADDRESS or SIMT_THREAD says which one the kernels are compiled with.
+#include "simt/executor.h"
+
+#include <cxxabi.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "simt/cuda_on_cpu.h"
+#include "simt/fiber.h"
+
+namespace simt {
+namespace {
+
+using llmc::cuda::Chip;
+constexpr unsigned warp_threads = llmc::cuda::warp_threads;
+
+enum class Waiting { no, for_warp, for_block, returned };
+
+struct Thread {
+    std::unique_ptr<Fiber> fiber;
+    unsigned index = 0;  // in the block
+    uint3 id{};
+    Waiting waiting = Waiting::no;
+    std::uint32_t mask = 0;  // of what it waits for, with the next three
+    Together together = nullptr;
+    void* argument = nullptr;
+    Site site;
+    std::vector<AsyncCopy> copies;
+    std::vector<std::size_t> copy_groups;           // copies up to the end of each committed group
+    unsigned barriers = 0;                          // passed or waited for
+    std::map<std::uint32_t, unsigned> collectives;  // the same, by mask
+
+    unsigned warp() const { return index / warp_threads; }
+    std::uint32_t lane_bit() const { return 1u << index % warp_threads; }
+};
+
+struct Meeting {
+    std::uint32_t mask = 0;
+    std::uint32_t present = 0;
+};
+
+struct Warp {
+    std::vector<Thread*> ready;
+    std::vector<Meeting> meetings;                              // at most one per mask
+    std::uint32_t returned = 0;                                 // lanes, those the block has not among them
+    std::map<std::uint32_t, std::array<char*, 2>> sync_places;  // by mask
+};
+
+struct SharedArray {
+    std::unique_ptr<void, decltype(&std::free)> memory;
+    std::size_t bytes;
+    std::size_t offset;  // of dynamic shared memory
+    const void* key;     // of static shared memory
+};
+
+// The launch that runs.
+struct Run {
+    const Chip* chip = nullptr;
+    const Grid* grid = nullptr;
+    std::string kernel_name;
+    std::mt19937_64 random;
+    std::vector<Thread> threads;
+    std::vector<Warp> warps;
+    std::vector<unsigned> warp_order;
+    std::vector<Thread*> at_barrier;
+    unsigned returned = 0;
+    Thread* current = nullptr;
+    std::vector<SharedArray> static_arrays, dynamic_arrays;
+    // Of blocks that ended. Freed when the launch has: free counts as a write, and blocks are not ordered.
+    std::vector<SharedArray> done;
+    std::array<char*, 2> block_sync_places{};
+    std::vector<std::unique_ptr<char>> all_sync_places;  // fresh ones in every block
+};
+
+Run run;
+
+// What orders the threads that meet, for ThreadSanitizer: each releases its past to a place, and all acquire from
+// it. Two places take turns: with one, a thread that is late to go on would acquire what others released at the
+// next meeting, and races between the two meetings would be hidden.
+std::array<char*, 2> make_sync_places() {
+    std::array<char*, 2> places{};
+    for (char*& place : places) place = run.all_sync_places.emplace_back(std::make_unique<char>()).get();
+    return places;
+}
+
+char* warp_sync_place(Thread& thread, std::uint32_t mask) {
+    if constexpr (!finds_races) return nullptr;
+    const UnseenByThreadSanitizer bookkeeping;
+    const auto [places, fresh] = run.warps[thread.warp()].sync_places.try_emplace(mask);
+    if (fresh) places->second = make_sync_places();
+    return places->second[thread.collectives[mask]++ % 2];
+}
+
+char* block_sync_place(Thread& thread) { return run.block_sync_places[thread.barriers++ % 2]; }
+
+// "layernorm_forward_kernel5<float>": without namespaces of its own, result and parameters.
+std::string name_of(const std::string& symbol) {
+    int status = 0;
+    const std::unique_ptr<char, decltype(&std::free)> demangled(
+        abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status), &std::free);
+    std::string name = status == 0 ? demangled.get() : symbol.empty() ? "(a local function)" : symbol;
+    name = name.substr(0, name.find('('));
+    const std::size_t arguments = std::min(name.find('<'), name.size());
+    const std::size_t start = name.find_last_of(": ", arguments);
+    return start == std::string::npos ? name : name.substr(start + 1);
+}
+
+std::string place(const Site& site) {
+    return std::string(site.file_name()) + ":" + std::to_string(site.line());
+}
+
+bool same_place(const Site& a, const Site& b) {
+    return a.line() == b.line() && std::strcmp(a.file_name(), b.file_name()) == 0;
+}
+
+// A fault that has no line in the kernel.
+[[noreturn]] void stop(const std::string& message) {
+    std::string where;
+    if (run.current) {
+        const auto text = [](const uint3& i) {
+            return "(" + std::to_string(i.x) + "," + std::to_string(i.y) + "," + std::to_string(i.z) + ")";
+        };
+        where = "block " + text(blockIdx) + ", thread " + text(run.current->id) + ": ";
+    }
+    std::fprintf(stderr, "simt: %s: %s%s\n", run.kernel_name.c_str(), where.c_str(), message.c_str());
+    std::abort();
+}
+
+std::size_t random_below(std::size_t n) { return options().seed == 0 ? 0 : run.random() % n; }
+
+void make_ready(Thread& thread) {
+    thread.waiting = Waiting::no;
+    run.warps[thread.warp()].ready.push_back(&thread);
+}
+
+// A warp that can go on does, before those behind it in a random order: a missing barrier shows where one warp
+// runs far ahead of another, which threads drawn one by one seldom do.
+Thread* next_ready() {
+    for (const unsigned w : run.warp_order) {
+        auto& ready = run.warps[w].ready;
+        if (ready.empty()) continue;
+        const std::size_t i = random_below(ready.size());
+        Thread* thread = ready[i];
+        ready.erase(ready.begin() + static_cast<std::ptrdiff_t>(i));
+        return thread;
+    }
+    return nullptr;
+}
+
+void arrive_at_barrier(Thread& thread) {
+    if (run.returned > 0) fail(thread.site, "a thread of the block returned before this barrier");
+    if (!run.at_barrier.empty()) {
+        const Site& other = run.at_barrier.front()->site;
+        if (!same_place(other, thread.site)) {
+            fail(thread.site, "threads of the block wait at another barrier, " + place(other));
+        }
+    }
+    run.at_barrier.push_back(&thread);
+    if (run.at_barrier.size() < run.threads.size()) return;
+    for (Thread* waiting : run.at_barrier) make_ready(*waiting);
+    run.at_barrier.clear();
+}
+
+void arrive_in_warp(Thread& thread) {
+    Warp& warp = run.warps[thread.warp()];
+    if (!(thread.mask & thread.lane_bit()))
+        fail(thread.site, "the mask of this collective misses its own lane");
+    if (thread.mask & warp.returned) fail(thread.site, "lanes in the mask of this collective have returned");
+    auto meeting = warp.meetings.begin();
+    while (meeting != warp.meetings.end() && meeting->mask != thread.mask) ++meeting;
+    if (meeting == warp.meetings.end()) meeting = warp.meetings.insert(meeting, {thread.mask, 0});
+    Thread* const first = &run.threads[thread.warp() * warp_threads];
+    std::array<void*, warp_threads> arguments{};
+    meeting->present |= thread.lane_bit();
+    const Thread& other = first[std::countr_zero(meeting->present)];
+    if (other.together != thread.together || !same_place(other.site, thread.site)) {
+        fail(thread.site, "lanes of the warp are in another collective, " + place(other.site));
+    }
+    if (meeting->present != meeting->mask) return;
+    for (unsigned i = 0; i < warp_threads; ++i) {
+        if (meeting->present >> i & 1) arguments[i] = first[i].argument;
+    }
+    warp.meetings.erase(meeting);
+    thread.together(arguments.data(), thread.site);
+    for (unsigned i = 0; i < warp_threads; ++i) {
+        if (thread.mask >> i & 1) make_ready(first[i]);
+    }
+}
+
+void has_returned(Thread& thread) {
+    thread.fiber.reset();
+    ++run.returned;
+    Warp& warp = run.warps[thread.warp()];
+    warp.returned |= thread.lane_bit();
+    if (!run.at_barrier.empty()) {
+        fail(run.at_barrier.front()->site, "a thread of the block returned without this barrier");
+    }
+    for (const Meeting& meeting : warp.meetings) {
+        if (!(meeting.mask & thread.lane_bit())) continue;
+        const Thread* first = &run.threads[thread.warp() * warp_threads];
+        while (!(meeting.present & first->lane_bit())) ++first;
+        fail(first->site, "a lane in the mask of this collective returned");
+    }
+}
+
+[[noreturn]] void report_deadlock() {
+    std::map<std::string, int> waiting;
+    for (const Thread& thread : run.threads) {
+        if (thread.waiting != Waiting::returned) ++waiting[place(thread.site)];
+    }
+    std::string message = "the block waits for itself:";
+    for (const auto& [where, count] : waiting)
+        message += " " + std::to_string(count) + " threads at " + where + ";";
+    message.pop_back();
+    run.current = nullptr;
+    stop(message);
+}
+
+void begin_block(unsigned index) {
+    const dim3 grid = run.grid->blocks;
+    const dim3 block = run.grid->threads;
+    blockIdx = {index % grid.x, index / grid.x % grid.y, index / (grid.x * grid.y)};
+    run.returned = 0;
+    for (auto* arrays : {&run.static_arrays, &run.dynamic_arrays}) {
+        for (SharedArray& array : *arrays) run.done.push_back(std::move(array));
+        arrays->clear();
+    }
+    run.block_sync_places = make_sync_places();
+    std::iota(run.warp_order.begin(), run.warp_order.end(), 0u);
+    if (options().seed != 0) std::shuffle(run.warp_order.begin(), run.warp_order.end(), run.random);
+    for (Warp& warp : run.warps) {
+        warp.returned = 0;
+        warp.sync_places.clear();
+    }
+    const unsigned in_last_warp = static_cast<unsigned>(run.threads.size()) % warp_threads;
+    if (in_last_warp != 0) run.warps.back().returned = ~0u << in_last_warp;
+    for (unsigned i = 0; i < run.threads.size(); ++i) {
+        Thread& thread = run.threads[i];
+        thread.index = i;
+        thread.id = {i % block.x, i / block.x % block.y, i / (block.x * block.y)};
+        thread.copies.clear();
+        thread.copy_groups.clear();
+        thread.barriers = 0;
+        thread.collectives.clear();
+        thread.fiber = std::make_unique<Fiber>([&thread] {
+            run.grid->run_thread(run.grid->call);
+            thread.waiting = Waiting::returned;
+            release_to(&run);
+        });
+        make_ready(thread);
+    }
+}
+
+void run_block(unsigned index) {
+    begin_block(index);
+    while (Thread* thread = next_ready()) {
+        run.current = thread;
+        threadIdx = thread->id;
+        thread->fiber->resume();
+        switch (thread->waiting) {
+            case Waiting::for_block:
+                arrive_at_barrier(*thread);
+                break;
+            case Waiting::for_warp:
+                arrive_in_warp(*thread);
+                break;
+            case Waiting::returned:
+                has_returned(*thread);
+                break;
+            case Waiting::no:
+                break;
+        }
+    }
+    if (run.returned != run.threads.size()) report_deadlock();
+    run.current = nullptr;
+}
+
+void check_launch(const Chip& chip, const Grid& grid) {
+    const auto refuse = [](const std::string& why) { stop("launch refused: " + why); };
+    const auto on_chip = " on sm_" + std::to_string(chip.architecture);
+    const std::uint64_t threads = std::uint64_t{grid.threads.x} * grid.threads.y * grid.threads.z;
+    if (threads < 1 || threads > Chip::threads_per_block || grid.threads.z > 64) {
+        refuse(std::to_string(threads) + " threads in a block; 1 to " +
+               std::to_string(Chip::threads_per_block) + " are possible");
+    }
+    if (grid.blocks.x == 0 || grid.blocks.y == 0 || grid.blocks.z == 0 || grid.blocks.x > 0x7fffffff ||
+        grid.blocks.y > 65535 || grid.blocks.z > 65535) {
+        refuse("a grid of (" + std::to_string(grid.blocks.x) + ", " + std::to_string(grid.blocks.y) + ", " +
+               std::to_string(grid.blocks.z) + ") blocks; at least 1 and at most (2^31-1, 65535, 65535)");
+    }
+    if (grid.dynamic_shared_bytes > chip.shared_bytes_per_block) {
+        refuse(std::to_string(grid.dynamic_shared_bytes) + " bytes of shared memory; a block has " +
+               std::to_string(chip.shared_bytes_per_block) + on_chip);
+    }
+    if (options().report.empty()) return;
+    const auto& of_chip = options().report[chip.architecture];
+    const auto figures = of_chip.find(symbol_of(grid.kernel));
+    if (figures == of_chip.end()) refuse("the compiler's report" + on_chip + " lacks this kernel");
+    const int registers = figures->second.registers;
+    if (llmc::cuda::block_registers(static_cast<int>(threads), registers) >
+        Chip::registers_per_multiprocessor) {
+        refuse(std::to_string(threads) + " threads with " + std::to_string(registers) +
+               " registers each; a block has " + std::to_string(Chip::registers_per_multiprocessor));
+    }
+}
+
+SharedArray make_array(std::size_t bytes, std::size_t alignment, std::size_t offset, const void* key) {
+    void* memory = nullptr;
+    if (posix_memalign(&memory, alignment, bytes) != 0) stop("no memory left");
+    std::memset(memory, 0xff, bytes);  // NaN in every floating-point type
+    return {{memory, &std::free}, bytes, offset, key};
+}
+
+std::size_t static_bytes() {
+    std::size_t sum = 0;
+    for (const SharedArray& array : run.static_arrays) sum += array.bytes;
+    return sum;
+}
+
+}  // namespace
+
+Options& options() {
+    static Options instance;
+    return instance;
+}
+
+void fail(const Site& site, const std::string& message) { stop(place(site) + ": " + message); }
+
+int lane() { return static_cast<int>(run.current->index % warp_threads); }
+
+void meet_warp(std::uint32_t mask, Together together, void* argument, const Site& site) {
+    Thread& self = *run.current;
+    self.waiting = Waiting::for_warp;
+    self.mask = mask;
+    self.together = together;
+    self.argument = argument;
+    self.site = site;
+    char* const sync_place = warp_sync_place(self, mask);
+    release_to(sync_place);
+    self.fiber->suspend();
+    acquire_from(sync_place);
+}
+
+void meet_block(const Site& site) {
+    Thread& self = *run.current;
+    self.waiting = Waiting::for_block;
+    self.site = site;
+    char* const sync_place = block_sync_place(self);
+    release_to(sync_place);
+    self.fiber->suspend();
+    acquire_from(sync_place);
+}
+
+void* static_shared(const void* key, std::size_t bytes, std::size_t alignment) {
+    const UnseenByThreadSanitizer bookkeeping;
+    for (const SharedArray& array : run.static_arrays) {
+        if (array.key == key) return array.memory.get();
+    }
+    run.static_arrays.push_back(make_array(bytes, alignment, 0, key));
+    if (static_bytes() > Chip::static_shared_bytes) {
+        stop("more than " + std::to_string(Chip::static_shared_bytes) + " bytes of shared arrays");
+    }
+    if (static_bytes() + run.grid->dynamic_shared_bytes > run.chip->shared_bytes_per_block) {
+        stop("shared arrays and dynamic shared memory exceed what a block has on sm_" +
+             std::to_string(run.chip->architecture));
+    }
+    return run.static_arrays.back().memory.get();
+}
+
+void* dynamic_shared(unsigned index, std::size_t offset, std::size_t bytes) {
+    const UnseenByThreadSanitizer bookkeeping;
+    if (offset + bytes > run.grid->dynamic_shared_bytes) {
+        stop("takes " + std::to_string(offset + bytes) + " bytes of dynamic shared memory; the launch gave " +
+             std::to_string(run.grid->dynamic_shared_bytes));
+    }
+    if (index == run.dynamic_arrays.size()) {
+        run.dynamic_arrays.push_back(make_array(bytes, 128, offset, nullptr));
+    }
+    const SharedArray& array = run.dynamic_arrays.at(index);
+    if (array.bytes != bytes || array.offset != offset) {
+        stop("threads divide the dynamic shared memory in different ways");
+    }
+    return array.memory.get();
+}
+
+bool is_shared(const void* memory, std::size_t bytes) {
+    const char* begin = static_cast<const char*>(memory);
+    for (const auto* arrays : {&run.static_arrays, &run.dynamic_arrays}) {
+        for (const SharedArray& array : *arrays) {
+            const char* start = static_cast<const char*>(array.memory.get());
+            if (begin >= start && begin + bytes <= start + array.bytes) return true;
+        }
+    }
+    return false;
+}
+
+void add_copy(const AsyncCopy& copy) {
+    const UnseenByThreadSanitizer bookkeeping;
+    run.current->copies.push_back(copy);
+}
+
+void commit_copies() {
+    const UnseenByThreadSanitizer bookkeeping;
+    run.current->copy_groups.push_back(run.current->copies.size());
+}
+
+bool next_copy(int groups_left, AsyncCopy* copy) {
+    const UnseenByThreadSanitizer bookkeeping;
+    auto& copies = run.current->copies;
+    auto& groups = run.current->copy_groups;
+    while (groups.size() > static_cast<std::size_t>(groups_left) && groups.front() == 0) {
+        groups.erase(groups.begin());
+    }
+    if (groups.size() <= static_cast<std::size_t>(groups_left)) return false;
+    *copy = copies.front();
+    copies.erase(copies.begin());
+    for (std::size_t& end : groups) --end;
+    return true;
+}
+
+void run_grid(const Chip& chip, const Grid& grid) {
+    run.chip = &chip;
+    run.grid = &grid;
+    run.kernel_name = name_of(symbol_of(grid.kernel));
+    run.current = nullptr;
+    check_launch(chip, grid);
+    gridDim = grid.blocks;
+    blockDim = grid.threads;
+    run.random.seed(options().seed);
+    run.threads.resize(grid.threads.x * grid.threads.y * grid.threads.z);
+    run.warps.resize((run.threads.size() + warp_threads - 1) / warp_threads);
+    run.warp_order.resize(run.warps.size());
+    std::vector<unsigned> order(std::size_t{grid.blocks.x} * grid.blocks.y * grid.blocks.z);
+    std::iota(order.begin(), order.end(), 0u);
+    if (options().seed != 0) std::shuffle(order.begin(), order.end(), run.random);
+    {
+        const UnseenByThreadSanitizer bookkeeping;
+        for (const unsigned block : order) run_block(block);
+    }
+    acquire_from(&run);
+    run.static_arrays.clear();
+    run.dynamic_arrays.clear();
+    run.done.clear();
+    run.all_sync_places.clear();
+}
+
+}  // namespace simt

@@ -1,0 +1,190 @@
+// Planted faults, and what reports each: the executor in its own words, a wrong result in a random order, or a
+// sanitizer. The same kernels without their fault pass everywhere.
+#include <gtest/gtest.h>
+
+#include "dev/lab/memory.h"
+#include "simt/executor.h"
+#include "simt/planted_faults.cuh"
+
+namespace {
+
+using llmc::cuda::Chip;
+using llmc::cuda::LaunchContext;
+
+using Kernel = void (*)(float*, const float*);
+enum class Finder { executor, result, address, undefined, thread };
+
+struct Planted {
+    const char* name;
+    Kernel faulty, sound;
+    Finder finder;
+    const char* message;  // the executor's
+};
+
+#define PLANTED(kernel, finder, message)                                                                  \
+    Planted {                                                                                             \
+#kernel, planted_faults::kernel < true>, planted_faults::kernel < false>, Finder::finder, message \
+    }
+
+const Planted all_planted[] = {
+    PLANTED(barrier_in_branch, executor, "returned without this barrier|returned before this barrier"),
+    PLANTED(two_barriers, executor,
+            "planted_faults.cuh:[0-9]+: threads of the block wait at another barrier, .*:[0-9]+"),
+    PLANTED(return_before_barrier, executor, "returned without this barrier|returned before this barrier"),
+    PLANTED(mask_wider_than_branch, executor, "lanes? in the mask of this collective (have )?returned"),
+    PLANTED(return_before_collective, executor, "lanes? in the mask of this collective (have )?returned"),
+    PLANTED(two_collectives, executor, "lanes of the warp are in another collective, .*:[0-9]+"),
+    PLANTED(shuffle_from_outside, executor, "a shuffle reads a lane that takes no part in it"),
+    PLANTED(misaligned_streaming_load, executor, "planted_faults.cuh:[0-9]+: a misaligned access"),
+    PLANTED(divided_differently, executor, "divide the dynamic shared memory in different ways"),
+    PLANTED(takes_more_than_launched, executor,
+            "takes 768 bytes of dynamic shared memory; the launch gave 512"),
+    PLANTED(missing_barrier, result, nullptr),
+    PLANTED(missing_second_barrier, result, nullptr),
+    PLANTED(missing_warp_barrier, result, nullptr),
+    PLANTED(missing_copy_wait, result, nullptr),
+    PLANTED(unwritten_shared_memory, result, nullptr),
+    PLANTED(past_shared_variable, address, nullptr),
+    PLANTED(past_dynamic_array, address, nullptr),
+    PLANTED(past_global_array, address, nullptr),
+    PLANTED(write_past_global_array, address, nullptr),
+    PLANTED(misaligned_load, undefined, nullptr),
+    PLANTED(missing_barrier, thread, nullptr),
+    PLANTED(missing_second_barrier, thread, nullptr),
+    PLANTED(missing_warp_barrier, thread, nullptr),
+    PLANTED(adds_of_a_block, thread, nullptr),
+    PLANTED(adds_of_blocks, thread, nullptr),
+};
+
+void PrintTo(const Planted& planted, std::ostream* out) { *out << planted.name; }
+
+LaunchContext on_chip(const Chip& chip) { return {.chip = chip}; }
+
+// Whether the result is right.
+bool run(Kernel kernel) {
+    const bool of_blocks =
+        kernel == planted_faults::adds_of_blocks<true> || kernel == planted_faults::adds_of_blocks<false>;
+    lab::Draw draw(1);
+    lab::Array<float> in(planted_faults::threads), out(planted_faults::threads + 1);
+    draw.normal(in, 1);
+    out[planted_faults::threads] = 0;
+    launch(on_chip(llmc::cuda::sm_80), kernel, of_blocks ? 3 : 1, planted_faults::threads,
+           planted_faults::shared_bytes, out.data(), in.data());
+    for (int i = 0; i < planted_faults::threads; ++i) {
+        if (out[i] != in[i] + in[planted_faults::threads - 1 - i]) return false;
+    }
+    return true;
+}
+
+int wrong_results(Kernel kernel, int seeds) {
+    int wrong = 0;
+    for (int seed = 1; seed <= seeds; ++seed) {
+        simt::options().seed = static_cast<std::uint64_t>(seed);
+        wrong += !run(kernel);
+    }
+    return wrong;
+}
+
+class Faults : public testing::TestWithParam<Planted> {
+  protected:
+    void SetUp() override {
+        testing::FLAGS_gtest_death_test_style = "threadsafe";
+        simt::options().report.clear();
+    }
+    void TearDown() override { simt::options() = before_; }
+
+    simt::Options before_ = simt::options();
+};
+
+TEST_P(Faults, IsFound) {
+    const Planted& planted = GetParam();
+    switch (planted.finder) {
+        case Finder::executor: {
+            EXPECT_DEATH(wrong_results(planted.faulty, 3),
+                         std::string("simt: ") + planted.name + "<true>: .*(" + planted.message + ")");
+            break;
+        }
+        case Finder::result:
+            EXPECT_GT(wrong_results(planted.faulty, 20), 0);
+            break;
+#ifdef SIMT_ADDRESS
+        case Finder::address:
+            EXPECT_DEATH(run(planted.faulty), "AddressSanitizer");
+            break;
+        case Finder::undefined:
+            EXPECT_DEATH(run(planted.faulty), "misaligned address");
+            break;
+#else
+        case Finder::address:
+        case Finder::undefined:
+            break;
+#endif
+#ifdef SIMT_THREAD
+        case Finder::thread:
+            EXPECT_DEATH(run(planted.faulty), "ThreadSanitizer: data race");
+            break;
+#else
+        case Finder::thread:
+            break;
+#endif
+    }
+}
+
+TEST_P(Faults, IsNotFoundWhereThereIsNone) { EXPECT_EQ(wrong_results(GetParam().sound, 5), 0); }
+
+INSTANTIATE_TEST_SUITE_P(, Faults, testing::ValuesIn([] {
+                             std::vector<Planted> chosen;
+                             for (const Planted& planted : all_planted) {
+#ifdef SIMT_THREAD
+                                 const bool here = planted.finder == Finder::thread;
+#elif defined SIMT_ADDRESS
+                                 const bool here =
+                                     planted.finder == Finder::address || planted.finder == Finder::undefined;
+#else
+                                 const bool here =
+                                     planted.finder == Finder::executor || planted.finder == Finder::result;
+#endif
+                                 if (here) chosen.push_back(planted);
+                             }
+                             return chosen;
+                         }()),
+                         [](const auto& planted) { return planted.param.name; });
+
+// ---- what a chip has ----
+
+void launch_empty(const Chip& chip, dim3 grid, dim3 block, std::size_t shared_bytes) {
+    lab::Array<float> in(planted_faults::threads), out(planted_faults::threads + 1);
+    launch(on_chip(chip), planted_faults::barrier_in_branch<false>, grid, block, shared_bytes, out.data(),
+           in.data());
+}
+
+TEST(Limits, OfThreadsAndBlocks) {
+    EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, 1, 1025, 0), "launch refused: 1025 threads in a block");
+    EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, dim3(1, 65536), 32, 0), "a grid of .1, 65536, 1. blocks");
+    EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, 0, 32, 0), "a grid of .0, 1, 1. blocks");
+}
+
+TEST(Limits, OfSharedMemory) {
+    simt::options().report.clear();
+    launch_empty(llmc::cuda::sm_90, 1, 64, 227 << 10);
+    EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, 1, 64, 227 << 10),
+                 "launch refused: 232448 bytes of shared memory; a block has 166912 on sm_80");
+    EXPECT_DEATH(launch_empty(llmc::cuda::sm_86, 1, 64, 100 << 10), "a block has 101376 on sm_86");
+}
+
+TEST(Limits, OfRegisters) {
+    const auto kernel = planted_faults::barrier_in_branch<false>;
+    const std::string symbol = simt::symbol_of(reinterpret_cast<const void*>(kernel));
+    ASSERT_NE(symbol, "");
+    const auto before = simt::options();
+    simt::options().report[80][symbol].registers = 1025;
+    EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, 1, 64, 0),
+                 "64 threads with 1025 registers each; a block has 65536");
+    simt::options().report[80].erase(symbol);
+    simt::options().report[80]["another"].registers = 32;
+    EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, 1, 64, 0),
+                 "the compiler's report on sm_80 lacks this kernel");
+    simt::options() = before;
+}
+
+}  // namespace

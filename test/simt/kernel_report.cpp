@@ -1,0 +1,34 @@
+// kernel_report.h
+#include "simt/kernel_report.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <fstream>
+
+namespace simt {
+
+KernelReport read_kernel_report(const std::string& path) {
+    KernelReport report;
+    std::ifstream file(path);
+    int architecture = 0;
+    std::string symbol;
+    KernelFigures figures;
+    while (file >> architecture >> symbol >> figures.registers >> figures.stack_bytes >>
+           figures.spill_bytes >> figures.static_shared_bytes) {
+        report[architecture][symbol] = figures;
+    }
+    return report;
+}
+
+std::string kernel_report_path() {
+    const char* path = std::getenv("KERNEL_REPORT");
+    return path ? path : "";
+}
+
+std::string symbol_of(const void* kernel) {
+    Dl_info info;
+    return dladdr(kernel, &info) != 0 && info.dli_sname ? info.dli_sname : "";
+}
+
+}  // namespace simt

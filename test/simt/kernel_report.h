@@ -1,0 +1,27 @@
+// What the compiler reports of the kernels: `make kernel-report` writes it (dev/lab/kernel_report.py), the
+// executor refuses launches by it, and the lab computes occupancy from it.
+#pragma once
+
+#include <map>
+#include <string>
+
+namespace simt {
+
+struct KernelFigures {
+    int registers = 0;  // a thread
+    int stack_bytes = 0;
+    int spill_bytes = 0;  // stores and loads
+    int static_shared_bytes = 0;
+};
+
+// By architecture (80 for sm_80), then by mangled name. Empty where there is no file.
+using KernelReport = std::map<int, std::map<std::string, KernelFigures>>;
+KernelReport read_kernel_report(const std::string& path);
+
+// Where the file is: the environment's KERNEL_REPORT, empty without.
+std::string kernel_report_path();
+
+// The mangled name of a kernel, empty where the program does not export it (it is linked with -rdynamic).
+std::string symbol_of(const void* kernel);
+
+}  // namespace simt

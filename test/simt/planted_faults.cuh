@@ -1,0 +1,226 @@
+// Kernels with one fault each, and the same without it: faulty = false. A sound one of 64 threads a block writes
+//   out[i] = in[i] + in[63 - i]
+#pragma once
+
+#include "llmc/device/cuda/ptx.cuh"
+#include "llmc/device/cuda/reduce.cuh"
+
+namespace planted_faults {
+
+using llmc::cuda::all_lanes;
+using llmc::cuda::SharedAllocator;
+
+constexpr int threads = 64;
+constexpr std::size_t shared_bytes = 2 * threads * sizeof(float);
+
+__device__ inline int thread() { return static_cast<int>(threadIdx.x); }
+
+// ---- barriers and collectives that some threads miss ----
+
+template <bool faulty>
+__global__ void barrier_in_branch(float* out, const float* in) {
+    const int i = thread();
+    if (!faulty || i < 32) __syncthreads();
+    out[i] = in[i] + in[threads - 1 - i];
+}
+
+template <bool faulty>
+__global__ void two_barriers(float* out, const float* in) {
+    const int i = thread();
+    if (faulty && i < 32) {
+        __syncthreads();
+    } else {
+        __syncthreads();
+    }
+    out[i] = in[i] + in[threads - 1 - i];
+}
+
+template <bool faulty>
+__global__ void return_before_barrier(float* out, const float* in) {
+    const int i = thread();
+    out[i] = in[i] + in[threads - 1 - i];
+    if (faulty && i == 5) return;
+    __syncthreads();
+}
+
+template <bool faulty>
+__global__ void mask_wider_than_branch(float* out, const float* in) {
+    const int i = thread();
+    if (i % 32 < 16) out[i] = in[i] + __shfl_xor_sync(faulty ? all_lanes : 0xffffu, in[i], 0);
+    out[i] = in[i] + in[threads - 1 - i];
+}
+
+template <bool faulty>
+__global__ void return_before_collective(float* out, const float* in) {
+    const int i = thread();
+    out[i] = in[i] + in[threads - 1 - i];
+    if (faulty && i == 3) return;
+    __syncwarp();
+}
+
+template <bool faulty>
+__global__ void two_collectives(float* out, const float* in) {
+    const int i = thread();
+    if (faulty && i % 2 == 0) {
+        __syncwarp();
+    } else {
+        __syncwarp();
+    }
+    out[i] = in[i] + in[threads - 1 - i];
+}
+
+template <bool faulty>
+__global__ void shuffle_from_outside(float* out, const float* in) {
+    const int i = thread();
+    if (i % 32 < 16) out[i] = __shfl_sync(0xffffu, in[i], faulty ? 20 : 2);
+    out[i] = in[i] + in[threads - 1 - i];
+}
+
+// ---- missing synchronisation ----
+
+template <bool faulty>
+__global__ void missing_barrier(float* out, const float* in) {
+    SHARED(float, values, [threads]);
+    const int i = thread();
+    values[i] = in[i];
+    if (!faulty) __syncthreads();
+    out[i] = in[i] + values[threads - 1 - i];
+}
+
+// The barrier before an array is used again is the one that is forgotten most.
+template <bool faulty>
+__global__ void missing_second_barrier(float* out, const float* in) {
+    SHARED(float, values, [threads]);
+    const int i = thread();
+    values[i] = in[i];
+    __syncthreads();
+    const float sum = in[i] + values[threads - 1 - i];
+    if (!faulty) __syncthreads();
+    values[i] = sum;
+    __syncthreads();
+    out[i] = values[i];
+}
+
+template <bool faulty>
+__global__ void missing_warp_barrier(float* out, const float* in) {
+    SHARED(float, values, [threads]);
+    const int i = thread(), mirrored = i ^ 31;  // in the same warp
+    values[i] = in[i];
+    if (!faulty) __syncwarp();
+    out[i] = values[mirrored] == in[mirrored] ? in[i] + in[threads - 1 - i] : 0;
+}
+
+template <bool faulty>
+__global__ void missing_copy_wait(float* out, const float* in) {
+    SHARED(float4, values, [threads / 4]);
+    const int i = thread();
+    if (i < threads / 4) llmc::cuda::copy_async_16(&values[i], in + 4 * i, true);
+    llmc::cuda::copy_async_commit();
+    llmc::cuda::copy_async_wait<faulty ? 1 : 0>();
+    __syncthreads();
+    out[i] = in[i] + reinterpret_cast<const float*>(values)[threads - 1 - i];
+}
+
+template <bool faulty>
+__global__ void unwritten_shared_memory(float* out, const float* in) {
+    SHARED(float, values, [threads]);
+    const int i = thread();
+    if (!faulty || i > 0) values[i] = in[i];
+    __syncthreads();
+    out[i] = in[i] + values[threads - 1 - i];
+}
+
+template <bool faulty>
+__global__ void adds_of_a_block(float* out, const float* in) {
+    SHARED(int, count, [1]);
+    const int i = thread();
+    if (i == 0) count[0] = 0;
+    __syncthreads();
+    if (faulty) {
+        count[0] += 1;
+    } else {
+        atomicAdd(&count[0], 1);
+    }
+    __syncthreads();
+    out[i] = in[i] + in[threads - 1 - i] + static_cast<float>(count[0] - threads);
+}
+
+// out[threads] is of all blocks, the rest of the first.
+template <bool faulty>
+__global__ void adds_of_blocks(float* out, const float* in) {
+    const int i = thread();
+    if (blockIdx.x == 0) out[i] = in[i] + in[threads - 1 - i];
+    if (i != 0) return;
+    int* const count = reinterpret_cast<int*>(out + threads);
+    if (faulty) {
+        *count += 1;
+    } else {
+        atomicAdd(count, 1);
+    }
+}
+
+// ---- memory ----
+
+template <bool faulty>
+__global__ void past_shared_variable(float* out, const float* in) {
+    SHARED(float, values, [threads]);
+    const int i = thread();
+    values[i] = in[i];
+    __syncthreads();
+    const float* const first = &values[0];
+    out[i] = in[i] + in[threads - 1 - i] + 0 * first[i + faulty];
+}
+
+template <bool faulty>
+__global__ void past_dynamic_array(float* out, const float* in) {
+    SharedAllocator shared;
+    float *const first = shared.take<float>(threads), *const second = shared.take<float>(threads);
+    const int i = thread();
+    first[i] = second[i] = in[i];
+    __syncthreads();
+    out[i] = in[i] + in[threads - 1 - i] + 0 * first[i + faulty];
+}
+
+template <bool faulty>
+__global__ void past_global_array(float* out, const float* in) {
+    const int i = thread();
+    out[i] = in[i] + in[threads - 1 - i] + 0 * in[i + faulty];
+}
+
+template <bool faulty>
+__global__ void write_past_global_array(float* out, const float* in) {
+    const int i = thread();
+    out[i] = in[i] + in[threads - 1 - i];
+    if (i == threads - 1) out[i + 1 + faulty] = 0;
+}
+
+template <bool faulty>
+__global__ void misaligned_load(float* out, const float* in) {
+    const int i = thread();
+    const auto* const four = reinterpret_cast<const float4*>(in + faulty);
+    out[i] = in[i] + in[threads - 1 - i] + 0 * (*four).x;
+}
+
+template <bool faulty>
+__global__ void misaligned_streaming_load(float* out, const float* in) {
+    const int i = thread();
+    out[i] = in[i] + in[threads - 1 - i] + 0 * __ldcs(reinterpret_cast<const float4*>(in + faulty)).x;
+}
+
+template <bool faulty>
+__global__ void divided_differently(float* out, const float* in) {
+    SharedAllocator shared;
+    const int i = thread();
+    shared.take<float>(static_cast<std::size_t>(faulty && i % 2 == 0 ? 8 : 16));
+    out[i] = in[i] + in[threads - 1 - i];
+}
+
+template <bool faulty>
+__global__ void takes_more_than_launched(float* out, const float* in) {
+    SharedAllocator shared;
+    shared.take<float>(faulty ? 3 * threads : threads);
+    const int i = thread();
+    out[i] = in[i] + in[threads - 1 - i];
+}
+
+}  // namespace planted_faults
