@@ -174,7 +174,7 @@ format:  ## clang-format on every C++ file
 	$(QUIET)$(CLANG_FORMAT) -i $(CPP_FILES)
 
 clean:  ## removes what was built (not runs/)
-	rm -rf build build-sanitize train_gpt
+	rm -rf build build-sanitize train_gpt $(LAB_PROGRAMS)
 
 # ---- Building --------------------------------------------------------------------------------------------
 

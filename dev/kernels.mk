@@ -28,10 +28,13 @@ CHECKS_thread := -O1 -g -fsanitize=thread
 DEFINE_address := -DSIMT_ADDRESS
 DEFINE_thread := -DSIMT_THREAD
 
+KERNEL_LIST := $(SIMT_SOURCES) $(LAB_SOURCES) $(KERNEL_TEST_SOURCES) $(SIMT_TEST_SOURCES)
+
 # CUDA's headers read one type as another.
 SIMT_COMPILE = $(CXX) -std=c++20 $(MACHINE) -fno-strict-aliasing -fno-math-errno $(WARNINGS) -Wno-unknown-pragmas \
     -I. -Itest -isystem $(CUDA)/include $(LIBRARY_CFLAGS) $(CXXFLAGS)
 $(eval $(call remember,$(BUILD)/simt-flags.txt,SIMT_COMPILE))
+$(eval $(call remember,$(BUILD)/kernels.txt,KERNEL_LIST))
 simt_objects = $(patsubst %,$(BUILD)/simt/$(1)/%.o,$(basename $(2)))
 
 define simt_kind
@@ -44,7 +47,7 @@ $(BUILD)/simt/$(1)/%.o: %.cpp $(BUILD)/simt-flags.txt | $(BUILD)/libraries.ok
 $(BUILD)/simt/$(1)/%.o: %.cu $(BUILD)/simt-flags.txt | $(BUILD)/libraries.ok
 	$$(compile_simt)
 $(BUILD)/test/kernels-$(1): $(call simt_objects,$(1),$(SIMT_SOURCES) $(LAB_SOURCES) $(KERNEL_TEST_SOURCES) \
-    $(SIMT_TEST_SOURCES) dev/lab/lab.cpp dev/lab/no_gpu.cpp) $(LIBRARY) $(BUILD)/library.txt $(BUILD)/link.txt
+    $(SIMT_TEST_SOURCES) dev/lab/lab.cpp dev/lab/no_gpu.cpp) $(LIBRARY) $(BUILD)/library.txt $(BUILD)/link.txt $(BUILD)/kernels.txt
 	$$(link_simt) $(CHECKS_$(1)) $$(filter %.o,$$^) $$(LIBRARIES) -lboost_context -lgtest -o $$@
 -include $(patsubst %.o,%.d,$(call simt_objects,$(1),$(SIMT_SOURCES) $(LAB_SOURCES) $(KERNEL_TEST_SOURCES) \
     $(SIMT_TEST_SOURCES) dev/lab/lab.cpp dev/lab/no_gpu.cpp))
