@@ -100,7 +100,7 @@ include dev/kernels.mk
 # ---- What a person types ---------------------------------------------------------------------------------
 
 .DEFAULT_GOAL := train_gpt
-.PHONY: help deps quickstart test test-long test-programs bench-cpu bench-mpi lint check-format check-shell \
+.PHONY: help deps quickstart test test-long test-programs bench-cpu bench-mpi bench-check lint check-format check-shell \
     check-python clang-tidy format clean
 .DELETE_ON_ERROR:
 
@@ -119,7 +119,8 @@ ifneq ($(PROGRAM),train_gpt)
 train_gpt: $(PROGRAM)  ## the trainer, ./train_gpt
 endif
 
-quickstart: deps  ## from nothing to a trained GPT: deps, builds, trains with 2 processes, draws its loss
+quickstart:  ## from nothing to a trained GPT: deps, builds, trains with 2 processes, draws its loss
+	@scripts/deps.sh train
 	@printf '\n== Building ./train_gpt\n'
 	@$(MAKE) $(in_parallel) train_gpt
 	@printf '\n== Training a small GPT with 2 processes on stories that the program makes up\n'
@@ -139,7 +140,7 @@ test-long: deps  ## the suites that take long (trainings compared with known res
 	@$(MAKE) $(in_parallel) test-programs
 	@$(RUN_SUITES) --long $(SUITE)
 
-test-programs: $(PROGRAM) $(TEST_PROGRAMS) $(KERNEL_TESTS) $(if $(NVCC),$(KERNEL_REPORT))  ## builds what `make test` runs
+test-programs: $(PROGRAM) $(TEST_PROGRAMS) $(KERNEL_TESTS) $(KERNEL_REPORT)  ## builds what `make test` runs
 	@:
 
 # TORCH_PYTHON=python names one more interpreter, with a newer PyTorch; BENCH_OPTIONS go to dev/cpu/bench_cpu.py.
@@ -151,6 +152,10 @@ bench-cpu: deps  ## times the training step by operation, and PyTorch's step bes
 bench-mpi: deps  ## times the training step on 1, 2 and 4 processes, and what overlapping communication saves
 	@$(MAKE) $(in_parallel) train_gpt
 	@$(PYTHON) dev/cpu/bench_mpi.py $(dir $(PROGRAM))train_gpt $(BENCH_OPTIONS)
+
+bench-check: deps  ## runs every kernel of the lab (dev/) on the CPU, to see that it computes what it should
+	@$(MAKE) $(in_parallel) $(BUILD)/test/kernels-plain $(KERNEL_REPORT)
+	@KERNEL_REPORT=$(KERNEL_REPORT) $(BUILD)/test/kernels-plain --gtest_filter='Lab*'
 
 # Versions are pinned: another clang-format formats otherwise, and clang-tidy knows std::source_location from 15 on.
 CLANG_FORMAT := clang-format-14
