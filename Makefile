@@ -100,7 +100,7 @@ include dev/kernels.mk
 # ---- What a person types ---------------------------------------------------------------------------------
 
 .DEFAULT_GOAL := train_gpt
-.PHONY: help deps quickstart test test-long test-programs bench-cpu bench-mpi bench-check lint check-format check-shell \
+.PHONY: help deps quickstart test test-long test-programs bench-cpu bench-mpi bench bench-check bench-gpu-check lint check-format check-shell \
     check-python clang-tidy format clean
 .DELETE_ON_ERROR:
 
@@ -153,6 +153,22 @@ bench-mpi: deps  ## times the training step on 1, 2 and 4 processes, and what ov
 	@$(MAKE) $(in_parallel) train_gpt
 	@$(PYTHON) dev/cpu/bench_mpi.py $(dir $(PROGRAM))train_gpt $(BENCH_OPTIONS)
 
+# The timings need a GPU; cuDNN, where it is, is timed beside attention.
+bench: deps  ## times every kernel of the lab (dev/) on this machine's GPU, into dev/results/
+	@$(if $(GPU),,echo 'error: no GPU here (no /dev/nvidia0); `make bench-check` runs the kernels on the CPU' >&2; exit 1)
+	@scripts/deps.sh gpu
+	@$(MAKE) $(in_parallel) $(BUILD)/gpu/kernels
+	@rm -f $(BUILD)/gpu/timings.jsonl
+	@$(BUILD)/gpu/kernels --time $(BUILD)/gpu/timings.jsonl
+	@$(PYTHON) dev/lab/report.py $(BUILD)/gpu/timings.jsonl dev/results
+
+# A folder with all that a machine with a GPU and CUDA's libraries needs to run it.
+bench-gpu-check: deps  ## the kernels' tests and the lab for a GPU, as one program; runs it where there is one
+	@scripts/deps.sh gpu
+	@$(MAKE) $(in_parallel) $(BUILD)/gpu/kernels
+	@dev/lab/gpu_check.sh bundle $(BUILD)/gpu
+	@$(if $(GPU),$(BUILD)/gpu/bundle/gpu_check.sh run,echo 'no GPU here; where there is one, run $(BUILD)/gpu/bundle/gpu_check.sh run')
+
 bench-check: deps  ## runs every kernel of the lab (dev/) on the CPU, to see that it computes what it should
 	@$(MAKE) $(in_parallel) $(BUILD)/test/kernels-plain $(KERNEL_REPORT)
 	@KERNEL_REPORT=$(KERNEL_REPORT) $(BUILD)/test/kernels-plain --gtest_filter='Lab*'
@@ -169,7 +185,7 @@ lint:  ## checks formatting, clang-tidy, shellcheck, pyflakes (installs them whe
 check-format:  ## part of lint: clang-format
 	$(QUIET)$(CLANG_FORMAT) --dry-run -Werror $(CPP_FILES)
 check-shell:  ## part of lint: shellcheck
-	$(QUIET)shellcheck .ci/run $(wildcard scripts/*.sh test/*.sh)
+	$(QUIET)shellcheck .ci/run $(wildcard scripts/*.sh test/*.sh dev/*/*.sh)
 check-python:  ## part of lint: pyflakes
 	$(QUIET)$(PYTHON) -m pyflakes $(wildcard scripts/*.py dev/*/*.py test/*.py test/*/*.py)
 
