@@ -74,6 +74,20 @@ $(QUIET)$(CXX) -rdynamic -fopenmp $(LDFLAGS)
 endef
 $(foreach kind,$(or $(SIMT_KINDS),plain),$(eval $(call simt_kind,$(kind))))
 
+# clang-tidy reads the kernels as the executor does.
+KERNEL_LINT := $(patsubst %,$(BUILD)/simt-lint/%,$(basename $(KERNEL_LIST) dev/lab/main.cpp))
+$(BUILD)/simt-lint/%: %.cpp $(BUILD)/simt/plain/%.o .clang-tidy
+	$(check_kernels)
+$(BUILD)/simt-lint/%: %.cu $(BUILD)/simt/plain/%.o .clang-tidy
+	$(check_kernels)
+define check_kernels
+@echo 'clang-tidy $<'
+@mkdir -p $(@D)
+$(QUIET)$(CLANG_TIDY) --quiet $< -- -x c++ -std=c++20 -Wno-unknown-pragmas $(MACHINE) -I. -Itest \
+    -isystem $(CUDA)/include $(LIBRARY_CFLAGS) 2>$@.log || { cat $@.log; exit 1; }
+@touch $@
+endef
+
 # ---- By nvcc ---------------------------------------------------------------------------------------------
 
 # nvcc's parser stops at fmt's checks of format strings, which g++ makes anyway.

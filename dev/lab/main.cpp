@@ -1,13 +1,11 @@
 // ./dev/X: checks the variants of an operation and, on a GPU, times them; `--help` lists the options.
-#include <fmt/core.h>
-
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
 #include "dev/lab/gpu.h"
 #include "dev/lab/session.h"
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
     const lab::Operation& operation = lab::operations().front();
     lab::SessionOptions options;
     bool check_only = false;
@@ -21,11 +19,9 @@ int main(int argc, char** argv) {
     app.add_option("--json", options.json, "file that gets a line for each timing");
     CLI11_PARSE(app, argc, argv);
     options.time = !check_only;
-    try {
-        lab::use_executor(options.seed);
-        return lab::run_session(operation, options) ? 0 : 1;
-    } catch (const std::exception& error) {
-        fmt::print(stderr, "error: {}\n", error.what());
-        return 1;
-    }
+    lab::use_executor(options.seed);
+    return lab::run_session(operation, options) ? 0 : 1;
+} catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return 1;
 }

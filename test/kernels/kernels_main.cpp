@@ -81,7 +81,7 @@ extern "C" const char* __tsan_default_options() { return "halt_on_error=1"; }
 #endif
 
 // `kernels --time FILE`: times the whole lab, a line of JSON in FILE for each timing.
-static int time_lab(const std::string& json) {
+static int time_lab(const std::string& json) try {
     bool good = true;
     for (const lab::Operation& operation : lab::operations()) {
         for (const llmc::DType dtype : operation.dtypes) {
@@ -93,6 +93,9 @@ static int time_lab(const std::string& json) {
         }
     }
     return good ? 0 : 1;
+} catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return 1;
 }
 
 int main(int argc, char** argv) {
