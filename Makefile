@@ -6,6 +6,7 @@
 #   BUILD=folder              builds there (the program too, unless it is build/)
 #   PYTHON=python3            the interpreter of the tests and the plot, with the modules of scripts/deps.sh
 #   SUITE='unit mpi-2'        only these suites of `make test`
+#   GPU_ARCH='80 90a'         the chips that nvcc compiles kernels for
 #   V=1                       prints the commands
 
 VERSION := 0.1.0
@@ -108,7 +109,7 @@ help:  ## this list
 	@echo 'make TARGET, where TARGET is one of (`make` alone is `make train_gpt`):'
 	@sed -n 's/^\([a-z_-]*\):.*  ## /\1@/p' Makefile | awk -F@ '{ printf "  %-13s %s\n", $$1, $$2 }'
 	@echo 'with variables such as:'
-	@sed -n '4,9s/^# //p' Makefile
+	@sed -n '4,10s/^# //p' Makefile
 
 deps:  ## installs what is missing (Debian, Ubuntu), after saying what that is
 	@scripts/deps.sh

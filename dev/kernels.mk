@@ -1,8 +1,6 @@
 # The kernels and their lab, for the Makefile. Each dev/X.cu and each test of the kernels is compiled
 # - by g++, for the executor of test/simt: plain, and with the checks of two sanitizers,
 # - by nvcc, for GPUs, where CUDA's compiler is there. What it says of registers and spills is kept.
-#
-#   GPU_ARCH='80 90a'   the chips that nvcc compiles for
 
 # The folder of CUDA's headers, and of nvcc where bin/nvcc is in it.
 CUDA := $(shell scripts/deps.sh cuda)
