@@ -3,6 +3,8 @@
 // columns behind it, and rows behind the sequence, are read as 0 and never written.
 #pragma once
 
+#include <cmath>
+
 #include "llmc/device/cuda/packed.cuh"
 #include "llmc/device/cuda/ptx.cuh"
 #include "llmc/device/cuda/reduce.cuh"
@@ -17,13 +19,19 @@ struct AttentionSizes {
     __host__ __device__ std::int64_t all_heads() const { return batch * heads; }
 };
 
+// Powers of two are what the hardware computes: exp(x / sqrt(HS)) = 2^(x attention_scale).
+inline constexpr float log2_e = 1.4426950408889634f, ln_2 = 0.6931471805599453f;
+inline float attention_scale(const AttentionSizes& s) {
+    return log2_e / std::sqrt(static_cast<float>(s.head_size));
+}
+
 // The rows of one head, t = 0 ... T-1, `stride` elements apart.
 template <class X>
 struct HeadRows {
     X* first;
-    std::int64_t stride;
+    int stride;
 
-    __device__ __forceinline__ X* row(int t) const { return first + t * stride; }
+    __device__ __forceinline__ X* row(int t) const { return first + std::int64_t{t} * stride; }
 };
 
 // Part 0 (q), 1 (k) or 2 (v) of qkv
@@ -31,7 +39,7 @@ template <class X>
 __device__ __forceinline__ HeadRows<X> head_of_qkv(X* qkv, const AttentionSizes& s, int part,
                                                    std::int64_t head) {
     const std::int64_t b = head / s.heads, h = head % s.heads;
-    const std::int64_t stride = std::int64_t{3} * s.heads * s.head_size;
+    const int stride = 3 * s.heads * s.head_size;
     return {qkv + b * s.sequence * stride + (part * s.heads + h) * s.head_size, stride};
 }
 
@@ -39,13 +47,13 @@ __device__ __forceinline__ HeadRows<X> head_of_qkv(X* qkv, const AttentionSizes&
 template <class X>
 __device__ __forceinline__ HeadRows<X> head_of_out(X* out, const AttentionSizes& s, std::int64_t head) {
     const std::int64_t b = head / s.heads, h = head % s.heads;
-    const std::int64_t stride = std::int64_t{s.heads} * s.head_size;
+    const int stride = s.heads * s.head_size;
     return {out + b * s.sequence * stride + h * s.head_size, stride};
 }
 
 // ---- tiles of bf16 in shared memory ----
 
-// Chunk c (8 elements, 16 bytes) of row r lies at place c ^ r % 8 of its row. What ldmatrix reads at a time, one
+// Chunk c (8 elements, 16 bytes) of row r lies at place c ^ (r & 7) of its row. What ldmatrix reads at a time, one
 // chunk of 8 rows, then lies in 8 different quarters of the banks; so does a row that cp.async writes.
 template <int rows_, int columns_>
 struct Tile {
@@ -56,7 +64,7 @@ struct Tile {
     bf16* data;
 
     __device__ __forceinline__ bf16* chunk(int row, int c) const {
-        return data + row * columns + (c ^ row % 8) * 8;
+        return data + row * columns + (c ^ (row & 7)) * 8;
     }
     __device__ __forceinline__ bf16* at(int row, int column) const {
         return chunk(row, column / 8) + column % 8;
@@ -70,13 +78,13 @@ __device__ __forceinline__ void load_tile(Tile<rows, columns> to, HeadRows<const
                                           int sequence, int head_size) {
     constexpr int chunks = columns / 8, rows_at_a_time = threads / chunks;
     static_assert(threads % chunks == 0 && rows_at_a_time % 8 == 0 && rows % rows_at_a_time == 0);
-    const int thread = static_cast<int>(threadIdx.x), chunk = thread % chunks;
-    const bool in_head = chunk * 8 < head_size;
+    const int thread = static_cast<int>(threadIdx.x), chunk = thread % chunks, row = thread / chunks;
+    const bf16* source = from.row(first + row) + chunk * 8;
+    const int rows_left = chunk * 8 < head_size ? sequence - first - row : 0;
 #pragma unroll
-    for (int i = 0; i < rows / rows_at_a_time; ++i) {
-        const int row = thread / chunks + i * rows_at_a_time;
-        copy_async_16(to.chunk(row, chunk), from.row(first + row) + chunk * 8,
-                      in_head && first + row < sequence);
+    for (int i = 0; i < rows; i += rows_at_a_time) {
+        copy_async_16(to.chunk(row + i, chunk), source, i < rows_left);
+        source += rows_at_a_time * from.stride;
     }
 }
 
@@ -118,29 +126,37 @@ __device__ __forceinline__ void multiply_add(Block& d, const Operand& a, const O
     mma_m16n8k16(d[1], a, {b[2], b[3]});
 }
 
+// Four 8x8 matrices of a tile's 16x16 elements at `row` and `column`: top left, bottom left, top right, bottom
+// right. All operands are made of these, so that a kernel keeps one set of addresses.
+template <class AnyTile>
+__device__ __forceinline__ const bf16* matrix_row(AnyTile tile, int row, int column) {
+    const int lane = static_cast<int>(threadIdx.x) % warp_threads;
+    return tile.chunk(row + lane % 16, column / 8 + lane / 16);
+}
+
 // The first operand from a tile: a[i][k] = tile[row + i][column + k]
 template <class AnyTile>
 __device__ __forceinline__ void load_a(Operand& a, AnyTile tile, int row, int column) {
-    const int lane = static_cast<int>(threadIdx.x) % warp_threads;
-    ldmatrix_x4(a, tile.chunk(row + lane % 16, column / 8 + lane / 16));
+    ldmatrix_x4(a, matrix_row(tile, row, column));
 }
 // of the tile transposed: a[i][k] = tile[row + k][column + i]
 template <class AnyTile>
 __device__ __forceinline__ void load_a_transposed(Operand& a, AnyTile tile, int row, int column) {
-    const int lane = static_cast<int>(threadIdx.x) % warp_threads;
-    ldmatrix_x4_transposed(a, tile.chunk(row + lane / 16 * 8 + lane % 8, column / 8 + lane / 8 % 2));
+    Operand m;
+    ldmatrix_x4_transposed(m, matrix_row(tile, row, column));
+    a[0] = m[0], a[1] = m[2], a[2] = m[1], a[3] = m[3];
 }
 // The second operand from a tile: b[k][j] = tile[row + k][column + j]
 template <class AnyTile>
 __device__ __forceinline__ void load_b(Operand& b, AnyTile tile, int row, int column) {
-    const int lane = static_cast<int>(threadIdx.x) % warp_threads;
-    ldmatrix_x4_transposed(b, tile.chunk(row + lane % 16, column / 8 + lane / 16));
+    ldmatrix_x4_transposed(b, matrix_row(tile, row, column));
 }
 // of the tile transposed: b[k][j] = tile[row + j][column + k]
 template <class AnyTile>
 __device__ __forceinline__ void load_b_transposed(Operand& b, AnyTile tile, int row, int column) {
-    const int lane = static_cast<int>(threadIdx.x) % warp_threads;
-    ldmatrix_x4(b, tile.chunk(row + lane / 16 * 8 + lane % 8, column / 8 + lane / 8 % 2));
+    Operand m;
+    ldmatrix_x4(m, matrix_row(tile, row, column));
+    b[0] = m[0], b[1] = m[2], b[2] = m[1], b[3] = m[3];
 }
 // The first operand from a block that was computed, rounded to bf16.
 __device__ __forceinline__ void round_to_a(Operand& a, const Block& block) {
