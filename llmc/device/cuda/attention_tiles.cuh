@@ -87,11 +87,10 @@ struct TileCopy {
     // Starts to copy. The caller commits the group, waits for it, and has a barrier after that.
     template <int rows>
     __device__ __forceinline__ void start(Tile<rows, columns> to) const {
-        const bf16* from = source;
 #pragma unroll
         for (int i = 0; i < rows; i += rows_at_a_time) {
-            copy_async_16(to.chunk(own_row() + i, own_chunk()), from, i < rows_left);
-            from += rows_at_a_time * stride;
+            copy_async_16(to.chunk(own_row() + i, own_chunk()), source + std::int64_t{i} * stride,
+                          i < rows_left);
         }
     }
     // Goes to the tile that many rows further.
@@ -100,8 +99,8 @@ struct TileCopy {
         rows_left -= rows;
     }
 
-    __device__ static __forceinline__ int own_row() { return static_cast<int>(threadIdx.x) / chunks; }
-    __device__ static __forceinline__ int own_chunk() { return static_cast<int>(threadIdx.x) % chunks; }
+    __device__ static __forceinline__ int own_row() { return static_cast<int>(threadIdx.x / chunks); }
+    __device__ static __forceinline__ int own_chunk() { return static_cast<int>(threadIdx.x % chunks); }
 };
 
 // Starts to copy rows first ... of a head into a tile.
@@ -117,7 +116,7 @@ __device__ __forceinline__ void store_rows(HeadRows<bf16> to, int first, int seq
                                            Tile<rows, columns> from, int row) {
     constexpr int chunks = columns / 8, rows_at_a_time = warp_threads / chunks;
     static_assert(count % rows_at_a_time == 0);
-    const int lane = static_cast<int>(threadIdx.x) % warp_threads, chunk = lane % chunks;
+    const int lane = static_cast<int>(threadIdx.x % warp_threads), chunk = lane % chunks;
 #pragma unroll
     for (int i = 0; i < count / rows_at_a_time; ++i) {
         const int r = row + lane / chunks + i * rows_at_a_time;
@@ -136,14 +135,14 @@ __device__ __forceinline__ void store_rows(HeadRows<bf16> to, int first, int seq
 using Operand = std::uint32_t[4];
 using Block = float[2][4];
 
-__device__ __forceinline__ int own_lane() { return static_cast<int>(threadIdx.x) % warp_threads; }
+__device__ __forceinline__ int own_lane() { return static_cast<int>(threadIdx.x % warp_threads); }
 
 // Of an element of a block, which the lane holds: its row and column.
 __device__ __forceinline__ int block_row(int i) {
     return own_lane() / 4 + 8 * (i / 2);
 }
 __device__ __forceinline__ int block_column(int n, int i) {
-    return 8 * n + 2 * (static_cast<int>(threadIdx.x) % 4) + i % 2;
+    return 8 * n + 2 * (static_cast<int>(threadIdx.x % 4)) + i % 2;
 }
 
 __device__ __forceinline__ void multiply_add(Block& d, const Operand& a, const Operand& b) {
@@ -165,11 +164,13 @@ __device__ __forceinline__ const bf16* row_rightwards(AnyTile tile, int row, int
 // The lane, unknown to the compiler. In a loop that has many tiles to read, and no registers to spare, addresses
 // derived from it are computed where they are used, by an instruction or two, and not all before the loop.
 __device__ __forceinline__ int own_lane_again() {
-    int lane = own_lane();
 #ifdef __CUDACC__
-    asm volatile("" : "+r"(lane));
+    unsigned lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return static_cast<int>(lane % warp_threads);
+#else
+    return own_lane();
 #endif
-    return lane & 31;
 }
 
 // The first operand from a tile: a[i][k] = tile[row + i][column + k]
