@@ -34,18 +34,41 @@ struct HeadRows {
     __device__ __forceinline__ X* row(int t) const { return first + std::int64_t{t} * stride; }
 };
 
-// Part 0 (q), 1 (k) or 2 (v) of qkv
+// Part 0 (q), 1 (k) or 2 (v) of qkv, for sequence b and head h
 template <class X>
-__device__ __forceinline__ HeadRows<X> head_of_qkv(X* qkv, const AttentionSizes& s, int part, int head) {
-    const int b = head / s.heads, h = head % s.heads, stride = 3 * s.heads * s.head_size;
+__device__ __forceinline__ HeadRows<X> head_of_qkv(X* qkv, const AttentionSizes& s, int part, int b, int h) {
+    const int stride = 3 * s.heads * s.head_size;
     return {qkv + std::int64_t{b} * s.sequence * stride + (part * s.heads + h) * s.head_size, stride};
 }
-
 // Of a tensor (B,T,NH,HS)
 template <class X>
-__device__ __forceinline__ HeadRows<X> head_of_out(X* out, const AttentionSizes& s, int head) {
-    const int b = head / s.heads, h = head % s.heads, stride = s.heads * s.head_size;
+__device__ __forceinline__ HeadRows<X> head_of_out(X* out, const AttentionSizes& s, int b, int h) {
+    const int stride = s.heads * s.head_size;
     return {out + std::int64_t{b} * s.sequence * stride + h * s.head_size, stride};
+}
+// The same for the head of that number. (A grid that has b and h apart saves the division.)
+template <class X>
+__device__ __forceinline__ HeadRows<X> head_of_qkv(X* qkv, const AttentionSizes& s, int part, int head) {
+    return head_of_qkv(qkv, s, part, head / s.heads, head % s.heads);
+}
+template <class X>
+__device__ __forceinline__ HeadRows<X> head_of_out(X* out, const AttentionSizes& s, int head) {
+    return head_of_out(out, s, head / s.heads, head % s.heads);
+}
+
+// The thread's place in its warp
+__device__ __forceinline__ int own_lane() { return static_cast<int>(threadIdx.x % warp_threads); }
+
+// The same, of which the compiler knows nothing. Where registers are short, addresses made from it are computed
+// where they are used, by an instruction or two, and not all of them before a loop.
+__device__ __forceinline__ int own_lane_again() {
+#ifdef __CUDACC__
+    unsigned lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return static_cast<int>(lane % warp_threads);
+#else
+    return own_lane();
+#endif
 }
 
 // ---- tiles of bf16 in shared memory ----
@@ -116,7 +139,7 @@ __device__ __forceinline__ void store_rows(HeadRows<bf16> to, int first, int seq
                                            Tile<rows, columns> from, int row) {
     constexpr int chunks = columns / 8, rows_at_a_time = warp_threads / chunks;
     static_assert(count % rows_at_a_time == 0);
-    const int lane = static_cast<int>(threadIdx.x % warp_threads), chunk = lane % chunks;
+    const int lane = own_lane_again(), chunk = lane % chunks;
 #pragma unroll
     for (int i = 0; i < count / rows_at_a_time; ++i) {
         const int r = row + lane / chunks + i * rows_at_a_time;
@@ -134,8 +157,6 @@ __device__ __forceinline__ void store_rows(HeadRows<bf16> to, int first, int seq
 
 using Operand = std::uint32_t[4];
 using Block = float[2][4];
-
-__device__ __forceinline__ int own_lane() { return static_cast<int>(threadIdx.x % warp_threads); }
 
 // Of an element of a block, which the lane holds: its row and column.
 __device__ __forceinline__ int block_row(int i) {
@@ -159,18 +180,6 @@ __device__ __forceinline__ const bf16* row_downwards(AnyTile tile, int row, int 
 template <class AnyTile>
 __device__ __forceinline__ const bf16* row_rightwards(AnyTile tile, int row, int column, int lane) {
     return tile.chunk(row + lane / 16 * 8 + lane % 8, column / 8 + lane / 8 % 2);
-}
-
-// The lane, unknown to the compiler. In a loop that has many tiles to read, and no registers to spare, addresses
-// derived from it are computed where they are used, by an instruction or two, and not all before the loop.
-__device__ __forceinline__ int own_lane_again() {
-#ifdef __CUDACC__
-    unsigned lane;
-    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-    return static_cast<int>(lane % warp_threads);
-#else
-    return own_lane();
-#endif
 }
 
 // The first operand from a tile: a[i][k] = tile[row + i][column + k]
