@@ -56,7 +56,11 @@ __device__ __forceinline__ HeadRows<X> head_of_out(X* out, const AttentionSizes&
     return head_of_out(out, s, head / s.heads, head % s.heads);
 }
 
-// The thread's place in its warp
+// The thread's warp; its compiler then knows that it is the same for all of a warp.
+__device__ __forceinline__ int own_warp() {
+    return __shfl_sync(all_lanes, static_cast<int>(threadIdx.x / warp_threads), 0);
+}
+// The thread's place in it
 __device__ __forceinline__ int own_lane() { return static_cast<int>(threadIdx.x % warp_threads); }
 
 // The same, of which the compiler knows nothing. Where registers are short, addresses made from it are computed
@@ -166,6 +170,13 @@ __device__ __forceinline__ int block_column(int n, int i) {
     return 8 * n + 2 * (static_cast<int>(threadIdx.x % 4)) + i % 2;
 }
 
+__device__ __forceinline__ void clear(Block& block) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) block[n][i] = 0;
+    }
+}
 __device__ __forceinline__ void multiply_add(Block& d, const Operand& a, const Operand& b) {
     mma_m16n8k16(d[0], a, {b[0], b[1]});
     mma_m16n8k16(d[1], a, {b[2], b[3]});
