@@ -148,7 +148,9 @@ __device__ __forceinline__ void store_rows(HeadRows<bf16> to, int first, int seq
     for (int i = 0; i < count / rows_at_a_time; ++i) {
         const int r = row + lane / chunks + i * rows_at_a_time;
         if (chunk * 8 < head_size && first + r < sequence) {
-            store(to.row(first + r) + chunk * 8, load(from.chunk(r, chunk)));
+            // A plain copy would be taken apart into four stores of four bytes.
+            __stcg(reinterpret_cast<uint4*>(to.row(first + r) + chunk * 8),
+                   to_bits(load(from.chunk(r, chunk))));
         }
     }
 }
