@@ -1,0 +1,247 @@
+// What attention's forward and backward kernels share: where a head lies in packed qkv, tiles of it in shared
+// memory, and the operands that the tensor cores take from such tiles. Any head size up to a tile's columns: the
+// columns behind it, and rows behind the sequence, are read as 0 and never written.
+#pragma once
+
+#include <cmath>
+
+#include "llmc/device/cuda/packed.cuh"
+#include "llmc/device/cuda/ptx.cuh"
+#include "llmc/device/cuda/reduce.cuh"
+
+namespace llmc::cuda {
+
+// qkv (B,T,3,NH,HS); out and dout (B,T,NH,HS); lse (B,NH,T). A head is numbered b NH + h.
+struct AttentionSizes {
+    std::int64_t batch;
+    int sequence, heads, head_size;
+
+    __host__ __device__ std::int64_t all_heads() const { return batch * heads; }
+};
+
+// Powers of two are what the hardware computes: exp(x / sqrt(HS)) = 2^(x attention_scale).
+inline constexpr float log2_e = 1.4426950408889634f, ln_2 = 0.6931471805599453f;
+inline float attention_scale(const AttentionSizes& s) {
+    return log2_e / std::sqrt(static_cast<float>(s.head_size));
+}
+
+// The rows of one head, t = 0 ... T-1, `stride` elements apart.
+template <class X>
+struct HeadRows {
+    X* first;
+    int stride;
+
+    __device__ __forceinline__ X* row(int t) const { return first + std::int64_t{t} * stride; }
+};
+
+// Part 0 (q), 1 (k) or 2 (v) of qkv, for sequence b and head h
+template <class X>
+__device__ __forceinline__ HeadRows<X> head_of_qkv(X* qkv, const AttentionSizes& s, int part, int b, int h) {
+    const int stride = 3 * s.heads * s.head_size;
+    return {qkv + std::int64_t{b} * s.sequence * stride + (part * s.heads + h) * s.head_size, stride};
+}
+// Of a tensor (B,T,NH,HS)
+template <class X>
+__device__ __forceinline__ HeadRows<X> head_of_out(X* out, const AttentionSizes& s, int b, int h) {
+    const int stride = s.heads * s.head_size;
+    return {out + std::int64_t{b} * s.sequence * stride + h * s.head_size, stride};
+}
+// The same for the head of that number. (A grid that has b and h apart saves the division.)
+template <class X>
+__device__ __forceinline__ HeadRows<X> head_of_qkv(X* qkv, const AttentionSizes& s, int part, int head) {
+    return head_of_qkv(qkv, s, part, head / s.heads, head % s.heads);
+}
+template <class X>
+__device__ __forceinline__ HeadRows<X> head_of_out(X* out, const AttentionSizes& s, int head) {
+    return head_of_out(out, s, head / s.heads, head % s.heads);
+}
+
+// The thread's warp; its compiler then knows that it is the same for all of a warp.
+__device__ __forceinline__ int own_warp() {
+    return __shfl_sync(all_lanes, static_cast<int>(threadIdx.x / warp_threads), 0);
+}
+// The thread's place in it
+__device__ __forceinline__ int own_lane() { return static_cast<int>(threadIdx.x % warp_threads); }
+
+// The same, of which the compiler knows nothing. Where registers are short, addresses made from it are computed
+// where they are used, by an instruction or two, and not all of them before a loop.
+__device__ __forceinline__ int own_lane_again() {
+#ifdef __CUDACC__
+    unsigned lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return static_cast<int>(lane % warp_threads);
+#else
+    return own_lane();
+#endif
+}
+
+// ---- tiles of bf16 in shared memory ----
+
+// Chunk c (8 elements, 16 bytes) of row r lies at place c ^ (r & 7) of its row. What ldmatrix reads at a time, one
+// chunk of 8 rows, then lies in 8 different quarters of the banks; so does a row that cp.async writes.
+template <int rows_, int columns_>
+struct Tile {
+    static constexpr int rows = rows_, columns = columns_, chunks = columns / 8;
+    static constexpr std::size_t elements = std::size_t{rows} * columns;
+    static_assert(rows % 16 == 0 && columns % 64 == 0);
+
+    bf16* data;
+
+    __device__ __forceinline__ bf16* chunk(int row, int c) const {
+        return data + row * columns + (c ^ (row & 7)) * 8;
+    }
+    __device__ __forceinline__ bf16* at(int row, int column) const {
+        return chunk(row, column / 8) + column % 8;
+    }
+};
+
+// What a thread copies of each tile that a block of `threads` copies together: its chunk of some rows.
+template <int threads_, int columns>
+struct TileCopy {
+    static constexpr int threads = threads_, chunks = columns / 8, rows_at_a_time = threads / chunks;
+    static_assert(threads % chunks == 0 && rows_at_a_time % 8 == 0);
+
+    const bf16* source;  // in the first row
+    int stride;
+    int rows_left;  // from there on, in the sequence; 0 behind the head's columns
+
+    // Begins with row `first` of the head.
+    __device__ __forceinline__ TileCopy(HeadRows<const bf16> from, int first, int sequence, int head_size)
+        : source(from.row(first + own_row()) + own_chunk() * 8),
+          stride(from.stride),
+          rows_left(own_chunk() * 8 < head_size ? sequence - first - own_row() : 0) {}
+
+    // Starts to copy. The caller commits the group, waits for it, and has a barrier after that.
+    template <int rows>
+    __device__ __forceinline__ void start(Tile<rows, columns> to) const {
+#pragma unroll
+        for (int i = 0; i < rows; i += rows_at_a_time) {
+            copy_async_16(to.chunk(own_row() + i, own_chunk()), source + std::int64_t{i} * stride,
+                          i < rows_left);
+        }
+    }
+    // Goes to the tile that many rows further.
+    __device__ __forceinline__ void advance(int rows) {
+        source += std::int64_t{rows} * stride;
+        rows_left -= rows;
+    }
+
+    __device__ static __forceinline__ int own_row() { return static_cast<int>(threadIdx.x / chunks); }
+    __device__ static __forceinline__ int own_chunk() { return static_cast<int>(threadIdx.x % chunks); }
+};
+
+// Starts to copy rows first ... of a head into a tile.
+template <int threads, int rows, int columns>
+__device__ __forceinline__ void load_tile(Tile<rows, columns> to, HeadRows<const bf16> from, int first,
+                                          int sequence, int head_size) {
+    TileCopy<threads, columns>(from, first, sequence, head_size).start(to);
+}
+
+// Writes rows [row, row + count) of a tile to rows first + row ... of a head, by one warp (count a multiple of 4).
+template <int count, int rows, int columns>
+__device__ __forceinline__ void store_rows(HeadRows<bf16> to, int first, int sequence, int head_size,
+                                           Tile<rows, columns> from, int row) {
+    constexpr int chunks = columns / 8, rows_at_a_time = warp_threads / chunks;
+    static_assert(count % rows_at_a_time == 0);
+    const int lane = own_lane_again(), chunk = lane % chunks;
+#pragma unroll
+    for (int i = 0; i < count / rows_at_a_time; ++i) {
+        const int r = row + lane / chunks + i * rows_at_a_time;
+        if (chunk * 8 < head_size && first + r < sequence) {
+            // A plain copy would be taken apart into four stores of four bytes.
+            __stcg(reinterpret_cast<uint4*>(to.row(first + r) + chunk * 8),
+                   to_bits(load(from.chunk(r, chunk))));
+        }
+    }
+}
+
+// ---- operands of the tensor cores ----
+//
+// Products are made of 16x16 blocks, d += a b, by a warp. Lane 4 g + t holds of d, as block[n][i],
+//   row g + 8 (i / 2), column 8 n + 2 t + i % 2.
+// a and b are four registers (ptx.cuh). Rows and columns of tiles given below are multiples of 16.
+
+using Operand = std::uint32_t[4];
+using Block = float[2][4];
+
+// Of an element of a block, which the lane holds: its row and column.
+__device__ __forceinline__ int block_row(int i) {
+    return own_lane() / 4 + 8 * (i / 2);
+}
+__device__ __forceinline__ int block_column(int n, int i) {
+    return 8 * n + 2 * (static_cast<int>(threadIdx.x % 4)) + i % 2;
+}
+
+__device__ __forceinline__ void clear(Block& block) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) block[n][i] = 0;
+    }
+}
+__device__ __forceinline__ void multiply_add(Block& d, const Operand& a, const Operand& b) {
+    mma_m16n8k16(d[0], a, {b[0], b[1]});
+    mma_m16n8k16(d[1], a, {b[2], b[3]});
+}
+
+// The registers of an operand that belong to one half of it must be neighbours, so that each kind of operand reads
+// its four 8x8 matrices in an order of its own: down, then right; or right, then down. What lane l reads of them:
+template <class AnyTile>
+__device__ __forceinline__ const bf16* row_downwards(AnyTile tile, int row, int column, int lane) {
+    return tile.chunk(row + lane % 16, column / 8 + lane / 16);
+}
+template <class AnyTile>
+__device__ __forceinline__ const bf16* row_rightwards(AnyTile tile, int row, int column, int lane) {
+    return tile.chunk(row + lane / 16 * 8 + lane % 8, column / 8 + lane / 8 % 2);
+}
+
+// The first operand from a tile: a[i][k] = tile[row + i][column + k]
+template <class AnyTile>
+__device__ __forceinline__ void load_a(Operand& a, AnyTile tile, int row, int column, int lane = own_lane()) {
+    ldmatrix_x4(a, row_downwards(tile, row, column, lane));
+}
+// of the tile transposed: a[i][k] = tile[row + k][column + i]
+template <class AnyTile>
+__device__ __forceinline__ void load_a_transposed(Operand& a, AnyTile tile, int row, int column,
+                                                  int lane = own_lane()) {
+    ldmatrix_x4_transposed(a, row_rightwards(tile, row, column, lane));
+}
+// The second operand from a tile: b[k][j] = tile[row + k][column + j]
+template <class AnyTile>
+__device__ __forceinline__ void load_b(Operand& b, AnyTile tile, int row, int column, int lane = own_lane()) {
+    ldmatrix_x4_transposed(b, row_downwards(tile, row, column, lane));
+}
+// of the tile transposed: b[k][j] = tile[row + j][column + k]
+template <class AnyTile>
+__device__ __forceinline__ void load_b_transposed(Operand& b, AnyTile tile, int row, int column,
+                                                  int lane = own_lane()) {
+    ldmatrix_x4(b, row_rightwards(tile, row, column, lane));
+}
+// The first operand from a block that was computed, rounded to bf16.
+__device__ __forceinline__ void round_to_a(Operand& a, const Block& block) {
+    a[0] = pack_bf16(block[0][0], block[0][1]);
+    a[1] = pack_bf16(block[0][2], block[0][3]);
+    a[2] = pack_bf16(block[1][0], block[1][1]);
+    a[3] = pack_bf16(block[1][2], block[1][3]);
+}
+// A block that was computed, rounded to bf16, into a tile. Another lane reads it after a barrier.
+template <class AnyTile>
+__device__ __forceinline__ void round_to_tile(AnyTile tile, int row, int column, const Block& block) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+            bf16* const to = tile.at(row + block_row(i), column + block_column(n, i));
+            *reinterpret_cast<std::uint32_t*>(to) = pack_bf16(block[n][i], block[n][i + 1]);
+        }
+    }
+}
+
+// Over the four lanes that hold a row of a block.
+template <class Operation>
+__device__ __forceinline__ float row_reduce(float x, Operation operation) {
+    x = operation(x, __shfl_xor_sync(all_lanes, x, 1));
+    return operation(x, __shfl_xor_sync(all_lanes, x, 2));
+}
+
+}  // namespace llmc::cuda
