@@ -1,0 +1,384 @@
+// Causal attention backward in the flash manner (ops.h: attention_backward): the probabilities are made again
+// from the scores and the forward pass's log-sum-exp, a tile at a time, so that nothing of T x T is stored. bf16
+// runs on tensor cores; fp32 is in attention_backward_fp32.cuh. How it came about: dev/attention_backward.cu.
+//
+// dq sums over keys, dk and dv over queries: a block that owns a tile of either would add to what other blocks
+// own, and in an order that changes from run to run, if it made all three. So there are two kernels without
+// atomics, each of which owns what it sums and sums it in order:
+//   queries:  s = q k^T, dp = dout v^T, dq += ds k             3 products, over the keys up to the diagonal
+//   keys:     s, dp again, dv += p^T dout, dk += ds^T q        4 products, over the queries from the diagonal on
+// 7 products instead of the 5 of a kernel with atomics, which needs an fp32 dq in memory, added to and then
+// converted. What this buys: no scratch memory but D, B NH T / 128 equal blocks in each kernel whatever the batch
+// (one block a head, adding in order, would need as many heads as a GPU has multiprocessors), and all that follows.
+//
+// Each warp is alone with its 32 rows (16 at head size 128): it has the scores of these rows as the queries
+// kernel does, or transposed as the keys kernel does, so that p and ds are, in the registers in which the
+// product left them, the first operand of the next product. Nothing of them goes through shared memory, and the
+// only barrier is the one of the moving tile. With 32 rows each operand that is read from shared memory serves
+// two products. A multiply of 16x8x16 takes 2 cycles of an A100's multiprocessor, and to read its second operand
+// (256 bytes) takes 2 cycles too; here that is, reading held rows included, a step of 32x32 at a time:
+//   head size  64: keys kernel 0.75, queries kernel 0.5 cycles of reading for a cycle of multiplying
+//   head size 128: keys kernel 1.1, queries kernel 1.0
+// where a kernel of 5 products that exchanges p and ds through shared memory needs about 1.
+//
+// D_t = dout_t . out_t is made by the queries kernel, which has dout at hand, and left for the keys kernel.
+#pragma once
+
+#include "llmc/device/cuda/attention_backward_fp32.cuh"
+#include "llmc/device/cuda/attention_tiles.cuh"
+
+namespace llmc::cuda {
+
+// `columns` is the head size rounded up to 64 or 128.
+template <int columns_>
+struct AttentionBackwardTiling {
+    static constexpr int columns = columns_, depth = columns / 16;
+    static constexpr int threads = 128, warps = threads / warp_threads;
+    // A warp owns `blocks` times 16 rows: as many as leave their sums room in registers.
+    static constexpr int blocks = columns == 64 ? 2 : 1;
+    static constexpr int warp_rows = blocks * 16;
+    static constexpr int owned = warps * warp_rows;
+    // Rows of the tiles that move along the sequence. Two of each: one is read while the next is on its way.
+    static constexpr int step = 32, step_blocks = step / 16;
+    static constexpr int stages = 2;
+
+    using Owned = Tile<owned, columns>;
+    using Moving = Tile<step, columns>;
+    using Rows = Operand[blocks][depth];        // the warp's rows of q, k, v or dout, as first operands
+    using Scores = Block[blocks][step_blocks];  // its rows against a step's
+    using Sums = Block[blocks][depth];          // its rows of a gradient
+};
+
+// The product of two pairs of bf16 in fp32
+__device__ __forceinline__ float dot_pairs(std::uint32_t a, std::uint32_t b) {
+    const auto low = [](std::uint32_t pair) { return __uint_as_float(pair << 16); };
+    const auto high = [](std::uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); };
+    return low(a) * low(b) + high(a) * high(b);
+}
+
+// The first operand straight from a head in memory: rows first ..., columns column ..., and zeros outside.
+__device__ __forceinline__ void load_a(Operand& a, HeadRows<const bf16> from, int first, int column,
+                                       const AttentionSizes& s) {
+    const int lane = static_cast<int>(threadIdx.x) % warp_threads;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int t = first + lane / 4 + i % 2 * 8, c = column + lane % 4 * 2 + i / 2 * 8;
+        const bool inside = t < s.sequence && c < s.head_size;
+        a[i] = inside ? *reinterpret_cast<const std::uint32_t*>(from.row(t) + c) : 0u;
+    }
+}
+
+__device__ __forceinline__ void copy_operand(Operand& to, const Operand& from) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = from[i];
+}
+
+// scores += rows . tile^T. load(a, m, k) gives the first operand, block m of the rows and k of their columns.
+template <class T, class Load>
+__device__ __forceinline__ void score_products(typename T::Scores& scores, const Load& load,
+                                               typename T::Moving tile) {
+#pragma unroll
+    for (int k = 0; k < T::depth; ++k) {
+        Operand a[T::blocks];
+#pragma unroll
+        for (int m = 0; m < T::blocks; ++m) load(a[m], m, k);
+#pragma unroll
+        for (int n = 0; n < T::step_blocks; ++n) {
+            Operand b;
+            load_b_transposed(b, tile, 16 * n, 16 * k);
+#pragma unroll
+            for (int m = 0; m < T::blocks; ++m) multiply_add(scores[m][n], a[m], b);
+        }
+    }
+}
+
+// sums += weights . tile
+template <class T>
+__device__ __forceinline__ void add_products(typename T::Sums& sums, const typename T::Scores& weights,
+                                             typename T::Moving tile) {
+#pragma unroll
+    for (int k = 0; k < T::step_blocks; ++k) {
+        Operand a[T::blocks];
+#pragma unroll
+        for (int m = 0; m < T::blocks; ++m) round_to_a(a[m], weights[m][k]);
+#pragma unroll
+        for (int n = 0; n < T::depth; ++n) {
+            Operand b;
+            load_b(b, tile, 16 * k, 16 * n);
+#pragma unroll
+            for (int m = 0; m < T::blocks; ++m) multiply_add(sums[m][n], a[m], b);
+        }
+    }
+}
+
+// f(m, n, j, i) for each element scores[m][n][j][i] of the lane
+template <class T, class F>
+__device__ __forceinline__ void for_each_score(const F& f) {
+#pragma unroll
+    for (int m = 0; m < T::blocks; ++m) {
+#pragma unroll
+        for (int n = 0; n < T::step_blocks; ++n) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) f(m, n, i / 4, i % 4);
+        }
+    }
+}
+
+// The warp's sums times `factor`, through its own rows of a tile, to rows first ... of a head.
+template <class T>
+__device__ __forceinline__ void store_sums(HeadRows<bf16> to, int first, const AttentionSizes& s,
+                                           typename T::Sums& sums, float factor, typename T::Owned tile) {
+    const int row = static_cast<int>(threadIdx.x) / warp_threads * T::warp_rows;
+    __syncwarp();
+#pragma unroll
+    for (int m = 0; m < T::blocks; ++m) {
+#pragma unroll
+        for (int n = 0; n < T::depth; ++n) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sums[m][n][i / 4][i % 4] *= factor;
+            round_to_tile(tile, row + 16 * m, 16 * n, sums[m][n]);
+        }
+    }
+    __syncwarp();
+    store_rows<T::warp_rows>(to, first, s.sequence, s.head_size, tile, row);
+}
+
+// A block owns a tile of queries and goes over the keys that they see.
+template <int columns>
+__global__ void __launch_bounds__(128, 2)
+    attention_backward_queries_kernel5(bf16* dqkv, float* row_dots, const bf16* dout, const bf16* qkv,
+                                       const bf16* out, const float* lse, AttentionSizes s, float scale) {
+    using T = AttentionBackwardTiling<columns>;
+    const auto tiles = static_cast<unsigned>(blocks_for(s.sequence, T::owned));
+    const std::int64_t head = blockIdx.x / tiles;
+    // The last queries see the most keys: they begin first, so that the last blocks to run are short.
+    const int first = static_cast<int>(tiles - 1 - blockIdx.x % tiles) * T::owned;
+    const int warp = static_cast<int>(threadIdx.x) / warp_threads;
+    const int lane = static_cast<int>(threadIdx.x) % warp_threads;
+    const int query = first + warp * T::warp_rows;  // the warp's first
+
+    SharedAllocator shared;
+    bf16* const stages = shared.take<bf16>(2 * T::stages * T::Moving::elements);
+    const auto keys = [&](int stage) { return typename T::Moving{stages + 2 * stage * T::Moving::elements}; };
+    const auto values = [&](int stage) {
+        return typename T::Moving{stages + (2 * stage + 1) * T::Moving::elements};
+    };
+    const HeadRows<const bf16> k = head_of_qkv(qkv, s, 1, head), v = head_of_qkv(qkv, s, 2, head);
+    const auto load_stage = [&](int stage, int key) {
+        load_tile<T::threads>(keys(stage), k, key, s.sequence, s.head_size);
+        load_tile<T::threads>(values(stage), v, key, s.sequence, s.head_size);
+        copy_async_commit();
+    };
+    load_stage(0, 0);
+
+    // The warp's queries and their dout stay in registers.
+    typename T::Rows q, g;
+    float log2_sum[T::blocks][2], d[T::blocks][2];  // of rows lane / 4 and lane / 4 + 8
+#pragma unroll
+    for (int m = 0; m < T::blocks; ++m) {
+        d[m][0] = d[m][1] = 0;
+#pragma unroll
+        for (int c = 0; c < T::depth; ++c) {
+            Operand o;
+            load_a(q[m][c], head_of_qkv(qkv, s, 0, head), query + 16 * m, 16 * c, s);
+            load_a(g[m][c], head_of_out(dout, s, head), query + 16 * m, 16 * c, s);
+            load_a(o, head_of_out(out, s, head), query + 16 * m, 16 * c, s);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) d[m][i % 2] += dot_pairs(g[m][c][i], o[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int t = query + 16 * m + lane / 4 + 8 * i;
+            d[m][i] = row_reduce(d[m][i], Sum{});
+            log2_sum[m][i] = INFINITY;  // a query behind the sequence has no probabilities
+            if (t < s.sequence) {
+                log2_sum[m][i] = lse[head * s.sequence + t] * log2_e;
+                if (lane % 4 == 0) row_dots[head * s.sequence + t] = d[m][i];
+            }
+        }
+    }
+
+    typename T::Sums dq = {};
+    const int end = min(s.sequence, first + T::owned);
+    for (int key = 0, stage = 0; key < end; key += T::step, stage ^= 1) {
+        copy_async_wait<0>();
+        __syncthreads();
+        if (key + T::step < end) load_stage(stage ^ 1, key + T::step);
+        if (key >= query + T::warp_rows || query >= s.sequence) continue;
+
+        typename T::Scores p = {}, ds = {};
+        score_products<T>(
+            p, [&](Operand& a, int m, int c) { copy_operand(a, q[m][c]); }, keys(stage));
+        score_products<T>(
+            ds, [&](Operand& a, int m, int c) { copy_operand(a, g[m][c]); }, values(stage));
+        if (key + T::step > query + 1) {  // the diagonal's
+            for_each_score<T>([&](int m, int n, int j, int i) {
+                const int past = key + 16 * n + block_column(j, i) - (query + 16 * m + block_row(i));
+                if (past > 0) p[m][n][j][i] = -INFINITY;
+            });
+        }
+        for_each_score<T>([&](int m, int n, int j, int i) {
+            const float x = exp2_approximate(p[m][n][j][i] * scale - log2_sum[m][i / 2]);
+            ds[m][n][j][i] = x * (ds[m][n][j][i] - d[m][i / 2]);
+        });
+        add_products<T>(dq, ds, keys(stage));
+    }
+
+    __syncthreads();  // before the tiles' memory serves the result
+    static_assert(T::Owned::elements <= 2 * T::stages * T::Moving::elements);
+    store_sums<T>(head_of_qkv(dqkv, s, 0, head), first, s, dq, scale * ln_2, typename T::Owned{stages});
+}
+
+// A block owns a tile of keys and goes over the queries that see them. Scores are transposed here: a row is a
+// key's.
+template <int columns>
+__global__ void __launch_bounds__(128, 2)
+    attention_backward_keys_kernel5(bf16* dqkv, const float* row_dots, const bf16* dout, const bf16* qkv,
+                                    const float* lse, AttentionSizes s, float scale) {
+    using T = AttentionBackwardTiling<columns>;
+    const auto tiles = static_cast<unsigned>(blocks_for(s.sequence, T::owned));
+    const std::int64_t head = blockIdx.x / tiles;
+    const int first = static_cast<int>(blockIdx.x % tiles) * T::owned;
+    const int thread = static_cast<int>(threadIdx.x);
+    const int row = thread / warp_threads * T::warp_rows;  // the warp's first of the tile
+    const int key = first + row;
+
+    SharedAllocator shared;
+    const typename T::Owned keys{shared.take<bf16>(T::Owned::elements)};
+    const typename T::Owned values{shared.take<bf16>(T::Owned::elements)};
+    bf16* const stages = shared.take<bf16>(2 * T::stages * T::Moving::elements);
+    float* const row_values = shared.take<float>(2 * T::stages * T::step);
+    const auto queries = [&](int stage) {
+        return typename T::Moving{stages + 2 * stage * T::Moving::elements};
+    };
+    const auto douts = [&](int stage) {
+        return typename T::Moving{stages + (2 * stage + 1) * T::Moving::elements};
+    };
+    const auto log2_sums = [&](int stage) { return row_values + 2 * stage * T::step; };
+    const auto dots = [&](int stage) { return row_values + (2 * stage + 1) * T::step; };
+
+    const HeadRows<const bf16> q = head_of_qkv(qkv, s, 0, head), g = head_of_out(dout, s, head);
+    const auto load_stage = [&](int stage, int query) {
+        load_tile<T::threads>(queries(stage), q, query, s.sequence, s.head_size);
+        load_tile<T::threads>(douts(stage), g, query, s.sequence, s.head_size);
+        copy_async_commit();
+    };
+    // Of each of a step's queries its log-sum-exp, by the first threads, and D, by the next. They are loaded
+    // before a step's products and written to shared memory after them.
+    const auto load_row_value = [&](int query) {
+        const int t = query + thread % T::step;
+        const bool inside = thread < 2 * T::step && t < s.sequence;
+        // A query behind the sequence has no probabilities.
+        if (thread < T::step) return inside ? lse[head * s.sequence + t] * log2_e : INFINITY;
+        return inside ? row_dots[head * s.sequence + t] : 0.0f;
+    };
+    const auto store_row_value = [&](int stage, float value) {
+        if (thread < 2 * T::step) log2_sums(stage)[thread] = value;
+    };
+
+    load_tile<T::threads>(keys, head_of_qkv(qkv, s, 1, head), first, s.sequence, s.head_size);
+    load_tile<T::threads>(values, head_of_qkv(qkv, s, 2, head), first, s.sequence, s.head_size);
+    load_stage(0, first);
+    store_row_value(0, load_row_value(first));
+
+    // Where registers are left, the warp's keys stay in them.
+    constexpr bool held = false;
+    typename T::Rows k;
+    if constexpr (held) {
+        copy_async_wait<0>();
+        __syncthreads();
+#pragma unroll
+        for (int c = 0; c < T::depth; ++c) load_a(k[0][c], keys, row, 16 * c);
+    }
+
+    typename T::Sums dk = {}, dv = {};
+    for (int query = first, stage = 0; query < s.sequence; query += T::step, stage ^= 1) {
+        copy_async_wait<0>();
+        __syncthreads();
+        const bool more = query + T::step < s.sequence;
+        float next_value = 0;
+        if (more) {
+            load_stage(stage ^ 1, query + T::step);
+            next_value = load_row_value(query + T::step);
+        }
+        if (query + T::step > key && key < s.sequence) {
+            typename T::Scores p = {}, ds = {};
+            score_products<T>(
+                p,
+                [&](Operand& a, int m, int c) {
+                    if constexpr (held) {
+                        copy_operand(a, k[m][c]);
+                    } else {
+                        load_a(a, keys, row + 16 * m, 16 * c);
+                    }
+                },
+                queries(stage));
+            score_products<T>(
+                ds, [&](Operand& a, int m, int c) { load_a(a, values, row + 16 * m, 16 * c); }, douts(stage));
+            if (key + T::warp_rows > query + 1) {  // the diagonal's
+                for_each_score<T>([&](int m, int n, int j, int i) {
+                    const int past = key + 16 * m + block_row(i) - (query + 16 * n + block_column(j, i));
+                    if (past > 0) p[m][n][j][i] = -INFINITY;
+                });
+            }
+            for_each_score<T>([&](int m, int n, int j, int i) {
+                const int column = 16 * n + block_column(j, i);
+                float& x = p[m][n][j][i];
+                x = exp2_approximate(x * scale - log2_sums(stage)[column]);
+                ds[m][n][j][i] = x * (ds[m][n][j][i] - dots(stage)[column]);
+            });
+            add_products<T>(dv, p, douts(stage));
+            add_products<T>(dk, ds, queries(stage));
+        }
+        if (more) store_row_value(stage ^ 1, next_value);
+    }
+
+    // A warp alone has read its rows of the tiles, and now writes them.
+    store_sums<T>(head_of_qkv(dqkv, s, 1, head), first, s, dk, scale * ln_2, keys);
+    store_sums<T>(head_of_qkv(dqkv, s, 2, head), first, s, dv, 1.0f, values);
+}
+
+// Of head sizes up to `columns`
+template <int columns>
+void launch_attention_backward(const LaunchContext& on, bf16* dqkv, const bf16* dout, const bf16* qkv,
+                               const bf16* out, const float* lse, float* row_dots, const AttentionSizes& s) {
+    using T = AttentionBackwardTiling<columns>;
+    constexpr std::size_t stages = SharedAllocator::bytes<bf16>(2 * T::stages * T::Moving::elements);
+    constexpr std::size_t owned = 2 * SharedAllocator::bytes<bf16>(T::Owned::elements);
+    constexpr std::size_t row_values = SharedAllocator::bytes<float>(2 * T::stages * T::step);
+    const auto grid = static_cast<unsigned>(s.all_heads() * blocks_for(s.sequence, T::owned));
+    launch(on, attention_backward_queries_kernel5<columns>, grid, T::threads, stages, dqkv, row_dots, dout,
+           qkv, out, lse, s, attention_scale(s));
+    launch(on, attention_backward_keys_kernel5<columns>, grid, T::threads, owned + stages + row_values, dqkv,
+           row_dots, dout, qkv, lse, s, attention_scale(s));
+}
+
+inline std::size_t attention_backward_workspace_bytes(const AttentionSizes& sizes) {
+    return static_cast<std::size_t>(sizes.all_heads() * sizes.sequence) * sizeof(float);
+}
+
+// dqkv, qkv X (B,T,3,NH,HS); dout, out X (B,T,NH,HS); lse fp32 (B,NH,T); workspace of
+// attention_backward_workspace_bytes. HS is a multiple of 8 up to 128; all start at 16 bytes.
+template <class X>
+void attention_backward(const LaunchContext& on, X* dqkv, const X* dout, const X* qkv, const X* out,
+                        const float* lse, void* workspace, const AttentionSizes& sizes) {
+    check(sizes.head_size % 8 == 0 && sizes.head_size <= 128,
+          "attention: the head size is not a multiple of 8 up to 128");
+    check(sizes.all_heads() * blocks_for(sizes.sequence, 32) < (std::int64_t{1} << 31),
+          "attention: too many heads of so long a sequence");
+    auto* const row_dots = static_cast<float*>(workspace);
+    const auto launch_columns = [&]<int columns>() {
+        if constexpr (std::is_same_v<X, float>) {
+            launch_plain_attention_backward<columns>(on, dqkv, dout, qkv, out, lse, row_dots, sizes);
+        } else {
+            launch_attention_backward<columns>(on, dqkv, dout, qkv, out, lse, row_dots, sizes);
+        }
+    };
+    if (sizes.head_size <= 64) {
+        launch_columns.template operator()<64>();
+    } else {
+        launch_columns.template operator()<128>();
+    }
+}
+
+}  // namespace llmc::cuda
