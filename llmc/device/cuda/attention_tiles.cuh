@@ -36,19 +36,16 @@ struct HeadRows {
 
 // Part 0 (q), 1 (k) or 2 (v) of qkv
 template <class X>
-__device__ __forceinline__ HeadRows<X> head_of_qkv(X* qkv, const AttentionSizes& s, int part,
-                                                   std::int64_t head) {
-    const std::int64_t b = head / s.heads, h = head % s.heads;
-    const int stride = 3 * s.heads * s.head_size;
-    return {qkv + b * s.sequence * stride + (part * s.heads + h) * s.head_size, stride};
+__device__ __forceinline__ HeadRows<X> head_of_qkv(X* qkv, const AttentionSizes& s, int part, int head) {
+    const int b = head / s.heads, h = head % s.heads, stride = 3 * s.heads * s.head_size;
+    return {qkv + std::int64_t{b} * s.sequence * stride + (part * s.heads + h) * s.head_size, stride};
 }
 
 // Of a tensor (B,T,NH,HS)
 template <class X>
-__device__ __forceinline__ HeadRows<X> head_of_out(X* out, const AttentionSizes& s, std::int64_t head) {
-    const std::int64_t b = head / s.heads, h = head % s.heads;
-    const int stride = s.heads * s.head_size;
-    return {out + b * s.sequence * stride + h * s.head_size, stride};
+__device__ __forceinline__ HeadRows<X> head_of_out(X* out, const AttentionSizes& s, int head) {
+    const int b = head / s.heads, h = head % s.heads, stride = s.heads * s.head_size;
+    return {out + std::int64_t{b} * s.sequence * stride + h * s.head_size, stride};
 }
 
 // ---- tiles of bf16 in shared memory ----
@@ -71,21 +68,47 @@ struct Tile {
     }
 };
 
-// Starts to copy rows first ... of a head into a tile, by the block's `threads` threads together. The caller
-// commits the group, waits for it, and has a barrier after that.
+// What a thread copies of each tile that a block of `threads` copies together: its chunk of some rows.
+template <int threads_, int columns>
+struct TileCopy {
+    static constexpr int threads = threads_, chunks = columns / 8, rows_at_a_time = threads / chunks;
+    static_assert(threads % chunks == 0 && rows_at_a_time % 8 == 0);
+
+    const bf16* source;  // in the first row
+    int stride;
+    int rows_left;  // from there on, in the sequence; 0 behind the head's columns
+
+    // Begins with row `first` of the head.
+    __device__ __forceinline__ TileCopy(HeadRows<const bf16> from, int first, int sequence, int head_size)
+        : source(from.row(first + own_row()) + own_chunk() * 8),
+          stride(from.stride),
+          rows_left(own_chunk() * 8 < head_size ? sequence - first - own_row() : 0) {}
+
+    // Starts to copy. The caller commits the group, waits for it, and has a barrier after that.
+    template <int rows>
+    __device__ __forceinline__ void start(Tile<rows, columns> to) const {
+        const bf16* from = source;
+#pragma unroll
+        for (int i = 0; i < rows; i += rows_at_a_time) {
+            copy_async_16(to.chunk(own_row() + i, own_chunk()), from, i < rows_left);
+            from += rows_at_a_time * stride;
+        }
+    }
+    // Goes to the tile that many rows further.
+    __device__ __forceinline__ void advance(int rows) {
+        source += std::int64_t{rows} * stride;
+        rows_left -= rows;
+    }
+
+    __device__ static __forceinline__ int own_row() { return static_cast<int>(threadIdx.x) / chunks; }
+    __device__ static __forceinline__ int own_chunk() { return static_cast<int>(threadIdx.x) % chunks; }
+};
+
+// Starts to copy rows first ... of a head into a tile.
 template <int threads, int rows, int columns>
 __device__ __forceinline__ void load_tile(Tile<rows, columns> to, HeadRows<const bf16> from, int first,
                                           int sequence, int head_size) {
-    constexpr int chunks = columns / 8, rows_at_a_time = threads / chunks;
-    static_assert(threads % chunks == 0 && rows_at_a_time % 8 == 0 && rows % rows_at_a_time == 0);
-    const int thread = static_cast<int>(threadIdx.x), chunk = thread % chunks, row = thread / chunks;
-    const bf16* source = from.row(first + row) + chunk * 8;
-    const int rows_left = chunk * 8 < head_size ? sequence - first - row : 0;
-#pragma unroll
-    for (int i = 0; i < rows; i += rows_at_a_time) {
-        copy_async_16(to.chunk(row + i, chunk), source, i < rows_left);
-        source += rows_at_a_time * from.stride;
-    }
+    TileCopy<threads, columns>(from, first, sequence, head_size).start(to);
 }
 
 // Writes rows [row, row + count) of a tile to rows first + row ... of a head, by one warp (count a multiple of 4).
@@ -113,9 +136,11 @@ __device__ __forceinline__ void store_rows(HeadRows<bf16> to, int first, int seq
 using Operand = std::uint32_t[4];
 using Block = float[2][4];
 
+__device__ __forceinline__ int own_lane() { return static_cast<int>(threadIdx.x) % warp_threads; }
+
 // Of an element of a block, which the lane holds: its row and column.
 __device__ __forceinline__ int block_row(int i) {
-    return static_cast<int>(threadIdx.x) % warp_threads / 4 + 8 * (i / 2);
+    return own_lane() / 4 + 8 * (i / 2);
 }
 __device__ __forceinline__ int block_column(int n, int i) {
     return 8 * n + 2 * (static_cast<int>(threadIdx.x) % 4) + i % 2;
@@ -126,37 +151,48 @@ __device__ __forceinline__ void multiply_add(Block& d, const Operand& a, const O
     mma_m16n8k16(d[1], a, {b[2], b[3]});
 }
 
-// Four 8x8 matrices of a tile's 16x16 elements at `row` and `column`: top left, bottom left, top right, bottom
-// right. All operands are made of these, so that a kernel keeps one set of addresses.
+// The registers of an operand that belong to one half of it must be neighbours, so that each kind of operand reads
+// its four 8x8 matrices in an order of its own: down, then right; or right, then down. What lane l reads of them:
 template <class AnyTile>
-__device__ __forceinline__ const bf16* matrix_row(AnyTile tile, int row, int column) {
-    const int lane = static_cast<int>(threadIdx.x) % warp_threads;
+__device__ __forceinline__ const bf16* row_downwards(AnyTile tile, int row, int column, int lane) {
     return tile.chunk(row + lane % 16, column / 8 + lane / 16);
+}
+template <class AnyTile>
+__device__ __forceinline__ const bf16* row_rightwards(AnyTile tile, int row, int column, int lane) {
+    return tile.chunk(row + lane / 16 * 8 + lane % 8, column / 8 + lane / 8 % 2);
+}
+
+// The lane, unknown to the compiler. In a loop that has many tiles to read, and no registers to spare, addresses
+// derived from it are computed where they are used, by an instruction or two, and not all before the loop.
+__device__ __forceinline__ int own_lane_again() {
+    int lane = own_lane();
+#ifdef __CUDACC__
+    asm volatile("" : "+r"(lane));
+#endif
+    return lane & 31;
 }
 
 // The first operand from a tile: a[i][k] = tile[row + i][column + k]
 template <class AnyTile>
-__device__ __forceinline__ void load_a(Operand& a, AnyTile tile, int row, int column) {
-    ldmatrix_x4(a, matrix_row(tile, row, column));
+__device__ __forceinline__ void load_a(Operand& a, AnyTile tile, int row, int column, int lane = own_lane()) {
+    ldmatrix_x4(a, row_downwards(tile, row, column, lane));
 }
 // of the tile transposed: a[i][k] = tile[row + k][column + i]
 template <class AnyTile>
-__device__ __forceinline__ void load_a_transposed(Operand& a, AnyTile tile, int row, int column) {
-    Operand m;
-    ldmatrix_x4_transposed(m, matrix_row(tile, row, column));
-    a[0] = m[0], a[1] = m[2], a[2] = m[1], a[3] = m[3];
+__device__ __forceinline__ void load_a_transposed(Operand& a, AnyTile tile, int row, int column,
+                                                  int lane = own_lane()) {
+    ldmatrix_x4_transposed(a, row_rightwards(tile, row, column, lane));
 }
 // The second operand from a tile: b[k][j] = tile[row + k][column + j]
 template <class AnyTile>
-__device__ __forceinline__ void load_b(Operand& b, AnyTile tile, int row, int column) {
-    ldmatrix_x4_transposed(b, matrix_row(tile, row, column));
+__device__ __forceinline__ void load_b(Operand& b, AnyTile tile, int row, int column, int lane = own_lane()) {
+    ldmatrix_x4_transposed(b, row_downwards(tile, row, column, lane));
 }
 // of the tile transposed: b[k][j] = tile[row + j][column + k]
 template <class AnyTile>
-__device__ __forceinline__ void load_b_transposed(Operand& b, AnyTile tile, int row, int column) {
-    Operand m;
-    ldmatrix_x4(m, matrix_row(tile, row, column));
-    b[0] = m[0], b[1] = m[2], b[2] = m[1], b[3] = m[3];
+__device__ __forceinline__ void load_b_transposed(Operand& b, AnyTile tile, int row, int column,
+                                                  int lane = own_lane()) {
+    ldmatrix_x4(b, row_rightwards(tile, row, column, lane));
 }
 // The first operand from a block that was computed, rounded to bf16.
 __device__ __forceinline__ void round_to_a(Operand& a, const Block& block) {
