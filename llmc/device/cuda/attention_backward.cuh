@@ -47,7 +47,21 @@ struct AttentionBackwardTiling {
     using Rows = Operand[blocks][depth];        // the warp's rows of q, k, v or dout, as first operands
     using Scores = Block[blocks][step_blocks];  // its rows against a step's
     using Sums = Block[blocks][depth];          // its rows of a gradient
+
+    // Of each query, up to whole tiles of them, the queries kernel leaves two numbers for the keys kernel.
+    static __device__ __forceinline__ std::int64_t row_value(const AttentionSizes& s, int head, int query) {
+        return 2 * (std::int64_t{head} * blocks_for(s.sequence, owned) * owned + query);
+    }
 };
+
+// The number, unknown to the compiler: what is derived from it after a loop is computed there, and not kept in
+// registers since before the loop.
+__device__ __forceinline__ int afresh(unsigned x) {
+#ifdef __CUDACC__
+    asm volatile("" : "+r"(x));
+#endif
+    return static_cast<int>(x);
+}
 
 // The product of two pairs of bf16 in fp32
 __device__ __forceinline__ float dot_pairs(std::uint32_t a, std::uint32_t b) {
@@ -77,15 +91,16 @@ __device__ __forceinline__ void copy_operand(Operand& to, const Operand& from) {
 template <class T, class Load>
 __device__ __forceinline__ void score_products(typename T::Scores& scores, const Load& load,
                                                typename T::Moving tile) {
+    const int lane = own_lane_again();
 #pragma unroll
     for (int k = 0; k < T::depth; ++k) {
         Operand a[T::blocks];
 #pragma unroll
-        for (int m = 0; m < T::blocks; ++m) load(a[m], m, k);
+        for (int m = 0; m < T::blocks; ++m) load(a[m], m, k, lane);
 #pragma unroll
         for (int n = 0; n < T::step_blocks; ++n) {
             Operand b;
-            load_b_transposed(b, tile, 16 * n, 16 * k);
+            load_b_transposed(b, tile, 16 * n, 16 * k, lane);
 #pragma unroll
             for (int m = 0; m < T::blocks; ++m) multiply_add(scores[m][n], a[m], b);
         }
@@ -96,6 +111,7 @@ __device__ __forceinline__ void score_products(typename T::Scores& scores, const
 template <class T>
 __device__ __forceinline__ void add_products(typename T::Sums& sums, const typename T::Scores& weights,
                                              typename T::Moving tile) {
+    const int lane = own_lane_again();
 #pragma unroll
     for (int k = 0; k < T::step_blocks; ++k) {
         Operand a[T::blocks];
@@ -104,7 +120,7 @@ __device__ __forceinline__ void add_products(typename T::Sums& sums, const typen
 #pragma unroll
         for (int n = 0; n < T::depth; ++n) {
             Operand b;
-            load_b(b, tile, 16 * k, 16 * n);
+            load_b(b, tile, 16 * k, 16 * n, lane);
 #pragma unroll
             for (int m = 0; m < T::blocks; ++m) multiply_add(sums[m][n], a[m], b);
         }
@@ -128,7 +144,7 @@ __device__ __forceinline__ void for_each_score(const F& f) {
 template <class T>
 __device__ __forceinline__ void store_sums(HeadRows<bf16> to, int first, const AttentionSizes& s,
                                            typename T::Sums& sums, float factor, typename T::Owned tile) {
-    const int row = static_cast<int>(threadIdx.x) / warp_threads * T::warp_rows;
+    const int row = afresh(threadIdx.x) / warp_threads * T::warp_rows;
     __syncwarp();
 #pragma unroll
     for (int m = 0; m < T::blocks; ++m) {
@@ -146,13 +162,12 @@ __device__ __forceinline__ void store_sums(HeadRows<bf16> to, int first, const A
 // A block owns a tile of queries and goes over the keys that they see.
 template <int columns>
 __global__ void __launch_bounds__(128, 2)
-    attention_backward_queries_kernel5(bf16* dqkv, float* row_dots, const bf16* dout, const bf16* qkv,
+    attention_backward_queries_kernel5(bf16* dqkv, float* row_values, const bf16* dout, const bf16* qkv,
                                        const bf16* out, const float* lse, AttentionSizes s, float scale) {
     using T = AttentionBackwardTiling<columns>;
-    const auto tiles = static_cast<unsigned>(blocks_for(s.sequence, T::owned));
-    const std::int64_t head = blockIdx.x / tiles;
+    const int head = static_cast<int>(blockIdx.y);
     // The last queries see the most keys: they begin first, so that the last blocks to run are short.
-    const int first = static_cast<int>(tiles - 1 - blockIdx.x % tiles) * T::owned;
+    const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * T::owned;
     const int warp = static_cast<int>(threadIdx.x) / warp_threads;
     const int lane = static_cast<int>(threadIdx.x) % warp_threads;
     const int query = first + warp * T::warp_rows;  // the warp's first
@@ -163,13 +178,18 @@ __global__ void __launch_bounds__(128, 2)
     const auto values = [&](int stage) {
         return typename T::Moving{stages + (2 * stage + 1) * T::Moving::elements};
     };
-    const HeadRows<const bf16> k = head_of_qkv(qkv, s, 1, head), v = head_of_qkv(qkv, s, 2, head);
-    const auto load_stage = [&](int stage, int key) {
-        load_tile<T::threads>(keys(stage), k, key, s.sequence, s.head_size);
-        load_tile<T::threads>(values(stage), v, key, s.sequence, s.head_size);
+    using Copy = TileCopy<T::threads, columns>;
+    Copy copy_k(head_of_qkv(qkv, s, 1, head), 0, s.sequence, s.head_size);
+    Copy copy_v(head_of_qkv(qkv, s, 2, head), 0, s.sequence, s.head_size);
+    const auto load_next = [&](int stage) {
+        copy_k.start(keys(stage));
+        copy_v.rows_left = copy_k.rows_left;  // one register for both
+        copy_v.start(values(stage));
+        copy_k.advance(T::step);
+        copy_v.advance(T::step);
         copy_async_commit();
     };
-    load_stage(0, 0);
+    load_next(0);
 
     // The warp's queries and their dout stay in registers.
     typename T::Rows q, g;
@@ -190,10 +210,12 @@ __global__ void __launch_bounds__(128, 2)
         for (int i = 0; i < 2; ++i) {
             const int t = query + 16 * m + lane / 4 + 8 * i;
             d[m][i] = row_reduce(d[m][i], Sum{});
-            log2_sum[m][i] = INFINITY;  // a query behind the sequence has no probabilities
-            if (t < s.sequence) {
-                log2_sum[m][i] = lse[head * s.sequence + t] * log2_e;
-                if (lane % 4 == 0) row_dots[head * s.sequence + t] = d[m][i];
+            // A query behind the sequence has no probabilities.
+            log2_sum[m][i] = t < s.sequence ? lse[std::int64_t{head} * s.sequence + t] * log2_e : INFINITY;
+            if (lane % 4 == 0) {
+                float* const to = row_values + T::row_value(s, head, t);
+                to[0] = log2_sum[m][i];
+                to[1] = d[m][i];
             }
         }
     }
@@ -203,14 +225,14 @@ __global__ void __launch_bounds__(128, 2)
     for (int key = 0, stage = 0; key < end; key += T::step, stage ^= 1) {
         copy_async_wait<0>();
         __syncthreads();
-        if (key + T::step < end) load_stage(stage ^ 1, key + T::step);
+        if (key + T::step < end) load_next(stage ^ 1);
         if (key >= query + T::warp_rows || query >= s.sequence) continue;
 
         typename T::Scores p = {}, ds = {};
         score_products<T>(
-            p, [&](Operand& a, int m, int c) { copy_operand(a, q[m][c]); }, keys(stage));
+            p, [&](Operand& a, int m, int c, int) { copy_operand(a, q[m][c]); }, keys(stage));
         score_products<T>(
-            ds, [&](Operand& a, int m, int c) { copy_operand(a, g[m][c]); }, values(stage));
+            ds, [&](Operand& a, int m, int c, int) { copy_operand(a, g[m][c]); }, values(stage));
         if (key + T::step > query + 1) {  // the diagonal's
             for_each_score<T>([&](int m, int n, int j, int i) {
                 const int past = key + 16 * n + block_column(j, i) - (query + 16 * m + block_row(i));
@@ -226,19 +248,19 @@ __global__ void __launch_bounds__(128, 2)
 
     __syncthreads();  // before the tiles' memory serves the result
     static_assert(T::Owned::elements <= 2 * T::stages * T::Moving::elements);
-    store_sums<T>(head_of_qkv(dqkv, s, 0, head), first, s, dq, scale * ln_2, typename T::Owned{stages});
+    store_sums<T>(head_of_qkv(dqkv, s, 0, afresh(blockIdx.y)), first, s, dq, scale * ln_2,
+                  typename T::Owned{stages});
 }
 
 // A block owns a tile of keys and goes over the queries that see them. Scores are transposed here: a row is a
 // key's.
 template <int columns>
 __global__ void __launch_bounds__(128, 2)
-    attention_backward_keys_kernel5(bf16* dqkv, const float* row_dots, const bf16* dout, const bf16* qkv,
-                                    const float* lse, AttentionSizes s, float scale) {
+    attention_backward_keys_kernel5(bf16* dqkv, const float* row_values, const bf16* dout, const bf16* qkv,
+                                    AttentionSizes s, float scale) {
     using T = AttentionBackwardTiling<columns>;
-    const auto tiles = static_cast<unsigned>(blocks_for(s.sequence, T::owned));
-    const std::int64_t head = blockIdx.x / tiles;
-    const int first = static_cast<int>(blockIdx.x % tiles) * T::owned;
+    const int head = static_cast<int>(blockIdx.y);
+    const int first = static_cast<int>(blockIdx.x) * T::owned;
     const int thread = static_cast<int>(threadIdx.x);
     const int row = thread / warp_threads * T::warp_rows;  // the warp's first of the tile
     const int key = first + row;
@@ -247,42 +269,36 @@ __global__ void __launch_bounds__(128, 2)
     const typename T::Owned keys{shared.take<bf16>(T::Owned::elements)};
     const typename T::Owned values{shared.take<bf16>(T::Owned::elements)};
     bf16* const stages = shared.take<bf16>(2 * T::stages * T::Moving::elements);
-    float* const row_values = shared.take<float>(2 * T::stages * T::step);
+    float* const row_stages = shared.take<float>(2 * T::stages * T::step);
     const auto queries = [&](int stage) {
         return typename T::Moving{stages + 2 * stage * T::Moving::elements};
     };
     const auto douts = [&](int stage) {
         return typename T::Moving{stages + (2 * stage + 1) * T::Moving::elements};
     };
-    const auto log2_sums = [&](int stage) { return row_values + 2 * stage * T::step; };
-    const auto dots = [&](int stage) { return row_values + (2 * stage + 1) * T::step; };
+    const auto rows = [&](int stage) { return row_stages + 2 * stage * T::step; };
 
-    const HeadRows<const bf16> q = head_of_qkv(qkv, s, 0, head), g = head_of_out(dout, s, head);
-    const auto load_stage = [&](int stage, int query) {
-        load_tile<T::threads>(queries(stage), q, query, s.sequence, s.head_size);
-        load_tile<T::threads>(douts(stage), g, query, s.sequence, s.head_size);
+    using Copy = TileCopy<T::threads, columns>;
+    Copy copy_q(head_of_qkv(qkv, s, 0, head), first, s.sequence, s.head_size);
+    Copy copy_dout(head_of_out(dout, s, head), first, s.sequence, s.head_size);
+    const float* copy_rows = row_values + T::row_value(s, head, first) + 4 * thread;
+    const auto load_next = [&](int stage) {
+        copy_q.start(queries(stage));
+        copy_dout.rows_left = copy_q.rows_left;  // one register for both
+        copy_dout.start(douts(stage));
+        if (thread < T::step / 2) copy_async_16(rows(stage) + 4 * thread, copy_rows, true);
+        copy_q.advance(T::step);
+        copy_dout.advance(T::step);
+        copy_rows += 2 * T::step;
         copy_async_commit();
-    };
-    // Of each of a step's queries its log-sum-exp, by the first threads, and D, by the next. They are loaded
-    // before a step's products and written to shared memory after them.
-    const auto load_row_value = [&](int query) {
-        const int t = query + thread % T::step;
-        const bool inside = thread < 2 * T::step && t < s.sequence;
-        // A query behind the sequence has no probabilities.
-        if (thread < T::step) return inside ? lse[head * s.sequence + t] * log2_e : INFINITY;
-        return inside ? row_dots[head * s.sequence + t] : 0.0f;
-    };
-    const auto store_row_value = [&](int stage, float value) {
-        if (thread < 2 * T::step) log2_sums(stage)[thread] = value;
     };
 
     load_tile<T::threads>(keys, head_of_qkv(qkv, s, 1, head), first, s.sequence, s.head_size);
     load_tile<T::threads>(values, head_of_qkv(qkv, s, 2, head), first, s.sequence, s.head_size);
-    load_stage(0, first);
-    store_row_value(0, load_row_value(first));
+    load_next(0);
 
     // Where registers are left, the warp's keys stay in them.
-    constexpr bool held = false;
+    constexpr bool held = T::blocks == 1;
     typename T::Rows k;
     if constexpr (held) {
         copy_async_wait<0>();
@@ -295,66 +311,73 @@ __global__ void __launch_bounds__(128, 2)
     for (int query = first, stage = 0; query < s.sequence; query += T::step, stage ^= 1) {
         copy_async_wait<0>();
         __syncthreads();
-        const bool more = query + T::step < s.sequence;
-        float next_value = 0;
-        if (more) {
-            load_stage(stage ^ 1, query + T::step);
-            next_value = load_row_value(query + T::step);
-        }
-        if (query + T::step > key && key < s.sequence) {
-            typename T::Scores p = {}, ds = {};
-            score_products<T>(
-                p,
-                [&](Operand& a, int m, int c) {
-                    if constexpr (held) {
-                        copy_operand(a, k[m][c]);
-                    } else {
-                        load_a(a, keys, row + 16 * m, 16 * c);
-                    }
-                },
-                queries(stage));
-            score_products<T>(
-                ds, [&](Operand& a, int m, int c) { load_a(a, values, row + 16 * m, 16 * c); }, douts(stage));
-            if (key + T::warp_rows > query + 1) {  // the diagonal's
-                for_each_score<T>([&](int m, int n, int j, int i) {
-                    const int past = key + 16 * m + block_row(i) - (query + 16 * n + block_column(j, i));
-                    if (past > 0) p[m][n][j][i] = -INFINITY;
-                });
-            }
+        if (query + T::step < s.sequence) load_next(stage ^ 1);
+        if (query + T::step <= key || key >= s.sequence) continue;
+
+        typename T::Scores p = {}, ds = {};
+        score_products<T>(
+            p,
+            [&](Operand& a, int m, int c, int lane) {
+                held ? copy_operand(a, k[m][c]) : load_a(a, keys, row + 16 * m, 16 * c, lane);
+            },
+            queries(stage));
+        score_products<T>(
+            ds, [&](Operand& a, int m, int c, int lane) { load_a(a, values, row + 16 * m, 16 * c, lane); },
+            douts(stage));
+        if (key + T::warp_rows > query + 1) {  // the diagonal's
             for_each_score<T>([&](int m, int n, int j, int i) {
-                const int column = 16 * n + block_column(j, i);
-                float& x = p[m][n][j][i];
-                x = exp2_approximate(x * scale - log2_sums(stage)[column]);
-                ds[m][n][j][i] = x * (ds[m][n][j][i] - dots(stage)[column]);
+                const int past = key + 16 * m + block_row(i) - (query + 16 * n + block_column(j, i));
+                if (past > 0) p[m][n][j][i] = -INFINITY;
             });
-            add_products<T>(dv, p, douts(stage));
-            add_products<T>(dk, ds, queries(stage));
         }
-        if (more) store_row_value(stage ^ 1, next_value);
+#pragma unroll
+        for (int n = 0; n < T::step_blocks; ++n) {
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                // The lane's two neighbouring queries: log-sum-exp and D of one, then of the other.
+                const Packed<float> values_of = load(rows(stage) + 2 * (16 * n + block_column(j, 0)));
+#pragma unroll
+                for (int m = 0; m < T::blocks; ++m) {
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        float& x = p[m][n][j][i];
+                        x = exp2_approximate(x * scale - values_of[i % 2 * 2]);
+                        ds[m][n][j][i] = x * (ds[m][n][j][i] - values_of[i % 2 * 2 + 1]);
+                    }
+                }
+            }
+        }
+        add_products<T>(dv, p, douts(stage));
+        add_products<T>(dk, ds, queries(stage));
     }
 
     // A warp alone has read its rows of the tiles, and now writes them.
-    store_sums<T>(head_of_qkv(dqkv, s, 1, head), first, s, dk, scale * ln_2, keys);
-    store_sums<T>(head_of_qkv(dqkv, s, 2, head), first, s, dv, 1.0f, values);
+    store_sums<T>(head_of_qkv(dqkv, s, 1, afresh(blockIdx.y)), first, s, dk, scale * ln_2, keys);
+    store_sums<T>(head_of_qkv(dqkv, s, 2, afresh(blockIdx.y)), first, s, dv, 1.0f, values);
 }
 
 // Of head sizes up to `columns`
 template <int columns>
 void launch_attention_backward(const LaunchContext& on, bf16* dqkv, const bf16* dout, const bf16* qkv,
-                               const bf16* out, const float* lse, float* row_dots, const AttentionSizes& s) {
+                               const bf16* out, const float* lse, float* row_values,
+                               const AttentionSizes& s) {
     using T = AttentionBackwardTiling<columns>;
     constexpr std::size_t stages = SharedAllocator::bytes<bf16>(2 * T::stages * T::Moving::elements);
     constexpr std::size_t owned = 2 * SharedAllocator::bytes<bf16>(T::Owned::elements);
-    constexpr std::size_t row_values = SharedAllocator::bytes<float>(2 * T::stages * T::step);
-    const auto grid = static_cast<unsigned>(s.all_heads() * blocks_for(s.sequence, T::owned));
-    launch(on, attention_backward_queries_kernel5<columns>, grid, T::threads, stages, dqkv, row_dots, dout,
+    constexpr std::size_t rows = SharedAllocator::bytes<float>(2 * T::stages * T::step);
+    const dim3 grid(static_cast<unsigned>(blocks_for(s.sequence, T::owned)),
+                    static_cast<unsigned>(s.all_heads()));
+    launch(on, attention_backward_queries_kernel5<columns>, grid, T::threads, stages, dqkv, row_values, dout,
            qkv, out, lse, s, attention_scale(s));
-    launch(on, attention_backward_keys_kernel5<columns>, grid, T::threads, owned + stages + row_values, dqkv,
-           row_dots, dout, qkv, lse, s, attention_scale(s));
+    launch(on, attention_backward_keys_kernel5<columns>, grid, T::threads, owned + stages + rows, dqkv,
+           row_values, dout, qkv, s, attention_scale(s));
 }
 
+// Two numbers for each query, whose number is rounded up to whole tiles.
 inline std::size_t attention_backward_workspace_bytes(const AttentionSizes& sizes) {
-    return static_cast<std::size_t>(sizes.all_heads() * sizes.sequence) * sizeof(float);
+    constexpr int tile = std::max(AttentionBackwardTiling<64>::owned, AttentionBackwardTiling<128>::owned);
+    const std::int64_t queries = sizes.all_heads() * blocks_for(sizes.sequence, tile) * tile;
+    return static_cast<std::size_t>(queries) * 2 * sizeof(float);
 }
 
 // dqkv, qkv X (B,T,3,NH,HS); dout, out X (B,T,NH,HS); lse fp32 (B,NH,T); workspace of
@@ -364,14 +387,13 @@ void attention_backward(const LaunchContext& on, X* dqkv, const X* dout, const X
                         const float* lse, void* workspace, const AttentionSizes& sizes) {
     check(sizes.head_size % 8 == 0 && sizes.head_size <= 128,
           "attention: the head size is not a multiple of 8 up to 128");
-    check(sizes.all_heads() * blocks_for(sizes.sequence, 32) < (std::int64_t{1} << 31),
-          "attention: too many heads of so long a sequence");
-    auto* const row_dots = static_cast<float*>(workspace);
+    check(sizes.all_heads() <= 65535, "attention: more than 65535 heads in a batch");
+    auto* const row_values = static_cast<float*>(workspace);
     const auto launch_columns = [&]<int columns>() {
         if constexpr (std::is_same_v<X, float>) {
-            launch_plain_attention_backward<columns>(on, dqkv, dout, qkv, out, lse, row_dots, sizes);
+            launch_plain_attention_backward<columns>(on, dqkv, dout, qkv, out, lse, row_values, sizes);
         } else {
-            launch_attention_backward<columns>(on, dqkv, dout, qkv, out, lse, row_dots, sizes);
+            launch_attention_backward<columns>(on, dqkv, dout, qkv, out, lse, row_values, sizes);
         }
     };
     if (sizes.head_size <= 64) {

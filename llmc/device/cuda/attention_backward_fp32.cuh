@@ -135,10 +135,9 @@ __global__ void __launch_bounds__(256, 1)
     attention_backward_queries_kernel2(X* dqkv, float* row_dots, const X* dout, const X* qkv, const X* out,
                                        const float* lse, AttentionSizes s, float scale) {
     using Plain = PlainBackward<columns>;
-    const int tiles = blocks_for(s.sequence, Plain::rows);
-    const std::int64_t head = blockIdx.x / static_cast<unsigned>(tiles);
+    const int head = static_cast<int>(blockIdx.y);
     // The last queries see the most keys: they begin first.
-    const int query = (tiles - 1 - static_cast<int>(blockIdx.x % static_cast<unsigned>(tiles))) * Plain::rows;
+    const int query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Plain::rows;
     SharedAllocator shared;
     Plain block;
     block.take(shared);
@@ -149,6 +148,7 @@ __global__ void __launch_bounds__(256, 1)
     {
         const int r = Plain::sum_row(), t = query + r;
         const X* const o = head_of_out(out, s, head).row(t);
+        const std::int64_t place = std::int64_t{head} * s.sequence + t;
         float d = 0;
         if (t < s.sequence) {
             for (int c = static_cast<int>(threadIdx.x) % 8; c < s.head_size; c += 8) {
@@ -160,8 +160,8 @@ __global__ void __launch_bounds__(256, 1)
         if (threadIdx.x % 8 == 0) {
             block.row_dots[r] = d;
             // A query behind the sequence has no probabilities.
-            block.log2_sum[r] = t < s.sequence ? lse[head * s.sequence + t] * log2_e : INFINITY;
-            if (t < s.sequence) row_dots[head * s.sequence + t] = d;
+            block.log2_sum[r] = t < s.sequence ? lse[place] * log2_e : INFINITY;
+            if (t < s.sequence) row_dots[place] = d;
         }
     }
 
@@ -184,9 +184,8 @@ __global__ void __launch_bounds__(256, 1)
     attention_backward_keys_kernel2(X* dqkv, const float* row_dots, const X* dout, const X* qkv,
                                     const float* lse, AttentionSizes s, float scale) {
     using Plain = PlainBackward<columns>;
-    const int tiles = blocks_for(s.sequence, Plain::rows);
-    const std::int64_t head = blockIdx.x / static_cast<unsigned>(tiles);
-    const int key = static_cast<int>(blockIdx.x % static_cast<unsigned>(tiles)) * Plain::rows;
+    const int head = static_cast<int>(blockIdx.y);
+    const int key = static_cast<int>(blockIdx.x) * Plain::rows;
     SharedAllocator shared;
     Plain block;
     block.take(shared);
@@ -200,8 +199,9 @@ __global__ void __launch_bounds__(256, 1)
         if (threadIdx.x < Plain::rows) {
             const int r = static_cast<int>(threadIdx.x);
             const bool inside = query + r < s.sequence;
-            block.log2_sum[r] = inside ? lse[head * s.sequence + query + r] * log2_e : INFINITY;
-            block.row_dots[r] = inside ? row_dots[head * s.sequence + query + r] : 0.0f;
+            const std::int64_t place = std::int64_t{head} * s.sequence + query + r;
+            block.log2_sum[r] = inside ? lse[place] * log2_e : INFINITY;
+            block.row_dots[r] = inside ? row_dots[place] : 0.0f;
         }
         __syncthreads();
         block.make_scores(query, key, scale);
@@ -220,7 +220,8 @@ void launch_plain_attention_backward(const LaunchContext& on, X* dqkv, const X* 
                                      const X* out, const float* lse, float* row_dots,
                                      const AttentionSizes& s) {
     using Plain = PlainBackward<columns>;
-    const auto grid = static_cast<unsigned>(s.all_heads() * blocks_for(s.sequence, Plain::rows));
+    const dim3 grid(static_cast<unsigned>(blocks_for(s.sequence, Plain::rows)),
+                    static_cast<unsigned>(s.all_heads()));
     launch(on, attention_backward_queries_kernel2<columns, X>, grid, Plain::threads, Plain::shared_bytes(),
            dqkv, row_dots, dout, qkv, out, lse, s, attention_scale(s));
     launch(on, attention_backward_keys_kernel2<columns, X>, grid, Plain::threads, Plain::shared_bytes(), dqkv,
