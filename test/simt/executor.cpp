@@ -307,9 +307,10 @@ void check_launch(const Chip& chip, const Grid& grid) {
                std::to_string(chip.shared_bytes_per_block) + on_chip);
     }
     if (options().report.empty()) return;
-    const auto& of_chip = options().report[chip.architecture];
-    const auto figures = of_chip.find(symbol_of(grid.kernel));
-    if (figures == of_chip.end()) refuse("the compiler's report" + on_chip + " lacks this kernel");
+    const auto* of_chip = figures_on(options().report, chip.architecture);
+    if (!of_chip) refuse("the compiler's report has nothing" + on_chip);
+    const auto figures = of_chip->find(symbol_of(grid.kernel));
+    if (figures == of_chip->end()) refuse("the compiler's report" + on_chip + " lacks this kernel");
     const int registers = figures->second.registers;
     if (llmc::cuda::block_registers(static_cast<int>(threads), registers) >
         Chip::registers_per_multiprocessor) {
