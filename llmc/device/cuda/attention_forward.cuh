@@ -42,7 +42,8 @@ struct RunningSoftmax {
                 for (int j = 0; j < key_blocks; ++j) {
 #pragma unroll
                     for (int n = 0; n < 2; ++n) {
-                        larger = fmaxf(larger, fmaxf(scores[r][j][n][2 * half], scores[r][j][n][2 * half + 1]));
+                        larger =
+                            fmaxf(larger, fmaxf(scores[r][j][n][2 * half], scores[r][j][n][2 * half + 1]));
                     }
                 }
                 larger = fmaxf(greatest[r][half], row_reduce(larger, Maximum{}) * scale);
@@ -284,15 +285,17 @@ void launch_attention_forward(const LaunchContext& on, bf16* out, float* lse, co
     const int tiles = blocks_for(sizes.sequence, Tiling::QueryTile::rows);
     check(tiles <= 65535 && sizes.batch <= 65535, "attention: the batch or the sequence is too long");
     launch(on, attention_forward_kernel6<Tiling>,
-           dim3(static_cast<unsigned>(sizes.heads), static_cast<unsigned>(sizes.batch), static_cast<unsigned>(tiles)), Tiling::threads,
-           Tiling::shared_bytes, out, lse, qkv, sizes, attention_scale(sizes));
+           dim3(static_cast<unsigned>(sizes.heads), static_cast<unsigned>(sizes.batch),
+                static_cast<unsigned>(tiles)),
+           Tiling::threads, Tiling::shared_bytes, out, lse, qkv, sizes, attention_scale(sizes));
 }
 
 }  // namespace detail
 
 // out X (B,T,NH,HS), lse fp32 (B,NH,T), qkv X (B,T,3,NH,HS); HS a multiple of 8 up to 128
 template <class X>
-void attention_forward(const LaunchContext& on, X* out, float* lse, const X* qkv, const AttentionSizes& sizes) {
+void attention_forward(const LaunchContext& on, X* out, float* lse, const X* qkv,
+                       const AttentionSizes& sizes) {
     check(sizes.head_size % 8 == 0 && sizes.head_size <= 128,
           "attention: the head size is not a multiple of 8 up to 128");
     if constexpr (std::is_same_v<X, float>) {

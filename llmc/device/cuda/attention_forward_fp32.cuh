@@ -14,9 +14,9 @@ struct AttentionForwardFp32Tiling {
     static constexpr int columns = columns_, key_rows = key_rows_, query_rows = 64, threads = 256;
     // Distances between rows: four floats more than the row, so that 8 rows lie in different banks.
     static constexpr int stride = columns + 4, p_stride = key_rows + 4;
-    static constexpr std::size_t shared_bytes =
-        SharedAllocator::bytes<float>(query_rows * stride) + 2 * SharedAllocator::bytes<float>(key_rows * stride) +
-        SharedAllocator::bytes<float>(query_rows * p_stride);
+    static constexpr std::size_t shared_bytes = SharedAllocator::bytes<float>(query_rows * stride) +
+                                                2 * SharedAllocator::bytes<float>(key_rows * stride) +
+                                                SharedAllocator::bytes<float>(query_rows * p_stride);
 };
 
 namespace detail {
@@ -164,7 +164,8 @@ __global__ void __launch_bounds__(Tiling::threads, 2)
         const int query = first_query + row + i;
         if (query >= sizes.sequence) continue;
         if (column == 0) {
-            lse[(std::int64_t{b} * sizes.heads + h) * sizes.sequence + query] = greatest[i] * scale * ln_2 + logf(whole);
+            lse[(std::int64_t{b} * sizes.heads + h) * sizes.sequence + query] =
+                greatest[i] * scale * ln_2 + logf(whole);
         }
 #pragma unroll
         for (int f = 0; f < own_fours; ++f) {
@@ -182,8 +183,9 @@ void launch_attention_forward_kernel3(const LaunchContext& on, X* out, float* ls
     const int tiles = blocks_for(sizes.sequence, Tiling::query_rows);
     check(tiles <= 65535 && sizes.batch <= 65535, "attention: the batch or the sequence is too long");
     launch(on, attention_forward_kernel3<X, Tiling>,
-           dim3(static_cast<unsigned>(sizes.heads), static_cast<unsigned>(sizes.batch), static_cast<unsigned>(tiles)), Tiling::threads,
-           Tiling::shared_bytes, out, lse, qkv, sizes, attention_scale(sizes));
+           dim3(static_cast<unsigned>(sizes.heads), static_cast<unsigned>(sizes.batch),
+                static_cast<unsigned>(tiles)),
+           Tiling::threads, Tiling::shared_bytes, out, lse, qkv, sizes, attention_scale(sizes));
 }
 
 // As attention_forward (attention_forward.cuh).

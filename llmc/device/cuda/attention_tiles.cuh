@@ -165,9 +165,7 @@ using Operand = std::uint32_t[4];
 using Block = float[2][4];
 
 // Of an element of a block, which the lane holds: its row and column.
-__device__ __forceinline__ int block_row(int i) {
-    return own_lane() / 4 + 8 * (i / 2);
-}
+__device__ __forceinline__ int block_row(int i) { return own_lane() / 4 + 8 * (i / 2); }
 __device__ __forceinline__ int block_column(int n, int i) {
     return 8 * n + 2 * (static_cast<int>(threadIdx.x % 4)) + i % 2;
 }
