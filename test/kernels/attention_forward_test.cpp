@@ -23,7 +23,10 @@ struct Attention {
         synchronize();
     }
     void run_on_cpu() {
-        const auto [b, t, nh, hs] = sizes;
+        const std::int64_t b = sizes.batch, t = sizes.sequence, nh = sizes.heads, hs = sizes.head_size;
+        Array<std::byte> workspace(static_cast<std::int64_t>(cpu().workspace_bytes(
+            {.batch = b, .sequence = t, .channels = nh * hs, .heads = nh, .largest_matmul_channels = 0,
+             .head_rows = 0, .dtype = llmc::dtype_of<X>})));
         cpu().attention_forward(tensor(out, {b, t, nh, hs}), tensor(lse, {b, nh, t}),
                                 tensor(qkv, {b, t, 3, nh, hs}));
     }
