@@ -1,0 +1,123 @@
+// Attention backward in double, with a bound of what a kernel in fp32 may differ from it: for the kernel lab and
+// the kernel's test.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "dev/lab/comparison.h"
+#include "dev/lab/memory.h"
+#include "llmc/device/cuda/attention_tiles.cuh"
+
+namespace lab {
+
+using llmc::cuda::AttentionSizes;
+
+// Elements (b,t,part,h,0) of qkv (B,T,3,NH,HS) and (b,t,h,0) of out (B,T,NH,HS)
+inline std::int64_t qkv_index(const AttentionSizes& s, std::int64_t head, std::int64_t t, int part) {
+    const std::int64_t b = head / s.heads, h = head % s.heads;
+    return (((b * s.sequence + t) * 3 + part) * s.heads + h) * s.head_size;
+}
+inline std::int64_t out_index(const AttentionSizes& s, std::int64_t head, std::int64_t t) {
+    const std::int64_t b = head / s.heads, h = head % s.heads;
+    return ((b * s.sequence + t) * s.heads + h) * s.head_size;
+}
+
+// The sum of the products of two rows, and of their magnitudes.
+struct RowProduct {
+    double value = 0, magnitude = 0;
+};
+template <class X>
+RowProduct row_product(const X* a, const X* b, int n) {
+    RowProduct product;
+    for (int c = 0; c < n; ++c) {
+        const double x = double{to_float(a[c])} * to_float(b[c]);
+        product.value += x;
+        product.magnitude += std::fabs(x);
+    }
+    return product;
+}
+
+// out and lse of the forward pass, each rounded once.
+template <class X>
+void reference_attention_forward(Array<X>& out, Array<float>& lse, const Array<X>& qkv,
+                                 const AttentionSizes& s) {
+    const double scale = 1 / std::sqrt(s.head_size);
+    std::vector<double> p(static_cast<std::size_t>(s.sequence)), sums(static_cast<std::size_t>(s.head_size));
+    for (std::int64_t head = 0; head < s.all_heads(); ++head) {
+        for (int t = 0; t < s.sequence; ++t) {
+            double total = 0;
+            std::fill(sums.begin(), sums.end(), 0.0);
+            for (int j = 0; j <= t; ++j) {
+                const X* const q = &qkv[qkv_index(s, head, t, 0)];
+                p[j] = std::exp(row_product(q, &qkv[qkv_index(s, head, j, 1)], s.head_size).value * scale);
+                total += p[j];
+                const X* const v = &qkv[qkv_index(s, head, j, 2)];
+                for (int c = 0; c < s.head_size; ++c) sums[c] += p[j] * to_float(v[c]);
+            }
+            lse[head * s.sequence + t] = static_cast<float>(std::log(total));
+            for (int c = 0; c < s.head_size; ++c) {
+                out[out_index(s, head, t) + c] = from_float<X>(static_cast<float>(sums[c] / total));
+            }
+        }
+    }
+}
+
+struct AttentionGradients {
+    std::vector<double> dqkv;
+    // The most that dqkv may be wrong before it is rounded to X.
+    std::vector<double> error;
+};
+
+// `weight_roundoff`: of p and ds before they are multiplied, 0 where they stay in fp32.
+template <class X>
+AttentionGradients reference_attention_backward(const Array<X>& dout, const Array<X>& qkv,
+                                                const Array<X>& out, const Array<float>& lse,
+                                                const AttentionSizes& s, double weight_roundoff) {
+    constexpr double u = unit_roundoff<float>;
+    const int n = s.head_size;
+    const double scale = 1 / std::sqrt(n);
+    const auto size = static_cast<std::size_t>(qkv.size());
+    AttentionGradients gradients{std::vector<double>(size), std::vector<double>(size)};
+    for (std::int64_t head = 0; head < s.all_heads(); ++head) {
+        for (int t = 0; t < s.sequence; ++t) {
+            const X* const g = &dout[out_index(s, head, t)];
+            const X* const q = &qkv[qkv_index(s, head, t, 0)];
+            const double row_sum = lse[head * s.sequence + t];
+            const RowProduct d = row_product(g, &out[out_index(s, head, t)], n);
+            for (int j = 0; j <= t; ++j) {
+                const X* const k = &qkv[qkv_index(s, head, j, 1)];
+                const X* const v = &qkv[qkv_index(s, head, j, 2)];
+                const RowProduct score = row_product(q, k, n), dp = row_product(g, v, n);
+                const double exponent = score.value * scale - row_sum;
+                const double p = std::exp(exponent), ds = p * (dp.value - d.value);
+                // Sums of n products, for which tensor cores cut off what others round: 2 n u. The score is
+                // scaled, lse subtracted, both perhaps in powers of two (3 u, 2 u, u); then 2^x has 2 ulp. An
+                // absolute error of the exponent is a relative one of p.
+                const double p_error = p * u *
+                                       ((2 * n + 3) * score.magnitude * scale + 2 * std::fabs(row_sum) +
+                                        std::fabs(exponent) + 4);
+                const double ds_error = p * 2 * n * u * (dp.magnitude + d.magnitude) +
+                                        p_error * std::fabs(dp.value - d.value) + 3 * u * std::fabs(ds);
+                const double p_total = p_error + weight_roundoff * (p + p_error);
+                const double ds_total = ds_error + weight_roundoff * (std::fabs(ds) + ds_error);
+                // Sums of T such products, to be scaled.
+                const double sum_roundoff = (2 * s.sequence + 3) * u;
+                const auto add = [&](std::int64_t to, const X* x, double weight, double weight_error) {
+                    for (int c = 0; c < n; ++c) {
+                        gradients.dqkv[to + c] += weight * to_float(x[c]);
+                        gradients.error[to + c] +=
+                            (weight_error + sum_roundoff * (std::fabs(weight) + weight_error)) *
+                            std::fabs(to_float(x[c]));
+                    }
+                };
+                add(qkv_index(s, head, t, 0), k, ds * scale, ds_total * scale);
+                add(qkv_index(s, head, j, 1), q, ds * scale, ds_total * scale);
+                add(qkv_index(s, head, j, 2), g, p, p_total);
+            }
+        }
+    }
+    return gradients;
+}
+
+}  // namespace lab

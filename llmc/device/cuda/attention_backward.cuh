@@ -1,0 +1,406 @@
+// Causal attention backward in the flash manner (ops.h: attention_backward): the probabilities are made again
+// from the scores and the forward pass's log-sum-exp, a tile at a time, so that nothing of T x T is stored. bf16
+// runs on tensor cores; fp32 is in attention_backward_fp32.cuh. How it came about: dev/attention_backward.cu.
+//
+// dq sums over keys, dk and dv over queries: a block that owns a tile of either would add to what other blocks
+// own, and in an order that changes from run to run, if it made all three. So there are two kernels without
+// atomics, each of which owns what it sums and sums it in order:
+//   queries:  s = q k^T, dp = dout v^T, dq += ds k             3 products, over the keys up to the diagonal
+//   keys:     s, dp again, dv += p^T dout, dk += ds^T q        4 products, over the queries from the diagonal on
+// 7 products instead of the 5 of a kernel with atomics, which needs an fp32 dq in memory, added to and then
+// converted. What this buys: no scratch memory but D, B NH T / 128 equal blocks in each kernel whatever the batch
+// (one block a head, adding in order, would need as many heads as a GPU has multiprocessors), and all that follows.
+//
+// Each warp is alone with its 32 rows (16 at head size 128): it has the scores of these rows as the queries
+// kernel does, or transposed as the keys kernel does, so that p and ds are, in the registers in which the
+// product left them, the first operand of the next product. Nothing of them goes through shared memory, and the
+// only barrier is the one of the moving tile. With 32 rows each operand that is read from shared memory serves
+// two products. A multiply of 16x8x16 takes 2 cycles of an A100's multiprocessor, and to read its second operand
+// (256 bytes) takes 2 cycles too; here that is, reading held rows included, a step of 32x32 at a time:
+//   head size  64: keys kernel 0.75, queries kernel 0.5 cycles of reading for a cycle of multiplying
+//   head size 128: keys kernel 1.1, queries kernel 1.0
+// where a kernel of 5 products that exchanges p and ds through shared memory needs about 1.
+//
+// D_t = dout_t . out_t is made by the queries kernel, which has dout at hand, and left for the keys kernel.
+#pragma once
+
+#include "llmc/device/cuda/attention_backward_fp32.cuh"
+#include "llmc/device/cuda/attention_tiles.cuh"
+
+namespace llmc::cuda {
+
+// `columns` is the head size rounded up to 64 or 128.
+template <int columns_>
+struct AttentionBackwardTiling {
+    static constexpr int columns = columns_, depth = columns / 16;
+    static constexpr int threads = 128, warps = threads / warp_threads;
+    // A warp owns `blocks` times 16 rows: as many as leave their sums room in registers.
+    static constexpr int blocks = columns == 64 ? 2 : 1;
+    static constexpr int warp_rows = blocks * 16;
+    static constexpr int owned = warps * warp_rows;
+    // Rows of the tiles that move along the sequence. Two of each: one is read while the next is on its way.
+    static constexpr int step = 32, step_blocks = step / 16;
+    static constexpr int stages = 2;
+
+    using Owned = Tile<owned, columns>;
+    using Moving = Tile<step, columns>;
+    using Rows = Operand[blocks][depth];        // the warp's rows of q, k, v or dout, as first operands
+    using Scores = Block[blocks][step_blocks];  // its rows against a step's
+    using Sums = Block[blocks][depth];          // its rows of a gradient
+
+    // Of each query, up to whole tiles of them, the queries kernel leaves two numbers for the keys kernel.
+    static __device__ __forceinline__ std::int64_t row_value(const AttentionSizes& s, int head, int query) {
+        return 2 * (std::int64_t{head} * blocks_for(s.sequence, owned) * owned + query);
+    }
+};
+
+// The number, unknown to the compiler: what is derived from it after a loop is computed there, and not kept in
+// registers since before the loop.
+__device__ __forceinline__ int afresh(unsigned x) {
+#ifdef __CUDACC__
+    asm volatile("" : "+r"(x));
+#endif
+    return static_cast<int>(x);
+}
+
+// The product of two pairs of bf16 in fp32
+__device__ __forceinline__ float dot_pairs(std::uint32_t a, std::uint32_t b) {
+    const auto low = [](std::uint32_t pair) { return __uint_as_float(pair << 16); };
+    const auto high = [](std::uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); };
+    return low(a) * low(b) + high(a) * high(b);
+}
+
+// The first operand straight from a head in memory: rows first ..., columns column ..., and zeros outside.
+__device__ __forceinline__ void load_a(Operand& a, HeadRows<const bf16> from, int first, int column,
+                                       const AttentionSizes& s) {
+    const int lane = static_cast<int>(threadIdx.x) % warp_threads;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int t = first + lane / 4 + i % 2 * 8, c = column + lane % 4 * 2 + i / 2 * 8;
+        const bool inside = t < s.sequence && c < s.head_size;
+        a[i] = inside ? *reinterpret_cast<const std::uint32_t*>(from.row(t) + c) : 0u;
+    }
+}
+
+__device__ __forceinline__ void copy_operand(Operand& to, const Operand& from) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = from[i];
+}
+
+// scores += rows . tile^T. load(a, m, k) gives the first operand, block m of the rows and k of their columns.
+template <class T, class Load>
+__device__ __forceinline__ void score_products(typename T::Scores& scores, const Load& load,
+                                               typename T::Moving tile) {
+    const int lane = own_lane_again();
+#pragma unroll
+    for (int k = 0; k < T::depth; ++k) {
+        Operand a[T::blocks];
+#pragma unroll
+        for (int m = 0; m < T::blocks; ++m) load(a[m], m, k, lane);
+#pragma unroll
+        for (int n = 0; n < T::step_blocks; ++n) {
+            Operand b;
+            load_b_transposed(b, tile, 16 * n, 16 * k, lane);
+#pragma unroll
+            for (int m = 0; m < T::blocks; ++m) multiply_add(scores[m][n], a[m], b);
+        }
+    }
+}
+
+// sums += weights . tile
+template <class T>
+__device__ __forceinline__ void add_products(typename T::Sums& sums, const typename T::Scores& weights,
+                                             typename T::Moving tile) {
+    const int lane = own_lane_again();
+#pragma unroll
+    for (int k = 0; k < T::step_blocks; ++k) {
+        Operand a[T::blocks];
+#pragma unroll
+        for (int m = 0; m < T::blocks; ++m) round_to_a(a[m], weights[m][k]);
+#pragma unroll
+        for (int n = 0; n < T::depth; ++n) {
+            Operand b;
+            load_b(b, tile, 16 * k, 16 * n, lane);
+#pragma unroll
+            for (int m = 0; m < T::blocks; ++m) multiply_add(sums[m][n], a[m], b);
+        }
+    }
+}
+
+// f(m, n, j, i) for each element scores[m][n][j][i] of the lane
+template <class T, class F>
+__device__ __forceinline__ void for_each_score(const F& f) {
+#pragma unroll
+    for (int m = 0; m < T::blocks; ++m) {
+#pragma unroll
+        for (int n = 0; n < T::step_blocks; ++n) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) f(m, n, i / 4, i % 4);
+        }
+    }
+}
+
+// The warp's sums times `factor`, through its own rows of a tile, to rows first ... of a head.
+template <class T>
+__device__ __forceinline__ void store_sums(HeadRows<bf16> to, int first, const AttentionSizes& s,
+                                           typename T::Sums& sums, float factor, typename T::Owned tile) {
+    const int row = afresh(threadIdx.x) / warp_threads * T::warp_rows;
+    __syncwarp();
+#pragma unroll
+    for (int m = 0; m < T::blocks; ++m) {
+#pragma unroll
+        for (int n = 0; n < T::depth; ++n) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) sums[m][n][i / 4][i % 4] *= factor;
+            round_to_tile(tile, row + 16 * m, 16 * n, sums[m][n]);
+        }
+    }
+    __syncwarp();
+    store_rows<T::warp_rows>(to, first, s.sequence, s.head_size, tile, row);
+}
+
+// A block owns a tile of queries and goes over the keys that they see.
+template <int columns>
+__global__ void __launch_bounds__(128, 2)
+    attention_backward_queries_kernel5(bf16* dqkv, float* row_values, const bf16* dout, const bf16* qkv,
+                                       const bf16* out, const float* lse, AttentionSizes s, float scale) {
+    using T = AttentionBackwardTiling<columns>;
+    const int head = static_cast<int>(blockIdx.y);
+    // The last queries see the most keys: they begin first, so that the last blocks to run are short.
+    const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * T::owned;
+    const int warp = static_cast<int>(threadIdx.x) / warp_threads;
+    const int lane = static_cast<int>(threadIdx.x) % warp_threads;
+    const int query = first + warp * T::warp_rows;  // the warp's first
+
+    SharedAllocator shared;
+    bf16* const stages = shared.take<bf16>(2 * T::stages * T::Moving::elements);
+    const auto keys = [&](int stage) { return typename T::Moving{stages + 2 * stage * T::Moving::elements}; };
+    const auto values = [&](int stage) {
+        return typename T::Moving{stages + (2 * stage + 1) * T::Moving::elements};
+    };
+    using Copy = TileCopy<T::threads, columns>;
+    Copy copy_k(head_of_qkv(qkv, s, 1, head), 0, s.sequence, s.head_size);
+    Copy copy_v(head_of_qkv(qkv, s, 2, head), 0, s.sequence, s.head_size);
+    const auto load_next = [&](int stage) {
+        copy_k.start(keys(stage));
+        copy_v.rows_left = copy_k.rows_left;  // one register for both
+        copy_v.start(values(stage));
+        copy_k.advance(T::step);
+        copy_v.advance(T::step);
+        copy_async_commit();
+    };
+    load_next(0);
+
+    // The warp's queries and their dout stay in registers.
+    typename T::Rows q, g;
+    float log2_sum[T::blocks][2], d[T::blocks][2];  // of rows lane / 4 and lane / 4 + 8
+#pragma unroll
+    for (int m = 0; m < T::blocks; ++m) {
+        d[m][0] = d[m][1] = 0;
+#pragma unroll
+        for (int c = 0; c < T::depth; ++c) {
+            Operand o;
+            load_a(q[m][c], head_of_qkv(qkv, s, 0, head), query + 16 * m, 16 * c, s);
+            load_a(g[m][c], head_of_out(dout, s, head), query + 16 * m, 16 * c, s);
+            load_a(o, head_of_out(out, s, head), query + 16 * m, 16 * c, s);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) d[m][i % 2] += dot_pairs(g[m][c][i], o[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int t = query + 16 * m + lane / 4 + 8 * i;
+            d[m][i] = row_reduce(d[m][i], Sum{});
+            // A query behind the sequence has no probabilities.
+            log2_sum[m][i] = t < s.sequence ? lse[std::int64_t{head} * s.sequence + t] * log2_e : INFINITY;
+            if (lane % 4 == 0) {
+                float* const to = row_values + T::row_value(s, head, t);
+                to[0] = log2_sum[m][i];
+                to[1] = d[m][i];
+            }
+        }
+    }
+
+    typename T::Sums dq = {};
+    const int end = min(s.sequence, first + T::owned);
+    for (int key = 0, stage = 0; key < end; key += T::step, stage ^= 1) {
+        copy_async_wait<0>();
+        __syncthreads();
+        if (key + T::step < end) load_next(stage ^ 1);
+        if (key >= query + T::warp_rows || query >= s.sequence) continue;
+
+        typename T::Scores p = {}, ds = {};
+        score_products<T>(
+            p, [&](Operand& a, int m, int c, int) { copy_operand(a, q[m][c]); }, keys(stage));
+        score_products<T>(
+            ds, [&](Operand& a, int m, int c, int) { copy_operand(a, g[m][c]); }, values(stage));
+        if (key + T::step > query + 1) {  // the diagonal's
+            for_each_score<T>([&](int m, int n, int j, int i) {
+                const int past = key + 16 * n + block_column(j, i) - (query + 16 * m + block_row(i));
+                if (past > 0) p[m][n][j][i] = -INFINITY;
+            });
+        }
+        for_each_score<T>([&](int m, int n, int j, int i) {
+            const float x = exp2_approximate(p[m][n][j][i] * scale - log2_sum[m][i / 2]);
+            ds[m][n][j][i] = x * (ds[m][n][j][i] - d[m][i / 2]);
+        });
+        add_products<T>(dq, ds, keys(stage));
+    }
+
+    __syncthreads();  // before the tiles' memory serves the result
+    static_assert(T::Owned::elements <= 2 * T::stages * T::Moving::elements);
+    store_sums<T>(head_of_qkv(dqkv, s, 0, afresh(blockIdx.y)), first, s, dq, scale * ln_2,
+                  typename T::Owned{stages});
+}
+
+// A block owns a tile of keys and goes over the queries that see them. Scores are transposed here: a row is a
+// key's.
+template <int columns>
+__global__ void __launch_bounds__(128, 2)
+    attention_backward_keys_kernel5(bf16* dqkv, const float* row_values, const bf16* dout, const bf16* qkv,
+                                    AttentionSizes s, float scale) {
+    using T = AttentionBackwardTiling<columns>;
+    const int head = static_cast<int>(blockIdx.y);
+    const int first = static_cast<int>(blockIdx.x) * T::owned;
+    const int thread = static_cast<int>(threadIdx.x);
+    const int row = thread / warp_threads * T::warp_rows;  // the warp's first of the tile
+    const int key = first + row;
+
+    SharedAllocator shared;
+    const typename T::Owned keys{shared.take<bf16>(T::Owned::elements)};
+    const typename T::Owned values{shared.take<bf16>(T::Owned::elements)};
+    bf16* const stages = shared.take<bf16>(2 * T::stages * T::Moving::elements);
+    float* const row_stages = shared.take<float>(2 * T::stages * T::step);
+    const auto queries = [&](int stage) {
+        return typename T::Moving{stages + 2 * stage * T::Moving::elements};
+    };
+    const auto douts = [&](int stage) {
+        return typename T::Moving{stages + (2 * stage + 1) * T::Moving::elements};
+    };
+    const auto rows = [&](int stage) { return row_stages + 2 * stage * T::step; };
+
+    using Copy = TileCopy<T::threads, columns>;
+    Copy copy_q(head_of_qkv(qkv, s, 0, head), first, s.sequence, s.head_size);
+    Copy copy_dout(head_of_out(dout, s, head), first, s.sequence, s.head_size);
+    const float* copy_rows = row_values + T::row_value(s, head, first) + 4 * thread;
+    const auto load_next = [&](int stage) {
+        copy_q.start(queries(stage));
+        copy_dout.rows_left = copy_q.rows_left;  // one register for both
+        copy_dout.start(douts(stage));
+        if (thread < T::step / 2) copy_async_16(rows(stage) + 4 * thread, copy_rows, true);
+        copy_q.advance(T::step);
+        copy_dout.advance(T::step);
+        copy_rows += 2 * T::step;
+        copy_async_commit();
+    };
+
+    load_tile<T::threads>(keys, head_of_qkv(qkv, s, 1, head), first, s.sequence, s.head_size);
+    load_tile<T::threads>(values, head_of_qkv(qkv, s, 2, head), first, s.sequence, s.head_size);
+    load_next(0);
+
+    // Where registers are left, the warp's keys stay in them.
+    constexpr bool held = T::blocks == 1;
+    typename T::Rows k;
+    if constexpr (held) {
+        copy_async_wait<0>();
+        __syncthreads();
+#pragma unroll
+        for (int c = 0; c < T::depth; ++c) load_a(k[0][c], keys, row, 16 * c);
+    }
+
+    typename T::Sums dk = {}, dv = {};
+    for (int query = first, stage = 0; query < s.sequence; query += T::step, stage ^= 1) {
+        copy_async_wait<0>();
+        __syncthreads();
+        if (query + T::step < s.sequence) load_next(stage ^ 1);
+        if (query + T::step <= key || key >= s.sequence) continue;
+
+        typename T::Scores p = {}, ds = {};
+        score_products<T>(
+            p,
+            [&](Operand& a, int m, int c, int lane) {
+                held ? copy_operand(a, k[m][c]) : load_a(a, keys, row + 16 * m, 16 * c, lane);
+            },
+            queries(stage));
+        score_products<T>(
+            ds, [&](Operand& a, int m, int c, int lane) { load_a(a, values, row + 16 * m, 16 * c, lane); },
+            douts(stage));
+        if (key + T::warp_rows > query + 1) {  // the diagonal's
+            for_each_score<T>([&](int m, int n, int j, int i) {
+                const int past = key + 16 * m + block_row(i) - (query + 16 * n + block_column(j, i));
+                if (past > 0) p[m][n][j][i] = -INFINITY;
+            });
+        }
+#pragma unroll
+        for (int n = 0; n < T::step_blocks; ++n) {
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                // The lane's two neighbouring queries: log-sum-exp and D of one, then of the other.
+                const Packed<float> values_of = load(rows(stage) + 2 * (16 * n + block_column(j, 0)));
+#pragma unroll
+                for (int m = 0; m < T::blocks; ++m) {
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        float& x = p[m][n][j][i];
+                        x = exp2_approximate(x * scale - values_of[i % 2 * 2]);
+                        ds[m][n][j][i] = x * (ds[m][n][j][i] - values_of[i % 2 * 2 + 1]);
+                    }
+                }
+            }
+        }
+        add_products<T>(dv, p, douts(stage));
+        add_products<T>(dk, ds, queries(stage));
+    }
+
+    // A warp alone has read its rows of the tiles, and now writes them.
+    store_sums<T>(head_of_qkv(dqkv, s, 1, afresh(blockIdx.y)), first, s, dk, scale * ln_2, keys);
+    store_sums<T>(head_of_qkv(dqkv, s, 2, afresh(blockIdx.y)), first, s, dv, 1.0f, values);
+}
+
+// Of head sizes up to `columns`
+template <int columns>
+void launch_attention_backward(const LaunchContext& on, bf16* dqkv, const bf16* dout, const bf16* qkv,
+                               const bf16* out, const float* lse, float* row_values,
+                               const AttentionSizes& s) {
+    using T = AttentionBackwardTiling<columns>;
+    constexpr std::size_t stages = SharedAllocator::bytes<bf16>(2 * T::stages * T::Moving::elements);
+    constexpr std::size_t owned = 2 * SharedAllocator::bytes<bf16>(T::Owned::elements);
+    constexpr std::size_t rows = SharedAllocator::bytes<float>(2 * T::stages * T::step);
+    const dim3 grid(static_cast<unsigned>(blocks_for(s.sequence, T::owned)),
+                    static_cast<unsigned>(s.all_heads()));
+    launch(on, attention_backward_queries_kernel5<columns>, grid, T::threads, stages, dqkv, row_values, dout,
+           qkv, out, lse, s, attention_scale(s));
+    launch(on, attention_backward_keys_kernel5<columns>, grid, T::threads, owned + stages + rows, dqkv,
+           row_values, dout, qkv, s, attention_scale(s));
+}
+
+// Two numbers for each query, whose number is rounded up to whole tiles.
+inline std::size_t attention_backward_workspace_bytes(const AttentionSizes& sizes) {
+    constexpr int tile = std::max(AttentionBackwardTiling<64>::owned, AttentionBackwardTiling<128>::owned);
+    const std::int64_t queries = sizes.all_heads() * blocks_for(sizes.sequence, tile) * tile;
+    return static_cast<std::size_t>(queries) * 2 * sizeof(float);
+}
+
+// dqkv, qkv X (B,T,3,NH,HS); dout, out X (B,T,NH,HS); lse fp32 (B,NH,T); workspace of
+// attention_backward_workspace_bytes. HS is a multiple of 8 up to 128; all start at 16 bytes.
+template <class X>
+void attention_backward(const LaunchContext& on, X* dqkv, const X* dout, const X* qkv, const X* out,
+                        const float* lse, void* workspace, const AttentionSizes& sizes) {
+    check(sizes.head_size % 8 == 0 && sizes.head_size <= 128,
+          "attention: the head size is not a multiple of 8 up to 128");
+    check(sizes.all_heads() <= 65535, "attention: more than 65535 heads in a batch");
+    auto* const row_values = static_cast<float*>(workspace);
+    const auto launch_columns = [&]<int columns>() {
+        if constexpr (std::is_same_v<X, float>) {
+            launch_plain_attention_backward<columns>(on, dqkv, dout, qkv, out, lse, row_values, sizes);
+        } else {
+            launch_attention_backward<columns>(on, dqkv, dout, qkv, out, lse, row_values, sizes);
+        }
+    };
+    if (sizes.head_size <= 64) {
+        launch_columns.template operator()<64>();
+    } else {
+        launch_columns.template operator()<128>();
+    }
+}
+
+}  // namespace llmc::cuda

@@ -1,0 +1,231 @@
+// Causal attention backward without tensor cores: what fp32 runs (ops.h: attention_backward). All arithmetic is
+// in fp32 whatever X is, so that the kernel lab runs it with bf16 too. How it came about, and why there are two
+// kernels: dev/attention_backward.cu and attention_backward.cuh.
+//
+// Both kernels hold 32 rows of queries and 32 of keys in shared memory, one pair of which stays while the other
+// moves along the sequence. 256 threads make the 32x32 scores, 2x2 a thread, and then sums over their rows or
+// columns, of which a thread has a row's every eighth four columns.
+#pragma once
+
+#include "llmc/device/cuda/attention_tiles.cuh"
+
+namespace llmc::cuda {
+
+// Rows stand four floats further apart than they are long: eight rows read at the same column then lie in
+// eight different quarters of the banks.
+template <int columns>
+struct PlainTile {
+    static constexpr int rows = 32, stride = columns + 4;
+    static constexpr int elements = rows * stride;
+    float* data;
+
+    __device__ __forceinline__ float* row(int r) const { return data + r * stride; }
+};
+
+template <int columns>
+struct PlainBackward {
+    static constexpr int threads = 256, rows = 32;
+    static constexpr int pieces = columns / rows;  // of four columns, which a thread sums
+    using Tile = PlainTile<columns>;
+    using Scores = PlainTile<rows>;
+    using Sums = Packed<float>[pieces];
+
+    // What the block has in shared memory
+    Tile queries, dout, keys, values;
+    Scores p, ds;
+    float *log2_sum, *row_dots;  // of the queries: lse in powers of two, and D
+
+    static constexpr std::size_t shared_bytes() {
+        return 4 * SharedAllocator::bytes<float>(Tile::elements) +
+               2 * SharedAllocator::bytes<float>(Scores::elements) + 2 * SharedAllocator::bytes<float>(rows);
+    }
+    __device__ __forceinline__ void take(SharedAllocator& shared) {
+        for (Tile* tile : {&queries, &dout, &keys, &values}) tile->data = shared.take<float>(Tile::elements);
+        for (Scores* scores : {&p, &ds}) scores->data = shared.take<float>(Scores::elements);
+        for (float** row : {&log2_sum, &row_dots}) *row = shared.take<float>(rows);
+    }
+
+    // Rows first ... of a head, and zeros behind the sequence and the head.
+    template <class X>
+    static __device__ __forceinline__ void load_rows(Tile to, HeadRows<const X> from, int first,
+                                                     const AttentionSizes& s) {
+        constexpr int pack = Packed<X>::size, packs = columns / pack;
+        for (int i = static_cast<int>(threadIdx.x); i < rows * packs; i += threads) {
+            const int r = i / packs, c = i % packs * pack;
+            Packed<X> x{};
+            if (first + r < s.sequence && c < s.head_size) x = load(from.row(first + r) + c);
+#pragma unroll
+            for (int j = 0; j < pack; j += 4) {
+                store(to.row(r) + c + j, Packed<float>{to_float(x[j]), to_float(x[j + 1]), to_float(x[j + 2]),
+                                                       to_float(x[j + 3])});
+            }
+        }
+    }
+
+    // The thread's 2x2 of a b^T, rows i, i + 16 of a and j, j + 16 of b
+    static __device__ __forceinline__ void dot_products(float (&sums)[2][2], Tile a, Tile b) {
+        const int i = static_cast<int>(threadIdx.x) / 16, j = static_cast<int>(threadIdx.x) % 16;
+#pragma unroll 4
+        for (int c = 0; c < columns; c += 4) {
+            const Packed<float> x[2] = {load(a.row(i) + c), load(a.row(i + 16) + c)};
+            const Packed<float> y[2] = {load(b.row(j) + c), load(b.row(j + 16) + c)};
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+#pragma unroll
+                for (int m = 0; m < 4; ++m) sums[m / 2][m % 2] += x[m / 2][n] * y[m % 2][n];
+            }
+        }
+    }
+
+    // p = exp(s - lse) and ds = p (dout . v - D), or 0 where the key lies behind the query
+    __device__ __forceinline__ void make_scores(int query, int key, float scale) const {
+        float s[2][2] = {}, dp[2][2] = {};
+        dot_products(s, queries, keys);
+        dot_products(dp, dout, values);
+#pragma unroll
+        for (int m = 0; m < 4; ++m) {
+            const int i = static_cast<int>(threadIdx.x) / 16 + m / 2 * 16;
+            const int j = static_cast<int>(threadIdx.x) % 16 + m % 2 * 16;
+            const float probability =
+                key + j <= query + i ? exp2_approximate(s[m / 2][m % 2] * scale - log2_sum[i]) : 0.0f;
+            p.row(i)[j] = probability;
+            ds.row(i)[j] = probability * (dp[m / 2][m % 2] - row_dots[i]);
+        }
+    }
+
+    // The thread's row and its first column of the sums
+    static __device__ __forceinline__ int sum_row() { return static_cast<int>(threadIdx.x) / 8; }
+    static __device__ __forceinline__ int sum_column() { return static_cast<int>(threadIdx.x) % 8 * 4; }
+
+    // sums += its row of weights times matrix, or of the weights transposed
+    template <bool transposed>
+    static __device__ __forceinline__ void add_products(Sums& sums, Scores weights, Tile matrix) {
+        const int r = sum_row();
+#pragma unroll 4
+        for (int k = 0; k < rows; ++k) {
+            const float weight = transposed ? weights.row(k)[r] : weights.row(r)[k];
+#pragma unroll
+            for (int n = 0; n < pieces; ++n) {
+                const Packed<float> x = load(matrix.row(k) + sum_column() + n * rows);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) sums[n][i] += weight * x[i];
+            }
+        }
+    }
+
+    template <class X>
+    static __device__ __forceinline__ void store_sums(HeadRows<X> to, int first, const AttentionSizes& s,
+                                                      const Sums& sums, float factor) {
+        const int t = first + sum_row();
+        if (t >= s.sequence) return;
+#pragma unroll
+        for (int n = 0; n < pieces; ++n) {
+            const int c = sum_column() + n * rows;
+            if (c >= s.head_size) continue;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) to.row(t)[c + i] = from_float<X>(sums[n][i] * factor);
+        }
+    }
+};
+
+// A block owns 32 queries: D_t = dout_t . out_t, which it leaves in row_dots for the other kernel, then
+// dq_t = scale sum_j ds_tj k_j.
+template <int columns, class X>
+__global__ void __launch_bounds__(256, 1)
+    attention_backward_queries_kernel2(X* dqkv, float* row_dots, const X* dout, const X* qkv, const X* out,
+                                       const float* lse, AttentionSizes s, float scale) {
+    using Plain = PlainBackward<columns>;
+    const int head = static_cast<int>(blockIdx.y);
+    // The last queries see the most keys: they begin first.
+    const int query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Plain::rows;
+    SharedAllocator shared;
+    Plain block;
+    block.take(shared);
+
+    Plain::load_rows(block.queries, head_of_qkv(qkv, s, 0, head), query, s);
+    Plain::load_rows(block.dout, head_of_out(dout, s, head), query, s);
+    __syncthreads();
+    {
+        const int r = Plain::sum_row(), t = query + r;
+        const X* const o = head_of_out(out, s, head).row(t);
+        const std::int64_t place = std::int64_t{head} * s.sequence + t;
+        float d = 0;
+        if (t < s.sequence) {
+            for (int c = static_cast<int>(threadIdx.x) % 8; c < s.head_size; c += 8) {
+                d += block.dout.row(r)[c] * to_float(o[c]);
+            }
+        }
+#pragma unroll
+        for (int distance = 4; distance > 0; distance /= 2) d += __shfl_xor_sync(all_lanes, d, distance);
+        if (threadIdx.x % 8 == 0) {
+            block.row_dots[r] = d;
+            // A query behind the sequence has no probabilities.
+            block.log2_sum[r] = t < s.sequence ? lse[place] * log2_e : INFINITY;
+            if (t < s.sequence) row_dots[place] = d;
+        }
+    }
+
+    typename Plain::Sums dq = {};
+    for (int key = 0; key <= query; key += Plain::rows) {
+        Plain::load_rows(block.keys, head_of_qkv(qkv, s, 1, head), key, s);
+        Plain::load_rows(block.values, head_of_qkv(qkv, s, 2, head), key, s);
+        __syncthreads();
+        block.make_scores(query, key, scale);
+        __syncthreads();
+        Plain::template add_products<false>(dq, block.ds, block.keys);
+        __syncthreads();
+    }
+    Plain::store_sums(head_of_qkv(dqkv, s, 0, head), query, s, dq, scale * ln_2);
+}
+
+// A block owns 32 keys: dv_j = sum_t p_tj dout_t, dk_j = scale sum_t ds_tj q_t.
+template <int columns, class X>
+__global__ void __launch_bounds__(256, 1)
+    attention_backward_keys_kernel2(X* dqkv, const float* row_dots, const X* dout, const X* qkv,
+                                    const float* lse, AttentionSizes s, float scale) {
+    using Plain = PlainBackward<columns>;
+    const int head = static_cast<int>(blockIdx.y);
+    const int key = static_cast<int>(blockIdx.x) * Plain::rows;
+    SharedAllocator shared;
+    Plain block;
+    block.take(shared);
+    Plain::load_rows(block.keys, head_of_qkv(qkv, s, 1, head), key, s);
+    Plain::load_rows(block.values, head_of_qkv(qkv, s, 2, head), key, s);
+
+    typename Plain::Sums dk = {}, dv = {};
+    for (int query = key; query < s.sequence; query += Plain::rows) {
+        Plain::load_rows(block.queries, head_of_qkv(qkv, s, 0, head), query, s);
+        Plain::load_rows(block.dout, head_of_out(dout, s, head), query, s);
+        if (threadIdx.x < Plain::rows) {
+            const int r = static_cast<int>(threadIdx.x);
+            const bool inside = query + r < s.sequence;
+            const std::int64_t place = std::int64_t{head} * s.sequence + query + r;
+            block.log2_sum[r] = inside ? lse[place] * log2_e : INFINITY;
+            block.row_dots[r] = inside ? row_dots[place] : 0.0f;
+        }
+        __syncthreads();
+        block.make_scores(query, key, scale);
+        __syncthreads();
+        Plain::template add_products<true>(dv, block.p, block.dout);
+        Plain::template add_products<true>(dk, block.ds, block.queries);
+        __syncthreads();
+    }
+    Plain::store_sums(head_of_qkv(dqkv, s, 1, head), key, s, dk, scale * ln_2);
+    Plain::store_sums(head_of_qkv(dqkv, s, 2, head), key, s, dv, 1.0f);
+}
+
+// Of head sizes up to `columns`; row_dots fp32 (B,NH,T) is scratch.
+template <int columns, class X>
+void launch_plain_attention_backward(const LaunchContext& on, X* dqkv, const X* dout, const X* qkv,
+                                     const X* out, const float* lse, float* row_dots,
+                                     const AttentionSizes& s) {
+    using Plain = PlainBackward<columns>;
+    const dim3 grid(static_cast<unsigned>(blocks_for(s.sequence, Plain::rows)),
+                    static_cast<unsigned>(s.all_heads()));
+    launch(on, attention_backward_queries_kernel2<columns, X>, grid, Plain::threads, Plain::shared_bytes(),
+           dqkv, row_dots, dout, qkv, out, lse, s, attention_scale(s));
+    launch(on, attention_backward_keys_kernel2<columns, X>, grid, Plain::threads, Plain::shared_bytes(), dqkv,
+           row_dots, dout, qkv, lse, s, attention_scale(s));
+}
+
+}  // namespace llmc::cuda
