@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(tile_threads)
         copy_tile(keys, k, first_key, sizes.sequence, sizes.head_size);
         copy_tile(values, v, first_key, sizes.sequence, sizes.head_size);
         __syncthreads();
-        Block scores[1][tile_rows / 16];
+        Block scores[1][tile_rows / 16] = {};
         rows.multiply_queries(scores, queries, keys, first_query, first_key, scale);
         rows.multiply_values(scores, values, scale);
     }
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(tile_threads)
         __syncthreads();
         start(values, 2, first_key);
         copy_async_commit();
-        Block scores[1][tile_rows / 16];
+        Block scores[1][tile_rows / 16] = {};
         rows.multiply_queries(scores, queries, keys, first_query, first_key, scale);
         copy_async_wait<0>();
         __syncthreads();

@@ -24,11 +24,12 @@ struct Attention {
     }
     void run_on_cpu() {
         const std::int64_t b = sizes.batch, t = sizes.sequence, nh = sizes.heads, hs = sizes.head_size;
-        Array<std::byte> workspace(static_cast<std::int64_t>(cpu().workspace_bytes(
-            {.batch = b, .sequence = t, .channels = nh * hs, .heads = nh, .largest_matmul_channels = 0,
-             .head_rows = 0, .dtype = llmc::dtype_of<X>})));
+        const std::size_t bytes = cpu().workspace_bytes({b, t, nh * hs, nh, nh * hs, 1, llmc::DType::fp32});
+        Array<float> workspace(static_cast<std::int64_t>(bytes / sizeof(float)));
+        cpu().set_workspace(tensor(workspace, {workspace.size()}));
         cpu().attention_forward(tensor(out, {b, t, nh, hs}), tensor(lse, {b, nh, t}),
                                 tensor(qkv, {b, t, 3, nh, hs}));
+        cpu().set_workspace({});
     }
     std::int64_t elements() const { return sizes.all_heads() * sizes.sequence * sizes.head_size; }
     double part(std::int64_t head, int t, int which, int c) const {
