@@ -82,7 +82,7 @@ struct RunningSoftmax {
     }
 };
 
-// scores = q k^T, of the queries from `row` on
+// scores += q k^T, of the queries from `row` on
 template <int row_blocks, int key_blocks, class QueryTile, class KeyTile>
 __device__ __forceinline__ void multiply_queries(Block (&scores)[row_blocks][key_blocks], QueryTile queries,
                                                  int row, KeyTile keys) {

@@ -170,13 +170,6 @@ __device__ __forceinline__ int block_column(int n, int i) {
     return 8 * n + 2 * (static_cast<int>(threadIdx.x % 4)) + i % 2;
 }
 
-__device__ __forceinline__ void clear(Block& block) {
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) block[n][i] = 0;
-    }
-}
 __device__ __forceinline__ void multiply_add(Block& d, const Operand& a, const Operand& b) {
     mma_m16n8k16(d[0], a, {b[0], b[1]});
     mma_m16n8k16(d[1], a, {b[2], b[3]});
