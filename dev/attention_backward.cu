@@ -168,9 +168,9 @@ __global__ void __launch_bounds__(128)
         __syncthreads();
         typename T::Scores p = {}, ds = {};
         score_products<T>(
-            p, [&](Operand& a, int, int c, int) { load_a(a, own1, row, 16 * c); }, other1);
+            p, [&](Operand& a, int, int c, int lane) { load_a(a, own1, row, 16 * c, lane); }, other1);
         score_products<T>(
-            ds, [&](Operand& a, int, int c, int) { load_a(a, own2, row, 16 * c); }, other2);
+            ds, [&](Operand& a, int, int c, int lane) { load_a(a, own2, row, 16 * c, lane); }, other2);
         T::template for_each<T::step_blocks>([&](int n, int j, int i) {
             const int mine = first + row + block_row(i), theirs = other + 16 * n + block_column(j, i);
             const int query = owns_queries ? mine : theirs, key = owns_queries ? theirs : mine;
@@ -234,14 +234,9 @@ __global__ void __launch_bounds__(128)
                 ds,
                 [&](Operand& a, int m, int c, int lane) { load_a(a, values, row + 16 * m, 16 * c, lane); },
                 douts(stage));
-            for_each_score<T>([&](int m, int n, int j, int i) {
-                const int t = query + 16 * n + block_column(j, i);
-                const float* const of_row = row_values + 2 * (std::int64_t{head} * padded_sequence + t);
-                const bool seen = first + row + 16 * m + block_row(i) <= t;
-                const float x = seen ? exp2_approximate(p[m][n][j][i] * scale - of_row[0]) : 0;
-                p[m][n][j][i] = x;
-                ds[m][n][j][i] = x * (ds[m][n][j][i] - of_row[1]);
-            });
+            if (first + row + T::warp_rows > query + 1) hide_transposed<T>(p, first + row, query);
+            weigh_transposed<T>(p, ds, row_values + 2 * (std::int64_t{head} * padded_sequence + query),
+                                scale);
 #pragma unroll
             for (int m = 0; m < T::row_blocks; ++m) {
 #pragma unroll

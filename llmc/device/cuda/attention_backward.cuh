@@ -252,6 +252,40 @@ __global__ void __launch_bounds__(128, 2)
                   typename T::Owned{stages});
 }
 
+// Transposed scores, of keys from `key` on (a row is a key's) and queries from `query` on: keys behind their query
+// are hidden.
+template <class T>
+__device__ __forceinline__ void hide_transposed(typename T::Scores& scores, int key, int query) {
+    for_each_score<T>([&](int m, int n, int j, int i) {
+        const int past = key + 16 * m + block_row(i) - (query + 16 * n + block_column(j, i));
+        if (past > 0) scores[m][n][j][i] = -INFINITY;
+    });
+}
+
+// p = 2^(scale p - lse), ds = p (ds - D), where p is q k and ds is dout v, transposed. row_values: lse (in powers of
+// two) and D of each of the step's queries.
+template <class T>
+__device__ __forceinline__ void weigh_transposed(typename T::Scores& p, typename T::Scores& ds,
+                                                 const float* row_values, float scale) {
+#pragma unroll
+    for (int n = 0; n < T::step_blocks; ++n) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            // Of the lane's two neighbouring queries
+            const Packed<float> of_both = load(row_values + 2 * (16 * n + block_column(j, 0)));
+#pragma unroll
+            for (int m = 0; m < T::row_blocks; ++m) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    float& x = p[m][n][j][i];
+                    x = exp2_approximate(x * scale - of_both[i % 2 * 2]);
+                    ds[m][n][j][i] = x * (ds[m][n][j][i] - of_both[i % 2 * 2 + 1]);
+                }
+            }
+        }
+    }
+}
+
 // A block owns a tile of keys and goes over the queries that see them. Scores are transposed here: a row is a
 // key's.
 template <int columns>
@@ -324,29 +358,8 @@ __global__ void __launch_bounds__(128, 2)
         score_products<T>(
             ds, [&](Operand& a, int m, int c, int lane) { load_a(a, values, row + 16 * m, 16 * c, lane); },
             douts(stage));
-        if (key + T::warp_rows > query + 1) {  // the diagonal's
-            for_each_score<T>([&](int m, int n, int j, int i) {
-                const int past = key + 16 * m + block_row(i) - (query + 16 * n + block_column(j, i));
-                if (past > 0) p[m][n][j][i] = -INFINITY;
-            });
-        }
-#pragma unroll
-        for (int n = 0; n < T::step_blocks; ++n) {
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                // The lane's two neighbouring queries: log-sum-exp and D of one, then of the other.
-                const Packed<float> values_of = load(rows(stage) + 2 * (16 * n + block_column(j, 0)));
-#pragma unroll
-                for (int m = 0; m < T::row_blocks; ++m) {
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        float& x = p[m][n][j][i];
-                        x = exp2_approximate(x * scale - values_of[i % 2 * 2]);
-                        ds[m][n][j][i] = x * (ds[m][n][j][i] - values_of[i % 2 * 2 + 1]);
-                    }
-                }
-            }
-        }
+        if (key + T::warp_rows > query + 1) hide_transposed<T>(p, key, query);  // the diagonal's
+        weigh_transposed<T>(p, ds, rows(stage), scale);
         add_products<T>(dv, p, douts(stage));
         add_products<T>(dk, ds, queries(stage));
     }
