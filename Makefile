@@ -6,6 +6,7 @@
 #   BUILD=folder              builds there (the program too, unless it is build/)
 #   PYTHON=python3            the interpreter of the tests and the plot, with the modules of scripts/deps.sh
 #   SUITE='unit mpi-2'        only these suites of `make test`
+#   GPU_ARCH='80 90a'         the chips that nvcc compiles kernels for
 #   V=1                       prints the commands
 
 VERSION := 0.1.0
@@ -100,7 +101,7 @@ include dev/kernels.mk
 # ---- What a person types ---------------------------------------------------------------------------------
 
 .DEFAULT_GOAL := train_gpt
-.PHONY: help deps quickstart test test-long test-programs bench-cpu bench-mpi lint check-format check-shell \
+.PHONY: help deps quickstart test test-long test-programs bench-cpu bench-mpi bench bench-check bench-gpu-check lint check-format check-shell \
     check-python clang-tidy format clean
 .DELETE_ON_ERROR:
 
@@ -108,7 +109,7 @@ help:  ## this list
 	@echo 'make TARGET, where TARGET is one of (`make` alone is `make train_gpt`):'
 	@sed -n 's/^\([a-z_-]*\):.*  ## /\1@/p' Makefile | awk -F@ '{ printf "  %-13s %s\n", $$1, $$2 }'
 	@echo 'with variables such as:'
-	@sed -n '4,9s/^# //p' Makefile
+	@sed -n '4,10s/^# //p' Makefile
 
 deps:  ## installs what is missing (Debian, Ubuntu), after saying what that is
 	@scripts/deps.sh
@@ -119,7 +120,8 @@ ifneq ($(PROGRAM),train_gpt)
 train_gpt: $(PROGRAM)  ## the trainer, ./train_gpt
 endif
 
-quickstart: deps  ## from nothing to a trained GPT: deps, builds, trains with 2 processes, draws its loss
+quickstart:  ## from nothing to a trained GPT: deps, builds, trains with 2 processes, draws its loss
+	@scripts/deps.sh train
 	@printf '\n== Building ./train_gpt\n'
 	@$(MAKE) $(in_parallel) train_gpt
 	@printf '\n== Training a small GPT with 2 processes on stories that the program makes up\n'
@@ -139,7 +141,7 @@ test-long: deps  ## the suites that take long (trainings compared with known res
 	@$(MAKE) $(in_parallel) test-programs
 	@$(RUN_SUITES) --long $(SUITE)
 
-test-programs: $(PROGRAM) $(TEST_PROGRAMS) $(KERNEL_TESTS) $(if $(NVCC),$(KERNEL_REPORT))  ## builds what `make test` runs
+test-programs: $(PROGRAM) $(TEST_PROGRAMS) $(KERNEL_TESTS) $(KERNEL_REPORT)  ## builds what `make test` runs
 	@:
 
 # TORCH_PYTHON=python names one more interpreter, with a newer PyTorch; BENCH_OPTIONS go to dev/cpu/bench_cpu.py.
@@ -151,6 +153,26 @@ bench-cpu: deps  ## times the training step by operation, and PyTorch's step bes
 bench-mpi: deps  ## times the training step on 1, 2 and 4 processes, and what overlapping communication saves
 	@$(MAKE) $(in_parallel) train_gpt
 	@$(PYTHON) dev/cpu/bench_mpi.py $(dir $(PROGRAM))train_gpt $(BENCH_OPTIONS)
+
+# The timings need a GPU; cuDNN, where it is, is timed beside attention.
+bench: deps  ## times every kernel of the lab (dev/) on this machine's GPU, into dev/results/
+	@$(if $(GPU),,echo 'error: no GPU here (no /dev/nvidia0); `make bench-check` runs the kernels on the CPU' >&2; exit 1)
+	@scripts/deps.sh gpu
+	@$(MAKE) $(in_parallel) $(BUILD)/gpu/kernels
+	@rm -f $(BUILD)/gpu/timings.jsonl
+	@$(BUILD)/gpu/kernels --time $(BUILD)/gpu/timings.jsonl
+	@$(PYTHON) dev/lab/report.py $(BUILD)/gpu/timings.jsonl dev/results
+
+# A folder with all that a machine with a GPU and CUDA's libraries needs to run it.
+bench-gpu-check: deps  ## the kernels' tests and the lab for a GPU, as one program; runs it where there is one
+	@scripts/deps.sh gpu
+	@$(MAKE) $(in_parallel) $(BUILD)/gpu/kernels
+	@dev/lab/gpu_check.sh bundle $(BUILD)/gpu
+	@$(if $(GPU),$(BUILD)/gpu/bundle/gpu_check.sh run,echo 'no GPU here; where there is one, run $(BUILD)/gpu/bundle/gpu_check.sh run')
+
+bench-check: deps  ## runs every kernel of the lab (dev/) on the CPU, to see that it computes what it should
+	@$(MAKE) $(in_parallel) $(BUILD)/test/kernels-plain $(KERNEL_REPORT)
+	@KERNEL_REPORT=$(KERNEL_REPORT) $(BUILD)/test/kernels-plain --gtest_filter='Lab*'
 
 # Versions are pinned: another clang-format formats otherwise, and clang-tidy knows std::source_location from 15 on.
 CLANG_FORMAT := clang-format-14
@@ -164,17 +186,17 @@ lint:  ## checks formatting, clang-tidy, shellcheck, pyflakes (installs them whe
 check-format:  ## part of lint: clang-format
 	$(QUIET)$(CLANG_FORMAT) --dry-run -Werror $(CPP_FILES)
 check-shell:  ## part of lint: shellcheck
-	$(QUIET)shellcheck .ci/run $(wildcard scripts/*.sh test/*.sh)
+	$(QUIET)shellcheck .ci/run $(wildcard scripts/*.sh test/*.sh dev/*/*.sh)
 check-python:  ## part of lint: pyflakes
 	$(QUIET)$(PYTHON) -m pyflakes $(wildcard scripts/*.py dev/*/*.py test/*.py test/*/*.py)
 
-clang-tidy: $(patsubst $(BUILD)/objects/%.o,$(BUILD)/lint/%,$(call objects,$(SOURCES)))  ## part of lint
+clang-tidy: $(patsubst $(BUILD)/objects/%.o,$(BUILD)/lint/%,$(call objects,$(SOURCES))) $(KERNEL_LINT)  ## part of lint
 
 format:  ## clang-format on every C++ file
 	$(QUIET)$(CLANG_FORMAT) -i $(CPP_FILES)
 
 clean:  ## removes what was built (not runs/)
-	rm -rf build build-sanitize train_gpt
+	rm -rf build build-sanitize train_gpt $(LAB_PROGRAMS)
 
 # ---- Building --------------------------------------------------------------------------------------------
 

@@ -2,9 +2,11 @@
 # What the project needs from the system: finds what is missing, and installs it on Debian and Ubuntu.
 #
 #   scripts/deps.sh            installs what building, testing and plotting need, after saying what that is
+#   scripts/deps.sh train      the same without CUDA's compiler, which only the tests and the lab need so far
 #   scripts/deps.sh lint       the same, and the tools of `make lint`
 #   scripts/deps.sh missing    prints what the build lacks, on one line; nothing where it lacks nothing
 #   scripts/deps.sh python     prints the python3 to use: the first that has the modules below
+#   scripts/deps.sh gpu        installs what comparing with cuDNN needs: its frontend's headers, from PyPI
 #   scripts/deps.sh cuda       prints the folder of CUDA's headers: a toolkit's, or else PyPI's in .cuda/
 #
 # Other systems are told the Debian names of what is missing, and exit with 1 where something is.
@@ -32,6 +34,7 @@ run   libgtest-dev         header:gtest/gtest.h
 run   libopenblas0-pthread debian
 run   python3-pytest       python:pytest
 run   python3-torch        python:torch
+pip   python3-pip          debian
 style clang-format-14      command:clang-format-14
 style python3-pyflakes     python:pyflakes
 style shellcheck           command:shellcheck
@@ -58,11 +61,29 @@ choose_python() {
     if imports python3 torch numpy pytest matplotlib pyflakes; then command -v python3; else echo /usr/bin/python3; fi
 }
 
-# Without a toolkit, PyPI's packages have the compiler and the headers, which is all that the tests need.
+# CUDA's compiler and headers, which the tests of the kernels need: a toolkit's, or these packages in .cuda/.
+cuda_from_pypi=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96)
 choose_cuda() {
     local nvcc
     nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null) || true
     if [[ $nvcc ]]; then dirname "$(dirname "$(readlink -f "$nvcc")")"; else echo .cuda/nvidia/cu13; fi
+}
+has_cuda() { [[ -x $(choose_cuda)/bin/nvcc ]]; }
+has_pip() { python3 -m pip --version >/dev/null 2>&1; }
+
+# Installs PyPI's packages $2... into .cuda/, unless the file $1 is there. Their versions are pinned, and nothing they
+# depend on comes with them.
+install_from_pypi() {
+    local file=$1
+    shift
+    [[ -e $file ]] && return
+    echo "deps: will install from PyPI, into .cuda/: $*"
+    if ! python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --upgrade \
+        --target .cuda "$@" || ! [[ -e $file ]]; then
+        echo "error: PyPI's packages could not be installed: $*" >&2
+        exit 1
+    fi
+    echo 'deps: installed'
 }
 
 # Exit status 0 where the system shows that it has the thing.
@@ -130,13 +151,18 @@ install_missing() {
 }
 
 case ${1-} in
-    '') install_missing "build|run$(is_debian_12 && echo '|style')" ;;
+    train) install_missing 'build|run' ;;
+    '')
+        install_missing "build|run$(is_debian_12 && echo '|style')$(has_cuda || has_pip || echo '|pip')"
+        has_cuda || install_from_pypi .cuda/nvidia/cu13/bin/nvcc "${cuda_from_pypi[@]}"
+        ;;
     lint) install_missing 'build|run|style|lint' ;;
     missing) missing build | sed -E 's/^(.*) [a-z-]+:(.*)/\1 (\2)/; s/^(.*) \(\1\)$/\1/' | paste -sd, | sed 's/,/, /g' ;;
     python) choose_python ;;
+    gpu) install_from_pypi .cuda/include/cudnn_frontend.h nvidia-cudnn-frontend==1.14.1 ;;
     cuda) choose_cuda ;;
     *)
-        sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
+        sed -n '2,12s/^# \{0,1\}//p' "$0" >&2
         exit 1
         ;;
 esac

@@ -14,6 +14,9 @@ namespace lab {
 std::string gpu_name();
 llmc::cuda::LaunchContext gpu_context();
 void synchronize();
+// Before the first launch, on the executor: the seed of the order of threads, and the compiler's report. Nothing on
+// a GPU.
+void use_executor(std::uint64_t seed);
 
 // Median milliseconds of what `launch` launches, by events, the L2 cache flushed before each.
 double milliseconds(const std::function<void()>& launch);

@@ -1,5 +1,7 @@
 // gpu.h where kernels run on the executor.
 #include "dev/lab/gpu.h"
+#include "dev/lab/rivals.h"
+#include "simt/executor.h"
 #include "simt/kernel_report.h"
 
 namespace lab {
@@ -10,6 +12,13 @@ void synchronize() {}
 double milliseconds(const std::function<void()>&) { return 0; }
 double copy_bandwidth() { return 0; }
 double product_rate() { return 0; }
+
+void use_executor(std::uint64_t seed) {
+    simt::options().seed = seed;
+    simt::options().report = simt::read_kernel_report(simt::kernel_report_path());
+}
+
+std::vector<Rival> rivals_of(const std::string&, llmc::DType, const std::vector<std::int64_t>&) { return {}; }
 
 std::optional<KernelFigures> kernel_figures(const llmc::cuda::Chip& chip, const void* kernel) {
     static const simt::KernelReport report = simt::read_kernel_report(simt::kernel_report_path());

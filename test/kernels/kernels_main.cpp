@@ -1,16 +1,13 @@
 // The kernels' tests: those of llmc/ against the CPU device, and every variant of the kernel lab (dev/) against
-// its reference.
+// its reference. Compiled for a GPU it also times the lab.
 #include <cstdio>
 #include <cstdlib>
 #include <random>
+#include <string_view>
 
 #include "dev/lab/gpu.h"
-#include "dev/lab/lab.h"
+#include "dev/lab/session.h"
 #include "test/kernels/kernel_test.h"
-
-#ifndef __CUDACC__
-#include "simt/executor.h"
-#endif
 
 namespace kernel_test {
 
@@ -83,13 +80,31 @@ void register_lab() {
 extern "C" const char* __tsan_default_options() { return "halt_on_error=1"; }
 #endif
 
+// `kernels --time FILE`: times the whole lab, a line of JSON in FILE for each timing.
+static int time_lab(const std::string& json) try {
+    bool good = true;
+    for (const lab::Operation& operation : lab::operations()) {
+        for (const llmc::DType dtype : operation.dtypes) {
+            lab::SessionOptions options;
+            options.dtype = dtype == llmc::DType::fp32 ? "fp32" : "bf16";
+            options.seed = kernel_test::seed();
+            options.json = json;
+            good = lab::run_session(operation, options) && good;
+        }
+    }
+    return good ? 0 : 1;
+} catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return 1;
+}
+
 int main(int argc, char** argv) {
+    if (argc == 3 && std::string_view(argv[1]) == "--time") return time_lab(argv[2]);
     testing::InitGoogleTest(&argc, argv);
     kernel_test::register_lab();
     std::printf("KERNEL_SEED=%llu\n", static_cast<unsigned long long>(kernel_test::seed()));
 #ifndef __CUDACC__
-    simt::options().seed = kernel_test::seed();
-    simt::options().report = simt::read_kernel_report(simt::kernel_report_path());
+    lab::use_executor(kernel_test::seed());
 #endif
     return RUN_ALL_TESTS();
 }

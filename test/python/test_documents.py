@@ -9,7 +9,7 @@ import program
 
 ROOT = program.ROOT
 DOCUMENTS = ["README.md", "CONTRIBUTING.md"]
-SOURCE_FILE = re.compile(r"\.(cpp|cu|h|md|py|sh)$")
+SOURCE_FILE = re.compile(r"\.(cpp|cu|cuh|h|md|py|sh)$")
 
 
 def code_of(document):
@@ -33,7 +33,9 @@ def named_paths(document):
 
 
 def is_made(path):
-    """Whether git ignores what the path begins with: building and running make it."""
+    """Whether git ignores what the path begins with, or a lab in dev/ is its source: building and running make it."""
+    if path.startswith("dev/") and (ROOT / f"{path}.cu").exists():
+        return True
     ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()]
     return any(fnmatch.fnmatch(path.split("/")[0], pattern) for pattern in ignored)
 
@@ -46,7 +48,7 @@ def exists(path):
 
 def named_targets(document):
     spans, blocks = code_of(document)
-    return {target for code in [*spans, *blocks] for target in re.findall(r"\bmake ([a-z][a-z_-]*)", code)}
+    return {target for code in [*spans, *blocks] for target in re.findall(r"\bmake ([a-z][a-z_-]*)(?![\w/-])", code)}
 
 
 def named_options(document):

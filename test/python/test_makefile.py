@@ -25,9 +25,16 @@ FILES = {
     "test/unit/two_test.cpp": "",
     "test/mpi/mpi_main.cpp": MAIN,
     "test/probe/probe.cpp": MAIN,
+    "test/kernels/kernels_main.cpp": MAIN,
+    "test/simt/executor.cpp": "",
+    "dev/lab/lab.cpp": "",
+    "dev/lab/no_gpu.cpp": "",
+    "dev/one.cu": '#include "llmc/kernel.cuh"\n',
+    "llmc/kernel.cuh": "",
     ".gitignore": (ROOT / ".gitignore").read_text(),
 }
-PROGRAMS = {"train_gpt", "build/test/unit", "build/test/mpi", "build/test/probe/probe"}
+KERNEL_TESTS = {f"build/test/kernels-{kind}" for kind in ("plain", "address", "thread")}
+PROGRAMS = {"train_gpt", "build/test/unit", "build/test/mpi", "build/test/probe/probe"} | KERNEL_TESTS
 
 
 class Project:
@@ -35,7 +42,7 @@ class Project:
         self.folder = folder
         for name, text in FILES.items():
             self.write(name, text)
-        for name in ("Makefile", "scripts/deps.sh"):
+        for name in ("Makefile", "dev/kernels.mk", "scripts/deps.sh"):
             (folder / name).parent.mkdir(exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
         self.git("init", "-q")
@@ -56,7 +63,7 @@ class Project:
     def make(self, *arguments):
         """What make prints."""
         environment = {name: value for name, value in os.environ.items() if name not in OF_THE_CALLER}
-        run = subprocess.run(["make", *arguments], cwd=self.folder, env=environment, capture_output=True, text=True,
+        run = subprocess.run(["make", "CUDA=none", *arguments], cwd=self.folder, env=environment, capture_output=True, text=True,
                              timeout=120)
         assert run.returncode == 0, run.stdout + run.stderr
         return run.stdout
@@ -64,7 +71,7 @@ class Project:
     def made(self, *arguments):
         """The files that `make ARGUMENTS` compiles, and the programs that it links."""
         text = self.make(*(arguments or ["test-programs"]))
-        return tuple(set(re.findall(rf"^(?:echo ')?{verb} ([\w./]+)", text, re.M)) for verb in ("compile", "link"))
+        return tuple(set(re.findall(rf"^(?:echo ')?{verb} ([\w./-]+)", text, re.M)) for verb in ("compile", "link"))
 
 
 SOURCES = {name for name in FILES if name.endswith((".cpp", ".cu"))}
@@ -95,11 +102,13 @@ def test_what_is_built_is_not_built_again(project):
 @pytest.mark.parametrize("header, dependents", [
     ("llmc/near.h", {"llmc/uses_near.cpp", "llmc/uses_far.cpp", "train_gpt.cu", "test/unit/one_test.cpp"}),
     ("llmc/far.h", {"llmc/uses_far.cpp", "train_gpt.cu"}),
+    ("llmc/kernel.cuh", {"dev/one.cu"}),
 ])
 def test_a_header_compiles_its_dependents(project, header, dependents):
     os.utime(project.folder / header)
-    assert project.made("-n", "test-programs") == (dependents, PROGRAMS)
-    assert project.made() == (dependents, PROGRAMS)
+    linked = KERNEL_TESTS if header.endswith(".cuh") else PROGRAMS
+    assert project.made("-n", "test-programs") == (dependents, linked)
+    assert project.made() == (dependents, linked)
 
 
 def test_a_test_compiles_and_links_alone(project):
@@ -127,6 +136,10 @@ def test_source_files_come_and_go(project):
     assert project.made() == (set(), {"build/test/unit"})
     (project.folder / "llmc/more.cpp").unlink()
     assert project.made() == (set(), PROGRAMS)
+    project.write("dev/more.cu", "")
+    assert project.made() == ({"dev/more.cu"}, KERNEL_TESTS)
+    (project.folder / "dev/more.cu").unlink()
+    assert project.made() == (set(), KERNEL_TESTS)
 
 
 def test_a_header_goes(project):
@@ -147,7 +160,7 @@ def test_a_commit_compiles_one_file(project):
 
 def test_clean(project):
     built = project.made("clean", "train_gpt")
-    assert built == ({name for name in SOURCES if not name.startswith("test/")}, {"train_gpt"})
+    assert built == ({name for name in SOURCES if not name.startswith(("test/", "dev/"))}, {"train_gpt"})
     project.make("clean")
     left = subprocess.run(["git", "status", "--short", "--ignored"], cwd=project.folder, capture_output=True, text=True)
     assert left.stdout == ""
@@ -160,5 +173,5 @@ def test_help_lists_every_target(project):
     assert len(targets) > 10
     assert set(re.findall(r"^  ([a-z_-]+) +\S", help_text, re.M)) == targets
     # Nor is a variable forgotten that the Makefile lets a person set.
-    variables = {"CXXFLAGS", "LDFLAGS", "SANITIZE", "BUILD", "PYTHON", "SUITE", "V"}
-    assert variables <= set(re.findall(r"\b([A-Z]+)=", help_text))
+    variables = {"CXXFLAGS", "LDFLAGS", "SANITIZE", "BUILD", "PYTHON", "SUITE", "GPU_ARCH", "V"}
+    assert variables <= set(re.findall(r"\b([A-Z_]+)=", help_text))

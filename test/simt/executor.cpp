@@ -96,7 +96,7 @@ std::array<char*, 2> make_sync_places() {
 
 char* warp_sync_place(Thread& thread, std::uint32_t mask) {
     if constexpr (!finds_races) return nullptr;
-    const UnseenByThreadSanitizer bookkeeping;
+    const Unseen bookkeeping;
     const auto [places, fresh] = run.warps[thread.warp()].sync_places.try_emplace(mask);
     if (fresh) places->second = make_sync_places();
     return places->second[thread.collectives[mask]++ % 2];
@@ -363,7 +363,7 @@ void meet_block(const Site& site) {
 }
 
 void* static_shared(const void* key, std::size_t bytes, std::size_t alignment) {
-    const UnseenByThreadSanitizer bookkeeping;
+    const Unseen bookkeeping;
     for (const SharedArray& array : run.static_arrays) {
         if (array.key == key) return array.memory.get();
     }
@@ -379,7 +379,7 @@ void* static_shared(const void* key, std::size_t bytes, std::size_t alignment) {
 }
 
 void* dynamic_shared(unsigned index, std::size_t offset, std::size_t bytes) {
-    const UnseenByThreadSanitizer bookkeeping;
+    const Unseen bookkeeping;
     if (offset + bytes > run.grid->dynamic_shared_bytes) {
         stop("takes " + std::to_string(offset + bytes) + " bytes of dynamic shared memory; the launch gave " +
              std::to_string(run.grid->dynamic_shared_bytes));
@@ -406,17 +406,17 @@ bool is_shared(const void* memory, std::size_t bytes) {
 }
 
 void add_copy(const AsyncCopy& copy) {
-    const UnseenByThreadSanitizer bookkeeping;
+    const Unseen bookkeeping;
     run.current->copies.push_back(copy);
 }
 
 void commit_copies() {
-    const UnseenByThreadSanitizer bookkeeping;
+    const Unseen bookkeeping;
     run.current->copy_groups.push_back(run.current->copies.size());
 }
 
 bool next_copy(int groups_left, AsyncCopy* copy) {
-    const UnseenByThreadSanitizer bookkeeping;
+    const Unseen bookkeeping;
     auto& copies = run.current->copies;
     auto& groups = run.current->copy_groups;
     while (groups.size() > static_cast<std::size_t>(groups_left) && groups.front() == 0) {
@@ -445,7 +445,7 @@ void run_grid(const Chip& chip, const Grid& grid) {
     std::iota(order.begin(), order.end(), 0u);
     if (options().seed != 0) std::shuffle(order.begin(), order.end(), run.random);
     {
-        const UnseenByThreadSanitizer bookkeeping;
+        const Unseen bookkeeping;
         for (const unsigned block : order) run_block(block);
     }
     acquire_from(&run);

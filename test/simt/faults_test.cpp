@@ -99,34 +99,22 @@ class Faults : public testing::TestWithParam<Planted> {
 TEST_P(Faults, IsFound) {
     const Planted& planted = GetParam();
     switch (planted.finder) {
-        case Finder::executor: {
+        case Finder::executor:
             EXPECT_DEATH(wrong_results(planted.faulty, 3),
                          std::string("simt: ") + planted.name + "<true>: .*(" + planted.message + ")");
             break;
-        }
         case Finder::result:
             EXPECT_GT(wrong_results(planted.faulty, 20), 0);
             break;
-#ifdef SIMT_ADDRESS
         case Finder::address:
             EXPECT_DEATH(run(planted.faulty), "AddressSanitizer");
             break;
         case Finder::undefined:
             EXPECT_DEATH(run(planted.faulty), "misaligned address");
             break;
-#else
-        case Finder::address:
-        case Finder::undefined:
-            break;
-#endif
-#ifdef SIMT_THREAD
         case Finder::thread:
             EXPECT_DEATH(run(planted.faulty), "ThreadSanitizer: data race");
             break;
-#else
-        case Finder::thread:
-            break;
-#endif
     }
 }
 

@@ -145,17 +145,17 @@ void Fiber::suspend() {
 }
 
 #ifdef SIMT_THREAD
+extern "C" void __tsan_ignore_thread_begin();  // in its runtime, but in no header
+extern "C" void __tsan_ignore_thread_end();
 void release_to(void* place) { __tsan_release(place); }
 void acquire_from(void* place) { __tsan_acquire(place); }
-extern "C" void __tsan_ignore_thread_begin();
-extern "C" void __tsan_ignore_thread_end();
-UnseenByThreadSanitizer::UnseenByThreadSanitizer() { __tsan_ignore_thread_begin(); }
-UnseenByThreadSanitizer::~UnseenByThreadSanitizer() { __tsan_ignore_thread_end(); }
+void begin_unseen() { __tsan_ignore_thread_begin(); }
+void end_unseen() { __tsan_ignore_thread_end(); }
 #else
 void release_to(void*) {}
 void acquire_from(void*) {}
-UnseenByThreadSanitizer::UnseenByThreadSanitizer() = default;
-UnseenByThreadSanitizer::~UnseenByThreadSanitizer() = default;
+void begin_unseen() {}
+void end_unseen() {}
 #endif
 
 }  // namespace simt

@@ -25,6 +25,7 @@ class Fiber {
     void* sanitizer_fiber_ = nullptr;  // ThreadSanitizer's
 };
 
+// Set where ThreadSanitizer runs; without it the rest of this file does nothing.
 #ifdef SIMT_THREAD
 inline constexpr bool finds_races = true;
 #else
@@ -35,13 +36,16 @@ inline constexpr bool finds_races = false;
 void release_to(void* place);
 void acquire_from(void* place);
 
-// Until its end ThreadSanitizer sees no access of the thread: the executor's own are not the kernel's.
-class UnseenByThreadSanitizer {
+// Between the two ThreadSanitizer sees no access of the thread: the executor's own are not the kernel's.
+void begin_unseen();
+void end_unseen();
+
+class Unseen {
   public:
-    UnseenByThreadSanitizer();
-    ~UnseenByThreadSanitizer();
-    UnseenByThreadSanitizer(const UnseenByThreadSanitizer&) = delete;
-    UnseenByThreadSanitizer& operator=(const UnseenByThreadSanitizer&) = delete;
+    Unseen() { begin_unseen(); }
+    ~Unseen() { end_unseen(); }
+    Unseen(const Unseen&) = delete;
+    Unseen& operator=(const Unseen&) = delete;
 };
 
 }  // namespace simt

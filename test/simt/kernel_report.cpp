@@ -23,7 +23,7 @@ KernelReport read_kernel_report(const std::string& path) {
 
 std::string kernel_report_path() {
     const char* path = std::getenv("KERNEL_REPORT");
-    return path ? path : "";
+    return path ? path : "build/nvcc/report.txt";
 }
 
 std::string symbol_of(const void* kernel) {

@@ -18,7 +18,7 @@ struct KernelFigures {
 using KernelReport = std::map<int, std::map<std::string, KernelFigures>>;
 KernelReport read_kernel_report(const std::string& path);
 
-// Where the file is: the environment's KERNEL_REPORT, empty without.
+// Where the file is: what the environment's KERNEL_REPORT says, or where `make` writes it.
 std::string kernel_report_path();
 
 // The mangled name of a kernel, empty where the program does not export it (it is linked with -rdynamic).

@@ -37,16 +37,17 @@ struct RunningSoftmax {
         for (int r = 0; r < row_blocks; ++r) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                float larger = greatest[r][half];
+                float larger = -INFINITY;
 #pragma unroll
-                for (int k = 0; k < key_blocks; ++k) {
+                for (int j = 0; j < key_blocks; ++j) {
 #pragma unroll
                     for (int n = 0; n < 2; ++n) {
-                        larger = fmaxf(larger, fmaxf(scores[r][k][n][2 * half], scores[r][k][n][2 * half + 1]));
+                        larger =
+                            fmaxf(larger, fmaxf(scores[r][j][n][2 * half], scores[r][j][n][2 * half + 1]));
                     }
                 }
-                larger = row_reduce(larger, Maximum{});
-                factors[r][half] = exp2_approximate((greatest[r][half] - larger) * scale);
+                larger = fmaxf(greatest[r][half], row_reduce(larger, Maximum{}) * scale);
+                factors[r][half] = exp2_approximate(greatest[r][half] - larger);
                 greatest[r][half] = larger;
                 sum[r][half] *= factors[r][half];
             }
@@ -57,27 +58,108 @@ struct RunningSoftmax {
     __device__ __forceinline__ void exponentiate(Block& scores, int r, float scale) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const float shift = greatest[r][half] * scale;
 #pragma unroll
             for (int n = 0; n < 2; ++n) {
 #pragma unroll
                 for (int i = 2 * half; i < 2 * half + 2; ++i) {
-                    scores[n][i] = exp2_approximate(fmaf(scores[n][i], scale, -shift));
+                    scores[n][i] = exp2_approximate(fmaf(scores[n][i], scale, -greatest[r][half]));
                     sum[r][half] += scores[n][i];
                 }
             }
         }
     }
+
+    // Completes the sums.
+    __device__ __forceinline__ void finish(float (&reciprocals)[row_blocks][2]) {
+#pragma unroll
+        for (int r = 0; r < row_blocks; ++r) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                sum[r][half] = row_reduce(sum[r][half], Sum{});
+                reciprocals[r][half] = __fdividef(1, sum[r][half]);
+            }
+        }
+    }
 };
 
-// Scores of keys behind their query become -infinity: element (i, j) of the block belongs to query `query` + i
-// and key `key` + j.
-__device__ __forceinline__ void hide_unseen(Block& scores, int query, int key) {
+// scores += q k^T, of the queries from `row` on
+template <int row_blocks, int key_blocks, class QueryTile, class KeyTile>
+__device__ __forceinline__ void multiply_queries(Block (&scores)[row_blocks][key_blocks], QueryTile queries,
+                                                 int row, KeyTile keys) {
+    const int lane = own_lane_again();
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    for (int column = 0; column < KeyTile::columns; column += 16) {
+        Operand q[row_blocks];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            if (key + block_column(n, i) > query + block_row(i)) scores[n][i] = -INFINITY;
+        for (int r = 0; r < row_blocks; ++r) load_a(q[r], queries, row + 16 * r, column, lane);
+#pragma unroll
+        for (int j = 0; j < key_blocks; ++j) {
+            Operand k;
+            load_b_transposed(k, keys, 16 * j, column, lane);
+#pragma unroll
+            for (int r = 0; r < row_blocks; ++r) multiply_add(scores[r][j], q[r], k);
+        }
+    }
+}
+
+// Scores of keys behind their query become -infinity; the blocks begin at `query` and `key`.
+template <int row_blocks, int key_blocks>
+__device__ __forceinline__ void hide_unseen(Block (&scores)[row_blocks][key_blocks], int query, int key) {
+#pragma unroll
+    for (int r = 0; r < row_blocks; ++r) {
+#pragma unroll
+        for (int j = 0; j < key_blocks; ++j) {
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    if (key + 16 * j + block_column(n, i) > query + 16 * r + block_row(i)) {
+                        scores[r][j][n][i] = -INFINITY;
+                    }
+                }
+            }
+        }
+    }
+}
+
+template <int row_blocks, int column_blocks>
+__device__ __forceinline__ void scale_rows(Block (&sums)[row_blocks][column_blocks],
+                                           const float (&factors)[row_blocks][2]) {
+#pragma unroll
+    for (int r = 0; r < row_blocks; ++r) {
+#pragma unroll
+        for (int c = 0; c < column_blocks; ++c) {
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) sums[r][c][n][i] *= factors[r][i / 2];
+            }
+        }
+    }
+}
+
+// sums += p v, with p = 2^(scores scale - ...) made 16 keys at a time, so that tensor cores work on some while others
+// are made.
+template <int row_blocks, int key_blocks, int column_blocks, class ValueTile>
+__device__ __forceinline__ void multiply_values(Block (&sums)[row_blocks][column_blocks],
+                                                RunningSoftmax<row_blocks>& softmax,
+                                                Block (&scores)[row_blocks][key_blocks], float scale,
+                                                ValueTile values) {
+    const int lane = own_lane_again();
+#pragma unroll
+    for (int j = 0; j < key_blocks; ++j) {
+        Operand p[row_blocks];
+#pragma unroll
+        for (int r = 0; r < row_blocks; ++r) {
+            softmax.exponentiate(scores[r][j], r, scale);
+            round_to_a(p[r], scores[r][j]);
+        }
+#pragma unroll
+        for (int c = 0; c < column_blocks; ++c) {
+            Operand v;
+            load_b(v, values, 16 * j, 16 * c, lane);
+#pragma unroll
+            for (int r = 0; r < row_blocks; ++r) multiply_add(sums[r][c], p[r], v);
         }
     }
 }
@@ -88,58 +170,55 @@ __device__ __forceinline__ void hide_unseen(Block& scores, int query, int key) {
 // queries; tiles of 64 keys or values, of which `places` are in shared memory; registers for `blocks` blocks a
 // multiprocessor. 32 queries a warp use each key that it reads from shared memory twice, and tensor cores wait
 // less for shared memory.
-template <int columns_, int warp_rows_, int places_, int blocks_>
+template <int columns_, int warp_rows_, int blocks_>
 struct AttentionForwardTiling {
-    static constexpr int columns = columns_, warp_rows = warp_rows_, places = places_, blocks = blocks_;
+    static constexpr int columns = columns_, warp_rows = warp_rows_, blocks = blocks_;
     static constexpr int threads = 4 * warp_threads;
     using QueryTile = Tile<4 * warp_rows, columns>;
     using KeyTile = Tile<64, columns>;
     static constexpr std::size_t shared_bytes = SharedAllocator::bytes<bf16>(QueryTile::elements) +
-                                                SharedAllocator::bytes<bf16>(places * KeyTile::elements);
+                                                2 * SharedAllocator::bytes<bf16>(KeyTile::elements);
 };
 
-// A block does a tile of queries of a head; block (x, y) head x, the tiles in decreasing order, since the last has
+// A block does a tile of queries of a head; block (x, y, z) head x of sequence y, the tiles in decreasing order, since the last has
 // the most keys and should not begin last. `scale`: log2(e) / sqrt(HS).
 template <class Tiling>
 __global__ void __launch_bounds__(Tiling::threads, Tiling::blocks)
     attention_forward_kernel6(bf16* out, float* lse, const bf16* qkv, AttentionSizes sizes, float scale) {
     using QueryTile = typename Tiling::QueryTile;
     using KeyTile = typename Tiling::KeyTile;
-    constexpr int threads = Tiling::threads, places = Tiling::places;
+    constexpr int threads = Tiling::threads;
     constexpr int row_blocks = Tiling::warp_rows / 16, key_blocks = KeyTile::rows / 16,
                   column_blocks = Tiling::columns / 16;
     SharedAllocator shared;
     const QueryTile queries{shared.take<bf16>(QueryTile::elements)};
-    bf16* const key_places = shared.take<bf16>(places * KeyTile::elements);
+    const KeyTile keys{shared.take<bf16>(KeyTile::elements)}, values{shared.take<bf16>(KeyTile::elements)};
 
-    const std::int64_t head = blockIdx.x;
-    const int first_query = static_cast<int>(gridDim.y - 1 - blockIdx.y) * QueryTile::rows;
-    const int warp_row = static_cast<int>(threadIdx.x) / warp_threads * Tiling::warp_rows;
+    const int h = static_cast<int>(blockIdx.x), b = static_cast<int>(blockIdx.y);
+    const int first_query = static_cast<int>(gridDim.z - 1 - blockIdx.z) * QueryTile::rows;
+    const int warp_row = own_warp() * Tiling::warp_rows;
     const int warp_query = first_query + warp_row;
-    const HeadRows<const bf16> k = head_of_qkv(qkv, sizes, 1, head), v = head_of_qkv(qkv, sizes, 2, head);
     const int key_tiles = blocks_for(min(sizes.sequence, first_query + QueryTile::rows), KeyTile::rows);
 
-    // Keys and values take turns: K_0, V_0, K_1, V_1 ... Tile i is copied to place i % places, while the tiles
-    // before it are worked on.
-    const auto place = [&](int i) { return KeyTile{key_places + i % places * KeyTile::elements}; };
-    const auto start = [&](int i) {
-        if (i < 2 * key_tiles) {
-            load_tile<threads>(place(i), i % 2 == 0 ? k : v, i / 2 * KeyTile::rows, sizes.sequence,
-                               sizes.head_size);
-        }
+    // Starts to copy the next tile: K_0, V_0, K_1, V_1 ...
+    TileCopy<threads, Tiling::columns> copy(head_of_qkv(qkv, sizes, 1, b, h), 0, sizes.sequence,
+                                            sizes.head_size);
+    const int keys_to_values = sizes.heads * sizes.head_size;
+    const auto start_keys = [&] {
+        copy.start(keys);
+        copy.source += keys_to_values;
         copy_async_commit();
     };
-    // After the barrier all threads' copies of tile i are there, and tile i - 1 is not needed any more.
-    const auto next = [&](int i) {
-        copy_async_wait<places - 2>();
-        __syncthreads();
-        start(i + places - 1);
-        return place(i);
+    const auto start_values = [&] {
+        copy.start(values);
+        copy.source -= keys_to_values;
+        copy.source += std::int64_t{3 * KeyTile::rows} * keys_to_values;
+        copy.rows_left -= KeyTile::rows;
+        copy_async_commit();
     };
-    load_tile<threads>(queries, head_of_qkv(qkv, sizes, 0, head), first_query, sizes.sequence,
+    load_tile<threads>(queries, head_of_qkv(qkv, sizes, 0, b, h), first_query, sizes.sequence,
                        sizes.head_size);
-#pragma unroll
-    for (int i = 0; i < places - 1; ++i) start(i);
+    start_keys();
 
     Block sums[row_blocks][column_blocks] = {};  // sum_j p_j v_j
     detail::RunningSoftmax<row_blocks> softmax;
@@ -149,96 +228,52 @@ __global__ void __launch_bounds__(Tiling::threads, Tiling::blocks)
         const bool seen = first_key < warp_query + Tiling::warp_rows;
         const bool diagonal = first_key + KeyTile::rows - 1 > warp_query;
 
-        const KeyTile keys = next(2 * tile);
+        // After the barrier all threads' copies of the keys are there, and the values before them not needed.
+        copy_async_wait<0>();
+        __syncthreads();
+        start_values();
         Block scores[row_blocks][key_blocks] = {};
         if (seen) {
-#pragma unroll
-            for (int c = 0; c < column_blocks; ++c) {
-                Operand q[row_blocks];
-#pragma unroll
-                for (int r = 0; r < row_blocks; ++r) load_a(q[r], queries, warp_row + 16 * r, 16 * c);
-#pragma unroll
-                for (int j = 0; j < key_blocks; ++j) {
-                    Operand key;
-                    load_b_transposed(key, keys, 16 * j, 16 * c);
-#pragma unroll
-                    for (int r = 0; r < row_blocks; ++r) multiply_add(scores[r][j], q[r], key);
-                }
-            }
-            if (diagonal) {
-#pragma unroll
-                for (int r = 0; r < row_blocks; ++r) {
-#pragma unroll
-                    for (int j = 0; j < key_blocks; ++j) {
-                        detail::hide_unseen(scores[r][j], warp_query + 16 * r, first_key + 16 * j);
-                    }
-                }
-            }
+            detail::multiply_queries(scores, queries, warp_row, keys);
+            if (diagonal) detail::hide_unseen(scores, warp_query, first_key);
             float factors[row_blocks][2];
             softmax.raise(factors, scores, scale);
-#pragma unroll
-            for (int r = 0; r < row_blocks; ++r) {
-#pragma unroll
-                for (int c = 0; c < column_blocks; ++c) {
-#pragma unroll
-                    for (int n = 0; n < 2; ++n) {
-#pragma unroll
-                        for (int i = 0; i < 4; ++i) sums[r][c][n][i] *= factors[r][i / 2];
-                    }
-                }
-            }
+            detail::scale_rows(sums, factors);
         }
 
-        const KeyTile values = next(2 * tile + 1);
-        if (seen) {
+        copy_async_wait<0>();
+        __syncthreads();
+        if (tile + 1 < key_tiles) start_keys();
+        if (seen) detail::multiply_values(sums, softmax, scores, scale, values);
+    }
+
+    float reciprocals[row_blocks][2];
+    softmax.finish(reciprocals);
+    if (threadIdx.x % 4 == 0) {
 #pragma unroll
-            for (int j = 0; j < key_blocks; ++j) {
-                Operand p[row_blocks];
+        for (int r = 0; r < row_blocks; ++r) {
 #pragma unroll
-                for (int r = 0; r < row_blocks; ++r) {
-                    softmax.exponentiate(scores[r][j], r, scale);
-                    round_to_a(p[r], scores[r][j]);
-                }
-#pragma unroll
-                for (int c = 0; c < column_blocks; ++c) {
-                    Operand value;
-                    load_b(value, values, 16 * j, 16 * c);
-#pragma unroll
-                    for (int r = 0; r < row_blocks; ++r) multiply_add(sums[r][c], p[r], value);
+            for (int half = 0; half < 2; ++half) {
+                const int query = warp_query + 16 * r + block_row(2 * half);
+                if (query < sizes.sequence) {
+                    lse[(std::int64_t{b} * sizes.heads + h) * sizes.sequence + query] =
+                        softmax.greatest[r][half] * ln_2 + logf(softmax.sum[r][half]);
                 }
             }
         }
     }
-
+    detail::scale_rows(sums, reciprocals);
     // Through the tile of queries, of which a warp reads and writes its own rows only, so that whole rows go out.
     __syncwarp();
 #pragma unroll
     for (int r = 0; r < row_blocks; ++r) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float sum = row_reduce(softmax.sum[r][half], Sum{});
-            const float reciprocal = 1 / sum;
-#pragma unroll
-            for (int c = 0; c < column_blocks; ++c) {
-#pragma unroll
-                for (int n = 0; n < 2; ++n) {
-                    sums[r][c][n][2 * half] *= reciprocal;
-                    sums[r][c][n][2 * half + 1] *= reciprocal;
-                }
-            }
-            const int query = warp_query + 16 * r + block_row(2 * half);
-            if (threadIdx.x % 4 == 0 && query < sizes.sequence) {
-                lse[head * sizes.sequence + query] =
-                    softmax.greatest[r][half] * scale * ln_2 + logf(sum);
-            }
-        }
 #pragma unroll
         for (int c = 0; c < column_blocks; ++c) {
             round_to_tile(queries, warp_row + 16 * r, 16 * c, sums[r][c]);
         }
     }
     __syncwarp();
-    store_rows<Tiling::warp_rows>(head_of_out(out, sizes, head), first_query, sizes.sequence, sizes.head_size,
+    store_rows<Tiling::warp_rows>(head_of_out(out, sizes, b, h), first_query, sizes.sequence, sizes.head_size,
                                   queries, warp_row);
 }
 
@@ -248,28 +283,30 @@ template <class Tiling>
 void launch_attention_forward(const LaunchContext& on, bf16* out, float* lse, const bf16* qkv,
                               const AttentionSizes& sizes) {
     const int tiles = blocks_for(sizes.sequence, Tiling::QueryTile::rows);
-    check(tiles <= 65535, "attention: the sequence is too long");
+    check(tiles <= 65535 && sizes.batch <= 65535, "attention: the batch or the sequence is too long");
     launch(on, attention_forward_kernel6<Tiling>,
-           dim3(static_cast<unsigned>(sizes.all_heads()), static_cast<unsigned>(tiles)), Tiling::threads,
-           Tiling::shared_bytes, out, lse, qkv, sizes, attention_scale(sizes));
+           dim3(static_cast<unsigned>(sizes.heads), static_cast<unsigned>(sizes.batch),
+                static_cast<unsigned>(tiles)),
+           Tiling::threads, Tiling::shared_bytes, out, lse, qkv, sizes, attention_scale(sizes));
 }
 
 }  // namespace detail
 
 // out X (B,T,NH,HS), lse fp32 (B,NH,T), qkv X (B,T,3,NH,HS); HS a multiple of 8 up to 128
 template <class X>
-void attention_forward(const LaunchContext& on, X* out, float* lse, const X* qkv, const AttentionSizes& sizes) {
+void attention_forward(const LaunchContext& on, X* out, float* lse, const X* qkv,
+                       const AttentionSizes& sizes) {
     check(sizes.head_size % 8 == 0 && sizes.head_size <= 128,
           "attention: the head size is not a multiple of 8 up to 128");
     if constexpr (std::is_same_v<X, float>) {
         attention_forward_without_tensor_cores(on, out, lse, qkv, sizes);
     } else if (sizes.head_size <= 64) {
-        detail::launch_attention_forward<AttentionForwardTiling<64, 32, 4, 3>>(on, out, lse, qkv, sizes);
+        detail::launch_attention_forward<AttentionForwardTiling<64, 32, 3>>(on, out, lse, qkv, sizes);
     } else if (on.chip.shared_bytes_per_multiprocessor > (160 << 10)) {
-        detail::launch_attention_forward<AttentionForwardTiling<128, 32, 3, 2>>(on, out, lse, qkv, sizes);
+        detail::launch_attention_forward<AttentionForwardTiling<128, 32, 2>>(on, out, lse, qkv, sizes);
     } else {
         // Where less shared memory would leave room for one block a multiprocessor.
-        detail::launch_attention_forward<AttentionForwardTiling<128, 16, 2, 2>>(on, out, lse, qkv, sizes);
+        detail::launch_attention_forward<AttentionForwardTiling<128, 16, 2>>(on, out, lse, qkv, sizes);
     }
 }
 

@@ -6,7 +6,7 @@
 
 namespace llmc::cuda {
 
-// A block does 64 queries of a head; block (x, y) head x, the last queries first. 16 neighbouring threads do four
+// A block does 64 queries of a head; block (x, y, z) head x of sequence y, the last queries first. 16 neighbouring threads do four
 // queries: of the scores each does 4 x key_rows/16, of the output 4 x columns/16, so that every number read from
 // shared memory is used four times or more. Heads of up to `columns`, of which the rest is 0.
 template <int columns_, int key_rows_>
@@ -14,9 +14,9 @@ struct AttentionForwardFp32Tiling {
     static constexpr int columns = columns_, key_rows = key_rows_, query_rows = 64, threads = 256;
     // Distances between rows: four floats more than the row, so that 8 rows lie in different banks.
     static constexpr int stride = columns + 4, p_stride = key_rows + 4;
-    static constexpr std::size_t shared_bytes =
-        SharedAllocator::bytes<float>(query_rows * stride) + 2 * SharedAllocator::bytes<float>(key_rows * stride) +
-        SharedAllocator::bytes<float>(query_rows * p_stride);
+    static constexpr std::size_t shared_bytes = SharedAllocator::bytes<float>(query_rows * stride) +
+                                                2 * SharedAllocator::bytes<float>(key_rows * stride) +
+                                                SharedAllocator::bytes<float>(query_rows * p_stride);
 };
 
 namespace detail {
@@ -72,11 +72,11 @@ __global__ void __launch_bounds__(Tiling::threads, 2)
     float* const values = shared.take<float>(key_rows * stride);
     float* const probabilities = shared.take<float>(query_rows * p_stride);
 
-    const std::int64_t head = blockIdx.x;
-    const int first_query = static_cast<int>(gridDim.y - 1 - blockIdx.y) * query_rows;
-    const int column = static_cast<int>(threadIdx.x) % 16, row = static_cast<int>(threadIdx.x) / 16 * 4;
-    const HeadRows<const X> k = head_of_qkv(qkv, sizes, 1, head), v = head_of_qkv(qkv, sizes, 2, head);
-    detail::load_widened<threads, query_rows, columns, stride>(queries, head_of_qkv(qkv, sizes, 0, head),
+    const int h = static_cast<int>(blockIdx.x), b = static_cast<int>(blockIdx.y);
+    const int first_query = static_cast<int>(gridDim.z - 1 - blockIdx.z) * query_rows;
+    const int column = static_cast<int>(threadIdx.x % 16), row = static_cast<int>(threadIdx.x / 16) * 4;
+    const HeadRows<const X> k = head_of_qkv(qkv, sizes, 1, b, h), v = head_of_qkv(qkv, sizes, 2, b, h);
+    detail::load_widened<threads, query_rows, columns, stride>(queries, head_of_qkv(qkv, sizes, 0, b, h),
                                                                first_query, sizes.sequence, sizes.head_size);
 
     float sums[4][own_fours][4] = {};  // sum_j p_j v_j
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(Tiling::threads, 2)
         }
     }
 
-    const HeadRows<X> to = head_of_out(out, sizes, head);
+    const HeadRows<X> to = head_of_out(out, sizes, b, h);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const float whole = detail::half_warp_reduce(sum[i], Sum{});
@@ -164,7 +164,8 @@ __global__ void __launch_bounds__(Tiling::threads, 2)
         const int query = first_query + row + i;
         if (query >= sizes.sequence) continue;
         if (column == 0) {
-            lse[head * sizes.sequence + query] = greatest[i] * scale * ln_2 + logf(whole);
+            lse[(std::int64_t{b} * sizes.heads + h) * sizes.sequence + query] =
+                greatest[i] * scale * ln_2 + logf(whole);
         }
 #pragma unroll
         for (int f = 0; f < own_fours; ++f) {
@@ -180,10 +181,11 @@ template <class X, class Tiling>
 void launch_attention_forward_kernel3(const LaunchContext& on, X* out, float* lse, const X* qkv,
                                       const AttentionSizes& sizes) {
     const int tiles = blocks_for(sizes.sequence, Tiling::query_rows);
-    check(tiles <= 65535, "attention: the sequence is too long");
+    check(tiles <= 65535 && sizes.batch <= 65535, "attention: the batch or the sequence is too long");
     launch(on, attention_forward_kernel3<X, Tiling>,
-           dim3(static_cast<unsigned>(sizes.all_heads()), static_cast<unsigned>(tiles)), Tiling::threads,
-           Tiling::shared_bytes, out, lse, qkv, sizes, attention_scale(sizes));
+           dim3(static_cast<unsigned>(sizes.heads), static_cast<unsigned>(sizes.batch),
+                static_cast<unsigned>(tiles)),
+           Tiling::threads, Tiling::shared_bytes, out, lse, qkv, sizes, attention_scale(sizes));
 }
 
 // As attention_forward (attention_forward.cuh).

@@ -34,18 +34,45 @@ struct HeadRows {
     __device__ __forceinline__ X* row(int t) const { return first + std::int64_t{t} * stride; }
 };
 
-// Part 0 (q), 1 (k) or 2 (v) of qkv
+// Part 0 (q), 1 (k) or 2 (v) of qkv, for sequence b and head h
 template <class X>
-__device__ __forceinline__ HeadRows<X> head_of_qkv(X* qkv, const AttentionSizes& s, int part, int head) {
-    const int b = head / s.heads, h = head % s.heads, stride = 3 * s.heads * s.head_size;
+__device__ __forceinline__ HeadRows<X> head_of_qkv(X* qkv, const AttentionSizes& s, int part, int b, int h) {
+    const int stride = 3 * s.heads * s.head_size;
     return {qkv + std::int64_t{b} * s.sequence * stride + (part * s.heads + h) * s.head_size, stride};
 }
-
 // Of a tensor (B,T,NH,HS)
 template <class X>
-__device__ __forceinline__ HeadRows<X> head_of_out(X* out, const AttentionSizes& s, int head) {
-    const int b = head / s.heads, h = head % s.heads, stride = s.heads * s.head_size;
+__device__ __forceinline__ HeadRows<X> head_of_out(X* out, const AttentionSizes& s, int b, int h) {
+    const int stride = s.heads * s.head_size;
     return {out + std::int64_t{b} * s.sequence * stride + h * s.head_size, stride};
+}
+// The same for the head of that number. (A grid that has b and h apart saves the division.)
+template <class X>
+__device__ __forceinline__ HeadRows<X> head_of_qkv(X* qkv, const AttentionSizes& s, int part, int head) {
+    return head_of_qkv(qkv, s, part, head / s.heads, head % s.heads);
+}
+template <class X>
+__device__ __forceinline__ HeadRows<X> head_of_out(X* out, const AttentionSizes& s, int head) {
+    return head_of_out(out, s, head / s.heads, head % s.heads);
+}
+
+// The thread's warp; its compiler then knows that it is the same for all of a warp.
+__device__ __forceinline__ int own_warp() {
+    return __shfl_sync(all_lanes, static_cast<int>(threadIdx.x / warp_threads), 0);
+}
+// The thread's place in it
+__device__ __forceinline__ int own_lane() { return static_cast<int>(threadIdx.x % warp_threads); }
+
+// The same, of which the compiler knows nothing. Where registers are short, addresses made from it are computed
+// where they are used, by an instruction or two, and not all of them before a loop.
+__device__ __forceinline__ int own_lane_again() {
+#ifdef __CUDACC__
+    unsigned lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return static_cast<int>(lane % warp_threads);
+#else
+    return own_lane();
+#endif
 }
 
 // ---- tiles of bf16 in shared memory ----
@@ -87,11 +114,10 @@ struct TileCopy {
     // Starts to copy. The caller commits the group, waits for it, and has a barrier after that.
     template <int rows>
     __device__ __forceinline__ void start(Tile<rows, columns> to) const {
-        const bf16* from = source;
 #pragma unroll
         for (int i = 0; i < rows; i += rows_at_a_time) {
-            copy_async_16(to.chunk(own_row() + i, own_chunk()), from, i < rows_left);
-            from += rows_at_a_time * stride;
+            copy_async_16(to.chunk(own_row() + i, own_chunk()), source + std::int64_t{i} * stride,
+                          i < rows_left);
         }
     }
     // Goes to the tile that many rows further.
@@ -100,8 +126,8 @@ struct TileCopy {
         rows_left -= rows;
     }
 
-    __device__ static __forceinline__ int own_row() { return static_cast<int>(threadIdx.x) / chunks; }
-    __device__ static __forceinline__ int own_chunk() { return static_cast<int>(threadIdx.x) % chunks; }
+    __device__ static __forceinline__ int own_row() { return static_cast<int>(threadIdx.x / chunks); }
+    __device__ static __forceinline__ int own_chunk() { return static_cast<int>(threadIdx.x % chunks); }
 };
 
 // Starts to copy rows first ... of a head into a tile.
@@ -117,12 +143,14 @@ __device__ __forceinline__ void store_rows(HeadRows<bf16> to, int first, int seq
                                            Tile<rows, columns> from, int row) {
     constexpr int chunks = columns / 8, rows_at_a_time = warp_threads / chunks;
     static_assert(count % rows_at_a_time == 0);
-    const int lane = static_cast<int>(threadIdx.x) % warp_threads, chunk = lane % chunks;
+    const int lane = own_lane_again(), chunk = lane % chunks;
 #pragma unroll
     for (int i = 0; i < count / rows_at_a_time; ++i) {
         const int r = row + lane / chunks + i * rows_at_a_time;
         if (chunk * 8 < head_size && first + r < sequence) {
-            store(to.row(first + r) + chunk * 8, load(from.chunk(r, chunk)));
+            // A plain copy would be taken apart into four stores of four bytes.
+            __stcg(reinterpret_cast<uint4*>(to.row(first + r) + chunk * 8),
+                   to_bits(load(from.chunk(r, chunk))));
         }
     }
 }
@@ -136,14 +164,10 @@ __device__ __forceinline__ void store_rows(HeadRows<bf16> to, int first, int seq
 using Operand = std::uint32_t[4];
 using Block = float[2][4];
 
-__device__ __forceinline__ int own_lane() { return static_cast<int>(threadIdx.x) % warp_threads; }
-
 // Of an element of a block, which the lane holds: its row and column.
-__device__ __forceinline__ int block_row(int i) {
-    return own_lane() / 4 + 8 * (i / 2);
-}
+__device__ __forceinline__ int block_row(int i) { return own_lane() / 4 + 8 * (i / 2); }
 __device__ __forceinline__ int block_column(int n, int i) {
-    return 8 * n + 2 * (static_cast<int>(threadIdx.x) % 4) + i % 2;
+    return 8 * n + 2 * (static_cast<int>(threadIdx.x % 4)) + i % 2;
 }
 
 __device__ __forceinline__ void multiply_add(Block& d, const Operand& a, const Operand& b) {
@@ -160,16 +184,6 @@ __device__ __forceinline__ const bf16* row_downwards(AnyTile tile, int row, int 
 template <class AnyTile>
 __device__ __forceinline__ const bf16* row_rightwards(AnyTile tile, int row, int column, int lane) {
     return tile.chunk(row + lane / 16 * 8 + lane % 8, column / 8 + lane / 8 % 2);
-}
-
-// The lane, unknown to the compiler. In a loop that has many tiles to read, and no registers to spare, addresses
-// derived from it are computed where they are used, by an instruction or two, and not all before the loop.
-__device__ __forceinline__ int own_lane_again() {
-    int lane = own_lane();
-#ifdef __CUDACC__
-    asm volatile("" : "+r"(lane));
-#endif
-    return lane & 31;
 }
 
 // The first operand from a tile: a[i][k] = tile[row + i][column + k]

@@ -17,6 +17,7 @@
 #define LLMC_PASS_SITE
 #else
 #include "simt/cuda_on_cpu.h"
+// NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration
 #define SHARED(type, name, size) auto& name = simt::shared_variable<type size>([] {})
 #define LLMC_SITE , SIMT_SITE
 #define LLMC_PASS_SITE , site

@@ -69,4 +69,43 @@ __device__ __forceinline__ void store_streaming(X* to, const Packed<X>& packed L
     __stcs(reinterpret_cast<uint4*>(to), to_bits(packed) LLMC_PASS_SITE);
 }
 
+// Four elements, for what reads fp32 and writes bf16 or the other way round: 16 bytes a lane of one and 8 of the
+// other, so that a warp's access is one whole piece of memory in both.
+template <class X>
+struct alignas(4 * sizeof(X)) Quad {
+    using Bits = std::conditional_t<sizeof(X) == 4, uint4, uint2>;
+    X values[4];
+
+    __device__ __forceinline__ X& operator[](int i) { return values[i]; }
+    __device__ __forceinline__ const X& operator[](int i) const { return values[i]; }
+};
+
+// The address must be a multiple of 4 elements.
+template <class X>
+__device__ __forceinline__ Quad<X> load_quad_streaming(const X* from LLMC_SITE) {
+    using Bits = typename Quad<X>::Bits;
+    const Bits bits = __ldcs(reinterpret_cast<const Bits*>(from) LLMC_PASS_SITE);
+    Quad<X> quad;
+    memcpy(&quad, &bits, sizeof bits);
+    return quad;
+}
+template <class X>
+__device__ __forceinline__ void store_quad(X* to, const Quad<X>& quad LLMC_SITE) {
+    using Bits = typename Quad<X>::Bits;
+    Bits bits;
+    memcpy(&bits, &quad, sizeof bits);
+#ifdef __CUDACC__
+    *reinterpret_cast<Bits*>(to) = bits;
+#else
+    *simt::aligned(reinterpret_cast<Bits*>(to), site) = bits;
+#endif
+}
+template <class X>
+__device__ __forceinline__ void store_quad_streaming(X* to, const Quad<X>& quad LLMC_SITE) {
+    using Bits = typename Quad<X>::Bits;
+    Bits bits;
+    memcpy(&bits, &quad, sizeof bits);
+    __stcs(reinterpret_cast<Bits*>(to), bits LLMC_PASS_SITE);
+}
+
 }  // namespace llmc::cuda

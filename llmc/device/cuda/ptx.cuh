@@ -119,7 +119,7 @@ __device__ __forceinline__ float tanh_approximate(float x) {
 __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     std::uint32_t bits;
-    memcpy(&bits, &pair, sizeof bits);
+    memcpy(static_cast<void*>(&bits), static_cast<const void*>(&pair), sizeof bits);
     return bits;
 }
 

@@ -1,0 +1,407 @@
+// Causal attention forward, six times. For each query of each head: its products with the keys up to itself, their
+// softmax, and with that the mean of the values (llmc/device/ops.h).
+//
+// Two products of T x T x HS, of which causality needs half: 4 B NH T T HS / 2 operations. Memory has to bring in
+// qkv and take out as much as a third of it, so that there are T/4 operations a byte in bf16: from T = 1024 on,
+// tensor cores and not memory are the bound, if only the T x T scores never leave the multiprocessor.
+//   1  three kernels, and a (T,T) matrix in memory between them: 16 T T bytes a head to write and read.
+//   2  a warp does a query, 32 keys at a time, with the softmax kept up to date: no matrix. But every query reads
+//      all its keys and values anew, from cache.
+//   3  a block does 64 queries on tiles in shared memory; a thread 4 x 4 scores in registers, so that a number that
+//      was read is used four times. The bound is now fp32 arithmetic (attention_forward_fp32.cuh).
+//   4  tensor cores: four warps of 16 queries. Rows of a tile lie 128 or 256 bytes apart, so that the eight rows of
+//      an 8x8 matrix come from the same banks, one after the other; and while tiles are loaded nothing is computed.
+//   5  chunks of a row trade places (c ^ row & 7): no bank conflicts. cp.async loads values during the product with
+//      the keys, and the next keys during the product with the values.
+//   6  32 queries a warp: a key read from shared memory is used twice, and reads take half of tensor cores' time, not
+//      all of it. Masks on the diagonal only, longest tiles first, whole rows out (attention_forward.cuh).
+#include "llmc/device/cuda/attention_forward.cuh"
+
+#include <optional>
+#include <vector>
+
+#include "dev/lab/lab.h"
+
+namespace lab::attention_forward_variants {
+
+using namespace llmc::cuda;
+
+// ---- 1: scores (B NH,T,T) in memory ----
+
+// A thread does a score.
+template <class X>
+__global__ void attention_scores_kernel1(float* scores, const X* qkv, AttentionSizes sizes, float scale) {
+    const int key = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    const int query = static_cast<int>(blockIdx.y), head = static_cast<int>(blockIdx.z);
+    if (key > query) return;
+    const X* q = head_of_qkv(qkv, sizes, 0, head).row(query);
+    const X* k = head_of_qkv(qkv, sizes, 1, head).row(key);
+    float sum = 0;
+    for (int c = 0; c < sizes.head_size; ++c) sum += to_float(q[c]) * to_float(k[c]);
+    scores[(std::int64_t{head} * sizes.sequence + query) * sizes.sequence + key] = sum * scale;
+}
+
+// A warp does a row of scores, and leaves probabilities in their place.
+__global__ void attention_softmax_kernel1(float* scores, float* lse, AttentionSizes sizes) {
+    const std::int64_t row =
+        (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / warp_threads;
+    if (row >= sizes.all_heads() * sizes.sequence) return;
+    const int query = static_cast<int>(row % sizes.sequence), lane = own_lane();
+    float* s = scores + row * sizes.sequence;
+    float greatest = -INFINITY;
+    for (int j = lane; j <= query; j += warp_threads) greatest = fmaxf(greatest, s[j]);
+    greatest = warp_maximum(greatest);
+    float sum = 0;
+    for (int j = lane; j <= query; j += warp_threads) sum += exp2_approximate(s[j] - greatest);
+    sum = warp_sum(sum);
+    for (int j = lane; j <= query; j += warp_threads) s[j] = exp2_approximate(s[j] - greatest) / sum;
+    if (lane == 0) lse[row] = greatest * ln_2 + logf(sum);
+}
+
+// A thread does an element of the output.
+template <class X>
+__global__ void attention_values_kernel1(X* out, const float* scores, const X* qkv, AttentionSizes sizes) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    const int query = i / sizes.head_size, column = i % sizes.head_size, head = static_cast<int>(blockIdx.y);
+    if (query >= sizes.sequence) return;
+    const float* p = scores + (std::int64_t{head} * sizes.sequence + query) * sizes.sequence;
+    const HeadRows<const X> v = head_of_qkv(qkv, sizes, 2, head);
+    float sum = 0;
+    for (int j = 0; j <= query; ++j) sum += p[j] * to_float(v.row(j)[column]);
+    head_of_out(out, sizes, head).row(query)[column] = from_float<X>(sum);
+}
+
+// ---- 2: a warp does a query ----
+
+template <class X>
+__global__ void attention_forward_kernel2(X* out, float* lse, const X* qkv, AttentionSizes sizes,
+                                          float scale) {
+    const int query = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / warp_threads);
+    if (query >= sizes.sequence) return;
+    const int head = static_cast<int>(blockIdx.y), lane = own_lane();
+    const X* q = head_of_qkv(qkv, sizes, 0, head).row(query);
+    const HeadRows<const X> k = head_of_qkv(qkv, sizes, 1, head), v = head_of_qkv(qkv, sizes, 2, head);
+    constexpr int own_columns = 4;  // lane, lane + 32 ...
+    float sums[own_columns] = {}, sum = 0, greatest = -INFINITY;
+    for (int first_key = 0; first_key <= query; first_key += warp_threads) {
+        const int key = first_key + lane;
+        float score = -INFINITY;
+        if (key <= query) {
+            score = 0;
+            for (int c = 0; c < sizes.head_size; c += Packed<X>::size) {
+                const Packed<X> a = load(q + c), b = load(k.row(key) + c);
+                for (int i = 0; i < Packed<X>::size; ++i) score = fmaf(to_float(a[i]), to_float(b[i]), score);
+            }
+        }
+        const float larger = fmaxf(greatest, warp_maximum(score) * scale);
+        const float factor = exp2_approximate(greatest - larger);
+        const float p = exp2_approximate(fmaf(score, scale, -larger));
+        greatest = larger;
+        sum = sum * factor + warp_sum(p);
+        for (int i = 0; i < own_columns; ++i) sums[i] *= factor;
+        const int keys = min(warp_threads, query + 1 - first_key);
+        for (int j = 0; j < keys; ++j) {
+            const float p_j = __shfl_sync(all_lanes, p, j);
+            const X* value = v.row(first_key + j);
+            for (int i = 0; i < own_columns; ++i) {
+                const int c = lane + i * warp_threads;
+                if (c < sizes.head_size) sums[i] = fmaf(p_j, to_float(value[c]), sums[i]);
+            }
+        }
+    }
+    X* to = head_of_out(out, sizes, head).row(query);
+    for (int i = 0; i < own_columns; ++i) {
+        const int c = lane + i * warp_threads;
+        if (c < sizes.head_size) to[c] = from_float<X>(sums[i] / sum);
+    }
+    if (lane == 0) lse[std::int64_t{head} * sizes.sequence + query] = greatest * ln_2 + logf(sum);
+}
+
+// ---- 4 and 5: a block does 64 queries on tensor cores, a warp 16 ----
+
+inline constexpr int tile_rows = 64, tile_threads = 128;
+
+// As rows lie in memory.
+template <int columns_>
+struct PlainTile {
+    static constexpr int rows = tile_rows, columns = columns_;
+    static constexpr std::size_t elements = std::size_t{rows} * columns;
+    bf16* data;
+
+    __device__ bf16* chunk(int row, int c) const { return data + row * columns + c * 8; }
+};
+
+template <int columns>
+__device__ void copy_tile(PlainTile<columns> to, HeadRows<const bf16> from, int first, int sequence,
+                          int head_size) {
+    for (int i = static_cast<int>(threadIdx.x); i < tile_rows * columns / 8; i += tile_threads) {
+        const int row = i / (columns / 8), chunk = i % (columns / 8);
+        Packed<bf16> x{};
+        if (chunk * 8 < head_size && first + row < sequence) x = load(from.row(first + row) + chunk * 8);
+        store(to.chunk(row, chunk), x);
+    }
+}
+
+// What a warp's 16 queries have come to.
+template <int columns>
+struct Rows {
+    Block sums[1][columns / 16] = {};
+    llmc::cuda::detail::RunningSoftmax<1> softmax;
+
+    template <class AnyTile>
+    __device__ __forceinline__ void multiply_queries(Block (&scores)[1][tile_rows / 16], AnyTile queries,
+                                                     AnyTile keys, int first_query, int first_key,
+                                                     float scale) {
+        const int row = own_warp() * 16;
+        llmc::cuda::detail::multiply_queries(scores, queries, row, keys);
+        llmc::cuda::detail::hide_unseen(scores, first_query + row, first_key);
+        float factors[1][2];
+        softmax.raise(factors, scores, scale);
+        llmc::cuda::detail::scale_rows(sums, factors);
+    }
+    template <class AnyTile>
+    __device__ __forceinline__ void multiply_values(Block (&scores)[1][tile_rows / 16], AnyTile values,
+                                                    float scale) {
+        llmc::cuda::detail::multiply_values(sums, softmax, scores, scale, values);
+    }
+    __device__ __forceinline__ void store(bf16* out, float* lse, const AttentionSizes& sizes, int head,
+                                          int first_query) {
+        float reciprocals[1][2];
+        softmax.finish(reciprocals);
+        llmc::cuda::detail::scale_rows(sums, reciprocals);
+        const HeadRows<bf16> to = head_of_out(out, sizes, head);
+        for (int half = 0; half < 2; ++half) {
+            const int query = first_query + own_warp() * 16 + block_row(2 * half);
+            if (query >= sizes.sequence) continue;
+            lse[std::int64_t{head} * sizes.sequence + query] =
+                softmax.greatest[0][half] * ln_2 + logf(softmax.sum[0][half]);
+            for (int c = 0; c < columns / 16; ++c) {
+                for (int n = 0; n < 2; ++n) {
+                    const int column = 16 * c + block_column(n, 0);
+                    if (column >= sizes.head_size) continue;
+                    *reinterpret_cast<std::uint32_t*>(to.row(query) + column) =
+                        pack_bf16(sums[0][c][n][2 * half], sums[0][c][n][2 * half + 1]);
+                }
+            }
+        }
+    }
+};
+
+template <int columns>
+__global__ void __launch_bounds__(tile_threads)
+    attention_forward_kernel4(bf16* out, float* lse, const bf16* qkv, AttentionSizes sizes, float scale) {
+    using AnyTile = PlainTile<columns>;
+    SharedAllocator shared;
+    const AnyTile queries{shared.take<bf16>(AnyTile::elements)}, keys{shared.take<bf16>(AnyTile::elements)},
+        values{shared.take<bf16>(AnyTile::elements)};
+    const int first_query = static_cast<int>(blockIdx.x) * tile_rows, head = static_cast<int>(blockIdx.y);
+    const HeadRows<const bf16> q = head_of_qkv(qkv, sizes, 0, head), k = head_of_qkv(qkv, sizes, 1, head),
+                               v = head_of_qkv(qkv, sizes, 2, head);
+    copy_tile(queries, q, first_query, sizes.sequence, sizes.head_size);
+    Rows<columns> rows;
+    for (int first_key = 0; first_key <= first_query; first_key += tile_rows) {
+        __syncthreads();
+        copy_tile(keys, k, first_key, sizes.sequence, sizes.head_size);
+        copy_tile(values, v, first_key, sizes.sequence, sizes.head_size);
+        __syncthreads();
+        Block scores[1][tile_rows / 16] = {};
+        rows.multiply_queries(scores, queries, keys, first_query, first_key, scale);
+        rows.multiply_values(scores, values, scale);
+    }
+    rows.store(out, lse, sizes, head, first_query);
+}
+
+template <int columns>
+__global__ void __launch_bounds__(tile_threads)
+    attention_forward_kernel5(bf16* out, float* lse, const bf16* qkv, AttentionSizes sizes, float scale) {
+    using AnyTile = Tile<tile_rows, columns>;
+    SharedAllocator shared;
+    const AnyTile queries{shared.take<bf16>(AnyTile::elements)}, keys{shared.take<bf16>(AnyTile::elements)},
+        values{shared.take<bf16>(AnyTile::elements)};
+    const int first_query = static_cast<int>(blockIdx.x) * tile_rows, head = static_cast<int>(blockIdx.y);
+    const auto start = [&](AnyTile to, int part, int first) {
+        load_tile<tile_threads>(to, head_of_qkv(qkv, sizes, part, head), first, sizes.sequence,
+                                sizes.head_size);
+    };
+    start(queries, 0, first_query);
+    start(keys, 1, 0);
+    copy_async_commit();
+    Rows<columns> rows;
+    for (int first_key = 0; first_key <= first_query; first_key += tile_rows) {
+        copy_async_wait<0>();
+        __syncthreads();
+        start(values, 2, first_key);
+        copy_async_commit();
+        Block scores[1][tile_rows / 16] = {};
+        rows.multiply_queries(scores, queries, keys, first_query, first_key, scale);
+        copy_async_wait<0>();
+        __syncthreads();
+        if (first_key + tile_rows <= first_query) start(keys, 1, first_key + tile_rows);
+        copy_async_commit();
+        rows.multiply_values(scores, values, scale);
+    }
+    rows.store(out, lse, sizes, head, first_query);
+}
+
+template <class X>
+class AttentionForward : public Problem {
+  public:
+    AttentionForward(const Shape& shape, Draw& draw)
+        : sizes_{shape[0], static_cast<int>(shape[1]), static_cast<int>(shape[2]),
+                 static_cast<int>(shape[3])},
+          qkv_(3 * elements()),
+          out_(elements()),
+          lse_(sizes_.all_heads() * sizes_.sequence) {
+        draw.normal(qkv_, 1);
+    }
+
+    void run(int variant, int block_size, const LaunchContext& on) override {
+        const float scale = attention_scale(sizes_);
+        X* out = out_.data();
+        const X* qkv = qkv_.data();
+        const int sequence = sizes_.sequence, warps = block_size / warp_threads;
+        const auto heads = static_cast<unsigned>(sizes_.all_heads());
+        const auto blocks = [](std::int64_t n, int a_block) {
+            return static_cast<unsigned>(blocks_for<std::int64_t>(n, a_block));
+        };
+        const auto launch_tiles = [&](auto kernel, std::size_t tile_elements) {
+            launch(on, kernel, dim3(blocks(sequence, tile_rows), heads), block_size,
+                   3 * SharedAllocator::bytes<bf16>(tile_elements), out, lse_.data(), qkv, sizes_, scale);
+        };
+        switch (variant) {
+            case 1:
+                if (!scores_) scores_.emplace(heads * std::int64_t{sequence} * sequence);
+                launch(on, attention_scores_kernel1<X>,
+                       dim3(blocks(sequence, block_size), static_cast<unsigned>(sequence), heads), block_size,
+                       0, scores_->data(), qkv, sizes_, scale);
+                launch(on, attention_softmax_kernel1, blocks(heads * std::int64_t{sequence}, warps),
+                       block_size, 0, scores_->data(), lse_.data(), sizes_);
+                return launch(on, attention_values_kernel1<X>,
+                              dim3(blocks(std::int64_t{sequence} * sizes_.head_size, block_size), heads),
+                              block_size, 0, out, scores_->data(), qkv, sizes_);
+            case 2:
+                return launch(on, attention_forward_kernel2<X>, dim3(blocks(sequence, warps), heads),
+                              block_size, 0, out, lse_.data(), qkv, sizes_, scale);
+            case 3:
+                return attention_forward_without_tensor_cores(on, out, lse_.data(), qkv, sizes_);
+            case 4:
+            case 5:
+                if constexpr (std::is_same_v<X, bf16>) {
+                    const bool narrow = sizes_.head_size <= 64;
+                    const auto narrow_kernel =
+                        variant == 4 ? attention_forward_kernel4<64> : attention_forward_kernel5<64>;
+                    const auto wide_kernel =
+                        variant == 4 ? attention_forward_kernel4<128> : attention_forward_kernel5<128>;
+                    return launch_tiles(narrow ? narrow_kernel : wide_kernel,
+                                        tile_rows * (narrow ? 64 : 128));
+                }
+                [[fallthrough]];
+            case 6:
+                return attention_forward(on, out, lse_.data(), qkv, sizes_);
+            default:
+                llmc::programming_error("no such variant");
+        }
+    }
+
+    void reset() override {
+        out_.clear();
+        lse_.clear();
+        if (scores_) scores_->clear();
+    }
+
+    void compare(Comparison& comparison) override {
+        for (std::int64_t head = 0; head < sizes_.all_heads(); ++head) {
+            for (int t = 0; t < sizes_.sequence; ++t) compare_row(comparison, head, t);
+        }
+    }
+
+    double bytes() const override {
+        return static_cast<double>(qkv_.bytes()) + static_cast<double>(out_.bytes());
+    }
+    double flops() const override { return 4.0 / 2 * static_cast<double>(elements()) * sizes_.sequence; }
+
+  private:
+    std::int64_t elements() const { return sizes_.all_heads() * sizes_.sequence * sizes_.head_size; }
+
+    // Element of qkv, with the head's number
+    std::int64_t at(std::int64_t head, int t, int part, int c) const {
+        const std::int64_t b = head / sizes_.heads, h = head % sizes_.heads;
+        return (((b * sizes_.sequence + t) * 3 + part) * sizes_.heads + h) * sizes_.head_size + c;
+    }
+
+    void compare_row(Comparison& comparison, std::int64_t head, int t) {
+        const int columns = sizes_.head_size;
+        const double scale = 1 / std::sqrt(static_cast<double>(columns));
+        std::vector<double> p;
+        double greatest = -HUGE_VAL, largest = 0;  // score; sum of the sizes of a score's terms
+        for (int j = 0; j <= t; ++j) {
+            double score = 0, size = 0;
+            for (int c = 0; c < columns; ++c) {
+                const double term =
+                    scale * to_float(qkv_[at(head, t, 0, c)]) * to_float(qkv_[at(head, j, 1, c)]);
+                score += term;
+                size += std::fabs(term);
+            }
+            p.push_back(score);
+            greatest = std::max(greatest, score);
+            largest = std::max(largest, size);
+        }
+        double sum = 0;
+        for (double& s : p) sum += s = std::exp(s - greatest);
+        const double lse = greatest + std::log(sum);
+
+        // A score has HS roundings, which tensor cores make by cutting off (2 u each), 4 of the scale and of the
+        // product with it, and 2 of its difference from the greatest, which is up to twice as large. Of the
+        // differences between one greatest and the next the sum is at most that, too. A power of two has 2 ulp
+        // (4 u); one factor, and the product with it, for each 32 keys.
+        constexpr double u = unit_roundoff<float>;
+        const double n = t + 1;
+        const double weight_error = std::expm1((2 * columns + 10) * u * largest + 5 * u * (n / 32 + 2));
+        // The sum's n roundings; the logarithm's; those of the greatest, times ln 2.
+        comparison.see("lse", head * sizes_.sequence + t, lse_[head * sizes_.sequence + t], lse,
+                       weight_error + n * u + 5 * u * (std::log(n) + largest));
+        for (int c = 0; c < columns; ++c) {
+            double value = 0, size = 0;
+            for (int j = 0; j <= t; ++j) {
+                const double v = to_float(qkv_[at(head, j, 2, c)]);
+                value += p[static_cast<std::size_t>(j)] / sum * v;
+                size += p[static_cast<std::size_t>(j)] / sum * std::fabs(v);
+            }
+            // Weights and their sum err alike. In bf16 weights are rounded to bf16. The sum of n terms, cut off;
+            // the sum of weights; the division.
+            const double rounding = std::is_same_v<X, bf16> ? unit_roundoff<bf16> : 0;
+            const double error = size * (2 * weight_error + rounding + (3 * n + 4) * u);
+            const std::int64_t i =
+                ((head / sizes_.heads * sizes_.sequence + t) * sizes_.heads + head % sizes_.heads) * columns +
+                c;
+            comparison.see("out", i, to_float(out_[i]), value, rounded<X>(value, error));
+        }
+    }
+
+    AttentionSizes sizes_;
+    Array<X> qkv_, out_;
+    Array<float> lse_;
+    std::optional<Array<float>> scores_;
+};
+
+const Registration registration({
+    .name = "attention_forward",
+    .sizes = {"batch", "sequence", "heads", "head size"},
+    .variants = {{1, "three kernels, a (T,T) matrix in memory", {64, 256}},
+                 {2, "a warp does a query, softmax kept up to date", {32, 128}},
+                 {3, "tiles in shared memory, fp32", {256}},
+                 {4, "tensor cores", {128}},
+                 {5, "cp.async, no bank conflicts", {128}},
+                 {6, "32 queries a warp, longest first", {128}}},
+    .checked = {{1, 70, 1, 16}, {1, 1, 2, 64}, {2, 129, 2, 64}, {1, 66, 3, 128}, {1, 150, 1, 88}},
+    .timed = {{8, 1024, 12, 64}, {2, 4096, 12, 64}, {4, 1024, 16, 128}, {1, 4096, 16, 128}},
+    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
+    .takes =
+        [](int variant, llmc::DType dtype, const Shape& shape) {
+            if (variant == 1 && shape[1] > 1024) return false;  // for its matrix
+            return variant <= 3 || dtype == llmc::DType::bf16;
+        },
+    .make = make_problem<AttentionForward>,
+});
+
+}  // namespace lab::attention_forward_variants

@@ -1,0 +1,291 @@
+// The classifier, five times. For each of N rows of V logits: the softmax, the loss -ln softmax[target], and the
+// gradient (softmax - [target]) scale in the logits' place (llmc/device/ops.h).
+//
+// Two exponentials an element are some 10 instructions, half of what the memory leaves time for: time is memory,
+// 2 N V elements (read, write). The trouble is that the gradient needs the sum over the row, and a row is long:
+// 50304 bf16 are 101 KB. The variants differ in how often they read it:
+//   1  a block does a row in three passes: its maximum, the sum of exponentials, the gradient. Three reads, the
+//      later two from cache where it still has the row; with a hundred rows at work in 40 MB of L2, often not.
+//   2  16 bytes a load: an eighth of the load instructions, more bytes in flight.
+//   3  the maximum and the sum in one pass (Milakov & Gimelshein 2018): where the maximum grows, the sum so far
+//      is scaled down. Two reads. exp2 with log2(e) in an fma: one instruction and the special-function unit's.
+//   4  the row waits in shared memory: one read. But a multiprocessor that has room for one row or two loads,
+//      sums and writes by turns, and memory waits meanwhile.
+//   5  blocks stay for many rows, and while a row's gradient is written the next row is copied into its place
+//      (cp.async), piece by piece, by the thread that owns the piece: reading, computing and writing overlap,
+//      with one barrier a row. What does not fit is read twice (llmc/device/cuda/classifier.cuh).
+#include "llmc/device/cuda/classifier.cuh"
+
+#include "dev/lab/lab.h"
+
+namespace lab::classifier_variants {
+
+using namespace llmc::cuda;
+using llmc::ignored_target;
+
+template <class X>
+struct Row {
+    X* logits;
+    float* loss;
+    int target, columns, vocabulary;
+    float scale;
+};
+
+// The row of this block. An ignored one is done here, and has no logits.
+template <class X>
+__device__ __forceinline__ Row<X> row_of_block(X* logits, float* losses, const std::int32_t* targets,
+                                               int columns, int vocabulary, float scale) {
+    const std::int64_t row = blockIdx.x;
+    X* const x = logits + row * columns;
+    if (targets[row] != ignored_target) {
+        return {x, losses + row, targets[row], columns, vocabulary, scale};
+    }
+    for (int v = static_cast<int>(threadIdx.x); v < columns; v += static_cast<int>(blockDim.x)) {
+        x[v] = from_float<X>(0);
+    }
+    if (threadIdx.x == 0) losses[row] = 0;
+    return {};
+}
+
+template <class X>
+__global__ void __launch_bounds__(1024)
+    classifier_kernel1(X* logits, float* losses, const std::int32_t* targets, int columns, int vocabulary,
+                       float scale) {
+    const Row<X> row = row_of_block(logits, losses, targets, columns, vocabulary, scale);
+    X* const x = row.logits;
+    if (!x) return;
+    const int first = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x);
+    const float target_logit = to_float(x[row.target]);
+
+    float maximum = -INFINITY;
+    for (int v = first; v < vocabulary; v += step) maximum = fmaxf(maximum, to_float(x[v]));
+    maximum = block_maximum(maximum);
+    float sum = 0;
+    for (int v = first; v < vocabulary; v += step) sum += expf(to_float(x[v]) - maximum);
+    sum = block_sum(sum);
+    if (first == 0) *row.loss = logf(sum) - (target_logit - maximum);
+    for (int v = first; v < columns; v += step) {
+        const float p = v < vocabulary ? expf(to_float(x[v]) - maximum) / sum : 0;
+        x[v] = from_float<X>((p - (v == row.target ? 1.0f : 0.0f)) * scale);
+    }
+}
+
+// Calls f(piece, column) for the pieces of 16 bytes of this thread that have columns before `end`.
+template <class X, class F>
+__device__ __forceinline__ void for_pieces(const X* x, int end, F f) {
+    constexpr int pack = Packed<X>::size;
+    for (int c = static_cast<int>(threadIdx.x) * pack; c < end; c += static_cast<int>(blockDim.x) * pack) {
+        f(load(x + c), c);
+    }
+}
+
+// The last pass of the variants from 2 on: reads from `from`, which may be shared memory.
+template <class X>
+__device__ __forceinline__ void write_gradient(const Row<X>& row, const X* from,
+                                               const ExponentialSum& total) {
+    const float reciprocal = 1 / total.sum;
+    for_pieces(from, row.vocabulary, [&](const Packed<X>& piece, int c) {
+        store_streaming(row.logits + c,
+                        gradient(piece, row.vocabulary - c, row.target - c, total, reciprocal, row.scale));
+    });
+    constexpr int pack = Packed<X>::size;
+    const int end = blocks_for(row.vocabulary, pack) * pack;
+    for_pieces(row.logits + end, row.columns - end,
+               [&](const Packed<X>&, int c) { store_streaming(row.logits + end + c, Packed<X>{}); });
+}
+
+__device__ __forceinline__ float loss(const ExponentialSum& total, float target_logit) {
+    return fmaf(total.maximum, ln_2, logf(total.sum)) - target_logit;
+}
+
+template <class X>
+__global__ void __launch_bounds__(1024)
+    classifier_kernel2(X* logits, float* losses, const std::int32_t* targets, int columns, int vocabulary,
+                       float scale) {
+    const Row<X> row = row_of_block(logits, losses, targets, columns, vocabulary, scale);
+    X* const x = row.logits;
+    if (!x) return;
+    const float target_logit = to_float(x[row.target]);
+    float widened[Packed<X>::size];
+
+    float greatest = -INFINITY;
+    for_pieces(x, vocabulary, [&](const Packed<X>& piece, int c) {
+        widen(widened, piece, vocabulary - c);
+        for (const float l : widened) greatest = fmaxf(greatest, l);
+    });
+    ExponentialSum total{block_maximum(greatest) * log2_e, 0};
+    for_pieces(x, vocabulary, [&](const Packed<X>& piece, int c) {
+        widen(widened, piece, vocabulary - c);
+        for (const float l : widened) total.sum += total.term(l);
+    });
+    total.sum = llmc::cuda::block_sum(total.sum);
+    if (threadIdx.x == 0) *row.loss = loss(total, target_logit);
+    write_gradient<X>(row, x, total);
+}
+
+template <class X>
+__device__ __forceinline__ void add(ExponentialSum& total, const Packed<X>& piece, int left) {
+    float widened[Packed<X>::size];
+    widen(widened, piece, left);
+    total.add(widened);
+}
+
+template <class X>
+__global__ void __launch_bounds__(1024)
+    classifier_kernel3(X* logits, float* losses, const std::int32_t* targets, int columns, int vocabulary,
+                       float scale) {
+    SHARED(ExponentialSum, partials, [warp_threads]);
+    const Row<X> row = row_of_block(logits, losses, targets, columns, vocabulary, scale);
+    X* const x = row.logits;
+    if (!x) return;
+    const float target_logit = to_float(x[row.target]);
+    ExponentialSum total = ExponentialSum::none();
+    for_pieces(x, vocabulary, [&](const Packed<X>& piece, int c) { add(total, piece, vocabulary - c); });
+    total = block_sum(total, partials);
+    if (threadIdx.x == 0) *row.loss = loss(total, target_logit);
+    write_gradient<X>(row, x, total);
+}
+
+template <class X>
+__global__ void __launch_bounds__(1024)
+    classifier_kernel4(X* logits, float* losses, const std::int32_t* targets, int columns, int vocabulary,
+                       float scale) {
+    SHARED(ExponentialSum, partials, [warp_threads]);
+    SharedAllocator shared;
+    X* const kept = shared.take<X>(static_cast<std::size_t>(columns));
+    const Row<X> row = row_of_block(logits, losses, targets, columns, vocabulary, scale);
+    X* const x = row.logits;
+    if (!x) return;
+    const float target_logit = to_float(x[row.target]);
+    ExponentialSum total = ExponentialSum::none();
+    for_pieces(x, vocabulary, [&](const Packed<X>& piece, int c) {
+        store(kept + c, piece);
+        add(total, piece, vocabulary - c);
+    });
+    total = block_sum(total, partials);
+    if (threadIdx.x == 0) *row.loss = loss(total, target_logit);
+    write_gradient<X>(row, kept, total);
+}
+
+template <class X>
+class Classifier : public Problem {
+  public:
+    Classifier(const Shape& shape, Draw& draw)
+        : rows_(shape[0]),
+          vocabulary_(static_cast<int>(shape[1])),
+          columns_(blocks_for(vocabulary_, 128) * 128),
+          logits_(rows_ * columns_),
+          result_(rows_ * columns_),
+          losses_(rows_),
+          targets_(rows_) {
+        draw.normal(logits_, 2);
+        draw.below(targets_, vocabulary_);
+        targets_[rows_ / 2] = ignored_target;
+        // Padding is not part of the softmax, whatever it holds.
+        for (std::int64_t i = vocabulary_; i < rows_ * columns_; i += columns_)
+            logits_[i] = from_float<X>(50);
+    }
+
+    void run(int variant, int block_size, const LaunchContext& on) override {
+        const auto a_row_a_block = [&](auto kernel, std::size_t shared_bytes) {
+            launch(on, kernel, static_cast<unsigned>(rows_), block_size, shared_bytes, result_.data(),
+                   losses_.data(), targets_.data(), columns_, vocabulary_, scale);
+        };
+        switch (variant) {
+            case 1:
+                return a_row_a_block(classifier_kernel1<X>, 0);
+            case 2:
+                return a_row_a_block(classifier_kernel2<X>, 0);
+            case 3:
+                return a_row_a_block(classifier_kernel3<X>, 0);
+            case 4:
+                return a_row_a_block(classifier_kernel4<X>,
+                                     SharedAllocator::bytes<X>(static_cast<std::size_t>(columns_)));
+            case 5:
+                return fused_classifier(on, result_.data(), losses_.data(), targets_.data(), rows_, columns_,
+                                        vocabulary_, scale, true, block_size);
+            default:
+                llmc::programming_error("no such variant");
+        }
+    }
+
+    void reset() override {
+        result_.copy_from(logits_);
+        losses_.clear();
+    }
+
+    void compare(Comparison& comparison) override {
+        constexpr double u = unit_roundoff<float>;
+        for (std::int64_t row = 0; row < rows_; ++row) {
+            const X* x = logits_.data() + row * columns_;
+            const X* got = result_.data() + row * columns_;
+            const int target = targets_[row];
+            if (target == ignored_target) {
+                comparison.see_equal("losses", row, losses_[row], 0);
+                for (int v = 0; v < columns_; ++v) comparison.see_equal("dlogits", v, to_float(got[v]), 0);
+                continue;
+            }
+            double greatest = -HUGE_VAL, least = HUGE_VAL, sum = 0;
+            for (int v = 0; v < vocabulary_; ++v) {
+                greatest = std::max(greatest, double{to_float(x[v])});
+                least = std::min(least, double{to_float(x[v])});
+            }
+            for (int v = 0; v < vocabulary_; ++v) sum += std::exp(to_float(x[v]) - greatest);
+            // A sum is added up by at least 32 threads, and theirs in a tree of 10 levels, which makes `length`
+            // additions; a sum is scaled (online softmax: an exponential of 2 ulp, 4u, and a product, u) not more
+            // often than once in 4 additions. A term has exp's 2 ulp (4u) and the rounding of its argument, u
+            // times the argument, twice (the constant log2(e) is rounded too).
+            const double length = vocabulary_ / 32.0 + 18, range = greatest - least;
+            const double term_error = (4 + 2 * range) * u;
+            const double sum_error = (length + 5 * (length / 4) + 2) * u + term_error;
+            const double largest = std::max(std::fabs(greatest), std::fabs(least));
+            const double loss = std::log(sum) + greatest - to_float(x[target]);
+            comparison.see("losses", row, losses_[row], loss,
+                           sum_error + 4 * u * (2 * largest + std::log(sum) + 1));
+            for (int v = 0; v < vocabulary_; ++v) {
+                const double p = std::exp(to_float(x[v]) - greatest) / sum;
+                const double d = p - (v == target ? 1 : 0);
+                // 4u: the reciprocal and the products.
+                const double error = std::fabs(scale) * ((sum_error + term_error) * p + 4 * u * std::fabs(d));
+                comparison.see("dlogits", row * columns_ + v, to_float(got[v]), d * scale,
+                               rounded<X>(d * scale, error));
+            }
+            for (int v = vocabulary_; v < columns_; ++v) {
+                comparison.see_equal("padding", row * columns_ + v, to_float(got[v]), 0);
+            }
+        }
+    }
+
+    double bytes() const override { return 2.0 * static_cast<double>(logits_.bytes()); }
+
+  private:
+    static constexpr float scale = 0.125f;
+    std::int64_t rows_;
+    int vocabulary_, columns_;
+    Array<X> logits_, result_;
+    Array<float> losses_;
+    Array<std::int32_t> targets_;
+};
+
+const Registration registration({
+    .name = "classifier",
+    .sizes = {"rows", "vocabulary"},
+    .variants = {{1, "a block does a row in three passes", {32, 256, 1024}},
+                 {2, "16-byte loads", {32, 256, 1024}},
+                 {3, "online softmax: two passes", {32, 256, 1024}},
+                 {4, "the row waits in shared memory: one pass", {32, 256, 1024}},
+                 {5, "the next row copied while this is written", {32, 256, 512, 1024}}},
+    .checked = {{2, 37}, {1, 1}, {4, 1003}, {2, 128}, {2, 50257}},
+    .timed = {{8192, 50257}, {2048, 128256}},
+    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
+    // Variant 4's row must fit the smallest chip's shared memory.
+    .takes =
+        [](int variant, llmc::DType dtype, const Shape& shape) {
+            const std::int64_t size = dtype == llmc::DType::bf16 ? 2 : 4;
+            return variant != 4 ||
+                   blocks_for<std::int64_t>(shape[1], 128) * 128 * size + 1024 <= std::int64_t{99} << 10;
+        },
+    .make = make_problem<Classifier>,
+});
+
+}  // namespace lab::classifier_variants

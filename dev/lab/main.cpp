@@ -1,0 +1,27 @@
+// ./dev/X: checks the variants of an operation and, on a GPU, times them; `--help` lists the options.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "dev/lab/gpu.h"
+#include "dev/lab/session.h"
+
+int main(int argc, char** argv) try {
+    const lab::Operation& operation = lab::operations().front();
+    lab::SessionOptions options;
+    bool check_only = false;
+    CLI::App app{operation.name + ": its kernels, from naive to best; without numbers all of them"};
+    app.add_option("variants", options.variants, "numbers of variants to run");
+    app.add_option("--dtype", options.dtype, "of the tensors")
+        ->check(CLI::IsMember({"bf16", "fp32"}))
+        ->capture_default_str();
+    app.add_option("--seed", options.seed, "of the inputs, for the same ones again");
+    app.add_flag("--check", check_only, "does not time, even on a GPU");
+    app.add_option("--json", options.json, "file that gets a line for each timing");
+    CLI11_PARSE(app, argc, argv);
+    options.time = !check_only;
+    lab::use_executor(options.seed);
+    return lab::run_session(operation, options) ? 0 : 1;
+} catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return 1;
+}

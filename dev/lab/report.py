@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Writes the results of `make bench`: dev/results/GPU.md with a table for each operation, and a roofline picture.
+
+    report.py TIMINGS.jsonl FOLDER
+
+A line of TIMINGS is one variant at one shape (dev/lab/session.cpp writes them). All lines are of one run on one GPU.
+"""
+
+import json
+import pathlib
+import re
+import sys
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt  # noqa: E402  (after the choice of what draws)
+
+# Kernels that multiply nothing worth counting stand here on the roofline's axis, in operations a byte.
+NO_PRODUCTS = 0.25
+
+
+def groups(lines):
+    """{(operation, dtype, shape): lines}, in the order of the run."""
+    found = {}
+    for line in lines:
+        found.setdefault((line["operation"], line["dtype"], tuple(line["shape"])), []).append(line)
+    return found
+
+
+def cells(line):
+    seconds = line["microseconds"] * 1e-6
+    rate = f"{line['flops'] / seconds / 1e12:.1f}" if line["flops"] else ""
+    ours = line["block"] > 0  # not a library's
+    return [line["variant"], line["story"], str(line["block"]) if ours else "", f"{line['microseconds']:.1f}",
+            f"{line['bytes'] / seconds / 1e9:.0f}", rate, f"{line['share']:.0%}",
+            str(line["registers"]) if ours else "", str(line["shared_bytes"]) if ours else "",
+            f"{line['occupancy']:.0%}" if ours else ""]
+
+
+TITLES = ["variant", "", "block", "us", "GB/s", "TFLOP/s", "of the ceiling", "registers", "shared bytes", "occupancy"]
+
+
+def table(lines):
+    rows = [TITLES, ["---"] * 2 + ["--:"] * (len(TITLES) - 2), *map(cells, lines)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def markdown(lines, picture):
+    first = lines[0]
+    parts = [f"# The kernel lab on one {first['gpu']}",
+             "`make bench`: median times by events, the L2 cache flushed before each launch. In the same run a "
+             f"device-to-device copy reached {first['copy_bytes_a_second'] / 1e9:.0f} GB/s (bytes read and written) "
+             f"and an 8192 x 8192 x 8192 product in bf16 {first['product_flops_a_second'] / 1e12:.0f} TFLOP/s "
+             "(cuBLASLt): the ceilings. A kernel's own ceiling is the lower of the two for the bytes that it must move "
+             "and the operations that it must do. Where there is a choice of block sizes the fastest is shown.",
+             f"![Roofline]({picture})"]
+    for (operation, dtype, shape), group in groups(lines).items():
+        sizes = ", ".join(f"{size} {name}" for size, name in zip(shape, group[0]["sizes"]))
+        parts += [f"## {operation}, {dtype}, {sizes}", table(group)]
+    return "\n\n".join(parts) + "\n"
+
+
+def best_of(group):
+    return min((line for line in group if line["block"] > 0), key=lambda line: line["microseconds"])
+
+
+def draw(lines, path):
+    """The roofline of this run, and the best variant of each operation in bf16 at its first shape under it."""
+    bandwidth, peak = lines[0]["copy_bytes_a_second"], lines[0]["product_flops_a_second"]
+    figure, axes = plt.subplots(figsize=(9, 6))
+    ridge = peak / bandwidth
+    intensities = [NO_PRODUCTS / 2, ridge, ridge * 32]
+    axes.plot(intensities, [min(peak, bandwidth * x) / 1e12 for x in intensities], color="black",
+              label=f"{bandwidth / 1e9:.0f} GB/s, {peak / 1e12:.0f} TFLOP/s")
+    seen = set()
+    for (operation, dtype, _), group in groups(lines).items():
+        if dtype != "bf16" or operation in seen:
+            continue
+        seen.add(operation)
+        line = best_of(group)
+        intensity = line["flops"] / line["bytes"] if line["flops"] else NO_PRODUCTS
+        roof = min(peak, bandwidth * intensity)
+        axes.plot([intensity], [line["share"] * roof / 1e12], "o", markersize=6,
+                  label=f"{operation} {line['variant']}: {line['share']:.0%}")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel(f"operations a byte (at {NO_PRODUCTS}: kernels that only move memory)")
+    axes.set_ylabel("TFLOP/s")
+    axes.set_title(f"{lines[0]['gpu']}: the best variant of each operation, and its share of the roof")
+    axes.grid(True, which="major", color="#dddddd")
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
+    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+
+
+def main():
+    timings, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+    with open(timings) as file:
+        lines = [json.loads(line) for line in file]
+    if not lines:
+        sys.exit(f"error: {timings} has no timings")
+    name = re.sub("[^a-z0-9]+", "-", lines[0]["gpu"].lower()).strip("-")
+    folder.mkdir(parents=True, exist_ok=True)
+    draw(lines, folder / f"{name}.svg")
+    (folder / f"{name}.md").write_text(markdown(lines, f"{name}.svg"))
+    print(f"{folder / name}.md")
+
+
+if __name__ == "__main__":
+    main()

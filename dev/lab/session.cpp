@@ -1,0 +1,213 @@
+// session.h
+#include "dev/lab/session.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "dev/lab/gpu.h"
+#include "dev/lab/rivals.h"
+#include "dev/lab/table.h"
+
+namespace lab {
+namespace {
+
+using llmc::DType;
+
+bool chosen(const SessionOptions& options, const Variant& variant) {
+    const auto& numbers = options.variants;
+    return numbers.empty() || std::find(numbers.begin(), numbers.end(), variant.number) != numbers.end();
+}
+
+// What the GPU and its libraries reach in this run.
+struct Ceilings {
+    double bytes_a_second, flops_a_second;
+};
+
+// The launches of one run of a variant.
+class Launches : public llmc::cuda::LaunchObserver {
+  public:
+    void launched(const llmc::cuda::LaunchRecord& record) override { records.push_back(record); }
+    std::vector<llmc::cuda::LaunchRecord> records;
+};
+
+// What a kernel takes at the block size that suits it best; of a variant's several kernels, the one that takes most.
+Resources resources_of(const Launches& launches, const llmc::cuda::Chip& chip) {
+    std::map<const void*, Resources> best;
+    for (const auto& record : launches.records) {
+        const auto figures = kernel_figures(chip, record.kernel);
+        if (!figures) return {};
+        const int threads = static_cast<int>(record.block.x * record.block.y * record.block.z);
+        const std::size_t shared =
+            record.dynamic_shared_bytes + static_cast<std::size_t>(figures->static_shared_bytes);
+        const int blocks = blocks_at_a_time(chip, threads, figures->registers, shared);
+        const double occupancy = static_cast<double>(blocks) * threads / chip.threads_per_multiprocessor;
+        Resources& of_kernel = best[record.kernel];
+        if (occupancy > of_kernel.occupancy) {
+            of_kernel = {true, figures->registers, static_cast<int>(shared), occupancy};
+        }
+    }
+    Resources most;
+    for (const auto& [kernel, resources] : best) {
+        if (!most.known || resources.occupancy < most.occupancy) most = resources;
+    }
+    return most;
+}
+
+std::string text(const Shape& shape) {
+    std::string all;
+    for (const std::int64_t size : shape) all += (all.empty() ? "" : " x ") + std::to_string(size);
+    return all;
+}
+
+class Session {
+  public:
+    Session(const Operation& operation, const SessionOptions& options)
+        : operation_(operation),
+          options_(options),
+          dtype_(options.dtype == "fp32" ? DType::fp32 : DType::bf16),
+          on_(gpu_context()),
+          timed_(!gpu_name().empty() && options.time) {}
+
+    bool run() {
+        const bool known =
+            std::find(operation_.dtypes.begin(), operation_.dtypes.end(), dtype_) != operation_.dtypes.end();
+        if (!known) llmc::user_error("{} has no variants in {}", operation_.name, options_.dtype);
+        for (const int number : options_.variants) {
+            const auto has = [&](const Variant& variant) { return variant.number == number; };
+            if (std::none_of(operation_.variants.begin(), operation_.variants.end(), has)) {
+                llmc::user_error("{} has no variant {}; it has 1 to {}", operation_.name, number,
+                                 operation_.variants.back().number);
+            }
+        }
+        fmt::print("{} in {}, seed {}\n", operation_.name, options_.dtype, options_.seed);
+        const bool good = !options_.check || check();
+        if (timed_) time();
+        return good;
+    }
+
+  private:
+    bool check() {
+        const std::string where = gpu_name();
+        fmt::print(
+            "Checked on {}, {} shapes, with blocks of several sizes; error: the largest, as a share of its "
+            "bound\n",
+            where.empty() ? "the CPU (test/simt)" : where, operation_.checked.size());
+        Table table({"variant", "", "error", "registers", "shared bytes", "occupancy"});
+        bool all_good = true;
+        for (const Variant& variant : operation_.variants) {
+            if (!chosen(options_, variant)) continue;
+            Launches launches;
+            auto on = on_;
+            on.observer = &launches;
+            const auto result = check_variant(operation_, variant, dtype_, on, options_.seed);
+            const auto resources = resources_of(launches, on_.chip);
+            table.row({std::to_string(variant.number), variant.story,
+                       result.good() ? fmt::format("{:.2f}", result.worst()) : "WRONG",
+                       resources.registers_text(), resources.shared_text(), resources.occupancy_text()});
+            if (!result.good())
+                fmt::print(stderr, "wrong: variant {}: {}\n", variant.number, result.first_failure());
+            all_good = all_good && result.good();
+        }
+        table.print();
+        if (where.empty()) {
+            fmt::print("Registers and occupancy are the compiler's for sm_{}. Times need a GPU.\n",
+                       on_.chip.architecture);
+        }
+        return all_good;
+    }
+
+    void time() {
+        const Ceilings ceilings{copy_bandwidth(), product_rate()};
+        fmt::print("\nTimed on {}: a copy reaches {:.0f} GB/s, a large bf16 product {:.0f} TFLOP/s\n",
+                   gpu_name(), ceilings.bytes_a_second / 1e9, ceilings.flops_a_second / 1e12);
+        for (const Shape& shape : operation_.timed) {
+            fmt::print("\n{}\n", text(shape));
+            Table table({"variant", "", "block", "us", "GB/s", "TFLOP/s", "of the ceiling"});
+            Draw draw(options_.seed);
+            const auto problem = operation_.make(dtype_, shape, draw);
+            for (const Variant& variant : operation_.variants) {
+                if (!chosen(options_, variant)) continue;
+                if (operation_.takes && !operation_.takes(variant.number, dtype_, shape)) continue;
+                time_variant(variant, shape, *problem, ceilings, table);
+            }
+            for (const auto& rival : rivals_of(operation_.name, dtype_, shape)) {
+                add(table, rival.name, "", 0, shape, milliseconds(rival.run), *problem, ceilings, {});
+            }
+            table.print();
+        }
+    }
+
+    void time_variant(const Variant& variant, const Shape& shape, Problem& problem, const Ceilings& ceilings,
+                      Table& table) {
+        int best_block = 0;
+        double best = 0;
+        for (const int block : variant.block_sizes) {
+            problem.reset();
+            const double ms = milliseconds([&] { problem.run(variant.number, block, on_); });
+            if (best_block == 0 || ms < best) {
+                best_block = block;
+                best = ms;
+            }
+        }
+        Launches launches;
+        auto on = on_;
+        on.observer = &launches;
+        problem.run(variant.number, best_block, on);
+        add(table, std::to_string(variant.number), variant.story, best_block, shape, best, problem, ceilings,
+            resources_of(launches, on_.chip));
+    }
+
+    void add(Table& table, const std::string& name, const std::string& story, int block, const Shape& shape,
+             double ms, const Problem& problem, const Ceilings& ceilings, const Resources& resources) {
+        const double bytes_a_second = problem.bytes() / (ms * 1e-3),
+                     flops_a_second = problem.flops() / (ms * 1e-3);
+        // The roofline: whichever bound is the higher time.
+        const double least = std::max(problem.bytes() / ceilings.bytes_a_second,
+                                      problem.flops() / std::max(ceilings.flops_a_second, 1.0));
+        const double share = least / (ms * 1e-3);
+        table.row({name, story, block == 0 ? "" : std::to_string(block), fmt::format("{:.1f}", ms * 1e3),
+                   fmt::format("{:.0f}", bytes_a_second / 1e9),
+                   problem.flops() == 0 ? "" : fmt::format("{:.1f}", flops_a_second / 1e12),
+                   fmt::format("{:.0f}%", share * 100)});
+        if (options_.json.empty()) return;
+        const nlohmann::json line{{"operation", operation_.name},
+                                  {"dtype", options_.dtype},
+                                  {"shape", shape},
+                                  {"sizes", operation_.sizes},
+                                  {"variant", name},
+                                  {"story", story},
+                                  {"block", block},
+                                  {"microseconds", ms * 1e3},
+                                  {"bytes", problem.bytes()},
+                                  {"flops", problem.flops()},
+                                  {"share", share},
+                                  {"registers", resources.registers},
+                                  {"shared_bytes", resources.shared_bytes},
+                                  {"occupancy", resources.occupancy},
+                                  {"gpu", gpu_name()},
+                                  {"copy_bytes_a_second", ceilings.bytes_a_second},
+                                  {"product_flops_a_second", ceilings.flops_a_second}};
+        std::FILE* file = std::fopen(options_.json.c_str(), "a");
+        if (!file) llmc::user_error("{} cannot be written", options_.json);
+        fmt::print(file, "{}\n", line.dump());
+        std::fclose(file);
+    }
+
+    const Operation& operation_;
+    const SessionOptions& options_;
+    DType dtype_;
+    llmc::cuda::LaunchContext on_;
+    bool timed_;
+};
+
+}  // namespace
+
+bool run_session(const Operation& operation, const SessionOptions& options) {
+    return Session(operation, options).run();
+}
+
+}  // namespace lab

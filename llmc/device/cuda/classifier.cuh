@@ -1,0 +1,211 @@
+// Softmax, cross-entropy and the gradient of the logits, in place (ops.h: fused_classifier). How this kernel came
+// about: dev/classifier.cu.
+#pragma once
+
+#include <algorithm>
+
+#include "llmc/device/cuda/packed.cuh"
+#include "llmc/device/cuda/ptx.cuh"
+#include "llmc/device/cuda/reduce.cuh"
+#include "llmc/device/ops.h"
+
+namespace llmc::cuda {
+
+inline constexpr float log2_e = 1.44269504088896341f;
+inline constexpr float ln_2 = 0.693147180559945309f;
+
+// sum_v exp(x_v) = 2^maximum sum, where maximum = max_v log2(e) x_v of the logits seen so far: no term is above 1.
+struct ExponentialSum {
+    float maximum;
+    float sum;
+
+    // Finite below any logit: two infinities have no difference.
+    __device__ static ExponentialSum none() { return {-1e30f, 0}; }
+
+    __device__ __forceinline__ void rescale(float new_maximum) {
+        sum *= exp2_approximate(maximum - new_maximum);
+        maximum = new_maximum;
+    }
+    // exp(x) over 2^maximum. The product's rounding errors are those of the sum's terms: fma has one rounding.
+    __device__ __forceinline__ float term(float x) const {
+        return exp2_approximate(fmaf(x, log2_e, -maximum));
+    }
+    template <int n>
+    __device__ __forceinline__ void add(const float (&x)[n]) {
+        float greatest = x[0];
+#pragma unroll
+        for (int i = 1; i < n; ++i) greatest = fmaxf(greatest, x[i]);
+        rescale(fmaxf(maximum, greatest * log2_e));
+#pragma unroll
+        for (int i = 0; i < n; ++i) sum += term(x[i]);
+    }
+};
+
+// Over a block. With one barrier: the next call must have other `partials` (one for each of up to 32 warps).
+__device__ __forceinline__ ExponentialSum block_sum(ExponentialSum mine, ExponentialSum* partials) {
+    const unsigned warp = threadIdx.x / warp_threads, lane = threadIdx.x % warp_threads;
+    const auto sum_of_warp = [](ExponentialSum x) {
+        x.rescale(warp_maximum(x.maximum));
+        x.sum = warp_sum(x.sum);
+        return x;
+    };
+    mine = sum_of_warp(mine);
+    if (lane == 0) partials[warp] = mine;
+    __syncthreads();
+    return sum_of_warp(lane < blockDim.x / warp_threads ? partials[lane] : ExponentialSum::none());
+}
+
+// The logits of a piece in fp32. `left`: columns of the vocabulary from its first on; what is beyond them counts
+// as -infinity, whose exponential is 0.
+template <class X>
+__device__ __forceinline__ void widen(float (&x)[Packed<X>::size], const Packed<X>& piece, int left) {
+#pragma unroll
+    for (int i = 0; i < Packed<X>::size; ++i) x[i] = to_float(piece[i]);
+    if (left < Packed<X>::size) {
+#pragma unroll
+        for (int i = 1; i < Packed<X>::size; ++i) {
+            if (i >= left) x[i] = -INFINITY;
+        }
+    }
+}
+
+// (softmax - [the target]) scale of a piece, in which the target is element `target`, if any.
+template <class X>
+__device__ __forceinline__ Packed<X> gradient(const Packed<X>& logits, int left, int target,
+                                              const ExponentialSum& total, float reciprocal, float scale) {
+    constexpr int pack = Packed<X>::size;
+    float x[pack];
+    widen(x, logits, left);
+    Packed<X> result;
+#pragma unroll
+    for (int i = 0; i < pack; ++i) {
+        x[i] = total.term(x[i]);
+        result[i] = from_float<X>(x[i] * (reciprocal * scale));
+    }
+    if (target >= 0 && target < pack) {
+#pragma unroll
+        for (int i = 0; i < pack; ++i) {
+            if (i == target) result[i] = from_float<X>((x[i] * reciprocal - 1) * scale);
+        }
+    }
+    return result;
+}
+
+// Blocks stay, and take every gridDim.x-th row. A row's first `held` columns are copied to shared memory, where
+// they wait for the sum of exponentials, so that they are read once; the others are read twice. A thread has the
+// same pieces of 16 bytes throughout: as soon as it has written one it starts copying the next row's into its
+// place, with no barrier. The barrier of the sum is the only one.
+template <class X>
+__global__ void __launch_bounds__(1024)
+    fused_classifier_kernel5(X* logits, float* losses, const std::int32_t* targets, std::int64_t rows,
+                             int columns, int vocabulary, int held, float scale, bool write_dlogits) {
+    constexpr int pack = Packed<X>::size;
+    SharedAllocator shared;
+    ExponentialSum* partials = shared.take<ExponentialSum>(2 * warp_threads);
+    X* kept = shared.take<X>(static_cast<std::size_t>(held));
+    const int first = static_cast<int>(threadIdx.x) * pack;
+    const int step = static_cast<int>(blockDim.x) * pack;
+    const int end = blocks_for(vocabulary, pack) * pack;
+    // Copies come in two groups: the first half is worked on while the second one is under way.
+    const int middle = min(held, blocks_for(held, 2 * step) * step);
+
+    const auto is_read = [&](std::int64_t row) { return row < rows && targets[row] != ignored_target; };
+
+    std::int64_t row = blockIdx.x;
+    if (is_read(row)) {
+        const auto copy = [&](int from, int to) {
+            for (int c = from + first; c < to; c += step) {
+                copy_async_16(kept + c, logits + row * columns + c, true);
+            }
+            copy_async_commit();
+        };
+        copy(0, middle);
+        copy(middle, held);
+    }
+
+    int turn = 0;
+    for (; row < rows; row += gridDim.x) {
+        X* const x = logits + row * columns;
+        const int target = targets[row];
+        const bool ignored = target == ignored_target;
+        ExponentialSum total = ExponentialSum::none();
+        float reciprocal = 0;
+        if (ignored) {
+            if (threadIdx.x == 0) losses[row] = 0;
+        } else {
+            // Before the barrier: it is overwritten after it.
+            const float target_logit = threadIdx.x == 0 ? to_float(x[target]) : 0;
+            const auto add = [&](const Packed<X>& piece, int c) {
+                float widened[pack];
+                widen(widened, piece, vocabulary - c);
+                total.add(widened);
+            };
+            copy_async_wait<1>();
+            for (int c = first; c < middle; c += step) add(load(kept + c), c);
+            copy_async_wait<0>();
+            for (int c = middle + first; c < held; c += step) add(load(kept + c), c);
+#pragma unroll 4
+            for (int c = held + first; c < end; c += step) add(load(x + c), c);
+
+            total = block_sum(total, partials + turn);
+            turn = warp_threads - turn;  // the other half
+            reciprocal = 1 / total.sum;
+            if (threadIdx.x == 0) losses[row] = fmaf(total.maximum, ln_2, logf(total.sum)) - target_logit;
+        }
+
+        // What the caches may still have comes first.
+        const auto dlogits = [&](const Packed<X>& piece, int c) {
+            return gradient(piece, vocabulary - c, target - c, total, reciprocal, scale);
+        };
+        if (write_dlogits) {
+            if (!ignored) {
+                for (int c = held + first; c < end; c += step) {
+                    store_streaming(x + c, dlogits(load_streaming(x + c), c));
+                }
+            }
+            for (int c = (ignored ? 0 : end) + first; c < columns; c += step)
+                store_streaming(x + c, Packed<X>{});
+        }
+        const bool writes = write_dlogits && !ignored;
+        const bool copies = is_read(row + gridDim.x);
+        const X* const next = x + static_cast<std::int64_t>(gridDim.x) * columns;
+        const auto write_and_copy = [&](int from, int to) {
+            for (int c = from + first; c < to; c += step) {
+                if (writes) store_streaming(x + c, dlogits(load(kept + c), c));
+                if (copies) copy_async_16(kept + c, next + c, true);
+            }
+            copy_async_commit();
+        };
+        if (writes || copies) {
+            write_and_copy(0, middle);
+            write_and_copy(middle, held);
+        }
+    }
+}
+
+// logits X (rows, columns), of which the first `vocabulary` columns count; losses fp32, targets int32 (rows), each
+// in the vocabulary or ignored_target. A row is read once where it fits the shared memory of a block: 50304 bf16
+// do on every chip from sm_80 on.
+template <class X>
+void fused_classifier(const LaunchContext& on, X* logits, float* losses, const std::int32_t* targets,
+                      std::int64_t rows, int columns, int vocabulary, float scale, bool write_dlogits,
+                      int block_threads = 512) {
+    constexpr int pack = Packed<X>::size;
+    check(columns % pack == 0, "classifier: a row of logits is not a multiple of 16 bytes");
+    check(vocabulary > 0 && vocabulary <= columns, "classifier: the vocabulary is not inside the columns");
+    if (rows == 0) return;
+    constexpr std::size_t partial_bytes = SharedAllocator::bytes<ExponentialSum>(2 * warp_threads);
+    const std::size_t room = (on.chip.shared_bytes_per_block - partial_bytes) / 128 * 128 / sizeof(X);
+    const int pieces = blocks_for(vocabulary, pack);
+    const int held = std::min(pieces * pack, static_cast<int>(room));
+    const std::size_t shared_bytes =
+        partial_bytes + SharedAllocator::bytes<X>(static_cast<std::size_t>(held));
+    const int threads = std::min(block_threads, blocks_for(pieces, warp_threads) * warp_threads);
+    constexpr int registers = Chip::registers_per_multiprocessor / Chip::threads_per_block;
+    const std::int64_t blocks =
+        on.chip.multiprocessors * blocks_at_a_time(on.chip, threads, registers, shared_bytes);
+    launch(on, fused_classifier_kernel5<X>, static_cast<unsigned>(std::min(rows, blocks)), threads,
+           shared_bytes, logits, losses, targets, rows, columns, vocabulary, held, scale, write_dlogits);
+}
+
+}  // namespace llmc::cuda

@@ -1,0 +1,144 @@
+// Casts, fills, sums of tensors, and the test for NaN and infinity (ops.h: cast, fill, add, all_finite). How
+// these kernels came about: dev/cast.cu, dev/fill.cu, dev/add.cu, dev/all_finite.cu.
+//
+// All are bound by memory: 16 bytes an access, several in flight, a grid that stays. Any number of elements, at
+// any address: what the packs do not cover (the tail; all, where an address is no multiple of 16) goes element
+// by element.
+#pragma once
+
+#include "llmc/device/cuda/grid.cuh"
+#include "llmc/device/cuda/packed.cuh"
+#include "llmc/device/cuda/reduce.cuh"
+
+namespace llmc::cuda {
+
+inline constexpr int elementwise_threads_at_a_time = 1536;  // a multiprocessor: 40 registers a thread
+
+template <class To, class From>
+__global__ void __launch_bounds__(512, 3)
+    cast_kernel3(To* out, const From* in, std::int64_t quads, std::int64_t elements) {
+    for_grid<4>(
+        quads, [=](std::int64_t i) { return load_quad_streaming(in + 4 * i); },
+        [=](std::int64_t i, const Quad<From>& x) {
+            Quad<To> y;
+#pragma unroll
+            for (int e = 0; e < 4; ++e) y[e] = from_float<To>(to_float(x[e]));
+            store_quad(out + 4 * i, y);
+        });
+    for (std::int64_t i = 4 * quads + grid_thread(); i < elements; i += grid_threads()) {
+        out[i] = from_float<To>(to_float(in[i]));
+    }
+}
+
+template <class T>
+__global__ void __launch_bounds__(512, 3)
+    fill_kernel2(T* out, T value, std::int64_t packs, std::int64_t elements) {
+    constexpr int pack = Packed<T>::size;
+    Packed<T> values;
+#pragma unroll
+    for (int e = 0; e < pack; ++e) values[e] = value;
+    for (std::int64_t i = grid_thread(); i < packs; i += grid_threads()) store(out + pack * i, values);
+    for (std::int64_t i = pack * packs + grid_thread(); i < elements; i += grid_threads()) out[i] = value;
+}
+
+// out may be a or b: an element is read and written by one thread.
+template <class X>
+__global__ void __launch_bounds__(512, 3)
+    add_kernel3(X* out, const X* a, const X* b, std::int64_t packs, std::int64_t elements) {
+    constexpr int pack = Packed<X>::size;
+    struct Operands {
+        Packed<X> a, b;
+    };
+    for_grid<2>(
+        packs,
+        [=](std::int64_t i) {
+            return Operands{load_streaming(a + pack * i), load_streaming(b + pack * i)};
+        },
+        [=](std::int64_t i, const Operands& x) {
+            Packed<X> sum;
+#pragma unroll
+            for (int e = 0; e < pack; ++e) sum[e] = from_float<X>(to_float(x.a[e]) + to_float(x.b[e]));
+            store(out + pack * i, sum);
+        });
+    for (std::int64_t i = pack * packs + grid_thread(); i < elements; i += grid_threads()) {
+        out[i] = from_float<X>(to_float(a[i]) + to_float(b[i]));
+    }
+}
+
+// Whether one of the elements in 32 bits is NaN or infinite: those have an exponent of ones.
+template <class X>
+__device__ __forceinline__ bool has_nonfinite(std::uint32_t bits) {
+    constexpr std::uint32_t high = 0x7f800000u, low = 0x7f80u;
+    return (bits & high) == high || (sizeof(X) == 2 && (bits & low) == low);
+}
+
+// Clears `flag`, which is 1 before, if there is a NaN or an infinity. Whichever warp writes writes the same.
+template <class X>
+__global__ void __launch_bounds__(512, 3)
+    all_finite_kernel3(std::int32_t* flag, const X* x, std::int64_t packs, std::int64_t elements) {
+    constexpr int pack = Packed<X>::size;
+    bool found = false;
+    for_grid<4>(
+        packs, [=](std::int64_t i) { return to_bits(load_streaming(x + pack * i)); },
+        [&found](std::int64_t, const uint4& bits) {
+            found |= has_nonfinite<X>(bits.x) | has_nonfinite<X>(bits.y) | has_nonfinite<X>(bits.z) |
+                     has_nonfinite<X>(bits.w);
+        });
+    for (std::int64_t i = pack * packs + grid_thread(); i < elements; i += grid_threads()) {
+        found |= has_nonfinite<float>(__float_as_uint(to_float(x[i])));
+    }
+    if (__any_sync(all_lanes, found) && threadIdx.x % warp_threads == 0) atomicExch(flag, 0);
+}
+
+namespace detail {
+
+// How many packs of `size` elements the arrays can be taken in.
+template <class... T>
+std::int64_t whole_packs(std::int64_t elements, int size, const T*... arrays) {
+    const bool aligned = ((reinterpret_cast<std::uintptr_t>(arrays) % 16 == 0) && ...);
+    return aligned ? elements / size : 0;
+}
+
+// A thread for each pack, or for each element where there are none.
+inline unsigned elementwise_blocks(const LaunchContext& on, std::int64_t packs, std::int64_t elements,
+                                   int block_threads) {
+    return streaming_blocks(on.chip, packs > 0 ? packs : elements, block_threads,
+                            elementwise_threads_at_a_time);
+}
+
+}  // namespace detail
+
+template <class To, class From>
+void cast(const LaunchContext& on, To* out, const From* in, std::int64_t elements, int block_threads = 256) {
+    const std::int64_t quads = detail::whole_packs(elements, 4, out, in);
+    launch(on, cast_kernel3<To, From>, detail::elementwise_blocks(on, quads, elements, block_threads),
+           block_threads, 0, out, in, quads, elements);
+}
+
+template <class T>
+void fill(const LaunchContext& on, T* out, T value, std::int64_t elements, int block_threads = 256) {
+    const std::int64_t packs = detail::whole_packs(elements, Packed<T>::size, out);
+    launch(on, fill_kernel2<T>, detail::elementwise_blocks(on, packs, elements, block_threads), block_threads,
+           0, out, value, packs, elements);
+}
+
+template <class X>
+void add(const LaunchContext& on, X* out, const X* a, const X* b, std::int64_t elements,
+         int block_threads = 256) {
+    const std::int64_t packs = detail::whole_packs(elements, Packed<X>::size, out, a, b);
+    launch(on, add_kernel3<X>, detail::elementwise_blocks(on, packs, elements, block_threads), block_threads,
+           0, out, a, b, packs, elements);
+}
+
+// flag = 1 if no element is NaN or infinite, else 0. Whole warps only.
+template <class X>
+void all_finite(const LaunchContext& on, std::int32_t* flag, const X* x, std::int64_t elements,
+                int block_threads = 256) {
+    check(block_threads % warp_threads == 0, "all_finite: a block is whole warps");
+    fill(on, flag, std::int32_t{1}, 1);
+    const std::int64_t packs = detail::whole_packs(elements, Packed<X>::size, x);
+    launch(on, all_finite_kernel3<X>, detail::elementwise_blocks(on, packs, elements, block_threads),
+           block_threads, 0, flag, x, packs, elements);
+}
+
+}  // namespace llmc::cuda

@@ -1,0 +1,45 @@
+// Grids of kernels that stream through memory: no more blocks than run at a time, each going over many pieces
+// ("grid-stride"), so that what a block does once costs nothing and no last wave of blocks is half empty.
+#pragma once
+
+#include <algorithm>
+
+#include "llmc/device/cuda/kernel.cuh"
+
+namespace llmc::cuda {
+
+// Blocks for `pieces` of work, one a thread, where a multiprocessor takes `threads_at_a_time` threads of the
+// kernel (which its __launch_bounds__ must grant).
+inline unsigned streaming_blocks(const Chip& chip, std::int64_t pieces, int block_threads,
+                                 int threads_at_a_time) {
+    const int threads = std::min(threads_at_a_time, chip.threads_per_multiprocessor);
+    const std::int64_t resident = std::int64_t{chip.multiprocessors} * std::max(1, threads / block_threads);
+    return static_cast<unsigned>(
+        std::clamp<std::int64_t>(blocks_for<std::int64_t>(pieces, block_threads), 1, resident));
+}
+
+// The thread's number in the grid, and the number of threads.
+__device__ __forceinline__ std::int64_t grid_thread() {
+    return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+__device__ __forceinline__ std::int64_t grid_threads() {
+    return static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+}
+
+// use(i, load(i)) for all i < n, the threads of the grid side by side. `in_flight` loads are under way before
+// the first is used.
+template <int in_flight, class Load, class Use>
+__device__ __forceinline__ void for_grid(std::int64_t n, Load load, Use use) {
+    const std::int64_t step = grid_threads();
+    std::int64_t i = grid_thread();
+    for (; i + (in_flight - 1) * step < n; i += in_flight * step) {
+        decltype(load(i)) loaded[in_flight];
+#pragma unroll
+        for (int u = 0; u < in_flight; ++u) loaded[u] = load(i + u * step);
+#pragma unroll
+        for (int u = 0; u < in_flight; ++u) use(i + u * step, loaded[u]);
+    }
+    for (; i < n; i += step) use(i, load(i));
+}
+
+}  // namespace llmc::cuda

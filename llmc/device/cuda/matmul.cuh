@@ -1,0 +1,326 @@
+// The matrix product out = in weight^T + bias (ops.h: matmul_forward), where cuBLASLt is missing: on the executor, and
+// in the kernel lab. How these kernels came about: dev/matmul_forward.cu.
+//
+// Both operands lie with their input channels side by side, so that both are read in rows: `in` in tiles of rows,
+// `weight` in tiles of output channels, which are the columns of `out`.
+#pragma once
+
+#include "llmc/device/cuda/packed.cuh"
+#include "llmc/device/cuda/ptx.cuh"
+
+namespace llmc::cuda {
+
+// in X (rows, in_channels), weight X (out_channels, in_channels), bias X (out_channels) or null,
+// out X (rows, out_channels). The channels are multiples of 16 bytes.
+template <class X>
+struct MatmulForward {
+    X* out;
+    const X* in;
+    const X* weight;
+    const X* bias;
+    std::int64_t rows;
+    int out_channels, in_channels;
+};
+
+// A block computes a tile of 128 rows and 128 columns.
+inline constexpr int matmul_tile = 128;
+
+struct MatmulTile {
+    std::int64_t row;
+    int column;
+};
+
+// Blocks with neighbouring numbers run together. Taken in bands of 8 tiles of rows, those that run together make about a
+// square, and share more of both operands in L2 than a row or a column of tiles would.
+template <class X>
+__device__ __forceinline__ MatmulTile matmul_tile_of_block(const MatmulForward<X>& product) {
+    constexpr int band = 8;
+    const int rows = static_cast<int>(blocks_for<std::int64_t>(product.rows, matmul_tile));
+    const int columns = blocks_for(product.out_channels, matmul_tile);
+    const int block = static_cast<int>(blockIdx.x);
+    const int first_row = block / (band * columns) * band;
+    const int height = rows - first_row < band ? rows - first_row : band;
+    const int in_band = block % (band * columns);
+    return {std::int64_t{first_row + in_band % height} * matmul_tile, in_band / height * matmul_tile};
+}
+
+template <class X>
+unsigned matmul_blocks(const MatmulForward<X>& product) {
+    const std::int64_t blocks =
+        blocks_for<std::int64_t>(product.rows, matmul_tile) * blocks_for(product.out_channels, matmul_tile);
+    check(blocks < (std::int64_t{1} << 31), "matmul: more tiles than a grid has blocks");
+    return static_cast<unsigned>(blocks);
+}
+
+// What a thread fetches of an operand's tile: 16 bytes of every so many-th row, from its first on.
+template <class X>
+struct RowsOfThread {
+    const X* from;  // the first row's
+    int left;       // rows of the tile from the first on; none or less: past the end
+
+    __device__ __forceinline__ RowsOfThread(const X* matrix, std::int64_t first_row, std::int64_t rows,
+                                            int channels, int row, int channel)
+        : from(matrix + (first_row + row) * channels + channel),
+          left(static_cast<int>(rows - first_row < matmul_tile ? rows - first_row : matmul_tile) - row) {}
+};
+
+// ---- fp32 ----
+
+// A thread makes 8x8 sums, so that 16 numbers from shared memory serve 64 multiplications. Tiles of `depth` input
+// channels lie transposed in shared memory, two of them: one is computed with while the next is fetched, 16 bytes of
+// each operand a thread.
+template <class X>
+__global__ void __launch_bounds__(256, 2) matmul_forward_kernel3(MatmulForward<X> product) {
+    constexpr int pack = Packed<X>::size, depth = 2 * pack;
+    constexpr int pitch = matmul_tile + 4;  // a multiple of 16 bytes, and not of all banks
+    SHARED(float, a, [2][depth][pitch]);
+    SHARED(float, b, [2][depth][pitch]);
+    const int thread = static_cast<int>(threadIdx.x);
+    const auto [first_row, first_column] = matmul_tile_of_block(product);
+
+    // Zeros stand for what is past the last row, column or channel.
+    const int row_of_thread = thread / 2, channel = thread % 2 * pack;
+    const RowsOfThread<X> of_a(product.in, first_row, product.rows, product.in_channels, row_of_thread,
+                               channel);
+    const RowsOfThread<X> of_b(product.weight, first_column, product.out_channels, product.in_channels,
+                               row_of_thread, channel);
+    const auto fetch = [&](const RowsOfThread<X>& of, int k) {
+        const bool valid = of.left > 0 && k + channel < product.in_channels;
+        return valid ? load(of.from + k) : from_bits<X>(uint4{});
+    };
+    const auto put = [&](float(&to)[depth][pitch], const Packed<X>& from) {
+#pragma unroll
+        for (int e = 0; e < pack; ++e) to[channel + e][row_of_thread] = to_float(from[e]);
+    };
+    // Rows 4y ... 4y+3 and 64 further, and columns likewise: a warp reads its operands without bank conflicts.
+    const int y = thread / 16 * 4, x = thread % 16 * 4;
+    float sums[8][8] = {};
+    const auto multiply = [&](const float(&rows)[depth][pitch], const float(&columns)[depth][pitch]) {
+#pragma unroll
+        for (int k = 0; k < depth; ++k) {
+            const Packed<float> r[2] = {load(&rows[k][y]), load(&rows[k][y + 64])};
+            const Packed<float> c[2] = {load(&columns[k][x]), load(&columns[k][x + 64])};
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+#pragma unroll
+                for (int j = 0; j < 8; ++j) sums[i][j] += r[i / 4][i % 4] * c[j / 4][j % 4];
+            }
+        }
+    };
+
+    Packed<X> next_a = fetch(of_a, 0), next_b = fetch(of_b, 0);
+    for (int k = 0, buffer = 0; k < product.in_channels; k += depth, buffer ^= 1) {
+        // Nobody reads this buffer any more: all have passed the barrier of the last tile, and have multiplied the
+        // one before it by then.
+        put(a[buffer], next_a);
+        put(b[buffer], next_b);
+        __syncthreads();
+        next_a = fetch(of_a, k + depth);
+        next_b = fetch(of_b, k + depth);
+        multiply(a[buffer], b[buffer]);
+    }
+
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const std::int64_t row = first_row + y + i / 4 * 64 + i % 4;
+        if (row >= product.rows) break;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int column = first_column + x + half * 64;
+            if (column >= product.out_channels) continue;
+            Quad<X> out;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const float bias = product.bias ? to_float(product.bias[column + j]) : 0;
+                out[j] = from_float<X>(sums[i][half * 4 + j] + bias);
+            }
+            store_quad(product.out + row * product.out_channels + column, out);
+        }
+    }
+}
+
+// ---- bf16, tensor cores ----
+
+namespace detail {
+
+// A tile of an operand in shared memory: 128 rows of 32 channels, in chunks of 8 (16 bytes). Two rows make the 128 bytes
+// that all banks together deliver. Where a chunk lies is mixed with the number of its pair of rows, so that the 8 rows
+// that ldmatrix reads at a time, at one place in each, are on different banks. Rows a multiple of 8 apart are mixed alike:
+// their places differ by whole rows, and a thread works out one place for all its rows.
+inline constexpr int tile_depth = 32;
+inline constexpr int tile_elements = matmul_tile * tile_depth;
+inline constexpr int tensor_threads = 128;
+
+struct Swizzled {
+    __device__ __forceinline__ int operator()(int row, int chunk) const {
+        return row * tile_depth + ((chunk ^ (row / 2 % 4)) * 8);
+    }
+};
+
+// What a warp holds of 16 channels: 64 rows of `in` and 64 of `weight`, as mma wants them.
+struct Fragments {
+    std::uint32_t a[4][4];  // 16 rows each
+    std::uint32_t b[4][4];  // two times 8 columns each
+};
+
+// The four warps of a block share its tile as a square.
+__device__ __forceinline__ int warp_row() { return static_cast<int>(threadIdx.x) / 64 * 64; }
+__device__ __forceinline__ int warp_column() { return static_cast<int>(threadIdx.x) / 32 % 2 * 64; }
+
+// `step` counts 16 channels.
+template <class Place>
+__device__ __forceinline__ void load_fragments(Fragments& f, const bf16* a, const bf16* b, int step,
+                                               Place place) {
+    const int lane = static_cast<int>(threadIdx.x) % warp_threads;
+    const bf16* const of_a = a + place(warp_row() + lane % 16, step * 2 + lane / 16);
+    const bf16* const of_b = b + place(warp_column() + lane % 8 + lane / 16 * 8, step * 2 + lane / 8 % 2);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) ldmatrix_x4(f.a[i], of_a + i * 16 * tile_depth);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) ldmatrix_x4(f.b[j], of_b + j * 16 * tile_depth);
+}
+
+using Sums = float[4][8][4];  // of 16 rows and 8 columns each
+
+__device__ __forceinline__ void multiply(Sums& sums, const Fragments& f) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            const std::uint32_t b[2] = {f.b[j / 2][j % 2 * 2], f.b[j / 2][j % 2 * 2 + 1]};
+            mma_m16n8k16(sums[i][j], f.a[i], b);
+        }
+    }
+}
+
+// Four lanes fetch a row of a tile, and a thread every 32nd row.
+__device__ __forceinline__ int fetched_row() { return static_cast<int>(threadIdx.x) / 4; }
+__device__ __forceinline__ int fetched_chunk() { return static_cast<int>(threadIdx.x) % 4; }
+
+// Starts copying the tile that begins with channel k; zeros stand for what is past the last row or channel.
+__device__ __forceinline__ void copy_tile_async(bf16* tile, const RowsOfThread<bf16>& of, int k,
+                                                int channels) {
+    bf16* const to = tile + Swizzled{}(fetched_row(), fetched_chunk());
+    const bool inside = k + fetched_chunk() * 8 < channels;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        copy_async_16(to + i * 32 * tile_depth, of.from + k + i * std::int64_t{32} * channels,
+                      inside && i * 32 < of.left);
+    }
+}
+
+// A warp's sums, with bias and rounded, through shared memory (64x64 elements of its own) to `out`: as mma leaves them
+// a lane would store 4 bytes here and there; from there it stores 16, and eight lanes a whole row of 128 bytes.
+__device__ __forceinline__ void store_sums(const MatmulForward<bf16>& product, const MatmulTile& tile,
+                                           const Sums& sums, bf16* staging) {
+    const int lane = static_cast<int>(threadIdx.x) % warp_threads;
+    const auto place = [](int row, int chunk) { return row * 64 + ((chunk ^ (row % 8)) * 8); };
+    const int first_column = tile.column + warp_column();
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        const int column = first_column + j * 8 + lane % 4 * 2;
+        float bias[2] = {0, 0};
+        if (product.bias && column < product.out_channels) {
+            bias[0] = to_float(product.bias[column]);
+            bias[1] = to_float(product.bias[column + 1]);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const std::uint32_t pair =
+                    pack_bf16(sums[i][j][half * 2] + bias[0], sums[i][j][half * 2 + 1] + bias[1]);
+                bf16* const to = staging + place(i * 16 + half * 8 + lane / 4, j) + lane % 4 * 2;
+                *reinterpret_cast<std::uint32_t*>(to) = pair;
+            }
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+        const int row = i * 4 + lane / 8, chunk = lane % 8;
+        const std::int64_t out_row = tile.row + warp_row() + row;
+        const int column = first_column + chunk * 8;
+        if (out_row < product.rows && column < product.out_channels) {
+            store(product.out + out_row * product.out_channels + column, load(staging + place(row, chunk)));
+        }
+    }
+}
+
+}  // namespace detail
+
+// Shared memory of kernel6.
+constexpr std::size_t matmul_pipeline_bytes(int stages) {
+    return SharedAllocator::bytes<bf16>(static_cast<std::size_t>(stages) * 2 * detail::tile_elements);
+}
+
+// `stages` tiles of both operands are in shared memory: one is computed with, the others are on their way. Within a tile,
+// the fragments of the next 16 channels are loaded while the tensor cores work on these.
+template <int stages>
+__global__ void __launch_bounds__(detail::tensor_threads, 2)
+    matmul_forward_kernel6(MatmulForward<bf16> product) {
+    using namespace detail;
+    SharedAllocator shared;
+    bf16* const pipeline = shared.take<bf16>(stages * 2 * tile_elements);
+    const MatmulTile tile = matmul_tile_of_block(product);
+    const int tiles = blocks_for(product.in_channels, tile_depth);
+
+    const RowsOfThread<bf16> of_a(product.in, tile.row, product.rows, product.in_channels, fetched_row(),
+                                  fetched_chunk() * 8);
+    const RowsOfThread<bf16> of_b(product.weight, tile.column, product.out_channels, product.in_channels,
+                                  fetched_row(), fetched_chunk() * 8);
+
+    const auto fetch = [&](int t) {
+        if (t < tiles) {
+            bf16* const stage = pipeline + t % stages * 2 * tile_elements;
+            copy_tile_async(stage, of_a, t * tile_depth, product.in_channels);
+            copy_tile_async(stage + tile_elements, of_b, t * tile_depth, product.in_channels);
+        }
+        copy_async_commit();  // an empty group too, so that waits count the same everywhere
+    };
+    const auto load_step = [&](Fragments& fragments, int t, int step) {
+        const bf16* const stage = pipeline + t % stages * 2 * tile_elements;
+        load_fragments(fragments, stage, stage + tile_elements, step, Swizzled{});
+    };
+    // All but the newest stages - 2 tiles have arrived, for all threads.
+    const auto wait = [] {
+        copy_async_wait<stages - 2>();
+        __syncthreads();
+    };
+
+    for (int t = 0; t < stages - 1; ++t) fetch(t);
+    wait();
+    Fragments fragments[2];
+    load_step(fragments[0], 0, 0);
+    Sums sums = {};
+    for (int t = 0; t < tiles; ++t) {
+        load_step(fragments[1], t, 1);
+        // Into the stage of tile t - 1, which all have read: they have passed the barrier below since.
+        fetch(t + stages - 1);
+        multiply(sums, fragments[0]);
+        wait();
+        load_step(fragments[0], t + 1, 0);  // after the last tile this is old memory, and not used
+        multiply(sums, fragments[1]);
+    }
+    __syncthreads();  // the pipeline has been read: its memory serves for the way out
+    store_sums(product, tile, sums, pipeline + static_cast<int>(threadIdx.x) / warp_threads * 64 * 64);
+}
+
+// Without pre_gelu of ops.h: GELU of the rounded product gives the same bits in a launch of its own.
+template <class X>
+void matmul_forward(const LaunchContext& on, X* out, const X* in, const X* weight, const X* bias,
+                    std::int64_t rows, int out_channels, int in_channels) {
+    check(in_channels % Packed<X>::size == 0 && out_channels % Packed<X>::size == 0,
+          "matmul: channels are not a multiple of 16 bytes");
+    const MatmulForward<X> product{out, in, weight, bias, rows, out_channels, in_channels};
+    if constexpr (std::is_same_v<X, float>) {
+        launch(on, matmul_forward_kernel3<float>, matmul_blocks(product), 256, 0, product);
+    } else {
+        // Four stages where two blocks of four fit a multiprocessor, three elsewhere.
+        const bool four = 2 * (matmul_pipeline_bytes(4) + 1024) <= on.chip.shared_bytes_per_multiprocessor;
+        launch(on, four ? matmul_forward_kernel6<4> : matmul_forward_kernel6<3>, matmul_blocks(product),
+               detail::tensor_threads, matmul_pipeline_bytes(four ? 4 : 3), product);
+    }
+}
+
+}  // namespace llmc::cuda

@@ -1,0 +1,287 @@
+// AdamW's kernel: the bits of the CPU device, what must be left alone, and random rounding.
+#include "llmc/device/cuda/adamw.cuh"
+
+#include <cstring>
+#include <optional>
+
+#include "test/kernels/kernel_test.h"
+
+namespace kernel_test {
+namespace {
+
+using llmc::AdamWSegment;
+using llmc::AdamWStep;
+using llmc::cuda::AdamWCoefficients;
+using llmc::cuda::StochasticRounding;
+
+// Those of all tests, and one multiprocessor, whose blocks go over many tiles.
+std::vector<LaunchContext> contexts() {
+    auto all = launch_contexts();
+    all.push_back(all.front());
+    all.back().chip.multiprocessors = 1;
+    return all;
+}
+
+// Tensors that end anywhere (in whole quads) and begin at multiples of 128 elements, as in a unit; the buffer goes on
+// after the last.
+const std::vector<std::vector<AdamWSegment>> layouts = {
+    {{0, 8, 0}, {128, 260, 0.1}},
+    {{0, 4, 0.1}},
+    {{128, 131072, 0.01}},
+    {{0, 40, 0},
+     {128, 168, 0},
+     {256, 5056, 0.1},
+     {5120, 5240, 0},
+     {5248, 6848, 0.1},
+     {6912, 6912, 0.1},
+     {6912, 6952, 0},
+     {7040, 20000, 0.3}},
+};
+
+const AdamWStep ordinary_step{
+    .step = 3, .learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .max_grad_norm = 1};
+
+template <class X>
+struct Unit {
+    explicit Unit(std::int64_t n)
+        : elements(n), parameters(n), w(n), m(n), v(n), gradients(n), norm_squared(1), coefficients(1) {}
+
+    void draw(std::uint64_t from) {
+        Draw draw(from);
+        draw.normal(w, 0.02);
+        draw.normal(m, 0.1);
+        draw.normal(v, 0.1);
+        for (std::int64_t i = 0; i < elements; ++i) v[i] *= v[i];
+        draw.normal(gradients, 1);
+        for (std::int64_t i = 0; i < elements; ++i) parameters[i] = llmc::cuda::from_float<X>(w[i]);
+        norm_squared[0] = 7.5;
+    }
+
+    void update(const LaunchContext& on, const std::vector<AdamWSegment>& segments, const AdamWStep& step,
+                const std::optional<StochasticRounding>& rounding = {}) {
+        coefficients[0] = llmc::cuda::adamw_coefficients(step);
+        llmc::cuda::adamw(on, parameters.data(), w.data(), m.data(), v.data(), gradients.data(),
+                          norm_squared.data(), coefficients.data(), segments, rounding);
+        synchronize();
+        if constexpr (std::is_same_v<X, float>) parameters.copy_from(w);
+    }
+
+    void update_on_cpu(const std::vector<AdamWSegment>& segments, const AdamWStep& step) {
+        const llmc::Tensor master = tensor(w, {elements});
+        const bool own_master = !std::is_same_v<X, float>;
+        cpu().adamw(own_master ? tensor(parameters, {elements}) : master, master, tensor(m, {elements}),
+                    tensor(v, {elements}), tensor(gradients, {elements}), tensor(norm_squared, {1}), segments,
+                    step);
+        if constexpr (std::is_same_v<X, float>) parameters.copy_from(w);
+    }
+
+    // Of bits.
+    void expect_same(const Unit& other) const {
+        Comparison comparison;
+        for (std::int64_t i = 0; i < elements; ++i) {
+            comparison.see_equal("m", i, m[i], other.m[i]);
+            comparison.see_equal("v", i, v[i], other.v[i]);
+            comparison.see_equal("w", i, w[i], other.w[i]);
+            comparison.see_equal("parameters", i, to_float(parameters[i]), to_float(other.parameters[i]));
+        }
+        EXPECT_TRUE(comparison.good()) << comparison.first_failure();
+    }
+
+    std::int64_t elements;
+    Array<X> parameters;
+    Array<float> w, m, v, gradients;
+    Array<double> norm_squared;
+    Array<AdamWCoefficients> coefficients;
+};
+
+template <class X>
+class AdamW : public Kernels<X> {};
+TYPED_TEST_SUITE(AdamW, Dtypes);
+
+TYPED_TEST(AdamW, GivesTheBitsOfTheCpu) {
+    for (const auto& on : contexts()) {
+        for (const auto& segments : shapes(layouts)) {
+            const std::int64_t elements = segments.back().end + 128;
+            Unit<TypeParam> unit(elements), expected(elements);
+            unit.draw(seed());
+            expected.draw(seed());
+            // The first step divides by the smallest corrections; no clipping; a late step, of which they are 1.
+            for (const auto& [step, max_grad_norm] : {std::pair{1, 1.0}, {2, 0.0}, {100000, 2.0}}) {
+                AdamWStep at = ordinary_step;
+                at.step = step;
+                at.max_grad_norm = max_grad_norm;
+                unit.update(on, segments, at);
+                expected.update_on_cpu(segments, at);
+            }
+            unit.expect_same(expected);
+        }
+    }
+}
+
+TYPED_TEST(AdamW, LeavesAllAloneIfTheNormIsNotFinite) {
+    for (const double norm_squared : {HUGE_VAL, std::nan("")}) {
+        Unit<TypeParam> unit(512), before(512);
+        unit.draw(seed());
+        before.draw(seed());
+        unit.norm_squared[0] = norm_squared;
+        unit.update(launch_contexts().front(), {{0, 512, 0.1}}, ordinary_step);
+        unit.expect_same(before);
+    }
+}
+
+TYPED_TEST(AdamW, GivesTheSameBitsTwice) {
+    Unit<TypeParam> unit(4096), again(4096);
+    for (Unit<TypeParam>* each : {&unit, &again}) {
+        each->draw(seed());
+        each->update(launch_contexts().back(), {{0, 4096, 0.1}}, ordinary_step);
+    }
+    unit.expect_same(again);
+}
+
+// ---- random rounding ----
+
+// Philox4x32-10 from its paper: ten rounds of two products, whose halves are crossed and mixed with a key that grows by
+// the golden ratio and by sqrt(3) - 1.
+std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::array<std::uint32_t, 2> key) {
+    for (int round = 0; round < 10; ++round) {
+        const std::uint64_t a = std::uint64_t{0xD2511F53} * counter[0];
+        const std::uint64_t b = std::uint64_t{0xCD9E8D57} * counter[2];
+        counter = {static_cast<std::uint32_t>(b >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(b),
+                   static_cast<std::uint32_t>(a >> 32) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(a)};
+        key = {key[0] + 0x9E3779B9, key[1] + 0xBB67AE85};
+    }
+    return counter;
+}
+
+// Bits 0 ... 15 are cut off; they are added to as the random bits say.
+float rounded_at_random(float x, const StochasticRounding& rounding, std::uint64_t step, std::int64_t i) {
+    const auto element = static_cast<std::uint64_t>(rounding.first_element + i);
+    const auto random =
+        philox({static_cast<std::uint32_t>(element / 4), static_cast<std::uint32_t>(element / 4 >> 32),
+                static_cast<std::uint32_t>(step), static_cast<std::uint32_t>(step >> 32)},
+               {static_cast<std::uint32_t>(rounding.seed),
+                static_cast<std::uint32_t>(rounding.seed >> 32)})[element % 4];
+    std::uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    bits = (bits + (random >> 16)) & 0xffff0000u;
+    std::memcpy(&x, &bits, sizeof bits);
+    return x;
+}
+
+TEST(AdamWRounding, IsPhiloxOfSeedStepAndElement) {
+    const std::vector<AdamWSegment> segments = {{0, 8, 0}, {128, 1028, 0.1}};
+    for (const auto& on : launch_contexts()) {
+        const StochasticRounding rounding{seed() * 0x9E3779B97F4A7C15u, (std::int64_t{5} << 33) + 1024};
+        AdamWStep step = ordinary_step;
+        step.step = (std::int64_t{1} << 32) + 7;
+        Unit<bf16> unit(1152), expected(1152);
+        unit.draw(seed());
+        expected.draw(seed());
+        unit.update(on, segments, step, rounding);
+        expected.update_on_cpu(segments, step);
+        for (const AdamWSegment& segment : segments) {
+            for (std::int64_t i = segment.begin; i < segment.end; ++i) {
+                expected.parameters[i] = llmc::cuda::from_float<bf16>(
+                    rounded_at_random(expected.w[i], rounding, static_cast<std::uint64_t>(step.step), i));
+            }
+        }
+        unit.expect_same(expected);
+    }
+}
+
+// A rank that holds a shard rounds it as one that holds all does.
+TEST(AdamWRounding, DoesNotDependOnShards) {
+    const auto on = launch_contexts().front();
+    Unit<bf16> whole(2048), upper(1024);
+    whole.draw(seed());
+    for (std::int64_t i = 0; i < 1024; ++i) {
+        upper.w[i] = whole.w[1024 + i];
+        upper.m[i] = whole.m[1024 + i];
+        upper.v[i] = whole.v[1024 + i];
+        upper.gradients[i] = whole.gradients[1024 + i];
+    }
+    upper.norm_squared[0] = whole.norm_squared[0];
+    whole.update(on, {{0, 2048, 0.1}}, ordinary_step, StochasticRounding{seed(), 4096});
+    upper.update(on, {{0, 1024, 0.1}}, ordinary_step, StochasticRounding{seed(), 4096 + 1024});
+    for (std::int64_t i = 0; i < 1024; ++i) {
+        EXPECT_EQ(to_float(upper.parameters[i]), to_float(whole.parameters[1024 + i])) << i;
+    }
+}
+
+// Weights that an update leaves as they are, so that only rounding is seen.
+void round_weights(Unit<bf16>& unit, std::int64_t step, std::uint64_t from) {
+    unit.m.fill(0);
+    unit.v.fill(1);
+    unit.gradients.fill(0);
+    unit.norm_squared[0] = 1;
+    AdamWStep at = ordinary_step;
+    at.step = step;
+    unit.update(launch_contexts().front(), {{0, unit.elements, 0}}, at, StochasticRounding{from, 0});
+}
+
+TEST(AdamWRounding, IsUnbiased) {
+    constexpr std::int64_t elements = 1 << 13;
+    constexpr int steps = 8;
+    for (const float part : {0.03125f, 0.3f, 0.5f, 0.9f}) {
+        for (const float base : {1.0f, -1.0f}) {
+            constexpr float ulp = 0x1p-7f;  // of bf16 in [1, 2)
+            const float weight = base * (1 + part * ulp);
+            Unit<bf16> unit(elements);
+            double away = 0;
+            for (int step = 1; step <= steps; ++step) {
+                unit.w.fill(weight);
+                round_weights(unit, step, seed());
+                for (std::int64_t i = 0; i < elements; ++i) {
+                    const float rounded = to_float(unit.parameters[i]);
+                    ASSERT_TRUE(rounded == base || rounded == base * (1 + ulp)) << rounded;
+                    away += rounded != base;
+                }
+            }
+            // The deviation of a mean of n yes-or-no draws; six of them once in 5e8.
+            const double n = double{elements} * steps;
+            const double exact = (std::fabs(weight) - 1) / ulp;
+            EXPECT_NEAR(away / n, exact, 6 * std::sqrt(exact * (1 - exact) / n)) << part;
+        }
+    }
+}
+
+TEST(AdamWRounding, ChangesWithSeedAndStep) {
+    constexpr std::int64_t elements = 1024;
+    const auto rounded = [&](std::int64_t step, std::uint64_t from) {
+        Unit<bf16> unit(elements);
+        unit.w.fill(1 + 0.5f * 0x1p-7f);
+        round_weights(unit, step, from);
+        std::vector<float> values;
+        for (std::int64_t i = 0; i < elements; ++i) values.push_back(to_float(unit.parameters[i]));
+        return values;
+    };
+    const auto first = rounded(1, seed());
+    EXPECT_EQ(rounded(1, seed()), first);
+    EXPECT_NE(rounded(2, seed()), first);
+    EXPECT_NE(rounded(1, seed() + 1), first);
+}
+
+TEST(AdamWRounding, KeepsWhatNeedsNone) {
+    Unit<bf16> unit(16);
+    const float values[] = {0.0f, -0.0f, 1.0f, -1.5f, 0x1p-126f, 0x1.fep127f, INFINITY, -INFINITY};
+    for (int i = 0; i < 16; ++i) unit.w[i] = values[i % 8];
+    unit.w[15] = NAN;
+    round_weights(unit, 1, seed());
+    for (int i = 0; i < 15; ++i) EXPECT_EQ(to_float(unit.parameters[i]), values[i % 8]) << i;
+    EXPECT_TRUE(std::isnan(to_float(unit.parameters[15])));
+}
+
+TEST(AdamWRounding, RefusesWhatItCannotDo) {
+    Unit<bf16> unit(64);
+    unit.draw(seed());
+    const auto on = launch_contexts().front();
+    EXPECT_THROW(unit.update(on, {{0, 6, 0}}, ordinary_step), llmc::ProgrammingError);
+    EXPECT_THROW(unit.update(on, {{8, 16, 0}, {0, 8, 0}}, ordinary_step), llmc::ProgrammingError);
+    EXPECT_THROW(unit.update(on, std::vector<AdamWSegment>(17, {0, 0, 0}), ordinary_step),
+                 llmc::ProgrammingError);
+    EXPECT_THROW(unit.update(on, {{0, 64, 0}}, ordinary_step, StochasticRounding{1, 2}),
+                 llmc::ProgrammingError);
+}
+
+}  // namespace
+}  // namespace kernel_test

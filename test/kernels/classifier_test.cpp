@@ -1,0 +1,156 @@
+// The classifier's kernel against the CPU device.
+#include "llmc/device/cuda/classifier.cuh"
+
+#include <algorithm>
+
+#include "test/kernels/kernel_test.h"
+
+namespace kernel_test {
+namespace {
+
+// With one multiprocessor a block does many rows, and copies each while it writes the one before.
+struct Shape {
+    std::int64_t rows;
+    int vocabulary;
+    int columns;
+    int multiprocessors;
+};
+// A row of 50257 fp32 fits the shared memory of sm_90 only, one of 50257 bf16 that of all.
+const std::vector<Shape> classifier_shapes = {
+    {40, 300, 384, 1}, {4, 37, 128, 108}, {1, 1, 128, 1}, {5, 128, 128, 108}, {6, 50257, 50304, 1}};
+
+template <class X>
+class Classifier : public Kernels<X> {};
+TYPED_TEST_SUITE(Classifier, Dtypes);
+
+template <class X>
+struct Problem {
+    Problem(const Shape& shape, Draw& draw)
+        : rows(shape.rows),
+          vocabulary(shape.vocabulary),
+          columns(shape.columns),
+          logits(rows * columns),
+          targets(rows) {
+        draw.normal(logits, 2);
+        draw.below(targets, vocabulary);
+        // Among them neighbours in a block's sequence of rows, and the first.
+        for (const std::int64_t row : {rows / 2, rows / 2 + 1, rows - 1}) {
+            if (row > 1 && row < rows) targets[row] = llmc::ignored_target;
+        }
+        if (rows == 5) targets[0] = llmc::ignored_target;
+        for (std::int64_t row = 0; row < rows; ++row) {
+            for (int v = vocabulary; v < columns; ++v)
+                logits[row * columns + v] = llmc::cuda::from_float<X>(99);
+        }
+    }
+
+    std::int64_t rows;
+    int vocabulary, columns;
+    Array<X> logits;
+    Array<std::int32_t> targets;
+};
+
+template <class X>
+void run(LaunchContext on, const Shape& shape, const Problem<X>& problem, Array<X>& logits,
+         Array<float>& losses, float scale, bool write_dlogits) {
+    on.chip.multiprocessors = shape.multiprocessors;
+    logits.copy_from(problem.logits);
+    losses.clear();
+    llmc::cuda::fused_classifier(on, logits.data(), losses.data(), problem.targets.data(), problem.rows,
+                                 problem.columns, problem.vocabulary, scale, write_dlogits);
+    synchronize();
+}
+
+TYPED_TEST(Classifier, LossesAndGradient) {
+    using X = TypeParam;
+    const float scale = 0.3f;
+    for (const Shape& shape : shapes(classifier_shapes)) {
+        Draw draw(seed());
+        Problem<X> problem(shape, draw);
+        const std::int64_t rows = shape.rows, columns = shape.columns;
+        Array<X> expected(rows * columns), logits(rows * columns);
+        Array<float> expected_losses(rows), losses(rows);
+        expected.copy_from(problem.logits);
+        cpu().fused_classifier(tensor(expected, {rows, columns}), tensor(expected_losses, {rows}),
+                               tensor(problem.targets, {rows}), shape.vocabulary, scale, true);
+        for (const auto& on : launch_contexts()) {
+            run(on, shape, problem, logits, losses, scale, true);
+            // As in dev/classifier.cu: sums of `length` additions, at most one in 4 with a rescaling; terms with an
+            // error of their own. Logits are below 2 * 6 in size, so that their differences are below 24. Both
+            // devices have the errors.
+            const double u = lab::unit_roundoff<float>, length = shape.vocabulary / 32.0 + 18;
+            const double term_error = (4 + 2 * 24) * u;
+            const double sum_error = 2.25 * length * u + 2 * u + term_error;
+            Comparison comparison;
+            for (std::int64_t row = 0; row < rows; ++row) {
+                comparison.see("losses", row, losses[row], expected_losses[row],
+                               2 * (sum_error + 4 * u * (12 + 12 + std::log(shape.vocabulary) + 1)));
+                for (std::int64_t i = row * columns; i < (row + 1) * columns; ++i) {
+                    const double d = to_float(expected[i]);
+                    const bool is_target = i - row * columns == problem.targets[row];
+                    const double p = d + (is_target ? double{scale} : 0.0);  // times scale
+                    const double error = (sum_error + term_error) * std::fabs(p) + 4 * u * std::fabs(d);
+                    comparison.see("dlogits", i, to_float(logits[i]), d, twice_rounded<X>(d, error));
+                    if (d == 0) comparison.see_equal("zeros", i, to_float(logits[i]), 0);
+                }
+            }
+            EXPECT_TRUE(comparison.good()) << comparison.first_failure();
+        }
+    }
+}
+
+TYPED_TEST(Classifier, LossesAloneLeaveTheLogits) {
+    using X = TypeParam;
+    for (const Shape& shape : shapes(classifier_shapes)) {
+        Draw draw(seed());
+        Problem<X> problem(shape, draw);
+        Array<X> logits(problem.logits.size()), written(problem.logits.size());
+        Array<float> losses(shape.rows), with_gradient(shape.rows);
+        for (const auto& on : launch_contexts()) {
+            run(on, shape, problem, written, with_gradient, 1, true);
+            run(on, shape, problem, logits, losses, 1, false);
+            EXPECT_EQ(std::memcmp(logits.data(), problem.logits.data(), logits.bytes()), 0);
+            EXPECT_EQ(std::memcmp(losses.data(), with_gradient.data(), losses.bytes()), 0);
+        }
+    }
+}
+
+TYPED_TEST(Classifier, SameBitsFromRunToRun) {
+    using X = TypeParam;
+    for (const Shape& shape : shapes(classifier_shapes)) {
+        Draw draw(seed());
+        Problem<X> problem(shape, draw);
+        Array<X> first(problem.logits.size()), second(problem.logits.size());
+        Array<float> first_losses(shape.rows), second_losses(shape.rows);
+        const auto on = launch_contexts().front();
+        run(on, shape, problem, first, first_losses, 1, true);
+        run(on, shape, problem, second, second_losses, 1, true);
+        EXPECT_EQ(std::memcmp(first.data(), second.data(), first.bytes()), 0);
+        EXPECT_EQ(std::memcmp(first_losses.data(), second_losses.data(), first_losses.bytes()), 0);
+    }
+}
+
+// exp of the largest alone would overflow; a logit of minus infinity has probability 0, also where a thread sees
+// nothing else.
+TYPED_TEST(Classifier, ExtremeLogits) {
+    using X = TypeParam;
+    constexpr int vocabulary = 300, columns = 384;
+    Array<X> logits(columns);
+    Array<float> losses(1);
+    Array<std::int32_t> targets(1);
+    targets[0] = 299;
+    for (int v = 0; v < columns; ++v) logits[v] = llmc::cuda::from_float<X>(-INFINITY);
+    logits[150] = llmc::cuda::from_float<X>(1024);
+    logits[299] = llmc::cuda::from_float<X>(1024);
+    llmc::cuda::fused_classifier(launch_contexts().front(), logits.data(), losses.data(), targets.data(), 1,
+                                 columns, vocabulary, 1, true);
+    synchronize();
+    EXPECT_NEAR(losses[0], std::log(2.0), 1024 * 4 * lab::unit_roundoff<float>);
+    for (int v = 0; v < columns; ++v) {
+        const float expected = v == 150 ? 0.5f : v == 299 ? -0.5f : 0.0f;
+        EXPECT_EQ(to_float(logits[v]), expected) << v;
+    }
+}
+
+}  // namespace
+}  // namespace kernel_test

@@ -1,0 +1,183 @@
+// Casts, fills, sums and the test for NaN and infinity, against the CPU device: at lengths that are no multiple of
+// anything, at addresses that are no multiple of 16 bytes, and not an element further.
+#include "llmc/device/cuda/elementwise.cuh"
+
+#include <bit>
+#include <cstring>
+
+#include "test/kernels/kernel_test.h"
+
+namespace kernel_test {
+namespace {
+
+// Those of all tests, and one multiprocessor, whose blocks go over many pieces.
+std::vector<LaunchContext> contexts() {
+    auto all = launch_contexts();
+    all.push_back(all.front());
+    all.back().chip.multiprocessors = 1;
+    return all;
+}
+
+struct Piece {
+    std::int64_t elements;
+    std::int64_t offset;  // of its first element from an address that is a multiple of 256
+};
+const std::vector<Piece> pieces = {{37, 0}, {1, 0}, {3, 1}, {4096, 0}, {4099, 3}, {100003, 0}, {100000, 8}};
+
+// A piece in the middle of memory that must stay as it is.
+template <class T>
+struct Guarded {
+    static constexpr std::int64_t margin = 32;
+
+    explicit Guarded(const Piece& piece)
+        : elements(piece.elements), begin(margin + piece.offset), all(begin + elements + margin) {}
+
+    T* data() { return all.data() + begin; }
+    T& operator[](std::int64_t i) { return all[begin + i]; }
+    llmc::Tensor on_cpu() { return tensor(all, {all.size()}).flat(begin, elements); }
+
+    // Compares bits, except those of a NaN.
+    void expect_same(const Guarded& other) const {
+        for (std::int64_t i = 0; i < all.size(); ++i) {
+            if (all[i] != all[i] && other.all[i] != other.all[i]) continue;
+            ASSERT_EQ(std::memcmp(&all[i], &other.all[i], sizeof(T)), 0) << i - begin << " of " << elements;
+        }
+    }
+
+    std::int64_t elements, begin;
+    Array<T> all;
+};
+
+// Any bits: denormal numbers, infinities and NaNs among them.
+void draw_bits(Guarded<float>& to, Draw& draw) {
+    for (std::int64_t i = 0; i < to.elements; ++i) {
+        to[i] = std::bit_cast<float>(static_cast<std::uint32_t>(draw.below(std::int64_t{1} << 32)));
+        if (i % 4 == 0) {  // halfway between two bf16
+            to[i] = std::bit_cast<float>((std::bit_cast<std::uint32_t>(to[i]) & 0xffff0000u) | 0x8000u);
+        }
+    }
+}
+void draw_bits(Guarded<bf16>& to, Draw& draw) {
+    for (std::int64_t i = 0; i < to.elements; ++i) {
+        to[i] = __ushort_as_bfloat16(static_cast<unsigned short>(draw.below(1 << 16)));
+    }
+}
+
+template <class X>
+class Elementwise : public Kernels<X> {};
+TYPED_TEST_SUITE(Elementwise, Dtypes);
+
+TYPED_TEST(Elementwise, Cast) {
+    using From = TypeParam;
+    using To = std::conditional_t<std::is_same_v<From, float>, bf16, float>;
+    Draw draw(seed());
+    for (const auto& on : contexts()) {
+        for (const Piece& piece : shapes(pieces)) {
+            Guarded<From> in(piece);
+            Guarded<To> out(piece), expected(piece);
+            draw_bits(in, draw);
+            llmc::cuda::cast(on, out.data(), in.data(), piece.elements);
+            synchronize();
+            cpu().cast(expected.on_cpu(), in.on_cpu());
+            out.expect_same(expected);
+        }
+    }
+}
+
+TYPED_TEST(Elementwise, Add) {
+    using X = TypeParam;
+    Draw draw(seed());
+    for (const auto& on : contexts()) {
+        for (const Piece& piece : shapes(pieces)) {
+            Guarded<X> a(piece), b(piece), out(piece), expected(piece);
+            draw_bits(a, draw);
+            draw_bits(b, draw);
+            cpu().add(expected.on_cpu(), a.on_cpu(), b.on_cpu());
+            llmc::cuda::add(on, out.data(), a.data(), b.data(), piece.elements);
+            synchronize();
+            out.expect_same(expected);
+            Guarded<X> onto_a(piece), onto_b(piece);
+            onto_a.all.copy_from(a.all);
+            onto_b.all.copy_from(b.all);
+            llmc::cuda::add(on, onto_a.data(), onto_a.data(), b.data(), piece.elements);
+            llmc::cuda::add(on, onto_b.data(), a.data(), onto_b.data(), piece.elements);
+            synchronize();
+            onto_a.expect_same(expected);
+            onto_b.expect_same(expected);
+        }
+    }
+}
+
+// Operands that lie differently to 16 bytes.
+TYPED_TEST(Elementwise, AddsWhereOneOperandIsMisaligned) {
+    using X = TypeParam;
+    Draw draw(seed());
+    Guarded<X> a({1000, 0}), b({1000, 1}), out({1000, 0}), expected({1000, 0});
+    draw_bits(a, draw);
+    draw_bits(b, draw);
+    cpu().add(expected.on_cpu(), a.on_cpu(), b.on_cpu());
+    llmc::cuda::add(launch_contexts().front(), out.data(), a.data(), b.data(), 1000);
+    synchronize();
+    out.expect_same(expected);
+}
+
+template <class T>
+void test_fill() {
+    for (const auto& on : contexts()) {
+        for (const Piece& piece : shapes(pieces)) {
+            Guarded<T> out(piece), expected(piece);
+            T value;
+            if constexpr (std::is_same_v<T, bf16>) {
+                value = llmc::cuda::from_float<bf16>(-2.6f);
+            } else {
+                value = static_cast<T>(-2.6f);
+            }
+            llmc::cuda::fill(on, out.data(), value, piece.elements);
+            synchronize();
+            cpu().fill(expected.on_cpu(), -2.6f);
+            out.expect_same(expected);
+        }
+    }
+}
+TYPED_TEST(Elementwise, Fill) { test_fill<TypeParam>(); }
+TEST(ElementwiseOther, FillDouble) { test_fill<double>(); }
+TEST(ElementwiseOther, FillInt) { test_fill<std::int32_t>(); }
+
+TYPED_TEST(Elementwise, AllFinite) {
+    using X = TypeParam;
+    Draw draw(seed());
+    Array<std::int32_t> flag(1);
+    const X largest = std::is_same_v<X, float> ? llmc::cuda::from_float<X>(0x1.fffffep127f)
+                                               : llmc::cuda::from_float<X>(0x1.fep127f);
+    const float not_finite[] = {NAN, INFINITY, -INFINITY, -NAN};
+    for (const auto& on : contexts()) {
+        for (const Piece& piece : shapes(pieces)) {
+            Guarded<X> x(piece);  // what lies around it is NaN
+            for (std::int64_t i = 0; i < piece.elements; ++i) {
+                x[i] = i % 3 == 0 ? largest : llmc::cuda::from_float<X>(i % 3 == 1 ? 0.0f : 0x1p-133f);
+            }
+            const auto finite = [&] {
+                flag.clear();
+                llmc::cuda::all_finite(on, flag.data(), x.data(), piece.elements);
+                synchronize();
+                return flag[0];
+            };
+            EXPECT_EQ(finite(), 1) << piece.elements;
+            // Everywhere in a short piece, at the ends of a long one, and somewhere.
+            std::vector<std::int64_t> places = {0, piece.elements - 1, draw.below(piece.elements)};
+            for (std::int64_t i = 0; piece.elements < 100 && i < piece.elements; ++i) places.push_back(i);
+            for (const std::int64_t place : places) {
+                const X before = x[place];
+                x[place] = llmc::cuda::from_float<X>(not_finite[draw.below(4)]);
+                EXPECT_EQ(finite(), 0) << place << " of " << piece.elements;
+                x[place] = before;
+            }
+            EXPECT_EQ(finite(), 1) << piece.elements;
+            for (std::int64_t i = 0; i < piece.elements; ++i) x[i] = llmc::cuda::from_float<X>(NAN);
+            EXPECT_EQ(finite(), 0) << piece.elements;
+        }
+    }
+}
+
+}  // namespace
+}  // namespace kernel_test

@@ -1,0 +1,107 @@
+"""What the compiler says of the kernels: those of llmc/ have no stack frame and spill nothing, and none is missing."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+REPORT = pathlib.Path(os.environ["BUILD_DIR"], "nvcc/report.txt")
+READER = ROOT / "dev/lab/kernel_report.py"
+OF_LLMC = "_ZN4llmc4cuda"  # how the names of llmc::cuda begin
+CHIPS = {80, 86, 90}
+
+
+def cuda_compiler():
+    folder = subprocess.run([ROOT / "scripts/deps.sh", "cuda"], cwd=ROOT, capture_output=True, text=True, check=True)
+    compiler = ROOT / folder.stdout.strip() / "bin/nvcc"
+    if not compiler.exists():
+        pytest.skip("no nvcc here; `make deps` installs one")
+    return compiler
+
+
+def parse(text):
+    """{(chip, name): (registers, stack, spills, shared)}"""
+    kernels = {}
+    for line in text.splitlines():
+        chip, name, *figures = line.split()
+        kernels[int(chip), name] = tuple(map(int, figures))
+    return kernels
+
+
+@pytest.fixture(scope="module")
+def report():
+    cuda_compiler()
+    if not REPORT.exists():
+        pytest.skip("this build compiled no kernels (one with SANITIZE=1 does not)")
+    return parse(REPORT.read_text())
+
+
+def test_kernels_of_llmc_spill_nothing(report):
+    of_llmc = {key: figures for key, figures in report.items() if key[1].startswith(OF_LLMC)}
+    assert {chip for chip, _ in of_llmc} == CHIPS
+    spilling = [f"{name} on sm_{chip}: {stack} bytes of stack, {spills} of spills"
+                for (chip, name), (_, stack, spills, _) in of_llmc.items() if stack or spills]
+    assert not spilling, "\n".join(spilling)
+
+
+def test_no_kernel_of_llmc_is_missing(report):
+    declared = set()
+    for path in (ROOT / "llmc/device/cuda").glob("*.cuh"):
+        declared |= set(re.findall(r"__global__[^;{]*?\b(\w+)\(", re.sub(r"__launch_bounds__\([^)]*\)", "", path.read_text())))
+    assert declared
+    for chip in CHIPS:
+        reported = " ".join(name for of_chip, name in report if of_chip == chip)
+        missing = {name for name in declared if f"{len(name)}{name}" not in reported}
+        assert not missing, f"no lab in dev/ compiles {missing} for sm_{chip}"
+
+
+def test_the_best_variant_of_each_lab_is_llmcs(report):
+    """A lab includes llmc's kernel, whose number is one of its variants'."""
+    for path in sorted((ROOT / "dev").glob("*.cu")):
+        text = path.read_text()
+        assert '#include "llmc/device/cuda/' in text, path.name
+        own = set(re.findall(r"\b\w+_kernel(\d+)\(", text))
+        variants = set(re.findall(r"^ *(?:\.variants = \{)?\{(\d+), \"", text, re.M))
+        assert len(variants) >= 2, path.name
+        assert variants - own, f"{path.name}: no variant is left for llmc's kernel"
+
+
+# More values at a time than 32 registers hold.
+SPILLING = """
+__global__ void __launch_bounds__(1024, 2) spills(float* x) {
+    float v[64];
+#pragma unroll
+    for (int i = 0; i < 64; ++i) v[i] = x[i * 1024 + threadIdx.x];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 64; ++i) x[i * 1024 + threadIdx.x] = v[63 - i] * v[(i * 7) % 64];
+}
+__global__ void does_not(float* x) { x[threadIdx.x] = 0; }
+"""
+
+
+def test_a_spill_is_seen(tmp_path):
+    (tmp_path / "spills.cu").write_text(SPILLING)
+    log = subprocess.run([cuda_compiler(), "-cubin", "-arch=sm_80", "-Xptxas", "-v", "spills.cu"], cwd=tmp_path,
+                         capture_output=True, text=True, check=True)
+    (tmp_path / "spills.log").write_text(log.stderr)
+    text = subprocess.run([sys.executable, READER, tmp_path / "spills.log"], capture_output=True, text=True, check=True)
+    kernels = parse(text.stdout)
+    assert set(kernels) == {(80, "_Z6spillsPf"), (80, "_Z8does_notPf")}
+    registers, stack, spills, _ = kernels[80, "_Z6spillsPf"]
+    assert registers == 32 and stack > 0 and spills > 0
+    assert kernels[80, "_Z8does_notPf"][1:3] == (0, 0)
+
+
+def test_what_is_read_of_a_log(tmp_path):
+    (tmp_path / "log").write_text(
+        "ptxas info    : Compiling entry function 'k' for 'sm_90a'\n"
+        "ptxas info    : Function properties for k\n"
+        "    16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads\n"
+        "ptxas info    : Used 255 registers, used 1 barriers, 16 bytes cumulative stack size, 1024 bytes smem\n")
+    text = subprocess.run([sys.executable, READER, tmp_path / "log"], capture_output=True, text=True, check=True)
+    assert text.stdout == "90 k 255 16 20 1024\n"
