@@ -37,7 +37,15 @@ TYPED_TEST(BiasGradient, Accumulates) {
             }
             EXPECT_EQ(std::memcmp(dbias.data(), again.data(), dbias.bytes()), 0) << "from run to run";
 
-            Array<float> cpu_workspace(1 << 21);
+            const llmc::WorkspaceRequest request{.batch = 1,
+                                                 .sequence = rows,
+                                                 .channels = columns,
+                                                 .heads = 1,
+                                                 .largest_matmul_channels = columns,
+                                                 .head_rows = rows,
+                                                 .dtype = tensor(dout, {rows, columns}).dtype};
+            Array<float> cpu_workspace(
+                static_cast<std::int64_t>(cpu().workspace_bytes(request) / sizeof(float)));
             cpu().set_workspace(tensor(cpu_workspace, {cpu_workspace.size()}));
             expected.copy_from(before);
             cpu().matmul_backward({}, {}, tensor(expected, {columns}), tensor(dout, {rows, columns}),

@@ -59,19 +59,16 @@ TYPED_TEST(Encoder, Backward) {
 
             Array<std::byte> workspace(
                 static_cast<std::int64_t>(llmc::cuda::encoder_backward_workspace_bytes(rows, C)));
-            Array<float> dwte(in_wte), dwpe(in_wpe), dwte_again(in_wte), dwpe_again(in_wpe);
-            const auto run = [&](Array<float>& to_wte, Array<float>& to_wpe) {
-                to_wte.copy_from(dwte_before);
-                to_wpe.copy_from(dwpe_before);
+            Array<float> dwte(in_wte), dwpe(in_wpe);
+            const auto run = [&, B = B, T = T, C = C, V = V] {
+                dwte.copy_from(dwte_before);
+                dwpe.copy_from(dwpe_before);
                 workspace.clear();
-                llmc::cuda::encoder_backward(on, to_wte.data(), to_wpe.data(), dout.data(), tokens.data(), B,
-                                             T, C, V, workspace.data());
+                llmc::cuda::encoder_backward(on, dwte.data(), dwpe.data(), dout.data(), tokens.data(), B, T,
+                                             C, V, workspace.data());
                 synchronize();
             };
-            run(dwte, dwpe);
-            run(dwte_again, dwpe_again);
-            EXPECT_EQ(std::memcmp(dwte.data(), dwte_again.data(), dwte.bytes()), 0) << "from run to run";
-            EXPECT_EQ(std::memcmp(dwpe.data(), dwpe_again.data(), dwpe.bytes()), 0) << "from run to run";
+            run();
 
             expected_dwte.copy_from(dwte_before);
             expected_dwpe.copy_from(dwpe_before);
@@ -94,6 +91,14 @@ TYPED_TEST(Encoder, Backward) {
                 comparison.see("dwpe", i, dwpe[i], expected_dwpe[i], bound(i < T * C ? B : 1e-9));
             }
             EXPECT_TRUE(comparison.good()) << comparison.first_failure();
+
+            if (on.chip.architecture != launch_contexts().front().chip.architecture) continue;
+            Array<float> first_dwte(in_wte), first_dwpe(in_wpe);
+            first_dwte.copy_from(dwte);
+            first_dwpe.copy_from(dwpe);
+            run();
+            EXPECT_EQ(std::memcmp(dwte.data(), first_dwte.data(), dwte.bytes()), 0) << "from run to run";
+            EXPECT_EQ(std::memcmp(dwpe.data(), first_dwpe.data(), dwpe.bytes()), 0) << "from run to run";
         }
     }
 }
@@ -104,10 +109,11 @@ TEST(EncoderOrder, IsStable) {
     struct OrderShape {
         int rows, vocabulary;
     };
-    for (const auto& on : launch_contexts()) {
-        // The fourth needs more shared memory than sm_86 has for as many warps as there could be.
-        for (const auto& [rows, V] :
-             shapes<OrderShape>({{70, 7}, {1, 1}, {700, 50257}, {500, 1 << 20}, {300, 3}})) {
+    auto contexts = launch_contexts();
+    contexts.push_back(contexts.front());
+    contexts.back().chip.shared_bytes_per_block = 4 << 10;  // of a large vocabulary, the counts of one warp
+    for (const auto& on : contexts) {
+        for (const auto& [rows, V] : shapes<OrderShape>({{70, 7}, {1, 1}, {700, 50257}, {300, 3}})) {
             Draw draw(seed());
             Array<std::int32_t> tokens(rows), order(rows);
             draw.below(tokens, V);

@@ -230,7 +230,7 @@ __device__ __forceinline__ void add_to(float* to, const float (&sum)[n]) {
 // A warp adds up the rows of a tile, 16 bytes a lane, run by run. Nobody else adds to the rows of dwte whose runs lie
 // inside the tile.
 template <class X>
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(256, 3)
     encoder_backward_tiles_kernel4(float* dwte, float* partials, const X* dout, const std::int32_t* tokens,
                                    const std::int32_t* order, std::int64_t rows, int channels) {
     constexpr int pack = Packed<X>::size, loads = 4;
@@ -255,6 +255,7 @@ __global__ void __launch_bounds__(512, 2)
 
     float sum[pack] = {};
     bool first_run = true;
+#pragma unroll 1
     for (int first = 0; first <= last; first += loads) {
         Packed<X> pieces[loads];
 #pragma unroll
