@@ -26,7 +26,8 @@ using llmc::cuda::to_float;
 // Inputs are drawn afresh in each run; the seed is printed, and KERNEL_SEED repeats it.
 std::uint64_t seed();
 
-// Where to launch: the limits of sm_80, sm_86 and sm_90 on the executor, the GPU itself on a GPU.
+// Where to launch: the limits of sm_80, sm_86 and sm_90 on the executor (under ThreadSanitizer of sm_80 alone), the
+// GPU itself on a GPU.
 std::vector<LaunchContext> launch_contexts();
 void synchronize();
 
