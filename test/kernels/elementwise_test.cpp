@@ -158,7 +158,8 @@ TYPED_TEST(Elementwise, AllFinite) {
             }
             const auto finite = [&] {
                 flag.clear();
-                llmc::cuda::all_finite(on, flag.data(), x.data(), piece.elements);
+                llmc::cuda::all_finite(on, flag.data(), x.data(), piece.elements,
+                                       piece.elements < 100 ? 32 : 256);
                 synchronize();
                 return flag[0];
             };
