@@ -29,6 +29,16 @@ std::vector<LaunchContext> launch_contexts() {
 
 void synchronize() { lab::synchronize(); }
 
+#ifdef __CUDACC__
+UnreportedKernels::UnreportedKernels() {}
+UnreportedKernels::~UnreportedKernels() {}
+#else
+UnreportedKernels::UnreportedKernels() { simt::options().report.clear(); }
+UnreportedKernels::~UnreportedKernels() {
+    simt::options().report = simt::read_kernel_report(simt::kernel_report_path());
+}
+#endif
+
 llmc::Ops& cpu() {
     static const auto device = llmc::make_cpu_device(1);
     return device->ops();
