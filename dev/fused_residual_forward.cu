@@ -56,7 +56,8 @@ __device__ __forceinline__ void normalize_row(X* residual, X* out, float* mean, 
     }
     const float m = warp_sum(sum) / static_cast<float>(channels);
     float squares = 0;
-    for (int c = lane; c < channels; c += warp_threads) squares += (to_float(x[c]) - m) * (to_float(x[c]) - m);
+    for (int c = lane; c < channels; c += warp_threads)
+        squares += (to_float(x[c]) - m) * (to_float(x[c]) - m);
     const float r = rsqrtf(warp_sum(squares) / static_cast<float>(channels) + layernorm_epsilon);
     for (int c = lane; c < channels; c += warp_threads) {
         const float normalized = (to_float(x[c]) - m) * r;
@@ -161,8 +162,8 @@ class FusedResidualForward : public Problem {
                        in2, n);
                 return launch_rows(layernorm_of_residual_kernel1<X>);
             case 2:
-                launch(on, residual_forward_kernel2<X>, blocks(n, block_size * Packed<X>::size), block_size, 0,
-                       residual, in1, in2, n);
+                launch(on, residual_forward_kernel2<X>, blocks(n, block_size * Packed<X>::size), block_size,
+                       0, residual, in1, in2, n);
                 return layernorm_forward(on, out, mean, rstd, static_cast<const X*>(residual), gamma, beta,
                                          rows_, channels_, block_size);
             case 3:

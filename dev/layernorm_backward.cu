@@ -37,7 +37,8 @@ __global__ void layernorm_backward_rows_kernel1(X* din, const X* dout, const X* 
         sum_g += g;
         sum_gh += g * (to_float(x[c]) - mean[row]) * rstd[row];
     }
-    const float mean_g = sum_g / static_cast<float>(channels), mean_gh = sum_gh / static_cast<float>(channels);
+    const float mean_g = sum_g / static_cast<float>(channels),
+                mean_gh = sum_gh / static_cast<float>(channels);
     X* dx = din + row * channels;
     for (int c = 0; c < channels; ++c) {
         const float h = (to_float(x[c]) - mean[row]) * rstd[row];
@@ -128,9 +129,9 @@ __global__ void layernorm_backward_columns_kernel2(float* partials, const X* dou
 // A block does a row after the other. The same thread always has the same columns, so that their sums in shared memory
 // need no barrier.
 template <class X>
-__global__ void layernorm_backward_kernel3(X* din, float* partials, const X* dout, const X* in, const X* gamma,
-                                           const float* mean, const float* rstd, std::int64_t rows,
-                                           int channels) {
+__global__ void layernorm_backward_kernel3(X* din, float* partials, const X* dout, const X* in,
+                                           const X* gamma, const float* mean, const float* rstd,
+                                           std::int64_t rows, int channels) {
     const int first = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x);
     SharedAllocator shared;
     float* dgamma = shared.take<float>(static_cast<std::size_t>(channels));
@@ -165,9 +166,9 @@ __global__ void layernorm_backward_kernel3(X* din, float* partials, const X* dou
 }
 
 template <class X>
-__global__ void layernorm_backward_kernel4(X* din, float* partials, const X* dout, const X* in, const X* gamma,
-                                           const float* mean, const float* rstd, std::int64_t rows,
-                                           int channels) {
+__global__ void layernorm_backward_kernel4(X* din, float* partials, const X* dout, const X* in,
+                                           const X* gamma, const float* mean, const float* rstd,
+                                           std::int64_t rows, int channels) {
     constexpr int pack = Packed<X>::size;
     const int first = static_cast<int>(threadIdx.x) * pack, step = static_cast<int>(blockDim.x) * pack;
     SharedAllocator shared;
@@ -256,7 +257,9 @@ class LayerNormBackward : public Problem {
         float* partials = workspace_->data();
         const int most_blocks =
             static_cast<int>(workspace_bytes / sizeof(float)) / (2 * channels_);  // that write partials
-        const auto blocks = [](std::int64_t n, int size) { return static_cast<unsigned>(blocks_for<std::int64_t>(n, size)); };
+        const auto blocks = [](std::int64_t n, int size) {
+            return static_cast<unsigned>(blocks_for<std::int64_t>(n, size));
+        };
 
         switch (variant) {
             case 1:
@@ -271,8 +274,8 @@ class LayerNormBackward : public Problem {
                 const unsigned column_blocks = blocks(channels_, warp_threads);
                 const unsigned stretches =
                     std::min(blocks(rows_, warps), blocks(most_blocks, static_cast<int>(column_blocks)));
-                launch(on, layernorm_backward_columns_kernel2<X>, dim3(column_blocks, stretches), block_size, 0,
-                       partials, dout, in, mean, rstd, rows_, channels_);
+                launch(on, layernorm_backward_columns_kernel2<X>, dim3(column_blocks, stretches), block_size,
+                       0, partials, dout, in, mean, rstd, rows_, channels_);
                 return detail::add_layernorm_partials(on, dgamma, dbeta, partials,
                                                       static_cast<int>(stretches), channels_);
             }
@@ -307,7 +310,7 @@ class LayerNormBackward : public Problem {
         const auto columns = [&] { return std::vector<double>(static_cast<std::size_t>(channels_)); };
         auto dgamma = columns(), dbeta = columns(), dgamma_terms = columns(), dbeta_terms = columns();
         auto h = columns(), g = columns();
-        for (unsigned c = 0; c < channels; ++c) {
+        for (int c = 0; c < channels_; ++c) {
             dgamma[c] = dgamma_before_[c];
             dbeta[c] = dbeta_before_[c];
             dgamma_terms[c] = std::fabs(dgamma[c]);
@@ -317,8 +320,9 @@ class LayerNormBackward : public Problem {
             double sum_g = 0, sum_gh = 0, g_terms = 0, gh_terms = 0;
             for (int c = 0; c < channels_; ++c) {
                 const double d = to_float(dout_[row * channels_ + c]);
-                h[c] = (double{to_float(in_[row * channels_ + c])} - mean_[row]) * rstd_[row];  // 2 operations
-                g[c] = d * to_float(gamma_[c]);                                                 // 1
+                h[c] =
+                    (double{to_float(in_[row * channels_ + c])} - mean_[row]) * rstd_[row];  // 2 operations
+                g[c] = d * to_float(gamma_[c]);                                              // 1
                 sum_g += g[c];
                 sum_gh += g[c] * h[c];
                 g_terms += std::fabs(g[c]);

@@ -104,15 +104,16 @@ unsigned gelu_blocks(std::int64_t n, int block_threads) {
 // out, in X (n)
 template <class X>
 void gelu_forward(const LaunchContext& on, X* out, const X* in, std::int64_t n, int block_threads = 256) {
-    launch(on, gelu_forward_kernel3<X>, detail::gelu_blocks<X>(n, block_threads), block_threads, 0, out, in, n);
+    launch(on, gelu_forward_kernel3<X>, detail::gelu_blocks<X>(n, block_threads), block_threads, 0, out, in,
+           n);
 }
 
 // din, dout, in X (n); din may be dout
 template <class X>
 void gelu_backward(const LaunchContext& on, X* din, const X* dout, const X* in, std::int64_t n,
                    int block_threads = 256) {
-    launch(on, gelu_backward_kernel3<X>, detail::gelu_blocks<X>(n, block_threads), block_threads, 0, din, dout, in,
-           n);
+    launch(on, gelu_backward_kernel3<X>, detail::gelu_blocks<X>(n, block_threads), block_threads, 0, din,
+           dout, in, n);
 }
 
 }  // namespace llmc::cuda

@@ -50,7 +50,8 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
     Packed<X> weight[pieces];
 #pragma unroll
     for (int p = 0; p < pieces; ++p) {
-        weight[p] = column(p) < channels ? load(gamma + column(p)) : Packed<X>{};
+        weight[p] = from_bits<X>({});
+        if (column(p) < channels) weight[p] = load(gamma + column(p));
     }
 
     const float per_channel = 1 / static_cast<float>(channels);
@@ -62,17 +63,16 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
         float row_mean[held], row_rstd[held];
 #pragma unroll
         for (int r = 0; r < held; ++r) {
-            const std::int64_t row = first + group * held + r;
+            const std::int64_t row = first + group * held + r, start = row * channels;
             row_mean[r] = row < rows ? mean[row] : 0;
             row_rstd[r] = row < rows ? rstd[row] : 0;
 #pragma unroll
             for (int p = 0; p < pieces; ++p) {
-                x[r][p] = dy[r][p] = dx[r][p] = Packed<X>{};
+                x[r][p] = dy[r][p] = dx[r][p] = from_bits<X>({});
                 if (row < rows && column(p) < channels) {
-                    const std::int64_t at = row * channels + column(p);
-                    x[r][p] = load_streaming(in + at);
-                    dy[r][p] = load_streaming(dout + at);
-                    if (!late) dx[r][p] = load(din + at);
+                    x[r][p] = load_streaming(in + start + column(p));
+                    dy[r][p] = load_streaming(dout + start + column(p));
+                    if (!late) dx[r][p] = load(din + start + column(p));
                 }
             }
         }
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
             for (int p = 0; p < pieces; ++p) {
                 forget_conversions(x[r][p]);
                 forget_conversions(dy[r][p]);
-                if (pieces > 1) forget_conversions(weight[p]);
+                forget_conversions(weight[p]);
             }
         }
 #pragma unroll
@@ -135,8 +135,8 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
                 for (int i = 0; i < pack; ++i) {
                     const float h = (to_float(x[r][p][i]) - row_mean[r]) * row_rstd[r];
                     const float g = to_float(dy[r][p][i]) * to_float(weight[p][i]);
-                    dx[r][p][i] = from_float<X>(to_float(dx[r][p][i]) +
-                                                row_rstd[r] * (g - mean_g - h * mean_gh));
+                    dx[r][p][i] =
+                        from_float<X>(to_float(dx[r][p][i]) + row_rstd[r] * (g - mean_g - h * mean_gh));
                 }
                 store(din + row * channels + column(p), dx[r][p]);
             }
@@ -222,31 +222,30 @@ void launch_layernorm_backward(const LaunchContext& on, X* din, float* dgamma, f
                                const X* in, const X* gamma, const float* mean, const float* rstd,
                                std::int64_t rows, int channels, float* partials, int block_threads) {
     constexpr int held = pieces == 1 ? 2 : 1;
-    const int row_threads =
-        blocks_for(channels / Packed<X>::size, pieces * warp_threads) * warp_threads;
+    const int row_threads = blocks_for(channels / Packed<X>::size, pieces * warp_threads) * warp_threads;
     const int groups = std::max(1, block_threads / row_threads);
-    const int blocks = static_cast<int>(std::min<std::int64_t>(
-        layernorm_backward_blocks_per_multiprocessor * on.chip.multiprocessors,
-        blocks_for<std::int64_t>(rows, held * groups)));
+    const int blocks = static_cast<int>(
+        std::min<std::int64_t>(layernorm_backward_blocks_per_multiprocessor * on.chip.multiprocessors,
+                               blocks_for<std::int64_t>(rows, held * groups)));
     const std::size_t shared_bytes =
         groups == 1 ? 0 : SharedAllocator::bytes<float>(static_cast<std::size_t>(groups) * 2 * channels);
     launch(on, layernorm_backward_kernel5<X, pieces>, static_cast<unsigned>(blocks),
-           dim3(static_cast<unsigned>(row_threads), static_cast<unsigned>(groups)), shared_bytes, din, partials,
-           dout, in, gamma, mean, rstd, rows, channels);
+           dim3(static_cast<unsigned>(row_threads), static_cast<unsigned>(groups)), shared_bytes, din,
+           partials, dout, in, gamma, mean, rstd, rows, channels);
     add_layernorm_partials(on, dgamma, dbeta, partials, blocks, channels);
 }
 
 }  // namespace detail
 
 // din (accumulates), dout, in X (rows, channels); dgamma, dbeta fp32 (channels), accumulate; gamma X (channels);
-// mean, rstd fp32 (rows); workspace of layernorm_backward_workspace_bytes. A row has at most 32 KiB.
+// mean, rstd fp32 (rows); workspace of layernorm_backward_workspace_bytes. A row has at most 24 KiB.
 template <class X>
 void layernorm_backward(const LaunchContext& on, X* din, float* dgamma, float* dbeta, const X* dout,
                         const X* in, const X* gamma, const float* mean, const float* rstd, std::int64_t rows,
                         int channels, void* workspace, int block_threads = 384) {
     constexpr int row_pieces = detail::layernorm_backward_max_threads;  // where a thread does one
     check(channels % Packed<X>::size == 0, "layernorm backward: channels are not a multiple of 16 bytes");
-    check(channels <= 4 * row_pieces * Packed<X>::size, "layernorm backward: a row of more than 32 KiB");
+    check(channels <= 4 * row_pieces * Packed<X>::size, "layernorm backward: a row of more than 24 KiB");
     check(block_threads <= detail::layernorm_backward_max_threads, "layernorm backward: too many threads");
     const auto run = [&](auto kernel_launcher) {
         kernel_launcher(on, din, dgamma, dbeta, dout, in, gamma, mean, rstd, rows, channels,
