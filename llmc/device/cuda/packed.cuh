@@ -61,6 +61,17 @@ __device__ __forceinline__ uint4 to_bits(const Packed<X>& packed) {
     return bits;
 }
 
+// Keeps the compiler from holding, in registers, what it computed from these elements until they are used again: it
+// has to compute it again from the sixteen bytes.
+template <class X>
+__device__ __forceinline__ void forget_conversions([[maybe_unused]] Packed<X>& packed) {
+#ifdef __CUDACC__
+    uint4 bits = to_bits(packed);
+    asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
+    packed = from_bits<X>(bits);
+#endif
+}
+
 template <class X>
 __device__ __forceinline__ Packed<X> load(const X* from LLMC_SITE) {
 #ifdef __CUDACC__
