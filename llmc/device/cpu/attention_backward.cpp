@@ -16,8 +16,7 @@ namespace llmc::cpu {
 namespace {
 
 // A head's keys, values and their gradients, and what a block of queries needs. Matrices that stand on the
-// right of a product are in panels (head_tiles.h). Scores are transposed, a row for each key: the sums over
-// queries, which are most of the work, then read them as they lie.
+// right of a product are in panels (head_tiles.h).
 template <class E>
 struct BackwardScratch {
     BackwardScratch(float* memory, const AttentionSizes& s) {
@@ -81,9 +80,8 @@ void backward_scores(float* probabilities, float* dscores, const ScoreBlock& blo
         probabilities[i] = exponential(std::fma(probabilities[i], scale, -queries.lse[i]));
         dscores[i] = probabilities[i] * (dscores[i] - queries.d[i]);
     }
-    const std::int64_t unseeing = std::clamp(block.key + row - block.query, std::int64_t{0}, block.queries);
-    std::fill_n(probabilities, unseeing, 0.0F);
-    std::fill_n(dscores, unseeing, 0.0F);
+    std::fill_n(probabilities, block.unseeing(row), 0.0F);
+    std::fill_n(dscores, block.unseeing(row), 0.0F);
 }
 
 template <class X, class E>

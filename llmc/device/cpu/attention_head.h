@@ -15,12 +15,11 @@
 
 namespace llmc::cpu {
 
-// Scores are made for a block of queries and a block of keys at a time: they fit in the first-level cache.
+// Scores are made for a block of queries and a block of keys at a time: they fit in the first-level cache. They
+// are transposed, a row for each key: the softmax then goes along with vectors of queries, and most products read
+// them as they lie.
 inline constexpr std::int64_t query_block = 32;
 inline constexpr std::int64_t key_block = 128;
-// The distance between rows of a block of scores: not a power of two, so that its columns do not all fall
-// into the same few sets of the cache.
-inline constexpr std::int64_t score_columns = key_block + 16;
 
 struct AttentionSizes {
     std::int64_t batch, sequence, heads, head_size;
@@ -102,6 +101,11 @@ void copy_rows(E* to, HeadRows<X> from, const AttentionSizes& s, std::int64_t fi
 struct ScoreBlock {
     std::int64_t query, queries;
     std::int64_t key, keys;
+
+    // The causal mask of one key's row: so many of the queries, the first ones, come before the key.
+    std::int64_t unseeing(std::int64_t row) const {
+        return std::clamp(key + row - query, std::int64_t{0}, queries);
+    }
 };
 
 // f(block) for the blocks of keys that queries [query, query + count) see.
