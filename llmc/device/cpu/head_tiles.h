@@ -7,7 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
+#include <type_traits>
 
 #include "llmc/core/dtype.h"
 #include "llmc/device/cpu/parallel.h"
@@ -17,7 +17,7 @@ namespace llmc::cpu {
 inline constexpr std::int64_t panel_width = 16;
 
 template <class E>
-inline constexpr std::int64_t group = sizeof(float) / sizeof(E);
+inline constexpr std::int64_t group = std::is_same_v<E, bfloat16> ? 2 : 1;
 
 // Element (i, p) of a left-hand matrix at data[row_stride * i + depth_stride * (p / group) + p % group].
 template <class E>
@@ -72,25 +72,27 @@ void copy_transposed_panels(E* to, const E* from, std::int64_t rows, std::int64_
     for (std::int64_t i = 0; i < rows; ++i) {
         E* column = to + i / panel_width * panel_width * columns + i % panel_width * G;
         for (std::int64_t p = 0; p < columns; p += G) {
-            std::memcpy(column + p * panel_width, from + i * columns + p, G * sizeof(E));
+            std::copy_n(from + i * columns + p, G, column + p * panel_width);
         }
     }
 }
 
+// Rows of sums that are made at a time in fp32: with AVX2 they fill half of the registers.
+inline constexpr std::int64_t tile_height_fp32 = 4;
+
 template <bool accumulate>
 void multiply_tile(float* c, std::int64_t c_columns, const Left<float>& a, const float* panel,
                    std::int64_t depth) {
-    constexpr std::int64_t height = 4;
-    float sum[height][panel_width] = {};
+    float sum[tile_height_fp32][panel_width] = {};
     for (std::int64_t p = 0; p < depth; ++p) {
 #pragma GCC unroll 4
-        for (std::int64_t i = 0; i < height; ++i) {
+        for (std::int64_t i = 0; i < tile_height_fp32; ++i) {
             const float x = a.data[i * a.row_stride + p * a.depth_stride];
 #pragma omp simd
             for (std::int64_t j = 0; j < panel_width; ++j) sum[i][j] += x * panel[p * panel_width + j];
         }
     }
-    for (std::int64_t i = 0; i < height; ++i) {
+    for (std::int64_t i = 0; i < tile_height_fp32; ++i) {
         float* to = c + i * c_columns;
 #pragma omp simd
         for (std::int64_t j = 0; j < panel_width; ++j) to[j] = accumulate ? to[j] + sum[i][j] : sum[i][j];
@@ -103,7 +105,7 @@ template <bool accumulate>
 void multiply(float* c, std::int64_t c_columns, const Left<float>& a, const float* b,
               std::int64_t panel_depth, std::int64_t rows, std::int64_t columns, std::int64_t depth) {
     for (std::int64_t j = 0; j < columns; j += panel_width) {
-        for (std::int64_t i = 0; i < rows; i += 4) {
+        for (std::int64_t i = 0; i < rows; i += tile_height_fp32) {
             const Left<float> rows_of_a{a.data + i * a.row_stride, a.row_stride, a.depth_stride};
             multiply_tile<accumulate>(c + i * c_columns + j, c_columns, rows_of_a, b + j * panel_depth,
                                       depth);

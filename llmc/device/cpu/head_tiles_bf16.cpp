@@ -96,8 +96,8 @@ template void multiply<false>(float*, std::int64_t, const Left<bfloat16>&, const
 template void multiply<true>(float*, std::int64_t, const Left<bfloat16>&, const bfloat16*, std::int64_t,
                              std::int64_t, std::int64_t, std::int64_t);
 
-[[gnu::target("avx512bf16")]] void copy_panels(bfloat16* to, std::int64_t panel_depth, const bfloat16* from,
-                                               std::int64_t rows, std::int64_t columns) {
+void copy_panels(bfloat16* to, std::int64_t panel_depth, const bfloat16* from, std::int64_t rows,
+                 std::int64_t columns) {
     for (std::int64_t p = 0; p < rows; p += 2) {
         for (std::int64_t j = 0; j < columns; j += panel_width) {
             const auto* first = reinterpret_cast<const __m256i*>(from + p * columns + j);

@@ -1,5 +1,5 @@
-// Sums in a fixed order: element i is added to lane i % width, and the lanes in a tree of halves. One running
-// vector would wait for each addition to finish before the next; 32 lanes keep several at work, and the rounding
+// Sums in a fixed order: element i is added to lane i % 32, and the lanes in a tree of halves. One running
+// vector would wait for each addition to finish before the next; this keeps four at work, and its rounding
 // errors grow with n / 32.
 #pragma once
 
@@ -8,8 +8,9 @@
 namespace llmc::cpu {
 
 // sum of term(i) over i = 0 ... n-1
-template <class Number, std::int64_t width = 32, class Term>
+template <class Number, class Term>
 Number lane_sum(std::int64_t n, const Term& term) {
+    constexpr std::int64_t width = 32;
     Number lanes[width] = {};
     const std::int64_t whole = n / width * width;
     for (std::int64_t begin = 0; begin < whole; begin += width) {
