@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(128)
                                AttentionSizes s, int padded_sequence, float scale) {
     using T = FirstTiling<columns>;
     const int head = static_cast<int>(blockIdx.y), first = static_cast<int>(blockIdx.x) * T::owned;
-    const int row = static_cast<int>(threadIdx.x) / warp_threads * T::warp_rows;
+    const int row = own_warp() * T::warp_rows;
     const HeadRows<const bf16> q = head_of_qkv(qkv, s, 0, head), k = head_of_qkv(qkv, s, 1, head),
                                v = head_of_qkv(qkv, s, 2, head), g = head_of_out(dout, s, head);
     SharedAllocator shared;
@@ -197,8 +197,8 @@ __global__ void __launch_bounds__(128)
                                const bf16* qkv, AttentionSizes s, int padded_sequence, float scale) {
     using T = AttentionBackwardTiling<columns>;
     constexpr int quarter = columns / T::warps, quarter_blocks = quarter / 16;
-    const int head = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
-    const int warp = thread / warp_threads, row = warp * T::warp_rows;
+    const int head = static_cast<int>(blockIdx.x);
+    const int warp = own_warp(), row = warp * T::warp_rows;
     SharedAllocator shared;
     const typename T::Owned keys{shared.take<bf16>(T::Owned::elements)};
     const typename T::Owned values{shared.take<bf16>(T::Owned::elements)};
@@ -280,8 +280,8 @@ __global__ void __launch_bounds__(128)
             }
         }
         __syncthreads();
-        store_sums<T>(head_of_qkv(dqkv, s, 1, head), first, s, dk, scale * ln_2, keys);
-        store_sums<T>(head_of_qkv(dqkv, s, 2, head), first, s, dv, 1.0f, values);
+        store_sums<T>(head_of_qkv(dqkv, s, 1, head), first, s, dk, scale * ln_2, keys, row);
+        store_sums<T>(head_of_qkv(dqkv, s, 2, head), first, s, dv, 1.0f, values, row);
     }
 }
 
