@@ -1,33 +1,34 @@
 // Causal attention backward in the flash manner (ops.h: attention_backward): the probabilities are made again
-// from the scores and the forward pass's log-sum-exp, a tile at a time, so that nothing of T x T is stored. bf16
-// runs on tensor cores; fp32 is in attention_backward_fp32.cuh. How it came about: dev/attention_backward.cu.
+// from the scores and the forward pass's log-sum-exp, a tile at a time, so that nothing of T x T is stored.
+// bf16 runs on tensor cores; fp32 is in attention_backward_fp32.cuh. How it came about:
+// dev/attention_backward.cu.
 //
-// dq sums over keys, dk and dv over queries. A block that made all three would add to what other blocks own, with
-// atomics, in an order that changes from run to run. So there are two kernels, each of which owns what it sums and
-// sums it in order:
-//   queries:  s = q k^T, dp = dout v^T, dq += ds k             3 products, over the keys up to the diagonal
-//   keys:     s, dp again, dv += p^T dout, dk += ds^T q        4 products, over the queries from the diagonal on
-// 7 products instead of 5, so that of the rate of a kernel with atomics 5/7 are left where both keep the tensor cores
-// equally busy. What it buys: no dq in fp32 in memory, added to and then converted; a block for each 128 rows (64 at
-// head size 128) whatever the batch, where one block a head, adding in order, needs as many heads as a GPU has
-// multiprocessors (kernel 4 of the lab); and all that follows.
+// dq sums over keys, dk and dv over queries. A block that made all three would add to what other blocks own,
+// with atomics, in an order that changes from run to run. So there are two kernels, each of which owns what
+// it sums and sums it in order:
+//   queries:  s = q k^T, dp = dout v^T, dq += ds k         3 products, over the keys up to the diagonal
+//   keys:     s, dp again, dv += p^T dout, dk += ds^T q    4 products, over the queries from the diagonal on
+// 7 products instead of 5, so that of the rate of a kernel with atomics 5/7 are left where both keep the
+// tensor cores equally busy. What it buys: no dq in fp32 in memory, added to and then converted; a block for
+// each 128 rows (64 at head size 128) whatever the batch, where one block a head, adding in order, needs as
+// many heads as a GPU has multiprocessors (kernel 4 of the lab); and all that follows.
 //
 // Each warp is alone with its 32 rows (16 at head size 128): it has the scores of these rows as the queries
 // kernel does, or transposed as the keys kernel does, so that p and ds are, in the registers in which the
-// product left them, the first operand of the next product. Nothing of them goes through shared memory, and the
-// only barrier is the one of the moving tile. With 32 rows each operand that is read from shared memory serves
-// two products. A multiply of 16x8x16 takes 2 cycles of an A100's multiprocessor, and to read its second operand
-// (256 bytes) takes 2 cycles too. By that count, the warp's own rows read too where they are not in registers, there
-// is for each cycle of multiplying
+// product left them, the first operand of the next product. Nothing of them goes through shared memory, and
+// the only barrier is the one of the moving tile. With 32 rows each operand that is read from shared memory
+// serves two products. A multiply of 16x8x16 takes 2 cycles of an A100's multiprocessor, and to read its
+// second operand (256 bytes) takes 2 cycles too. By that count, the warp's own rows read too where they are
+// not in registers, there is for each cycle of multiplying
 //   head size  64: in the keys kernel 0.75, in the queries kernel 0.5 cycles of reading,
 //   head size 128: 1.1 and 1.0,
 // where a kernel of 5 products that exchanges p and ds through shared memory reads for about 1.
 //
-// D_t = dout_t . out_t is made by the queries kernel, which has dout at hand, and left for the keys kernel: a kernel
-// of its own would read dout and out for it alone, which at T = 1024 is some percent of the whole.
+// D_t = dout_t . out_t is made by the queries kernel, which has dout at hand, and left for the keys kernel: a
+// kernel of its own would read dout and out for it alone, which at T = 1024 is some percent of the whole.
 //
-// 8 warps of up to 255 registers on a multiprocessor, two blocks: all that its registers hold. Shared memory, 16 to
-// 64.5 KB a block, leaves room for both on sm_80 and sm_90, and for one on sm_86 at head size 128.
+// 8 warps of up to 255 registers on a multiprocessor, two blocks: all that its registers hold. Shared memory,
+// 16 to 64.5 KB a block, leaves room for both on sm_80 and sm_90, and for one on sm_86 at head size 128.
 #pragma once
 
 #include "llmc/device/cuda/attention_backward_fp32.cuh"
@@ -60,8 +61,8 @@ struct AttentionBackwardTiling {
     }
 };
 
-// The number, unknown to the compiler: what is derived from it after a loop is computed there, and not kept in
-// registers since before the loop.
+// The number, unknown to the compiler: what is derived from it after a loop is computed there, and not kept
+// in registers since before the loop.
 __device__ __forceinline__ int afresh(unsigned x) {
 #ifdef __CUDACC__
     asm volatile("" : "+r"(x));
@@ -254,8 +255,8 @@ __global__ void __launch_bounds__(128, 2)
     store_sums<T>(head_of_qkv(dqkv, s, 0, b, h), first, s, dq, scale * ln_2, typename T::Owned{stages}, row);
 }
 
-// Transposed scores, of keys from `key` on (a row is a key's) and queries from `query` on: keys behind their query
-// are hidden.
+// Transposed scores, of keys from `key` on (a row is a key's) and queries from `query` on: keys behind their
+// query are hidden.
 template <class T>
 __device__ __forceinline__ void hide_transposed(typename T::Scores& scores, int key, int query) {
     for_each_score<T>([&](int m, int n, int j, int i) {
@@ -264,8 +265,8 @@ __device__ __forceinline__ void hide_transposed(typename T::Scores& scores, int 
     });
 }
 
-// p = 2^(scale p - lse), ds = p (ds - D), where p is q k and ds is dout v, transposed. row_values: lse (in powers of
-// two) and D of each of the step's queries.
+// p = 2^(scale p - lse), ds = p (ds - D), where p is q k and ds is dout v, transposed. row_values: lse (in
+// powers of two) and D of each of the step's queries.
 template <class T>
 __device__ __forceinline__ void weigh_transposed(typename T::Scores& p, typename T::Scores& ds,
                                                  const float* row_values, float scale) {

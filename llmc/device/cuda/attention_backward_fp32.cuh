@@ -1,10 +1,10 @@
-// Causal attention backward without tensor cores: what fp32 runs (ops.h: attention_backward). All arithmetic is
-// in fp32 whatever X is, so that the kernel lab runs it with bf16 too. How it came about, and why there are two
-// kernels: dev/attention_backward.cu and attention_backward.cuh.
+// Causal attention backward without tensor cores: what fp32 runs (ops.h: attention_backward). All arithmetic
+// is in fp32 whatever X is, so that the kernel lab runs it with bf16 too. How it came about, and why there
+// are two kernels: dev/attention_backward.cu and attention_backward.cuh.
 //
-// Both kernels hold 32 rows of queries and 32 of keys in shared memory, one pair of which stays while the other
-// moves along the sequence. 256 threads make the 32x32 scores, 2x2 a thread, and then sums over their rows or
-// columns, of which a thread has a row's every eighth four columns.
+// Both kernels hold 32 rows of queries and 32 of keys in shared memory, one pair of which stays while the
+// other moves along the sequence. 256 threads make the 32x32 scores, 2x2 a thread, and then sums over their
+// rows or columns, of which a thread has a row's every eighth four columns.
 #pragma once
 
 #include "llmc/device/cuda/attention_tiles.cuh"
