@@ -430,7 +430,7 @@ class AttentionBackward : public Problem {
 const Registration registration({
     .name = "attention_backward",
     .sizes = {"B", "T", "NH", "HS"},
-    .variants = {{1, "p and ds as matrices in memory", {64, 256}},
+    .variants = {{1, "p and ds as matrices in memory", {32, 128}},
                  {2, "tiles in shared memory, fp32", {256}},
                  {3, "tensor cores", {128}},
                  {4, "5 products, a block does a head", {128}},
