@@ -1,22 +1,25 @@
-// Causal attention backward, five times (llmc/device/ops.h: attention_backward). From dout, and the forward pass's
-// qkv, out and log-sum-exp: p = exp(s - lse), ds = p (dout v^T - D), then dv = p^T dout, dk = ds^T q, dq = ds k.
+// Causal attention backward, five times (llmc/device/ops.h: attention_backward). From dout, and the forward
+// pass's qkv, out and log-sum-exp: p = exp(s - lse), ds = p (dout v^T - D), then dv = p^T dout, dk = ds^T q,
+// dq = ds k.
 //
-// Five products of T x T x HS, half of them hidden by the causal mask: 5 B NH T^2 HS operations, and only 8 B T C
-// elements to move. At T = 1024 that is hundreds of operations a byte: bound by arithmetic, so that all is about
-// feeding the tensor cores. 312 TFLOP/s of an A100 are 2048 operations a cycle and multiprocessor; shared memory gives
-// 128 bytes a cycle, half a byte for each 8 operations: what is read from it must be used again in registers.
-//   1  p and ds as T x T matrices in memory, a thread for each element: twice 4 bytes for 4 HS operations, and a
-//      matrix that at T = 4096 is bigger than all the rest of the model.
-//   2  Tiles in shared memory, p and ds made again where they are needed: nothing of T x T in memory. Two kernels, one
-//      that owns queries and one that owns keys, without atomics. fp32 on the ordinary cores, which are 16 times
-//      slower (llmc/device/cuda/attention_backward_fp32.cuh: this is what fp32 runs).
-//   3  Tensor cores: 16 rows a warp, p and ds stay in registers from one product to the next. But the rows of a
-//      tile lie in the same banks, 8 reads of one take 8 times as long, and all wait for each tile.
-//   4  Rows swizzled over the banks, tiles copied asynchronously while others are worked on, 32 rows a warp. Here in one
-//      kernel of 5 products, for which ds goes through shared memory and dq through memory in fp32: without atomics
-//      a block must do a whole head, so that a GPU is full only with as many heads as it has multiprocessors.
-//   5  The same in two kernels of 3 and 4 products: more arithmetic, but nothing is exchanged, no sum is read back,
-//      and there is a block for each 128 queries or keys (llmc/device/cuda/attention_backward.cuh).
+// Five products of T x T x HS, half of them hidden by the causal mask: 5 B NH T^2 HS operations, and only 8 B
+// T C elements to move. At T = 1024 that is hundreds of operations a byte: bound by arithmetic, so that all
+// is about feeding the tensor cores. 312 TFLOP/s of an A100 are 2048 operations a cycle and multiprocessor;
+// shared memory gives 128 bytes a cycle, half a byte for each 8 operations: what is read from it must be used
+// again in registers.
+//   1  p and ds as T x T matrices in memory, a thread for each element: at T = 4096 and 12 heads two times
+//      800 MB for each sequence, and no number is used again that was read.
+//   2  Tiles in shared memory, p and ds made again where they are needed: nothing of T x T in memory. Two
+//      kernels, one that owns queries and one that owns keys, without atomics. fp32 on the ordinary cores,
+//      which are 16 times slower (llmc/device/cuda/attention_backward_fp32.cuh: this is what fp32 runs).
+//   3  Tensor cores: 16 rows a warp, p and ds stay in registers from one product to the next. But the rows of
+//      a tile lie in the same banks, 8 reads of one take 8 times as long, and all wait for each tile.
+//   4  Rows swizzled over the banks, tiles copied asynchronously while others are worked on, 32 rows a warp.
+//      Here in one kernel of 5 products, for which ds goes through shared memory and dq through memory in
+//      fp32: without atomics a block must do a whole head, so that a GPU is full only with as many heads as
+//      it has multiprocessors.
+//   5  The same in two kernels of 3 and 4 products: more arithmetic, but nothing is exchanged, no sum is read
+//      back, and there is a block for each 128 queries or keys (llmc/device/cuda/attention_backward.cuh).
 #include "llmc/device/cuda/attention_backward.cuh"
 
 #include "dev/attention_backward_reference.h"
@@ -147,7 +150,7 @@ __global__ void __launch_bounds__(128)
                                AttentionSizes s, int padded_sequence, float scale) {
     using T = FirstTiling<columns>;
     const int head = static_cast<int>(blockIdx.y), first = static_cast<int>(blockIdx.x) * T::owned;
-    const int row = static_cast<int>(threadIdx.x) / warp_threads * T::warp_rows;
+    const int row = own_warp() * T::warp_rows;
     const HeadRows<const bf16> q = head_of_qkv(qkv, s, 0, head), k = head_of_qkv(qkv, s, 1, head),
                                v = head_of_qkv(qkv, s, 2, head), g = head_of_out(dout, s, head);
     SharedAllocator shared;
@@ -188,17 +191,17 @@ __global__ void __launch_bounds__(128)
 
 // ---- 4: a block does a head, with 5 products ----
 
-// Warps own keys as in kernel 5. ds of all of them meets in shared memory, where dq is summed over the keys: each
-// warp has a quarter of its columns. dq_sums fp32 (B,NH,T,columns) keeps it from one tile of keys to the next; a
-// thread reads there what it has written itself.
+// Warps own keys as in kernel 5. ds of all of them meets in shared memory, where dq is summed over the keys:
+// each warp has a quarter of its columns. dq_sums fp32 (B,NH,T,columns) keeps it from one tile of keys to the
+// next; a thread reads there what it has written itself.
 template <int columns>
 __global__ void __launch_bounds__(128)
     attention_backward_kernel4(bf16* dqkv, float* dq_sums, const float* row_values, const bf16* dout,
                                const bf16* qkv, AttentionSizes s, int padded_sequence, float scale) {
     using T = AttentionBackwardTiling<columns>;
     constexpr int quarter = columns / T::warps, quarter_blocks = quarter / 16;
-    const int head = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
-    const int warp = thread / warp_threads, row = warp * T::warp_rows;
+    const int head = static_cast<int>(blockIdx.x);
+    const int warp = own_warp(), row = warp * T::warp_rows;
     SharedAllocator shared;
     const typename T::Owned keys{shared.take<bf16>(T::Owned::elements)};
     const typename T::Owned values{shared.take<bf16>(T::Owned::elements)};
@@ -280,8 +283,8 @@ __global__ void __launch_bounds__(128)
             }
         }
         __syncthreads();
-        store_sums<T>(head_of_qkv(dqkv, s, 1, head), first, s, dk, scale * ln_2, keys);
-        store_sums<T>(head_of_qkv(dqkv, s, 2, head), first, s, dv, 1.0f, values);
+        store_sums<T>(head_of_qkv(dqkv, s, 1, head), first, s, dk, scale * ln_2, keys, row);
+        store_sums<T>(head_of_qkv(dqkv, s, 2, head), first, s, dv, 1.0f, values, row);
     }
 }
 
@@ -427,7 +430,7 @@ class AttentionBackward : public Problem {
 const Registration registration({
     .name = "attention_backward",
     .sizes = {"B", "T", "NH", "HS"},
-    .variants = {{1, "p and ds as matrices in memory", {64, 256}},
+    .variants = {{1, "p and ds as matrices in memory", {32, 128}},
                  {2, "tiles in shared memory, fp32", {256}},
                  {3, "tensor cores", {128}},
                  {4, "5 products, a block does a head", {128}},

@@ -1,5 +1,5 @@
-// Attention backward in double, with a bound of what a kernel in fp32 may differ from it: for the kernel lab and
-// the kernel's test.
+// Attention backward in double, with a bound of what a kernel in fp32 may differ from it: for the kernel lab
+// and the kernel's test.
 #pragma once
 
 #include <cmath>

@@ -60,10 +60,10 @@ void launch_backward(const LaunchContext& on, Array<X>& dqkv, const AttentionInp
 }
 
 template <class X>
-class Attention : public Kernels<X> {};
-TYPED_TEST_SUITE(Attention, Dtypes);
+class AttentionBackward : public Kernels<X> {};
+TYPED_TEST_SUITE(AttentionBackward, Dtypes);
 
-TYPED_TEST(Attention, Backward) {
+TYPED_TEST(AttentionBackward, MatchesTheCpu) {
     using X = TypeParam;
     Draw draw(seed());
     for (const AttentionSizes& s : shapes(attention_shapes)) {
@@ -91,8 +91,8 @@ TYPED_TEST(Attention, Backward) {
     }
 }
 
-// The same bits from run to run, and of a head whatever other heads there are.
-TYPED_TEST(Attention, BackwardIsDeterministic) {
+// The same bits from run to run.
+TYPED_TEST(AttentionBackward, IsDeterministic) {
     using X = TypeParam;
     const LaunchContext on = launch_contexts().front();
     Draw draw(seed());
@@ -105,7 +105,7 @@ TYPED_TEST(Attention, BackwardIsDeterministic) {
     }
 }
 
-TYPED_TEST(Attention, BackwardRefusesHeadSizes) {
+TYPED_TEST(AttentionBackward, RefusesHeadSizes) {
     using X = TypeParam;
     Array<X> none(1);
     for (const int head_size : {12, 136}) {

@@ -1,27 +1,34 @@
 // Causal attention backward in the flash manner (ops.h: attention_backward): the probabilities are made again
-// from the scores and the forward pass's log-sum-exp, a tile at a time, so that nothing of T x T is stored. bf16
-// runs on tensor cores; fp32 is in attention_backward_fp32.cuh. How it came about: dev/attention_backward.cu.
+// from the scores and the forward pass's log-sum-exp, a tile at a time, so that nothing of T x T is stored.
+// bf16 runs on tensor cores; fp32 is in attention_backward_fp32.cuh. How it came about:
+// dev/attention_backward.cu.
 //
-// dq sums over keys, dk and dv over queries: a block that owns a tile of either would add to what other blocks
-// own, and in an order that changes from run to run, if it made all three. So there are two kernels without
-// atomics, each of which owns what it sums and sums it in order:
-//   queries:  s = q k^T, dp = dout v^T, dq += ds k             3 products, over the keys up to the diagonal
-//   keys:     s, dp again, dv += p^T dout, dk += ds^T q        4 products, over the queries from the diagonal on
-// 7 products instead of the 5 of a kernel with atomics, which needs an fp32 dq in memory, added to and then
-// converted. What this buys: no scratch memory but D, B NH T / 128 equal blocks in each kernel whatever the batch
-// (one block a head, adding in order, would need as many heads as a GPU has multiprocessors), and all that follows.
+// dq sums over keys, dk and dv over queries. A block that made all three would add to what other blocks own,
+// with atomics, in an order that changes from run to run. So there are two kernels, each of which owns what
+// it sums and sums it in order:
+//   queries:  s = q k^T, dp = dout v^T, dq += ds k         3 products, over the keys up to the diagonal
+//   keys:     s, dp again, dv += p^T dout, dk += ds^T q    4 products, over the queries from the diagonal on
+// 7 products instead of 5, so that of the rate of a kernel with atomics 5/7 are left where both keep the
+// tensor cores equally busy. What it buys: no dq in fp32 in memory, added to and then converted; a block for
+// each 128 rows (64 at head size 128) whatever the batch, where one block a head, adding in order, needs as
+// many heads as a GPU has multiprocessors (kernel 4 of the lab); and all that follows.
 //
 // Each warp is alone with its 32 rows (16 at head size 128): it has the scores of these rows as the queries
 // kernel does, or transposed as the keys kernel does, so that p and ds are, in the registers in which the
-// product left them, the first operand of the next product. Nothing of them goes through shared memory, and the
-// only barrier is the one of the moving tile. With 32 rows each operand that is read from shared memory serves
-// two products. A multiply of 16x8x16 takes 2 cycles of an A100's multiprocessor, and to read its second operand
-// (256 bytes) takes 2 cycles too; here that is, reading held rows included, a step of 32x32 at a time:
-//   head size  64: keys kernel 0.75, queries kernel 0.5 cycles of reading for a cycle of multiplying
-//   head size 128: keys kernel 1.1, queries kernel 1.0
-// where a kernel of 5 products that exchanges p and ds through shared memory needs about 1.
+// product left them, the first operand of the next product. Nothing of them goes through shared memory, and
+// the only barrier is the one of the moving tile. With 32 rows each operand that is read from shared memory
+// serves two products. A multiply of 16x8x16 takes 2 cycles of an A100's multiprocessor, and to read its
+// second operand (256 bytes) takes 2 cycles too. By that count, the warp's own rows read too where they are
+// not in registers, there is for each cycle of multiplying
+//   head size  64: in the keys kernel 0.75, in the queries kernel 0.5 cycles of reading,
+//   head size 128: 1.1 and 1.0,
+// where a kernel of 5 products that exchanges p and ds through shared memory reads for about 1.
 //
-// D_t = dout_t . out_t is made by the queries kernel, which has dout at hand, and left for the keys kernel.
+// D_t = dout_t . out_t is made by the queries kernel, which has dout at hand, and left for the keys kernel: a
+// kernel of its own would read dout and out for it alone, which at T = 1024 is some percent of the whole.
+//
+// 8 warps of up to 255 registers on a multiprocessor, two blocks: all that its registers hold. Shared memory,
+// 16 to 64.5 KB a block, leaves room for both on sm_80 and sm_90, and for one on sm_86 at head size 128.
 #pragma once
 
 #include "llmc/device/cuda/attention_backward_fp32.cuh"
@@ -54,8 +61,8 @@ struct AttentionBackwardTiling {
     }
 };
 
-// The number, unknown to the compiler: what is derived from it after a loop is computed there, and not kept in
-// registers since before the loop.
+// The number, unknown to the compiler: what is derived from it after a loop is computed there, and not kept
+// in registers since before the loop.
 __device__ __forceinline__ int afresh(unsigned x) {
 #ifdef __CUDACC__
     asm volatile("" : "+r"(x));
@@ -73,7 +80,7 @@ __device__ __forceinline__ float dot_pairs(std::uint32_t a, std::uint32_t b) {
 // The first operand straight from a head in memory: rows first ..., columns column ..., and zeros outside.
 __device__ __forceinline__ void load_a(Operand& a, HeadRows<const bf16> from, int first, int column,
                                        const AttentionSizes& s) {
-    const int lane = static_cast<int>(threadIdx.x) % warp_threads;
+    const int lane = own_lane();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int t = first + lane / 4 + i % 2 * 8, c = column + lane % 4 * 2 + i / 2 * 8;
@@ -143,9 +150,8 @@ __device__ __forceinline__ void for_each_score(const F& f) {
 // The warp's sums times `factor`, through its own rows of a tile, to rows first ... of a head.
 template <class T>
 __device__ __forceinline__ void store_sums(HeadRows<bf16> to, int first, const AttentionSizes& s,
-                                           typename T::Sums& sums, float factor, typename T::Owned tile) {
-    const int row = afresh(threadIdx.x) / warp_threads * T::warp_rows;
-    __syncwarp();
+                                           typename T::Sums& sums, float factor, typename T::Owned tile,
+                                           int row) {
 #pragma unroll
     for (int m = 0; m < T::row_blocks; ++m) {
 #pragma unroll
@@ -165,12 +171,10 @@ __global__ void __launch_bounds__(128, 2)
     attention_backward_queries_kernel5(bf16* dqkv, float* row_values, const bf16* dout, const bf16* qkv,
                                        const bf16* out, const float* lse, AttentionSizes s, float scale) {
     using T = AttentionBackwardTiling<columns>;
-    const int head = static_cast<int>(blockIdx.y);
+    const int b = static_cast<int>(blockIdx.z), h = static_cast<int>(blockIdx.y), head = b * s.heads + h;
     // The last queries see the most keys: they begin first, so that the last blocks to run are short.
     const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * T::owned;
-    const int warp = static_cast<int>(threadIdx.x) / warp_threads;
-    const int lane = static_cast<int>(threadIdx.x) % warp_threads;
-    const int query = first + warp * T::warp_rows;  // the warp's first
+    const int row = own_warp() * T::warp_rows, query = first + row;  // the warp's first
 
     SharedAllocator shared;
     bf16* const stages = shared.take<bf16>(2 * T::stages * T::Moving::elements);
@@ -179,8 +183,8 @@ __global__ void __launch_bounds__(128, 2)
         return typename T::Moving{stages + (2 * stage + 1) * T::Moving::elements};
     };
     using Copy = TileCopy<T::threads, columns>;
-    Copy copy_k(head_of_qkv(qkv, s, 1, head), 0, s.sequence, s.head_size);
-    Copy copy_v(head_of_qkv(qkv, s, 2, head), 0, s.sequence, s.head_size);
+    Copy copy_k(head_of_qkv(qkv, s, 1, b, h), 0, s.sequence, s.head_size);
+    Copy copy_v(head_of_qkv(qkv, s, 2, b, h), 0, s.sequence, s.head_size);
     const auto load_next = [&](int stage) {
         copy_k.start(keys(stage));
         copy_v.rows_left = copy_k.rows_left;  // one register for both
@@ -200,19 +204,19 @@ __global__ void __launch_bounds__(128, 2)
 #pragma unroll
         for (int c = 0; c < T::depth; ++c) {
             Operand o;
-            load_a(q[m][c], head_of_qkv(qkv, s, 0, head), query + 16 * m, 16 * c, s);
-            load_a(g[m][c], head_of_out(dout, s, head), query + 16 * m, 16 * c, s);
-            load_a(o, head_of_out(out, s, head), query + 16 * m, 16 * c, s);
+            load_a(q[m][c], head_of_qkv(qkv, s, 0, b, h), query + 16 * m, 16 * c, s);
+            load_a(g[m][c], head_of_out(dout, s, b, h), query + 16 * m, 16 * c, s);
+            load_a(o, head_of_out(out, s, b, h), query + 16 * m, 16 * c, s);
 #pragma unroll
             for (int i = 0; i < 4; ++i) d[m][i % 2] += dot_pairs(g[m][c][i], o[i]);
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const int t = query + 16 * m + lane / 4 + 8 * i;
+            const int t = query + 16 * m + own_lane() / 4 + 8 * i;
             d[m][i] = row_reduce(d[m][i], Sum{});
             // A query behind the sequence has no probabilities.
             log2_sum[m][i] = t < s.sequence ? lse[std::int64_t{head} * s.sequence + t] * log2_e : INFINITY;
-            if (lane % 4 == 0) {
+            if (own_lane() % 4 == 0) {
                 float* const to = row_values + T::row_value(s, head, t);
                 to[0] = log2_sum[m][i];
                 to[1] = d[m][i];
@@ -248,12 +252,11 @@ __global__ void __launch_bounds__(128, 2)
 
     __syncthreads();  // before the tiles' memory serves the result
     static_assert(T::Owned::elements <= 2 * T::stages * T::Moving::elements);
-    store_sums<T>(head_of_qkv(dqkv, s, 0, afresh(blockIdx.y)), first, s, dq, scale * ln_2,
-                  typename T::Owned{stages});
+    store_sums<T>(head_of_qkv(dqkv, s, 0, b, h), first, s, dq, scale * ln_2, typename T::Owned{stages}, row);
 }
 
-// Transposed scores, of keys from `key` on (a row is a key's) and queries from `query` on: keys behind their query
-// are hidden.
+// Transposed scores, of keys from `key` on (a row is a key's) and queries from `query` on: keys behind their
+// query are hidden.
 template <class T>
 __device__ __forceinline__ void hide_transposed(typename T::Scores& scores, int key, int query) {
     for_each_score<T>([&](int m, int n, int j, int i) {
@@ -262,8 +265,8 @@ __device__ __forceinline__ void hide_transposed(typename T::Scores& scores, int 
     });
 }
 
-// p = 2^(scale p - lse), ds = p (ds - D), where p is q k and ds is dout v, transposed. row_values: lse (in powers of
-// two) and D of each of the step's queries.
+// p = 2^(scale p - lse), ds = p (ds - D), where p is q k and ds is dout v, transposed. row_values: lse (in
+// powers of two) and D of each of the step's queries.
 template <class T>
 __device__ __forceinline__ void weigh_transposed(typename T::Scores& p, typename T::Scores& ds,
                                                  const float* row_values, float scale) {
@@ -293,11 +296,10 @@ __global__ void __launch_bounds__(128, 2)
     attention_backward_keys_kernel5(bf16* dqkv, const float* row_values, const bf16* dout, const bf16* qkv,
                                     AttentionSizes s, float scale) {
     using T = AttentionBackwardTiling<columns>;
-    const int head = static_cast<int>(blockIdx.y);
+    const int b = static_cast<int>(blockIdx.z), h = static_cast<int>(blockIdx.y), head = b * s.heads + h;
     const int first = static_cast<int>(blockIdx.x) * T::owned;
     const int thread = static_cast<int>(threadIdx.x);
-    const int row = thread / warp_threads * T::warp_rows;  // the warp's first of the tile
-    const int key = first + row;
+    const int row = own_warp() * T::warp_rows, key = first + row;  // the warp's first
 
     SharedAllocator shared;
     const typename T::Owned keys{shared.take<bf16>(T::Owned::elements)};
@@ -313,8 +315,8 @@ __global__ void __launch_bounds__(128, 2)
     const auto rows = [&](int stage) { return row_stages + 2 * stage * T::step; };
 
     using Copy = TileCopy<T::threads, columns>;
-    Copy copy_q(head_of_qkv(qkv, s, 0, head), first, s.sequence, s.head_size);
-    Copy copy_dout(head_of_out(dout, s, head), first, s.sequence, s.head_size);
+    Copy copy_q(head_of_qkv(qkv, s, 0, b, h), first, s.sequence, s.head_size);
+    Copy copy_dout(head_of_out(dout, s, b, h), first, s.sequence, s.head_size);
     const float* copy_rows = row_values + T::row_value(s, head, first) + 4 * thread;
     const auto load_next = [&](int stage) {
         copy_q.start(queries(stage));
@@ -327,8 +329,8 @@ __global__ void __launch_bounds__(128, 2)
         copy_async_commit();
     };
 
-    load_tile<T::threads>(keys, head_of_qkv(qkv, s, 1, head), first, s.sequence, s.head_size);
-    load_tile<T::threads>(values, head_of_qkv(qkv, s, 2, head), first, s.sequence, s.head_size);
+    load_tile<T::threads>(keys, head_of_qkv(qkv, s, 1, b, h), first, s.sequence, s.head_size);
+    load_tile<T::threads>(values, head_of_qkv(qkv, s, 2, b, h), first, s.sequence, s.head_size);
     load_next(0);
 
     // Where registers are left, the warp's keys stay in them.
@@ -365,8 +367,9 @@ __global__ void __launch_bounds__(128, 2)
     }
 
     // A warp alone has read its rows of the tiles, and now writes them.
-    store_sums<T>(head_of_qkv(dqkv, s, 1, afresh(blockIdx.y)), first, s, dk, scale * ln_2, keys);
-    store_sums<T>(head_of_qkv(dqkv, s, 2, afresh(blockIdx.y)), first, s, dv, 1.0f, values);
+    const int b_again = afresh(blockIdx.z), h_again = afresh(blockIdx.y);
+    store_sums<T>(head_of_qkv(dqkv, s, 1, b_again, h_again), first, s, dk, scale * ln_2, keys, row);
+    store_sums<T>(head_of_qkv(dqkv, s, 2, b_again, h_again), first, s, dv, 1.0f, values, row);
 }
 
 // Of head sizes up to `columns`
@@ -378,8 +381,8 @@ void launch_attention_backward(const LaunchContext& on, bf16* dqkv, const bf16* 
     constexpr std::size_t stages = SharedAllocator::bytes<bf16>(2 * T::stages * T::Moving::elements);
     constexpr std::size_t owned = 2 * SharedAllocator::bytes<bf16>(T::Owned::elements);
     constexpr std::size_t rows = SharedAllocator::bytes<float>(2 * T::stages * T::step);
-    const dim3 grid(static_cast<unsigned>(blocks_for(s.sequence, T::owned)),
-                    static_cast<unsigned>(s.all_heads()));
+    const dim3 grid(static_cast<unsigned>(blocks_for(s.sequence, T::owned)), static_cast<unsigned>(s.heads),
+                    static_cast<unsigned>(s.batch));
     launch(on, attention_backward_queries_kernel5<columns>, grid, T::threads, stages, dqkv, row_values, dout,
            qkv, out, lse, s, attention_scale(s));
     launch(on, attention_backward_keys_kernel5<columns>, grid, T::threads, owned + stages + rows, dqkv,
@@ -400,7 +403,7 @@ void attention_backward(const LaunchContext& on, X* dqkv, const X* dout, const X
                         const float* lse, void* workspace, const AttentionSizes& sizes) {
     check(sizes.head_size % 8 == 0 && sizes.head_size <= 128,
           "attention: the head size is not a multiple of 8 up to 128");
-    check(sizes.all_heads() <= 65535, "attention: more than 65535 heads in a batch");
+    check(sizes.batch <= 65535 && sizes.heads <= 65535, "attention: more than 65535 sequences or heads");
     auto* const row_values = static_cast<float*>(workspace);
     const auto launch_columns = [&]<int columns>() {
         if constexpr (std::is_same_v<X, float>) {

@@ -1,10 +1,10 @@
-// Causal attention backward without tensor cores: what fp32 runs (ops.h: attention_backward). All arithmetic is
-// in fp32 whatever X is, so that the kernel lab runs it with bf16 too. How it came about, and why there are two
-// kernels: dev/attention_backward.cu and attention_backward.cuh.
+// Causal attention backward without tensor cores: what fp32 runs (ops.h: attention_backward). All arithmetic
+// is in fp32 whatever X is, so that the kernel lab runs it with bf16 too. How it came about, and why there
+// are two kernels: dev/attention_backward.cu and attention_backward.cuh.
 //
-// Both kernels hold 32 rows of queries and 32 of keys in shared memory, one pair of which stays while the other
-// moves along the sequence. 256 threads make the 32x32 scores, 2x2 a thread, and then sums over their rows or
-// columns, of which a thread has a row's every eighth four columns.
+// Both kernels hold 32 rows of queries and 32 of keys in shared memory, one pair of which stays while the
+// other moves along the sequence. 256 threads make the 32x32 scores, 2x2 a thread, and then sums over their
+// rows or columns, of which a thread has a row's every eighth four columns.
 #pragma once
 
 #include "llmc/device/cuda/attention_tiles.cuh"
@@ -135,19 +135,19 @@ __global__ void __launch_bounds__(256, 1)
     attention_backward_queries_kernel2(X* dqkv, float* row_dots, const X* dout, const X* qkv, const X* out,
                                        const float* lse, AttentionSizes s, float scale) {
     using Plain = PlainBackward<columns>;
-    const int head = static_cast<int>(blockIdx.y);
+    const int b = static_cast<int>(blockIdx.z), h = static_cast<int>(blockIdx.y), head = b * s.heads + h;
     // The last queries see the most keys: they begin first.
     const int query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Plain::rows;
     SharedAllocator shared;
     Plain block;
     block.take(shared);
 
-    Plain::load_rows(block.queries, head_of_qkv(qkv, s, 0, head), query, s);
-    Plain::load_rows(block.dout, head_of_out(dout, s, head), query, s);
+    Plain::load_rows(block.queries, head_of_qkv(qkv, s, 0, b, h), query, s);
+    Plain::load_rows(block.dout, head_of_out(dout, s, b, h), query, s);
     __syncthreads();
     {
         const int r = Plain::sum_row(), t = query + r;
-        const X* const o = head_of_out(out, s, head).row(t);
+        const X* const o = head_of_out(out, s, b, h).row(t);
         const std::int64_t place = std::int64_t{head} * s.sequence + t;
         float d = 0;
         if (t < s.sequence) {
@@ -167,15 +167,15 @@ __global__ void __launch_bounds__(256, 1)
 
     typename Plain::Sums dq = {};
     for (int key = 0; key <= query; key += Plain::rows) {
-        Plain::load_rows(block.keys, head_of_qkv(qkv, s, 1, head), key, s);
-        Plain::load_rows(block.values, head_of_qkv(qkv, s, 2, head), key, s);
+        Plain::load_rows(block.keys, head_of_qkv(qkv, s, 1, b, h), key, s);
+        Plain::load_rows(block.values, head_of_qkv(qkv, s, 2, b, h), key, s);
         __syncthreads();
         block.make_scores(query, key, scale);
         __syncthreads();
         Plain::template add_products<false>(dq, block.ds, block.keys);
         __syncthreads();
     }
-    Plain::store_sums(head_of_qkv(dqkv, s, 0, head), query, s, dq, scale * ln_2);
+    Plain::store_sums(head_of_qkv(dqkv, s, 0, b, h), query, s, dq, scale * ln_2);
 }
 
 // A block owns 32 keys: dv_j = sum_t p_tj dout_t, dk_j = scale sum_t ds_tj q_t.
@@ -184,18 +184,18 @@ __global__ void __launch_bounds__(256, 1)
     attention_backward_keys_kernel2(X* dqkv, const float* row_dots, const X* dout, const X* qkv,
                                     const float* lse, AttentionSizes s, float scale) {
     using Plain = PlainBackward<columns>;
-    const int head = static_cast<int>(blockIdx.y);
+    const int b = static_cast<int>(blockIdx.z), h = static_cast<int>(blockIdx.y), head = b * s.heads + h;
     const int key = static_cast<int>(blockIdx.x) * Plain::rows;
     SharedAllocator shared;
     Plain block;
     block.take(shared);
-    Plain::load_rows(block.keys, head_of_qkv(qkv, s, 1, head), key, s);
-    Plain::load_rows(block.values, head_of_qkv(qkv, s, 2, head), key, s);
+    Plain::load_rows(block.keys, head_of_qkv(qkv, s, 1, b, h), key, s);
+    Plain::load_rows(block.values, head_of_qkv(qkv, s, 2, b, h), key, s);
 
     typename Plain::Sums dk = {}, dv = {};
     for (int query = key; query < s.sequence; query += Plain::rows) {
-        Plain::load_rows(block.queries, head_of_qkv(qkv, s, 0, head), query, s);
-        Plain::load_rows(block.dout, head_of_out(dout, s, head), query, s);
+        Plain::load_rows(block.queries, head_of_qkv(qkv, s, 0, b, h), query, s);
+        Plain::load_rows(block.dout, head_of_out(dout, s, b, h), query, s);
         if (threadIdx.x < Plain::rows) {
             const int r = static_cast<int>(threadIdx.x);
             const bool inside = query + r < s.sequence;
@@ -210,8 +210,8 @@ __global__ void __launch_bounds__(256, 1)
         Plain::template add_products<true>(dk, block.ds, block.queries);
         __syncthreads();
     }
-    Plain::store_sums(head_of_qkv(dqkv, s, 1, head), key, s, dk, scale * ln_2);
-    Plain::store_sums(head_of_qkv(dqkv, s, 2, head), key, s, dv, 1.0f);
+    Plain::store_sums(head_of_qkv(dqkv, s, 1, b, h), key, s, dk, scale * ln_2);
+    Plain::store_sums(head_of_qkv(dqkv, s, 2, b, h), key, s, dv, 1.0f);
 }
 
 // Of head sizes up to `columns`; row_dots fp32 (B,NH,T) is scratch.
@@ -221,7 +221,7 @@ void launch_plain_attention_backward(const LaunchContext& on, X* dqkv, const X* 
                                      const AttentionSizes& s) {
     using Plain = PlainBackward<columns>;
     const dim3 grid(static_cast<unsigned>(blocks_for(s.sequence, Plain::rows)),
-                    static_cast<unsigned>(s.all_heads()));
+                    static_cast<unsigned>(s.heads), static_cast<unsigned>(s.batch));
     launch(on, attention_backward_queries_kernel2<columns, X>, grid, Plain::threads, Plain::shared_bytes(),
            dqkv, row_dots, dout, qkv, out, lse, s, attention_scale(s));
     launch(on, attention_backward_keys_kernel2<columns, X>, grid, Plain::threads, Plain::shared_bytes(), dqkv,
