@@ -14,7 +14,7 @@ namespace llmc::cuda {
 namespace detail {
 
 // The softmax of the rows of a warp's blocks over the keys seen so far, for scores s that are to be multiplied by
-// `scale`: sum = sum_j 2^((s_j - greatest) scale), with log2(e) in the scale. A lane holds two rows of each block
+// `scale`: sum = sum_j 2^(s_j scale - greatest), with log2(e) in the scale. A lane holds two rows of each block
 // of 16, and of their sums only its own columns.
 template <int row_blocks>
 struct RunningSoftmax {
