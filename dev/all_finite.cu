@@ -45,7 +45,7 @@ class AllFinite : public Problem {
         const auto blocks = [&](std::int64_t threads) {
             return static_cast<unsigned>(blocks_for<std::int64_t>(threads, block_size));
         };
-        if (variant != 3) llmc::cuda::fill(on, flag_.data(), std::int32_t{1}, 1);
+        if (variant != 3) llmc::cuda::fill(on, flag_.data(), std::int32_t{1}, 1, warp_threads);
         switch (variant) {
             case 1:
                 return launch(on, all_finite_kernel1<X>, blocks(n_), block_size, 0, flag_.data(), x_.data(),

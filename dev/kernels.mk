@@ -4,7 +4,8 @@
 
 # The folder of CUDA's headers, and of nvcc where bin/nvcc is in it.
 CUDA := $(shell scripts/deps.sh cuda)
-GPU_ARCH ?= 80 86 90a
+# sm_80's code runs on sm_86 and sm_89 too.
+GPU_ARCH ?= 80 90a
 NVCC := $(wildcard $(CUDA)/bin/nvcc)
 GPU := $(wildcard /dev/nvidia0)
 

@@ -22,10 +22,10 @@ std::vector<Rival> rivals_of(const std::string&, llmc::DType, const std::vector<
 
 std::optional<KernelFigures> kernel_figures(const llmc::cuda::Chip& chip, const void* kernel) {
     static const simt::KernelReport report = simt::read_kernel_report(simt::kernel_report_path());
-    const auto of_chip = report.find(chip.architecture);
-    if (of_chip == report.end()) return std::nullopt;
-    const auto figures = of_chip->second.find(simt::symbol_of(kernel));
-    if (figures == of_chip->second.end()) return std::nullopt;
+    const auto* of_chip = simt::figures_on(report, chip.architecture);
+    if (!of_chip) return std::nullopt;
+    const auto figures = of_chip->find(simt::symbol_of(kernel));
+    if (figures == of_chip->end()) return std::nullopt;
     const auto& f = figures->second;
     return KernelFigures{f.registers, f.static_shared_bytes, f.stack_bytes + f.spill_bytes};
 }

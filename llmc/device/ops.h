@@ -117,6 +117,9 @@ class Ops {
     virtual void gelu_backward(const Tensor& din, const Tensor& dout, const Tensor& in) = 0;
 
     // ---- causal attention ----
+    //
+    // In bf16 the exponentials and ds below may be rounded to bf16 before they are multiplied by v, dout, k or q;
+    // the sum of the exponentials is of unrounded ones.
 
     // With q, k, v = qkv[:,:,0..2], for each b, head, and t:
     //   s_j = q_t . k_j / sqrt(HS), j <= t;  lse_t = ln sum_j exp(s_j);  out_t = sum_j exp(s_j - lse_t) v_j

@@ -26,9 +26,19 @@ using llmc::cuda::to_float;
 // Inputs are drawn afresh in each run; the seed is printed, and KERNEL_SEED repeats it.
 std::uint64_t seed();
 
-// Where to launch: the limits of sm_80, sm_86 and sm_90 on the executor, the GPU itself on a GPU.
+// Where to launch: the limits of sm_80, sm_86 and sm_90 on the executor (under ThreadSanitizer of sm_80 alone), the
+// GPU itself on a GPU.
 std::vector<LaunchContext> launch_contexts();
 void synchronize();
+
+// While it lives, kernels run that the compiler's report does not know, since it is made of dev/*.cu: a test's own.
+class UnreportedKernels {
+  public:
+    UnreportedKernels();
+    ~UnreportedKernels();
+    UnreportedKernels(const UnreportedKernels&) = delete;
+    UnreportedKernels& operator=(const UnreportedKernels&) = delete;
+};
 
 // Under ThreadSanitizer, which is slow, the smallest of a test's shapes alone.
 template <class Shape>

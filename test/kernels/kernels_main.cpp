@@ -20,7 +20,7 @@ std::uint64_t seed() {
 }
 
 std::vector<LaunchContext> launch_contexts() {
-#ifdef __CUDACC__
+#if defined(__CUDACC__) || defined(SIMT_THREAD)  // races are the same on all chips
     return {lab::gpu_context()};
 #else
     return {{llmc::cuda::sm_80}, {llmc::cuda::sm_86}, {llmc::cuda::sm_90}};
@@ -28,6 +28,16 @@ std::vector<LaunchContext> launch_contexts() {
 }
 
 void synchronize() { lab::synchronize(); }
+
+#ifdef __CUDACC__
+UnreportedKernels::UnreportedKernels() {}
+UnreportedKernels::~UnreportedKernels() {}
+#else
+UnreportedKernels::UnreportedKernels() { simt::options().report.clear(); }
+UnreportedKernels::~UnreportedKernels() {
+    simt::options().report = simt::read_kernel_report(simt::kernel_report_path());
+}
+#endif
 
 llmc::Ops& cpu() {
     static const auto device = llmc::make_cpu_device(1);

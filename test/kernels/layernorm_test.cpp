@@ -1,4 +1,4 @@
-// Layernorm's kernels against the CPU device.
+// Layernorm forward, alone and of a sum, against the CPU device.
 #include "llmc/device/cuda/layernorm_forward.cuh"
 #include "test/kernels/kernel_test.h"
 
@@ -9,7 +9,36 @@ struct Shape {
     std::int64_t rows;
     int channels;
 };
-const std::vector<Shape> layernorm_shapes = {{2, 8}, {1, 768}, {7, 264}, {33, 384}, {4, 1600}};
+const std::vector<Shape> layernorm_shapes = {
+    {2, 8},
+    {1, 768},
+    {7, 264},
+    {33, 384},
+    {4, 1600},
+    // Fewer rows a block than threads would do: shared memory is full.
+    {5, 12288}};
+
+// Sums of C terms, of which the largest is below 8 here, on both devices; |normalized| < sqrt(C).
+template <class X>
+void compare(Comparison& comparison, const Array<X>& out, const Array<float>& mean, const Array<float>& rstd,
+             const Array<X>& in, const Array<X>& gamma, const Array<X>& expected,
+             const Array<float>& expected_mean, const Array<float>& expected_rstd) {
+    const std::int64_t channels = gamma.size();
+    const double n = static_cast<double>(channels), u = lab::unit_roundoff<float>;
+    for (std::int64_t r = 0; r < mean.size(); ++r) {
+        const double mean_error = 2 * n * u * 8;
+        const double rstd_error = expected_rstd[r] * (n + 10) * u;
+        comparison.see("mean", r, mean[r], expected_mean[r], mean_error);
+        comparison.see("rstd", r, rstd[r], expected_rstd[r], rstd_error);
+        for (std::int64_t i = r * channels; i < (r + 1) * channels; ++i) {
+            const double normalized = (to_float(in[i]) - expected_mean[r]) * expected_rstd[r];
+            const double error = std::fabs(to_float(gamma[i % channels])) *
+                                 (mean_error * expected_rstd[r] + std::fabs(normalized) * (n + 14) * u);
+            comparison.see("out", i, to_float(out[i]), to_float(expected[i]),
+                           twice_rounded<X>(to_float(expected[i]), error));
+        }
+    }
+}
 
 template <class X>
 class LayerNorm : public Kernels<X> {};
@@ -32,23 +61,44 @@ TYPED_TEST(LayerNorm, Forward) {
             cpu().layernorm_forward(tensor(expected, {rows, channels}), tensor(expected_mean, {rows}),
                                     tensor(expected_rstd, {rows}), tensor(in, {rows, channels}),
                                     tensor(gamma, {channels}), tensor(beta, {channels}));
-            // Sums of C terms, of which the largest is below 8 here, on both devices; |normalized| < sqrt(C).
-            const double n = channels, u = lab::unit_roundoff<float>;
             Comparison comparison;
-            for (std::int64_t r = 0; r < rows; ++r) {
-                const double mean_error = 2 * n * u * 8;
-                const double rstd_error = expected_rstd[r] * (n + 10) * u;
-                comparison.see("mean", r, mean[r], expected_mean[r], mean_error);
-                comparison.see("rstd", r, rstd[r], expected_rstd[r], rstd_error);
-                for (std::int64_t i = r * channels; i < (r + 1) * channels; ++i) {
-                    const double normalized = (to_float(in[i]) - expected_mean[r]) * expected_rstd[r];
-                    const double error =
-                        std::fabs(to_float(gamma[i % channels])) *
-                        (mean_error * expected_rstd[r] + std::fabs(normalized) * (n + 14) * u);
-                    comparison.see("out", i, to_float(out[i]), to_float(expected[i]),
-                                   twice_rounded<X>(to_float(expected[i]), error));
-                }
+            compare(comparison, out, mean, rstd, in, gamma, expected, expected_mean, expected_rstd);
+            EXPECT_TRUE(comparison.good()) << comparison.first_failure();
+        }
+    }
+}
+
+TYPED_TEST(LayerNorm, FusedResidualForward) {
+    using X = TypeParam;
+    for (const auto& on : launch_contexts()) {
+        for (const auto& [rows, channels] : shapes(layernorm_shapes)) {
+            Draw draw(seed());
+            const std::int64_t n = rows * channels;
+            Array<X> in1(n), in2(n), gamma(channels), beta(channels), residual(n), out(n), again(n);
+            Array<float> mean(rows), rstd(rows);
+            draw.normal(in1, 1, 0.5);
+            draw.normal(in2, 0.5);
+            draw.normal(gamma, 0.5, 1);
+            draw.normal(beta, 0.5);
+            for (X* to : {again.data(), out.data()}) {
+                llmc::cuda::fused_residual_layernorm_forward(on, residual.data(), to, mean.data(),
+                                                             rstd.data(), in1.data(), in2.data(),
+                                                             gamma.data(), beta.data(), rows, channels);
+                synchronize();
             }
+            EXPECT_EQ(std::memcmp(out.data(), again.data(), out.bytes()), 0);
+            Array<X> expected_residual(n), expected(n);
+            Array<float> expected_mean(rows), expected_rstd(rows);
+            cpu().fused_residual_layernorm_forward(
+                tensor(expected_residual, {rows, channels}), tensor(expected, {rows, channels}),
+                tensor(expected_mean, {rows}), tensor(expected_rstd, {rows}), tensor(in1, {rows, channels}),
+                tensor(in2, {rows, channels}), tensor(gamma, {channels}), tensor(beta, {channels}));
+            Comparison comparison;
+            // An addition and a rounding: the same on every device.
+            for (std::int64_t i = 0; i < n; ++i) {
+                comparison.see_equal("residual", i, to_float(residual[i]), to_float(expected_residual[i]));
+            }
+            compare(comparison, out, mean, rstd, residual, gamma, expected, expected_mean, expected_rstd);
             EXPECT_TRUE(comparison.good()) << comparison.first_failure();
         }
     }

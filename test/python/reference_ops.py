@@ -252,8 +252,8 @@ def scores_formula(qkv):
     return einsum("bthd,bjhd->bhtj", scaled(qkv[:, :, 0]), qkv[:, :, 1]), np.tri(qkv.shape[1], dtype=bool)
 
 
-def attention_formula(qkv):
-    """(out, lse)"""
+def attention_formula(qkv, dtype):
+    """(out, lse). In bf16 a device may round the terms of the softmax before they are multiplied by v, but not their sum."""
     scores, past = scores_formula(qkv)
     # Whatever number is subtracted, it cancels in out and is added in lse: it has no error. Where a running maximum is
     # subtracted, the terms so far are multiplied by exp(old - new) as it rises: at most MAXIMA times, each with the
@@ -265,14 +265,14 @@ def attention_formula(qkv):
     rescaling = bounded.UNIT * (MAXIMA * (bounded.FUNCTION_UNITS + 1) + greatest - least)
     terms = Bounded(terms.value, terms.error + rescaling * terms.largest)
     total = terms.sum(-1, keepdims=True)
-    out = einsum("bhtj,bjhd->bthd", terms, qkv[:, :, 2]) * (1.0 / total).rearranged(lambda x: np.moveaxis(x, 1, 2))
+    out = einsum("bhtj,bjhd->bthd", terms.stored(dtype), qkv[:, :, 2]) * (1.0 / total).rearranged(lambda x: np.moveaxis(x, 1, 2))
     return out, (greatest + bounded.log(total))[..., 0]
 
 
 def attention_forward(make, B, T, NH, HS, integers=0, offset=0.0):
     qkv = attention_operand(make, B, T, NH, HS, integers, offset)
     exact_out, exact_lse = torch_attention(leaf(qkv))
-    out, lse = attention_formula(qkv)
+    out, lse = attention_formula(qkv, make.dtype)
     return make_case({"qkv": qkv}, {"out": exact_out, "lse": exact_lse}, {"out": out.stored(make.dtype), "lse": lse})
 
 
@@ -292,6 +292,8 @@ def attention_backward(make, B, T, NH, HS, integers=0):
     p = bounded.exp((scores - lse[..., None]).where(past)).where(past)
     D = (Bounded(dout) * out).sum(-1).rearranged(lambda x: np.moveaxis(x, 2, 1)[..., None])
     ds = (p * (einsum("bthd,bjhd->bhtj", dout, v) - D)).where(past)
+    # A device may round both before they are multiplied.
+    p, ds = p.stored(make.dtype), ds.stored(make.dtype)
     dqkv = bounded.stack([einsum("bhtj,bjhd->bthd", ds, scaled(k)), einsum("bhtj,bthd->bjhd", ds, scaled(q)),
                           einsum("bhtj,bthd->bjhd", p, dout)], axis=2)
     return make_case({"qkv": qkv, "dout": dout, "out": given_out, "lse": given_lse}, {"dqkv": qkv_leaf.grad},

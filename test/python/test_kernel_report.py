@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 REPORT = pathlib.Path(os.environ["BUILD_DIR"], "nvcc/report.txt")
 READER = ROOT / "dev/lab/kernel_report.py"
 OF_LLMC = "_ZN4llmc4cuda"  # how the names of llmc::cuda begin
-CHIPS = {80, 86, 90}
+CHIPS = {80, 90}
 
 
 def cuda_compiler():

@@ -51,7 +51,7 @@ def test_equals_pytorch(op_probe, tmp_path, seed, op, dtype):
     compare(op_probe, tmp_path, seed, op, dtype)
 
 
-@pytest.mark.parametrize("op", ["matmul_forward", "matmul_backward"])
+@pytest.mark.parametrize("op", ["matmul_forward", "matmul_backward", "attention_forward", "attention_backward"])
 def test_equals_pytorch_without_bf16_instructions(op_probe, tmp_path, seed, op):
     """On this processor as on one that has AVX2 only: oneDNN is told to use nothing newer."""
     compare(op_probe, tmp_path, seed, op, "bf16", DNNL_MAX_CPU_ISA="AVX2")

@@ -95,6 +95,28 @@ inline std::uint32_t ballot(std::uint32_t mask, bool vote, const Site& site) {
     return argument;
 }
 
+// The lanes of the mask that have the same value.
+template <class T>
+std::uint32_t match_any(std::uint32_t mask, T value, const Site& site) {
+    struct Argument {
+        T value;
+        std::uint32_t peers;
+    } argument{value, 0};
+    meet_warp(
+        mask,
+        [](Lanes lanes, const Site&) {
+            for (int i = 0; i < 32; ++i) {
+                auto* to = static_cast<Argument*>(lanes[i]);
+                for (int j = 0; to && j < 32; ++j) {
+                    auto* other = static_cast<Argument*>(lanes[j]);
+                    if (other && other->value == to->value) to->peers |= 1u << j;
+                }
+            }
+        },
+        &argument, site);
+    return argument.peers;
+}
+
 template <class T>
 T* aligned(T* pointer, const Site& site) {
     if (reinterpret_cast<std::uintptr_t>(pointer) % sizeof(T) != 0) fail(site, "a misaligned access");
@@ -141,6 +163,10 @@ inline int __any_sync(std::uint32_t mask, bool vote, SIMT_SITE) {
 }
 inline int __all_sync(std::uint32_t mask, bool vote, SIMT_SITE) {
     return simt::ballot(mask, !vote, site) == 0;
+}
+template <std::integral T>
+std::uint32_t __match_any_sync(std::uint32_t mask, T value, SIMT_SITE) {
+    return simt::match_any(mask, value, site);
 }
 
 // ---- memory ----

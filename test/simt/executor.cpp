@@ -75,6 +75,7 @@ struct Run {
     std::vector<unsigned> warp_order;
     std::vector<Thread*> at_barrier;
     unsigned returned = 0;
+    unsigned turn = 0;  // another one for each block
     Thread* current = nullptr;
     std::vector<SharedArray> static_arrays, dynamic_arrays;
     // Of blocks that ended. Freed when the launch has: free counts as a write, and blocks are not ordered.
@@ -232,6 +233,7 @@ void begin_block(unsigned index) {
     const dim3 block = run.grid->threads;
     blockIdx = {index % grid.x, index / grid.x % grid.y, index / (grid.x * grid.y)};
     run.returned = 0;
+    ++run.turn;
     for (auto* arrays : {&run.static_arrays, &run.dynamic_arrays}) {
         for (SharedArray& array : *arrays) run.done.push_back(std::move(array));
         arrays->clear();
@@ -253,7 +255,8 @@ void begin_block(unsigned index) {
         thread.copy_groups.clear();
         thread.barriers = 0;
         thread.collectives.clear();
-        thread.fiber = std::make_unique<Fiber>([&thread] {
+        thread.fiber = std::make_unique<Fiber>(run.turn, [&thread] {
+            acquire_from(&run.turn);
             run.grid->run_thread(run.grid->call);
             thread.waiting = Waiting::returned;
             release_to(&run);
@@ -304,9 +307,10 @@ void check_launch(const Chip& chip, const Grid& grid) {
                std::to_string(chip.shared_bytes_per_block) + on_chip);
     }
     if (options().report.empty()) return;
-    const auto& of_chip = options().report[chip.architecture];
-    const auto figures = of_chip.find(symbol_of(grid.kernel));
-    if (figures == of_chip.end()) refuse("the compiler's report" + on_chip + " lacks this kernel");
+    const auto* of_chip = figures_on(options().report, chip.architecture);
+    if (!of_chip) refuse("the compiler's report has nothing" + on_chip);
+    const auto figures = of_chip->find(symbol_of(grid.kernel));
+    if (figures == of_chip->end()) refuse("the compiler's report" + on_chip + " lacks this kernel");
     const int registers = figures->second.registers;
     if (llmc::cuda::block_registers(static_cast<int>(threads), registers) >
         Chip::registers_per_multiprocessor) {
@@ -444,6 +448,7 @@ void run_grid(const Chip& chip, const Grid& grid) {
     std::vector<unsigned> order(std::size_t{grid.blocks.x} * grid.blocks.y * grid.blocks.z);
     std::iota(order.begin(), order.end(), 0u);
     if (options().seed != 0) std::shuffle(order.begin(), order.end(), run.random);
+    release_to(&run.turn);  // what the host wrote before the launch
     {
         const Unseen bookkeeping;
         for (const unsigned block : order) run_block(block);

@@ -168,6 +168,8 @@ TEST(Limits, OfRegisters) {
     simt::options().report[80][symbol].registers = 1025;
     EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, 1, 64, 0),
                  "64 threads with 1025 registers each; a block has 65536");
+    EXPECT_DEATH(launch_empty(llmc::cuda::sm_86, 1, 64, 0), "64 threads with 1025 registers each");
+    EXPECT_DEATH(launch_empty(llmc::cuda::sm_90, 1, 64, 0), "the compiler's report has nothing on sm_90");
     simt::options().report[80].erase(symbol);
     simt::options().report[80]["another"].registers = 32;
     EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, 1, 64, 0),

@@ -1,10 +1,8 @@
 // fiber.h. Compiled without sanitizers.
 #include "simt/fiber.h"
 
-#include <sys/mman.h>
-
+#include <array>
 #include <boost/context/protected_fixedsize_stack.hpp>
-#include <deque>
 #include <utility>
 #include <vector>
 
@@ -20,38 +18,35 @@ namespace {
 
 using boost::context::stack_context;
 
-// Of address space: pages that are not touched cost no memory. (ThreadSanitizer pays for all of it.)
-#ifdef SIMT_THREAD
-constexpr std::size_t stack_bytes = 64 << 10;
-#else
+// Of address space: pages that are not touched cost no memory.
 constexpr std::size_t stack_bytes = 256 << 10;
-#endif
 
-// Stacks, each with a guard page, are used again: mapping one takes longer than most threads run.
-class StackPool {
-  public:
-    stack_context take() {
-        if (free_.empty()) return boost::context::protected_fixedsize_stack(stack_bytes).allocate();
-        const stack_context stack = free_.back();
-        free_.pop_back();
-#ifdef SIMT_THREAD
-        // Mapped anew, ThreadSanitizer forgets who used it before.
-        mmap(bottom(stack), stack_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
-             0);
-#endif
-        return stack;
-    }
-    void give_back(const stack_context& stack) { free_.push_back(stack); }
-
-    static void* bottom(const stack_context& stack) { return static_cast<char*>(stack.sp) - stack_bytes; }
-
-  private:
-    std::vector<stack_context> free_;
+// What a fiber runs on. Seats are used again, since making one takes longer than most threads run; each turn has
+// its own.
+struct Seat {
+    stack_context stack;              // with a guard page
+    void* sanitizer_fiber = nullptr;  // what ThreadSanitizer takes for a thread
 };
 
-StackPool& stacks() {
-    static StackPool pool;
-    return pool;
+Seat new_seat() {
+    Seat seat{boost::context::protected_fixedsize_stack(stack_bytes).allocate(), nullptr};
+#ifdef SIMT_THREAD
+    seat.sanitizer_fiber = __tsan_create_fiber(0);
+#endif
+    return seat;
+}
+
+std::vector<Seat>& free_seats(unsigned turn) {
+    static std::array<std::vector<Seat>, Fiber::turns> seats;
+    return seats[turn % Fiber::turns];
+}
+
+Seat take_seat(unsigned turn) {
+    auto& seats = free_seats(turn);
+    if (seats.empty()) return new_seat();
+    const Seat seat = seats.back();
+    seats.pop_back();
+    return seat;
 }
 
 // The stack belongs to the Fiber, not to Boost's object.
@@ -67,12 +62,6 @@ struct Host {
     std::size_t stack_size = 0;
     void* thread_fiber = nullptr;
 } host;
-
-#ifdef SIMT_THREAD
-// The fibers that ended last. ThreadSanitizer gives a dead one's number to the next, and would take the two for
-// one thread, which has no races with itself.
-std::deque<void*> dead_fibers;
-#endif
 
 // On the fiber's stack, after a switch to it.
 void arrive_on(void* sanitizer_stack) {
@@ -97,7 +86,10 @@ void leave_for_host(void** kept) {
 
 }  // namespace
 
-Fiber::Fiber(std::function<void()> function) : stack_(stacks().take()), function_(std::move(function)) {
+Fiber::Fiber(unsigned turn, std::function<void()> function) : turn_(turn), function_(std::move(function)) {
+    const Seat seat = take_seat(turn);
+    stack_ = seat.stack;
+    sanitizer_fiber_ = seat.sanitizer_fiber;
     const boost::context::preallocated place(stack_.sp, stack_.size, stack_);
     context_ = boost::context::fiber(std::allocator_arg, place, KeepsStack{},
                                      [this](boost::context::fiber&& to_host) {
@@ -107,26 +99,14 @@ Fiber::Fiber(std::function<void()> function) : stack_(stacks().take()), function
                                          leave_for_host(nullptr);
                                          return std::move(context_);
                                      });
-#ifdef SIMT_THREAD
-    sanitizer_fiber_ = __tsan_create_fiber(0);
-#endif
 }
 
-Fiber::~Fiber() {
-#ifdef SIMT_THREAD
-    constexpr std::size_t kept = 2048;
-    dead_fibers.push_back(sanitizer_fiber_);
-    if (dead_fibers.size() > kept) {
-        __tsan_destroy_fiber(dead_fibers.front());
-        dead_fibers.pop_front();
-    }
-#endif
-    stacks().give_back(stack_);
-}
+Fiber::~Fiber() { free_seats(turn_).push_back({stack_, sanitizer_fiber_}); }
 
 void Fiber::resume() {
 #ifdef SIMT_ADDRESS
-    __sanitizer_start_switch_fiber(&host.address_stack, StackPool::bottom(stack_), stack_bytes);
+    __sanitizer_start_switch_fiber(&host.address_stack, static_cast<char*>(stack_.sp) - stack_bytes,
+                                   stack_bytes);
 #endif
 #ifdef SIMT_THREAD
     host.thread_fiber = __tsan_get_current_fiber();

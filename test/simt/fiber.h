@@ -9,7 +9,10 @@ namespace simt {
 
 class Fiber {
   public:
-    explicit Fiber(std::function<void()> function);
+    // Fibers of one turn come after each other for ThreadSanitizer, where a later one sits in an earlier one's seat;
+    // those of the next three turns have seats of their own, and nothing orders them.
+    static constexpr unsigned turns = 4;
+    Fiber(unsigned turn, std::function<void()> function);
     ~Fiber();
     Fiber(const Fiber&) = delete;
     Fiber& operator=(const Fiber&) = delete;
@@ -20,6 +23,7 @@ class Fiber {
   private:
     boost::context::fiber context_;  // of the fiber while the host runs, and the other way round
     boost::context::stack_context stack_;
+    unsigned turn_;
     std::function<void()> function_;
     void* sanitizer_stack_ = nullptr;  // AddressSanitizer's, of this fiber while it is suspended
     void* sanitizer_fiber_ = nullptr;  // ThreadSanitizer's

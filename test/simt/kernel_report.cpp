@@ -21,6 +21,13 @@ KernelReport read_kernel_report(const std::string& path) {
     return report;
 }
 
+const std::map<std::string, KernelFigures>* figures_on(const KernelReport& report, int architecture) {
+    auto after = report.upper_bound(architecture);
+    if (after == report.begin()) return nullptr;
+    --after;
+    return after->first / 10 == architecture / 10 ? &after->second : nullptr;
+}
+
 std::string kernel_report_path() {
     const char* path = std::getenv("KERNEL_REPORT");
     return path ? path : "build/nvcc/report.txt";

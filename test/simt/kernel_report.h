@@ -18,6 +18,10 @@ struct KernelFigures {
 using KernelReport = std::map<int, std::map<std::string, KernelFigures>>;
 KernelReport read_kernel_report(const std::string& path);
 
+// Of the code that runs on a chip: its own, or else the nearest earlier one's of the same generation, as sm_80's runs on
+// sm_86. Null where the report has neither.
+const std::map<std::string, KernelFigures>* figures_on(const KernelReport& report, int architecture);
+
 // Where the file is: what the environment's KERNEL_REPORT says, or where `make` writes it.
 std::string kernel_report_path();
 

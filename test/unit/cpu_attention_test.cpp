@@ -25,14 +25,9 @@ constexpr std::array sizes = {Sizes{1, 1, 1, 5},   Sizes{2, 13, 3, 5},  Sizes{3,
                               Sizes{1, 64, 2, 64}, Sizes{1, 70, 3, 40}, Sizes{2, 130, 1, 16},
                               Sizes{1, 300, 1, 8}};
 
-Operations operations(const Sizes& s, int threads = 3) {
-    return Operations(WorkspaceRequest{s.B, s.T, s.NH * s.HS, s.NH, 1, 1, DType::bf16}, false, threads);
-}
-
 // The scores, probabilities and their bounds for one query.
 //
-// A score is a sum of HS products of a q that was multiplied by 1/sqrt(HS): its error is at most
-// e = (HS + 3) u sum|q k| / sqrt(HS). An exponential exp(s - m) comes with the errors of both, the rounding
+// A score is a sum of HS products times 1/sqrt(HS): its error is at most e = (HS + 3) u sum|q k| / sqrt(HS). An exponential exp(s - m) comes with the errors of both, the rounding
 // of their difference and 2.2 u: relative 2 e + (|s - m| + 3) u, where m is the greatest score or lse and a
 // difference of more than 87 gives nothing (2^-125) instead.
 struct Query {
@@ -64,10 +59,17 @@ struct Query {
     double p_error = 0.0;  // relative
 };
 
-class CpuAttention : public testing::TestWithParam<DType> {
+class CpuAttention : public testing::TestWithParam<Arithmetic> {
   protected:
-    DType X = GetParam();
-    double uX = roundoff(GetParam());
+    DType X = GetParam().dtype;
+    double uX = roundoff(X);
+    // Where bf16 matrices are multiplied, probabilities and the scores' gradients are rounded to that before.
+    double u_factor = GetParam().native_bf16 ? uX : 0.0;
+
+    Operations operations(const Sizes& s, int threads = 3) const {
+        return Operations(WorkspaceRequest{s.B, s.T, s.NH * s.HS, s.NH, 1, 1, X}, GetParam().native_bf16,
+                          threads);
+    }
 
     void check_forward(const Sizes& s, const OwnedTensor& qkv) const {
         OwnedTensor out = garbage(X, s.out());
@@ -98,7 +100,8 @@ class CpuAttention : public testing::TestWithParam<DType> {
                         }
                         const auto i = static_cast<std::size_t>(s.at(b, t, h, c));
                         reference[i] = value;
-                        bound[i] = relative * size + uX * std::fabs(value);
+                        const double error = (relative + u_factor) * size;
+                        bound[i] = error + uX * (std::fabs(value) + error);
                     }
                 }
             }
@@ -134,8 +137,8 @@ TEST_P(CpuAttention, BackwardOverwrites) {
         ops->attention_backward(dqkv, dout, qkv, out, lse);
 
         // `out` and lse are data here. With e the relative error of p, a difference dout . v - D has those of
-        // two sums of HS products, E, so that ds has |ds| (e + 2 u) + p E; the sums over keys or queries add
-        // T + 3 roundings.
+        // two sums of HS products, E, so that ds has |ds| (e + 2 u) + p E; p and ds may be rounded to bf16; the
+        // sums over keys or queries add T + 3 roundings.
         std::vector<double> reference(static_cast<std::size_t>(qkv->elements()), 0.0);
         std::vector<double> error(reference.size(), 0.0);
         const auto head_size = static_cast<double>(s.HS);
@@ -143,8 +146,9 @@ TEST_P(CpuAttention, BackwardOverwrites) {
         const auto add = [&](int part, std::int64_t b, std::int64_t t, std::int64_t h, std::int64_t c,
                              double factor, double factor_error, double other) {
             const auto i = static_cast<std::size_t>(s.in_qkv(part, b, t, h, c));
+            const double rounded = factor_error + u_factor * (std::fabs(factor) + factor_error);
             reference[i] += factor * other;
-            error[i] += (factor_error + sums * std::fabs(factor)) * std::fabs(other);
+            error[i] += (rounded + sums * (std::fabs(factor) + rounded)) * std::fabs(other);
         };
         for (std::int64_t b = 0; b < s.B; ++b) {
             for (std::int64_t h = 0; h < s.NH; ++h) {
@@ -237,8 +241,8 @@ TEST_P(CpuAttention, WrongShapesAreRefused) {
                  ProgrammingError);
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, CpuAttention, testing::Values(DType::fp32, DType::bf16),
-                         [](const auto& param) { return std::string(name_of(param.param)); });
+INSTANTIATE_TEST_SUITE_P(DTypes, CpuAttention, testing::ValuesIn(arithmetics()),
+                         [](const auto& param) { return param.param.name(); });
 
 }  // namespace
 

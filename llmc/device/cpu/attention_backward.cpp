@@ -17,26 +17,33 @@ namespace {
 
 // A head's keys, values and their gradients, and what a block of queries needs. Matrices that stand on the
 // right of a product are in panels (head_tiles.h).
+template <class E>
 struct BackwardScratch {
     BackwardScratch(float* memory, const AttentionSizes& s) {
         Scratch scratch(memory);
-        for (float** head : {&keys, &keys_transposed, &values_transposed, &dkeys, &dvalues}) {
-            *head = scratch.take_zeroed(s.head_floats());
+        for (E** head : {&keys, &keys_panels, &values}) *head = scratch.take<E>(s.head_elements());
+        for (float** head : {&dkeys, &dvalues}) *head = scratch.take<float>(s.head_elements());
+        for (E** block : {&rows, &queries_transposed, &queries_panels, &dout_transposed, &dout_panels}) {
+            *block = scratch.take<E>(query_block * s.padded_head());
         }
-        for (float** block : {&queries, &queries_panels, &dout, &dout_panels, &dqueries}) {
-            *block = scratch.take(query_block * s.padded_head());
+        dqueries = scratch.take<float>(query_block * s.padded_head());
+        for (float** block : {&probabilities, &dscores}) {
+            *block = scratch.take<float>(query_block * key_block);
         }
-        probabilities = scratch.take(query_block * score_columns);
-        dscores = scratch.take(query_block * score_columns);
+        for (E** block : {&left_probabilities, &left_dscores}) {
+            *block = scratch.take<E>(query_block * key_block);
+        }
     }
 
-    float *keys, *keys_transposed, *values_transposed;
+    E *keys, *keys_panels, *values;
     float *dkeys, *dvalues;
-    float *queries, *queries_panels;  // times 1 / sqrt(HS)
-    float *dout, *dout_panels;
+    E* rows;  // queries, then dout, as they are copied
+    E *queries_transposed, *queries_panels;
+    E *dout_transposed, *dout_panels;
     float* dqueries;
     float* probabilities;
-    float* dscores;  // first dout . v, then the gradient of the scores
+    float* dscores;                        // first dout . v, then the gradient of the scores
+    E *left_probabilities, *left_dscores;  // for left_hand()
 };
 
 template <class X>
@@ -46,88 +53,90 @@ struct HeadTensors {
     const float* lse;
 };
 
-// One row: scores become probabilities, dout . v the scores' gradient. Keys behind the query get 0 in both.
-void backward_scores(float* probabilities, float* dscores, const ScoreBlock& block, std::int64_t row,
-                     float lse, float d) {
-    const std::int64_t panels = hide_unseen(probabilities, block, row);
+// Rows [first, first + count) of a head become `factor` times those of a matrix.
+template <class X>
+void store_rows(HeadRows<X> to, const float* from, const AttentionSizes& s, std::int64_t first,
+                std::int64_t count, float factor) {
+    for (std::int64_t t = 0; t < count; ++t) {
+        X* row = to.row(first + t);
+        const float* values = from + t * s.padded_head();
 #pragma omp simd
-    for (std::int64_t j = 0; j < panels; ++j) {
-        probabilities[j] = exponential(probabilities[j] - lse);
-        dscores[j] = probabilities[j] * (dscores[j] - d);
+        for (std::int64_t c = 0; c < s.head_size; ++c) row[c] = from_float<X>(values[c] * factor);
     }
-    std::fill(probabilities + panels, probabilities + block.keys, 0.0F);
-    std::fill(dscores + panels, dscores + block.keys, 0.0F);
 }
 
-template <class X>
-void backward_block(const HeadTensors<X>& head, const BackwardScratch& scratch, const AttentionSizes& s,
-                    std::int64_t query) {
-    const std::int64_t rows = std::min(query_block, s.sequence - query);
-    const std::int64_t columns = s.padded_head();
-    const float scale = 1.0F / std::sqrt(static_cast<float>(s.head_size));
-    // Rows and columns of padding must be zeros here: they are terms of the sums over queries.
-    for (float* block :
-         {scratch.queries, scratch.queries_panels, scratch.dout, scratch.dout_panels, scratch.dqueries}) {
-        std::fill_n(block, query_block * columns, 0.0F);
-    }
-    copy_rows(scratch.queries, head.q, s, query, rows, scale);
-    copy_panels(scratch.queries_panels, query_block, head.q, s, query, rows, scale);
-    copy_rows(scratch.dout, head.dout, s, query, rows, 1.0F);
-    copy_panels(scratch.dout_panels, query_block, head.dout, s, query, rows, 1.0F);
+// What is known of each query of a block.
+struct QueryBlock {
     float lse[query_block] = {};
     float d[query_block] = {};  // D_t = dout_t . out_t
-    for (std::int64_t i = 0; i < rows; ++i) {
-        lse[i] = head.lse[query + i];
-        d[i] = lane_sum<float>(
+};
+
+// One key's row: products q . k become probabilities, dout . v the scores' gradient. Queries before the key get
+// 0 in both.
+void backward_scores(float* probabilities, float* dscores, const ScoreBlock& block, std::int64_t row,
+                     const QueryBlock& queries, float scale) {
+#pragma omp simd
+    for (std::int64_t i = 0; i < block.queries; ++i) {
+        probabilities[i] = exponential(std::fma(probabilities[i], scale, -queries.lse[i]));
+        dscores[i] = probabilities[i] * (dscores[i] - queries.d[i]);
+    }
+    std::fill_n(probabilities, block.unseeing(row), 0.0F);
+    std::fill_n(dscores, block.unseeing(row), 0.0F);
+}
+
+template <class X, class E>
+void backward_block(const HeadTensors<X>& head, const BackwardScratch<E>& scratch, const AttentionSizes& s,
+                    std::int64_t query) {
+    const std::int64_t count = std::min(query_block, s.sequence - query);
+    const std::int64_t rows = round_up(count, panel_width);
+    const std::int64_t columns = s.padded_head();
+    copy_rows(scratch.rows, head.q, s, query, count);
+    copy_transposed_panels(scratch.queries_transposed, scratch.rows, rows, columns);
+    copy_panels(scratch.queries_panels, query_block, scratch.rows, rows, columns);
+    copy_rows(scratch.rows, head.dout, s, query, count);
+    copy_transposed_panels(scratch.dout_transposed, scratch.rows, rows, columns);
+    copy_panels(scratch.dout_panels, query_block, scratch.rows, rows, columns);
+    std::fill_n(scratch.dqueries, query_block * columns, 0.0F);
+    QueryBlock queries;
+    for (std::int64_t i = 0; i < count; ++i) {
+        queries.lse[i] = head.lse[query + i];
+        queries.d[i] = lane_sum<float>(
             s.head_size, [dout = head.dout.row(query + i), out = head.out.row(query + i)](std::int64_t c) {
                 return to_float(dout[c]) * to_float(out[c]);
             });
     }
 
-    for_key_blocks(query, rows, [&](const ScoreBlock& block) {
-        multiply<false>(scratch.probabilities, score_columns, plain(scratch.queries, columns),
-                        scratch.keys_transposed + block.key * columns, columns, block.rows, block.keys,
-                        columns);
-        multiply<false>(scratch.dscores, score_columns, plain(scratch.dout, columns),
-                        scratch.values_transposed + block.key * columns, columns, block.rows, block.keys,
-                        columns);
-        for (std::int64_t i = 0; i < block.rows; ++i) {
-            backward_scores(scratch.probabilities + i * score_columns, scratch.dscores + i * score_columns,
-                            block, i, lse[i], d[i]);
+    for_key_blocks(query, count, [&](const ScoreBlock& block) {
+        multiply<false>(scratch.probabilities, query_block,
+                        plain(scratch.keys + block.key * columns, columns), scratch.queries_transposed,
+                        columns, block.keys, block.queries, columns);
+        multiply<false>(scratch.dscores, query_block, plain(scratch.values + block.key * columns, columns),
+                        scratch.dout_transposed, columns, block.keys, block.queries, columns);
+        for (std::int64_t j = 0; j < block.keys; ++j) {
+            backward_scores(scratch.probabilities + j * query_block, scratch.dscores + j * query_block, block,
+                            j, queries, s.scale());
         }
         multiply<true>(scratch.dvalues + block.key * columns, columns,
-                       transposed(scratch.probabilities, score_columns), scratch.dout_panels, query_block,
-                       block.keys, columns, block.rows);
-        multiply<true>(scratch.dkeys + block.key * columns, columns,
-                       transposed(scratch.dscores, score_columns), scratch.queries_panels, query_block,
-                       block.keys, columns, block.rows);
-        multiply<true>(scratch.dqueries, columns, plain(scratch.dscores, score_columns),
-                       scratch.keys + block.key * panel_width, s.padded_sequence(), block.rows, columns,
-                       block.keys);
+                       left_hand(scratch.left_probabilities, scratch.probabilities, query_block, block.keys,
+                                 block.queries),
+                       scratch.dout_panels, query_block, block.keys, columns, block.queries);
+        multiply<true>(
+            scratch.dkeys + block.key * columns, columns,
+            left_hand(scratch.left_dscores, scratch.dscores, query_block, block.keys, block.queries),
+            scratch.queries_panels, query_block, block.keys, columns, block.queries);
+        multiply<true>(scratch.dqueries, columns,
+                       left_hand_transposed(scratch.left_dscores, scratch.dscores, query_block, block.keys,
+                                            block.queries),
+                       scratch.keys_panels + block.key * panel_width, s.padded_sequence(), block.queries,
+                       columns, block.keys);
     });
-
-    for (std::int64_t i = 0; i < rows; ++i) {
-        X* to = head.dq.row(query + i);
-        const float* from = scratch.dqueries + i * columns;
-#pragma omp simd
-        for (std::int64_t c = 0; c < s.head_size; ++c) to[c] = from_float<X>(from[c] * scale);
-    }
-}
-
-template <class X>
-void store_rows(HeadRows<X> to, const float* from, const AttentionSizes& s) {
-    for (std::int64_t t = 0; t < s.sequence; ++t) {
-        X* row = to.row(t);
-        const float* values = from + t * s.padded_head();
-#pragma omp simd
-        for (std::int64_t c = 0; c < s.head_size; ++c) row[c] = from_float<X>(values[c]);
-    }
+    store_rows(head.dq, scratch.dqueries, s, query, count, s.scale());
 }
 
 }  // namespace
 
 std::int64_t backward_scratch_floats(const AttentionSizes& s) {
-    return 5 * s.head_floats() + query_block * (5 * s.padded_head() + 2 * score_columns);
+    return 5 * s.head_elements() + query_block * (6 * s.padded_head() + 4 * key_block);
 }
 
 void CpuOps::attention_backward(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv, const Tensor& out,
@@ -138,8 +147,9 @@ void CpuOps::attention_backward(const Tensor& dqkv, const Tensor& dout, const Te
     check_tensor(dout, qkv.dtype, out.shape, "dout");
     const std::int64_t floats = backward_scratch_floats(s);
     float* const memory = workspace(threads_ * floats);
-    with_dtype(qkv.dtype, [&](auto element) {
-        using X = decltype(element);
+    with_elements(qkv.dtype, native_bf16_, [&](auto x, auto e) {
+        using X = decltype(x);
+        using E = decltype(e);
         const X* const in = qkv.as<X>();
         X* const gradient = dqkv.as<X>();
         parallel_tasks(threads_, s.tasks(), [&](std::int64_t task, int thread) {
@@ -154,15 +164,18 @@ void CpuOps::attention_backward(const Tensor& dqkv, const Tensor& dout, const Te
                                       part_of_qkv(gradient, s, 1, b, h),
                                       part_of_qkv(gradient, s, 2, b, h),
                                       lse.as<float>() + task * s.sequence};
-            const BackwardScratch scratch(memory + thread * floats, s);
-            copy_panels(scratch.keys, s.padded_sequence(), head.k, s, 0, s.sequence, 1.0F);
-            copy_transposed_panels(scratch.keys_transposed, head.k, s, s.sequence);
-            copy_transposed_panels(scratch.values_transposed, head.v, s, s.sequence);
+            const BackwardScratch<E> scratch(memory + thread * floats, s);
+            copy_rows(scratch.keys, head.k, s, 0, s.sequence);
+            copy_panels(scratch.keys_panels, s.padded_sequence(), scratch.keys, s.padded_sequence(),
+                        s.padded_head());
+            copy_rows(scratch.values, head.v, s, 0, s.sequence);
+            std::fill_n(scratch.dkeys, s.head_elements(), 0.0F);
+            std::fill_n(scratch.dvalues, s.head_elements(), 0.0F);
             for (std::int64_t query = 0; query < s.sequence; query += query_block) {
                 backward_block(head, scratch, s, query);
             }
-            store_rows(head.dk, scratch.dkeys, s);
-            store_rows(head.dv, scratch.dvalues, s);
+            store_rows(head.dk, scratch.dkeys, s, 0, s.sequence, s.scale());
+            store_rows(head.dv, scratch.dvalues, s, 0, s.sequence, 1.0F);
         });
     });
 }

@@ -1,8 +1,10 @@
-// What attention's two passes share: where a head lies in qkv, its copies in fp32, and the causal mask.
+// What attention's two passes share: where a head lies in qkv, its copies, and the blocks of scores.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "llmc/core/dtype.h"
 #include "llmc/core/tensor.h"
@@ -13,19 +15,19 @@
 
 namespace llmc::cpu {
 
-// Scores are made for a block of queries and a block of keys at a time: they fit in the first-level cache.
+// Scores are made for a block of queries and a block of keys at a time: they fit in the first-level cache. They
+// are transposed, a row for each key: the softmax then goes along with vectors of queries, and most products read
+// them as they lie.
 inline constexpr std::int64_t query_block = 32;
 inline constexpr std::int64_t key_block = 128;
-// The distance between rows of a block of scores: not a power of two, so that its columns do not all fall
-// into the same few sets of the cache.
-inline constexpr std::int64_t score_columns = key_block + 16;
 
 struct AttentionSizes {
     std::int64_t batch, sequence, heads, head_size;
 
     std::int64_t padded_sequence() const { return round_up(sequence, panel_width); }
     std::int64_t padded_head() const { return round_up(head_size, panel_width); }
-    std::int64_t head_floats() const { return padded_sequence() * padded_head(); }
+    std::int64_t head_elements() const { return padded_sequence() * padded_head(); }
+    float scale() const { return 1.0F / std::sqrt(static_cast<float>(head_size)); }
     std::int64_t tasks() const { return batch * heads; }
 };
 
@@ -38,7 +40,17 @@ inline AttentionSizes attention_sizes(const Tensor& qkv, const Tensor& lse) {
     return s;
 }
 
-// The scratch memory of a thread.
+// f(x, e) with values of the types of qkv's elements and of those that are multiplied: bf16 by instructions for
+// it, otherwise fp32.
+template <class F>
+void with_elements(DType dtype, [[maybe_unused]] bool native_bf16, const F& f) {
+#if defined(__x86_64__)
+    if (dtype == DType::bf16 && native_bf16) return f(bfloat16{}, bfloat16{});
+#endif
+    with_dtype(dtype, [&](auto x) { f(x, float{}); });
+}
+
+// The scratch memory of a thread, enough for either type of multiplied elements.
 std::int64_t forward_scratch_floats(const AttentionSizes& sizes);
 std::int64_t backward_scratch_floats(const AttentionSizes& sizes);
 
@@ -65,87 +77,56 @@ HeadRows<X> head_of(X* tensor, const AttentionSizes& s, std::int64_t b, std::int
     return {tensor + b * s.sequence * stride + h * s.head_size, stride};
 }
 
-// Rows [first, first + count), times `factor`, as a plain matrix of s.padded_head() columns.
-template <class X>
-void copy_rows(float* to, HeadRows<X> from, const AttentionSizes& s, std::int64_t first, std::int64_t count,
-               float factor) {
+// Rows [first, first + count) as a plain matrix: s.padded_head() columns, zeros in those from HS on, and rows of
+// zeros up to a whole number of panels.
+template <class E, class X>
+void copy_rows(E* to, HeadRows<X> from, const AttentionSizes& s, std::int64_t first, std::int64_t count) {
+    const std::int64_t columns = s.padded_head();
     for (std::int64_t t = 0; t < count; ++t) {
         const X* row = from.row(first + t);
-        float* copy = to + t * s.padded_head();
+        E* copy = to + t * columns;
+        if constexpr (std::is_same_v<E, std::remove_const_t<X>>) {
+            std::copy_n(row, s.head_size, copy);
+        } else {
 #pragma omp simd
-        for (std::int64_t c = 0; c < s.head_size; ++c) copy[c] = to_float(row[c]) * factor;
-    }
-}
-
-// The same as panels of the head's columns, `panel_depth` rows deep.
-template <class X>
-void copy_panels(float* to, std::int64_t panel_depth, HeadRows<X> from, const AttentionSizes& s,
-                 std::int64_t first, std::int64_t count, float factor) {
-    for (std::int64_t t = 0; t < count; ++t) {
-        const X* row = from.row(first + t);
-        for (std::int64_t c = 0; c < s.head_size; c += panel_width) {
-            const std::int64_t width = std::min(panel_width, s.head_size - c);
-            float* copy = to + c * panel_depth + t * panel_width;
-#pragma omp simd
-            for (std::int64_t j = 0; j < width; ++j) copy[j] = to_float(row[c + j]) * factor;
+            for (std::int64_t c = 0; c < s.head_size; ++c) copy[c] = to_float(row[c]);
         }
+        std::fill(copy + s.head_size, copy + columns, E{});
     }
+    std::fill(to + count * columns, to + round_up(count, panel_width) * columns, E{});
 }
 
-// The transposed rows [0, count) as panels of 16 positions, s.padded_head() rows deep.
-template <class X>
-void copy_transposed_panels(float* to, HeadRows<X> from, const AttentionSizes& s, std::int64_t count) {
-    for (std::int64_t first = 0; first < count; first += panel_width) {
-        float* panel = to + first * s.padded_head();
-        const std::int64_t width = std::min(panel_width, count - first);
-        for (std::int64_t c = 0; c < s.head_size; ++c) {
-            for (std::int64_t j = 0; j < width; ++j) {
-                panel[c * panel_width + j] = to_float(from.row(first + j)[c]);
-            }
-        }
-    }
-}
-
-// One block of scores: queries [query, query + rows) against keys [key, key + keys).
+// One block of scores: queries [query, query + queries) against keys [key, key + keys), both padded to whole
+// panels. Padded keys lie behind every query, so that the causal mask covers them too.
 struct ScoreBlock {
-    std::int64_t query, rows;
+    std::int64_t query, queries;
     std::int64_t key, keys;
+
+    // The causal mask of one key's row: so many of the queries, the first ones, come before the key.
+    std::int64_t unseeing(std::int64_t row) const {
+        return std::clamp(key + row - query, std::int64_t{0}, queries);
+    }
 };
 
-// The causal mask of one row of a block: the scores that count are the first ones, as many as is returned, a
-// whole number of panels; of these, keys behind the query are set to -infinity.
-inline std::int64_t hide_unseen(float* scores, const ScoreBlock& block, std::int64_t row) {
-    const std::int64_t seen = std::clamp(block.query + row - block.key + 1, std::int64_t{0}, block.keys);
-    const std::int64_t panels = round_up(seen, panel_width);
-    std::fill(scores + seen, scores + panels, -infinity);
-    return panels;
-}
-
-// f(block) for the blocks of keys that queries [query, query + rows) see. rows are padded to whole tiles and
-// keys to whole panels; padded keys lie behind every query, so that the causal mask covers them too.
+// f(block) for the blocks of keys that queries [query, query + count) see.
 template <class F>
-void for_key_blocks(std::int64_t query, std::int64_t rows, const F& f) {
-    const std::int64_t end = round_up(query + rows, panel_width);
+void for_key_blocks(std::int64_t query, std::int64_t count, const F& f) {
+    const std::int64_t end = round_up(query + count, panel_width);
     for (std::int64_t key = 0; key < end; key += key_block) {
-        f(ScoreBlock{query, round_up(rows, tile_height), key, std::min(key_block, end - key)});
+        f(ScoreBlock{query, round_up(count, panel_width), key, std::min(key_block, end - key)});
     }
 }
 
-// Hands out pieces of a thread's scratch memory.
+// Hands out pieces of a thread's scratch memory, which has room for floats in place of smaller elements.
 class Scratch {
   public:
     explicit Scratch(float* memory) : next_(memory) {}
 
-    float* take(std::int64_t floats) {
+    template <class E>
+    E* take(std::int64_t elements) {
         float* const piece = next_;
-        next_ += floats;
-        return piece;
-    }
-    // Zeroed, as padding must be.
-    float* take_zeroed(std::int64_t floats) {
-        float* const piece = take(floats);
-        std::fill_n(piece, floats, 0.0F);
-        return piece;
+        next_ += elements;
+        return reinterpret_cast<E*>(piece);
     }
 
   private:

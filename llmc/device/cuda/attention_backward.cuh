@@ -34,9 +34,9 @@ template <int columns_>
 struct AttentionBackwardTiling {
     static constexpr int columns = columns_, depth = columns / 16;
     static constexpr int threads = 128, warps = threads / warp_threads;
-    // A warp owns `blocks` times 16 rows: as many as leave their sums room in registers.
-    static constexpr int blocks = columns == 64 ? 2 : 1;
-    static constexpr int warp_rows = blocks * 16;
+    // A warp owns `row_blocks` times 16 rows: as many as leave their sums room in registers.
+    static constexpr int row_blocks = columns == 64 ? 2 : 1;
+    static constexpr int warp_rows = row_blocks * 16;
     static constexpr int owned = warps * warp_rows;
     // Rows of the tiles that move along the sequence. Two of each: one is read while the next is on its way.
     static constexpr int step = 32, step_blocks = step / 16;
@@ -44,9 +44,9 @@ struct AttentionBackwardTiling {
 
     using Owned = Tile<owned, columns>;
     using Moving = Tile<step, columns>;
-    using Rows = Operand[blocks][depth];        // the warp's rows of q, k, v or dout, as first operands
-    using Scores = Block[blocks][step_blocks];  // its rows against a step's
-    using Sums = Block[blocks][depth];          // its rows of a gradient
+    using Rows = Operand[row_blocks][depth];        // the warp's rows of q, k, v or dout, as first operands
+    using Scores = Block[row_blocks][step_blocks];  // its rows against a step's
+    using Sums = Block[row_blocks][depth];          // its rows of a gradient
 
     // Of each query, up to whole tiles of them, the queries kernel leaves two numbers for the keys kernel.
     static __device__ __forceinline__ std::int64_t row_value(const AttentionSizes& s, int head, int query) {
@@ -94,15 +94,15 @@ __device__ __forceinline__ void score_products(typename T::Scores& scores, const
     const int lane = own_lane_again();
 #pragma unroll
     for (int k = 0; k < T::depth; ++k) {
-        Operand a[T::blocks];
+        Operand a[T::row_blocks];
 #pragma unroll
-        for (int m = 0; m < T::blocks; ++m) load(a[m], m, k, lane);
+        for (int m = 0; m < T::row_blocks; ++m) load(a[m], m, k, lane);
 #pragma unroll
         for (int n = 0; n < T::step_blocks; ++n) {
             Operand b;
             load_b_transposed(b, tile, 16 * n, 16 * k, lane);
 #pragma unroll
-            for (int m = 0; m < T::blocks; ++m) multiply_add(scores[m][n], a[m], b);
+            for (int m = 0; m < T::row_blocks; ++m) multiply_add(scores[m][n], a[m], b);
         }
     }
 }
@@ -114,15 +114,15 @@ __device__ __forceinline__ void add_products(typename T::Sums& sums, const typen
     const int lane = own_lane_again();
 #pragma unroll
     for (int k = 0; k < T::step_blocks; ++k) {
-        Operand a[T::blocks];
+        Operand a[T::row_blocks];
 #pragma unroll
-        for (int m = 0; m < T::blocks; ++m) round_to_a(a[m], weights[m][k]);
+        for (int m = 0; m < T::row_blocks; ++m) round_to_a(a[m], weights[m][k]);
 #pragma unroll
         for (int n = 0; n < T::depth; ++n) {
             Operand b;
             load_b(b, tile, 16 * k, 16 * n, lane);
 #pragma unroll
-            for (int m = 0; m < T::blocks; ++m) multiply_add(sums[m][n], a[m], b);
+            for (int m = 0; m < T::row_blocks; ++m) multiply_add(sums[m][n], a[m], b);
         }
     }
 }
@@ -131,7 +131,7 @@ __device__ __forceinline__ void add_products(typename T::Sums& sums, const typen
 template <class T, class F>
 __device__ __forceinline__ void for_each_score(const F& f) {
 #pragma unroll
-    for (int m = 0; m < T::blocks; ++m) {
+    for (int m = 0; m < T::row_blocks; ++m) {
 #pragma unroll
         for (int n = 0; n < T::step_blocks; ++n) {
 #pragma unroll
@@ -147,7 +147,7 @@ __device__ __forceinline__ void store_sums(HeadRows<bf16> to, int first, const A
     const int row = afresh(threadIdx.x) / warp_threads * T::warp_rows;
     __syncwarp();
 #pragma unroll
-    for (int m = 0; m < T::blocks; ++m) {
+    for (int m = 0; m < T::row_blocks; ++m) {
 #pragma unroll
         for (int n = 0; n < T::depth; ++n) {
 #pragma unroll
@@ -193,9 +193,9 @@ __global__ void __launch_bounds__(128, 2)
 
     // The warp's queries and their dout stay in registers.
     typename T::Rows q, g;
-    float log2_sum[T::blocks][2], d[T::blocks][2];  // of rows lane / 4 and lane / 4 + 8
+    float log2_sum[T::row_blocks][2], d[T::row_blocks][2];  // of rows lane / 4 and lane / 4 + 8
 #pragma unroll
-    for (int m = 0; m < T::blocks; ++m) {
+    for (int m = 0; m < T::row_blocks; ++m) {
         d[m][0] = d[m][1] = 0;
 #pragma unroll
         for (int c = 0; c < T::depth; ++c) {
@@ -252,6 +252,40 @@ __global__ void __launch_bounds__(128, 2)
                   typename T::Owned{stages});
 }
 
+// Transposed scores, of keys from `key` on (a row is a key's) and queries from `query` on: keys behind their query
+// are hidden.
+template <class T>
+__device__ __forceinline__ void hide_transposed(typename T::Scores& scores, int key, int query) {
+    for_each_score<T>([&](int m, int n, int j, int i) {
+        const int past = key + 16 * m + block_row(i) - (query + 16 * n + block_column(j, i));
+        if (past > 0) scores[m][n][j][i] = -INFINITY;
+    });
+}
+
+// p = 2^(scale p - lse), ds = p (ds - D), where p is q k and ds is dout v, transposed. row_values: lse (in powers of
+// two) and D of each of the step's queries.
+template <class T>
+__device__ __forceinline__ void weigh_transposed(typename T::Scores& p, typename T::Scores& ds,
+                                                 const float* row_values, float scale) {
+#pragma unroll
+    for (int n = 0; n < T::step_blocks; ++n) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            // Of the lane's two neighbouring queries
+            const Packed<float> of_both = load(row_values + 2 * (16 * n + block_column(j, 0)));
+#pragma unroll
+            for (int m = 0; m < T::row_blocks; ++m) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    float& x = p[m][n][j][i];
+                    x = exp2_approximate(x * scale - of_both[i % 2 * 2]);
+                    ds[m][n][j][i] = x * (ds[m][n][j][i] - of_both[i % 2 * 2 + 1]);
+                }
+            }
+        }
+    }
+}
+
 // A block owns a tile of keys and goes over the queries that see them. Scores are transposed here: a row is a
 // key's.
 template <int columns>
@@ -298,7 +332,7 @@ __global__ void __launch_bounds__(128, 2)
     load_next(0);
 
     // Where registers are left, the warp's keys stay in them.
-    constexpr bool held = T::blocks == 1;
+    constexpr bool held = T::row_blocks == 1;
     typename T::Rows k;
     if constexpr (held) {
         copy_async_wait<0>();
@@ -324,29 +358,8 @@ __global__ void __launch_bounds__(128, 2)
         score_products<T>(
             ds, [&](Operand& a, int m, int c, int lane) { load_a(a, values, row + 16 * m, 16 * c, lane); },
             douts(stage));
-        if (key + T::warp_rows > query + 1) {  // the diagonal's
-            for_each_score<T>([&](int m, int n, int j, int i) {
-                const int past = key + 16 * m + block_row(i) - (query + 16 * n + block_column(j, i));
-                if (past > 0) p[m][n][j][i] = -INFINITY;
-            });
-        }
-#pragma unroll
-        for (int n = 0; n < T::step_blocks; ++n) {
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                // The lane's two neighbouring queries: log-sum-exp and D of one, then of the other.
-                const Packed<float> values_of = load(rows(stage) + 2 * (16 * n + block_column(j, 0)));
-#pragma unroll
-                for (int m = 0; m < T::blocks; ++m) {
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        float& x = p[m][n][j][i];
-                        x = exp2_approximate(x * scale - values_of[i % 2 * 2]);
-                        ds[m][n][j][i] = x * (ds[m][n][j][i] - values_of[i % 2 * 2 + 1]);
-                    }
-                }
-            }
-        }
+        if (key + T::warp_rows > query + 1) hide_transposed<T>(p, key, query);  // the diagonal's
+        weigh_transposed<T>(p, ds, rows(stage), scale);
         add_products<T>(dv, p, douts(stage));
         add_products<T>(dk, ds, queries(stage));
     }

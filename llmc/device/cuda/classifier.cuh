@@ -76,19 +76,17 @@ __device__ __forceinline__ Packed<X> gradient(const Packed<X>& logits, int left,
     constexpr int pack = Packed<X>::size;
     float x[pack];
     widen(x, logits, left);
-    Packed<X> result;
 #pragma unroll
-    for (int i = 0; i < pack; ++i) {
-        x[i] = total.term(x[i]);
-        result[i] = from_float<X>(x[i] * (reciprocal * scale));
-    }
+    for (int i = 0; i < pack; ++i) x[i] = total.term(x[i]) * reciprocal;
     if (target >= 0 && target < pack) {
 #pragma unroll
         for (int i = 0; i < pack; ++i) {
-            if (i == target) result[i] = from_float<X>((x[i] * reciprocal - 1) * scale);
+            if (i == target) x[i] -= 1;
         }
     }
-    return result;
+#pragma unroll
+    for (int i = 0; i < pack; ++i) x[i] *= scale;
+    return packed_from<X>(x);
 }
 
 // Blocks stay, and take every gridDim.x-th row. A row's first `held` columns are copied to shared memory, where

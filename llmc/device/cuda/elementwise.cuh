@@ -135,7 +135,7 @@ template <class X>
 void all_finite(const LaunchContext& on, std::int32_t* flag, const X* x, std::int64_t elements,
                 int block_threads = 256) {
     check(block_threads % warp_threads == 0, "all_finite: a block is whole warps");
-    fill(on, flag, std::int32_t{1}, 1);
+    fill(on, flag, std::int32_t{1}, 1, warp_threads);
     const std::int64_t packs = detail::whole_packs(elements, Packed<X>::size, x);
     launch(on, all_finite_kernel3<X>, detail::elementwise_blocks(on, packs, elements, block_threads),
            block_threads, 0, flag, x, packs, elements);

@@ -11,12 +11,14 @@ inline constexpr float layernorm_epsilon = 1e-5f;
 
 // A warp does a row. The row is read once, in 16-byte pieces, and waits in shared memory for its mean and its
 // deviation; each lane reads back what it wrote itself, so that no barrier is needed. With `add`, x is in1 + in2
-// and goes to `residual` too.
+// and goes to `residual` too: past the caches, since the next reader is far, while the next kernel reads `out`.
 template <class X, bool add>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 5)
     layernorm_forward_kernel5(X* residual, X* out, float* mean, float* rstd, const X* in1, const X* in2,
                               const X* gamma, const X* beta, std::int64_t rows, int channels) {
-    constexpr int pack = Packed<X>::size;
+    constexpr int pack = Packed<X>::size, step = warp_threads * pack;
+    // Pieces of a row that a lane loads before it uses the first: four loads in flight.
+    constexpr int batch = add ? 2 : 4;
     const int warp = static_cast<int>(threadIdx.x) / warp_threads;
     const int lane = static_cast<int>(threadIdx.x) % warp_threads;
     const int warps = static_cast<int>(blockDim.x) / warp_threads;
@@ -28,22 +30,31 @@ __global__ void __launch_bounds__(256)
     const std::int64_t start = row * channels;
 
     float sum = 0;
-    for (int c = lane * pack; c < channels; c += warp_threads * pack) {
-        Packed<X> v = load_streaming(in1 + start + c);
-        if constexpr (add) {
-            const Packed<X> w = load_streaming(in2 + start + c);
+    for (int c = lane * pack; c < channels; c += batch * step) {
+        Packed<X> v[batch], w[batch];
 #pragma unroll
-            for (int i = 0; i < pack; ++i) v[i] = from_float<X>(to_float(v[i]) + to_float(w[i]));
-            store(residual + start + c, v);
+        for (int k = 0; k < batch; ++k) {
+            if (c + k * step >= channels) break;
+            v[k] = load_streaming(in1 + start + c + k * step);
+            if constexpr (add) w[k] = load_streaming(in2 + start + c + k * step);
         }
 #pragma unroll
-        for (int i = 0; i < pack; ++i) sum += to_float(v[i]);
-        store(x + c, v);
+        for (int k = 0; k < batch; ++k) {
+            if (c + k * step >= channels) break;
+            if constexpr (add) {
+#pragma unroll
+                for (int i = 0; i < pack; ++i) v[k][i] = from_float<X>(to_float(v[k][i]) + to_float(w[k][i]));
+                store_streaming(residual + start + c + k * step, v[k]);
+            }
+#pragma unroll
+            for (int i = 0; i < pack; ++i) sum += to_float(v[k][i]);
+            store(x + c + k * step, v[k]);
+        }
     }
     const float row_mean = warp_sum(sum) / static_cast<float>(channels);
 
     float squares = 0;
-    for (int c = lane * pack; c < channels; c += warp_threads * pack) {
+    for (int c = lane * pack; c < channels; c += step) {
         const Packed<X> v = load(x + c);
 #pragma unroll
         for (int i = 0; i < pack; ++i) {
@@ -53,7 +64,7 @@ __global__ void __launch_bounds__(256)
     }
     const float row_rstd = rsqrtf(warp_sum(squares) / static_cast<float>(channels) + layernorm_epsilon);
 
-    for (int c = lane * pack; c < channels; c += warp_threads * pack) {
+    for (int c = lane * pack; c < channels; c += step) {
         Packed<X> v = load(x + c);
         const Packed<X> g = load(gamma + c), b = load(beta + c);
 #pragma unroll
@@ -61,7 +72,7 @@ __global__ void __launch_bounds__(256)
             const float normalized = (to_float(v[i]) - row_mean) * row_rstd;
             v[i] = from_float<X>(normalized * to_float(g[i]) + to_float(b[i]));
         }
-        store_streaming(out + start + c, v);
+        store(out + start + c, v);
     }
     if (lane == 0) {
         mean[row] = row_mean;
@@ -76,6 +87,7 @@ void launch_layernorm_forward(const LaunchContext& on, X* residual, X* out, floa
                               const X* in1, const X* in2, const X* gamma, const X* beta, std::int64_t rows,
                               int channels, int block_threads) {
     check(channels % Packed<X>::size == 0, "layernorm: channels are not a multiple of 16 bytes");
+    check(block_threads >= warp_threads && block_threads <= 256, "layernorm: a block has 32 to 256 threads");
     // Fewer rows a block where they do not fit its shared memory.
     const std::size_t row_bytes = static_cast<std::size_t>(channels) * sizeof(X);
     check(row_bytes <= on.chip.shared_bytes_per_block, "layernorm: a row does not fit shared memory");

@@ -30,11 +30,11 @@ struct MatmulTile {
     int column;
 };
 
-// Blocks with neighbouring numbers run together. Taken in bands of 8 tiles of rows, those that run together make about a
+// Blocks with neighbouring numbers run together. Taken in bands of 16 tiles of rows, those that run together make about a
 // square, and share more of both operands in L2 than a row or a column of tiles would.
 template <class X>
 __device__ __forceinline__ MatmulTile matmul_tile_of_block(const MatmulForward<X>& product) {
-    constexpr int band = 8;
+    constexpr int band = 16;
     const int rows = static_cast<int>(blocks_for<std::int64_t>(product.rows, matmul_tile));
     const int columns = blocks_for(product.out_channels, matmul_tile);
     const int block = static_cast<int>(blockIdx.x);

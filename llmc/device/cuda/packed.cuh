@@ -29,6 +29,24 @@ struct alignas(16) Packed {
     __device__ __forceinline__ const X& operator[](int i) const { return values[i]; }
 };
 
+// Each rounded to nearest; two bf16 by one instruction.
+template <class X>
+__device__ __forceinline__ Packed<X> packed_from(const float (&x)[Packed<X>::size]) {
+    Packed<X> packed;
+#pragma unroll
+    for (int i = 0; i < Packed<X>::size; i += 2) {
+        if constexpr (sizeof(X) == 2) {
+            const __nv_bfloat162 pair = __floats2bfloat162_rn(x[i], x[i + 1]);
+            packed[i] = pair.x;
+            packed[i + 1] = pair.y;
+        } else {
+            packed[i] = from_float<X>(x[i]);
+            packed[i + 1] = from_float<X>(x[i + 1]);
+        }
+    }
+    return packed;
+}
+
 // The addresses must be multiples of 16 bytes.
 template <class X>
 __device__ __forceinline__ Packed<X> from_bits(uint4 bits) {
@@ -41,6 +59,17 @@ __device__ __forceinline__ uint4 to_bits(const Packed<X>& packed) {
     uint4 bits;
     memcpy(&bits, &packed, sizeof bits);
     return bits;
+}
+
+// Keeps the compiler from holding, in registers, what it computed from these elements until they are used again: it
+// has to compute it again from the sixteen bytes.
+template <class X>
+__device__ __forceinline__ void forget_conversions([[maybe_unused]] Packed<X>& packed) {
+#ifdef __CUDACC__
+    uint4 bits = to_bits(packed);
+    asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
+    packed = from_bits<X>(bits);
+#endif
 }
 
 template <class X>

@@ -104,6 +104,17 @@ __device__ __forceinline__ float exp2_approximate(float x) {
 #endif
 }
 
+// 1/x, to 1 ulp; 0 where that is below the normal range (rcp.approx.ftz.f32).
+__device__ __forceinline__ float reciprocal_approximate(float x) {
+#ifdef __CUDACC__
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return 1 / x;
+#endif
+}
+
 // tanh, to a relative error of 2^-11 (tanh.approx.f32).
 __device__ __forceinline__ float tanh_approximate(float x) {
 #ifdef __CUDACC__

@@ -1,0 +1,102 @@
+// The squares of a gradient summed block by block, and sums in fp64 (ops.h: global_norm_squared, sum). How these
+// kernels came about: dev/global_norm.cu.
+#pragma once
+
+#include <algorithm>
+
+#include "llmc/device/cuda/packed.cuh"
+#include "llmc/device/cuda/reduce.cuh"
+#include "llmc/device/ops.h"
+
+namespace llmc::cuda {
+
+// A warp does a block of 1024 elements: each lane has eight loads of 16 bytes under way at once, and no warp waits
+// for another.
+template <int elements>
+__global__ void __launch_bounds__(1024)
+    global_norm_squared_kernel3(float* partials, const float* x, std::int64_t blocks) {
+    constexpr int pack = Packed<float>::size, loads = elements / (warp_threads * pack);
+    static_assert(elements % (warp_threads * pack) == 0);
+    const std::int64_t block =
+        (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / warp_threads;
+    const int lane = static_cast<int>(threadIdx.x) % warp_threads;
+    if (block >= blocks) return;
+    const float* const values = x + block * elements + lane * pack;
+    Packed<float> pieces[loads];
+#pragma unroll
+    for (int i = 0; i < loads; ++i) pieces[i] = load_streaming(values + i * warp_threads * pack);
+    float sum = 0;
+#pragma unroll
+    for (const Packed<float>& piece : pieces) {
+#pragma unroll
+        for (int i = 0; i < pack; ++i) sum += piece[i] * piece[i];
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) partials[block] = sum;
+}
+
+// partials fp32 (n / norm_block_elements), x fp32 (n)
+template <int elements = norm_block_elements>
+void global_norm_squared(const LaunchContext& on, float* partials, const float* x, std::int64_t n,
+                         int block_threads = 256) {
+    check(n % elements == 0, "the norm is made of whole blocks");
+    const std::int64_t blocks = n / elements;
+    if (blocks == 0) return;
+    launch(on, global_norm_squared_kernel3<elements>,
+           static_cast<unsigned>(blocks_for<std::int64_t>(blocks, block_threads / warp_threads)),
+           block_threads, 0, partials, x, blocks);
+}
+
+// ---- sum ----
+
+inline constexpr int sum_threads = 256;
+
+// In thread 0 of a block of sum_threads.
+__device__ __forceinline__ double block_sum_fp64(double x) {
+    SHARED(double, sums, [sum_threads]);
+    const auto thread = static_cast<int>(threadIdx.x);
+    sums[thread] = x;
+#pragma unroll 1
+    for (int half = sum_threads / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (thread < half) sums[thread] += sums[thread + half];
+    }
+    return sums[thread];
+}
+
+// Block p sums part p of the elements: all parts are of the same size but the last, which may be shorter.
+template <class X>
+__global__ void __launch_bounds__(sum_threads)
+    sum_parts_kernel3(double* parts, const X* x, std::int64_t n, std::int64_t part_size) {
+    const std::int64_t begin = blockIdx.x * part_size, end = min(begin + part_size, n);
+    double sum = 0;
+#pragma unroll 8
+    for (std::int64_t i = begin + threadIdx.x; i < end; i += sum_threads) sum += x[i];
+    sum = block_sum_fp64(sum);
+    if (threadIdx.x == 0) parts[blockIdx.x] = sum;
+}
+
+// out += the sum of the parts, of which a thread has one.
+template <class X>
+__global__ void __launch_bounds__(sum_threads) sum_total_kernel3(X* out, const double* parts, int count) {
+    const auto thread = static_cast<int>(threadIdx.x);
+    const double sum = block_sum_fp64(thread < count ? parts[thread] : 0.0);
+    if (thread == 0) *out += sum;
+}
+
+constexpr std::size_t sum_workspace_bytes() { return sum_threads * sizeof(double); }
+
+// out fp64 (1) += the sum of x fp32 (n), in an order that depends on n alone.
+template <class X>
+void sum(const LaunchContext& on, double* out, const X* x, std::int64_t n, void* workspace) {
+    if (n == 0) return;
+    auto* const parts = static_cast<double*>(workspace);
+    // At least four elements a thread.
+    const std::int64_t part_size =
+        std::max<std::int64_t>(4 * sum_threads, blocks_for<std::int64_t>(n, sum_threads));
+    const auto count = static_cast<int>(blocks_for(n, part_size));
+    launch(on, sum_parts_kernel3<X>, static_cast<unsigned>(count), sum_threads, 0, parts, x, n, part_size);
+    launch(on, sum_total_kernel3<double>, 1, sum_threads, 0, out, parts, count);
+}
+
+}  // namespace llmc::cuda

@@ -1,0 +1,106 @@
+// GELU's kernels against the CPU device.
+#include "llmc/device/cuda/gelu.cuh"
+
+#include "test/kernels/kernel_test.h"
+
+namespace kernel_test {
+namespace {
+
+// Of 16 bytes in either dtype; the sizes around what a block of 256 threads does.
+const std::vector<std::int64_t> gelu_sizes = {8, 24, 2048, 4096, 4104, 5000};
+
+// Normal numbers, and the largest and smallest of what the formulas have to bear.
+template <class X>
+void draw_inputs(Array<X>& in, Draw& draw) {
+    draw.normal(in, 2);
+    const float special[] = {0, 1e-30f, -10, 10, -60, 60, -1e20f, 1e20f};
+    for (int i = 0; i < 8; ++i) in[i] = llmc::cuda::from_float<X>(special[i]);
+}
+
+// Both devices compute s = 1/(1 + e^-w) with w = 2 sqrt(2/pi) (x + 0.044715 x^3) by an exponential. In units of u:
+// 4 |w| for the four operations of w, which the exponential turns into a relative error; 4 for its own 2 ulp; 1
+// for the sum; 2 for a reciprocal of 1 ulp. The exponential's share reaches s times 1 - s. Where e^-|w| is below 2^-125
+// it may be 0.
+struct Parts {
+    double s, s_error;  // the relative error
+    double w, slope;    // dw/dx
+
+    explicit Parts(double x) {
+        constexpr double u = lab::unit_roundoff<float>;
+        const double root = std::sqrt(2 / std::acos(-1.0));
+        w = 2 * root * (x + 0.044715 * x * x * x);
+        slope = 2 * root * (1 + 3 * 0.044715 * x * x);
+        s = 1 / (1 + std::exp(-w));
+        s_error = u * ((4 * std::fabs(w) + 4) / (1 + std::exp(w)) + 3);
+    }
+};
+constexpr double flushed = 0x1p-125;
+
+template <class X>
+class Gelu : public Kernels<X> {};
+TYPED_TEST_SUITE(Gelu, Dtypes);
+
+TYPED_TEST(Gelu, Forward) {
+    using X = TypeParam;
+    constexpr double u = lab::unit_roundoff<float>;
+    for (const auto& on : launch_contexts()) {
+        for (const std::int64_t n : shapes(gelu_sizes)) {
+            Draw draw(seed());
+            Array<X> in(n), out(n), again(n), expected(n);
+            draw_inputs(in, draw);
+            llmc::cuda::gelu_forward(on, out.data(), in.data(), n);
+            llmc::cuda::gelu_forward(on, again.data(), in.data(), n);
+            synchronize();
+            cpu().gelu_forward(tensor(expected, {n}), tensor(in, {n}));
+            Comparison comparison;
+            for (std::int64_t i = 0; i < n; ++i) {
+                const double x = to_float(in[i]), wanted = to_float(expected[i]);
+                const Parts parts(x);
+                const double error = std::fabs(x) * (parts.s * (parts.s_error + u) + flushed);  // x times s
+                comparison.see("out", i, to_float(out[i]), wanted, twice_rounded<X>(wanted, error));
+                comparison.see_equal("out again", i, to_float(again[i]), to_float(out[i]));
+            }
+            EXPECT_TRUE(comparison.good()) << comparison.first_failure();
+        }
+    }
+}
+
+TYPED_TEST(Gelu, Backward) {
+    using X = TypeParam;
+    constexpr double u = lab::unit_roundoff<float>;
+    for (const auto& on : launch_contexts()) {
+        for (const std::int64_t n : shapes(gelu_sizes)) {
+            Draw draw(seed());
+            Array<X> in(n), dout(n), din(n), in_place(n), expected(n);
+            draw_inputs(in, draw);
+            draw.normal(dout, 1);
+            in_place.copy_from(dout);
+            llmc::cuda::gelu_backward(on, din.data(), dout.data(), in.data(), n);
+            llmc::cuda::gelu_backward(on, in_place.data(), in_place.data(), in.data(), n);
+            synchronize();
+            cpu().gelu_backward(tensor(expected, {n}), tensor(dout, {n}), tensor(in, {n}));
+            Comparison comparison;
+            for (std::int64_t i = 0; i < n; ++i) {
+                // dout (s + x q slope). q = z / (1 + z)^2 with z = e^-|w| has the error of z, twice the 3 of a
+                // reciprocal, and 2 products; with x and the slope (3) there are 5 more, 13 in all.
+                const double x = to_float(in[i]), d = to_float(dout[i]), wanted = to_float(expected[i]);
+                const Parts parts(x);
+                const double q =
+                    std::exp(-std::fabs(parts.w)) / std::pow(1 + std::exp(-std::fabs(parts.w)), 2);
+                const double second = q == 0 ? 0 : std::fabs(x) * q * parts.slope;
+                const double second_error = second * u * (4 * std::fabs(parts.w) + 4 + 13);
+                // Beyond |x| = 32 both devices stop the growth of the slope.
+                const double far = std::fmin(std::fabs(x), 32);
+                const double error = std::fabs(d) * (parts.s * (parts.s_error + u) + second_error +
+                                                     flushed * (1 + std::pow(far, 3))) +
+                                     2 * u * std::fabs(wanted);
+                comparison.see("din", i, to_float(din[i]), wanted, twice_rounded<X>(wanted, error));
+                comparison.see_equal("din in place", i, to_float(in_place[i]), to_float(din[i]));
+            }
+            EXPECT_TRUE(comparison.good()) << comparison.first_failure();
+        }
+    }
+}
+
+}  // namespace
+}  // namespace kernel_test

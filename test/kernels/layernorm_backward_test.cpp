@@ -1,0 +1,197 @@
+// Layernorm backward's kernels against the CPU device.
+#include "llmc/device/cuda/layernorm_backward.cuh"
+
+#include "test/kernels/kernel_test.h"
+
+namespace kernel_test {
+namespace {
+
+struct Shape {
+    std::int64_t rows;
+    int channels;
+};
+
+template <class X>
+class LayerNormBackward : public Kernels<X> {
+  protected:
+    // What one call reads, and what it adds to.
+    struct Inputs {
+        Array<X> dout, in, gamma, din;
+        Array<float> mean, rstd, dgamma, dbeta;
+
+        explicit Inputs(const Shape& s)
+            : dout(s.rows * s.channels),
+              in(s.rows * s.channels),
+              gamma(s.channels),
+              din(s.rows * s.channels),
+              mean(s.rows),
+              rstd(s.rows),
+              dgamma(s.channels),
+              dbeta(s.channels) {
+            Draw draw(seed());
+            draw.normal(dout, 1);
+            draw.normal(in, 1, 0.5);
+            draw.normal(gamma, 0.5, 1);
+            draw.normal(din, 1);
+            draw.normal(mean, 0.1, 0.5);
+            draw.normal(rstd, 0.1, 1);
+            draw.normal(dgamma, 1);
+            draw.normal(dbeta, 1);
+        }
+    };
+
+    struct Results {
+        Array<X> din;
+        Array<float> dgamma, dbeta;
+
+        explicit Results(const Inputs& inputs)
+            : din(inputs.din.size()), dgamma(inputs.dgamma.size()), dbeta(inputs.dbeta.size()) {
+            din.copy_from(inputs.din);
+            dgamma.copy_from(inputs.dgamma);
+            dbeta.copy_from(inputs.dbeta);
+        }
+    };
+
+    static void run(const LaunchContext& on, const Shape& shape, const Inputs& inputs, Results& results,
+                    int block_threads) {
+        Array<std::byte> workspace(static_cast<std::int64_t>(
+            llmc::cuda::layernorm_backward_workspace_bytes(on.chip, shape.channels)));
+        llmc::cuda::layernorm_backward(on, results.din.data(), results.dgamma.data(), results.dbeta.data(),
+                                       inputs.dout.data(), inputs.in.data(), inputs.gamma.data(),
+                                       inputs.mean.data(), inputs.rstd.data(), shape.rows, shape.channels,
+                                       workspace.data(), block_threads);
+        synchronize();
+    }
+
+    // Both devices make the same sums in another order; what a sum of n terms may be off is n u sum|terms|.
+    static void compare(const Shape& shape, Inputs& inputs, Results& results, Comparison& comparison) {
+        const auto [rows, channels] = shape;
+        Results expected(inputs);
+        const auto dtype = tensor(inputs.in, {rows, channels}).dtype;
+        Array<std::byte> workspace(
+            static_cast<std::int64_t>(cpu().workspace_bytes({.batch = rows,
+                                                             .sequence = 1,
+                                                             .channels = channels,
+                                                             .heads = 1,
+                                                             .largest_matmul_channels = channels,
+                                                             .head_rows = 1,
+                                                             .dtype = dtype})));
+        cpu().set_workspace({workspace.data(), llmc::DType::fp32, {workspace.size() / 4}});
+        cpu().layernorm_backward(tensor(expected.din, {rows, channels}), tensor(expected.dgamma, {channels}),
+                                 tensor(expected.dbeta, {channels}), tensor(inputs.dout, {rows, channels}),
+                                 tensor(inputs.in, {rows, channels}), tensor(inputs.gamma, {channels}),
+                                 tensor(inputs.mean, {rows}), tensor(inputs.rstd, {rows}));
+        cpu().set_workspace({});
+        constexpr double u = lab::unit_roundoff<float>;
+        const double n = channels, terms = static_cast<double>(rows) + 1;
+        const auto size = static_cast<std::size_t>(channels);
+        std::vector<double> dgamma_terms(size), dbeta_terms(size), g(size), h(size);
+        for (std::int64_t row = 0; row < rows; ++row) {
+            double sum_gh = 0, g_terms = 0, gh_terms = 0;
+            for (int c = 0; c < channels; ++c) {
+                const std::int64_t i = row * channels + c;
+                const double d = to_float(inputs.dout[i]);
+                h[c] = (to_float(inputs.in[i]) - inputs.mean[row]) * inputs.rstd[row];
+                g[c] = d * to_float(inputs.gamma[c]);
+                sum_gh += g[c] * h[c];
+                g_terms += std::fabs(g[c]);
+                gh_terms += std::fabs(g[c] * h[c]);
+                dgamma_terms[c] += std::fabs(d * h[c]);
+                dbeta_terms[c] += std::fabs(d);
+            }
+            for (int c = 0; c < channels; ++c) {
+                const std::int64_t i = row * channels + c;
+                // g - mean g - h mean gh times rstd: the means' errors (terms of 1 and 4 operations, and 2 for the
+                // division), and at most 6 roundings of each of the three.
+                const double error = u * ((n + 3) * g_terms + std::fabs(h[c]) * (n + 6) * gh_terms) / n +
+                                     6 * u * (std::fabs(g[c]) + g_terms / n + std::fabs(h[c] * sum_gh) / n);
+                const double wanted = to_float(expected.din[i]);
+                comparison.see(
+                    "din", i, to_float(results.din[i]), wanted,
+                    twice_rounded<TypeOf>(wanted, inputs.rstd[row] * error + u * std::fabs(wanted)));
+            }
+        }
+        for (int c = 0; c < channels; ++c) {
+            comparison.see("dgamma", c, results.dgamma[c], expected.dgamma[c],
+                           2 * (terms + 3) * u * (dgamma_terms[c] + std::fabs(double{inputs.dgamma[c]})));
+            comparison.see("dbeta", c, results.dbeta[c], expected.dbeta[c],
+                           2 * terms * u * (dbeta_terms[c] + std::fabs(double{inputs.dbeta[c]})));
+        }
+    }
+
+    using TypeOf = X;
+};
+TYPED_TEST_SUITE(LayerNormBackward, Dtypes);
+
+TYPED_TEST(LayerNormBackward, AddsWhatTheCpuAdds) {
+    for (const auto& on : launch_contexts()) {
+        for (const Shape& shape : shapes<Shape>({{3, 8}, {1, 768}, {7, 264}, {33, 384}, {5, 1600}})) {
+            typename TestFixture::Inputs inputs(shape);
+            typename TestFixture::Results results(inputs);
+            this->run(on, shape, inputs, results, 384);
+            Comparison comparison;
+            this->compare(shape, inputs, results, comparison);
+            EXPECT_TRUE(comparison.good()) << comparison.first_failure();
+        }
+    }
+}
+
+// So few blocks that each walks down many rows, with one group of threads or several, the last of which find none
+// left.
+TYPED_TEST(LayerNormBackward, WalksDownTheRows) {
+    LaunchContext on = launch_contexts().front();
+    on.chip.multiprocessors = 1;
+    for (const Shape& shape : shapes<Shape>({{45, 8}, {130, 264}})) {
+        for (const int block_threads : {32, 128, 384}) {
+            typename TestFixture::Inputs inputs(shape);
+            typename TestFixture::Results results(inputs);
+            this->run(on, shape, inputs, results, block_threads);
+            Comparison comparison;
+            this->compare(shape, inputs, results, comparison);
+            EXPECT_TRUE(comparison.good()) << comparison.first_failure();
+        }
+    }
+}
+
+TYPED_TEST(LayerNormBackward, GivesTheSameBitsAgain) {
+    const LaunchContext on = launch_contexts().front();
+    const Shape shape{33, 384};
+    typename TestFixture::Inputs inputs(shape);
+    typename TestFixture::Results results(inputs), again(inputs);
+    this->run(on, shape, inputs, results, 384);
+    this->run(on, shape, inputs, again, 384);
+    EXPECT_EQ(std::memcmp(results.din.data(), again.din.data(), again.din.bytes()), 0);
+    EXPECT_EQ(std::memcmp(results.dgamma.data(), again.dgamma.data(), again.dgamma.bytes()), 0);
+    EXPECT_EQ(std::memcmp(results.dbeta.data(), again.dbeta.data(), again.dbeta.bytes()), 0);
+}
+
+// Threads with two and with four pieces of a row, and the longest row there is.
+TYPED_TEST(LayerNormBackward, DoesLongRows) {
+#ifdef SIMT_THREAD
+    GTEST_SKIP() << "a row has too many threads; how they share memory does not depend on its length";
+#endif
+    LaunchContext on = launch_contexts().front();
+    on.chip.multiprocessors = 1;
+    const int longest = (24 << 10) / static_cast<int>(sizeof(TypeParam));
+    for (const Shape& shape : shapes<Shape>({{5, 3080}, {3, longest}})) {
+        typename TestFixture::Inputs inputs(shape);
+        typename TestFixture::Results results(inputs);
+        this->run(on, shape, inputs, results, 384);
+        Comparison comparison;
+        this->compare(shape, inputs, results, comparison);
+        EXPECT_TRUE(comparison.good()) << comparison.first_failure();
+    }
+}
+
+TYPED_TEST(LayerNormBackward, RefusesWhatItCannotDo) {
+    const LaunchContext on = launch_contexts().front();
+    const Shape shape{1, 8};
+    typename TestFixture::Inputs inputs(shape);
+    typename TestFixture::Results results(inputs);
+    EXPECT_THROW(this->run(on, {1, 2}, inputs, results, 384), llmc::ProgrammingError);
+    EXPECT_THROW(this->run(on, {1, 32768}, inputs, results, 384), llmc::ProgrammingError);
+    EXPECT_THROW(this->run(on, shape, inputs, results, 512), llmc::ProgrammingError);
+}
+
+}  // namespace
+}  // namespace kernel_test
