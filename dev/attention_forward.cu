@@ -4,7 +4,8 @@
 // Two products of T x T x HS, of which causality needs half: 4 B NH T T HS / 2 operations. Memory has to bring in
 // qkv and take out as much as a third of it, so that there are T/4 operations a byte in bf16: from T = 1024 on,
 // tensor cores and not memory are the bound, if only the T x T scores never leave the multiprocessor.
-//   1  three kernels, and a (T,T) matrix in memory between them: 16 T T bytes a head to write and read.
+//   1  three kernels, and a (T,T) matrix in memory between them, of which a thread does a row: 10 T T bytes a head to
+//      write and read, and neighbouring threads reach T elements apart.
 //   2  a warp does a query, 32 keys at a time, with the softmax kept up to date: no matrix. But every query reads
 //      all its keys and values anew, from cache.
 //   3  a block does 64 queries on tiles in shared memory; a thread 4 x 4 scores in registers, so that a number that
@@ -26,49 +27,49 @@ namespace lab::attention_forward_variants {
 
 using namespace llmc::cuda;
 
-// ---- 1: scores (B NH,T,T) in memory ----
+// ---- 1: scores (B NH,T,T) in memory, a thread a row ----
 
-// A thread does a score.
 template <class X>
 __global__ void attention_scores_kernel1(float* scores, const X* qkv, AttentionSizes sizes, float scale) {
-    const int key = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-    const int query = static_cast<int>(blockIdx.y), head = static_cast<int>(blockIdx.z);
-    if (key > query) return;
-    const X* q = head_of_qkv(qkv, sizes, 0, head).row(query);
-    const X* k = head_of_qkv(qkv, sizes, 1, head).row(key);
-    float sum = 0;
-    for (int c = 0; c < sizes.head_size; ++c) sum += to_float(q[c]) * to_float(k[c]);
-    scores[(std::int64_t{head} * sizes.sequence + query) * sizes.sequence + key] = sum * scale;
-}
-
-// A warp does a row of scores, and leaves probabilities in their place.
-__global__ void attention_softmax_kernel1(float* scores, float* lse, AttentionSizes sizes) {
-    const std::int64_t row =
-        (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / warp_threads;
+    const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (row >= sizes.all_heads() * sizes.sequence) return;
-    const int query = static_cast<int>(row % sizes.sequence), lane = own_lane();
-    float* s = scores + row * sizes.sequence;
-    float greatest = -INFINITY;
-    for (int j = lane; j <= query; j += warp_threads) greatest = fmaxf(greatest, s[j]);
-    greatest = warp_maximum(greatest);
-    float sum = 0;
-    for (int j = lane; j <= query; j += warp_threads) sum += exp2_approximate(s[j] - greatest);
-    sum = warp_sum(sum);
-    for (int j = lane; j <= query; j += warp_threads) s[j] = exp2_approximate(s[j] - greatest) / sum;
-    if (lane == 0) lse[row] = greatest * ln_2 + logf(sum);
+    const int head = row / sizes.sequence, query = row % sizes.sequence;
+    const X* q = head_of_qkv(qkv, sizes, 0, head).row(query);
+    const HeadRows<const X> k = head_of_qkv(qkv, sizes, 1, head);
+    for (int j = 0; j <= query; ++j) {
+        float sum = 0;
+        for (int c = 0; c < sizes.head_size; ++c) sum += to_float(q[c]) * to_float(k.row(j)[c]);
+        scores[std::int64_t{row} * sizes.sequence + j] = sum * scale;
+    }
 }
 
-// A thread does an element of the output.
+// Leaves probabilities in place of the scores.
+__global__ void attention_softmax_kernel1(float* scores, float* lse, AttentionSizes sizes) {
+    const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (row >= sizes.all_heads() * sizes.sequence) return;
+    const int query = row % sizes.sequence;
+    float* s = scores + std::int64_t{row} * sizes.sequence;
+    float greatest = -INFINITY;
+    for (int j = 0; j <= query; ++j) greatest = fmaxf(greatest, s[j]);
+    float sum = 0;
+    for (int j = 0; j <= query; ++j) sum += exp2_approximate(s[j] - greatest);
+    for (int j = 0; j <= query; ++j) s[j] = exp2_approximate(s[j] - greatest) / sum;
+    lse[row] = greatest * ln_2 + logf(sum);
+}
+
 template <class X>
 __global__ void attention_values_kernel1(X* out, const float* scores, const X* qkv, AttentionSizes sizes) {
-    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-    const int query = i / sizes.head_size, column = i % sizes.head_size, head = static_cast<int>(blockIdx.y);
-    if (query >= sizes.sequence) return;
-    const float* p = scores + (std::int64_t{head} * sizes.sequence + query) * sizes.sequence;
+    const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (row >= sizes.all_heads() * sizes.sequence) return;
+    const int head = row / sizes.sequence, query = row % sizes.sequence;
+    const float* p = scores + std::int64_t{row} * sizes.sequence;
     const HeadRows<const X> v = head_of_qkv(qkv, sizes, 2, head);
-    float sum = 0;
-    for (int j = 0; j <= query; ++j) sum += p[j] * to_float(v.row(j)[column]);
-    head_of_out(out, sizes, head).row(query)[column] = from_float<X>(sum);
+    X* to = head_of_out(out, sizes, head).row(query);
+    for (int c = 0; c < sizes.head_size; ++c) {
+        float sum = 0;
+        for (int j = 0; j <= query; ++j) sum += p[j] * to_float(v.row(j)[c]);
+        to[c] = from_float<X>(sum);
+    }
 }
 
 // ---- 2: a warp does a query ----
@@ -173,8 +174,10 @@ struct Rows {
         for (int half = 0; half < 2; ++half) {
             const int query = first_query + own_warp() * 16 + block_row(2 * half);
             if (query >= sizes.sequence) continue;
-            lse[std::int64_t{head} * sizes.sequence + query] =
-                softmax.greatest[0][half] * ln_2 + logf(softmax.sum[0][half]);
+            if (threadIdx.x % 4 == 0) {
+                lse[std::int64_t{head} * sizes.sequence + query] =
+                    softmax.greatest[0][half] * ln_2 + logf(softmax.sum[0][half]);
+            }
             for (int c = 0; c < columns / 16; ++c) {
                 for (int n = 0; n < 2; ++n) {
                     const int column = 16 * c + block_column(n, 0);
@@ -264,6 +267,7 @@ class AttentionForward : public Problem {
         const auto blocks = [](std::int64_t n, int a_block) {
             return static_cast<unsigned>(blocks_for<std::int64_t>(n, a_block));
         };
+        const unsigned rows = blocks(heads * std::int64_t{sequence}, block_size);
         const auto launch_tiles = [&](auto kernel, std::size_t tile_elements) {
             launch(on, kernel, dim3(blocks(sequence, tile_rows), heads), block_size,
                    3 * SharedAllocator::bytes<bf16>(tile_elements), out, lse_.data(), qkv, sizes_, scale);
@@ -271,14 +275,12 @@ class AttentionForward : public Problem {
         switch (variant) {
             case 1:
                 if (!scores_) scores_.emplace(heads * std::int64_t{sequence} * sequence);
-                launch(on, attention_scores_kernel1<X>,
-                       dim3(blocks(sequence, block_size), static_cast<unsigned>(sequence), heads), block_size,
-                       0, scores_->data(), qkv, sizes_, scale);
-                launch(on, attention_softmax_kernel1, blocks(heads * std::int64_t{sequence}, warps),
-                       block_size, 0, scores_->data(), lse_.data(), sizes_);
-                return launch(on, attention_values_kernel1<X>,
-                              dim3(blocks(std::int64_t{sequence} * sizes_.head_size, block_size), heads),
-                              block_size, 0, out, scores_->data(), qkv, sizes_);
+                launch(on, attention_scores_kernel1<X>, rows, block_size, 0, scores_->data(), qkv, sizes_,
+                       scale);
+                launch(on, attention_softmax_kernel1, rows, block_size, 0, scores_->data(), lse_.data(),
+                       sizes_);
+                return launch(on, attention_values_kernel1<X>, rows, block_size, 0, out, scores_->data(), qkv,
+                              sizes_);
             case 2:
                 return launch(on, attention_forward_kernel2<X>, dim3(blocks(sequence, warps), heads),
                               block_size, 0, out, lse_.data(), qkv, sizes_, scale);
@@ -387,7 +389,7 @@ class AttentionForward : public Problem {
 const Registration registration({
     .name = "attention_forward",
     .sizes = {"batch", "sequence", "heads", "head size"},
-    .variants = {{1, "three kernels, a (T,T) matrix in memory", {64, 256}},
+    .variants = {{1, "a thread does a row of a (T,T) matrix in memory", {64, 256}},
                  {2, "a warp does a query, softmax kept up to date", {32, 128}},
                  {3, "tiles in shared memory, fp32", {256}},
                  {4, "tensor cores", {128}},

@@ -14,7 +14,7 @@ namespace llmc::cuda {
 namespace detail {
 
 // The softmax of the rows of a warp's blocks over the keys seen so far, for scores s that are to be multiplied by
-// `scale`: sum = sum_j 2^((s_j - greatest) scale), with log2(e) in the scale. A lane holds two rows of each block
+// `scale`: sum = sum_j 2^(s_j scale - greatest), with log2(e) in the scale. A lane holds two rows of each block
 // of 16, and of their sums only its own columns.
 template <int row_blocks>
 struct RunningSoftmax {
@@ -200,19 +200,19 @@ __global__ void __launch_bounds__(Tiling::threads, Tiling::blocks)
     const int warp_query = first_query + warp_row;
     const int key_tiles = blocks_for(min(sizes.sequence, first_query + QueryTile::rows), KeyTile::rows);
 
-    // Starts to copy the next tile: K_0, V_0, K_1, V_1 ...
+    // K_0, V_0, K_1, V_1 ... are copied in turn, each while the one before it is worked on. A row of qkv holds three
+    // parts, and its values lie behind its keys.
     TileCopy<threads, Tiling::columns> copy(head_of_qkv(qkv, sizes, 1, b, h), 0, sizes.sequence,
                                             sizes.head_size);
-    const int keys_to_values = sizes.heads * sizes.head_size;
+    const int part = sizes.heads * sizes.head_size;
     const auto start_keys = [&] {
         copy.start(keys);
-        copy.source += keys_to_values;
+        copy.source += part;
         copy_async_commit();
     };
     const auto start_values = [&] {
         copy.start(values);
-        copy.source -= keys_to_values;
-        copy.source += std::int64_t{3 * KeyTile::rows} * keys_to_values;
+        copy.source += std::int64_t{3 * KeyTile::rows - 1} * part;
         copy.rows_left -= KeyTile::rows;
         copy_async_commit();
     };
