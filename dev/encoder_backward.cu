@@ -69,15 +69,16 @@ __global__ void encoder_backward_kernel2(float* dwte, const X* dout, const std::
 }
 
 // How many rows of the order come before token `key` of class `token_class`.
-__device__ __forceinline__ std::int64_t rows_before(int token_class, int key, const std::int32_t* tokens,
-                                                    const std::int32_t* order, std::int64_t rows) {
+__device__ __forceinline__ std::int64_t rows_before(int token_class, int key, int class_bits,
+                                                    const std::int32_t* tokens, const std::int32_t* order,
+                                                    std::int64_t rows) {
     std::int64_t begin = 0, end = rows;
     while (begin < end) {
         const std::int64_t middle = (begin + end) / 2;
         const int token = tokens[order[middle]];
-        const int its_class = class_of<token_classes>(token);
+        const int its_class = class_of(token, class_bits);
         const bool before =
-            its_class < token_class || (its_class == token_class && key_in_class<token_classes>(token) < key);
+            its_class < token_class || (its_class == token_class && key_in_class(token, class_bits) < key);
         if (before) {
             begin = middle + 1;
         } else {
@@ -90,13 +91,13 @@ __device__ __forceinline__ std::int64_t rows_before(int token_class, int key, co
 template <class X>
 __global__ void encoder_backward_kernel3(float* dwte, const X* dout, const std::int32_t* tokens,
                                          const std::int32_t* order, std::int64_t rows, int channels,
-                                         int vocabulary) {
+                                         int vocabulary, int class_bits) {
     const std::int64_t token = warp_in_grid();
     const int c = channel_of_lane<X>();
     if (token >= vocabulary || c >= channels) return;
-    const int token_class = class_of<token_classes>(static_cast<int>(token));
-    const int key = key_in_class<token_classes>(static_cast<int>(token));
-    const std::int64_t begin = rows_before(token_class, key, tokens, order, rows);
+    const int token_class = class_of(static_cast<int>(token), class_bits);
+    const int key = key_in_class(static_cast<int>(token), class_bits);
+    const std::int64_t begin = rows_before(token_class, key, class_bits, tokens, order, rows);
     float sum[Packed<X>::size] = {};
     std::int64_t i = begin;
     for (; i < rows && tokens[order[i]] == token; ++i) {
@@ -160,7 +161,7 @@ class EncoderBackward : public Problem {
                 add_positions();
                 order_rows(on, order, tokens, static_cast<int>(rows), vocabulary_);
                 return launch(on, encoder_backward_kernel3<X>, a_warp_a_token, block_size, 0, dwte, dout,
-                              tokens, order, rows, channels_, vocabulary_);
+                              tokens, order, rows, channels_, vocabulary_, token_class_bits(vocabulary_));
             case 4:
                 return encoder_backward(on, dwte, dwpe, dout, tokens, batch_, sequence_, channels_,
                                         vocabulary_, workspace_.data(), block_size);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 
 #include "llmc/device/cuda/packed.cuh"
 #include "llmc/device/cuda/reduce.cuh"
@@ -65,18 +66,14 @@ void encoder_forward(const LaunchContext& on, X* out, const std::int32_t* tokens
 // ---- backward: the order of the rows ----
 
 // Rows are brought into the order of their tokens, and among those of a token stay as they are. To share the work,
-// tokens are divided into classes, token % token_classes, which come one after the other. (Neighbours among the
-// tokens are as frequent as each other, those of a class are not.)
-inline constexpr int token_classes = 128;
-
-template <int classes>
-__device__ __forceinline__ int class_of(int token) {
-    return static_cast<int>(static_cast<unsigned>(token) % classes);
+// tokens are divided into classes by their lowest bits, and one class comes after the other. (Neighbours among the
+// tokens are as frequent as each other, those of a class are not.) 128 classes, or of a small vocabulary as many as
+// have 16 tokens.
+constexpr int token_class_bits(int vocabulary) {
+    return std::clamp(std::bit_width(static_cast<unsigned>(vocabulary)) - 5, 0, 7);
 }
-template <int classes>
-__device__ __forceinline__ int key_in_class(int token) {
-    return static_cast<int>(static_cast<unsigned>(token) / classes);
-}
+__device__ __forceinline__ int class_of(int token, int class_bits) { return token & ((1 << class_bits) - 1); }
+__device__ __forceinline__ int key_in_class(int token, int class_bits) { return token >> class_bits; }
 
 // The sum of x over the threads before this one, and over the block in `total`, by a block of whole warps.
 __device__ __forceinline__ int block_sum_before(int x, int* total) {
@@ -123,9 +120,9 @@ __device__ __forceinline__ void for_rows(const std::int32_t* tokens, int begin, 
 // the class's tokens, warp by warp, and those of the classes before; then it knows where each warp's rows of a token
 // begin, and each warp puts them there, in their order.
 //   `keys`: tokens of a class
-template <int classes>
+template <class Token>
 __global__ void __launch_bounds__(512)
-    order_rows_kernel4(std::int32_t* order, const std::int32_t* tokens, int rows, int keys) {
+    order_rows_kernel4(std::int32_t* order, const Token* tokens, int rows, int keys, int class_bits) {
     SharedAllocator shared;
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
     const int warp = thread / warp_threads, lane = thread % warp_threads, warps = threads / warp_threads;
@@ -140,8 +137,8 @@ __global__ void __launch_bounds__(512)
     int before = 0;
     for_rows(tokens, begin, end, [&](int token, int) {
         if (token < 0) return;
-        before += class_of<classes>(token) < own_class ? 1 : 0;
-        if (class_of<classes>(token) == own_class) atomicAdd(&place[key_in_class<classes>(token)], 1);
+        before += class_of(token, class_bits) < own_class ? 1 : 0;
+        if (class_of(token, class_bits) == own_class) atomicAdd(&place[key_in_class(token, class_bits)], 1);
     });
     int next = 0;
     block_sum_before(before, &next);
@@ -165,10 +162,10 @@ __global__ void __launch_bounds__(512)
     __syncthreads();
 
     for_rows(tokens, begin, end, [&](int token, int row) {
-        const bool mine = token >= 0 && class_of<classes>(token) == own_class;
+        const bool mine = token >= 0 && class_of(token, class_bits) == own_class;
         const unsigned matching = __ballot_sync(all_lanes, mine);
         if (mine) {
-            const int key = key_in_class<classes>(token);
+            const int key = key_in_class(token, class_bits);
             const unsigned same = __match_any_sync(matching, key);
             const int start = place[key];
             const int rank = __popc(same & ((1u << lane) - 1));
@@ -183,7 +180,8 @@ __global__ void __launch_bounds__(512)
 // As many warps as there is shared memory for: each counts for itself.
 inline void order_rows(const LaunchContext& on, std::int32_t* order, const std::int32_t* tokens, int rows,
                        int vocabulary) {
-    const int keys = blocks_for(vocabulary, token_classes);
+    const int class_bits = token_class_bits(vocabulary);
+    const int classes = 1 << class_bits, keys = blocks_for(vocabulary, classes);
     const auto shared_bytes = [keys](int warps) {
         return SharedAllocator::bytes<int>(static_cast<std::size_t>(warps) * static_cast<std::size_t>(keys));
     };
@@ -193,8 +191,8 @@ inline void order_rows(const LaunchContext& on, std::int32_t* order, const std::
     while (warps > 1 && shared_bytes(warps) + static_bytes > on.chip.shared_bytes_per_block) --warps;
     check(shared_bytes(warps) + static_bytes <= on.chip.shared_bytes_per_block,
           "encoder: the vocabulary is too large");
-    launch(on, order_rows_kernel4<token_classes>, token_classes, warps * warp_threads, shared_bytes(warps),
-           order, tokens, rows, keys);
+    launch(on, order_rows_kernel4<std::int32_t>, classes, warps * warp_threads, shared_bytes(warps), order,
+           tokens, rows, keys, class_bits);
 }
 
 // ---- backward: the sums ----
