@@ -1,18 +1,20 @@
-// AdamW, four times: the update of a unit's parameters, a flat buffer of tensors (segments) of which the matrices decay
-// and the others do not (llmc/device/ops.h). The unit here is a block of GPT-2: twelve tensors.
+// AdamW, four times: the update of a unit's parameters, a flat buffer of tensors (segments) of which the
+// matrices decay and the others do not (llmc/device/ops.h). The unit here is a block of GPT-2: twelve
+// tensors.
 //
-// An element reads its fp32 master copy, two moments and gradient and writes all but the gradient, and the bf16 parameter:
-// 30 bytes (28 in fp32), about 20 operations, a square root and two divisions. Memory decides: one block of 124M (7.1M
-// elements) moves 213 MB, which a GPU of 3 TB/s cannot do in less than 71 us. The variants:
-//   1  a thread does an element, a launch does a tensor. Coalesced, but 9 of the 12 tensors are vectors of C to 4C elements:
-//      their launches cost microseconds each for nanoseconds of work. And every thread takes a root and a quotient in fp64
-//      for the clip, which chips with few fp64 units (sm_86: 2 a clock) feel.
-//   2  one launch for the unit. The segments are kernel parameters: a thread finds its own in constant memory, and padding
-//      belongs to none.
+// An element reads its fp32 master copy, two moments and gradient and writes all but the gradient, and the
+// bf16 parameter: 30 bytes (28 in fp32), about 20 operations, a square root and two divisions. Memory
+// decides: one block of 124M (7.1M elements) moves 213 MB, which a GPU of 3 TB/s cannot do in less than 71
+// us. The variants:
+//   1  a thread does an element, a launch does a tensor. Coalesced, but 8 of the 12 tensors are vectors of C
+//      to 4C elements: their launches cost microseconds each for nanoseconds of work. And every thread takes
+//      a root and a quotient in fp64 for the clip, which chips with few fp64 units (sm_86: 2 a clock) feel.
+//   2  one launch for the unit. The segments are kernel parameters: a thread finds its own in constant
+//      memory, and padding belongs to none.
 //   3  four elements a thread: 16 bytes an access, a quarter of the instructions and of the searches.
-//   4  a grid that stays: the clip and the decay once a block, two quads a thread, so that eight loads are under way before
-//      the first is used, and streaming hints, since nothing is read again before the next step
-//      (llmc/device/cuda/adamw.cuh). It can round the parameters at random, too.
+//   4  a grid that stays: the clip and the decay once a block, two quads a thread, so that eight loads are
+//      under way before the first is used, and streaming hints, since nothing is read again before the next
+//      step (llmc/device/cuda/adamw.cuh). It can round the parameters at random, too.
 #include "llmc/device/cuda/adamw.cuh"
 
 #include <vector>
@@ -184,8 +186,8 @@ class AdamW : public Problem {
     }
 
   private:
-    // First-order bounds: u for each coefficient, which is rounded, and for each operation; 1.01 for the products
-    // of errors.
+    // First-order bounds: u for each coefficient, which is rounded, and for each operation; 1.01 for the
+    // products of errors.
     void see_element(Comparison& comparison, std::int64_t i, double weight_decay) {
         const AdamWStep& s = step_;
         const double u = 1.01 * unit_roundoff<float>, tiny = 0x1p-126;
@@ -198,8 +200,8 @@ class AdamW : public Problem {
         const double v_error = 8 * u * v + tiny;
         const double correction1 = 1 - std::pow(s.beta1, static_cast<double>(s.step));
         const double correction2 = 1 - std::pow(s.beta2, static_cast<double>(s.step));
-        // The root halves v's error; its own rounding, the correction's, the quotient's and the sum's: 8 u. And
-        // 3 u for m / denominator, the step size, and their product.
+        // The root halves v's error; its own rounding, the correction's, the quotient's and the sum's: 8 u.
+        // And 3 u for m / denominator, the step size, and their product.
         const double denominator = std::sqrt(v) / std::sqrt(correction2) + s.eps;
         const double update = s.learning_rate / correction1 * m / denominator;
         const double update_error =

@@ -1,6 +1,8 @@
-// The sum of two tensors, three times: an element moves 12 bytes in fp32 and 6 in bf16, for one addition. Memory decides.
+// The sum of two tensors, three times: an element moves 12 bytes in fp32 and 6 in bf16, for one addition.
+// Memory decides.
 //   1  a thread does an element.
-//   2  16 bytes an access: a quarter (bf16: an eighth) of the instructions, and as much more in flight a thread.
+//   2  16 bytes an access: a quarter (bf16: an eighth) of the instructions, and as much more in flight a
+//      thread.
 //   3  a grid that stays, four loads a thread under way (llmc/device/cuda/elementwise.cuh).
 #include "dev/lab/lab.h"
 #include "llmc/device/cuda/elementwise.cuh"

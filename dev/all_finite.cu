@@ -1,8 +1,9 @@
 // Is any element NaN or infinite? Three times: every byte is read once, and one number comes out.
-//   1  a thread looks at an element, and whoever finds something says so with an atomic: coalesced, but small loads; and
-//      a buffer full of NaN is as many atomics on one address as it has elements.
+//   1  a thread looks at an element, and whoever finds something says so with an atomic: coalesced, but small
+//      loads; and a buffer full of NaN is as many atomics on one address as it has elements.
 //   2  16 bytes a load; bits are compared, not numbers: NaN and infinity are what has an exponent of ones.
-//   3  a grid that stays, four loads under way, and one atomic a warp at most (llmc/device/cuda/elementwise.cuh).
+//   3  a grid that stays, four loads under way, and one atomic a warp at most
+//      (llmc/device/cuda/elementwise.cuh).
 // Atomics on an integer that all set to the same value: the result does not depend on their order.
 #include "dev/lab/lab.h"
 #include "llmc/device/cuda/elementwise.cuh"

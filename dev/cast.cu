@@ -1,11 +1,14 @@
 // Casts between fp32 and bf16, three times: fp32 to bf16 where the dtype is fp32, and back where it is bf16.
 //
-// Nothing is computed; an element moves 6 bytes, so that N of them take 6 N / bandwidth at best. The variants:
-//   1  a thread does an element: coalesced, but a warp's load is 128 (or 64) bytes, and an SM cannot hold enough warps with
-//      one small load each to keep HBM busy.
-//   2  four elements a thread: 16 bytes of fp32 and 8 of bf16. Both are one whole piece of memory for a warp; with 16 bytes of
-//      bf16 a thread would read 32 of fp32, in two loads each of which touches all its sectors by half.
-//   3  a grid that stays, four such loads under way before the first is used (llmc/device/cuda/elementwise.cuh).
+// Nothing is computed; an element moves 6 bytes, so that N of them take 6 N / bandwidth at best. The
+// variants:
+//   1  a thread does an element: coalesced, but a warp's load is 128 (or 64) bytes, and an SM cannot hold
+//      enough warps with one small load each to keep HBM busy.
+//   2  four elements a thread: 16 bytes of fp32 and 8 of bf16. Both are one whole piece of memory for a warp;
+//      with 16 bytes of bf16 a thread would read 32 of fp32, in two loads each of which touches all its
+//      sectors by half.
+//   3  a grid that stays, four such loads under way before the first is used
+//      (llmc/device/cuda/elementwise.cuh).
 #include "dev/lab/lab.h"
 #include "llmc/device/cuda/elementwise.cuh"
 

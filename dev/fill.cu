@@ -1,4 +1,5 @@
-// Filling memory with a number, twice: only writes, so that the time is the bytes over the bandwidth of writing.
+// Filling memory with a number, twice: only writes, so that the time is the bytes over the bandwidth of
+// writing.
 //   1  a thread does an element: a warp writes 64 or 128 bytes at a time, and computes 32 addresses for them.
 //   2  16 bytes a store, in a grid that stays (llmc/device/cuda/elementwise.cuh).
 #include "dev/lab/lab.h"

@@ -1,21 +1,27 @@
-// The matrix product out = in weight^T + bias, six times (llmc/device/ops.h): N rows, IC input and OC output channels.
+// The matrix product out = in weight^T + bias, six times (llmc/device/ops.h): N rows, IC input and OC output
+// channels.
 //
-// 2 N OC IC operations on N IC + OC IC + N OC elements: at 8192 x 768 x 3072 in bf16 that is 39 GFLOP on 68 MB, 570 operations a
-// byte, well above the 200 to 300 at which an A100 or H100 is bound by arithmetic. So the operands must be read from HBM
-// about once, and what counts is how often they cross the levels in between: each variant feeds the multipliers from a nearer one.
-//   1  a thread makes one element from global memory: two loads for each multiplication, and caches that cannot keep up.
-//   2  32x32 tiles in shared memory: an element that was fetched serves 32 threads. Bound by shared memory now: two loads
-//      for each multiplication still.
-//   3  128x128 tiles, and 8x8 elements a thread: 16 loads from shared memory (four of 16 bytes) for 64 multiplications, and
-//      the next tile fetched meanwhile. The best for fp32 (llmc/device/cuda/matmul.cuh): the FMA units are the bound,
-//      19.5 TFLOP/s on an A100, and 67 on an H100.
-//   4  bf16 on tensor cores: a warp multiplies 16x16 by 16x8 in one instruction, and loads fragments for it with ldmatrix.
-//      312 TFLOP/s by datasheet on an A100. The rows of a tile are 64 bytes apart, so that ldmatrix meets 4 bank conflicts each time.
+// 2 N OC IC operations on N IC + OC IC + N OC elements: at 8192 x 768 x 3072 in bf16 that is 39 GFLOP on 68
+// MB, 570 operations a byte, well above the 200 to 300 at which an A100 or H100 is bound by arithmetic. So
+// the operands must be read from HBM about once, and what counts is how often they cross the levels in
+// between: each variant feeds the multipliers from a nearer one.
+//   1  a thread makes one element from global memory: two loads for each multiplication, and caches that
+//      cannot keep up.
+//   2  32x32 tiles in shared memory: an element that was fetched serves 32 threads. Bound by shared memory
+//      now: two loads for each multiplication still.
+//   3  128x128 tiles, and 8x8 elements a thread: 16 loads from shared memory (four of 16 bytes) for 64
+//      multiplications, and the next tile fetched meanwhile. The best for fp32 (llmc/device/cuda/matmul.cuh):
+//      the FMA units are the bound, 19.5 TFLOP/s on an A100, and 67 on an H100.
+//   4  bf16 on tensor cores: a warp multiplies 16x16 by 16x8 in one instruction, and loads fragments for it
+//      with ldmatrix. 312 TFLOP/s by datasheet on an A100. The rows of a tile are 64 bytes apart, so that the
+//      8 rows that ldmatrix reads at a time meet on a quarter of the banks: it takes four times as long.
 //   5  swizzled: chunks of 16 bytes change places by row, and no two rows of an ldmatrix share a bank.
-//   6  nothing waits: cp.async fetches three tiles ahead past the registers, fragments are loaded a step ahead, the tiles that
-//      run together share operands in L2, and results leave in rows of 128 bytes. 64x64 elements a warp: 4 KB of fragments for 64 Ki
-//      multiplications, half of what shared memory delivers in the time an A100's tensor cores take. (llmc/device/cuda/matmul.cuh)
-// Hopper's tensor cores need wgmma for their full rate; mma.sync reaches about 60% of it.
+//   6  nothing waits: cp.async fetches three tiles ahead past the registers, fragments are loaded a step
+//      ahead, the tiles that run together share operands in L2, and results leave in rows of 128 bytes. 64x64
+//      elements a warp: 4 KB of fragments for 64 Ki multiplications, half of what shared memory delivers in
+//      the time an A100's tensor cores take. (llmc/device/cuda/matmul.cuh)
+// Hopper's tensor cores need wgmma for their full rate; by published measurements mma.sync reaches about 60%
+// of it.
 #include "llmc/device/cuda/matmul.cuh"
 
 #include "dev/lab/lab.h"
@@ -224,9 +230,10 @@ class MatmulForwardProblem : public Problem {
         double value, error;
     };
 
-    // IC products and the bias. With roundings: u for each product (bf16's are exact) and each addition. On tensor cores:
-    // four products (or more) and the sum so far are brought to the exponent of the largest, cut off there, added, and cut
-    // off again, which is 6 times 2 u for 4 products. So 3 u for each term, whatever the variant.
+    // IC products and the bias. With roundings: u for each product (bf16's are exact) and each addition. On
+    // tensor cores: four products (or more) and the sum so far are brought to the exponent of the largest,
+    // cut off there, added, and cut off again, which is 6 times 2 u for 4 products. So 3 u for each term,
+    // whatever the variant.
     void compute_expected() {
         for (std::int64_t row = 0; row < rows_; ++row) {
             for (std::int64_t column = 0; column < out_channels_; ++column) {

@@ -12,8 +12,8 @@ struct Shape {
     std::int64_t rows;
     int in_channels, out_channels;
 };
-// One tile and less; more than one in each direction and a rest; more channels than the pipeline has stages; more
-// than a band of tiles of rows.
+// One tile and less; more than one in each direction and a rest; more channels than the pipeline has stages;
+// more than a band of tiles of rows.
 const std::vector<Shape> matmul_shapes = {{2, 8, 16},      {1, 40, 8},     {130, 104, 264},
                                           {128, 256, 128}, {257, 72, 136}, {2100, 8, 136}};
 
@@ -33,7 +33,8 @@ TYPED_TEST(Matmul, Forward) {
         draw.normal(bias, 1);
         cpu().matmul_forward(tensor(expected, {rows, OC}), tensor(in, {rows, IC}), tensor(weight, {OC, IC}),
                              with_bias ? tensor(bias, {OC}) : llmc::Tensor{});
-        // Sums of IC products and the bias on both devices; 3 u for each term, as dev/matmul_forward.cu derives.
+        // Sums of IC products and the bias on both devices; 3 u for each term, as dev/matmul_forward.cu
+        // derives.
         Array<double> bounds(rows * OC);
         for (std::int64_t i = 0; i < bounds.size(); ++i) {
             const X *x = in.data() + i / OC * IC, *w = weight.data() + i % OC * IC;

@@ -1,6 +1,6 @@
-// Conformance of the wrappers of ptx.cuh: each one's results are compared with what the PTX manual (ISA 9.0) says,
-// worked out here by itself. On the executor this tests the meanings of test/simt/ptx_on_cpu.h; compiled by nvcc, the
-// instructions of a GPU: both must pass the same test.
+// Conformance of the wrappers of ptx.cuh: each one's results are compared with what the PTX manual (ISA 9.0)
+// says, worked out here by itself. On the executor this tests the meanings of test/simt/ptx_on_cpu.h;
+// compiled by nvcc, the instructions of a GPU: both must pass the same test.
 #include "llmc/device/cuda/ptx.cuh"
 
 #include <algorithm>
@@ -46,8 +46,8 @@ __global__ void ldmatrix(std::uint32_t* fragments, const uint4* rows, const int*
 
 constexpr int copying_threads = 64, copies = 3;
 
-// Copies 0 and 1 in the first group, 2 in the second; what a thread copied itself is seen after its wait, what its
-// neighbour copied after a barrier.
+// Copies 0 and 1 in the first group, 2 in the second; what a thread copied itself is seen after its wait,
+// what its neighbour copied after a barrier.
 __global__ void copy_async(uint4* out, const uint4* in, const int* valid) {
     SHARED(uint4, memory, [copies][copying_threads]);
     const int thread = static_cast<int>(threadIdx.x);
@@ -114,7 +114,8 @@ std::uint32_t bits(bf16 x) { return std::bit_cast<std::uint16_t>(x); }
 
 // ---- mma.m16n8k16 ----
 
-// Of fragment element i ("Matrix Fragments for mma.m16n8k16 with floating point type"), for .bf16 A and B and .f32 C and D.
+// Of fragment element i ("Matrix Fragments for mma.m16n8k16 with floating point type"), for .bf16 A and B and
+// .f32 C and D.
 struct Place {
     int row, column;
 };
@@ -205,9 +206,9 @@ TEST_F(PtxMma, WholeNumbers) {
     expect_product(0);
 }
 
-// Products of bf16 are exact in fp32. The manual leaves the order and the rounding of the additions open: where four
-// products (or more) and the sum so far are brought to the exponent of the largest, cut off there, added, and cut off
-// again, that is 6 times 2 u for 4 products.
+// Products of bf16 are exact in fp32. The manual leaves the order and the rounding of the additions open:
+// where four products (or more) and the sum so far are brought to the exponent of the largest, cut off there,
+// added, and cut off again, that is 6 times 2 u for 4 products.
 TEST_F(PtxMma, RealNumbers) {
     draw_.normal(a_, 1);
     draw_.normal(b_, 1);
@@ -248,8 +249,8 @@ class PtxLdmatrix : public Ptx {
     }
 };
 
-// "Each thread receives a fragment from the row": row lane / 4, elements 2 (lane % 4) and the next. Threads 8 m ... 8 m + 7
-// give the addresses of the rows of matrix m.
+// "Each thread receives a fragment from the row": row lane / 4, elements 2 (lane % 4) and the next. Threads 8
+// m ... 8 m + 7 give the addresses of the rows of matrix m.
 TEST_F(PtxLdmatrix, RowsAsTheyAre) {
     expect_fragments(ptx_kernels::ldmatrix<false>,
                      [](const Array<std::uint16_t>& elements, int matrix, int lane, int half) {

@@ -13,9 +13,9 @@
 namespace llmc::cuda {
 
 // What changes from step to step, read from device memory, so that a captured graph can be replayed after the
-// host has copied the next step's numbers there. The host computes the bias corrections: it knows the step anyway,
-// and beta^step must be a power in fp64 (1 - beta^step cancels), which would cost every thread, or a launch of
-// its own, more than the update; so they are also the bits of the CPU device.
+// host has copied the next step's numbers there. The host computes the bias corrections: it knows the step
+// anyway, and beta^step must be a power in fp64 (1 - beta^step cancels), which would cost every thread, or a
+// launch of its own, more than the update; so they are also the bits of the CPU device.
 struct AdamWCoefficients {
     float beta1, beta2, one_minus_beta1, one_minus_beta2, eps;
     float step_size;         // learning rate / (1 - beta1^step)
@@ -68,9 +68,9 @@ __device__ __forceinline__ void adamw_update(float& w, float& m, float& v, float
     w = fmaf(w, keep, -k.step_size * (m / denominator));
 }
 
-// A grid that stays. A block works out the clip and the segments' decay once; then it takes tiles of two quads a
-// thread, whose eight 16-byte loads are under way together. A thread's elements only increase, and with them
-// its segment.
+// A grid that stays. A block works out the clip and the segments' decay once; then it takes tiles of two
+// quads a thread, whose eight 16-byte loads are under way together. A thread's elements only increase, and
+// with them its segment.
 template <class X, bool stochastic>
 __global__ void __launch_bounds__(256, 4)
     adamw_kernel4(X* parameters, float* master, float* m, float* v, const float* gradients,
@@ -137,9 +137,9 @@ __global__ void __launch_bounds__(256, 4)
     }
 }
 
-// parameters X, master, m, v, gradients fp32, all of them flat buffers that hold the segments; norm_squared and
-// coefficients in device memory too. Where X is fp32, master is the parameters, and `parameters` is not used.
-// Without `rounding`, parameters are rounded to nearest.
+// parameters X, master, m, v, gradients fp32, all of them flat buffers that hold the segments; norm_squared
+// and coefficients in device memory too. Where X is fp32, master is the parameters, and `parameters` is not
+// used. Without `rounding`, parameters are rounded to nearest.
 template <class X>
 void adamw(const LaunchContext& on, X* parameters, float* master, float* m, float* v, const float* gradients,
            const double* norm_squared, const AdamWCoefficients* coefficients,

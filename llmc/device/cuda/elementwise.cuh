@@ -1,9 +1,9 @@
 // Casts, fills, sums of tensors, and the test for NaN and infinity (ops.h: cast, fill, add, all_finite). How
 // these kernels came about: dev/cast.cu, dev/fill.cu, dev/add.cu, dev/all_finite.cu.
 //
-// All are bound by memory: 16 bytes an access, several in flight, a grid that stays. Any number of elements, at
-// any address: what the packs do not cover (the tail; all, where an address is no multiple of 16) goes element
-// by element.
+// All are bound by memory: 16 bytes an access, several in flight, a grid that stays. Any number of elements,
+// at any address: what the packs do not cover (the tail; all, where an address is no multiple of 16) goes
+// element by element.
 #pragma once
 
 #include "llmc/device/cuda/grid.cuh"

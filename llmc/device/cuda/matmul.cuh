@@ -1,8 +1,8 @@
-// The matrix product out = in weight^T + bias (ops.h: matmul_forward), where cuBLASLt is missing: on the executor, and
-// in the kernel lab. How these kernels came about: dev/matmul_forward.cu.
+// The matrix product out = in weight^T + bias (ops.h: matmul_forward), where cuBLASLt is missing: on the
+// executor, and in the kernel lab. How these kernels came about: dev/matmul_forward.cu.
 //
-// Both operands lie with their input channels side by side, so that both are read in rows: `in` in tiles of rows,
-// `weight` in tiles of output channels, which are the columns of `out`.
+// Both operands lie with their input channels side by side, so that both are read in rows: `in` in tiles of
+// rows, `weight` in tiles of output channels, which are the columns of `out`.
 #pragma once
 
 #include "llmc/device/cuda/packed.cuh"
@@ -30,8 +30,8 @@ struct MatmulTile {
     int column;
 };
 
-// Blocks with neighbouring numbers run together. Taken in bands of 16 tiles of rows, those that run together make about a
-// square, and share more of both operands in L2 than a row or a column of tiles would.
+// Blocks with neighbouring numbers run together. Taken in bands of 16 tiles of rows, those that run together
+// make about a square, and share more of both operands in L2 than a row or a column of tiles would.
 template <class X>
 __device__ __forceinline__ MatmulTile matmul_tile_of_block(const MatmulForward<X>& product) {
     constexpr int band = 16;
@@ -66,9 +66,9 @@ struct RowsOfThread {
 
 // ---- fp32 ----
 
-// A thread makes 8x8 sums, so that 16 numbers from shared memory serve 64 multiplications. Tiles of `depth` input
-// channels lie transposed in shared memory, two of them: one is computed with while the next is fetched, 16 bytes of
-// each operand a thread.
+// A thread makes 8x8 sums, so that 16 numbers from shared memory serve 64 multiplications. Tiles of `depth`
+// input channels lie transposed in shared memory, two of them: one is computed with while the next is
+// fetched, 16 bytes of each operand a thread.
 template <class X>
 __global__ void __launch_bounds__(256, 2) matmul_forward_kernel3(MatmulForward<X> product) {
     constexpr int pack = Packed<X>::size, depth = 2 * pack;
@@ -92,7 +92,8 @@ __global__ void __launch_bounds__(256, 2) matmul_forward_kernel3(MatmulForward<X
 #pragma unroll
         for (int e = 0; e < pack; ++e) to[channel + e][row_of_thread] = to_float(from[e]);
     };
-    // Rows 4y ... 4y+3 and 64 further, and columns likewise: a warp reads its operands without bank conflicts.
+    // Rows 4y ... 4y+3 and 64 further, and columns likewise: a warp reads its operands without bank
+    // conflicts.
     const int y = thread / 16 * 4, x = thread % 16 * 4;
     float sums[8][8] = {};
     const auto multiply = [&](const float(&rows)[depth][pitch], const float(&columns)[depth][pitch]) {
@@ -110,8 +111,8 @@ __global__ void __launch_bounds__(256, 2) matmul_forward_kernel3(MatmulForward<X
 
     Packed<X> next_a = fetch(of_a, 0), next_b = fetch(of_b, 0);
     for (int k = 0, buffer = 0; k < product.in_channels; k += depth, buffer ^= 1) {
-        // Nobody reads this buffer any more: all have passed the barrier of the last tile, and have multiplied the
-        // one before it by then.
+        // Nobody reads this buffer any more: all have passed the barrier of the last tile, and have
+        // multiplied the one before it by then.
         put(a[buffer], next_a);
         put(b[buffer], next_b);
         __syncthreads();
@@ -143,10 +144,11 @@ __global__ void __launch_bounds__(256, 2) matmul_forward_kernel3(MatmulForward<X
 
 namespace detail {
 
-// A tile of an operand in shared memory: 128 rows of 32 channels, in chunks of 8 (16 bytes). Two rows make the 128 bytes
-// that all banks together deliver. Where a chunk lies is mixed with the number of its pair of rows, so that the 8 rows
-// that ldmatrix reads at a time, at one place in each, are on different banks. Rows a multiple of 8 apart are mixed alike:
-// their places differ by whole rows, and a thread works out one place for all its rows.
+// A tile of an operand in shared memory: 128 rows of 32 channels, in chunks of 8 (16 bytes). Two rows make
+// the 128 bytes that all banks together deliver. Where a chunk lies is mixed with the number of its pair of
+// rows, so that the 8 rows that ldmatrix reads at a time, at one place in each, are on different banks. Rows
+// a multiple of 8 apart are mixed alike: their places differ by whole rows, and a thread works out one place
+// for all its rows.
 inline constexpr int tile_depth = 32;
 inline constexpr int tile_elements = matmul_tile * tile_depth;
 inline constexpr int tensor_threads = 128;
@@ -209,8 +211,9 @@ __device__ __forceinline__ void copy_tile_async(bf16* tile, const RowsOfThread<b
     }
 }
 
-// A warp's sums, with bias and rounded, through shared memory (64x64 elements of its own) to `out`: as mma leaves them
-// a lane would store 4 bytes here and there; from there it stores 16, and eight lanes a whole row of 128 bytes.
+// A warp's sums, with bias and rounded, through shared memory (64x64 elements of its own) to `out`: as mma
+// leaves them a lane would store 4 bytes here and there; from there it stores 16, and eight lanes a whole row
+// of 128 bytes.
 __device__ __forceinline__ void store_sums(const MatmulForward<bf16>& product, const MatmulTile& tile,
                                            const Sums& sums, bf16* staging) {
     const int lane = static_cast<int>(threadIdx.x) % warp_threads;
@@ -254,8 +257,8 @@ constexpr std::size_t matmul_pipeline_bytes(int stages) {
     return SharedAllocator::bytes<bf16>(static_cast<std::size_t>(stages) * 2 * detail::tile_elements);
 }
 
-// `stages` tiles of both operands are in shared memory: one is computed with, the others are on their way. Within a tile,
-// the fragments of the next 16 channels are loaded while the tensor cores work on these.
+// `stages` tiles of both operands are in shared memory: one is computed with, the others are on their way.
+// Within a tile, the fragments of the next 16 channels are loaded while the tensor cores work on these.
 template <int stages>
 __global__ void __launch_bounds__(detail::tensor_threads, 2)
     matmul_forward_kernel6(MatmulForward<bf16> product) {

@@ -1,5 +1,5 @@
-// Stochastic rounding to bf16: up or down with probabilities that make the mean of the result the number itself,
-// so that updates smaller than half a bf16 ulp are not all lost. The random numbers are counter-based
+// Stochastic rounding to bf16: up or down with probabilities that make the mean of the result the number
+// itself, so that updates smaller than half a bf16 ulp are not all lost. The random numbers are counter-based
 // (Philox4x32-10: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011, in their library
 // Random123): an element's are a pure function of the seed, the step and its place in the model, whichever
 // thread or rank rounds it.
@@ -28,9 +28,10 @@ __host__ __device__ __forceinline__ RandomBits rounding_bits(const StochasticRou
     return r123::Philox4x32{}(counter, {{low(rounding.seed), high(rounding.seed)}});
 }
 
-// A bf16 is the upper half of an fp32. Adding 16 random bits to the lower half carries into the upper one with
-// just the probability that the lower half is of an ulp; the sign and the exponent need no care, since the bits of
-// floating-point numbers of one sign are ordered as integers are. NaN and infinity stay what they are.
+// A bf16 is the upper half of an fp32. Adding 16 random bits to the lower half carries into the upper one
+// with just the probability that the lower half is of an ulp; the sign and the exponent need no care, since
+// the bits of floating-point numbers of one sign are ordered as integers are. NaN and infinity stay what they
+// are.
 __device__ __forceinline__ bf16 round_stochastically(float x, std::uint32_t random) {
     constexpr std::uint32_t exponent = 0x7f800000u;
     const std::uint32_t bits = __float_as_uint(x);
