@@ -6,10 +6,10 @@
 //   1  a thread does an element. A warp asks for 64 bytes at a time in bf16: too few in flight, and an address and a
 //      comparison for every element.
 //   2  16 bytes a thread. What is left is arithmetic: tanhf computes both of its branches, 16 instructions, 23 in all.
-//   3  1/2 (1 + tanh(w/2)) is the logistic function 1/(1 + e^-w): one ex2, one rcp, 8 in all; and a thread has two
+//   3  1/2 (1 + tanh(w/2)) is the logistic function 1/(1 + e^-w): one ex2, one rcp, 7 in all; and a thread has two
 //      loads in flight (llmc/device/cuda/gelu.cuh).
 // The hardware's tanh (tanh.approx, a relative error of 2^-11) would save one more, but 1 + tanh cancels for negative
-// x: at x = -3 the result would be off by a fifth. 3 is as precise in its tails as it is around 0.
+// x: at x = -3 the result could be off by a fifth. 3 is as precise in its tails as it is around 0.
 #include "dev/gelu_reference.h"
 #include "dev/lab/lab.h"
 #include "llmc/device/cuda/gelu.cuh"

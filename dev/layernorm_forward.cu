@@ -7,7 +7,8 @@
 //   2  a block does a row, its threads side by side: coalesced loads, and sums through shared memory.
 //   3  a warp does a row: sums by shuffles, no barriers, more rows in flight.
 //   4  16 bytes a load. The row is still read three times, twice of them from cache.
-//   5  the row is read once and waits in shared memory (llmc/device/cuda/layernorm_forward.cuh).
+//   5  the row is read once, four loads of a lane at a time, and waits in shared memory
+//      (llmc/device/cuda/layernorm_forward.cuh).
 #include "llmc/device/cuda/layernorm_forward.cuh"
 
 #include "dev/lab/lab.h"

@@ -125,7 +125,7 @@ TYPED_TEST_SUITE(LayerNormBackward, Dtypes);
 
 TYPED_TEST(LayerNormBackward, AddsWhatTheCpuAdds) {
     for (const auto& on : launch_contexts()) {
-        for (const Shape& shape : shapes<Shape>({{3, 8}, {1, 768}, {7, 264}, {33, 384}, {5, 1600}})) {
+        for (const Shape& shape : shapes<Shape>({{3, 8}, {1, 768}, {7, 264}, {130, 384}, {5, 1600}})) {
             typename TestFixture::Inputs inputs(shape);
             typename TestFixture::Results results(inputs);
             this->run(on, shape, inputs, results, 384);
@@ -141,7 +141,7 @@ TYPED_TEST(LayerNormBackward, AddsWhatTheCpuAdds) {
 TYPED_TEST(LayerNormBackward, WalksDownTheRows) {
     LaunchContext on = launch_contexts().front();
     on.chip.multiprocessors = 1;
-    for (const Shape& shape : shapes<Shape>({{45, 8}, {130, 264}})) {
+    for (const Shape& shape : shapes<Shape>({{20, 136}, {45, 8}, {130, 264}})) {
         for (const int block_threads : {32, 128, 384}) {
             typename TestFixture::Inputs inputs(shape);
             typename TestFixture::Results results(inputs);
@@ -155,7 +155,7 @@ TYPED_TEST(LayerNormBackward, WalksDownTheRows) {
 
 TYPED_TEST(LayerNormBackward, GivesTheSameBitsAgain) {
     const LaunchContext on = launch_contexts().front();
-    const Shape shape{33, 384};
+    const Shape shape = shapes<Shape>({{3, 8}, {33, 384}}).back();
     typename TestFixture::Inputs inputs(shape);
     typename TestFixture::Results results(inputs), again(inputs);
     this->run(on, shape, inputs, results, 384);

@@ -174,15 +174,16 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
     }
 }
 
-// dgamma, dbeta += the sums of their partials over the blocks that wrote them. A block does 32 columns, each of
-// its warps every `warps`-th partial.
-template <int warps>
-__global__ void __launch_bounds__(warps* warp_threads)
+// dgamma, dbeta += the sums of their partials over the blocks that wrote them. A block does 32 columns, and each of
+// its warps some of the partials of each.
+template <int max_warps>
+__global__ void __launch_bounds__(max_warps* warp_threads)
     layernorm_backward_sum_kernel5(float* dgamma, float* dbeta, const float* partials, int partial_blocks,
                                    int channels) {
-    SHARED(float, sums, [warps][warp_threads]);
+    SHARED(float, sums, [max_warps][warp_threads]);
     const int lane = static_cast<int>(threadIdx.x) % warp_threads;
     const int warp = static_cast<int>(threadIdx.x) / warp_threads;
+    const int warps = static_cast<int>(blockDim.x) / warp_threads;
     const int column = static_cast<int>(blockIdx.x) * warp_threads + lane;
     float sum = 0;
     if (column < 2 * channels) {
@@ -194,10 +195,8 @@ __global__ void __launch_bounds__(warps* warp_threads)
     sums[warp][lane] = sum;
     __syncthreads();
     if (warp > 0 || column >= 2 * channels) return;
-    float total = 0;
-#pragma unroll
-    for (int w = 0; w < warps; ++w) total += sums[w][lane];
-    (column < channels ? dgamma[column] : dbeta[column - channels]) += total;
+    for (int w = 1; w < warps; ++w) sum += sums[w][lane];
+    (column < channels ? dgamma[column] : dbeta[column - channels]) += sum;
 }
 
 // Of the partials; enough for any number of rows.
@@ -211,8 +210,9 @@ namespace detail {
 
 inline void add_layernorm_partials(const LaunchContext& on, float* dgamma, float* dbeta,
                                    const float* partials, int partial_blocks, int channels) {
-    constexpr int warps = 32;
-    launch(on, layernorm_backward_sum_kernel5<warps>,
+    constexpr int max_warps = 32, partials_a_warp = 8;  // as many loads in flight as a thread has
+    const int warps = std::min(max_warps, blocks_for(partial_blocks, partials_a_warp));
+    launch(on, layernorm_backward_sum_kernel5<max_warps>,
            static_cast<unsigned>(blocks_for(2 * channels, warp_threads)), warps * warp_threads, 0, dgamma,
            dbeta, partials, partial_blocks, channels);
 }

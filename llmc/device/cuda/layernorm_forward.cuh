@@ -11,7 +11,7 @@ inline constexpr float layernorm_epsilon = 1e-5f;
 
 // A warp does a row. The row is read once, in 16-byte pieces, and waits in shared memory for its mean and its
 // deviation; each lane reads back what it wrote itself, so that no barrier is needed. With `add`, x is in1 + in2
-// and goes to `residual` too: past the caches, since the next reader is far, while the next kernel reads `out`.
+// and goes to `residual` too: as data that is not needed soon, while the next kernel reads `out`.
 template <class X, bool add>
 __global__ void __launch_bounds__(256, 5)
     layernorm_forward_kernel5(X* residual, X* out, float* mean, float* rstd, const X* in1, const X* in2,
