@@ -23,8 +23,10 @@ SIMT_SOURCES := $(filter-out $(SIMT_TEST_SOURCES),$(sort $(wildcard test/simt/*.
 SIMT_KINDS := $(if $(SANITIZED),,plain address thread)
 KERNEL_TESTS := $(SIMT_KINDS:%=$(BUILD)/test/kernels-%)
 CHECKS_plain := -O2
-CHECKS_address := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
-CHECKS_thread := -O1 -g -fsanitize=thread
+# Without those checks of undefined behaviour that double the time to compile and find nothing in kernels.
+CHECKS_address := -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize=null,vptr,object-size \
+    -fno-sanitize-recover=all
+CHECKS_thread := -O1 -g1 -fsanitize=thread
 DEFINE_address := -DSIMT_ADDRESS
 DEFINE_thread := -DSIMT_THREAD
 
