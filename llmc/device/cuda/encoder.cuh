@@ -70,7 +70,7 @@ void encoder_forward(const LaunchContext& on, X* out, const std::int32_t* tokens
 // tokens are as frequent as each other, those of a class are not.) 128 classes, or of a small vocabulary as many as
 // have 16 tokens.
 constexpr int token_class_bits(int vocabulary) {
-    return std::clamp(std::bit_width(static_cast<unsigned>(vocabulary)) - 5, 0, 7);
+    return std::clamp(static_cast<int>(std::bit_width(static_cast<unsigned>(vocabulary))) - 5, 0, 7);
 }
 __device__ __forceinline__ int class_of(int token, int class_bits) { return token & ((1 << class_bits) - 1); }
 __device__ __forceinline__ int key_in_class(int token, int class_bits) { return token >> class_bits; }
