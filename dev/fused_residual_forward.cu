@@ -1,17 +1,18 @@
-// The residual sum and the layernorm after it, five times: residual = in1 + in2, rounded, then layernorm forward of
-// that (llmc/device/ops.h, fused_residual_layernorm_forward), N rows of C channels.
+// The residual sum and the layernorm after it, five times: residual = in1 + in2, rounded, then layernorm
+// forward of that (llmc/device/ops.h, fused_residual_layernorm_forward), N rows of C channels.
 //
-// Memory bounds it: 4 N C elements to move (in1 and in2 read, residual and out written). The sum is one addition an
-// element, and what a kernel of its own costs is the way to memory and back:
-//   1  two kernels: a thread adds an element, then a warp normalizes a row. The residual is written and read again:
-//      5 N C elements, four fifths of the roofline at best.
-//   2  the same two with 16 bytes an access, layernorm the best there is: that bound is nearly reached, and not passed.
-//   3  one kernel: a warp adds a row and normalizes it. The row is read back twice, from the cache that it has just
-//      passed through.
+// Memory bounds it: 4 N C elements to move (in1 and in2 read, residual and out written). The sum is one
+// addition an element, and what a kernel of its own costs is the way to memory and back:
+//   1  two kernels: a thread adds an element, then a warp normalizes a row. The residual is written and read
+//      again: 5 N C elements, four fifths of the roofline at best.
+//   2  the same two with 16 bytes an access, layernorm the best there is: that bound is nearly reached, and
+//      not passed.
+//   3  one kernel: a warp adds a row and normalizes it. The row is read back twice, from the cache that it
+//      has just passed through.
 //   4  16 bytes an access.
-//   5  the sum waits in shared memory for its mean and deviation, and a lane loads two pieces of both inputs before it
-//      stores the first: a load cannot pass a store that it may depend on (llmc/device/cuda/layernorm_forward.cuh,
-//      whose number it has).
+//   5  the sum waits in shared memory for its mean and deviation, and a lane loads two pieces of both inputs
+//      before it stores the first: a load cannot pass a store that it may depend on
+//      (llmc/device/cuda/layernorm_forward.cuh, whose number it has).
 #include "dev/lab/lab.h"
 #include "dev/layernorm_reference.h"
 #include "llmc/device/cuda/layernorm_forward.cuh"

@@ -1,8 +1,8 @@
 // GELU backward, three times: din = dout GELU'(x) of n elements, where GELU(x) = x/2 (1 + tanh(w/2)) with
 // w = 2 sqrt(2/pi) (x + 0.044715 x^3) (llmc/device/ops.h); din may be dout.
 //
-// 3 n elements to move (x and dout read, din written): 6 bytes an element in bf16, in which time an A100 has 42
-// instructions for it and an H100 58 (dev/gelu_forward.cu).
+// 3 n elements to move (x and dout read, din written): 6 bytes an element in bf16, in which time an A100 has
+// 42 instructions for it and an H100 58 (dev/gelu_forward.cu).
 //   1  a thread does an element.
 //   2  16 bytes a thread: as many requests as the memory takes, and 32 instructions, half of them tanhf's.
 //   3  by s = 1/(1 + e^-w), as forward: 15 instructions and four loads in flight (llmc/device/cuda/gelu.cuh).

@@ -4,9 +4,10 @@
 //   GELU(x) = x s,  GELU'(x) = s + x q dw/dx,  q = s (1 - s)
 // The bounds hold for both ways to compute s, u being fp32's unit roundoff:
 // - w has at most 7 operations on terms of one sign, 7 u |w|, and ds/dw = q turns that into 7 u q |w|.
-// - by tanhf, whose 2 ulp are 2 u where |tanh| < 1: s has half of that, u, whatever its size; 1 + tanh and what
-//   multiplies it round 3 u s more.
-// - by an exponential (2 ulp, 4 u), a sum (u) and a reciprocal (1 ulp, 2 u): 4 u q + 3 u s, and u s for a product.
+// - by tanhf, whose 2 ulp are 2 u where |tanh| < 1: s has half of that, u, whatever its size; 1 + tanh and
+//   what multiplies it round 3 u s more.
+// - by an exponential (2 ulp, 4 u), a sum (u) and a reciprocal (1 ulp, 2 u): 4 u q + 3 u s, and u s for a
+//   product.
 #pragma once
 
 #include <cmath>
@@ -27,8 +28,8 @@ inline Gelu gelu_reference(double x) {
     const double w = 2 * root * (x + 0.044715 * x * x * x), slope = 2 * root * (1 + 3 * 0.044715 * x * x);
     const double s = 1 / (1 + std::exp(-w)), q = s * (1 / (1 + std::exp(w)));
     const double s_error = u * (7 * q * std::fabs(w) + 8 * s + 2);
-    // q is (1 - tanh^2)/4: |tanh|/2 times tanhf's error, 2 s_error, and u/2 for the two roundings. By exponentials
-    // it has 12 u q more than what comes from w.
+    // q is (1 - tanh^2)/4: |tanh|/2 times tanhf's error, 2 s_error, and u/2 for the two roundings. By
+    // exponentials it has 12 u q more than what comes from w.
     const double q_error = u * (7 * q * std::fabs(w) + 12 * q + 2);
     const double derivative = s + x * q * slope;
     return {x * s, std::fabs(x) * s_error, derivative,

@@ -1,20 +1,24 @@
 // Layernorm backward, five times. Of N rows of C channels, with h = (x - mean) rstd and g = dout gamma:
 //   din += rstd (g - 1/C sum g - h 1/C sum(g h)),  dgamma += sum_rows dout h,  dbeta += sum_rows dout
-// (llmc/device/ops.h). Two sums along each row, and two down each column; no atomics, so that every run adds in
-// the same order.
+// (llmc/device/ops.h). Two sums along each row, and two down each column; no atomics, so that every run adds
+// in the same order.
 //
-// Again memory is the bound: 4 N C elements (x, dout and din read, din written). What makes it harder than forward is that a
-// row wants its threads side by side, and a column wants all rows in one place. The variants:
-//   1  a thread does a row; in a second kernel a thread does a column. Loads of the first are C elements apart, and
-//      the second has C threads for a GPU that holds 200000.
-//   2  a warp does a row; the columns are cut into stretches of rows, whose partial sums a third kernel adds up. All of
-//      it coalesced and parallel, but x and dout are read twice: 6 N C elements, two thirds of the roofline at best.
-//   3  one pass: two blocks a multiprocessor walk down the rows, and add each row to dgamma and dbeta in shared
-//      memory. A block writes 8 C bytes of partials at its end, and they are read once: on 132 multiprocessors 6% of
-//      the traffic at N = 8192 in bf16, if the L2 cache does not keep them. Hence so few blocks, and a goal of 80%.
+// Again memory is the bound: 4 N C elements (x, dout and din read, din written). What makes it harder than
+// forward is that a row wants its threads side by side, and a column wants all rows in one place. The
+// variants:
+//   1  a thread does a row; in a second kernel a thread does a column. Loads of the first are C elements
+//      apart, and the second has C threads for a GPU that holds 200000.
+//   2  a warp does a row; the columns are cut into stretches of rows, whose partial sums a third kernel adds
+//      up. All of it coalesced and parallel, but x and dout are read twice: 6 N C elements, two thirds of the
+//      roofline at best.
+//   3  one pass: two blocks a multiprocessor walk down the rows, and add each row to dgamma and dbeta in
+//      shared memory. A block writes 8 C bytes of partials at its end, and they are read once: on 132
+//      multiprocessors 6% of the traffic at N = 8192 in bf16, if the L2 cache does not keep them. Hence so
+//      few blocks, and a goal of 80%.
 //   4  16 bytes a load, so that fewer instructions ask for the same bytes. Four barriers a row remain.
-//   5  a thread keeps its columns for good, their sums in registers; it loads two rows at a time, and groups of warps have
-//      rows of their own, at one barrier for all of them (llmc/device/cuda/layernorm_backward.cuh).
+//   5  a thread keeps its columns for good, their sums in registers; it loads two rows at a time, and groups
+//      of warps have rows of their own, at one barrier for all of them
+//      (llmc/device/cuda/layernorm_backward.cuh).
 #include "llmc/device/cuda/layernorm_backward.cuh"
 
 #include "dev/lab/lab.h"
@@ -127,8 +131,8 @@ __global__ void layernorm_backward_columns_kernel2(float* partials, const X* dou
 
 // ---- 3 and 4: one pass ----
 
-// A block does a row after the other. The same thread always has the same columns, so that their sums in shared memory
-// need no barrier.
+// A block does a row after the other. The same thread always has the same columns, so that their sums in
+// shared memory need no barrier.
 template <class X>
 __global__ void layernorm_backward_kernel3(X* din, float* partials, const X* dout, const X* in,
                                            const X* gamma, const float* mean, const float* rstd,

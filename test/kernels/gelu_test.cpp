@@ -17,10 +17,10 @@ void draw_inputs(Array<X>& in, Draw& draw) {
     for (int i = 0; i < 8; ++i) in[i] = llmc::cuda::from_float<X>(special[i]);
 }
 
-// Both devices compute s = 1/(1 + e^-w) with w = 2 sqrt(2/pi) (x + 0.044715 x^3) by an exponential. In units of u:
-// 4 |w| for the four operations of w, which the exponential turns into a relative error; 4 for its own 2 ulp; 1
-// for the sum; 2 for a reciprocal of 1 ulp. The exponential's share reaches s times 1 - s. Where e^-|w| is below 2^-125
-// it may be 0.
+// Both devices compute s = 1/(1 + e^-w) with w = 2 sqrt(2/pi) (x + 0.044715 x^3) by an exponential. In units
+// of u: 4 |w| for the four operations of w, which the exponential turns into a relative error; 4 for its own
+// 2 ulp; 1 for the sum; 2 for a reciprocal of 1 ulp. The exponential's share reaches s times 1 - s. Where
+// e^-|w| is below 2^-125 it may be 0.
 struct Parts {
     double s, s_error;  // the relative error
     double w, slope;    // dw/dx
@@ -81,8 +81,8 @@ TYPED_TEST(Gelu, Backward) {
             cpu().gelu_backward(tensor(expected, {n}), tensor(dout, {n}), tensor(in, {n}));
             Comparison comparison;
             for (std::int64_t i = 0; i < n; ++i) {
-                // dout (s + x q slope). q = z / (1 + z)^2 with z = e^-|w| has the error of z, twice the 3 of a
-                // reciprocal, and 2 products; with x and the slope (3) there are 5 more, 13 in all.
+                // dout (s + x q slope). q = z / (1 + z)^2 with z = e^-|w| has the error of z, twice the 3 of
+                // a reciprocal, and 2 products; with x and the slope (3) there are 5 more, 13 in all.
                 const double x = to_float(in[i]), d = to_float(dout[i]), wanted = to_float(expected[i]);
                 const Parts parts(x);
                 const double q =

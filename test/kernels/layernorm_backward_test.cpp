@@ -101,8 +101,8 @@ class LayerNormBackward : public Kernels<X> {
             }
             for (int c = 0; c < channels; ++c) {
                 const std::int64_t i = row * channels + c;
-                // g - mean g - h mean gh times rstd: the means' errors (terms of 1 and 4 operations, and 2 for the
-                // division), and at most 6 roundings of each of the three.
+                // g - mean g - h mean gh times rstd: the means' errors (terms of 1 and 4 operations, and 2
+                // for the division), and at most 6 roundings of each of the three.
                 const double error = u * ((n + 3) * g_terms + std::fabs(h[c]) * (n + 6) * gh_terms) / n +
                                      6 * u * (std::fabs(g[c]) + g_terms / n + std::fabs(h[c] * sum_gh) / n);
                 const double wanted = to_float(expected.din[i]);
@@ -136,8 +136,8 @@ TYPED_TEST(LayerNormBackward, AddsWhatTheCpuAdds) {
     }
 }
 
-// So few blocks that each walks down many rows, with one group of threads or several, the last of which find none
-// left.
+// So few blocks that each walks down many rows, with one group of threads or several, the last of which find
+// none left.
 TYPED_TEST(LayerNormBackward, WalksDownTheRows) {
     LaunchContext on = launch_contexts().front();
     on.chip.multiprocessors = 1;

@@ -83,6 +83,9 @@ __global__ void copy_async_empty_groups(uint4* out, const uint4* in) {
 }
 
 __global__ void exp2(float* out, const float* in) { out[threadIdx.x] = exp2_approximate(in[threadIdx.x]); }
+__global__ void reciprocal(float* out, const float* in) {
+    out[threadIdx.x] = reciprocal_approximate(in[threadIdx.x]);
+}
 __global__ void tanh(float* out, const float* in) { out[threadIdx.x] = tanh_approximate(in[threadIdx.x]); }
 __global__ void pack(std::uint32_t* out, const float* low, const float* high) {
     out[threadIdx.x] = pack_bf16(low[threadIdx.x], high[threadIdx.x]);
@@ -350,6 +353,18 @@ TEST_F(PtxFunction, Exp2) {
     }
     expect_near(
         in, out, [](double x) { return std::exp2(x); }, 2 * 0x1p-23, 0x1p-126);
+}
+
+// 1 ulp; a number below the normal range may count as 0, and be given as 0.
+TEST_F(PtxFunction, Reciprocal) {
+    Array<float> in(n), out(n);
+    draw_inputs(in, 40);
+    in[8] = 0x1.8p127f;
+    run(ptx_kernels::reciprocal, n, out.data(), in.data());
+    in[5] = 0.0f;
+    in[6] = -0.0f;
+    expect_near(
+        in, out, [](double x) { return 1 / x; }, 0x1p-23, 0x1p-126);
 }
 
 TEST_F(PtxFunction, Tanh) {

@@ -1,8 +1,9 @@
-// GELU forward and backward, GPT-2's tanh form (ops.h: gelu_forward, gelu_backward). How these kernels came about:
-// dev/gelu_forward.cu and dev/gelu_backward.cu.
+// GELU forward and backward, GPT-2's tanh form (ops.h: gelu_forward, gelu_backward). How these kernels came
+// about: dev/gelu_forward.cu and dev/gelu_backward.cu.
 //
-// x/2 (1 + tanh(w/2)) = x s, where s = 1/(1 + e^-w) is the logistic function of w = 2 sqrt(2/pi) (x + 0.044715 x^3). As
-// an exponential and a reciprocal s keeps its relative precision where w is far below 0 and 1 + tanh(w/2) would cancel.
+// With w = 2 sqrt(2/pi) (x + 0.044715 x^3), x/2 (1 + tanh(w/2)) = x s, where s = 1/(1 + e^-w) is the logistic
+// function. As an exponential and a reciprocal s keeps its relative precision where w is far below 0 and
+// 1 + tanh(w/2) would cancel.
 #pragma once
 
 #include "llmc/device/cuda/packed.cuh"
@@ -30,7 +31,8 @@ __device__ __forceinline__ float gelu(float x) {
     return x * reciprocal_approximate(1 + exp2_approximate(x * fmaf(cubic, x * x, linear)));
 }
 
-// GELU'(x) = s + x s (1 - s) dw/dx, where with z = e^-|w| <= 1: s = 1/(1 + z) or z/(1 + z), s (1 - s) = z/(1 + z)^2
+// GELU'(x) = s + x s (1 - s) dw/dx, where with z = e^-|w| <= 1
+//   s = 1/(1 + z) or z/(1 + z),  s (1 - s) = z/(1 + z)^2
 __device__ __forceinline__ float gelu_derivative(float x) {
     constexpr auto linear = static_cast<float>(detail::gelu_linear * detail::log2_e);
     constexpr auto cubic = static_cast<float>(detail::gelu_cubic * detail::log2_e);

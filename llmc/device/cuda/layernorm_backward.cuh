@@ -1,8 +1,8 @@
 // Layernorm backward (ops.h: layernorm_backward). How this kernel came about: dev/layernorm_backward.cu.
 //
-// Two kernels. The first is a grid of few blocks that walk down the rows, writes din, and leaves in the workspace
-// what each block adds to dgamma and dbeta; the second sums that over the blocks. All sums are in an order that
-// the shape and the number of multiprocessors decide.
+// Two kernels. The first is a grid of few blocks that walk down the rows, writes din, and leaves in the
+// workspace what each block adds to dgamma and dbeta; the second sums that over the blocks. All sums are in
+// an order that the shape and the number of multiprocessors decide.
 #pragma once
 
 #include "llmc/device/cuda/packed.cuh"
@@ -24,9 +24,10 @@ struct alignas(2 * rows * sizeof(float)) RowSums {
 }  // namespace detail
 
 // A group of blockDim.x threads does a row, each thread the same columns of every row: `pieces` of 16 bytes,
-// blockDim.x pieces apart. Its part of dgamma and dbeta therefore stays in registers from the first row to the last.
-// A thread has the loads of `held` rows in flight at a time, and the sums of those rows cost one barrier together.
-// The blockDim.y groups of a block take the rows in turns, and add what they have at the end.
+// blockDim.x pieces apart. Its part of dgamma and dbeta therefore stays in registers from the first row to
+// the last. A thread has the loads of `held` rows in flight at a time, and the sums of those rows cost one
+// barrier together. The blockDim.y groups of a block take the rows in turns, and add what they have at the
+// end.
 //   partials fp32 (gridDim.x, 2, channels): dgamma's and dbeta's of each block
 template <class X, int pieces>
 __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces == 1 ? 2 : 1)
@@ -97,8 +98,8 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
             sums.g[r] = warp_sum(sum_g);
             sums.gh[r] = warp_sum(sum_gh);
         }
-        // Two arrays take turns: who is at the next barrier has read this one, so that no second barrier is needed
-        // before it is written again.
+        // Two arrays take turns: who is at the next barrier has read this one, so that no second barrier is
+        // needed before it is written again.
         if (threadIdx.x % warp_threads == 0) warp_sums[turn][warp] = sums;
         __syncthreads();
         sums = {};
@@ -174,8 +175,8 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
     }
 }
 
-// dgamma, dbeta += the sums of their partials over the blocks that wrote them. A block does 32 columns, and each of
-// its warps some of the partials of each.
+// dgamma, dbeta += the sums of their partials over the blocks that wrote them. A block does 32 columns, and
+// each of its warps some of the partials of each.
 template <int max_warps>
 __global__ void __launch_bounds__(max_warps* warp_threads)
     layernorm_backward_sum_kernel5(float* dgamma, float* dbeta, const float* partials, int partial_blocks,
@@ -237,8 +238,9 @@ void launch_layernorm_backward(const LaunchContext& on, X* din, float* dgamma, f
 
 }  // namespace detail
 
-// din (accumulates), dout, in X (rows, channels); dgamma, dbeta fp32 (channels), accumulate; gamma X (channels);
-// mean, rstd fp32 (rows); workspace of layernorm_backward_workspace_bytes. A row has at most 24 KiB.
+// din (accumulates), dout, in X (rows, channels); dgamma, dbeta fp32 (channels), accumulate; gamma X
+// (channels); mean, rstd fp32 (rows); workspace of layernorm_backward_workspace_bytes. A row has 24 KiB
+// at most.
 template <class X>
 void layernorm_backward(const LaunchContext& on, X* din, float* dgamma, float* dbeta, const X* dout,
                         const X* in, const X* gamma, const float* mean, const float* rstd, std::int64_t rows,

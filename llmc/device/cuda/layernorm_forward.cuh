@@ -1,5 +1,5 @@
-// Layernorm forward, alone and of a sum (ops.h: layernorm_forward, fused_residual_layernorm_forward). How this
-// kernel came about: dev/layernorm_forward.cu.
+// Layernorm forward, alone and of a sum (ops.h: layernorm_forward, fused_residual_layernorm_forward). How
+// this kernel came about: dev/layernorm_forward.cu.
 #pragma once
 
 #include "llmc/device/cuda/packed.cuh"
@@ -10,8 +10,8 @@ namespace llmc::cuda {
 inline constexpr float layernorm_epsilon = 1e-5f;
 
 // A warp does a row. The row is read once, in 16-byte pieces, and waits in shared memory for its mean and its
-// deviation; each lane reads back what it wrote itself, so that no barrier is needed. With `add`, x is in1 + in2
-// and goes to `residual` too: as data that is not needed soon, while the next kernel reads `out`.
+// deviation; each lane reads back what it wrote itself, so that no barrier is needed. With `add`, x is in1 +
+// in2 and goes to `residual` too: as data that is not needed soon, while the next kernel reads `out`.
 template <class X, bool add>
 __global__ void __launch_bounds__(256, 5)
     layernorm_forward_kernel5(X* residual, X* out, float* mean, float* rstd, const X* in1, const X* in2,

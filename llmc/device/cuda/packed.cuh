@@ -61,8 +61,8 @@ __device__ __forceinline__ uint4 to_bits(const Packed<X>& packed) {
     return bits;
 }
 
-// Keeps the compiler from holding, in registers, what it computed from these elements until they are used again: it
-// has to compute it again from the sixteen bytes.
+// Keeps the compiler from holding, in registers, what it computed from these elements until they are used
+// again: it has to compute it again from the sixteen bytes.
 template <class X>
 __device__ __forceinline__ void forget_conversions([[maybe_unused]] Packed<X>& packed) {
 #ifdef __CUDACC__
