@@ -57,37 +57,43 @@ fs::path claim_directory(const fs::path& name) {
 }
 
 bool holds_run(const fs::path& out_dir) {
-    return fs::exists(out_dir / "run.json") || fs::exists(out_dir / "config.toml");
+    std::error_code ignored;
+    return fs::exists(out_dir / "run.json", ignored) || fs::exists(out_dir / "config.toml", ignored);
 }
 
 void check_outputs(const Options& options, const fs::path& out_dir, std::span<const std::string> inputs,
                    std::int64_t parameters) {
     const fs::path metrics = metrics_file(options, out_dir), exported = options.export_file;
+    const char* metrics_option = options.metrics.empty() ? "--out-dir" : "--metrics";
     const auto refuse_overwriting = [](const char* option, const fs::path& file, const fs::path& source) {
         if (same_file(file, source)) {
-            user_error("{} {} would overwrite {}, which this run reads; give another name", option,
+            user_error("{}: {} would overwrite {}, which this run reads; give another name", option,
                        file.string(), source.string());
         }
     };
 
     check_option("--out-dir", [&] { require_writable_directory(out_dir); });
-    check_option("--metrics", [&] { require_writable_file(metrics); });
+    check_option(metrics_option, [&] { require_writable_file(metrics); });
     for (const char* name : {"run.json", "config.toml"})
         check_option("--out-dir", [&] { require_writable_file(out_dir / name); });
-    for (const std::string& input : inputs) refuse_overwriting("--metrics", metrics, input);
+    for (const std::string& input : inputs) refuse_overwriting(metrics_option, metrics, input);
     for (const std::string& input : {options.init, options.config_file})
-        if (!input.empty()) refuse_overwriting("--metrics", metrics, input);
+        if (!input.empty()) refuse_overwriting(metrics_option, metrics, input);
     const auto refuse_own_files = [&](const char* option, const fs::path& file) {
         const fs::path folder = plain_path(out_dir), path = plain_path(file);
-        const bool above = std::ranges::mismatch(path, folder).in1 == path.end();
+        const auto [rest, below] = std::ranges::mismatch(path, folder);
+        const bool above = rest == path.end();
+        const bool a_checkpoint =
+            below == folder.end() && rest != path.end() && is_checkpoint_name(rest->string());
         const bool in_checkpoint = path.parent_path().filename().string().starts_with("checkpoint-");
-        if (above || in_checkpoint || same_file(file, out_dir / "run.json") ||
-            same_file(file, out_dir / "config.toml")) {
-            user_error("{} {} is where this run keeps other results (--out-dir {}); give another name",
+        if (above || a_checkpoint || in_checkpoint || same_file(file, out_dir / "run.json") ||
+            same_file(file, out_dir / "config.toml") ||
+            (options.metrics.empty() && option != metrics_option && same_file(file, metrics))) {
+            user_error("{}: {} is where this run keeps other results (--out-dir {}); give another name",
                        option, file.string(), out_dir.string());
         }
     };
-    refuse_own_files("--metrics", metrics);
+    if (!options.metrics.empty()) refuse_own_files("--metrics", metrics);
     if (!exported.empty()) {
         check_option("--export", [&] { require_replaceable_file(exported); });
         refuse_own_files("--export", exported);
@@ -97,8 +103,11 @@ void check_outputs(const Options& options, const fs::path& out_dir, std::span<co
         if (same_file(exported, metrics))
             user_error("--export and --metrics are the same file, {}", metrics.string());
     }
-    if (options.steps > 0) {
-        check_option("--out-dir", [&] { require_space(out_dir, checkpoint_bytes(parameters)); });
+    const std::uint64_t checkpoint = options.steps > 0 ? checkpoint_bytes(parameters) : 0;
+    check_option("--out-dir", [&] { require_space(out_dir, checkpoint); });
+    if (!exported.empty()) {
+        const std::uint64_t beside = on_one_disk(out_dir, exported) ? checkpoint : 0;
+        check_option("--export", [&] { require_space(exported, weights_bytes(parameters), beside); });
     }
 }
 
