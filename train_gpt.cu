@@ -260,6 +260,7 @@ int main(int argc, char** argv) {
     llmc::let_waiting_threads_sleep(argv);
     llmc::StopSignals signals;
     llmc::MpiEnvironment mpi;
+    std::optional<llmc::Options> options;
     try {
         llmc::Console console(mpi.world().rank() == 0);
         if (mpi.world().rank() == 0) {
@@ -268,13 +269,16 @@ int main(int argc, char** argv) {
                 console.over_progress(""));
         }
         std::string text;
-        if (const auto options = llmc::parse_options(argc, argv, text)) {
+        options = llmc::parse_options(argc, argv, text);
+        if (options) {
             const std::string program = llmc::program_as_called({argv, static_cast<std::size_t>(argc)});
             if (llmc::run_program(*options, program, mpi, console, signals) == llmc::Ending::stopped)
                 mpi.end(llmc::stopped_status);
         } else {
             console.text(text);
         }
+    } catch (const llmc::UserError& fault) {
+        mpi.fail(options ? llmc::with_place(*options, fault.what()) : fault.what());
     } catch (const std::exception& fault) {
         mpi.fail(fault.what());
     }
