@@ -216,6 +216,8 @@ Ending run_program(const Options& options, const std::string& program, MpiEnviro
         run.checkpoint ? differences(*run.checkpoint, options) : std::vector<std::string>();
     encode_prompt(options.prompt, plan.spec.config.vocabulary);
     if (speaks) check_outputs(options, run.out_dir, data.files, count_parameters(plan.spec.config));
+    if (!options.init.empty() && !run.checkpoint)
+        naming_option("--init", [&] { check_weights(options.init, plan.store.units); });
     // Whatever can be found wrong at once has been, on all ranks: only now memory is taken, which ranks count as
     // free before.
     if (stopped_early()) return Ending::stopped;

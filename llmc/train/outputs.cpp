@@ -24,16 +24,6 @@ bool same_file(const fs::path& a, const fs::path& b) {
     return fs::weakly_canonical(a, ignored) == fs::weakly_canonical(b, ignored);
 }
 
-// UserErrors of `check` begin with the option.
-template <class Check>
-void check_option(const std::string& option, const Check& check) {
-    try {
-        check();
-    } catch (const UserError& fault) {
-        user_error("{}: {}", option, fault.what());
-    }
-}
-
 }  // namespace
 
 fs::path metrics_file(const Options& options, const fs::path& out_dir) {
@@ -72,10 +62,10 @@ void check_outputs(const Options& options, const fs::path& out_dir, std::span<co
         }
     };
 
-    check_option("--out-dir", [&] { require_writable_directory(out_dir); });
-    check_option(metrics_option, [&] { require_writable_file(metrics); });
+    naming_option("--out-dir", [&] { require_writable_directory(out_dir); });
+    naming_option(metrics_option, [&] { require_writable_file(metrics); });
     for (const char* name : {"run.json", "config.toml"})
-        check_option("--out-dir", [&] { require_writable_file(out_dir / name); });
+        naming_option("--out-dir", [&] { require_writable_file(out_dir / name); });
     for (const std::string& input : inputs) refuse_overwriting(metrics_option, metrics, input);
     for (const std::string& input : {options.init, options.config_file})
         if (!input.empty()) refuse_overwriting(metrics_option, metrics, input);
@@ -95,7 +85,7 @@ void check_outputs(const Options& options, const fs::path& out_dir, std::span<co
     };
     if (!options.metrics.empty()) refuse_own_files("--metrics", metrics);
     if (!exported.empty()) {
-        check_option("--export", [&] { require_replaceable_file(exported); });
+        naming_option("--export", [&] { require_replaceable_file(exported); });
         refuse_own_files("--export", exported);
         // --init may be replaced by what became of it.
         for (const std::string& input : inputs) refuse_overwriting("--export", exported, input);
@@ -104,10 +94,10 @@ void check_outputs(const Options& options, const fs::path& out_dir, std::span<co
             user_error("--export and --metrics are the same file, {}", metrics.string());
     }
     const std::uint64_t checkpoint = options.steps > 0 ? checkpoint_bytes(parameters) : 0;
-    check_option("--out-dir", [&] { require_space(out_dir, checkpoint); });
+    naming_option("--out-dir", [&] { require_space(out_dir, checkpoint); });
     if (!exported.empty()) {
         const std::uint64_t beside = on_one_disk(out_dir, exported) ? checkpoint : 0;
-        check_option("--export", [&] { require_space(exported, weights_bytes(parameters), beside); });
+        naming_option("--export", [&] { require_space(exported, weights_bytes(parameters), beside); });
     }
 }
 

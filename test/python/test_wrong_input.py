@@ -36,6 +36,8 @@ def test_is_refused_with_one_line(number, outcomes):
     assert outcome.status == 1
     for word in case.words:
         assert word in f"error: {line}"
+    # What is wrong is said before the header, but for what takes reading a model.
+    assert case.late or outcome.stdout == ""
     assert outcome.after == outcome.before
     assert outcome.seconds < SECONDS
 
