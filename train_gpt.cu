@@ -274,11 +274,14 @@ int main(int argc, char** argv) {
         options = llmc::parse_options(argc, argv, text);
         if (options) {
             const std::string program = llmc::program_as_called({argv, static_cast<std::size_t>(argc)});
-            if (llmc::run_program(*options, program, mpi, console, signals) == llmc::Ending::stopped)
-                mpi.end(llmc::stopped_status);
+            const bool stopped =
+                llmc::run_program(*options, program, mpi, console, signals) == llmc::Ending::stopped;
+            // (With this status a scheduler starts it again, whatever became of its output.)
+            if (stopped) mpi.end(llmc::stopped_status);
         } else {
             console.text(text);
         }
+        console.require_written();
     } catch (const llmc::UserError& fault) {
         mpi.fail(options ? llmc::with_place(*options, fault.what()) : fault.what());
     } catch (const std::exception& fault) {

@@ -143,6 +143,20 @@ def test_header_and_summary(tmp_path):
     assert max(map(len, text.replace(str(tmp_path), "").splitlines()[:-1])) <= 100
 
 
+def test_lost_output_is_an_error_at_the_end(tmp_path):
+    def run(*options):
+        with open("/dev/full", "w") as full:
+            return subprocess.run([program.PROGRAM, *options], cwd=program.ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+
+    result = run(*QUICK, f"--out-dir={tmp_path}/run")
+    assert result.returncode == 1
+    assert re.fullmatch(r"error: cannot write standard output: No space left on device; .*\n", result.stderr), result.stderr
+    # All else is as it should be.
+    assert program.Run(tmp_path / "run").column("step") == list(range(1, 13))
+    assert (tmp_path / "run/checkpoint-00000012").is_dir()
+    assert run("--help").returncode == 1
+
+
 def test_no_steps_print_the_header(tmp_path):
     with_steps = rows_of(program.run(*QUICK, f"--out-dir={tmp_path}/a", "--sample-tokens=0").stdout)
     without = rows_of(program.run(*QUICK, "--steps=0", f"--out-dir={tmp_path}/b", "--sample-tokens=0").stdout)
