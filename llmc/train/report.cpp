@@ -69,10 +69,11 @@ std::string schedule_text(const Run& run) {
     const double rate = *options.learning_rate;
     const auto tokens =
         static_cast<double>(options.steps) * static_cast<double>(run.plan.spec.global_batch_tokens);
+    // With the digits that a person may have given: a product of decimals has more.
     const std::string course =
         options.schedule_kind() == ScheduleKind::constant
-            ? fmt::format("constant {}", rate)
-            : fmt::format("{} from {} to {}", options.schedule, rate, rate * options.min_lr_fraction);
+            ? fmt::format("constant {:.6g}", rate)
+            : fmt::format("{} from {:.6g} to {:.6g}", options.schedule, rate, rate * options.min_lr_fraction);
     const double epochs = tokens / static_cast<double>(run.data.training->tokens());
     return fmt::format("{}, {} tokens, {:.2f} epochs; learning rate {}, {} of warmup",
                        plural(options.steps, "step"), human_count(tokens), epochs, course,
