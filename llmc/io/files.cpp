@@ -170,7 +170,7 @@ void require_writable_file(const fs::path& path) {
     if (fs::exists(status)) {
         if (!fs::is_regular_file(status) && !fs::is_character_file(status))
             user_error("{} is {}; give the name of a file", path.string(), kind_of(status.type()));
-        Descriptor("write", path, O_WRONLY | O_NONBLOCK);
+        const Descriptor opened("write", path, O_WRONLY | O_NONBLOCK);
         if (!fs::is_regular_file(status)) return;
     }
     require_writable_directory(path.parent_path());

@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 const fs::path folder = fs::temp_directory_path() / "llmc_outputs_test";
 
 // The line with which a run of so many parameters is refused.
-std::string refusal(Options options, std::int64_t parameters) {
+std::string refusal(const Options& options, std::int64_t parameters) {
     try {
         check_outputs(options, folder, what_is_written(options, folder, options.steps > 0), {}, parameters);
         return "";
