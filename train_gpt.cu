@@ -65,19 +65,14 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     if (run.data.validation) validation.emplace(*run.data.validation, config.sequence_length);
 
     std::optional<MetricsWriter> metrics;
-    // A run that only looks at a model leaves what an earlier one recorded of its training as it is.
-    const bool looks = options.steps == 0 || (options.resume && !options.resume->empty() &&
-                                              trainer.progress().step >= options.steps);
-    const fs::path metrics_path = metrics_file(options, run.out_dir);
-    const bool keeps_metrics = looks && holds_steps(metrics_path),
-               keeps_run = looks && holds_run(run.out_dir);
-    if (keeps_metrics || keeps_run)
+    if (!run.trains && holds_records(options, run.out_dir))
         console.note("nothing to train: the records of the earlier run stay as they are");
     // The metrics first: where they cannot be written nothing is.
-    if (speaks && !keeps_metrics) {
-        metrics.emplace(metrics_path, run_record(run, trainer.device()), trainer.progress().step);
+    if (speaks && run.writes.metrics) {
+        metrics.emplace(metrics_file(options, run.out_dir), run_record(run, trainer.device()),
+                        trainer.progress().step);
     }
-    if (speaks && !keeps_run) {
+    if (speaks && run.writes.record) {
         make_directory(run.out_dir);
         write_last_run(run.out_dir, {.identity = run.identity,
                                      .began_from = run.checkpoint ? run.checkpoint->directory : fs::path()});
@@ -132,11 +127,11 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     }
     if (run.checkpoint && plain_path(run.checkpoint->directory).parent_path() == plain_path(run.out_dir))
         outcome.checkpoint = run.checkpoint->directory;
-    // Where there is nothing to train, an evaluation of the weights as they are; and what a run did not come to
+    // Where there is nothing to train, an evaluation of weights that were given; and what a run did not come to
     // when it was asked to stop.
     const bool lacks_validation =
         validates_after(first_step) && on_any_rank(world, metrics && metrics->lacks_validation());
-    if (lacks_validation || first_step >= options.steps) {
+    if (lacks_validation || (first_step >= options.steps && run.has_given_weights())) {
         if (const auto loss = validate()) {
             if (speaks && lacks_validation) metrics->add_validation(*loss);
             console.validation(first_step, *loss);
@@ -154,13 +149,20 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     }
     outcome.last_step = trainer.progress().step;
     outcome.steps = outcome.last_step - first_step;
-    if (!stopping) {
+    if (!stopping && (outcome.steps > 0 || run.has_given_weights())) {
         sample();
         ask_all();
     }
     if (speaks && !options.export_file.empty() && !stopping) {
-        make_directory(fs::absolute(options.export_file).parent_path());
-        save_weights(options.export_file, trainer.device(), trainer.store(), false);
+        try {
+            make_directory(fs::absolute(options.export_file).parent_path());
+            save_weights(options.export_file, trainer.device(), trainer.store(), false);
+        } catch (const UserError& fault) {
+            const std::string command = command_to_export(run, outcome);
+            if (command.empty()) throw;
+            user_error("{}; the run is whole but for this, which its checkpoint makes up for: {}",
+                       fault.what(), command);
+        }
     }
     outcome.stopped = stopping;
     outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -209,18 +211,31 @@ Ending run_program(const Options& options, const std::string& program, MpiEnviro
             .identity = new_run_identity(),
             .lineage = {},
             .program = program,
-            .checkpoint = {}};
+            .checkpoint = {},
+            .trains = options.steps > 0,
+            .writes = {}};
     run.checkpoint = find_checkpoint(options, run.out_dir);
+    if (options.resume && !options.resume->empty() && run.checkpoint->progress.step >= options.steps)
+        run.trains = false;
+    run.writes = what_is_written(options, run.out_dir, run.trains);
     run.lineage = run.checkpoint ? run.checkpoint->lineage : run.identity;
     const std::vector<std::string> notes =
         run.checkpoint ? differences(*run.checkpoint, options) : std::vector<std::string>();
     encode_prompt(options.prompt, plan.spec.config.vocabulary);
-    if (speaks) check_outputs(options, run.out_dir, data.files, count_parameters(plan.spec.config));
+    if (speaks)
+        check_outputs(options, run.out_dir, run.writes, data.files, count_parameters(plan.spec.config));
+    if (!options.init.empty() && !run.checkpoint)
+        naming_option("--init", [&] { check_weights(options.init, plan.store.units); });
     // Whatever can be found wrong at once has been, on all ranks: only now memory is taken, which ranks count as
     // free before.
     if (stopped_early()) return Ending::stopped;
 
     console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(run, *device));
+    if (!run.trains && !run.has_given_weights()) {
+        console.note("nothing to validate or to sample without steps, --init or --resume");
+        if (options.out_dir.empty() && options.metrics.empty() && options.export_file.empty())
+            return Ending::done;
+    }
     Trainer trainer(options, plan, *device, world, run.checkpoint.has_value());
     world.set_staging(trainer.arenas()[plan.communication]);
     if (run.checkpoint) {
@@ -229,13 +244,15 @@ Ending run_program(const Options& options, const std::string& program, MpiEnviro
         console.note(fmt::format("going on from {} after step {}", run.checkpoint->directory.string(),
                                  trainer.progress().step));
     } else if (options.resume) {
-        console.note(
-            fmt::format("the last run in {} saved no checkpoint: starting fresh", run.out_dir.string()));
+        const std::string place = run.out_dir.string();
+        console.note(holds_records(options, run.out_dir)
+                         ? fmt::format("the last run in {} saved no checkpoint: starting fresh", place)
+                         : fmt::format("there is no run in {} to go on with: starting fresh", place));
     }
     require_same_step(world, trainer.progress().step);
     // All ranks have what they need: nothing is written before.
     if (stopped_early()) return Ending::stopped;
-    if (!speaks || !options.out_dir.empty() || options.resume)
+    if (!speaks || !options.out_dir.empty() || options.resume || !run.trains)
         return train(run, trainer, world, console, signals);
     const fs::path claimed = claim_directory(run.out_dir);
     if (claimed != run.out_dir) console.note(fmt::format("results go to {}", claimed.string()));
@@ -260,6 +277,7 @@ int main(int argc, char** argv) {
     llmc::let_waiting_threads_sleep(argv);
     llmc::StopSignals signals;
     llmc::MpiEnvironment mpi;
+    std::optional<llmc::Options> options;
     try {
         llmc::Console console(mpi.world().rank() == 0);
         if (mpi.world().rank() == 0) {
@@ -268,13 +286,19 @@ int main(int argc, char** argv) {
                 console.over_progress(""));
         }
         std::string text;
-        if (const auto options = llmc::parse_options(argc, argv, text)) {
+        options = llmc::parse_options(argc, argv, text);
+        if (options) {
             const std::string program = llmc::program_as_called({argv, static_cast<std::size_t>(argc)});
-            if (llmc::run_program(*options, program, mpi, console, signals) == llmc::Ending::stopped)
-                mpi.end(llmc::stopped_status);
+            const bool stopped =
+                llmc::run_program(*options, program, mpi, console, signals) == llmc::Ending::stopped;
+            // (With this status a scheduler starts it again, whatever became of its output.)
+            if (stopped) mpi.end(llmc::stopped_status);
         } else {
             console.text(text);
         }
+        console.require_written();
+    } catch (const llmc::UserError& fault) {
+        mpi.fail(options ? llmc::with_place(*options, fault.what()) : fault.what());
     } catch (const std::exception& fault) {
         mpi.fail(fault.what());
     }

@@ -25,6 +25,16 @@ template <class... Args>
     throw UserError(fmt::format(format, std::forward<Args>(args)...));
 }
 
+// What `f` returns; a UserError of it begins with the option that is to blame: "--init: cannot open x".
+template <class F>
+decltype(auto) naming_option(std::string_view option, F&& f) {
+    try {
+        return std::forward<F>(f)();
+    } catch (const UserError& fault) {
+        user_error("{}: {}", option, fault.what());
+    }
+}
+
 // A fault of the program itself.
 class ProgrammingError : public std::logic_error {
   public:

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <numeric>
+#include <tuple>
 #include <vector>
 
 namespace llmc {
@@ -15,8 +16,8 @@ std::string human_bytes(double bytes) {
     std::size_t unit = 0;
     for (; bytes >= 1024 && unit + 1 < units.size(); ++unit) bytes /= 1024;
     if (unit == 0) return fmt::format("{} B", bytes);
-    return bytes < 1e6 ? fmt::format("{:.1f} {}", bytes, units[unit])
-                       : fmt::format("{:.1e} {}", bytes, units[unit]);
+    return bytes < 1e4 ? fmt::format("{:.1f} {}", bytes, units[unit])
+                       : fmt::format("{} {}", human_count(bytes), units[unit]);
 }
 
 std::string human_count(double number) {
@@ -56,9 +57,16 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 }  // namespace
 
 std::string nearest_name(std::string_view name, std::span<const std::string> names) {
-    const auto nearest = std::ranges::min_element(
-        names, {}, [&](const std::string& known) { return edit_distance(name, known); });
-    return nearest == names.end() ? "" : *nearest;
+    if (name.empty() || names.empty()) return "";
+    const auto cost = [&](const std::string& known) {
+        const bool within = name.size() > 2 && known.find(name) != std::string::npos;
+        return std::tuple(!known.starts_with(name), !within, edit_distance(name, known));
+    };
+    const std::string& nearest = *std::ranges::min_element(names, {}, cost);
+    const auto [other_beginning, not_within, changes] = cost(nearest);
+    // Where half of the letters are others it is no slip.
+    return other_beginning && not_within && 2 * changes >= std::max(name.size(), nearest.size()) ? ""
+                                                                                                 : nearest;
 }
 
 std::string one_line(std::string_view text) {

@@ -153,15 +153,16 @@ void check_training_windows(const Data& data, const DataOptions& options) {
     const std::int64_t T = options.sequence_length, windows = training_windows(*data.training, T);
     if (windows == 0) {
         user_error(
-            "--train-data: {}, but a sample takes {} in a row (--seq-len {} and one more); give more text or "
-            "a smaller --seq-len",
+            "--train-data is too short: {}; a sample takes {} in a row (--seq-len {} and one more); give "
+            "more "
+            "text or a smaller --seq-len",
             data.training_description, plural(T + 1, "token"), T);
     }
     if (windows < options.sequences) {
         user_error(
-            "--train-data: {}, which are {} of --seq-len {}, but one step takes {}; give more text or a "
-            "smaller "
-            "--global-batch-tokens, {} at most",
+            "--train-data is too short: {}, which are {} of --seq-len {}; one step takes {}; give more text "
+            "or "
+            "a smaller --global-batch-tokens, {} at most",
             data.training_description, plural(windows, "sequence"), T, options.sequences, windows * T);
     }
 }
@@ -174,8 +175,10 @@ Data open_data(const DataOptions& options) {
     check_training_windows(data, options);
     if (!options.val_data.empty()) open_validation(data, options);
     if (data.validation && ValidationWindows(*data.validation, options.sequence_length).windows() == 0) {
-        user_error("--val-data: {}, with no token to predict; give at least 2 tokens",
-                   data.validation_description);
+        user_error(
+            "{}: {}; give at least 2 tokens, so that there is one to predict",
+            options.val_data.empty() ? "--train-data is too short to validate on" : "--val-data is too short",
+            data.validation_description);
     }
     const std::int64_t tokens = data.training->tokens() + (data.validation ? data.validation->tokens() : 0);
     if (tokens <= unigram_limit) {

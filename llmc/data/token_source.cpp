@@ -17,25 +17,37 @@ static_assert(std::endian::native == std::endian::little, "token files are littl
 constexpr std::size_t header_words = 256;
 constexpr std::size_t header_bytes = header_words * sizeof(std::int32_t);
 
-// Stored tokens of type T (they need not be aligned) as int32, checked against the vocabulary.
+// A token of type T, which need not be aligned.
+template <class T>
+std::uint32_t token_at(const std::uint8_t* stored, std::size_t index) {
+    T token;
+    std::memcpy(&token, stored + index * sizeof(T), sizeof(T));
+    return token;
+}
+
+// Stored tokens of type T as int32, checked against the vocabulary. They are a part of `all`, in which they begin with
+// token `position`.
 template <class T>
 void convert(const std::uint8_t* stored, std::span<std::int32_t> out, std::int64_t vocabulary,
-             const std::string& name, std::int64_t position) {
+             const std::string& name, std::int64_t position, std::span<const std::uint8_t> all) {
     std::uint32_t largest = 0;
     for (std::size_t i = 0; i < out.size(); ++i) {
-        T token;
-        std::memcpy(&token, stored + i * sizeof(T), sizeof(T));
+        const auto token = token_at<T>(stored, i);
         out[i] = static_cast<std::int32_t>(token);
-        largest = std::max(largest, std::uint32_t{token});
+        largest = std::max(largest, token);
     }
     if (largest < vocabulary) return;
+    for (std::size_t i = 0; i < all.size() / sizeof(T); ++i)
+        largest = std::max(largest, token_at<T>(all.data(), i));
     for (std::size_t i = 0; i < out.size(); ++i) {
         const auto token = static_cast<std::uint32_t>(out[i]);
         if (token < vocabulary) continue;
         user_error(
-            "'{}' has {} {} at position {}, outside the vocabulary of {}; give --vocab-size {} or more", name,
-            sizeof(T) == 1 ? "byte" : "token", token, position + static_cast<std::int64_t>(i), vocabulary,
-            std::int64_t{token} + 1);
+            "'{}' has {} {} at position {}, outside the vocabulary of {}; give --vocab-size {} or more, "
+            "which "
+            "all of it needs",
+            name, sizeof(T) == 1 ? "byte" : "token", token, position + static_cast<std::int64_t>(i),
+            vocabulary, std::int64_t{largest} + 1);
     }
 }
 
@@ -55,7 +67,7 @@ class TextSource final : public TokenSource {
         check_range(first, out.size(), tokens(shard));
         if (text_.file) text_.file->require_whole();
         convert<std::uint8_t>(text_.bytes.data() + first, out, vocabulary_, text_.name,
-                              text_.position + first);
+                              text_.position + first, text_.file ? text_.file->bytes() : text_.bytes);
     }
 
   private:
@@ -108,12 +120,12 @@ class Shard {
     void read(std::int64_t first, std::span<std::int32_t> out, std::int64_t vocabulary) const {
         check_range(first, out.size(), tokens_);
         file_.require_whole();
-        const std::uint8_t* stored =
-            file_.bytes().data() + header_bytes + static_cast<std::size_t>(first) * token_bytes_;
+        const std::span<const std::uint8_t> all = file_.bytes().subspan(header_bytes);
+        const std::uint8_t* stored = all.data() + static_cast<std::size_t>(first) * token_bytes_;
         if (token_bytes_ == 2) {
-            convert<std::uint16_t>(stored, out, vocabulary, path_, first);
+            convert<std::uint16_t>(stored, out, vocabulary, path_, first, all);
         } else {
-            convert<std::uint32_t>(stored, out, vocabulary, path_, first);
+            convert<std::uint32_t>(stored, out, vocabulary, path_, first, all);
         }
     }
 

@@ -25,8 +25,10 @@ constexpr const char* manifest_file = "manifest.json";
 constexpr const char* own_checksum = "xxh3_128";  // of the manifest without it
 constexpr std::string_view name_prefix = "checkpoint-";
 
+constexpr std::string_view partial_suffix = ".partial";
+
 // checkpoint-<step>; others in the directory are a person's own, or were not finished.
-bool is_checkpoint_name(std::string_view name) {
+bool is_whole_name(std::string_view name) {
     if (!name.starts_with(name_prefix)) return false;
     name.remove_prefix(name_prefix.size());
     return !name.empty() && name.find_first_not_of("0123456789") == name.npos;
@@ -53,10 +55,20 @@ void verify_file(const fs::path& path, const Json& expected) {
     }
 }
 
+[[noreturn]] void refuse_manifest(const fs::path& path) {
+    user_error("the checkpoint is damaged: {} is no manifest of one; resume from an older one",
+               path.string());
+}
+
 Json read_manifest(const fs::path& directory) {
     const fs::path path = directory / manifest_file;
-    if (!fs::is_directory(directory)) user_error("no checkpoint: {} is not a directory", directory.string());
-    if (!fs::exists(path)) user_error("no checkpoint: {} has no {}", directory.string(), manifest_file);
+    std::error_code error;
+    const fs::file_status status = fs::status(directory, error);
+    if (status.type() == fs::file_type::none)
+        user_error("no checkpoint: {}: {}", directory.string(), error.message());
+    if (!fs::is_directory(status)) user_error("no checkpoint: {} is not a directory", directory.string());
+    if (fs::status(path, error).type() == fs::file_type::not_found)
+        user_error("no checkpoint: {} has no {}", directory.string(), manifest_file);
     try {
         Json manifest = Json::parse(read_file(path));
         if (manifest.at("format") != format || manifest.at("version") != version) {
@@ -71,15 +83,24 @@ Json read_manifest(const fs::path& directory) {
                 path.string());
         }
         return manifest;
-    } catch (const Json::exception& fault) {
-        user_error("the checkpoint is damaged: {}: {}", path.string(), fault.what());
+    } catch (const Json::exception&) {
+        refuse_manifest(path);
     }
 }
 
 }  // namespace
 
+bool is_checkpoint_name(std::string_view name) {
+    if (name.ends_with(partial_suffix)) name.remove_suffix(partial_suffix.size());
+    return is_whole_name(name);
+}
+
 std::uint64_t checkpoint_bytes(std::int64_t parameters) {
-    return 3 * sizeof(float) * static_cast<std::uint64_t>(parameters);  // weights and two moments
+    return 3 * weights_bytes(parameters);  // with two moments
+}
+
+std::uint64_t weights_bytes(std::int64_t parameters) {
+    return sizeof(float) * static_cast<std::uint64_t>(parameters);
 }
 
 namespace {
@@ -117,7 +138,7 @@ fs::path save_checkpoint(const fs::path& out_dir, const std::string& run, const 
                          const ParameterStore& store) {
     fs::path final_name = out_dir / fmt::format("{}{:08}", name_prefix, progress.step);
     fs::path partial = final_name;
-    partial += ".partial";
+    partial += partial_suffix;
     std::error_code ignored;
     fs::remove_all(partial, ignored);  // of a save that was interrupted
     try {
@@ -140,22 +161,26 @@ CheckpointInfo read_checkpoint(const fs::path& directory) {
                 .progress = {.step = manifest.at("step"), .samples = manifest.at("samples")},
                 .configuration = manifest.at("configuration"),
                 .saved_at = manifest.at("saved_at")};
-    } catch (const Json::exception& fault) {
-        user_error("the checkpoint is damaged: {}: {}", (directory / manifest_file).string(), fault.what());
+    } catch (const Json::exception&) {
+        refuse_manifest(directory / manifest_file);
     }
 }
 
 std::optional<CheckpointInfo> newest_checkpoint(const fs::path& out_dir,
                                                 const std::optional<std::string>& run) {
     std::optional<CheckpointInfo> newest;
-    if (!fs::is_directory(out_dir)) return newest;
-    for (const fs::directory_entry& entry : fs::directory_iterator(out_dir)) {
+    std::error_code error, ignored;
+    if (!fs::is_directory(out_dir, error)) return newest;
+    for (fs::directory_iterator entries(out_dir, error); !error && entries != fs::directory_iterator();
+         entries.increment(error)) {
+        const fs::directory_entry& entry = *entries;
         const std::string name = entry.path().filename().string();
-        if (!is_checkpoint_name(name) || !entry.is_directory()) continue;
+        if (!is_whole_name(name) || !entry.is_directory(ignored)) continue;
         CheckpointInfo found = read_checkpoint(entry.path());
         if (run && found.run != *run) continue;
         if (!newest || found.saved_at > newest->saved_at) newest = std::move(found);
     }
+    if (error) user_error("cannot read {}: {}", out_dir.string(), error.message());
     return newest;
 }
 
@@ -165,9 +190,8 @@ void load_checkpoint(const CheckpointInfo& checkpoint, Device& device, Parameter
         for (const char* file : {model_file, optimizer_file}) {
             verify_file(checkpoint.directory / file, manifest.at("files").at(file));
         }
-    } catch (const Json::exception& fault) {
-        user_error("the checkpoint is damaged: {}: {}", (checkpoint.directory / manifest_file).string(),
-                   fault.what());
+    } catch (const Json::exception&) {
+        refuse_manifest(checkpoint.directory / manifest_file);
     }
     load_weights(checkpoint.directory / model_file, store);
     load_moments(checkpoint.directory / optimizer_file, device, store);

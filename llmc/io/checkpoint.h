@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "llmc/device/device.h"
 #include "llmc/parallel/parameter_store.h"
@@ -33,9 +34,6 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, cons
                                       const nlohmann::ordered_json& configuration, Device& device,
                                       const ParameterStore& store);
 
-// About what a checkpoint of so many parameters takes on the disk.
-std::uint64_t checkpoint_bytes(std::int64_t parameters);
-
 // What a checkpoint's manifest says.
 struct CheckpointInfo {
     std::filesystem::path directory;
@@ -44,6 +42,13 @@ struct CheckpointInfo {
     nlohmann::ordered_json configuration;
     std::int64_t saved_at = 0;  // nanoseconds since 1970
 };
+
+// Whether a file's name is that of a checkpoint, or of one that is being written.
+bool is_checkpoint_name(std::string_view name);
+
+// About what a checkpoint of so many parameters takes on the disk, and the weights of it alone.
+std::uint64_t checkpoint_bytes(std::int64_t parameters);
+std::uint64_t weights_bytes(std::int64_t parameters);
 
 // UserError if the directory is no whole checkpoint. Reads the manifest only.
 CheckpointInfo read_checkpoint(const std::filesystem::path& directory);

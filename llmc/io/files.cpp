@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -40,6 +41,20 @@ struct Descriptor {
     int value;
 };
 
+// What is no regular file, in a message.
+std::string_view kind_of(fs::file_type type) {
+    switch (type) {
+        case fs::file_type::directory:
+            return "a directory";
+        case fs::file_type::fifo:
+            return "a pipe";
+        case fs::file_type::socket:
+            return "a socket";
+        default:
+            return "a device";
+    }
+}
+
 std::string hexadecimal(const XXH128_hash_t& hash) {
     return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
@@ -47,7 +62,8 @@ std::string hexadecimal(const XXH128_hash_t& hash) {
 }  // namespace
 
 void write_file(const fs::path& path, std::string_view text) {
-    const Descriptor file("write", path, O_WRONLY | O_CREAT | O_TRUNC);
+    // Without O_NONBLOCK opening a named pipe would wait for its reader.
+    const Descriptor file("write", path, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK);
     while (!text.empty()) {
         const ssize_t written = write(file.value, text.data(), text.size());
         if (written < 0) fail("write", path, errno);
@@ -71,7 +87,13 @@ void replace_file(const fs::path& path, std::string_view text) {
 }
 
 std::string read_file(const fs::path& path) {
-    const Descriptor file("read", path, O_RDONLY);
+    std::error_code error;
+    const fs::file_type type = fs::status(path, error).type();
+    if (fs::exists(fs::file_status(type)) && type != fs::file_type::regular &&
+        type != fs::file_type::directory) {
+        user_error("{} is {}; give a file", path.string(), kind_of(type));
+    }
+    const Descriptor file("read", path, O_RDONLY | O_NONBLOCK);
     std::string text;
     std::vector<char> buffer(1 << 16);
     for (;;) {
@@ -144,12 +166,11 @@ void require_writable_directory(const fs::path& path) {
 void require_writable_file(const fs::path& path) {
     std::error_code error;
     const fs::file_status status = fs::status(path, error);
-    if (fs::is_directory(status)) user_error("{} is a directory; give the name of a file", path.string());
+    if (status.type() == fs::file_type::none) fail("write", path, error.value());  // a link to itself
     if (fs::exists(status)) {
-        // Without O_NONBLOCK opening a named pipe would wait for its reader.
-        const int file = open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK);
-        if (file < 0 && errno != ENXIO) fail("write", path, errno);
-        if (file >= 0) close(file);
+        if (!fs::is_regular_file(status) && !fs::is_character_file(status))
+            user_error("{} is {}; give the name of a file", path.string(), kind_of(status.type()));
+        const Descriptor opened("write", path, O_WRONLY | O_NONBLOCK);
         if (!fs::is_regular_file(status)) return;
     }
     require_writable_directory(path.parent_path());
@@ -163,18 +184,36 @@ void require_replaceable_file(const fs::path& path) {
     }
     if (!path.has_filename()) user_error("{} is a directory; give the name of a file", path.string());
     require_writable_file(path);
+    fs::path partial = path;
+    partial += ".partial";
+    const fs::file_status in_the_way = fs::status(partial, error);
+    if (fs::exists(in_the_way) && !fs::is_regular_file(in_the_way)) {
+        user_error("{} is {}, where {} is written before it has its name; remove it", partial.string(),
+                   kind_of(in_the_way.type()), path.string());
+    }
+    require_writable_file(partial);
 }
 
-void require_space(const fs::path& path, std::uint64_t bytes) {
+void require_space(const fs::path& path, std::uint64_t bytes, std::uint64_t checkpoint) {
     const fs::path part = existing_part(path);
     struct statvfs disk {};
     // Not every file system counts its blocks.
     if (statvfs(part.c_str(), &disk) != 0 || disk.f_blocks == 0) return;
     const std::uint64_t available = std::uint64_t{disk.f_bavail} * disk.f_frsize;
-    if (bytes > available) {
-        user_error("{} needs {} on a disk that has {} left; make room, or write to another", path.string(),
-                   human_bytes(bytes), human_bytes(available));
+    if (bytes + checkpoint > available) {
+        user_error("{} needs {} on a disk that has {} left{}; make room, or write to another", path.string(),
+                   human_bytes(bytes), human_bytes(available),
+                   checkpoint == 0
+                       ? ""
+                       : fmt::format(", of which the checkpoint takes {}", human_bytes(checkpoint)));
     }
+}
+
+bool on_one_disk(const fs::path& a, const fs::path& b) {
+    struct stat one {
+    }, other{};
+    return stat(existing_part(a).c_str(), &one) == 0 && stat(existing_part(b).c_str(), &other) == 0 &&
+           one.st_dev == other.st_dev;
 }
 
 void make_directory(const fs::path& path) {

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 #include <random>
+#include <system_error>
 
 #include "llmc/core/error.h"
 #include "llmc/io/files.h"
@@ -25,7 +26,8 @@ std::string new_run_identity() {
 
 std::optional<RunRecord> read_last_run(const fs::path& out_dir) {
     const fs::path file = record_file(out_dir);
-    if (!fs::exists(file)) return std::nullopt;
+    std::error_code error;
+    if (fs::status(file, error).type() == fs::file_type::not_found) return std::nullopt;
     try {
         const auto json = nlohmann::json::parse(read_file(file));
         const fs::path began_from = json.at("began_from").get<std::string>();

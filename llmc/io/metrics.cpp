@@ -8,6 +8,7 @@
 #include <fstream>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "llmc/core/error.h"
@@ -57,7 +58,8 @@ Kept lines_until(std::string_view text, std::int64_t done, const Json& identity)
 }  // namespace
 
 bool holds_steps(const std::filesystem::path& file) {
-    if (!std::filesystem::is_regular_file(file)) return false;
+    std::error_code ignored;
+    if (!std::filesystem::is_regular_file(file, ignored)) return false;
     std::ifstream stream(file);
     std::string line;
     // The first line is the run's.
@@ -67,8 +69,10 @@ bool holds_steps(const std::filesystem::path& file) {
 MetricsWriter::MetricsWriter(std::filesystem::path path, const Json& run, std::int64_t done)
     : path_(std::move(path)) {
     if (path_.has_parent_path()) make_directory(path_.parent_path());
-    const bool regular = std::filesystem::is_regular_file(path_) || !std::filesystem::exists(path_);
-    const bool goes_on = done > 0 && std::filesystem::is_regular_file(path_);
+    std::error_code ignored;
+    const auto status = std::filesystem::status(path_, ignored);
+    const bool regular = std::filesystem::is_regular_file(status) || !std::filesystem::exists(status);
+    const bool goes_on = done > 0 && std::filesystem::is_regular_file(status);
     Kept kept = goes_on ? lines_until(read_file(path_), done, run.at("identity")) : Kept{};
     std::string& lines = kept.lines;
     if (lines.empty()) lines = Json{{"run", run}}.dump() + "\n";

@@ -26,6 +26,7 @@ constexpr Kind first_moment{&UnitBuffers<Tensor>::m, ".exp_avg"};
 constexpr Kind second_moment{&UnitBuffers<Tensor>::v, ".exp_avg_sq"};
 
 constexpr std::string_view prefix = "transformer.";
+constexpr std::string_view head_name = "lm_head.weight";
 
 Shape file_shape(const ParamSpec& spec) {
     const std::int64_t columns = spec.shape.last();
@@ -102,6 +103,14 @@ void check_finite(const std::filesystem::path& file, const std::string& name, st
                file.string(), name, *found, index);
 }
 
+void check_shape(const std::filesystem::path& file, const SafetensorsReader& reader, const std::string& name,
+                 const Shape& expected) {
+    const Shape found = reader.entry(name).shape;
+    if (found == expected) return;
+    user_error("{}: {} has the shape {}, this model needs {}; give the sizes of the file's model",
+               file.string(), name, to_string(found), to_string(expected));
+}
+
 // Reads every tensor of a kind into flat buffers in memory and hands each unit's to f(unit, flat).
 template <class F>
 void load(const std::filesystem::path& file, const SafetensorsReader& reader, const ParameterStore& store,
@@ -113,11 +122,7 @@ void load(const std::filesystem::path& file, const SafetensorsReader& reader, co
         for (const UnitLayout::Entry& entry : layout.entries()) {
             const std::string name = name_in(reader, layout.full_name(entry.spec) + kind.suffix);
             const Shape expected = file_shape(entry.spec);
-            const Shape found = reader.entry(name).shape;
-            if (found != expected) {
-                user_error("{}: {} has the shape {}, this model needs {}; give the sizes of the file's model",
-                           file.string(), name, to_string(found), to_string(expected));
-            }
+            check_shape(file, reader, name, expected);
             const std::span<float> values = tensor_of(flat, entry);
             if (entry.spec.transposed_in_files) {
                 transposed.resize(values.size());
@@ -140,7 +145,8 @@ bool is_mask(std::string_view name) {
 
 // A head of its own would be lost silently: only one that is the embedding is accepted.
 void check_tied_head(const std::filesystem::path& file, const SafetensorsReader& reader) {
-    const SafetensorsEntry& head = reader.entry("lm_head.weight");
+    if (!reader.contains(head_name)) return;
+    const SafetensorsEntry& head = reader.entry(head_name);
     const std::string wte = name_in(reader, "wte.weight");
     if (head.shape == reader.entry(wte).shape) {
         std::vector<float> a(static_cast<std::size_t>(head.shape.elements())), b(a.size());
@@ -153,23 +159,17 @@ void check_tied_head(const std::filesystem::path& file, const SafetensorsReader&
 }
 
 void check_names(const std::filesystem::path& file, const SafetensorsReader& reader,
-                 const ParameterStore& store) {
-    std::set<std::string> known;
-    for (int unit = 0; unit < store.units(); ++unit) {
-        for (const UnitLayout::Entry& entry : store.layout(unit).entries()) {
-            known.insert(store.layout(unit).full_name(entry.spec));
-        }
+                 std::span<const UnitLayout> units) {
+    std::set<std::string> known = {std::string(head_name)};
+    for (const UnitLayout& unit : units) {
+        for (const UnitLayout::Entry& entry : unit.entries()) known.insert(unit.full_name(entry.spec));
     }
     for (const SafetensorsEntry& entry : reader.entries()) {
         std::string_view name = entry.name;
         if (name.starts_with(prefix)) name.remove_prefix(prefix.size());
         if (is_mask(name) || known.contains(std::string(name))) continue;
-        if (name == "lm_head.weight") {
-            check_tied_head(file, reader);
-        } else {
-            user_error("{}: {} is no tensor of this model of {} blocks; give the sizes of the file's model",
-                       file.string(), entry.name, store.units() - 3);
-        }
+        user_error("{}: {} is no tensor of this model of {} blocks; give the sizes of the file's model",
+                   file.string(), entry.name, units.size() - 3);
     }
 }
 
@@ -181,9 +181,19 @@ void save_tensors(const std::filesystem::path& file, Device& device, const Param
     save(file, device, store, std::span(&kind, 1), sync);
 }
 
+void check_weights(const std::filesystem::path& file, std::span<const UnitLayout> units) {
+    const SafetensorsReader reader(file);
+    check_names(file, reader, units);
+    for (const UnitLayout& unit : units) {
+        for (const UnitLayout::Entry& entry : unit.entries())
+            check_shape(file, reader, name_in(reader, unit.full_name(entry.spec)), file_shape(entry.spec));
+    }
+}
+
 void load_weights(const std::filesystem::path& file, ParameterStore& store) {
     const SafetensorsReader reader(file);
-    check_names(file, reader, store);
+    check_names(file, reader, store.layouts());
+    check_tied_head(file, reader);
     load(file, reader, store, weights,
          [&](int unit, std::span<const float> values) { store.set_weights(unit, values); });
 }

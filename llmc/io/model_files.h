@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <span>
 
 #include "llmc/device/device.h"
 #include "llmc/parallel/parameter_store.h"
@@ -17,6 +18,10 @@ inline void save_weights(const std::filesystem::path& file, Device& device, cons
                          bool sync) {
     save_tensors(file, device, store, &UnitBuffers<Tensor>::master, sync);
 }
+
+// UserError if the file is no safetensors file, or its tensors are not those of a model of these units, by their names and
+// shapes. Reads its header alone.
+void check_weights(const std::filesystem::path& file, std::span<const UnitLayout> units);
 
 // Weights from F32, F16, BF16 or F64 tensors, with or without the prefix "transformer.". Attention masks
 // ("h.0.attn.bias") are passed over. UserError if a tensor is missing, has another shape, is not of this

@@ -1,5 +1,6 @@
 #include "llmc/model/config.h"
 
+#include <algorithm>
 #include <array>
 
 #include "llmc/core/error.h"
@@ -21,6 +22,9 @@ std::span<const NamedModel> named_models() {
 
 namespace {
 
+// Channels of a head, in a suggestion.
+constexpr std::int64_t smallest_head = 16;
+
 void check_size(std::string_view option, std::int64_t size) {
     if (size < 1) user_error("{} {} is out of range; give 1 or more", option, size);
 }
@@ -36,8 +40,10 @@ void check_config(const GPTConfig& config) {
     if (config.channels % config.heads != 0) {
         const std::int64_t below = config.channels / config.heads * config.heads;
         if (below == 0) {
+            std::int64_t most = std::max<std::int64_t>(1, config.channels / smallest_head);
+            while (config.channels % most != 0) --most;
             user_error("--heads {} are more than --channels {}; give a divisor of it, such as {}",
-                       config.heads, config.channels, config.channels % 64 == 0 ? config.channels / 64 : 1);
+                       config.heads, config.channels, most);
         }
         user_error("--heads {} does not divide --channels {}; try --channels {} or {}", config.heads,
                    config.channels, below, below + config.heads);

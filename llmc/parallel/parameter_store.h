@@ -40,6 +40,7 @@ class ParameterStore {
 
     int units() const { return static_cast<int>(layouts_.size()); }
     DType dtype() const { return dtype_; }
+    std::span<const UnitLayout> layouts() const { return layouts_; }
     const UnitLayout& layout(int unit) const { return layouts_[static_cast<std::size_t>(unit)]; }
     const UnitBuffers<Tensor>& buffers(int unit) const { return buffers_[static_cast<std::size_t>(unit)]; }
     std::span<const AdamWSegment> segments(int unit) const {

@@ -4,7 +4,6 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
-#include <filesystem>
 
 #include "llmc/core/error.h"
 #include "llmc/io/files.h"
@@ -37,7 +36,6 @@ ConfigSetting setting_of(const std::string& name, const toml::node& node) {
 }  // namespace
 
 std::vector<ConfigSetting> read_config_file(const std::string& file) {
-    if (std::filesystem::is_character_file(file)) user_error("{} is a device; give a file", file);
     const std::string text = read_file(file);
     std::vector<ConfigSetting> settings;
     int line = 0;

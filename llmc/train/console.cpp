@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
+#include "llmc/core/error.h"
 #include "llmc/core/text.h"
 
 namespace llmc {
@@ -149,5 +151,11 @@ void Console::summary(const Rows& rows, std::string_view command) {
 void Console::note(std::string_view text) { print(fmt::format("note: {}\n", text)); }
 
 void Console::text(std::string_view text) { print(text); }
+
+void Console::require_written() const {
+    if (terminal_.failure() == 0) return;
+    user_error("cannot write standard output: {}; what is to be read there is not whole, all files are",
+               std::strerror(terminal_.failure()));
+}
 
 }  // namespace llmc

@@ -33,6 +33,9 @@ class Console {
     void note(std::string_view text);
     void text(std::string_view text);
 
+    // UserError if standard output did not take all that there was to print.
+    void require_written() const;
+
     // The text as a signal handler writes it, in place of the progress.
     std::string over_progress(std::string_view text) const { return terminal_.over_status(text); }
 

@@ -214,15 +214,17 @@ std::vector<std::string> names_of_options(const CLI::App& app) {
     }
     const std::string name = given.substr(0, given.find('='));
     const std::string bare = name.substr(std::min(name.find_first_not_of('-'), name.size()));
-    user_error("there is no option {}; the nearest is --{}; ./train_gpt --help lists them all", name,
-               nearest_name(bare, names_of_options(app)));
+    const std::string nearest = nearest_name(bare, names_of_options(app));
+    user_error("there is no option {}{}; ./train_gpt --help lists them all", name,
+               nearest.empty() ? "" : "; the nearest is --" + nearest);
 }
 
 constexpr std::array<std::string_view, 5> model_sizes = {"layers", "heads", "channels", "seq-len",
                                                          "vocab-size"};
 
 // Gives the settings of a configuration file to the options that the command line does not give.
-void apply_config(CLI::App& app, const std::string& file) {
+void apply_config(CLI::App& app, Options& options) {
+    const std::string& file = options.config_file;
     std::vector<std::string> names;
     std::map<std::string, ConfigType> types;
     Options defaults;
@@ -240,8 +242,10 @@ void apply_config(CLI::App& app, const std::string& file) {
     for (const ConfigSetting& setting : read_config_file(file)) {
         try {
             if (!types.contains(setting.name)) {
-                user_error("there is no setting {}; the nearest is {}", setting.name,
-                           nearest_name(setting.name, names));
+                const std::string nearest = nearest_name(setting.name, names);
+                user_error(
+                    "there is no setting {}; {}", setting.name,
+                    nearest.empty() ? "./train_gpt --help lists them all" : "the nearest is " + nearest);
             }
             const ConfigType type = types.at(setting.name);
             if (setting.type != type)
@@ -253,6 +257,7 @@ void apply_config(CLI::App& app, const std::string& file) {
             if (option.count() > 0 || other_model) continue;
             option.add_result(setting.value);
             option.run_callback();
+            options.lines[setting.name] = setting.line;
         } catch (const UserError& fault) {
             user_error("{}, line {}: {}", file, setting.line, fault.what());
         }
@@ -286,7 +291,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
         "Exit status:\n"
         "  0   done\n"
         "  1   error: one line on standard error says what, why and what would do\n"
-        "  75  stopped by a signal and saved: goes on with --resume (schedulers: requeue)\n");
+        "  75  stopped by a signal, with what it trained saved: goes on with --resume (schedulers: "
+        "requeue)\n");
     app.set_version_flag("--version", fmt::format("train_gpt {} (commit {})", version(), commit()));
     add_settings(app, options);
 
@@ -326,14 +332,32 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
     if (app.count("--config") > 0 && options.config_file.empty()) {
         user_error("--config: the file's name is empty; leave the option out");
     }
-    if (!options.config_file.empty()) apply_config(app, options.config_file);
+    if (!options.config_file.empty()) apply_config(app, options);
     if (resume_option->count() > 0) {
         refuse_empty_resume({argv + 1, argv + argc});
+        if (resume.empty() && options.out_dir.empty()) {
+            user_error(
+                "--resume alone goes on with the newest run in --out-dir, which is not given; give "
+                "--out-dir, "
+                "or --resume with a checkpoint's directory");
+        }
         options.resume = resume;
     }
-    resolve(options);
-    check_ranges(options);
+    try {
+        resolve(options);
+        check_ranges(options);
+    } catch (const UserError& fault) {
+        throw UserError(with_place(options, fault.what()));
+    }
     return options;
+}
+
+std::string with_place(const Options& options, std::string_view error) {
+    if (!error.starts_with("--")) return std::string(error);
+    const std::string_view name = error.substr(2, error.find_first_of(" :", 2) - 2);
+    const auto place = options.lines.find(name);
+    if (place == options.lines.end()) return std::string(error);
+    return fmt::format("{}, line {}: {}", options.config_file, place->second, error);
 }
 
 nlohmann::ordered_json to_json(const Options& options) {

@@ -3,9 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "llmc/core/dtype.h"
 #include "llmc/model/config.h"
@@ -60,8 +63,9 @@ struct Options {
     std::int64_t top_k = 0;
 
     // actions, and what a saved configuration does not hold
-    std::string config_file;            // that was read
-    std::optional<std::string> resume;  // a checkpoint's directory; empty: the newest in out_dir
+    std::string config_file;                        // that was read
+    std::map<std::string, int, std::less<>> lines;  // of it, of the settings that it gives
+    std::optional<std::string> resume;              // a checkpoint's directory; empty: the newest in out_dir
     bool print_step = false;
 
     GPTConfig config() const;
@@ -73,6 +77,10 @@ struct Options {
 // holds what to print. Throws UserError for what is wrong. In the result only micro_batch_size may still be
 // empty.
 std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text);
+
+// The line of an error about a setting, which begins with its name ("--lr -3 is out of range"), and where it stands, if
+// that is in the configuration file: "x.toml, line 3: --lr -3 is out of range".
+std::string with_place(const Options& options, std::string_view error);
 
 // Every setting with the value in force, by its name on the command line without the dashes.
 nlohmann::ordered_json to_json(const Options& options);

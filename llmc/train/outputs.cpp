@@ -10,6 +10,7 @@
 #include "llmc/core/error.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/io/files.h"
+#include "llmc/io/metrics.h"
 
 namespace llmc {
 
@@ -24,14 +25,20 @@ bool same_file(const fs::path& a, const fs::path& b) {
     return fs::weakly_canonical(a, ignored) == fs::weakly_canonical(b, ignored);
 }
 
-// UserErrors of `check` begin with the option.
-template <class Check>
-void check_option(const std::string& option, const Check& check) {
-    try {
-        check();
-    } catch (const UserError& fault) {
-        user_error("{}: {}", option, fault.what());
-    }
+// Whether a run has other results in a file's place: its directory or what that lies in, its record, its checkpoints.
+bool is_own_place(const fs::path& file, const fs::path& out_dir) {
+    const fs::path folder = plain_path(out_dir), path = plain_path(file);
+    const auto [rest, rest_of_folder] = std::ranges::mismatch(path, folder);
+    if (rest == path.end()) return true;
+    if (rest_of_folder == folder.end() && is_checkpoint_name(rest->string())) return true;
+    return path.parent_path().filename().string().starts_with("checkpoint-") ||
+           same_file(file, out_dir / "run.json") || same_file(file, out_dir / "config.toml");
+}
+
+// Whether a directory has a run's record or configuration.
+bool holds_run(const fs::path& out_dir) {
+    std::error_code ignored;
+    return fs::exists(out_dir / "run.json", ignored) || fs::exists(out_dir / "config.toml", ignored);
 }
 
 }  // namespace
@@ -56,49 +63,60 @@ fs::path claim_directory(const fs::path& name) {
     }
 }
 
-bool holds_run(const fs::path& out_dir) {
-    return fs::exists(out_dir / "run.json") || fs::exists(out_dir / "config.toml");
+Writes what_is_written(const Options& options, const fs::path& out_dir, bool trains) {
+    if (trains) return {};
+    const bool told = !options.out_dir.empty();
+    return {.checkpoints = false,
+            .record = told && !holds_run(out_dir),
+            .metrics = (told || !options.metrics.empty()) && !holds_steps(metrics_file(options, out_dir))};
 }
 
-void check_outputs(const Options& options, const fs::path& out_dir, std::span<const std::string> inputs,
-                   std::int64_t parameters) {
+bool holds_records(const Options& options, const fs::path& out_dir) {
+    return holds_run(out_dir) || holds_steps(metrics_file(options, out_dir));
+}
+
+void check_outputs(const Options& options, const fs::path& out_dir, const Writes& writes,
+                   std::span<const std::string> inputs, std::int64_t parameters) {
     const fs::path metrics = metrics_file(options, out_dir), exported = options.export_file;
+    const bool metrics_given = !options.metrics.empty();
     const auto refuse_overwriting = [](const char* option, const fs::path& file, const fs::path& source) {
-        if (same_file(file, source)) {
-            user_error("{} {} would overwrite {}, which this run reads; give another name", option,
+        if (!source.empty() && same_file(file, source)) {
+            user_error("{}: {} would overwrite {}, which this run reads; give another name", option,
                        file.string(), source.string());
         }
     };
-
-    check_option("--out-dir", [&] { require_writable_directory(out_dir); });
-    check_option("--metrics", [&] { require_writable_file(metrics); });
-    for (const char* name : {"run.json", "config.toml"})
-        check_option("--out-dir", [&] { require_writable_file(out_dir / name); });
-    for (const std::string& input : inputs) refuse_overwriting("--metrics", metrics, input);
-    for (const std::string& input : {options.init, options.config_file})
-        if (!input.empty()) refuse_overwriting("--metrics", metrics, input);
     const auto refuse_own_files = [&](const char* option, const fs::path& file) {
-        const fs::path folder = plain_path(out_dir), path = plain_path(file);
-        const bool above = std::ranges::mismatch(path, folder).in1 == path.end();
-        const bool in_checkpoint = path.parent_path().filename().string().starts_with("checkpoint-");
-        if (above || in_checkpoint || same_file(file, out_dir / "run.json") ||
-            same_file(file, out_dir / "config.toml")) {
-            user_error("{} {} is where this run keeps other results (--out-dir {}); give another name",
+        if (is_own_place(file, out_dir) || (!metrics_given && same_file(file, metrics))) {
+            user_error("{}: {} is where this run keeps other results (--out-dir {}); give another name",
                        option, file.string(), out_dir.string());
         }
     };
-    refuse_own_files("--metrics", metrics);
+
+    if (writes.checkpoints || writes.record) {
+        naming_option("--out-dir", [&] { require_writable_directory(out_dir); });
+        for (const char* name : {"run.json", "config.toml"})
+            naming_option("--out-dir", [&] { require_writable_file(out_dir / name); });
+    }
+    if (writes.metrics) {
+        const char* option = metrics_given ? "--metrics" : "--out-dir";
+        naming_option(option, [&] { require_writable_file(metrics); });
+        for (const std::string& input : inputs) refuse_overwriting(option, metrics, input);
+        for (const std::string& input : {options.init, options.config_file})
+            refuse_overwriting(option, metrics, input);
+        if (metrics_given) refuse_own_files(option, metrics);
+    }
+    const std::uint64_t checkpoint = writes.checkpoints ? checkpoint_bytes(parameters) : 0;
+    naming_option("--out-dir", [&] { require_space(out_dir, checkpoint); });
     if (!exported.empty()) {
-        check_option("--export", [&] { require_replaceable_file(exported); });
+        naming_option("--export", [&] { require_replaceable_file(exported); });
         refuse_own_files("--export", exported);
         // --init may be replaced by what became of it.
         for (const std::string& input : inputs) refuse_overwriting("--export", exported, input);
-        if (!options.config_file.empty()) refuse_overwriting("--export", exported, options.config_file);
+        refuse_overwriting("--export", exported, options.config_file);
         if (same_file(exported, metrics))
             user_error("--export and --metrics are the same file, {}", metrics.string());
-    }
-    if (options.steps > 0) {
-        check_option("--out-dir", [&] { require_space(out_dir, checkpoint_bytes(parameters)); });
+        const std::uint64_t beside = on_one_disk(out_dir, exported) ? checkpoint : 0;
+        naming_option("--export", [&] { require_space(exported, weights_bytes(parameters), beside); });
     }
 }
 

@@ -17,16 +17,26 @@ std::filesystem::path choose_out_dir(const Options& options);
 // which.
 std::filesystem::path claim_directory(const std::filesystem::path& name);
 
-// Whether a directory has a run's record or configuration.
-bool holds_run(const std::filesystem::path& out_dir);
-
-// UserError if the results (out_dir, --metrics, --export) could not be written, if one would overwrite another or
-// one of `inputs`, or if the disk has no room for a checkpoint of `parameters`. Leaves nothing behind. The process
-// that writes calls it.
-void check_outputs(const Options& options, const std::filesystem::path& out_dir,
-                   std::span<const std::string> inputs, std::int64_t parameters);
-
 // Where a run's metrics go.
 std::filesystem::path metrics_file(const Options& options, const std::filesystem::path& out_dir);
+
+// What a run writes beside an export.
+struct Writes {
+    bool checkpoints = true;
+    bool record = true;  // run.json and config.toml
+    bool metrics = true;
+};
+
+// All of it if the run trains. One that only looks at a model saves nothing, and records itself only where it is told to,
+// and not over an earlier run's records.
+Writes what_is_written(const Options& options, const std::filesystem::path& out_dir, bool trains);
+// Whether there are such records.
+bool holds_records(const Options& options, const std::filesystem::path& out_dir);
+
+// UserError if the results (out_dir, --metrics, --export) could not be written, if one would overwrite another or
+// one of `inputs`, or if the disk has no room for a checkpoint of `parameters` and the export. Leaves nothing behind.
+// The process that writes calls it.
+void check_outputs(const Options& options, const std::filesystem::path& out_dir, const Writes& writes,
+                   std::span<const std::string> inputs, std::int64_t parameters);
 
 }  // namespace llmc

@@ -8,7 +8,6 @@
 #include "llmc/core/text.h"
 #include "llmc/core/version.h"
 #include "llmc/train/command_line.h"
-#include "llmc/train/outputs.h"
 
 namespace llmc {
 
@@ -67,25 +66,38 @@ std::string batch_text(const RunPlan& plan) {
 std::string schedule_text(const Run& run) {
     const Options& options = run.options;
     const double rate = *options.learning_rate;
-    const auto tokens =
-        static_cast<double>(options.steps) * static_cast<double>(run.plan.spec.global_batch_tokens);
+    const std::int64_t steps = options.steps > 0 ? options.steps : Options().steps;
+    const auto tokens = static_cast<double>(steps) * static_cast<double>(run.plan.spec.global_batch_tokens);
+    const double epochs = tokens / static_cast<double>(run.data.training->tokens());
+    const std::string length = fmt::format("{} tokens, {:.2f} epochs", human_count(tokens), epochs);
+    // With the digits that a person may have given: a product of decimals has more.
     const std::string course =
         options.schedule_kind() == ScheduleKind::constant
-            ? fmt::format("constant {}", rate)
-            : fmt::format("{} from {} to {}", options.schedule, rate, rate * options.min_lr_fraction);
-    const double epochs = tokens / static_cast<double>(run.data.training->tokens());
-    return fmt::format("{}, {} tokens, {:.2f} epochs; learning rate {}, {} of warmup",
-                       plural(options.steps, "step"), human_count(tokens), epochs, course,
-                       plural(*options.warmup_steps, "step"));
+            ? fmt::format("constant {:.6g}", rate)
+            : fmt::format("{} from {:.6g} to {:.6g}", options.schedule, rate, rate * options.min_lr_fraction);
+    return fmt::format("{}; learning rate {}, {} of warmup",
+                       options.steps > 0
+                           ? fmt::format("{}, {}", plural(steps, "step"), length)
+                           : fmt::format("0 steps; the default {} would be {}", grouped(steps), length),
+                       course, plural(*options.warmup_steps, "step"));
+}
+
+std::string command_to_resume(const Run& run) {
+    return fmt::format("{} --config {} --out-dir {} --resume", run.program,
+                       shell_word((run.out_dir / "config.toml").string()), shell_word(run.out_dir.string()));
 }
 
 }  // namespace
 
-std::string command_to_go_on(const Run& run, const Outcome& outcome) {
+std::string command_to_export(const Run& run, const Outcome& outcome) {
     if (outcome.checkpoint.empty()) return "";
-    const std::string directory = shell_word(run.out_dir.string());
-    std::string command = fmt::format("{} --config {} --out-dir {} --resume", run.program,
-                                      shell_word((run.out_dir / "config.toml").string()), directory);
+    return fmt::format("{} {} --steps 0 --export {}", command_to_resume(run),
+                       shell_word(outcome.checkpoint.string()), shell_word(run.options.export_file));
+}
+
+std::string command_to_go_on(const Run& run, const Outcome& outcome) {
+    if (outcome.checkpoint.empty() || (outcome.stopped && !run.trains)) return "";
+    std::string command = command_to_resume(run);
     if (outcome.last_step >= run.options.steps && !outcome.stopped) {
         command += fmt::format(" --steps {}", 2 * outcome.last_step);
     }
@@ -108,7 +120,7 @@ Rows header_rows(const Run& run, const Device& device) {
     if (run.data.unigram_loss) rows.emplace_back("baseline", baseline_text(run.data));
     rows.emplace_back("batch", batch_text(run.plan));
     rows.emplace_back("schedule", schedule_text(run));
-    rows.emplace_back("results", run.out_dir.string());
+    if (run.writes.checkpoints || run.writes.record) rows.emplace_back("results", run.out_dir.string());
     return rows;
 }
 
@@ -135,8 +147,10 @@ nlohmann::ordered_json run_record(const Run& run, const Device& device) {
 Rows summary_rows(const Run& run, const Outcome& outcome) {
     Rows rows;
     if (outcome.stopped) {
-        rows.emplace_back("stopped", fmt::format("after step {} of {}, as asked", grouped(outcome.last_step),
-                                                 grouped(run.options.steps)));
+        rows.emplace_back("stopped", run.trains
+                                         ? fmt::format("after step {} of {}, as asked",
+                                                       grouped(outcome.last_step), grouped(run.options.steps))
+                                         : "as asked; there was nothing to save");
     }
     if (outcome.best_loss) {
         std::string text = fmt::format("validation loss {:.5f} after step {}", *outcome.best_loss,

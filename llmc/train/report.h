@@ -14,6 +14,7 @@
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/console.h"
 #include "llmc/train/options.h"
+#include "llmc/train/outputs.h"
 
 namespace llmc {
 
@@ -27,6 +28,11 @@ struct Run {
     std::string lineage;                       // the identity of the first run, that this one goes on from
     std::string program;                       // as it was called (command_line.h)
     std::optional<CheckpointInfo> checkpoint;  // that it goes on from
+    bool trains = true;                        // rather than looking at a model as it is
+    Writes writes;
+
+    // Weights that someone made, so that they are worth a look.
+    bool has_given_weights() const { return checkpoint.has_value() || !options.init.empty(); }
 };
 
 // What came of it.
@@ -49,5 +55,7 @@ nlohmann::ordered_json run_record(const Run& run, const Device& device);
 Rows summary_rows(const Run& run, const Outcome& outcome);
 // What to type to go on where the run stopped or, if it is done, as far again; empty without a checkpoint.
 std::string command_to_go_on(const Run& run, const Outcome& outcome);
+// What to type to export the last checkpoint; empty without one.
+std::string command_to_export(const Run& run, const Outcome& outcome);
 
 }  // namespace llmc

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -64,12 +65,14 @@ int Terminal::columns() const {
 }
 
 void Terminal::print(std::string_view text, std::string_view status) {
+    errno = 0;
     if (!status_.empty()) write(erase_line);
     write(text);
     // A line that filled the last column would wrap, and a wrapped line cannot be erased.
     if (has_status()) status_ = status.substr(0, static_cast<std::size_t>(std::max(0, columns() - 1)));
     write(status_);
-    std::fflush(stdout);
+    const bool failed = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;
+    if (failed && failure_ == 0) failure_ = errno == 0 ? EIO : errno;
 }
 
 std::string Terminal::over_status(std::string_view text) const {

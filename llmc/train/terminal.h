@@ -21,6 +21,9 @@ class Terminal {
     Terminal(const Terminal&) = delete;
     Terminal& operator=(const Terminal&) = delete;
 
+    // Why something could not be printed (errno); 0 if all was.
+    int failure() const { return failure_; }
+
     // Whether there is a status line.
     bool has_status() const { return file_ >= 0; }
     // The width to write for: the terminal's, or 100.
@@ -38,6 +41,7 @@ class Terminal {
     int file_ = -1;  // the terminal
     bool colours_ = false;
     std::string status_;
+    int failure_ = 0;
 };
 
 }  // namespace llmc

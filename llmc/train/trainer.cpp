@@ -44,7 +44,7 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
     if (options.init.empty()) {
         store_.initialize(options.seed);
     } else {
-        load_weights(options.init, store_);
+        naming_option("--init", [&] { load_weights(options.init, store_); });
     }
 }
 

@@ -31,6 +31,7 @@ class Case:
     words: list  # that the line contains
     make: typing.Callable = lambda folder: None  # writes the input into the folder
     ranks: tuple = (1,)
+    late: bool = False  # found when a model is read or a file written
 
 
 def contents(folder):
@@ -42,6 +43,7 @@ def contents(folder):
 @dataclasses.dataclass
 class Outcome:
     status: int
+    stdout: str
     stderr: str
     seconds: float
     before: dict
@@ -71,7 +73,7 @@ def outcome_of(case, folder, ranks):
     before = contents(folder)
     start = time.monotonic()
     result = run(case.arguments, folder, ranks)
-    return Outcome(result.returncode, result.stderr, time.monotonic() - start, before, contents(folder))
+    return Outcome(result.returncode, result.stdout, result.stderr, time.monotonic() - start, before, contents(folder))
 
 
 def one_error(stderr):

@@ -117,6 +117,22 @@ def test_export_makes_its_directory(tmp_path):
     assert "wte.weight" in safetensors_numpy.load(tmp_path / "a/b/x.safetensors")
 
 
+def test_an_export_that_fails_after_all_says_how_to_make_it(tmp_path):
+    running = Running(["--out-dir={}/run", "--export={}/a/x.safetensors", "--steps=300"], tmp_path, 1)
+    running.wait_for("run/config.toml")
+    (tmp_path / "a/x.safetensors.partial").mkdir(parents=True)
+    status, stderr = running.end()
+    assert status == 1
+    line = one_error(stderr)
+    assert "x.safetensors: Is a directory" in line
+    what, command = line.split("; the run is whole but for this, which its checkpoint makes up for: ")
+    assert (tmp_path / "run/checkpoint-00000300").is_dir()
+    (tmp_path / "a/x.safetensors.partial").rmdir()
+    result = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, command + result.stderr
+    assert (tmp_path / "a/x.safetensors").read_bytes() == (tmp_path / "run/checkpoint-00000300/model.safetensors").read_bytes()
+
+
 # ---- numbers that are not finite
 
 

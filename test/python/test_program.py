@@ -106,11 +106,46 @@ def test_help_is_printed_once_by_many_processes():
 
 
 def test_steps_0_does_all_but_train(tmp_path):
+    """Of the first weights, which are noise, there is nothing to validate and to sample; of weights that are given there is."""
     export = tmp_path / "initial.safetensors"
     result = program.run(*QUICK, "--steps=0", f"--out-dir={tmp_path / 'run'}", f"--export={export}", "--sample-tokens=5")
-    assert "validation" in result.stdout and "sample" in result.stdout and "parameters" in result.stdout
+    assert "parameters" in result.stdout and "nothing to validate" in result.stdout
+    assert "validation after" not in result.stdout and "sample after" not in result.stdout
     assert program.Run(tmp_path / "run").lines == []
     assert safetensors_numpy.load(export)["wte.weight"].shape == (256, 32)
+    result = program.run(*QUICK, "--steps=0", f"--init={export}", f"--out-dir={tmp_path / 'given'}", "--sample-tokens=5")
+    assert "validation after step 0" in result.stdout and "sample after step 0" in result.stdout
+    assert "nothing to validate" not in result.stdout
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_look_at_what_would_run_leaves_nothing(ranks, tmp_path):
+    def look(*options):
+        command = ["--config=c.toml", "--steps=0", *options]
+        program_file = str((program.ROOT / program.PROGRAM).resolve())
+        launcher = [str(program.ROOT / "scripts/launch.sh"), "-np", str(ranks)] if ranks > 1 else []
+        result = subprocess.run([*launcher, program_file, *command], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return result.stdout
+
+    (tmp_path / "c.toml").write_text("layers = 2\nheads = 2\nchannels = 32\nseq-len = 16\nlr = 6e-4\n")
+    text = " ".join(look().split())
+    assert {path.name for path in tmp_path.iterdir()} == {"c.toml"}
+    # 24 sequences a step, of 90% of 2,000,000 bytes.
+    assert "schedule 0 steps; the default 1,200 would be 460,800 tokens, 0.26 epochs; learning rate cosine" in text
+    assert "results" not in text and "runs/" not in text
+    look("--export=x.safetensors")
+    assert {path.name for path in tmp_path.iterdir()} == {"c.toml", "x.safetensors"}
+    text = look("--init=x.safetensors", "--sample-tokens=3")
+    assert "validation after step 0" in text and "sample after step 0" in text
+    assert {path.name for path in tmp_path.iterdir()} == {"c.toml", "x.safetensors"}
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """The first weights of the small model, as an option."""
+    export = tmp_path_factory.mktemp("weights") / "initial.safetensors"
+    program.run(*program.SMALL, "--steps=0", f"--export={export}")
+    return f"--init={export}"
 
 
 def test_export_and_init_are_inverse(tmp_path):
@@ -165,13 +200,13 @@ def test_one_batch_is_repeated(tmp_path):
     assert run.losses[-1] < 0.7 * run.losses[0]  # learned by heart: the tokens are random
 
 
-def test_the_whole_validation_data(tmp_path):
+def test_the_whole_validation_data(weights, tmp_path):
     """0 batches means all of it: as many predictions as it has tokens but one, on any mesh."""
     text = tmp_path / "text.txt"
     text.write_bytes(bytes(np.random.RandomState(2).randint(97, 123, 5003).astype(np.uint8)))
     losses = []
     for ranks in (1, 2):
-        result = program.run(*program.SMALL, "--steps=0", "--val-batches=0", f"--train-data={text}", f"--val-data={text}",
+        result = program.run(*program.SMALL, weights, "--steps=0", "--val-batches=0", f"--train-data={text}", f"--val-data={text}",
                              f"--out-dir={tmp_path / str(ranks)}", "--sample-tokens=0", ranks=ranks)
         losses.append(float(re.search(r"loss ([0-9.]+)", result.stdout.split("validation after")[1])[1]))
     assert losses[0] == pytest.approx(losses[1], abs=1.1e-5)  # both printed with 5 decimals
@@ -217,10 +252,10 @@ def test_the_unigram_loss_is_counted(tmp_path):
     assert run.record["unigram_loss"] == pytest.approx(expected, rel=1e-9)
 
 
-def test_val_batches_are_global_batches(tmp_path):
+def test_val_batches_are_global_batches(weights, tmp_path):
     """So many global batches of windows: one of three times the tokens is three."""
     def val_loss(name, batches, tokens):
-        result = program.run(*program.SMALL, "--steps=0", f"--val-batches={batches}", f"--global-batch-tokens={tokens}",
+        result = program.run(*program.SMALL, weights, "--steps=0", f"--val-batches={batches}", f"--global-batch-tokens={tokens}",
                              f"--out-dir={tmp_path}/{name}", "--sample-tokens=0")
         return re.search(r"validation after step 0: loss ([0-9.]+)", result.stdout)[1]
 

@@ -287,6 +287,21 @@ def test_a_signal_ends_a_sample(tmp_path):
     assert "stopped     after step 10 of 20" in run.text and "sample after" not in run.text
 
 
+def test_a_signal_while_given_weights_are_looked_at(tmp_path):
+    """There was nothing to save, and there is nothing to go on with."""
+    program.run(*QUICK, "--steps=0", f"--export={tmp_path}/x.safetensors")
+    text = tmp_path / "long.txt"
+    text.write_bytes(b"The quick brown fox jumps over the lazy dog.\n" * 600000)
+    run = Started("alone", *QUICK, "--steps=0", f"--init={tmp_path}/x.safetensors", "--val-batches=0", f"--val-data={text}",
+                  f"--out-dir={tmp_path}/run")
+    run.read_until("^ +results ")
+    time.sleep(0.5)
+    run.send(signal.SIGINT)
+    assert run.wait(10) == STOPPED
+    assert "stopped  as asked; there was nothing to save\n" in run.text
+    assert "go on with" not in run.text and "after step" not in run.text
+
+
 def state_of(process):
     """R, S, T (stopped) and so on."""
     return pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]

@@ -143,6 +143,29 @@ def test_header_and_summary(tmp_path):
     assert max(map(len, text.replace(str(tmp_path), "").splitlines()[:-1])) <= 100
 
 
+def test_numbers_of_the_header_are_short(tmp_path):
+    """A tenth of 6e-4 is 5.9999999999999995e-05; the record has it to the last bit."""
+    result = program.run(*program.SMALL, "--steps=1", "--lr=6e-4", "--min-lr-fraction=0.1000000000000001", "--sample-tokens=0",
+                         f"--out-dir={tmp_path}")
+    assert "cosine from 0.0006 to 6e-05," in rows_of(result.stdout)["schedule"]
+    assert program.Run(tmp_path).record["configuration"]["min-lr-fraction"] == 0.1000000000000001
+    assert "min-lr-fraction = 0.1000000000000001\n" in (tmp_path / "config.toml").read_text()
+
+
+def test_lost_output_is_an_error_at_the_end(tmp_path):
+    def run(*options):
+        with open("/dev/full", "w") as full:
+            return subprocess.run([program.PROGRAM, *options], cwd=program.ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+
+    result = run(*QUICK, f"--out-dir={tmp_path}/run")
+    assert result.returncode == 1
+    assert re.fullmatch(r"error: cannot write standard output: No space left on device; .*\n", result.stderr), result.stderr
+    # All else is as it should be.
+    assert program.Run(tmp_path / "run").column("step") == list(range(1, 13))
+    assert (tmp_path / "run/checkpoint-00000012").is_dir()
+    assert run("--help").returncode == 1
+
+
 def test_no_steps_print_the_header(tmp_path):
     with_steps = rows_of(program.run(*QUICK, f"--out-dir={tmp_path}/a", "--sample-tokens=0").stdout)
     without = rows_of(program.run(*QUICK, "--steps=0", f"--out-dir={tmp_path}/b", "--sample-tokens=0").stdout)

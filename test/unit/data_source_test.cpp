@@ -339,7 +339,7 @@ TEST_F(DataFiles, RefusesTooFewTokens) {
                    {"2 token shards", "8 tokens", "takes 5 tokens in a row"});
     EXPECT_NO_THROW(open(path("s_*.bin"), "", 256, 3));
     expect_refused([&] { open(path("s_*.bin"), write_shard16("v.bin", {1}), 256, 3); },
-                   {"--val-data", "v.bin, 1 token,", "at least 2"});
+                   {"--val-data", "v.bin, 1 token;", "at least 2"});
     EXPECT_NO_THROW(open(path("s_*.bin"), write_shard16("v.bin", {1, 2}), 256, 3));
 }
 

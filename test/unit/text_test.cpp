@@ -101,7 +101,7 @@ TEST(Console, WritesNumbersForPeople) {
 
 TEST(Text, BytesBeyond64Bits) {
     EXPECT_EQ(human_bytes(std::size_t{1} << 60), "1.0 EiB");
-    EXPECT_EQ(human_bytes(0x1p100), "1.1e+12 EiB");
+    EXPECT_EQ(human_bytes(0x1p100), "1,099,511,627,776 EiB");
 }
 
 TEST(Text, NearestName) {
@@ -109,7 +109,12 @@ TEST(Text, NearestName) {
     EXPECT_EQ(nearest_name("layerz", names), "layers");
     EXPECT_EQ(nearest_name("lr-shedule", names), "lr-schedule");
     EXPECT_EQ(nearest_name("ehads", names), "heads");
-    EXPECT_EQ(nearest_name("", names), "lr");
+    EXPECT_EQ(nearest_name("lay", names), "layers");  // its beginning, though "lr" takes fewer letters
+    EXPECT_EQ(nearest_name("lr-sched", names), "lr-schedule");
+    EXPECT_EQ(nearest_name("sched", names), "lr-schedule");  // within a name
+    EXPECT_EQ(nearest_name("", names), "");
+    EXPECT_EQ(nearest_name("np", names), "");
+    EXPECT_EQ(nearest_name("epochs", names), "");
     EXPECT_EQ(nearest_name("lr", {}), "");
 }
 
