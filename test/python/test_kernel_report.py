@@ -65,7 +65,7 @@ def test_the_best_variant_of_each_lab_is_llmcs(report):
         text = path.read_text()
         assert '#include "llmc/device/cuda/' in text, path.name
         own = set(re.findall(r"\b\w+_kernel(\d+)\(", text))
-        variants = set(re.findall(r"^ *(?:\.variants = \{)?\{(\d+), \"", text, re.M))
+        variants = set(re.findall(r"\{(\d+), \"", text.split(".variants = ")[1].split(".checked")[0]))
         assert len(variants) >= 2, path.name
         assert variants - own, f"{path.name}: no variant is left for llmc's kernel"
 
