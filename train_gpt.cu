@@ -65,7 +65,7 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     if (run.data.validation) validation.emplace(*run.data.validation, config.sequence_length);
 
     std::optional<MetricsWriter> metrics;
-    if (!run.trains && holds_records(options, run.out_dir))
+    if (!run.trains && options.resume && holds_records(options, run.out_dir))
         console.note("nothing to train: the records of the earlier run stay as they are");
     // The metrics first: where they cannot be written nothing is.
     if (speaks && run.writes.metrics) {
@@ -131,7 +131,7 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     // when it was asked to stop.
     const bool lacks_validation =
         validates_after(first_step) && on_any_rank(world, metrics && metrics->lacks_validation());
-    if (lacks_validation || (first_step >= options.steps && run.has_given_weights())) {
+    if (lacks_validation || first_step >= options.steps) {
         if (const auto loss = validate()) {
             if (speaks && lacks_validation) metrics->add_validation(*loss);
             console.validation(first_step, *loss);
@@ -149,7 +149,7 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     }
     outcome.last_step = trainer.progress().step;
     outcome.steps = outcome.last_step - first_step;
-    if (!stopping && (outcome.steps > 0 || run.has_given_weights())) {
+    if (!stopping) {
         sample();
         ask_all();
     }
@@ -231,11 +231,6 @@ Ending run_program(const Options& options, const std::string& program, MpiEnviro
     if (stopped_early()) return Ending::stopped;
 
     console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(run, *device));
-    if (!run.trains && !run.has_given_weights()) {
-        console.note("nothing to validate or to sample without steps, --init or --resume");
-        if (options.out_dir.empty() && options.metrics.empty() && options.export_file.empty())
-            return Ending::done;
-    }
     Trainer trainer(options, plan, *device, world, run.checkpoint.has_value());
     world.set_staging(trainer.arenas()[plan.communication]);
     if (run.checkpoint) {

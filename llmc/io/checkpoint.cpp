@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <map>
 #include <string>
 #include <system_error>
 
@@ -169,6 +170,7 @@ CheckpointInfo read_checkpoint(const fs::path& directory) {
 std::optional<CheckpointInfo> newest_checkpoint(const fs::path& out_dir,
                                                 const std::optional<std::string>& run) {
     std::optional<CheckpointInfo> newest;
+    std::map<std::string, UserError> damaged;  // by name, which ends with the step
     std::error_code error, ignored;
     if (!fs::is_directory(out_dir, error)) return newest;
     for (fs::directory_iterator entries(out_dir, error); !error && entries != fs::directory_iterator();
@@ -176,11 +178,19 @@ std::optional<CheckpointInfo> newest_checkpoint(const fs::path& out_dir,
         const fs::directory_entry& entry = *entries;
         const std::string name = entry.path().filename().string();
         if (!is_whole_name(name) || !entry.is_directory(ignored)) continue;
-        CheckpointInfo found = read_checkpoint(entry.path());
-        if (run && found.run != *run) continue;
-        if (!newest || found.saved_at > newest->saved_at) newest = std::move(found);
+        try {
+            CheckpointInfo found = read_checkpoint(entry.path());
+            if (run && found.run != *run) continue;
+            if (!newest || found.saved_at > newest->saved_at) newest = std::move(found);
+        } catch (const UserError& fault) {
+            damaged.emplace(name, fault);
+        }
     }
     if (error) user_error("cannot read {}: {}", out_dir.string(), error.message());
+    // A damaged one is passed over only for one that certainly came after it.
+    if (!damaged.empty() && (!newest || newest->directory.filename().string() < damaged.rbegin()->first)) {
+        throw UserError(damaged.rbegin()->second);
+    }
     return newest;
 }
 

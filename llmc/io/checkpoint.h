@@ -53,7 +53,8 @@ std::uint64_t weights_bytes(std::int64_t parameters);
 // UserError if the directory is no whole checkpoint. Reads the manifest only.
 CheckpointInfo read_checkpoint(const std::filesystem::path& directory);
 
-// The checkpoint of `out_dir` that was saved last, of this run if one is given; nothing if there is none.
+// The checkpoint of `out_dir` that was saved last, of this run if one is given; nothing if there is none. UserError if
+// a damaged one stands after a later step, or alone.
 std::optional<CheckpointInfo> newest_checkpoint(const std::filesystem::path& out_dir,
                                                 const std::optional<std::string>& run);
 

@@ -55,6 +55,18 @@ Kept lines_until(std::string_view text, std::int64_t done, const Json& identity)
     return kept;
 }
 
+// Another run's steps are not lost: FILE stays as FILE.1, or the first number that is free.
+std::filesystem::path kept_as(const std::filesystem::path& file) {
+    int number = 1;
+    const auto numbered = [&] { return std::filesystem::path(fmt::format("{}.{}", file.string(), number)); };
+    std::error_code error;
+    while (std::filesystem::exists(numbered(), error)) ++number;
+    std::filesystem::create_hard_link(file, numbered(), error);
+    if (error) std::filesystem::copy_file(file, numbered(), error);
+    if (error) user_error("cannot write {}: {}", numbered().string(), error.message());
+    return numbered();
+}
+
 }  // namespace
 
 bool holds_steps(const std::filesystem::path& file) {
@@ -73,14 +85,21 @@ MetricsWriter::MetricsWriter(std::filesystem::path path, const Json& run, std::i
     const auto status = std::filesystem::status(path_, ignored);
     const bool regular = std::filesystem::is_regular_file(status) || !std::filesystem::exists(status);
     const bool goes_on = done > 0 && std::filesystem::is_regular_file(status);
-    Kept kept = goes_on ? lines_until(read_file(path_), done, run.at("identity")) : Kept{};
-    std::string& lines = kept.lines;
+    Kept earlier = goes_on ? lines_until(read_file(path_), done, run.at("identity")) : Kept{};
+    std::string& lines = earlier.lines;
+    const bool of_another = lines.empty() && holds_steps(path_);
     if (lines.empty()) lines = Json{{"run", run}}.dump() + "\n";
-    earlier_ = std::move(kept.validations);
+    earlier_ = std::move(earlier.validations);
     lacks_validation_ =
-        goes_on && kept.last_step == done && (earlier_.empty() || earlier_.back().step != done);
+        goes_on && earlier.last_step == done && (earlier_.empty() || earlier_.back().step != done);
     // A crash or a full disk here must not lose the lines of an earlier run: the new file replaces it whole.
-    if (regular) replace_file(path_, lines);
+    const std::filesystem::path kept = of_another ? kept_as(path_) : std::filesystem::path();
+    try {
+        if (regular) replace_file(path_, lines);
+    } catch (const UserError&) {
+        if (of_another) std::filesystem::remove(kept, ignored);
+        throw;
+    }
     open();
     if (!regular) write_line(lines);
 }

@@ -66,9 +66,11 @@ fs::path claim_directory(const fs::path& name) {
 Writes what_is_written(const Options& options, const fs::path& out_dir, bool trains) {
     if (trains) return {};
     const bool told = !options.out_dir.empty();
+    const bool goes_on = options.resume.has_value();
     return {.checkpoints = false,
-            .record = told && !holds_run(out_dir),
-            .metrics = (told || !options.metrics.empty()) && !holds_steps(metrics_file(options, out_dir))};
+            .record = told && !(goes_on && holds_run(out_dir)),
+            .metrics = (told || !options.metrics.empty()) &&
+                       !(goes_on && holds_steps(metrics_file(options, out_dir)))};
 }
 
 bool holds_records(const Options& options, const fs::path& out_dir) {

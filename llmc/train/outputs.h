@@ -27,8 +27,8 @@ struct Writes {
     bool metrics = true;
 };
 
-// All of it if the run trains. One that only looks at a model saves nothing, and records itself only where it is told to,
-// and not over an earlier run's records.
+// All of it if the run trains. One that only looks at a model saves nothing, and records itself only where it is told to;
+// where it looks at a checkpoint (--resume), not over the records of the run that made it.
 Writes what_is_written(const Options& options, const std::filesystem::path& out_dir, bool trains);
 // Whether there are such records.
 bool holds_records(const Options& options, const std::filesystem::path& out_dir);

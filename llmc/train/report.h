@@ -30,9 +30,6 @@ struct Run {
     std::optional<CheckpointInfo> checkpoint;  // that it goes on from
     bool trains = true;                        // rather than looking at a model as it is
     Writes writes;
-
-    // Weights that someone made, so that they are worth a look.
-    bool has_given_weights() const { return checkpoint.has_value() || !options.init.empty(); }
 };
 
 // What came of it.

@@ -29,8 +29,8 @@ std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std:
     const std::optional<RunRecord> last = read_last_run(out_dir);
     if (!last) return newest_checkpoint(out_dir, std::nullopt);
     if (auto newest = newest_checkpoint(out_dir, last->identity)) return newest;
-    if (last->began_from.empty()) return std::nullopt;
-    return read_checkpoint(last->began_from);
+    if (!last->began_from.empty()) return read_checkpoint(last->began_from);
+    return newest_checkpoint(out_dir, std::nullopt);
 }
 
 std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Options& options) {

@@ -108,16 +108,27 @@ def test_resume_takes_the_checkpoint_saved_last(tmp_path):
     assert program.Run(tmp_path).column("step") == [1, 2, 3, 4]
 
 
-def test_resume_takes_no_checkpoint_of_an_earlier_run(tmp_path):
+def test_resume_takes_an_earlier_runs_checkpoint_where_the_last_run_has_none(tmp_path):
     """As if the second run in a directory had died before its first checkpoint."""
     program.train(tmp_path, *MODEL, "--steps=6", "--checkpoint-every=3")
     program.train(tmp_path, *MODEL, "--steps=4", "--seed=5")
     shutil.rmtree(tmp_path / "checkpoint-00000004")
-    result = program.run(*MODEL, "--steps=5", "--seed=5", f"--out-dir={tmp_path}", "--sample-tokens=0", "--resume")
-    assert f"note: the last run in {tmp_path} saved no checkpoint: starting fresh" in result.stdout
-    assert program.Run(tmp_path).column("step") == [1, 2, 3, 4, 5]
-    assert (tmp_path / "checkpoint-00000006").is_dir()  # by its name it can still be resumed
-    program.train(tmp_path / "other", *MODEL, "--steps=7", "--resume", tmp_path / "checkpoint-00000006")
+    result = program.run(*MODEL, "--steps=7", f"--out-dir={tmp_path}", "--sample-tokens=0", "--resume")
+    assert "checkpoint-00000006 after step 6" in result.stdout
+    assert program.Run(tmp_path).column("step") == [7]
+    assert len((tmp_path / "metrics.jsonl.1").read_text().splitlines()) == 7  # the first run's
+    assert len((tmp_path / "metrics.jsonl.2").read_text().splitlines()) == 5
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_a_later_one(tmp_path):
+    program.train(tmp_path, *MODEL, "--steps=6", "--checkpoint-every=3")
+    manifest = tmp_path / "checkpoint-00000003/manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:100])
+    assert program.train(tmp_path, *MODEL, "--steps=8", "--resume").column("step") == list(range(1, 9))
+    (tmp_path / "checkpoint-00000008/manifest.json").write_text("")
+    refused = subprocess.run([program.ROOT / program.PROGRAM, *MODEL, f"--out-dir={tmp_path}", "--steps=9", "--resume"],
+                             capture_output=True, text=True)
+    assert refused.returncode == 1 and "checkpoint-00000008/manifest.json" in refused.stderr
 
 
 def test_resume_takes_no_checkpoint_of_a_branch_that_was_left(tmp_path):
@@ -141,14 +152,23 @@ def test_metrics_of_another_run_are_not_continued(tmp_path):
 def test_looking_at_a_checkpoint_leaves_its_run_as_it_is(tmp_path):
     program.train(tmp_path, *MODEL, "--steps=6", "--checkpoint-every=3")
     before = {name: digest(tmp_path / name) for name in ("metrics.jsonl", "run.json", "config.toml")}
-    for options in (["--steps=0", "--resume", tmp_path / "checkpoint-00000003"], ["--steps=0", f"--out-dir={tmp_path}"],
-                    ["--steps=3", "--resume", tmp_path / "checkpoint-00000003"],
-                    ["--steps=0", f"--out-dir={tmp_path}/other", f"--metrics={tmp_path}/metrics.jsonl"]):
+    for options in (["--steps=0", "--resume", tmp_path / "checkpoint-00000003"],
+                    ["--steps=3", "--resume", tmp_path / "checkpoint-00000003"]):
         result = program.run(*MODEL, "--sample-tokens=0", *options)
-        assert ("validation after" in result.stdout) == ("--resume" in options) and "stay as they are" in result.stdout
+        assert "validation after" in result.stdout and "stay as they are" in result.stdout
         assert {name: digest(tmp_path / name) for name in before} == before
     resumed = program.train(tmp_path, *MODEL, "--steps=7", "--resume")
     assert resumed.column("step") == list(range(1, 8))
+
+
+def test_a_new_run_without_steps_records_itself_and_loses_no_steps(tmp_path):
+    """Whoever reads the metrics then reads this run's, and the earlier run's lie beside them."""
+    program.train(tmp_path, *MODEL, "--steps=6")
+    program.run(*MODEL, "--sample-tokens=0", "--steps=0", "--seed=5", f"--out-dir={tmp_path}")
+    look = program.Run(tmp_path)
+    assert look.lines == [] and look.record["configuration"]["seed"] == 5
+    assert "seed = 5" in (tmp_path / "config.toml").read_text()
+    assert len((tmp_path / "metrics.jsonl.1").read_text().splitlines()) == 7
 
 
 def test_resume_needs_neither_the_first_weights_nor_order_in_the_directory(tmp_path):

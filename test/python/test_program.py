@@ -106,16 +106,14 @@ def test_help_is_printed_once_by_many_processes():
 
 
 def test_steps_0_does_all_but_train(tmp_path):
-    """Of the first weights, which are noise, there is nothing to validate and to sample; of weights that are given there is."""
     export = tmp_path / "initial.safetensors"
     result = program.run(*QUICK, "--steps=0", f"--out-dir={tmp_path / 'run'}", f"--export={export}", "--sample-tokens=5")
-    assert "parameters" in result.stdout and "nothing to validate" in result.stdout
-    assert "validation after" not in result.stdout and "sample after" not in result.stdout
+    assert "parameters" in result.stdout
+    assert "validation after step 0" in result.stdout and "sample after step 0" in result.stdout
     assert program.Run(tmp_path / "run").lines == []
     assert safetensors_numpy.load(export)["wte.weight"].shape == (256, 32)
     result = program.run(*QUICK, "--steps=0", f"--init={export}", f"--out-dir={tmp_path / 'given'}", "--sample-tokens=5")
     assert "validation after step 0" in result.stdout and "sample after step 0" in result.stdout
-    assert "nothing to validate" not in result.stdout
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
