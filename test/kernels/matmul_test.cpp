@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "llmc/device/cuda/matmul_backward.cuh"
 #include "test/kernels/kernel_test.h"
 
 namespace kernel_test {
@@ -91,6 +92,96 @@ TYPED_TEST(Matmul, StaysInsideItsOperands) {
         synchronize();
         for (int i = 0; i < rows * OC; ++i) ASSERT_EQ(to_float(out[i]), 1) << i;
         for (int i = 0; i < margin; ++i) ASSERT_TRUE(std::isnan(to_float(out[rows * OC + i]))) << i;
+    }
+}
+
+TYPED_TEST(Matmul, ForwardWithGelu) {
+    using X = TypeParam;
+    constexpr std::int64_t rows = 19;
+    constexpr int IC = 24, OC = 40;
+    Draw draw(seed());
+    Array<X> in(rows * IC), weight(OC * IC), bias(OC), out(rows * OC), pre_gelu(rows * OC),
+        product(rows * OC), gelu(rows * OC);
+    draw.normal(in, 1);
+    draw.normal(weight, 0.5);
+    draw.normal(bias, 1);
+    const LaunchContext on = launch_contexts().front();
+    llmc::cuda::matmul_forward(on, out.data(), in.data(), weight.data(), bias.data(), rows, OC, IC,
+                               pre_gelu.data());
+    // The same bits as the two operations apart.
+    llmc::cuda::matmul_forward(on, product.data(), in.data(), weight.data(), bias.data(), rows, OC, IC);
+    llmc::cuda::gelu_forward(on, gelu.data(), product.data(), rows * OC);
+    synchronize();
+    EXPECT_EQ(std::memcmp(pre_gelu.data(), product.data(), product.bytes()), 0);
+    EXPECT_EQ(std::memcmp(out.data(), gelu.data(), gelu.bytes()), 0);
+}
+
+TYPED_TEST(Matmul, Backward) {
+    using X = TypeParam;
+    for (const auto& [rows, IC, OC] : shapes<Shape>({{2, 8, 16}, {1, 40, 8}, {70, 104, 72}, {65, 64, 136}})) {
+        Draw draw(seed());
+        Array<X> dout(rows * OC), in(rows * IC), weight(std::int64_t{OC} * IC), pre_gelu(rows * IC),
+            din(rows * IC), expected_din(rows * IC);
+        Array<float> dweight(weight.size()), expected_dweight(weight.size()), dbias(OC), expected_dbias(OC);
+        draw.normal(dout, 1);
+        draw.normal(in, 1);
+        draw.normal(weight, 0.5);
+        draw.normal(pre_gelu, 1);
+        Array<float> before(weight.size());
+        draw.normal(before, 1);
+        expected_dweight.copy_from(before);
+        expected_dbias.fill(0.5f);
+        const llmc::WorkspaceRequest request{.batch = 1,
+                                             .sequence = rows,
+                                             .channels = IC,
+                                             .heads = 1,
+                                             .largest_matmul_channels = std::max(IC, OC),
+                                             .head_rows = 1,
+                                             .dtype = tensor(in, {rows, IC}).dtype};
+        Array<float> cpu_workspace(static_cast<std::int64_t>(cpu().workspace_bytes(request) / sizeof(float)));
+        cpu().set_workspace(tensor(cpu_workspace, {cpu_workspace.size()}));
+        cpu().matmul_backward(tensor(expected_din, {rows, IC}), tensor(expected_dweight, {OC, IC}),
+                              tensor(expected_dbias, {OC}), tensor(dout, {rows, OC}), tensor(in, {rows, IC}),
+                              tensor(weight, {OC, IC}), tensor(pre_gelu, {rows, IC}));
+        cpu().set_workspace({});
+        for (const auto& on : launch_contexts()) {
+            dweight.copy_from(before);
+            dbias.fill(0.5f);
+            Array<char> workspace(
+                static_cast<std::int64_t>(llmc::cuda::matmul_backward_workspace_bytes<X>(on.chip, rows, OC)));
+            llmc::cuda::matmul_backward(on, din.data(), dweight.data(), dbias.data(), dout.data(), in.data(),
+                                        weight.data(), pre_gelu.data(), rows, OC, IC, workspace.data());
+            synchronize();
+            // Sums of OC, or rows, products on both devices, each within n u sum|terms| of the true one; GELU' is within
+            // -0.2 ... 1.2, and 1e-6 of that on both.
+            constexpr double u = lab::unit_roundoff<float>;
+            Comparison comparison;
+            for (std::int64_t i = 0; i < din.size(); ++i) {
+                double magnitude = 0;
+                for (int k = 0; k < OC; ++k) {
+                    magnitude +=
+                        std::fabs(to_float(dout[i / IC * OC + k]) * to_float(weight[k * IC + i % IC]));
+                }
+                comparison.see(
+                    "din", i, to_float(din[i]), to_float(expected_din[i]),
+                    twice_rounded<X>(to_float(expected_din[i]), 1.2 * (OC * u + 2e-6) * magnitude));
+            }
+            const double n = static_cast<double>(rows + 2);
+            for (std::int64_t i = 0; i < dweight.size(); ++i) {
+                double magnitude = std::fabs(before[i]);
+                for (std::int64_t k = 0; k < rows; ++k) {
+                    magnitude += std::fabs(to_float(dout[k * OC + i / IC]) * to_float(in[k * IC + i % IC]));
+                }
+                comparison.see("dweight", i, dweight[i], expected_dweight[i], 2 * n * u * magnitude);
+            }
+            for (int i = 0; i < OC; ++i) {
+                double magnitude = 0.5;
+                for (std::int64_t k = 0; k < rows; ++k) magnitude += std::fabs(to_float(dout[k * OC + i]));
+                comparison.see("dbias", i, dbias[i], expected_dbias[i], 2 * n * u * magnitude);
+            }
+            EXPECT_TRUE(comparison.good())
+                << rows << "x" << IC << "x" << OC << ": " << comparison.first_failure();
+        }
     }
 }
 

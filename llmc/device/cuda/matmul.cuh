@@ -5,6 +5,7 @@
 // rows, `weight` in tiles of output channels, which are the columns of `out`.
 #pragma once
 
+#include "llmc/device/cuda/gelu.cuh"
 #include "llmc/device/cuda/packed.cuh"
 #include "llmc/device/cuda/ptx.cuh"
 
@@ -309,10 +310,15 @@ __global__ void __launch_bounds__(detail::tensor_threads, 2)
     store_sums(product, tile, sums, pipeline + static_cast<int>(threadIdx.x) / warp_threads * 64 * 64);
 }
 
-// Without pre_gelu of ops.h: GELU of the rounded product gives the same bits in a launch of its own.
+// out X (rows, OC), in X (rows, IC), weight X (OC,IC), bias X (OC) or null. With pre_gelu X (rows, OC) the product goes
+// there, and out is GELU of it: of the rounded product, so that a launch of its own gives the bits of ops.h.
 template <class X>
 void matmul_forward(const LaunchContext& on, X* out, const X* in, const X* weight, const X* bias,
-                    std::int64_t rows, int out_channels, int in_channels) {
+                    std::int64_t rows, int out_channels, int in_channels, X* pre_gelu = nullptr) {
+    if (pre_gelu) {
+        matmul_forward(on, pre_gelu, in, weight, bias, rows, out_channels, in_channels);
+        return gelu_forward(on, out, pre_gelu, rows * out_channels);
+    }
     check(in_channels % Packed<X>::size == 0 && out_channels % Packed<X>::size == 0,
           "matmul: channels are not a multiple of 16 bytes");
     const MatmulForward<X> product{out, in, weight, bias, rows, out_channels, in_channels};
