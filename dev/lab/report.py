@@ -16,8 +16,8 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402  (after the choice of what draws)
 
-# Kernels that multiply nothing worth counting stand here on the roofline's axis, in operations a byte.
-NO_PRODUCTS = 0.25
+# Kernels that multiply nothing worth counting stand side by side here on the roofline's axis, in operations a byte.
+MEMORY_ONLY = (0.1, 10)
 
 
 def groups(lines):
@@ -70,22 +70,26 @@ def draw(lines, path):
     bandwidth, peak = lines[0]["copy_bytes_a_second"], lines[0]["product_flops_a_second"]
     figure, axes = plt.subplots(figsize=(9, 6))
     ridge = peak / bandwidth
-    intensities = [NO_PRODUCTS / 2, ridge, ridge * 32]
+    intensities = [MEMORY_ONLY[0] / 2, ridge, ridge * 32]
     axes.plot(intensities, [min(peak, bandwidth * x) / 1e12 for x in intensities], color="black",
               label=f"{bandwidth / 1e9:.0f} GB/s, {peak / 1e12:.0f} TFLOP/s")
-    seen = set()
+    best = {}
     for (operation, dtype, _), group in groups(lines).items():
-        if dtype != "bf16" or operation in seen:
-            continue
-        seen.add(operation)
-        line = best_of(group)
-        intensity = line["flops"] / line["bytes"] if line["flops"] else NO_PRODUCTS
+        if dtype == "bf16":
+            best.setdefault(operation, best_of(group))
+    memory_only = [operation for operation, line in best.items() if not line["flops"]]
+    low, high = MEMORY_ONLY
+    for i, (operation, line) in enumerate(best.items()):
+        if line["flops"]:
+            intensity = line["flops"] / line["bytes"]
+        else:
+            intensity = low * (high / low) ** (memory_only.index(operation) / max(1, len(memory_only) - 1))
         roof = min(peak, bandwidth * intensity)
-        axes.plot([intensity], [line["share"] * roof / 1e12], "o", markersize=6,
+        axes.plot([intensity], [line["share"] * roof / 1e12], "so^D"[i // 10], markersize=6, color=f"C{i % 10}",
                   label=f"{operation} {line['variant']}: {line['share']:.0%}")
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel(f"operations a byte (at {NO_PRODUCTS}: kernels that only move memory)")
+    axes.set_xlabel(f"operations a byte (up to {MEMORY_ONLY[1]}: kernels that only move memory, side by side)")
     axes.set_ylabel("TFLOP/s")
     axes.set_title(f"{lines[0]['gpu']}: the best variant of each operation, and its share of the roof")
     axes.grid(True, which="major", color="#dddddd")
