@@ -22,7 +22,8 @@ SIMT_SOURCES := $(filter-out $(SIMT_TEST_SOURCES),$(sort $(wildcard test/simt/*.
 # Their checks exclude each other, and a build with SANITIZE=1 has one already.
 SIMT_KINDS := $(if $(SANITIZED),,plain address thread)
 KERNEL_TESTS := $(SIMT_KINDS:%=$(BUILD)/test/kernels-%)
-CHECKS_plain := -O2
+# A local variable that was not set reads as a large number or NaN, where it would often be 0.
+CHECKS_plain := -O2 -ftrivial-auto-var-init=pattern
 # Without those checks of undefined behaviour that double the time to compile and find nothing in kernels.
 CHECKS_address := -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize=null,vptr,object-size \
     -fno-sanitize-recover=all
