@@ -1,6 +1,8 @@
 // lab.h: the registry and the check.
 #include "dev/lab/lab.h"
 
+#include <algorithm>
+
 #include "dev/lab/gpu.h"
 
 namespace lab {
@@ -10,13 +12,26 @@ std::vector<Operation>& operations() {
     return all;
 }
 
+namespace {
+
+bool takes(const Operation& operation, const Variant& variant, llmc::DType dtype, const Shape& shape) {
+    return !operation.takes || operation.takes(variant.number, dtype, shape);
+}
+
+}  // namespace
+
+bool has_variant(const Operation& operation, const Variant& variant, llmc::DType dtype) {
+    return std::any_of(operation.checked.begin(), operation.checked.end(),
+                       [&](const Shape& shape) { return takes(operation, variant, dtype, shape); });
+}
+
 Comparison check_variant(const Operation& operation, const Variant& variant, llmc::DType dtype,
                          const LaunchContext& on, std::uint64_t seed, std::size_t shapes) {
     Comparison comparison;
     Draw draw(seed);
     for (const Shape& shape : operation.checked) {
         if (shapes-- == 0) break;
-        if (operation.takes && !operation.takes(variant.number, dtype, shape)) continue;
+        if (!takes(operation, variant, dtype, shape)) continue;
         const auto problem = operation.make(dtype, shape, draw);
         for (const int block_size : variant.block_sizes) {
             problem->reset();

@@ -65,6 +65,9 @@ std::unique_ptr<Problem> make_problem(llmc::DType dtype, const Shape& shape, Dra
     return std::make_unique<ProblemOf<bf16>>(shape, draw);
 }
 
+// Whether the variant takes one of the checked shapes in this dtype.
+bool has_variant(const Operation& operation, const Variant& variant, llmc::DType dtype);
+
 // One variant at all its block sizes, on all checked shapes (or only the first `shapes`).
 Comparison check_variant(const Operation& operation, const Variant& variant, llmc::DType dtype,
                          const LaunchContext& on, std::uint64_t seed, std::size_t shapes = SIZE_MAX);

@@ -46,7 +46,9 @@ Resources resources_of(const Launches& launches, const llmc::cuda::Chip& chip) {
         const int blocks = blocks_at_a_time(chip, threads, figures->registers, shared);
         const double occupancy = static_cast<double>(blocks) * threads / chip.threads_per_multiprocessor;
         Resources& of_kernel = best[record.kernel];
-        if (occupancy > of_kernel.occupancy) {
+        // The largest shape's, since shared memory may grow with it; there the block size that suits best.
+        const bool larger = static_cast<int>(shared) > of_kernel.shared_bytes;
+        if (!of_kernel.known || larger || occupancy > of_kernel.occupancy) {
             of_kernel = {true, figures->registers, static_cast<int>(shared), occupancy};
         }
     }
@@ -100,6 +102,11 @@ class Session {
         bool all_good = true;
         for (const Variant& variant : operation_.variants) {
             if (!chosen(options_, variant)) continue;
+            if (!has_variant(operation_, variant, dtype_)) {
+                table.row(
+                    {std::to_string(variant.number), variant.story, "not in " + options_.dtype, "", "", ""});
+                continue;
+            }
             Launches launches;
             auto on = on_;
             on.observer = &launches;
@@ -114,8 +121,11 @@ class Session {
         }
         table.print();
         if (where.empty()) {
-            fmt::print("Registers and occupancy are the compiler's for sm_{}. Times need a GPU.\n",
-                       on_.chip.architecture);
+            fmt::print(
+                "Registers are the compiler's for sm_{}; shared memory and occupancy are of these small "
+                "shapes. "
+                "Times need a GPU.\n",
+                on_.chip.architecture);
         }
         return all_good;
     }

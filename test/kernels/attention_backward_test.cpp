@@ -10,8 +10,9 @@ namespace {
 using llmc::cuda::AttentionSizes;
 
 // Both widths of tiles, full and padded; sequences of one query, of whole tiles, and of neither.
-const std::vector<AttentionSizes> attention_shapes = {{1, 40, 1, 16},  {1, 1, 1, 64},   {2, 33, 3, 40},
-                                                      {1, 160, 1, 64}, {1, 70, 2, 128}, {1, 129, 1, 96}};
+const std::vector<AttentionSizes> attention_shapes = {{1, 136, 1, 16}, {1, 40, 1, 16},  {1, 1, 1, 64},
+                                                      {2, 33, 3, 40},  {1, 160, 1, 64}, {1, 70, 2, 128},
+                                                      {1, 129, 1, 96}};
 
 template <class X>
 struct AttentionInputs {

@@ -72,6 +72,7 @@ void register_lab() {
     for (const lab::Operation& operation : lab::operations()) {
         for (const lab::Variant& variant : operation.variants) {
             for (const llmc::DType dtype : operation.dtypes) {
+                if (!has_variant(operation, variant, dtype)) continue;
                 const std::string name = "kernel" + std::to_string(variant.number) +
                                          (dtype == llmc::DType::fp32 ? "_fp32" : "_bf16");
                 testing::RegisterTest(

@@ -15,7 +15,7 @@ struct Shape {
 };
 // One tile and less; more than one in each direction and a rest; more channels than the pipeline has stages;
 // more than a band of tiles of rows.
-const std::vector<Shape> matmul_shapes = {{2, 8, 16},      {1, 40, 8},     {130, 104, 264},
+const std::vector<Shape> matmul_shapes = {{130, 8, 136},   {2, 8, 16},     {1, 40, 8},    {130, 104, 264},
                                           {128, 256, 128}, {257, 72, 136}, {2100, 8, 136}};
 
 template <class X>

@@ -31,7 +31,7 @@ struct Options {
     // 0 runs blocks, warps and lanes in the order of their numbers.
     std::uint64_t seed = 0;
     // Of the compiler. A launch is refused where the kernel's registers do not fit, or where it is missing here.
-    // Empty: not known, and not checked.
+    // Without figures for the chip nothing is known, and nothing checked.
     KernelReport report;
 };
 Options& options();

@@ -147,6 +147,7 @@ void adamw(const LaunchContext& on, X* parameters, float* master, float* m, floa
            int block_threads = 256) {
     constexpr bool rounds = !std::is_same_v<X, float>;
     check(segments.size() <= AdamWSegments::most, "adamw: more segments than a launch takes");
+    check(block_threads <= 256, "adamw: too many threads in a block");
     check(static_cast<int>(segments.size()) <= block_threads, "adamw: more segments than threads");
     check(!rounding || (rounds && rounding->first_element % 4 == 0),
           "adamw: random rounding is to bf16, of quads of the model's elements");

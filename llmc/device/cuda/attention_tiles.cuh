@@ -19,8 +19,7 @@ struct AttentionSizes {
     __host__ __device__ std::int64_t all_heads() const { return batch * heads; }
 };
 
-// Powers of two are what the hardware computes: exp(x / sqrt(HS)) = 2^(x attention_scale).
-inline constexpr float log2_e = 1.4426950408889634f, ln_2 = 0.6931471805599453f;
+// exp(x / sqrt(HS)) = 2^(x attention_scale)
 inline float attention_scale(const AttentionSizes& s) {
     return log2_e / std::sqrt(static_cast<float>(s.head_size));
 }

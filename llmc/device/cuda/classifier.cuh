@@ -11,9 +11,6 @@
 
 namespace llmc::cuda {
 
-inline constexpr float log2_e = 1.44269504088896341f;
-inline constexpr float ln_2 = 0.693147180559945309f;
-
 // sum_v exp(x_v) = 2^maximum sum, where maximum = max_v log2(e) x_v of the logits seen so far: no term is above 1.
 struct ExponentialSum {
     float maximum;

@@ -102,6 +102,7 @@ std::int64_t whole_packs(std::int64_t elements, int size, const T*... arrays) {
 // A thread for each pack, or for each element where there are none.
 inline unsigned elementwise_blocks(const LaunchContext& on, std::int64_t packs, std::int64_t elements,
                                    int block_threads) {
+    check(block_threads <= 512, "elementwise: too many threads in a block");
     return streaming_blocks(on.chip, packs > 0 ? packs : elements, block_threads,
                             elementwise_threads_at_a_time);
 }

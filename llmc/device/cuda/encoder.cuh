@@ -54,6 +54,7 @@ void encoder_forward(const LaunchContext& on, X* out, const std::int32_t* tokens
                      int batch, std::int64_t sequence, int channels, int block_threads = 256) {
     constexpr int pack = Packed<X>::size;
     check(channels % pack == 0, "encoder: channels are not a multiple of 16 bytes");
+    check(block_threads <= 512, "encoder: too many threads in a block");
     const std::int64_t pieces = sequence * (channels / pack);
     if (pieces == 0 || batch == 0) return;
     check(pieces < std::int64_t{1} << 31, "encoder: the sequence is too long");
@@ -361,6 +362,7 @@ void encoder_backward(const LaunchContext& on, float* dwte, float* dwpe, const X
                       int vocabulary, void* workspace, int block_threads = 256) {
     constexpr int pack = Packed<X>::size;
     check(channels % pack == 0, "encoder: channels are not a multiple of 16 bytes");
+    check(block_threads <= 256, "encoder: too many threads in a block");
     const std::int64_t rows = batch * sequence;
     check(rows < std::int64_t{1} << 31, "encoder: too many tokens");
     if (rows == 0 || channels == 0) return;

@@ -16,7 +16,6 @@ namespace detail {
 // w = x (linear + cubic x^2), and dw/dx = linear + 3 cubic x^2
 inline constexpr double gelu_linear = 2 * 0.79788456080286535588;  // sqrt(2/pi)
 inline constexpr double gelu_cubic = gelu_linear * 0.044715;
-inline constexpr double log2_e = 1.44269504088896340736;
 
 // Loaded by a thread before it uses the first, so that a multiprocessor has 64 KiB in flight.
 inline constexpr int gelu_pieces = 2;
@@ -26,16 +25,16 @@ inline constexpr int gelu_max_threads = 512;
 
 // Where e^-w overflows, s is 0.
 __device__ __forceinline__ float gelu(float x) {
-    constexpr auto linear = static_cast<float>(-detail::gelu_linear * detail::log2_e);
-    constexpr auto cubic = static_cast<float>(-detail::gelu_cubic * detail::log2_e);
+    constexpr auto linear = static_cast<float>(-detail::gelu_linear * log2_e);
+    constexpr auto cubic = static_cast<float>(-detail::gelu_cubic * log2_e);
     return x * reciprocal_approximate(1 + exp2_approximate(x * fmaf(cubic, x * x, linear)));
 }
 
 // GELU'(x) = s + x s (1 - s) dw/dx, where with z = e^-|w| <= 1
 //   s = 1/(1 + z) or z/(1 + z),  s (1 - s) = z/(1 + z)^2
 __device__ __forceinline__ float gelu_derivative(float x) {
-    constexpr auto linear = static_cast<float>(detail::gelu_linear * detail::log2_e);
-    constexpr auto cubic = static_cast<float>(detail::gelu_cubic * detail::log2_e);
+    constexpr auto linear = static_cast<float>(detail::gelu_linear * log2_e);
+    constexpr auto cubic = static_cast<float>(detail::gelu_cubic * log2_e);
     constexpr auto slope_linear = static_cast<float>(detail::gelu_linear);
     constexpr auto slope_cubic = static_cast<float>(3 * detail::gelu_cubic);
     // z is 0 from |x| = 20 on, and would be multiplied by infinity where x^2 overflows.
@@ -43,7 +42,9 @@ __device__ __forceinline__ float gelu_derivative(float x) {
     const float z = exp2_approximate(-fabsf(x * fmaf(cubic, x2, linear)));
     const float r = reciprocal_approximate(1 + z);
     const float zr = z * r;
-    return fmaf(x * (zr * r), fmaf(slope_cubic, x2, slope_linear), x < 0 ? zr : r);
+    // An infinite x would make NaN of 0.
+    const float bounded = fminf(fmaxf(x, -32.0f), 32.0f);
+    return fmaf(bounded * (zr * r), fmaf(slope_cubic, x2, slope_linear), x < 0 ? zr : r);
 }
 
 template <class X>

@@ -58,10 +58,12 @@ inline void check_cuda(cudaError_t error, const char* what) {
 }
 #endif
 
-// kernel<<<grid, block, shared_bytes, stream>>>(args...), with as much dynamic shared memory as the chip has.
+// kernel<<<grid, block, shared_bytes, stream>>>(args...), with as much dynamic shared memory as the chip has. Without
+// blocks there is nothing to do, which CUDA would refuse.
 template <class... Parameters, class... Arguments>
 void launch(const LaunchContext& on, void (*kernel)(Parameters...), dim3 grid, dim3 block,
             std::size_t shared_bytes, Arguments&&... arguments) {
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
     if (on.observer)
         on.observer->launched({reinterpret_cast<const void*>(kernel), grid, block, shared_bytes});
 #ifdef __CUDACC__

@@ -93,6 +93,9 @@ __device__ __forceinline__ void copy_async_wait() {
 #endif
 }
 
+// Powers of two are what the hardware computes: e^x = 2^(x log2_e).
+inline constexpr float log2_e = 1.44269504088896341f, ln_2 = 0.693147180559945309f;
+
 // 2^x, to 2 ulp in the normal range (ex2.approx.ftz.f32).
 __device__ __forceinline__ float exp2_approximate(float x) {
 #ifdef __CUDACC__
