@@ -65,7 +65,7 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     if (run.data.validation) validation.emplace(*run.data.validation, config.sequence_length);
 
     std::optional<MetricsWriter> metrics;
-    if (!run.trains && options.resume && holds_records(options, run.out_dir))
+    if (!run.trains && run.checkpoint && holds_records(options, run.out_dir))
         console.note("nothing to train: the records of the earlier run stay as they are");
     // The metrics first: where they cannot be written nothing is.
     if (speaks && run.writes.metrics) {
@@ -217,7 +217,7 @@ Ending run_program(const Options& options, const std::string& program, MpiEnviro
     run.checkpoint = find_checkpoint(options, run.out_dir);
     if (options.resume && !options.resume->empty() && run.checkpoint->progress.step >= options.steps)
         run.trains = false;
-    run.writes = what_is_written(options, run.out_dir, run.trains);
+    run.writes = what_is_written(options, run.out_dir, run.trains, run.checkpoint.has_value());
     run.lineage = run.checkpoint ? run.checkpoint->lineage : run.identity;
     const std::vector<std::string> notes =
         run.checkpoint ? differences(*run.checkpoint, options) : std::vector<std::string>();

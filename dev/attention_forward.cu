@@ -99,7 +99,7 @@ __global__ void attention_forward_kernel2(X* out, float* lse, const X* qkv, Atte
         const float p = exp2_approximate(fmaf(score, scale, -larger));
         greatest = larger;
         sum = sum * factor + warp_sum(p);
-        for (int i = 0; i < own_columns; ++i) sums[i] *= factor;
+        for (float& of_column : sums) of_column *= factor;
         const int keys = min(warp_threads, query + 1 - first_key);
         for (int j = 0; j < keys; ++j) {
             const float p_j = __shfl_sync(all_lanes, p, j);

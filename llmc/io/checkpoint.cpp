@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <map>
 #include <string>
@@ -29,10 +31,16 @@ constexpr std::string_view name_prefix = "checkpoint-";
 constexpr std::string_view partial_suffix = ".partial";
 
 // checkpoint-<step>; others in the directory are a person's own, or were not finished.
-bool is_whole_name(std::string_view name) {
-    if (!name.starts_with(name_prefix)) return false;
-    name.remove_prefix(name_prefix.size());
-    return !name.empty() && name.find_first_not_of("0123456789") == name.npos;
+std::string name_of_step(std::int64_t step) { return fmt::format("{}{:08}", name_prefix, step); }
+
+// The step of a checkpoint's name; nothing where the name is none that a save gives, such as checkpoint-99.
+std::optional<std::int64_t> step_of_name(const std::string& name) {
+    if (!name.starts_with(name_prefix)) return std::nullopt;
+    const char* const end = name.data() + name.size();
+    std::int64_t step = 0;
+    const auto read = std::from_chars(name.data() + name_prefix.size(), end, step);
+    if (read.ec != std::errc() || read.ptr != end || name != name_of_step(step)) return std::nullopt;
+    return step;
 }
 
 Json describe_file(const fs::path& path) {
@@ -93,7 +101,7 @@ Json read_manifest(const fs::path& directory) {
 
 bool is_checkpoint_name(std::string_view name) {
     if (name.ends_with(partial_suffix)) name.remove_suffix(partial_suffix.size());
-    return is_whole_name(name);
+    return step_of_name(std::string(name)).has_value();
 }
 
 std::uint64_t checkpoint_bytes(std::int64_t parameters) {
@@ -137,7 +145,7 @@ void write_checkpoint(const fs::path& folder, const std::string& run, const std:
 fs::path save_checkpoint(const fs::path& out_dir, const std::string& run, const std::string& lineage,
                          const Progress& progress, const Json& configuration, Device& device,
                          const ParameterStore& store) {
-    fs::path final_name = out_dir / fmt::format("{}{:08}", name_prefix, progress.step);
+    fs::path final_name = out_dir / name_of_step(progress.step);
     fs::path partial = final_name;
     partial += partial_suffix;
     std::error_code ignored;
@@ -170,27 +178,27 @@ CheckpointInfo read_checkpoint(const fs::path& directory) {
 std::optional<CheckpointInfo> newest_checkpoint(const fs::path& out_dir,
                                                 const std::optional<std::string>& run) {
     std::optional<CheckpointInfo> newest;
-    std::map<std::string, UserError> damaged;  // by name, which ends with the step
+    std::int64_t last_whole = -1;               // step, of any run
+    std::map<std::int64_t, UserError> damaged;  // by step
     std::error_code error, ignored;
     if (!fs::is_directory(out_dir, error)) return newest;
     for (fs::directory_iterator entries(out_dir, error); !error && entries != fs::directory_iterator();
          entries.increment(error)) {
         const fs::directory_entry& entry = *entries;
-        const std::string name = entry.path().filename().string();
-        if (!is_whole_name(name) || !entry.is_directory(ignored)) continue;
+        const auto step = step_of_name(entry.path().filename().string());
+        if (!step || !entry.is_directory(ignored)) continue;
         try {
             CheckpointInfo found = read_checkpoint(entry.path());
+            last_whole = std::max(last_whole, *step);
             if (run && found.run != *run) continue;
             if (!newest || found.saved_at > newest->saved_at) newest = std::move(found);
         } catch (const UserError& fault) {
-            damaged.emplace(name, fault);
+            damaged.emplace(*step, fault);
         }
     }
     if (error) user_error("cannot read {}: {}", out_dir.string(), error.message());
-    // A damaged one is passed over only for one that certainly came after it.
-    if (!damaged.empty() && (!newest || newest->directory.filename().string() < damaged.rbegin()->first)) {
-        throw UserError(damaged.rbegin()->second);
-    }
+    // A damaged one is passed over where a whole one stands after a later step.
+    if (!damaged.empty() && last_whole < damaged.rbegin()->first) throw UserError(damaged.rbegin()->second);
     return newest;
 }
 

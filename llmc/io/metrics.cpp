@@ -83,11 +83,16 @@ MetricsWriter::MetricsWriter(std::filesystem::path path, const Json& run, std::i
     if (path_.has_parent_path()) make_directory(path_.parent_path());
     std::error_code ignored;
     const auto status = std::filesystem::status(path_, ignored);
-    const bool regular = std::filesystem::is_regular_file(status) || !std::filesystem::exists(status);
-    const bool goes_on = done > 0 && std::filesystem::is_regular_file(status);
+    // A standard stream is written on, also where it goes to a file; another link is followed.
+    const bool stream = path_.string().starts_with("/dev/") || path_.string().starts_with("/proc/");
+    if (!stream && std::filesystem::is_symlink(path_, ignored))
+        path_ = std::filesystem::weakly_canonical(path_);
+    const bool regular =
+        !stream && (std::filesystem::is_regular_file(status) || !std::filesystem::exists(status));
+    const bool goes_on = done > 0 && regular && std::filesystem::exists(status);
     Kept earlier = goes_on ? lines_until(read_file(path_), done, run.at("identity")) : Kept{};
     std::string& lines = earlier.lines;
-    const bool of_another = lines.empty() && holds_steps(path_);
+    const bool of_another = regular && lines.empty() && holds_steps(path_);
     if (lines.empty()) lines = Json{{"run", run}}.dump() + "\n";
     earlier_ = std::move(earlier.validations);
     lacks_validation_ =

@@ -36,7 +36,12 @@ ConfigSetting setting_of(const std::string& name, const toml::node& node) {
 }  // namespace
 
 std::vector<ConfigSetting> read_config_file(const std::string& file) {
+    // toml++ reads a dotted key of many thousand parts by recursion, until the stack ends.
+    constexpr std::size_t most_bytes = 32 << 10;
     const std::string text = read_file(file);
+    if (text.size() > most_bytes) {
+        user_error("{} has {} bytes; a configuration has {} at most", file, text.size(), most_bytes);
+    }
     std::vector<ConfigSetting> settings;
     int line = 0;
     try {

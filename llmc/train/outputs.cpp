@@ -63,10 +63,9 @@ fs::path claim_directory(const fs::path& name) {
     }
 }
 
-Writes what_is_written(const Options& options, const fs::path& out_dir, bool trains) {
+Writes what_is_written(const Options& options, const fs::path& out_dir, bool trains, bool goes_on) {
     if (trains) return {};
     const bool told = !options.out_dir.empty();
-    const bool goes_on = options.resume.has_value();
     return {.checkpoints = false,
             .record = told && !(goes_on && holds_run(out_dir)),
             .metrics = (told || !options.metrics.empty()) &&

@@ -28,8 +28,9 @@ struct Writes {
 };
 
 // All of it if the run trains. One that only looks at a model saves nothing, and records itself only where it is told to;
-// where it looks at a checkpoint (--resume), not over the records of the run that made it.
-Writes what_is_written(const Options& options, const std::filesystem::path& out_dir, bool trains);
+// where it looks at a checkpoint (`goes_on`), not over the records of the run that made it.
+Writes what_is_written(const Options& options, const std::filesystem::path& out_dir, bool trains,
+                       bool goes_on);
 // Whether there are such records.
 bool holds_records(const Options& options, const std::filesystem::path& out_dir);
 

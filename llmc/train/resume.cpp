@@ -29,7 +29,10 @@ std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std:
     const std::optional<RunRecord> last = read_last_run(out_dir);
     if (!last) return newest_checkpoint(out_dir, std::nullopt);
     if (auto newest = newest_checkpoint(out_dir, last->identity)) return newest;
-    if (!last->began_from.empty()) return read_checkpoint(last->began_from);
+    // What it began from may have gone since.
+    std::error_code ignored;
+    if (!last->began_from.empty() && std::filesystem::exists(last->began_from, ignored))
+        return read_checkpoint(last->began_from);
     return newest_checkpoint(out_dir, std::nullopt);
 }
 

@@ -42,6 +42,7 @@ struct Guarded {
         for (std::int64_t i = 0; i < all.size(); ++i) {
             const bool inside = begin <= i && i < begin + elements;
             if (inside && all[i] != all[i] && other.all[i] != other.all[i]) continue;
+            // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): bits are what is compared
             ASSERT_EQ(std::memcmp(&all[i], &other.all[i], sizeof(T)), 0) << i - begin << " of " << elements;
         }
     }

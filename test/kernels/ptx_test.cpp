@@ -55,7 +55,7 @@ __global__ void copy_async(uint4* out, const uint4* in, const int* valid) {
         copy_async_16(&memory[i][thread], in + i * copying_threads + thread,
                       valid[i * copying_threads + thread] != 0);
     };
-    for (int i = 0; i < copies; ++i) memory[i][thread] = uint4{1, 2, 3, 4};
+    for (auto& of_copy : memory) of_copy[thread] = uint4{1, 2, 3, 4};
     copy(0);
     copy(1);
     copy_async_commit();

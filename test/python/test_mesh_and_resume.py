@@ -161,6 +161,30 @@ def test_looking_at_a_checkpoint_leaves_its_run_as_it_is(tmp_path):
     assert resumed.column("step") == list(range(1, 8))
 
 
+def test_a_run_whose_beginning_is_gone_begins_afresh(tmp_path):
+    program.train(tmp_path / "a", *MODEL, "--steps=2")
+    program.train(tmp_path / "b", *MODEL, "--steps=4", "--resume", tmp_path / "a/checkpoint-00000002")
+    shutil.rmtree(tmp_path / "b/checkpoint-00000004")  # as if it had been killed before it saved
+    shutil.rmtree(tmp_path / "a")
+    assert program.train(tmp_path / "b", *MODEL, "--steps=3", "--resume").column("step") == [1, 2, 3]
+
+
+def test_damage_of_another_run_and_foreign_folders_are_passed_over(tmp_path):
+    program.train(tmp_path, *MODEL, "--steps=8", "--checkpoint-every=2")
+    (tmp_path / "checkpoint-00000006/manifest.json").write_text("")
+    (tmp_path / "checkpoint-99").mkdir()
+    program.train(tmp_path, *MODEL, "--steps=4", "--seed=5")
+    assert program.train(tmp_path, *MODEL, "--steps=5", "--seed=5", "--resume").column("step") == [1, 2, 3, 4, 5]
+
+
+def test_metrics_go_where_a_link_leads(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "metrics").touch()
+    (tmp_path / "run/metrics.jsonl").symlink_to("../metrics")
+    assert program.train(tmp_path / "run", *MODEL, "--steps=2").column("step") == [1, 2]
+    assert (tmp_path / "run/metrics.jsonl").is_symlink() and len((tmp_path / "metrics").read_text().splitlines()) == 3
+
+
 def test_a_new_run_without_steps_records_itself_and_loses_no_steps(tmp_path):
     """Whoever reads the metrics then reads this run's, and the earlier run's lie beside them."""
     program.train(tmp_path, *MODEL, "--steps=6")

@@ -16,7 +16,7 @@ import pytest
 
 STOPPED = 75
 # Long enough to be interrupted on a busy machine: seconds, where nothing else runs; and far longer than that.
-STEPS, MANY_STEPS = 3000, 100_000
+STEPS, MANY_STEPS = 8000, 100_000
 QUICK = ["--layers=1", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384", "--sample-tokens=0",
          "--val-every=200", "--val-batches=1"]
 # A step takes minutes.

@@ -55,6 +55,8 @@ OPTIONS = [
     Case("configuration is a directory", ["--config={}"], ["Is a directory"]),
     Case("configuration key unknown", ["--config={}/c.toml"], ["c.toml, line 2", "no setting layrs", "layers"],
          config("steps = 3\nlayrs = 2\n"), ranks=(1, 2)),
+    Case("configuration with a key of many parts", ["--config={}/c.toml"], ["c.toml has 100003 bytes", "32768 at most"],
+         config("a" + ".a" * 50000 + "=1")),
     Case("configuration key like no other", ["--config={}/c.toml"], ["c.toml, line 1: there is no setting np; ./train_gpt --help"],
          config("np = 2\n")),
     Case("configuration of a command", ["--config={}/c.toml"], ["c.toml, line 1", "no setting print-step"],

@@ -19,7 +19,8 @@ const fs::path folder = fs::temp_directory_path() / "llmc_outputs_test";
 // The line with which a run of so many parameters is refused.
 std::string refusal(const Options& options, std::int64_t parameters) {
     try {
-        check_outputs(options, folder, what_is_written(options, folder, options.steps > 0), {}, parameters);
+        check_outputs(options, folder, what_is_written(options, folder, options.steps > 0, false), {},
+                      parameters);
         return "";
     } catch (const UserError& error) {
         return error.what();

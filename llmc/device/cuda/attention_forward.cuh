@@ -59,7 +59,7 @@ struct RunningSoftmax {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
 #pragma unroll
-            for (int n = 0; n < 2; ++n) {
+            for (int n = 0; n < 2; ++n) {  // NOLINT(modernize-loop-convert): like the loops around it
 #pragma unroll
                 for (int i = 2 * half; i < 2 * half + 2; ++i) {
                     scores[n][i] = exp2_approximate(fmaf(scores[n][i], scale, -greatest[r][half]));
