@@ -54,10 +54,21 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
     return row.back();
 }
 
+// "lr" of "learning-rate"
+std::string initials(std::string_view name) {
+    std::string letters;
+    for (std::size_t i = 0; i < name.size(); ++i) {
+        if (name[i] != '-' && (i == 0 || name[i - 1] == '-')) letters += name[i];
+    }
+    return letters;
+}
+
 }  // namespace
 
 std::string nearest_name(std::string_view name, std::span<const std::string> names) {
     if (name.empty() || names.empty()) return "";
+    const auto abbreviated = std::ranges::find(names, initials(name));
+    if (abbreviated != names.end() && abbreviated->size() > 1) return *abbreviated;
     const auto cost = [&](const std::string& known) {
         const bool within = name.size() > 2 && known.find(name) != std::string::npos;
         return std::tuple(!known.starts_with(name), !within, edit_distance(name, known));

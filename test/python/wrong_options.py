@@ -15,6 +15,7 @@ def config(text):
 
 OPTIONS = [
     Case("unknown option", ["--layerz=3"], ["no option --layerz", "--layers"], ranks=(1, 2)),
+    Case("unknown option spelled out", ["--learning-rate=1e-3"], ["no option --learning-rate", "the nearest is --lr"]),
     Case("unknown option with a value apart", ["--globl-batch-tokens", "3"],
          ["--globl-batch-tokens", "--global-batch-tokens"]),
     Case("unknown short option", ["-z"], ["-z", "--help"]),
