@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,8 +14,12 @@
 namespace llmc {
 
 class Ops;
+class Queues;
 
-enum class DeviceKind { cpu };
+enum class DeviceKind { cpu, cuda };
+
+// Memory of the host, freed with its owner.
+using HostMemory = std::unique_ptr<std::byte[], std::function<void(std::byte*)>>;
 
 class Device {
   public:
@@ -37,13 +42,32 @@ class Device {
     virtual std::byte* allocate(std::size_t bytes, std::string_view arena) = 0;
     virtual void release(std::byte* memory) = 0;  // null is allowed
 
-    // Between host memory and the device's; same dtype and number of elements on both sides.
+    // Null where all that the device is given is done when the call returns.
+    virtual Queues* queues() { return nullptr; }
+
+    // Between host memory and the device's; same dtype and number of elements on both sides. With queues an upload
+    // from host_memory() is queued, and its source must stay as it is until it is done; other sources are read at
+    // once. A download waits for what the selected queue holds.
     virtual void upload(const Tensor& to_device, const void* from_host) = 0;
     virtual void download(void* to_host, const Tensor& from_device) = 0;
+    // Of which uploads are queued.
+    virtual HostMemory host_memory(std::size_t bytes) = 0;
     // Waits until all work given to the device is done.
     virtual void synchronize() = 0;
 
     virtual Ops& ops() = 0;
+
+    // What the device chose by measuring (which of several algorithms computes a product): a text that another
+    // process, or a later run on the same kind of device, gives to adopt_choices, so that both compute the same bits.
+    // Choices of other devices or versions are passed over.
+    virtual std::string choices() const { return {}; }
+    virtual void adopt_choices(std::string_view /*choices*/) {}
+    // While it measures, operations of a shape that it has not met yet are timed and chosen; otherwise the first
+    // algorithm serves.
+    virtual void measure(bool /*on*/) {}
+
+    // Rows for the header: memory that the device takes beside the arenas ("context 0.5 GiB"), empty if none.
+    virtual std::string memory_beside_arenas() const { return {}; }
 };
 
 // `threads` 0: as many as OMP_NUM_THREADS says, or else the cores this process may use.

@@ -17,8 +17,6 @@ ActivationBuffers<BufferId> lay_out_activations(MemoryLayout& layout, const Acti
     for (int slot = 0; slot < spec.slots; ++slot) {
         const std::string prefix = fmt::format("slot {}: ", slot);
         MicroBatchBuffers<BufferId>& buffers = ids.slots.emplace_back();
-        buffers.inputs = add(prefix + "inputs", DType::int32, {B, T});
-        buffers.targets = add(prefix + "targets", DType::int32, {B, T});
         for (std::int64_t i = 0; i <= config.layers; ++i) {
             buffers.residual.push_back(add(fmt::format("{}residual {}", prefix, i), spec.dtype, {B, T, C}));
         }
@@ -27,12 +25,15 @@ ActivationBuffers<BufferId> lay_out_activations(MemoryLayout& layout, const Acti
                                                                config, B, spec.dtype));
         }
     }
+    for (int i = 0; i <= spec.slots; ++i) {
+        ids.tokens.push_back({add(fmt::format("inputs {}", i), DType::int32, {B, T}),
+                              add(fmt::format("targets {}", i), DType::int32, {B, T})});
+    }
     ids.scratch = lay_out_block_scratch(layout, config, B, spec.dtype);
     ids.head = lay_out_head(layout, config, B, spec.dtype);
     ids.residual_gradient = add("residual gradient", spec.dtype, {B, T, C});
-    ids.loss_sum = add("loss sum", DType::fp64, {1});
+    ids.results = add("results", DType::fp64, {2});
     ids.norm_partials = add("norm partials", DType::fp32, {spec.norm_blocks});
-    ids.norm_squared = add("norm squared", DType::fp64, {1});
     return ids;
 }
 
@@ -41,17 +42,16 @@ ActivationBuffers<Tensor> bind(const ActivationBuffers<BufferId>& ids, const Are
     ActivationBuffers<Tensor> bound;
     for (const MicroBatchBuffers<BufferId>& slot : ids.slots) {
         MicroBatchBuffers<Tensor>& buffers = bound.slots.emplace_back();
-        buffers.inputs = tensor(slot.inputs);
-        buffers.targets = tensor(slot.targets);
         for (const BufferId id : slot.residual) buffers.residual.push_back(tensor(id));
         for (const auto& block : slot.blocks) buffers.blocks.push_back(block.transform(tensor));
     }
+    for (const TokenBuffers<BufferId>& tokens : ids.tokens)
+        bound.tokens.push_back({tensor(tokens.inputs), tensor(tokens.targets)});
     bound.scratch = ids.scratch.transform(tensor);
     bound.head = ids.head.transform(tensor);
     bound.residual_gradient = tensor(ids.residual_gradient);
-    bound.loss_sum = tensor(ids.loss_sum);
+    bound.results = tensor(ids.results);
     bound.norm_partials = tensor(ids.norm_partials);
-    bound.norm_squared = tensor(ids.norm_squared);
     return bound;
 }
 

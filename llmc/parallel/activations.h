@@ -13,10 +13,14 @@
 
 namespace llmc {
 
-// What a micro-batch owns from its load to the end of its backward pass.
+template <class Buffer>
+struct TokenBuffers {
+    Buffer inputs, targets;  // int32 (B,T)
+};
+
+// What a micro-batch owns, beside its tokens, from its load to the end of its backward pass.
 template <class Buffer>
 struct MicroBatchBuffers {
-    Buffer inputs, targets;                        // int32 (B,T)
     std::vector<Buffer> residual;                  // L+1 times X (B,T,C)
     std::vector<BlockActivations<Buffer>> blocks;  // L
 };
@@ -24,12 +28,12 @@ struct MicroBatchBuffers {
 template <class Buffer>
 struct ActivationBuffers {
     std::vector<MicroBatchBuffers<Buffer>> slots;
+    std::vector<TokenBuffers<Buffer>> tokens;  // one more than slots: for the micro-batch that comes ahead
     BlockScratch<Buffer> scratch;
     HeadActivations<Buffer> head;
     Buffer residual_gradient;  // X (B,T,C)
-    Buffer loss_sum;           // fp64 (1)
+    Buffer results;            // fp64 (2): the sum of the losses, the squared norm of the gradients
     Buffer norm_partials;      // fp32, one for every norm block of every unit
-    Buffer norm_squared;       // fp64 (1)
 };
 
 struct ActivationSpec {

@@ -1,5 +1,6 @@
 #include "llmc/parallel/executor.h"
 
+#include <algorithm>
 #include <functional>
 
 #include "llmc/model/block.h"
@@ -39,21 +40,42 @@ Executor::Executor(const GPTConfig& config, Device& device, Communicator& data, 
       data_(data),
       store_(store),
       activations_(activations),
-      host_inputs_(static_cast<std::size_t>(activations.slots[0].inputs.elements())),
-      host_targets_(host_inputs_.size()),
-      streams_(overlap) {}
+      feed_(device, activations.tokens),
+      tokens_(activations.slots.size()),
+      streams_(make_step_streams(device, overlap)) {}
 
-PhaseTimes Executor::run(const Step& step, const StepInput& input) {
-    ops_.fill(activations_.loss_sum, 0.0F);
-    const auto perform_action = [&](const Action& action) { perform(action, input); };
+void Executor::run(const Step& step, const StepInput& input) {
+    ops_.fill(loss_sum(), 0.0F);
+    const auto perform_action = [&](const Action& action) { perform(step, action, input); };
     // By reference: a std::function of the lambda itself would allocate.
-    return streams_.run(step, std::ref(perform_action));
+    streams_->run(step, std::ref(perform_action));
 }
 
-void Executor::perform(const Action& action, const StepInput& input) {
+void Executor::rehearse(const Step& step, std::int64_t sequences) {
+    const auto zeros = [](int, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+        std::ranges::fill(inputs, 0);
+        std::ranges::fill(targets, 0);
+    };
+    const StepInput input{.load = zeros, .sequences = sequences};
+    for (const Action& action : step.actions) {
+        if (action.stream == StreamKind::compute && action.kind != ActionKind::square &&
+            action.kind != ActionKind::norm && action.kind != ActionKind::update)
+            perform(step, action, input);
+    }
+    device_.synchronize();
+}
+
+StepResults Executor::results() const {
+    StepResults results{};
+    static_assert(sizeof results == 2 * sizeof(double));
+    device_.download(&results, activations_.results);
+    return results;
+}
+
+void Executor::perform(const Step& step, const Action& action, const StepInput& input) {
     switch (action.kind) {
         case ActionKind::load:
-            return load(action, input);
+            return load(step, action, input);
         case ActionKind::zero:
             return ops_.fill(store_.buffers(action.unit).gradients, 0.0F);
         case ActionKind::forward:
@@ -65,7 +87,7 @@ void Executor::perform(const Action& action, const StepInput& input) {
         case ActionKind::all_gather:
             return all_gather(action.unit);
         case ActionKind::reduce_loss:
-            return data_.all_reduce(activations_.loss_sum);
+            return data_.all_reduce(loss_sum());
         case ActionKind::square:
             return square();
         case ActionKind::gather_squares:
@@ -77,15 +99,20 @@ void Executor::perform(const Action& action, const StepInput& input) {
     }
 }
 
-void Executor::load(const Action& action, const StepInput& input) {
-    const auto cut = first(input.sequences);
-    const auto& slot = activations_.slots[static_cast<std::size_t>(action.slot)];
-    const Tensor inputs = cut(slot.inputs), targets = cut(slot.targets);
-    const auto count = static_cast<std::size_t>(inputs.elements());
-    input.load(action.micro_batch, std::span(host_inputs_).first(count),
-               std::span(host_targets_).first(count));
-    device_.upload(inputs, host_inputs_.data());
-    device_.upload(targets, host_targets_.data());
+void Executor::load(const Step& step, const Action& action, const StepInput& input) {
+    const auto fill = [&](int micro_batch) {
+        return [&input, micro_batch](std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+            input.load(micro_batch, inputs, targets);
+        };
+    };
+    std::optional<BatchPlace> place;
+    if (input.step) place = {*input.step, action.micro_batch};
+    const auto these = fill(action.micro_batch), next = fill(action.micro_batch + 1);
+    tokens_[static_cast<std::size_t>(action.slot)] = feed_.load(place, input.sequences, std::ref(these));
+    if (!place) return;
+    BatchPlace following{*input.step, action.micro_batch + 1};
+    if (following.micro_batch == step.micro_batches) following = {*input.step + 1, 0};
+    feed_.bring_ahead(following, input.sequences, std::ref(next));
 }
 
 void Executor::forward(const Action& action, std::int64_t sequences) {
@@ -93,7 +120,7 @@ void Executor::forward(const Action& action, std::int64_t sequences) {
     const auto& slot = activations_.slots[static_cast<std::size_t>(action.slot)];
     switch (action.part.kind) {
         case PartKind::embedding:
-            return ops_.encoder_forward(cut(slot.residual[0]), cut(slot.inputs),
+            return ops_.encoder_forward(cut(slot.residual[0]), tokens_of(action).inputs,
                                         tensor_of(wte_unit, parameters, "weight"),
                                         tensor_of(wpe_unit, parameters, "weight"));
         case PartKind::block: {
@@ -104,9 +131,9 @@ void Executor::forward(const Action& action, std::int64_t sequences) {
         }
         case PartKind::head: {
             const HeadActivations<Tensor> head = head_of(activations_.head, sequences);
-            head_forward(ops_, config_, cut(slot.residual.back()), cut(slot.targets),
+            head_forward(ops_, config_, cut(slot.residual.back()), tokens_of(action).targets,
                          head_tensors(parameters), head);
-            return ops_.sum(activations_.loss_sum, head.losses);
+            return ops_.sum(loss_sum(), head.losses);
         }
     }
 }
@@ -118,7 +145,8 @@ void Executor::backward(const Action& action, const StepInput& input) {
     switch (action.part.kind) {
         case PartKind::embedding:
             return ops_.encoder_backward(tensor_of(wte_unit, gradients, "weight"),
-                                         tensor_of(wpe_unit, gradients, "weight"), dx, cut(slot.inputs));
+                                         tensor_of(wpe_unit, gradients, "weight"), dx,
+                                         tokens_of(action).inputs);
         case PartKind::block: {
             const auto block = static_cast<std::size_t>(action.part.block);
             return block_backward(ops_, dx, cut(slot.residual[block]),
@@ -128,9 +156,9 @@ void Executor::backward(const Action& action, const StepInput& input) {
         }
         case PartKind::head: {
             const HeadActivations<Tensor> head = head_of(activations_.head, input.sequences);
-            head_forward_backward(ops_, config_, dx, cut(slot.residual.back()), cut(slot.targets),
+            head_forward_backward(ops_, config_, dx, cut(slot.residual.back()), tokens_of(action).targets,
                                   input.loss_scale, head_tensors(parameters), head_tensors(gradients), head);
-            return ops_.sum(activations_.loss_sum, head.losses);
+            return ops_.sum(loss_sum(), head.losses);
         }
     }
 }
@@ -162,8 +190,8 @@ void Executor::gather_squares() {
 }
 
 void Executor::norm() {
-    ops_.fill(activations_.norm_squared, 0.0F);
-    ops_.sum(activations_.norm_squared, activations_.norm_partials);
+    ops_.fill(norm_squared(), 0.0F);
+    ops_.sum(norm_squared(), activations_.norm_partials);
 }
 
 // The sums of squares of a unit's blocks; units lie one after the other.
@@ -176,8 +204,7 @@ Tensor Executor::squares_of(int unit) const {
 
 void Executor::update(int unit, const AdamWStep& adamw) {
     const UnitBuffers<Tensor>& b = store_.buffers(unit);
-    ops_.adamw(b.parameters, b.master, b.m, b.v, b.gradients, activations_.norm_squared,
-               store_.segments(unit), adamw);
+    ops_.adamw(b.parameters, b.master, b.m, b.v, b.gradients, norm_squared(), store_.segments(unit), adamw);
 }
 
 Tensor Executor::logits(std::int64_t position) {
@@ -199,12 +226,6 @@ HeadTensors Executor::head_tensors(Flat flat) const {
     return {.ln_f_weight = tensor_of(ln_f, flat, "weight"),
             .ln_f_bias = tensor_of(ln_f, flat, "bias"),
             .wte = tensor_of(wte_unit, flat, "weight")};
-}
-
-double Executor::read_scalar(const Tensor& scalar) const {
-    double value = 0;
-    device_.download(&value, scalar);
-    return value;
 }
 
 }  // namespace llmc

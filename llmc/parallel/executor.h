@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -15,9 +17,16 @@
 #include "llmc/parallel/parameter_store.h"
 #include "llmc/parallel/phase.h"
 #include "llmc/parallel/step.h"
-#include "llmc/parallel/streams.h"
+#include "llmc/parallel/step_streams.h"
+#include "llmc/parallel/token_feed.h"
 
 namespace llmc {
+
+// What a step made, on all ranks.
+struct StepResults {
+    double loss_sum;      // of the last training or evaluation step
+    double norm_squared;  // of the last training step's gradients
+};
 
 // What a run of a list takes from outside.
 struct StepInput {
@@ -25,7 +34,10 @@ struct StepInput {
     std::function<void(int micro_batch, std::span<std::int32_t> inputs, std::span<std::int32_t> targets)>
         load;
     std::int64_t sequences = 0;  // of a micro-batch; at most the buffers' batch
-    float loss_scale = 0;        // gradients are those of loss_scale * (sum of losses)
+    // Of a training step: its number. While it computes, `load` is then asked for the next one's first micro-batch
+    // too, by the number of micro-batches of this one.
+    std::optional<std::int64_t> step{};
+    float loss_scale = 0;  // gradients are those of loss_scale * (sum of losses)
     AdamWStep adamw{};
 };
 
@@ -36,20 +48,23 @@ class Executor {
     Executor(const GPTConfig& config, Device& device, Communicator& data, const ParameterStore& store,
              const ActivationBuffers<Tensor>& activations, bool overlap);
 
-    // Afterwards loss_sum() and norm_squared() are those of this step; returns where the time went.
-    PhaseTimes run(const Step& step, const StepInput& input);
+    // A device with queues goes on with it after this returns.
+    void run(const Step& step, const StepInput& input);
+    // Waits for the device.
+    StepResults results() const;
+    // Where the time of the last list went, after results().
+    PhaseTimes times() { return streams_->times(); }
 
-    // The sum of the losses that the last training or evaluation step made on all ranks. Waits for the
-    // device.
-    double loss_sum() const { return read_scalar(activations_.loss_sum); }
-    double norm_squared() const { return read_scalar(activations_.norm_squared); }
+    // Performs what a list computes before its first update, with any tokens and no other ranks, so that the device
+    // meets every operation with its shape.
+    void rehearse(const Step& step, std::int64_t sequences);
 
     // Logits X (1,Vp) of one position of the first sequence, after a generation step.
     Tensor logits(std::int64_t position);
 
   private:
-    void perform(const Action& action, const StepInput& input);
-    void load(const Action& action, const StepInput& input);
+    void perform(const Step& step, const Action& action, const StepInput& input);
+    void load(const Step& step, const Action& action, const StepInput& input);
     void forward(const Action& action, std::int64_t sequences);
     void backward(const Action& action, const StepInput& input);
     void reduce_scatter(int unit);
@@ -64,7 +79,11 @@ class Executor {
     BlockTensors block_tensors(int block, Tensor UnitBuffers<Tensor>::*flat) const;
     HeadTensors head_tensors(Tensor UnitBuffers<Tensor>::*flat) const;
     Tensor tensor_of(int unit, Tensor UnitBuffers<Tensor>::*flat, std::string_view param) const;
-    double read_scalar(const Tensor& scalar) const;
+    Tensor loss_sum() const { return activations_.results.flat(0, 1); }
+    Tensor norm_squared() const { return activations_.results.flat(1, 1); }
+    const TokenBuffers<Tensor>& tokens_of(const Action& action) const {
+        return tokens_[static_cast<std::size_t>(action.slot)];
+    }
 
     GPTConfig config_;
     Device& device_;
@@ -72,8 +91,9 @@ class Executor {
     Communicator& data_;
     const ParameterStore& store_;
     ActivationBuffers<Tensor> activations_;
-    std::vector<std::int32_t> host_inputs_, host_targets_;
-    Streams streams_;
+    TokenFeed feed_;
+    std::vector<TokenBuffers<Tensor>> tokens_;  // of the micro-batch in each slot
+    std::unique_ptr<StepStreams> streams_;
 };
 
 }  // namespace llmc

@@ -40,10 +40,6 @@ std::string_view name_of(ActionKind kind) {
     return "?";
 }
 
-std::string_view name_of(StreamKind stream) {
-    return stream == StreamKind::compute ? "compute" : "communication";
-}
-
 std::string to_string(const Part& part) {
     switch (part.kind) {
         case PartKind::embedding:

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "llmc/device/queues.h"
+
 namespace llmc {
 
 enum class ActionKind {
@@ -25,9 +27,6 @@ enum class ActionKind {
     update,          // AdamW on a unit
 };
 std::string_view name_of(ActionKind kind);
-
-enum class StreamKind { compute, communication };
-std::string_view name_of(StreamKind stream);
 
 // A part of the model that runs as one action. The embedding uses the units wte and wpe, the head ln_f and
 // wte.

@@ -63,23 +63,26 @@ StepMetrics Trainer::train_step(const TrainingSamples& samples) {
     // A rank's share of the batch is a run of samples, its micro-batches one after the other.
     const std::int64_t first = progress_.samples + plan_.spec.mesh.data_rank * plan_.rank_sequences();
     const auto load = [&](int micro_batch, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+        const bool ahead = micro_batch == plan_.micro_batches;  // the next step's first
+        const std::int64_t sample =
+            ahead ? first + plan_.global_sequences() : first + std::int64_t{micro_batch} * B;
         for (std::int64_t b = 0; b < B; ++b) {
             const auto begin = static_cast<std::size_t>(b * T), count = static_cast<std::size_t>(T);
-            samples.read(first + micro_batch * B + b, inputs.subspan(begin, count),
-                         targets.subspan(begin, count));
+            samples.read(sample + b, inputs.subspan(begin, count), targets.subspan(begin, count));
         }
     };
 
     const auto start = std::chrono::steady_clock::now();
     const AdamWStep adamw = adamw_step();
     const auto global_tokens = static_cast<double>(plan_.spec.global_batch_tokens);
-    const PhaseTimes times =
-        executor_.run(plan_.training, {.load = std::ref(load),  // which allocates nothing
-                                       .sequences = B,
-                                       .loss_scale = static_cast<float>(1.0 / global_tokens),
-                                       .adamw = adamw});
-    const double loss = executor_.loss_sum() / global_tokens;
-    const double norm = std::sqrt(executor_.norm_squared());
+    executor_.run(plan_.training, {.load = std::ref(load),  // which allocates nothing
+                                   .sequences = B,
+                                   .step = adamw.step,
+                                   .loss_scale = static_cast<float>(1.0 / global_tokens),
+                                   .adamw = adamw});
+    const StepResults results = executor_.results();
+    const double loss = results.loss_sum / global_tokens;
+    const double norm = std::sqrt(results.norm_squared);
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
     if (!std::isfinite(loss) || !std::isfinite(norm)) {
         const auto forward = [&](int micro_batch) {
@@ -104,7 +107,7 @@ StepMetrics Trainer::train_step(const TrainingSamples& samples) {
             .tokens = progress_.samples * T,
             .tokens_per_second = global_tokens / elapsed.count(),
             .step_ms = 1e3 * elapsed.count(),
-            .phase_ms = times,
+            .phase_ms = executor_.times(),
             .model_flops_utilization = model_flops_utilization(global_tokens / elapsed.count()),
             .val_loss = {}};
 }
@@ -143,7 +146,7 @@ std::optional<double> Trainer::validate(const ValidationWindows& validation, std
             }
         };
         executor_.run(plan_.evaluation, {.load = load, .sequences = B});
-        loss += executor_.loss_sum();
+        loss += executor_.results().loss_sum;
         if (!std::isfinite(loss)) {
             const auto as_it_is = [](int) {};  // the forward pass has just left its outputs
             user_error(

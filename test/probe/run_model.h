@@ -97,10 +97,10 @@ class Model {
                              .sequences = B,
                              .loss_scale = static_cast<float>(1.0 / tokens_in_all),
                              .adamw = adamw});
-        return executor_.loss_sum() / tokens_in_all;
+        return executor_.results().loss_sum / tokens_in_all;
     }
 
-    double norm_squared() const { return executor_.norm_squared(); }
+    double norm_squared() const { return executor_.results().norm_squared; }
 
     void save_gradients(const std::filesystem::path& file) {
         save_tensors(file, *device_, store_, &UnitBuffers<Tensor>::gradients, false);

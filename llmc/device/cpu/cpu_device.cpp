@@ -107,6 +107,10 @@ void CpuDevice::download(void* to_host, const Tensor& from_device) {
     std::memcpy(to_host, from_device.data, from_device.bytes());
 }
 
+HostMemory CpuDevice::host_memory(std::size_t bytes) {
+    return {new std::byte[bytes], [](std::byte* memory) { delete[] memory; }};
+}
+
 }  // namespace cpu
 
 std::unique_ptr<Device> make_cpu_device(int threads) {

@@ -31,6 +31,7 @@ class CpuDevice final : public Device {
 
     void upload(const Tensor& to_device, const void* from_host) override;
     void download(void* to_host, const Tensor& from_device) override;
+    HostMemory host_memory(std::size_t bytes) override;
     void synchronize() override {}
 
     Ops& ops() override { return ops_; }

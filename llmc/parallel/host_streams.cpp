@@ -1,4 +1,4 @@
-#include "llmc/parallel/streams.h"
+#include "llmc/parallel/host_streams.h"
 
 #include <sys/resource.h>
 #include <unistd.h>
@@ -29,7 +29,7 @@ bool communicates(const Step& step) {
 
 }  // namespace
 
-Streams::~Streams() {
+HostStreams::~HostStreams() {
     if (!thread_.joinable()) return;
     {
         const Lock lock(mutex_);
@@ -39,27 +39,26 @@ Streams::~Streams() {
     thread_.join();
 }
 
-PhaseTimes Streams::run(const Step& step, const Perform& perform) {
-    PhaseTimes times;
+void HostStreams::run(const Step& step, const Perform& perform) {
+    times_ = {};
     if (!overlap_ || !communicates(step)) {
         for (const Action& action : step.actions) {
-            timed(times[phase_of(action.kind)], [&] { perform(action); });
+            timed(times_[phase_of(action.kind)], [&] { perform(action); });
         }
-        return times;
+        return;
     }
     begin(step, perform);
     try {
-        compute(step, perform, times);
-        timed(times[Phase::communication], [&] { wait_for_communication(past_all - 1); });
+        compute(step, perform);
+        timed(times_[Phase::communication], [&] { wait_for_communication(past_all - 1); });
     } catch (...) {
         end();
         throw;
     }
     end();
-    return times;
 }
 
-void Streams::begin(const Step& step, const Perform& perform) {
+void HostStreams::begin(const Step& step, const Perform& perform) {
     {
         const Lock lock(mutex_);
         step_ = &step;
@@ -72,12 +71,12 @@ void Streams::begin(const Step& step, const Perform& perform) {
     if (!thread_.joinable()) thread_ = std::thread([this] { communication_thread(); });
 }
 
-void Streams::compute(const Step& step, const Perform& perform, PhaseTimes& times) {
+void HostStreams::compute(const Step& step, const Perform& perform) {
     for (int i = 0; i < std::ssize(step.actions); ++i) {
         const Action& action = step.actions[static_cast<std::size_t>(i)];
         if (action.stream != StreamKind::compute) continue;
-        timed(times[Phase::communication], [&] { wait_for_communication(action.after); });
-        timed(times[phase_of(action.kind)], [&] { perform(action); });
+        timed(times_[Phase::communication], [&] { wait_for_communication(action.after); });
+        timed(times_[phase_of(action.kind)], [&] { perform(action); });
         {
             const Lock lock(mutex_);
             computed_ = i + 1;
@@ -87,21 +86,21 @@ void Streams::compute(const Step& step, const Perform& perform, PhaseTimes& time
 }
 
 // Until the communication at `place` is done. Throws what stopped the communication.
-void Streams::wait_for_communication(int place) {
+void HostStreams::wait_for_communication(int place) {
     Lock lock(mutex_);
     changed_.wait(lock, [&] { return communicated_ > place || fault_; });
     if (fault_) std::rethrow_exception(fault_);
 }
 
 // Until the communication thread has left the list, at its next action if it is not through.
-void Streams::end() {
+void HostStreams::end() {
     Lock lock(mutex_);
     cancelled_ = true;
     changed_.notify_all();
     changed_.wait(lock, [&] { return step_ == nullptr; });
 }
 
-void Streams::communication_thread() {
+void HostStreams::communication_thread() {
     // Where all cores compute, this thread must not take one from a team that then waits for its last member: it
     // has time until the backward pass ends.
     setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), 10);
@@ -115,7 +114,7 @@ void Streams::communication_thread() {
     }
 }
 
-void Streams::communicate(Lock& lock) {
+void HostStreams::communicate(Lock& lock) {
     for (int i = 0; i < std::ssize(step_->actions); ++i) {
         const Action& action = step_->actions[static_cast<std::size_t>(i)];
         if (action.stream != StreamKind::communication) continue;

@@ -9,29 +9,29 @@
 #include <mutex>
 #include <thread>
 
-#include "llmc/parallel/phase.h"
-#include "llmc/parallel/step.h"
+#include "llmc/parallel/step_streams.h"
 
 namespace llmc {
 
-class Streams {
+class HostStreams final : public StepStreams {
   public:
     // Without `overlap` the caller performs all actions, in the order of the list.
-    explicit Streams(bool overlap) : overlap_(overlap) {}
-    ~Streams();
-    Streams(const Streams&) = delete;
-    Streams& operator=(const Streams&) = delete;
+    explicit HostStreams(bool overlap) : overlap_(overlap) {}
+    ~HostStreams() override;
+    HostStreams(const HostStreams&) = delete;
+    HostStreams& operator=(const HostStreams&) = delete;
 
-    using Perform = std::function<void(const Action&)>;
-    // Performs the whole list; returns where the caller's time went. What an action throws is thrown here, on
-    // either thread, once the other thread has finished the action it is at.
-    PhaseTimes run(const Step& step, const Perform& perform);
+    // What an action throws is thrown here, on either thread, once the other thread has finished the action it is
+    // at.
+    void run(const Step& step, const Perform& perform) override;
+    // Of the caller.
+    PhaseTimes times() override { return times_; }
 
   private:
     using Lock = std::unique_lock<std::mutex>;
 
     void begin(const Step& step, const Perform& perform);
-    void compute(const Step& step, const Perform& perform, PhaseTimes& times);
+    void compute(const Step& step, const Perform& perform);
     void wait_for_communication(int place);
     void end();
 
@@ -39,6 +39,7 @@ class Streams {
     void communicate(Lock& lock);
 
     bool overlap_;
+    PhaseTimes times_;
     std::thread thread_;  // started by the first list that communicates
 
     std::mutex mutex_;  // of all that follows

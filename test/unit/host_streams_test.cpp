@@ -1,5 +1,5 @@
 // The two threads that walk a step's list: what is performed when and where, and what becomes of faults.
-#include "llmc/parallel/streams.h"
+#include "llmc/parallel/host_streams.h"
 
 #include <gtest/gtest.h>
 
@@ -50,7 +50,7 @@ void expect_order(bool overlap, bool slow_communication) {
     std::vector<std::size_t> order;
     std::mutex mutex;
     const auto caller = std::this_thread::get_id();
-    Streams streams(overlap);
+    HostStreams streams(overlap);
     for (int round = 0; round < 20; ++round) {
         for (auto& flag : done) flag = false;
         order.clear();
@@ -71,16 +71,16 @@ void expect_order(bool overlap, bool slow_communication) {
     }
 }
 
-TEST(Streams, WaitForSlowCommunication) { expect_order(true, true); }
-TEST(Streams, WaitForSlowComputing) { expect_order(true, false); }
-TEST(Streams, WithoutOverlapTheCallerFollowsTheList) { expect_order(false, true); }
+TEST(HostStreams, WaitForSlowCommunication) { expect_order(true, true); }
+TEST(HostStreams, WaitForSlowComputing) { expect_order(true, false); }
+TEST(HostStreams, WithoutOverlapTheCallerFollowsTheList) { expect_order(false, true); }
 
 // Only a second thread can end this: the reduction waits for a computation that comes later in the list.
-TEST(Streams, ComputingGoesOnBesideCommunication) {
+TEST(HostStreams, ComputingGoesOnBesideCommunication) {
     const Step step = backward_and_reductions(2);
     std::atomic<bool> second_backward{false};
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-    Streams(true).run(step, [&](const Action& performed) {
+    HostStreams(true).run(step, [&](const Action& performed) {
         if (place_of(step, performed) == 2) second_backward = true;
         if (place_of(step, performed) != 1) return;
         while (!second_backward && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
@@ -88,10 +88,15 @@ TEST(Streams, ComputingGoesOnBesideCommunication) {
     EXPECT_TRUE(second_backward);
 }
 
-TEST(Streams, TimeIsTheCallersByPhase) {
+TEST(HostStreams, TimeIsTheCallersByPhase) {
     const Step step = backward_and_reductions(2);
     const auto sleep = [](const Action&) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
-    const PhaseTimes alone = Streams(false).run(step, sleep), beside = Streams(true).run(step, sleep);
+    const auto times = [&](bool overlap) {
+        HostStreams streams(overlap);
+        streams.run(step, sleep);
+        return streams.times();
+    };
+    const PhaseTimes alone = times(false), beside = times(true);
     EXPECT_GE(alone[Phase::backward], 3 * 5.0);
     EXPECT_GE(alone[Phase::communication], 2 * 5.0);
     EXPECT_GE(beside[Phase::backward], 3 * 5.0);
@@ -100,10 +105,10 @@ TEST(Streams, TimeIsTheCallersByPhase) {
 }
 
 // A fault of either stream reaches the caller, and the next list is performed as if nothing had been.
-TEST(Streams, FaultsReachTheCallerAndTheNextListRuns) {
+TEST(HostStreams, FaultsReachTheCallerAndTheNextListRuns) {
     const Step step = backward_and_reductions(3);
     for (const bool overlap : {true, false}) {
-        Streams streams(overlap);
+        HostStreams streams(overlap);
         for (std::size_t faulty = 0; faulty < step.actions.size(); ++faulty) {
             try {
                 streams.run(step, [&](const Action& performed) {

@@ -1,0 +1,35 @@
+// A device that works behind its caller: what it is given is queued, and runs when what stands before it in its
+// queue is done. Queues run beside each other, but for the waits below. (The CPU device has none: what it is given
+// is done when the call returns.)
+#pragma once
+
+#include <string_view>
+
+namespace llmc {
+
+// What goes where: operations; the communication between ranks, which must not wait behind them; the copies of the
+// next batch, which must not either.
+enum class StreamKind { compute, communication, copy };
+std::string_view name_of(StreamKind stream);
+
+class Queues {
+  public:
+    virtual ~Queues() = default;
+
+    // Operations, copies and communication that the host gives from now on go here.
+    virtual void select(StreamKind stream) = 0;
+
+    // A mark that can be set, again and again.
+    virtual int new_mark() = 0;
+    // Sets it behind all that the selected queue holds so far.
+    virtual void set(int mark) = 0;
+    // What the selected queue is given from now on waits until `mark`, where it was set last, is reached.
+    virtual void wait(int mark) = 0;
+    // The host waits for it.
+    virtual void wait_on_host(int mark) = 0;
+
+    // The milliseconds from one mark to another, once both are reached.
+    virtual double milliseconds(int from, int to) = 0;
+};
+
+}  // namespace llmc

@@ -1,0 +1,30 @@
+// Who walks a step's list of actions on its two streams: threads of the host, where the device does at once what it
+// is given (host_streams.h), or the host alone, where the device has queues (device_streams.h).
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "llmc/device/device.h"
+#include "llmc/parallel/phase.h"
+#include "llmc/parallel/step.h"
+
+namespace llmc {
+
+class StepStreams {
+  public:
+    virtual ~StepStreams() = default;
+
+    using Perform = std::function<void(const Action&)>;
+    // Performs the whole list, or gives it to the device: what is given to the compute queue afterwards comes
+    // after all of it. What an action throws is thrown here.
+    virtual void run(const Step& step, const Perform& perform) = 0;
+
+    // Where the time of the last list went, once the device is through with it.
+    virtual PhaseTimes times() = 0;
+};
+
+// Without `overlap` all actions run one after the other, in the order of the list. The device outlives the result.
+std::unique_ptr<StepStreams> make_step_streams(Device& device, bool overlap);
+
+}  // namespace llmc
