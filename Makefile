@@ -6,7 +6,8 @@
 #   BUILD=folder              builds there (the program too, unless it is build/)
 #   PYTHON=python3            the interpreter of the tests and the plot, with the modules of scripts/deps.sh
 #   SUITE='unit mpi-2'        only these suites of `make test`
-#   GPU_ARCH='80 90a'         the chips that nvcc compiles kernels for
+#   GPU_ARCH='80 90a'         the chips that nvcc compiles kernels for; by default this machine's GPU, or these
+#   CUDA=0                    leaves the GPU out
 #   V=1                       prints the commands
 
 VERSION := 0.1.0
@@ -60,7 +61,9 @@ VERSION_FLAGS = -DLLMC_VERSION='"$(VERSION)"' $(if $(COMMIT),-DLLMC_COMMIT='"$(C
 
 # ---- Sources and objects ---------------------------------------------------------------------------------
 
-LIBRARY_SOURCES := $(sort $(shell find llmc -name '*.cpp'))
+# What needs CUDA is apart: dev/kernels.mk says what the trainer is linked with.
+LIBRARY_SOURCES := $(filter-out llmc/device/cuda/% llmc/comm/nccl/%,$(sort $(shell find llmc -name '*.cpp')))
+CUDA_HOST_SOURCES := $(sort $(wildcard llmc/device/cuda/*.cpp llmc/comm/nccl/*.cpp))
 UNIT_SOURCES := $(sort $(wildcard test/unit/*.cpp))
 MPI_SOURCES := $(sort $(wildcard test/mpi/*.cpp))
 # Each of these files is a program of its own.
@@ -70,7 +73,7 @@ BENCH_SOURCES := $(sort $(wildcard dev/cpu/*.cpp))
 
 objects = $(patsubst %,$(BUILD)/objects/%.o,$(basename $(1)))
 LIBRARY := $(call objects,$(LIBRARY_SOURCES))
-SOURCES := train_gpt.cu $(LIBRARY_SOURCES) $(UNIT_SOURCES) $(MPI_SOURCES) $(MPI_TOOL_SOURCES) $(PROBE_SOURCES) \
+SOURCES := train_gpt.cu $(LIBRARY_SOURCES) $(CUDA_HOST_SOURCES) $(UNIT_SOURCES) $(MPI_SOURCES) $(MPI_TOOL_SOURCES) $(PROBE_SOURCES) \
     $(BENCH_SOURCES)
 MPI_TOOLS := $(patsubst test/mpi/tools/%.cpp,$(BUILD)/test/tools/%,$(MPI_TOOL_SOURCES))
 PROBES := $(patsubst test/probe/%.cpp,$(BUILD)/test/probe/%,$(PROBE_SOURCES))
@@ -109,12 +112,13 @@ help:  ## this list
 	@echo 'make TARGET, where TARGET is one of (`make` alone is `make train_gpt`):'
 	@sed -n 's/^\([a-z_-]*\):.*  ## /\1@/p' Makefile | awk -F@ '{ printf "  %-13s %s\n", $$1, $$2 }'
 	@echo 'with variables such as:'
-	@sed -n '4,10s/^# //p' Makefile
+	@sed -n '4,12s/^# //p' Makefile
 
 deps:  ## installs what is missing (Debian, Ubuntu), after saying what that is
 	@scripts/deps.sh
 
-$(PROGRAM): $(BUILD)/objects/train_gpt.o $(LIBRARY)
+$(PROGRAM): $(BUILD)/objects/train_gpt.o $(LIBRARY) $(GPU_OBJECTS)
+$(PROGRAM): LIBRARIES += $(GPU_LIBRARIES)
 ifneq ($(PROGRAM),train_gpt)
 .PHONY: train_gpt
 train_gpt: $(PROGRAM)  ## the trainer, ./train_gpt
@@ -244,6 +248,8 @@ ifdef SANITIZED
 # vectors, and the program crashes.
 $(BUILD)/objects/llmc/device/cpu/%.o: FILE_FLAGS = --param asan-use-after-return=0
 endif
+
+$(BUILD)/objects/llmc/device/cuda/%.o $(BUILD)/objects/llmc/comm/nccl/%.o: FILE_FLAGS = -isystem $(CUDA_FOLDER)/include
 
 # The commit is in one object, so that committing compiles one small file and links.
 $(BUILD)/objects/llmc/core/version.o: FILE_FLAGS = $(VERSION_FLAGS)

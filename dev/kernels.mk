@@ -3,11 +3,30 @@
 # - by nvcc, for GPUs, where CUDA's compiler is there. What it says of registers and spills is kept.
 
 # The folder of CUDA's headers, and of nvcc where bin/nvcc is in it.
-CUDA := $(shell scripts/deps.sh cuda)
-# sm_80's code runs on sm_86 and sm_89 too.
-GPU_ARCH ?= 80 90a
-NVCC := $(wildcard $(CUDA)/bin/nvcc)
+CUDA_FOLDER := $(shell scripts/deps.sh cuda)
+NVCC := $(wildcard $(CUDA_FOLDER)/bin/nvcc)
 GPU := $(wildcard /dev/nvidia0)
+# This machine's chips, such as 90a: Hopper's own instructions are in no other's code.
+own_chips = $(sort $(patsubst 90,90a,$(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader))))
+# sm_80's code runs on sm_86 and sm_89 too.
+GPU_ARCH ?= $(or $(if $(GPU),$(own_chips)),80 90a)
+
+# The trainer's GPU part: with nvcc and cuBLASLt, unless CUDA=0 leaves it out.
+WITH_CUDA := $(if $(filter 0,$(CUDA)),,$(and $(NVCC),$(wildcard $(CUDA_FOLDER)/include/cublasLt.h)))
+WITH_NCCL := $(and $(WITH_CUDA),$(firstword $(wildcard $(CUDA_FOLDER)/include/nccl.h /usr/include/nccl.h)))
+GPU_SOURCES := $(sort $(wildcard llmc/device/cuda/*.cu))
+# What the host does for a GPU; each part has a stand-in, no_X.cpp, for programs without it.
+CUDA_HOST := $(filter-out %/no_cuda.cpp %/no_nccl.cpp %/nccl_communicator.cpp,$(CUDA_HOST_SOURCES)) \
+    llmc/comm/nccl/$(if $(WITH_NCCL),nccl_communicator,no_nccl).cpp
+NO_GPU_OBJECTS = $(call objects,llmc/device/cuda/no_cuda.cpp llmc/comm/nccl/no_nccl.cpp)
+ifdef WITH_CUDA
+GPU_OBJECTS = $(call objects,$(CUDA_HOST)) $(call nvcc_objects,$(GPU_SOURCES))
+CUDA_LIBRARIES := $(firstword $(wildcard $(CUDA_FOLDER)/lib64 $(CUDA_FOLDER)/lib))
+GPU_LIBRARIES := -L$(CUDA_LIBRARIES) -Wl,-rpath,$(CUDA_LIBRARIES) -lcublasLt $(if $(WITH_NCCL),-lnccl) \
+    -lcudart_static -ldl -lrt
+else
+GPU_OBJECTS = $(NO_GPU_OBJECTS)
+endif
 
 LAB_SOURCES := $(sort $(wildcard dev/*.cu))
 LAB_PROGRAMS := $(basename $(LAB_SOURCES))
@@ -32,7 +51,7 @@ DEFINE_address := -DSIMT_ADDRESS
 DEFINE_thread := -DSIMT_THREAD
 
 # The lab's GPU, and the libraries it is compared with: cuDNN where its frontend's headers are (`scripts/deps.sh gpu`).
-CUDNN_FRONTEND := $(and $(wildcard $(CUDA)/include/cudnn.h),$(wildcard .cuda/include/cudnn_frontend.h))
+CUDNN_FRONTEND := $(and $(wildcard $(CUDA_FOLDER)/include/cudnn.h),$(wildcard .cuda/include/cudnn_frontend.h))
 CUDNN_LIBRARIES := $(if $(CUDNN_FRONTEND),-lcudnn -lnvrtc)
 LAB_ON_GPU := dev/lab/gpu.cu dev/lab/rivals.cu dev/lab/rivals_$(if $(CUDNN_FRONTEND),,no_)cudnn.cu
 ON_GPU := $(LAB_SOURCES) $(LAB_COMMON) $(LAB_ON_GPU) $(KERNEL_TEST_SOURCES)
@@ -43,7 +62,7 @@ KERNEL_LIST := $(SIMT_SOURCES) $(ON_EXECUTOR)
 
 # CUDA's headers read one type as another.
 SIMT_COMPILE = $(CXX) -std=c++20 $(MACHINE) -fno-strict-aliasing -fno-math-errno $(WARNINGS) -Wno-unknown-pragmas \
-    -I. -Itest -isystem $(CUDA)/include $(LIBRARY_CFLAGS) $(CXXFLAGS)
+    -I. -Itest -isystem $(CUDA_FOLDER)/include $(LIBRARY_CFLAGS) $(CXXFLAGS)
 $(eval $(call remember,$(BUILD)/simt-flags.txt,SIMT_COMPILE))
 $(eval $(call remember,$(BUILD)/kernels.txt,KERNEL_LIST))
 simt_objects = $(patsubst %,$(BUILD)/simt/$(1)/%.o,$(basename $(2)))
@@ -86,15 +105,18 @@ define check_kernels
 @echo 'clang-tidy $<'
 @mkdir -p $(@D)
 $(QUIET)$(CLANG_TIDY) --quiet $< -- -x c++ -std=c++20 -Wno-unknown-pragmas $(MACHINE) -I. -Itest \
-    -isystem $(CUDA)/include $(LIBRARY_CFLAGS) 2>$@.log || { cat $@.log; exit 1; }
+    -isystem $(CUDA_FOLDER)/include $(LIBRARY_CFLAGS) 2>$@.log || { cat $@.log; exit 1; }
 @touch $@
 endef
 
 # ---- By nvcc ---------------------------------------------------------------------------------------------
 
+# For chips to come, where the chips are not chosen: 90a's own code does not run there.
+comma := ,
+PTX := $(if $(findstring 80 90a,$(GPU_ARCH)),-gencode=arch=compute_90$(comma)code=compute_90)
 # nvcc's parser stops at fmt's checks of format strings, which g++ makes anyway.
 NVCC_COMPILE = $(NVCC) -std=c++20 -O3 -DFMT_CONSTEVAL= -DFMT_USE_CONSTEXPR=1 --threads 0 \
-    $(foreach arch,$(GPU_ARCH),-gencode=arch=compute_$(arch),code=sm_$(arch)) \
+    $(foreach arch,$(GPU_ARCH),-gencode=arch=compute_$(arch),code=sm_$(arch)) $(PTX) \
     -Xcompiler -Wall,-Wextra,-Wno-unknown-pragmas -I. -Itest -isystem .cuda/include $(LIBRARY_CFLAGS)
 $(eval $(call remember,$(BUILD)/nvcc-flags.txt,NVCC_COMPILE))
 nvcc_objects = $(patsubst %,$(BUILD)/nvcc/%.o,$(basename $(1)))
@@ -108,7 +130,7 @@ define compile_nvcc
 @mkdir -p $(@D)
 $(QUIET)$(NVCC_COMPILE) -Xptxas -v -MMD -MP -x cu -c $< -o $@ 2>$(@:.o=.log) || { cat $(@:.o=.log); exit 1; }
 endef
--include $(patsubst %.o,%.d,$(call nvcc_objects,$(LAB_SOURCES) $(ON_GPU) dev/lab/main.cpp))
+-include $(patsubst %.o,%.d,$(call nvcc_objects,$(LAB_SOURCES) $(ON_GPU) $(GPU_SOURCES) dev/lab/main.cpp))
 
 # What the compiler says of every kernel of the lab, those of llmc/ among them.
 KERNEL_REPORT := $(if $(NVCC),$(BUILD)/nvcc/report.txt)

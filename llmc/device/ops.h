@@ -47,6 +47,7 @@ struct AdamWStep {
 // The sizes from which a device computes how much workspace its operations need.
 struct WorkspaceRequest {
     std::int64_t batch, sequence, channels, heads;
+    std::int64_t vocabulary;  // padded
     // The largest IC or OC of any product, the padded vocabulary included.
     std::int64_t largest_matmul_channels;
     std::int64_t head_rows;  // rows of logits computed at a time
@@ -57,6 +58,8 @@ class Ops {
   public:
     virtual ~Ops() = default;
 
+    // UserError if the device has no operations for these sizes, with what would do.
+    virtual void require_sizes(const WorkspaceRequest& /*request*/) const {}
     // Scratch memory for the operations below: its size in bytes, a pure function of the request; then the
     // memory itself, which stays the caller's.
     virtual std::size_t workspace_bytes(const WorkspaceRequest& request) const = 0;

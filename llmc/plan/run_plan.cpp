@@ -149,16 +149,16 @@ void check_micro_batches(const RunPlan& plan) {
     }
 }
 
-std::size_t workspace_bytes(const RunPlan& plan, const Ops& ops) {
+WorkspaceRequest workspace_request(const RunPlan& plan) {
     const GPTConfig& config = plan.spec.config;
-    return ops.workspace_bytes(
-        {.batch = plan.micro_batch,
-         .sequence = config.sequence_length,
-         .channels = config.channels,
-         .heads = config.heads,
-         .largest_matmul_channels = std::max(4 * config.channels, config.padded_vocabulary()),
-         .head_rows = head_rows(config, plan.micro_batch, plan.spec.dtype),
-         .dtype = plan.spec.dtype});
+    return {.batch = plan.micro_batch,
+            .sequence = config.sequence_length,
+            .channels = config.channels,
+            .heads = config.heads,
+            .vocabulary = config.padded_vocabulary(),
+            .largest_matmul_channels = std::max(4 * config.channels, config.padded_vocabulary()),
+            .head_rows = head_rows(config, plan.micro_batch, plan.spec.dtype),
+            .dtype = plan.spec.dtype};
 }
 
 // Memory without a type of its own, in fp32 words.
@@ -181,6 +181,7 @@ RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes)
     plan.micro_batch = choose_micro_batch(plan);
     plan.micro_batches = plan.rank_sequences() / plan.micro_batch;
     check_micro_batches(plan);
+    ops.require_sizes(workspace_request(plan));
 
     const StepSpec step{.layers = static_cast<int>(spec.config.layers),
                         .data_ranks = ranks,
@@ -200,7 +201,8 @@ RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes)
                                                          .slots = slots_in_flight(plan.training),
                                                          .norm_blocks = norm_blocks});
     plan.communication = add_bytes(plan.memory, ArenaKind::communication, staging_bytes);
-    plan.workspace = add_bytes(plan.memory, ArenaKind::workspace, workspace_bytes(plan, ops));
+    plan.workspace =
+        add_bytes(plan.memory, ArenaKind::workspace, ops.workspace_bytes(workspace_request(plan)));
     require_memory(spec, static_cast<double>(plan.memory.total_bytes()), "");
     return plan;
 }

@@ -7,9 +7,9 @@
 
 #include "llmc/device/cpu/attention_head.h"
 #include "llmc/device/cpu/cpu_ops.h"
-#include "llmc/device/cpu/operands.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
+#include "llmc/device/operands.h"
 
 namespace llmc::cpu {
 
@@ -148,8 +148,7 @@ std::int64_t forward_scratch_floats(const AttentionSizes& s) {
 }
 
 void CpuOps::attention_forward(const Tensor& out, const Tensor& lse, const Tensor& qkv) {
-    const AttentionSizes s = attention_sizes(qkv, lse);
-    check_tensor(out, qkv.dtype, {s.batch, s.sequence, s.heads, s.head_size}, "out");
+    const AttentionSizes s = attention_sizes(attention_forward_sizes(out, lse, qkv));
     const ForwardTasks tasks(s, threads_);
     const std::int64_t floats = forward_scratch_floats(s);
     float* const memory = workspace(threads_ * floats);

@@ -7,9 +7,9 @@
 #include "llmc/device/cpu/attention_head.h"
 #include "llmc/device/cpu/cpu_ops.h"
 #include "llmc/device/cpu/lane_sum.h"
-#include "llmc/device/cpu/operands.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
+#include "llmc/device/operands.h"
 
 namespace llmc::cpu {
 
@@ -141,10 +141,7 @@ std::int64_t backward_scratch_floats(const AttentionSizes& s) {
 
 void CpuOps::attention_backward(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv, const Tensor& out,
                                 const Tensor& lse) {
-    const AttentionSizes s = attention_sizes(qkv, lse);
-    check_tensor(dqkv, qkv.dtype, qkv.shape, "dqkv");
-    check_tensor(out, qkv.dtype, {s.batch, s.sequence, s.heads, s.head_size}, "out");
-    check_tensor(dout, qkv.dtype, out.shape, "dout");
+    const AttentionSizes s = attention_sizes(attention_backward_sizes(dqkv, dout, qkv, out, lse));
     const std::int64_t floats = backward_scratch_floats(s);
     float* const memory = workspace(threads_ * floats);
     with_elements(qkv.dtype, native_bf16_, [&](auto x, auto e) {

@@ -9,9 +9,9 @@
 #include "llmc/core/dtype.h"
 #include "llmc/core/tensor.h"
 #include "llmc/device/cpu/head_tiles.h"
-#include "llmc/device/cpu/operands.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
+#include "llmc/device/op_sizes.h"
 
 namespace llmc::cpu {
 
@@ -31,13 +31,8 @@ struct AttentionSizes {
     std::int64_t tasks() const { return batch * heads; }
 };
 
-// The sizes of qkv (B,T,3,NH,HS), once it and lse (B,NH,T) are as they should be.
-inline AttentionSizes attention_sizes(const Tensor& qkv, const Tensor& lse) {
-    check(qkv.shape.dimensions() == 5 && qkv.shape[2] == 3, "qkv is (B,T,3,NH,HS)");
-    const AttentionSizes s{qkv.shape[0], qkv.shape[1], qkv.shape[3], qkv.shape[4]};
-    check_dtype(qkv, qkv.dtype, "qkv");
-    check_tensor(lse, DType::fp32, {s.batch, s.heads, s.sequence}, "lse");
-    return s;
+inline AttentionSizes attention_sizes(const HeadSizes& s) {
+    return {s.batch, s.sequence, s.heads, s.head_size};
 }
 
 // f(x, e) with values of the types of qkv's elements and of those that are multiplied: bf16 by instructions for

@@ -4,9 +4,9 @@
 
 #include "llmc/device/cpu/cpu_ops.h"
 #include "llmc/device/cpu/lane_sum.h"
-#include "llmc/device/cpu/operands.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
+#include "llmc/device/op_sizes.h"
 
 namespace llmc::cpu {
 
@@ -50,31 +50,26 @@ void write_row_gradient(X* logits, std::int64_t vocabulary, std::int64_t columns
 
 void CpuOps::fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
                               std::int64_t vocabulary, float scale, bool write_dlogits) {
-    check(logits.shape.dimensions() == 2, "logits are (N,Vp)");
-    const std::int64_t N = logits.shape[0];
-    const std::int64_t Vp = logits.shape[1];
-    check(vocabulary > 0 && vocabulary <= Vp, "the vocabulary lies inside the logits' columns");
-    check_dtype(logits, logits.dtype, "logits");
-    check_elements(losses, DType::fp32, N, "losses");
-    check_elements(targets, DType::int32, N, "targets");
+    const auto [N, Vp] = classifier_sizes(logits, losses, targets, vocabulary);
     const auto ids = targets.span<std::int32_t>();
     check(std::all_of(ids.begin(), ids.end(),
                       [=](auto id) { return id == ignored_target || (id >= 0 && id < vocabulary); }),
           "a target is in the vocabulary or ignored");
     with_dtype(logits.dtype, [&](auto element) {
         using X = decltype(element);
-        parallel_for(threads_, N, [=, l = logits.as<X>(), loss = losses.as<float>()](std::int64_t n) {
-            X* const row = l + n * Vp;
-            const std::int32_t target = ids[static_cast<std::size_t>(n)];
-            if (target == ignored_target) {
-                loss[n] = 0.0F;
-                if (write_dlogits) std::fill(row, row + Vp, X{});
-                return;
-            }
-            const Softmax softmax = softmax_of_row(row, vocabulary);
-            loss[n] = std::log(softmax.sum) - (to_float(row[target]) - softmax.greatest);
-            if (write_dlogits) write_row_gradient(row, vocabulary, Vp, target, softmax, scale);
-        });
+        parallel_for(threads_, N,
+                     [=, Vp = Vp, l = logits.as<X>(), loss = losses.as<float>()](std::int64_t n) {
+                         X* const row = l + n * Vp;
+                         const std::int32_t target = ids[static_cast<std::size_t>(n)];
+                         if (target == ignored_target) {
+                             loss[n] = 0.0F;
+                             if (write_dlogits) std::fill(row, row + Vp, X{});
+                             return;
+                         }
+                         const Softmax softmax = softmax_of_row(row, vocabulary);
+                         loss[n] = std::log(softmax.sum) - (to_float(row[target]) - softmax.greatest);
+                         if (write_dlogits) write_row_gradient(row, vocabulary, Vp, target, softmax, scale);
+                     });
     });
 }
 

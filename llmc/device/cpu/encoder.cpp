@@ -2,36 +2,24 @@
 #include <algorithm>
 
 #include "llmc/device/cpu/cpu_ops.h"
-#include "llmc/device/cpu/operands.h"
 #include "llmc/device/cpu/parallel.h"
+#include "llmc/device/op_sizes.h"
 
 namespace llmc::cpu {
 
 namespace {
 
-struct Sizes {
-    std::int64_t batch, sequence, channels, rows_of_wte;
-};
-
-Sizes check_encoder(const Tensor& out, const Tensor& tokens, const Tensor& wte, const Tensor& wpe,
-                    DType table_dtype) {
-    check(out.shape.dimensions() == 3, "the embedding is (B,T,C)");
-    const Sizes s{out.shape[0], out.shape[1], out.shape[2], wte.shape.dimensions() == 2 ? wte.shape[0] : 0};
-    check_tensor(tokens, DType::int32, {s.batch, s.sequence}, "tokens");
-    check_tensor(wte, table_dtype, {s.rows_of_wte, s.channels}, "wte");
-    check_dtype(wpe, table_dtype, "wpe");
-    check(wpe.shape.dimensions() == 2 && wpe.shape[0] >= s.sequence && wpe.shape[1] == s.channels,
-          "wpe has a row for each position");
+void check_tokens(const Tensor& tokens, std::int64_t rows_of_wte) {
     const auto ids = tokens.span<std::int32_t>();
-    check(std::all_of(ids.begin(), ids.end(), [&](auto id) { return id >= 0 && id < s.rows_of_wte; }),
+    check(std::all_of(ids.begin(), ids.end(), [&](auto id) { return id >= 0 && id < rows_of_wte; }),
           "a token has a row in wte");
-    return s;
 }
 
 }  // namespace
 
 void CpuOps::encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte, const Tensor& wpe) {
-    const auto [B, T, C, rows_of_wte] = check_encoder(out, tokens, wte, wpe, out.dtype);
+    const auto [B, T, C, rows_of_wte] = encoder_forward_sizes(out, tokens, wte, wpe);
+    check_tokens(tokens, rows_of_wte);
     with_dtype(out.dtype, [&, T = T, C = C](auto element) {
         using X = decltype(element);
         parallel_for(threads_, tokens.elements(),
@@ -50,7 +38,8 @@ void CpuOps::encoder_forward(const Tensor& out, const Tensor& tokens, const Tens
 
 void CpuOps::encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
                               const Tensor& tokens) {
-    const auto [B, T, C, rows_of_wte] = check_encoder(dout, tokens, dwte, dwpe, DType::fp32);
+    const auto [B, T, C, rows_of_wte] = encoder_backward_sizes(dwte, dwpe, dout, tokens);
+    check_tokens(tokens, rows_of_wte);
     with_dtype(dout.dtype, [&, B = B, T = T, C = C](auto element) {
         using X = decltype(element);
         // A thread adds a strip of channels of all rows, in the order of the rows: no two threads meet, and

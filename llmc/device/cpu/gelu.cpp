@@ -1,8 +1,8 @@
 // GELU by itself; as part of a matrix product it is in matmul.cpp.
 #include "llmc/device/cpu/cpu_ops.h"
-#include "llmc/device/cpu/operands.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
+#include "llmc/device/operands.h"
 
 namespace llmc::cpu {
 

@@ -4,8 +4,8 @@
 
 #include "llmc/device/cpu/cpu_ops.h"
 #include "llmc/device/cpu/lane_sum.h"
-#include "llmc/device/cpu/operands.h"
 #include "llmc/device/cpu/parallel.h"
+#include "llmc/device/op_sizes.h"
 
 namespace llmc::cpu {
 
@@ -61,26 +61,11 @@ void backward_row(X* din, float* dgamma, float* dbeta, const X* dout, const X* x
     }
 }
 
-struct Sizes {
-    std::int64_t rows, channels;
-};
-
-Sizes check_layernorm(const Tensor& x, const Tensor& mean, const Tensor& rstd, const Tensor& gamma) {
-    check(x.shape.dimensions() > 0 && x.shape.last() > 0, "layernorm takes rows of channels");
-    const Sizes sizes{x.elements() / x.shape.last(), x.shape.last()};
-    check_elements(mean, DType::fp32, sizes.rows, "mean");
-    check_elements(rstd, DType::fp32, sizes.rows, "rstd");
-    check_elements(gamma, x.dtype, sizes.channels, "gamma");
-    return sizes;
-}
-
 }  // namespace
 
 void CpuOps::layernorm_forward(const Tensor& out, const Tensor& mean, const Tensor& rstd, const Tensor& in,
                                const Tensor& gamma, const Tensor& beta) {
-    const auto [rows, channels] = check_layernorm(in, mean, rstd, gamma);
-    check_rows(out, in.dtype, rows, channels, "out");
-    check_elements(beta, in.dtype, channels, "beta");
+    const auto [rows, channels] = layernorm_forward_sizes(out, mean, rstd, in, gamma, beta);
     with_dtype(in.dtype, [&, N = rows, C = channels](auto element) {
         using X = decltype(element);
         parallel_for(threads_, N,
@@ -97,11 +82,8 @@ void CpuOps::layernorm_forward(const Tensor& out, const Tensor& mean, const Tens
 void CpuOps::fused_residual_layernorm_forward(const Tensor& residual, const Tensor& out, const Tensor& mean,
                                               const Tensor& rstd, const Tensor& in1, const Tensor& in2,
                                               const Tensor& gamma, const Tensor& beta) {
-    const auto [rows, channels] = check_layernorm(residual, mean, rstd, gamma);
-    check_rows(out, residual.dtype, rows, channels, "out");
-    check_rows(in1, residual.dtype, rows, channels, "in1");
-    check_rows(in2, residual.dtype, rows, channels, "in2");
-    check_elements(beta, residual.dtype, channels, "beta");
+    const auto [rows, channels] =
+        fused_residual_layernorm_sizes(residual, out, mean, rstd, in1, in2, gamma, beta);
     with_dtype(residual.dtype, [&, N = rows, C = channels](auto element) {
         using X = decltype(element);
         parallel_for(
@@ -124,11 +106,7 @@ void CpuOps::fused_residual_layernorm_forward(const Tensor& residual, const Tens
 void CpuOps::layernorm_backward(const Tensor& din, const Tensor& dgamma, const Tensor& dbeta,
                                 const Tensor& dout, const Tensor& in, const Tensor& gamma, const Tensor& mean,
                                 const Tensor& rstd) {
-    const auto [rows, channels] = check_layernorm(in, mean, rstd, gamma);
-    check_rows(din, in.dtype, rows, channels, "din");
-    check_rows(dout, in.dtype, rows, channels, "dout");
-    check_elements(dgamma, DType::fp32, channels, "dgamma");
-    check_elements(dbeta, DType::fp32, channels, "dbeta");
+    const auto [rows, channels] = layernorm_backward_sizes(din, dgamma, dbeta, dout, in, gamma, mean, rstd);
     const RowBlocks blocks(rows);
     float* const partials = workspace(2 * blocks.count * channels);  // (blocks, 2, C): dgamma's and dbeta's
     with_dtype(in.dtype, [&, C = channels](auto element) {

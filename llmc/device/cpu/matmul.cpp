@@ -2,43 +2,23 @@
 #include <algorithm>
 
 #include "llmc/device/cpu/cpu_ops.h"
-#include "llmc/device/cpu/operands.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/products.h"
 #include "llmc/device/cpu/vector_math.h"
 #include "llmc/device/cpu/widened_product.h"
+#include "llmc/device/op_sizes.h"
 
 namespace llmc::cpu {
 
 namespace {
 
-struct Sizes {
-    std::int64_t rows, in_channels, out_channels;
-};
-
-// The sizes of in (N,IC), weight (OC,IC), out (N,OC), where `in` and `out` may be gradients.
-Sizes check_matmul(const Tensor& out, const Tensor& in, const Tensor& weight) {
-    check(weight.shape.dimensions() > 0 && weight.shape.last() > 0, "a weight is (OC,IC)");
-    const std::int64_t IC = weight.shape.last();
-    const std::int64_t OC = weight.elements() / IC;
-    check(in.shape.dimensions() > 0, "the input is rows of IC");
-    const std::int64_t N = in.elements() / IC;
-    check_dtype(weight, out.dtype, "weight");
-    check_rows(in, out.dtype, N, IC, "in");
-    check_rows(out, out.dtype, N, OC, "out");
-    check(out.dtype == DType::fp32 || out.dtype == DType::bf16, "products are in fp32 or bf16");
-    return {N, IC, OC};
-}
-
-std::int64_t largest(const Sizes& s) { return std::max({s.rows, s.in_channels, s.out_channels}); }
+std::int64_t largest(const MatmulSizes& s) { return std::max({s.rows, s.in_channels, s.out_channels}); }
 
 }  // namespace
 
 void CpuOps::matmul_forward(const Tensor& out, const Tensor& in, const Tensor& weight, const Tensor& bias,
                             const Tensor& pre_gelu) {
-    const Sizes sizes = check_matmul(out, in, weight);
-    if (bias) check_elements(bias, out.dtype, sizes.out_channels, "bias");
-    if (pre_gelu) check_rows(pre_gelu, out.dtype, sizes.rows, sizes.out_channels, "pre_gelu");
+    const MatmulSizes sizes = matmul_forward_sizes(out, in, weight, bias, pre_gelu);
 
     const Matrix sums(pre_gelu ? pre_gelu : out);
     const Matrix weight_transposed = Matrix(weight).transposed();
@@ -64,11 +44,7 @@ void CpuOps::matmul_forward(const Tensor& out, const Tensor& in, const Tensor& w
 void CpuOps::matmul_backward(const Tensor& din, const Tensor& dweight, const Tensor& dbias,
                              const Tensor& dout, const Tensor& in, const Tensor& weight,
                              const Tensor& pre_gelu) {
-    const Sizes sizes = check_matmul(dout, in, weight);
-    if (din) check_rows(din, dout.dtype, sizes.rows, sizes.in_channels, "din");
-    if (dweight) check_elements(dweight, DType::fp32, weight.elements(), "dweight");
-    if (dbias) check_elements(dbias, DType::fp32, sizes.out_channels, "dbias");
-    if (pre_gelu) check_rows(pre_gelu, dout.dtype, sizes.rows, sizes.in_channels, "pre_gelu");
+    const MatmulSizes sizes = matmul_backward_sizes(din, dweight, dbias, dout, in, weight, pre_gelu);
 
     const bool fp32 = dout.dtype == DType::fp32;
     float* const scratch = fp32 ? nullptr : workspace(WidenedProduct::floats(largest(sizes)));

@@ -4,8 +4,8 @@
 
 #include "llmc/device/cpu/cpu_ops.h"
 #include "llmc/device/cpu/lane_sum.h"
-#include "llmc/device/cpu/operands.h"
 #include "llmc/device/cpu/parallel.h"
+#include "llmc/device/operands.h"
 
 namespace llmc::cpu {
 

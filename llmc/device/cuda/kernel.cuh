@@ -10,6 +10,8 @@
 
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
+
+#include "llmc/device/cuda/runtime.h"
 // A shared array that has the size it is declared with: SHARED(float, partial, [32]);
 #define SHARED(type, name, size) __shared__ type name size
 // The last parameter of what the executor reports by its caller's line, and its last argument.
@@ -24,39 +26,11 @@
 #endif
 
 #include "llmc/core/error.h"
-#include "llmc/device/cuda/chip.h"
+#include "llmc/device/cuda/launch_context.h"
 
 namespace llmc::cuda {
 
 using bf16 = __nv_bfloat16;
-
-// What a launch asked for; the kernel lab computes occupancy from it.
-struct LaunchRecord {
-    const void* kernel;
-    dim3 grid, block;
-    std::size_t dynamic_shared_bytes;
-};
-
-class LaunchObserver {
-  public:
-    virtual ~LaunchObserver() = default;
-    virtual void launched(const LaunchRecord& record) = 0;
-};
-
-// Where kernels are launched.
-struct LaunchContext {
-    Chip chip;
-    cudaStream_t stream = nullptr;
-    LaunchObserver* observer = nullptr;
-};
-
-#ifdef __CUDACC__
-inline void check_cuda(cudaError_t error, const char* what) {
-    if (error != cudaSuccess) {
-        throw ProgrammingError(std::string(what) + ": " + cudaGetErrorString(error));
-    }
-}
-#endif
 
 // kernel<<<grid, block, shared_bytes, stream>>>(args...), with as much dynamic shared memory as the chip has. Without
 // blocks there is nothing to do, which CUDA would refuse.
@@ -64,8 +38,6 @@ template <class... Parameters, class... Arguments>
 void launch(const LaunchContext& on, void (*kernel)(Parameters...), dim3 grid, dim3 block,
             std::size_t shared_bytes, Arguments&&... arguments) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-    if (on.observer)
-        on.observer->launched({reinterpret_cast<const void*>(kernel), grid, block, shared_bytes});
 #ifdef __CUDACC__
     if (shared_bytes > Chip::static_shared_bytes) {
         check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -77,6 +49,8 @@ void launch(const LaunchContext& on, void (*kernel)(Parameters...), dim3 grid, d
 #else
     simt::launch(on.chip, kernel, grid, block, shared_bytes, static_cast<Parameters>(arguments)...);
 #endif
+    if (on.observer)
+        on.observer->launched({reinterpret_cast<const void*>(kernel), grid, block, shared_bytes});
 }
 
 // Divides the dynamic shared memory of a launch. All threads take the same arrays in the same order, each of

@@ -9,7 +9,7 @@
 
 #include "llmc/core/tensor.h"
 
-namespace llmc::cpu {
+namespace llmc {
 
 inline void check_dtype(const Tensor& tensor, DType dtype, std::string_view name,
                         std::source_location where = std::source_location::current()) {
@@ -51,4 +51,4 @@ inline void check_rows(const Tensor& tensor, DType dtype, std::int64_t rows, std
     }
 }
 
-}  // namespace llmc::cpu
+}  // namespace llmc

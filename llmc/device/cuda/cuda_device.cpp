@@ -1,0 +1,190 @@
+#include "llmc/device/cuda/cuda_device.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include "llmc/core/text.h"
+
+namespace llmc {
+
+namespace cuda {
+
+namespace {
+
+// What cuBLASLt's kernels and other code take when they are first used.
+constexpr std::size_t kept_for_code = std::size_t{256} << 20;
+
+struct Memory {
+    std::size_t free = 0, total = 0;
+};
+
+Memory memory_now() {
+    Memory memory;
+    check_cuda(cudaMemGetInfo(&memory.free, &memory.total), "cudaMemGetInfo");
+    return memory;
+}
+
+// Where all that follows in this process goes. The first call to a GPU.
+cudaDeviceProp select_gpu(int gpu) {
+    check_cuda(cudaSetDevice(gpu), fmt::format("GPU {}", gpu));
+    cudaDeviceProp properties;
+    check_cuda(cudaGetDeviceProperties(&properties, gpu), "cudaGetDeviceProperties");
+    if (properties.major < 8) {
+        user_error("GPU {}, {}, has compute capability {}.{}, and the kernels need 8.0; try --device cpu",
+                   gpu, properties.name, properties.major, properties.minor);
+    }
+    return properties;
+}
+
+Chip chip_of(const cudaDeviceProp& p) {
+    return {.architecture = 10 * p.major + p.minor,
+            .multiprocessors = p.multiProcessorCount,
+            .threads_per_multiprocessor = p.maxThreadsPerMultiProcessor,
+            .blocks_per_multiprocessor = p.maxBlocksPerMultiProcessor,
+            .shared_bytes_per_multiprocessor = p.sharedMemPerMultiprocessor,
+            .shared_bytes_per_block = p.sharedMemPerBlockOptin};
+}
+
+// Dense products, by NVIDIA's datasheets, in FLOP/s. The first name that begins the GPU's is meant.
+struct Peak {
+    std::string_view name;
+    double bf16, tf32, fp32;
+};
+constexpr std::array peaks = {
+    Peak{"NVIDIA H100 PCIe", 756e12, 378e12, 51e12},
+    Peak{"NVIDIA H100", 989e12, 494.7e12, 67e12},
+    Peak{"NVIDIA H200", 989e12, 494.7e12, 67e12},
+    Peak{"NVIDIA GH200", 989e12, 494.7e12, 67e12},
+    Peak{"NVIDIA H20", 148e12, 74e12, 44e12},
+    Peak{"NVIDIA A100", 312e12, 156e12, 19.5e12},
+    Peak{"NVIDIA A800", 312e12, 156e12, 19.5e12},
+    Peak{"NVIDIA A40", 149.7e12, 74.8e12, 37.4e12},
+    Peak{"NVIDIA A10", 125e12, 62.5e12, 31.2e12},
+    Peak{"NVIDIA L40S", 362e12, 183e12, 91.6e12},
+    Peak{"NVIDIA L4", 121e12, 60e12, 30.3e12},
+    Peak{"NVIDIA GeForce RTX 4090", 165.2e12, 82.6e12, 82.6e12},
+    Peak{"NVIDIA GeForce RTX 3090", 71e12, 35.6e12, 35.6e12},
+};
+
+std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
+
+}  // namespace
+
+CudaDevice::CudaDevice(const CudaOptions& options)
+    : options_(options), properties_(select_gpu(options.gpu)), ops_(chip_of(properties_), queues_, options) {
+    const Memory memory = memory_now();
+    taken_at_start_ = memory.total - memory.free;
+}
+
+CudaDevice::~CudaDevice() { cudaDeviceSynchronize(); }
+
+std::string CudaDevice::description() const {
+    int runtime = 0, driver = 0;
+    check_cuda(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
+    check_cuda(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+    return fmt::format("{}, {}, CUDA {} (driver for {}), {} attention", properties_.name,
+                       human_bytes(properties_.totalGlobalMem), version_text(runtime), version_text(driver),
+                       options_.attention == AttentionKind::cudnn ? "cuDNN's" : "flash");
+}
+
+std::string CudaDevice::note(DType dtype) const {
+    if (dtype != DType::fp32) return {};
+    return options_.tf32 ? "products in TF32"
+                         : "products in fp32 without tensor cores; --tf32 would use them";
+}
+
+std::size_t CudaDevice::available_memory() const {
+    const std::size_t free = memory_now().free;
+    return free > kept_for_code ? free - kept_for_code : 1;
+}
+
+std::optional<double> CudaDevice::peak_flops(DType dtype) const {
+    const std::string_view name = properties_.name;
+    const auto peak = std::ranges::find_if(peaks, [&](const Peak& p) { return name.starts_with(p.name); });
+    if (peak == peaks.end()) return std::nullopt;
+    if (dtype == DType::bf16) return peak->bf16;
+    return options_.tf32 ? peak->tf32 : peak->fp32;
+}
+
+std::byte* CudaDevice::allocate(std::size_t bytes, std::string_view arena) {
+    if (bytes == 0) return nullptr;
+    void* memory = nullptr;
+    const cudaError_t error = cudaMalloc(&memory, bytes);
+    if (error == cudaErrorMemoryAllocation) {
+        cudaGetLastError();  // it is told here
+        const Memory now = memory_now();
+        user_error(
+            "the {} need {} of the GPU's memory, of which {} of {} are free; a smaller --micro-batch-size or "
+            "model "
+            "would fit",
+            arena, human_bytes(bytes), human_bytes(now.free), human_bytes(now.total));
+    }
+    check_cuda(error, "cudaMalloc");
+    check_cuda(cudaMemsetAsync(memory, 0, bytes, queues_.selected()), "cudaMemsetAsync");
+    check_cuda(cudaStreamSynchronize(queues_.selected()), "cudaStreamSynchronize");
+    return static_cast<std::byte*>(memory);
+}
+
+void CudaDevice::release(std::byte* memory) { cudaFree(memory); }
+
+void CudaDevice::upload(const Tensor& to_device, const void* from_host) {
+    if (to_device.bytes() == 0) return;
+    check_cuda(cudaMemcpyAsync(to_device.data, from_host, to_device.bytes(), cudaMemcpyHostToDevice,
+                               queues_.selected()),
+               "cudaMemcpyAsync");
+}
+
+void CudaDevice::download(void* to_host, const Tensor& from_device) {
+    queues_.finish();
+    if (from_device.bytes() > 0) {
+        check_cuda(cudaMemcpyAsync(to_host, from_device.data, from_device.bytes(), cudaMemcpyDeviceToHost,
+                                   queues_.selected()),
+                   "cudaMemcpyAsync");
+    }
+    check_cuda(cudaStreamSynchronize(queues_.selected()), "a copy from the GPU");
+}
+
+HostMemory CudaDevice::host_memory(std::size_t bytes) {
+    void* memory = nullptr;
+    check_cuda(cudaMallocHost(&memory, std::max<std::size_t>(bytes, 1)), "cudaMallocHost");
+    return {static_cast<std::byte*>(memory), [](std::byte* pinned) { cudaFreeHost(pinned); }};
+}
+
+void CudaDevice::synchronize() { queues_.finish_all(); }
+
+std::string CudaDevice::memory_beside_arenas() const {
+    return fmt::format("CUDA's context and other processes {}", human_bytes(taken_at_start_));
+}
+
+}  // namespace cuda
+
+Gpus find_gpus() {
+    int count = 0;  // left unwritten where there is no driver
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    if (error != cudaSuccess || count == 0) {
+        cudaGetLastError();
+        return {{},
+                fmt::format("CUDA finds no GPU ({})",
+                            error == cudaSuccess ? "there is none" : cudaGetErrorString(error))};
+    }
+    Gpus gpus;
+    for (int i = 0; i < count; ++i) {
+        cudaDeviceProp properties;
+        cuda::check_cuda(cudaGetDeviceProperties(&properties, i), "cudaGetDeviceProperties");
+        Gpu& gpu = gpus.all.emplace_back();
+        gpu.name = properties.name;
+        gpu.architecture = 10 * properties.major + properties.minor;
+        std::copy_n(properties.uuid.bytes, gpu.uuid.size(), gpu.uuid.begin());
+    }
+    return gpus;
+}
+
+std::unique_ptr<Device> make_cuda_device(const CudaOptions& options) {
+    return std::make_unique<cuda::CudaDevice>(options);
+}
+
+}  // namespace llmc

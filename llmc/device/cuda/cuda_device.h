@@ -1,0 +1,49 @@
+// A GPU as a device: its memory, its queues, and its operations (cuda_ops.h).
+#pragma once
+
+#include <string>
+
+#include "llmc/device/cuda/cuda_ops.h"
+#include "llmc/device/cuda/cuda_queues.h"
+#include "llmc/device/cuda/gpus.h"
+
+namespace llmc::cuda {
+
+class CudaDevice final : public Device {
+  public:
+    explicit CudaDevice(const CudaOptions& options);
+    ~CudaDevice() override;
+    CudaDevice(const CudaDevice&) = delete;
+    CudaDevice& operator=(const CudaDevice&) = delete;
+
+    DeviceKind kind() const override { return DeviceKind::cuda; }
+    std::string description() const override;
+    std::string note(DType dtype) const override;
+    std::size_t available_memory() const override;
+    std::optional<double> peak_flops(DType dtype) const override;
+
+    std::byte* allocate(std::size_t bytes, std::string_view arena) override;
+    void release(std::byte* memory) override;
+
+    Queues* queues() override { return &queues_; }
+    void upload(const Tensor& to_device, const void* from_host) override;
+    void download(void* to_host, const Tensor& from_device) override;
+    HostMemory host_memory(std::size_t bytes) override;
+    void synchronize() override;
+
+    Ops& ops() override { return ops_; }
+
+    std::string choices() const override { return ops_.products().choices(); }
+    void adopt_choices(std::string_view choices) override { ops_.products().adopt_choices(choices); }
+    void measure(bool on) override { ops_.products().measure(on); }
+    std::string memory_beside_arenas() const override;
+
+  private:
+    CudaOptions options_;
+    cudaDeviceProp properties_;
+    CudaQueues queues_;
+    CudaOps ops_;
+    std::size_t taken_at_start_;  // of the GPU's memory: by CUDA's context, and by other processes
+};
+
+}  // namespace llmc::cuda

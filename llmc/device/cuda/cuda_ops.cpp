@@ -1,0 +1,111 @@
+#include "llmc/device/cuda/cuda_ops.h"
+
+#include <cxxabi.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
+#include "llmc/device/cuda/cudnn_attention.h"
+
+namespace llmc::cuda {
+
+namespace {
+
+std::string chip_name(const Chip& chip) {
+    return fmt::format("sm_{} with {} multiprocessors", chip.architecture, chip.multiprocessors);
+}
+
+// Waits for every kernel, and names the one that fails.
+class WaitForEach final : public LaunchObserver {
+  public:
+    explicit WaitForEach(const CudaQueues& queues) : queues_(queues) {}
+
+    void launched(const LaunchRecord& record) override {
+        const cudaError_t error = cudaStreamSynchronize(queues_.selected());
+        if (error == cudaSuccess) return;
+        const dim3 &g = record.grid, &b = record.block;
+        user_error("kernel {} ({} x {} x {} blocks of {} x {} threads) failed: {}", name_of(record.kernel),
+                   g.x, g.y, g.z, b.x, b.y, cudaGetErrorString(error));
+    }
+
+  private:
+    static std::string name_of(const void* kernel) {
+        const char* mangled = nullptr;
+        if (cudaFuncGetName(&mangled, kernel) != cudaSuccess || !mangled) return "(without a name)";
+        int status = 0;
+        const std::unique_ptr<char, void (*)(void*)> name(
+            abi::__cxa_demangle(mangled, nullptr, nullptr, &status), std::free);
+        return status == 0 ? name.get() : mangled;
+    }
+
+    const CudaQueues& queues_;
+};
+
+}  // namespace
+
+CudaOps::CudaOps(const Chip& chip, const CudaQueues& queues, const CudaOptions& options)
+    : chip_(chip), queues_(queues), products_(queues, chip_name(chip), options.tf32, options.sync) {
+    if (options.sync) waits_ = std::make_unique<WaitForEach>(queues);
+    if (options.attention == AttentionKind::cudnn) cudnn_ = make_cudnn_attention(queues);
+}
+
+CudaOps::~CudaOps() = default;
+
+// What the kernels ask: rows of 16-byte pieces, heads whose rows fit the tensor cores' tiles.
+void CudaOps::require_sizes(const WorkspaceRequest& request) const {
+    const std::int64_t C = request.channels, head_size = C / request.heads;
+    if (head_size % 8 != 0 || head_size > 128) {
+        user_error(
+            "--channels {} with --heads {} makes heads of {} channels, and the GPU's attention takes "
+            "multiples of 8 up "
+            "to 128; try --channels {}",
+            C, request.heads, head_size,
+            request.heads * std::clamp<std::int64_t>((head_size + 7) / 8 * 8, 8, 128));
+    }
+    // Layernorm's backward pass holds a row in a block's registers.
+    const std::int64_t most = (24 << 10) / static_cast<std::int64_t>(size_of(request.dtype));
+    if (C > most) {
+        user_error("--channels {} is out of range for the GPU's kernels in {}; give at most {}", C,
+                   name_of(request.dtype), most);
+    }
+    // The embedding's backward pass counts the tokens of a class in shared memory (encoder.cuh).
+    const auto most_tokens = static_cast<std::int64_t>((chip_.shared_bytes_per_block - 2048) / sizeof(int))
+                             << 7;
+    if (request.vocabulary > most_tokens) {
+        user_error("--vocab-size {} is out of range for this GPU; give at most {}", request.vocabulary,
+                   most_tokens);
+    }
+    constexpr std::int64_t most_heads = 65535;
+    if (request.batch > most_heads || request.heads > most_heads) {
+        user_error("--micro-batch-size {} or --heads {} is out of range; give at most {}", request.batch,
+                   request.heads, most_heads);
+    }
+}
+
+// The workspace begins with the products' memory, which is in use beside the kernels' own.
+std::size_t CudaOps::workspace_bytes(const WorkspaceRequest& request) const {
+    constexpr std::size_t few = 4096;  // sums' parts, AdamW's coefficients
+    return LtProducts::workspace_bytes +
+           std::max({embedding_workspace_bytes(request), matmul_workspace_bytes(request),
+                     attention_workspace_bytes(request), few});
+}
+
+void CudaOps::set_workspace(const Tensor& workspace) {
+    check(workspace && workspace.bytes() >= LtProducts::workspace_bytes, "the workspace holds the products'");
+    workspace_ = workspace;
+    products_.set_workspace(workspace.data);
+    if (cudnn_) cudnn_->set_workspace(workspace.data + LtProducts::workspace_bytes);
+}
+
+void* CudaOps::workspace(std::size_t bytes) const {
+    const std::size_t available = workspace_ ? workspace_.bytes() - LtProducts::workspace_bytes : 0;
+    if (bytes > available) {
+        programming_error(
+            fmt::format("this call needs {} bytes of workspace, there are {}", bytes, available));
+    }
+    return workspace_.data + LtProducts::workspace_bytes;
+}
+
+}  // namespace llmc::cuda

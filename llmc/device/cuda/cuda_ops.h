@@ -1,0 +1,92 @@
+// The operations of ops.h on a GPU: hand-written kernels (the .cuh files beside this one), and cuBLASLt for the matrix
+// products. Each group of operations has its own .cu beside this file.
+//
+// The same call with the same shapes on the same kind of GPU gives the same bits: kernels sum in a fixed order, and a
+// product's algorithm is chosen once (lt_products.h).
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "llmc/device/cuda/gpus.h"
+#include "llmc/device/cuda/launch_context.h"
+#include "llmc/device/cuda/lt_products.h"
+#include "llmc/device/ops.h"
+
+namespace llmc::cuda {
+
+class CudnnAttention;
+
+class CudaOps final : public Ops {
+  public:
+    CudaOps(const Chip& chip, const CudaQueues& queues, const CudaOptions& options);
+    ~CudaOps() override;
+
+    LtProducts& products() { return products_; }
+    const LtProducts& products() const { return products_; }
+
+    void require_sizes(const WorkspaceRequest& request) const override;
+    std::size_t workspace_bytes(const WorkspaceRequest& request) const override;
+    void set_workspace(const Tensor& workspace) override;
+
+    void encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte,
+                         const Tensor& wpe) override;
+    void encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
+                          const Tensor& tokens) override;
+
+    void layernorm_forward(const Tensor& out, const Tensor& mean, const Tensor& rstd, const Tensor& in,
+                           const Tensor& gamma, const Tensor& beta) override;
+    void layernorm_backward(const Tensor& din, const Tensor& dgamma, const Tensor& dbeta, const Tensor& dout,
+                            const Tensor& in, const Tensor& gamma, const Tensor& mean,
+                            const Tensor& rstd) override;
+    void fused_residual_layernorm_forward(const Tensor& residual, const Tensor& out, const Tensor& mean,
+                                          const Tensor& rstd, const Tensor& in1, const Tensor& in2,
+                                          const Tensor& gamma, const Tensor& beta) override;
+
+    void matmul_forward(const Tensor& out, const Tensor& in, const Tensor& weight, const Tensor& bias,
+                        const Tensor& pre_gelu = {}) override;
+    // (The product with GELU' is rounded to X before it and after it.)
+    void matmul_backward(const Tensor& din, const Tensor& dweight, const Tensor& dbias, const Tensor& dout,
+                         const Tensor& in, const Tensor& weight, const Tensor& pre_gelu = {}) override;
+
+    void gelu_forward(const Tensor& out, const Tensor& in) override;
+    void gelu_backward(const Tensor& din, const Tensor& dout, const Tensor& in) override;
+
+    void attention_forward(const Tensor& out, const Tensor& lse, const Tensor& qkv) override;
+    void attention_backward(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv, const Tensor& out,
+                            const Tensor& lse) override;
+
+    void fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
+                          std::int64_t vocabulary, float scale, bool write_dlogits) override;
+
+    void global_norm_squared(const Tensor& partials, const Tensor& x) override;
+    void sum(const Tensor& out, const Tensor& x) override;
+    void adamw(const Tensor& parameters, const Tensor& master, const Tensor& m, const Tensor& v,
+               const Tensor& gradients, const Tensor& norm_squared, std::span<const AdamWSegment> segments,
+               const AdamWStep& step) override;
+
+    void cast(const Tensor& out, const Tensor& in) override;
+    void fill(const Tensor& out, float value) override;
+    void add(const Tensor& out, const Tensor& a, const Tensor& b) override;
+    void all_finite(const Tensor& flag, const Tensor& x) override;
+
+  private:
+    // Where the next kernel runs.
+    LaunchContext on() const { return {chip_, queues_.selected(), waits_.get()}; }
+    // The first bytes of the workspace, which must have as many.
+    void* workspace(std::size_t bytes) const;
+
+    // What each group needs; the largest is the workspace, which each call uses from its start.
+    std::size_t embedding_workspace_bytes(const WorkspaceRequest& request) const;
+    std::size_t matmul_workspace_bytes(const WorkspaceRequest& request) const;
+    std::size_t attention_workspace_bytes(const WorkspaceRequest& request) const;
+
+    Chip chip_;
+    const CudaQueues& queues_;
+    std::unique_ptr<LaunchObserver> waits_;  // for each kernel, if asked to
+    LtProducts products_;
+    std::unique_ptr<CudnnAttention> cudnn_;  // none: our own kernels
+    Tensor workspace_;
+};
+
+}  // namespace llmc::cuda

@@ -1,0 +1,79 @@
+#include "llmc/device/cuda/cuda_queues.h"
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+namespace llmc::cuda {
+
+CudaQueues::CudaQueues() {
+    int least = 0, greatest = 0;
+    check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+    // Communication and copies take few of the GPU's resources, and others wait for them.
+    for (const auto& [kind, priority] : {std::pair{StreamKind::compute, least},
+                                         {StreamKind::communication, greatest},
+                                         {StreamKind::copy, greatest}})
+        streams_[static_cast<std::size_t>(kind)] = std::make_unique<StreamOwner>(priority);
+    finished_ = new_mark();
+}
+
+int CudaQueues::new_mark() {
+    marks_.push_back(std::make_unique<EventOwner>());
+    return static_cast<int>(marks_.size()) - 1;
+}
+
+void CudaQueues::set(int mark) { check_cuda(cudaEventRecord(event(mark), selected()), "cudaEventRecord"); }
+
+void CudaQueues::wait(int mark) {
+    check_cuda(cudaStreamWaitEvent(selected(), event(mark), 0), "cudaStreamWaitEvent");
+}
+
+// By polling: a wait inside CUDA for a collective whose peer is gone would not end.
+void CudaQueues::wait_on_host(int mark) {
+    using Clock = std::chrono::steady_clock;
+    using Seconds = std::chrono::duration<double>;
+    constexpr Seconds spin{2e-3};  // longer waits leave the core to others
+    constexpr std::chrono::microseconds nap{20};
+    constexpr Seconds between_watches{0.05};
+    const auto start = Clock::now();
+    Seconds watched{0};
+    while (true) {
+        const cudaError_t state = cudaEventQuery(event(mark));
+        if (state == cudaSuccess) return;
+        if (state != cudaErrorNotReady) check_cuda(state, "waiting for the GPU");
+        const Seconds waited = Clock::now() - start;
+        if (waited < spin) continue;
+        std::this_thread::sleep_for(nap);
+        if (waited < watched + between_watches) continue;
+        watched = waited;
+        for (const auto& [number, watch] : watches_) watch(waited.count());
+    }
+}
+
+int CudaQueues::add_watch(Watch watch) {
+    const int number = watches_.empty() ? 0 : watches_.rbegin()->first + 1;
+    watches_[number] = std::move(watch);
+    return number;
+}
+
+void CudaQueues::finish() {
+    set(finished_);
+    wait_on_host(finished_);
+}
+
+void CudaQueues::finish_all() {
+    const StreamKind before = selected_;
+    for (const StreamKind kind : {StreamKind::compute, StreamKind::communication, StreamKind::copy}) {
+        select(kind);
+        finish();
+    }
+    select(before);
+}
+
+double CudaQueues::milliseconds(int from, int to) {
+    float elapsed = 0;
+    check_cuda(cudaEventElapsedTime(&elapsed, event(from), event(to)), "cudaEventElapsedTime");
+    return elapsed;
+}
+
+}  // namespace llmc::cuda

@@ -1,0 +1,48 @@
+// The device's queues as CUDA streams, and marks as events.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "llmc/device/cuda/runtime.h"
+#include "llmc/device/queues.h"
+
+namespace llmc::cuda {
+
+class CudaQueues final : public Queues {
+  public:
+    CudaQueues();
+
+    void select(StreamKind stream) override { selected_ = stream; }
+    int new_mark() override;
+    void set(int mark) override;
+    void wait(int mark) override;
+    void wait_on_host(int mark) override;
+    double milliseconds(int from, int to) override;
+
+    // While the host waits for the device, all watches are called now and then with the seconds that this wait has
+    // taken; they may throw. Returns a number, by which a watch is removed.
+    using Watch = std::function<void(double seconds)>;
+    int add_watch(Watch watch);
+    void remove_watch(int number) { watches_.erase(number); }
+    // The host waits until the selected queue is empty, or all of them.
+    void finish();
+    void finish_all();
+
+    cudaStream_t selected() const { return stream(selected_); }
+    cudaStream_t stream(StreamKind kind) const { return streams_[static_cast<std::size_t>(kind)]->get(); }
+
+  private:
+    cudaEvent_t event(int mark) const { return marks_[static_cast<std::size_t>(mark)]->get(); }
+
+    std::array<std::unique_ptr<StreamOwner>, 3> streams_;  // by StreamKind
+    std::vector<std::unique_ptr<EventOwner>> marks_;
+    StreamKind selected_ = StreamKind::compute;
+    int finished_;  // mark
+    std::map<int, Watch> watches_;
+};
+
+}  // namespace llmc::cuda

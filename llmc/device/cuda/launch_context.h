@@ -1,0 +1,32 @@
+// Where kernels are launched, and who is told of it. Plain C++, for the device's host code as for the kernels.
+#pragma once
+
+#include <driver_types.h>
+#include <vector_types.h>
+
+#include <cstddef>
+
+#include "llmc/device/cuda/chip.h"
+
+namespace llmc::cuda {
+
+// What a launch asked for: the kernel lab computes occupancy from it, and --cuda-sync waits for the kernel.
+struct LaunchRecord {
+    const void* kernel;
+    dim3 grid, block;
+    std::size_t dynamic_shared_bytes;
+};
+
+class LaunchObserver {
+  public:
+    virtual ~LaunchObserver() = default;
+    virtual void launched(const LaunchRecord& record) = 0;
+};
+
+struct LaunchContext {
+    Chip chip;
+    cudaStream_t stream = nullptr;
+    LaunchObserver* observer = nullptr;
+};
+
+}  // namespace llmc::cuda

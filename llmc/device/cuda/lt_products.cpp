@@ -1,0 +1,284 @@
+#include "llmc/device/cuda/lt_products.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <sstream>
+#include <utility>
+
+namespace llmc::cuda {
+
+namespace {
+
+void check_lt(cublasStatus_t status, std::string_view call) {
+    if (status != CUBLAS_STATUS_SUCCESS)
+        programming_error(fmt::format("{}: cuBLASLt says {}", call, cublasLtGetStatusString(status)));
+}
+
+cudaDataType_t type_of(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
+
+// Of what cuBLASLt's heuristics can make use.
+int alignment_of(const void* address) {
+    const auto bits = reinterpret_cast<std::uintptr_t>(address);
+    int alignment = 256;
+    while (bits % static_cast<std::uintptr_t>(alignment) != 0) alignment /= 2;
+    return alignment;
+}
+
+class Layout {
+  public:
+    Layout(DType dtype, std::int64_t rows, std::int64_t columns) {
+        check_lt(cublasLtMatrixLayoutCreate(&layout_, type_of(dtype), static_cast<std::uint64_t>(rows),
+                                            static_cast<std::uint64_t>(columns), rows),
+                 "cublasLtMatrixLayoutCreate");
+    }
+    ~Layout() { cublasLtMatrixLayoutDestroy(layout_); }
+    Layout(const Layout&) = delete;
+    Layout& operator=(const Layout&) = delete;
+    cublasLtMatrixLayout_t get() const { return layout_; }
+
+  private:
+    cublasLtMatrixLayout_t layout_ = nullptr;
+};
+
+class Preference {
+  public:
+    Preference() { check_lt(cublasLtMatmulPreferenceCreate(&preference_), "cublasLtMatmulPreferenceCreate"); }
+    ~Preference() { cublasLtMatmulPreferenceDestroy(preference_); }
+    Preference(const Preference&) = delete;
+    Preference& operator=(const Preference&) = delete;
+    template <class T>
+    void set(cublasLtMatmulPreferenceAttributes_t attribute, T value) {
+        check_lt(cublasLtMatmulPreferenceSetAttribute(preference_, attribute, &value, sizeof value),
+                 "cublasLtMatmulPreferenceSetAttribute");
+    }
+    cublasLtMatmulPreference_t get() const { return preference_; }
+
+  private:
+    cublasLtMatmulPreference_t preference_ = nullptr;
+};
+
+// Splits of k that blocks add to the result as they come, in whatever order, give other bits each time.
+constexpr std::uint32_t ordered_reductions =
+    CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+
+bool gives_the_same_bits(const cublasLtMatmulAlgo_t& algorithm) {
+    std::uint32_t scheme = 0;
+    check_lt(cublasLtMatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme,
+                                                  sizeof scheme, nullptr),
+             "cublasLtMatmulAlgoConfigGetAttribute");
+    return (scheme & ~ordered_reductions) == 0;
+}
+
+}  // namespace
+
+// The descriptors of a key, and the algorithm that was chosen.
+class LtProducts::Plan {
+  public:
+    Plan(const Key& key, bool tf32)
+        : a_(key.in, key.transpose_a ? key.k : key.m, key.transpose_a ? key.m : key.k),
+          b_(key.in, key.transpose_b ? key.n : key.k, key.transpose_b ? key.k : key.n),
+          d_(key.out, key.m, key.n),
+          key_(key) {
+        const bool rounds = tf32 && key.in == DType::fp32;
+        check_lt(cublasLtMatmulDescCreate(
+                     &product_, rounds ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F),
+                 "cublasLtMatmulDescCreate");
+        set(CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+        set(CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+        if (!key.bias) return;
+        set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+        set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(key.in));
+    }
+    ~Plan() { cublasLtMatmulDescDestroy(product_); }
+    Plan(const Plan&) = delete;
+    Plan& operator=(const Plan&) = delete;
+
+    const Key& key() const { return key_; }
+    cublasLtMatmulAlgo_t algorithm{};
+
+    std::vector<cublasLtMatmulAlgo_t> heuristic(cublasLtHandle_t handle, std::size_t workspace_bytes) const {
+        constexpr int most = 32;
+        Preference preference;
+        preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
+        preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, ordered_reductions);
+        const auto aligned = [&](cublasLtMatmulPreferenceAttributes_t attribute, int bytes) {
+            preference.set(attribute, static_cast<std::uint32_t>(bytes));
+        };
+        aligned(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key_.alignment[0]);
+        aligned(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key_.alignment[1]);
+        aligned(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key_.alignment[2]);
+        aligned(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key_.alignment[2]);
+        std::array<cublasLtMatmulHeuristicResult_t, most> results;
+        int found = 0;
+        check_lt(cublasLtMatmulAlgoGetHeuristic(handle, product_, a_.get(), b_.get(), d_.get(), d_.get(),
+                                                preference.get(), most, results.data(), &found),
+                 "cublasLtMatmulAlgoGetHeuristic");
+        std::vector<cublasLtMatmulAlgo_t> algorithms;
+        for (const auto& result : std::span(results).first(static_cast<std::size_t>(found))) {
+            if (result.state == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= workspace_bytes &&
+                gives_the_same_bits(result.algo))
+                algorithms.push_back(result.algo);
+        }
+        return algorithms;
+    }
+
+    // Whether the library, as it is here, can run it.
+    bool runs(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& candidate,
+              std::size_t workspace_bytes) const {
+        cublasLtMatmulHeuristicResult_t result{};
+        return cublasLtMatmulAlgoCheck(handle, product_, a_.get(), b_.get(), d_.get(), d_.get(), &candidate,
+                                       &result) == CUBLAS_STATUS_SUCCESS &&
+               result.workspaceSize <= workspace_bytes && gives_the_same_bits(candidate);
+    }
+
+    void run(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& by, const Operands& operands,
+             void* workspace, std::size_t workspace_bytes, cudaStream_t stream) const {
+        const float one = 1, beta = key_.accumulate ? 1 : 0;
+        if (key_.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias);
+        check_lt(cublasLtMatmul(handle, product_, &one, operands.a, a_.get(), operands.b, b_.get(), &beta,
+                                operands.d, d_.get(), operands.d, d_.get(), &by, workspace, workspace_bytes,
+                                stream),
+                 "cublasLtMatmul");
+    }
+
+  private:
+    template <class T>
+    void set(cublasLtMatmulDescAttributes_t attribute, T value) const {
+        check_lt(cublasLtMatmulDescSetAttribute(product_, attribute, &value, sizeof value),
+                 "cublasLtMatmulDescSetAttribute");
+    }
+
+    cublasLtMatmulDesc_t product_ = nullptr;
+    Layout a_, b_, d_;
+    Key key_;
+};
+
+LtProducts::LtProducts(const CudaQueues& queues, std::string chip, bool tf32, bool sync)
+    : queues_(queues), chip_(std::move(chip)), tf32_(tf32), sync_(sync) {
+    check_lt(cublasLtCreate(&handle_), "cublasLtCreate");
+}
+
+LtProducts::~LtProducts() {
+    plans_.clear();
+    cublasLtDestroy(handle_);
+}
+
+// A row-by-row matrix is, columns first, its transpose. So D^T = B^T A^T: b is cuBLASLt's A, and a its B.
+LtProducts::Key LtProducts::key_of(const Tensor& d, const LtMatrix& a, const LtMatrix& b, const Tensor& bias,
+                                   bool accumulate) {
+    const std::int64_t rows = a.transposed ? a.columns : a.rows;
+    const std::int64_t depth = a.transposed ? a.rows : a.columns;
+    const std::int64_t columns = b.transposed ? b.rows : b.columns;
+    check(depth == (b.transposed ? b.columns : b.rows) && a.data.dtype == b.data.dtype,
+          "the factors of a product match");
+    return {.m = columns,
+            .n = rows,
+            .k = depth,
+            .transpose_a = b.transposed,
+            .transpose_b = a.transposed,
+            .in = a.data.dtype,
+            .out = d.dtype,
+            .bias = static_cast<bool>(bias),
+            .accumulate = accumulate,
+            .alignment = {alignment_of(b.data.data), alignment_of(a.data.data), alignment_of(d.data),
+                          alignment_of(bias.data)}};
+}
+
+std::string LtProducts::name_of(const Key& key) {
+    return fmt::format("{}x{}x{} {}{} {}>{}{}{} align {}", key.m, key.n, key.k, key.transpose_a ? 'T' : 'N',
+                       key.transpose_b ? 'T' : 'N', llmc::name_of(key.in), llmc::name_of(key.out),
+                       key.bias ? " bias" : "", key.accumulate ? " add" : "", fmt::join(key.alignment, ","));
+}
+
+void LtProducts::overwrite(const Tensor& d, const LtMatrix& a, const LtMatrix& b, const Tensor& bias) {
+    multiply(key_of(d, a, b, bias, false), {b.data.data, a.data.data, bias.data, d.data});
+}
+
+void LtProducts::accumulate(const Tensor& d, const LtMatrix& a, const LtMatrix& b) {
+    multiply(key_of(d, a, b, {}, true), {b.data.data, a.data.data, nullptr, d.data});
+}
+
+void LtProducts::multiply(const Key& key, const Operands& operands) {
+    if (key.m == 0 || key.n == 0 || key.k == 0) return;
+    const Plan& plan = plan_for(key, operands);
+    plan.run(handle_, plan.algorithm, operands, workspace_, workspace_bytes, queues_.selected());
+    if (sync_) check_cuda(cudaStreamSynchronize(queues_.selected()), "the product " + name_of(key));
+}
+
+LtProducts::Plan& LtProducts::plan_for(const Key& key, const Operands& operands) {
+    std::unique_ptr<Plan>& plan = plans_[key];
+    if (plan) return *plan;
+    auto made = std::make_unique<Plan>(key, tf32_);
+    const auto earlier = adopted_.find(name_of(key));
+    if (earlier != adopted_.end() && made->runs(handle_, earlier->second, workspace_bytes)) {
+        made->algorithm = earlier->second;
+    } else {
+        const auto possible = made->heuristic(handle_, workspace_bytes);
+        if (possible.empty()) programming_error("cuBLASLt has no algorithm for the product " + name_of(key));
+        made->algorithm = measures_ ? fastest(*made, possible, operands) : possible.front();
+    }
+    plan = std::move(made);
+    return *plan;
+}
+
+cublasLtMatmulAlgo_t LtProducts::fastest(const Plan& plan,
+                                         const std::vector<cublasLtMatmulAlgo_t>& candidates,
+                                         const Operands& operands) const {
+    constexpr int rounds = 7;  // of which the median counts
+    const cudaStream_t stream = queues_.selected();
+    const EventOwner start, end;
+    const cublasLtMatmulAlgo_t* best = nullptr;
+    float best_time = 0;
+    for (const cublasLtMatmulAlgo_t& candidate : candidates) {
+        std::array<float, rounds> times{};
+        const auto run = [&] { plan.run(handle_, candidate, operands, workspace_, workspace_bytes, stream); };
+        run();
+        for (float& time : times) {
+            check_cuda(cudaEventRecord(start.get(), stream), "cudaEventRecord");
+            run();
+            check_cuda(cudaEventRecord(end.get(), stream), "cudaEventRecord");
+            check_cuda(cudaEventSynchronize(end.get()), "a product that is timed");
+            check_cuda(cudaEventElapsedTime(&time, start.get(), end.get()), "cudaEventElapsedTime");
+        }
+        std::ranges::nth_element(times, times.begin() + rounds / 2);
+        if (best && times[rounds / 2] >= best_time) continue;
+        best = &candidate;
+        best_time = times[rounds / 2];
+    }
+    return *best;
+}
+
+// Algorithms mean something to one version of the library, and times to one chip.
+std::string LtProducts::library() const {
+    return fmt::format("{}, cuBLASLt {}{}", chip_, cublasLtGetVersion(), tf32_ ? ", TF32" : "");
+}
+
+// A line for the chip and the library, then one a product: its name, and the algorithm's words.
+std::string LtProducts::choices() const {
+    std::string text = library() + "\n";
+    for (const auto& [key, plan] : plans_) {
+        if (!plan) continue;
+        text += name_of(key) + ":";
+        for (const std::uint64_t word : plan->algorithm.data) text += fmt::format(" {:x}", word);
+        text += "\n";
+    }
+    return text;
+}
+
+void LtProducts::adopt_choices(std::string_view text) {
+    std::istringstream lines{std::string(text)};
+    std::string line;
+    if (!std::getline(lines, line) || line != library()) return;
+    while (std::getline(lines, line)) {
+        const std::size_t colon = line.find(':');
+        if (colon == std::string::npos) continue;
+        std::istringstream words(line.substr(colon + 1));
+        cublasLtMatmulAlgo_t algorithm{};
+        for (std::uint64_t& word : algorithm.data) words >> std::hex >> word;
+        if (words) adopted_[line.substr(0, colon)] = algorithm;
+    }
+}
+
+}  // namespace llmc::cuda

@@ -1,0 +1,15 @@
+// gpus.h in a program that was built without CUDA.
+#include "llmc/core/error.h"
+#include "llmc/device/cuda/gpus.h"
+
+namespace llmc {
+
+Gpus find_gpus() {
+    return {{}, "this program was built without CUDA (its compiler nvcc was not there, or CUDA=0)"};
+}
+
+std::unique_ptr<Device> make_cuda_device(const CudaOptions&) {
+    programming_error("there is no CUDA device without CUDA");
+}
+
+}  // namespace llmc

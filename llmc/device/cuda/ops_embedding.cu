@@ -1,0 +1,72 @@
+// Of CudaOps: the embedding and layernorm.
+#include "llmc/device/cuda/cuda_ops.h"
+#include "llmc/device/cuda/cuda_tensors.h"
+#include "llmc/device/cuda/encoder.cuh"
+#include "llmc/device/cuda/layernorm_backward.cuh"
+#include "llmc/device/cuda/layernorm_forward.cuh"
+#include "llmc/device/op_sizes.h"
+
+namespace llmc::cuda {
+
+void CudaOps::encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte, const Tensor& wpe) {
+    const EncoderSizes s = encoder_forward_sizes(out, tokens, wte, wpe);
+    with_kernel_type(out.dtype, [&]<class X>() {
+        cuda::encoder_forward(on(), elements<X>(out), elements<std::int32_t>(tokens), elements<X>(wte),
+                              elements<X>(wpe), to_int(s.batch), s.sequence, to_int(s.channels));
+    });
+}
+
+void CudaOps::encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
+                               const Tensor& tokens) {
+    const EncoderSizes s = encoder_backward_sizes(dwte, dwpe, dout, tokens);
+    void* const memory =
+        workspace(encoder_backward_workspace_bytes(s.batch * s.sequence, to_int(s.channels)));
+    with_kernel_type(dout.dtype, [&]<class X>() {
+        cuda::encoder_backward(on(), elements<float>(dwte), elements<float>(dwpe), elements<X>(dout),
+                               elements<std::int32_t>(tokens), to_int(s.batch), s.sequence,
+                               to_int(s.channels), to_int(s.rows_of_wte), memory);
+    });
+}
+
+void CudaOps::layernorm_forward(const Tensor& out, const Tensor& mean, const Tensor& rstd, const Tensor& in,
+                                const Tensor& gamma, const Tensor& beta) {
+    const RowSizes s = layernorm_forward_sizes(out, mean, rstd, in, gamma, beta);
+    with_kernel_type(out.dtype, [&]<class X>() {
+        cuda::layernorm_forward(on(), elements<X>(out), elements<float>(mean), elements<float>(rstd),
+                                elements<X>(in), elements<X>(gamma), elements<X>(beta), s.rows,
+                                to_int(s.channels));
+    });
+}
+
+void CudaOps::layernorm_backward(const Tensor& din, const Tensor& dgamma, const Tensor& dbeta,
+                                 const Tensor& dout, const Tensor& in, const Tensor& gamma,
+                                 const Tensor& mean, const Tensor& rstd) {
+    const RowSizes s = layernorm_backward_sizes(din, dgamma, dbeta, dout, in, gamma, mean, rstd);
+    void* const memory = workspace(layernorm_backward_workspace_bytes(chip_, to_int(s.channels)));
+    with_kernel_type(dout.dtype, [&]<class X>() {
+        cuda::layernorm_backward(on(), elements<X>(din), elements<float>(dgamma), elements<float>(dbeta),
+                                 elements<X>(dout), elements<X>(in), elements<X>(gamma),
+                                 elements<float>(mean), elements<float>(rstd), s.rows, to_int(s.channels),
+                                 memory);
+    });
+}
+
+void CudaOps::fused_residual_layernorm_forward(const Tensor& residual, const Tensor& out, const Tensor& mean,
+                                               const Tensor& rstd, const Tensor& in1, const Tensor& in2,
+                                               const Tensor& gamma, const Tensor& beta) {
+    const RowSizes s = fused_residual_layernorm_sizes(residual, out, mean, rstd, in1, in2, gamma, beta);
+    with_kernel_type(out.dtype, [&]<class X>() {
+        cuda::fused_residual_layernorm_forward(on(), elements<X>(residual), elements<X>(out),
+                                               elements<float>(mean), elements<float>(rstd), elements<X>(in1),
+                                               elements<X>(in2), elements<X>(gamma), elements<X>(beta),
+                                               s.rows, to_int(s.channels));
+    });
+}
+
+std::size_t CudaOps::embedding_workspace_bytes(const WorkspaceRequest& request) const {
+    return std::max(
+        encoder_backward_workspace_bytes(request.batch * request.sequence, to_int(request.channels)),
+        layernorm_backward_workspace_bytes(chip_, to_int(request.channels)));
+}
+
+}  // namespace llmc::cuda

@@ -1,0 +1,69 @@
+// Of CudaOps: matrix products, with the bias and GELU around them.
+//
+// GELU is a kernel of its own: it reads the product as rounded, so that computing it again from there gives the same
+// bits, which cuBLASLt's epilogue does not promise.
+#include "llmc/device/cuda/bias_gradient.cuh"
+#include "llmc/device/cuda/cuda_ops.h"
+#include "llmc/device/cuda/cuda_tensors.h"
+#include "llmc/device/cuda/gelu.cuh"
+#include "llmc/device/op_sizes.h"
+#include "llmc/device/operands.h"
+
+namespace llmc::cuda {
+
+void CudaOps::matmul_forward(const Tensor& out, const Tensor& in, const Tensor& weight, const Tensor& bias,
+                             const Tensor& pre_gelu) {
+    const MatmulSizes s = matmul_forward_sizes(out, in, weight, bias, pre_gelu);
+    products_.overwrite(pre_gelu ? pre_gelu : out, {in, s.rows, s.in_channels},
+                        {weight, s.out_channels, s.in_channels, true}, bias);
+    if (pre_gelu) gelu_forward(out, pre_gelu);
+}
+
+void CudaOps::matmul_backward(const Tensor& din, const Tensor& dweight, const Tensor& dbias,
+                              const Tensor& dout, const Tensor& in, const Tensor& weight,
+                              const Tensor& pre_gelu) {
+    const MatmulSizes s = matmul_backward_sizes(din, dweight, dbias, dout, in, weight, pre_gelu);
+    if (dweight)
+        products_.accumulate(dweight, {dout, s.rows, s.out_channels, true}, {in, s.rows, s.in_channels});
+    if (dbias) {
+        with_kernel_type(dout.dtype, [&]<class X>() {
+            const int columns = to_int(s.out_channels);
+            void* const memory = workspace(bias_gradient_workspace_bytes<X>(chip_, s.rows, columns));
+            bias_gradient(on(), elements<float>(dbias), elements<X>(dout), s.rows, columns, memory);
+        });
+    }
+    if (!din) return;
+    products_.overwrite(din, {dout, s.rows, s.out_channels}, {weight, s.out_channels, s.in_channels}, {});
+    if (pre_gelu) gelu_backward(din, din, pre_gelu);
+}
+
+void CudaOps::gelu_forward(const Tensor& out, const Tensor& in) {
+    check_elements(out, in.dtype, in.elements(), "out");
+    with_kernel_type(in.dtype, [&]<class X>() {
+        cuda::gelu_forward(on(), elements<X>(out), elements<X>(in), in.elements());
+    });
+}
+
+void CudaOps::gelu_backward(const Tensor& din, const Tensor& dout, const Tensor& in) {
+    check_elements(din, in.dtype, in.elements(), "din");
+    check_elements(dout, in.dtype, in.elements(), "dout");
+    with_kernel_type(in.dtype, [&]<class X>() {
+        cuda::gelu_backward(on(), elements<X>(din), elements<X>(dout), elements<X>(in), in.elements());
+    });
+}
+
+// Of the bias gradients; the products' own memory is apart, since both are used in one call.
+std::size_t CudaOps::matmul_workspace_bytes(const WorkspaceRequest& request) const {
+    const std::int64_t rows = std::max(request.batch * request.sequence, request.head_rows);
+    const int columns = to_int(request.largest_matmul_channels);
+    return with_kernel_type(request.dtype, [&]<class X>() {
+        std::size_t bytes = 0;
+        // Fewer columns leave more slices of rows.
+        for (const int wide :
+             {to_int(request.channels), to_int(3 * request.channels), to_int(4 * request.channels), columns})
+            bytes = std::max(bytes, bias_gradient_workspace_bytes<X>(chip_, rows, wide));
+        return bytes;
+    });
+}
+
+}  // namespace llmc::cuda

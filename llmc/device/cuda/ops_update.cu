@@ -1,0 +1,111 @@
+// Of CudaOps: the classifier, the norm, the update, and elementwise operations.
+#include "llmc/device/cuda/adamw.cuh"
+#include "llmc/device/cuda/classifier.cuh"
+#include "llmc/device/cuda/cuda_ops.h"
+#include "llmc/device/cuda/cuda_tensors.h"
+#include "llmc/device/cuda/elementwise.cuh"
+#include "llmc/device/cuda/global_norm.cuh"
+#include "llmc/device/op_sizes.h"
+#include "llmc/device/operands.h"
+
+namespace llmc::cuda {
+
+namespace {
+
+// A number of the host's in the device's memory, without a buffer on the host that must stay until it is copied.
+template <class T>
+__global__ void store_kernel(T* to, T value) {
+    *to = value;
+}
+
+}  // namespace
+
+void CudaOps::fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
+                               std::int64_t vocabulary, float scale, bool write_dlogits) {
+    const RowSizes s = classifier_sizes(logits, losses, targets, vocabulary);
+    with_kernel_type(logits.dtype, [&]<class X>() {
+        cuda::fused_classifier(on(), elements<X>(logits), elements<float>(losses),
+                               elements<std::int32_t>(targets), s.rows, to_int(s.channels),
+                               to_int(vocabulary), scale, write_dlogits);
+    });
+}
+
+void CudaOps::global_norm_squared(const Tensor& partials, const Tensor& x) {
+    check_dtype(x, DType::fp32, "x");
+    check_elements(partials, DType::fp32, x.elements() / norm_block_elements, "partials");
+    cuda::global_norm_squared(on(), elements<float>(partials), elements<float>(x), x.elements());
+}
+
+void CudaOps::sum(const Tensor& out, const Tensor& x) {
+    check_elements(out, DType::fp64, 1, "out");
+    check_dtype(x, DType::fp32, "x");
+    cuda::sum(on(), elements<double>(out), elements<float>(x), x.elements(),
+              workspace(sum_workspace_bytes()));
+}
+
+void CudaOps::adamw(const Tensor& parameters, const Tensor& master, const Tensor& m, const Tensor& v,
+                    const Tensor& gradients, const Tensor& norm_squared,
+                    std::span<const AdamWSegment> segments, const AdamWStep& step) {
+    const std::int64_t n = parameters.elements();
+    check_dtype(parameters, parameters.dtype, "parameters");
+    for (const auto& [tensor, name] :
+         {std::pair{&master, "master"}, {&m, "m"}, {&v, "v"}, {&gradients, "gradients"}})
+        check_elements(*tensor, DType::fp32, n, name);
+    check_elements(norm_squared, DType::fp64, 1, "norm_squared");
+    auto* const coefficients = static_cast<AdamWCoefficients*>(workspace(sizeof(AdamWCoefficients)));
+    launch(on(), store_kernel<AdamWCoefficients>, 1, 1, 0, coefficients, adamw_coefficients(step));
+    with_kernel_type(parameters.dtype, [&]<class X>() {
+        cuda::adamw(on(), elements<X>(parameters), elements<float>(master), elements<float>(m),
+                    elements<float>(v), elements<float>(gradients), elements<double>(norm_squared),
+                    coefficients, segments);
+    });
+}
+
+void CudaOps::cast(const Tensor& out, const Tensor& in) {
+    check_dtype(in, in.dtype, "in");
+    check_elements(out, out.dtype, in.elements(), "out");
+    with_kernel_type(out.dtype, [&]<class To>() {
+        with_kernel_type(in.dtype, [&]<class From>() {
+            cuda::cast(on(), elements<To>(out), elements<From>(in), in.elements());
+        });
+    });
+}
+
+void CudaOps::fill(const Tensor& out, float value) {
+    check_dtype(out, out.dtype, "out");
+    if (value == 0.0F) {
+        check_cuda(cudaMemsetAsync(out.data, 0, out.bytes(), queues_.selected()), "cudaMemsetAsync");
+        return;
+    }
+    const auto fill_as = [&]<class T>(T as_stored) {
+        cuda::fill(on(), elements<T>(out), as_stored, out.elements());
+    };
+    switch (out.dtype) {
+        case DType::fp32:
+            return fill_as(value);
+        case DType::bf16:
+            return fill_as(from_float<bf16>(value));
+        case DType::int32:
+            return fill_as(static_cast<std::int32_t>(value));
+        case DType::fp64:
+            programming_error("doubles are filled with 0 only");
+    }
+}
+
+void CudaOps::add(const Tensor& out, const Tensor& a, const Tensor& b) {
+    check_dtype(out, out.dtype, "out");
+    check_elements(a, out.dtype, out.elements(), "a");
+    check_elements(b, out.dtype, out.elements(), "b");
+    with_kernel_type(out.dtype, [&]<class X>() {
+        cuda::add(on(), elements<X>(out), elements<X>(a), elements<X>(b), out.elements());
+    });
+}
+
+void CudaOps::all_finite(const Tensor& flag, const Tensor& x) {
+    check_elements(flag, DType::int32, 1, "flag");
+    with_kernel_type(x.dtype, [&]<class X>() {
+        cuda::all_finite(on(), elements<std::int32_t>(flag), elements<X>(x), x.elements());
+    });
+}
+
+}  // namespace llmc::cuda

@@ -1,0 +1,48 @@
+// CUDA's runtime for the device's host code: errors as exceptions, and owners of what the runtime gives out.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+#include <string_view>
+
+#include "llmc/core/error.h"
+
+namespace llmc::cuda {
+
+// Throws unless `error` is cudaSuccess. What a kernel did wrong is reported by whatever call comes next.
+inline void check_cuda(cudaError_t error, std::string_view call) {
+    if (error == cudaSuccess) return;
+    user_error("{}: CUDA says \"{}\" ({}); if a kernel is to blame, --cuda-sync names it", call,
+               cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+class StreamOwner {
+  public:
+    // Beside the legacy default stream; a greater priority is a smaller number.
+    explicit StreamOwner(int priority) {
+        check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority),
+                   "cudaStreamCreateWithPriority");
+    }
+    ~StreamOwner() { cudaStreamDestroy(stream_); }
+    StreamOwner(const StreamOwner&) = delete;
+    StreamOwner& operator=(const StreamOwner&) = delete;
+    cudaStream_t get() const { return stream_; }
+
+  private:
+    cudaStream_t stream_ = nullptr;
+};
+
+class EventOwner {
+  public:
+    EventOwner() { check_cuda(cudaEventCreate(&event_), "cudaEventCreate"); }
+    ~EventOwner() { cudaEventDestroy(event_); }
+    EventOwner(const EventOwner&) = delete;
+    EventOwner& operator=(const EventOwner&) = delete;
+    cudaEvent_t get() const { return event_; }
+
+  private:
+    cudaEvent_t event_ = nullptr;
+};
+
+}  // namespace llmc::cuda

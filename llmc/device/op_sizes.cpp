@@ -1,0 +1,136 @@
+#include "llmc/device/op_sizes.h"
+
+#include "llmc/device/operands.h"
+
+namespace llmc {
+
+namespace {
+
+EncoderSizes encoder_sizes(const Tensor& out, const Tensor& tokens, const Tensor& wte, const Tensor& wpe,
+                           DType table_dtype) {
+    check(out.shape.dimensions() == 3, "the embedding is (B,T,C)");
+    const EncoderSizes s{out.shape[0], out.shape[1], out.shape[2],
+                         wte.shape.dimensions() == 2 ? wte.shape[0] : 0};
+    check_tensor(tokens, DType::int32, {s.batch, s.sequence}, "tokens");
+    check_tensor(wte, table_dtype, {s.rows_of_wte, s.channels}, "wte");
+    check_dtype(wpe, table_dtype, "wpe");
+    check(wpe.shape.dimensions() == 2 && wpe.shape[0] >= s.sequence && wpe.shape[1] == s.channels,
+          "wpe has a row for each position");
+    return s;
+}
+
+RowSizes layernorm_sizes(const Tensor& x, const Tensor& mean, const Tensor& rstd, const Tensor& gamma) {
+    check(x.shape.dimensions() > 0 && x.shape.last() > 0, "layernorm takes rows of channels");
+    const RowSizes sizes{x.elements() / x.shape.last(), x.shape.last()};
+    check_elements(mean, DType::fp32, sizes.rows, "mean");
+    check_elements(rstd, DType::fp32, sizes.rows, "rstd");
+    check_elements(gamma, x.dtype, sizes.channels, "gamma");
+    return sizes;
+}
+
+// Of in (N,IC), weight (OC,IC), out (N,OC), where `in` and `out` may be gradients.
+MatmulSizes matmul_sizes(const Tensor& out, const Tensor& in, const Tensor& weight) {
+    check(weight.shape.dimensions() > 0 && weight.shape.last() > 0, "a weight is (OC,IC)");
+    const std::int64_t IC = weight.shape.last();
+    const std::int64_t OC = weight.elements() / IC;
+    check(in.shape.dimensions() > 0, "the input is rows of IC");
+    const std::int64_t N = in.elements() / IC;
+    check_dtype(weight, out.dtype, "weight");
+    check_rows(in, out.dtype, N, IC, "in");
+    check_rows(out, out.dtype, N, OC, "out");
+    check(out.dtype == DType::fp32 || out.dtype == DType::bf16, "products are in fp32 or bf16");
+    return {N, IC, OC};
+}
+
+HeadSizes attention_sizes(const Tensor& out, const Tensor& qkv, const Tensor& lse) {
+    check(qkv.shape.dimensions() == 5 && qkv.shape[2] == 3, "qkv is (B,T,3,NH,HS)");
+    const HeadSizes s{qkv.shape[0], qkv.shape[1], qkv.shape[3], qkv.shape[4]};
+    check_dtype(qkv, qkv.dtype, "qkv");
+    check_tensor(lse, DType::fp32, {s.batch, s.heads, s.sequence}, "lse");
+    check_tensor(out, qkv.dtype, {s.batch, s.sequence, s.heads, s.head_size}, "out");
+    return s;
+}
+
+}  // namespace
+
+EncoderSizes encoder_forward_sizes(const Tensor& out, const Tensor& tokens, const Tensor& wte,
+                                   const Tensor& wpe) {
+    return encoder_sizes(out, tokens, wte, wpe, out.dtype);
+}
+
+EncoderSizes encoder_backward_sizes(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
+                                    const Tensor& tokens) {
+    return encoder_sizes(dout, tokens, dwte, dwpe, DType::fp32);
+}
+
+RowSizes layernorm_forward_sizes(const Tensor& out, const Tensor& mean, const Tensor& rstd, const Tensor& in,
+                                 const Tensor& gamma, const Tensor& beta) {
+    const RowSizes s = layernorm_sizes(in, mean, rstd, gamma);
+    check_rows(out, in.dtype, s.rows, s.channels, "out");
+    check_elements(beta, in.dtype, s.channels, "beta");
+    return s;
+}
+
+RowSizes layernorm_backward_sizes(const Tensor& din, const Tensor& dgamma, const Tensor& dbeta,
+                                  const Tensor& dout, const Tensor& in, const Tensor& gamma,
+                                  const Tensor& mean, const Tensor& rstd) {
+    const RowSizes s = layernorm_sizes(in, mean, rstd, gamma);
+    check_rows(din, in.dtype, s.rows, s.channels, "din");
+    check_rows(dout, in.dtype, s.rows, s.channels, "dout");
+    check_elements(dgamma, DType::fp32, s.channels, "dgamma");
+    check_elements(dbeta, DType::fp32, s.channels, "dbeta");
+    return s;
+}
+
+RowSizes fused_residual_layernorm_sizes(const Tensor& residual, const Tensor& out, const Tensor& mean,
+                                        const Tensor& rstd, const Tensor& in1, const Tensor& in2,
+                                        const Tensor& gamma, const Tensor& beta) {
+    const RowSizes s = layernorm_forward_sizes(out, mean, rstd, residual, gamma, beta);
+    check_rows(in1, residual.dtype, s.rows, s.channels, "in1");
+    check_rows(in2, residual.dtype, s.rows, s.channels, "in2");
+    return s;
+}
+
+MatmulSizes matmul_forward_sizes(const Tensor& out, const Tensor& in, const Tensor& weight,
+                                 const Tensor& bias, const Tensor& pre_gelu) {
+    const MatmulSizes s = matmul_sizes(out, in, weight);
+    if (bias) check_elements(bias, out.dtype, s.out_channels, "bias");
+    if (pre_gelu) check_rows(pre_gelu, out.dtype, s.rows, s.out_channels, "pre_gelu");
+    return s;
+}
+
+MatmulSizes matmul_backward_sizes(const Tensor& din, const Tensor& dweight, const Tensor& dbias,
+                                  const Tensor& dout, const Tensor& in, const Tensor& weight,
+                                  const Tensor& pre_gelu) {
+    const MatmulSizes s = matmul_sizes(dout, in, weight);
+    if (din) check_rows(din, dout.dtype, s.rows, s.in_channels, "din");
+    if (dweight) check_elements(dweight, DType::fp32, weight.elements(), "dweight");
+    if (dbias) check_elements(dbias, DType::fp32, s.out_channels, "dbias");
+    if (pre_gelu) check_rows(pre_gelu, dout.dtype, s.rows, s.in_channels, "pre_gelu");
+    return s;
+}
+
+HeadSizes attention_forward_sizes(const Tensor& out, const Tensor& lse, const Tensor& qkv) {
+    return attention_sizes(out, qkv, lse);
+}
+
+HeadSizes attention_backward_sizes(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv,
+                                   const Tensor& out, const Tensor& lse) {
+    const HeadSizes s = attention_sizes(out, qkv, lse);
+    check_tensor(dqkv, qkv.dtype, qkv.shape, "dqkv");
+    check_tensor(dout, qkv.dtype, out.shape, "dout");
+    return s;
+}
+
+RowSizes classifier_sizes(const Tensor& logits, const Tensor& losses, const Tensor& targets,
+                          std::int64_t vocabulary) {
+    check(logits.shape.dimensions() == 2, "logits are (N,Vp)");
+    const RowSizes s{logits.shape[0], logits.shape[1]};
+    check(vocabulary > 0 && vocabulary <= s.channels, "the vocabulary lies inside the logits' columns");
+    check_dtype(logits, logits.dtype, "logits");
+    check_elements(losses, DType::fp32, s.rows, "losses");
+    check_elements(targets, DType::int32, s.rows, "targets");
+    return s;
+}
+
+}  // namespace llmc

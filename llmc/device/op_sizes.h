@@ -1,0 +1,51 @@
+// What the devices' operations share: each operation's sizes, read from its operands, whose dtypes and shapes are
+// checked against ops.h on the way. A wrong one is a ProgrammingError.
+#pragma once
+
+#include <cstdint>
+
+#include "llmc/core/tensor.h"
+
+namespace llmc {
+
+struct EncoderSizes {
+    std::int64_t batch, sequence, channels, rows_of_wte;
+};
+EncoderSizes encoder_forward_sizes(const Tensor& out, const Tensor& tokens, const Tensor& wte,
+                                   const Tensor& wpe);
+EncoderSizes encoder_backward_sizes(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
+                                    const Tensor& tokens);
+
+struct RowSizes {
+    std::int64_t rows, channels;
+};
+RowSizes layernorm_forward_sizes(const Tensor& out, const Tensor& mean, const Tensor& rstd, const Tensor& in,
+                                 const Tensor& gamma, const Tensor& beta);
+RowSizes layernorm_backward_sizes(const Tensor& din, const Tensor& dgamma, const Tensor& dbeta,
+                                  const Tensor& dout, const Tensor& in, const Tensor& gamma,
+                                  const Tensor& mean, const Tensor& rstd);
+RowSizes fused_residual_layernorm_sizes(const Tensor& residual, const Tensor& out, const Tensor& mean,
+                                        const Tensor& rstd, const Tensor& in1, const Tensor& in2,
+                                        const Tensor& gamma, const Tensor& beta);
+
+struct MatmulSizes {
+    std::int64_t rows, in_channels, out_channels;
+};
+MatmulSizes matmul_forward_sizes(const Tensor& out, const Tensor& in, const Tensor& weight,
+                                 const Tensor& bias, const Tensor& pre_gelu);
+MatmulSizes matmul_backward_sizes(const Tensor& din, const Tensor& dweight, const Tensor& dbias,
+                                  const Tensor& dout, const Tensor& in, const Tensor& weight,
+                                  const Tensor& pre_gelu);
+
+struct HeadSizes {
+    std::int64_t batch, sequence, heads, head_size;
+};
+HeadSizes attention_forward_sizes(const Tensor& out, const Tensor& lse, const Tensor& qkv);
+HeadSizes attention_backward_sizes(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv,
+                                   const Tensor& out, const Tensor& lse);
+
+// Rows of logits, and their columns.
+RowSizes classifier_sizes(const Tensor& logits, const Tensor& losses, const Tensor& targets,
+                          std::int64_t vocabulary);
+
+}  // namespace llmc
