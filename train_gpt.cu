@@ -170,9 +170,9 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     return stopping ? Ending::stopped : Ending::done;
 }
 
-Ending run_program(const Options& options, const std::string& program, MpiEnvironment& mpi, Console& console,
+Ending run_program(const Options& options, const std::string& program, Job& job, Console& console,
                    const StopSignals& signals) {
-    MpiCommunicator& world = mpi.world();
+    HostCommunicator& world = job.world();
     world.set_timeout(std::chrono::seconds(options.communication_timeout));
     const bool speaks = world.rank() == 0;
     const auto stopped_early = [&] {
@@ -182,7 +182,7 @@ Ending run_program(const Options& options, const std::string& program, MpiEnviro
     };
 
     // As many threads as OMP_NUM_THREADS says, or else this process's share of the machine's cores.
-    const std::unique_ptr<Device> device = make_cpu_device(std::getenv("OMP_NUM_THREADS") ? 0 : mpi.cores());
+    const std::unique_ptr<Device> device = make_cpu_device(std::getenv("OMP_NUM_THREADS") ? 0 : job.cores());
     const Mesh mesh{.data_ranks = world.size(), .data_rank = world.rank()};
     const RunPlan plan = plan_run({.config = options.config(),
                                    .dtype = options.compute_dtype(),
@@ -190,8 +190,8 @@ Ending run_program(const Options& options, const std::string& program, MpiEnviro
                                    .global_batch_tokens = *options.global_batch_tokens,
                                    .micro_batch_sequences = options.micro_batch_size.value_or(0),
                                    .machine = {.bytes = options.print_step ? 0 : device->available_memory(),
-                                               .processes = mpi.local_size()}},
-                                  device->ops(), MpiCommunicator::staging_bytes(world.size()));
+                                               .processes = job.local_size()}},
+                                  device->ops(), HostCommunicator::staging_bytes(world.size()));
     if (options.print_step) {
         std::vector<std::string> names;
         for (const UnitLayout& unit : plan.store.units) names.push_back(unit.name());
@@ -271,11 +271,11 @@ int main(int argc, char** argv) {
     std::signal(SIGXFSZ, SIG_IGN);
     llmc::let_waiting_threads_sleep(argv);
     llmc::StopSignals signals;
-    llmc::MpiEnvironment mpi;
+    llmc::Job job;
     std::optional<llmc::Options> options;
     try {
-        llmc::Console console(mpi.world().rank() == 0);
-        if (mpi.world().rank() == 0) {
+        llmc::Console console(job.world().rank() == 0);
+        if (job.world().rank() == 0) {
             signals.answer_with(
                 console.over_progress("stopping after this step; a second signal stops at once\n"),
                 console.over_progress(""));
@@ -285,17 +285,17 @@ int main(int argc, char** argv) {
         if (options) {
             const std::string program = llmc::program_as_called({argv, static_cast<std::size_t>(argc)});
             const bool stopped =
-                llmc::run_program(*options, program, mpi, console, signals) == llmc::Ending::stopped;
+                llmc::run_program(*options, program, job, console, signals) == llmc::Ending::stopped;
             // (With this status a scheduler starts it again, whatever became of its output.)
-            if (stopped) mpi.end(llmc::stopped_status);
+            if (stopped) job.end(llmc::stopped_status);
         } else {
             console.text(text);
         }
         console.require_written();
     } catch (const llmc::UserError& fault) {
-        mpi.fail(options ? llmc::with_place(*options, fault.what()) : fault.what());
+        job.fail(options ? llmc::with_place(*options, fault.what()) : fault.what());
     } catch (const std::exception& fault) {
-        mpi.fail(fault.what());
+        job.fail(fault.what());
     }
     return 0;
 }

@@ -45,7 +45,7 @@ void say(const Json& json) {
     std::fflush(stdout);
 }
 
-void run(int threads, const Options& options, MpiCommunicator& world) {
+void run(int threads, const Options& options, HostCommunicator& world) {
     const std::unique_ptr<Device> device = make_cpu_device(threads);
     bench::TimedDevice timed(*device);
     const RunPlan plan = plan_run({.config = options.config(),
@@ -53,7 +53,7 @@ void run(int threads, const Options& options, MpiCommunicator& world) {
                                    .mesh = {},
                                    .global_batch_tokens = *options.global_batch_tokens,
                                    .micro_batch_sequences = options.micro_batch_size.value_or(0)},
-                                  device->ops(), MpiCommunicator::staging_bytes(1));
+                                  device->ops(), HostCommunicator::staging_bytes(1));
     const Data data = open_data({.train_data = options.train_data,
                                  .val_data = options.val_data,
                                  .vocabulary = options.vocabulary.value(),
@@ -88,16 +88,16 @@ void run(int threads, const Options& options, MpiCommunicator& world) {
 
 int main(int argc, char** argv) {
     let_waiting_threads_sleep(argv);
-    MpiEnvironment mpi;
+    Job job;
     try {
         if (argc < 2) user_error("usage: bench_step THREADS TRAIN_GPT-OPTION...");
         std::string text;
         if (const auto options = parse_options(argc - 1, argv + 1, text)) {
-            run(std::stoi(argv[1]), *options, mpi.world());
+            run(std::stoi(argv[1]), *options, job.world());
         } else {
             fmt::print("{}", text);
         }
     } catch (const std::exception& fault) {
-        mpi.fail(fault.what());
+        job.fail(fault.what());
     }
 }

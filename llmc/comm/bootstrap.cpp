@@ -47,7 +47,7 @@ Place own_place() {
     return place;
 }
 
-std::vector<Place> places_of_all(MpiCommunicator& world) {
+std::vector<Place> places_of_all(HostCommunicator& world) {
     static_assert(sizeof(Place) % sizeof(std::int32_t) == 0 && std::is_trivially_copyable_v<Place>);
     constexpr auto words = static_cast<std::int64_t>(sizeof(Place) / sizeof(std::int32_t));
     std::vector<Place> places(static_cast<std::size_t>(world.size()));
@@ -70,7 +70,7 @@ int share_of_cores(std::span<const CoreMask> masks, int rank) {
     return std::max(1, static_cast<int>(share + 1e-6));
 }
 
-MpiEnvironment::MpiEnvironment(const MpiOptions& options) {
+Job::Job(const ExchangeOptions& options) {
     // Without it Open MPI adds eight lines of its own to the one line with which a failing job ends.
     setenv("OMPI_MCA_orte_execute_quiet", "1", 0);
     // A program started alone, without mpirun, needs no daemon beside it.
@@ -81,7 +81,7 @@ MpiEnvironment::MpiEnvironment(const MpiOptions& options) {
     int provided = 0;
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
     check(provided >= MPI_THREAD_SERIALIZED, "MPI does not bear threads");
-    world_ = std::make_unique<MpiCommunicator>(options);
+    world_ = std::make_unique<HostCommunicator>(options);
 
     const std::vector<Place> places = places_of_all(*world_);
     const Place& own = places[static_cast<std::size_t>(world_->rank())];
@@ -95,7 +95,7 @@ MpiEnvironment::MpiEnvironment(const MpiOptions& options) {
     cores_ = share_of_cores(masks, local_rank_);
 }
 
-MpiEnvironment::~MpiEnvironment() {
+Job::~Job() {
     try {
         // MPI_Finalize waits without a limit; after this no rank is far from it.
         world_->barrier();
@@ -107,7 +107,7 @@ MpiEnvironment::~MpiEnvironment() {
 
 // Often several ranks fail, at about the same moment or one after the other: the first one speaks, and of those
 // whose messages cross, the lowest.
-bool MpiEnvironment::speaks_of_failures() const {
+bool Job::speaks_of_failures() const {
     const auto lowest_failed = [&] {
         int rank = 0;
         while (rank < world_->size() && (rank == world_->rank() || !has_told(rank, fault_tag))) ++rank;
@@ -125,7 +125,7 @@ bool MpiEnvironment::speaks_of_failures() const {
     return lowest > world_->rank();
 }
 
-void MpiEnvironment::fail(std::string_view what) const {
+void Job::fail(std::string_view what) const {
     bool speaks = true;
     try {
         speaks = speaks_of_failures();
@@ -136,7 +136,7 @@ void MpiEnvironment::fail(std::string_view what) const {
     abort_job(fmt::format("error: {}", one_line(what)));
 }
 
-void MpiEnvironment::end(int status) const {
+void Job::end(int status) const {
     world_->barrier();
     std::fflush(stdout);
     if (world_->rank() != 0) std::this_thread::sleep_for(patience);  // rank 0 ends this process

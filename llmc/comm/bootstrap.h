@@ -1,4 +1,4 @@
-// How a process joins the job: MPI's start and end, the world of all ranks, and what this process may use of
+// How a process joins the job: the start and end of MPI, the world of all ranks, and what this process may use of
 // the machine it shares with other ranks.
 #pragma once
 
@@ -7,8 +7,8 @@
 #include <span>
 #include <string_view>
 
-#include "llmc/comm/mpi_communicator.h"
-#include "llmc/comm/mpi_exchange.h"
+#include "llmc/comm/exchange.h"
+#include "llmc/comm/host_communicator.h"
 
 namespace llmc {
 
@@ -19,16 +19,16 @@ using CoreMask = std::bitset<8192>;
 // that several may use is shared out equally among them. At least 1.
 int share_of_cores(std::span<const CoreMask> masks, int rank);
 
-// Lives as long as MPI is in use. At its end all ranks meet once more, so what a rank cannot go on from must
+// This process as one of the job. At its end all ranks meet once more, so what a rank cannot go on from must
 // be caught inside its life and given to fail().
-class MpiEnvironment {
+class Job {
   public:
-    explicit MpiEnvironment(const MpiOptions& options = {});
-    ~MpiEnvironment();
-    MpiEnvironment(const MpiEnvironment&) = delete;
-    MpiEnvironment& operator=(const MpiEnvironment&) = delete;
+    explicit Job(const ExchangeOptions& options = {});
+    ~Job();
+    Job(const Job&) = delete;
+    Job& operator=(const Job&) = delete;
 
-    MpiCommunicator& world() { return *world_; }
+    HostCommunicator& world() { return *world_; }
 
     // Among the ranks on this machine, in the order of their ranks.
     int local_rank() const { return local_rank_; }
@@ -46,7 +46,7 @@ class MpiEnvironment {
   private:
     bool speaks_of_failures() const;
 
-    std::unique_ptr<MpiCommunicator> world_;
+    std::unique_ptr<HostCommunicator> world_;
     int local_rank_ = 0;
     int local_size_ = 1;
     int cores_ = 1;

@@ -1,5 +1,5 @@
 // How processes talk: a group of ranks and the collectives over it. MPI carries the CPU's data
-// (comm/mpi_communicator.h).
+// (comm/host_communicator.h).
 //
 // - Every rank of the group issues the same calls in the same order.
 // - Sums are deterministic: rank contributions are added element by element in fp32 (fp64 for fp64) as a tree

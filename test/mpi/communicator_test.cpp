@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "llmc/comm/mpi_communicator.h"
-#include "llmc/comm/mpi_exchange.h"
+#include "llmc/comm/exchange.h"
+#include "llmc/comm/host_communicator.h"
 #include "llmc/core/random.h"
 #include "mpi_test.h"
 
@@ -91,7 +91,7 @@ std::size_t ranks() { return static_cast<std::size_t>(world().size()); }
 
 // Staging of the given bytes for everyone, alive until the program's end.
 void use_staging(std::size_t bytes) {
-    static std::vector<double> memory(MpiCommunicator::staging_bytes(world().size()) / sizeof(double));
+    static std::vector<double> memory(HostCommunicator::staging_bytes(world().size()) / sizeof(double));
     world().set_staging(tensor_of(memory).flat(0, static_cast<std::int64_t>(bytes / sizeof(double))));
 }
 
@@ -357,7 +357,7 @@ TYPED_TEST(Copies, BytesAreExactlyThoseOfTheFormulas) {
 
 // What MPI's int cannot count is cut. Here already at 1000 bytes, so that the test needs no gigabytes.
 TEST(LongMessages, AreCut) {
-    MpiCommunicator cutting(MpiOptions{.largest_message = 1000});
+    HostCommunicator cutting(ExchangeOptions{.largest_message = 1000});
     for (const std::size_t count : {249, 250, 251, 10007}) {
         auto x = contribution<float>(world().rank(), count);
         cutting.all_reduce(tensor_of(x));  // with the communicator's own small staging
@@ -384,11 +384,11 @@ TEST(Barrier, WaitsForAll) {
 }
 
 TEST(Staging, IsBoundedAndNoneForOneRank) {
-    EXPECT_EQ(MpiCommunicator::staging_bytes(1), 0u);
-    EXPECT_EQ(MpiCommunicator::staging_bytes(2), std::size_t{1} << 20);
+    EXPECT_EQ(HostCommunicator::staging_bytes(1), 0u);
+    EXPECT_EQ(HostCommunicator::staging_bytes(2), std::size_t{1} << 20);
     std::size_t before = 0;
     for (const int size : {2, 3, 4, 8, 17, 18, 64, 1000}) {
-        const std::size_t bytes = MpiCommunicator::staging_bytes(size);
+        const std::size_t bytes = HostCommunicator::staging_bytes(size);
         EXPECT_GT(bytes, before / 2) << size;
         EXPECT_LE(bytes, std::size_t{16} << 20) << size;
         EXPECT_EQ(bytes % (2 * static_cast<std::size_t>(size - 1) * 1024), 0u) << size;

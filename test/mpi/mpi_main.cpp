@@ -17,9 +17,9 @@ namespace {
 // A test that leaves a rank waiting ends the job, and says so.
 constexpr std::chrono::seconds timeout{60};
 
-std::unique_ptr<MpiEnvironment>& environment() {
-    static std::unique_ptr<MpiEnvironment> environment;
-    return environment;
+std::unique_ptr<Job>& job() {
+    static std::unique_ptr<Job> job;
+    return job;
 }
 
 // After each test all ranks tell each other whether they failed. It has messages of its own, so that a test
@@ -67,15 +67,15 @@ int run_tests() {
 
 }  // namespace
 
-MpiCommunicator& world() { return environment()->world(); }
+HostCommunicator& world() { return job()->world(); }
 
 }  // namespace llmc::test
 
 int main(int argc, char** argv) {
     testing::InitGoogleTest(&argc, argv);
-    auto& environment = llmc::test::environment();
-    environment = std::make_unique<llmc::MpiEnvironment>(llmc::MpiOptions{.timeout = llmc::test::timeout});
+    auto& job = llmc::test::job();
+    job = std::make_unique<llmc::Job>(llmc::ExchangeOptions{.timeout = llmc::test::timeout});
     const int status = llmc::test::run_tests();
-    environment.reset();
+    job.reset();
     return status;
 }

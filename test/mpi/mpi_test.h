@@ -2,11 +2,11 @@
 // alone reports; a test fails if it fails on any rank. A test may leave no message under way.
 #pragma once
 
-#include "llmc/comm/mpi_communicator.h"
+#include "llmc/comm/host_communicator.h"
 
 namespace llmc::test {
 
 // All ranks of the job.
-MpiCommunicator& world();
+HostCommunicator& world();
 
 }  // namespace llmc::test

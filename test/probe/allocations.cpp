@@ -138,15 +138,15 @@ void print_stacks() {
     }
 }
 
-void run(const Options& options, MpiEnvironment& mpi) {
-    MpiCommunicator& world = mpi.world();
-    const std::unique_ptr<Device> device = make_cpu_device(mpi.cores());
+void run(const Options& options, Job& job) {
+    HostCommunicator& world = job.world();
+    const std::unique_ptr<Device> device = make_cpu_device(job.cores());
     const RunPlan plan = plan_run({.config = options.config(),
                                    .dtype = options.compute_dtype(),
                                    .mesh = {.data_ranks = world.size(), .data_rank = world.rank()},
                                    .global_batch_tokens = *options.global_batch_tokens,
                                    .micro_batch_sequences = options.micro_batch_size.value_or(0)},
-                                  device->ops(), MpiCommunicator::staging_bytes(world.size()));
+                                  device->ops(), HostCommunicator::staging_bytes(world.size()));
     const Data data = open_data({.train_data = options.train_data,
                                  .val_data = options.val_data,
                                  .vocabulary = options.vocabulary.value(),
@@ -171,11 +171,11 @@ void run(const Options& options, MpiEnvironment& mpi) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    MpiEnvironment mpi;
+    Job job;
     try {
         std::string text;
-        if (const auto options = parse_options(argc, argv, text)) run(*options, mpi);
+        if (const auto options = parse_options(argc, argv, text)) run(*options, job);
     } catch (const std::exception& fault) {
-        mpi.fail(fault.what());
+        job.fail(fault.what());
     }
 }

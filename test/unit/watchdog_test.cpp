@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "llmc/comm/mpi_exchange.h"
+#include "llmc/comm/exchange.h"
 
 namespace llmc {
 namespace {

@@ -65,9 +65,9 @@ void use_all(Communicator& communicator, std::int64_t part) {
     communicator.barrier();
 }
 
-void count_traffic(MpiEnvironment& mpi, const std::string& directory) {
-    MpiCommunicator& world = mpi.world();
-    std::vector<float> staging(MpiCommunicator::staging_bytes(world.size()) / sizeof(float));
+void count_traffic(Job& job, const std::string& directory) {
+    HostCommunicator& world = job.world();
+    std::vector<float> staging(HostCommunicator::staging_bytes(world.size()) / sizeof(float));
     world.set_staging(tensor_of(staging));
     const auto group = world.split(world.rank() % 2, -world.rank());
     // Messages that are sent at once, and ones that are long enough for other protocols and several chunks.
@@ -91,9 +91,9 @@ void call_once(Communicator& communicator, std::string_view call, const Tensor& 
     }
 }
 
-void repeat_with_fault(MpiEnvironment& mpi, std::string_view call, int faulty_rank, std::string_view fault,
+void repeat_with_fault(Job& job, std::string_view call, int faulty_rank, std::string_view fault,
                        double seconds) {
-    MpiCommunicator& world = mpi.world();
+    HostCommunicator& world = job.world();
     world.set_timeout(Seconds(seconds));
     std::vector<float> x(static_cast<std::size_t>(4 * world.size()));
     // So many calls that in a ring, where each rank is ahead of its neighbour by one, none comes to the end.
@@ -110,29 +110,29 @@ void repeat_with_fault(MpiEnvironment& mpi, std::string_view call, int faulty_ra
     }
 }
 
-void run(MpiEnvironment& mpi, std::span<char*> arguments) {
+void run(Job& job, std::span<char*> arguments) {
     const std::string_view action = arguments[1];
-    if (action == "traffic") count_traffic(mpi, arguments[2]);
+    if (action == "traffic") count_traffic(job, arguments[2]);
     if (action == "faults")
-        repeat_with_fault(mpi, arguments[2], std::atoi(arguments[3]), arguments[4], std::atof(arguments[5]));
+        repeat_with_fault(job, arguments[2], std::atoi(arguments[3]), arguments[4], std::atof(arguments[5]));
     if (action == "fail") {
-        if (std::string_view(arguments[2]) == "all" || mpi.world().rank() == mpi.world().size() - 1)
+        if (std::string_view(arguments[2]) == "all" || job.world().rank() == job.world().size() - 1)
             user_error("--heads 12 does not divide --channels 800");
-        mpi.world().barrier();
+        job.world().barrier();
     }
     if (action == "world")
-        fmt::print("{} of {}: {} of {} here, {} cores\n", mpi.world().rank(), mpi.world().size(),
-                   mpi.local_rank(), mpi.local_size(), mpi.cores());
+        fmt::print("{} of {}: {} of {} here, {} cores\n", job.world().rank(), job.world().size(),
+                   job.local_rank(), job.local_size(), job.cores());
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-    MpiEnvironment mpi;
+    Job job;
     try {
-        run(mpi, {argv, static_cast<std::size_t>(argc)});
+        run(job, {argv, static_cast<std::size_t>(argc)});
     } catch (const std::exception& error) {
-        mpi.fail(error.what());
+        job.fail(error.what());
     }
     return 0;
 }

@@ -1,4 +1,4 @@
-#include "llmc/comm/mpi_exchange.h"
+#include "llmc/comm/exchange.h"
 
 #include <fmt/format.h>
 

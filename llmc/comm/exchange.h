@@ -1,4 +1,4 @@
-// Messages between processes over MPI, under a watchdog: what the collectives of MpiCommunicator are made of.
+// Messages between processes over MPI, under a watchdog: what the collectives of HostCommunicator are made of.
 // No MPI call here blocks: all waiting is polling against a time limit.
 #pragma once
 
@@ -15,7 +15,7 @@ namespace llmc {
 
 using Seconds = std::chrono::duration<double>;
 
-struct MpiOptions {
+struct ExchangeOptions {
     // How long one wait may last without any message arriving.
     Seconds timeout = std::chrono::minutes(10);
     // What is longer is cut: MPI counts in int.
@@ -50,7 +50,7 @@ bool is_turn_to_speak(int rank, int size, double overdue, double clock);
 // training allocates nothing.
 class Exchange {
   public:
-    explicit Exchange(const MpiOptions& options) : options_(options) {}
+    explicit Exchange(const ExchangeOptions& options) : options_(options) {}
 
     // `call` names the communicator's call to a person.
     void begin(int tag, std::string_view call);
@@ -78,7 +78,7 @@ class Exchange {
     std::vector<int> awaited() const;
     [[noreturn]] void report(const std::vector<int>& ranks, std::string_view what_they_do) const;
 
-    const MpiOptions& options_;
+    const ExchangeOptions& options_;
     int tag_ = 0;
     std::string_view call_;
     std::vector<MPI_Request> requests_;

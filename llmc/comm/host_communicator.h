@@ -16,13 +16,13 @@
 
 namespace llmc {
 
-struct MpiOptions;
+struct ExchangeOptions;
 class Exchange;
 
-class MpiCommunicator final : public Communicator {
+class HostCommunicator final : public Communicator {
   public:
     // All ranks of the job. MPI must be initialised (comm/bootstrap.h does so and holds the world).
-    explicit MpiCommunicator(const MpiOptions& options);
+    explicit HostCommunicator(const ExchangeOptions& options);
 
     // Bytes of memory with which sums over `size` ranks run at full speed.
     static std::size_t staging_bytes(int size);
@@ -60,7 +60,7 @@ class MpiCommunicator final : public Communicator {
   private:
     enum class Channel { all_reduce, reduce_scatter, all_gather, broadcast, point_to_point, barrier };
     // What the communicators of one job share.
-    struct Job;
+    struct Shared;
     // A send or recv that waits for the end of its group.
     struct Deferred {
         CallKind kind;
@@ -68,7 +68,7 @@ class MpiCommunicator final : public Communicator {
         int peer;
     };
 
-    MpiCommunicator(std::shared_ptr<Job> job, std::vector<int> ranks, int rank, int context);
+    HostCommunicator(std::shared_ptr<Shared> shared, std::vector<int> ranks, int rank, int context);
 
     Exchange& begin(Channel channel, std::string_view call, std::size_t slot = 0);
     int world_rank(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
@@ -77,7 +77,7 @@ class MpiCommunicator final : public Communicator {
     std::uint64_t gather_parts(Channel channel, const Tensor& recv, const Tensor& send);
     void point_to_point(CallKind kind, const Tensor& x, int peer);
 
-    std::shared_ptr<Job> job_;
+    std::shared_ptr<Shared> shared_;
     std::vector<int> ranks_;  // in MPI_COMM_WORLD
     int rank_;
     std::vector<int>

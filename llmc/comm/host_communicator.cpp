@@ -1,4 +1,4 @@
-#include "llmc/comm/mpi_communicator.h"
+#include "llmc/comm/host_communicator.h"
 
 #include <fmt/format.h>
 
@@ -10,7 +10,7 @@
 #include <tuple>
 #include <utility>
 
-#include "llmc/comm/mpi_exchange.h"
+#include "llmc/comm/exchange.h"
 #include "llmc/comm/tree_sum.h"
 
 namespace llmc {
@@ -50,8 +50,8 @@ void add_pieces(const Tensor& out, std::span<const std::byte* const> pieces) {
 
 }  // namespace
 
-struct MpiCommunicator::Job {
-    MpiOptions options;
+struct HostCommunicator::Shared {
+    ExchangeOptions options;
     std::vector<std::byte> own_staging;
     std::span<std::byte> staging;
     int next_context = 1;
@@ -72,8 +72,8 @@ struct MpiCommunicator::Job {
     }
 };
 
-MpiCommunicator::MpiCommunicator(const MpiOptions& options)
-    : job_(std::make_shared<Job>()), rank_(0), context_(0) {
+HostCommunicator::HostCommunicator(const ExchangeOptions& options)
+    : shared_(std::make_shared<Shared>()), rank_(0), context_(0) {
     int size = 0;
     check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
@@ -86,22 +86,23 @@ MpiCommunicator::MpiCommunicator(const MpiOptions& options)
     int found = 0;
     check_mpi(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest_tag, &found), "MPI_Comm_get_attr");
     check(found != 0, "MPI says no largest tag");
-    job_->largest_tag = *largest_tag;
-    job_->options = options;
-    job_->own_staging.resize(slots * pieces_received(size) * first_chunk);
-    job_->staging = job_->own_staging;
+    shared_->largest_tag = *largest_tag;
+    shared_->options = options;
+    shared_->own_staging.resize(slots * pieces_received(size) * first_chunk);
+    shared_->staging = shared_->own_staging;
 }
 
-MpiCommunicator::MpiCommunicator(std::shared_ptr<Job> job, std::vector<int> ranks, int rank, int context)
-    : job_(std::move(job)),
+HostCommunicator::HostCommunicator(std::shared_ptr<Shared> shared, std::vector<int> ranks, int rank,
+                                   int context)
+    : shared_(std::move(shared)),
       ranks_(std::move(ranks)),
       rank_(rank),
       peers_(ranks_after(rank, static_cast<int>(ranks_.size()))),
       context_(context) {
-    check(first_tag(context_) + channels <= job_->largest_tag, "too many communicators");
+    check(first_tag(context_) + channels <= shared_->largest_tag, "too many communicators");
 }
 
-std::size_t MpiCommunicator::staging_bytes(int size) {
+std::size_t HostCommunicator::staging_bytes(int size) {
     check(size > 0, "a group has ranks");
     if (size == 1) return 0;
     const std::size_t share = largest_staging / (slots * pieces_received(size));
@@ -109,29 +110,29 @@ std::size_t MpiCommunicator::staging_bytes(int size) {
     return slots * pieces_received(size) * chunk;
 }
 
-void MpiCommunicator::set_staging(const Tensor& staging) {
+void HostCommunicator::set_staging(const Tensor& staging) {
     check(reinterpret_cast<std::uintptr_t>(staging.data) % chunk_alignment == 0, "staging is aligned");
-    job_->staging = {staging.data, staging.bytes()};
-    job_->own_staging = {};
+    shared_->staging = {staging.data, staging.bytes()};
+    shared_->own_staging = {};
 }
 
-void MpiCommunicator::set_timeout(Seconds timeout) { job_->options.timeout = timeout; }
+void HostCommunicator::set_timeout(Seconds timeout) { shared_->options.timeout = timeout; }
 
-Exchange& MpiCommunicator::begin(Channel channel, std::string_view call, std::size_t slot) {
-    Exchange& exchange = job_->exchanges[slot];
+Exchange& HostCommunicator::begin(Channel channel, std::string_view call, std::size_t slot) {
+    Exchange& exchange = shared_->exchanges[slot];
     exchange.begin(first_tag(context_) + static_cast<int>(channel), call);
     return exchange;
 }
 
-void MpiCommunicator::check_collective(std::string_view call) const {
+void HostCommunicator::check_collective(std::string_view call) const {
     if (grouping_) programming_error(fmt::format("{} between group_begin and group_end", call));
 }
 
 // out = the tree sum over ranks of a piece of each. The piece for rank k lies at pieces + k * stride: the
 // parts of a reduce_scatter, or with stride 0 the same piece for everyone. `out` may be this rank's own
 // piece. Returns the bytes sent.
-std::uint64_t MpiCommunicator::sum_pieces(Channel channel, const Tensor& out, const std::byte* pieces,
-                                          std::size_t stride) {
+std::uint64_t HostCommunicator::sum_pieces(Channel channel, const Tensor& out, const std::byte* pieces,
+                                           std::size_t stride) {
     const auto piece_for = [&](int rank) { return pieces + static_cast<std::size_t>(rank) * stride; };
     const std::size_t total = out.bytes();
     if (total == 0) return 0;
@@ -140,10 +141,10 @@ std::uint64_t MpiCommunicator::sum_pieces(Channel channel, const Tensor& out, co
         return 0;
     }
     const std::string_view call = channel == Channel::all_reduce ? "all_reduce" : "reduce_scatter";
-    const std::size_t chunk = job_->chunk_bytes(size());
+    const std::size_t chunk = shared_->chunk_bytes(size());
     const auto arrival = [&](std::size_t slot, int rank) {
         const int index = rank < rank_ ? rank : rank - 1;
-        return job_->staging.data() +
+        return shared_->staging.data() +
                (slot * pieces_received(size()) + static_cast<std::size_t>(index)) * chunk;
     };
 
@@ -154,12 +155,12 @@ std::uint64_t MpiCommunicator::sum_pieces(Channel channel, const Tensor& out, co
         for (const int peer : peers_) under_way[slot]->send(world_rank(peer), piece_for(peer) + first, bytes);
     };
     const auto add = [&](std::size_t slot, std::size_t first) {
-        job_->addends.clear();
+        shared_->addends.clear();
         for (int rank = 0; rank < size(); ++rank)
-            job_->addends.push_back(rank == rank_ ? piece_for(rank) + first : arrival(slot, rank));
+            shared_->addends.push_back(rank == rank_ ? piece_for(rank) + first : arrival(slot, rank));
         const auto element = static_cast<std::int64_t>(size_of(out.dtype));
         const auto bytes = static_cast<std::int64_t>(std::min(chunk, total - first));
-        add_pieces(out.flat(static_cast<std::int64_t>(first) / element, bytes / element), job_->addends);
+        add_pieces(out.flat(static_cast<std::int64_t>(first) / element, bytes / element), shared_->addends);
     };
 
     post(0, 0);
@@ -173,7 +174,7 @@ std::uint64_t MpiCommunicator::sum_pieces(Channel channel, const Tensor& out, co
 }
 
 // recv = the ranks' sends one after the other. Returns the bytes sent.
-std::uint64_t MpiCommunicator::gather_parts(Channel channel, const Tensor& recv, const Tensor& send) {
+std::uint64_t HostCommunicator::gather_parts(Channel channel, const Tensor& recv, const Tensor& send) {
     const std::size_t part = send.bytes();
     const auto part_of = [&](int rank) { return recv.data + static_cast<std::size_t>(rank) * part; };
     if (part == 0) return 0;
@@ -185,7 +186,7 @@ std::uint64_t MpiCommunicator::gather_parts(Channel channel, const Tensor& recv,
     return parts.bytes_sent();
 }
 
-void MpiCommunicator::reduce_scatter(const Tensor& recv, const Tensor& send) {
+void HostCommunicator::reduce_scatter(const Tensor& recv, const Tensor& send) {
     check_collective("reduce_scatter");
     check(recv.dtype == send.dtype && recv.dtype != DType::int32, "reduce_scatter adds fp32, bf16 or fp64");
     check(send.elements() == recv.elements() * size(), "reduce_scatter: send is size times recv");
@@ -195,7 +196,7 @@ void MpiCommunicator::reduce_scatter(const Tensor& recv, const Tensor& send) {
     count(CallKind::reduce_scatter, sum_pieces(Channel::reduce_scatter, recv, send.data, part));
 }
 
-void MpiCommunicator::all_gather(const Tensor& recv, const Tensor& send) {
+void HostCommunicator::all_gather(const Tensor& recv, const Tensor& send) {
     check_collective("all_gather");
     check(recv.dtype == send.dtype, "all_gather keeps the dtype");
     check(recv.elements() == send.elements() * size(), "all_gather: recv is size times send");
@@ -204,7 +205,7 @@ void MpiCommunicator::all_gather(const Tensor& recv, const Tensor& send) {
     count(CallKind::all_gather, gather_parts(Channel::all_gather, recv, send));
 }
 
-void MpiCommunicator::all_reduce(const Tensor& x) {
+void HostCommunicator::all_reduce(const Tensor& x) {
     check_collective("all_reduce");
     check(x.dtype != DType::int32, "all_reduce adds fp32, bf16 or fp64");
     const std::int64_t part = x.elements() / size();
@@ -216,7 +217,7 @@ void MpiCommunicator::all_reduce(const Tensor& x) {
     count(CallKind::all_reduce, sent);
 }
 
-void MpiCommunicator::broadcast(const Tensor& x, int root) {
+void HostCommunicator::broadcast(const Tensor& x, int root) {
     check_collective("broadcast");
     check(root >= 0 && root < size(), "broadcast: the root is in the group");
     Exchange& copies = begin(Channel::broadcast, "broadcast");
@@ -227,11 +228,11 @@ void MpiCommunicator::broadcast(const Tensor& x, int root) {
     count(CallKind::broadcast, copies.bytes_sent());
 }
 
-void MpiCommunicator::send(const Tensor& x, int to) { point_to_point(CallKind::send, x, to); }
+void HostCommunicator::send(const Tensor& x, int to) { point_to_point(CallKind::send, x, to); }
 
-void MpiCommunicator::recv(const Tensor& x, int from) { point_to_point(CallKind::recv, x, from); }
+void HostCommunicator::recv(const Tensor& x, int from) { point_to_point(CallKind::recv, x, from); }
 
-void MpiCommunicator::point_to_point(CallKind kind, const Tensor& x, int peer) {
+void HostCommunicator::point_to_point(CallKind kind, const Tensor& x, int peer) {
     check(peer >= 0 && peer < size() && peer != rank_, "the peer is another rank of the group");
     const bool alone = !grouping_;
     if (alone) group_begin();
@@ -239,13 +240,13 @@ void MpiCommunicator::point_to_point(CallKind kind, const Tensor& x, int peer) {
     if (alone) group_end();
 }
 
-void MpiCommunicator::group_begin() {
+void HostCommunicator::group_begin() {
     check_collective("group_begin");
     group_.clear();
     grouping_ = true;
 }
 
-void MpiCommunicator::group_end() {
+void HostCommunicator::group_end() {
     check(grouping_, "group_end without group_begin");
     grouping_ = false;
     Exchange& messages = begin(Channel::point_to_point,
@@ -260,7 +261,7 @@ void MpiCommunicator::group_end() {
     for (const Deferred& call : group_) count(call.kind, call.x.bytes());
 }
 
-void MpiCommunicator::barrier() {
+void HostCommunicator::barrier() {
     check_collective("barrier");
     Exchange& signals = begin(Channel::barrier, "barrier");
     for (const int peer : peers_) signals.recv(world_rank(peer), nullptr, 0);
@@ -268,12 +269,12 @@ void MpiCommunicator::barrier() {
     signals.wait();
 }
 
-std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key) {
+std::unique_ptr<Communicator> HostCommunicator::split(int color, int key) {
     check_collective("split");
     std::vector<std::int32_t> all(3 * ranks_.size());
     const Tensor gathered{reinterpret_cast<std::byte*>(all.data()), DType::int32, {3 * size()}};
     const Tensor own = gathered.flat(3 * rank_, 3);
-    std::ranges::copy(std::array{color, key, job_->next_context}, own.as<std::int32_t>());
+    std::ranges::copy(std::array{color, key, shared_->next_context}, own.as<std::int32_t>());
     all_gather(gathered, own);
 
     // A number that none of the ranks has used yet; groups of different colors may share it, as they share no
@@ -285,7 +286,7 @@ std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key) {
         context = std::max(context, said[2]);
         if (said[0] == color) members.emplace_back(said[1], rank);
     }
-    job_->next_context = context + 1;
+    shared_->next_context = context + 1;
     std::ranges::sort(members);
 
     std::vector<int> ranks;
@@ -294,7 +295,7 @@ std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key) {
         if (rank == rank_) new_rank = static_cast<int>(ranks.size());
         ranks.push_back(world_rank(rank));
     }
-    return std::unique_ptr<Communicator>(new MpiCommunicator(job_, std::move(ranks), new_rank, context));
+    return std::unique_ptr<Communicator>(new HostCommunicator(shared_, std::move(ranks), new_rank, context));
 }
 
 }  // namespace llmc
