@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -27,6 +28,7 @@ struct StepInput {
     std::int64_t sequences = 0;  // of a micro-batch; at most the buffers' batch
     float loss_scale = 0;        // gradients are those of loss_scale * (sum of losses)
     AdamWStep adamw{};
+    std::optional<std::uint64_t> rounding_seed{};  // of stochastic rounding; without it the nearest is taken
 };
 
 class Executor {
@@ -58,7 +60,7 @@ class Executor {
     void gather_squares();
     void norm();
     Tensor squares_of(int unit) const;
-    void update(int unit, const AdamWStep& adamw);
+    void update(int unit, const StepInput& input);
 
     // Parameters, or gradients, of a block and of the head.
     BlockTensors block_tensors(int block, Tensor UnitBuffers<Tensor>::*flat) const;
