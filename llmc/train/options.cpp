@@ -68,7 +68,7 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("gradient-dtype", o.gradient_dtype,
             "Keep and reduce gradients in this; bf16 only with --dtype bf16", Choices{"fp32", "bf16"});
     setting("device", o.device, "Where to compute", Choices{"auto", "cpu", "cuda"});
-    setting("seed", o.seed, "Of initial weights, order of the data, samples", any);
+    setting("seed", o.seed, "Of initial weights, order of the data, samples, rounding", any);
     setting("overlap-grad-reduce", o.overlap_grad_reduce, "Reduce gradients beside the backward pass", any);
     setting("comm-timeout", o.communication_timeout, "Seconds to wait for a process that does not answer",
             any);
