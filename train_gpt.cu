@@ -186,6 +186,7 @@ Ending run_program(const Options& options, const std::string& program, Job& job,
     const Mesh mesh{.data_ranks = world.size(), .data_rank = world.rank()};
     const RunPlan plan = plan_run({.config = options.config(),
                                    .dtype = options.compute_dtype(),
+                                   .gradient_dtype = options.kept_gradient_dtype(),
                                    .mesh = mesh,
                                    .global_batch_tokens = *options.global_batch_tokens,
                                    .micro_batch_sequences = options.micro_batch_size.value_or(0),

@@ -1,8 +1,8 @@
-// The norm of the gradient, three times: the squares of n fp32 numbers, summed in fp32 per block of 1024
+// The norm of the gradient, three times: the squares of n numbers, summed in fp32 per block of 1024
 // (global_norm_squared of llmc/device/ops.h), and these sums added in fp64 (sum). In two steps, so that the norm
 // has the same bits however the gradient is sharded.
 //
-// Two operations an element: time is memory, 4 n bytes to read, once. The blocks' sums are a thousandth of that,
+// Two operations an element: time is memory, 4 n bytes to read in fp32, once. The blocks' sums are a thousandth of that,
 // and the second step, the same in all variants, hides behind nothing but is short: two kernels of a few
 // microseconds. What is left is to have enough bytes under way:
 //   1  a thread does a block of 1024. The lanes of a warp read 4 KB apart: 32 lines a load, for 4 bytes each.
@@ -17,26 +17,30 @@ namespace lab::global_norm_variants {
 
 using namespace llmc::cuda;
 
-template <int elements>
-__global__ void global_norm_squared_kernel1(float* partials, const float* x, std::int64_t blocks) {
+template <int elements, class X>
+__global__ void global_norm_squared_kernel1(float* partials, const X* x, std::int64_t blocks) {
     const std::int64_t block = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (block >= blocks) return;
     float sum = 0;
-    for (int i = 0; i < elements; ++i) sum += x[block * elements + i] * x[block * elements + i];
+    for (int i = 0; i < elements; ++i) {
+        const float value = to_float(x[block * elements + i]);
+        sum += value * value;
+    }
     partials[block] = sum;
 }
 
-template <int elements>
-__global__ void global_norm_squared_kernel2(float* partials, const float* x) {
-    const float* const values = x + std::int64_t{blockIdx.x} * elements;
+template <int elements, class X>
+__global__ void global_norm_squared_kernel2(float* partials, const X* x) {
+    const X* const values = x + std::int64_t{blockIdx.x} * elements;
     float sum = 0;
     for (int i = static_cast<int>(threadIdx.x); i < elements; i += static_cast<int>(blockDim.x)) {
-        sum += values[i] * values[i];
+        sum += to_float(values[i]) * to_float(values[i]);
     }
     sum = block_sum(sum);
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
+template <class X>
 class GlobalNorm : public Problem {
   public:
     GlobalNorm(const Shape& shape, Draw& draw)
@@ -52,12 +56,12 @@ class GlobalNorm : public Problem {
         const auto grid = static_cast<unsigned>(blocks_);
         switch (variant) {
             case 1:
-                launch(on, global_norm_squared_kernel1<elements>,
+                launch(on, global_norm_squared_kernel1<elements, X>,
                        blocks_for(grid, static_cast<unsigned>(block_size)), block_size, 0, partials_.data(),
                        x_.data(), blocks_);
                 break;
             case 2:
-                launch(on, global_norm_squared_kernel2<elements>, grid, block_size, 0, partials_.data(),
+                launch(on, global_norm_squared_kernel2<elements, X>, grid, block_size, 0, partials_.data(),
                        x_.data());
                 break;
             case 3:
@@ -81,7 +85,7 @@ class GlobalNorm : public Problem {
         for (std::int64_t block = 0; block < blocks_; ++block) {
             double squares = 0;
             for (std::int64_t i = block * elements; i < (block + 1) * elements; ++i) {
-                squares += double{x_[i]} * x_[i];
+                squares += double{to_float(x_[i])} * to_float(x_[i]);
             }
             comparison.see("partials", block, partials_[block], squares, error * squares);
             total += squares;
@@ -98,7 +102,8 @@ class GlobalNorm : public Problem {
     static constexpr int elements = llmc::norm_block_elements;
     static constexpr double before = 0.5;
     std::int64_t blocks_;
-    Array<float> x_, partials_;
+    Array<X> x_;
+    Array<float> partials_;
     Array<double> out_;
     Array<std::byte> workspace_;
 };
@@ -111,11 +116,9 @@ const Registration registration({
                  {3, "a warp does it, all of it under way at once", {32, 256, 512}}},
     .checked = {{1}, {3}, {130}},
     .timed = {{121600}, {1521500}},
-    .dtypes = {llmc::DType::fp32},
+    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
-    .make = [](llmc::DType, const Shape& shape, Draw& draw) -> std::unique_ptr<Problem> {
-        return std::make_unique<GlobalNorm>(shape, draw);
-    },
+    .make = make_problem<GlobalNorm>,
 });
 
 }  // namespace lab::global_norm_variants

@@ -50,6 +50,7 @@ void run(int threads, const Options& options, HostCommunicator& world) {
     bench::TimedDevice timed(*device);
     const RunPlan plan = plan_run({.config = options.config(),
                                    .dtype = options.compute_dtype(),
+                                   .gradient_dtype = options.kept_gradient_dtype(),
                                    .mesh = {},
                                    .global_batch_tokens = *options.global_batch_tokens,
                                    .micro_batch_sequences = options.micro_batch_size.value_or(0)},

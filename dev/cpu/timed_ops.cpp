@@ -130,11 +130,12 @@ class TimedDevice::TimedOps final : public Ops {
     }
     void adamw(const Tensor& parameters, const Tensor& master, const Tensor& m, const Tensor& v,
                const Tensor& gradients, const Tensor& norm_squared, std::span<const AdamWSegment> segments,
-               const AdamWStep& step) override {
+               const AdamWStep& step, const std::optional<StochasticRounding>& rounding) override {
         const Tensor rounded = parameters.dtype == DType::fp32 ? Tensor{} : parameters;
         measure("adamw", DType::fp32, 15 * elements(m),
-                bytes_of({rounded, master, master, m, m, v, v, gradients}),
-                [&] { ops_.adamw(parameters, master, m, v, gradients, norm_squared, segments, step); });
+                bytes_of({rounded, master, master, m, m, v, v, gradients}), [&] {
+                    ops_.adamw(parameters, master, m, v, gradients, norm_squared, segments, step, rounding);
+                });
     }
 
     void cast(const Tensor& out, const Tensor& in) override {
@@ -145,6 +146,10 @@ class TimedDevice::TimedOps final : public Ops {
     }
     void add(const Tensor& out, const Tensor& a, const Tensor& b) override {
         measure("add", DType::fp32, elements(out), bytes_of({out, a, b}), [&] { ops_.add(out, a, b); });
+    }
+    void accumulate(const Tensor& out, const Tensor& in) override {
+        measure("accumulate", DType::fp32, elements(out), bytes_of({out, out, in}),
+                [&] { ops_.accumulate(out, in); });
     }
     void all_finite(const Tensor& flag, const Tensor& x) override {
         measure("all_finite", DType::fp32, 0, bytes_of({x}), [&] { ops_.all_finite(flag, x); });

@@ -51,6 +51,15 @@ HeadSizes attention_sizes(const Tensor& out, const Tensor& qkv, const Tensor& ls
     return s;
 }
 
+void check_segments(std::span<const AdamWSegment> segments, std::int64_t elements) {
+    std::int64_t previous_end = 0;
+    for (const AdamWSegment& segment : segments) {
+        check(segment.begin >= previous_end && segment.end >= segment.begin && segment.end <= elements,
+              "segments are in increasing order inside the buffer");
+        previous_end = segment.end;
+    }
+}
+
 }  // namespace
 
 EncoderSizes encoder_forward_sizes(const Tensor& out, const Tensor& tokens, const Tensor& wte,
@@ -131,6 +140,24 @@ RowSizes classifier_sizes(const Tensor& logits, const Tensor& losses, const Tens
     check_elements(losses, DType::fp32, s.rows, "losses");
     check_elements(targets, DType::int32, s.rows, "targets");
     return s;
+}
+
+void check_adamw(const AdamWOperands& o, std::span<const AdamWSegment> segments, const AdamWStep& step,
+                 const std::optional<StochasticRounding>& rounding) {
+    const std::int64_t n = o.parameters.elements();
+    check_dtype(o.parameters, o.parameters.dtype, "parameters");
+    check_elements(o.master, DType::fp32, n, "master");
+    check_elements(o.m, DType::fp32, n, "m");
+    check_elements(o.v, DType::fp32, n, "v");
+    const bool alike = o.gradients.dtype == o.parameters.dtype;
+    check_elements(o.gradients, alike ? o.parameters.dtype : DType::fp32, n, "gradients");
+    check_elements(o.norm_squared, DType::fp64, 1, "norm_squared");
+    check(o.parameters.dtype != DType::fp32 || o.parameters.data == o.master.data,
+          "fp32 parameters are their own master copy");
+    check(!rounding || (o.parameters.dtype == DType::bf16 && rounding->first_element % 4 == 0),
+          "rounding by chance is to bf16, of quads of the model's elements");
+    check(step.step >= 1, "AdamW's steps count from 1");
+    check_segments(segments, n);
 }
 
 }  // namespace llmc

@@ -3,8 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <span>
 
 #include "llmc/core/tensor.h"
+#include "llmc/device/ops.h"
 
 namespace llmc {
 
@@ -47,5 +50,12 @@ HeadSizes attention_backward_sizes(const Tensor& dqkv, const Tensor& dout, const
 // Rows of logits, and their columns.
 RowSizes classifier_sizes(const Tensor& logits, const Tensor& losses, const Tensor& targets,
                           std::int64_t vocabulary);
+
+// Six operands that are alike.
+struct AdamWOperands {
+    const Tensor &parameters, &master, &m, &v, &gradients, &norm_squared;
+};
+void check_adamw(const AdamWOperands& operands, std::span<const AdamWSegment> segments, const AdamWStep& step,
+                 const std::optional<StochasticRounding>& rounding);
 
 }  // namespace llmc

@@ -6,7 +6,8 @@
 // Common to all:
 // - `X` is the compute dtype (fp32 or bf16), the same for every X of a call. Arithmetic and sums are in fp32
 //   whatever X is; a result is rounded to X once, when it is stored.
-// - "= " overwrites, "+= " accumulates. Gradients of parameters are always accumulated, in fp32.
+// - "= " overwrites, "+= " accumulates. Gradients of parameters are always accumulated, in fp32 (`accumulate` then
+//   makes bf16 of them where they are kept so).
 // - An operand marked [optional] may be an empty Tensor.
 // - Deterministic: the same call with the same shapes and threads gives the same bits.
 // - Shapes are checked; a wrong one is a ProgrammingError, and so is a token or target that is no row of its
@@ -14,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "llmc/core/tensor.h"
@@ -44,14 +46,21 @@ struct AdamWStep {
     double max_grad_norm;  // clip the global norm to this; 0 does not clip
 };
 
+// Parameters in bf16 are the master copy rounded up or down by chance, not to nearest: in what way is a pure function
+// of the seed, the step and the element's place in the model (device/stochastic_rounding.h).
+struct StochasticRounding {
+    std::uint64_t seed;
+    std::int64_t first_element;  // of the model: where the buffer begins; a multiple of 4
+};
+
 // The sizes from which a device computes how much workspace its operations need.
 struct WorkspaceRequest {
     std::int64_t batch, sequence, channels, heads;
-    std::int64_t vocabulary;  // padded
     // The largest IC or OC of any product, the padded vocabulary included.
     std::int64_t largest_matmul_channels;
     std::int64_t head_rows;  // rows of logits computed at a time
     DType dtype;
+    std::int64_t vocabulary = 0;  // padded
 };
 
 class Ops {
@@ -149,7 +158,7 @@ class Ops {
     // ---- norm and update ----
 
     // partials_k = sum of x_i^2 over the k-th block of norm_block_elements
-    //   partials fp32 (n / norm_block_elements), x fp32 (n), n a multiple of norm_block_elements
+    //   partials fp32 (n / norm_block_elements), x X (n), n a multiple of norm_block_elements
     virtual void global_norm_squared(const Tensor& partials, const Tensor& x) = 0;
     // out += sum_i x_i, in fp64, in an order that depends only on the number of elements.
     //   out fp64 (1), x fp32, any shape
@@ -158,13 +167,14 @@ class Ops {
     // clip = min(1, max_grad_norm / (norm + 1e-6)) and b1, b2 the bias corrections 1 - beta^step:
     //   g = clip gradient;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
     //   w = w (1 - lr decay) - lr/b1 m / (sqrt(v)/sqrt(b2) + eps)
-    // w is the fp32 master copy; `parameters` receives it rounded to X. If norm_squared is not finite nothing
-    // is changed.
-    //   parameters X (n); master fp32 (n), the same memory as `parameters` if X is fp32; m, v, gradients fp32
-    //   (n); norm_squared fp64 (1); segments in increasing order
+    // w is the fp32 master copy; `parameters` receives it rounded to X: to nearest, or as `rounding` says, to the
+    // same bits on every device. If norm_squared is not finite nothing is changed.
+    //   parameters X (n); master fp32 (n), the same memory as `parameters` if X is fp32; m, v fp32 (n); gradients
+    //   fp32 or X (n); norm_squared fp64 (1); segments in increasing order; rounding [optional] only if X is bf16
     virtual void adamw(const Tensor& parameters, const Tensor& master, const Tensor& m, const Tensor& v,
                        const Tensor& gradients, const Tensor& norm_squared,
-                       std::span<const AdamWSegment> segments, const AdamWStep& step) = 0;
+                       std::span<const AdamWSegment> segments, const AdamWStep& step,
+                       const std::optional<StochasticRounding>& rounding = {}) = 0;
 
     // ---- elementwise ----
 
@@ -174,6 +184,9 @@ class Ops {
     virtual void fill(const Tensor& out, float value) = 0;
     // out = a + b in X; out may be a or b
     virtual void add(const Tensor& out, const Tensor& a, const Tensor& b) = 0;
+    // out += in
+    //   out X, in fp32, any shape
+    virtual void accumulate(const Tensor& out, const Tensor& in) = 0;
     // flag = 1 if no element is NaN or infinite, else 0
     //   flag int32 (1)
     virtual void all_finite(const Tensor& flag, const Tensor& x) = 0;

@@ -12,7 +12,8 @@ using enum BufferRole;
 
 class StepBuilder {
   public:
-    explicit StepBuilder(const StepSpec& spec) : layers_(spec.layers) {
+    explicit StepBuilder(const StepSpec& spec)
+        : layers_(spec.layers), rounds_gradients_(spec.rounds_gradients) {
         step_.layers = spec.layers;
         step_.data_ranks = spec.data_ranks;
         step_.micro_batches = spec.micro_batches;
@@ -45,23 +46,25 @@ class StepBuilder {
     // `first` zeroes each unit's gradients before they are first written; `last` reduces them once they are
     // complete.
     void backward(int micro_batch, bool first, bool last) {
-        if (first) zero(wte_unit), zero(ln_f());
+        begin(wte_unit, first);
+        begin(ln_f(), first);
         compute(ActionKind::backward, {PartKind::head}, micro_batch,
                 {{tokens}, {residual, layers_}, {parameters, ln_f()}, {parameters, wte_unit}},
-                {{residual_gradient}, {gradients, ln_f()}, {gradients, wte_unit}, {loss}});
-        if (last) reduce(ln_f());
+                {{residual_gradient}, sums(ln_f()), sums(wte_unit), {loss}});
+        end(ln_f(), first, last);
         for (int block = layers_ - 1; block >= 0; --block) {
             const int unit = block_unit(block);
-            if (first) zero(unit);
+            begin(unit, first);
             compute(ActionKind::backward, {PartKind::block, block}, micro_batch,
                     {{residual_gradient}, {residual, block}, {saved, block}, {parameters, unit}},
-                    {{residual_gradient}, {gradients, unit}});
-            if (last) reduce(unit);
+                    {{residual_gradient}, sums(unit)});
+            end(unit, first, last);
         }
-        if (first) zero(wpe_unit);
+        begin(wpe_unit, first);
         compute(ActionKind::backward, {PartKind::embedding}, micro_batch, {{tokens}, {residual_gradient}},
-                {{gradients, wte_unit}, {gradients, wpe_unit}});
-        if (last) reduce(wpe_unit), reduce(wte_unit);
+                {sums(wte_unit), sums(wpe_unit)});
+        end(wpe_unit, first, last);
+        end(wte_unit, first, last);
     }
 
     void norm_and_update() {
@@ -96,8 +99,32 @@ class StepBuilder {
              .writes = std::move(writes)});
     }
 
-    void zero(int unit) {
-        add({.kind = ActionKind::zero, .unit = unit, .reads = {}, .writes = {{gradients, unit}}});
+    // What the backward pass adds a unit's gradients to: they themselves, or the sums of this micro-batch alone.
+    BufferUse sums(int unit) const {
+        if (!rounds_gradients_) return {gradients, unit};
+        return {gradient_sums, gradient_sums_of(unit, layers_)};
+    }
+
+    // Before the first backward of a micro-batch that writes a unit's gradients.
+    void begin(int unit, bool first) {
+        if (!first && !rounds_gradients_) return;
+        add({.kind = ActionKind::zero, .unit = unit, .reads = {}, .writes = {sums(unit)}});
+    }
+
+    // After the last one.
+    void end(int unit, bool first, bool last) {
+        if (rounds_gradients_ && first) {
+            add({.kind = ActionKind::round,
+                 .unit = unit,
+                 .reads = {sums(unit)},
+                 .writes = {{gradients, unit}}});
+        } else if (rounds_gradients_) {
+            add({.kind = ActionKind::accumulate,
+                 .unit = unit,
+                 .reads = {sums(unit), {gradients, unit}},
+                 .writes = {{gradients, unit}}});
+        }
+        if (last) reduce(unit);
     }
 
     // Where there is somebody to talk to.
@@ -116,6 +143,7 @@ class StepBuilder {
     }
 
     int layers_;
+    bool rounds_gradients_;
     Step step_;
 };
 

@@ -1,4 +1,5 @@
-// Makes the list of actions of a rank: a pure function of the model's depth, the mesh and the accumulation.
+// Makes the list of actions of a rank: a pure function of the model's depth, the mesh, the accumulation and whether
+// gradients are kept rounded.
 #pragma once
 
 #include "llmc/parallel/step.h"
@@ -9,9 +10,11 @@ struct StepSpec {
     int layers = 0;
     int data_ranks = 1;
     int micro_batches = 1;
+    // Gradients are kept in bf16: the backward pass of a micro-batch makes sums in fp32, which are then added to them.
+    bool rounds_gradients = false;
 };
 
-// Forward and backward of every micro-batch, gradients reduced behind the last backward that writes them,
+// Forward and backward of every micro-batch, gradients reduced behind the last action that writes them,
 // then the norm and the update.
 Step build_training_step(const StepSpec& spec);
 

@@ -12,7 +12,7 @@ namespace {
 
 using Flat = Tensor UnitBuffers<Tensor>::*;
 constexpr Flat parameters = &UnitBuffers<Tensor>::parameters;
-constexpr Flat gradients = &UnitBuffers<Tensor>::gradients;
+constexpr Flat gradient_sums = &UnitBuffers<Tensor>::gradient_sums;
 
 // The first `sequences` of a buffer that begins with the batch.
 auto first(std::int64_t sequences) {
@@ -77,11 +77,17 @@ void Executor::perform(const Step& step, const Action& action, const StepInput& 
         case ActionKind::load:
             return load(step, action, input);
         case ActionKind::zero:
-            return ops_.fill(store_.buffers(action.unit).gradients, 0.0F);
+            return ops_.fill(store_.buffers(action.unit).gradient_sums, 0.0F);
         case ActionKind::forward:
             return forward(action, input.sequences);
         case ActionKind::backward:
             return backward(action, input);
+        case ActionKind::round:
+            return ops_.cast(store_.buffers(action.unit).gradients,
+                             store_.buffers(action.unit).gradient_sums);
+        case ActionKind::accumulate:
+            return ops_.accumulate(store_.buffers(action.unit).gradients,
+                                   store_.buffers(action.unit).gradient_sums);
         case ActionKind::reduce_scatter:
             return reduce_scatter(action.unit);
         case ActionKind::all_gather:
@@ -95,7 +101,7 @@ void Executor::perform(const Step& step, const Action& action, const StepInput& 
         case ActionKind::norm:
             return norm();
         case ActionKind::update:
-            return update(action.unit, input.adamw);
+            return update(action.unit, input);
     }
 }
 
@@ -144,20 +150,21 @@ void Executor::backward(const Action& action, const StepInput& input) {
     const Tensor dx = cut(activations_.residual_gradient);
     switch (action.part.kind) {
         case PartKind::embedding:
-            return ops_.encoder_backward(tensor_of(wte_unit, gradients, "weight"),
-                                         tensor_of(wpe_unit, gradients, "weight"), dx,
+            return ops_.encoder_backward(tensor_of(wte_unit, gradient_sums, "weight"),
+                                         tensor_of(wpe_unit, gradient_sums, "weight"), dx,
                                          tokens_of(action).inputs);
         case PartKind::block: {
             const auto block = static_cast<std::size_t>(action.part.block);
             return block_backward(ops_, dx, cut(slot.residual[block]),
                                   block_tensors(action.part.block, parameters),
-                                  block_tensors(action.part.block, gradients),
+                                  block_tensors(action.part.block, gradient_sums),
                                   slot.blocks[block].transform(cut), activations_.scratch.transform(cut));
         }
         case PartKind::head: {
             const HeadActivations<Tensor> head = head_of(activations_.head, input.sequences);
             head_forward_backward(ops_, config_, dx, cut(slot.residual.back()), tokens_of(action).targets,
-                                  input.loss_scale, head_tensors(parameters), head_tensors(gradients), head);
+                                  input.loss_scale, head_tensors(parameters), head_tensors(gradient_sums),
+                                  head);
             return ops_.sum(loss_sum(), head.losses);
         }
     }
@@ -202,9 +209,13 @@ Tensor Executor::squares_of(int unit) const {
     return activations_.norm_partials.flat(first_block, blocks(unit));
 }
 
-void Executor::update(int unit, const AdamWStep& adamw) {
+void Executor::update(int unit, const StepInput& input) {
     const UnitBuffers<Tensor>& b = store_.buffers(unit);
-    ops_.adamw(b.parameters, b.master, b.m, b.v, b.gradients, norm_squared(), store_.segments(unit), adamw);
+    std::optional<StochasticRounding> rounding;
+    if (input.rounding_seed)
+        rounding = {.seed = *input.rounding_seed, .first_element = store_.first_element(unit)};
+    ops_.adamw(b.parameters, b.master, b.m, b.v, b.gradients, norm_squared(), store_.segments(unit),
+               input.adamw, rounding);
 }
 
 Tensor Executor::logits(std::int64_t position) {

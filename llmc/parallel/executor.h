@@ -39,6 +39,7 @@ struct StepInput {
     std::optional<std::int64_t> step{};
     float loss_scale = 0;  // gradients are those of loss_scale * (sum of losses)
     AdamWStep adamw{};
+    std::optional<std::uint64_t> rounding_seed{};  // of stochastic rounding; without it the nearest is taken
 };
 
 class Executor {
@@ -73,7 +74,7 @@ class Executor {
     void gather_squares();
     void norm();
     Tensor squares_of(int unit) const;
-    void update(int unit, const AdamWStep& adamw);
+    void update(int unit, const StepInput& input);
 
     // Parameters, or gradients, of a block and of the head.
     BlockTensors block_tensors(int block, Tensor UnitBuffers<Tensor>::*flat) const;

@@ -19,9 +19,17 @@ namespace llmc {
 template <class Buffer>
 struct UnitBuffers {
     Buffer parameters;  // X
-    Buffer gradients;   // fp32
-    Buffer master;      // fp32; the same buffer as `parameters` if X is fp32
-    Buffer m, v;        // fp32, AdamW's moments
+    Buffer gradients;   // fp32, or X if --gradient-dtype says so
+    // fp32, what the backward pass adds to: the same buffer as `gradients` if those are fp32, else of one micro-batch
+    // (one buffer for all blocks: step.h).
+    Buffer gradient_sums;
+    Buffer master;  // fp32; the same buffer as `parameters` if X is fp32
+    Buffer m, v;    // fp32, AdamW's moments
+};
+
+struct StoreDtypes {
+    DType compute = DType::fp32;
+    DType gradients = DType::fp32;  // or the compute dtype
 };
 
 struct StoreLayout {
@@ -31,7 +39,8 @@ struct StoreLayout {
     std::vector<UnitBuffers<BufferId>> buffers;  // one a unit
 };
 
-StoreLayout lay_out_store(MemoryLayout& layout, const GPTConfig& config, DType dtype, int ranks);
+StoreLayout lay_out_store(MemoryLayout& layout, const GPTConfig& config, const StoreDtypes& dtypes,
+                          int ranks);
 
 class ParameterStore {
   public:
@@ -47,12 +56,17 @@ class ParameterStore {
         return segments_[static_cast<std::size_t>(unit)];
     }
 
+    // The place of a unit's first element in the whole model, which no number of ranks changes.
+    std::int64_t first_element(int unit) const;
+
     // A rank's shard of a flat buffer of this store.
     Tensor shard(const Tensor& flat, int rank) const;
 
     // The unit's weights, its whole flat buffer in fp32, from the host: into the master copy, and rounded
     // into the parameters.
     void set_weights(int unit, std::span<const float> values);
+    // The parameters as AdamW's stochastic rounding left them after a step, from the master copy.
+    void round_stochastically(std::uint64_t seed, std::int64_t step);
     // Initial weights, the same on every mesh.
     void initialize(std::uint64_t seed);
 

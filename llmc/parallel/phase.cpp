@@ -30,6 +30,8 @@ Phase phase_of(ActionKind kind) {
             return Phase::forward;
         case ActionKind::zero:
         case ActionKind::backward:
+        case ActionKind::round:
+        case ActionKind::accumulate:
             return Phase::backward;
         case ActionKind::reduce_scatter:
         case ActionKind::all_gather:

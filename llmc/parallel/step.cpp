@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "llmc/core/error.h"
+#include "llmc/model/units.h"
 
 namespace llmc {
 
@@ -22,6 +23,10 @@ std::string_view name_of(ActionKind kind) {
             return "forward";
         case ActionKind::backward:
             return "backward";
+        case ActionKind::round:
+            return "round";
+        case ActionKind::accumulate:
+            return "accumulate";
         case ActionKind::reduce_scatter:
             return "reduce_scatter";
         case ActionKind::all_gather:
@@ -38,6 +43,11 @@ std::string_view name_of(ActionKind kind) {
             return "update";
     }
     return "?";
+}
+
+int gradient_sums_of(int unit, int layers) {
+    const bool block = unit >= block_unit(0) && unit < block_unit(layers);
+    return block ? block_unit(0) : unit;
 }
 
 std::string to_string(const Part& part) {
@@ -60,6 +70,8 @@ std::string_view name_of(BufferRole role) {
             return "parameters";
         case BufferRole::gradients:
             return "gradients";
+        case BufferRole::gradient_sums:
+            return "sums";
         case BufferRole::optimizer:
             return "optimizer";
         case BufferRole::tokens:
@@ -81,7 +93,8 @@ std::string_view name_of(BufferRole role) {
 }
 
 bool belongs_to_unit(BufferRole role) {
-    return role == BufferRole::parameters || role == BufferRole::gradients || role == BufferRole::optimizer;
+    return role == BufferRole::parameters || role == BufferRole::gradients ||
+           role == BufferRole::gradient_sums || role == BufferRole::optimizer;
 }
 
 bool belongs_to_micro_batch(BufferRole role) {
@@ -155,10 +168,21 @@ class Checker {
                 programming_error(fmt::format("step: unit {} is never updated", unit));
             }
         }
+        for (const auto& [_, sums] : sums_) {
+            if (sums.state == Sums::filled) {
+                programming_error(
+                    fmt::format("step: gradient sums of unit {} never reach its gradients", sums.unit));
+            }
+        }
     }
 
   private:
     enum class Gradient { accumulating, scattered, complete };
+    // Of the unit that uses the buffer; `taken` is what the gradients have.
+    struct Sums {
+        int unit;
+        enum { zeroed, filled, taken } state;
+    };
     using Place = std::pair<std::pair<BufferRole, int>, int>;  // role and index, slot
 
     void require(bool condition, std::string_view fault) const {
@@ -181,14 +205,25 @@ class Checker {
                 require(found->second != Gradient::scattered, "updates from gradients that are only a shard");
             }
         }
+        if (use.role == BufferRole::gradient_sums) {
+            const auto found = sums_.find(use.index);
+            require(found != sums_.end() && found->second.unit == action.unit,
+                    "takes gradient sums of another unit");
+            require(found->second.state == Sums::filled, "takes gradient sums that nobody made");
+            found->second.state = Sums::taken;
+        }
         if (use.role == BufferRole::norm) require(norm_done_, "reads the norm before it is made");
     }
 
     void write(const Action& action, const BufferUse& use) {
         if (belongs_to_micro_batch(use.role))
             owner_[{{use.role, use.index}, action.slot}] = action.micro_batch;
+        if (use.role == BufferRole::gradient_sums) write_sums(action, use.index);
         if (use.role != BufferRole::gradients) return;
-        if (action.kind == ActionKind::zero) {
+        if (action.kind == ActionKind::round) {
+            require(!gradients_.contains(use.index), "overwrites the gradients of earlier micro-batches");
+        }
+        if (action.kind == ActionKind::zero || action.kind == ActionKind::round) {
             gradients_[use.index] = Gradient::accumulating;
             return;
         }
@@ -197,6 +232,7 @@ class Checker {
         require(!norm_done_, "writes gradients after the norm");
         switch (action.kind) {
             case ActionKind::backward:
+            case ActionKind::accumulate:
                 require(found->second == Gradient::accumulating, "adds to gradients that were reduced");
                 break;
             case ActionKind::reduce_scatter:
@@ -210,8 +246,25 @@ class Checker {
         }
     }
 
+    void write_sums(const Action& action, int index) {
+        const auto found = sums_.find(index);
+        if (action.kind == ActionKind::zero) {
+            require(found == sums_.end() || found->second.state != Sums::filled,
+                    "zeroes gradient sums that the gradients lack");
+            sums_[index] = {action.unit, Sums::zeroed};
+            return;
+        }
+        require(found != sums_.end() && found->second.state != Sums::taken,
+                "adds to gradient sums that are not zeroed");
+        const bool of_block = action.part.kind == PartKind::block;
+        require(found->second.unit == (of_block ? block_unit(action.part.block) : index),
+                "adds to gradient sums of another unit");
+        found->second.state = Sums::filled;
+    }
+
     std::string where_;
     std::map<Place, int> owner_;  // the micro-batch that wrote it last
+    std::map<int, Sums> sums_;
     std::map<int, Gradient> gradients_;
     std::set<int> updated_;
     bool norm_done_ = false;

@@ -15,9 +15,11 @@ namespace llmc {
 
 enum class ActionKind {
     load,            // the tokens of a micro-batch to the device
-    zero,            // a unit's gradients = 0
+    zero,            // what the backward pass adds a unit's gradients to = 0
     forward,         // a part of the model; the head's forward alone makes losses only
     backward,        // the same part's; the head's includes its forward, since its logits are not kept
+    round,           // a unit's gradients = its gradient sums, rounded
+    accumulate,      // a unit's gradients += its gradient sums, rounded
     reduce_scatter,  // a unit's gradients: each rank receives the sum of its shard
     all_gather,      // a unit's gradients: every rank receives the summed shards
     reduce_loss,     // the loss summed over ranks
@@ -41,8 +43,9 @@ std::string to_string(const Part& part);
 // What an action reads or writes. Parameters, gradients and optimizer state are a unit's; tokens, residuals
 // and saved activations are a micro-batch's and lie in its slot, which a later micro-batch uses again.
 enum class BufferRole {
-    parameters,         // index: unit
-    gradients,          // index: unit
+    parameters,  // index: unit
+    gradients,   // index: unit
+    gradient_sums,  // index: gradient_sums_of(unit); where gradients are kept in bf16, those of a micro-batch in fp32
     optimizer,          // index: unit; master weights and moments
     tokens,             // inputs and targets
     residual,           // index: l, the input of block l (of the head for l = L)
@@ -52,6 +55,9 @@ enum class BufferRole {
     squares,            // the gradients' sums of squares, block by block
     norm,
 };
+// The unit in whose buffer of gradient sums those of a unit are: blocks, one after the other, use one.
+int gradient_sums_of(int unit, int layers);
+
 struct BufferUse {
     BufferRole role;
     int index = 0;
@@ -62,7 +68,7 @@ struct Action {
     ActionKind kind;
     StreamKind stream = StreamKind::compute;
     Part part{};           // forward, backward
-    int unit = -1;         // zero, reduce_scatter, all_gather, update
+    int unit = -1;         // zero, round, accumulate, reduce_scatter, all_gather, update
     int micro_batch = -1;  // load, forward, backward
     int slot = 0;          // where the micro-batch's activations lie
     std::vector<BufferUse> reads;
@@ -86,6 +92,7 @@ void order_streams(Step& step);
 // Stops with a ProgrammingError naming the action that
 // - reads an activation its own micro-batch did not write, or that another has overwritten since;
 // - reads or reduces gradients before they are zeroed and complete, or writes them after they were reduced;
+// - adds to gradient sums of another unit, or loses some before they are in the gradients;
 // - updates a unit before the norm, twice, or never;
 // - may run before an action of the other stream that it depends on is done.
 void check_step(const Step& step);

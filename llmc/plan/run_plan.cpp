@@ -32,7 +32,8 @@ constexpr std::int64_t most_block_passes = 1 << 18;  // micro-batches times laye
 double least_memory(const RunSpec& spec) {
     const GPTConfig& config = spec.config;
     const auto element = static_cast<double>(size_of(spec.dtype));
-    const double parameter = spec.dtype == DType::fp32 ? 16 : 18;
+    const double parameter =
+        (spec.dtype == DType::fp32 ? 12 : 14) + static_cast<double>(size_of(spec.gradient_dtype));
     const double tokens = static_cast<double>(std::max<std::int64_t>(1, spec.micro_batch_sequences)) *
                           static_cast<double>(config.sequence_length);
     return parameter * parameters_about(config) +
@@ -155,10 +156,10 @@ WorkspaceRequest workspace_request(const RunPlan& plan) {
             .sequence = config.sequence_length,
             .channels = config.channels,
             .heads = config.heads,
-            .vocabulary = config.padded_vocabulary(),
             .largest_matmul_channels = std::max(4 * config.channels, config.padded_vocabulary()),
             .head_rows = head_rows(config, plan.micro_batch, plan.spec.dtype),
-            .dtype = plan.spec.dtype};
+            .dtype = plan.spec.dtype,
+            .vocabulary = config.padded_vocabulary()};
 }
 
 // Memory without a type of its own, in fp32 words.
@@ -185,13 +186,14 @@ RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes)
 
     const StepSpec step{.layers = static_cast<int>(spec.config.layers),
                         .data_ranks = ranks,
-                        .micro_batches = static_cast<int>(plan.micro_batches)};
+                        .micro_batches = static_cast<int>(plan.micro_batches),
+                        .rounds_gradients = spec.gradient_dtype != DType::fp32};
     plan.training = build_training_step(step);
     plan.evaluation = build_evaluation_step(step);
     plan.generation = build_generation_step(step);
     check_step(plan.training);
 
-    plan.store = lay_out_store(plan.memory, spec.config, spec.dtype, ranks);
+    plan.store = lay_out_store(plan.memory, spec.config, {spec.dtype, spec.gradient_dtype}, ranks);
     std::int64_t norm_blocks = 0;
     for (const UnitLayout& unit : plan.store.units)
         norm_blocks += unit.padded_elements(ranks) / norm_block_elements;

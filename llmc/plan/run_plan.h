@@ -25,6 +25,7 @@ struct MachineMemory {
 struct RunSpec {
     GPTConfig config;
     DType dtype = DType::fp32;
+    DType gradient_dtype = DType::fp32;  // or `dtype`
     Mesh mesh;
     std::int64_t global_batch_tokens = 0;
     std::int64_t micro_batch_sequences = 0;  // 0: chosen by choose_micro_batch

@@ -65,8 +65,10 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
             any);
     setting("dtype", o.dtype, "Compute in fp32 (default) or bf16; sums are fp32 in both",
             Choices{"fp32", "bf16"});
+    setting("gradient-dtype", o.gradient_dtype,
+            "Keep and reduce gradients in this; bf16 only with --dtype bf16", Choices{"fp32", "bf16"});
     setting("device", o.device, "Where to compute", Choices{"auto", "cpu", "cuda"});
-    setting("seed", o.seed, "Of initial weights, order of the data, samples", any);
+    setting("seed", o.seed, "Of initial weights, order of the data, samples, rounding", any);
     setting("overlap-grad-reduce", o.overlap_grad_reduce, "Reduce gradients beside the backward pass", any);
     setting("comm-timeout", o.communication_timeout, "Seconds to wait for a process that does not answer",
             any);
@@ -83,6 +85,9 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("beta2", o.beta2, "Decay of the second moment", any);
     setting("eps", o.eps, "Added to the root of the second moment", any);
     setting("grad-clip", o.grad_clip, "Largest global norm of the gradient; 0 does not clip", any);
+
+    setting("stochastic-rounding", o.stochastic_rounding,
+            "Round weights to --dtype bf16 by chance, not to nearest", any);
 
     group("Validation and samples");
     setting("val-every", o.val_every, "Validate every so many steps and after the last; 0: only then", any);
@@ -170,6 +175,8 @@ GPTConfig Options::config() const {
 
 DType Options::compute_dtype() const { return dtype == "bf16" ? DType::bf16 : DType::fp32; }
 
+DType Options::kept_gradient_dtype() const { return gradient_dtype == "bf16" ? DType::bf16 : DType::fp32; }
+
 ScheduleKind Options::schedule_kind() const {
     for (const auto kind :
          {ScheduleKind::cosine, ScheduleKind::linear, ScheduleKind::constant, ScheduleKind::wsd}) {
@@ -198,6 +205,16 @@ void resolve(Options& o) {
         user_error("--device cuda: this program was built for the CPU only; try --device cpu");
     o.device = "cpu";
     if (o.dtype.empty()) o.dtype = "fp32";
+    if (o.dtype != "bf16" && o.gradient_dtype == "bf16") {
+        user_error("--gradient-dtype bf16 goes with --dtype bf16 alone, and --dtype is {}; try --dtype bf16",
+                   o.dtype);
+    }
+    if (o.dtype != "bf16" && o.stochastic_rounding) {
+        user_error(
+            "--stochastic-rounding rounds weights to bf16, and --dtype {} keeps them as they are; try "
+            "--dtype bf16",
+            o.dtype);
+    }
 }
 
 std::vector<std::string> names_of_options(const CLI::App& app) {

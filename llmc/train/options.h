@@ -32,6 +32,7 @@ struct Options {
     std::optional<std::int64_t> micro_batch_size;     // by default follows from the mesh, in the run's plan
     std::uint64_t seed = 1;
     std::string dtype;  // by default follows from the device
+    std::string gradient_dtype = "fp32";
     std::string device = "auto";
     bool overlap_grad_reduce = true;
     std::int64_t communication_timeout = 600;
@@ -46,6 +47,7 @@ struct Options {
     double beta2 = 0.95;
     double eps = 1e-8;
     double grad_clip = 1.0;
+    bool stochastic_rounding = false;
 
     // results
     std::string out_dir;
@@ -70,6 +72,7 @@ struct Options {
 
     GPTConfig config() const;
     DType compute_dtype() const;
+    DType kept_gradient_dtype() const;
     ScheduleKind schedule_kind() const;
 };
 

@@ -16,10 +16,22 @@ namespace {
 constexpr std::array model_settings = {"layers", "heads", "channels", "seq-len", "vocab-size"};
 
 // The settings that change what the next steps compute.
-constexpr std::array step_settings = {
-    "train-data",   "steps",       "global-batch-tokens", "dtype", "seed",  "lr",
-    "warmup-steps", "lr-schedule", "min-lr-fraction",     "beta1", "beta2", "weight-decay",
-    "eps",          "grad-clip"};
+constexpr std::array step_settings = {"train-data",
+                                      "steps",
+                                      "global-batch-tokens",
+                                      "dtype",
+                                      "gradient-dtype",
+                                      "stochastic-rounding",
+                                      "seed",
+                                      "lr",
+                                      "warmup-steps",
+                                      "lr-schedule",
+                                      "min-lr-fraction",
+                                      "beta1",
+                                      "beta2",
+                                      "weight-decay",
+                                      "eps",
+                                      "grad-clip"};
 
 }  // namespace
 

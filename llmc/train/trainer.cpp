@@ -58,6 +58,10 @@ AdamWStep Trainer::adamw_step() const {
             .max_grad_norm = options_.grad_clip};
 }
 
+std::optional<std::uint64_t> Trainer::rounding_seed() const {
+    return options_.stochastic_rounding ? std::optional(options_.seed) : std::nullopt;
+}
+
 StepMetrics Trainer::train_step(const TrainingSamples& samples) {
     const std::int64_t T = plan_.spec.config.sequence_length, B = plan_.micro_batch;
     // A rank's share of the batch is a run of samples, its micro-batches one after the other.
@@ -79,7 +83,8 @@ StepMetrics Trainer::train_step(const TrainingSamples& samples) {
                                    .sequences = B,
                                    .step = adamw.step,
                                    .loss_scale = static_cast<float>(1.0 / global_tokens),
-                                   .adamw = adamw});
+                                   .adamw = adamw,
+                                   .rounding_seed = rounding_seed()});
     const StepResults results = executor_.results();
     const double loss = results.loss_sum / global_tokens;
     const double norm = std::sqrt(results.norm_squared);
@@ -196,6 +201,9 @@ std::optional<std::vector<std::int32_t>> Trainer::generate(std::span<const std::
 void Trainer::resume(const CheckpointInfo& checkpoint) {
     load_checkpoint(checkpoint, device_, store_);
     progress_ = checkpoint.progress;
+    // The files hold the master weights; what the parameters were follows from them.
+    if (const auto seed = rounding_seed(); seed && progress_.step > 0)
+        store_.round_stochastically(*seed, progress_.step);
 }
 
 }  // namespace llmc

@@ -59,6 +59,7 @@ class Trainer {
 
   private:
     AdamWStep adamw_step() const;
+    std::optional<std::uint64_t> rounding_seed() const;  // of stochastic rounding, where it is asked for
     std::optional<double> model_flops_utilization(double tokens_per_second) const;
 
     const Options& options_;

@@ -12,8 +12,8 @@ namespace {
 
 using llmc::AdamWSegment;
 using llmc::AdamWStep;
+using llmc::StochasticRounding;
 using llmc::cuda::AdamWCoefficients;
-using llmc::cuda::StochasticRounding;
 
 // Those of all tests, and one multiprocessor, whose blocks go over many tiles.
 std::vector<LaunchContext> contexts() {
@@ -42,7 +42,7 @@ const std::vector<std::vector<AdamWSegment>> layouts = {
 const AdamWStep ordinary_step{
     .step = 3, .learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .max_grad_norm = 1};
 
-template <class X>
+template <class X, class Gradient = float>
 struct Unit {
     explicit Unit(std::int64_t n)
         : elements(n), parameters(n), w(n), m(n), v(n), gradients(n), norm_squared(1), coefficients(1) {}
@@ -67,12 +67,13 @@ struct Unit {
         if constexpr (std::is_same_v<X, float>) parameters.copy_from(w);
     }
 
-    void update_on_cpu(const std::vector<AdamWSegment>& segments, const AdamWStep& step) {
+    void update_on_cpu(const std::vector<AdamWSegment>& segments, const AdamWStep& step,
+                       const std::optional<StochasticRounding>& rounding = {}) {
         const llmc::Tensor master = tensor(w, {elements});
         const bool own_master = !std::is_same_v<X, float>;
         cpu().adamw(own_master ? tensor(parameters, {elements}) : master, master, tensor(m, {elements}),
                     tensor(v, {elements}), tensor(gradients, {elements}), tensor(norm_squared, {1}), segments,
-                    step);
+                    step, rounding);
         if constexpr (std::is_same_v<X, float>) parameters.copy_from(w);
     }
 
@@ -90,20 +91,23 @@ struct Unit {
 
     std::int64_t elements;
     Array<X> parameters;
-    Array<float> w, m, v, gradients;
+    Array<float> w, m, v;
+    Array<Gradient> gradients;
     Array<double> norm_squared;
     Array<AdamWCoefficients> coefficients;
 };
 
-template <class X>
-class AdamW : public Kernels<X> {};
-TYPED_TEST_SUITE(AdamW, Dtypes);
+// Of parameters in fp32, in bf16, and in bf16 with gradients in bf16.
+template <class U>
+class AdamW : public testing::Test {};
+using Units = testing::Types<Unit<float>, Unit<bf16>, Unit<bf16, bf16>>;
+TYPED_TEST_SUITE(AdamW, Units);
 
 TYPED_TEST(AdamW, GivesTheBitsOfTheCpu) {
     for (const auto& on : contexts()) {
         for (const auto& segments : shapes(layouts)) {
             const std::int64_t elements = segments.back().end + 128;
-            Unit<TypeParam> unit(elements), expected(elements);
+            TypeParam unit(elements), expected(elements);
             unit.draw(seed());
             expected.draw(seed());
             // The first step divides by the smallest corrections; no clipping; a late step, of which they are
@@ -122,7 +126,7 @@ TYPED_TEST(AdamW, GivesTheBitsOfTheCpu) {
 
 TYPED_TEST(AdamW, LeavesAllAloneIfTheNormIsNotFinite) {
     for (const double norm_squared : {HUGE_VAL, std::nan("")}) {
-        Unit<TypeParam> unit(512), before(512);
+        TypeParam unit(512), before(512);
         unit.draw(seed());
         before.draw(seed());
         unit.norm_squared[0] = norm_squared;
@@ -132,8 +136,8 @@ TYPED_TEST(AdamW, LeavesAllAloneIfTheNormIsNotFinite) {
 }
 
 TYPED_TEST(AdamW, GivesTheSameBitsTwice) {
-    Unit<TypeParam> unit(4096), again(4096);
-    for (Unit<TypeParam>* each : {&unit, &again}) {
+    TypeParam unit(4096), again(4096);
+    for (TypeParam* each : {&unit, &again}) {
         each->draw(seed());
         each->update(launch_contexts().back(), {{0, 4096, 0.1}}, ordinary_step);
     }
@@ -190,6 +194,29 @@ TEST(AdamWRounding, IsPhiloxOfSeedStepAndElement) {
         unit.expect_same(expected);
     }
 }
+
+// Both devices round to the same bits, wherever the unit begins in the model.
+template <class U>
+void expect_bits_of_the_cpu() {
+    for (const auto& on : contexts()) {
+        for (const auto& segments : shapes(layouts)) {
+            const std::int64_t elements = segments.back().end + 128;
+            U unit(elements), expected(elements);
+            unit.draw(seed());
+            expected.draw(seed());
+            const StochasticRounding rounding{seed(), std::int64_t{128} << 30};
+            for (const std::int64_t step : {1, 2, 100000}) {
+                AdamWStep at = ordinary_step;
+                at.step = step;
+                unit.update(on, segments, at, rounding);
+                expected.update_on_cpu(segments, at, rounding);
+            }
+            unit.expect_same(expected);
+        }
+    }
+}
+TEST(AdamWRounding, GivesTheBitsOfTheCpu) { expect_bits_of_the_cpu<Unit<bf16>>(); }
+TEST(AdamWRounding, GivesTheBitsOfTheCpuWithGradientsInBf16) { expect_bits_of_the_cpu<Unit<bf16, bf16>>(); }
 
 // A rank that holds a shard rounds it as one that holds all does.
 TEST(AdamWRounding, DoesNotDependOnShards) {

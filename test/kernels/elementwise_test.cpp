@@ -129,6 +129,28 @@ TYPED_TEST(Elementwise, AddsWhereOneOperandIsMisaligned) {
     out.expect_same(expected);
 }
 
+TYPED_TEST(Elementwise, Accumulate) {
+    using X = TypeParam;
+    Draw draw(seed());
+    for (const auto& on : contexts()) {
+        for (const Piece& piece : shapes(pieces)) {
+            Guarded<X> out(piece), expected(piece);
+            Guarded<float> in(piece);
+            draw_bits(out, draw);
+            draw_bits(in, draw);
+            for (std::int64_t i = 0; i < piece.elements; ++i) {
+                // A sum of any bits is mostly one of the two: half of these are of one size.
+                if (i % 2 == 0) in[i] = to_float(out[i]) * static_cast<float>(draw.below(7));
+            }
+            expected.all.copy_from(out.all);
+            cpu().accumulate(expected.on_cpu(), in.on_cpu());
+            llmc::cuda::accumulate(on, out.data(), in.data(), piece.elements);
+            synchronize();
+            out.expect_same(expected);
+        }
+    }
+}
+
 template <class T>
 void test_fill() {
     for (const auto& on : contexts()) {

@@ -8,11 +8,16 @@ namespace {
 
 constexpr std::int64_t elements = llmc::norm_block_elements;
 
-TEST(GlobalNorm, SquaresOfBlocks) {
+template <class X>
+class GlobalNormOf : public Kernels<X> {};
+TYPED_TEST_SUITE(GlobalNormOf, Dtypes);
+
+TYPED_TEST(GlobalNormOf, SquaresOfBlocks) {
     for (const auto& on : launch_contexts()) {
         for (const std::int64_t blocks : shapes<std::int64_t>({3, 1, 8, 29})) {
             Draw draw(seed());
-            Array<float> x(blocks * elements), partials(blocks), again(blocks), expected(blocks);
+            Array<TypeParam> x(blocks * elements);
+            Array<float> partials(blocks), again(blocks), expected(blocks);
             draw.normal(x, 1);
             llmc::cuda::global_norm_squared(on, partials.data(), x.data(), x.size());
             llmc::cuda::global_norm_squared(on, again.data(), x.data(), x.size(), 32);

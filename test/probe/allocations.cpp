@@ -143,6 +143,7 @@ void run(const Options& options, Job& job) {
     const std::unique_ptr<Device> device = make_cpu_device(job.cores());
     const RunPlan plan = plan_run({.config = options.config(),
                                    .dtype = options.compute_dtype(),
+                                   .gradient_dtype = options.kept_gradient_dtype(),
                                    .mesh = {.data_ranks = world.size(), .data_rank = world.rank()},
                                    .global_batch_tokens = *options.global_batch_tokens,
                                    .micro_batch_sequences = options.micro_batch_size.value_or(0)},

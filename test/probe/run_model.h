@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -56,11 +57,12 @@ class Model {
   public:
     // `batch` sequences a step, in micro-batches of `micro_batch`.
     Model(const std::filesystem::path& weights, std::int64_t heads, DType dtype, std::int64_t batch,
-          std::int64_t micro_batch, double weight_decay = 0)
+          std::int64_t micro_batch, double weight_decay = 0, DType gradient_dtype = DType::fp32)
         : device_(make_cpu_device()),
           plan_(plan_run(
               {.config = config_of(SafetensorsReader(weights), heads),
                .dtype = dtype,
+               .gradient_dtype = gradient_dtype,
                .mesh = {},
                .global_batch_tokens = batch * SafetensorsReader(weights).entry("wpe.weight").shape[0],
                .micro_batch_sequences = micro_batch},
@@ -73,10 +75,12 @@ class Model {
     }
 
     const GPTConfig& config() const { return plan_.spec.config; }
+    ParameterStore& store() { return store_; }
 
     // One step on a batch of T+1 tokens a sequence; returns the mean loss before the update. With `update`
     // false the gradients are made and the weights stay.
-    double step(std::span<const std::int32_t> tokens, bool update, const AdamWStep& adamw = {}) {
+    double step(std::span<const std::int32_t> tokens, bool update, const AdamWStep& adamw = {},
+                std::optional<std::uint64_t> rounding_seed = {}) {
         const std::int64_t T = plan_.spec.config.sequence_length, B = plan_.micro_batch;
         const auto load = [&](int micro_batch, std::span<std::int32_t> inputs,
                               std::span<std::int32_t> targets) {
@@ -96,7 +100,8 @@ class Model {
         executor_.run(step, {.load = load,
                              .sequences = B,
                              .loss_scale = static_cast<float>(1.0 / tokens_in_all),
-                             .adamw = adamw});
+                             .adamw = adamw,
+                             .rounding_seed = rounding_seed});
         return executor_.results().loss_sum / tokens_in_all;
     }
 

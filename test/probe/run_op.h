@@ -12,7 +12,8 @@
 //   adamw               several steps from 1: gradients (steps, n), norm_squared (steps), learning_rate
 //                       (steps); segments (count, 3) of begin, end, weight_decay; the other inputs as ops.h
 //                       says. with_norm = 1: norm_squared, 0 before, is made of the gradients by
-//                       global_norm_squared and sum, and is a result
+//                       global_norm_squared and sum, and is a result. gradients_in_x = 1: they are X. rounding:
+//                       the seed and the first element, where parameters are rounded by chance
 #pragma once
 
 #include "test/probe/operands.h"
@@ -146,7 +147,7 @@ inline void fused_classifier(Operands& o, Ops& ops) {
 
 inline void global_norm_squared(Operands& o, Ops& ops) {
     ops.global_norm_squared(o.out("partials", fp32, {o.shape("x").elements() / norm_block_elements}),
-                            o.in("x", fp32));
+                            o.in("x", o.X));
 }
 
 inline void sum(Operands& o, Ops& ops) { ops.sum(o.in_out("out", fp64), o.in("x", fp32)); }
@@ -165,10 +166,15 @@ inline void adamw(Operands& o, Ops& ops) {
     const Tensor parameters = o.X == fp32 ? master : o.in_out("parameters", o.X);
     const Tensor m = o.in_out("m", fp32);
     const Tensor v = o.in_out("v", fp32);
-    const Tensor gradients = o.in("gradients", fp32);
+    const Tensor gradients = o.in("gradients", o.flag("gradients_in_x") ? o.X : fp32);
     const bool with_norm = o.flag("with_norm");
     const Tensor norms = with_norm ? o.in_out("norm_squared", fp64) : o.in("norm_squared", fp64);
     const std::vector<AdamWSegment> segments = segments_of(o.values("segments"));
+    std::optional<StochasticRounding> rounding;
+    if (o.has("rounding")) {
+        rounding = {.seed = static_cast<std::uint64_t>(o.values("rounding").at(0)),
+                    .first_element = static_cast<std::int64_t>(o.values("rounding").at(1))};
+    }
 
     for (std::int64_t k = 0; k < gradients.shape[0]; ++k) {
         const Tensor gradient = gradients.slice(k, 1).view(master.shape);
@@ -184,7 +190,8 @@ inline void adamw(Operands& o, Ops& ops) {
                    .beta1 = number("beta1"),
                    .beta2 = number("beta2"),
                    .eps = number("eps"),
-                   .max_grad_norm = number("max_grad_norm")});
+                   .max_grad_norm = number("max_grad_norm")},
+                  rounding);
     }
 }
 
@@ -202,6 +209,8 @@ inline void add(Operands& o, Ops& ops) {
     const Tensor b = in_place == 2 ? o.in_out("b", o.X) : o.in("b", o.X);
     ops.add(in_place == 1 ? a : in_place == 2 ? b : o.out("out", o.X, a.shape), a, b);
 }
+
+inline void accumulate(Operands& o, Ops& ops) { ops.accumulate(o.in_out("out", o.X), o.in("in", fp32)); }
 
 inline void all_finite(Operands& o, Ops& ops) { ops.all_finite(o.out("flag", int32, {1}), o.in("x", o.X)); }
 
@@ -230,6 +239,7 @@ inline const std::map<std::string, Call, std::less<>>& all_calls() {
         {"cast", calls::cast},
         {"fill", calls::fill},
         {"add", calls::add},
+        {"accumulate", calls::accumulate},
         {"all_finite", calls::all_finite}};
     return table;
 }

@@ -15,7 +15,7 @@ from reference_ops import (
     GELU_HUGE_VALUES, GELU_VALUES, attention_backward, attention_forward, encoder_backward, encoder_forward,
     fused_classifier, fused_residual_layernorm_forward, gelu_backward, gelu_forward, layernorm_backward,
     layernorm_forward, matmul_backward, matmul_forward)
-from reference_updates import adamw, add, all_finite, cast, fill, global_norm_squared, sum_fp64
+from reference_updates import accumulate, adamw, add, all_finite, cast, fill, global_norm_squared, sum_fp64
 
 
 @dataclasses.dataclass
@@ -77,22 +77,26 @@ OPERATIONS = {
         [of(16, 32, 32), of(1, 37, 128, spread=1.0), of(13, 50, 128, ignored=5),
          of(13, 37, 40, ignored=1, write_dlogits=False), of(9, 37, 64, large=True), of(64, 256, 256),
          of(2, 5, 8, ignored=2), of(5, 1000, 1024)]),
-    "global_norm_squared": Operation(global_norm_squared, [of(1)], [of(2), of(13)], dtypes=("fp32",)),
+    "global_norm_squared": Operation(global_norm_squared, [of(1)], [of(2), of(13)]),
     "sum": Operation(sum_fp64, [of(1), of(3, 5)], [of(1025), of(13, 37), of(100_000)], dtypes=("fp32",)),
     "adamw": Operation(
         adamw,
         [of(12, [(0, 5, 0.1), (5, 9, 0.0)], steps=3, max_grad_norm=0.05),
-         of(8, [(1, 8, 0.1)], steps=1, max_grad_norm=1.0, norm_squared=math.inf)],
+         of(8, [(1, 8, 0.1)], steps=1, max_grad_norm=1.0, norm_squared=math.inf),
+         of(12, [(0, 5, 0.1), (5, 9, 0.0)], steps=2, max_grad_norm=0.05, gradients_in_x=True, rounding=(7, 128))],
         [of(12, [(0, 5, 0.1), (5, 9, 0.0)], steps=3, max_grad_norm=0.0),
          of(37, [(0, 37, 0.01)], steps=10, max_grad_norm=100.0),
          of(2048, [(0, 700, 0.1), (768, 2000, 0.0)], steps=5, max_grad_norm=1.0, with_norm=True),
          of(5120, [(3, 5117, 0.1)], steps=2, max_grad_norm=0.0, with_norm=True),
+         of(5120, [(3, 5117, 0.1)], steps=2, max_grad_norm=1.0, with_norm=True, gradients_in_x=True),
+         of(8209, [(0, 4098, 0.1), (4099, 8209, 0.0)], steps=3, max_grad_norm=1.0, rounding=(2**40, 2**50)),
          of(8, [(1, 8, 0.1)], steps=1, max_grad_norm=1.0, norm_squared=math.nan)]),
     "cast": Operation(cast, [of(5)], [of(3, 37), of(1000)]),
     "fill": Operation(fill, [of(5, value=-3.0)], [of(13, value=7.0), of(1, value=0.0), of(4, 100, value=2.0)],
                       dtypes=("fp32", "bf16", "fp64", "int32")),
     "add": Operation(
         add, [of(3, 5), of(7, in_place=1), of(7, in_place=2)], [of(2, 13, 37), of(1), of(1000, in_place=1)]),
+    "accumulate": Operation(accumulate, [of(3, 5)], [of(2, 13, 37), of(1), of(1000)]),
     "all_finite": Operation(
         all_finite,
         [of(5), of(5, special=math.nan, place=4), of(3, special=-math.inf), of(70, special=math.inf, place=69)],

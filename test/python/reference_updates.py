@@ -16,7 +16,7 @@ NORM_BLOCK = 1024
 
 
 def global_norm_squared(make, blocks):
-    x = make.normal_fp32(blocks * NORM_BLOCK)
+    x = make.normal(blocks * NORM_BLOCK)
     rows = x.reshape(blocks, NORM_BLOCK)
     return make_case({"x": x}, {"partials": torch.linalg.vector_norm(torch.tensor(rows), dim=1)**2},
                      {"partials": einsum("kn,kn->k", rows, rows)})
@@ -31,9 +31,12 @@ def sum_fp64(make, *shape):
                      {"out": Bounded(np.array([exact]), 1.01 * x.size * 2.0**-53 * magnitude)})
 
 
-def adamw(make, n, segments, steps, max_grad_norm, with_norm=False, norm_squared=None):
-    """`norm_squared`: given in place of the gradients' (not finite: nothing may change)."""
-    master, gradients = make.normal_fp32(n, scale=0.02), make.normal_fp32(steps, n, scale=0.1)
+def adamw(make, n, segments, steps, max_grad_norm, with_norm=False, norm_squared=None, gradients_in_x=False,
+          rounding=None):
+    """`norm_squared`: given in place of the gradients' (not finite: nothing may change). `rounding`: the seed and the
+    first element of stochastic rounding."""
+    master = make.normal_fp32(n, scale=0.02)
+    gradients = (make.normal if gradients_in_x else make.normal_fp32)(steps, n, scale=0.1)
     covered = np.zeros(n, dtype=bool)
     for begin, end, _ in segments:
         covered[begin:end] = True
@@ -52,6 +55,10 @@ def adamw(make, n, segments, steps, max_grad_norm, with_norm=False, norm_squared
               "eps": np.array([eps]), "max_grad_norm": np.array([max_grad_norm])}
     if with_norm:
         inputs["with_norm"] = np.ones(1)
+    if gradients_in_x:
+        inputs["gradients_in_x"] = np.ones(1)
+    if rounding and make.dtype == "bf16":
+        inputs["rounding"] = np.array(rounding, dtype=np.float64)
     if make.dtype == "bf16":
         inputs["parameters"] = to_bf16(master)
     if norm_squared is not None:
@@ -65,7 +72,9 @@ def adamw(make, n, segments, steps, max_grad_norm, with_norm=False, norm_squared
     if make.dtype == "bf16":
         exact["parameters"] = np.where(covered, exact["master"], inputs["parameters"])
         stored = derived["master"].stored("bf16")
-        derived["parameters"] = Bounded(exact["parameters"], np.where(covered, stored.error, 0.0))
+        # Away from the nearest an error is twice as large, up to the whole distance of two bf16.
+        error = derived["master"].error + (2 if rounding else 1) * (stored.error - derived["master"].error)
+        derived["parameters"] = Bounded(exact["parameters"], np.where(covered, error, 0.0))
     if with_norm:
         exact["norm_squared"], derived["norm_squared"] = squares, norms
     return make_case(inputs, exact, derived)
@@ -139,6 +148,13 @@ def add(make, *shape, in_place=0):
     inputs = {"a": a, "b": b, **({"in_place": np.array([in_place])} if in_place else {})}
     name = ("out", "a", "b")[in_place]
     return make_case(inputs, {name: exact}, {name: exact})
+
+
+def accumulate(make, *shape):
+    """Exact: one fp32 addition, one rounding."""
+    out, more = make.normal(*shape), make.normal_fp32(*shape)
+    exact = make.rounded(to_fp32(out + more))
+    return make_case({"out": out, "in": more}, {"out": exact}, {"out": exact})
 
 
 def all_finite(make, n, special=None, place=0):

@@ -10,10 +10,11 @@ OPTIONS = ["--layers=2", "--heads=2", "--channels=32", "--seq-len=32", "--steps=
 
 
 @pytest.mark.parametrize("micro_batch", [1, 3])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtypes", [["--dtype=fp32"], ["--dtype=bf16"],
+                                    ["--dtype=bf16", "--gradient-dtype=bf16", "--stochastic-rounding"]], ids=" ".join)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_a_step_allocates_nothing(ranks, dtype, micro_batch):
-    result = program.run(*OPTIONS, f"--dtype={dtype}", f"--micro-batch-size={micro_batch}", ranks=ranks,
+def test_a_step_allocates_nothing(ranks, dtypes, micro_batch):
+    result = program.run(*OPTIONS, *dtypes, f"--micro-batch-size={micro_batch}", ranks=ranks,
                          program=f"{program.BUILD}/test/probe/allocations")
     if "not counted" in result.stdout:
         pytest.skip(result.stdout.splitlines()[0])

@@ -57,6 +57,20 @@ def test_memory_adds_up(stories):
     assert "memory" in result.stdout
 
 
+def test_gradients_in_bf16_take_half_the_memory(stories, tmp_path):
+    """Of its own gradients; one micro-batch's sums in fp32, of the embeddings, a block and ln_f, come on top."""
+    options = ["--dtype=bf16", "--gradient-dtype=bf16", "--stochastic-rounding", "--layers=12"]
+    run = program.train(tmp_path, *QUICK, *options)
+    memory = run.record["memory"]
+    assert memory["parameters"] < memory["gradients"] < 2 * memory["parameters"]
+    assert run.record["configuration"]["gradient-dtype"] == "bf16"
+    assert run.record["configuration"]["stochastic-rounding"] is True
+    config = (tmp_path / "config.toml").read_text()
+    assert 'gradient-dtype = "bf16"' in config and "stochastic-rounding = true" in config
+    again = program.train(tmp_path / "again", "--config", tmp_path / "config.toml")
+    assert again.losses == run.losses
+
+
 def test_output(stories):
     run, result = stories
     for text in ("unigram", "entropy", "validation", "best ", "sample after step 4", "Once",

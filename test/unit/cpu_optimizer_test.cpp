@@ -1,6 +1,9 @@
 // The CPU's gradient norm, exact sum and AdamW.
+#include <bit>
 #include <limits>
+#include <optional>
 
+#include "llmc/device/stochastic_rounding.h"
 #include "test/unit/cpu_test_support.h"
 
 namespace llmc::cpu_test {
@@ -21,6 +24,18 @@ TEST(CpuNorm, PartialsAreSumsOfSquaresOfBlocks) {
         expect_close(
             partials, reference, [&](std::size_t i) { return 38.0 * u32 * reference[i]; }, "partial");
     }
+}
+
+// Squares of bf16 are exact in fp32: the sums are those of the same numbers in fp32, in every bit.
+TEST(CpuNorm, TakesGradientsInBf16) {
+    const OwnedTensor x = normal(DType::bf16, {3 * norm_block_elements}, "x");
+    OwnedTensor widened(DType::fp32, {3 * norm_block_elements});
+    Operations ops;
+    ops->cast(widened, x);
+    OwnedTensor partials = garbage(DType::fp32, {3}), expected = garbage(DType::fp32, {3});
+    ops->global_norm_squared(partials, x);
+    ops->global_norm_squared(expected, widened);
+    expect_same_bits(partials, expected, "partials");
 }
 
 TEST(CpuNorm, ABlocksSumDoesNotDependOnWhereItLies) {
@@ -82,9 +97,10 @@ struct State {
     Tensor parameters() const { return rounded->elements() > 0 ? *rounded : *master; }
     Tensor parameters(std::int64_t begin, std::int64_t n) const { return parameters().slice(begin, n); }
 
-    void step(double norm_squared, std::span<const AdamWSegment> segments, const AdamWStep& how) {
+    void step(double norm_squared, std::span<const AdamWSegment> segments, const AdamWStep& how,
+              const std::optional<StochasticRounding>& rounding = {}, int threads = 3) {
         const OwnedTensor norm = filled(DType::fp64, {1}, norm_squared);
-        Operations()->adamw(parameters(), master, m, v, gradients, norm, segments, how);
+        Operations(threads)->adamw(parameters(), master, m, v, gradients, norm, segments, how, rounding);
     }
     std::vector<std::vector<std::byte>> bits() const {
         return {master.bytes(), m.bytes(), v.bytes(), gradients.bytes(), rounded.bytes()};
@@ -211,6 +227,115 @@ TEST_P(CpuAdamW, WrongArgumentsAreRefused) {
         Operations()->adamw(apart, state.master, state.m, state.v, state.gradients, norm, {}, usual_step),
         ProgrammingError)
         << "fp32 parameters are their own master copy";
+}
+
+TEST_P(CpuAdamW, TakesGradientsInX) {
+    const std::int64_t n = 9001;
+    const std::vector<AdamWSegment> segments = {{0, 37, 0.0F}, {64, 9000, 0.1F}};
+    State state(X, n), expected(X, n);
+    state.gradients = normal(X, {n}, "gradients");
+    Operations()->cast(expected.gradients, state.gradients);
+    state.step(9.0, segments, usual_step);
+    expected.step(9.0, segments, usual_step);
+    for (const auto& tensor : {&State::master, &State::m, &State::v, &State::rounded}) {
+        expect_same_bits(state.*tensor, expected.*tensor, "state");
+    }
+    state.gradients = normal(X == DType::fp32 ? DType::bf16 : DType::fp64, {n}, "gradients");
+    EXPECT_THROW(state.step(9.0, segments, usual_step), ProgrammingError);
+}
+
+// ---- stochastic rounding: its bits on a GPU are compared in test/kernels/adamw_test.cpp
+
+constexpr StochasticRounding from_a_high_place = {.seed = 7, .first_element = (std::int64_t{3} << 33) + 128};
+
+TEST(CpuStochasticRounding, IsThatOfItsHeader) {
+    const std::int64_t n = 9001;
+    const std::vector<AdamWSegment> segments = {{0, 37, 0.0F}, {66, 5001, 0.1F}, {5001, 8999, 0.0F}};
+    State state(DType::bf16, n), nearest(DType::bf16, n);
+    state.step(9.0, segments, usual_step, from_a_high_place);
+    nearest.step(9.0, segments, usual_step);
+    expect_same_bits(state.master, nearest.master, "master");
+    std::int64_t differ = 0;
+    for (const AdamWSegment& segment : segments) {
+        for (std::int64_t i = segment.begin; i < segment.end; ++i) {
+            const RandomBits random =
+                rounding_bits(from_a_high_place, static_cast<std::uint64_t>(usual_step.step), i / 4 * 4);
+            const bfloat16 expected = {
+                round_stochastically(std::bit_cast<std::uint32_t>(static_cast<float>(state.master.get(i))),
+                                     random[static_cast<std::size_t>(i % 4)])};
+            ASSERT_EQ(state.rounded.get(i), to_float(expected)) << i;
+            differ += state.rounded.get(i) != nearest.rounded.get(i) ? 1 : 0;
+        }
+    }
+    // A number is rounded the other way with a probability of 1/4 on average; six deviations.
+    EXPECT_NEAR(static_cast<double>(differ), 8970 / 4.0, 6 * std::sqrt(8970 * 3.0 / 16));
+    for (const std::int64_t padding : {37, 65, 8999, 9000})
+        EXPECT_TRUE(std::isnan(state.rounded.get(padding)));
+}
+
+TEST(CpuStochasticRounding, DependsOnNeitherThreadsNorShards) {
+    const std::int64_t n = 9004, cut = 4324;
+    const AdamWSegment all{0, n, 0.1F};
+    State whole(DType::bf16, n), alone(DType::bf16, n), parts(DType::bf16, n);
+    whole.step(1.0, {&all, 1}, usual_step, from_a_high_place);
+    alone.step(1.0, {&all, 1}, usual_step, from_a_high_place, 1);
+    EXPECT_TRUE(whole.bits() == alone.bits());
+    const OwnedTensor norm = filled(DType::fp64, {1}, 1.0);
+    for (const auto& [begin, count] : {std::pair{std::int64_t{0}, cut}, {cut, n - cut}}) {
+        const AdamWSegment segment{0, count, 0.1F};
+        const auto part = [begin = begin, count = count](const OwnedTensor& t) {
+            return t->slice(begin, count);
+        };
+        Operations()->adamw(
+            parts.parameters(begin, count), part(parts.master), part(parts.m), part(parts.v),
+            part(parts.gradients), norm, {&segment, 1}, usual_step,
+            StochasticRounding{from_a_high_place.seed, from_a_high_place.first_element + begin});
+    }
+    EXPECT_TRUE(whole.bits() == parts.bits());
+}
+
+// Over many steps the mean of what a weight is rounded to is the weight, in every place of a quad, for weights that
+// rounding to nearest would never move.
+TEST(CpuStochasticRounding, HasTheMeanOfTheWeight) {
+    constexpr std::int64_t n = 4, steps = 40'000;
+    constexpr float ulp = 0x1p-7F;  // of bf16 in [1, 2)
+    const std::vector<float> weights = {1 + 0.3F * ulp, -1 - ulp / 64, 1 + 0.97F * ulp, -1.5F - 0.5F * ulp};
+    std::vector<double> sums(n, 0.0);
+    for (std::int64_t step = 1; step <= steps; ++step) {
+        std::vector<bfloat16> rounded(n);
+        round_stochastically(rounded.data(), weights.data(), 0, n, from_a_high_place, step);
+        for (std::size_t i = 0; i < n; ++i) {
+            ASSERT_LT(std::fabs(to_float(rounded[i]) - weights[i]), ulp);
+            sums[i] += to_float(rounded[i]);
+        }
+    }
+    for (std::size_t i = 0; i < n; ++i) {
+        const double below = std::floor(std::fabs(weights[i]) / ulp) * ulp;
+        const double share = (std::fabs(weights[i]) - below) / ulp;
+        // The deviation of a mean of yes-or-no draws; six of them once in 5e8.
+        const double deviation = ulp * std::sqrt(share * (1 - share) / steps);
+        EXPECT_NEAR(sums[i] / steps, weights[i], 6 * deviation) << weights[i];
+    }
+}
+
+TEST(CpuStochasticRounding, KeepsWhatNeedsNone) {
+    for (const float exact :
+         {0.0F, -0.0F, 1.0F, -1.5F, 0x1p-126F, 0x1p-133F, 0x1.fep127F, INFINITY, -INFINITY}) {
+        for (const std::uint32_t random : {0U, 0x7fffffffU, 0xffffffffU}) {
+            const std::uint32_t bits = std::bit_cast<std::uint32_t>(exact);
+            EXPECT_EQ(round_stochastically(bits, random), bits >> 16) << exact;
+        }
+    }
+    for (const std::uint32_t nan : {0x7fffffffU, 0xffffffffU, 0x7f800001U}) {
+        EXPECT_TRUE(std::isnan(to_float(bfloat16{round_stochastically(nan, 0xffffffffU)})));
+    }
+}
+
+TEST(CpuStochasticRounding, WrongArgumentsAreRefused) {
+    State wide(DType::fp32, 100), state(DType::bf16, 100);
+    const AdamWSegment all{0, 100, 0.1F};
+    EXPECT_THROW(wide.step(1.0, {&all, 1}, usual_step, from_a_high_place), ProgrammingError);
+    EXPECT_THROW(state.step(1.0, {&all, 1}, usual_step, StochasticRounding{1, 2}), ProgrammingError);
 }
 
 INSTANTIATE_TEST_SUITE_P(DTypes, CpuAdamW, testing::Values(DType::fp32, DType::bf16),

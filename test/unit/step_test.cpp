@@ -5,17 +5,21 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "llmc/core/error.h"
 #include "llmc/model/units.h"
 #include "llmc/parallel/build_step.h"
+#include "llmc/parallel/phase.h"
 
 namespace llmc {
 namespace {
 
 constexpr StepSpec spec{.layers = 3, .data_ranks = 4, .micro_batches = 2};
+// The same with gradients in bf16.
+constexpr StepSpec rounding_spec{.layers = 3, .data_ranks = 4, .micro_batches = 2, .rounds_gradients = true};
 
 std::int64_t count(const Step& step, ActionKind kind) {
     return std::ranges::count_if(step.actions, [&](const Action& action) { return action.kind == kind; });
@@ -43,6 +47,38 @@ TEST(Step, HasEveryPartOfEveryMicroBatch) {
     EXPECT_EQ(count(step, ActionKind::norm), 1);
 }
 
+TEST(Step, RoundsTheSumsOfEveryMicroBatchIntoTheGradients) {
+    const Step step = build_training_step(rounding_spec);
+    check_step(step);
+    const int units = spec.layers + 3;
+    EXPECT_EQ(count(step, ActionKind::zero), units * spec.micro_batches);
+    EXPECT_EQ(count(step, ActionKind::round), units);
+    EXPECT_EQ(count(step, ActionKind::accumulate), units * (spec.micro_batches - 1));
+    // The backward pass itself writes no gradients, and blocks share their sums.
+    std::set<int> sums;
+    for (const Action& action : step.actions) {
+        if (action.kind != ActionKind::backward) continue;
+        for (const BufferUse& use : action.writes) {
+            EXPECT_NE(use.role, BufferRole::gradients);
+            if (use.role == BufferRole::gradient_sums) sums.insert(use.index);
+        }
+    }
+    EXPECT_EQ(sums, (std::set<int>{wte_unit, wpe_unit, block_unit(0), ln_f_unit(spec.layers)}));
+    // Without these actions the list is that of gradients in fp32.
+    const Step plain = build_training_step(spec);
+    EXPECT_EQ(count(plain, ActionKind::round) + count(plain, ActionKind::accumulate), 0);
+    std::vector<ActionKind> rest, expected;
+    for (const Action& action : step.actions) {
+        const bool added = action.kind == ActionKind::round || action.kind == ActionKind::accumulate ||
+                           action.kind == ActionKind::zero;
+        if (!added) rest.push_back(action.kind);
+    }
+    for (const Action& action : plain.actions) {
+        if (action.kind != ActionKind::zero) expected.push_back(action.kind);
+    }
+    EXPECT_EQ(rest, expected);
+}
+
 TEST(Step, OneProcessCommunicatesNothing) {
     const Step step = build_training_step({.layers = 2, .data_ranks = 1, .micro_batches = 3});
     check_step(step);
@@ -64,8 +100,8 @@ TEST(Step, ReducesAUnitRightAfterItsLastBackward) {
 
 // A unit's reduction waits for the backward pass that completes its gradients and for nothing later, so that it
 // runs beside the backward pass of the units before it; what needs all gradients waits for the last of them.
-TEST(Step, StreamsWaitForWhatTheyNeedAndNoMore) {
-    const Step step = build_training_step(spec);
+void expect_waits_for_what_is_needed(const StepSpec& of) {
+    const Step step = build_training_step(of);
     const auto is = [](ActionKind kind, int unit) {
         return [=](const Action& action) { return action.kind == kind && action.unit == unit; };
     };
@@ -79,13 +115,18 @@ TEST(Step, StreamsWaitForWhatTheyNeedAndNoMore) {
     }
     for (std::size_t i = 0; i < step.actions.size(); ++i) {
         const Action& action = step.actions[i];
-        if (action.kind == ActionKind::forward || action.kind == ActionKind::backward) {
+        if (phase_of(action.kind) == Phase::forward || phase_of(action.kind) == Phase::backward) {
             EXPECT_EQ(action.after, -1);
         }
         if (action.kind == ActionKind::square) {
             EXPECT_EQ(action.after, static_cast<int>(find(step, is(ActionKind::all_gather, wte_unit))));
         }
     }
+}
+
+TEST(Step, StreamsWaitForWhatTheyNeedAndNoMore) {
+    expect_waits_for_what_is_needed(spec);
+    expect_waits_for_what_is_needed(rounding_spec);
 }
 
 TEST(Step, OneMicroBatchIsInFlight) { EXPECT_EQ(slots_in_flight(build_training_step(spec)), 1); }
@@ -120,8 +161,9 @@ TEST(Step, PrintsALineAnAction) {
 
 // ---- what check_step finds: each fault is planted in a sound list -----------------------------------------
 
-void expect_fault(const std::function<void(std::vector<Action>&)>& plant, const std::string& message) {
-    Step step = build_training_step(spec);
+void expect_fault(const std::function<void(std::vector<Action>&)>& plant, const std::string& message,
+                  const StepSpec& sound = spec) {
+    Step step = build_training_step(sound);
     plant(step.actions);
     order_streams(step);
     try {
@@ -166,6 +208,102 @@ TEST(CheckStep, FindsABackwardAfterItsReduction) {
         "were reduced");
 }
 
+void expect_rounding_fault(const std::function<void(std::vector<Action>&)>& plant,
+                           const std::string& message) {
+    expect_fault(plant, message, rounding_spec);
+}
+
+TEST(CheckStep, FindsGradientSumsThatAreNotZeroed) {
+    expect_rounding_fault([](auto& actions) { erase_first(actions, ActionKind::zero); }, "not zeroed");
+    expect_rounding_fault(
+        [](auto& actions) {
+            // Of the second micro-batch.
+            actions.erase(std::ranges::find_if(actions, [seen = 0](const Action& action) mutable {
+                return action.kind == ActionKind::zero && action.unit == block_unit(1) && ++seen == 2;
+            }));
+        },
+        "not zeroed");
+}
+
+TEST(CheckStep, FindsGradientSumsOfAnotherUnit) {
+    // The zeroing of the next block's comes before the last block's are in the gradients.
+    expect_rounding_fault(
+        [](auto& actions) {
+            const auto zero = std::ranges::find_if(actions, [](const Action& action) {
+                return action.kind == ActionKind::zero && action.unit == block_unit(1);
+            });
+            std::iter_swap(zero, zero - 1);
+        },
+        "that the gradients lack");
+    expect_rounding_fault(
+        [](auto& actions) {
+            std::ranges::find_if(actions, [](const Action& action) {
+                return action.kind == ActionKind::zero && action.unit == block_unit(1);
+            })->unit = block_unit(0);
+        },
+        "sums of another unit");
+    expect_rounding_fault(
+        [](auto& actions) {
+            std::ranges::find_if(actions, [](const Action& action) {
+                return action.kind == ActionKind::round && action.unit == block_unit(1);
+            })->unit = block_unit(0);
+        },
+        "sums of another unit");
+}
+
+TEST(CheckStep, FindsGradientSumsThatAreLost) {
+    expect_rounding_fault([](auto& actions) { erase_first(actions, ActionKind::round); },
+                          "the gradients lack");
+    // The last of all, after which nobody zeroes the sums.
+    expect_rounding_fault(
+        [](auto& actions) {
+            const auto last = std::ranges::find_if(
+                actions.rbegin(), actions.rend(),
+                [](const Action& action) { return action.kind == ActionKind::accumulate; });
+            actions.erase(std::next(last).base());
+        },
+        "never reach");
+}
+
+TEST(CheckStep, FindsGradientSumsThatAreTakenTooEarly) {
+    // wte's before the embedding's backward adds to them.
+    expect_rounding_fault(
+        [](auto& actions) {
+            const auto round = std::ranges::find_if(actions, [](const Action& action) {
+                return action.kind == ActionKind::round && action.unit == wte_unit;
+            });
+            const auto backward = std::ranges::find_if(actions, [](const Action& action) {
+                return action.kind == ActionKind::backward && action.part.kind == PartKind::embedding;
+            });
+            std::rotate(backward, round, round + 1);
+        },
+        "not zeroed");
+    expect_rounding_fault(
+        [](auto& actions) {
+            const auto round = std::ranges::find_if(
+                actions, [](const Action& action) { return action.kind == ActionKind::round; });
+            actions.insert(round, *round);
+        },
+        "that nobody made");
+}
+
+TEST(CheckStep, FindsGradientsThatAreOverwrittenOrReducedTooEarly) {
+    expect_rounding_fault(
+        [](auto& actions) {
+            std::ranges::find_if(actions, [](const Action& action) {
+                return action.kind == ActionKind::accumulate;
+            })->kind = ActionKind::round;
+        },
+        "overwrites the gradients");
+    expect_rounding_fault(
+        [](auto& actions) {
+            const auto reduce = std::ranges::find_if(
+                actions, [](const Action& action) { return action.kind == ActionKind::reduce_scatter; });
+            std::iter_swap(reduce, reduce - 1);
+        },
+        "were reduced");
+}
+
 TEST(CheckStep, FindsAMissingGather) {
     expect_fault([](auto& actions) { erase_first(actions, ActionKind::all_gather); }, "only a shard");
 }
@@ -184,8 +322,8 @@ TEST(CheckStep, FindsAUnitWithoutUpdate) {
     expect_fault([](auto& actions) { actions.pop_back(); }, "never updated");
 }
 
-TEST(CheckStep, FindsStreamsThatDoNotWait) {
-    Step step = build_training_step(spec);
+void expect_all_waits_are_needed(const StepSpec& of) {
+    Step step = build_training_step(of);
     int found = 0, waiting = 0;
     for (Action& action : step.actions) {
         if (action.after < 0) continue;
@@ -202,6 +340,11 @@ TEST(CheckStep, FindsStreamsThatDoNotWait) {
     EXPECT_EQ(found, waiting);
     EXPECT_GT(waiting, 3 * spec.layers);
     check_step(step);
+}
+
+TEST(CheckStep, FindsStreamsThatDoNotWait) {
+    expect_all_waits_are_needed(spec);
+    expect_all_waits_are_needed(rounding_spec);
 }
 
 TEST(CheckStep, FindsAWaitForALaterAction) {

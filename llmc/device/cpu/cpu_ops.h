@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "llmc/device/ops.h"
@@ -58,11 +59,12 @@ class CpuOps final : public Ops {
     void sum(const Tensor& out, const Tensor& x) override;
     void adamw(const Tensor& parameters, const Tensor& master, const Tensor& m, const Tensor& v,
                const Tensor& gradients, const Tensor& norm_squared, std::span<const AdamWSegment> segments,
-               const AdamWStep& step) override;
+               const AdamWStep& step, const std::optional<StochasticRounding>& rounding = {}) override;
 
     void cast(const Tensor& out, const Tensor& in) override;
     void fill(const Tensor& out, float value) override;
     void add(const Tensor& out, const Tensor& a, const Tensor& b) override;
+    void accumulate(const Tensor& out, const Tensor& in) override;
     void all_finite(const Tensor& flag, const Tensor& x) override;
 
   private:

@@ -63,6 +63,21 @@ void CpuOps::add(const Tensor& out, const Tensor& a, const Tensor& b) {
     });
 }
 
+void CpuOps::accumulate(const Tensor& out, const Tensor& in) {
+    check_dtype(out, out.dtype, "out");
+    check_elements(in, DType::fp32, out.elements(), "in");
+    with_dtype(out.dtype, [&](auto element) {
+        using X = decltype(element);
+        parallel_pieces(threads_, out.elements(),
+                        [y = out.as<X>(), x = in.as<float>()](std::int64_t begin, std::int64_t end) {
+#pragma omp simd
+                            for (std::int64_t i = begin; i < end; ++i) {
+                                y[i] = from_float<X>(to_float(y[i]) + x[i]);
+                            }
+                        });
+    });
+}
+
 void CpuOps::all_finite(const Tensor& flag, const Tensor& x) {
     check_elements(flag, DType::int32, 1, "flag");
     check_dtype(x, x.dtype, "x");

@@ -5,7 +5,9 @@
 #include "llmc/device/cpu/cpu_ops.h"
 #include "llmc/device/cpu/lane_sum.h"
 #include "llmc/device/cpu/parallel.h"
+#include "llmc/device/op_sizes.h"
 #include "llmc/device/operands.h"
+#include "llmc/device/stochastic_rounding.h"
 
 namespace llmc::cpu {
 
@@ -39,44 +41,42 @@ struct Coefficients {
 // An explicit fma, so that an element's bits do not depend on whether it lies in the vector body of a loop or
 // in its tail: a shard's bounds must not change them. The square root becomes an instruction only where the
 // compiler need not set errno (-fno-math-errno).
-template <class X>
-void update(X* parameters, float* w, float* m, float* v, const float* gradients, std::int64_t begin,
-            std::int64_t end, float keep, const Coefficients& coefficients) {
+template <class Gradient>
+void update(float* w, float* m, float* v, const Gradient* gradients, std::int64_t begin, std::int64_t end,
+            float keep, const Coefficients& coefficients) {
     const Coefficients k = coefficients;
 #pragma omp simd
     for (std::int64_t i = begin; i < end; ++i) {
-        const float g = k.clip * gradients[i];
+        const float g = k.clip * to_float(gradients[i]);
         const float first = std::fma(k.beta1, m[i], k.one_minus_beta1 * g);
         const float second = std::fma(k.beta2, v[i], k.one_minus_beta2 * g * g);
         const float denominator = std::sqrt(second) / k.root_correction2 + k.eps;
-        const float updated = std::fma(w[i], keep, -k.step_size * (first / denominator));
+        w[i] = std::fma(w[i], keep, -k.step_size * (first / denominator));
         m[i] = first;
         v[i] = second;
-        w[i] = updated;
-        if constexpr (!std::is_same_v<X, float>) parameters[i] = from_float<X>(updated);
     }
 }
 
-void check_segments(std::span<const AdamWSegment> segments, std::int64_t elements) {
-    std::int64_t previous_end = 0;
-    for (const AdamWSegment& segment : segments) {
-        check(segment.begin >= previous_end && segment.end >= segment.begin && segment.end <= elements,
-              "segments are in increasing order inside the buffer");
-        previous_end = segment.end;
-    }
+void round_to_nearest(bfloat16* to, const float* from, std::int64_t begin, std::int64_t end) {
+#pragma omp simd
+    for (std::int64_t i = begin; i < end; ++i) to[i] = to_bfloat16(from[i]);
 }
 
 }  // namespace
 
 void CpuOps::global_norm_squared(const Tensor& partials, const Tensor& x) {
-    check_dtype(x, DType::fp32, "x");
+    check_dtype(x, x.dtype, "x");
     check(x.elements() % norm_block_elements == 0, "the norm is made of whole blocks");
     const std::int64_t blocks = x.elements() / norm_block_elements;
     check_elements(partials, DType::fp32, blocks, "partials");
-    parallel_for(threads_, blocks, [to = partials.as<float>(), all = x.as<float>()](std::int64_t block) {
-        const float* values = all + block * norm_block_elements;
-        to[block] =
-            lane_sum<float>(norm_block_elements, [=](std::int64_t i) { return values[i] * values[i]; });
+    with_dtype(x.dtype, [&](auto element) {
+        using X = decltype(element);
+        parallel_for(threads_, blocks, [to = partials.as<float>(), all = x.as<X>()](std::int64_t block) {
+            const X* values = all + block * norm_block_elements;
+            to[block] = lane_sum<float>(norm_block_elements, [=](std::int64_t i) {
+                return to_float(values[i]) * to_float(values[i]);
+            });
+        });
     });
 }
 
@@ -100,30 +100,29 @@ void CpuOps::sum(const Tensor& out, const Tensor& x) {
 
 void CpuOps::adamw(const Tensor& parameters, const Tensor& master, const Tensor& m, const Tensor& v,
                    const Tensor& gradients, const Tensor& norm_squared,
-                   std::span<const AdamWSegment> segments, const AdamWStep& step) {
+                   std::span<const AdamWSegment> segments, const AdamWStep& step,
+                   const std::optional<StochasticRounding>& rounding) {
     const std::int64_t n = parameters.elements();
-    check_dtype(parameters, parameters.dtype, "parameters");
-    check_elements(master, DType::fp32, n, "master");
-    check_elements(m, DType::fp32, n, "m");
-    check_elements(v, DType::fp32, n, "v");
-    check_elements(gradients, DType::fp32, n, "gradients");
-    check_elements(norm_squared, DType::fp64, 1, "norm_squared");
-    check(parameters.dtype != DType::fp32 || parameters.data == master.data,
-          "fp32 parameters are their own master copy");
-    check(step.step >= 1, "AdamW's steps count from 1");
-    check_segments(segments, n);
+    check_adamw({parameters, master, m, v, gradients, norm_squared}, segments, step, rounding);
 
     const double squared = *norm_squared.as<double>();
     if (!std::isfinite(squared)) return;
     const Coefficients coefficients(step, std::sqrt(squared));
-    with_dtype(parameters.dtype, [&](auto element) {
-        using X = decltype(element);
-        parallel_pieces(threads_, n, [&](std::int64_t begin, std::int64_t end) {
+    float* const w = master.as<float>();
+    with_dtype(gradients.dtype, [&](auto element) {
+        using Gradient = decltype(element);
+        parallel_pieces(threads_, n, [&](std::int64_t piece_begin, std::int64_t piece_end) {
             for (const AdamWSegment& segment : segments) {
+                const std::int64_t begin = std::max(piece_begin, segment.begin);
+                const std::int64_t end = std::min(piece_end, segment.end);
                 const float keep = static_cast<float>(1.0 - step.learning_rate * segment.weight_decay);
-                update(parameters.as<X>(), master.as<float>(), m.as<float>(), v.as<float>(),
-                       gradients.as<float>(), std::max(begin, segment.begin), std::min(end, segment.end),
-                       keep, coefficients);
+                update(w, m.as<float>(), v.as<float>(), gradients.as<Gradient>(), begin, end, keep,
+                       coefficients);
+                if (rounding) {
+                    round_stochastically(parameters.as<bfloat16>(), w, begin, end, *rounding, step.step);
+                } else if (parameters.dtype == DType::bf16) {
+                    round_to_nearest(parameters.as<bfloat16>(), w, begin, end);
+                }
             }
         });
     });

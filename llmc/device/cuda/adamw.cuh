@@ -1,5 +1,5 @@
 // AdamW (ops.h: adamw). How this kernel came about: dev/adamw.cu. It gives the bits that the CPU device gives
-// (llmc/device/cpu/optimizer.cpp), except for random rounding.
+// (llmc/device/cpu/optimizer.cpp).
 #pragma once
 
 #include <optional>
@@ -71,9 +71,9 @@ __device__ __forceinline__ void adamw_update(float& w, float& m, float& v, float
 // A grid that stays. A block works out the clip and the segments' decay once; then it takes tiles of two
 // quads a thread, whose eight 16-byte loads are under way together. A thread's elements only increase, and
 // with them its segment.
-template <class X, bool stochastic>
+template <class X, class Gradient, bool stochastic>
 __global__ void __launch_bounds__(256, 4)
-    adamw_kernel4(X* parameters, float* master, float* m, float* v, const float* gradients,
+    adamw_kernel4(X* parameters, float* master, float* m, float* v, const Gradient* gradients,
                   const double* norm_squared, const AdamWCoefficients* coefficients, AdamWSegments segments,
                   StochasticRounding rounding) {
     constexpr int quads = 2;
@@ -96,7 +96,8 @@ __global__ void __launch_bounds__(256, 4)
          start += static_cast<std::int64_t>(gridDim.x) * tile) {
         std::int64_t at[quads];
         int segment_at[quads];  // none: padding, or past the end
-        Quad<float> ws[quads], ms[quads], vs[quads], gs[quads];
+        Quad<float> ws[quads], ms[quads], vs[quads];
+        Quad<Gradient> gs[quads];
 #pragma unroll
         for (int q = 0; q < quads; ++q) {
             at[q] = start + 4 * (q * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x));
@@ -114,7 +115,7 @@ __global__ void __launch_bounds__(256, 4)
             if (segment_at[q] < 0) continue;
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                adamw_update(ws[q][e], ms[q][e], vs[q][e], gs[q][e], clip, keep[segment_at[q]], k);
+                adamw_update(ws[q][e], ms[q][e], vs[q][e], to_float(gs[q][e]), clip, keep[segment_at[q]], k);
             }
             store_quad_streaming(master + at[q], ws[q]);
             store_quad_streaming(m + at[q], ms[q]);
@@ -137,12 +138,12 @@ __global__ void __launch_bounds__(256, 4)
     }
 }
 
-// parameters X, master, m, v, gradients fp32, all of them flat buffers that hold the segments; norm_squared
-// and coefficients in device memory too. Where X is fp32, master is the parameters, and `parameters` is not
-// used. Without `rounding`, parameters are rounded to nearest.
-template <class X>
-void adamw(const LaunchContext& on, X* parameters, float* master, float* m, float* v, const float* gradients,
-           const double* norm_squared, const AdamWCoefficients* coefficients,
+// parameters X, master, m, v fp32, gradients fp32 or X, all of them flat buffers that hold the segments;
+// norm_squared and coefficients in device memory too. Where X is fp32, master is the parameters, and `parameters`
+// is not used. Without `rounding`, parameters are rounded to nearest.
+template <class X, class Gradient>
+void adamw(const LaunchContext& on, X* parameters, float* master, float* m, float* v,
+           const Gradient* gradients, const double* norm_squared, const AdamWCoefficients* coefficients,
            std::span<const AdamWSegment> segments, const std::optional<StochasticRounding>& rounding = {},
            int block_threads = 256) {
     constexpr bool rounds = !std::is_same_v<X, float>;
@@ -162,8 +163,8 @@ void adamw(const LaunchContext& on, X* parameters, float* master, float* m, floa
     if (all.count == 0 || all.segments[all.count - 1].end == 0) return;
     const std::int64_t pieces = blocks_for<std::int64_t>(all.segments[all.count - 1].end, 8);
     const unsigned blocks = streaming_blocks(on.chip, pieces, block_threads, 1024);
-    launch(on, rounding ? adamw_kernel4<X, rounds> : adamw_kernel4<X, false>, blocks, block_threads, 0,
-           parameters, master, m, v, gradients, norm_squared, coefficients, all,
+    launch(on, rounding ? adamw_kernel4<X, Gradient, rounds> : adamw_kernel4<X, Gradient, false>, blocks,
+           block_threads, 0, parameters, master, m, v, gradients, norm_squared, coefficients, all,
            rounding.value_or(StochasticRounding{}));
 }
 

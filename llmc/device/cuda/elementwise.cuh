@@ -1,5 +1,5 @@
-// Casts, fills, sums of tensors, and the test for NaN and infinity (ops.h: cast, fill, add, all_finite). How
-// these kernels came about: dev/cast.cu, dev/fill.cu, dev/add.cu, dev/all_finite.cu.
+// Casts, fills, sums of tensors, and the test for NaN and infinity (ops.h: cast, fill, add, accumulate, all_finite).
+// How these kernels came about: dev/cast.cu, dev/fill.cu, dev/add.cu, dev/accumulate.cu, dev/all_finite.cu.
 //
 // All are bound by memory: 16 bytes an access, several in flight, a grid that stays. Any number of elements,
 // at any address: what the packs do not cover (the tail; all, where an address is no multiple of 16) goes
@@ -62,6 +62,29 @@ __global__ void __launch_bounds__(512, 3)
         });
     for (std::int64_t i = pack * packs + grid_thread(); i < elements; i += grid_threads()) {
         out[i] = from_float<X>(to_float(a[i]) + to_float(b[i]));
+    }
+}
+
+template <class X>
+__global__ void __launch_bounds__(512, 3)
+    accumulate_kernel3(X* out, const float* in, std::int64_t quads, std::int64_t elements) {
+    struct Operands {
+        Quad<X> before;
+        Quad<float> more;
+    };
+    for_grid<2>(
+        quads,
+        [=](std::int64_t i) {
+            return Operands{load_quad_streaming(out + 4 * i), load_quad_streaming(in + 4 * i)};
+        },
+        [=](std::int64_t i, const Operands& x) {
+            Quad<X> sum;
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sum[e] = from_float<X>(to_float(x.before[e]) + x.more[e]);
+            store_quad(out + 4 * i, sum);
+        });
+    for (std::int64_t i = 4 * quads + grid_thread(); i < elements; i += grid_threads()) {
+        out[i] = from_float<X>(to_float(out[i]) + in[i]);
     }
 }
 
@@ -129,6 +152,14 @@ void add(const LaunchContext& on, X* out, const X* a, const X* b, std::int64_t e
     const std::int64_t packs = detail::whole_packs(elements, Packed<X>::size, out, a, b);
     launch(on, add_kernel3<X>, detail::elementwise_blocks(on, packs, elements, block_threads), block_threads,
            0, out, a, b, packs, elements);
+}
+
+template <class X>
+void accumulate(const LaunchContext& on, X* out, const float* in, std::int64_t elements,
+                int block_threads = 256) {
+    const std::int64_t quads = detail::whole_packs(elements, 4, out, in);
+    launch(on, accumulate_kernel3<X>, detail::elementwise_blocks(on, quads, elements, block_threads),
+           block_threads, 0, out, in, quads, elements);
 }
 
 // flag = 1 if no element is NaN or infinite, else 0. Whole warps only.

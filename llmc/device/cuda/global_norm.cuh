@@ -10,39 +10,39 @@
 
 namespace llmc::cuda {
 
-// A warp does a block of 1024 elements: each lane has eight loads of 16 bytes under way at once, and no warp waits
-// for another.
-template <int elements>
+// A warp does a block of 1024 elements: each lane has eight loads of 16 bytes under way at once (in bf16 four), and
+// no warp waits for another.
+template <int elements, class X>
 __global__ void __launch_bounds__(1024)
-    global_norm_squared_kernel3(float* partials, const float* x, std::int64_t blocks) {
-    constexpr int pack = Packed<float>::size, loads = elements / (warp_threads * pack);
+    global_norm_squared_kernel3(float* partials, const X* x, std::int64_t blocks) {
+    constexpr int pack = Packed<X>::size, loads = elements / (warp_threads * pack);
     static_assert(elements % (warp_threads * pack) == 0);
     const std::int64_t block =
         (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / warp_threads;
     const int lane = static_cast<int>(threadIdx.x) % warp_threads;
     if (block >= blocks) return;
-    const float* const values = x + block * elements + lane * pack;
-    Packed<float> pieces[loads];
+    const X* const values = x + block * elements + lane * pack;
+    Packed<X> pieces[loads];
 #pragma unroll
     for (int i = 0; i < loads; ++i) pieces[i] = load_streaming(values + i * warp_threads * pack);
     float sum = 0;
 #pragma unroll
-    for (const Packed<float>& piece : pieces) {
+    for (const Packed<X>& piece : pieces) {
 #pragma unroll
-        for (int i = 0; i < pack; ++i) sum += piece[i] * piece[i];
+        for (int i = 0; i < pack; ++i) sum += to_float(piece[i]) * to_float(piece[i]);
     }
     sum = warp_sum(sum);
     if (lane == 0) partials[block] = sum;
 }
 
-// partials fp32 (n / norm_block_elements), x fp32 (n)
-template <int elements = norm_block_elements>
-void global_norm_squared(const LaunchContext& on, float* partials, const float* x, std::int64_t n,
+// partials fp32 (n / norm_block_elements), x X (n)
+template <int elements = norm_block_elements, class X>
+void global_norm_squared(const LaunchContext& on, float* partials, const X* x, std::int64_t n,
                          int block_threads = 256) {
     check(n % elements == 0, "the norm is made of whole blocks");
     const std::int64_t blocks = n / elements;
     if (blocks == 0) return;
-    launch(on, global_norm_squared_kernel3<elements>,
+    launch(on, global_norm_squared_kernel3<elements, X>,
            static_cast<unsigned>(blocks_for<std::int64_t>(blocks, block_threads / warp_threads)),
            block_threads, 0, partials, x, blocks);
 }

@@ -31,9 +31,11 @@ void CudaOps::fused_classifier(const Tensor& logits, const Tensor& losses, const
 }
 
 void CudaOps::global_norm_squared(const Tensor& partials, const Tensor& x) {
-    check_dtype(x, DType::fp32, "x");
+    check_dtype(x, x.dtype, "x");
     check_elements(partials, DType::fp32, x.elements() / norm_block_elements, "partials");
-    cuda::global_norm_squared(on(), elements<float>(partials), elements<float>(x), x.elements());
+    with_kernel_type(x.dtype, [&]<class X>() {
+        cuda::global_norm_squared(on(), elements<float>(partials), elements<X>(x), x.elements());
+    });
 }
 
 void CudaOps::sum(const Tensor& out, const Tensor& x) {
@@ -45,19 +47,20 @@ void CudaOps::sum(const Tensor& out, const Tensor& x) {
 
 void CudaOps::adamw(const Tensor& parameters, const Tensor& master, const Tensor& m, const Tensor& v,
                     const Tensor& gradients, const Tensor& norm_squared,
-                    std::span<const AdamWSegment> segments, const AdamWStep& step) {
-    const std::int64_t n = parameters.elements();
-    check_dtype(parameters, parameters.dtype, "parameters");
-    for (const auto& [tensor, name] :
-         {std::pair{&master, "master"}, {&m, "m"}, {&v, "v"}, {&gradients, "gradients"}})
-        check_elements(*tensor, DType::fp32, n, name);
-    check_elements(norm_squared, DType::fp64, 1, "norm_squared");
+                    std::span<const AdamWSegment> segments, const AdamWStep& step,
+                    const std::optional<StochasticRounding>& rounding) {
+    const AdamWOperands operands{parameters, master, m, v, gradients, norm_squared};
+    check_adamw(operands, segments, step, rounding);
     auto* const coefficients = static_cast<AdamWCoefficients*>(workspace(sizeof(AdamWCoefficients)));
     launch(on(), store_kernel<AdamWCoefficients>, 1, 1, 0, coefficients, adamw_coefficients(step));
     with_kernel_type(parameters.dtype, [&]<class X>() {
-        cuda::adamw(on(), elements<X>(parameters), elements<float>(master), elements<float>(m),
-                    elements<float>(v), elements<float>(gradients), elements<double>(norm_squared),
-                    coefficients, segments);
+        const auto update = [&]<class Gradient>() {
+            cuda::adamw(on(), elements<X>(parameters), elements<float>(master), elements<float>(m),
+                        elements<float>(v), elements<Gradient>(gradients), elements<double>(norm_squared),
+                        coefficients, segments, rounding);
+        };
+        if (gradients.dtype == DType::fp32) return update.template operator()<float>();
+        update.template operator()<X>();
     });
 }
 
@@ -98,6 +101,14 @@ void CudaOps::add(const Tensor& out, const Tensor& a, const Tensor& b) {
     check_elements(b, out.dtype, out.elements(), "b");
     with_kernel_type(out.dtype, [&]<class X>() {
         cuda::add(on(), elements<X>(out), elements<X>(a), elements<X>(b), out.elements());
+    });
+}
+
+void CudaOps::accumulate(const Tensor& out, const Tensor& in) {
+    check_dtype(out, out.dtype, "out");
+    check_elements(in, DType::fp32, out.elements(), "in");
+    with_kernel_type(out.dtype, [&]<class X>() {
+        cuda::accumulate(on(), elements<X>(out), elements<float>(in), out.elements());
     });
 }
 

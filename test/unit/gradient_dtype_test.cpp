@@ -1,0 +1,154 @@
+// Gradients in bf16, and bf16 parameters by stochastic rounding: where the buffers lie, and in what bits a whole model's
+// step leaves them.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "test/probe/run_model.h"
+
+namespace llmc {
+namespace {
+
+constexpr GPTConfig config{.layers = 3, .heads = 2, .channels = 20, .sequence_length = 10, .vocabulary = 37};
+
+std::size_t padded_bytes(std::int64_t elements, std::size_t each) {
+    return (static_cast<std::size_t>(elements) * each + buffer_alignment - 1) / buffer_alignment *
+           buffer_alignment;
+}
+
+TEST(GradientDtype, IsTwoBytesAParameterAndTheSumsOfFourUnits) {
+    for (const int ranks : {1, 3}) {
+        MemoryLayout memory;
+        const StoreLayout store = lay_out_store(memory, config, {DType::bf16, DType::bf16}, ranks);
+        std::size_t expected = 0;
+        for (const UnitLayout& unit : store.units) expected += padded_bytes(unit.padded_elements(ranks), 2);
+        for (const int unit : {wte_unit, wpe_unit, block_unit(0), ln_f_unit(3)}) {
+            expected += padded_bytes(store.units[static_cast<std::size_t>(unit)].padded_elements(ranks), 4);
+        }
+        EXPECT_EQ(memory.bytes(ArenaKind::gradients), expected);
+        std::set<int> sums;
+        for (const auto& buffers : store.buffers) {
+            EXPECT_NE(buffers.gradient_sums.index, buffers.gradients.index);
+            sums.insert(buffers.gradient_sums.index);
+        }
+        EXPECT_EQ(sums.size(), 4U);
+        EXPECT_EQ(store.buffers[2].gradient_sums.index, store.buffers[4].gradient_sums.index);
+    }
+}
+
+TEST(GradientDtype, InFp32NeedsNoMore) {
+    MemoryLayout memory;
+    const StoreLayout store = lay_out_store(memory, config, {DType::bf16, DType::fp32}, 2);
+    std::size_t expected = 0;
+    for (std::size_t i = 0; i < store.units.size(); ++i) {
+        expected += padded_bytes(store.units[i].padded_elements(2), 4);
+        EXPECT_EQ(store.buffers[i].gradient_sums.index, store.buffers[i].gradients.index);
+    }
+    EXPECT_EQ(memory.bytes(ArenaKind::gradients), expected);
+    EXPECT_THROW(lay_out_store(memory, config, {DType::fp32, DType::bf16}, 1), ProgrammingError);
+}
+
+TEST(FirstElement, IsTheSameForAnyNumberOfRanks) {
+    std::vector<std::int64_t> expected;
+    for (const int ranks : {1, 2, 3, 8}) {
+        MemoryLayout memory;
+        const StoreLayout layout = lay_out_store(memory, config, {DType::bf16, DType::fp32}, ranks);
+        const auto device = make_cpu_device(1);
+        const Arenas arenas(*device, memory);
+        const ParameterStore store(*device, arenas, layout, 0);
+        std::vector<std::int64_t> places;
+        std::int64_t end = 0;  // of the unit before
+        for (int unit = 0; unit < store.units(); ++unit) {
+            places.push_back(store.first_element(unit));
+            EXPECT_GE(places.back(), end);
+            EXPECT_EQ(places.back() % 4, 0);
+            end = places.back() + store.layout(unit).elements();
+        }
+        if (expected.empty()) expected = places;
+        EXPECT_EQ(places, expected) << ranks << " ranks";
+    }
+}
+
+// ---- a whole model
+
+constexpr std::int64_t heads = 2, sequences = 4;  // of model_wide
+constexpr AdamWStep adamw{
+    .step = 3, .learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .max_grad_norm = 1};
+
+std::filesystem::path reference(const std::string& kind) {
+    return std::filesystem::path(__FILE__).parent_path() /
+           ("../reference/model_wide." + kind + ".safetensors");
+}
+std::vector<std::int32_t> batch() { return probe::read_tokens(SafetensorsReader(reference("expected"))); }
+
+probe::Model make_model(DType gradient_dtype, std::int64_t batch_sequences, std::int64_t micro_batch) {
+    return {reference("weights"), heads, DType::bf16, batch_sequences, micro_batch, 0, gradient_dtype};
+}
+
+// What is in each unit's gradients after one more sequence, whose own in fp32 are a share of the batch's: the scale of
+// the loss is a power of two, which changes no other bit.
+void add_share(std::vector<std::vector<bfloat16>>& to, probe::Model& alone, std::int64_t sequence) {
+    const std::vector<std::int32_t> tokens = batch();
+    const std::size_t length = tokens.size() / sequences;
+    alone.step(std::span(tokens).subspan(static_cast<std::size_t>(sequence) * length, length), false);
+    to.resize(static_cast<std::size_t>(alone.store().units()));
+    for (int unit = 0; unit < alone.store().units(); ++unit) {
+        const Tensor share = alone.store().buffers(unit).gradients;
+        std::vector<bfloat16>& sums = to[static_cast<std::size_t>(unit)];
+        sums.resize(static_cast<std::size_t>(share.elements()), bfloat16{0});
+        for (std::size_t i = 0; i < sums.size(); ++i)
+            sums[i] = to_bfloat16(to_float(sums[i]) + share.as<float>()[i] / sequences);
+    }
+}
+
+TEST(GradientDtype, EveryMicroBatchIsAddedInFp32AndRoundedOnce) {
+    probe::Model model = make_model(DType::bf16, sequences, 1), alone = make_model(DType::fp32, 1, 1);
+    model.step(batch(), false);
+    std::vector<std::vector<bfloat16>> expected;
+    for (std::int64_t sequence = 0; sequence < sequences; ++sequence) add_share(expected, alone, sequence);
+    for (int unit = 0; unit < model.store().units(); ++unit) {
+        const auto* gradients = model.store().buffers(unit).gradients.as<bfloat16>();
+        std::int64_t differ = 0, nonzero = 0;
+        for (const bfloat16 x : expected[static_cast<std::size_t>(unit)]) {
+            differ += to_float(*gradients++) != to_float(x) ? 1 : 0;
+            nonzero += to_float(x) != 0 ? 1 : 0;
+        }
+        EXPECT_EQ(differ, 0) << model.store().layout(unit).name();
+        EXPECT_GT(nonzero, 0);
+    }
+}
+
+TEST(StochasticRounding, OfTheStoreIsThatOfTheUpdate) {
+    for (const DType gradient_dtype : {DType::fp32, DType::bf16}) {
+        probe::Model model = make_model(gradient_dtype, sequences, 2),
+                     nearest = make_model(gradient_dtype, sequences, 2);
+        model.step(batch(), true, adamw, 5);
+        nearest.step(batch(), true, adamw);
+        const auto bits = [](probe::Model& of, Tensor UnitBuffers<Tensor>::*flat) {
+            std::vector<std::byte> all;
+            for (int unit = 0; unit < of.store().units(); ++unit) {
+                const Tensor tensor = of.store().buffers(unit).*flat;
+                all.insert(all.end(), tensor.data, tensor.data + tensor.bytes());
+            }
+            return all;
+        };
+        const auto parameters = &UnitBuffers<Tensor>::parameters, master = &UnitBuffers<Tensor>::master;
+        EXPECT_TRUE(bits(model, master) == bits(nearest, master));
+        const std::vector<std::byte> updated = bits(model, parameters);
+        EXPECT_FALSE(updated == bits(nearest, parameters));
+        // As a resumed run makes them.
+        nearest.store().round_stochastically(5, adamw.step);
+        EXPECT_TRUE(bits(nearest, parameters) == updated);
+        nearest.store().round_stochastically(5, adamw.step + 1);
+        EXPECT_FALSE(bits(nearest, parameters) == updated);
+        nearest.store().round_stochastically(6, adamw.step);
+        EXPECT_FALSE(bits(nearest, parameters) == updated);
+    }
+}
+
+}  // namespace
+}  // namespace llmc
