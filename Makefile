@@ -204,13 +204,13 @@ clean:  ## removes what was built (not runs/)
 
 # ---- Building --------------------------------------------------------------------------------------------
 
-$(BUILD)/test/unit: $(call objects,$(UNIT_SOURCES)) $(LIBRARY) $(BUILD)/unit.txt
-$(BUILD)/test/mpi: $(call objects,$(MPI_SOURCES)) $(LIBRARY) $(BUILD)/mpi.txt
-$(MPI_TOOLS): $(BUILD)/test/tools/%: $(BUILD)/objects/test/mpi/tools/%.o $(LIBRARY)
-$(PROBES): $(BUILD)/test/probe/%: $(BUILD)/objects/test/probe/%.o $(LIBRARY)
+$(BUILD)/test/unit: $(call objects,$(UNIT_SOURCES)) $(LIBRARY) $(NO_GPU_OBJECTS) $(BUILD)/unit.txt
+$(BUILD)/test/mpi: $(call objects,$(MPI_SOURCES)) $(LIBRARY) $(NO_GPU_OBJECTS) $(BUILD)/mpi.txt
+$(MPI_TOOLS): $(BUILD)/test/tools/%: $(BUILD)/objects/test/mpi/tools/%.o $(LIBRARY) $(NO_GPU_OBJECTS)
+$(PROBES): $(BUILD)/test/probe/%: $(BUILD)/objects/test/probe/%.o $(LIBRARY) $(NO_GPU_OBJECTS)
 $(BUILD)/test/unit: LIBRARIES += -lgtest_main -lgtest
 $(BUILD)/test/mpi: LIBRARIES += -lgtest
-$(BENCH): $(call objects,$(BENCH_SOURCES)) $(LIBRARY) $(BUILD)/bench.txt
+$(BENCH): $(call objects,$(BENCH_SOURCES)) $(LIBRARY) $(NO_GPU_OBJECTS) $(BUILD)/bench.txt
 
 $(PROGRAM) $(TEST_PROGRAMS) $(BENCH): $(BUILD)/library.txt $(BUILD)/link.txt
 	@echo 'link $@'

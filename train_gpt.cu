@@ -38,6 +38,7 @@
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/command_line.h"
 #include "llmc/train/console.h"
+#include "llmc/train/devices.h"
 #include "llmc/train/options.h"
 #include "llmc/train/outputs.h"
 #include "llmc/train/report.h"
@@ -170,7 +171,7 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     return stopping ? Ending::stopped : Ending::done;
 }
 
-Ending run_program(const Options& options, const std::string& program, Job& job, Console& console,
+Ending run_program(Options& options, const std::string& program, Job& job, Console& console,
                    const StopSignals& signals) {
     HostCommunicator& world = job.world();
     world.set_timeout(std::chrono::seconds(options.communication_timeout));
@@ -181,8 +182,8 @@ Ending run_program(const Options& options, const std::string& program, Job& job,
         return true;
     };
 
-    // As many threads as OMP_NUM_THREADS says, or else this process's share of the machine's cores.
-    const std::unique_ptr<Device> device = make_cpu_device(std::getenv("OMP_NUM_THREADS") ? 0 : job.cores());
+    const Place here = open_device(options, job);
+    Device& device = *here.device;
     const Mesh mesh{.data_ranks = world.size(), .data_rank = world.rank()};
     const RunPlan plan = plan_run({.config = options.config(),
                                    .dtype = options.compute_dtype(),
@@ -190,9 +191,11 @@ Ending run_program(const Options& options, const std::string& program, Job& job,
                                    .mesh = mesh,
                                    .global_batch_tokens = *options.global_batch_tokens,
                                    .micro_batch_sequences = options.micro_batch_size.value_or(0),
-                                   .machine = {.bytes = options.print_step ? 0 : device->available_memory(),
-                                               .processes = job.local_size()}},
-                                  device->ops(), HostCommunicator::staging_bytes(world.size()));
+                                   .usual_micro_batch_tokens = device.usual_tokens(),
+                                   .machine = {.bytes = options.print_step ? 0 : device.available_memory(),
+                                               .processes = here.sharing,
+                                               .name = device.queues() ? "the GPU" : "this machine"}},
+                                  device.ops(), staging_bytes(world, device));
     if (options.print_step) {
         std::vector<std::string> names;
         for (const UnitLayout& unit : plan.store.units) names.push_back(unit.name());
@@ -231,9 +234,11 @@ Ending run_program(const Options& options, const std::string& program, Job& job,
     // free before.
     if (stopped_early()) return Ending::stopped;
 
-    console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(run, *device));
-    Trainer trainer(options, plan, *device, world, run.checkpoint.has_value());
-    world.set_staging(trainer.arenas()[plan.communication]);
+    const DataRanks data_ranks = open_data_ranks(options, world, device);
+    console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(run, device));
+    if (!here.note.empty() && device.kind() == DeviceKind::cpu) console.note("on the CPU: " + here.note);
+    Trainer trainer(options, plan, device, world, data_ranks.ranks, run.checkpoint.has_value());
+    if (!data_ranks.owned) world.set_staging(trainer.arenas()[plan.communication]);
     if (run.checkpoint) {
         for (const std::string& note : notes) console.note(note);
         trainer.resume(*run.checkpoint);
@@ -246,6 +251,7 @@ Ending run_program(const Options& options, const std::string& program, Job& job,
                          : fmt::format("there is no run in {} to go on with: starting fresh", place));
     }
     require_same_step(world, trainer.progress().step);
+    trainer.choose_algorithms(run.checkpoint ? run.checkpoint->device_choices : "");
     // All ranks have what they need: nothing is written before.
     if (stopped_early()) return Ending::stopped;
     if (!speaks || !options.out_dir.empty() || options.resume || !run.trains)

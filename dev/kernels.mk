@@ -76,7 +76,7 @@ $(BUILD)/simt/$(1)/%.o: %.cpp $(BUILD)/simt-flags.txt | $(BUILD)/libraries.ok
 	$$(compile_simt)
 $(BUILD)/simt/$(1)/%.o: %.cu $(BUILD)/simt-flags.txt | $(BUILD)/libraries.ok
 	$$(compile_simt)
-$(BUILD)/test/kernels-$(1): $(call simt_objects,$(1),$(KERNEL_LIST)) $(LIBRARY) $(BUILD)/library.txt $(BUILD)/link.txt $(BUILD)/kernels.txt
+$(BUILD)/test/kernels-$(1): $(call simt_objects,$(1),$(KERNEL_LIST)) $(LIBRARY) $(NO_GPU_OBJECTS) $(BUILD)/library.txt $(BUILD)/link.txt $(BUILD)/kernels.txt
 	$$(link_simt) $(CHECKS_$(1)) $$(filter %.o,$$^) $$(LIBRARIES) -lboost_context -lgtest -o $$@
 -include $(patsubst %.o,%.d,$(call simt_objects,$(1),$(KERNEL_LIST) dev/lab/main.cpp))
 endef

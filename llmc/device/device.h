@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -36,6 +37,9 @@ class Device {
     // Floating-point operations a second that the maker promises for products of this dtype; nothing where that
     // is not known, as of processors, whose clock no one promises.
     virtual std::optional<double> peak_flops(DType dtype) const = 0;
+
+    // Tokens of a micro-batch that fill the device.
+    virtual std::int64_t usual_tokens() const = 0;
 
     // Zeroed memory, aligned to buffer_alignment. A UserError names the arena and the bytes if there is too
     // little.

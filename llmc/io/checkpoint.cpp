@@ -131,6 +131,7 @@ void write_checkpoint(const fs::path& folder, const std::string& run, const std:
         {"samples", progress.samples},
         {"saved_at", std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()},
         {"configuration", configuration},
+        {"device_choices", device.choices()},
         {"files",
          {{model_file, describe_file(folder / model_file)},
           {optimizer_file, describe_file(folder / optimizer_file)}}},
@@ -169,7 +170,8 @@ CheckpointInfo read_checkpoint(const fs::path& directory) {
                 .lineage = manifest.at("lineage"),
                 .progress = {.step = manifest.at("step"), .samples = manifest.at("samples")},
                 .configuration = manifest.at("configuration"),
-                .saved_at = manifest.at("saved_at")};
+                .saved_at = manifest.at("saved_at"),
+                .device_choices = manifest.value("device_choices", "")};
     } catch (const Json::exception&) {
         refuse_manifest(directory / manifest_file);
     }

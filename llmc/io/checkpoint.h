@@ -40,7 +40,8 @@ struct CheckpointInfo {
     std::string run, lineage;
     Progress progress;
     nlohmann::ordered_json configuration;
-    std::int64_t saved_at = 0;  // nanoseconds since 1970
+    std::int64_t saved_at = 0;   // nanoseconds since 1970
+    std::string device_choices;  // Device::choices of the device that trained
 };
 
 // Whether a file's name is that of a checkpoint, or of one that is being written.

@@ -16,10 +16,6 @@ namespace llmc {
 
 namespace {
 
-// Where no micro-batch size is given: at most so many tokens at once, which fills the CPU's matrix products
-// and keeps the activations of the small models in cache.
-constexpr std::int64_t micro_batch_tokens = 2048;
-
 // Bounds on what is a slip of the keyboard: they keep sizes inside 64 bits, and a step's list of actions small.
 constexpr double most_memory = 0x1p47;
 constexpr std::int64_t largest_micro_batch = 1 << 14;
@@ -70,13 +66,13 @@ void require_memory(const RunSpec& spec, double bytes, std::string_view about) {
     const double available = machine.bytes == 0 ? most_memory : static_cast<double>(machine.bytes);
     if (bytes * machine.processes <= available) return;
     const std::optional<Size> size = largest_size(spec);
-    user_error(
-        "{}: {} parameters and a micro-batch need {}{} of memory{}, and {}; give a smaller {}",
-        size ? fmt::format("{} {}", size->option, size->value) : "too large a model",
-        human_count(parameters_about(spec.config)), about, human_bytes(bytes),
-        machine.processes > 1 ? fmt::format(" in each of {} processes", machine.processes) : "",
-        machine.bytes == 0 ? "no machine has that" : "this machine has " + human_bytes(available) + " free",
-        size ? size->option : "--model or --micro-batch-size");
+    user_error("{}: {} parameters and a micro-batch need {}{} of memory{}, and {}; give a smaller {}",
+               size ? fmt::format("{} {}", size->option, size->value) : "too large a model",
+               human_count(parameters_about(spec.config)), about, human_bytes(bytes),
+               machine.processes > 1 ? fmt::format(" in each of {} processes", machine.processes) : "",
+               machine.bytes == 0 ? "no machine has that"
+                                  : fmt::format("{} has {} free", machine.name, human_bytes(available)),
+               size ? size->option : "--model or --micro-batch-size");
 }
 
 // Tokens and targets are int32, and the vocabulary is rounded up.
@@ -122,8 +118,8 @@ std::int64_t choose_micro_batch(const RunPlan& plan) {
         user_error("--micro-batch-size {} is out of range; give 1 to {}", given, largest_micro_batch);
     }
     if (given == 0) {
-        return largest_divisor(
-            sequences, std::max<std::int64_t>(1, micro_batch_tokens / plan.spec.config.sequence_length));
+        return largest_divisor(sequences, std::max<std::int64_t>(1, plan.spec.usual_micro_batch_tokens /
+                                                                        plan.spec.config.sequence_length));
     }
     if (sequences % given != 0) {
         user_error(

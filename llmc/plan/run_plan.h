@@ -20,6 +20,7 @@ namespace llmc {
 struct MachineMemory {
     std::size_t bytes = 0;  // 0: not known
     int processes = 1;
+    std::string_view name = "this machine";  // in a message
 };
 
 struct RunSpec {
@@ -28,7 +29,8 @@ struct RunSpec {
     DType gradient_dtype = DType::fp32;  // or `dtype`
     Mesh mesh;
     std::int64_t global_batch_tokens = 0;
-    std::int64_t micro_batch_sequences = 0;  // 0: chosen by choose_micro_batch
+    std::int64_t micro_batch_sequences = 0;        // 0: as many as divide the batch, fit the memory, and
+    std::int64_t usual_micro_batch_tokens = 2048;  // are not more tokens than this
     MachineMemory machine{};
 };
 

@@ -63,11 +63,16 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
             "Tokens of a step over all processes; default 24 sequences", any);
     setting("micro-batch-size", o.micro_batch_size, "Sequences computed at once; default up to 2048 tokens",
             any);
-    setting("dtype", o.dtype, "Compute in fp32 (default) or bf16; sums are fp32 in both",
+    setting("dtype", o.dtype, "Compute in bf16 (default on GPUs) or fp32 (on the CPU); sums are fp32",
             Choices{"fp32", "bf16"});
     setting("gradient-dtype", o.gradient_dtype,
             "Keep and reduce gradients in this; bf16 only with --dtype bf16", Choices{"fp32", "bf16"});
-    setting("device", o.device, "Where to compute", Choices{"auto", "cpu", "cuda"});
+    setting("device", o.device, "Where to compute; auto: on GPUs where there are any",
+            Choices{"auto", "cpu", "cuda"});
+    setting("attention", o.attention, "On GPUs: our own kernels, or cuDNN's", Choices{"flash", "cudnn"});
+    setting("tf32", o.tf32, "On GPUs: round the factors of fp32 products to TF32", any);
+    setting("cuda-sync", o.cuda_sync, "Wait for every kernel, and name one that fails", any);
+    setting("share-gpu", o.share_gpu, "Let processes share a GPU, as a test", any);
     setting("seed", o.seed, "Of initial weights, order of the data, samples, rounding", any);
     setting("overlap-grad-reduce", o.overlap_grad_reduce, "Reduce gradients beside the backward pass", any);
     setting("comm-timeout", o.communication_timeout, "Seconds to wait for a process that does not answer",
@@ -201,20 +206,6 @@ void resolve(Options& o) {
     o.global_batch_tokens = o.global_batch_tokens.value_or(24 * std::min(*o.sequence_length, longest));
     o.learning_rate = o.learning_rate.value_or(model->learning_rate);
     o.warmup_steps = o.warmup_steps.value_or(o.schedule_kind() == ScheduleKind::constant ? 0 : 100);
-    if (o.device == "cuda")
-        user_error("--device cuda: this program was built for the CPU only; try --device cpu");
-    o.device = "cpu";
-    if (o.dtype.empty()) o.dtype = "fp32";
-    if (o.dtype != "bf16" && o.gradient_dtype == "bf16") {
-        user_error("--gradient-dtype bf16 goes with --dtype bf16 alone, and --dtype is {}; try --dtype bf16",
-                   o.dtype);
-    }
-    if (o.dtype != "bf16" && o.stochastic_rounding) {
-        user_error(
-            "--stochastic-rounding rounds weights to bf16, and --dtype {} keeps them as they are; try "
-            "--dtype bf16",
-            o.dtype);
-    }
 }
 
 std::vector<std::string> names_of_options(const CLI::App& app) {
@@ -367,6 +358,35 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
         throw UserError(with_place(options, fault.what()));
     }
     return options;
+}
+
+void settle_device(Options& o, DeviceKind device) {
+    const bool cuda = device == DeviceKind::cuda;
+    o.device = cuda ? "cuda" : "cpu";
+    if (o.dtype.empty()) o.dtype = cuda ? "bf16" : "fp32";
+    if (o.dtype != "bf16" && o.gradient_dtype == "bf16") {
+        user_error("--gradient-dtype bf16 goes with --dtype bf16 alone, and --dtype is {}; try --dtype bf16",
+                   o.dtype);
+    }
+    if (o.dtype != "bf16" && o.stochastic_rounding) {
+        user_error(
+            "--stochastic-rounding rounds weights to bf16, and --dtype {} keeps them as they are; try "
+            "--dtype bf16",
+            o.dtype);
+    }
+    const auto of_gpus = [&](bool given, const char* option) {
+        if (given && !cuda)
+            user_error("{} is for GPUs, and this run computes on the CPU; leave it out, or try --device cuda",
+                       option);
+    };
+    of_gpus(o.attention == "cudnn", "--attention cudnn");
+    of_gpus(o.tf32, "--tf32");
+    of_gpus(o.cuda_sync, "--cuda-sync");
+    of_gpus(o.share_gpu, "--share-gpu");
+    if (o.attention == "cudnn" && o.dtype != "bf16")
+        user_error("--attention cudnn computes in bf16, and --dtype is {}; try --attention flash", o.dtype);
+    if (o.tf32 && o.dtype != "fp32")
+        user_error("--tf32 is for products of fp32 numbers, and --dtype is {}; leave it out", o.dtype);
 }
 
 std::string with_place(const Options& options, std::string_view error) {

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "llmc/core/dtype.h"
+#include "llmc/device/device.h"
 #include "llmc/model/config.h"
 #include "llmc/optim/schedule.h"
 
@@ -34,6 +35,10 @@ struct Options {
     std::string dtype;  // by default follows from the device
     std::string gradient_dtype = "fp32";
     std::string device = "auto";
+    std::string attention = "flash";
+    bool tf32 = false;
+    bool cuda_sync = false;
+    bool share_gpu = false;
     bool overlap_grad_reduce = true;
     std::int64_t communication_timeout = 600;
 
@@ -78,8 +83,12 @@ struct Options {
 
 // Reads the command line and --config. Returns nothing where --help or --version was asked for: `text` then
 // holds what to print. Throws UserError for what is wrong. In the result only micro_batch_size may still be
-// empty.
+// empty, and --device and --dtype wait for settle_device.
 std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text);
+
+// What follows from the device that was found: --device itself, the dtype where none was given. UserError for what
+// does not go with it.
+void settle_device(Options& options, DeviceKind device);
 
 // The line of an error about a setting, which begins with its name ("--lr -3 is out of range"), and where it stands, if
 // that is in the configuration file: "x.toml, line 3: --lr -3 is out of range".

@@ -114,9 +114,11 @@ Rows header_rows(const Run& run, const Device& device) {
         {"model", model_text(run.plan.spec.config)},
         {"parameters", grouped(count_parameters(run.plan.spec.config))},
         {"memory", memory_text(run.plan.memory, run.plan.spec.mesh.world())},
+        {"beside it", device.memory_beside_arenas()},
         {"training", run.data.training_description},
         {"validation", validation_text(run)},
     };
+    std::erase_if(rows, [](const auto& row) { return row.second.empty(); });
     if (run.data.unigram_loss) rows.emplace_back("baseline", baseline_text(run.data));
     rows.emplace_back("batch", batch_text(run.plan));
     rows.emplace_back("schedule", schedule_text(run));

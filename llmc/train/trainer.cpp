@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <string>
 
@@ -22,13 +23,24 @@ constexpr const char* smaller_steps =
 // A number in a message: nan has no sign.
 std::string named(double value) { return std::isnan(value) ? "nan" : fmt::format("{}", value); }
 
+// Rank 0's text, on all ranks.
+std::string broadcast_text(Communicator& world, const std::string& own) {
+    auto bytes = static_cast<std::int32_t>(own.size());
+    world.broadcast({reinterpret_cast<std::byte*>(&bytes), DType::int32, {1}}, 0);
+    std::vector<std::int32_t> words((static_cast<std::size_t>(bytes) + 3) / 4);
+    if (world.rank() == 0) std::memcpy(words.data(), own.data(), own.size());
+    world.broadcast({reinterpret_cast<std::byte*>(words.data()), DType::int32, {std::ssize(words)}}, 0);
+    return {reinterpret_cast<const char*>(words.data()), static_cast<std::size_t>(bytes)};
+}
+
 }  // namespace
 
-Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Communicator& data_ranks,
-                 bool resumes)
+Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Communicator& world,
+                 Communicator& data_ranks, bool resumes)
     : options_(options),
       plan_(plan),
       device_(device),
+      world_(world),
       data_ranks_(data_ranks),
       arenas_(device, plan.memory),
       store_(device, arenas_, plan.store, options.weight_decay),
@@ -46,6 +58,21 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
     } else {
         naming_option("--init", [&] { load_weights(options.init, store_); });
     }
+}
+
+void Trainer::choose_algorithms(std::string_view earlier) {
+    if (!device_.queues()) return;
+    device_.adopt_choices(earlier);
+    if (world_.rank() == 0) {
+        device_.measure(true);
+        executor_.rehearse(plan_.training, plan_.micro_batch);
+        executor_.rehearse(plan_.evaluation, plan_.micro_batch);
+        executor_.rehearse(plan_.generation, 1);
+        executor_.logits(0);
+        device_.synchronize();
+        device_.measure(false);
+    }
+    device_.adopt_choices(broadcast_text(world_, device_.choices()));
 }
 
 AdamWStep Trainer::adamw_step() const {
@@ -100,7 +127,7 @@ StepMetrics Trainer::train_step(const TrainingSamples& samples) {
             "step {}: the loss is {} and the gradient's norm {}; the first tensor that is not finite is {}; "
             "{}",
             progress_.step + 1, named(loss), named(norm),
-            first_non_finite(plan_, arenas_, device_, store_, data_ranks_, forward), smaller_steps);
+            first_non_finite(plan_, arenas_, device_, store_, world_, forward), smaller_steps);
     }
 
     progress_.step += 1;
@@ -158,7 +185,7 @@ std::optional<double> Trainer::validate(const ValidationWindows& validation, std
                 "the loss of the validation after step {} is {}; the first tensor that is not finite is {}; "
                 "{}",
                 progress_.step, named(loss),
-                first_non_finite(plan_, arenas_, device_, store_, data_ranks_, as_it_is), smaller_steps);
+                first_non_finite(plan_, arenas_, device_, store_, world_, as_it_is), smaller_steps);
         }
     }
     return loss / static_cast<double>(validation.targets(windows));

@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "llmc/comm/communicator.h"
@@ -28,14 +29,18 @@ using Watch = std::function<bool(double share)>;
 class Trainer {
   public:
     // Allocates the plan's memory and initialises the weights from the seed or from --init, unless a checkpoint
-    // is to be resumed. All arguments outlive it.
-    Trainer(const Options& options, const RunPlan& plan, Device& device, Communicator& data_ranks,
-            bool resumes = false);
+    // is to be resumed. `world` talks of host memory, `data_ranks` of the device's. All arguments outlive it.
+    Trainer(const Options& options, const RunPlan& plan, Device& device, Communicator& world,
+            Communicator& data_ranks, bool resumes = false);
 
     Device& device() { return device_; }
     const Arenas& arenas() const { return arenas_; }
     ParameterStore& store() { return store_; }
     const Progress& progress() const { return progress_; }
+
+    // Has the device meet every operation, and choose how it computes it: as it did `earlier` (Device::choices), where
+    // it can, or as rank 0 measures. All ranks call it, after the weights are there, and choose alike.
+    void choose_algorithms(std::string_view earlier);
 
     // The next step. UserError on all ranks if its loss or gradient is not finite, which names the first tensor that
     // is not.
@@ -65,6 +70,7 @@ class Trainer {
     const Options& options_;
     const RunPlan& plan_;
     Device& device_;
+    Communicator& world_;
     Communicator& data_ranks_;
     Arenas arenas_;
     ParameterStore store_;

@@ -152,7 +152,7 @@ void run(const Options& options, Job& job) {
                                  .val_data = options.val_data,
                                  .vocabulary = options.vocabulary.value(),
                                  .sequence_length = options.sequence_length.value()});
-    Trainer trainer(options, plan, *device, world);
+    Trainer trainer(options, plan, *device, world, world);
     world.set_staging(trainer.arenas()[plan.communication]);
     const TrainingSamples samples(*data.training, plan.spec.config.sequence_length, options.seed);
 
@@ -175,7 +175,10 @@ int main(int argc, char** argv) {
     Job job;
     try {
         std::string text;
-        if (const auto options = parse_options(argc, argv, text)) run(*options, job);
+        if (auto options = parse_options(argc, argv, text)) {
+            settle_device(*options, DeviceKind::cpu);
+            run(*options, job);
+        }
     } catch (const std::exception& fault) {
         job.fail(fault.what());
     }

@@ -26,6 +26,9 @@ class CpuDevice final : public Device {
     std::optional<double> peak_flops(DType /*dtype*/) const override { return std::nullopt; }
 
     std::size_t available_memory() const override;
+    // These fill its matrix products, and the activations of small models stay in cache.
+    std::int64_t usual_tokens() const override { return 2048; }
+
     std::byte* allocate(std::size_t bytes, std::string_view arena) override;
     void release(std::byte* memory) override;
 

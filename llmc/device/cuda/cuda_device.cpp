@@ -126,10 +126,15 @@ std::byte* CudaDevice::allocate(std::size_t bytes, std::string_view arena) {
     check_cuda(error, "cudaMalloc");
     check_cuda(cudaMemsetAsync(memory, 0, bytes, queues_.selected()), "cudaMemsetAsync");
     check_cuda(cudaStreamSynchronize(queues_.selected()), "cudaStreamSynchronize");
+    allocations_[static_cast<std::byte*>(memory)] = bytes;
     return static_cast<std::byte*>(memory);
 }
 
-void CudaDevice::release(std::byte* memory) { cudaFree(memory); }
+void CudaDevice::release(std::byte* memory) {
+    if (memory == nullptr) return;
+    check(allocations_.erase(memory) == 1, "memory is released on the device that allocated it, once");
+    cudaFree(memory);
+}
 
 void CudaDevice::upload(const Tensor& to_device, const void* from_host) {
     if (to_device.bytes() == 0) return;
@@ -157,7 +162,13 @@ HostMemory CudaDevice::host_memory(std::size_t bytes) {
 void CudaDevice::synchronize() { queues_.finish_all(); }
 
 std::string CudaDevice::memory_beside_arenas() const {
-    return fmt::format("CUDA's context and other processes {}", human_bytes(taken_at_start_));
+    const Memory now = memory_now();
+    std::size_t known = taken_at_start_;
+    for (const auto& [memory, bytes] : allocations_) known += bytes;
+    const std::size_t used = now.total - now.free;
+    std::string text = fmt::format("CUDA's context and other processes {}", human_bytes(taken_at_start_));
+    if (used > known) text += fmt::format(", NCCL and libraries {}", human_bytes(used - known));
+    return text;
 }
 
 }  // namespace cuda

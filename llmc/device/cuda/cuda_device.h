@@ -1,6 +1,7 @@
 // A GPU as a device: its memory, its queues, and its operations (cuda_ops.h).
 #pragma once
 
+#include <map>
 #include <string>
 
 #include "llmc/device/cuda/cuda_ops.h"
@@ -21,6 +22,8 @@ class CudaDevice final : public Device {
     std::string note(DType dtype) const override;
     std::size_t available_memory() const override;
     std::optional<double> peak_flops(DType dtype) const override;
+
+    std::int64_t usual_tokens() const override { return 65536; }
 
     std::byte* allocate(std::size_t bytes, std::string_view arena) override;
     void release(std::byte* memory) override;
@@ -44,6 +47,7 @@ class CudaDevice final : public Device {
     CudaQueues queues_;
     CudaOps ops_;
     std::size_t taken_at_start_;  // of the GPU's memory: by CUDA's context, and by other processes
+    std::map<std::byte*, std::size_t> allocations_;
 };
 
 }  // namespace llmc::cuda

@@ -1,0 +1,109 @@
+#include "llmc/train/devices.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "llmc/comm/nccl/nccl_communicator.h"
+#include "llmc/core/error.h"
+#include "llmc/device/cuda/gpus.h"
+
+namespace llmc {
+
+namespace {
+
+// What a rank has, for the others: whether it found a GPU, and that GPU's UUID.
+struct Found {
+    std::int32_t gpu = 0;
+    std::array<std::int32_t, 4> uuid{};
+};
+
+std::vector<Found> found_by_all(const Found& own, Communicator& world) {
+    constexpr auto words = static_cast<std::int64_t>(sizeof(Found) / sizeof(std::int32_t));
+    std::vector<Found> all(static_cast<std::size_t>(world.size()));
+    all[static_cast<std::size_t>(world.rank())] = own;
+    const Tensor gathered{reinterpret_cast<std::byte*>(all.data()), DType::int32, {world.size(), words}};
+    world.all_gather(gathered, gathered.slice(world.rank(), 1));
+    return all;
+}
+
+// Not all ranks see the same: one that finds no GPU must not go on alone on its CPU.
+void require_all(const std::vector<Found>& all, const std::string& why_none) {
+    const auto without = std::ranges::find(all, 0, &Found::gpu);
+    if (without == all.end()) return;
+    user_error("process {} has no GPU, and others have{}; give each a GPU, or --device cpu",
+               without - all.begin(), why_none.empty() ? "" : ": " + why_none);
+}
+
+// How many processes have the GPU of this rank.
+int sharing(const std::vector<Found>& all, int rank) {
+    return static_cast<int>(std::ranges::count(all, all[static_cast<std::size_t>(rank)].uuid, &Found::uuid));
+}
+
+void refuse_sharing(const std::vector<Found>& all, const std::string& name) {
+    for (auto one = all.begin(); one != all.end(); ++one) {
+        const auto other =
+            std::find_if(one + 1, all.end(), [&](const Found& f) { return f.uuid == one->uuid; });
+        if (other == all.end()) continue;
+        user_error(
+            "processes {} and {} would share one GPU ({}), which is slower than one alone; start as many "
+            "processes as "
+            "there are GPUs, or, for a test, give --share-gpu",
+            one - all.begin(), other - all.begin(), name);
+    }
+}
+
+}  // namespace
+
+Place open_device(Options& options, Job& job) {
+    Place place;
+    Communicator& world = job.world();
+    Gpus gpus;
+    if (options.device != "cpu") gpus = find_gpus();
+    const int own = gpus.all.empty() ? 0 : job.local_rank() % static_cast<int>(gpus.all.size());
+    Found found;
+    if (!gpus.all.empty()) {
+        found.gpu = 1;
+        std::memcpy(found.uuid.data(), gpus.all[static_cast<std::size_t>(own)].uuid.data(),
+                    sizeof found.uuid);
+    }
+    const std::vector<Found> all = found_by_all(found, world);
+    const bool any = std::ranges::count(all, 1, &Found::gpu) > 0;
+    if (options.device == "cuda" && !any) user_error("--device cuda: {}; try --device cpu", gpus.why_none);
+    settle_device(options, any ? DeviceKind::cuda : DeviceKind::cpu);
+    if (!any) {
+        // As many threads as OMP_NUM_THREADS says, or else this process's share of the machine's cores.
+        place.device = make_cpu_device(std::getenv("OMP_NUM_THREADS") ? 0 : job.cores());
+        place.sharing = job.local_size();
+        place.note = gpus.why_none;
+        return place;
+    }
+    require_all(all, gpus.why_none);
+    place.sharing = sharing(all, world.rank());
+    if (!options.share_gpu) refuse_sharing(all, gpus.all[static_cast<std::size_t>(own)].name);
+    place.device = make_cuda_device(
+        {.gpu = own,
+         .attention = options.attention == "cudnn" ? AttentionKind::cudnn : AttentionKind::flash,
+         .tf32 = options.tf32,
+         .sync = options.cuda_sync});
+    return place;
+}
+
+std::size_t staging_bytes(const Communicator& world, Device& device) {
+    return device.queues() ? 0 : HostCommunicator::staging_bytes(world.size());
+}
+
+DataRanks open_data_ranks(const Options& options, Communicator& world, Device& device) {
+    if (!device.queues() || world.size() == 1) return {nullptr, world};
+    auto nccl =
+        make_nccl_communicator(world, *device.queues(), static_cast<double>(options.communication_timeout));
+    Communicator& ranks = *nccl;
+    return {std::move(nccl), ranks};
+}
+
+}  // namespace llmc

@@ -1,0 +1,33 @@
+// Which device this process computes on, among the devices of its machine and the processes there.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "llmc/comm/bootstrap.h"
+#include "llmc/comm/communicator.h"
+#include "llmc/device/device.h"
+#include "llmc/train/options.h"
+
+namespace llmc {
+
+struct Place {
+    std::unique_ptr<Device> device;
+    int sharing = 1;   // processes that take memory of the same device
+    std::string note;  // for the header's reader, why it is the CPU; empty if nothing needs to be said
+};
+
+// All ranks call it and come to the same kind of device, which the options then name. UserError if processes would
+// share a GPU unasked, or if what --device asks for is not there.
+Place open_device(Options& options, Job& job);
+
+// The communicator of the device's data: `world` itself, or NCCL's, which owns what is returned beside it.
+struct DataRanks {
+    std::unique_ptr<Communicator> owned;
+    Communicator& ranks;
+};
+// The memory that it asks of the plan.
+std::size_t staging_bytes(const Communicator& world, Device& device);
+DataRanks open_data_ranks(const Options& options, Communicator& world, Device& device);
+
+}  // namespace llmc
