@@ -50,13 +50,11 @@ struct LaunchContext {
     LaunchObserver* observer = nullptr;
 };
 
-#ifdef __CUDACC__
 inline void check_cuda(cudaError_t error, const char* what) {
     if (error != cudaSuccess) {
         throw ProgrammingError(std::string(what) + ": " + cudaGetErrorString(error));
     }
 }
-#endif
 
 // kernel<<<grid, block, shared_bytes, stream>>>(args...), with as much dynamic shared memory as the chip has. Without
 // blocks there is nothing to do, which CUDA would refuse.
@@ -75,7 +73,8 @@ void launch(const LaunchContext& on, void (*kernel)(Parameters...), dim3 grid, d
     kernel<<<grid, block, shared_bytes, on.stream>>>(static_cast<Parameters>(arguments)...);
     check_cuda(cudaGetLastError(), "launch");
 #else
-    simt::launch(on.chip, kernel, grid, block, shared_bytes, static_cast<Parameters>(arguments)...);
+    simt::launch(on.chip, on.stream, kernel, grid, block, shared_bytes,
+                 static_cast<Parameters>(arguments)...);
 #endif
 }
 
