@@ -14,16 +14,6 @@ constexpr int version = 13000;
 
 bool is_device(const Runtime& r, int device) { return device >= 0 && device < r.settings.gpus; }
 
-// The same number is the same device in every process.
-cudaUUID_t uuid_of(const Settings& settings, int device) {
-    cudaUUID_t uuid{};
-    const std::string text = settings.gpu_uuid.empty() || device != 0
-                                 ? "simulated GPU " + std::to_string(device)
-                                 : settings.gpu_uuid;
-    text.copy(uuid.bytes, sizeof(uuid.bytes));
-    return uuid;
-}
-
 struct Name {
     const char* name;
     const char* text;
@@ -87,7 +77,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
         const Chip& chip = r.settings.chip;
         *p = {};
         std::snprintf(p->name, sizeof(p->name), "GPU simulated on the CPU (sm_%d)", chip.architecture);
-        p->uuid = uuid_of(r.settings, device);
+        p->uuid = gpu_uuid(device);
         p->pciBusID = device + 1;
         p->totalGlobalMem = r.settings.gpu_memory;
         p->sharedMemPerBlock = Chip::static_shared_bytes;

@@ -100,6 +100,14 @@ Runtime& runtime() {
     return instance;
 }
 
+cudaUUID_t gpu_uuid(int device) {
+    const std::string& given = runtime().settings.gpu_uuid;
+    const std::string text = given.empty() || device != 0 ? "simulated GPU " + std::to_string(device) : given;
+    cudaUUID_t uuid{};
+    text.copy(uuid.bytes, sizeof(uuid.bytes));
+    return uuid;
+}
+
 int& current_device() {
     thread_local int device = 0;
     return device;

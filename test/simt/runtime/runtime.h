@@ -59,6 +59,8 @@ class Runtime {
 };
 Runtime& runtime();
 
+// The same number is the same device in every process.
+cudaUUID_t gpu_uuid(int device);
 // The device of this host thread.
 int& current_device();
 // What cudaGetLastError is to answer to this host thread.

@@ -115,7 +115,6 @@ void Streams::draw_priorities() {
     if (shuffled_) std::shuffle(by_priority_.begin(), by_priority_.end(), random_);
 }
 
-// Runs one piece of work. False where none can run now.
 bool Streams::step() {
     if (shuffled_) {
         if (random_() % steps_of_a_priority == 0) draw_priorities();

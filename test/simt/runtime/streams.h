@@ -90,6 +90,8 @@ class Streams {
     void synchronize(cudaStream_t stream, const char* call);
     void synchronize_event(cudaEvent_t event, const char* call);
     void synchronize_all(const char* call);
+    // Runs one piece of work. False where none can run now.
+    bool step();
     // Runs a little, then says whether all is done.
     bool query(cudaStream_t stream);
     bool query_event(cudaEvent_t event);
@@ -110,7 +112,6 @@ class Streams {
 
   private:
     bool is_null(const CUstream_st& stream) const { return stream.number == 0; }
-    bool step();
     bool run_next(CUstream_st& stream);
     void draw_priorities();
     void run_until(const std::function<bool()>& done, const char* call);
