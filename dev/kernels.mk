@@ -95,8 +95,10 @@ $(QUIET)$(CXX) -rdynamic -fopenmp $(LDFLAGS)
 endef
 $(foreach kind,$(or $(SIMT_KINDS),plain),$(eval $(call simt_kind,$(kind))))
 
+include test/simt/runtime.mk
+
 # clang-tidy reads the kernels as the executor does.
-KERNEL_LINT := $(patsubst %,$(BUILD)/simt-lint/%,$(basename $(KERNEL_LIST) dev/lab/main.cpp))
+KERNEL_LINT := $(patsubst %,$(BUILD)/simt-lint/%,$(basename $(KERNEL_LIST) $(RUNTIME_LIST) dev/lab/main.cpp))
 $(BUILD)/simt-lint/%: %.cpp $(BUILD)/simt/plain/%.o .clang-tidy
 	$(check_kernels)
 $(BUILD)/simt-lint/%: %.cu $(BUILD)/simt/plain/%.o .clang-tidy

@@ -21,6 +21,7 @@ import xml.etree.ElementTree as ElementTree
 
 MPI_RANKS = [1, 2, 3, 4, 8]
 KERNEL_KINDS = ["plain", "address", "thread"]  # how the kernels are compiled for the executor (dev/kernels.mk)
+RUNTIME_KINDS = ["plain", "address"]  # the same of the CUDA runtime of the tests (test/simt/runtime.mk)
 # Seconds after which a suite is ended: several times what it takes on two cores, since a machine may be busy.
 # PATIENCE multiplies them and the tests' own time limits; the Makefile sets it for builds with sanitizers.
 UNIT_TIMEOUT, MPI_TIMEOUT, KERNEL_TIMEOUT, PYTHON_TIMEOUT, LONG_TIMEOUT = 300, 240, 600, 420, 5400
@@ -37,6 +38,7 @@ class Suite:
     command: list
     timeout: float
     environment: dict = dataclasses.field(default_factory=dict)
+    skipped: str = ""  # why it cannot run here
 
 
 @dataclasses.dataclass
@@ -63,9 +65,18 @@ def find_suites(build, report, long):
         if program.exists():  # not in a build with sanitizers of its own
             suites.append(Suite(name, [program, *googletest_options(report(name))], KERNEL_TIMEOUT,
                                 {"KERNEL_REPORT": f"{build}/nvcc/report.txt"}))
+            if kind in RUNTIME_KINDS:
+                suites.append(runtime_suite(build, kind, report))
     for path in sorted(pathlib.Path("test/python").glob("test_*.py")):
         suites.append(python_suite(path, report, PYTHON_TIMEOUT))
     return suites
+
+
+def runtime_suite(build, kind, report):
+    name = f"cuda-runtime-{kind}"
+    program = pathlib.Path(build, "test", name)
+    return Suite(name, [program, *googletest_options(report(name))], KERNEL_TIMEOUT,
+                 skipped="" if program.exists() else "cublasLt.h and nccl.h are not both here")
 
 
 def googletest_options(report_path):
@@ -136,6 +147,8 @@ def read_report(path):
 
 def run_suite(suite, log_path, report_path):
     report_path.unlink(missing_ok=True)
+    if suite.skipped:
+        return Result(skipped=[(suite.name, suite.skipped)])
     trouble = run_command(suite, log_path)
     result = read_report(report_path)
     if result is None:

@@ -3,6 +3,8 @@
 // Programming Guide, "C++ Language Extensions"). A name that is missing here is one no kernel has used yet.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include <bit>
 #include <cmath>
 #include <concepts>
@@ -26,24 +28,30 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 
-using cudaStream_t = struct CUstream_st*;
-
 inline dim3 gridDim, blockDim;
 inline uint3 blockIdx, threadIdx;
 
 namespace simt {
 
 template <class... Parameters>
-void launch(const llmc::cuda::Chip& chip, void (*kernel)(Parameters...), dim3 grid, dim3 block,
-            std::size_t shared_bytes, std::type_identity_t<Parameters>... arguments) {
+void launch(const llmc::cuda::Chip& chip, cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid,
+            dim3 block, std::size_t shared_bytes, std::type_identity_t<Parameters>... arguments) {
     struct Call {
         void (*kernel)(Parameters...);
         std::tuple<Parameters...> arguments;
-    } call{kernel, {arguments...}};
-    const auto run_thread = [](void* c) {
-        std::apply(static_cast<Call*>(c)->kernel, static_cast<Call*>(c)->arguments);
     };
-    run_grid(chip, {reinterpret_cast<const void*>(kernel), grid, block, shared_bytes, run_thread, &call});
+    const auto* const symbol = reinterpret_cast<const void*>(kernel);
+    std::function<void()> run = [=, call = Call{kernel, {arguments...}}]() mutable {
+        const auto run_thread = [](void* c) {
+            std::apply(static_cast<Call*>(c)->kernel, static_cast<Call*>(c)->arguments);
+        };
+        run_grid(chip, {symbol, grid, block, shared_bytes, run_thread, &call});
+    };
+    if (options().queue) {
+        options().queue(stream, symbol, std::move(run));
+    } else {
+        run();
+    }
 }
 
 template <class Declaration>

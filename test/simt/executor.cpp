@@ -340,6 +340,8 @@ Options& options() {
     return instance;
 }
 
+std::string name_of_kernel(const void* kernel) { return name_of(symbol_of(kernel)); }
+
 void fail(const Site& site, const std::string& message) { stop(place(site) + ": " + message); }
 
 int lane() { return static_cast<int>(run.current->index % warp_threads); }
@@ -437,7 +439,7 @@ bool next_copy(int groups_left, AsyncCopy* copy) {
 void run_grid(const Chip& chip, const Grid& grid) {
     run.chip = &chip;
     run.grid = &grid;
-    run.kernel_name = name_of(symbol_of(grid.kernel));
+    run.kernel_name = name_of_kernel(grid.kernel);
     run.current = nullptr;
     check_launch(chip, grid);
     gridDim = grid.blocks;

@@ -19,11 +19,14 @@
 #include <vector_functions.h>
 
 #include <cstdint>
+#include <functional>
 #include <source_location>
 #include <string>
 
 #include "llmc/device/cuda/chip.h"
 #include "simt/kernel_report.h"
+
+struct CUstream_st;  // what a cudaStream_t points to
 
 namespace simt {
 
@@ -33,8 +36,14 @@ struct Options {
     // Of the compiler. A launch is refused where the kernel's registers do not fit, or where it is missing here.
     // Without figures for the chip nothing is known, and nothing checked.
     KernelReport report;
+    // Where launches go, if they are not to run at once: `run` runs the kernel, in the order of the stream. The CUDA
+    // runtime of the tests (runtime/) sets it where it is linked.
+    std::function<void(CUstream_st* stream, const void* kernel, std::function<void()> run)> queue;
 };
 Options& options();
+
+// What a person calls a kernel: "gelu_forward_kernel<float>".
+std::string name_of_kernel(const void* kernel);
 
 using Site = std::source_location;  // where in the kernel a thread waits
 

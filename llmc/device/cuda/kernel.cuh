@@ -47,7 +47,8 @@ void launch(const LaunchContext& on, void (*kernel)(Parameters...), dim3 grid, d
     kernel<<<grid, block, shared_bytes, on.stream>>>(static_cast<Parameters>(arguments)...);
     check_cuda(cudaGetLastError(), "launch");
 #else
-    simt::launch(on.chip, kernel, grid, block, shared_bytes, static_cast<Parameters>(arguments)...);
+    simt::launch(on.chip, on.stream, kernel, grid, block, shared_bytes,
+                 static_cast<Parameters>(arguments)...);
 #endif
     if (on.observer)
         on.observer->launched({reinterpret_cast<const void*>(kernel), grid, block, shared_bytes});

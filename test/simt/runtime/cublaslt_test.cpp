@@ -1,0 +1,351 @@
+// cuBLASLt on the CPU against a product in double precision, and what it refuses.
+#include <cublasLt.h>
+
+#include <random>
+
+#include "simt/runtime/device_memory.h"
+
+namespace runtime_test {
+namespace {
+
+using llmc::cuda::bf16;
+
+void must(cublasStatus_t status) {
+    if (status == CUBLAS_STATUS_SUCCESS) return;
+    std::fprintf(stderr, "%s\n", cublasLtGetStatusString(status));
+    std::exit(1);
+}
+
+template <class T>
+constexpr cudaDataType_t type_of = std::is_same_v<T, float> ? CUDA_R_32F : CUDA_R_16BF;
+
+double value(float x) { return x; }
+double value(bf16 x) { return static_cast<double>(__bfloat162float(x)); }
+
+// A description of one product, with the attributes a test gives it.
+class Product {
+  public:
+    Product(cudaDataType_t ab, cudaDataType_t cd, int m, int n, int k, bool transpose_a, bool transpose_b,
+            int gap = 0, cublasComputeType_t compute = CUBLAS_COMPUTE_32F) {
+        must(cublasLtCreate(&handle));
+        must(cublasLtMatmulDescCreate(&description, compute, CUDA_R_32F));
+        const std::int32_t transposes[] = {transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N,
+                                           transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N};
+        set(CUBLASLT_MATMUL_DESC_TRANSA, transposes[0]);
+        set(CUBLASLT_MATMUL_DESC_TRANSB, transposes[1]);
+        const auto layout = [gap](cublasLtMatrixLayout_t* made, cudaDataType_t type, int rows, int columns) {
+            must(cublasLtMatrixLayoutCreate(made, type, static_cast<std::uint64_t>(rows),
+                                            static_cast<std::uint64_t>(columns), rows + gap));
+        };
+        layout(&a, ab, transpose_a ? k : m, transpose_a ? m : k);
+        layout(&b, ab, transpose_b ? n : k, transpose_b ? k : n);
+        layout(&c, cd, m, n);
+    }
+    ~Product() {
+        for (auto* layout : {a, b, c}) must(cublasLtMatrixLayoutDestroy(layout));
+        must(cublasLtMatmulDescDestroy(description));
+        must(cublasLtDestroy(handle));
+    }
+    Product(const Product&) = delete;
+    Product& operator=(const Product&) = delete;
+
+    template <class T>
+    void set(cublasLtMatmulDescAttributes_t attribute, T x) {
+        must(cublasLtMatmulDescSetAttribute(description, attribute, &x, sizeof(x)));
+    }
+
+    std::vector<cublasLtMatmulHeuristicResult_t> candidates(std::uint64_t workspace_bytes) {
+        cublasLtMatmulPreference_t preference = nullptr;
+        must(cublasLtMatmulPreferenceCreate(&preference));
+        must(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                  &workspace_bytes, sizeof(workspace_bytes)));
+        std::vector<cublasLtMatmulHeuristicResult_t> results(8);
+        int found = 0;
+        must(cublasLtMatmulAlgoGetHeuristic(handle, description, a, b, c, c, preference, 8, results.data(),
+                                            &found));
+        must(cublasLtMatmulPreferenceDestroy(preference));
+        results.resize(static_cast<std::size_t>(found));
+        return results;
+    }
+
+    cublasStatus_t run(float alpha, const void* a_data, const void* b_data, float beta, const void* c_data,
+                       void* d_data, const cublasLtMatmulAlgo_t* algo = nullptr, void* workspace = nullptr,
+                       std::size_t workspace_bytes = 0, cudaStream_t stream = nullptr) {
+        return cublasLtMatmul(handle, description, &alpha, a_data, a, b_data, b, &beta, c_data, c, d_data, c,
+                              algo, workspace, workspace_bytes, stream);
+    }
+
+    cublasLtHandle_t handle = nullptr;
+    cublasLtMatmulDesc_t description = nullptr;
+    cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
+};
+
+template <class T>
+std::vector<T> draw(std::mt19937& random, int n) {
+    std::vector<T> values;
+    for (int i = 0; i < n; ++i) values.push_back(T(std::normal_distribution<float>()(random)));
+    return values;
+}
+
+constexpr double unit_fp32 = 0x1p-24;
+template <class T>
+constexpr double unit = std::is_same_v<T, float> ? unit_fp32 : 0x1p-8;
+
+double gelu(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+double gelu_gradient(double x) { return (gelu(x + 1e-6) - gelu(x - 1e-6)) / 2e-6; }
+
+struct Case {
+    int m, n, k, gap;
+    bool transpose_a, transpose_b;
+    float alpha, beta;
+    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+};
+
+bool near(const char* what, const Case& x, int i, int j, double got, double expected, double bound) {
+    if (std::abs(got - expected) <= bound) return true;
+    std::fprintf(stderr, "%s (%d, %d) of (%d, %d, %d), epilogue %d: %g instead of %g, bound %g\n", what, i, j,
+                 x.m, x.n, x.k, x.epilogue, got, expected, bound);
+    return false;
+}
+
+// With every candidate that the library offers.
+template <class AB, class CD>
+bool is_product(const Case& x) {
+    std::mt19937 random(1);
+    const int a_leading = (x.transpose_a ? x.k : x.m) + x.gap, a_columns = x.transpose_a ? x.m : x.k;
+    const int b_leading = (x.transpose_b ? x.n : x.k) + x.gap, b_columns = x.transpose_b ? x.k : x.n;
+    const int c_leading = x.m + x.gap, aux_leading = (x.m + 7) / 8 * 8;
+    const auto a = draw<AB>(random, a_leading * a_columns), b = draw<AB>(random, b_leading * b_columns);
+    const auto c = draw<CD>(random, c_leading * x.n), aux = draw<CD>(random, aux_leading * x.n);
+    const auto bias = draw<CD>(random, std::max(x.m, x.n));
+    DeviceArray<AB> a_there(a.size()), b_there(b.size());
+    DeviceArray<CD> c_there(c.size()), aux_there(aux.size()), bias_there(bias.size());
+    a_there.upload(a);
+    b_there.upload(b);
+    const DeviceArray<char> workspace(1 << 16);
+    const Stream stream;
+
+    Product product(type_of<AB>, type_of<CD>, x.m, x.n, x.k, x.transpose_a, x.transpose_b, x.gap);
+    product.set(CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<std::uint32_t>(x.epilogue));
+    product.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias_there.data));
+    product.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<const void*>(aux_there.data));
+    product.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, std::int64_t{aux_leading});
+
+    for (const auto& candidate : product.candidates(workspace.bytes)) {
+        c_there.upload(c);
+        aux_there.upload(aux);
+        bias_there.upload(bias);
+        must(product.run(x.alpha, a_there.data, b_there.data, x.beta, c_there.data, c_there.data,
+                         &candidate.algo, workspace.data, candidate.workspaceSize, stream));
+        stream.synchronize();
+        const auto d = c_there.download(), aux_after = aux_there.download(),
+                   bias_after = bias_there.download();
+        const auto at = [](int i) { return static_cast<std::size_t>(i); };
+        const auto a_at = [&](int i, int l) {
+            return value(a[at(x.transpose_a ? i * a_leading + l : l * a_leading + i)]);
+        };
+        const auto b_at = [&](int l, int j) {
+            return value(b[at(x.transpose_b ? l * b_leading + j : j * b_leading + l)]);
+        };
+        const bool adds_bias = x.epilogue & CUBLASLT_EPILOGUE_BIAS;
+        std::vector<double> row_sums(at(x.m)), row_bounds(at(x.m));
+        for (int j = 0; j < x.n; ++j) {
+            for (int i = 0; i < x.m; ++i) {
+                double sum = 0, magnitude = 0;
+                for (int l = 0; l < x.k; ++l) {
+                    sum += a_at(i, l) * b_at(l, j);
+                    magnitude += std::abs(a_at(i, l) * b_at(l, j));
+                }
+                const double added =
+                    x.beta * value(c[at(j * c_leading + i)]) + (adds_bias ? value(bias[at(i)]) : 0);
+                double expected = x.alpha * sum + added;
+                // Every product and sum rounds once, and so does what is stored.
+                double bound = (x.k + 4) * unit_fp32 * (std::abs(x.alpha) * magnitude + std::abs(added) + 1);
+                if (x.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
+                    if (!near("auxiliary", x, i, j, value(aux_after[at(j * aux_leading + i)]), expected,
+                              bound + unit<CD> * std::abs(expected))) {
+                        return false;
+                    }
+                    expected = gelu(expected);
+                    bound *= 2;  // the slope is at most 1.13
+                }
+                if (x.epilogue == CUBLASLT_EPILOGUE_DGELU || x.epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD) {
+                    expected *= gelu_gradient(value(aux[at(j * aux_leading + i)]));
+                    bound = 2 * bound + 1e-6 * std::abs(expected) + 1e-6;  // the difference quotient's
+                }
+                row_sums[at(i)] += expected;
+                row_bounds[at(i)] += bound;
+                if (!near("D", x, i, j, value(d[at(j * c_leading + i)]), expected,
+                          bound + unit<CD> * std::abs(expected))) {
+                    return false;
+                }
+            }
+        }
+        for (int i = 0; i < x.m; ++i) {
+            double expected = row_sums[at(i)], bound = row_bounds[at(i)];
+            if (x.epilogue == CUBLASLT_EPILOGUE_BGRADA) {
+                expected = bound = 0;
+                for (int l = 0; l < x.k; ++l)
+                    expected += a_at(i, l), bound += x.k * unit_fp32 * std::abs(a_at(i, l));
+            } else if (x.epilogue != CUBLASLT_EPILOGUE_DGELU_BGRAD) {
+                break;
+            }
+            if (!near("bias", x, i, 0, value(bias_after[at(i)]), expected,
+                      bound + (unit<CD> + x.n * unit_fp32) * (std::abs(expected) + 1))) {
+                return false;
+            }
+        }
+        for (int j = 0; j < x.n && x.epilogue == CUBLASLT_EPILOGUE_BGRADB; ++j) {
+            double expected = 0, magnitude = 0;
+            for (int l = 0; l < x.k; ++l) expected += b_at(l, j), magnitude += std::abs(b_at(l, j));
+            if (!near("bias", x, 0, j, value(bias_after[at(j)]), expected,
+                      x.k * unit_fp32 * magnitude + unit<CD> * std::abs(expected))) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+bool is_product_of_any_type(const Case& x) {
+    return is_product<float, float>(x) && is_product<bf16, bf16>(x) && is_product<bf16, float>(x);
+}
+
+TEST(CublasLt, products_of_any_shape_and_transposition) {
+    for (const bool transpose_a : {false, true}) {
+        for (const bool transpose_b : {false, true}) {
+            EXPECT_TRUE(
+                run_process({},
+                            [=] {
+                                return is_product_of_any_type({1, 1, 1, 0, transpose_a, transpose_b, 1, 0}) &&
+                                       is_product_of_any_type({7, 5, 3, 2, transpose_a, transpose_b, 1, 1}) &&
+                                       is_product_of_any_type(
+                                           {33, 17, 65, 0, transpose_a, transpose_b, -0.5f, 2});
+                            })
+                    .good())
+                << transpose_a << transpose_b;
+        }
+    }
+}
+
+TEST(CublasLt, epilogues) {
+    for (const auto epilogue :
+         {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU,
+          CUBLASLT_EPILOGUE_DGELU_BGRAD, CUBLASLT_EPILOGUE_BGRADA, CUBLASLT_EPILOGUE_BGRADB}) {
+        const Outcome outcome = run_process({}, [=] {
+            return is_product_of_any_type({13, 9, 21, 3, true, false, 1, 0, epilogue}) &&
+                   is_product_of_any_type({8, 16, 5, 0, false, true, 2, 1, epilogue});
+        });
+        EXPECT_TRUE(outcome.good()) << outcome;
+    }
+}
+
+// The bits of 10 products by the candidate that has this reduction.
+int different_results(std::uint32_t reduction) {
+    std::mt19937 random(1);
+    DeviceArray<float> a(1000), b(1000), d(1);
+    a.upload(draw<float>(random, 1000));
+    b.upload(draw<float>(random, 1000));
+    const DeviceArray<char> workspace(1 << 16);
+    Product product(CUDA_R_32F, CUDA_R_32F, 1, 1, 1000, false, false);
+    std::map<float, int> results;
+    for (const auto& candidate : product.candidates(workspace.bytes)) {
+        std::uint32_t scheme = 0;
+        must(cublasLtMatmulAlgoConfigGetAttribute(&candidate.algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+                                                  &scheme, sizeof(scheme), nullptr));
+        for (int i = 0; i < 10 && scheme == reduction; ++i) {
+            must(product.run(1, a.data, b.data, 0, d.data, d.data, &candidate.algo, workspace.data,
+                             workspace.bytes));
+            ++results[d.download()[0]];
+        }
+    }
+    return static_cast<int>(results.size());
+}
+
+TEST(CublasLt, one_candidate_gives_other_bits_each_time) {
+    EXPECT_TRUE(run_process({}, [] {
+                    return different_results(CUBLASLT_REDUCTION_SCHEME_NONE) == 1 &&
+                           different_results(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) == 1 &&
+                           different_results(CUBLASLT_REDUCTION_SCHEME_INPLACE) > 1;
+                }).good());
+}
+
+TEST(CublasLt, tf32_has_ten_bits_where_it_is_asked_for) {
+    const auto product_of = [](cublasComputeType_t compute) {
+        DeviceArray<float> x(1), y(1);
+        x.upload({1 + 0x1p-12f});
+        Product product(CUDA_R_32F, CUDA_R_32F, 1, 1, 1, false, false, 0, compute);
+        must(product.run(1, x.data, x.data, 0, y.data, y.data));
+        return y.download()[0];
+    };
+    EXPECT_TRUE(run_process({}, [&] {
+                    return product_of(CUBLAS_COMPUTE_32F) > 1 &&
+                           product_of(CUBLAS_COMPUTE_32F_FAST_TF32) == 1;
+                }).good());
+}
+
+TEST(CublasLt, refuses_what_the_library_refuses) {
+    EXPECT_TRUE(run_process({}, [] {
+                    const DeviceArray<bf16> a(64), b(64), d(64);
+                    const DeviceArray<char> workspace(1 << 16);
+                    Product product(CUDA_R_16BF, CUDA_R_16BF, 8, 8, 8, false, false);
+                    const auto candidates = product.candidates(workspace.bytes);
+                    const auto& largest = candidates.back();
+                    const auto run = [&](const void* to, const void* from, std::size_t bytes) {
+                        return product.run(1, from, b.data, 0, d.data, const_cast<void*>(to), &largest.algo,
+                                           workspace.data, bytes);
+                    };
+                    const bool good =
+                        candidates.size() == 3 && product.candidates(0).size() == 1 &&
+                        run(d.data, a.data, largest.workspaceSize) == CUBLAS_STATUS_SUCCESS &&
+                        run(d.data, a.data, largest.workspaceSize - 1) == CUBLAS_STATUS_INVALID_VALUE &&
+                        run(d.data, a.data + 1, 1 << 16) == CUBLAS_STATUS_INVALID_VALUE &&
+                        run(nullptr, a.data, 1 << 16) == CUBLAS_STATUS_INVALID_VALUE;
+                    product.set(CUBLASLT_MATMUL_DESC_EPILOGUE, std::uint32_t{CUBLASLT_EPILOGUE_BIAS});
+                    const bool no_bias = run(d.data, a.data, 1 << 16) == CUBLAS_STATUS_INVALID_VALUE;
+                    const std::int64_t leading = 7;
+                    must(cublasLtMatrixLayoutSetAttribute(product.a, CUBLASLT_MATRIX_LAYOUT_LD, &leading, 8));
+                    const bool too_small = run(d.data, a.data, 1 << 16) == CUBLAS_STATUS_INVALID_VALUE;
+                    return good && no_bias && too_small &&
+                           cublasLtMatrixLayoutSetAttribute(product.a, CUBLASLT_MATRIX_LAYOUT_LD, &leading,
+                                                            4) == CUBLAS_STATUS_INVALID_VALUE;
+                }).good());
+}
+
+TEST(CublasLt, reports_what_a_gpu_would_not) {
+    const auto run = [](auto body) {
+        return run_process({},
+                           [=] {
+                               const DeviceArray<float> a(64), b(64), d(64);
+                               Product product(CUDA_R_32F, CUDA_R_32F, 8, 8, 8, false, false);
+                               body(product, a.data, b.data, d.data);
+                               return true;
+                           })
+            .errors;
+    };
+    EXPECT_NE(run([](Product& p, float* a, float* b, float* d) {
+                  p.run(1, a + 4, b, 0, d, d);
+              }).find("simt: cublasLtMatmul: A is not, or not wholly, in allocated memory"),
+              std::string::npos);
+    EXPECT_NE(run([](Product& p, float* a, float* b, float*) {
+                  p.run(1, a, b, 0, a, a);
+              }).find("simt: cublasLtMatmul: D lies over A"),
+              std::string::npos);
+    EXPECT_NE(run([](Product& p, float* a, float* b, float* d) {
+                  const Stream one, other;
+                  must(p.run(1, a, b, 0, d, d, nullptr, nullptr, 0, one));
+                  must(p.run(1, d, b, 0, a, a, nullptr, nullptr, 0, other));
+              }).find("simt: cublasLtMatmul in stream 2 reads memory that cublasLtMatmul in stream 1 writes"),
+              std::string::npos);
+    EXPECT_EQ(run([](Product& p, float* a, float* b, float* d) {
+                  const Stream one, other;
+                  must(p.run(1, a, b, 0, d, d, nullptr, nullptr, 0, one));
+                  one.synchronize();
+                  must(p.run(1, d, b, 0, a, a, nullptr, nullptr, 0, other));
+                  other.synchronize();
+              }),
+              "");
+}
+
+}  // namespace
+}  // namespace runtime_test

@@ -1,0 +1,172 @@
+// NCCL on the CPU: calls that do not belong together, peers that do not come or are gone, communicators that do not
+// block.
+#include <chrono>
+#include <thread>
+
+#include "simt/runtime/nccl_ranks.h"
+
+namespace runtime_test {
+namespace {
+
+using namespace std::chrono_literals;
+
+using Use = std::function<void(int rank, ncclComm_t all, float* x, const Stream& stream)>;
+
+// What the ranks say; each begins with a communicator of all and 16 numbers.
+std::string said_by_ranks(int size, const Use& use, const Environment& environment = {}) {
+    const ncclUniqueId id = new_id();
+    std::string said;
+    for (const Outcome& outcome : run_ranks(
+             size,
+             [&](int rank) {
+                 const Communicator all(id, size, rank);
+                 DeviceArray<float> x(16);
+                 x.upload(std::vector(16, 1.0f));
+                 const Stream stream;
+                 use(rank, all, x.data, stream);
+                 stream.synchronize();
+                 return true;
+             },
+             environment)) {
+        said += outcome.errors;
+    }
+    return said;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+}
+
+TEST(Nccl, calls_that_do_not_belong_together_are_reported) {
+    const std::string counts = said_by_ranks(2, [](int rank, ncclComm_t all, float* x, const Stream& stream) {
+        must(ncclAllReduce(x, x, rank == 0 ? 16 : 15, ncclFloat32, ncclSum, all, stream));
+    });
+    EXPECT_TRUE(
+        contains(counts,
+                 "simt: rank 0's ncclAllReduce of 16 float32 meets rank 1's ncclAllReduce of 15 float32") ||
+        contains(counts,
+                 "simt: rank 1's ncclAllReduce of 15 float32 meets rank 0's ncclAllReduce of 16 float32"))
+        << counts;
+    const std::string operations =
+        said_by_ranks(2, [](int rank, ncclComm_t all, float* x, const Stream& stream) {
+            must(ncclAllReduce(x, x, 16, ncclFloat32, rank == 0 ? ncclSum : ncclMax, all, stream));
+        });
+    EXPECT_TRUE(contains(operations, "with another operation")) << operations;
+    const std::string orders = said_by_ranks(2, [](int rank, ncclComm_t all, float* x, const Stream& stream) {
+        ncclComm_t other = nullptr;
+        must(ncclCommSplit(all, 0, rank, &other, nullptr));
+        const Stream side;
+        for (const int turn : {rank, 1 - rank}) {
+            turn == 0 ? must(ncclAllReduce(x, x, 8, ncclFloat32, ncclSum, all, stream))
+                      : must(ncclAllReduce(x + 8, x + 8, 8, ncclFloat32, ncclSum, other, side));
+        }
+        stream.synchronize();
+    });
+    EXPECT_TRUE(contains(orders, "that it issued in another order")) << orders;
+    const std::string overlap = said_by_ranks(1, [](int, ncclComm_t all, float* x, const Stream& stream) {
+        must(ncclAllReduce(x, x + 1, 8, ncclFloat32, ncclSum, all, stream));
+    });
+    EXPECT_TRUE(contains(overlap, "its buffers overlap, and not as in place")) << overlap;
+    const std::string beyond = said_by_ranks(1, [](int, ncclComm_t all, float* x, const Stream& stream) {
+        must(ncclAllReduce(x, x, 17, ncclFloat32, ncclSum, all, stream));
+    });
+    EXPECT_TRUE(contains(beyond, "a buffer is not, or not wholly, in allocated memory")) << beyond;
+}
+
+TEST(Nccl, a_peer_that_does_not_come_is_named) {
+    const std::string said =
+        said_by_ranks(3,
+                      [](int rank, ncclComm_t all, float* x, const Stream& stream) {
+                          if (rank == 1) std::this_thread::sleep_for(1200ms);
+                          if (rank == 1) std::_Exit(0);
+                          must(ncclAllReduce(x, x, 16, ncclFloat32, ncclSum, all, stream));
+                      },
+                      {{"SIMT_NCCL_SECONDS", "1"}});
+    EXPECT_TRUE(
+        contains(said, "simt: rank 0 of 3 waits in ncclAllReduce of 16 float32 for rank 1 since 1 seconds"))
+        << said;
+}
+
+// A thread that watches sees the peer gone and gives up, and the host's wait ends.
+TEST(Nccl, a_peer_that_is_gone_is_an_error_that_a_watchdog_sees) {
+    const ncclUniqueId id = new_id();
+    const auto outcomes = run_ranks(2, [&](int rank) {
+        ncclComm_t all = nullptr;
+        must(ncclCommInitRank(&all, 2, id, rank));
+        if (rank == 1) std::_Exit(0);
+        DeviceArray<float> x(8);
+        const Stream stream;
+        must(ncclAllReduce(x.data, x.data, 8, ncclFloat32, ncclSum, all, stream));
+        ncclResult_t state = ncclSuccess;
+        std::thread watchdog([&] {
+            while (state == ncclSuccess) {
+                std::this_thread::sleep_for(1ms);
+                must(ncclCommGetAsyncError(all, &state));
+            }
+            must(ncclCommAbort(all));
+        });
+        stream.synchronize();
+        watchdog.join();
+        return state == ncclRemoteError;
+    });
+    EXPECT_TRUE(outcomes[0].good()) << outcomes[0];
+}
+
+void wait_for(ncclComm_t communicator) {
+    ncclResult_t state = ncclInProgress;
+    while (state == ncclInProgress) must(ncclCommGetAsyncError(communicator, &state));
+    must(state);
+}
+
+TEST(Nccl, a_communicator_that_does_not_block_is_in_progress_until_it_is_asked) {
+    const ncclUniqueId id = new_id();
+    for (const Outcome& outcome : run_ranks(2, [&](int rank) {
+             ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+             config.blocking = 0;
+             ncclComm_t all = nullptr, half = nullptr;
+             bool good = ncclCommInitRankConfig(&all, 2, id, rank, &config) == ncclInProgress;
+             wait_for(all);
+             good = good && ncclCommSplit(all, 0, rank, &half, nullptr) == ncclInProgress && half == nullptr;
+             wait_for(all);
+             DeviceArray<float> x(8);
+             x.upload(std::vector(8, 1.0f));
+             const Stream stream;
+             const auto add = [&](ncclComm_t communicator) {
+                 return ncclAllReduce(x.data, x.data, 8, ncclFloat32, ncclSum, communicator, stream);
+             };
+             good = good && add(half) == ncclInProgress && add(half) == ncclInvalidArgument;
+             wait_for(half);
+             good = good && add(all) == ncclInProgress;
+             wait_for(all);
+             for (const auto communicator : {half, all}) {
+                 good = good && ncclCommFinalize(communicator) == ncclInProgress;
+                 wait_for(communicator);
+                 must(ncclCommDestroy(communicator));
+             }
+             stream.synchronize();
+             return good && x.download()[5] == 4;
+         })) {
+        EXPECT_TRUE(outcome.good()) << outcome;
+    }
+}
+
+TEST(Nccl, ranks_that_share_a_gpu_are_refused_unless_they_say_so) {
+    for (const bool say_so : {false, true}) {
+        const ncclUniqueId id = new_id();
+        for (const Outcome& outcome : run_ranks(
+                 2,
+                 [&](int rank) {
+                     if (say_so) setenv("NCCL_HOSTID", std::to_string(rank).c_str(), 1);
+                     ncclComm_t all = nullptr;
+                     const ncclResult_t result = ncclCommInitRank(&all, 2, id, rank);
+                     const bool named = contains(ncclGetLastError(nullptr), "Duplicate GPU detected");
+                     return say_so ? result == ncclSuccess && !named : result == ncclInvalidUsage && named;
+                 },
+                 {{"SIMT_GPUS", "1"}})) {
+            EXPECT_TRUE(outcome.good()) << say_so << outcome;
+        }
+    }
+}
+
+}  // namespace
+}  // namespace runtime_test

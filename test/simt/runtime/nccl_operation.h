@@ -1,0 +1,85 @@
+// One collective of the tests' NCCL, or a group of sends and receives: what is sent to whom, and what becomes of what
+// arrives. Sums go around the ring as NCCL's do: part p of n begins with rank p + 1 and ends with rank p, rounded to
+// the dtype at every step.
+#pragma once
+
+#include <nccl.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "simt/runtime/accesses.h"
+#include "simt/runtime/nccl_mesh.h"
+
+namespace simt::runtime {
+
+enum class Collective { all_reduce, reduce_scatter, all_gather, broadcast, point_to_point };
+
+// One call.
+struct Call {
+    Collective kind;
+    const std::byte* send;  // null: only receives
+    std::byte* recv;        // null: only sends
+    std::size_t count;      // as the call has it
+    ncclDataType_t type;
+    ncclRedOp_t op = ncclSum;
+    int peer = 0;  // or root
+};
+
+std::size_t bytes_of(ncclDataType_t type);  // 0 where it is not known here
+bool adds(ncclDataType_t type);             // whether it can be summed here
+std::string name_of(const Call& call);      // "ncclAllReduce of 12 float32"
+std::vector<Access> accesses_of(const Call& call, int rank, int size);
+
+// What ranks say of their calls, so that calls that do not belong together are seen.
+struct Header {
+    Collective kind;
+    ncclDataType_t type;
+    ncclRedOp_t op;
+    int root;
+    std::uint64_t count;
+    std::uint64_t order;  // among all collectives of these two processes
+
+    bool operator==(const Header&) const = default;
+};
+
+// Calls that go on together: one collective, or sends and receives.
+class Operation {
+  public:
+    // `orders`: by rank, the collective's number among those with that process.
+    Operation(std::vector<Call> calls, int rank, std::vector<std::uint64_t> orders);
+    Operation(const Operation&) = delete;
+    Operation& operator=(const Operation&) = delete;
+
+    // Goes on; true when it is done. Throws PeerGone; ends the process where the peers are in another call.
+    bool run(const std::vector<Socket>& sockets);
+
+    const Call& first() const { return calls_.front(); }
+    std::string waits_for() const;  // the ranks
+
+  private:
+    struct Arrival {
+        const Call* call;
+        int peer;
+        Header header;
+        std::size_t message;  // that brings it
+    };
+    void begin();
+    void send(const Call& call, int peer, const std::byte* data, std::size_t bytes);
+    void receive(const Call& call, int peer, std::byte* data, std::size_t bytes);
+    Header header_of(const Call& call, int peer) const;
+    void check_headers() const;
+    void finish() const;
+
+    std::vector<Call> calls_;
+    int rank_;
+    std::vector<std::uint64_t> orders_;
+    bool begun_ = false;
+    std::vector<std::byte> arrived_;  // of the others, by rank
+    std::vector<Header> sent_;
+    std::vector<Arrival> arrivals_;
+    std::vector<Message> messages_;
+};
+
+}  // namespace simt::runtime

@@ -1,0 +1,121 @@
+#include "simt/runtime/runtime.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "simt/executor.h"
+
+namespace simt::runtime {
+namespace {
+
+std::string variable(const char* name) {
+    const char* value = std::getenv(name);
+    return value ? value : "";
+}
+
+std::uint64_t number(const char* name, const std::string& text) {
+    char* end = nullptr;
+    const std::uint64_t value = std::strtoull(text.c_str(), &end, 10);
+    if (text.empty() || *end != '\0') stop(std::string(name) + "=" + text + " is not a number");
+    return value;
+}
+
+std::uint64_t number(const char* name, std::uint64_t otherwise) {
+    const std::string text = variable(name);
+    return text.empty() ? otherwise : number(name, text);
+}
+
+llmc::cuda::Chip chip_of(std::uint64_t architecture) {
+    for (const auto& chip : {llmc::cuda::sm_80, llmc::cuda::sm_86, llmc::cuda::sm_90}) {
+        if (static_cast<std::uint64_t>(chip.architecture) == architecture) return chip;
+    }
+    stop("SIMT_CHIP is 80, 86 or 90");
+}
+
+Settings read_settings() {
+    Settings s;
+    s.seed = number("SIMT_SEED", s.seed);
+    s.gpus = static_cast<int>(number("SIMT_GPUS", std::uint64_t{1}));
+    s.chip = chip_of(number("SIMT_CHIP", std::uint64_t{80}));
+    s.gpu_memory = number("SIMT_GPU_MEMORY", s.gpu_memory);
+    s.gpu_uuid = variable("SIMT_GPU_UUID");
+    s.nccl_seconds = static_cast<double>(number("SIMT_NCCL_SECONDS", std::uint64_t{120}));
+    const std::string fails = variable("SIMT_FAIL");
+    if (const auto colon = fails.find(':'); colon != std::string::npos) {
+        s.fails = fails.substr(0, colon);
+        s.fails_at = number("SIMT_FAIL", fails.substr(colon + 1));
+    }
+    if (!fails.empty() && s.fails != "launch" && s.fails != "malloc" && s.fails != "memcpy") {
+        stop("SIMT_FAIL is launch:N, malloc:N or memcpy:N");
+    }
+    return s;
+}
+
+void queue_launch(cudaStream_t stream, const void* kernel, const std::function<void()>& run) {
+    api_call([&](Runtime& r) {
+        r.streams.add(stream, name_of_kernel(kernel), [&r, run] {
+            if (!r.strikes("launch")) run();
+            return true;
+        });
+        return cudaSuccess;
+    });
+}
+
+// Of a program that ended as it meant to.
+void check_at_exit(int status, void*) {
+    Runtime& r = runtime();
+    r.streams.stop_background();
+    if (status != 0 || r.fault() != cudaSuccess) return;
+    std::string fault = r.streams.unfinished();
+    if (fault.empty() && r.memory.blocks() > 0) {
+        fault =
+            std::to_string(r.memory.blocks()) + " allocations of device or pinned memory were never freed";
+    }
+    if (fault.empty()) return;
+    std::fprintf(stderr, "simt: at the end of the program %s\n", fault.c_str());
+    std::fflush(nullptr);
+    std::_Exit(1);
+}
+
+}  // namespace
+
+Runtime::Runtime() : settings(read_settings()), streams(settings.seed) {
+    options().seed = settings.seed;
+    options().queue = queue_launch;
+    if (const std::string report = variable("KERNEL_REPORT"); !report.empty()) {
+        options().report = read_kernel_report(report);
+    }
+    on_exit(check_at_exit, nullptr);
+}
+
+bool Runtime::strikes(const char* kind) {
+    if (settings.fails != kind || ++calls_ != settings.fails_at) return false;
+    fault_ = cudaErrorIllegalAddress;
+    return true;
+}
+
+Runtime& runtime() {
+    static Runtime& instance = *new Runtime;  // threads of the program may outlive its static objects
+    return instance;
+}
+
+cudaUUID_t gpu_uuid(int device) {
+    const std::string& given = runtime().settings.gpu_uuid;
+    const std::string text = given.empty() || device != 0 ? "simulated GPU " + std::to_string(device) : given;
+    cudaUUID_t uuid{};
+    text.copy(uuid.bytes, sizeof(uuid.bytes));
+    return uuid;
+}
+
+int& current_device() {
+    thread_local int device = 0;
+    return device;
+}
+
+cudaError_t& last_error() {
+    thread_local cudaError_t error = cudaSuccess;
+    return error;
+}
+
+}  // namespace simt::runtime
