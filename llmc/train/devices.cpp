@@ -100,8 +100,8 @@ std::size_t staging_bytes(const Communicator& world, Device& device) {
 
 DataRanks open_data_ranks(const Options& options, Communicator& world, Device& device) {
     if (!device.queues() || world.size() == 1) return {nullptr, world};
-    auto nccl =
-        make_nccl_communicator(world, *device.queues(), static_cast<double>(options.communication_timeout));
+    auto nccl = make_nccl_communicator(world, *device.queues(),
+                                       static_cast<double>(options.communication_timeout), options.share_gpu);
     Communicator& ranks = *nccl;
     return {std::move(nccl), ranks};
 }

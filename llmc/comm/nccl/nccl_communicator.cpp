@@ -5,6 +5,7 @@
 
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -31,6 +32,24 @@ ncclDataType_t type_of(DType dtype) {
             return ncclInt32;
     }
     programming_error("a dtype that NCCL has no name for");
+}
+
+// NCCL takes ranks for those of machines of their own, which talk by sockets, and whose kernels leave the GPU room
+// for each other: two that waited for each other, and could not both run, would wait for ever. What the environment
+// says already stays.
+void let_ranks_share_a_gpu(int rank) {
+    const std::string host = fmt::format("rank {}", rank);
+    for (const auto& [name, value] : {std::pair{"NCCL_HOSTID", host.c_str()},
+                                      {"NCCL_NET", "Socket"},
+                                      {"NCCL_SOCKET_IFNAME", "lo"},
+                                      {"NCCL_P2P_DISABLE", "1"},
+                                      {"NCCL_SHM_DISABLE", "1"},
+                                      {"NCCL_MAX_CTAS", "2"},
+                                      {"NCCL_ALGO", "Ring"},
+                                      {"NCCL_PROTO", "Simple"},
+                                      {"NCCL_MNNVL_ENABLE", "0"},
+                                      {"NCCL_RAS_ENABLE", "0"}})
+        setenv(name, value, 0);
 }
 
 class NcclCommunicator final : public Communicator {
@@ -167,7 +186,9 @@ class NcclCommunicator final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, Queues& queues, double timeout) {
+std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, Queues& queues, double timeout,
+                                                     bool shares_gpu) {
+    if (shares_gpu) let_ranks_share_a_gpu(host.rank());
     auto* const streams = dynamic_cast<CudaQueues*>(&queues);
     check(streams != nullptr, "NCCL works on a CUDA device's queues");
     return std::make_unique<NcclCommunicator>(host, *streams, timeout);

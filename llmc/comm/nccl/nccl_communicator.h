@@ -15,6 +15,8 @@ namespace llmc {
 // The ranks of `host`, each with a GPU of its own, whose queues (a CUDA device's) these are. `timeout`: seconds without
 // progress after which a wait for the GPU ends the job. All ranks call it. Both arguments outlive the result.
 // UserError if the program was built without NCCL, or if NCCL refuses.
-std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, Queues& queues, double timeout);
+//   shares_gpu: ranks may have one GPU, which NCCL is made to bear by ways that are slow, and for tests
+std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, Queues& queues, double timeout,
+                                                     bool shares_gpu);
 
 }  // namespace llmc

@@ -4,7 +4,7 @@
 
 namespace llmc {
 
-std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, Queues&, double) {
+std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, Queues&, double, bool) {
     user_error(
         "{} processes on GPUs talk by NCCL, and this program was built without it (nccl.h was not there): "
         "install NCCL "

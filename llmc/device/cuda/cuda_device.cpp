@@ -99,7 +99,7 @@ std::string CudaDevice::note(DType dtype) const {
 
 std::size_t CudaDevice::available_memory() const {
     const std::size_t free = memory_now().free;
-    return free > kept_for_code ? free - kept_for_code : 1;
+    return free - std::min(kept_for_code, free / 8);
 }
 
 std::optional<double> CudaDevice::peak_flops(DType dtype) const {
