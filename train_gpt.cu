@@ -194,6 +194,7 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
                                    .global_batch_tokens = *options.global_batch_tokens,
                                    .micro_batch_sequences = options.micro_batch_size.value_or(0),
                                    .usual_micro_batch_tokens = device.usual_tokens(),
+                                   .logits_bytes = device.usual_logits_bytes(),
                                    .machine = {.bytes = options.print_step ? 0 : device.available_memory(),
                                                .processes = here.sharing,
                                                .name = device.queues() ? "the GPU" : "this machine"}},

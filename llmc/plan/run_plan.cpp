@@ -146,6 +146,10 @@ void check_micro_batches(const RunPlan& plan) {
     }
 }
 
+std::int64_t rows_of_logits(const RunPlan& plan) {
+    return head_rows(plan.spec.config, plan.micro_batch, plan.spec.dtype, plan.spec.logits_bytes);
+}
+
 WorkspaceRequest workspace_request(const RunPlan& plan) {
     const GPTConfig& config = plan.spec.config;
     return {.batch = plan.micro_batch,
@@ -153,7 +157,7 @@ WorkspaceRequest workspace_request(const RunPlan& plan) {
             .channels = config.channels,
             .heads = config.heads,
             .largest_matmul_channels = std::max(4 * config.channels, config.padded_vocabulary()),
-            .head_rows = head_rows(config, plan.micro_batch, plan.spec.dtype),
+            .head_rows = rows_of_logits(plan),
             .dtype = plan.spec.dtype,
             .vocabulary = config.padded_vocabulary()};
 }
@@ -195,6 +199,7 @@ RunPlan plan_with(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes
                                                          .dtype = spec.dtype,
                                                          .batch = plan.micro_batch,
                                                          .slots = slots_in_flight(plan.training),
+                                                         .head_rows = rows_of_logits(plan),
                                                          .norm_blocks = norm_blocks});
     plan.communication = add_bytes(plan.memory, ArenaKind::communication, staging_bytes);
     plan.workspace =

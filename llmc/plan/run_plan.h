@@ -31,6 +31,7 @@ struct RunSpec {
     std::int64_t global_batch_tokens = 0;
     std::int64_t micro_batch_sequences = 0;        // 0: as many as divide the batch, fit the memory, and
     std::int64_t usual_micro_batch_tokens = 2048;  // are not more tokens than this
+    std::int64_t logits_bytes = 128 << 20;         // at most so many are held, and at least a row
     MachineMemory machine{};
 
     std::int64_t global_sequences() const { return global_batch_tokens / config.sequence_length; }
