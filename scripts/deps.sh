@@ -6,8 +6,9 @@
 #   scripts/deps.sh lint       the same, and the tools of `make lint`
 #   scripts/deps.sh missing    prints what the build lacks, on one line; nothing where it lacks nothing
 #   scripts/deps.sh python     prints the python3 to use: the first that has the modules below
-#   scripts/deps.sh gpu        installs what comparing with cuDNN needs: its frontend's headers, from PyPI
-#   scripts/deps.sh cuda       prints the folder of CUDA's headers: a toolkit's, or else PyPI's in .cuda/
+#   scripts/deps.sh gpu        installs what building with cuDNN needs: its frontend's headers, from PyPI
+#   scripts/deps.sh cuda       prints the folder of CUDA's headers: a toolkit's (CUDA_HOME, if nvcc is there, or where
+#                              PATH finds it, or /usr/local/cuda), or else PyPI's in .cuda/
 #
 # Other systems are told the Debian names of what is missing, and exit with 1 where something is.
 set -euo pipefail
@@ -65,6 +66,10 @@ choose_python() {
 cuda_from_pypi=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96)
 choose_cuda() {
     local nvcc
+    if [[ ${CUDA_HOME-} && -x $CUDA_HOME/bin/nvcc ]]; then
+        echo "$CUDA_HOME"
+        return
+    fi
     nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null) || true
     if [[ $nvcc ]]; then dirname "$(dirname "$(readlink -f "$nvcc")")"; else echo .cuda/nvidia/cu13; fi
 }
@@ -162,7 +167,7 @@ case ${1-} in
     gpu) install_from_pypi .cuda/include/cudnn_frontend.h nvidia-cudnn-frontend==1.14.1 ;;
     cuda) choose_cuda ;;
     *)
-        sed -n '2,12s/^# \{0,1\}//p' "$0" >&2
+        sed -n '2,13s/^# \{0,1\}//p' "$0" >&2
         exit 1
         ;;
 esac

@@ -2,7 +2,7 @@
 # the CUDA device's own host code runs without a GPU, and its tests. cuBLASLt's and NCCL's headers must be there; where
 # they are not, test/run_suites.py says that it skips the tests.
 
-HAS_RUNTIME_HEADERS := $(and $(wildcard $(CUDA_FOLDER)/include/cublasLt.h),$(wildcard $(CUDA_FOLDER)/include/nccl.h /usr/include/nccl.h))
+HAS_RUNTIME_HEADERS := $(and $(CUBLASLT_HEADER),$(NCCL_HEADER))
 RUNTIME_TEST_SOURCES := $(sort $(wildcard test/simt/runtime/*_test.cpp))
 RUNTIME_SOURCES := $(filter-out $(RUNTIME_TEST_SOURCES),$(sort $(wildcard test/simt/runtime/*.cpp)))
 RUNTIME_LIST := $(if $(HAS_RUNTIME_HEADERS),$(RUNTIME_SOURCES) $(RUNTIME_TEST_SOURCES))
@@ -24,7 +24,7 @@ $(foreach kind,$(RUNTIME_KINDS),$(eval $(call runtime_kind,$(kind))))
 
 # The trainer, as it is for GPUs, with this runtime in place of CUDA's, cuBLASLt and NCCL.
 SIMULATED_PROGRAMS := $(RUNTIME_KINDS:%=$(BUILD)/test/train_gpt-%)
-SIMULATED_CUDA := $(filter-out %/no_cuda.cpp %/no_nccl.cpp,$(CUDA_HOST_SOURCES)) $(GPU_SOURCES)
+SIMULATED_CUDA := $(filter-out $(CUDNN_SOURCES) %/no_cuda.cpp %/no_nccl.cpp,$(CUDA_HOST_SOURCES)) $(GPU_SOURCES)
 define simulated_program
 $(call simt_objects,$(1),$(SIMULATED_CUDA)): CHECKS := $(CHECKS_$(1)) $(DEFINE_$(1))
 $(BUILD)/test/train_gpt-$(1): $(BUILD)/objects/train_gpt.o $(call simt_objects,$(1),$(SIMT_SOURCES) $(RUNTIME_SOURCES) \
