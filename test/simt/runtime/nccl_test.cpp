@@ -163,6 +163,24 @@ TEST(Nccl, communicators_are_split_and_used_side_by_side) {
     }));
 }
 
+TEST(Nccl, calls_of_a_communicator_keep_their_order_whatever_their_streams) {
+    std::vector<ncclUniqueId> ids;
+    for (int i = 0; i < 4; ++i) ids.push_back(new_id());
+    EXPECT_TRUE(is_right_on_ranks(2, [&](int rank) {
+        const Communicator all(ids[static_cast<std::size_t>(std::getenv("SIMT_SEED")[0] - '0')], 2, rank);
+        const Stream one, other;
+        DeviceArray<float> x(8), y(8);
+        x.upload(std::vector(8, 1.0f));
+        y.upload(std::vector(8, 2.0f));
+        for (int i = 0; i < 5; ++i) {
+            must(ncclAllReduce(x.data, x.data, 8, ncclFloat32, ncclSum, all, one));
+            must(ncclAllReduce(y.data, y.data, 8, ncclFloat32, ncclSum, all, other));
+        }
+        must(cudaDeviceSynchronize());
+        return x.download()[0] == 32 && y.download()[0] == 64;
+    }));
+}
+
 bool gradient_step(const ncclUniqueId& id, int rank, bool waits) {
     const Communicator all(id, 2, rank);
     DeviceArray<float> x(8);

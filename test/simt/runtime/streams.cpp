@@ -71,7 +71,6 @@ void Streams::add(cudaStream_t handle, const std::string& what, Task run, std::s
              ", while device " + std::to_string(current_device()) + " is set");
     }
     if (is_null(stream)) wait_for_blocking_streams(what.c_str());
-    join(stream.clock, host_);
     ++stream.issued;
     join(stream.clock, [&] {
         Clock own(stream.number + 1);
@@ -181,10 +180,7 @@ void Streams::discard() {
 // ---- the host waits ----
 
 // Whatever is issued from now on comes after.
-void Streams::host_waited_for(const Clock& clock) {
-    join(host_, clock);
-    accesses_.forget_before(host_);
-}
+void Streams::host_waited_for(const Clock& clock) { accesses_.forget_before(clock); }
 
 void Streams::synchronize(cudaStream_t handle, const char* call) {
     CUstream_st& stream = get(handle);

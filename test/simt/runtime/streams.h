@@ -130,7 +130,6 @@ class Streams {
     std::deque<CUevent_st> events_;
     std::vector<CUstream_st*> by_priority_;
     Accesses accesses_;
-    Clock host_;  // what the host has waited for
     std::atomic<std::thread::id> running_on_{};
     std::atomic<std::chrono::steady_clock::time_point> host_was_here_{};
     std::atomic<bool> background_ends_ = false;
