@@ -82,18 +82,18 @@ class Streams {
     CUstream_st& get(cudaStream_t stream);
     CUevent_st& get_event(cudaEvent_t event);
 
-    void add(cudaStream_t stream, const std::string& what, Task run, std::span<const Access> accesses = {});
+    void add(cudaStream_t handle, const std::string& what, Task run, std::span<const Access> accesses = {});
     void record(cudaEvent_t event, cudaStream_t stream);
-    void wait(cudaStream_t stream, cudaEvent_t event);
+    void wait(cudaStream_t handle, cudaEvent_t event);
 
     // The host waits; `call` names what it waits in.
-    void synchronize(cudaStream_t stream, const char* call);
+    void synchronize(cudaStream_t handle, const char* call);
     void synchronize_event(cudaEvent_t event, const char* call);
     void synchronize_all(const char* call);
     // Runs one piece of work. False where none can run now.
     bool step();
     // Runs a little, then says whether all is done.
-    bool query(cudaStream_t stream);
+    bool query(cudaStream_t handle);
     bool query_event(cudaEvent_t event);
 
     // Releases memory: what is known of its use is forgotten. Ends the process where work still uses it.
