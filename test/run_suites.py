@@ -65,8 +65,8 @@ def find_suites(build, report, long):
         if program.exists():  # not in a build with sanitizers of its own
             suites.append(Suite(name, [program, *googletest_options(report(name))], KERNEL_TIMEOUT,
                                 {"KERNEL_REPORT": f"{build}/nvcc/report.txt"}))
-            if kind in RUNTIME_KINDS:
-                suites.append(runtime_suite(build, kind, report))
+    if any(suite.name.startswith("kernels-") for suite in suites):
+        suites += [runtime_suite(build, kind, report) for kind in RUNTIME_KINDS]
     for path in sorted(pathlib.Path("test/python").glob("test_*.py")):
         suites.append(python_suite(path, report, PYTHON_TIMEOUT))
     return suites
