@@ -77,6 +77,12 @@ bool all_collectives(const ncclUniqueId& id, int size, int rank, int n) {
                 is<T>(gathered.download(), [&](int i) { return contribution(i / n, i % n); }) &&
                 is<T>(copied.download(), [&](int i) { return contribution(size - 1, i); }) &&
                 is<T>(own.download(), [&](int i) { return contribution(size - 1, i); });
+    // Halves and quarters are exact.
+    own.upload(contributions<T>(rank, n));
+    must(ncclAllReduce(own.data, own.data, count, type_of<T>, ncclAvg, all, stream));
+    stream.synchronize();
+    good = good &&
+           (size == 3 || is<T>(own.download(), [&](int i) { return sum(i) / static_cast<float>(size); }));
     // In place, and large enough that no socket holds it.
     T* const part = to_scatter.data + rank * n;
     must(ncclReduceScatter(to_scatter.data, part, count, type_of<T>, ncclSum, all, stream));

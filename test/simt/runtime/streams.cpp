@@ -262,12 +262,15 @@ void Streams::host_is_here() { host_was_here_ = steady_clock::now(); }
 
 void Streams::run_in_background() {
     if (background_.joinable()) return;
-    background_ = std::thread([this] {
+    const auto is_away = [this] { return steady_clock::now() - host_was_here_.load() > host_is_away; };
+    const auto go_on = [this, is_away] {
+        const std::lock_guard one_at_a_time(runtime().mutex);
+        return is_away() && runtime().fault() == cudaSuccess && step();
+    };
+    background_ = std::thread([this, is_away, go_on] {
         while (!background_ends_) {
             std::this_thread::sleep_for(1ms);
-            while (!background_ends_ && steady_clock::now() - host_was_here_.load() > host_is_away) {
-                const std::lock_guard one_at_a_time(runtime().mutex);
-                if (runtime().fault() != cudaSuccess || !step()) break;
+            while (!background_ends_ && is_away() && go_on()) {
             }
         }
     });
