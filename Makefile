@@ -44,9 +44,11 @@ MACHINE := $(if $(filter x86_64,$(shell uname -m)),-march=x86-64-v3)
 # g++ 12 finds overlaps and overflows in std::string and fmt that are not there (its bug 105651).
 WARNINGS := -Wall -Wextra -Wconversion -Wshadow -Werror -Wno-restrict -Wno-stringop-overflow
 # Headers of others give no warnings of ours; MPI's C interface is all we use.
+NO_MPI := $(filter 0,$(MPI))
+PACKAGES := fmt libxxhash tomlplusplus $(if $(NO_MPI),,ompi-c)
 LIBRARY_CFLAGS := -DOMPI_SKIP_MPICXX \
-    $(patsubst -I%,-isystem %,$(shell pkg-config --cflags fmt libxxhash ompi-c tomlplusplus 2>/dev/null))
-LIBRARIES := $(shell pkg-config --libs fmt libxxhash ompi-c tomlplusplus 2>/dev/null) -ldnnl -lpthread
+    $(patsubst -I%,-isystem %,$(shell pkg-config --cflags $(PACKAGES) 2>/dev/null))
+LIBRARIES := $(shell pkg-config --libs $(PACKAGES) 2>/dev/null) -ldnnl -lpthread
 
 COMPILE = $(CXX) -std=c++20 $(OPTIMIZE) $(MACHINE) -ffp-contract=fast -fno-math-errno -fopenmp $(WARNINGS) \
     -I. $(LIBRARY_CFLAGS) $(CXXFLAGS)
@@ -60,7 +62,9 @@ VERSION_FLAGS = -DLLMC_VERSION='"$(VERSION)"' $(if $(COMMIT),-DLLMC_COMMIT='"$(C
 
 # ---- Sources and objects ---------------------------------------------------------------------------------
 
-LIBRARY_SOURCES := $(sort $(shell find llmc -name '*.cpp'))
+# Of two files one is for builds with MPI.
+LIBRARY_SOURCES := $(filter-out llmc/comm/$(if $(NO_MPI),transport_mpi.cpp,transport_no_mpi.cpp),\
+    $(sort $(shell find llmc -name '*.cpp')))
 UNIT_SOURCES := $(sort $(wildcard test/unit/*.cpp))
 MPI_SOURCES := $(sort $(wildcard test/mpi/*.cpp))
 # Each of these files is a program of its own.
