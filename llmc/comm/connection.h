@@ -41,7 +41,7 @@ class Connection {
     bool move();
     // The other end is gone, or can no longer be understood; what was on its way here before has been received.
     bool is_closed() const { return closed_; }
-    bool is_idle() const { return expected_.empty() && to_send_.empty(); }
+    bool is_idle() const { return expected_.empty() && to_send_.empty() && parcel_ == nullptr; }
 
   private:
     struct Header {
