@@ -53,7 +53,8 @@ def find_suites(build, report, long):
         return [python_suite(path, report, LONG_TIMEOUT) for path in sorted(pathlib.Path("test/python").glob("long_*.py"))]
     cores = len(os.sched_getaffinity(0))
     suites = [Suite("unit", [f"{build}/test/unit", *googletest_options(report("unit"))], UNIT_TIMEOUT)]
-    for transport, ranks in itertools.product(["mpi", "tcp"], RANKS):
+    transports = ["tcp"] if os.environ.get("MPI") == "0" else ["mpi", "tcp"]
+    for transport, ranks in itertools.product(transports, RANKS):
         name = f"{transport}-{ranks}"
         command = ["scripts/launch.sh", "-np", str(ranks), f"{build}/test/mpi", *googletest_options(report(name))]
         # Here no program divides the cores among the ranks.

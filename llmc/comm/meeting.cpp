@@ -210,6 +210,7 @@ class Meeting {
     // ---- rank 0
 
     void receive_all_ranks() {
+        resolve_host();  // what the others will not find need not be waited for
         while (!is_whole()) {
             std::optional<Arrival> arrival = door_.next(end_, watched());
             if (arrival) {

@@ -98,6 +98,7 @@ class TcpTransport final : public Transport {
         say(notice == Notice::failed ? Word::failed : Word::waits);
     }
     bool has_told(int rank, Notice notice) override {
+        hear_by_now();
         const Heard& heard = heard_[static_cast<std::size_t>(rank)];
         return notice == Notice::failed ? heard.failed : heard.waits;
     }
@@ -172,6 +173,7 @@ class TcpTransport final : public Transport {
     // The rank whose end nobody explains. Does not return where another rank says why the job ends.
     int find_lost() {
         for (const auto end = Clock::now() + news_time; Clock::now() < end;) {
+            hear_by_now();
             if (somebody_says_why()) give_way();
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
@@ -221,17 +223,27 @@ class TcpTransport final : public Transport {
 
     void listen() {
         while (!stops_) {
-            std::vector<pollfd> files;
-            for (int rank = 0; rank < size(); ++rank) {
-                const bool silent = rank == rank_ || heard_[static_cast<std::size_t>(rank)].gone;
-                files.push_back({silent ? -1 : notices_[static_cast<std::size_t>(rank)].file(), POLLIN, 0});
-            }
-            files.push_back({wake_.file(), POLLIN, 0});
-            ::poll(files.data(), files.size(), has_trouble_ ? static_cast<int>(busy_time.count()) : -1);
-            for (int rank = 0; rank < size(); ++rank)
-                if (files[static_cast<std::size_t>(rank)].revents != 0) hear(rank);
+            hear_all(has_trouble_ ? busy_time : std::chrono::milliseconds(-1));
             if (has_trouble_ && Clock::now() >= trouble_since_ + busy_time) end_busy_process();
         }
+    }
+
+    // Waits so long for a notice; without a limit where that is negative.
+    void hear_all(std::chrono::milliseconds limit) {
+        std::vector<pollfd> files;
+        for (int rank = 0; rank < size(); ++rank) {
+            const bool silent = rank == rank_ || heard_[static_cast<std::size_t>(rank)].gone;
+            files.push_back({silent ? -1 : notices_[static_cast<std::size_t>(rank)].file(), POLLIN, 0});
+        }
+        files.push_back({wake_.file(), POLLIN, 0});
+        ::poll(files.data(), files.size(), static_cast<int>(limit.count()));
+        for (int rank = 0; rank < size(); ++rank)
+            if (files[static_cast<std::size_t>(rank)].revents != 0) hear(rank);
+    }
+
+    // What has come by now; the thread that listens does not while it ends the process.
+    void hear_by_now() {
+        if (std::this_thread::get_id() == listener_.get_id()) hear_all(std::chrono::milliseconds(0));
     }
 
     void hear(int rank) {
