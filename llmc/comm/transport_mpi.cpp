@@ -116,6 +116,8 @@ class MpiTransport final : public Transport {
     MpiTransport() {
         // Without it Open MPI adds eight lines of its own to the one line with which a failing job ends.
         setenv("OMPI_MCA_orte_execute_quiet", "1", 0);
+        // What MPI takes for a process started alone needs no daemon beside it.
+        setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
         int provided = 0;
         check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
         check(provided >= MPI_THREAD_SERIALIZED, "MPI does not bear threads");
@@ -127,6 +129,7 @@ class MpiTransport final : public Transport {
         check_mpi(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest, &found), "MPI_Comm_get_attr");
         check(found != 0, "MPI says no largest tag");
         largest_tag_ = *largest - first_tag;
+        require_peers();
     }
 
     int rank() const override { return rank_; }
@@ -169,6 +172,20 @@ class MpiTransport final : public Transport {
     void give_way() override { std::this_thread::sleep_for(patience); }
 
   private:
+    // A launcher that this MPI does not understand would have each process train on its own, into the same files.
+    void require_peers() const {
+        for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+            const char* value = std::getenv(name);
+            if (size_ > 1 || value == nullptr || std::atoi(value) <= 1) continue;
+            MPI_Finalize();
+            user_error(
+                "the launcher started {} processes ({}), but MPI sees one: it does not speak the launcher's "
+                "PMI; start "
+                "them with mpirun, or with srun --mpi=none and RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+                value, name);
+        }
+    }
+
     int rank_ = 0;
     int size_ = 1;
     int largest_tag_ = 0;

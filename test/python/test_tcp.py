@@ -372,6 +372,15 @@ def test_the_program_started_by_mpirun_takes_mpi_whatever_else_is_set(tmp_path):
     assert run.record["mesh"]["data"] == 2
 
 
+@pytest.mark.skipif(not program.HAS_MPI, reason="make MPI=0")
+def test_a_launcher_that_mpi_does_not_understand():
+    """Not two runs of one process each, which would write the same files."""
+    job = Job(2)
+    for rank in range(2):
+        job.start(rank, PROBE, "world", PMI_RANK=str(rank), PMI_SIZE="2", RANK=None, WORLD_SIZE=None)
+    refused(job.end(), "the launcher started 2 processes (PMI_SIZE), but MPI sees one", "--mpi=none")
+
+
 # ---- launched without mpirun
 
 
