@@ -81,7 +81,7 @@ def runtime_suite(build, kind, report):
     name = f"cuda-runtime-{kind}"
     program = pathlib.Path(build, "test", name)
     return Suite(name, [program, *googletest_options(report(name))], KERNEL_TIMEOUT,
-                 skipped="" if program.exists() else "cublasLt.h and nccl.h are not both here")
+                 skipped="" if program.exists() else f"{program} was not built, for want of cublasLt.h or nccl.h")
 
 
 def googletest_options(report_path):

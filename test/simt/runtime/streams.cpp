@@ -212,8 +212,15 @@ void Streams::wait_for_blocking_streams(const char* call) {
     }
 }
 
+// One query after another for the same is one wait.
+void Streams::ask_for(const void* awaited) {
+    if (asked_for_ != awaited) draw_priorities();
+    asked_for_ = awaited;
+}
+
 bool Streams::query(cudaStream_t handle) {
     const CUstream_st& stream = get(handle);
+    ask_for(&stream);
     const auto waits_for = [&](const CUstream_st& s) { return is_null(stream) ? s.blocking : &s == &stream; };
     const auto is_done = [&](const CUstream_st& s) { return s.queue.empty() || !waits_for(s); };
     if (!std::ranges::all_of(streams_, is_done)) step();
@@ -227,6 +234,7 @@ bool Streams::query(cudaStream_t handle) {
 bool Streams::query_event(cudaEvent_t event) {
     const auto record = get_event(event).latest;
     if (!record) return true;
+    ask_for(record.get());
     if (!record->done) step();
     if (!record->done) return false;
     host_waited_for(record->clock);

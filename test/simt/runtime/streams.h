@@ -114,6 +114,7 @@ class Streams {
     bool is_null(const CUstream_st& stream) const { return stream.number == 0; }
     bool run_next(CUstream_st& stream);
     void draw_priorities();
+    void ask_for(const void* awaited);
     void run_until(const std::function<bool()>& done, const char* call);
     void wait_for_blocking_streams(const char* call);
     std::uint64_t done(const CUstream_st& stream) const { return stream.issued - stream.queue.size(); }
@@ -124,7 +125,8 @@ class Streams {
     std::mt19937_64 random_;
     const bool shuffled_;
     std::uint64_t next_order_ = 0;
-    bool waits_for_peers_ = false;  // some work did, in the last step
+    const void* asked_for_ = nullptr;  // by the last query: a stream or a record
+    bool waits_for_peers_ = false;     // some work did, in the last step
     // Never freed, so that a destroyed one is known. The first is the null stream.
     std::deque<CUstream_st> streams_;
     std::deque<CUevent_st> events_;
