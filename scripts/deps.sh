@@ -2,7 +2,7 @@
 # What the project needs from the system: finds what is missing, and installs it on Debian and Ubuntu.
 #
 #   scripts/deps.sh            installs what building, testing and plotting need, after saying what that is
-#   scripts/deps.sh train      the same without CUDA's compiler, which only the tests and the lab need so far
+#   scripts/deps.sh train      the same without CUDA's compiler
 #   scripts/deps.sh lint       the same, and the tools of `make lint`
 #   scripts/deps.sh missing    prints what the build lacks, on one line; nothing where it lacks nothing
 #   scripts/deps.sh python     prints the python3 to use: the first that has the modules below
@@ -10,13 +10,18 @@
 #   scripts/deps.sh cuda       prints the folder of CUDA's headers: a toolkit's (CUDA_HOME, if nvcc is there, or where
 #                              PATH finds it, or /usr/local/cuda), or else PyPI's in .cuda/
 #
+# With MPI=0 in the environment MPI is not needed.
+#
 # Other systems are told the Debian names of what is missing, and exit with 1 where something is.
 set -euo pipefail
+
+without=
+[[ ${MPI-} != 0 ]] || without=openmpi
 
 # Group, Debian package, and how another system shows that it has the thing ("debian" where only Debian's
 # packages need it: its PyTorch computes with whatever BLAS is installed, by default a 30 times slower one).
 needed() {
-    cat <<'END'
+    grep -v "${without:-^$}" <<'END'
 build g++                  command:g++
 build pkg-config           command:pkg-config
 build libcli11-dev         header:CLI/CLI.hpp
@@ -167,7 +172,7 @@ case ${1-} in
     gpu) install_from_pypi .cuda/include/cudnn_frontend.h nvidia-cudnn-frontend==1.14.1 ;;
     cuda) choose_cuda ;;
     *)
-        sed -n '2,13s/^# \{0,1\}//p' "$0" >&2
+        sed -n '2,15s/^# \{0,1\}//p' "$0" >&2
         exit 1
         ;;
 esac
