@@ -313,7 +313,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
 
     std::string resume;
     CLI::Option* resume_option =
-        app.add_option("--resume", resume, "Go on from a checkpoint; alone: the newest in --out-dir")
+        app.add_option("--resume", resume,
+                       "Go on from a checkpoint; alone: the newest in --out-dir, or in runs/")
             ->expected(0, 1)
             ->configurable(false)
             ->option_text("[DIR]")
@@ -350,12 +351,6 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
     if (!options.config_file.empty()) apply_config(app, options);
     if (resume_option->count() > 0) {
         refuse_empty_resume({argv + 1, argv + argc});
-        if (resume.empty() && options.out_dir.empty()) {
-            user_error(
-                "--resume alone goes on with the newest run in --out-dir, which is not given; give "
-                "--out-dir, "
-                "or --resume with a checkpoint's directory");
-        }
         options.resume = resume;
     }
     try {
