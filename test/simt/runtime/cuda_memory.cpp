@@ -96,6 +96,7 @@ cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
     return api_call([&](Runtime& r) {
         if (r.strikes("malloc")) return r.fault();
         if (bytes > r.settings.gpu_memory - r.memory.used(current_device())) return cudaErrorMemoryAllocation;
+        r.counts.allocates(bytes);
         return allocate(r, memory, bytes, current_device());
     });
 }

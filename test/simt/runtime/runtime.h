@@ -10,6 +10,7 @@
 //   SIMT_GPU_UUID=TEXT    of device 0, instead of one that all processes have in common
 //   SIMT_FAIL=WHAT:N      the Nth launch that runs, or call of malloc or memcpy, fails as an illegal address does
 //   SIMT_NCCL_SECONDS=N   how long a collective may wait for its peers
+//   SIMT_COUNT=FILE       what was asked of it is counted (counts.h), into FILE and the process's number
 //   KERNEL_REPORT=FILE    the compiler's figures, by which launches are refused
 //
 // Wrong use that a GPU would answer with an undefined result ends the process with one line that begins with "simt: ".
@@ -22,6 +23,7 @@
 #include <string>
 
 #include "llmc/device/cuda/chip.h"
+#include "simt/runtime/counts.h"
 #include "simt/runtime/memory.h"
 #include "simt/runtime/streams.h"
 
@@ -36,6 +38,7 @@ struct Settings {
     std::string fails;  // "launch", "malloc" or "memcpy"
     std::uint64_t fails_at = 0;
     double nccl_seconds = 120;
+    std::string count_file;
 };
 
 class Runtime {
@@ -43,6 +46,7 @@ class Runtime {
     // Called by any thread, one call at a time.
     std::mutex mutex;
     const Settings settings;
+    Counts counts;
     Memory memory;
     Streams streams;
 
