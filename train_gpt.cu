@@ -78,6 +78,8 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
         write_last_run(run.out_dir, {.identity = run.identity,
                                      .began_from = run.checkpoint ? run.checkpoint->directory : fs::path()});
         write_file(run.out_dir / "config.toml", to_toml(options));
+        const std::string choices = trainer.device().choices();
+        if (!choices.empty()) write_file(run.out_dir / algorithms_file, choices);
     }
 
     Outcome outcome;
@@ -192,6 +194,7 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
                                    .global_batch_tokens = *options.global_batch_tokens,
                                    .micro_batch_sequences = options.micro_batch_size.value_or(0),
                                    .usual_micro_batch_tokens = device.usual_tokens(),
+                                   .logits_bytes = device.usual_logits_bytes(),
                                    .machine = {.bytes = options.print_step ? 0 : device.available_memory(),
                                                .processes = here.sharing,
                                                .name = device.queues() ? "the GPU" : "this machine"}},
@@ -251,7 +254,7 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
                          : fmt::format("there is no run in {} to go on with: starting fresh", place));
     }
     require_same_step(world, trainer.progress().step);
-    trainer.choose_algorithms(run.checkpoint ? run.checkpoint->device_choices : "");
+    trainer.choose_algorithms(earlier_choices(run.checkpoint, run.out_dir));
     // All ranks have what they need: nothing is written before.
     if (stopped_early()) return Ending::stopped;
     if (!speaks || !options.out_dir.empty() || options.resume || !run.trains)

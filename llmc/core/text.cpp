@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
 #include <numeric>
 #include <tuple>
@@ -65,8 +66,13 @@ std::string initials(std::string_view name) {
 
 }  // namespace
 
-std::string nearest_name(std::string_view name, std::span<const std::string> names) {
-    if (name.empty() || names.empty()) return "";
+std::string nearest_name(std::string_view given, std::span<const std::string> names) {
+    if (given.empty() || names.empty()) return "";
+    // As our names are written: --Learning_Rate is learning-rate.
+    std::string name(given);
+    std::ranges::transform(name, name.begin(), [](unsigned char c) {
+        return c == '_' ? '-' : static_cast<char>(std::tolower(c));
+    });
     const auto abbreviated = std::ranges::find(names, initials(name));
     if (abbreviated != names.end() && abbreviated->size() > 1) return *abbreviated;
     const auto cost = [&](const std::string& known) {

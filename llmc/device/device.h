@@ -40,6 +40,8 @@ class Device {
 
     // Tokens of a micro-batch that fill the device.
     virtual std::int64_t usual_tokens() const = 0;
+    // Logits that are worth holding at once: their products read and write the embedding's whole gradient each time.
+    virtual std::int64_t usual_logits_bytes() const = 0;
 
     // Zeroed memory, aligned to buffer_alignment. A UserError names the arena and the bytes if there is too
     // little.

@@ -6,9 +6,6 @@ namespace llmc {
 
 namespace {
 
-// Enough rows for an efficient product, few enough that GPT-2's logits stay a small part of the activations.
-constexpr std::int64_t logits_bytes = 128 << 20;
-
 void layernorm(Ops& ops, const Tensor& x, const HeadTensors& p, const HeadActivations<Tensor>& saved) {
     ops.layernorm_forward(saved.ln_f, saved.ln_f_mean, saved.ln_f_rstd, x, p.ln_f_weight, p.ln_f_bias);
 }
@@ -27,13 +24,16 @@ void for_each_rows(Ops& ops, const HeadTensors& p, const HeadActivations<Tensor>
 
 }  // namespace
 
-std::int64_t head_rows(const GPTConfig& config, std::int64_t batch, DType dtype) {
+std::int64_t head_rows(const GPTConfig& config, std::int64_t batch, DType dtype, std::int64_t logits_bytes) {
     const std::int64_t row_bytes = config.padded_vocabulary() * static_cast<std::int64_t>(size_of(dtype));
-    return std::clamp<std::int64_t>(logits_bytes / row_bytes, 1, batch * config.sequence_length);
+    const std::int64_t fit = logits_bytes / row_bytes;
+    // Whole tiles of the products, where there are some.
+    constexpr std::int64_t tile = 128;
+    return std::clamp<std::int64_t>(fit > tile ? fit / tile * tile : fit, 1, batch * config.sequence_length);
 }
 
 HeadActivations<BufferId> lay_out_head(MemoryLayout& layout, const GPTConfig& config, std::int64_t batch,
-                                       DType dtype) {
+                                       DType dtype, std::int64_t rows) {
     const std::int64_t B = batch, T = config.sequence_length, C = config.channels;
     const auto add = [&](const char* what, DType type, const Shape& shape) {
         return layout.add(ArenaKind::activations, std::string("head.") + what, type, shape);
@@ -42,7 +42,7 @@ HeadActivations<BufferId> lay_out_head(MemoryLayout& layout, const GPTConfig& co
             .ln_f_mean = add("ln_f_mean", DType::fp32, {B, T}),
             .ln_f_rstd = add("ln_f_rstd", DType::fp32, {B, T}),
             .dln_f = add("dln_f", dtype, {B, T, C}),
-            .logits = add("logits", dtype, {head_rows(config, batch, dtype), config.padded_vocabulary()}),
+            .logits = add("logits", dtype, {rows, config.padded_vocabulary()}),
             .losses = add("losses", DType::fp32, {B, T})};
 }
 

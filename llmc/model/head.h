@@ -34,10 +34,10 @@ struct HeadActivations {
     }
 };
 
-// Rows of logits computed at a time.
-std::int64_t head_rows(const GPTConfig& config, std::int64_t batch, DType dtype);
+// Rows of logits computed at a time: as many as take at most so many bytes.
+std::int64_t head_rows(const GPTConfig& config, std::int64_t batch, DType dtype, std::int64_t logits_bytes);
 HeadActivations<BufferId> lay_out_head(MemoryLayout& layout, const GPTConfig& config, std::int64_t batch,
-                                       DType dtype);
+                                       DType dtype, std::int64_t rows);
 
 // losses = cross-entropy of each row of x against its target.   x X (B,T,C), targets int32 (B,T)
 void head_forward(Ops& ops, const GPTConfig& config, const Tensor& x, const Tensor& targets,

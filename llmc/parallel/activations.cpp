@@ -30,7 +30,7 @@ ActivationBuffers<BufferId> lay_out_activations(MemoryLayout& layout, const Acti
                               add(fmt::format("targets {}", i), DType::int32, {B, T})});
     }
     ids.scratch = lay_out_block_scratch(layout, config, B, spec.dtype);
-    ids.head = lay_out_head(layout, config, B, spec.dtype);
+    ids.head = lay_out_head(layout, config, B, spec.dtype, spec.head_rows);
     ids.residual_gradient = add("residual gradient", spec.dtype, {B, T, C});
     ids.results = add("results", DType::fp64, {2});
     ids.norm_partials = add("norm partials", DType::fp32, {spec.norm_blocks});

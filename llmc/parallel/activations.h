@@ -39,8 +39,9 @@ struct ActivationBuffers {
 struct ActivationSpec {
     GPTConfig config;
     DType dtype = DType::fp32;
-    std::int64_t batch = 1;  // sequences of a micro-batch
-    int slots = 1;           // micro-batches in flight
+    std::int64_t batch = 1;      // sequences of a micro-batch
+    int slots = 1;               // micro-batches in flight
+    std::int64_t head_rows = 1;  // of logits at a time
     std::int64_t norm_blocks = 0;
 };
 

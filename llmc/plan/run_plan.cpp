@@ -112,21 +112,21 @@ std::int64_t largest_divisor(std::int64_t n, std::int64_t limit) {
     return 1;
 }
 
-std::int64_t choose_micro_batch(const RunPlan& plan) {
-    const std::int64_t sequences = plan.rank_sequences(), given = plan.spec.micro_batch_sequences;
+std::int64_t choose_micro_batch(const RunSpec& spec) {
+    const std::int64_t sequences = spec.rank_sequences(), given = spec.micro_batch_sequences;
     if (given > largest_micro_batch) {
         user_error("--micro-batch-size {} is out of range; give 1 to {}", given, largest_micro_batch);
     }
     if (given == 0) {
-        return largest_divisor(sequences, std::max<std::int64_t>(1, plan.spec.usual_micro_batch_tokens /
-                                                                        plan.spec.config.sequence_length));
+        return largest_divisor(sequences, std::max<std::int64_t>(1, spec.usual_micro_batch_tokens /
+                                                                        spec.config.sequence_length));
     }
     if (sequences % given != 0) {
         user_error(
             "--micro-batch-size {} does not divide the {} sequence{} of each process (--global-batch-tokens "
             "{}); "
             "try --micro-batch-size {}",
-            given, sequences, sequences == 1 ? "" : "s", plan.spec.global_batch_tokens,
+            given, sequences, sequences == 1 ? "" : "s", spec.global_batch_tokens,
             largest_divisor(sequences, given));
     }
     return given;
@@ -146,6 +146,10 @@ void check_micro_batches(const RunPlan& plan) {
     }
 }
 
+std::int64_t rows_of_logits(const RunPlan& plan) {
+    return head_rows(plan.spec.config, plan.micro_batch, plan.spec.dtype, plan.spec.logits_bytes);
+}
+
 WorkspaceRequest workspace_request(const RunPlan& plan) {
     const GPTConfig& config = plan.spec.config;
     return {.batch = plan.micro_batch,
@@ -153,7 +157,7 @@ WorkspaceRequest workspace_request(const RunPlan& plan) {
             .channels = config.channels,
             .heads = config.heads,
             .largest_matmul_channels = std::max(4 * config.channels, config.padded_vocabulary()),
-            .head_rows = head_rows(config, plan.micro_batch, plan.spec.dtype),
+            .head_rows = rows_of_logits(plan),
             .dtype = plan.spec.dtype,
             .vocabulary = config.padded_vocabulary()};
 }
@@ -164,19 +168,17 @@ BufferId add_bytes(MemoryLayout& memory, ArenaKind arena, std::size_t bytes) {
                       {static_cast<std::int64_t>((bytes + 3) / 4)});
 }
 
-}  // namespace
+bool fits(const MachineMemory& machine, std::size_t bytes) {
+    return machine.bytes == 0 || bytes * static_cast<std::size_t>(machine.processes) <= machine.bytes;
+}
 
-RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes) {
-    check_config(spec.config);
-    require_memory(spec, least_memory(spec), "at least ");
-    check_vocabulary(spec.config.vocabulary);
-    check_global_batch(spec);
+// With micro-batches of so many sequences, whatever memory that takes.
+RunPlan plan_with(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes, std::int64_t micro_batch) {
     const int ranks = spec.mesh.data_ranks;
-
     RunPlan plan;
     plan.spec = spec;
-    plan.micro_batch = choose_micro_batch(plan);
-    plan.micro_batches = plan.rank_sequences() / plan.micro_batch;
+    plan.micro_batch = micro_batch;
+    plan.micro_batches = plan.rank_sequences() / micro_batch;
     check_micro_batches(plan);
     ops.require_sizes(workspace_request(plan));
 
@@ -197,10 +199,29 @@ RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes)
                                                          .dtype = spec.dtype,
                                                          .batch = plan.micro_batch,
                                                          .slots = slots_in_flight(plan.training),
+                                                         .head_rows = rows_of_logits(plan),
                                                          .norm_blocks = norm_blocks});
     plan.communication = add_bytes(plan.memory, ArenaKind::communication, staging_bytes);
     plan.workspace =
         add_bytes(plan.memory, ArenaKind::workspace, ops.workspace_bytes(workspace_request(plan)));
+    return plan;
+}
+
+}  // namespace
+
+RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes) {
+    check_config(spec.config);
+    require_memory(spec, least_memory(spec), "at least ");
+    check_vocabulary(spec.config.vocabulary);
+    check_global_batch(spec);
+    std::int64_t micro_batch = choose_micro_batch(spec);
+    RunPlan plan = plan_with(spec, ops, staging_bytes, micro_batch);
+    // The memory decides, where nobody else has.
+    while (spec.micro_batch_sequences == 0 && micro_batch > 1 &&
+           !fits(spec.machine, plan.memory.total_bytes())) {
+        micro_batch = largest_divisor(plan.rank_sequences(), micro_batch - 1);
+        plan = plan_with(spec, ops, staging_bytes, micro_batch);
+    }
     require_memory(spec, static_cast<double>(plan.memory.total_bytes()), "");
     return plan;
 }

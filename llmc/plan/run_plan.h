@@ -31,7 +31,11 @@ struct RunSpec {
     std::int64_t global_batch_tokens = 0;
     std::int64_t micro_batch_sequences = 0;        // 0: as many as divide the batch, fit the memory, and
     std::int64_t usual_micro_batch_tokens = 2048;  // are not more tokens than this
+    std::int64_t logits_bytes = 128 << 20;         // at most so many are held, and at least a row
     MachineMemory machine{};
+
+    std::int64_t global_sequences() const { return global_batch_tokens / config.sequence_length; }
+    std::int64_t rank_sequences() const { return global_sequences() / mesh.data_ranks; }
 };
 
 struct RunPlan {
@@ -46,8 +50,8 @@ struct RunPlan {
     BufferId communication;  // the communicator's staging memory
     BufferId workspace;      // the device's scratch memory
 
-    std::int64_t global_sequences() const { return spec.global_batch_tokens / spec.config.sequence_length; }
-    std::int64_t rank_sequences() const { return global_sequences() / spec.mesh.data_ranks; }
+    std::int64_t global_sequences() const { return spec.global_sequences(); }
+    std::int64_t rank_sequences() const { return spec.rank_sequences(); }
 };
 
 // Refuses with a UserError sizes that make no model, need more memory than the machine has (it names both), or a

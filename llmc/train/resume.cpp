@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <string_view>
+#include <system_error>
 
 #include "llmc/core/error.h"
+#include "llmc/io/files.h"
 #include "llmc/io/last_run.h"
 
 namespace llmc {
@@ -70,6 +73,14 @@ std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Opt
         }
     }
     return notes;
+}
+
+std::string earlier_choices(const std::optional<CheckpointInfo>& checkpoint,
+                            const std::filesystem::path& out_dir) {
+    if (checkpoint) return checkpoint->device_choices;
+    const std::filesystem::path file = out_dir / algorithms_file;
+    std::error_code error;
+    return std::filesystem::is_regular_file(file, error) ? read_file(file) : "";
 }
 
 void require_same_step(Communicator& world, std::int64_t step) {

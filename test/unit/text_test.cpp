@@ -112,6 +112,7 @@ TEST(Text, NearestName) {
     EXPECT_EQ(nearest_name("lay", names), "layers");  // its beginning, though "lr" takes fewer letters
     EXPECT_EQ(nearest_name("lr-sched", names), "lr-schedule");
     EXPECT_EQ(nearest_name("sched", names), "lr-schedule");  // within a name
+    EXPECT_EQ(nearest_name("Lr_Schedule", names), "lr-schedule");
     EXPECT_EQ(nearest_name("", names), "");
     EXPECT_EQ(nearest_name("np", names), "");
     EXPECT_EQ(nearest_name("epochs", names), "");

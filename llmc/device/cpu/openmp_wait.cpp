@@ -3,13 +3,20 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <system_error>
 
 namespace llmc {
 
 void let_waiting_threads_sleep(char** argv) {
     if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
     setenv("OMP_WAIT_POLICY", "passive", 1);
-    execv("/proc/self/exe", argv);
+    // By its path where that can be, since the process is then known by its name (pkill train_gpt).
+    constexpr const char* self = "/proc/self/exe";
+    std::error_code error;
+    const std::filesystem::path program = std::filesystem::read_symlink(self, error);
+    if (!error) execv(program.c_str(), argv);
+    execv(self, argv);
     // Where that is not allowed, the program goes on as it is.
 }
 

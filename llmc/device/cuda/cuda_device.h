@@ -24,6 +24,7 @@ class CudaDevice final : public Device {
     std::optional<double> peak_flops(DType dtype) const override;
 
     std::int64_t usual_tokens() const override { return 65536; }
+    std::int64_t usual_logits_bytes() const override { return std::int64_t{1} << 30; }
 
     std::byte* allocate(std::size_t bytes, std::string_view arena) override;
     void release(std::byte* memory) override;

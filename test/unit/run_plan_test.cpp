@@ -1,0 +1,49 @@
+// The plan of a run: how its micro-batches follow from the memory there is.
+#include "llmc/plan/run_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "llmc/core/error.h"
+
+namespace llmc {
+namespace {
+
+class Plans : public testing::Test {
+  protected:
+    RunPlan plan(std::size_t available, std::int64_t micro_batch = 0, int processes = 1) {
+        return plan_run({.config = {2, 2, 32, 64, 256},
+                         .mesh = {},
+                         .global_batch_tokens = std::int64_t{64} * 24,
+                         .micro_batch_sequences = micro_batch,
+                         .machine = {.bytes = available, .processes = processes}},
+                        device_->ops(), 0);
+    }
+
+    std::unique_ptr<Device> device_ = make_cpu_device(1);
+};
+
+TEST_F(Plans, MicroBatchIsTheLargestThatFits) {
+    EXPECT_EQ(plan(0).micro_batch, 24);
+    std::int64_t last = 24;
+    for (const std::int64_t fits : {24, 12, 8, 6, 4, 3, 2, 1}) {
+        const std::size_t bytes = plan(0, fits).memory.total_bytes();
+        EXPECT_EQ(plan(bytes).micro_batch, fits);
+        EXPECT_EQ(plan(2 * bytes, 0, 2).micro_batch, fits) << "two processes share the memory";
+        EXPECT_EQ(plan(bytes).memory.total_bytes(), bytes);
+        last = fits;
+    }
+    EXPECT_EQ(last, 1);
+}
+
+TEST_F(Plans, WhatDoesNotFitIsRefused) {
+    const std::size_t least = plan(0, 1).memory.total_bytes();
+    EXPECT_THROW(plan(least - 1), UserError);
+    // What was asked for is not made smaller.
+    EXPECT_THROW(plan(least, 2), UserError);
+}
+
+}  // namespace
+}  // namespace llmc
