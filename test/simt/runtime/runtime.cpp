@@ -49,8 +49,9 @@ Settings read_settings() {
         s.fails = fails.substr(0, colon);
         s.fails_at = number("SIMT_FAIL", fails.substr(colon + 1));
     }
-    if (!fails.empty() && s.fails != "launch" && s.fails != "malloc" && s.fails != "memcpy") {
-        stop("SIMT_FAIL is launch:N, malloc:N or memcpy:N");
+    if (!fails.empty() && s.fails != "launch" && s.fails != "malloc" && s.fails != "memcpy" &&
+        s.fails != "memory") {
+        stop("SIMT_FAIL is launch:N, malloc:N, memcpy:N or memory:N");
     }
     return s;
 }
@@ -95,7 +96,7 @@ Runtime::Runtime() : settings(read_settings()), streams(settings.seed) {
 }
 
 bool Runtime::strikes(const char* kind) {
-    if (settings.fails != kind || ++calls_ != settings.fails_at) return false;
+    if (!is_struck(kind)) return false;
     fault_ = cudaErrorIllegalAddress;
     return true;
 }
