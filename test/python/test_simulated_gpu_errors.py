@@ -101,5 +101,81 @@ def test_is_told_in_one_line(case, outcomes):
     assert result.returncode == 1
     for word in case.words:
         assert word in f"error: {line}"
-    assert "\nstep " in result.stdout if False else case.late or result.stdout == ""
-    assert not (folder / "run/metrics.jsonl").exists() or case.late
+    # What is wrong is said before the header, but for what shows in the work itself.
+    assert case.late or result.stdout == ""
+    assert not (folder / "run").exists()
+
+
+# ---- what is no error
+
+
+def test_without_a_gpu_it_is_the_cpu_and_that_is_said(tmp_path):
+    result = simulated.run([*MODEL, "--out-dir", tmp_path / "run"], tmp_path, variables=NO_GPU)
+    assert result.returncode == 0 and result.stderr == ""
+    assert "note: on the CPU: CUDA finds no GPU (" in result.stdout
+    configuration = program.Run(tmp_path / "run").record["configuration"]
+    assert (configuration["device"], configuration["dtype"]) == ("cpu", "fp32")
+
+
+def test_processes_share_a_gpu_where_they_are_told_to(tmp_path):
+    run = simulated.train(tmp_path, *MODEL, "--share-gpu", ranks=2, variables=ONE_GPU)
+    assert run.record["configuration"]["device"] == "cuda" and len(run.lines) == 2
+
+
+def test_a_process_without_a_gpu_among_others_with_one_is_refused(tmp_path):
+    """Where one rank of two finds none."""
+    options = ["-c", 'SIMT_GPUS=$OMPI_COMM_WORLD_RANK exec "$0" "$@"', simulated.PLAIN, *MODEL, "--out-dir", tmp_path / "run"]
+    result = simulated.run(options, tmp_path, 2, executable="/bin/sh")
+    assert result.returncode == 1
+    assert one_error(result.stderr).startswith("process 0 has no GPU, and others have")
+
+
+# ---- ranks that fail
+
+
+def children_of(process):
+    """The ids of its children."""
+    return [int(path.parent.name) for path in pathlib.Path("/proc").glob("[0-9]*/stat")
+            if path.exists() and path.read_text().rpartition(")")[2].split()[1] == str(process)]
+
+
+def end_while_training(signal_sent, folder, *options):
+    """Sends one of two ranks a signal after their third step; returns the status, standard error and the seconds."""
+    command, environment = simulated.command_of(
+        simulated.PLAIN, [*MODEL, "--steps=1000000", "--out-dir", folder / "run", *options], folder, 2)
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                          stdin=subprocess.DEVNULL) as job:
+        try:
+            metrics, deadline = folder / "run/metrics.jsonl", time.monotonic() + simulated.SECONDS
+            while not metrics.exists() or metrics.read_text().count("\n") < 4:
+                assert job.poll() is None, job.communicate()[1]
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            ranks = children_of(job.pid)
+            assert len(ranks) == 2
+            begin = time.monotonic()
+            os.kill(max(ranks), signal_sent)
+            stderr = job.communicate(timeout=simulated.SECONDS)[1]
+            return job.returncode, stderr, time.monotonic() - begin
+        finally:
+            if job.poll() is None:
+                job.terminate()  # on which mpirun ends its ranks
+
+
+def test_a_killed_rank_ends_the_job(tmp_path):
+    status, stderr, seconds = end_while_training(signal.SIGKILL, tmp_path)
+    assert status == 128 + signal.SIGKILL
+    assert stderr.count("mpirun noticed that process rank") == 1
+    # The other rank may find it out from NCCL before mpirun ends it.
+    own = [line for line in stderr.splitlines() if line.startswith(("error:", "simt:"))]
+    assert not own or (len(own) == 1 and 'a collective under way: NCCL says "remote process exited' in own[0])
+    assert seconds < 10 * program.PATIENCE
+
+
+def test_a_stopped_rank_ends_the_job_with_one_line(tmp_path):
+    limit = 3
+    status, stderr, seconds = end_while_training(signal.SIGSTOP, tmp_path, f"--comm-timeout={limit}")
+    line = one_error(stderr)
+    assert status == 1
+    assert "wait" in line and "another process is gone, stuck or too slow" in line and "--comm-timeout" in line
+    assert limit - 1 <= seconds < limit + 20 * program.PATIENCE
