@@ -248,7 +248,8 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
         console.note(fmt::format("going on from {} after step {}", run.checkpoint->directory.string(),
                                  trainer.progress().step));
     } else if (options.resume) {
-        const std::string place = run.out_dir.string();
+        const std::string place =
+            (options.out_dir.empty() ? run.out_dir.parent_path() : run.out_dir).string();
         console.note(holds_records(options, run.out_dir)
                          ? fmt::format("the last run in {} saved no checkpoint: starting fresh", place)
                          : fmt::format("there is no run in {} to go on with: starting fresh", place));

@@ -118,9 +118,8 @@ std::byte* CudaDevice::allocate(std::size_t bytes, std::string_view arena) {
         cudaGetLastError();  // it is told here
         const Memory now = memory_now();
         user_error(
-            "the {} need {} of the GPU's memory, of which {} of {} are free; a smaller --micro-batch-size or "
-            "model "
-            "would fit",
+            "the arena {} needs {} of the GPU's memory, of which {} of {} are free; give a smaller "
+            "--model or --micro-batch-size",
             arena, human_bytes(bytes), human_bytes(now.free), human_bytes(now.total));
     }
     check_cuda(error, "cudaMalloc");
