@@ -5,8 +5,9 @@ namespace llmc::cuda {
 
 std::unique_ptr<CudnnAttention> make_cudnn_attention() {
     user_error(
-        "--attention cudnn: this program was built without cuDNN; `make deps-gpu` gets its frontend (PyPI's "
-        "nvidia-cudnn-frontend), and with that and cudnn.h here build again, or take --attention flash");
+        "--attention cudnn: this program was built without cuDNN's frontend; `make deps-gpu` gets its "
+        "headers (PyPI's "
+        "nvidia-cudnn-frontend), with which and cudnn.h build again, or take --attention flash");
 }
 
 }  // namespace llmc::cuda
