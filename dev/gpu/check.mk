@@ -1,0 +1,33 @@
+# `make bundle` and `make gpu-check`, for the Makefile: the programs that the check runs on a GPU, in a folder that runs on
+# machines with CUDA's libraries and Python alone; and the probe, which takes its device as the trainer does.
+
+# The trainer and the probe of the bundle are built apart, without MPI, which such a machine lacks.
+BUNDLE_BUILD ?= $(BUILD)/bundle-build
+BUNDLE_FLAGS ?= MPI=0 BUILD=$(BUNDLE_BUILD)
+BUNDLE_PROGRAMS := $(BUNDLE_BUILD)/train_gpt $(BUNDLE_BUILD)/test/probe/model_probe
+
+# Counts the time that the GPU spends in kernels, by CUPTI, which comes with CUDA and with PyTorch.
+PROFILER := $(BUILD)/gpu/libkernel_times.so
+$(PROFILER): dev/gpu/kernel_times.cpp
+	@echo 'link $@'
+	@mkdir -p $(@D)
+	$(QUIET)$(CXX) -std=c++20 -O2 $(WARNINGS) -shared -fPIC -isystem $(CUDA_FOLDER)/include $< -L$(CUDA_LIBRARIES) -lcupti -o $@
+
+# PART=kernels, model, bench or lab; all of them without. CHECK_OPTIONS go to dev/gpu/main.py.
+gpu-check: bundle  ## checks and times everything on this machine's GPU, into dev/results/ (PART=kernels|model|bench|lab)
+	@$(BUILD)/bundle/gpu_check $(PART) --results dev/results $(CHECK_OPTIONS)
+
+bundle: deps  ## a folder that runs `gpu-check` on a machine with a GPU, CUDA's libraries and Python alone
+	@scripts/deps.sh gpu
+	@$(MAKE) $(in_parallel) $(BUILD)/gpu/kernels $(PROFILER)
+	@$(MAKE) $(in_parallel) $(BUNDLE_FLAGS) $(BUNDLE_PROGRAMS)
+	@dev/gpu/bundle.sh $(BUILD)/bundle $(PROFILER) $(BUNDLE_PROGRAMS) $(BUILD)/gpu/kernels
+
+# The probe on the tests' CUDA runtime, as the trainer (test/simt/runtime.mk).
+SIMULATED_PROBES := $(RUNTIME_KINDS:%=$(BUILD)/test/model_probe-%)
+define simulated_probe
+$(BUILD)/test/model_probe-$(1): $(BUILD)/objects/test/probe/model_probe.o $(call simt_objects,$(1),$(SIMT_SOURCES) \
+    $(RUNTIME_SOURCES) $(SIMULATED_CUDA)) $(LIBRARY) $(BUILD)/library.txt $(BUILD)/link.txt $(BUILD)/kernels.txt $(BUILD)/runtime.txt
+	$$(link_simt) $(CHECKS_$(1)) $$(filter %.o,$$^) $$(LIBRARIES) -lboost_context -o $$@
+endef
+$(foreach kind,$(filter plain,$(RUNTIME_KINDS)),$(eval $(call simulated_probe,$(kind))))

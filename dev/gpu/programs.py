@@ -1,0 +1,128 @@
+"""The programs of the bundle, as the check runs them: with the libraries that its launcher found, and without MPI."""
+
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from results import CheckFailed
+
+BUNDLE = pathlib.Path(os.environ.get("BUNDLE", pathlib.Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(BUNDLE / "test/python"))
+import program  # noqa: E402  (of the tests, in the bundle)
+
+TRAIN_GPT, PROBE, KERNELS = (BUNDLE / "bin" / name for name in ("train_gpt", "model_probe", "kernels"))
+PROFILER = BUNDLE / "lib/libkernel_times.so"
+
+
+def environment(**more):
+    """With CUDA's libraries; and a process alone does not look for others."""
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    libraries = os.environ.get("BUNDLE_LIBRARY_PATH")
+    return os.environ | alone | ({"LD_LIBRARY_PATH": libraries} if libraries else {}) | more
+
+
+def own_library_path():
+    """What LD_LIBRARY_PATH was, for Python's modules, which have libraries of their own."""
+    return os.environ.get("LD_LIBRARY_PATH", "")
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]
+
+
+def tail(text, lines=6):
+    return " / ".join(text.strip().splitlines()[-lines:])
+
+
+def run(command, timeout, **more):
+    """The finished process, its output as text; CheckFailed where it takes too long."""
+    try:
+        return subprocess.run([str(word) for word in command], env=environment(**more), capture_output=True, text=True,
+                              timeout=timeout)
+    except subprocess.TimeoutExpired as late:
+        raise CheckFailed(f"{pathlib.Path(command[0]).name} was ended after {timeout} s") from late
+
+
+def train(out_dir, *options, device="cuda", ranks=1, timeout=200):
+    """Trains on so many processes, which share the GPU where there are several; returns the program.Run.
+
+    Each process is under `timeout`, so that one that hangs ends.
+    """
+    command = ["timeout", "-k", "5", str(timeout), str(TRAIN_GPT), f"--out-dir={out_dir}", "--sample-tokens=0",
+               f"--device={device}", *map(str, options)]
+    if ranks > 1:
+        command += ["--share-gpu", f"--comm-timeout={min(60, timeout)}"]
+    port = free_port()
+    processes = []
+    for rank in range(ranks):
+        of_rank = environment(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
+                              MASTER_PORT=str(port))
+        processes.append(subprocess.Popen(command, env=of_rank, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    readers = [threading.Thread(target=lambda p=p: setattr(p, "said", p.stdout.read())) for p in processes]
+    for thread in readers:
+        thread.start()
+    for process, thread in zip(processes, readers):
+        thread.join()
+        process.wait()
+    for rank, process in enumerate(processes):
+        if process.returncode != 0:
+            raise CheckFailed(f"rank {rank} of {ranks} ended with status {process.returncode}: {tail(process.said)}")
+    return program.Run(out_dir)
+
+
+class TimedSteps:
+    """A program that writes a line a step, and the moments at which it did."""
+
+    def __init__(self, command, lines, timeout, **more):
+        """`lines`: the file, of a pipe, that it writes to; None: its standard output."""
+        read, write = os.pipe()
+        command = [str(word) for word in command] + ([f"--metrics=/dev/fd/{write}"] if lines == "metrics" else [])
+        self.process = subprocess.Popen(command, env=environment(**more), pass_fds=[write], text=True, stdin=subprocess.PIPE,
+                                        stdout=write if lines == "stdout" else subprocess.PIPE, stderr=subprocess.PIPE)
+        os.close(write)
+        self.lines = os.fdopen(read)
+        self.said = {}
+        for name in ("stdout", "stderr"):
+            if stream := getattr(self.process, name):
+                threading.Thread(target=lambda name=name, stream=stream: self.said.update({name: stream.read()}),
+                                 daemon=True).start()
+        self.timer = threading.Timer(timeout, self.process.kill)
+        self.timer.start()
+
+    def take(self, count):
+        """[(moment, line)] of the next lines; CheckFailed where it ends before."""
+        taken = []
+        while len(taken) < count:
+            line = self.lines.readline()
+            if not line:
+                self.end()
+                raise CheckFailed(f"ended after {len(taken)} of {count} steps: {tail(self.said.get('stderr', ''))}")
+            taken.append((time.monotonic(), line))
+        return taken
+
+    def ask(self, question):
+        """The answer to a line on its standard input: the first line with what no step's has."""
+        print(question, file=self.process.stdin, flush=True)
+        while "loss" in (answer := self.take(1)[0][1]):
+            pass
+        return answer
+
+    def end(self):
+        """Ends it at once: a trainer that ended in order would save its checkpoint, of many gigabytes."""
+        self.process.kill()
+        self.process.wait()
+        self.timer.cancel()
+        time.sleep(0.1)  # for what the threads read last
+
+
+def emptied(folder):
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
