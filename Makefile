@@ -8,6 +8,7 @@
 #   SUITE='unit mpi-2'        only these suites of `make test`
 #   GPU_ARCH='80 90a'         the chips that nvcc compiles kernels for; by default this machine's GPU, or these
 #   CUDA=0                    leaves the GPU out
+#   MPI=0                     without MPI: processes find each other as README.md says
 #   V=1                       prints the commands
 
 VERSION := 0.1.0
@@ -44,10 +45,19 @@ endif
 MACHINE := $(if $(filter x86_64,$(shell uname -m)),-march=x86-64-v3)
 # g++ 12 finds overlaps and overflows in std::string and fmt that are not there (its bug 105651).
 WARNINGS := -Wall -Wextra -Wconversion -Wshadow -Werror -Wno-restrict -Wno-stringop-overflow
-# Headers of others give no warnings of ours; MPI's C interface is all we use.
-LIBRARY_CFLAGS := -DOMPI_SKIP_MPICXX \
-    $(patsubst -I%,-isystem %,$(shell pkg-config --cflags fmt libxxhash ompi-c tomlplusplus 2>/dev/null))
-LIBRARIES := $(shell pkg-config --libs fmt libxxhash ompi-c tomlplusplus 2>/dev/null) -ldnnl -lpthread
+# Headers of others give no warnings of ours.
+system_headers = $(patsubst -I%,-isystem %,$(shell pkg-config --cflags $(1) 2>/dev/null))
+PACKAGES := fmt libxxhash tomlplusplus
+LIBRARY_CFLAGS := $(call system_headers,$(PACKAGES))
+LIBRARIES := $(shell pkg-config --libs $(PACKAGES) 2>/dev/null) -ldnnl -lpthread
+# One file knows MPI, by its C interface alone; without MPI another one is in its place.
+NO_MPI := $(filter 0,$(MPI))
+ifndef NO_MPI
+MPI_CFLAGS := -DOMPI_SKIP_MPICXX $(call system_headers,ompi-c)
+LIBRARIES := $(shell pkg-config --libs ompi-c 2>/dev/null) $(LIBRARIES)
+endif
+# For deps.sh and launch.sh.
+export MPI
 
 COMPILE = $(CXX) -std=c++20 $(OPTIMIZE) $(MACHINE) -ffp-contract=fast -fno-math-errno -fopenmp $(WARNINGS) \
     -I. $(LIBRARY_CFLAGS) $(CXXFLAGS)
@@ -62,7 +72,8 @@ VERSION_FLAGS = -DLLMC_VERSION='"$(VERSION)"' $(if $(COMMIT),-DLLMC_COMMIT='"$(C
 # ---- Sources and objects ---------------------------------------------------------------------------------
 
 # What needs CUDA is apart: dev/kernels.mk says what the trainer is linked with.
-LIBRARY_SOURCES := $(filter-out llmc/device/cuda/% llmc/comm/nccl/%,$(sort $(shell find llmc -name '*.cpp')))
+LIBRARY_SOURCES := $(filter-out llmc/device/cuda/% llmc/comm/nccl/% \
+    llmc/comm/$(if $(NO_MPI),transport_mpi.cpp,transport_no_mpi.cpp),$(sort $(shell find llmc -name '*.cpp')))
 CUDA_HOST_SOURCES := $(sort $(wildcard llmc/device/cuda/*.cpp llmc/comm/nccl/*.cpp))
 UNIT_SOURCES := $(sort $(wildcard test/unit/*.cpp))
 MPI_SOURCES := $(sort $(wildcard test/mpi/*.cpp))
@@ -98,6 +109,7 @@ $(eval $(call remember,$(BUILD)/library.txt,LIBRARY))
 $(eval $(call remember,$(BUILD)/unit.txt,UNIT_SOURCES))
 $(eval $(call remember,$(BUILD)/mpi.txt,MPI_SOURCES))
 $(eval $(call remember,$(BUILD)/bench.txt,BENCH_SOURCES))
+$(eval $(call remember,$(BUILD)/mpi-or-not.txt,NO_MPI))
 
 include dev/kernels.mk
 include dev/gpu/check.mk
@@ -113,7 +125,7 @@ help:  ## this list
 	@echo 'make TARGET, where TARGET is one of (`make` alone is `make train_gpt`):'
 	@sed -n 's/^\([a-z_-]*\):.*  ## /\1@/p' Makefile dev/gpu/check.mk | awk -F@ '{ printf "  %-13s %s\n", $$1, $$2 }'
 	@echo 'with variables such as:'
-	@sed -n '4,12s/^# //p' Makefile
+	@sed -n '4,13s/^# //p' Makefile
 
 deps:  ## installs what is missing (Debian, Ubuntu), after saying what that is
 	@scripts/deps.sh
@@ -237,7 +249,7 @@ define check_file
 @echo 'clang-tidy $<'
 @mkdir -p $(@D)
 $(QUIET)$(CLANG_TIDY) --quiet $< -- -x c++ -std=c++20 -Wno-ignored-attributes $(MACHINE) -I. $(LIBRARY_CFLAGS) \
-    2>$@.log || { cat $@.log; exit 1; }
+    $(FILE_FLAGS) 2>$@.log || { cat $@.log; exit 1; }
 @touch $@
 endef
 
@@ -248,6 +260,8 @@ $(BUILD)/objects/llmc/device/cpu/%.o: FILE_FLAGS = --param asan-use-after-return
 endif
 
 $(BUILD)/objects/llmc/device/cuda/%.o $(BUILD)/objects/llmc/comm/nccl/%.o: FILE_FLAGS = -isystem $(CUDA_FOLDER)/include
+$(BUILD)/objects/llmc/comm/transport_mpi.o: FILE_FLAGS = $(MPI_CFLAGS)
+$(BUILD)/lint/llmc/comm/transport_mpi: FILE_FLAGS = $(MPI_CFLAGS)
 
 # The commit is in one object, so that committing compiles one small file and links.
 $(BUILD)/objects/llmc/core/version.o: FILE_FLAGS = $(VERSION_FLAGS)
@@ -255,9 +269,10 @@ $(BUILD)/objects/llmc/core/version.o: $(BUILD)/version.txt
 
 # Asked once, and again when the flags that libraries ask for change: a missing one is one clear line instead of a
 # compiler's page.
-$(BUILD)/libraries.ok: $(BUILD)/flags.txt
-	$(eval missing := $(shell scripts/deps.sh missing))
-	$(if $(missing),$(error missing: $(missing); run `make deps`))
+$(BUILD)/libraries.ok: $(BUILD)/flags.txt $(BUILD)/mpi-or-not.txt
+	$(eval missing := $(shell MPI='$(MPI)' scripts/deps.sh missing))
+	$(if $(missing),$(error missing: $(missing); run `make deps`$(if $(findstring openmpi,$(missing)), \
+	    or `make MPI=0` to do without MPI)))
 	@touch $@
 
 -include $(patsubst %.o,%.d,$(call objects,$(SOURCES)))

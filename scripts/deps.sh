@@ -9,13 +9,18 @@
 #   scripts/deps.sh gpu        installs what comparing with cuDNN needs: its frontend's headers, from PyPI
 #   scripts/deps.sh cuda       prints the folder of CUDA's headers: a toolkit's, or else PyPI's in .cuda/
 #
+# With MPI=0 in the environment MPI is not needed.
+#
 # Other systems are told the Debian names of what is missing, and exit with 1 where something is.
 set -euo pipefail
+
+without=
+[[ ${MPI-} != 0 ]] || without=openmpi
 
 # Group, Debian package, and how another system shows that it has the thing ("debian" where only Debian's
 # packages need it: its PyTorch computes with whatever BLAS is installed, by default a 30 times slower one).
 needed() {
-    cat <<'END'
+    grep -v "${without:-^$}" <<'END'
 build g++                  command:g++
 build pkg-config           command:pkg-config
 build libcli11-dev         header:CLI/CLI.hpp
@@ -162,7 +167,7 @@ case ${1-} in
     gpu) install_from_pypi .cuda/include/cudnn_frontend.h nvidia-cudnn-frontend==1.14.1 ;;
     cuda) choose_cuda ;;
     *)
-        sed -n '2,12s/^# \{0,1\}//p' "$0" >&2
+        sed -n '2,14s/^# \{0,1\}//p' "$0" >&2
         exit 1
         ;;
 esac

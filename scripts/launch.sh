@@ -5,6 +5,9 @@
 #   scripts/launch.sh -np N [MPIRUN-OPTION...] PROGRAM [ARGUMENT...]
 #   scripts/launch.sh -np 2 ./train_gpt --steps 100
 #
+# Where there is no mpirun, or with MPI=0 before it, the processes of this machine find each other without MPI
+# (scripts/local_job.sh), and there are no options between N and the program.
+#
 # OMP_NUM_THREADS is left alone: without it the program takes its share of the cores.
 set -euo pipefail
 
@@ -13,7 +16,7 @@ set -euo pipefail
 # finishes its step and saves; what does not know the signal ends. The second one ends all at once, and so does the
 # first as long as nothing runs. For that mpirun has a session of its own; it ends with this script nevertheless,
 # should that be killed.
-job= # mpirun
+job= # mpirun, or what stands in for it
 signals=0
 ended_by=
 # shellcheck disable=SC2317  # traps call it
@@ -60,10 +63,15 @@ usage() {
 processes=$2
 shift 2
 
-mpirun=$(command -v mpirun.openmpi || command -v mpirun) || {
-    echo 'error: no mpirun here; run: make deps' >&2
-    exit 1
-}
+mpirun=$(command -v mpirun.openmpi || command -v mpirun) || mpirun=
+if [[ ${MPI-} == 0 || ! $mpirun ]]; then
+    [[ $1 != -* ]] || usage "options such as $1 are mpirun's, which is not used here (no mpirun, or MPI=0)"
+    command -v "$1" >/dev/null || usage "no program $1"
+    start=("$(dirname "$0")/local_job.sh" "$processes")
+else
+    # mpirun binds one or two processes to one core each, however many threads they have.
+    start=("$mpirun" --bind-to none -np "$processes")
+fi
 
 # mpirun refuses to run as root, which is who one is in a container.
 if ((EUID == 0)); then
@@ -103,12 +111,12 @@ os.waitpid(child, 0)
 sys.exit(count != len(memory))
 END
 }
-if [[ -z ${OMPI_MCA_btl_vader_single_copy_mechanism-} ]] && ! may_read_processes; then
+if [[ ${start[0]} == "$mpirun" && -z ${OMPI_MCA_btl_vader_single_copy_mechanism-} ]] && ! may_read_processes; then
     export OMPI_MCA_btl_vader_single_copy_mechanism=none
 fi
 
 # What was typed, a quoted word a line, from which the program makes the command that goes on.
-TRAIN_GPT_LAUNCHED=$(printf '%q\n' "$0" -np "$processes" "$@")$'\n'
+TRAIN_GPT_LAUNCHED=$(printf '%q\n' ${MPI:+"MPI=$MPI"} "$0" -np "$processes" "$@")$'\n'
 export TRAIN_GPT_LAUNCHED
 
 # On a terminal train_gpt's progress stands at the bottom, and what other processes say must not be appended to it.
@@ -122,8 +130,7 @@ filter=$!
 
 # A terminal is for the shell to read, not for what runs in the background.
 [[ ! -t 0 ]] || exec </dev/null
-# mpirun binds one or two processes to one core each, however many threads they have.
-setsid setpriv --pdeathsig TERM "$mpirun" --bind-to none -np "$processes" "$@" <&0 2>&"$errors" &
+setsid setpriv --pdeathsig TERM "${start[@]}" "$@" <&0 2>&"$errors" {errors}>&- &
 job=$!
 exec {errors}>&-
 status=0

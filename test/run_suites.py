@@ -10,6 +10,7 @@ BUILD/test/logs/ and shown where they fail.
 import argparse
 import dataclasses
 import fnmatch
+import itertools
 import os
 import pathlib
 import re
@@ -19,7 +20,7 @@ import sys
 import time
 import xml.etree.ElementTree as ElementTree
 
-MPI_RANKS = [1, 2, 3, 4, 8]
+RANKS = [1, 2, 3, 4, 8]
 KERNEL_KINDS = ["plain", "address", "thread"]  # how the kernels are compiled for the executor (dev/kernels.mk)
 RUNTIME_KINDS = ["plain", "address"]  # the same of the CUDA runtime of the tests (test/simt/runtime.mk)
 # Seconds after which a suite is ended: several times what it takes on two cores, since a machine may be busy.
@@ -54,19 +55,23 @@ def find_suites(build, report, long):
         return [python_suite(path, report, LONG_TIMEOUT) for path in sorted(pathlib.Path("test/python").glob("long_*.py"))]
     cores = len(os.sched_getaffinity(0))
     suites = [Suite("unit", [f"{build}/test/unit", *googletest_options(report("unit"))], UNIT_TIMEOUT)]
-    for ranks in MPI_RANKS:
-        name = f"mpi-{ranks}"
+    transports = ["tcp"] if os.environ.get("MPI") == "0" else ["mpi", "tcp"]
+    for transport, ranks in itertools.product(transports, RANKS):
+        name = f"{transport}-{ranks}"
         command = ["scripts/launch.sh", "-np", str(ranks), f"{build}/test/mpi", *googletest_options(report(name))]
         # Here no program divides the cores among the ranks.
-        suites.append(Suite(name, command, MPI_TIMEOUT, {"OMP_NUM_THREADS": str(max(1, cores // ranks))}))
+        environment = {"OMP_NUM_THREADS": str(max(1, cores // ranks))}
+        if transport == "tcp":
+            environment["MPI"] = "0"
+        suites.append(Suite(name, command, MPI_TIMEOUT, environment))
     for kind in KERNEL_KINDS:
         name = f"kernels-{kind}"
         program = pathlib.Path(build, "test", name)
         if program.exists():  # not in a build with sanitizers of its own
             suites.append(Suite(name, [program, *googletest_options(report(name))], KERNEL_TIMEOUT,
                                 {"KERNEL_REPORT": f"{build}/nvcc/report.txt"}))
-            if kind in RUNTIME_KINDS:
-                suites.append(runtime_suite(build, kind, report))
+    if any(suite.name.startswith("kernels-") for suite in suites):
+        suites += [runtime_suite(build, kind, report) for kind in RUNTIME_KINDS]
     for path in sorted(pathlib.Path("test/python").glob("test_*.py")):
         suites.append(python_suite(path, report, PYTHON_TIMEOUT))
     return suites
@@ -76,7 +81,7 @@ def runtime_suite(build, kind, report):
     name = f"cuda-runtime-{kind}"
     program = pathlib.Path(build, "test", name)
     return Suite(name, [program, *googletest_options(report(name))], KERNEL_TIMEOUT,
-                 skipped="" if program.exists() else "cublasLt.h and nccl.h are not both here")
+                 skipped="" if program.exists() else f"{program} was not built, for want of cublasLt.h or nccl.h")
 
 
 def googletest_options(report_path):

@@ -2,31 +2,32 @@
 
 #include <fmt/format.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
+#include <exception>
+#include <string>
 #include <vector>
 
+#include "llmc/comm/local_word.h"
+#include "llmc/comm/start.h"
+#include "llmc/comm/transport_mpi.h"
+#include "llmc/comm/transport_tcp.h"
+#include "llmc/core/error.h"
 #include "llmc/core/text.h"
+#include "llmc/core/version.h"
 
 namespace llmc {
 namespace {
 
-// What a rank tells the others of where it runs. Ranks with one processor name are on one machine.
+// What a rank tells the others of where it runs. Ranks with one host name are on one machine.
 struct Place {
-    std::array<char, MPI_MAX_PROCESSOR_NAME> machine{};
+    std::array<char, 256> machine{};
     CoreMask mask;
 };
-
-// How long a message that says that a rank has failed may be under way, and how long a rank that has failed
-// waits to be ended by the one that speaks.
-constexpr std::chrono::milliseconds crossing_time{100};
-constexpr std::chrono::seconds patience{10};
 
 CoreMask own_mask() {
     CoreMask mask;
@@ -41,8 +42,7 @@ CoreMask own_mask() {
 
 Place own_place() {
     Place place;
-    int length = 0;
-    check_mpi(MPI_Get_processor_name(place.machine.data(), &length), "MPI_Get_processor_name");
+    check(gethostname(place.machine.data(), place.machine.size() - 1) == 0, "a machine has a name");
     place.mask = own_mask();
     return place;
 }
@@ -55,6 +55,17 @@ std::vector<Place> places_of_all(HostCommunicator& world) {
     const Tensor all{reinterpret_cast<std::byte*>(places.data()), DType::int32, {world.size(), words}};
     world.all_gather(all, all.slice(world.rank(), 1));
     return places;
+}
+
+std::unique_ptr<Transport> transport_for(const Start& start) {
+    if (start.by == Start::By::mpi) return join_mpi_job();
+    if (start.size == 1) return make_lone_transport();
+    return make_tcp_transport(start.rank, meet({.rank = start.rank,
+                                                .size = start.size,
+                                                .host = start.master_host,
+                                                .port = start.master_port,
+                                                .patience = start.patience,
+                                                .version = fmt::format("{} ({})", version(), commit())}));
 }
 
 }  // namespace
@@ -71,18 +82,25 @@ int share_of_cores(std::span<const CoreMask> masks, int rank) {
 }
 
 Job::Job(const ExchangeOptions& options) {
-    // Without it Open MPI adds eight lines of its own to the one line with which a failing job ends.
-    setenv("OMPI_MCA_orte_execute_quiet", "1", 0);
-    // A program started alone, without mpirun, needs no daemon beside it.
-    setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
-    // Nor the folder under /tmp in which mpirun's processes find each other: programs started alone at the same time
-    // would remove it from under one another.
-    if (std::getenv("OMPI_COMM_WORLD_RANK") == nullptr) setenv("OMPI_MCA_orte_create_session_dirs", "0", 0);
-    int provided = 0;
-    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
-    check(provided >= MPI_THREAD_SERIALIZED, "MPI does not bear threads");
-    world_ = std::make_unique<HostCommunicator>(options);
+    Start start;
+    try {
+        start = how_started([](const char* name) { return std::getenv(name); }, has_mpi());
+        transport_ = transport_for(start);
+    } catch (const EndsQuietly&) {
+        std::exit(1);
+    } catch (const UserError& fault) {
+        say_once_here(fmt::format("error: {}\n", one_line(fault.what())));
+        std::exit(1);
+    }
+    world_ = std::make_unique<HostCommunicator>(*transport_, options);
+    try {
+        find_place(start);
+    } catch (const std::exception& fault) {
+        fail(fault.what());
+    }
+}
 
+void Job::find_place(const Start& start) {
     const std::vector<Place> places = places_of_all(*world_);
     const Place& own = places[static_cast<std::size_t>(world_->rank())];
     std::vector<CoreMask> masks;
@@ -91,56 +109,27 @@ Job::Job(const ExchangeOptions& options) {
         if (&place == &own) local_rank_ = static_cast<int>(masks.size());
         masks.push_back(place.mask);
     }
-    local_size_ = static_cast<int>(masks.size());
     cores_ = share_of_cores(masks, local_rank_);
+    // Whoever started the processes knows better where machines share a name, or one has several (containers).
+    local_size_ = start.local_size.value_or(static_cast<int>(masks.size()));
+    local_rank_ = start.local_rank.value_or(local_rank_);
 }
 
 Job::~Job() {
     try {
-        // MPI_Finalize waits without a limit; after this no rank is far from it.
+        // The end of MPI waits without a limit; after this no rank is far from it.
         world_->barrier();
     } catch (const std::exception& error) {
         fail(error.what());
     }
-    MPI_Finalize();
+    transport_->finish();
 }
 
-// Often several ranks fail, at about the same moment or one after the other: the first one speaks, and of those
-// whose messages cross, the lowest.
-bool Job::speaks_of_failures() const {
-    const auto lowest_failed = [&] {
-        int rank = 0;
-        while (rank < world_->size() && (rank == world_->rank() || !has_told(rank, fault_tag))) ++rank;
-        return rank;
-    };
-    if (lowest_failed() < world_->size()) return false;
-    tell_others(fault_tag);
-    if (world_->size() == 1) return true;
-    const auto end = std::chrono::steady_clock::now() + crossing_time;
-    int lowest = world_->size();
-    while (std::chrono::steady_clock::now() < end) {
-        lowest = lowest_failed();
-        std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
-    return lowest > world_->rank();
-}
-
-void Job::fail(std::string_view what) const {
-    bool speaks = true;
-    try {
-        speaks = speaks_of_failures();
-    } catch (const std::exception&) {
-        // MPI itself is what failed.
-    }
-    if (!speaks) std::this_thread::sleep_for(patience);  // the one that speaks ends this process
-    abort_job(fmt::format("error: {}", one_line(what)));
-}
+void Job::fail(std::string_view what) const { fail_job(*transport_, what); }
 
 void Job::end(int status) const {
     world_->barrier();
-    std::fflush(stdout);
-    if (world_->rank() != 0) std::this_thread::sleep_for(patience);  // rank 0 ends this process
-    MPI_Abort(MPI_COMM_WORLD, status);
+    transport_->end(status);
     std::_Exit(status);
 }
 

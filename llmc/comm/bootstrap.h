@@ -1,5 +1,5 @@
-// How a process joins the job: the start and end of MPI, the world of all ranks, and what this process may use of
-// the machine it shares with other ranks.
+// How a process joins the job, over MPI or TCP, as it was started (start.h); the world of all ranks, and what this
+// process may use of the machine it shares with other ranks.
 #pragma once
 
 #include <bitset>
@@ -12,6 +12,9 @@
 
 namespace llmc {
 
+struct Start;
+class Transport;
+
 // The cores a process may run on, by number.
 using CoreMask = std::bitset<8192>;
 
@@ -23,12 +26,15 @@ int share_of_cores(std::span<const CoreMask> masks, int rank);
 // be caught inside its life and given to fail().
 class Job {
   public:
+    // Where the processes do not find each other, one of them prints a line that begins with `error: `, and they exit
+    // with status 1.
     explicit Job(const ExchangeOptions& options = {});
     ~Job();
     Job(const Job&) = delete;
     Job& operator=(const Job&) = delete;
 
     HostCommunicator& world() { return *world_; }
+    Transport& transport() { return *transport_; }
 
     // Among the ranks on this machine, in the order of their ranks.
     int local_rank() const { return local_rank_; }
@@ -39,13 +45,13 @@ class Job {
     // Prints `error: what` once and ends the whole job with status 1, however many ranks call it, one or all.
     [[noreturn]] void fail(std::string_view what) const;
 
-    // Ends the whole job with a status that is not 0, silently: of processes that return one mpirun prints a
-    // banner, and one line more for each. All ranks call it, with nothing left to write.
+    // Ends the whole job with a status that is not 0, silently. All ranks call it, with nothing left to write.
     [[noreturn]] void end(int status) const;
 
   private:
-    bool speaks_of_failures() const;
+    void find_place(const Start& start);
 
+    std::unique_ptr<Transport> transport_;
     std::unique_ptr<HostCommunicator> world_;
     int local_rank_ = 0;
     int local_size_ = 1;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "llmc/comm/exchange.h"
+#include "llmc/comm/transport.h"
 #include "llmc/comm/tree_sum.h"
 
 namespace llmc {
@@ -27,7 +28,7 @@ constexpr std::size_t chunk_alignment = 8;
 constexpr std::size_t first_chunk = 1024;
 
 constexpr int channels = 8;  // tags of one communicator
-constexpr int first_tag(int context) { return first_exchange_tag + context * channels; }
+constexpr int first_tag(int context) { return context * channels; }
 
 std::size_t pieces_received(int size) { return static_cast<std::size_t>(size) - 1; }
 
@@ -51,13 +52,18 @@ void add_pieces(const Tensor& out, std::span<const std::byte* const> pieces) {
 }  // namespace
 
 struct HostCommunicator::Shared {
+    Shared(Transport& transport, const ExchangeOptions& given)
+        : options(given),
+          largest_tag(transport.largest_tag()),
+          exchanges{Exchange(transport, options), Exchange(transport, options)} {}
+
     ExchangeOptions options;
     std::vector<std::byte> own_staging;
     std::span<std::byte> staging;
     int next_context = 1;
-    int largest_tag = 0;
+    int largest_tag;
     // Of one call at a time.
-    std::array<Exchange, slots> exchanges = {Exchange(options), Exchange(options)};
+    std::array<Exchange, slots> exchanges;
     std::vector<const std::byte*> addends;
 
     // As large on every rank, since the staging is.
@@ -72,23 +78,14 @@ struct HostCommunicator::Shared {
     }
 };
 
-HostCommunicator::HostCommunicator(const ExchangeOptions& options)
-    : shared_(std::make_shared<Shared>()), rank_(0), context_(0) {
-    int size = 0;
-    check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-    check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
-    check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
-    ranks_.resize(static_cast<std::size_t>(size));
+HostCommunicator::HostCommunicator(Transport& transport, const ExchangeOptions& options)
+    : shared_(std::make_shared<Shared>(transport, options)),
+      ranks_(static_cast<std::size_t>(transport.size())),
+      rank_(transport.rank()),
+      peers_(ranks_after(transport.rank(), transport.size())),
+      context_(0) {
     std::iota(ranks_.begin(), ranks_.end(), 0);
-    peers_ = ranks_after(rank_, size);
-
-    int* largest_tag = nullptr;
-    int found = 0;
-    check_mpi(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest_tag, &found), "MPI_Comm_get_attr");
-    check(found != 0, "MPI says no largest tag");
-    shared_->largest_tag = *largest_tag;
-    shared_->options = options;
-    shared_->own_staging.resize(slots * pieces_received(size) * first_chunk);
+    shared_->own_staging.resize(slots * pieces_received(size()) * first_chunk);
     shared_->staging = shared_->own_staging;
 }
 

@@ -1,5 +1,5 @@
-// The communicator of the CPU's data: collectives over MPI messages that are deterministic to the bit, send
-// exactly the bytes they count, and never wait without a limit.
+// The communicator of the CPU's data: collectives over the messages of a Transport that are deterministic to the bit,
+// send exactly the bytes they count, and never wait without a limit.
 //
 // Every collective is a direct exchange: each rank sends to every other what that one needs and nothing else,
 // so a rank that does not answer is named by those who wait for it. Not thread-safe: one thread of a process
@@ -18,11 +18,12 @@ namespace llmc {
 
 struct ExchangeOptions;
 class Exchange;
+class Transport;
 
 class HostCommunicator final : public Communicator {
   public:
-    // All ranks of the job. MPI must be initialised (comm/bootstrap.h does so and holds the world).
-    explicit HostCommunicator(const ExchangeOptions& options);
+    // All ranks of the job. The transport must outlive all communicators (comm/bootstrap.h holds it and the world).
+    HostCommunicator(Transport& transport, const ExchangeOptions& options);
 
     // Bytes of memory with which sums over `size` ranks run at full speed.
     static std::size_t staging_bytes(int size);
@@ -78,7 +79,7 @@ class HostCommunicator final : public Communicator {
     void point_to_point(CallKind kind, const Tensor& x, int peer);
 
     std::shared_ptr<Shared> shared_;
-    std::vector<int> ranks_;  // in MPI_COMM_WORLD
+    std::vector<int> ranks_;  // of the job
     int rank_;
     std::vector<int>
         peers_;    // the other ranks, beginning with the next one, so that not all write to the same

@@ -68,6 +68,7 @@ int run_tests() {
 }  // namespace
 
 HostCommunicator& world() { return job()->world(); }
+Transport& transport() { return job()->transport(); }
 
 }  // namespace llmc::test
 

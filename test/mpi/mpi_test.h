@@ -1,12 +1,14 @@
-// For the tests in test/mpi: GoogleTests that every rank runs, under mpirun with any number of ranks. Rank 0
+// For the tests in test/mpi: GoogleTests that every rank runs, over MPI or TCP with any number of ranks. Rank 0
 // alone reports; a test fails if it fails on any rank. A test may leave no message under way.
 #pragma once
 
 #include "llmc/comm/host_communicator.h"
+#include "llmc/comm/transport.h"
 
 namespace llmc::test {
 
 // All ranks of the job.
 HostCommunicator& world();
+Transport& transport();
 
 }  // namespace llmc::test

@@ -13,6 +13,9 @@ PROGRAM = os.environ.get("PROGRAM", "./train_gpt")
 # Every time limit of the tests is multiplied by this; the Makefile sets it for builds with sanitizers.
 PATIENCE = float(os.environ.get("PATIENCE", 1))
 
+# Whether jobs run over MPI: not in `make MPI=0 test`.
+HAS_MPI = os.environ.get("MPI") != "0"
+
 # A model that trains in a moment.
 SMALL = ["--layers=2", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384"]
 

@@ -55,6 +55,8 @@ def command_of(arguments, folder, ranks):
     command = [PROGRAM, *SMALL, *(str(argument).replace("{}", str(folder)) for argument in arguments)]
     if ranks == 1:
         return command, ENVIRONMENT
+    if not program.HAS_MPI:
+        return [f"{program.ROOT}/scripts/local_job.sh", str(ranks), *command], ENVIRONMENT
     # Each a place of its own: mpiruns that share one may remove it from under one another.
     environment = {**ENVIRONMENT, "OMPI_MCA_orte_tmpdir_base": tempfile.mkdtemp(dir=folder.parent)}
     return ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *command], environment

@@ -12,9 +12,10 @@ OPTIONS = ["--layers=2", "--heads=2", "--channels=32", "--seq-len=32", "--steps=
 @pytest.mark.parametrize("micro_batch", [1, 3])
 @pytest.mark.parametrize("dtypes", [["--dtype=fp32"], ["--dtype=bf16"],
                                     ["--dtype=bf16", "--gradient-dtype=bf16", "--stochastic-rounding"]], ids=" ".join)
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_a_step_allocates_nothing(ranks, dtypes, micro_batch):
+@pytest.mark.parametrize("transport,ranks", [("", 1), ("mpi", 2), ("mpi", 4), ("tcp", 4)])
+def test_a_step_allocates_nothing(transport, ranks, dtypes, micro_batch):
     result = program.run(*OPTIONS, *dtypes, f"--micro-batch-size={micro_batch}", ranks=ranks,
+                         env={"MPI": "0"} if transport == "tcp" else None,
                          program=f"{program.BUILD}/test/probe/allocations")
     if "not counted" in result.stdout:
         pytest.skip(result.stdout.splitlines()[0])

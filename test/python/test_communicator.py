@@ -1,4 +1,5 @@
-"""The communicator as a whole job: what Open MPI itself saw, and what happens when a rank stops answering.
+"""The communicator as a whole job, over MPI and over TCP: what Open MPI itself saw, and what happens when a rank stops
+answering.
 
 The program is test/mpi/tools/communicator_probe.cpp.
 """
@@ -14,6 +15,14 @@ import program
 import pytest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+
+
+def on_mpi(*values):
+    """Values of a test's parameters, of which the first is the transport."""
+    return pytest.param("mpi", *values, marks=pytest.mark.skipif(not program.HAS_MPI, reason="make MPI=0"))
+
+
+OVER_MPI = on_mpi()
 TIMEOUT = 1.5  # seconds; the ranks' time limit in these tests
 # What mpirun takes to start and end a job, and what a rank may wait for its turn to speak, on a busy machine.
 SLACK = 20 * program.PATIENCE
@@ -27,16 +36,18 @@ def probe():
     return path
 
 
-def start(probe, ranks, *arguments, **options):
+def start(transport, probe, ranks, *arguments, **options):
     environment = os.environ | {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
         "OMPI_MCA_mpi_yield_when_idle": "1",
     } | options
-    command = ["mpirun", "--bind-to", "none", "-np", str(ranks), str(probe), *map(str, arguments)]
-    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True)
+    launcher = {"mpi": ["mpirun", "--bind-to", "none", "-np"], "tcp": [REPOSITORY / "scripts/local_job.sh"]}[transport]
+    job = subprocess.Popen([*launcher, str(ranks), str(probe), *map(str, arguments)], env=environment,
+                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    job.ranks = ranks
+    return job
 
 
 def finish(job, seconds=SLACK + TIMEOUT):
@@ -45,16 +56,16 @@ def finish(job, seconds=SLACK + TIMEOUT):
     try:
         out, err = job.communicate(timeout=seconds)
     finally:
-        job.terminate()  # mpirun ends its ranks; nothing happens where it has ended
-    deadline = time.monotonic() + 5 * program.PATIENCE  # a killed process may outlive mpirun for a moment
+        job.terminate()  # the launcher ends its ranks; nothing happens where it has ended
+    deadline = time.monotonic() + 5 * program.PATIENCE  # a killed process may outlive the launcher for a moment
     while not all(has_ended(rank) for rank in ranks) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert all(has_ended(rank) for rank in ranks)
     return job.returncode, out, err
 
 
-def run(probe, ranks, *arguments, **options):
-    return finish(start(probe, ranks, *arguments, **options))
+def run(*arguments, **options):
+    return finish(start(*arguments, **options))
 
 
 def state_and_parent(process):
@@ -68,10 +79,9 @@ def state_and_parent(process):
 
 def processes_of(job):
     """The job's ranks, as soon as all of them are there; what was seen of those that end at once."""
-    count = int(job.args[job.args.index("-np") + 1])
     seen = set()
     deadline = time.monotonic() + SLACK
-    while len(seen) < count and job.poll() is None and time.monotonic() < deadline:
+    while len(seen) < job.ranks and job.poll() is None and time.monotonic() < deadline:
         processes = [int(path.name) for path in pathlib.Path("/proc").glob("[0-9]*")]
         seen |= {process for process in processes if state_and_parent(process)[1] == job.pid}
         time.sleep(0.02)
@@ -82,9 +92,10 @@ def has_ended(process):
     return state_and_parent(process)[0] in ("", "Z")
 
 
+@pytest.mark.skipif(not program.HAS_MPI, reason="make MPI=0")
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_counted_bytes_are_what_open_mpi_sent(probe, tmp_path, ranks):
-    status, _, err = run(probe, ranks, "traffic", tmp_path, OMPI_MCA_pml_monitoring_enable="2",
+    status, _, err = run("mpi", probe, ranks, "traffic", tmp_path, OMPI_MCA_pml_monitoring_enable="2",
                          OMPI_MCA_pml_monitoring_enable_output="3",
                          OMPI_MCA_pml_monitoring_filename=str(tmp_path / "monitoring"))
     assert status == 0, err
@@ -98,6 +109,7 @@ def test_counted_bytes_are_what_open_mpi_sent(probe, tmp_path, ranks):
         assert (sum(sent.values()) > 0) == (ranks > 1)
 
 
+TRANSPORTS = [OVER_MPI, "tcp"]
 CALLS = {
     "all_reduce": "all_reduce",
     "reduce_scatter": "reduce_scatter",
@@ -108,18 +120,20 @@ CALLS = {
 
 
 # In a ring each rank waits for its neighbour, but only the one that is stuck may be named.
-@pytest.mark.parametrize("ranks, call, fault", [
-    (2, "all_reduce", "stop"),
-    (3, "reduce_scatter", "sleep"),
-    (4, "all_gather", "stop"),
-    (4, "barrier", "sleep"),
-    (8, "ring", "stop"),
-    (8, "reduce_scatter", "stop"),
+@pytest.mark.parametrize("transport, ranks, call, fault", [
+    on_mpi(2, "all_reduce", "stop"),
+    on_mpi(3, "reduce_scatter", "sleep"),
+    on_mpi(4, "all_gather", "stop"),
+    on_mpi(4, "barrier", "sleep"),
+    on_mpi(8, "ring", "stop"),
+    on_mpi(8, "reduce_scatter", "stop"),
+    ("tcp", 3, "all_gather", "sleep"),
+    ("tcp", 8, "ring", "stop"),
 ])
-def test_a_stuck_rank_ends_the_job_with_one_line(probe, ranks, call, fault):
+def test_a_stuck_rank_ends_the_job_with_one_line(transport, probe, ranks, call, fault):
     stuck = 1
     begin = time.monotonic()
-    status, out, err = run(probe, ranks, "faults", call, stuck, fault, TIMEOUT)
+    status, out, err = run(transport, probe, ranks, "faults", call, stuck, fault, TIMEOUT)
     assert time.monotonic() - begin >= TIMEOUT
     assert status == 1
     assert out == ""
@@ -127,8 +141,9 @@ def test_a_stuck_rank_ends_the_job_with_one_line(probe, ranks, call, fault):
                         r"which does not answer; the job ends\n", err), err
 
 
-def test_ranks_that_wait_for_each_other_end_the_job_with_one_line(probe):
-    status, _, err = run(probe, 2, "faults", "all_reduce", 1, "differ", TIMEOUT)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_ranks_that_wait_for_each_other_end_the_job_with_one_line(transport, probe):
+    status, _, err = run(transport, probe, 2, "faults", "all_reduce", 1, "differ", TIMEOUT)
     assert status == 1
     assert err in (
         f"error: rank 0 waited {TIMEOUT:g} s in all_reduce for rank 1, which waits too; the job ends\n",
@@ -136,23 +151,29 @@ def test_ranks_that_wait_for_each_other_end_the_job_with_one_line(probe):
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "ring"])
-def test_a_killed_rank_ends_the_job(probe, call):
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_killed_rank_ends_the_job(transport, probe, call):
     begin = time.monotonic()
-    status, _, err = run(probe, 3, "faults", call, 1, "kill", 1000)
+    status, _, err = run(transport, probe, 3, "faults", call, 1, "kill", 1000)
     assert status == 128 + signal.SIGKILL
     assert time.monotonic() - begin < SLACK
-    assert "error:" not in err, "mpirun has said it already"
+    if transport == "mpi":
+        assert "error:" not in err, "mpirun has said it already"
+    else:
+        assert re.fullmatch("error: rank 1 has gone: .*; the job ends\n", err), err
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "ring"])
-def test_a_slow_rank_is_waited_for(probe, call):
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_slow_rank_is_waited_for(transport, probe, call):
     # It takes three quarters of the time limit: 2.25 s.
-    assert run(probe, 3, "faults", call, 1, "pause", 3) == (0, "", "")
+    assert run(transport, probe, 3, "faults", call, 1, "pause", 3) == (0, "", "")
 
 
-def test_the_time_of_a_stopped_job_does_not_count(probe):
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_the_time_of_a_stopped_job_does_not_count(transport, probe):
     limit = 4
-    job = start(probe, 2, "faults", "all_reduce", 1, "sleep", limit)
+    job = start(transport, probe, 2, "faults", "all_reduce", 1, "sleep", limit)
     begin = time.monotonic()
     ranks = processes_of(job)
     time.sleep(0.5)  # by then one waits for the other, or it is stopped before
@@ -172,14 +193,16 @@ def test_the_time_of_a_stopped_job_does_not_count(probe):
 
 
 @pytest.mark.parametrize("who", ["one", "all"])
-def test_an_error_is_printed_once_and_ends_the_job(probe, who):
-    assert run(probe, 4, "fail", who) == (1, "", "error: --heads 12 does not divide --channels 800\n")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_error_is_printed_once_and_ends_the_job(transport, probe, who):
+    assert run(transport, probe, 4, "fail", who) == (1, "", "error: --heads 12 does not divide --channels 800\n")
 
 
-def test_ranks_share_the_machine(probe):
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_ranks_share_the_machine(transport, probe):
     cores = len(os.sched_getaffinity(0))
     for ranks in (1, 2, 3):
-        status, out, err = run(probe, ranks, "world")
+        status, out, err = run(transport, probe, ranks, "world")
         assert status == 0, err
         share = max(1, cores // ranks)
         assert sorted(out.splitlines()) == [f"{rank} of {ranks}: {rank} of {ranks} here, {share} cores"

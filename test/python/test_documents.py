@@ -53,7 +53,8 @@ def named_targets(document):
 
 def named_options(document):
     spans, blocks = code_of(document)
-    ours = [code for code in [*spans, *blocks] if not code.startswith("#SBATCH")]
+    # Options of a launcher end before the program's name.
+    ours = [re.sub(r"^(#SBATCH|sbatch|.*\bsrun|torchrun) .*?(?=\./train_gpt|$)", "", code) for code in [*spans, *blocks]]
     return {option for code in ours for option in re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", code)}
 
 

@@ -11,7 +11,8 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MAIN = "int main() {}\n"
 # Nothing of a make that runs these tests reaches theirs.
-OF_THE_CALLER = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "BUILD", "SANITIZE", "CXXFLAGS", "LDFLAGS", "V"}
+OF_THE_CALLER = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "BUILD", "SANITIZE", "CXXFLAGS", "LDFLAGS", "V", "MPI"}
+WITHOUT_MPI = "llmc/comm/transport_no_mpi.cpp"
 # near.h is included by far.h, so that dependents are found through other headers too.
 FILES = {
     "llmc/near.h": "inline int near() { return 1; }\n",
@@ -20,6 +21,8 @@ FILES = {
     "llmc/uses_near.cpp": '#include "llmc/near.h"\n',
     "llmc/uses_far.cpp": '#include "llmc/far.h"\n',
     "llmc/uses_none.cpp": "",
+    "llmc/comm/transport_mpi.cpp": "#include <mpi.h>\n",
+    WITHOUT_MPI: "",
     "train_gpt.cu": '#include "llmc/far.h"\n' + MAIN,
     "test/unit/one_test.cpp": '#include "llmc/near.h"\n',
     "test/unit/two_test.cpp": "",
@@ -74,7 +77,7 @@ class Project:
         return tuple(set(re.findall(rf"^(?:echo ')?{verb} ([\w./-]+)", text, re.M)) for verb in ("compile", "link"))
 
 
-SOURCES = {name for name in FILES if name.endswith((".cpp", ".cu"))}
+SOURCES = {name for name in FILES if name.endswith((".cpp", ".cu"))} - {WITHOUT_MPI}
 NOTHING = set(), set()
 
 
@@ -128,6 +131,32 @@ def test_flags(project):
     assert project.made("test-programs", "LDFLAGS=-s") == NOTHING
 
 
+def test_without_mpi_one_file_is_another(project):
+    assert project.made("test-programs", "MPI=0") == ({WITHOUT_MPI}, PROGRAMS)
+    assert project.made("test-programs", "MPI=0") == NOTHING
+    assert "-lmpi" in project.make("-n", "train_gpt") and "-lmpi" not in project.make("-n", "train_gpt", "MPI=0")
+    project.make("test-programs")
+
+
+def test_missing_mpi_is_said_with_what_would_do(project, tmp_path):
+    """As on a machine where nothing but MPI is missing."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "dpkg-query").write_text("#!/bin/sh\n[ $1 = -W ] && /usr/bin/dpkg-query \"$@\" | grep -v openmpi\n")
+    (tools / "pkg-config").write_text('#!/bin/sh\ncase "$*" in *ompi-c*) exit 1 ;; esac\nexec /usr/bin/pkg-config "$@"\n')
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name not in OF_THE_CALLER}
+    environment["PATH"] = f"{tools}:{environment['PATH']}"
+    make = ["make", "CUDA=none", f"BUILD={tmp_path}/build"]
+    run = subprocess.run(make, cwd=project.folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 2
+    assert re.search(r"\*\*\* missing: libopenmpi-dev \(ompi-c\); run `make deps` or `make MPI=0` to do without MPI\.  Stop\.",
+                     run.stderr), run.stderr
+    run = subprocess.run([*make, "MPI=0"], cwd=project.folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+
+
 def test_source_files_come_and_go(project):
     project.write("llmc/more.cpp", "")
     project.write("test/unit/more_test.cpp", "")
@@ -173,5 +202,5 @@ def test_help_lists_every_target(project):
     assert len(targets) > 10
     assert set(re.findall(r"^  ([a-z_-]+) +\S", help_text, re.M)) == targets
     # Nor is a variable forgotten that the Makefile lets a person set.
-    variables = {"CXXFLAGS", "LDFLAGS", "SANITIZE", "BUILD", "PYTHON", "SUITE", "GPU_ARCH", "V"}
+    variables = {"CXXFLAGS", "LDFLAGS", "SANITIZE", "BUILD", "PYTHON", "SUITE", "GPU_ARCH", "MPI", "V"}
     assert variables <= set(re.findall(r"\b([A-Z_]+)=", help_text))

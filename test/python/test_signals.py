@@ -1,5 +1,5 @@
 """Stopping when asked: Ctrl-C, SIGUSR1 and SIGTERM finish the step, save, and print the command that goes on, which is
-typed here as it stands; a second signal ends at once. Alone, under mpirun, and by scripts/launch.sh."""
+typed here as it stands; a second signal ends at once. Alone, under mpirun, and by scripts/launch.sh with and without it."""
 
 import os
 import pathlib
@@ -25,7 +25,10 @@ ENDLESS = ["--layers=4", "--channels=256", "--seq-len=256", "--global-batch-toke
 ENVIRONMENT = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TERM": "xterm",
                             "OMPI_MCA_btl_vader_single_copy_mechanism": "none", "OMP_NUM_THREADS": "1"}
 LAUNCHERS = {"alone": [], "launch-1": ["scripts/launch.sh", "-np", "1"], "launch-2": ["scripts/launch.sh", "-np", "2"],
+             "local-2": ["env", "MPI=0", "scripts/launch.sh", "-np", "2"],  # without mpirun
              "mpirun-2": ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", "2"]}
+
+NEEDS_MPI = pytest.mark.skipif(not program.HAS_MPI, reason="make MPI=0")
 
 
 class Started:
@@ -141,7 +144,7 @@ def stop(launcher, number, out_dir, steps=STEPS):
     assert run.wait(10) == STOPPED
     # mpirun says so wherever it is, in the middle of a line too.
     text = re.sub("mpirun[^ ]*: Forwarding signal 10 to job\n", "", run.text)
-    if launcher.startswith("launch"):
+    if launcher != "mpirun-2":
         assert text == run.text
     step = steps_of(text)[-1]
     assert 20 <= step < steps and steps_of(text) == list(range(1, step + 1))
@@ -152,18 +155,20 @@ def stop(launcher, number, out_dir, steps=STEPS):
 
 
 @pytest.mark.parametrize("launcher,number", [
-    ("alone", signal.SIGUSR1), ("alone", signal.SIGTERM), ("launch-2", signal.SIGUSR1), ("launch-2", signal.SIGTERM)])
+    ("alone", signal.SIGUSR1), ("alone", signal.SIGTERM), ("launch-2", signal.SIGUSR1), ("launch-2", signal.SIGTERM),
+    ("local-2", signal.SIGUSR1), ("local-2", signal.SIGTERM)])
 def test_a_signal_stops_after_the_step(launcher, number, tmp_path):
     assert command_to_go_on(stop(launcher, number, tmp_path, MANY_STEPS)).endswith(" --resume")
 
 
 @pytest.mark.parametrize("launcher,number", [
-    ("alone", signal.SIGINT), ("launch-1", signal.SIGUSR1), ("launch-2", signal.SIGINT), ("mpirun-2", signal.SIGUSR1)])
+    ("alone", signal.SIGINT), ("launch-1", signal.SIGUSR1), ("launch-2", signal.SIGINT), ("local-2", signal.SIGINT),
+    pytest.param("mpirun-2", signal.SIGUSR1, marks=NEEDS_MPI)])
 def test_the_printed_command_goes_on_as_if_nothing_had_been(launcher, number, tmp_path, uninterrupted):
     out_dir = tmp_path / "a run's"  # which a shell must be told with care
     command = command_to_go_on(stop(launcher, number, out_dir))
-    assert command.startswith(" ".join(LAUNCHERS[launcher]) if launcher.startswith("launch") else
-                              " ".join(LAUNCHERS[launcher]) + " " if launcher == "mpirun-2" else program.PROGRAM), command
+    words = LAUNCHERS[launcher][1:] if launcher == "local-2" else LAUNCHERS[launcher] or [program.PROGRAM]
+    assert command.startswith(" ".join(words)), command
     result = type_command(command)
     assert result.returncode == 0, result.stdout + result.stderr
     resumed, whole = program.Run(out_dir), uninterrupted(2 if "2" in launcher else 1)
@@ -185,6 +190,7 @@ def test_the_command_after_the_last_step_trains_on(tmp_path):
     assert program.Run(tmp_path).column("step") == list(range(1, 9))
 
 
+@NEEDS_MPI
 def test_ranks_agree_on_the_step_though_one_alone_was_asked(tmp_path):
     run = Started("mpirun-2", *QUICK, "--steps=100000", f"--out-dir={tmp_path}")
     run.read_until("^ +20 ")
@@ -196,7 +202,7 @@ def test_ranks_agree_on_the_step_though_one_alone_was_asked(tmp_path):
     assert f"stopped     after step {steps_of(run.text)[-1]:,} of" in run.text
 
 
-@pytest.mark.parametrize("launcher", ["alone", "launch-2"])
+@pytest.mark.parametrize("launcher", ["alone", "launch-2", "local-2"])
 def test_ctrl_c_on_a_terminal(launcher, tmp_path):
     """The terminal sends it to all in the foreground: also to what must not see it."""
     run = Started(launcher, *QUICK, "--steps=100000", f"--out-dir={tmp_path}", terminal=True)
@@ -211,7 +217,7 @@ def test_ctrl_c_on_a_terminal(launcher, tmp_path):
     expect_no_process(str(tmp_path))
 
 
-@pytest.mark.parametrize("launcher,status", [("alone", -signal.SIGINT), ("launch-2", 130)])
+@pytest.mark.parametrize("launcher,status", [("alone", -signal.SIGINT), ("launch-2", 130), ("local-2", 130)])
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_second_signal_ends_at_once(launcher, status, terminal, tmp_path):
     out_dir = tmp_path / "run"
@@ -237,8 +243,9 @@ def test_a_second_signal_ends_at_once(launcher, status, terminal, tmp_path):
     expect_no_process(str(out_dir))
 
 
-@pytest.mark.parametrize("launcher", ["alone", "launch-2"])
-@pytest.mark.parametrize("delay", [0.02, 0.15, 0.3])
+# (Alone, the first step begins after 0.15 s or more.)
+@pytest.mark.parametrize("launcher,delay", [("alone", 0.01), ("alone", 0.04), ("alone", 0.08), ("launch-2", 0.02),
+                                            ("launch-2", 0.15), ("launch-2", 0.3), ("local-2", 0.02), ("local-2", 0.15)])
 def test_a_signal_before_the_first_step_leaves_nothing(launcher, delay, tmp_path):
     run = Started(launcher, *ENDLESS, f"--out-dir={tmp_path}/run")
     time.sleep(delay)
@@ -307,8 +314,9 @@ def state_of(process):
     return pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_ctrl_z_pauses_the_processes(tmp_path):
-    run = Started("launch-2", *QUICK, "--steps=100000", f"--out-dir={tmp_path}", terminal=True)
+@pytest.mark.parametrize("launcher", ["launch-2", "local-2"])
+def test_ctrl_z_pauses_the_processes(launcher, tmp_path):
+    run = Started(launcher, *QUICK, "--steps=100000", f"--out-dir={tmp_path}", terminal=True)
     run.read_until(r"20/100,000  \d")
     ranks = [pid for pid in processes_naming(str(tmp_path))
              if os.readlink(f"/proc/{pid}/exe") == os.path.realpath(program.PROGRAM)]
@@ -348,6 +356,7 @@ def test_a_second_signal_while_it_saves_leaves_the_checkpoint_before(tmp_path):
             shutil.rmtree(folder)
 
 
+@NEEDS_MPI
 def test_what_mpirun_says_is_not_appended_to_the_progress(tmp_path):
     run = Started("launch-2", *QUICK, "--steps=100000", f"--out-dir={tmp_path}", terminal=True)
     run.read_until(r"20/100,000  \d")
@@ -358,18 +367,20 @@ def test_what_mpirun_says_is_not_appended_to_the_progress(tmp_path):
     assert run.text.endswith("\r\x1b[K")
 
 
-def test_nothing_outlives_the_launcher(tmp_path):
-    run = Started("launch-2", *ENDLESS, f"--out-dir={tmp_path}")
+@pytest.mark.parametrize("launcher", ["launch-2", "local-2"])
+def test_nothing_outlives_the_launcher(launcher, tmp_path):
+    run = Started(launcher, *ENDLESS, f"--out-dir={tmp_path}")
     run.read_until("^ +results ")
     run.send(signal.SIGKILL)
     expect_no_process(str(tmp_path))
     run.wait()
 
 
-def test_the_launcher_ends_what_does_not_know_the_signal():
-    run = subprocess.Popen(["scripts/launch.sh", "-np", "2", "sleep", "61.25"], cwd=program.ROOT, env=ENVIRONMENT,
+@pytest.mark.parametrize("launcher", ["launch-2", "local-2"])
+def test_the_launcher_ends_what_does_not_know_the_signal(launcher):
+    run = subprocess.Popen([*LAUNCHERS[launcher], "sleep", "61.25"], cwd=program.ROOT, env=ENVIRONMENT,
                            stderr=subprocess.DEVNULL)
-    while len(processes_naming("61.25")) < 4:  # the launcher, mpirun and its two
+    while len(processes_naming("61.25")) < 4:  # the launcher, mpirun (or what stands in for it) and its two
         time.sleep(0.05)
     run.send_signal(signal.SIGINT)
     assert run.wait(10) != 0

@@ -15,7 +15,7 @@ define runtime_kind
 # Unchecked as the executor is: it touches what it hides from the host's code.
 $(call simt_objects,$(1),$(RUNTIME_SOURCES)): CHECKS := -O2 $(DEFINE_$(1))
 $(call simt_objects,$(1),$(RUNTIME_TEST_SOURCES)): CHECKS := $(CHECKS_$(1)) $(DEFINE_$(1))
-$(BUILD)/test/cuda-runtime-$(1): $(call simt_objects,$(1),$(SIMT_SOURCES) $(RUNTIME_LIST)) $(LIBRARY) \
+$(BUILD)/test/cuda-runtime-$(1): $(call simt_objects,$(1),$(SIMT_SOURCES) $(RUNTIME_LIST)) $(LIBRARY) $(NO_GPU_OBJECTS) \
     $(BUILD)/library.txt $(BUILD)/link.txt $(BUILD)/kernels.txt $(BUILD)/runtime.txt
 	$$(link_simt) $(CHECKS_$(1)) $$(filter %.o,$$^) $$(LIBRARIES) -lboost_context -lgtest_main -lgtest -o $$@
 -include $(patsubst %.o,%.d,$(call simt_objects,$(1),$(RUNTIME_LIST)))

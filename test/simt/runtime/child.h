@@ -36,6 +36,8 @@ testing::AssertionResult is_right_in_any_order(const Body& body);
 // True where it does not under some of them, or is reported.
 testing::AssertionResult goes_wrong_in_some_order(const Body& body);
 
+// That the last error is this one, and then none.
+bool is_last_error(cudaError_t error);
 // Ends the process where a call of CUDA's fails.
 void must(cudaError_t error);
 

@@ -83,6 +83,11 @@ testing::AssertionResult goes_wrong_in_some_order(const Body& body) {
     return testing::AssertionFailure() << "right in " << seeds << " orders";
 }
 
+bool is_last_error(cudaError_t error) {
+    const cudaError_t first = cudaGetLastError();
+    return first == error && cudaGetLastError() == cudaSuccess;
+}
+
 void must(cudaError_t error) {
     if (error == cudaSuccess) return;
     std::fprintf(stderr, "%s\n", cudaGetErrorName(error));

@@ -1,6 +1,7 @@
 // cuBLASLt on the CPU against a product in double precision, and what it refuses.
 #include <cublasLt.h>
 
+#include <cstring>
 #include <random>
 
 #include "simt/runtime/device_memory.h"
@@ -268,6 +269,45 @@ TEST(CublasLt, one_candidate_gives_other_bits_each_time) {
                            different_results(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) == 1 &&
                            different_results(CUBLASLT_REDUCTION_SCHEME_INPLACE) > 1;
                 }).good());
+}
+
+// A choice that was saved as its configuration.
+TEST(CublasLt, a_candidate_is_made_again_from_its_configuration) {
+    EXPECT_TRUE(
+        run_process({}, [] {
+            Product product(CUDA_R_32F, CUDA_R_32F, 8, 8, 8, false, false);
+            for (const auto& candidate : product.candidates(1 << 16)) {
+                std::int32_t id = 0, splits = 0;
+                std::uint32_t scheme = 0;
+                std::size_t bytes = 0;
+                const auto get = [&](cublasLtMatmulAlgoConfigAttributes_t attribute, auto& value) {
+                    must(cublasLtMatmulAlgoConfigGetAttribute(&candidate.algo, attribute, &value,
+                                                              sizeof(value), &bytes));
+                    return bytes == sizeof(value);
+                };
+                if (!get(CUBLASLT_ALGO_CONFIG_ID, id) || !get(CUBLASLT_ALGO_CONFIG_SPLITK_NUM, splits) ||
+                    !get(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, scheme)) {
+                    return false;
+                }
+                cublasLtMatmulAlgo_t made;
+                cublasLtMatmulHeuristicResult_t result;
+                const auto check = [&] {
+                    return cublasLtMatmulAlgoCheck(product.handle, product.description, product.a, product.b,
+                                                   product.c, product.c, &made, &result);
+                };
+                must(cublasLtMatmulAlgoInit(product.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, CUDA_R_32F,
+                                            CUDA_R_32F, CUDA_R_32F, CUDA_R_32F, id, &made));
+                if (splits > 1 && check() == CUBLAS_STATUS_SUCCESS) return false;  // not configured
+                must(cublasLtMatmulAlgoConfigSetAttribute(&made, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits,
+                                                          sizeof(splits)));
+                must(cublasLtMatmulAlgoConfigSetAttribute(&made, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+                                                          &scheme, sizeof(scheme)));
+                must(check());
+                if (result.workspaceSize != candidate.workspaceSize) return false;
+                if (std::memcmp(&made, &candidate.algo, sizeof(made)) != 0) return false;
+            }
+            return true;
+        }).good());
 }
 
 TEST(CublasLt, tf32_has_ten_bits_where_it_is_asked_for) {

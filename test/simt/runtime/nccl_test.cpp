@@ -77,6 +77,12 @@ bool all_collectives(const ncclUniqueId& id, int size, int rank, int n) {
                 is<T>(gathered.download(), [&](int i) { return contribution(i / n, i % n); }) &&
                 is<T>(copied.download(), [&](int i) { return contribution(size - 1, i); }) &&
                 is<T>(own.download(), [&](int i) { return contribution(size - 1, i); });
+    // Halves and quarters are exact.
+    own.upload(contributions<T>(rank, n));
+    must(ncclAllReduce(own.data, own.data, count, type_of<T>, ncclAvg, all, stream));
+    stream.synchronize();
+    good = good &&
+           (size == 3 || is<T>(own.download(), [&](int i) { return sum(i) / static_cast<float>(size); }));
     // In place, and large enough that no socket holds it.
     T* const part = to_scatter.data + rank * n;
     must(ncclReduceScatter(to_scatter.data, part, count, type_of<T>, ncclSum, all, stream));
@@ -160,6 +166,24 @@ TEST(Nccl, communicators_are_split_and_used_side_by_side) {
         one.synchronize();
         other.synchronize();
         return x.download()[3] == 1024 && y.download()[7] == (rank == 3 ? y.download()[0] : y.download()[1]);
+    }));
+}
+
+TEST(Nccl, calls_of_a_communicator_keep_their_order_whatever_their_streams) {
+    std::vector<ncclUniqueId> ids;
+    for (int i = 0; i < 4; ++i) ids.push_back(new_id());
+    EXPECT_TRUE(is_right_on_ranks(2, [&](int rank) {
+        const Communicator all(ids[static_cast<std::size_t>(std::getenv("SIMT_SEED")[0] - '0')], 2, rank);
+        const Stream one, other;
+        DeviceArray<float> x(8), y(8);
+        x.upload(std::vector(8, 1.0f));
+        y.upload(std::vector(8, 2.0f));
+        for (int i = 0; i < 5; ++i) {
+            must(ncclAllReduce(x.data, x.data, 8, ncclFloat32, ncclSum, all, one));
+            must(ncclAllReduce(y.data, y.data, 8, ncclFloat32, ncclSum, all, other));
+        }
+        must(cudaDeviceSynchronize());
+        return x.download()[0] == 32 && y.download()[0] == 64;
     }));
 }
 

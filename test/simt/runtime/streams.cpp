@@ -71,7 +71,6 @@ void Streams::add(cudaStream_t handle, const std::string& what, Task run, std::s
              ", while device " + std::to_string(current_device()) + " is set");
     }
     if (is_null(stream)) wait_for_blocking_streams(what.c_str());
-    join(stream.clock, host_);
     ++stream.issued;
     join(stream.clock, [&] {
         Clock own(stream.number + 1);
@@ -181,10 +180,7 @@ void Streams::discard() {
 // ---- the host waits ----
 
 // Whatever is issued from now on comes after.
-void Streams::host_waited_for(const Clock& clock) {
-    join(host_, clock);
-    accesses_.forget_before(host_);
-}
+void Streams::host_waited_for(const Clock& clock) { accesses_.forget_before(clock); }
 
 void Streams::synchronize(cudaStream_t handle, const char* call) {
     CUstream_st& stream = get(handle);
@@ -216,8 +212,15 @@ void Streams::wait_for_blocking_streams(const char* call) {
     }
 }
 
+// One query after another for the same is one wait.
+void Streams::ask_for(const void* awaited) {
+    if (asked_for_ != awaited) draw_priorities();
+    asked_for_ = awaited;
+}
+
 bool Streams::query(cudaStream_t handle) {
     const CUstream_st& stream = get(handle);
+    ask_for(&stream);
     const auto waits_for = [&](const CUstream_st& s) { return is_null(stream) ? s.blocking : &s == &stream; };
     const auto is_done = [&](const CUstream_st& s) { return s.queue.empty() || !waits_for(s); };
     if (!std::ranges::all_of(streams_, is_done)) step();
@@ -231,6 +234,7 @@ bool Streams::query(cudaStream_t handle) {
 bool Streams::query_event(cudaEvent_t event) {
     const auto record = get_event(event).latest;
     if (!record) return true;
+    ask_for(record.get());
     if (!record->done) step();
     if (!record->done) return false;
     host_waited_for(record->clock);
@@ -266,12 +270,15 @@ void Streams::host_is_here() { host_was_here_ = steady_clock::now(); }
 
 void Streams::run_in_background() {
     if (background_.joinable()) return;
-    background_ = std::thread([this] {
+    const auto is_away = [this] { return steady_clock::now() - host_was_here_.load() > host_is_away; };
+    const auto go_on = [this, is_away] {
+        const std::lock_guard one_at_a_time(runtime().mutex);
+        return is_away() && runtime().fault() == cudaSuccess && step();
+    };
+    background_ = std::thread([this, is_away, go_on] {
         while (!background_ends_) {
             std::this_thread::sleep_for(1ms);
-            while (!background_ends_ && steady_clock::now() - host_was_here_.load() > host_is_away) {
-                const std::lock_guard one_at_a_time(runtime().mutex);
-                if (runtime().fault() != cudaSuccess || !step()) break;
+            while (!background_ends_ && is_away() && go_on()) {
             }
         }
     });

@@ -82,18 +82,18 @@ class Streams {
     CUstream_st& get(cudaStream_t stream);
     CUevent_st& get_event(cudaEvent_t event);
 
-    void add(cudaStream_t stream, const std::string& what, Task run, std::span<const Access> accesses = {});
+    void add(cudaStream_t handle, const std::string& what, Task run, std::span<const Access> accesses = {});
     void record(cudaEvent_t event, cudaStream_t stream);
-    void wait(cudaStream_t stream, cudaEvent_t event);
+    void wait(cudaStream_t handle, cudaEvent_t event);
 
     // The host waits; `call` names what it waits in.
-    void synchronize(cudaStream_t stream, const char* call);
+    void synchronize(cudaStream_t handle, const char* call);
     void synchronize_event(cudaEvent_t event, const char* call);
     void synchronize_all(const char* call);
     // Runs one piece of work. False where none can run now.
     bool step();
     // Runs a little, then says whether all is done.
-    bool query(cudaStream_t stream);
+    bool query(cudaStream_t handle);
     bool query_event(cudaEvent_t event);
 
     // Releases memory: what is known of its use is forgotten. Ends the process where work still uses it.
@@ -114,6 +114,7 @@ class Streams {
     bool is_null(const CUstream_st& stream) const { return stream.number == 0; }
     bool run_next(CUstream_st& stream);
     void draw_priorities();
+    void ask_for(const void* awaited);
     void run_until(const std::function<bool()>& done, const char* call);
     void wait_for_blocking_streams(const char* call);
     std::uint64_t done(const CUstream_st& stream) const { return stream.issued - stream.queue.size(); }
@@ -124,13 +125,13 @@ class Streams {
     std::mt19937_64 random_;
     const bool shuffled_;
     std::uint64_t next_order_ = 0;
-    bool waits_for_peers_ = false;  // some work did, in the last step
+    const void* asked_for_ = nullptr;  // by the last query: a stream or a record
+    bool waits_for_peers_ = false;     // some work did, in the last step
     // Never freed, so that a destroyed one is known. The first is the null stream.
     std::deque<CUstream_st> streams_;
     std::deque<CUevent_st> events_;
     std::vector<CUstream_st*> by_priority_;
     Accesses accesses_;
-    Clock host_;  // what the host has waited for
     std::atomic<std::thread::id> running_on_{};
     std::atomic<std::chrono::steady_clock::time_point> host_was_here_{};
     std::atomic<bool> background_ends_ = false;

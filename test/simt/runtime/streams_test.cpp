@@ -205,7 +205,7 @@ TEST(Streams, a_query_says_not_ready_and_goes_on) {
             cudaEventQuery(done) == cudaErrorNotReady && cudaStreamQuery(stream) == cudaErrorNotReady;
         while (cudaEventQuery(done) == cudaErrorNotReady) {
         }
-        const bool noted = cudaGetLastError() == cudaErrorNotReady && cudaGetLastError() == cudaSuccess;
+        const bool noted = is_last_error(cudaErrorNotReady);
         return first && noted && cudaStreamQuery(stream) == cudaSuccess;
     }));
 }

@@ -220,8 +220,8 @@ TEST(Faults, stay_once_they_are_there) {
     EXPECT_TRUE(run_process({{"SIMT_FAIL", "malloc:1"}}, body).good());
     EXPECT_TRUE(run_process({{"SIMT_FAIL", "memcpy:2"}}, [] {
                     float a = 1, b = 2;
-                    return cudaMemcpy(&a, &b, 4, cudaMemcpyHostToHost) == cudaSuccess &&
-                           cudaMemcpy(&a, &b, 4, cudaMemcpyHostToHost) == cudaErrorIllegalAddress &&
+                    must(cudaMemcpy(&a, &b, 4, cudaMemcpyHostToHost));
+                    return cudaMemcpy(&a, &b, 4, cudaMemcpyHostToHost) == cudaErrorIllegalAddress &&
                            cudaDeviceSynchronize() == cudaErrorIllegalAddress;
                 }).good());
     EXPECT_TRUE(is_reported("SIMT_FAIL is", [] { return cudaDeviceSynchronize() == cudaSuccess; },

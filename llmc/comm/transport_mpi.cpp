@@ -1,0 +1,200 @@
+#include "llmc/comm/transport_mpi.h"
+
+#include <fmt/format.h>
+#include <mpi.h>
+
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <source_location>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "llmc/core/error.h"
+
+namespace llmc {
+namespace {
+
+// How long a rank that has failed waits to be ended by the one that speaks.
+constexpr std::chrono::seconds patience{10};
+
+// Tags of notices, which are messages of no bytes. Those of other messages begin at first_tag.
+constexpr int tag_of(Notice notice) { return static_cast<int>(notice); }
+constexpr int first_tag = 2;
+
+// Throws a ProgrammingError with MPI's own text unless `code` is MPI_SUCCESS.
+void check_mpi(int code, std::string_view call,
+               std::source_location where = std::source_location::current()) {
+    if (code == MPI_SUCCESS) return;
+    std::array<char, MPI_MAX_ERROR_STRING> text{};
+    int length = 0;
+    MPI_Error_string(code, text.data(), &length);
+    programming_error(fmt::format("{}: {}", call, text.data()), where);
+}
+
+class MpiMessages final : public Messages {
+  public:
+    explicit MpiMessages(int rank) : rank_(rank) {}
+
+    void begin(int tag, std::string_view call) override {
+        requests_.clear();
+        expected_.clear();
+        tag_ = first_tag + tag;
+        call_ = call;
+        open_ = 0;
+    }
+
+    void send(int to, const std::byte* data, std::size_t bytes) override {
+        const int code =
+            MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to, tag_, MPI_COMM_WORLD, post(-1, 0));
+        check_mpi(code, "MPI_Isend");
+    }
+
+    void recv(int from, std::byte* data, std::size_t bytes) override {
+        const int count = static_cast<int>(bytes);
+        check_mpi(MPI_Irecv(data, count, MPI_BYTE, from, tag_, MPI_COMM_WORLD, post(from, count)),
+                  "MPI_Irecv");
+    }
+
+    bool poll() override {
+        if (open_ == 0) return false;
+        int done = 0;
+        const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &done,
+                                      indices_.data(), statuses_.data());
+        if (code != MPI_ERR_IN_STATUS) check_mpi(code, "MPI_Testsome");
+        for (int i = 0; i < done; ++i) {
+            const auto k = static_cast<std::size_t>(i);
+            if (code == MPI_ERR_IN_STATUS) check_mpi(statuses_[k].MPI_ERROR, call_);
+            check_arrived(statuses_[k], expected_[static_cast<std::size_t>(indices_[k])]);
+        }
+        open_ -= static_cast<std::size_t>(done);
+        return done > 0;
+    }
+
+    std::size_t open() const override { return open_; }
+    bool is_done(std::size_t message) const override { return requests_[message] == MPI_REQUEST_NULL; }
+
+  private:
+    struct Expected {
+        int from;  // -1: it is sent
+        int bytes;
+    };
+
+    MPI_Request* post(int from, int bytes) {
+        requests_.push_back(MPI_REQUEST_NULL);
+        expected_.push_back({from, bytes});
+        indices_.resize(requests_.size());
+        statuses_.resize(requests_.size());
+        ++open_;
+        return &requests_.back();
+    }
+
+    // MPI accepts a message that is shorter than its buffer; here it means that two ranks disagree on a size.
+    void check_arrived(const MPI_Status& status, const Expected& expected) const {
+        if (expected.from < 0) return;
+        int bytes = 0;
+        check_mpi(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count");
+        if (bytes == expected.bytes) return;
+        programming_error(fmt::format("{}: rank {} sent {} bytes where rank {} expects {}", call_,
+                                      expected.from, bytes, rank_, expected.bytes));
+    }
+
+    int rank_;
+    int tag_ = 0;
+    std::string_view call_;
+    std::vector<MPI_Request> requests_;
+    std::vector<Expected> expected_;  // of the requests
+    std::vector<int> indices_;        // of requests that are done
+    std::vector<MPI_Status> statuses_;
+    std::size_t open_ = 0;
+};
+
+class MpiTransport final : public Transport {
+  public:
+    MpiTransport() {
+        // Without it Open MPI adds eight lines of its own to the one line with which a failing job ends.
+        setenv("OMPI_MCA_orte_execute_quiet", "1", 0);
+        // What MPI takes for a process started alone needs no daemon beside it.
+        setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
+        int provided = 0;
+        check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
+        check(provided >= MPI_THREAD_SERIALIZED, "MPI does not bear threads");
+        check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+        check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
+        check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
+        int* largest = nullptr;
+        int found = 0;
+        check_mpi(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest, &found), "MPI_Comm_get_attr");
+        check(found != 0, "MPI says no largest tag");
+        largest_tag_ = *largest - first_tag;
+        require_peers();
+    }
+
+    int rank() const override { return rank_; }
+    int size() const override { return size_; }
+    int largest_tag() const override { return largest_tag_; }
+
+    std::unique_ptr<Messages> messages() override { return std::make_unique<MpiMessages>(rank_); }
+
+    void tell_others(Notice notice) override {
+        for (int rank = 0; rank < size_; ++rank) {
+            if (rank == rank_) continue;
+            MPI_Request request = MPI_REQUEST_NULL;
+            check_mpi(MPI_Isend(nullptr, 0, MPI_BYTE, rank, tag_of(notice), MPI_COMM_WORLD, &request),
+                      "MPI_Isend");
+            check_mpi(MPI_Request_free(&request), "MPI_Request_free");
+        }
+    }
+
+    bool has_told(int rank, Notice notice) override {
+        int told = 0;
+        check_mpi(MPI_Iprobe(rank, tag_of(notice), MPI_COMM_WORLD, &told, MPI_STATUS_IGNORE), "MPI_Iprobe");
+        return told != 0;
+    }
+
+    void finish() override { MPI_Finalize(); }
+
+    // Of processes that return a status mpirun prints a banner, and one line more for each.
+    [[noreturn]] void end(int status) override {
+        std::fflush(stdout);
+        if (rank_ != 0) std::this_thread::sleep_for(patience);  // rank 0 ends this process
+        MPI_Abort(MPI_COMM_WORLD, status);
+        std::_Exit(status);
+    }
+
+    [[noreturn]] void abort() override {
+        MPI_Abort(MPI_COMM_WORLD, 1);
+        std::_Exit(1);
+    }
+
+    void give_way() override { std::this_thread::sleep_for(patience); }
+
+  private:
+    // A launcher that this MPI does not understand would have each process train on its own, into the same files.
+    void require_peers() const {
+        for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+            const char* value = std::getenv(name);
+            if (size_ > 1 || value == nullptr || std::atoi(value) <= 1) continue;
+            MPI_Finalize();
+            user_error(
+                "the launcher started {} processes ({}), but MPI sees one: it does not speak the launcher's "
+                "PMI; start "
+                "them with mpirun, or with srun --mpi=none and RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+                value, name);
+        }
+    }
+
+    int rank_ = 0;
+    int size_ = 1;
+    int largest_tag_ = 0;
+};
+
+}  // namespace
+
+bool has_mpi() { return true; }
+
+std::unique_ptr<Transport> join_mpi_job() { return std::make_unique<MpiTransport>(); }
+
+}  // namespace llmc

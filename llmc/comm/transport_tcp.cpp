@@ -1,0 +1,333 @@
+#include "llmc/comm/transport_tcp.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <string>
+#include <thread>
+
+#include "llmc/comm/connection.h"
+#include "llmc/core/error.h"
+
+namespace llmc {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How long a process that came to the end of the job waits for the others to come there too.
+constexpr std::chrono::seconds patience{10};
+// How long the news that a rank has failed may be behind the news that others have ended because of it.
+constexpr std::chrono::milliseconds news_time{50};
+// How long a process that is busy while the job fails may take to notice by itself.
+constexpr std::chrono::milliseconds busy_time{1000};
+
+// What is said on the connections for notices, a byte each.
+enum Word : char { waits = 'w', failed = 'f', ends = 'e', done = 'd' };
+
+// What another rank has said; written by the thread that listens, read by the one that communicates.
+struct Heard {
+    std::atomic<bool> waits = false;
+    std::atomic<bool> failed = false;
+    std::atomic<bool> ends = false;  // since another one has failed
+    std::atomic<bool> done = false;  // with the whole job
+    std::atomic<bool> gone = false;
+};
+
+class TcpTransport;
+
+class TcpMessages final : public Messages {
+  public:
+    explicit TcpMessages(TcpTransport& transport) : transport_(transport) {}
+    ~TcpMessages() override { withdraw_all(); }
+
+    void begin(int tag, std::string_view call) override {
+        withdraw_all();
+        tag_ = tag;
+        call_ = call;
+    }
+    void send(int to, const std::byte* data, std::size_t bytes) override {
+        post({.peer = to, .tag = tag_, .receives = false, .source = data, .bytes = bytes});
+    }
+    void recv(int from, std::byte* data, std::size_t bytes) override {
+        post({.peer = from, .tag = tag_, .receives = true, .room = data, .bytes = bytes});
+    }
+    bool poll() override;
+    std::size_t open() const override { return open_; }
+    bool is_done(std::size_t message) const override { return parcels_[message]->done; }
+
+  private:
+    void post(const Parcel& parcel);
+    void withdraw_all();
+
+    TcpTransport& transport_;
+    int tag_ = 0;
+    std::string_view call_;
+    std::vector<std::unique_ptr<Parcel>> parcels_;  // kept from one begin() to the next
+    std::size_t used_ = 0;                          // of these
+    std::size_t open_ = 0;
+};
+
+class TcpTransport final : public Transport {
+  public:
+    TcpTransport(int rank, std::vector<Link> links) : rank_(rank), heard_(links.size()) {
+        for (Link& link : links) {
+            connections_.emplace_back(std::move(link.messages));
+            notices_.push_back(std::move(link.notices));
+        }
+        if (size() > 1) start_listening();
+    }
+    ~TcpTransport() override { stop_listening(); }
+    TcpTransport(const TcpTransport&) = delete;
+    TcpTransport& operator=(const TcpTransport&) = delete;
+
+    int rank() const override { return rank_; }
+    int size() const override { return static_cast<int>(connections_.size()); }
+    int largest_tag() const override { return std::numeric_limits<int>::max(); }
+    std::unique_ptr<Messages> messages() override { return std::make_unique<TcpMessages>(*this); }
+
+    void tell_others(Notice notice) override {
+        if (notice == Notice::failed) take_the_end();
+        say(notice == Notice::failed ? Word::failed : Word::waits);
+    }
+    bool has_told(int rank, Notice notice) override {
+        hear_by_now();
+        const Heard& heard = heard_[static_cast<std::size_t>(rank)];
+        return notice == Notice::failed ? heard.failed : heard.waits;
+    }
+
+    void finish() override {
+        say(Word::done);
+        const auto end = Clock::now() + patience;
+        while (!have_all_ended() && Clock::now() < end)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        stop_listening();
+    }
+
+    [[noreturn]] void end(int status) override {
+        finish();
+        std::fflush(stdout);
+        std::_Exit(status);
+    }
+
+    [[noreturn]] void abort() override {
+        take_the_end();
+        say(Word::failed);
+        std::_Exit(1);
+    }
+
+    [[noreturn]] void give_way() override {
+        take_the_end();
+        say(Word::ends);
+        std::fflush(stdout);
+        std::_Exit(1);
+    }
+
+    Connection& connection(int rank) { return connections_[static_cast<std::size_t>(rank)]; }
+
+    // Whether anything moved. Does not return where the job has failed: LostRank where this rank may have to say so.
+    bool move() {
+        bool any = false;
+        for (Connection& connection : connections_)
+            if (!connection.is_idle() && connection.move()) any = true;
+        if (has_trouble_) throw_lost(find_lost());
+        for (int rank = 0; rank < size(); ++rank) {
+            if (!connection(rank).is_closed() || connection(rank).is_idle()) continue;
+            // It has come to its end and closed what it had to send; or its notices will say at once what happened.
+            if (heard_[static_cast<std::size_t>(rank)].done) throw_lost(rank);
+        }
+        return any;
+    }
+
+  private:
+    void say(Word word) {
+        for (int rank = 0; rank < size(); ++rank) {
+            const auto byte = static_cast<std::byte>(word);
+            const Socket& to = notices_[static_cast<std::size_t>(rank)];
+            // So few are ever said that there is always room.
+            if (to) send_some(to, {&byte, 1});
+        }
+    }
+
+    bool have_all_ended() const {
+        for (int rank = 0; rank < size(); ++rank) {
+            const Heard& heard = heard_[static_cast<std::size_t>(rank)];
+            if (rank != rank_ && !heard.done && !heard.gone && !heard.failed && !heard.ends) return false;
+        }
+        return true;
+    }
+
+    bool somebody_says_why() const {
+        for (const Heard& heard : heard_)
+            if (heard.failed || heard.ends) return true;
+        return false;
+    }
+
+    // The rank whose end nobody explains. Does not return where another rank says why the job ends.
+    int find_lost() {
+        for (const auto end = Clock::now() + news_time; Clock::now() < end;) {
+            hear_by_now();
+            if (somebody_says_why()) give_way();
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        int rank = 0;
+        while (!heard_[static_cast<std::size_t>(rank)].gone || heard_[static_cast<std::size_t>(rank)].done)
+            ++rank;
+        return rank;
+    }
+
+    // Of two threads that come to the process's end the first makes it, and the other waits for it.
+    void take_the_end() {
+        std::thread::id ender;
+        if (ender_.compare_exchange_strong(ender, std::this_thread::get_id())) return;
+        if (ender != std::this_thread::get_id()) std::this_thread::sleep_for(std::chrono::hours(1));
+    }
+
+    std::string lost_line(int lost) const {
+        return fmt::format(
+            "rank {} has gone: its process ended, or its machine; what it said last, or that machine's log "
+            "(out of "
+            "memory?), may say why; the job ends",
+            lost);
+    }
+    [[noreturn]] void throw_lost(int rank) const { throw LostRank(lost_line(rank)); }
+
+    // ---- the thread that listens to notices
+
+    void start_listening() {
+        wake_ = Socket(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+        check(static_cast<bool>(wake_), "an eventfd");
+        // Signals are for the other threads.
+        sigset_t all{};
+        sigset_t before{};
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        listener_ = std::thread([this] { listen(); });
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    }
+
+    void stop_listening() {
+        if (!listener_.joinable()) return;
+        stops_ = true;
+        const std::uint64_t one = 1;
+        if (write(wake_.file(), &one, sizeof one) < 0) programming_error("an eventfd takes a number");
+        listener_.join();
+    }
+
+    void listen() {
+        while (!stops_) {
+            hear_all(has_trouble_ ? busy_time : std::chrono::milliseconds(-1));
+            if (has_trouble_ && Clock::now() >= trouble_since_ + busy_time) end_busy_process();
+        }
+    }
+
+    // Waits so long for a notice; without a limit where that is negative.
+    void hear_all(std::chrono::milliseconds limit) {
+        std::vector<pollfd> files;
+        for (int rank = 0; rank < size(); ++rank) {
+            const bool silent = rank == rank_ || heard_[static_cast<std::size_t>(rank)].gone;
+            files.push_back({silent ? -1 : notices_[static_cast<std::size_t>(rank)].file(), POLLIN, 0});
+        }
+        files.push_back({wake_.file(), POLLIN, 0});
+        ::poll(files.data(), files.size(), static_cast<int>(limit.count()));
+        for (int rank = 0; rank < size(); ++rank)
+            if (files[static_cast<std::size_t>(rank)].revents != 0) hear(rank);
+    }
+
+    // What has come by now; the thread that listens does not while it ends the process.
+    void hear_by_now() {
+        if (std::this_thread::get_id() == listener_.get_id()) hear_all(std::chrono::milliseconds(0));
+    }
+
+    void hear(int rank) {
+        Heard& heard = heard_[static_cast<std::size_t>(rank)];
+        std::array<std::byte, 64> words{};
+        const Moved part = receive_some(notices_[static_cast<std::size_t>(rank)], words);
+        for (std::size_t i = 0; i < part.bytes; ++i) {
+            switch (static_cast<Word>(words[i])) {
+                case Word::waits:
+                    heard.waits = true;
+                    break;
+                case Word::failed:
+                    heard.failed = true;
+                    break;
+                case Word::ends:
+                    heard.ends = true;
+                    break;
+                case Word::done:
+                    heard.done = true;
+                    break;
+            }
+        }
+        if (part.closed) heard.gone = true;
+        if ((heard.failed || heard.ends || (heard.gone && !heard.done)) && !has_trouble_) {
+            trouble_since_ = Clock::now();
+            has_trouble_ = true;
+        }
+    }
+
+    // As the other thread would.
+    void end_busy_process() {
+        if (ender_.load() != std::thread::id()) return;
+        take_the_end();
+        fail_job(*this, lost_line(find_lost()));
+    }
+
+    int rank_;
+    std::vector<Connection> connections_;  // by rank; the process's own is never used
+    std::vector<Socket> notices_;
+    std::vector<Heard> heard_;
+    std::atomic<bool> has_trouble_ = false;  // a rank has failed, or is gone
+    Clock::time_point trouble_since_;
+    std::atomic<std::thread::id> ender_{};
+    std::atomic<bool> stops_ = false;
+    Socket wake_;
+    std::thread listener_;
+};
+
+bool TcpMessages::poll() {
+    if (open_ == 0) return false;
+    const bool any = transport_.move();
+    open_ = 0;
+    for (std::size_t i = 0; i < used_; ++i) {
+        const Parcel& parcel = *parcels_[i];
+        if (!parcel.done) ++open_;
+        if (parcel.done && parcel.receives && parcel.sent != parcel.bytes) {
+            programming_error(fmt::format("{}: rank {} sent {} bytes where rank {} expects {}", call_,
+                                          parcel.peer, parcel.sent, transport_.rank(), parcel.bytes));
+        }
+    }
+    return any;
+}
+
+void TcpMessages::post(const Parcel& parcel) {
+    if (used_ == parcels_.size()) parcels_.push_back(std::make_unique<Parcel>());
+    *parcels_[used_] = parcel;
+    transport_.connection(parcel.peer).post(*parcels_[used_]);
+    ++used_;
+    ++open_;
+}
+
+// What an exception left under way.
+void TcpMessages::withdraw_all() {
+    for (std::size_t i = 0; i < used_ && open_ > 0; ++i)
+        if (!parcels_[i]->done) transport_.connection(parcels_[i]->peer).withdraw(*parcels_[i]);
+    used_ = open_ = 0;
+}
+
+}  // namespace
+
+std::unique_ptr<Transport> make_tcp_transport(int rank, std::vector<Link> links) {
+    return std::make_unique<TcpTransport>(rank, std::move(links));
+}
+
+std::unique_ptr<Transport> make_lone_transport() { return make_tcp_transport(0, std::vector<Link>(1)); }
+
+}  // namespace llmc

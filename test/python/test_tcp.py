@@ -1,0 +1,414 @@
+"""Jobs without MPI: the processes find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. They train the same
+bits as over MPI, and what goes wrong is one line, whoever finds it, and status 1 of all."""
+
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+import pytest
+
+import program
+from refused import one_error
+from tcp_job import Job, free_port
+
+TOOLS = program.ROOT / program.BUILD / "test/tools"
+PROBE = TOOLS / "communicator_probe"
+MODEL = ["--layers=2", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384", "--sample-tokens=0"]
+ENDLESS = ["--layers=4", "--channels=256", "--seq-len=256", "--global-batch-tokens=1048576", "--micro-batch-size=2",
+           "--sample-tokens=0"]
+
+
+def refused(ended, *words, statuses=None):
+    """One line for all processes, and status 1 of each."""
+    assert ended.statuses == (statuses or [1] * len(ended.statuses)), ended.err
+    line = one_error(ended.err)
+    assert ended.out == ""
+    for word in words:
+        assert word in line, line
+    return line
+
+
+def world_of(size):
+    return [f"{rank} of {size}: {rank} of {size} here" for rank in range(size)]
+
+
+def places(ended):
+    assert (set(ended.statuses), ended.err) == ({0}, "")
+    return sorted(line.rsplit(",", 1)[0] for line in ended.out.splitlines())
+
+
+# ---- the same bits
+
+
+def digest(path):
+    return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_trains_the_same_bits_as_over_mpi(ranks, tmp_path):
+    options = [*MODEL, "--steps=20", "--micro-batch-size=2", "--dtype=bf16"]
+    mpi = program.train(tmp_path / "mpi", *options, f"--export={tmp_path}/mpi.safetensors", ranks=ranks)
+    ended = Job(ranks).start_all(program.PROGRAM, *options, f"--out-dir={tmp_path}/tcp",
+                                 f"--export={tmp_path}/tcp.safetensors").end()
+    assert (ended.statuses, ended.err) == ([0] * ranks, "")
+    tcp = program.Run(tmp_path / "tcp")
+    for name in ("loss", "grad_norm"):
+        assert tcp.column(name) == mpi.column(name)
+    assert digest(tmp_path / "tcp.safetensors") == digest(tmp_path / "mpi.safetensors")
+
+
+# ---- finding each other
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1", socket.gethostname()])
+def test_addresses(host):
+    if host == "::1" and not pathlib.Path("/proc/net/if_inet6").exists():
+        pytest.skip("no IPv6 here")
+    assert places(Job(3, host=host).start_all(PROBE, "world").end()) == world_of(3)
+
+
+def test_processes_may_come_in_any_order():
+    job = Job(4)
+    for rank in (3, 1, 0, 2):
+        job.start(rank, PROBE, "world")
+        time.sleep(0.2)
+    assert places(job.end()) == world_of(4)
+
+
+def test_one_process_needs_no_address():
+    assert places(Job(1).start_all(PROBE, "world", MASTER_ADDR=None, MASTER_PORT=None).end()) == world_of(1)
+
+
+def test_the_launcher_may_say_the_place_on_the_machine():
+    job = Job(2)
+    for rank in range(2):
+        job.start(rank, PROBE, "world", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    assert places(job.end()) == ["0 of 2: 0 of 1 here", "1 of 2: 0 of 1 here"]
+
+
+def test_under_torchrun_its_own_port_is_left_alone():
+    """torchrun listens at MASTER_PORT itself where it says so: the job takes the next one."""
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
+        job = Job(2, port=port).start_all(PROBE, "world", TORCHELASTIC_USE_AGENT_STORE="True")
+        assert places(job.end()) == world_of(2)
+
+
+def test_two_jobs_one_after_the_other_at_one_port():
+    port = free_port()
+    for _ in range(3):
+        assert places(Job(2, port=port).start_all(PROBE, "world").end()) == world_of(2)
+
+
+def disturb(port, stop):
+    """A port scanner: connections that say nothing, garbage, or the beginning of what a process would say."""
+    connections = []
+    while not stop.is_set():
+        for text in (b"", b"GET / HTTP/1.0\r\n\r\n", b"llmc-me?", b"llmc-me?" + b"x" * 100, bytes(300)):
+            try:
+                connection = socket.create_connection(("127.0.0.1", port), timeout=5)
+                connections.append(connection)
+                connection.sendall(text)
+            except OSError:
+                pass
+        connections[:-20] = []
+        time.sleep(0.01)
+
+
+def test_strangers_do_not_disturb():
+    job = Job(3)
+    stop = threading.Event()
+    stranger = threading.Thread(target=disturb, args=(job.port, stop))
+    stranger.start()
+    try:
+        for rank in range(3):
+            job.start(rank, PROBE, "world")
+            time.sleep(0.3)
+        ended = job.end()
+    finally:
+        stop.set()
+        stranger.join()
+    assert places(ended) == world_of(3)
+
+
+# ---- what is wrong from the beginning
+
+
+@pytest.mark.parametrize("variables, words", [
+    ({"MASTER_PORT": None}, "MASTER_PORT is not set; each process needs"),
+    ({"MASTER_PORT": "0"}, "MASTER_PORT=0 is not a whole number from 1 to 65535"),
+    ({"MASTER_PORT": "65536"}, "MASTER_PORT=65536 is not"),
+    ({"MASTER_PORT": "http"}, "MASTER_PORT=http is not"),
+    ({"MASTER_ADDR": None}, "MASTER_ADDR is not set"),
+    ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
+    ({"MASTER_ADDR": "no such machine", "TRAIN_GPT_CONNECT_SECONDS": "1"}, "cannot find the machine 'no such machine': "),
+    ({"WORLD_SIZE": None}, "WORLD_SIZE is not set"),
+    ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0 is not"),
+    ({"WORLD_SIZE": "2x"}, "WORLD_SIZE=2x is not"),
+    ({"RANK": None}, "RANK is not set"),
+    ({"RANK": "2"}, "RANK=2 is not a whole number from 0 to 1"),
+    ({"RANK": "-1"}, "RANK=-1 is not"),
+    ({"LOCAL_RANK": "2"}, "LOCAL_RANK=2 is not a whole number from 0 to 1"),
+    ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "1"}, "LOCAL_RANK=1 is not a whole number from 0 to 0"),
+    ({"LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE=3 is not a whole number from 1 to 2"),
+    ({"TRAIN_GPT_CONNECT_SECONDS": "soon"}, "TRAIN_GPT_CONNECT_SECONDS=soon is not"),
+], ids=lambda value: "-".join(f"{name}={text}" for name, text in value.items()) if isinstance(value, dict) else "")
+def test_wrong_variables(variables, words):
+    refused(Job(2).start_all(PROBE, "world", **variables).end(), words)
+
+
+def test_ranks_that_do_not_come_are_named():
+    job = Job(4, seconds=1)
+    for rank in (0, 2):
+        job.start(rank, PROBE, "world")
+    refused(job.end(), "ranks 1, 3 of 4 did not come to ", f"(port {job.port})", "TRAIN_GPT_CONNECT_SECONDS")
+
+
+def test_rank_0_that_does_not_come():
+    job = Job(3, seconds=1)
+    for rank in (1, 2):
+        job.start(rank, PROBE, "world")
+    refused(job.end(), f"no process with RANK=0 answered at 127.0.0.1:{job.port} within 1 s: Connection refused")
+
+
+@pytest.mark.parametrize("twice", [0, 1])
+def test_two_processes_with_one_rank(twice):
+    job = Job(3)
+    for rank in (0, 1, twice):
+        job.start(rank, PROBE, "world")
+        time.sleep(0.3)
+    if twice == 1:
+        refused(job.end(), "two processes have RANK=1; each of the 3 needs its own, from 0 to 2")
+    else:  # the job does not suffer from it
+        job.start(2, PROBE, "world")
+        ended = job.end()
+        assert ended.statuses == [0, 0, 1, 0]
+        assert f"cannot listen at port {job.port}: Address already in use; another program has it, or another process " \
+               "with RANK=0" in one_error(ended.err)
+
+
+def test_another_world_size():
+    job = Job(2)
+    job.start(0, PROBE, "world")
+    job.start(1, PROBE, "world", WORLD_SIZE="4")
+    refused(job.end(), "RANK=1 and WORLD_SIZE=4, but the one with RANK=0 has WORLD_SIZE=2")
+
+
+def test_another_version():
+    job = Job(2)
+    job.start(0, PROBE, "world")
+    # As llmc/comm/meeting.cpp has it: the mark, the version, and what the other version may mean by the rest.
+    hello = b"llmc-me?" + b"9.9.9 (abcdef)".ljust(120, b"\0") + bytes(range(128))
+    end = time.monotonic() + 20 * program.PATIENCE
+    while True:
+        try:
+            connection = socket.create_connection(("127.0.0.1", job.port))
+            break
+        except OSError:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    connection.sendall(hello)
+    refused(job.end(), "a process is train_gpt 9.9.9 (abcdef), but the one with RANK=0 is train_gpt ", "same build")
+    connection.close()
+
+
+@pytest.mark.parametrize("answer, words", [
+    (b"SSH-2.0-OpenSSH_9.2p1\r\n", "another program answers at "),
+    (b"", "no process with RANK=0 answered at "),
+    (None, "no process with RANK=0 answered at "),
+], ids=["another protocol", "closes", "is silent"])
+def test_another_program_at_the_port(answer, words):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        job = Job(2, port=server.getsockname()[1], seconds=1)
+        kept = []
+
+        def serve():
+            while True:
+                try:
+                    connection = server.accept()[0]
+                except OSError:
+                    return
+                if answer is not None:
+                    connection.sendall(answer)
+                if answer == b"":
+                    connection.close()
+                kept.append(connection)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        job.start(1, PROBE, "world")
+        refused(job.end(), words)
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_a_port_that_another_program_has():
+    with socket.create_server(("", 0)) as server:
+        job = Job(2, port=server.getsockname()[1])
+        job.start(0, PROBE, "world")
+        refused(job.end(), "cannot listen at port", "Address already in use; another program has it", "MASTER_PORT")
+
+
+def test_a_process_that_ends_while_others_are_awaited():
+    job = Job(3)
+    job.start(0, PROBE, "world")
+    victim = job.start(1, PROBE, "world")
+    time.sleep(0.5)
+    victim.kill()
+    refused(job.end(), "RANK=1 ended while the processes of the job were finding each other",
+            statuses=[1, -signal.SIGKILL])
+
+
+# ---- what goes wrong later
+
+
+def wait_for(condition, seconds=30):
+    end = time.monotonic() + seconds * program.PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("ranks, killed", [(2, 0), (2, 1), (4, 2)])
+def test_a_killed_rank_is_named_once(ranks, killed, tmp_path):
+    job = Job(ranks).start_all(program.PROGRAM, *MODEL, "--steps=1000000", f"--out-dir={tmp_path}")
+    metrics = tmp_path / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 20)
+    job.processes[killed].kill()
+    begin = time.monotonic()
+    ended = job.end()
+    assert time.monotonic() - begin < 5 * program.PATIENCE
+    assert ended.statuses == [-signal.SIGKILL if rank == killed else 1 for rank in range(ranks)]
+    assert re.fullmatch(rf"rank {killed} has gone: .*; the job ends", one_error(ended.err))
+
+
+def test_ranks_that_compute_for_minutes_end_too(tmp_path):
+    job = Job(4).start_all(program.PROGRAM, *ENDLESS, f"--out-dir={tmp_path}")
+    wait_for((tmp_path / "config.toml").exists)
+    time.sleep(0.5)  # into the first step
+    job.processes[1].kill()
+    ended = job.end(6)
+    assert ended.statuses == [1, -signal.SIGKILL, 1, 1]
+    assert one_error(ended.err).startswith("rank 1 has gone: ")
+
+
+@pytest.mark.parametrize("who", ["one", "all"])
+def test_an_error_is_one_line_and_ends_all(who):
+    refused(Job(4).start_all(PROBE, "fail", who).end(), "--heads 12 does not divide --channels 800")
+
+
+def test_a_wrong_option_is_one_line(tmp_path):
+    refused(Job(3).start_all(program.PROGRAM, "--heads=12", "--channels=800", f"--out-dir={tmp_path}").end(), "--heads")
+
+
+def test_a_stuck_rank_is_named_and_left_alone():
+    """Its watchdog ends the others; what is stuck finds them gone as soon as it goes on."""
+    job = Job(3).start_all(PROBE, "faults", "all_reduce", 1, "stop", 1.5)
+    wait_for(lambda: job.processes[0].poll() is not None and job.processes[2].poll() is not None)
+    assert job.processes[1].poll() is None
+    job.processes[1].send_signal(signal.SIGCONT)
+    refused(job.end(), "waited 1.5 s in all_reduce for rank 1, which does not answer; the job ends")
+
+
+def test_a_stop_is_everyones(tmp_path):
+    """SIGUSR1 to one process: all save and end with 75."""
+    job = Job(2).start_all(program.PROGRAM, *MODEL, "--steps=1000000", f"--out-dir={tmp_path}")
+    metrics = tmp_path / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 20)
+    job.processes[1].send_signal(signal.SIGUSR1)
+    ended = job.end()
+    assert (ended.statuses, ended.err) == ([75, 75], "")
+    assert "go on with" in ended.out
+
+
+# ---- a build without MPI
+
+
+@pytest.fixture(scope="module")
+def without_mpi(tmp_path_factory):
+    """The trainer of `make MPI=0`. All objects but one are those of the other build, whatever its flags."""
+    build = tmp_path_factory.mktemp("no-mpi")
+    for name in ("objects", "flags.txt", "version.txt"):
+        source = program.ROOT / program.BUILD / name
+        (shutil.copytree if source.is_dir() else shutil.copy2)(source, build / name)
+    of_the_caller = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "BUILD", "MPI"}
+    environment = {name: value for name, value in os.environ.items() if name not in of_the_caller}
+    made = subprocess.run(["make", "MPI=0", f"BUILD={build}", f"--assume-old={build}/flags.txt",
+                           f"--assume-old={build}/version.txt"], cwd=program.ROOT, env=environment, capture_output=True,
+                          text=True, timeout=300 * program.PATIENCE)
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert re.findall("^compile (.*)", made.stdout, re.M) == ["llmc/comm/transport_no_mpi.cpp"]
+    return str(build / "train_gpt")
+
+
+def test_a_build_without_mpi(without_mpi, tmp_path):
+    libraries = subprocess.run(["ldd", without_mpi], capture_output=True, text=True, check=True).stdout
+    assert "libdnnl" in libraries and "mpi" not in libraries.replace(without_mpi, "")
+    options = [*MODEL, "--steps=10"]
+    mpi = program.train(tmp_path / "mpi", *options, ranks=2)
+    ended = Job(2).start_all(without_mpi, *options, f"--out-dir={tmp_path}/tcp").end()
+    assert (ended.statuses, ended.err) == ([0, 0], "")
+    assert program.Run(tmp_path / "tcp").losses == mpi.losses
+
+
+def test_mpirun_with_a_build_without_mpi(without_mpi):
+    result = subprocess.run(["scripts/launch.sh", "-np", "2", without_mpi], cwd=program.ROOT, capture_output=True, text=True,
+                            env={**os.environ, "MPI": "1"})
+    assert result.returncode == 1 and result.stdout == ""
+    # (What mpirun adds of its own is none of ours.)
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error:")]
+    assert len(lines) == 1 and "built without MPI (make MPI=0); start it with MPI=0 scripts/launch.sh" in lines[0]
+
+
+def test_the_program_started_by_mpirun_takes_mpi_whatever_else_is_set(tmp_path):
+    run = program.train(tmp_path, *MODEL, "--steps=2", ranks=2, env={"RANK": "7", "WORLD_SIZE": "2"})
+    assert run.record["mesh"]["data"] == 2
+
+
+@pytest.mark.skipif(not program.HAS_MPI, reason="make MPI=0")
+def test_a_launcher_that_mpi_does_not_understand():
+    """Not two runs of one process each, which would write the same files."""
+    job = Job(2)
+    for rank in range(2):
+        job.start(rank, PROBE, "world", PMI_RANK=str(rank), PMI_SIZE="2", RANK=None, WORLD_SIZE=None)
+    refused(job.end(), "the launcher started 2 processes (PMI_SIZE), but MPI sees one", "--mpi=none")
+
+
+# ---- launched without mpirun
+
+
+@pytest.mark.parametrize("script", ["MPI=0 scripts/launch.sh", "PATH without mpirun"])
+def test_launch_without_mpirun(script, tmp_path):
+    environment = {**os.environ, "MPI": "0"}
+    if script.startswith("PATH"):
+        (tmp_path / "bin").mkdir()
+        for folder in ("/usr/bin", "/bin"):
+            for path in pathlib.Path(folder).iterdir():
+                if "mpi" not in path.name and not (tmp_path / "bin" / path.name).exists():
+                    (tmp_path / "bin" / path.name).symlink_to(path)
+        environment = {**os.environ, "PATH": str(tmp_path / "bin"), "MPI": ""}
+    result = subprocess.run(["scripts/launch.sh", "-np", "3", PROBE, "world"], cwd=program.ROOT, env=environment,
+                            capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert sorted(line.rsplit(",", 1)[0] for line in result.stdout.splitlines()) == world_of(3)
+
+
+def test_launch_without_mpirun_takes_no_options_of_mpirun():
+    result = subprocess.run(["scripts/launch.sh", "-np", "2", "--hostfile", "x", PROBE, "world"], cwd=program.ROOT,
+                            env={**os.environ, "MPI": "0"}, capture_output=True, text=True)
+    assert result.returncode == 1 and "error: options such as --hostfile are mpirun's" in result.stderr
+
+
+def test_the_launcher_ends_what_is_stuck_when_one_fails():
+    result = subprocess.run(["scripts/launch.sh", "-np", "2", "bash", "-c", "((RANK == 0)) && exit 7; exec sleep 63.25"],
+                            cwd=program.ROOT, env={**os.environ, "MPI": "0"}, capture_output=True, text=True, timeout=30)
+    assert (result.returncode, result.stderr) == (7, "")
+    commands = [path.read_bytes() for path in pathlib.Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not any(b"63.25" in command for command in commands)
