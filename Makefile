@@ -54,7 +54,8 @@ LIBRARIES := $(shell pkg-config --libs $(PACKAGES) 2>/dev/null) -ldnnl -lpthread
 NO_MPI := $(filter 0,$(MPI))
 ifndef NO_MPI
 MPI_CFLAGS := -DOMPI_SKIP_MPICXX $(call system_headers,ompi-c)
-LIBRARIES := $(shell pkg-config --libs ompi-c 2>/dev/null) $(LIBRARIES)
+MPI_LIBRARIES := $(shell pkg-config --libs ompi-c 2>/dev/null)
+LIBRARIES := $(MPI_LIBRARIES) $(LIBRARIES)
 endif
 # For deps.sh and launch.sh.
 export MPI

@@ -1,10 +1,15 @@
 # `make bundle` and `make gpu-check`, for the Makefile: the programs that the check runs on a GPU, in a folder that runs on
 # machines with CUDA's libraries and Python alone; and the probe, which takes its device as the trainer does.
 
-# The trainer and the probe of the bundle are built apart, without MPI, which such a machine lacks.
-BUNDLE_BUILD ?= $(BUILD)/bundle-build
-BUNDLE_FLAGS ?= MPI=0 BUILD=$(BUNDLE_BUILD)
-BUNDLE_PROGRAMS := $(BUNDLE_BUILD)/train_gpt $(BUNDLE_BUILD)/test/probe/model_probe
+# Such a machine lacks MPI: the same objects but for the one that knows it.
+BUNDLE_LIBRARY := $(sort $(filter-out %/transport_mpi.o,$(LIBRARY)) $(call objects,llmc/comm/transport_no_mpi.cpp))
+BUNDLE_PROGRAMS := $(addprefix $(BUILD)/gpu/,train_gpt model_probe)
+$(BUILD)/gpu/train_gpt: $(BUILD)/objects/train_gpt.o
+$(BUILD)/gpu/model_probe: $(BUILD)/objects/test/probe/model_probe.o
+$(BUNDLE_PROGRAMS): $(BUNDLE_LIBRARY) $(GPU_OBJECTS) $(BUILD)/library.txt $(BUILD)/link.txt
+	@echo 'link $@'
+	@mkdir -p $(@D)
+	$(QUIET)$(LINK) $(filter %.o,$^) $(filter-out $(MPI_LIBRARIES),$(LIBRARIES)) $(GPU_LIBRARIES) -o $@
 
 # Counts the time that the GPU spends in kernels, by CUPTI, which comes with CUDA and with PyTorch.
 PROFILER := $(BUILD)/gpu/libkernel_times.so
@@ -19,12 +24,11 @@ gpu-check: bundle  ## checks and times everything on this machine's GPU, into de
 
 bundle: deps  ## a folder that runs `gpu-check` on a machine with a GPU, CUDA's libraries and Python alone
 	@scripts/deps.sh gpu
-	@$(MAKE) $(in_parallel) $(BUILD)/gpu/kernels $(PROFILER)
-	@$(MAKE) $(in_parallel) $(BUNDLE_FLAGS) $(BUNDLE_PROGRAMS)
+	@$(MAKE) $(in_parallel) $(BUNDLE_PROGRAMS) $(BUILD)/gpu/kernels $(PROFILER)
 	@dev/gpu/bundle.sh $(BUILD)/bundle $(PROFILER) $(BUNDLE_PROGRAMS) $(BUILD)/gpu/kernels
 
 # The probe on the tests' CUDA runtime, as the trainer (test/simt/runtime.mk).
-SIMULATED_PROBES := $(RUNTIME_KINDS:%=$(BUILD)/test/model_probe-%)
+SIMULATED_PROBES := $(patsubst %,$(BUILD)/test/model_probe-%,$(filter plain,$(RUNTIME_KINDS)))
 define simulated_probe
 $(BUILD)/test/model_probe-$(1): $(BUILD)/objects/test/probe/model_probe.o $(call simt_objects,$(1),$(SIMT_SOURCES) \
     $(RUNTIME_SOURCES) $(SIMULATED_CUDA)) $(LIBRARY) $(BUILD)/library.txt $(BUILD)/link.txt $(BUILD)/kernels.txt $(BUILD)/runtime.txt

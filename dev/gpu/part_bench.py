@@ -103,11 +103,12 @@ class Contest:
         self.results, self.extent, self.folder, self.model = results, extent, folder, model
         self.layers, self.heads, self.channels, self.batches = extent.models[model]
         self.batch = None  # known with the first turn
+        self.rates = {}  # {attention: tokens/s of its last turn}
 
     def run(self):
         seconds = SECONDS.get(self.model, 0)
         for turn in range(self.extent.turns):
-            for attention in ("flash", "cudnn"):
+            for attention in ("flash", "cudnn") if turn == 0 else list(self.rates):
                 self.turn(f"train_gpt, {attention} attention", turn, seconds, self.train_gpt, attention)
             self.turn("PyTorch", turn, seconds + (COMPILING if turn == 0 else 0), self.pytorch)
         self.results.attempt(f"{self.model}, time outside kernels, train_gpt", self.profile, seconds=seconds)
@@ -125,6 +126,8 @@ class Contest:
         tokens = batch * self.extent.T
         rate = tokens * len(times) / sum(times)
         flops = flops_a_token(self.layers, self.channels, self.extent.T, self.extent.V) * rate
+        if "attention" in more:
+            self.rates[more["attention"]] = rate
         return {"detail": f"{rate:,.0f} tokens/s, {flops / PEAK:.1%} of 989 TFLOP/s, {1e3 * statistics.median(times):.1f} ms a step "
                           f"of {batch} x {self.extent.T}; loss {losses[-1]:.3f}",
                 "model": self.model, "program": name, "tokens_a_second": rate, "flops_a_second": flops, "batch": batch,
@@ -138,13 +141,14 @@ class Contest:
                 f"--global-batch-tokens={batch * e.T}", f"--micro-batch-size={batch}", f"--out-dir={self.folder}/run",
                 "--sample-tokens=0", "--lr=1e-4", *(f"--{name}={size}" for name, size in sizes.items())]
 
-    def train_gpt(self, attention, steps=None, **environment):
+    def train_gpt(self, attention, **environment):
         """The steps of a turn, the batch, and what the trainer itself says of its time."""
-        steps = steps or self.extent.warmup + self.extent.timed
+        steps = self.extent.warmup + self.extent.timed
         batches = [self.batch] if self.batch else self.batches
         for batch in batches:
+            metrics = programs.emptied(self.folder / "run") / "metrics.jsonl"
             command = [programs.TRAIN_GPT, *self.options(batch), f"--attention={attention}"]
-            program = programs.TimedSteps(command, "metrics", 180, **environment)
+            program = programs.TimedSteps(command, 180, metrics, **environment)
             try:
                 taken = program.take(steps + 1)[1:]  # the first line tells of the run
                 break
@@ -170,7 +174,7 @@ class Contest:
             script = programs.BUNDLE / "dev/gpu/torch_step.py"
             command = [sys.executable, script, self.layers, self.heads, self.channels, e.T, e.V, self.batch, micro_batch,
                        e.device, e.profiled]
-            program = programs.TimedSteps(command, "stdout", 240, LD_LIBRARY_PATH=programs.own_library_path())
+            program = programs.TimedSteps(command, 240, LD_LIBRARY_PATH=programs.own_library_path())
             try:
                 about = json.loads(program.take(1)[0][1])
                 taken = program.take(e.warmup + e.timed)
@@ -187,13 +191,14 @@ class Contest:
         raise trouble
 
     def profile(self):
-        """A turn with CUDA's profiler in it."""
+        """A turn with CUDA's profiler in it, with the faster attention."""
         if self.extent.device == "cpu" or not programs.PROFILER.exists():
             raise Skipped("there is no profiler here")
         found = self.folder / "kernel-times.txt"
         found.unlink(missing_ok=True)
-        attention = "flash"
-        self.train_gpt(attention, self.extent.warmup + self.extent.timed, CUDA_INJECTION64_PATH=str(programs.PROFILER),
+        if not self.rates:
+            raise Skipped("no turn succeeded")
+        self.train_gpt(max(self.rates, key=self.rates.get), CUDA_INJECTION64_PATH=str(programs.PROFILER),
                        KERNEL_TIMES=str(found))
         if not found.exists() or not found.stat().st_size:
             raise Skipped("CUPTI refused, or libcupti.so.13 is not here")

@@ -78,29 +78,46 @@ def train(out_dir, *options, device="cuda", ranks=1, timeout=200):
 
 
 class TimedSteps:
-    """A program that writes a line a step, and the moments at which it did."""
+    """A program that writes a line a step, to a file or to its standard output, and the moments at which it did."""
 
-    def __init__(self, command, lines, timeout, **more):
-        """`lines`: the file, of a pipe, that it writes to; None: its standard output."""
-        read, write = os.pipe()
-        command = [str(word) for word in command] + ([f"--metrics=/dev/fd/{write}"] if lines == "metrics" else [])
-        self.process = subprocess.Popen(command, env=environment(**more), pass_fds=[write], text=True, stdin=subprocess.PIPE,
-                                        stdout=write if lines == "stdout" else subprocess.PIPE, stderr=subprocess.PIPE)
-        os.close(write)
-        self.lines = os.fdopen(read)
+    POLL_SECONDS = 0.0005  # of a file; a thousandth of some ten steps
+
+    def __init__(self, command, timeout, file=None, **more):
+        self.process = subprocess.Popen([str(word) for word in command], env=environment(**more), text=True, stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.file, self.lines = file, None
         self.said = {}
-        for name in ("stdout", "stderr"):
-            if stream := getattr(self.process, name):
-                threading.Thread(target=lambda name=name, stream=stream: self.said.update({name: stream.read()}),
-                                 daemon=True).start()
+        self.readers = [threading.Thread(target=self.keep, args=[name], daemon=True)
+                        for name in (["stdout", "stderr"] if file else ["stderr"])]
+        for thread in self.readers:
+            thread.start()
         self.timer = threading.Timer(timeout, self.process.kill)
         self.timer.start()
+
+    def keep(self, name):
+        self.said[name] = getattr(self.process, name).read()
+
+    def next_line(self):
+        """Empty where the program ended."""
+        if not self.file:
+            return self.process.stdout.readline()
+        line = ""
+        while not line.endswith("\n"):
+            ended = self.process.poll() is not None
+            if self.lines is None and self.file.exists():
+                self.lines = open(self.file)
+            if self.lines is not None:
+                line += self.lines.readline()
+            if ended:
+                return line
+            time.sleep(self.POLL_SECONDS)
+        return line
 
     def take(self, count):
         """[(moment, line)] of the next lines; CheckFailed where it ends before."""
         taken = []
         while len(taken) < count:
-            line = self.lines.readline()
+            line = self.next_line()
             if not line:
                 self.end()
                 raise CheckFailed(f"ended after {len(taken)} of {count} steps: {tail(self.said.get('stderr', ''))}")
@@ -108,7 +125,7 @@ class TimedSteps:
         return taken
 
     def ask(self, question):
-        """The answer to a line on its standard input: the first line with what no step's has."""
+        """The answer to a line on its standard input: the first line that is no step's."""
         print(question, file=self.process.stdin, flush=True)
         while "loss" in (answer := self.take(1)[0][1]):
             pass
@@ -119,7 +136,8 @@ class TimedSteps:
         self.process.kill()
         self.process.wait()
         self.timer.cancel()
-        time.sleep(0.1)  # for what the threads read last
+        for thread in self.readers:
+            thread.join()
 
 
 def emptied(folder):
