@@ -21,7 +21,7 @@ PROFILER = BUNDLE / "lib/libkernel_times.so"
 
 def environment(**more):
     """With CUDA's libraries; and a process alone does not look for others."""
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     libraries = os.environ.get("BUNDLE_LIBRARY_PATH")
     return os.environ | alone | ({"LD_LIBRARY_PATH": libraries} if libraries else {}) | more
 
@@ -33,7 +33,7 @@ def own_library_path():
 
 def free_port():
     with socket.socket() as listener:
-        listener.bind(("localhost", 0))
+        listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 

@@ -24,8 +24,11 @@ class BareMachine:
     def __init__(self, root):
         self.root = pathlib.Path(root)
         self.shown = {}  # {folder or file in it: of the real machine}
-        for folder in ("proc", "dev", "tmp", "bin", "usr/bin", "sbin", "etc", "root"):
+        for folder in ("proc", "dev", "tmp", "etc", "root"):
             (self.root / folder).mkdir(parents=True)
+        for folder in ("bin", "sbin", "lib", "lib64"):
+            (self.root / "usr" / folder).mkdir(parents=True)
+            (self.root / folder).symlink_to(f"usr/{folder}")
         for tool in TOOLS:
             self.copy_program(shutil.which(tool, path="/bin:/usr/bin:/sbin:/usr/sbin"), f"/bin/{tool}")
         self.copy_program(PYTHON.resolve(), "/usr/bin/python3")
@@ -35,8 +38,8 @@ class BareMachine:
         self.show(PACKAGES / "numpy")
         for module in [*pathlib.Path(version, "lib-dynload").glob("*.so"), *(PACKAGES / "numpy").rglob("*.so")]:
             self.copy_libraries(module)
-        # Any program of C++ needs these, which PyTorch needs too.
-        for library in ("libstdc++.so.6", "libgcc_s.so.1"):
+        # The C library's parts, and what any program of C++ needs, which PyTorch is.
+        for library in ("libm.so.6", "librt.so.1", "libdl.so.2", "libpthread.so.0", "libstdc++.so.6", "libgcc_s.so.1"):
             self.copy_library(subprocess.run(["g++", f"-print-file-name={library}"], capture_output=True, text=True,
                                              check=True).stdout.strip())
 
@@ -76,6 +79,7 @@ class BareMachine:
         """A shell's command in it, with no variables but those given."""
         mounts = "".join(f"mount --rbind '{path}' '{to}' && " for to, path in
                          [*self.shown.items(), (self.root / "proc", "/proc"), (self.root / "dev", "/dev")])
-        script = f"{mounts} exec chroot '{self.root}' /bin/bash -c \"$1\""
-        return subprocess.run(["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh", command], capture_output=True,
-                              text=True, timeout=timeout, env={"PATH": "/bin:/usr/bin", "HOME": "/root"} | environment)
+        variables = [f"{name}={value}" for name, value in ({"PATH": "/bin:/usr/bin", "HOME": "/root"} | environment).items()]
+        script = f"{mounts} exec chroot '{self.root}' /bin/env -i \"$@\""
+        return subprocess.run(["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh", *variables, "/bin/bash", "-c",
+                               command], capture_output=True, text=True, timeout=timeout)
