@@ -159,7 +159,7 @@ test-long: deps  ## the suites that take long (trainings compared with known res
 	@$(MAKE) $(in_parallel) test-programs
 	@$(RUN_SUITES) --long $(SUITE)
 
-test-programs: $(PROGRAM) $(TEST_PROGRAMS) $(KERNEL_TESTS) $(RUNTIME_TESTS) $(SIMULATED_PROGRAMS) $(SIMULATED_PROBES) $(KERNEL_REPORT)  ## builds what `make test` runs
+test-programs: $(PROGRAM) $(TEST_PROGRAMS) $(KERNEL_TESTS) $(RUNTIME_TESTS) $(SIMULATED_PROGRAMS) $(SIMULATED_PROBES) $(TESTED_OF_BUNDLE) $(KERNEL_REPORT)  ## builds what `make test` runs
 	@:
 
 # TORCH_PYTHON=python names one more interpreter, with a newer PyTorch; BENCH_OPTIONS go to dev/cpu/bench_cpu.py.

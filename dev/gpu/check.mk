@@ -11,6 +11,9 @@ $(BUNDLE_PROGRAMS): $(BUNDLE_LIBRARY) $(GPU_OBJECTS) $(BUILD)/library.txt $(BUIL
 	@mkdir -p $(@D)
 	$(QUIET)$(LINK) $(filter %.o,$^) $(filter-out $(MPI_LIBRARIES),$(LIBRARIES)) $(GPU_LIBRARIES) -o $@
 
+# Tests look at them; without sanitizers, as the bundle is.
+TESTED_OF_BUNDLE := $(if $(SANITIZED),,$(and $(WITH_CUDA),$(BUNDLE_PROGRAMS)))
+
 # Counts the time that the GPU spends in kernels, by CUPTI, which comes with CUDA and with PyTorch.
 PROFILER := $(BUILD)/gpu/libkernel_times.so
 $(PROFILER): dev/gpu/kernel_times.cpp
@@ -23,6 +26,7 @@ gpu-check: bundle  ## checks and times everything on this machine's GPU, into de
 	@$(BUILD)/bundle/gpu_check $(PART) --results dev/results $(CHECK_OPTIONS)
 
 bundle: deps  ## a folder that runs `gpu-check` on a machine with a GPU, CUDA's libraries and Python alone
+	@$(if $(and $(WITH_CUDA),$(WITH_NCCL)),,echo 'error: the bundle is made with nvcc, cublasLt.h and nccl.h, which are not all here' >&2; exit 1)
 	@scripts/deps.sh gpu
 	@$(MAKE) $(in_parallel) $(BUNDLE_PROGRAMS) $(BUILD)/gpu/kernels $(PROFILER)
 	@dev/gpu/bundle.sh $(BUILD)/bundle $(PROFILER) $(BUNDLE_PROGRAMS) $(BUILD)/gpu/kernels

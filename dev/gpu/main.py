@@ -44,8 +44,9 @@ def main():
     lines = results / "gpu.jsonl"
     failed = 0
     for part in arguments.parts or PARTS:
-        found = Results(lines, part, arguments.minutes)
-        found.add("machine", "measured", **machine.about(programs.BUNDLE))
+        about = machine.about(programs.BUNDLE)
+        found = Results(lines, part, arguments.minutes, about["commit"])
+        found.add("machine", "measured", about["gpu"], **about)
         options = {"models": arguments.models} if part == "bench" else {}
         PARTS[part](found, arguments.tiny, **options)
         failed += found.failed

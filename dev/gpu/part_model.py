@@ -5,6 +5,7 @@ that; in bf16 likewise twice the bound that random rounding gives (test/python/m
 """
 
 import filecmp
+import importlib.util
 import shutil
 import statistics
 import tempfile
@@ -65,10 +66,8 @@ def run(results, tiny):
 
 
 def have_pytorch():
-    try:
-        import torch  # noqa: F401
-    except ImportError as missing:
-        raise Skipped("python3 has no PyTorch here") from missing
+    if not importlib.util.find_spec("torch"):
+        raise Skipped("python3 has no PyTorch here")
 
 
 def gradients(extent, folder, dtype):

@@ -72,7 +72,8 @@ def checks(lines, part):
     if not of_part:
         return []
     count = {status: sum(line["status"] == status for line in of_part) for status in ("passed", "failed", "skipped")}
-    heading = f"## {part}: " + ", ".join(f"{number} {status}" for status, number in count.items())
+    heading = f"## {part}: " + ", ".join(f"{number} {status}" for status, number in count.items()) + \
+        "".join(f", commit {commit}" for commit in sorted({line["commit"] for line in of_part if line.get("commit")}))
     # What passed is short; what did not stands first.
     order = sorted(of_part, key=lambda line: ("failed", "skipped", "passed").index(line["status"]))
     rows = [[line["status"].upper() if line["status"] == "failed" else line["status"], line["name"], cell(line["detail"])]

@@ -14,14 +14,22 @@ class Skipped(Exception):
 
 
 class Results:
-    """The lines of one part of the check in a file that holds those of other parts too."""
+    """The lines of one part of the check in a file that holds those of other parts too.
 
-    def __init__(self, path, part, minutes):
-        self.path, self.part = path, part
+    A line takes the place of an earlier one of the same part and name; a part's lines of other commits go when it begins.
+    """
+
+    def __init__(self, path, part, minutes, commit):
+        self.path, self.part, self.commit = path, part, commit
         self.end = time.monotonic() + 60 * minutes
         self.failed = 0
-        lines = [line for line in read(path) if line["part"] != part]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        self.keep(lambda line: line["part"] != part or line.get("commit") == commit)
+
+    def keep(self, wanted):
+        lines = read(self.path)
+        kept = [line for line in lines if wanted(line)]
+        if len(kept) != len(lines):
+            self.path.write_text("".join(json.dumps(line) + "\n" for line in kept))
 
     def seconds_left(self):
         return self.end - time.monotonic()
@@ -29,7 +37,8 @@ class Results:
     def add(self, name, status, detail="", **figures):
         """status: passed, failed, skipped, or measured, where there is nothing to fail."""
         self.failed += status == "failed"
-        line = {"part": self.part, "name": name, "status": status, "detail": detail, **figures}
+        self.keep(lambda line: (line["part"], line["name"]) != (self.part, name))
+        line = {"part": self.part, "name": name, "status": status, "detail": detail, **figures, "commit": self.commit}
         with open(self.path, "a") as file:
             file.write(json.dumps(line) + "\n")
         print(f"{status:8}  {self.part}: {name}{': ' if detail else ''}{detail}", flush=True)

@@ -223,13 +223,14 @@ def test_kernel_tests_run(copy, tmp_path):
 
 def test_results_are_written_at_once(tmp_path):
     path = tmp_path / "gpu.jsonl"
-    path.write_text('{"part": "model", "name": "old"}\n{"part": "bench", "name": "kept"}\n')
-    found = results.Results(path, "model", minutes=1)
+    path.write_text('{"part": "model", "name": "of another commit", "commit": "old"}\n{"part": "bench", "name": "kept"}\n'
+                    '{"part": "model", "name": "first", "commit": "new", "detail": "replaced"}\n')
+    found = results.Results(path, "model", minutes=1, commit="new")
 
     def look():
         return {"detail": "", "names": [line["name"] for line in results.read(path)]}
 
-    assert found.attempt("first", look)["names"] == ["kept"]
+    assert found.attempt("first", look)["names"] == ["kept", "first"]
     assert found.attempt("second", look)["names"] == ["kept", "first"]
     assert found.attempt("long", look, seconds=100) == {}
     found.attempt("wrong", lambda: results.require(False, "it is wrong"))

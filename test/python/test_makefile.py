@@ -23,6 +23,8 @@ FILES = {
     "llmc/uses_none.cpp": "",
     "llmc/comm/transport_mpi.cpp": "#include <mpi.h>\n",
     WITHOUT_MPI: "",
+    "llmc/device/cuda/no_cuda.cpp": "",
+    "llmc/comm/nccl/no_nccl.cpp": "",
     "train_gpt.cu": '#include "llmc/far.h"\n' + MAIN,
     "test/unit/one_test.cpp": '#include "llmc/near.h"\n',
     "test/unit/two_test.cpp": "",
@@ -30,6 +32,7 @@ FILES = {
     "test/probe/probe.cpp": MAIN,
     "test/kernels/kernels_main.cpp": MAIN,
     "test/simt/executor.cpp": "",
+    "test/simt/runtime.mk": "",  # CUDA's headers need not be here
     "dev/lab/lab.cpp": "",
     "dev/lab/no_gpu.cpp": "",
     "dev/one.cu": '#include "llmc/kernel.cuh"\n',
@@ -45,8 +48,8 @@ class Project:
         self.folder = folder
         for name, text in FILES.items():
             self.write(name, text)
-        for name in ("Makefile", "dev/kernels.mk", "scripts/deps.sh"):
-            (folder / name).parent.mkdir(exist_ok=True)
+        for name in ("Makefile", "dev/kernels.mk", "dev/gpu/check.mk", "scripts/deps.sh"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
         self.git("init", "-q")
         self.commit()
@@ -66,7 +69,7 @@ class Project:
     def make(self, *arguments):
         """What make prints."""
         environment = {name: value for name, value in os.environ.items() if name not in OF_THE_CALLER}
-        run = subprocess.run(["make", "CUDA=none", *arguments], cwd=self.folder, env=environment, capture_output=True, text=True,
+        run = subprocess.run(["make", "CUDA=0", "NVCC=", *arguments], cwd=self.folder, env=environment, capture_output=True, text=True,
                              timeout=120)
         assert run.returncode == 0, run.stdout + run.stderr
         return run.stdout
