@@ -37,6 +37,45 @@ def loss_and_gradient_bounds(dtype, weights, sizes, tokens):
              for name, gradient in gradients.items()})
 
 
+def gpu_training_bound_bf16(weights, sizes, batches, shares, rounds_gradients, draws, generator, **options):
+    """|difference| of the losses of any step between the CPU's training in bf16 and a GPU's.
+
+    Rounded at random are, beside activations, the parameters that each step's master weights give, and what a GPU's
+    attention gives to tensor cores. Where gradients are kept in bf16, a rank rounds them once a micro-batch, and their sum
+    over ranks once: `shares` is the number of micro-batches of each rank. The devices round to nearest where the draws
+    round at random, with half the variance: were the two devices' errors independent, their difference would have the
+    variance of one draw's error; many of their roundings are the same. So DEVIATIONS are at least as many standard
+    deviations of it.
+    """
+    exact, _, _ = reference_model.train(weights, sizes, batches, **options)
+    store = reference_model.rounded_activations(generator)
+
+    def rounded(x):
+        return reference_model.round_stochastically(x, generator)
+
+    def gradients_of(leaves, batch):
+        held = {name: rounded(leaf.detach()) for name, leaf in leaves.items()}
+        losses, ranks = [], []
+        parts = iter(batch.chunk(sum(shares)))
+        for micro_batches in shares:
+            kept = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+            for _ in range(micro_batches):
+                value, own = reference_model.loss_and_gradients(held, sizes, next(parts), store=store, factor=store)
+                losses.append(value)
+                for name in kept:
+                    kept[name] = kept[name] + own[name] / sum(shares)
+                    kept[name] = rounded(kept[name]) if rounds_gradients else kept[name]
+            ranks.append(kept)
+        total = {name: sum(rank[name] for rank in ranks) for name in leaves}
+        if rounds_gradients and len(shares) > 1:
+            total = {name: rounded(gradient) for name, gradient in total.items()}
+        return torch.tensor(losses).double().mean(), total
+
+    drawn = [reference_model.train(weights, sizes, batches, gradients_of=gradients_of, **options)[0] for _ in range(draws)]
+    return DEVIATIONS * max(root_mean_square([draw[step] - exact[step] for draw in drawn])
+                            for step in range(len(exact)))
+
+
 def training_bound_bf16(weights, sizes, batches, **options):
     """|error| of the loss of any step of a training in bf16: the largest of all steps."""
     exact, _, _ = reference_model.train(weights, sizes, batches, **options)

@@ -82,8 +82,9 @@ def rounded_activations(generator):
     return lambda x: RoundToBf16.apply(x, generator)
 
 
-def logits(weights, sizes, inputs, store=lambda x: x):
-    """(B,T) -> (B,T,V). `store` is applied to every activation that the program keeps in memory."""
+def logits(weights, sizes, inputs, store=lambda x: x, factor=lambda x: x):
+    """(B,T) -> (B,T,V). `store` is applied to every activation that the program keeps in memory, `factor` to the
+    probabilities that attention multiplies by values, which GPUs' tensor cores take in the compute dtype."""
     B, T = inputs.shape
     C, NH = sizes.channels, sizes.heads
 
@@ -99,7 +100,7 @@ def logits(weights, sizes, inputs, store=lambda x: x):
         qkv = store(linear(store(layernorm(x, f"h.{i}.ln_1")), f"h.{i}.attn.c_attn"))
         q, k, v = (part.view(B, T, NH, C // NH).transpose(1, 2) for part in qkv.split(C, dim=2))
         scores = (q @ k.transpose(2, 3) / math.sqrt(C // NH)).masked_fill(mask, -math.inf)
-        attention = store((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, C))
+        attention = store((factor(scores.softmax(-1)) @ v).transpose(1, 2).reshape(B, T, C))
         x = store(x + store(linear(attention, f"h.{i}.attn.c_proj")))
         hidden = store(linear(store(layernorm(x, f"h.{i}.ln_2")), f"h.{i}.mlp.c_fc"))
         # GELU in its tanh form, which torch 1.13 knows as approximate="tanh".
@@ -121,10 +122,11 @@ def loss_and_gradients(weights, sizes, tokens, **options):
 
 
 def train(weights, sizes, batches, lr, weight_decay=0.0, betas=(0.9, 0.999), eps=1e-8, grad_clip=0.0, lr_factor=None,
-          **options):
+          gradients_of=None, **options):
     """AdamW over a list of batches. `lr_factor`: a function of the step from 0 that multiplies the rate.
 
-    Returns the losses before each update, the gradient norms, and the final weights.
+    `gradients_of`: a function of the weights and a batch that gives the loss and a gradient of each weight, instead of
+    the exact ones. Returns the losses before each update, the gradient norms, and the final weights.
     """
     leaves = {name: torch.nn.Parameter(weight.clone()) for name, weight in weights.items()}
     groups = [{"params": [p for p in leaves.values() if p.dim() >= 2], "weight_decay": weight_decay},
@@ -134,8 +136,13 @@ def train(weights, sizes, batches, lr, weight_decay=0.0, betas=(0.9, 0.999), eps
     losses, norms = [], []
     for batch in batches:
         optimizer.zero_grad()
-        value = loss(leaves, sizes, batch, **options)
-        value.backward()
+        if gradients_of is None:
+            value = loss(leaves, sizes, batch, **options)
+            value.backward()
+        else:
+            value, gradients = gradients_of(leaves, batch)
+            for name, gradient in gradients.items():
+                leaves[name].grad = gradient
         norms.append(torch.nn.utils.clip_grad_norm_(leaves.values(), grad_clip if grad_clip > 0 else math.inf).item())
         optimizer.step()
         schedule.step()

@@ -27,9 +27,31 @@ SIMULATED_PROGRAMS := $(RUNTIME_KINDS:%=$(BUILD)/test/train_gpt-%)
 SIMULATED_CUDA := $(filter-out %/no_cuda.cpp %/no_nccl.cpp,$(CUDA_HOST_SOURCES)) $(GPU_SOURCES)
 define simulated_program
 $(call simt_objects,$(1),$(SIMULATED_CUDA)): CHECKS := $(CHECKS_$(1)) $(DEFINE_$(1))
-$(BUILD)/test/train_gpt-$(1): $(BUILD)/objects/train_gpt.o $(call simt_objects,$(1),$(SIMT_SOURCES) $(RUNTIME_SOURCES) \
-    $(SIMULATED_CUDA)) $(LIBRARY) $(BUILD)/library.txt $(BUILD)/link.txt $(BUILD)/kernels.txt $(BUILD)/runtime.txt
+SIMULATED_OBJECTS_$(1) := $(BUILD)/objects/train_gpt.o $(call simt_objects,$(1),$(SIMT_SOURCES) $(RUNTIME_SOURCES) \
+    $(SIMULATED_CUDA)) $(LIBRARY)
+$(BUILD)/test/train_gpt-$(1): $$(SIMULATED_OBJECTS_$(1)) $(BUILD)/library.txt $(BUILD)/link.txt $(BUILD)/kernels.txt $(BUILD)/runtime.txt
 	$$(link_simt) $(CHECKS_$(1)) $$(filter %.o,$$^) $$(LIBRARIES) -lboost_context -o $$@
 -include $(patsubst %.o,%.d,$(call simt_objects,$(1),$(SIMULATED_CUDA)))
 endef
 $(foreach kind,$(RUNTIME_KINDS),$(eval $(call simulated_program,$(kind))))
+
+# The same with faults (test/python/planted_faults.py), to see that they are found.
+PLANTED_SOURCES := llmc/parallel/device_streams.cpp llmc/parallel/token_feed.cpp llmc/device/cuda/lt_products.cpp \
+    llmc/device/cuda/ops_matmul.cu llmc/comm/nccl/nccl_communicator.cpp
+PLANTED_OBJECTS := $(patsubst %,$(BUILD)/simt/planted/%.o,$(basename $(PLANTED_SOURCES)))
+PLANTED_FOR := $(call objects,$(PLANTED_SOURCES)) $(call simt_objects,plain,$(PLANTED_SOURCES))
+ifneq ($(filter plain,$(RUNTIME_KINDS)),)
+SIMULATED_PROGRAMS += $(BUILD)/test/train_gpt-planted
+$(PLANTED_SOURCES:%=$(BUILD)/simt/planted/%): $(BUILD)/simt/planted/%: % test/python/planted_faults.py
+	@mkdir -p $(@D)
+	$(QUIET)$(PYTHON) test/python/planted_faults.py $< >$@
+$(BUILD)/simt/planted/%.o: $(BUILD)/simt/planted/%.cpp $(BUILD)/simt-flags.txt
+	$(compile_simt)
+$(BUILD)/simt/planted/%.o: $(BUILD)/simt/planted/%.cu $(BUILD)/simt-flags.txt
+	$(compile_simt)
+$(PLANTED_OBJECTS): CHECKS := $(CHECKS_plain)
+$(BUILD)/test/train_gpt-planted: $(PLANTED_OBJECTS) $(BUILD)/test/train_gpt-plain
+	$(link_simt) $(CHECKS_plain) $(PLANTED_OBJECTS) $(filter-out $(PLANTED_FOR),$(SIMULATED_OBJECTS_plain)) $(LIBRARIES) \
+	    -lboost_context -o $@
+-include $(PLANTED_OBJECTS:.o=.d)
+endif

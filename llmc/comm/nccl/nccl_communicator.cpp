@@ -61,8 +61,7 @@ class NcclCommunicator final : public Communicator {
     }
     ~NcclCommunicator() override {
         queues_.remove_watch(watch_);
-        // Without waiting for ranks that may have failed.
-        ncclCommAbort(comm_);
+        leave();
     }
     NcclCommunicator(const NcclCommunicator&) = delete;
     NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -160,12 +159,25 @@ class NcclCommunicator final : public Communicator {
                    known ? ": " : "", known ? detail : "");
     }
 
-    // The host waits for the GPU, which may be waiting for another rank.
+    // Without waiting for ranks that may have failed.
+    void leave() {
+        if (comm_) ncclCommAbort(comm_);
+        comm_ = nullptr;
+    }
+
+    // The host waits for the GPU, which may be waiting for another rank. What ends the wait also ends the collectives
+    // that are under way: memory could not be freed before.
     void watch(double waited) {
-        ncclResult_t state = ncclSuccess;
-        require(ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError");
-        if (state != ncclInProgress) require(state, "a collective under way");
-        if (waited > timeout_) give_up("the GPU's work", waited);
+        if (!comm_) return;
+        try {
+            ncclResult_t state = ncclSuccess;
+            require(ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError");
+            if (state != ncclInProgress) require(state, "a collective under way");
+            if (waited > timeout_) give_up("the GPU's work", waited);
+        } catch (const UserError&) {
+            leave();
+            throw;
+        }
     }
 
     [[noreturn]] void give_up(const char* what, double waited) const {

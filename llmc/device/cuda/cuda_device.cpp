@@ -118,9 +118,8 @@ std::byte* CudaDevice::allocate(std::size_t bytes, std::string_view arena) {
         cudaGetLastError();  // it is told here
         const Memory now = memory_now();
         user_error(
-            "the {} need {} of the GPU's memory, of which {} of {} are free; a smaller --micro-batch-size or "
-            "model "
-            "would fit",
+            "the arena {} needs {} of the GPU's memory, of which {} of {} are free; give a smaller "
+            "--model or --micro-batch-size",
             arena, human_bytes(bytes), human_bytes(now.free), human_bytes(now.total));
     }
     check_cuda(error, "cudaMalloc");
@@ -177,10 +176,13 @@ Gpus find_gpus() {
     int count = 0;  // left unwritten where there is no driver
     const cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess || count == 0) {
-        cudaGetLastError();
+        cudaGetLastError();  // it is told here
+        int driver = 0;
+        const bool has_driver = cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0;
+        if (!has_driver) return {{}, "no driver for one is here"};
         return {{},
-                fmt::format("CUDA finds no GPU ({})",
-                            error == cudaSuccess ? "there is none" : cudaGetErrorString(error))};
+                error == cudaSuccess ? "CUDA finds none"
+                                     : std::string("CUDA says \"") + cudaGetErrorString(error) + "\""};
     }
     Gpus gpus;
     for (int i = 0; i < count; ++i) {

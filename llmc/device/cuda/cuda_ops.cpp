@@ -23,17 +23,19 @@ class WaitForEach final : public LaunchObserver {
     explicit WaitForEach(const CudaQueues& queues) : queues_(queues) {}
 
     void launched(const LaunchRecord& record) override {
+        // Asked before: once a kernel has failed, CUDA answers nothing else.
+        const char* mangled = nullptr;
+        if (cudaFuncGetName(&mangled, record.kernel) != cudaSuccess) mangled = nullptr;
         const cudaError_t error = cudaStreamSynchronize(queues_.selected());
         if (error == cudaSuccess) return;
         const dim3 &g = record.grid, &b = record.block;
-        user_error("kernel {} ({} x {} x {} blocks of {} x {} threads) failed: {}", name_of(record.kernel),
-                   g.x, g.y, g.z, b.x, b.y, cudaGetErrorString(error));
+        user_error("kernel {} ({} x {} x {} blocks of {} x {} threads) failed: {}", name_of(mangled), g.x,
+                   g.y, g.z, b.x, b.y, cudaGetErrorString(error));
     }
 
   private:
-    static std::string name_of(const void* kernel) {
-        const char* mangled = nullptr;
-        if (cudaFuncGetName(&mangled, kernel) != cudaSuccess || !mangled) return "(without a name)";
+    static std::string name_of(const char* mangled) {
+        if (!mangled) return "(without a name)";
         int status = 0;
         const std::unique_ptr<char, void (*)(void*)> name(
             abi::__cxa_demangle(mangled, nullptr, nullptr, &status), std::free);

@@ -95,7 +95,9 @@ cudaError_t release(Runtime& r, const char* call, void* memory, bool pinned) {
 cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
     return api_call([&](Runtime& r) {
         if (r.strikes("malloc")) return r.fault();
-        if (bytes > r.settings.gpu_memory - r.memory.used(current_device())) return cudaErrorMemoryAllocation;
+        const bool fits = bytes <= r.settings.gpu_memory - r.memory.used(current_device());
+        if (!fits || r.is_struck("memory")) return cudaErrorMemoryAllocation;
+        r.counts.allocates(bytes);
         return allocate(r, memory, bytes, current_device());
     });
 }

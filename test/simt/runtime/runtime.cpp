@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include <unistd.h>
+
 #include "simt/executor.h"
 
 namespace simt::runtime {
@@ -41,13 +43,15 @@ Settings read_settings() {
     s.gpu_memory = number("SIMT_GPU_MEMORY", s.gpu_memory);
     s.gpu_uuid = variable("SIMT_GPU_UUID");
     s.nccl_seconds = static_cast<double>(number("SIMT_NCCL_SECONDS", std::uint64_t{120}));
+    s.count_file = variable("SIMT_COUNT");
     const std::string fails = variable("SIMT_FAIL");
     if (const auto colon = fails.find(':'); colon != std::string::npos) {
         s.fails = fails.substr(0, colon);
         s.fails_at = number("SIMT_FAIL", fails.substr(colon + 1));
     }
-    if (!fails.empty() && s.fails != "launch" && s.fails != "malloc" && s.fails != "memcpy") {
-        stop("SIMT_FAIL is launch:N, malloc:N or memcpy:N");
+    if (!fails.empty() && s.fails != "launch" && s.fails != "malloc" && s.fails != "memcpy" &&
+        s.fails != "memory") {
+        stop("SIMT_FAIL is launch:N, malloc:N, memcpy:N or memory:N");
     }
     return s;
 }
@@ -66,6 +70,8 @@ void queue_launch(cudaStream_t stream, const void* kernel, const std::function<v
 void check_at_exit(int status, void*) {
     Runtime& r = runtime();
     r.streams.stop_background();
+    if (!r.settings.count_file.empty())
+        r.counts.write(r.settings.count_file + "." + std::to_string(getpid()));
     if (status != 0 || r.fault() != cudaSuccess) return;
     std::string fault = r.streams.unfinished();
     if (fault.empty() && r.memory.blocks() > 0) {
@@ -90,7 +96,7 @@ Runtime::Runtime() : settings(read_settings()), streams(settings.seed) {
 }
 
 bool Runtime::strikes(const char* kind) {
-    if (settings.fails != kind || ++calls_ != settings.fails_at) return false;
+    if (!is_struck(kind)) return false;
     fault_ = cudaErrorIllegalAddress;
     return true;
 }

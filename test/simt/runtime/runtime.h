@@ -8,8 +8,10 @@
 //   SIMT_CHIP=80|86|90    what they are
 //   SIMT_GPU_MEMORY=N     bytes of each
 //   SIMT_GPU_UUID=TEXT    of device 0, instead of one that all processes have in common
-//   SIMT_FAIL=WHAT:N      the Nth launch that runs, or call of malloc or memcpy, fails as an illegal address does
+//   SIMT_FAIL=WHAT:N      the Nth launch that runs, or call of malloc or memcpy, fails as an illegal address does; with
+//                         memory:N the Nth cudaMalloc finds none, as where other processes take it
 //   SIMT_NCCL_SECONDS=N   how long a collective may wait for its peers
+//   SIMT_COUNT=FILE       what was asked of it is counted (counts.h), into FILE and the process's number
 //   KERNEL_REPORT=FILE    the compiler's figures, by which launches are refused
 //
 // Wrong use that a GPU would answer with an undefined result ends the process with one line that begins with "simt: ".
@@ -22,6 +24,7 @@
 #include <string>
 
 #include "llmc/device/cuda/chip.h"
+#include "simt/runtime/counts.h"
 #include "simt/runtime/memory.h"
 #include "simt/runtime/streams.h"
 
@@ -33,9 +36,10 @@ struct Settings {
     llmc::cuda::Chip chip = llmc::cuda::sm_80;
     std::size_t gpu_memory = std::size_t{4} << 30;
     std::string gpu_uuid;
-    std::string fails;  // "launch", "malloc" or "memcpy"
+    std::string fails;  // "launch", "malloc", "memcpy" or "memory"
     std::uint64_t fails_at = 0;
     double nccl_seconds = 120;
+    std::string count_file;
 };
 
 class Runtime {
@@ -43,6 +47,7 @@ class Runtime {
     // Called by any thread, one call at a time.
     std::mutex mutex;
     const Settings settings;
+    Counts counts;
     Memory memory;
     Streams streams;
 
@@ -52,6 +57,8 @@ class Runtime {
     cudaError_t fault() const { return fault_; }
     // Counts calls of a kind. True where this is the one that is to fail: then the fault is set.
     bool strikes(const char* kind);
+    // The same without a fault that stays.
+    bool is_struck(const char* kind) { return settings.fails == kind && ++calls_ == settings.fails_at; }
 
   private:
     std::uint64_t calls_ = 0;  // of the kind that is to fail

@@ -1,6 +1,7 @@
 #include "simt/runtime/streams.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "simt/runtime/runtime.h"
 
@@ -153,6 +154,7 @@ bool Streams::run_next(CUstream_st& stream) {
 }
 
 void Streams::run_until(const std::function<bool()>& done, const char* call) {
+    runtime().counts.waits(call);
     draw_priorities();
     while (runtime().fault() == cudaSuccess && !done()) {
         if (step()) continue;
@@ -223,7 +225,10 @@ bool Streams::query(cudaStream_t handle) {
     ask_for(&stream);
     const auto waits_for = [&](const CUstream_st& s) { return is_null(stream) ? s.blocking : &s == &stream; };
     const auto is_done = [&](const CUstream_st& s) { return s.queue.empty() || !waits_for(s); };
-    if (!std::ranges::all_of(streams_, is_done)) step();
+    if (!std::ranges::all_of(streams_, is_done)) {
+        runtime().counts.waits("cudaStreamQuery");
+        step();
+    }
     if (!std::ranges::all_of(streams_, is_done)) return false;
     for (const CUstream_st& s : streams_) {
         if (waits_for(s)) host_waited_for(s.clock);
@@ -235,7 +240,10 @@ bool Streams::query_event(cudaEvent_t event) {
     const auto record = get_event(event).latest;
     if (!record) return true;
     ask_for(record.get());
-    if (!record->done) step();
+    if (!record->done) {
+        if (!std::exchange(record->is_polled, true)) runtime().counts.waits("cudaEventQuery");
+        step();
+    }
     if (!record->done) return false;
     host_waited_for(record->clock);
     return true;

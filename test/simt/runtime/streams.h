@@ -31,6 +31,7 @@ namespace simt::runtime {
 // One cudaEventRecord.
 struct Record {
     bool done = false;
+    bool is_polled = false;  // the host has found it not done
     std::chrono::steady_clock::time_point time;
     Clock clock;
 };

@@ -1,0 +1,251 @@
+"""Trainings by the CUDA device's own host code and kernels, without a GPU (simulated.py).
+
+They follow the CPU device; they are the same, bit for bit, in whatever order the streams' work runs, as far as events
+allow; and where an event is missing (planted_faults.py) they are not, or the runtime says so.
+"""
+
+import collections
+import functools
+import hashlib
+import json
+import shutil
+
+import model_bounds
+import numpy as np
+import pytest
+import reference_model
+import safetensors_numpy
+import simulated
+import torch
+from planted_faults import FAULTS
+from program import PROGRAM, ROOT, Run, write_token_file
+from reference_model import Sizes
+from simulated import at_once, train
+
+simulated.require()
+
+CPU = str((ROOT / PROGRAM).resolve())
+SIZES = Sizes(layers=2, heads=2, channels=16, seq_len=16, vocab_size=64)
+SEQUENCES, STEPS = 4, 20
+BF16 = ["--dtype=bf16"]
+STOCHASTIC = [*BF16, "--stochastic-rounding"]
+ROUNDED = [*BF16, "--gradient-dtype=bf16", "--micro-batch-size=1"]
+
+
+class Experiment:
+    """Random weights and one batch, which every step repeats, in files."""
+
+    def __init__(self, folder, seed):
+        generator = torch.Generator().manual_seed(seed)
+        self.weights = reference_model.random_weights(SIZES, generator)
+        T = SIZES.seq_len
+        # One run of tokens, cut into windows that share their end tokens.
+        run = torch.randint(SIZES.vocab_size, (SEQUENCES * T + 1,), generator=generator)
+        self.tokens = torch.stack([run[i * T:(i + 1) * T + 1] for i in range(SEQUENCES)])
+        self.data, self.init = folder / "train.bin", folder / "init.safetensors"
+        write_token_file(self.data, run.numpy())
+        safetensors_numpy.save(self.init, {name: w.numpy().astype(np.float32) for name, w in self.weights.items()})
+
+    def options(self, *more, steps=STEPS):
+        return ["--init", self.init, "--train-data", self.data, f"--global-batch-tokens={SEQUENCES * SIZES.seq_len}",
+                *SIZES.options(), f"--steps={steps}", "--lr=1e-3", "--lr-schedule=constant", "--warmup-steps=0",
+                "--weight-decay=0.1", "--grad-clip=0.5", *more]
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory, seed):
+    return Experiment(tmp_path_factory.mktemp("experiment"), seed)
+
+
+@pytest.fixture(scope="module")
+def bounds(experiment, seed):
+    """A function that gives the allowed |difference| of any step's loss from the CPU device's."""
+    @functools.cache
+    def bound(dtype, ranks, micro_batches, rounds_gradients):
+        if dtype == "fp32":
+            return model_bounds.LOSS_FP32
+        return model_bounds.gpu_training_bound_bf16(
+            experiment.weights, SIZES, [experiment.tokens] * STEPS, (micro_batches,) * ranks, rounds_gradients, draws=6,
+            generator=torch.Generator().manual_seed(seed), lr=1e-3, weight_decay=0.1, betas=(0.9, 0.95), grad_clip=0.5)
+    return bound
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def results(run):
+    """What must have the same bits."""
+    return run.losses, run.column("grad_norm"), [line.get("val_loss") for line in run.lines]
+
+
+# ---- against the CPU device
+
+
+def follow(folder, experiment, bound, options, ranks):
+    """Trains on both devices and compares the losses; returns both runs."""
+    calls = [functools.partial(train, folder / "cpu", *experiment.options(*options, "--device=cpu"), executable=CPU)]
+    calls += [functools.partial(train, folder / str(n), *experiment.options(*options), ranks=n, seed=n) for n in ranks]
+    cpu, *gpus = at_once(*calls)
+    # The batch is learned: a bound that allowed everything would allow less than this.
+    assert cpu.losses[0] - cpu.losses[-1] > 20 * bound
+    for n, gpu in zip(ranks, gpus):
+        assert gpu.record["configuration"]["device"] == "cuda" and gpu.record["mesh"]["data"] == n
+        difference = np.abs(np.array(gpu.losses) - cpu.losses).max()
+        print(f"{n} processes, {' '.join(map(str, options))}: largest difference of the loss {difference:.2e}, {bound:.2e} allowed")
+        assert difference <= bound
+        if bound == model_bounds.LOSS_FP32:  # of the same weights, the gradients are as near
+            assert gpu.column("grad_norm")[0] == pytest.approx(cpu.column("grad_norm")[0], rel=model_bounds.GRADIENT_FP32)
+        assert gpu.column("tokens") == cpu.column("tokens") and gpu.column("lr") == cpu.column("lr")
+    return cpu, gpus
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_follows_the_cpu_on_any_number_of_processes(dtype, experiment, bounds, tmp_path):
+    follow(tmp_path, experiment, bounds(dtype, 1, 1, False), [f"--dtype={dtype}"], (1, 2, 4))
+
+
+def test_follows_the_cpu_with_gradients_in_bf16(experiment, bounds, tmp_path):
+    follow(tmp_path, experiment, bounds("bf16", 2, 2, True), ROUNDED, (2,))
+
+
+def test_follows_the_cpu_with_stochastic_rounding(experiment, bounds, tmp_path):
+    """Both devices take the same random bits."""
+    follow(tmp_path, experiment, bounds("bf16", 1, 1, False), STOCHASTIC, (2,))
+
+
+def test_follows_the_cpu_in_micro_batches_validation_and_samples(experiment, bounds, tmp_path):
+    options = ["--dtype=fp32", "--micro-batch-size=1", "--val-data", experiment.data, "--val-every=7", "--sample-tokens=12",
+               "--sample-every=15", "--prompt=5 6 7", "--temperature=0"]
+    cpu, (gpu,) = follow(tmp_path, experiment, bounds("fp32", 1, 1, False), options, (1,))
+    validations = [[(line["step"], line["val_loss"]) for line in run.lines if "val_loss" in line] for run in (cpu, gpu)]
+    assert [step for step, _ in validations[0]] == [7, 14, 20] == [step for step, _ in validations[1]]
+    for (_, one), (_, other) in zip(*validations):
+        assert abs(one - other) <= model_bounds.LOSS_FP32
+    texts = [[line for line in run.output.splitlines() if "5 6 7" in line] for run in (cpu, gpu)]
+    assert len(texts[0]) == 2 and texts[0] == texts[1]
+
+
+# ---- the same bits
+
+
+def like(first, folder):
+    """A folder for a run that takes the algorithms which the first one chose: by time, so that it may choose others."""
+    (folder / "run").mkdir(parents=True)
+    shutil.copy(first.out_dir / "algorithms.txt", folder / "run")
+    return folder
+
+
+@pytest.mark.parametrize("ranks, options", [(1, ["--dtype=fp32", "--micro-batch-size=1"]), (2, [*STOCHASTIC, *ROUNDED])],
+                         ids=["fp32", "2 processes, bf16 throughout"])
+def test_any_order_of_work_and_a_resumed_run_give_the_same_bits(ranks, options, experiment, tmp_path):
+    options = [*experiment.options(*options, steps=6), "--checkpoint-every=3", "--val-data", experiment.data, "--val-every=2"]
+
+    def trained(folder, *more, seed):
+        run = train(folder, *options, "--export", folder / "w.safetensors", *more, ranks=ranks, seed=seed)
+        return run, digest(folder / "w.safetensors")
+
+    # Work in the order of its issue; as events allow; and what the first three steps left.
+    whole, weights = trained(tmp_path / "whole", seed=0)
+    checkpoint = whole.out_dir / "checkpoint-00000003"
+    *others, (resumed, resumed_weights) = at_once(
+        *(functools.partial(trained, like(whole, tmp_path / str(seed)), seed=seed) for seed in (1, 2)),
+        functools.partial(trained, tmp_path / "resumed", "--resume", checkpoint, seed=3))
+    for run, own_weights in others:
+        assert results(run) == results(whole)
+        assert own_weights == weights
+    assert results(resumed) == tuple(column[3:] for column in results(whole))
+    assert resumed_weights == weights
+
+
+def test_addresses_are_right_in_any_order_of_work(experiment, tmp_path):
+    """Under AddressSanitizer, which also finds the host's hands on the device's memory."""
+    options = [*experiment.options(*ROUNDED, steps=2), "--val-data", experiment.data]
+    first = train(tmp_path / "first", *options, ranks=2, executable=simulated.ADDRESS)
+    other = train(like(first, tmp_path / "other"), *options, ranks=2, executable=simulated.ADDRESS, seed=1)
+    assert results(other) == results(first)
+
+
+# ---- planted faults
+
+
+@pytest.fixture(scope="module")
+def right(experiment, tmp_path_factory):
+    """A function that gives the run of the program with all faults, where none is asked for."""
+    @functools.cache
+    def run(ranks, micro_batches):
+        folder, options = tmp_path_factory.mktemp("right"), few_steps(experiment, ranks, micro_batches)
+        first = train(folder / "first", *options, ranks=ranks, executable=simulated.PLANTED)
+        other = train(like(first, folder / "other"), *options, ranks=ranks, executable=simulated.PLANTED, seed=1)
+        assert results(other) == results(first)
+        return first
+    return run
+
+
+def few_steps(experiment, ranks, micro_batches):
+    return [*experiment.options(steps=4), "--val-data", experiment.data, "--val-every=2", f"--micro-batch-size={SEQUENCES // ranks // micro_batches}"]
+
+
+def found(fault, expected, seed, experiment, folder):
+    """How a run shows the fault; None where it does not."""
+    like(expected, folder)
+    options = ["--out-dir", folder / "run", *few_steps(experiment, fault.ranks, fault.micro_batches), "--sample-tokens=0"]
+    result = simulated.run(options, folder, fault.ranks, simulated.PLANTED, seed, {"PLANT": fault.name})
+    stops = [line for line in result.stderr.splitlines() if line.startswith(("simt: ", "error: "))]
+    if stops:
+        return stops[0]
+    assert result.returncode == 0, result.stderr
+    own = results(Run(folder / "run"))
+    return f"other results {own}" if own != results(expected) else None
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_found(fault, right, experiment, tmp_path):
+    expected = right(fault.ranks, fault.micro_batches)
+    for seed in range(1, 6):
+        shown = found(fault, expected, seed, experiment, tmp_path / str(seed))
+        if shown:
+            print(f"seed {seed}: {shown}")
+            return
+    pytest.fail("it was not found")
+
+
+# ---- memory and waits
+
+
+def counted(folder, *options, ranks=1, **how):
+    """A run, and of each process what its runtime counted (test/simt/runtime/counts.h)."""
+    run = train(folder, *options, ranks=ranks, variables={"SIMT_COUNT": str(folder / "count")}, **how)
+    counts = [json.loads(path.read_text()) for path in folder.glob("count.*")]
+    assert len(counts) == ranks
+    return run, counts
+
+
+@pytest.mark.parametrize("ranks, options", [(1, ["--dtype=fp32"]), (2, [*STOCHASTIC, *ROUNDED])],
+                         ids=["fp32", "2 processes, bf16 throughout"])
+def test_an_arena_is_one_allocation_and_nothing_else_is(ranks, options, experiment, tmp_path):
+    run, counts = counted(tmp_path, *experiment.options(*options, steps=1), ranks=ranks)
+    arenas = sorted(size for size in run.record["memory"].values() if size > 0)
+    for count in counts:
+        assert sorted(count["cudaMalloc"]) == arenas
+
+
+@pytest.mark.parametrize("ranks, micro_batches", [(1, 1), (2, 1), (1, 4)])
+def test_a_step_waits_for_nothing_but_its_loss(ranks, micro_batches, experiment, tmp_path):
+    """Once by polling, so that the watchdog lives, and once for the copy; and for each micro-batch from the third on, until
+    the tokens of the one two before have left their staging memory: the GPU has a micro-batch of work then."""
+    options = [*experiment.options(), f"--micro-batch-size={SEQUENCES // ranks // micro_batches}"]
+    (_, few), (_, more) = at_once(*(functools.partial(counted, tmp_path / str(steps), *options, f"--steps={steps}", ranks=ranks)
+                                    for steps in (2, 6)))
+
+    def waits(counts):
+        return sum((collections.Counter(count["waits"]) for count in counts), collections.Counter())
+
+    in_four_steps = waits(more)
+    in_four_steps.subtract(waits(few))
+    polls = in_four_steps.pop("cudaEventQuery")
+    assert {call: number for call, number in in_four_steps.items() if number} == {
+        "cudaMemcpyAsync": 4 * ranks, "cudaStreamSynchronize": 4 * ranks}
+    allowed = 4 * ranks * (1 + max(0, micro_batches - 2))
+    # Beside other processes work also goes on while the host is elsewhere, and may be done when it asks.
+    assert polls == allowed or (ranks > 1 and 0 < polls <= allowed)

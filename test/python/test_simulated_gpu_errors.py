@@ -1,0 +1,181 @@
+"""What goes wrong with GPUs, on simulated ones (simulated.py): one line on standard error, status 1, and no hang."""
+
+import dataclasses
+import functools
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+import program
+import pytest
+import simulated
+from refused import one_error
+
+simulated.require()
+
+CPU = str((program.ROOT / program.PROGRAM).resolve())
+MODEL = ["--layers=1", "--heads=2", "--channels=16", "--seq-len=8", "--global-batch-tokens=16", "--steps=2",
+         "--sample-tokens=0"]
+NO_GPU = {"SIMT_GPUS": "0", "CUDA_VISIBLE_DEVICES": ""}
+ONE_GPU = {"SIMT_GPUS": "1"}
+OF_GPUS = "is for GPUs, and this run computes on the CPU; leave it out, or try --device cuda"
+FAULT = "CUDA says \"an illegal memory access was encountered\" (cudaErrorIllegalAddress); if a kernel is to blame, " \
+        "--cuda-sync names it"
+
+
+@dataclasses.dataclass
+class Case:
+    name: str
+    options: list
+    words: list  # that the line contains
+    variables: dict = dataclasses.field(default_factory=dict)
+    ranks: int = 1
+    executable: str = simulated.PLAIN
+    late: bool = False  # found after the header is printed
+
+
+CASES = [
+    Case("two processes on one GPU", [], ["processes 0 and 1 would share one GPU (GPU simulated", "--share-gpu"], ONE_GPU, 2),
+    Case("no GPU", ["--device=cuda"], ["--device cuda: CUDA finds no GPU", "driver", "try --device cpu"], NO_GPU),
+    Case("no GPU, two processes", ["--device=cuda"], ["--device cuda: CUDA finds no GPU"], NO_GPU, 2),
+    Case("no GPU on this machine", ["--device=cuda"], ["--device cuda: ", "try --device cpu"], NO_GPU, executable=CPU),
+    # ---- memory: sizes that cannot fit are known before, what other processes take is not
+    Case("a model that does not fit", ["--channels=800"],
+         ["too large a model: 7,903,200 parameters and a micro-batch need at least", "the GPU has 37.6 MiB free",
+          "give a smaller --model or --micro-batch-size"], {"SIMT_GPU_MEMORY": "45000000"}),
+    Case("a model that does not fit twice", ["--share-gpu"], ["need 32.", "MiB of memory in each of 2 processes, and the GPU has"],
+         {**ONE_GPU, "SIMT_GPU_MEMORY": "60000000"}, 2),
+    *(Case(f"no memory for the {arena}", [],
+           [f"the arena {arena} needs ", "iB of the GPU's memory, of which 4.0 GiB of 4.0 GiB are free; give a smaller --model"],
+           {"SIMT_FAIL": f"memory:{number}"}, ranks, late=True)
+      for ranks, number, arena in ((1, 1, "parameters"), (1, 3, "master"), (1, 6, "workspace"), (2, 2, "gradients"))),
+    # ---- a kernel fails, while algorithms are timed and in a step
+    *(Case(f"launch {number} fails", [], [FAULT], {"SIMT_FAIL": f"launch:{number}"}, ranks, late=True)
+      for number, ranks in ((1, 1), (300, 1), (300, 2))),
+    *(Case(f"launch {number} fails and is named", ["--cuda-sync"],
+           ["kernel void llmc::cuda::", " threads) failed: an illegal memory access was encountered"],
+           {"SIMT_FAIL": f"launch:{number}"}, ranks, late=True) for number, ranks in ((1, 1), (300, 1), (300, 2))),
+    Case("a copy fails", [], ["cudaMemcpyAsync: " + FAULT], {"SIMT_FAIL": "memcpy:5"}, late=True),
+    # ---- options
+    Case("attention by cuDNN", ["--attention=cudnn"], ["built without cuDNN's frontend", "nvidia-cudnn-frontend",
+                                                       "take --attention flash"]),
+    Case("attention by cuDNN in fp32", ["--attention=cudnn", "--dtype=fp32"], ["computes in bf16, and --dtype is fp32"]),
+    Case("TF32 of bf16", ["--tf32", "--dtype=bf16"], ["--tf32 is for products of fp32 numbers, and --dtype is bf16"]),
+    Case("TF32 of what is bf16 without being said", ["--tf32"], ["--tf32 is for products of fp32 numbers, and --dtype is bf16"]),
+    *(Case(f"{option} on the CPU{where}", [option, *more], [option.replace("=", " "), OF_GPUS], variables)
+      for option in ("--tf32", "--attention=cudnn", "--cuda-sync", "--share-gpu")
+      for where, more, variables in (("", ["--device=cpu"], {}), (" for want of a GPU", [], NO_GPU))),
+    # ---- sizes that kernels refuse
+    Case("heads of 12 channels", ["--channels=36", "--heads=3"],
+         ["--channels 36 with --heads 3 makes heads of 12 channels", "multiples of 8 up to 128; try --channels 48"]),
+    Case("heads of 132 channels", ["--channels=264"], ["makes heads of 132 channels", "try --channels 256"], ranks=2),
+    Case("channels beyond a block's registers", ["--channels=6272", "--heads=49", "--dtype=fp32"],
+         ["--channels 6272 is out of range for the GPU's kernels in fp32; give at most 6144"],
+         {"SIMT_GPU_MEMORY": "100000000000"}),
+    Case("a vocabulary beyond shared memory", ["--vocab-size=6000000"], ["--vocab-size 6000000 is out of range for this GPU"]),
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory, request):
+    """The result of every case that is asked for, by its name."""
+    asked = {item.callspec.params["case"].name for item in request.session.items
+             if getattr(item, "originalname", "") == "test_is_told_in_one_line"}
+    base = tmp_path_factory.mktemp("errors")
+
+    def result_of(case, folder):
+        return simulated.run([*MODEL, *case.options, "--out-dir", folder / "run"], folder, case.ranks, case.executable,
+                             variables=case.variables)
+
+    cases = [case for case in CASES if case.name in asked]
+    results = simulated.at_once(*(functools.partial(result_of, case, base / str(number)) for number, case in enumerate(cases)))
+    return {case.name: (result, base / str(number)) for number, (case, result) in enumerate(zip(cases, results))}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}, {case.ranks}")
+def test_is_told_in_one_line(case, outcomes):
+    result, folder = outcomes[case.name]
+    line = one_error(result.stderr)
+    assert result.returncode == 1
+    for word in case.words:
+        assert word in f"error: {line}"
+    # What is wrong is said before the header, but for what shows in the work itself.
+    assert case.late or result.stdout == ""
+    assert not (folder / "run").exists()
+
+
+# ---- what is no error
+
+
+def test_without_a_gpu_it_is_the_cpu_and_that_is_said(tmp_path):
+    result = simulated.run([*MODEL, "--out-dir", tmp_path / "run"], tmp_path, variables=NO_GPU)
+    assert result.returncode == 0 and result.stderr == ""
+    assert "note: on the CPU: CUDA finds no GPU (" in result.stdout
+    configuration = program.Run(tmp_path / "run").record["configuration"]
+    assert (configuration["device"], configuration["dtype"]) == ("cpu", "fp32")
+
+
+def test_processes_share_a_gpu_where_they_are_told_to(tmp_path):
+    run = simulated.train(tmp_path, *MODEL, "--share-gpu", ranks=2, variables=ONE_GPU)
+    assert run.record["configuration"]["device"] == "cuda" and len(run.lines) == 2
+
+
+def test_a_process_without_a_gpu_among_others_with_one_is_refused(tmp_path):
+    """Where one rank of two finds none."""
+    options = ["-c", 'SIMT_GPUS=$OMPI_COMM_WORLD_RANK exec "$0" "$@"', simulated.PLAIN, *MODEL, "--out-dir", tmp_path / "run"]
+    result = simulated.run(options, tmp_path, 2, executable="/bin/sh")
+    assert result.returncode == 1
+    assert one_error(result.stderr).startswith("process 0 has no GPU, and others have")
+
+
+# ---- ranks that fail
+
+
+def children_of(process):
+    """The ids of its children."""
+    return [int(path.parent.name) for path in pathlib.Path("/proc").glob("[0-9]*/stat")
+            if path.exists() and path.read_text().rpartition(")")[2].split()[1] == str(process)]
+
+
+def end_while_training(signal_sent, folder, *options):
+    """Sends one of two ranks a signal after their third step; returns the status, standard error and the seconds."""
+    command, environment = simulated.command_of(
+        simulated.PLAIN, [*MODEL, "--steps=1000000", "--out-dir", folder / "run", *options], folder, 2)
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                          stdin=subprocess.DEVNULL) as job:
+        try:
+            metrics, deadline = folder / "run/metrics.jsonl", time.monotonic() + simulated.SECONDS
+            while not metrics.exists() or metrics.read_text().count("\n") < 4:
+                assert job.poll() is None, job.communicate()[1]
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            ranks = children_of(job.pid)
+            assert len(ranks) == 2
+            begin = time.monotonic()
+            os.kill(max(ranks), signal_sent)
+            stderr = job.communicate(timeout=simulated.SECONDS)[1]
+            return job.returncode, stderr, time.monotonic() - begin
+        finally:
+            if job.poll() is None:
+                job.terminate()  # on which mpirun ends its ranks
+
+
+def test_a_killed_rank_ends_the_job(tmp_path):
+    status, stderr, seconds = end_while_training(signal.SIGKILL, tmp_path)
+    assert status == 128 + signal.SIGKILL
+    assert stderr.count("mpirun noticed that process rank") == 1
+    # The other rank may find it out from NCCL before mpirun ends it.
+    own = [line for line in stderr.splitlines() if line.startswith(("error:", "simt:"))]
+    assert not own or (len(own) == 1 and 'a collective under way: NCCL says "remote process exited' in own[0])
+    assert seconds < 10 * program.PATIENCE
+
+
+def test_a_stopped_rank_ends_the_job_with_one_line(tmp_path):
+    limit = 3
+    status, stderr, seconds = end_while_training(signal.SIGSTOP, tmp_path, f"--comm-timeout={limit}")
+    line = one_error(stderr)
+    assert status == 1
+    assert "wait" in line and "another process is gone, stuck or too slow" in line and "--comm-timeout" in line
+    assert limit - 1 <= seconds < limit + 20 * program.PATIENCE

@@ -1,0 +1,27 @@
+#include "simt/runtime/counts.h"
+
+#include <cstdio>
+
+#include "simt/runtime/memory.h"
+
+namespace simt::runtime {
+
+void Counts::write(const std::string& file) const {
+    std::string text = "{\"waits\": {";
+    const char* separator = "";
+    for (const auto& [call, number] : waits_) {
+        text += separator + ("\"" + call + "\": ") + std::to_string(number);
+        separator = ", ";
+    }
+    text += "}, \"cudaMalloc\": [";
+    separator = "";
+    for (const std::size_t bytes : allocations_) {
+        text += separator + std::to_string(bytes);
+        separator = ", ";
+    }
+    text += "]}\n";
+    std::FILE* const out = std::fopen(file.c_str(), "w");
+    if (!out || std::fputs(text.c_str(), out) < 0 || std::fclose(out) != 0) stop("cannot write " + file);
+}
+
+}  // namespace simt::runtime
