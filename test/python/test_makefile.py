@@ -151,7 +151,7 @@ def test_missing_mpi_is_said_with_what_would_do(project, tmp_path):
         tool.chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if name not in OF_THE_CALLER}
     environment["PATH"] = f"{tools}:{environment['PATH']}"
-    make = ["make", "CUDA=none", f"BUILD={tmp_path}/build"]
+    make = ["make", "CUDA=0", "NVCC=", f"BUILD={tmp_path}/build"]
     run = subprocess.run(make, cwd=project.folder, env=environment, capture_output=True, text=True, timeout=120)
     assert run.returncode == 2
     assert re.search(r"\*\*\* missing: libopenmpi-dev \(ompi-c\); run `make deps` or `make MPI=0` to do without MPI\.  Stop\.",
