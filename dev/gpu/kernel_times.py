@@ -11,11 +11,11 @@ def read(path):
     return pairs
 
 
-def outside(spans, last=0.5):
-    """Of the last part of the time that they cover, in which steps follow one another: the share in which nothing ran."""
+def outside(spans, length=None):
+    """The share in which nothing ran: of the last time of that length, in the unit of the spans, or of all that they cover."""
     spans = sorted(spans)
     end = max(stop for _, stop in spans)
-    start = end - last * (end - spans[0][0])
+    start = spans[0][0] if length is None else max(spans[0][0], end - length)
     busy, reached = 0, start
     for begin, stop in spans:
         begin = max(begin, reached)

@@ -11,6 +11,7 @@ import random
 import statistics
 import sys
 import tempfile
+import threading
 
 import kernel_times
 import machine
@@ -77,23 +78,33 @@ def rates(results, tiny):
 
 
 def kernels(results, tiny):
-    """Each timing is a line of its own, for the report."""
+    """Each timing is a line of its own, as soon as it is measured, for the report."""
     if tiny:
         raise Skipped("nothing is timed on the CPU")
-    with tempfile.NamedTemporaryFile() as file:
-        trouble = ""
-        try:
-            done = programs.run([programs.KERNELS, "--time-best", file.name], results.seconds_left())
-            trouble = programs.tail(done.stderr) if done.returncode else ""
-        except CheckFailed as late:
-            trouble = str(late)
-        lines = [json.loads(line) for line in pathlib.Path(file.name).read_text().splitlines()]
-    for line in lines:
-        results.add(f"kernel {line['operation']}, {line['variant']}", "measured",
-                    f"{line['dtype']} {line['shape']}: {line['microseconds']:.0f} us, {line['share']:.0%} of the ceiling", timing=line)
-    if trouble:
-        raise CheckFailed(trouble)
-    return {"detail": f"{len(lines)} timings"}
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder, "timings.jsonl")
+        program = programs.TimedSteps([programs.KERNELS, "--time-best", file], max(10, results.seconds_left()), file)
+        count = 0
+        while line := program.next_line():
+            timing = json.loads(line)
+            results.add(f"kernel {timing['operation']} {timing['shape']}, {timing['variant']}", "measured",
+                        f"{timing['microseconds']:.0f} us, {timing['share']:.0%} of the ceiling", timing=timing)
+            count += 1
+        program.end()
+    if program.process.returncode:
+        raise CheckFailed(f"after {count} timings: status {program.process.returncode}; {programs.tail(program.said['stderr'])}")
+    return {"detail": f"{count} timings"}
+
+
+def take_timed(program, extent):
+    """The lines of the steps that warm up and of those that count, and the GPU's clocks while these run."""
+    taken = program.take(extent.warmup)
+    clocks = {}
+    thread = threading.Thread(target=lambda: clocks.update(machine.clocks()))
+    thread.start()
+    taken += program.take(extent.timed)
+    thread.join()
+    return taken, clocks
 
 
 class Contest:
@@ -131,8 +142,7 @@ class Contest:
         return {"detail": f"{rate:,.0f} tokens/s, {flops / PEAK:.1%} of 989 TFLOP/s, {1e3 * statistics.median(times):.1f} ms a step "
                           f"of {batch} x {self.extent.T}; loss {losses[-1]:.3f}",
                 "model": self.model, "program": name, "tokens_a_second": rate, "flops_a_second": flops, "batch": batch,
-                "step_ms": 1e3 * statistics.median(times), "loss": losses[-1], "clocks": before, "clocks_after": machine.clocks(),
-                **more}
+                "step_ms": 1e3 * statistics.median(times), "loss": losses[-1], "clocks": before, **more}
 
     def out_dir(self, attention):
         return self.folder / f"{self.model}-{attention}"
@@ -146,7 +156,6 @@ class Contest:
 
     def train_gpt(self, attention, **environment):
         """The steps of a turn, the batch, and what the trainer itself says of its time."""
-        steps = self.extent.warmup + self.extent.timed
         batches = [self.batch] if self.batch else self.batches
         for batch in batches:
             # With the algorithms that the first turn chose.
@@ -155,7 +164,8 @@ class Contest:
             command = [programs.TRAIN_GPT, *self.options(batch), f"--attention={attention}", f"--out-dir={metrics.parent}"]
             program = programs.TimedSteps(command, 180, metrics, **environment)
             try:
-                taken = program.take(steps + 1)[1:]  # the first line tells of the run
+                program.take(1)  # which tells of the run
+                taken, clocks = take_timed(program, self.extent)
                 break
             except CheckFailed as refused:
                 if "--attention cudnn" in str(refused):
@@ -168,7 +178,7 @@ class Contest:
         lines = [json.loads(line) for _, line in taken[self.extent.warmup:]]
         # What the GPU's own clock does not count between the beginning and the end of a step's list.
         beside = [1 - sum(line["phase_ms"].values()) / line["step_ms"] for line in lines]
-        return taken, batch, {"attention": attention, "outside_lists": statistics.median(beside) if beside else None}
+        return taken, batch, {"attention": attention, "clocks_while": clocks, "outside_lists": statistics.median(beside) if beside else None}
 
     def pytorch(self):
         if not self.batch:
@@ -182,9 +192,9 @@ class Contest:
             program = programs.TimedSteps(command, 240, LD_LIBRARY_PATH=programs.own_library_path())
             try:
                 about = json.loads(program.take(1)[0][1])
-                taken = program.take(e.warmup + e.timed)
+                taken, clocks = take_timed(program, e)
                 profile = json.loads(program.ask("profile")) if e.device == "cuda" else {}
-                return taken, self.batch, {"micro_batch": micro_batch, **about, **profile}
+                return taken, self.batch, {"micro_batch": micro_batch, "clocks_while": clocks, **about, **profile}
             except CheckFailed as failed:
                 trouble = failed
                 if "No module named 'torch'" in str(failed):
@@ -203,9 +213,11 @@ class Contest:
         found.unlink(missing_ok=True)
         if not self.rates:
             raise Skipped("no turn succeeded")
-        self.train_gpt(max(self.rates, key=self.rates.get), CUDA_INJECTION64_PATH=str(programs.PROFILER),
+        steps, _, _ = self.train_gpt(max(self.rates, key=self.rates.get), CUDA_INJECTION64_PATH=str(programs.PROFILER),
                        KERNEL_TIMES=str(found))
         if not found.exists() or not found.stat().st_size:
             raise Skipped("CUPTI refused, or libcupti.so.13 is not here")
-        share = kernel_times.outside(kernel_times.read(found))
-        return {"detail": f"{share:.2%} of the time of the last steps", "model": self.model, "outside_kernels": share}
+        # Most of the steps that count, and nothing before them.
+        seconds = 0.8 * (steps[-1][0] - steps[self.extent.warmup][0])
+        share = kernel_times.outside(kernel_times.read(found), 1e9 * seconds)
+        return {"detail": f"{share:.2%} of the last {seconds:.1f} s of steps", "model": self.model, "outside_kernels": share}

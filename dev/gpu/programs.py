@@ -3,6 +3,7 @@
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -84,18 +85,26 @@ class TimedSteps:
 
     def __init__(self, command, timeout, file=None, **more):
         self.process = subprocess.Popen([str(word) for word in command], env=environment(**more), text=True, stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
         self.file, self.lines = file, None
-        self.said = {}
+        self.said = {"stdout": "", "stderr": ""}
         self.readers = [threading.Thread(target=self.keep, args=[name], daemon=True)
                         for name in (["stdout", "stderr"] if file else ["stderr"])]
         for thread in self.readers:
             thread.start()
-        self.timer = threading.Timer(timeout, self.process.kill)
+        self.timer = threading.Timer(timeout, self.kill)
         self.timer.start()
 
     def keep(self, name):
-        self.said[name] = getattr(self.process, name).read()
+        for line in getattr(self.process, name):
+            self.said[name] += line
+
+    def kill(self):
+        """With what it started, such as PyTorch's compilers."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
     def next_line(self):
         """Empty where the program ended."""
@@ -120,7 +129,7 @@ class TimedSteps:
             line = self.next_line()
             if not line:
                 self.end()
-                raise CheckFailed(f"ended after {len(taken)} of {count} steps: {tail(self.said.get('stderr', ''))}")
+                raise CheckFailed(f"ended after {len(taken)} of {count} steps: {tail(self.said['stderr'])}")
             taken.append((time.monotonic(), line))
         return taken
 
@@ -133,11 +142,11 @@ class TimedSteps:
 
     def end(self):
         """Ends it at once: a trainer that ended in order would save its checkpoint, of many gigabytes."""
-        self.process.kill()
+        self.kill()
         self.process.wait()
         self.timer.cancel()
         for thread in self.readers:
-            thread.join()
+            thread.join(5)
 
 
 def emptied(folder):

@@ -115,12 +115,12 @@ def outside_kernels(lines, model, name):
 
 def clocks(lines):
     rows = [[line["model"], line["program"], *(f"{line[when].get(field, '')}" for field in ("clocks.sm", "clocks.mem", "temperature.gpu",
-             "power.draw", "slowed by") for when in ("clocks", "clocks_after"))]
+             "power.draw", "slowed by") for when in ("clocks", "clocks_while"))]
             for line in lines if "tokens_a_second" in line and line.get("clocks")]
     if not rows:
         return "The GPU's clocks could not be read."
     titles = ["model", "program", *(f"{name} {when}" for name in ("SM clock", "memory clock", "C", "power", "slowed by")
-                                    for when in ("before", "after"))]
+                                    for when in ("before", "while"))]
     return table(titles, rows, numbers_from=2)
 
 
