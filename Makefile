@@ -54,7 +54,8 @@ LIBRARIES := $(shell pkg-config --libs $(PACKAGES) 2>/dev/null) -ldnnl -lpthread
 NO_MPI := $(filter 0,$(MPI))
 ifndef NO_MPI
 MPI_CFLAGS := -DOMPI_SKIP_MPICXX $(call system_headers,ompi-c)
-LIBRARIES := $(shell pkg-config --libs ompi-c 2>/dev/null) $(LIBRARIES)
+MPI_LIBRARIES := $(shell pkg-config --libs ompi-c 2>/dev/null)
+LIBRARIES := $(MPI_LIBRARIES) $(LIBRARIES)
 endif
 # For deps.sh and launch.sh.
 export MPI
@@ -111,18 +112,19 @@ $(eval $(call remember,$(BUILD)/bench.txt,BENCH_SOURCES))
 $(eval $(call remember,$(BUILD)/mpi-or-not.txt,NO_MPI))
 
 include dev/kernels.mk
+include dev/gpu/check.mk
 $(eval $(call remember,$(BUILD)/version.txt,VERSION_FLAGS))
 
 # ---- What a person types ---------------------------------------------------------------------------------
 
 .DEFAULT_GOAL := train_gpt
-.PHONY: help deps deps-gpu quickstart test test-long test-programs bench-cpu bench-mpi bench bench-check bench-gpu-check lint check-format check-shell \
+.PHONY: help deps deps-gpu quickstart test test-long test-programs bench-cpu bench-mpi bench bench-check gpu-check bundle lint check-format check-shell \
     check-python clang-tidy format clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
 	@echo 'make TARGET, where TARGET is one of (`make` alone is `make train_gpt`):'
-	@sed -n 's/^\([a-z_-]*\):.*  ## /\1@/p' Makefile | awk -F@ '{ printf "  %-13s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z_-]*\):.*  ## /\1@/p' Makefile dev/gpu/check.mk | awk -F@ '{ printf "  %-13s %s\n", $$1, $$2 }'
 	@echo 'with variables such as:'
 	@sed -n '4,13s/^# //p' Makefile
 
@@ -160,7 +162,7 @@ test-long: deps  ## the suites that take long (trainings compared with known res
 	@$(MAKE) $(in_parallel) test-programs
 	@$(RUN_SUITES) --long $(SUITE)
 
-test-programs: $(PROGRAM) $(TEST_PROGRAMS) $(KERNEL_TESTS) $(RUNTIME_TESTS) $(SIMULATED_PROGRAMS) $(KERNEL_REPORT)  ## builds what `make test` runs
+test-programs: $(PROGRAM) $(TEST_PROGRAMS) $(KERNEL_TESTS) $(RUNTIME_TESTS) $(SIMULATED_PROGRAMS) $(SIMULATED_PROBES) $(TESTED_OF_BUNDLE) $(KERNEL_REPORT)  ## builds what `make test` runs
 	@:
 
 # TORCH_PYTHON=python names one more interpreter, with a newer PyTorch; BENCH_OPTIONS go to dev/cpu/bench_cpu.py.
@@ -181,13 +183,6 @@ bench: deps  ## times every kernel of the lab (dev/) on this machine's GPU, into
 	@rm -f $(BUILD)/gpu/timings.jsonl
 	@$(BUILD)/gpu/kernels --time $(BUILD)/gpu/timings.jsonl
 	@$(PYTHON) dev/lab/report.py $(BUILD)/gpu/timings.jsonl dev/results
-
-# A folder with all that a machine with a GPU and CUDA's libraries needs to run it.
-bench-gpu-check: deps  ## the kernels' tests and the lab for a GPU, as one program; runs it where there is one
-	@scripts/deps.sh gpu
-	@$(MAKE) $(in_parallel) $(BUILD)/gpu/kernels
-	@dev/lab/gpu_check.sh bundle $(BUILD)/gpu
-	@$(if $(GPU),$(BUILD)/gpu/bundle/gpu_check.sh run,echo 'no GPU here; where there is one, run $(BUILD)/gpu/bundle/gpu_check.sh run')
 
 bench-check: deps  ## runs every kernel of the lab (dev/) on the CPU, to see that it computes what it should
 	@$(MAKE) $(in_parallel) $(BUILD)/test/kernels-plain $(KERNEL_REPORT)
@@ -226,7 +221,11 @@ clean:  ## removes what was built (not runs/)
 $(BUILD)/test/unit: $(call objects,$(UNIT_SOURCES)) $(LIBRARY) $(NO_GPU_OBJECTS) $(BUILD)/unit.txt
 $(BUILD)/test/mpi: $(call objects,$(MPI_SOURCES)) $(LIBRARY) $(NO_GPU_OBJECTS) $(BUILD)/mpi.txt
 $(MPI_TOOLS): $(BUILD)/test/tools/%: $(BUILD)/objects/test/mpi/tools/%.o $(LIBRARY) $(NO_GPU_OBJECTS)
-$(PROBES): $(BUILD)/test/probe/%: $(BUILD)/objects/test/probe/%.o $(LIBRARY) $(NO_GPU_OBJECTS)
+$(PROBES): $(BUILD)/test/probe/%: $(BUILD)/objects/test/probe/%.o $(LIBRARY)
+$(filter-out %/model_probe,$(PROBES)): $(NO_GPU_OBJECTS)
+# On a GPU too.
+$(filter %/model_probe,$(PROBES)): $(GPU_OBJECTS)
+$(filter %/model_probe,$(PROBES)): LIBRARIES += $(GPU_LIBRARIES)
 $(BUILD)/test/unit: LIBRARIES += -lgtest_main -lgtest
 $(BUILD)/test/mpi: LIBRARIES += -lgtest
 $(BENCH): $(call objects,$(BENCH_SOURCES)) $(LIBRARY) $(NO_GPU_OBJECTS) $(BUILD)/bench.txt

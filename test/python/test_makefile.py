@@ -24,15 +24,16 @@ FILES = {
     "llmc/uses_none.cpp": "",
     "llmc/comm/transport_mpi.cpp": "#include <mpi.h>\n",
     WITHOUT_MPI: "",
-    "train_gpt.cu": '#include "llmc/far.h"\n' + MAIN,
     "llmc/device/cuda/no_cuda.cpp": "",
     "llmc/comm/nccl/no_nccl.cpp": "",
+    "train_gpt.cu": '#include "llmc/far.h"\n' + MAIN,
     "test/unit/one_test.cpp": '#include "llmc/near.h"\n',
     "test/unit/two_test.cpp": "",
     "test/mpi/mpi_main.cpp": MAIN,
     "test/probe/probe.cpp": MAIN,
     "test/kernels/kernels_main.cpp": MAIN,
     "test/simt/executor.cpp": "",
+    "test/simt/runtime.mk": "",  # CUDA's headers need not be here
     "dev/lab/lab.cpp": "",
     "dev/lab/no_gpu.cpp": "",
     "dev/one.cu": '#include "llmc/kernel.cuh"\n',
@@ -48,7 +49,7 @@ class Project:
         self.folder = folder
         for name, text in FILES.items():
             self.write(name, text)
-        for name in ("Makefile", "dev/kernels.mk", "test/simt/runtime.mk", "scripts/deps.sh"):
+        for name in ("Makefile", "dev/kernels.mk", "test/simt/runtime.mk", "dev/gpu/check.mk", "scripts/deps.sh"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
         self.git("init", "-q")
