@@ -53,7 +53,9 @@ DEFINE_thread := -DSIMT_THREAD
 # The lab's GPU, and the libraries it is compared with: cuDNN where its frontend's headers are (`scripts/deps.sh gpu`).
 CUDNN_FRONTEND := $(and $(wildcard $(CUDA_FOLDER)/include/cudnn.h),$(wildcard .cuda/include/cudnn_frontend.h))
 CUDNN_LIBRARIES := $(if $(CUDNN_FRONTEND),-lcudnn -lnvrtc)
-LAB_ON_GPU := dev/lab/gpu.cu dev/lab/rivals.cu dev/lab/rivals_$(if $(CUDNN_FRONTEND),,no_)cudnn.cu
+LAB_ON_GPU := dev/lab/gpu.cu dev/lab/rivals.cu dev/lab/matmul_rival.cu dev/lab/rivals_$(if $(CUDNN_FRONTEND),,no_)cudnn.cu
+# The trainer's products by cuBLASLt, one of the rivals.
+LT_PRODUCTS := llmc/device/cuda/lt_products.cpp llmc/device/cuda/cuda_queues.cpp
 ON_GPU := $(LAB_SOURCES) $(LAB_COMMON) $(LAB_ON_GPU) $(KERNEL_TEST_SOURCES)
 
 # What runs on the executor beside the executor.
@@ -143,7 +145,8 @@ $(BUILD)/nvcc/report.txt: $(call nvcc_objects,$(LAB_SOURCES)) dev/lab/kernel_rep
 
 # ./dev/X runs on the GPU where this machine has one, and on the executor otherwise.
 ifneq ($(and $(GPU),$(NVCC)),)
-$(LAB_PROGRAMS): dev/%: $(call nvcc_objects,dev/%.cu $(LAB_COMMON) $(LAB_ON_GPU) dev/lab/main.cpp)
+$(LAB_PROGRAMS): dev/%: $(call nvcc_objects,dev/%.cu $(LAB_COMMON) $(LAB_ON_GPU) dev/lab/main.cpp) \
+    $(call objects,$(LT_PRODUCTS)) $(filter $(BUILD)/objects/llmc/core/%,$(LIBRARY))
 	$(link_nvcc)
 else
 $(LAB_PROGRAMS): dev/%: $(call simt_objects,plain,dev/%.cu $(SIMT_SOURCES) $(LAB_COMMON) dev/lab/no_gpu.cpp \
@@ -152,7 +155,7 @@ $(LAB_PROGRAMS): dev/%: $(call simt_objects,plain,dev/%.cu $(SIMT_SOURCES) $(LAB
 endif
 
 # The lab and the kernels' tests, as one program for a GPU, with the CPU device to compare with.
-$(BUILD)/gpu/kernels: $(call nvcc_objects,$(ON_GPU)) \
+$(BUILD)/gpu/kernels: $(call nvcc_objects,$(ON_GPU)) $(call objects,$(LT_PRODUCTS)) \
     $(filter $(BUILD)/objects/llmc/core/% $(BUILD)/objects/llmc/device/%,$(LIBRARY)) $(BUILD)/kernels.txt
 	$(link_nvcc) -lgtest
 

@@ -5,7 +5,7 @@
 namespace llmc {
 
 Gpus find_gpus() {
-    return {{}, "this program was built without CUDA (its compiler nvcc was not there, or CUDA=0)"};
+    return {{}, "this program was built without CUDA (nvcc or cuBLASLt's header was not there, or CUDA=0)"};
 }
 
 std::unique_ptr<Device> make_cuda_device(const CudaOptions&) {
