@@ -84,8 +84,9 @@ DEFINE_address := -DSIMT_ADDRESS
 DEFINE_thread := -DSIMT_THREAD
 
 # The lab's GPU, and the libraries it is compared with.
-LAB_ON_GPU := dev/lab/gpu.cu dev/lab/rivals.cu dev/lab/rivals_cudnn.cu
-ON_GPU := dev/lab/gpu.cu dev/lab/rivals.cu dev/lab/rivals_$(if $(CUDNN_FRONTEND),,no_)cudnn.cu
+LAB_ON_GPU := dev/lab/gpu.cu dev/lab/rivals.cu dev/lab/matmul_rival.cu dev/lab/rivals_cudnn.cu
+# The trainer's products by cuBLASLt, one of the rivals.
+LT_PRODUCTS := llmc/device/cuda/lt_products.cpp llmc/device/cuda/cuda_queues.cpp
 ON_GPU := $(LAB_SOURCES) $(LAB_COMMON) $(LAB_ON_GPU) $(KERNEL_TEST_SOURCES)
 
 # What runs on the executor beside the executor.
@@ -173,8 +174,9 @@ $(BUILD)/nvcc/report.txt: $(call nvcc_objects,$(LAB_SOURCES)) dev/lab/kernel_rep
 
 # ---- The programs ----------------------------------------------------------------------------------------
 
-# The CPU device, to compare with, and cuDNN's attention.
-LAB_LIBRARY := $(filter $(BUILD)/objects/llmc/core/% $(BUILD)/objects/llmc/device/%,$(LIBRARY)) $(call objects,$(CUDNN_HOST))
+# The CPU device, to compare with, and cuBLASLt's products and cuDNN's attention.
+LAB_LIBRARY := $(filter $(BUILD)/objects/llmc/core/% $(BUILD)/objects/llmc/device/%,$(LIBRARY)) $(call objects,$(CUDNN_HOST) \
+    $(LT_PRODUCTS))
 
 # ./dev/X runs on the GPU where this machine has one, and on the executor otherwise.
 ifneq ($(and $(GPU),$(NVCC)),)

@@ -68,7 +68,8 @@ choose_python() {
 }
 
 # CUDA's compiler and headers, which the tests of the kernels need: a toolkit's, or these packages in .cuda/.
-cuda_from_pypi=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96)
+cuda_from_pypi=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96
+    nvidia-cuda-cccl==13.0.85)
 choose_cuda() {
     local nvcc
     if [[ ${CUDA_HOME-} && -x $CUDA_HOME/bin/nvcc ]]; then
@@ -78,7 +79,8 @@ choose_cuda() {
     nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null) || true
     if [[ $nvcc ]]; then dirname "$(dirname "$(readlink -f "$nvcc")")"; else echo .cuda/nvidia/cu13; fi
 }
-has_cuda() { [[ -x $(choose_cuda)/bin/nvcc ]]; }
+# nv/target is what its headers include of the package nvidia-cuda-cccl.
+has_cuda() { [[ -x $(choose_cuda)/bin/nvcc && -e $(choose_cuda)/include/nv/target ]]; }
 has_pip() { python3 -m pip --version >/dev/null 2>&1; }
 
 # Installs PyPI's packages $2... into .cuda/, unless the file $1 is there. Their versions are pinned, and nothing they
@@ -164,7 +166,7 @@ case ${1-} in
     train) install_missing 'build|run' ;;
     '')
         install_missing "build|run$(is_debian_12 && echo '|style')$(has_cuda || has_pip || echo '|pip')"
-        has_cuda || install_from_pypi .cuda/nvidia/cu13/bin/nvcc "${cuda_from_pypi[@]}"
+        has_cuda || install_from_pypi .cuda/nvidia/cu13/include/nv/target "${cuda_from_pypi[@]}"
         ;;
     lint) install_missing 'build|run|style|lint' ;;
     missing) missing build | sed -E 's/^(.*) [a-z-]+:(.*)/\1 (\2)/; s/^(.*) \(\1\)$/\1/' | paste -sd, | sed 's/,/, /g' ;;

@@ -5,6 +5,8 @@
 HAS_RUNTIME_HEADERS := $(and $(CUBLASLT_HEADER),$(NCCL_HEADER))
 RUNTIME_TEST_SOURCES := $(sort $(wildcard test/simt/runtime/*_test.cpp))
 RUNTIME_SOURCES := $(filter-out $(RUNTIME_TEST_SOURCES),$(sort $(wildcard test/simt/runtime/*.cpp)))
+# What its tests run of the lab.
+RUNTIME_RIVALS := dev/lab/rivals.cu dev/lab/matmul_rival.cu dev/lab/rivals_cudnn.cu
 RUNTIME_LIST := $(if $(HAS_RUNTIME_HEADERS),$(RUNTIME_SOURCES) $(RUNTIME_TEST_SOURCES))
 # Nothing here has threads that race.
 RUNTIME_KINDS := $(if $(HAS_RUNTIME_HEADERS),$(filter plain address,$(SIMT_KINDS)))
@@ -14,11 +16,12 @@ $(eval $(call remember,$(BUILD)/runtime.txt,RUNTIME_LIST))
 define runtime_kind
 # Unchecked as the executor is: it touches what it hides from the host's code.
 $(call simt_objects,$(1),$(RUNTIME_SOURCES)): CHECKS := -O2 $(DEFINE_$(1))
-$(call simt_objects,$(1),$(RUNTIME_TEST_SOURCES)): CHECKS := $(CHECKS_$(1)) $(DEFINE_$(1))
-$(BUILD)/test/cuda-runtime-$(1): $(call simt_objects,$(1),$(SIMT_SOURCES) $(RUNTIME_LIST)) $(LIBRARY) $(NO_GPU_OBJECTS) \
+$(call simt_objects,$(1),$(RUNTIME_TEST_SOURCES) $(RUNTIME_RIVALS)): CHECKS := $(CHECKS_$(1)) $(DEFINE_$(1))
+$(BUILD)/test/cuda-runtime-$(1): $(call simt_objects,$(1),$(SIMT_SOURCES) $(RUNTIME_LIST) $(RUNTIME_RIVALS) $(LT_PRODUCTS)) $(LIBRARY) \
+    $(NO_GPU_OBJECTS) $(call objects,llmc/device/cuda/no_cudnn.cpp) \
     $(BUILD)/library.txt $(BUILD)/link.txt $(BUILD)/kernels.txt $(BUILD)/runtime.txt
 	$$(link_simt) $(CHECKS_$(1)) $$(filter %.o,$$^) $$(LIBRARIES) -lboost_context -lgtest_main -lgtest -o $$@
--include $(patsubst %.o,%.d,$(call simt_objects,$(1),$(RUNTIME_LIST)))
+-include $(patsubst %.o,%.d,$(call simt_objects,$(1),$(RUNTIME_LIST) $(RUNTIME_RIVALS)))
 endef
 $(foreach kind,$(RUNTIME_KINDS),$(eval $(call runtime_kind,$(kind))))
 
