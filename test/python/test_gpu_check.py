@@ -200,6 +200,26 @@ def test_a_failure_hides_nothing(copy, tmp_path):
     assert run.stdout.splitlines()[-1].endswith("; 2 failed")
 
 
+def test_trainings_that_differ_are_found(copy, tmp_path):
+    """A trainer that computes with another rate on the CPU, in its second run, after resuming and on two ranks."""
+    pytest.importorskip("torch")
+    trainer = copy / "bin/train_gpt"
+    trainer.rename(copy / "bin/right")
+    trainer.write_text(f"""#!/bin/sh
+case "$* $WORLD_SIZE" in
+    *device=cpu*steps=2*|*device=cpu*steps=3*|*out-dir=*/again*|*--resume*|*" 2") set -- "$@" --lr=0.03 ;;
+esac
+exec {copy}/bin/right "$@"
+""")
+    trainer.chmod(0o755)
+    run = check(copy, "model", "--tiny", "--results", tmp_path / "results")
+    assert run.returncode == 1
+    failed = {name for name, line in by_name(tmp_path / "results").items() if line["status"] == "failed"}
+    assert failed == {"3 steps against the CPU device, fp32, flash attention",
+                      "2 steps against the CPU device, bf16, flash attention", "4 steps twice, bit for bit",
+                      "stopped after 2 steps and resumed, bit for bit", "4 steps on 2 NCCL ranks that share the GPU, fp32"}
+
+
 def test_a_kernel_test_that_fails(copy, tmp_path):
     """The suites are processes of their own: one that crashes is told by name; sanitizers that refuse are said, not failed."""
     kernels = copy / "bin/kernels"
@@ -213,7 +233,7 @@ esac
 """)
     tools = tool(tmp_path, "compute-sanitizer", """
 case $* in
-    *memcheck*) echo '========= Error: Device not supported. Please refer to the documentation' ;;
+    *memcheck*) printf '========= Error: Device not supported. Please refer to it\\n========= ERROR SUMMARY: 0 errors\\n' ;;
     *racecheck*Ptx*) echo '========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)' ;;
     *) printf '========= Error: Race reported between Write access\\n========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\\n' ;;
 esac
