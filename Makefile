@@ -7,7 +7,7 @@
 #   PYTHON=python3            the interpreter of the tests and the plot, with the modules of scripts/deps.sh
 #   SUITE='unit mpi-2'        only these suites of `make test`
 #   GPU_ARCH='80 90a'         the chips that nvcc compiles kernels for; by default this machine's GPU, or these
-#   CUDA=0                    leaves the GPU out
+#   CUDA=0                    leaves the GPU out; CUDA_HOME=folder is CUDA's toolkit
 #   MPI=0                     without MPI: processes find each other as README.md says
 #   V=1                       prints the commands
 
@@ -68,7 +68,7 @@ LINK_FLAGS := $(LINK) $(LIBRARIES)
 
 # Outside a git checkout of its own the commit is empty, and the program says "unknown".
 COMMIT := $(if $(wildcard .git),$(shell git describe --always --dirty --exclude='*' 2>/dev/null))
-VERSION_FLAGS = -DLLMC_VERSION='"$(VERSION)"' $(if $(COMMIT),-DLLMC_COMMIT='"$(COMMIT)"')
+VERSION_FLAGS = -DLLMC_VERSION='"$(VERSION)"' -DLLMC_GPU_PART='"$(GPU_PART)"' $(if $(COMMIT),-DLLMC_COMMIT='"$(COMMIT)"')
 
 # ---- Sources and objects ---------------------------------------------------------------------------------
 
@@ -104,7 +104,6 @@ $(1):
 endef
 $(eval $(call remember,$(BUILD)/flags.txt,COMPILE))
 $(eval $(call remember,$(BUILD)/link.txt,LINK_FLAGS))
-$(eval $(call remember,$(BUILD)/version.txt,VERSION_FLAGS))
 # A program is linked again where one of its objects is gone.
 $(eval $(call remember,$(BUILD)/library.txt,LIBRARY))
 $(eval $(call remember,$(BUILD)/unit.txt,UNIT_SOURCES))
@@ -114,11 +113,12 @@ $(eval $(call remember,$(BUILD)/mpi-or-not.txt,NO_MPI))
 
 include dev/kernels.mk
 include dev/gpu/check.mk
+$(eval $(call remember,$(BUILD)/version.txt,VERSION_FLAGS))
 
 # ---- What a person types ---------------------------------------------------------------------------------
 
 .DEFAULT_GOAL := train_gpt
-.PHONY: help deps quickstart test test-long test-programs bench-cpu bench-mpi bench bench-check gpu-check bundle lint check-format check-shell \
+.PHONY: help deps deps-gpu quickstart test test-long test-programs bench-cpu bench-mpi bench bench-check gpu-check bundle lint check-format check-shell \
     check-python clang-tidy format clean
 .DELETE_ON_ERROR:
 
@@ -131,7 +131,10 @@ help:  ## this list
 deps:  ## installs what is missing (Debian, Ubuntu), after saying what that is
 	@scripts/deps.sh
 
-$(PROGRAM): $(BUILD)/objects/train_gpt.o $(LIBRARY) $(GPU_OBJECTS)
+deps-gpu:  ## installs what `--attention cudnn` needs to be built: the headers of cuDNN's frontend, into .cuda/
+	@scripts/deps.sh gpu
+
+$(PROGRAM): $(BUILD)/objects/train_gpt.o $(LIBRARY) $(GPU_OBJECTS) $(BUILD)/gpu.txt
 $(PROGRAM): LIBRARIES += $(GPU_LIBRARIES)
 ifneq ($(PROGRAM),train_gpt)
 .PHONY: train_gpt
@@ -201,7 +204,11 @@ check-shell:  ## part of lint: shellcheck
 check-python:  ## part of lint: pyflakes
 	$(QUIET)$(PYTHON) -m pyflakes $(wildcard scripts/*.py dev/*/*.py test/*.py test/*/*.py)
 
-clang-tidy: $(patsubst $(BUILD)/objects/%.o,$(BUILD)/lint/%,$(call objects,$(SOURCES))) $(KERNEL_LINT)  ## part of lint
+# What CUDA's libraries have the headers of is read where they are.
+UNREAD := $(if $(CUDNN_FRONTEND),,$(CUDNN_SOURCES)) $(filter-out %/no_cuda.cpp %/no_nccl.cpp \
+    $(if $(CUBLASLT_HEADER),llmc/device/cuda/%) $(if $(and $(CUBLASLT_HEADER),$(NCCL_HEADER)),llmc/comm/nccl/%),$(CUDA_HOST_SOURCES))
+clang-tidy: $(patsubst %,$(BUILD)/lint/%,$(basename $(filter-out $(UNREAD),$(SOURCES)))) $(KERNEL_LINT)  ## part of lint: clang-tidy
+	$(if $(strip $(UNREAD)),@echo 'clang-tidy: not read, since headers of CUDA are not here: $(strip $(UNREAD))')
 
 format:  ## clang-format on every C++ file
 	$(QUIET)$(CLANG_FORMAT) -i $(CPP_FILES)
@@ -224,7 +231,7 @@ $(BUILD)/test/mpi: LIBRARIES += -lgtest
 $(BENCH): $(call objects,$(BENCH_SOURCES)) $(LIBRARY) $(NO_GPU_OBJECTS) $(BUILD)/bench.txt
 
 $(PROGRAM) $(TEST_PROGRAMS) $(BENCH): $(BUILD)/library.txt $(BUILD)/link.txt
-	@echo 'link $@'
+	@echo 'link $@$(if $(filter $(PROGRAM),$@), with $(GPU_PART))'
 	@mkdir -p $(@D)
 	$(QUIET)$(LINK) $(filter %.o,$^) $(LIBRARIES) -o $@
 
@@ -260,7 +267,11 @@ ifdef SANITIZED
 $(BUILD)/objects/llmc/device/cpu/%.o: FILE_FLAGS = --param asan-use-after-return=0
 endif
 
-$(BUILD)/objects/llmc/device/cuda/%.o $(BUILD)/objects/llmc/comm/nccl/%.o: FILE_FLAGS = -isystem $(CUDA_FOLDER)/include
+$(BUILD)/objects/llmc/device/cuda/% $(BUILD)/objects/llmc/comm/nccl/%: FILE_FLAGS = $(CUDA_INCLUDES)
+$(BUILD)/lint/llmc/device/cuda/% $(BUILD)/lint/llmc/comm/nccl/%: FILE_FLAGS = $(CUDA_INCLUDES)
+# The frontend's templates take their time, and nothing waits for what they do.
+$(BUILD)/objects/llmc/device/cuda/cudnn_attention.o: FILE_FLAGS = $(CUDA_INCLUDES) -O1
+$(call objects,$(CUDA_HOST_SOURCES)): $(BUILD)/cuda-flags.txt
 $(BUILD)/objects/llmc/comm/transport_mpi.o: FILE_FLAGS = $(MPI_CFLAGS)
 $(BUILD)/lint/llmc/comm/transport_mpi: FILE_FLAGS = $(MPI_CFLAGS)
 

@@ -305,7 +305,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
         "  1   error: one line on standard error says what, why and what would do\n"
         "  75  stopped by a signal, with what it trained saved: goes on with --resume (schedulers: "
         "requeue)\n");
-    app.set_version_flag("--version", fmt::format("train_gpt {} (commit {})", version(), commit()));
+    app.set_version_flag("--version",
+                         fmt::format("train_gpt {} (commit {})\nGPUs: {}", version(), commit(), gpu_part()));
     add_settings(app, options);
 
     std::string resume;

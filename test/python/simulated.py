@@ -1,7 +1,6 @@
 """Runs the trainer for GPUs without one: linked with CUDA's runtime, cuBLASLt and NCCL as test/simt/runtime/ computes them."""
 
 import concurrent.futures
-import itertools
 import os
 import pathlib
 import subprocess
@@ -58,8 +57,3 @@ def train(folder, *options, **how):
     trained = program.Run(folder / "run")
     trained.output = result.stdout
     return trained
-
-
-def numbered(base):
-    """Folders, one after the other, for runs that need nothing but one of their own."""
-    return (base / str(number) for number in itertools.count())

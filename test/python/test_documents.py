@@ -67,7 +67,8 @@ def test_files_exist(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_targets_exist(document):
-    targets = set(re.findall(r"^([a-z_-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    makefiles = [ROOT / "Makefile", *ROOT.glob("dev/**/*.mk")]
+    targets = {target for makefile in makefiles for target in re.findall(r"^([a-z_-]+):", makefile.read_text(), re.MULTILINE)}
     named = named_targets(document)
     assert "test" in named
     assert named <= targets

@@ -23,6 +23,7 @@ from reference_model import Sizes
 from simulated import at_once, train
 
 simulated.require()
+torch.set_num_threads(1)  # beside the programs
 
 CPU = str((ROOT / PROGRAM).resolve())
 SIZES = Sizes(layers=2, heads=2, channels=16, seq_len=16, vocab_size=64)
