@@ -26,7 +26,7 @@ class Extent:
         self.tiny = tiny
         # Of a model whose tiles are whole, as in ordinary runs, and of more than one tile.
         self.layers, self.heads, self.channels, self.T, self.V, self.batch = \
-            (1, 1, 16, 8, 17, 4) if tiny else (2, 4, 256, 192, 515, 8)
+            (1, 1, 16, 8, 17, 4) if tiny else (2, 2, 128, 136, 259, 4)
         self.pytorch_steps, self.fp32_steps, self.bf16_steps, self.long_steps = (3, 3, 2, 4) if tiny else (50, 20, 5, 200)
         self.own_steps = 4 if tiny else 20
         self.ranks = [2] if tiny else [2, 4]
