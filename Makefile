@@ -159,7 +159,7 @@ test: deps  ## from nothing to all tests passed: deps, builds, runs every suite;
 	@$(RUN_SUITES) $(SUITE)
 
 test-long: deps  ## the suites that take long (trainings compared with known results)
-	@$(MAKE) $(in_parallel) test-programs
+	@$(MAKE) $(in_parallel) test-programs $(LONG_PROGRAMS)
 	@$(RUN_SUITES) --long $(SUITE)
 
 test-programs: $(PROGRAM) $(TEST_PROGRAMS) $(KERNEL_TESTS) $(RUNTIME_TESTS) $(SIMULATED_PROGRAMS) $(SIMULATED_PROBES) $(TESTED_OF_BUNDLE) $(KERNEL_REPORT)  ## builds what `make test` runs

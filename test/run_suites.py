@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the test suites one after the other and counts their tests: `make test` and `make test-long`.
+"""Runs the test suites, two at a time, and counts their tests: `make test` and `make test-long`.
 
 A suite is one command that writes a JUnit report (GoogleTest and pytest both do). A suite that crashes, exceeds its
 time or reports no test counts as one failure more. The last line is `N passed, M failed` with `, K skipped` after it
@@ -8,21 +8,27 @@ BUILD/test/logs/ and shown where they fail.
 """
 
 import argparse
+import concurrent.futures
 import dataclasses
 import fnmatch
 import itertools
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 
 RANKS = [1, 2, 3, 4, 8]
 KERNEL_KINDS = ["plain", "address", "thread"]  # how the kernels are compiled for the executor (dev/kernels.mk)
-RUNTIME_KINDS = ["plain", "address"]  # the same of the CUDA runtime of the tests (test/simt/runtime.mk)
+RUNTIME_KINDS = ["plain"]  # the same of the CUDA runtime of the tests (test/simt/runtime.mk)
+LONG_RUNTIME_KINDS = ["address"]
+# Many suites wait for most of their time (for processes, for time limits), and others have one thread.
+AT_ONCE = 2
 # Seconds after which a suite is ended: several times what it takes on two cores, since a machine may be busy.
 # PATIENCE multiplies them and the tests' own time limits; the Makefile sets it for builds with sanitizers.
 UNIT_TIMEOUT, MPI_TIMEOUT, KERNEL_TIMEOUT, PYTHON_TIMEOUT, LONG_TIMEOUT = 300, 240, 600, 420, 5400
@@ -30,6 +36,7 @@ UNIT_TIMEOUT, MPI_TIMEOUT, KERNEL_TIMEOUT, PYTHON_TIMEOUT, LONG_TIMEOUT = 300, 2
 # of an allocation tells from ours (test/leaks.txt); noting it takes up to 15 times as long, so that few suites do.
 OF_MPI_PROGRAMS = "detect_leaks=1:fast_unwind_on_malloc=0"
 LEAK_CHECKS = {"unit": "detect_leaks=1", "mpi-1": OF_MPI_PROGRAMS, "mpi-2": OF_MPI_PROGRAMS, "program": OF_MPI_PROGRAMS}
+running = set()  # the processes of suites under way
 LINES_SHOWN = 200  # of a failed suite's output; the log holds all of it
 
 
@@ -52,7 +59,8 @@ class Result:
 def find_suites(build, report, long):
     """The table of suites; report(name) is where a suite's report goes."""
     if long:
-        return [python_suite(path, report, LONG_TIMEOUT) for path in sorted(pathlib.Path("test/python").glob("long_*.py"))]
+        return ([runtime_suite(build, kind, report) for kind in LONG_RUNTIME_KINDS] +
+                [python_suite(path, report, LONG_TIMEOUT) for path in sorted(pathlib.Path("test/python").glob("long_*.py"))])
     cores = len(os.sched_getaffinity(0))
     suites = [Suite("unit", [f"{build}/test/unit", *googletest_options(report("unit"))], UNIT_TIMEOUT)]
     transports = ["tcp"] if os.environ.get("MPI") == "0" else ["mpi", "tcp"]
@@ -98,15 +106,21 @@ def python_suite(path, report, timeout):
 def run_command(suite, log_path):
     """Runs a suite into its log. Returns what went wrong with the process, or None."""
     with open(log_path, "w") as log:
-        # A process group of its own, so that ending the suite ends the processes it started.
+        # A process group of its own, so that ending the suite ends the processes it started; and a place of its own for
+        # mpirun, since those that share one may remove it from under one another.
+        place = tempfile.mkdtemp()
         process = subprocess.Popen(suite.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                                   env=os.environ | suite.environment, start_new_session=True)
+                                   env={**os.environ, "OMPI_MCA_orte_tmpdir_base": place, **suite.environment},
+                                   start_new_session=True)
+        running.add(process)
         try:
             status = process.wait(suite.timeout)
         except subprocess.TimeoutExpired:
             return f"ended after {suite.timeout:g} seconds"
         finally:
+            running.discard(process)
             end_group(process)
+            shutil.rmtree(place, ignore_errors=True)
     if status < 0:
         return f"killed by {signal.Signals(-status).name}"
     return f"exit status {status}" if status else None
@@ -230,12 +244,23 @@ def main():
     width = max(len(suite.name) for suite in chosen)
     passed = failed = skipped = 0
     start = time.monotonic()
-    for suite in chosen:
-        print(f"{suite.name:{width}}  ", end="", flush=True)
+
+    def run_timed(suite):
         suite_start = time.monotonic()
-        result = run_suite(suite, logs / f"{suite.name}.log", report(suite.name))
-        show(result, time.monotonic() - suite_start, logs / f"{suite.name}.log")
-        passed, failed, skipped = (passed + result.passed, failed + len(result.failed), skipped + len(result.skipped))
+        return run_suite(suite, logs / f"{suite.name}.log", report(suite.name)), time.monotonic() - suite_start
+
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        try:
+            for suite, done in [(suite, pool.submit(run_timed, suite)) for suite in chosen]:
+                print(f"{suite.name:{width}}  ", end="", flush=True)
+                result, seconds = done.result()
+                show(result, seconds, logs / f"{suite.name}.log")
+                passed, failed, skipped = (passed + result.passed, failed + len(result.failed), skipped + len(result.skipped))
+        except BaseException:  # an interrupted run
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(running):
+                end_group(process)
+            raise
     print(f"{len(chosen)} suites in {time.monotonic() - start:.0f} s")
     (logs / "summary.txt").write_text(summary(passed, failed, skipped) + "\n")
     print(summary(passed, failed, skipped), flush=True)

@@ -26,7 +26,7 @@ gpu-check: bundle  ## checks and times everything on this machine's GPU, into de
 	@$(BUILD)/bundle/gpu_check $(PART) --results dev/results $(CHECK_OPTIONS)
 
 bundle: deps  ## a folder that runs `gpu-check` on a machine with a GPU, CUDA's libraries and Python alone
-	@$(if $(and $(WITH_CUDA),$(WITH_NCCL)),,echo 'error: the bundle is made with nvcc, cublasLt.h and nccl.h, which are not all here' >&2; exit 1)
+	@$(if $(and $(WITH_CUDA),$(NCCL)),,echo 'error: the bundle is made with nvcc, cublasLt.h and nccl.h, which are not all here' >&2; exit 1)
 	@scripts/deps.sh gpu
 	@$(MAKE) $(in_parallel) $(BUNDLE_PROGRAMS) $(BUILD)/gpu/kernels $(PROFILER)
 	@dev/gpu/bundle.sh $(BUILD)/bundle $(PROFILER) $(BUNDLE_PROGRAMS) $(BUILD)/gpu/kernels

@@ -159,14 +159,6 @@ def test_any_order_of_work_and_a_resumed_run_give_the_same_bits(ranks, options, 
     assert resumed_weights == weights
 
 
-def test_addresses_are_right_in_any_order_of_work(experiment, tmp_path):
-    """Under AddressSanitizer, which also finds the host's hands on the device's memory."""
-    options = [*experiment.options(*ROUNDED, steps=2), "--val-data", experiment.data]
-    first = train(tmp_path / "first", *options, ranks=2, executable=simulated.ADDRESS)
-    other = train(like(first, tmp_path / "other"), *options, ranks=2, executable=simulated.ADDRESS, seed=1)
-    assert results(other) == results(first)
-
-
 # ---- planted faults
 
 

@@ -10,7 +10,9 @@ RUNTIME_RIVALS := dev/lab/rivals.cu dev/lab/matmul_rival.cu dev/lab/rivals_cudnn
 RUNTIME_LIST := $(if $(HAS_RUNTIME_HEADERS),$(RUNTIME_SOURCES) $(RUNTIME_TEST_SOURCES))
 # Nothing here has threads that race.
 RUNTIME_KINDS := $(if $(HAS_RUNTIME_HEADERS),$(filter plain address,$(SIMT_KINDS)))
-RUNTIME_TESTS := $(RUNTIME_KINDS:%=$(BUILD)/test/cuda-runtime-%)
+RUNTIME_TESTS := $(patsubst %,$(BUILD)/test/cuda-runtime-%,$(filter plain,$(RUNTIME_KINDS)))
+# Those with address checks take long to build (make test-long).
+LONG_PROGRAMS := $(foreach kind,$(filter address,$(RUNTIME_KINDS)),$(BUILD)/test/cuda-runtime-$(kind) $(BUILD)/test/train_gpt-$(kind))
 $(eval $(call remember,$(BUILD)/runtime.txt,RUNTIME_LIST))
 
 define runtime_kind
@@ -26,7 +28,7 @@ endef
 $(foreach kind,$(RUNTIME_KINDS),$(eval $(call runtime_kind,$(kind))))
 
 # The trainer, as it is for GPUs, with this runtime in place of CUDA's, cuBLASLt and NCCL.
-SIMULATED_PROGRAMS := $(RUNTIME_KINDS:%=$(BUILD)/test/train_gpt-%)
+SIMULATED_PROGRAMS := $(patsubst %,$(BUILD)/test/train_gpt-%,$(filter plain,$(RUNTIME_KINDS)))
 SIMULATED_CUDA := $(filter-out $(CUDNN_SOURCES) %/no_cuda.cpp %/no_nccl.cpp,$(CUDA_HOST_SOURCES)) $(GPU_SOURCES)
 define simulated_program
 $(call simt_objects,$(1),$(SIMULATED_CUDA)): CHECKS := $(CHECKS_$(1)) $(DEFINE_$(1))
