@@ -34,9 +34,9 @@ std::vector<double> download(const Tensor& tensor) {
 
 // got[i][j] = start(i, j) + sum_k a(i, k) b(k, j). As in dev/matmul_forward.cu, 3 u for each term.
 template <class A, class B, class Start>
-void expect_product(const Tensor& got, std::int64_t rows, std::int64_t columns, std::int64_t depth,
-                    const A& a, const B& b, const Start& start) {
-    ASSERT_EQ(got.shape, (llmc::Shape{rows, columns}));
+bool is_product(const Tensor& got, std::int64_t rows, std::int64_t columns, std::int64_t depth, const A& a,
+                const B& b, const Start& start) {
+    if (got.shape != llmc::Shape{rows, columns}) return false;
     const std::vector<double> values = download(got);
     lab::Comparison comparison;
     for (std::int64_t i = 0; i < rows * columns; ++i) {
@@ -50,14 +50,13 @@ void expect_product(const Tensor& got, std::int64_t rows, std::int64_t columns, 
         comparison.see("product", i, values[static_cast<std::size_t>(i)], sum,
                        got.dtype == DType::fp32 ? error : lab::rounded<bf16>(sum, error));
     }
-    EXPECT_TRUE(comparison.good()) << comparison.first_failure();
+    if (!comparison.good()) std::fprintf(stderr, "%s\n", comparison.first_failure().c_str());
+    return comparison.good();
 }
 
-class MatmulRivals : public testing::TestWithParam<DType> {};
-
-TEST_P(MatmulRivals, ComputeWhatTheLabDoes) {
+bool computes_what_the_lab_does(DType dtype) {
     constexpr std::int64_t rows = 5, in_channels = 16, out_channels = 24;
-    MatmulRival rival(GetParam(), MatmulShape({rows, in_channels, out_channels}));
+    MatmulRival rival(dtype, MatmulShape({rows, in_channels, out_channels}));
     const auto matrix = [](const Tensor& tensor) {
         return [values = download(tensor), columns = tensor.shape.last()](std::int64_t i, std::int64_t j) {
             return values[static_cast<std::size_t>(i * columns + j)];
@@ -72,33 +71,42 @@ TEST_P(MatmulRivals, ComputeWhatTheLabDoes) {
     rival.backward();
     must(cudaStreamSynchronize(rival.stream()));
     const auto zero = [](std::int64_t, std::int64_t) { return 0.0; };
-    expect_product(rival.din(), rows, in_channels, out_channels, dout, weight, zero);
+    bool good = is_product(rival.din(), rows, in_channels, out_channels, dout, weight, zero);
     // The first run adds as often as it tries algorithms.
     const auto first = matrix(rival.dweight());
     rival.backward();
     must(cudaStreamSynchronize(rival.stream()));
-    expect_product(rival.dweight(), out_channels, in_channels, rows, transposed(dout), in, first);
+    good = is_product(rival.dweight(), out_channels, in_channels, rows, transposed(dout), in, first) && good;
 
     rival.forward();
     must(cudaStreamSynchronize(rival.stream()));
-    expect_product(rival.out(), rows, out_channels, in_channels, in, transposed(weight),
-                   [&](std::int64_t, std::int64_t j) { return bias(0, j); });
+    return is_product(rival.out(), rows, out_channels, in_channels, in, transposed(weight),
+                      [&](std::int64_t, std::int64_t j) { return bias(0, j); }) &&
+           good;
 }
 
-INSTANTIATE_TEST_SUITE_P(, MatmulRivals, testing::Values(DType::fp32, DType::bf16),
-                         [](const auto& dtype) { return std::string(llmc::name_of(dtype.param)); });
+TEST(Rivals, ComputeWhatTheLabDoes) {
+    for (const DType dtype : {DType::fp32, DType::bf16}) {
+        EXPECT_TRUE(is_right_in_any_order([=] { return computes_what_the_lab_does(dtype); }));
+    }
+}
 
 TEST(Rivals, OfBothProductsInBothDtypes) {
-    for (const DType dtype : {DType::fp32, DType::bf16}) {
-        for (const char* operation : {"matmul_forward", "matmul_backward"}) {
-            const auto rivals = lab::rivals_of(operation, dtype, {8, 16, 24});
-            ASSERT_EQ(rivals.size(), 1u) << operation;
-            EXPECT_EQ(rivals[0].name, "cuBLASLt");
-            rivals[0].run();
-            must(cudaStreamSynchronize(rivals[0].stream));
+    const auto outcome = run_process({}, [] {
+        bool good = true;
+        for (const DType dtype : {DType::fp32, DType::bf16}) {
+            for (const char* operation : {"matmul_forward", "matmul_backward"}) {
+                const auto rivals = lab::rivals_of(operation, dtype, {8, 16, 24});
+                good = good && rivals.size() == 1 && rivals[0].name == "cuBLASLt";
+                if (!good) break;
+                rivals[0].run();
+                must(cudaStreamSynchronize(rivals[0].stream));
+            }
+            good = good && lab::rivals_of("gelu_forward", dtype, {8}).empty();
         }
-        EXPECT_TRUE(lab::rivals_of("gelu_forward", dtype, {8}).empty());
-    }
+        return good;
+    });
+    EXPECT_TRUE(outcome.good()) << outcome;
 }
 
 }  // namespace
