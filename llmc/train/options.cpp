@@ -311,8 +311,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
 
     std::string resume;
     CLI::Option* resume_option =
-        app.add_option("--resume", resume,
-                       "Go on from a checkpoint; alone: the newest in --out-dir, or in runs/")
+        app.add_option("--resume", resume, "Go on from a checkpoint; alone: newest in --out-dir or runs/")
             ->expected(0, 1)
             ->configurable(false)
             ->option_text("[DIR]")

@@ -39,8 +39,8 @@ class Case:
 
 CASES = [
     Case("two processes on one GPU", [], ["processes 0 and 1 would share one GPU (GPU simulated", "--share-gpu"], ONE_GPU, 2),
-    Case("no GPU", ["--device=cuda"], ["--device cuda: CUDA finds no GPU", "driver", "try --device cpu"], NO_GPU),
-    Case("no GPU, two processes", ["--device=cuda"], ["--device cuda: CUDA finds no GPU"], NO_GPU, 2),
+    Case("no GPU", ["--device=cuda"], ["--device cuda: no GPU: no driver", "try --device cpu"], NO_GPU),
+    Case("no GPU, two processes", ["--device=cuda"], ["--device cuda: no GPU: no driver"], NO_GPU, 2),
     Case("no GPU on this machine", ["--device=cuda"], ["--device cuda: ", "try --device cpu"], NO_GPU, executable=CPU),
     # ---- memory: sizes that cannot fit are known before, what other processes take is not
     Case("a model that does not fit", ["--channels=800"],
@@ -113,7 +113,7 @@ def test_is_told_in_one_line(case, outcomes):
 def test_without_a_gpu_it_is_the_cpu_and_that_is_said(tmp_path):
     result = simulated.run([*MODEL, "--out-dir", tmp_path / "run"], tmp_path, variables=NO_GPU)
     assert result.returncode == 0 and result.stderr == ""
-    assert "note: on the CPU: CUDA finds no GPU (" in result.stdout
+    assert "; no GPU: no driver for one is here" in result.stdout
     configuration = program.Run(tmp_path / "run").record["configuration"]
     assert (configuration["device"], configuration["dtype"]) == ("cpu", "fp32")
 

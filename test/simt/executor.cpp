@@ -301,8 +301,8 @@ void check_shared_memory(const Chip& chip, const DynamicShared& dynamic, std::si
         refuse(what + std::to_string(chip.shared_bytes_per_block) + " on sm_" +
                std::to_string(chip.architecture));
     }
-    if (bytes > Chip::static_shared_bytes && !dynamic.asked_for) {
-        refuse(what + std::to_string(Chip::static_shared_bytes) + " unless more are asked for");
+    if (bytes > dynamic.limit) {
+        refuse(what + std::to_string(dynamic.limit) + " unless more are asked for");
     }
 }
 

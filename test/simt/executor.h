@@ -78,7 +78,9 @@ bool next_copy(int groups_left, AsyncCopy* copy);
 
 struct DynamicShared {
     std::size_t bytes;
-    bool asked_for;  // with cudaFuncSetAttribute: without, 48 KB hold the kernel's own arrays too
+    // Of these and the kernel's own arrays: 48 KB, or what cudaFuncSetAttribute asked for. (Not a bool: where g++ 12 sets
+    // variables to a pattern it clears the padding behind one in the wrong place of a large closure.)
+    std::size_t limit;
 };
 
 struct Grid {

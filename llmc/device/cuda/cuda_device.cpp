@@ -49,7 +49,7 @@ Chip chip_of(const cudaDeviceProp& p) {
             .shared_bytes_per_block = p.sharedMemPerBlockOptin};
 }
 
-// Dense products, by NVIDIA's datasheets, in FLOP/s. The first name that begins the GPU's is meant.
+// Dense products, by NVIDIA's datasheets, in FLOP/s. The first name whose words begin the GPU's is meant.
 struct Peak {
     std::string_view name;
     double bf16, tf32, fp32;
@@ -104,7 +104,11 @@ std::size_t CudaDevice::available_memory() const {
 
 std::optional<double> CudaDevice::peak_flops(DType dtype) const {
     const std::string_view name = properties_.name;
-    const auto peak = std::ranges::find_if(peaks, [&](const Peak& p) { return name.starts_with(p.name); });
+    const auto begins = [&](const Peak& p) {
+        return name.starts_with(p.name) &&
+               (name.size() == p.name.size() || name[p.name.size()] == ' ' || name[p.name.size()] == '-');
+    };
+    const auto peak = std::ranges::find_if(peaks, begins);
     if (peak == peaks.end()) return std::nullopt;
     if (dtype == DType::bf16) return peak->bf16;
     return options_.tf32 ? peak->tf32 : peak->fp32;

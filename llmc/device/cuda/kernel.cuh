@@ -48,7 +48,8 @@ void launch(const LaunchContext& on, void (*kernel)(Parameters...), dim3 grid, d
     kernel<<<grid, block, shared_bytes, on.stream>>>(static_cast<Parameters>(arguments)...);
     check_cuda(cudaGetLastError(), "launch");
 #else
-    simt::launch(on.chip, on.stream, kernel, grid, block, {shared_bytes, asks_for_shared},
+    simt::launch(on.chip, on.stream, kernel, grid, block,
+                 {shared_bytes, asks_for_shared ? on.chip.shared_bytes_per_block : Chip::static_shared_bytes},
                  static_cast<Parameters>(arguments)...);
 #endif
     if (on.observer)
