@@ -23,7 +23,7 @@ done
 # driver. CUDA's libraries are large, and come with CUDA or with PyTorch.
 of_the_system='(ld-linux[^/]*|libc|libm|libdl|librt|libpthread|libresolv|libutil|libstdc\+\+|libgcc_s|libcuda)\.so'
 of_cuda='(libcublasLt|libcublas|libcudart|libcudnn[^/]*|libnccl|libnvrtc|libcupti)\.so'
-needed=$(ldd "$@" | awk '/=>/ { print $1, $3 }' | sort -u)
+needed=$(ldd "$@" | awk '/=>/ { print $1, $3 }' | sort -u -k1,1)
 if grep -v ' /' <<<"$needed" >&2; then
     echo 'error: these libraries, which the programs need, are not here' >&2
     exit 1
@@ -36,6 +36,9 @@ while read -r name path; do
         cp -L "$path" "$folder/lib"
     fi
 done <<<"$needed" >"$folder/cuda-libraries.txt"
+if grep -q cudnn "$folder/cuda-libraries.txt"; then
+    echo 'libnvrtc.so.13 needed' >>"$folder/cuda-libraries.txt" # cuDNN loads it while it runs
+fi
 if [[ -e $profiler ]]; then
     cp "$profiler" "$folder/lib"
     echo 'libcupti.so.13 wanted' >>"$folder/cuda-libraries.txt" # by the profiler alone

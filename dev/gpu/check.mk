@@ -23,7 +23,7 @@ $(PROFILER): dev/gpu/kernel_times.cpp
 
 # PART=kernels, model, bench or lab; all of them without. CHECK_OPTIONS go to dev/gpu/main.py.
 gpu-check: bundle  ## checks and times everything on this machine's GPU, into dev/results/ (PART=kernels|model|bench|lab)
-	@$(BUILD)/bundle/gpu_check $(PART) --results dev/results $(CHECK_OPTIONS)
+	@PYTHON=$(PYTHON) $(BUILD)/bundle/gpu_check $(PART) --results dev/results $(CHECK_OPTIONS)
 
 bundle: deps  ## a folder that runs `gpu-check` on a machine with a GPU, CUDA's libraries and Python alone
 	@$(if $(and $(WITH_CUDA),$(NCCL)),,echo 'error: the bundle is made with nvcc, cublasLt.h and nccl.h, which are not all here' >&2; exit 1)

@@ -5,12 +5,13 @@
 #   gpu_check run PROGRAM [ARGUMENT...]               a program of bin/ with CUDA's libraries found, such as train_gpt
 #
 # CUDA's libraries are looked for in CUDA_HOME, among the system's, in /usr/local/cuda, and in the packages of the python3
-# in PATH (those that PyTorch comes with). Each that is missing is named.
+# in PATH, or of PYTHON (those that PyTorch comes with). Each that is missing is named.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-command -v python3 >/dev/null || {
-    echo 'error: no python3 in PATH' >&2
+python=${PYTHON:-python3}
+command -v "$python" >/dev/null || {
+    echo "error: no $python in PATH" >&2
     exit 1
 }
 
@@ -20,12 +21,12 @@ folders() {
     tr : '\n' <<<"${LD_LIBRARY_PATH-}"
     { ldconfig -p || /sbin/ldconfig -p || true; } 2>/dev/null | awk '/=>/ { sub("/[^/]*$", "", $NF); print $NF }' | sort -u
     printf '%s\n' /usr/local/cuda/lib64 /usr/local/cuda/lib
-    python3 - <<'PYTHON'
+    "$python" - <<'END'
 import glob, importlib.util
 nvidia = importlib.util.find_spec("nvidia")
 for folder in (nvidia.submodule_search_locations or []) if nvidia else []:
     print(*sorted(glob.glob(glob.escape(folder) + "/*/lib")), sep="\n")
-PYTHON
+END
 }
 
 mapfile -t places < <(folders | awk 'NF && !seen[$0]++')
@@ -46,7 +47,7 @@ while read -r library need; do
     fi
 done <"$here/cuda-libraries.txt"
 for library in "${missing[@]}"; do
-    echo "error: no $library in CUDA_HOME, among the system's libraries or in the packages of $(command -v python3)" >&2
+    echo "error: no $library in CUDA_HOME, among the system's libraries or in the packages of $(command -v "$python")" >&2
 done
 ((${#missing[@]} == 0)) || exit 1
 
@@ -58,4 +59,8 @@ if [[ ${1-} == run ]]; then
     shift
     LD_LIBRARY_PATH=$path exec "$here/bin/$program" "$@"
 fi
-exec python3 "$here/dev/gpu/main.py" "$@"
+"$python" -c 'import numpy' 2>/dev/null || {
+    echo "error: $(command -v "$python") has no numpy; let PATH begin with a python3 that has, and PyTorch, or set PYTHON" >&2
+    exit 1
+}
+exec "$python" "$here/dev/gpu/main.py" "$@"

@@ -130,6 +130,13 @@ def test_names_cuda_libraries_that_are_missing(bare, tmp_path):
     assert no_gpu.returncode == 1 and no_gpu.stderr.startswith("error: --device cuda: no GPU")
 
 
+def test_python_without_numpy_is_said(simulated, tmp_path):
+    python = tool(tmp_path, "python3", f'\nexec {sys.executable} -S "$@"\n') / "python3"
+    run = check(simulated, "model", "--tiny", "--results", tmp_path, PYTHON=str(python), PYTHONPATH="")
+    assert run.returncode == 1 and run.stderr == (
+        f"error: {python} has no numpy; let PATH begin with a python3 that has, and PyTorch, or set PYTHON\n")
+
+
 def test_size(tmp_path):
     """The bundle as `make bundle` makes it, where its programs are built, is small enough; one too large is refused."""
     large = tmp_path / "large"
