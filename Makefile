@@ -7,7 +7,7 @@
 #   PYTHON=python3            the interpreter of the tests and the plot, with the modules of scripts/deps.sh
 #   SUITE='unit mpi-2'        only these suites of `make test`
 #   GPU_ARCH='80 90a'         the chips that nvcc compiles kernels for; by default this machine's GPU, or these
-#   CUDA=0                    leaves the GPU out
+#   CUDA=0                    leaves the GPU out; CUDA_HOME=folder is CUDA's toolkit
 #   MPI=0                     without MPI: processes find each other as README.md says
 #   V=1                       prints the commands
 
@@ -54,7 +54,8 @@ LIBRARIES := $(shell pkg-config --libs $(PACKAGES) 2>/dev/null) -ldnnl -lpthread
 NO_MPI := $(filter 0,$(MPI))
 ifndef NO_MPI
 MPI_CFLAGS := -DOMPI_SKIP_MPICXX $(call system_headers,ompi-c)
-LIBRARIES := $(shell pkg-config --libs ompi-c 2>/dev/null) $(LIBRARIES)
+MPI_LIBRARIES := $(shell pkg-config --libs ompi-c 2>/dev/null)
+LIBRARIES := $(MPI_LIBRARIES) $(LIBRARIES)
 endif
 # For deps.sh and launch.sh.
 export MPI
@@ -67,7 +68,7 @@ LINK_FLAGS := $(LINK) $(LIBRARIES)
 
 # Outside a git checkout of its own the commit is empty, and the program says "unknown".
 COMMIT := $(if $(wildcard .git),$(shell git describe --always --dirty --exclude='*' 2>/dev/null))
-VERSION_FLAGS = -DLLMC_VERSION='"$(VERSION)"' $(if $(COMMIT),-DLLMC_COMMIT='"$(COMMIT)"')
+VERSION_FLAGS = -DLLMC_VERSION='"$(VERSION)"' -DLLMC_GPU_PART='"$(GPU_PART)"' $(if $(COMMIT),-DLLMC_COMMIT='"$(COMMIT)"')
 
 # ---- Sources and objects ---------------------------------------------------------------------------------
 
@@ -103,7 +104,6 @@ $(1):
 endef
 $(eval $(call remember,$(BUILD)/flags.txt,COMPILE))
 $(eval $(call remember,$(BUILD)/link.txt,LINK_FLAGS))
-$(eval $(call remember,$(BUILD)/version.txt,VERSION_FLAGS))
 # A program is linked again where one of its objects is gone.
 $(eval $(call remember,$(BUILD)/library.txt,LIBRARY))
 $(eval $(call remember,$(BUILD)/unit.txt,UNIT_SOURCES))
@@ -112,24 +112,29 @@ $(eval $(call remember,$(BUILD)/bench.txt,BENCH_SOURCES))
 $(eval $(call remember,$(BUILD)/mpi-or-not.txt,NO_MPI))
 
 include dev/kernels.mk
+include dev/gpu/check.mk
+$(eval $(call remember,$(BUILD)/version.txt,VERSION_FLAGS))
 
 # ---- What a person types ---------------------------------------------------------------------------------
 
 .DEFAULT_GOAL := train_gpt
-.PHONY: help deps quickstart test test-long test-programs bench-cpu bench-mpi bench bench-check bench-gpu-check lint check-format check-shell \
+.PHONY: help deps deps-gpu quickstart test test-long test-programs bench-cpu bench-mpi bench bench-check gpu-check bundle lint check-format check-shell \
     check-python clang-tidy format clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
 	@echo 'make TARGET, where TARGET is one of (`make` alone is `make train_gpt`):'
-	@sed -n 's/^\([a-z_-]*\):.*  ## /\1@/p' Makefile | awk -F@ '{ printf "  %-13s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z_-]*\):.*  ## /\1@/p' Makefile dev/gpu/check.mk | awk -F@ '{ printf "  %-13s %s\n", $$1, $$2 }'
 	@echo 'with variables such as:'
 	@sed -n '4,13s/^# //p' Makefile
 
 deps:  ## installs what is missing (Debian, Ubuntu), after saying what that is
 	@scripts/deps.sh
 
-$(PROGRAM): $(BUILD)/objects/train_gpt.o $(LIBRARY) $(GPU_OBJECTS)
+deps-gpu:  ## installs what `--attention cudnn` needs to be built: the headers of cuDNN's frontend, into .cuda/
+	@scripts/deps.sh gpu
+
+$(PROGRAM): $(BUILD)/objects/train_gpt.o $(LIBRARY) $(GPU_OBJECTS) $(BUILD)/gpu.txt
 $(PROGRAM): LIBRARIES += $(GPU_LIBRARIES)
 ifneq ($(PROGRAM),train_gpt)
 .PHONY: train_gpt
@@ -157,7 +162,7 @@ test-long: deps  ## the suites that take long (trainings compared with known res
 	@$(MAKE) $(in_parallel) test-programs
 	@$(RUN_SUITES) --long $(SUITE)
 
-test-programs: $(PROGRAM) $(TEST_PROGRAMS) $(KERNEL_TESTS) $(RUNTIME_TESTS) $(SIMULATED_PROGRAMS) $(KERNEL_REPORT)  ## builds what `make test` runs
+test-programs: $(PROGRAM) $(TEST_PROGRAMS) $(KERNEL_TESTS) $(RUNTIME_TESTS) $(SIMULATED_PROGRAMS) $(SIMULATED_PROBES) $(TESTED_OF_BUNDLE) $(KERNEL_REPORT)  ## builds what `make test` runs
 	@:
 
 # TORCH_PYTHON=python names one more interpreter, with a newer PyTorch; BENCH_OPTIONS go to dev/cpu/bench_cpu.py.
@@ -179,13 +184,6 @@ bench: deps  ## times every kernel of the lab (dev/) on this machine's GPU, into
 	@$(BUILD)/gpu/kernels --time $(BUILD)/gpu/timings.jsonl
 	@$(PYTHON) dev/lab/report.py $(BUILD)/gpu/timings.jsonl dev/results
 
-# A folder with all that a machine with a GPU and CUDA's libraries needs to run it.
-bench-gpu-check: deps  ## the kernels' tests and the lab for a GPU, as one program; runs it where there is one
-	@scripts/deps.sh gpu
-	@$(MAKE) $(in_parallel) $(BUILD)/gpu/kernels
-	@dev/lab/gpu_check.sh bundle $(BUILD)/gpu
-	@$(if $(GPU),$(BUILD)/gpu/bundle/gpu_check.sh run,echo 'no GPU here; where there is one, run $(BUILD)/gpu/bundle/gpu_check.sh run')
-
 bench-check: deps  ## runs every kernel of the lab (dev/) on the CPU, to see that it computes what it should
 	@$(MAKE) $(in_parallel) $(BUILD)/test/kernels-plain $(KERNEL_REPORT)
 	@KERNEL_REPORT=$(KERNEL_REPORT) $(BUILD)/test/kernels-plain --gtest_filter='Lab*'
@@ -206,7 +204,11 @@ check-shell:  ## part of lint: shellcheck
 check-python:  ## part of lint: pyflakes
 	$(QUIET)$(PYTHON) -m pyflakes $(wildcard scripts/*.py dev/*/*.py test/*.py test/*/*.py)
 
-clang-tidy: $(patsubst $(BUILD)/objects/%.o,$(BUILD)/lint/%,$(call objects,$(SOURCES))) $(KERNEL_LINT)  ## part of lint
+# What CUDA's libraries have the headers of is read where they are.
+UNREAD := $(if $(CUDNN_FRONTEND),,$(CUDNN_SOURCES)) $(filter-out %/no_cuda.cpp %/no_nccl.cpp \
+    $(if $(CUBLASLT_HEADER),llmc/device/cuda/%) $(if $(and $(CUBLASLT_HEADER),$(NCCL_HEADER)),llmc/comm/nccl/%),$(CUDA_HOST_SOURCES))
+clang-tidy: $(patsubst %,$(BUILD)/lint/%,$(basename $(filter-out $(UNREAD),$(SOURCES)))) $(KERNEL_LINT)  ## part of lint: clang-tidy
+	$(if $(strip $(UNREAD)),@echo 'clang-tidy: not read, since headers of CUDA are not here: $(strip $(UNREAD))')
 
 format:  ## clang-format on every C++ file
 	$(QUIET)$(CLANG_FORMAT) -i $(CPP_FILES)
@@ -219,13 +221,17 @@ clean:  ## removes what was built (not runs/)
 $(BUILD)/test/unit: $(call objects,$(UNIT_SOURCES)) $(LIBRARY) $(NO_GPU_OBJECTS) $(BUILD)/unit.txt
 $(BUILD)/test/mpi: $(call objects,$(MPI_SOURCES)) $(LIBRARY) $(NO_GPU_OBJECTS) $(BUILD)/mpi.txt
 $(MPI_TOOLS): $(BUILD)/test/tools/%: $(BUILD)/objects/test/mpi/tools/%.o $(LIBRARY) $(NO_GPU_OBJECTS)
-$(PROBES): $(BUILD)/test/probe/%: $(BUILD)/objects/test/probe/%.o $(LIBRARY) $(NO_GPU_OBJECTS)
+$(PROBES): $(BUILD)/test/probe/%: $(BUILD)/objects/test/probe/%.o $(LIBRARY)
+$(filter-out %/model_probe,$(PROBES)): $(NO_GPU_OBJECTS)
+# On a GPU too.
+$(filter %/model_probe,$(PROBES)): $(GPU_OBJECTS)
+$(filter %/model_probe,$(PROBES)): LIBRARIES += $(GPU_LIBRARIES)
 $(BUILD)/test/unit: LIBRARIES += -lgtest_main -lgtest
 $(BUILD)/test/mpi: LIBRARIES += -lgtest
 $(BENCH): $(call objects,$(BENCH_SOURCES)) $(LIBRARY) $(NO_GPU_OBJECTS) $(BUILD)/bench.txt
 
 $(PROGRAM) $(TEST_PROGRAMS) $(BENCH): $(BUILD)/library.txt $(BUILD)/link.txt
-	@echo 'link $@'
+	@echo 'link $@$(if $(filter $(PROGRAM),$@), with $(GPU_PART))'
 	@mkdir -p $(@D)
 	$(QUIET)$(LINK) $(filter %.o,$^) $(LIBRARIES) -o $@
 
@@ -261,7 +267,11 @@ ifdef SANITIZED
 $(BUILD)/objects/llmc/device/cpu/%.o: FILE_FLAGS = --param asan-use-after-return=0
 endif
 
-$(BUILD)/objects/llmc/device/cuda/%.o $(BUILD)/objects/llmc/comm/nccl/%.o: FILE_FLAGS = -isystem $(CUDA_FOLDER)/include
+$(BUILD)/objects/llmc/device/cuda/% $(BUILD)/objects/llmc/comm/nccl/%: FILE_FLAGS = $(CUDA_INCLUDES)
+$(BUILD)/lint/llmc/device/cuda/% $(BUILD)/lint/llmc/comm/nccl/%: FILE_FLAGS = $(CUDA_INCLUDES)
+# The frontend's templates take their time, and nothing waits for what they do.
+$(BUILD)/objects/llmc/device/cuda/cudnn_attention.o: FILE_FLAGS = $(CUDA_INCLUDES) -O1
+$(call objects,$(CUDA_HOST_SOURCES)): $(BUILD)/cuda-flags.txt
 $(BUILD)/objects/llmc/comm/transport_mpi.o: FILE_FLAGS = $(MPI_CFLAGS)
 $(BUILD)/lint/llmc/comm/transport_mpi: FILE_FLAGS = $(MPI_CFLAGS)
 

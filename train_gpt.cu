@@ -218,6 +218,7 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
             .identity = new_run_identity(),
             .lineage = {},
             .program = program,
+            .no_gpu = here.note,
             .checkpoint = {},
             .trains = options.steps > 0,
             .writes = {}};
@@ -239,7 +240,6 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
 
     const DataRanks data_ranks = open_data_ranks(options, world, device);
     console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(run, device));
-    if (!here.note.empty() && device.kind() == DeviceKind::cpu) console.note("on the CPU: " + here.note);
     Trainer trainer(options, plan, device, world, data_ranks.ranks, run.checkpoint.has_value());
     if (!data_ranks.owned) world.set_staging(trainer.arenas()[plan.communication]);
     if (run.checkpoint) {
@@ -248,7 +248,8 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
         console.note(fmt::format("going on from {} after step {}", run.checkpoint->directory.string(),
                                  trainer.progress().step));
     } else if (options.resume) {
-        const std::string place = run.out_dir.string();
+        const std::string place =
+            (options.out_dir.empty() ? run.out_dir.parent_path() : run.out_dir).string();
         console.note(holds_records(options, run.out_dir)
                          ? fmt::format("the last run in {} saved no checkpoint: starting fresh", place)
                          : fmt::format("there is no run in {} to go on with: starting fresh", place));

@@ -2,31 +2,64 @@
 # - by g++, for the executor of test/simt: plain, and with the checks of two sanitizers,
 # - by nvcc, for GPUs, where CUDA's compiler is there. What it says of registers and spills is kept.
 
-# The folder of CUDA's headers, and of nvcc where bin/nvcc is in it.
-CUDA_FOLDER := $(shell scripts/deps.sh cuda)
+# The folder of CUDA's headers, and of nvcc where bin/nvcc is in it: CUDA_HOME, or what scripts/deps.sh finds.
+CUDA_FOLDER := $(shell CUDA_HOME='$(CUDA_HOME)' scripts/deps.sh cuda)
 NVCC := $(wildcard $(CUDA_FOLDER)/bin/nvcc)
+# $(call cuda_header,NAME,LIBRARY), $(call cuda_library,LIBRARY): in the toolkit, or beside it, where Python's packages have
+# them (without names that lack the version), or in the system.
+cuda_header = $(firstword $(wildcard $(patsubst %,%/$(1),$(CUDA_FOLDER)/include $(CUDA_FOLDER)/../$(2)/include /usr/include)))
+cuda_library = $(abspath $(firstword $(wildcard $(foreach folder,$(CUDA_FOLDER)/lib64 $(CUDA_FOLDER)/lib $(CUDA_FOLDER)/../$(1)/lib \
+    $(wildcard /usr/lib/*-linux-gnu) /usr/lib64,$(folder)/lib$(1).so $(folder)/lib$(1).so.*))))
+NCCL_HEADER := $(call cuda_header,nccl.h,nccl)
+CUDNN_HEADER := $(call cuda_header,cudnn.h,cudnn)
+CUBLASLT_HEADER := $(wildcard $(CUDA_FOLDER)/include/cublasLt.h)
+# cuDNN's frontend is PyPI's (`make deps-gpu`): its versions call different libraries.
+CUDNN_FRONTEND := $(and $(CUDNN_HEADER),$(wildcard .cuda/include/cudnn_frontend.h))
+CUDA_INCLUDES := $(patsubst %/,-isystem %,$(CUDA_FOLDER)/include/ \
+    $(filter-out /usr/include/ $(CUDA_FOLDER)/include/,$(sort $(dir $(NCCL_HEADER) $(CUDNN_HEADER))))) -isystem .cuda/include
+
+# The chips to compile for, such as 90a: Hopper's own instructions are in no other's code, and sm_80's code runs on sm_86
+# and sm_89 too. This machine's chips, if it has any that the kernels run on.
 GPU := $(wildcard /dev/nvidia0)
-# This machine's chips, such as 90a: Hopper's own instructions are in no other's code.
-own_chips = $(sort $(patsubst 90,90a,$(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader))))
-# sm_80's code runs on sm_86 and sm_89 too.
-GPU_ARCH ?= $(or $(if $(GPU),$(own_chips)),80 90a)
+ifndef GPU_ARCH
+OWN_CHIPS := $(if $(GPU),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
+    sed -n 's/^\([89]\|1[0-9]\)\.\([0-9]\)$$/\1\2/p'))
+GPU_ARCH := $(or $(sort $(OWN_CHIPS:90=90a)),80 90a)
+# For chips to come: 90a's own code does not run there.
+GPU_PTX := $(if $(OWN_CHIPS),,90)
+endif
 
 # The trainer's GPU part: with nvcc and cuBLASLt, unless CUDA=0 leaves it out.
-WITH_CUDA := $(if $(filter 0,$(CUDA)),,$(and $(NVCC),$(wildcard $(CUDA_FOLDER)/include/cublasLt.h)))
-WITH_NCCL := $(and $(WITH_CUDA),$(firstword $(wildcard $(CUDA_FOLDER)/include/nccl.h /usr/include/nccl.h)))
+CUBLASLT := $(call cuda_library,cublasLt)
+CUDART := $(firstword $(wildcard $(CUDA_FOLDER)/lib64/libcudart_static.a $(CUDA_FOLDER)/lib/libcudart_static.a))
+WITHOUT_CUDA := $(strip $(if $(filter 0,$(CUDA)),CUDA=0,$(if $(NVCC),$(if $(and $(CUBLASLT_HEADER),$(CUBLASLT),$(CUDART)),,no cuBLASLt \
+    here),no nvcc here)))
+WITH_CUDA := $(if $(WITHOUT_CUDA),,yes)
+NCCL := $(and $(WITH_CUDA),$(NCCL_HEADER),$(call cuda_library,nccl))
 GPU_SOURCES := $(sort $(wildcard llmc/device/cuda/*.cu))
 # What the host does for a GPU; each part has a stand-in, no_X.cpp, for programs without it.
-CUDA_HOST := $(filter-out %/no_cuda.cpp %/no_nccl.cpp %/nccl_communicator.cpp,$(CUDA_HOST_SOURCES)) \
-    llmc/comm/nccl/$(if $(WITH_NCCL),nccl_communicator,no_nccl).cpp
+CUDNN_SOURCES := llmc/device/cuda/cudnn_attention.cpp llmc/device/cuda/cudnn_library.cpp
+CUDNN_HOST := $(if $(CUDNN_FRONTEND),$(CUDNN_SOURCES),llmc/device/cuda/no_cudnn.cpp)
+CUDA_HOST := $(filter-out $(CUDNN_SOURCES) %/no_cuda.cpp %/no_cudnn.cpp %/no_nccl.cpp %/nccl_communicator.cpp,$(CUDA_HOST_SOURCES)) \
+    $(CUDNN_HOST) llmc/comm/nccl/$(if $(NCCL),nccl_communicator,no_nccl).cpp
 NO_GPU_OBJECTS = $(call objects,llmc/device/cuda/no_cuda.cpp llmc/comm/nccl/no_nccl.cpp)
 ifdef WITH_CUDA
+comma := ,
+CUDA_VERSION := $(shell awk '/^.define CUDART_VERSION / { printf "%d.%d", $$3 / 1000, $$3 % 1000 / 10 }' \
+    $(CUDA_FOLDER)/include/cuda_runtime_api.h)
+GPU_PART := CUDA $(CUDA_VERSION) for $(GPU_ARCH:%=sm_%)$(if $(GPU_PTX), and later)$(comma) $(if $(NCCL),,no )NCCL$(comma) \
+    $(if $(CUDNN_FRONTEND),,no )cuDNN
 GPU_OBJECTS = $(call objects,$(CUDA_HOST)) $(call nvcc_objects,$(GPU_SOURCES))
-CUDA_LIBRARIES := $(firstword $(wildcard $(CUDA_FOLDER)/lib64 $(CUDA_FOLDER)/lib))
-GPU_LIBRARIES := -L$(CUDA_LIBRARIES) -Wl,-rpath,$(CUDA_LIBRARIES) -lcublasLt $(if $(WITH_NCCL),-lnccl) \
-    -lcudart_static -ldl -lrt
+# cuDNN is looked for when it is needed, there too.
+GPU_LIBRARIES := $(CUBLASLT) $(NCCL) $(CUDART) -ldl -lrt $(patsubst %/,-Wl$(comma)-rpath$(comma)%,$(sort $(dir $(CUBLASLT) $(NCCL) \
+    $(if $(CUDNN_FRONTEND),$(call cuda_library,cudnn)))))
 else
+GPU_PART := no CUDA ($(WITHOUT_CUDA))
 GPU_OBJECTS = $(NO_GPU_OBJECTS)
 endif
+GPU_LINK = $(GPU_OBJECTS) $(GPU_LIBRARIES)
+$(eval $(call remember,$(BUILD)/gpu.txt,GPU_LINK))
+$(eval $(call remember,$(BUILD)/cuda-flags.txt,CUDA_INCLUDES))
 
 LAB_SOURCES := $(sort $(wildcard dev/*.cu))
 LAB_PROGRAMS := $(basename $(LAB_SOURCES))
@@ -50,10 +83,10 @@ CHECKS_thread := -O1 -g1 -fsanitize=thread
 DEFINE_address := -DSIMT_ADDRESS
 DEFINE_thread := -DSIMT_THREAD
 
-# The lab's GPU, and the libraries it is compared with: cuDNN where its frontend's headers are (`scripts/deps.sh gpu`).
-CUDNN_FRONTEND := $(and $(wildcard $(CUDA_FOLDER)/include/cudnn.h),$(wildcard .cuda/include/cudnn_frontend.h))
-CUDNN_LIBRARIES := $(if $(CUDNN_FRONTEND),-lcudnn -lnvrtc)
-LAB_ON_GPU := dev/lab/gpu.cu dev/lab/rivals.cu dev/lab/rivals_$(if $(CUDNN_FRONTEND),,no_)cudnn.cu
+# The lab's GPU, and the libraries it is compared with.
+LAB_ON_GPU := dev/lab/gpu.cu dev/lab/rivals.cu dev/lab/matmul_rival.cu dev/lab/rivals_cudnn.cu
+# The trainer's products by cuBLASLt, one of the rivals.
+LT_PRODUCTS := llmc/device/cuda/lt_products.cpp llmc/device/cuda/cuda_queues.cpp
 ON_GPU := $(LAB_SOURCES) $(LAB_COMMON) $(LAB_ON_GPU) $(KERNEL_TEST_SOURCES)
 
 # What runs on the executor beside the executor.
@@ -62,7 +95,7 @@ KERNEL_LIST := $(SIMT_SOURCES) $(ON_EXECUTOR)
 
 # CUDA's headers read one type as another.
 SIMT_COMPILE = $(CXX) -std=c++20 $(MACHINE) -fno-strict-aliasing -fno-math-errno $(WARNINGS) -Wno-unknown-pragmas \
-    -I. -Itest -isystem $(CUDA_FOLDER)/include $(LIBRARY_CFLAGS) $(CXXFLAGS)
+    -I. -Itest $(CUDA_INCLUDES) $(LIBRARY_CFLAGS) $(CXXFLAGS)
 $(eval $(call remember,$(BUILD)/simt-flags.txt,SIMT_COMPILE))
 $(eval $(call remember,$(BUILD)/kernels.txt,KERNEL_LIST))
 simt_objects = $(patsubst %,$(BUILD)/simt/$(1)/%.o,$(basename $(2)))
@@ -98,7 +131,8 @@ $(foreach kind,$(or $(SIMT_KINDS),plain),$(eval $(call simt_kind,$(kind))))
 include test/simt/runtime.mk
 
 # clang-tidy reads the kernels as the executor does.
-KERNEL_LINT := $(patsubst %,$(BUILD)/simt-lint/%,$(basename $(KERNEL_LIST) $(RUNTIME_LIST) dev/lab/main.cpp))
+KERNEL_LINT := $(patsubst %,$(BUILD)/simt-lint/%,$(basename $(KERNEL_LIST) $(RUNTIME_LIST) dev/lab/main.cpp \
+    $(if $(HAS_RUNTIME_HEADERS),$(GPU_SOURCES))))
 $(BUILD)/simt-lint/%: %.cpp $(BUILD)/simt/plain/%.o .clang-tidy
 	$(check_kernels)
 $(BUILD)/simt-lint/%: %.cu $(BUILD)/simt/plain/%.o .clang-tidy
@@ -107,19 +141,18 @@ define check_kernels
 @echo 'clang-tidy $<'
 @mkdir -p $(@D)
 $(QUIET)$(CLANG_TIDY) --quiet $< -- -x c++ -std=c++20 -Wno-unknown-pragmas $(MACHINE) -I. -Itest \
-    -isystem $(CUDA_FOLDER)/include $(LIBRARY_CFLAGS) 2>$@.log || { cat $@.log; exit 1; }
+    $(CUDA_INCLUDES) $(LIBRARY_CFLAGS) 2>$@.log || { cat $@.log; exit 1; }
 @touch $@
 endef
 
 # ---- By nvcc ---------------------------------------------------------------------------------------------
 
-# For chips to come, where the chips are not chosen: 90a's own code does not run there.
-comma := ,
-PTX := $(if $(findstring 80 90a,$(GPU_ARCH)),-gencode=arch=compute_90$(comma)code=compute_90)
-# nvcc's parser stops at fmt's checks of format strings, which g++ makes anyway.
-NVCC_COMPILE = $(NVCC) -std=c++20 -O3 -DFMT_CONSTEVAL= -DFMT_USE_CONSTEXPR=1 --threads 0 \
-    $(foreach arch,$(GPU_ARCH),-gencode=arch=compute_$(arch),code=sm_$(arch)) $(PTX) \
-    -Xcompiler -Wall,-Wextra,-Wno-unknown-pragmas -I. -Itest -isystem .cuda/include $(LIBRARY_CFLAGS)
+# nvcc's parser stops at fmt's checks of format strings, which g++ makes anyway. Code for several chips
+# in a third of the size takes no longer to make.
+NVCC_COMPILE = $(NVCC) -std=c++20 -O3 -DFMT_CONSTEVAL= -DFMT_USE_CONSTEXPR=1 --threads 0 --compress-mode=size \
+    $(foreach arch,$(GPU_ARCH),-gencode=arch=compute_$(arch),code=sm_$(arch)) \
+    $(foreach arch,$(GPU_PTX),-gencode=arch=compute_$(arch),code=compute_$(arch)) \
+    -Xcompiler -Wall,-Wextra,-Wno-unknown-pragmas -I. -Itest $(LIBRARY_CFLAGS)
 $(eval $(call remember,$(BUILD)/nvcc-flags.txt,NVCC_COMPILE))
 nvcc_objects = $(patsubst %,$(BUILD)/nvcc/%.o,$(basename $(1)))
 
@@ -141,9 +174,13 @@ $(BUILD)/nvcc/report.txt: $(call nvcc_objects,$(LAB_SOURCES)) dev/lab/kernel_rep
 
 # ---- The programs ----------------------------------------------------------------------------------------
 
+# The CPU device, to compare with, and cuBLASLt's products and cuDNN's attention.
+LAB_LIBRARY := $(filter $(BUILD)/objects/llmc/core/% $(BUILD)/objects/llmc/device/%,$(LIBRARY)) $(call objects,$(CUDNN_HOST) \
+    $(LT_PRODUCTS))
+
 # ./dev/X runs on the GPU where this machine has one, and on the executor otherwise.
 ifneq ($(and $(GPU),$(NVCC)),)
-$(LAB_PROGRAMS): dev/%: $(call nvcc_objects,dev/%.cu $(LAB_COMMON) $(LAB_ON_GPU) dev/lab/main.cpp)
+$(LAB_PROGRAMS): dev/%: $(call nvcc_objects,dev/%.cu $(LAB_COMMON) $(LAB_ON_GPU) dev/lab/main.cpp) $(LAB_LIBRARY)
 	$(link_nvcc)
 else
 $(LAB_PROGRAMS): dev/%: $(call simt_objects,plain,dev/%.cu $(SIMT_SOURCES) $(LAB_COMMON) dev/lab/no_gpu.cpp \
@@ -151,13 +188,12 @@ $(LAB_PROGRAMS): dev/%: $(call simt_objects,plain,dev/%.cu $(SIMT_SOURCES) $(LAB
 	$(link_simt) $(filter %.o,$^) $(LIBRARIES) -lboost_context -o $@
 endif
 
-# The lab and the kernels' tests, as one program for a GPU, with the CPU device to compare with.
-$(BUILD)/gpu/kernels: $(call nvcc_objects,$(ON_GPU)) \
-    $(filter $(BUILD)/objects/llmc/core/% $(BUILD)/objects/llmc/device/%,$(LIBRARY)) $(BUILD)/kernels.txt
+# The lab and the kernels' tests, as one program for a GPU.
+$(BUILD)/gpu/kernels: $(call nvcc_objects,$(ON_GPU)) $(LAB_LIBRARY) $(BUILD)/kernels.txt
 	$(link_nvcc) -lgtest
 
 define link_nvcc
 @echo 'link $@'
 @mkdir -p $(@D)
-$(QUIET)$(NVCC) -Xcompiler -fopenmp $(LDFLAGS) $(filter %.o,$^) -lfmt -lxxhash -ldnnl -lcublasLt $(CUDNN_LIBRARIES) -o $@
+$(QUIET)$(NVCC) -Xcompiler -fopenmp $(LDFLAGS) $(filter %.o,$^) -lfmt -lxxhash -ldnnl $(CUBLASLT) -ldl -o $@
 endef

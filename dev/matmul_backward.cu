@@ -7,6 +7,7 @@
 #include "llmc/device/cuda/matmul_backward.cuh"
 
 #include "dev/lab/lab.h"
+#include "dev/lab/matmul_shape.h"
 
 namespace lab::matmul_backward_variants {
 
@@ -29,10 +30,11 @@ __global__ void matmul_backward_kernel1(MatmulBackward<X, transposed> product) {
 template <class X>
 class MatmulBackwardProblem : public Problem {
   public:
-    MatmulBackwardProblem(const Shape& shape, Draw& draw)
-        : rows_(shape[0]),
-          out_channels_(static_cast<int>(shape[1])),
-          in_channels_(static_cast<int>(shape[2])),
+    MatmulBackwardProblem(const Shape& shape, Draw& draw) : MatmulBackwardProblem(MatmulShape(shape), draw) {}
+    MatmulBackwardProblem(const MatmulShape& shape, Draw& draw)
+        : rows_(shape.rows),
+          out_channels_(static_cast<int>(shape.out_channels)),
+          in_channels_(static_cast<int>(shape.in_channels)),
           dout_(rows_ * out_channels_),
           in_(rows_ * in_channels_),
           weight_(std::int64_t{out_channels_} * in_channels_),
@@ -111,11 +113,11 @@ class MatmulBackwardProblem : public Problem {
 
 const Registration registration({
     .name = "matmul_backward",
-    .sizes = {"rows", "output channels", "input channels"},
+    .sizes = MatmulShape::sizes(),
     .variants = {{1, "a thread an element", {64, 256}},
                  {2, "64 x 64 tiles in shared memory, 4 x 4 sums a thread", {256}}},
-    .checked = {{3, 8, 16}, {65, 72, 24}, {17, 136, 72}},
-    .timed = {{4096, 3072, 768}},
+    .checked = {{3, 16, 8}, {65, 24, 72}, {17, 72, 136}},
+    .timed = {{4096, 768, 3072}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<MatmulBackwardProblem>,

@@ -25,6 +25,7 @@
 #include "llmc/device/cuda/matmul.cuh"
 
 #include "dev/lab/lab.h"
+#include "dev/lab/matmul_shape.h"
 
 namespace lab::matmul_forward_variants {
 
@@ -156,10 +157,11 @@ __global__ void __launch_bounds__(128, 2) matmul_forward_kernel5(MatmulForward<b
 template <class X>
 class MatmulForwardProblem : public Problem {
   public:
-    MatmulForwardProblem(const Shape& shape, Draw& draw)
-        : rows_(shape[0]),
-          in_channels_(static_cast<int>(shape[1])),
-          out_channels_(static_cast<int>(shape[2])),
+    MatmulForwardProblem(const Shape& shape, Draw& draw) : MatmulForwardProblem(MatmulShape(shape), draw) {}
+    MatmulForwardProblem(const MatmulShape& shape, Draw& draw)
+        : rows_(shape.rows),
+          in_channels_(static_cast<int>(shape.in_channels)),
+          out_channels_(static_cast<int>(shape.out_channels)),
           in_(rows_ * in_channels_),
           weight_(std::int64_t{out_channels_} * in_channels_),
           bias_(out_channels_),
@@ -257,7 +259,7 @@ class MatmulForwardProblem : public Problem {
 
 const Registration registration({
     .name = "matmul_forward",
-    .sizes = {"rows", "in_channels", "out_channels"},
+    .sizes = MatmulShape::sizes(),
     .variants = {{1, "a thread an element", {64, 256}},
                  {2, "32x32 tiles in shared memory", {256, 1024}},
                  {3, "8x8 elements a thread", {256}},

@@ -2,12 +2,13 @@
 # What the project needs from the system: finds what is missing, and installs it on Debian and Ubuntu.
 #
 #   scripts/deps.sh            installs what building, testing and plotting need, after saying what that is
-#   scripts/deps.sh train      the same without CUDA's compiler, which only the tests and the lab need so far
+#   scripts/deps.sh train      the same without CUDA's compiler
 #   scripts/deps.sh lint       the same, and the tools of `make lint`
 #   scripts/deps.sh missing    prints what the build lacks, on one line; nothing where it lacks nothing
 #   scripts/deps.sh python     prints the python3 to use: the first that has the modules below
-#   scripts/deps.sh gpu        installs what comparing with cuDNN needs: its frontend's headers, from PyPI
-#   scripts/deps.sh cuda       prints the folder of CUDA's headers: a toolkit's, or else PyPI's in .cuda/
+#   scripts/deps.sh gpu        installs what building with cuDNN needs: its frontend's headers, from PyPI
+#   scripts/deps.sh cuda       prints the folder of CUDA's headers: a toolkit's (CUDA_HOME, if nvcc is there, or where
+#                              PATH finds it, or /usr/local/cuda), or else PyPI's in .cuda/
 #
 # With MPI=0 in the environment MPI is not needed.
 #
@@ -67,13 +68,19 @@ choose_python() {
 }
 
 # CUDA's compiler and headers, which the tests of the kernels need: a toolkit's, or these packages in .cuda/.
-cuda_from_pypi=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96)
+cuda_from_pypi=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96
+    nvidia-cuda-cccl==13.0.85)
 choose_cuda() {
     local nvcc
+    if [[ ${CUDA_HOME-} && -x $CUDA_HOME/bin/nvcc ]]; then
+        echo "$CUDA_HOME"
+        return
+    fi
     nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null) || true
     if [[ $nvcc ]]; then dirname "$(dirname "$(readlink -f "$nvcc")")"; else echo .cuda/nvidia/cu13; fi
 }
-has_cuda() { [[ -x $(choose_cuda)/bin/nvcc ]]; }
+# nv/target is what its headers include of the package nvidia-cuda-cccl.
+has_cuda() { [[ -x $(choose_cuda)/bin/nvcc && -e $(choose_cuda)/include/nv/target ]]; }
 has_pip() { python3 -m pip --version >/dev/null 2>&1; }
 
 # Installs PyPI's packages $2... into .cuda/, unless the file $1 is there. Their versions are pinned, and nothing they
@@ -159,7 +166,7 @@ case ${1-} in
     train) install_missing 'build|run' ;;
     '')
         install_missing "build|run$(is_debian_12 && echo '|style')$(has_cuda || has_pip || echo '|pip')"
-        has_cuda || install_from_pypi .cuda/nvidia/cu13/bin/nvcc "${cuda_from_pypi[@]}"
+        has_cuda || install_from_pypi .cuda/nvidia/cu13/include/nv/target "${cuda_from_pypi[@]}"
         ;;
     lint) install_missing 'build|run|style|lint' ;;
     missing) missing build | sed -E 's/^(.*) [a-z-]+:(.*)/\1 (\2)/; s/^(.*) \(\1\)$/\1/' | paste -sd, | sed 's/,/, /g' ;;
@@ -167,7 +174,7 @@ case ${1-} in
     gpu) install_from_pypi .cuda/include/cudnn_frontend.h nvidia-cudnn-frontend==1.14.1 ;;
     cuda) choose_cuda ;;
     *)
-        sed -n '2,14s/^# \{0,1\}//p' "$0" >&2
+        sed -n '2,15s/^# \{0,1\}//p' "$0" >&2
         exit 1
         ;;
 esac

@@ -45,7 +45,7 @@ class Event {
     ~Event() { cudaEventDestroy(event_); }
     Event(const Event&) = delete;
     Event& operator=(const Event&) = delete;
-    void record() { check_cuda(cudaEventRecord(event_), "cudaEventRecord"); }
+    void record(cudaStream_t stream) { check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord"); }
     float milliseconds_since(const Event& start) const {
         check_cuda(cudaEventSynchronize(event_), "a timed launch");
         float elapsed = 0;
@@ -78,7 +78,7 @@ void synchronize() { check_cuda(cudaDeviceSynchronize(), "a kernel"); }
 
 void use_executor(std::uint64_t) {}
 
-double milliseconds(const std::function<void()>& launch) {
+double milliseconds(const std::function<void()>& launch, cudaStream_t stream) {
     // Twice the cache, overwritten, leaves nothing of what the launch reads.
     static const std::size_t flushed = 2 * static_cast<std::size_t>(properties().l2CacheSize);
     static const DeviceMemory flush(flushed);
@@ -88,10 +88,10 @@ double milliseconds(const std::function<void()>& launch) {
     double total = 0;
     Event start, end;
     for (int i = 0; i < warm_up + most; ++i) {
-        check_cuda(cudaMemsetAsync(flush.data(), i & 0xff, flushed), "cudaMemset");
-        start.record();
+        check_cuda(cudaMemsetAsync(flush.data(), i & 0xff, flushed, stream), "cudaMemset");
+        start.record(stream);
         launch();
-        end.record();
+        end.record(stream);
         const double elapsed = end.milliseconds_since(start);
         if (i < warm_up) continue;
         times.push_back(elapsed);
@@ -115,7 +115,7 @@ double product_rate() {
     constexpr std::int64_t n = 8192;
     const auto rivals = rivals_of("matmul_forward", llmc::DType::bf16, {n, n, n});
     if (rivals.empty()) return 0;
-    return 2.0 * n * n * n / (milliseconds(rivals.front().run) * 1e-3);
+    return 2.0 * n * n * n / (milliseconds(rivals.front().run, rivals.front().stream) * 1e-3);
 }
 
 std::optional<KernelFigures> kernel_figures(const llmc::cuda::Chip&, const void* kernel) {

@@ -18,8 +18,8 @@ void synchronize();
 // a GPU.
 void use_executor(std::uint64_t seed);
 
-// Median milliseconds of what `launch` launches, by events, the L2 cache flushed before each.
-double milliseconds(const std::function<void()>& launch);
+// Median milliseconds of what `launch` launches in the stream, by events, the L2 cache flushed before each.
+double milliseconds(const std::function<void()>& launch, cudaStream_t stream = nullptr);
 
 // Measured now: bytes a second of a device-to-device copy (read plus written), operations a second of a large
 // bf16 product.

@@ -9,7 +9,7 @@ namespace lab {
 std::string gpu_name() { return ""; }
 llmc::cuda::LaunchContext gpu_context() { return {.chip = llmc::cuda::sm_80}; }
 void synchronize() {}
-double milliseconds(const std::function<void()>&) { return 0; }
+double milliseconds(const std::function<void()>&, cudaStream_t) { return 0; }
 double copy_bandwidth() { return 0; }
 double product_rate() { return 0; }
 

@@ -2,6 +2,8 @@
 // attention. Each has inputs of its own, random ones.
 #pragma once
 
+#include <driver_types.h>
+
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -14,6 +16,7 @@ namespace lab {
 struct Rival {
     std::string name;
     std::function<void()> run;
+    cudaStream_t stream = nullptr;  // where that runs
 };
 
 // Of the operation at a shape of its lab; none where no library has it or the build lacks it.

@@ -1,5 +1,4 @@
-// cuDNN's attention, of bf16: rivals_cudnn.cu where the build has cuDNN and its frontend's headers, nothing
-// otherwise.
+// cuDNN's attention, of bf16; nothing where the build or the machine has no cuDNN.
 #pragma once
 
 #include "dev/lab/rivals.h"

@@ -145,7 +145,8 @@ class Session {
                 time_variant(variant, shape, *problem, ceilings, table);
             }
             for (const auto& rival : rivals_of(operation_.name, dtype_, shape)) {
-                add(table, rival.name, "", 0, shape, milliseconds(rival.run), *problem, ceilings, {});
+                add(table, rival.name, "", 0, shape, milliseconds(rival.run, rival.stream), *problem,
+                    ceilings, {});
             }
             table.print();
         }

@@ -2,6 +2,7 @@
 // checked against ops.h on the way. A wrong one is a ProgrammingError.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -42,6 +43,7 @@ MatmulSizes matmul_backward_sizes(const Tensor& din, const Tensor& dweight, cons
 
 struct HeadSizes {
     std::int64_t batch, sequence, heads, head_size;
+    auto operator<=>(const HeadSizes&) const = default;
 };
 HeadSizes attention_forward_sizes(const Tensor& out, const Tensor& lse, const Tensor& qkv);
 HeadSizes attention_backward_sizes(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv,

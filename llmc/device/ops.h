@@ -10,6 +10,10 @@
 //   makes bf16 of them where they are kept so).
 // - An operand marked [optional] may be an empty Tensor.
 // - Deterministic: the same call with the same shapes and threads gives the same bits.
+// - A device may ask that tensors of X begin at multiples of 16 bytes and that their rows (of C, OC, IC or Vp elements;
+//   for GELU all elements together) are whole pieces of 16 bytes, that HS is a multiple of 8 up to 128, and that AdamW's
+//   segments are whole quads of elements. `sum` and the elementwise operations take any number of elements at any
+//   address.
 // - Shapes are checked; a wrong one is a ProgrammingError, and so is a token or target that is no row of its
 //   table.
 #pragma once
@@ -123,7 +127,7 @@ class Ops {
     // ---- GELU, GPT-2's tanh form ----
 
     // out = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
-    //   out, in X, any shape
+    //   out, in X, of one shape
     virtual void gelu_forward(const Tensor& out, const Tensor& in) = 0;
     // din = dout GELU'(in); din may be dout
     virtual void gelu_backward(const Tensor& din, const Tensor& dout, const Tensor& in) = 0;

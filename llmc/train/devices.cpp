@@ -74,7 +74,8 @@ Place open_device(Options& options, Job& job) {
     }
     const std::vector<Found> all = found_by_all(found, world);
     const bool any = std::ranges::count(all, 1, &Found::gpu) > 0;
-    if (options.device == "cuda" && !any) user_error("--device cuda: {}; try --device cpu", gpus.why_none);
+    if (options.device == "cuda" && !any)
+        user_error("--device cuda: no GPU: {}; try --device cpu", gpus.why_none);
     settle_device(options, any ? DeviceKind::cuda : DeviceKind::cpu);
     if (!any) {
         // As many threads as OMP_NUM_THREADS says, or else this process's share of the machine's cores.

@@ -14,7 +14,7 @@ namespace llmc {
 struct Place {
     std::unique_ptr<Device> device;
     int sharing = 1;   // processes that take memory of the same device
-    std::string note;  // for the header's reader, why it is the CPU; empty if nothing needs to be said
+    std::string note;  // why it is the CPU, where --device leaves that open
 };
 
 // All ranks call it and come to the same kind of device, which the options then name. UserError if processes would

@@ -297,23 +297,22 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
         "  print the command that goes on; a second one ends the program at once. Under mpirun Ctrl-C ends\n"
         "  it at once: scripts/launch.sh passes it on as SIGUSR1.\n\n"
         "Processes:\n"
-        "  mpirun starts them, or torchrun, Slurm or a shell, with RANK, WORLD_SIZE, MASTER_ADDR and "
-        "MASTER_PORT\n"
-        "  (and LOCAL_RANK and LOCAL_WORLD_SIZE) in their environment: then they find each other over TCP, "
-        "for\n"
-        "  which they have TRAIN_GPT_CONNECT_SECONDS (300). scripts/launch.sh -np N starts N on this "
-        "machine.\n\n"
+        "  mpirun starts them; or torchrun, Slurm or a shell does, with RANK, WORLD_SIZE, MASTER_ADDR and\n"
+        "  MASTER_PORT in their environment: then they find each other over TCP, for which they have\n"
+        "  TRAIN_GPT_CONNECT_SECONDS (300). scripts/launch.sh -np N starts N on this machine.\n\n"
         "Exit status:\n"
         "  0   done\n"
         "  1   error: one line on standard error says what, why and what would do\n"
         "  75  stopped by a signal, with what it trained saved: goes on with --resume (schedulers: "
         "requeue)\n");
-    app.set_version_flag("--version", fmt::format("train_gpt {} (commit {})", version(), commit()));
+    app.set_version_flag("--version",
+                         fmt::format("train_gpt {} (commit {})\nGPUs: {}", version(), commit(), gpu_part()));
     add_settings(app, options);
 
     std::string resume;
     CLI::Option* resume_option =
-        app.add_option("--resume", resume, "Go on from a checkpoint; alone: the newest in --out-dir")
+        app.add_option("--resume", resume,
+                       "Go on from a checkpoint; alone: the newest in --out-dir, or in runs/")
             ->expected(0, 1)
             ->configurable(false)
             ->option_text("[DIR]")
@@ -350,12 +349,6 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
     if (!options.config_file.empty()) apply_config(app, options);
     if (resume_option->count() > 0) {
         refuse_empty_resume({argv + 1, argv + argc});
-        if (resume.empty() && options.out_dir.empty()) {
-            user_error(
-                "--resume alone goes on with the newest run in --out-dir, which is not given; give "
-                "--out-dir, "
-                "or --resume with a checkpoint's directory");
-        }
         options.resume = resume;
     }
     try {

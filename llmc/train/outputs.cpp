@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <optional>
 #include <system_error>
 
 #include "llmc/core/error.h"
@@ -41,6 +42,25 @@ bool holds_run(const fs::path& out_dir) {
     return fs::exists(out_dir / "run.json", ignored) || fs::exists(out_dir / "config.toml", ignored);
 }
 
+// Where runs go that nobody gave a directory.
+constexpr const char* all_runs = "runs";
+
+// The one that was begun, or gone on with, last; nothing if there is none.
+std::optional<fs::path> newest_run() {
+    std::optional<fs::path> newest;
+    fs::file_time_type newest_time{};
+    std::error_code error;
+    for (fs::directory_iterator entries(all_runs, error); !error && entries != fs::directory_iterator();
+         entries.increment(error)) {
+        std::error_code no_run;
+        const fs::file_time_type time = fs::last_write_time(entries->path() / "run.json", no_run);
+        if (no_run || (newest && time <= newest_time)) continue;
+        newest = entries->path();
+        newest_time = time;
+    }
+    return newest;
+}
+
 }  // namespace
 
 fs::path metrics_file(const Options& options, const fs::path& out_dir) {
@@ -50,7 +70,10 @@ fs::path metrics_file(const Options& options, const fs::path& out_dir) {
 fs::path choose_out_dir(const Options& options) {
     if (!options.out_dir.empty()) return options.out_dir;
     if (options.resume && !options.resume->empty()) return plain_path(*options.resume).parent_path();
-    return fs::path("runs") / fmt::format("{:%Y-%m-%d_%H-%M-%S}", fmt::localtime(std::time(nullptr)));
+    if (options.resume) {
+        if (const auto newest = newest_run()) return *newest;
+    }
+    return fs::path(all_runs) / fmt::format("{:%Y-%m-%d_%H-%M-%S}", fmt::localtime(std::time(nullptr)));
 }
 
 fs::path claim_directory(const fs::path& name) {

@@ -11,7 +11,8 @@
 
 namespace llmc {
 
-// Where results go: as asked, beside the checkpoint that is resumed, or a directory of its own by the time.
+// Where results go: as asked, beside the checkpoint that is resumed, for --resume alone in the newest of the default
+// places, or in a directory of its own by the time.
 std::filesystem::path choose_out_dir(const Options& options);
 // Makes that directory, or where another run has it already the next one: "runs/2026-01-31_12-00-00-2". Returns
 // which.

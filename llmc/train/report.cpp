@@ -108,8 +108,9 @@ Rows header_rows(const Run& run, const Device& device) {
     const DType dtype = run.plan.spec.dtype;
     const std::string note = device.note(dtype);
     Rows rows = {
-        {"device", fmt::format("{}, {}{}", device.description(), name_of(dtype),
-                               note.empty() ? "" : " (" + note + ")")},
+        {"device", fmt::format("{}, {}{}{}", device.description(), name_of(dtype),
+                               note.empty() ? "" : " (" + note + ")",
+                               run.no_gpu.empty() ? "" : "; no GPU: " + run.no_gpu)},
         {"mesh", run.plan.spec.mesh.description()},
         {"model", model_text(run.plan.spec.config)},
         {"parameters", grouped(count_parameters(run.plan.spec.config))},

@@ -27,6 +27,7 @@ struct Run {
     std::string identity;                      // last_run.h
     std::string lineage;                       // the identity of the first run, that this one goes on from
     std::string program;                       // as it was called (command_line.h)
+    std::string no_gpu;                        // why it computes on the CPU, if nobody asked for that
     std::optional<CheckpointInfo> checkpoint;  // that it goes on from
     bool trains = true;                        // rather than looking at a model as it is
     Writes writes;

@@ -124,6 +124,25 @@ TYPED_TEST(AdamW, GivesTheBitsOfTheCpu) {
     }
 }
 
+// Nothing to update, and nothing launched.
+TYPED_TEST(AdamW, WithoutElements) {
+    struct Launches : llmc::cuda::LaunchObserver {
+        void launched(const llmc::cuda::LaunchRecord&) override { ++count; }
+        int count = 0;
+    };
+    for (const std::vector<AdamWSegment>& segments : {std::vector<AdamWSegment>{}, {{0, 0, 0.1}}}) {
+        TypeParam unit(512), before(512);
+        unit.draw(seed());
+        before.draw(seed());
+        Launches launches;
+        LaunchContext on = launch_contexts().front();
+        on.observer = &launches;
+        unit.update(on, segments, ordinary_step);
+        EXPECT_EQ(launches.count, 0);
+        unit.expect_same(before);
+    }
+}
+
 TYPED_TEST(AdamW, LeavesAllAloneIfTheNormIsNotFinite) {
     for (const double norm_squared : {HUGE_VAL, std::nan("")}) {
         TypeParam unit(512), before(512);

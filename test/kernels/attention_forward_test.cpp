@@ -112,6 +112,9 @@ TYPED_TEST(AttentionForward, OrdinaryScores) { check_forward<TypeParam>(attentio
 // Of which the softmax picks one or two, and whose greatest changes often.
 TYPED_TEST(AttentionForward, SteepScores) { check_forward<TypeParam>({{1, 140, 1, 32}}, 4); }
 
+// Whose powers overflow where the greatest is not taken from them.
+TYPED_TEST(AttentionForward, EnormousScores) { check_forward<TypeParam>({{1, 70, 1, 64}}, 10); }
+
 TYPED_TEST(AttentionForward, SameBitsEachTime) {
     const AttentionSizes sizes{1, 66, 1, 40};
     for (const auto& on : launch_contexts()) {

@@ -102,5 +102,31 @@ TYPED_TEST(Gelu, Backward) {
     }
 }
 
+// What ops.h lets a device ask for.
+TYPED_TEST(Gelu, RefusesPartOfAPiece) {
+    using X = TypeParam;
+    const auto on = launch_contexts().front();
+    constexpr std::int64_t n = llmc::cuda::Packed<X>::size + 1;
+    Array<X> x(n);
+    EXPECT_THROW(llmc::cuda::gelu_forward(on, x.data(), x.data(), n), llmc::ProgrammingError);
+    EXPECT_THROW(llmc::cuda::gelu_backward(on, x.data(), x.data(), x.data(), n), llmc::ProgrammingError);
+}
+
+// GELU'(x) is 1 and 0 at infinity, where x and the slope are infinite and e^-|w| is 0.
+TYPED_TEST(Gelu, DerivativeAtInfinity) {
+    using X = TypeParam;
+    constexpr std::int64_t n = 8;
+    for (const auto& on : launch_contexts()) {
+        Array<X> in(n), dout(n), din(n);
+        for (std::int64_t i = 0; i < n; ++i) {
+            in[i] = llmc::cuda::from_float<X>(i % 2 == 0 ? INFINITY : -INFINITY);
+            dout[i] = llmc::cuda::from_float<X>(3);
+        }
+        llmc::cuda::gelu_backward(on, din.data(), dout.data(), in.data(), n);
+        synchronize();
+        for (std::int64_t i = 0; i < n; ++i) EXPECT_EQ(to_float(din[i]), i % 2 == 0 ? 3 : 0) << i;
+    }
+}
+
 }  // namespace
 }  // namespace kernel_test

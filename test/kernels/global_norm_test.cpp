@@ -60,7 +60,29 @@ TEST(GlobalNorm, SumInFp64) {
     }
 }
 
-// The order depends on n alone: the same on every chip.
+// The order depends on n alone: not on where the elements begin,
+TEST(GlobalNorm, SumIsTheSameAtAllAddresses) {
+    const auto on = launch_contexts().front();
+    for (const std::int64_t n : shapes<std::int64_t>({3001, 2})) {
+        Draw draw(seed());
+        Array<float> x(n);
+        Array<std::byte> workspace(static_cast<std::int64_t>(llmc::cuda::sum_workspace_bytes()));
+        draw.normal(x, 1);
+        std::vector<double> sums;
+        for (std::int64_t first = 0; first < 4; ++first) {
+            Array<float> moved(first + n);
+            std::memcpy(moved.data() + first, x.data(), x.bytes());
+            Array<double> out(1);
+            out[0] = 0;
+            llmc::cuda::sum(on, out.data(), moved.data() + first, n, workspace.data());
+            synchronize();
+            sums.push_back(out[0]);
+        }
+        for (const double other : sums) EXPECT_EQ(other, sums.front());
+    }
+}
+
+// and the same on every chip.
 TEST(GlobalNorm, SumIsTheSameOnAllChips) {
     constexpr std::int64_t n = 5000;
     Draw draw(seed());

@@ -91,26 +91,48 @@ void register_lab() {
 extern "C" const char* __tsan_default_options() { return "halt_on_error=1"; }
 #endif
 
-// `kernels --time FILE`: times the whole lab, a line of JSON in FILE for each timing.
-static int time_lab(const std::string& json) try {
+// `kernels --time FILE`: times the whole lab, a line of JSON in FILE for each timing; `--time-best FILE`: llmc's own
+// kernels alone, in bf16, beside the libraries.
+static bool time_lab(const std::string& json, bool best_alone) {
     bool good = true;
     for (const lab::Operation& operation : lab::operations()) {
         for (const llmc::DType dtype : operation.dtypes) {
+            if (best_alone && dtype != llmc::DType::bf16) continue;
             lab::SessionOptions options;
             options.dtype = dtype == llmc::DType::fp32 ? "fp32" : "bf16";
             options.seed = kernel_test::seed();
             options.json = json;
+            if (best_alone) {
+                options.variants = {operation.variants.back().number};
+                options.check = false;
+            }
             good = lab::run_session(operation, options) && good;
         }
     }
-    return good ? 0 : 1;
+    return good;
+}
+
+// `kernels --rates`: what the GPU reaches in a copy and in a large product, as a line of JSON.
+static void print_rates() {
+    std::printf("{\"copy_bytes_a_second\": %.6g, \"product_flops_a_second\": %.6g}\n", lab::copy_bandwidth(),
+                lab::product_rate());
+}
+
+static int run_without_tests(int argc, char** argv) try {
+    if (argc == 2) {
+        print_rates();
+        return 0;
+    }
+    return time_lab(argv[2], std::string_view(argv[1]) == "--time-best") ? 0 : 1;
 } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return 1;
 }
 
 int main(int argc, char** argv) {
-    if (argc == 3 && std::string_view(argv[1]) == "--time") return time_lab(argv[2]);
+    const std::string_view first = argc > 1 ? argv[1] : "";
+    if ((argc == 3 && (first == "--time" || first == "--time-best")) || (argc == 2 && first == "--rates"))
+        return run_without_tests(argc, argv);
     testing::InitGoogleTest(&argc, argv);
     kernel_test::register_lab();
     std::printf("KERNEL_SEED=%llu\n", static_cast<unsigned long long>(kernel_test::seed()));

@@ -1,6 +1,5 @@
-// A whole model on the CPU device, one process, driven from outside: what the tests against PyTorch and
-// against the committed reference files share. It is put together from the same plan, store and executor as
-// the trainer's.
+// A whole model on a device, one process, driven from outside: what the tests against PyTorch and against the
+// committed reference files share. It is put together from the same plan, store and executor as the trainer's.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "llmc/comm/communicator.h"
@@ -57,15 +57,17 @@ class Model {
   public:
     // `batch` sequences a step, in micro-batches of `micro_batch`.
     Model(const std::filesystem::path& weights, std::int64_t heads, DType dtype, std::int64_t batch,
-          std::int64_t micro_batch, double weight_decay = 0, DType gradient_dtype = DType::fp32)
-        : device_(make_cpu_device()),
+          std::int64_t micro_batch, double weight_decay = 0, DType gradient_dtype = DType::fp32,
+          std::unique_ptr<Device> device = make_cpu_device())
+        : device_(std::move(device)),
           plan_(plan_run(
               {.config = config_of(SafetensorsReader(weights), heads),
                .dtype = dtype,
                .gradient_dtype = gradient_dtype,
                .mesh = {},
                .global_batch_tokens = batch * SafetensorsReader(weights).entry("wpe.weight").shape[0],
-               .micro_batch_sequences = micro_batch},
+               .micro_batch_sequences = micro_batch,
+               .logits_bytes = device_->usual_logits_bytes()},
               device_->ops(), 0)),
           arenas_(*device_, plan_.memory),
           store_(*device_, arenas_, plan_.store, weight_decay),

@@ -11,7 +11,8 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MAIN = "int main() {}\n"
 # Nothing of a make that runs these tests reaches theirs.
-OF_THE_CALLER = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "BUILD", "SANITIZE", "CXXFLAGS", "LDFLAGS", "V", "MPI"}
+OF_THE_CALLER = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "BUILD", "SANITIZE", "CXXFLAGS", "LDFLAGS", "V", "MPI", "GPU_ARCH", "CUDA",
+                 "CUDA_HOME"}
 WITHOUT_MPI = "llmc/comm/transport_no_mpi.cpp"
 # near.h is included by far.h, so that dependents are found through other headers too.
 FILES = {
@@ -23,6 +24,8 @@ FILES = {
     "llmc/uses_none.cpp": "",
     "llmc/comm/transport_mpi.cpp": "#include <mpi.h>\n",
     WITHOUT_MPI: "",
+    "llmc/device/cuda/no_cuda.cpp": "",
+    "llmc/comm/nccl/no_nccl.cpp": "",
     "train_gpt.cu": '#include "llmc/far.h"\n' + MAIN,
     "test/unit/one_test.cpp": '#include "llmc/near.h"\n',
     "test/unit/two_test.cpp": "",
@@ -30,6 +33,7 @@ FILES = {
     "test/probe/probe.cpp": MAIN,
     "test/kernels/kernels_main.cpp": MAIN,
     "test/simt/executor.cpp": "",
+    "test/simt/runtime.mk": "",  # CUDA's headers need not be here
     "dev/lab/lab.cpp": "",
     "dev/lab/no_gpu.cpp": "",
     "dev/one.cu": '#include "llmc/kernel.cuh"\n',
@@ -45,8 +49,8 @@ class Project:
         self.folder = folder
         for name, text in FILES.items():
             self.write(name, text)
-        for name in ("Makefile", "dev/kernels.mk", "scripts/deps.sh"):
-            (folder / name).parent.mkdir(exist_ok=True)
+        for name in ("Makefile", "dev/kernels.mk", "test/simt/runtime.mk", "dev/gpu/check.mk", "scripts/deps.sh"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
         self.git("init", "-q")
         self.commit()
@@ -63,11 +67,11 @@ class Project:
         self.git("add", "-A")
         self.git("commit", "-q", "--allow-empty", "-m", "x")
 
-    def make(self, *arguments):
-        """What make prints."""
-        environment = {name: value for name, value in os.environ.items() if name not in OF_THE_CALLER}
-        run = subprocess.run(["make", "CUDA=none", *arguments], cwd=self.folder, env=environment, capture_output=True, text=True,
-                             timeout=120)
+    def make(self, *arguments, **variables):
+        """What make prints, where no CUDA is found unless the arguments say where."""
+        environment = {name: value for name, value in os.environ.items() if name not in OF_THE_CALLER} | variables
+        run = subprocess.run(["make", "CUDA_FOLDER=none", *arguments], cwd=self.folder, env=environment, capture_output=True,
+                             text=True, timeout=120)
         assert run.returncode == 0, run.stdout + run.stderr
         return run.stdout
 
@@ -148,7 +152,7 @@ def test_missing_mpi_is_said_with_what_would_do(project, tmp_path):
         tool.chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if name not in OF_THE_CALLER}
     environment["PATH"] = f"{tools}:{environment['PATH']}"
-    make = ["make", "CUDA=none", f"BUILD={tmp_path}/build"]
+    make = ["make", "CUDA_FOLDER=none", f"BUILD={tmp_path}/build"]
     run = subprocess.run(make, cwd=project.folder, env=environment, capture_output=True, text=True, timeout=120)
     assert run.returncode == 2
     assert re.search(r"\*\*\* missing: libopenmpi-dev \(ompi-c\); run `make deps` or `make MPI=0` to do without MPI\.  Stop\.",
@@ -204,3 +208,114 @@ def test_help_lists_every_target(project):
     # Nor is a variable forgotten that the Makefile lets a person set.
     variables = {"CXXFLAGS", "LDFLAGS", "SANITIZE", "BUILD", "PYTHON", "SUITE", "GPU_ARCH", "MPI", "V"}
     assert variables <= set(re.findall(r"\b([A-Z_]+)=", help_text))
+
+
+class Toolkit:
+    """Names of CUDA's files, with none of CUDA, and a project that would be built with it."""
+
+    FILES = ["bin/nvcc", "include/cublasLt.h", "lib/libcublasLt.so.13", "lib/libcudart_static.a"]
+    SOURCES = ["device/cuda/ops.cu", "device/cuda/cuda_ops.cpp", "device/cuda/cudnn_attention.cpp", "device/cuda/cudnn_library.cpp",
+               "device/cuda/no_cudnn.cpp", "comm/nccl/nccl_communicator.cpp"]
+
+    def __init__(self, folder, project):
+        self.folder, self.project = folder, project
+        for name in self.FILES:
+            self.add(name)
+        self.add("include/cuda_runtime_api.h", "#define CUDART_VERSION  13020\n")
+        (folder / "bin/nvcc").chmod(0o755)
+
+    def add(self, name, text=""):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def gpus(self, says):
+        """A machine with GPUs, of which nvidia-smi says this."""
+        self.add("smi/nvidia-smi", f"#!/bin/sh\ncat <<'END'\n{says}\nEND\n")
+        (self.folder / "smi/nvidia-smi").chmod(0o755)
+        return {"PATH": f"{self.folder}/smi:{os.environ['PATH']}"}
+
+    def would(self, *arguments, **variables):
+        """The commands that would build the trainer."""
+        arguments = ["-n", "train_gpt", "V=1", f"CUDA_FOLDER={self.folder}", "GPU=", *arguments]
+        return self.project.make(*arguments, **variables).replace("\\\n", " ").splitlines()
+
+    def link(self, *arguments):
+        return next(line for line in self.would(*arguments) if line.endswith("-o train_gpt"))
+
+    def says(self, *arguments):
+        """What the build says that it has for GPUs."""
+        return next(line for line in self.would(*arguments) if "link train_gpt" in line).split(" with ")[1].strip("'")
+
+    def targets(self, *arguments, **variables):
+        nvcc = next(line for line in self.would(*arguments, **variables) if "bin/nvcc -std" in line)
+        return re.findall(r"-gencode=arch=(\S+)", nvcc)
+
+
+@pytest.fixture
+def toolkit(tmp_path, project):
+    for name in Toolkit.SOURCES:
+        project.write(f"llmc/{name}", "")
+    yield Toolkit(tmp_path / "python/nvidia/cu13", project)
+    for name in Toolkit.SOURCES:
+        (project.folder / "llmc" / name).unlink()
+    shutil.rmtree(project.folder / ".cuda", ignore_errors=True)
+
+
+def code(*chips):
+    return [f"compute_{chip},code=sm_{chip}" for chip in chips]
+
+
+def test_chips(toolkit):
+    default = code("80", "90a") + ["compute_90,code=compute_90"]
+    assert toolkit.targets() == default
+    assert toolkit.targets("GPU_ARCH=80 90a") == code("80", "90a")
+    assert toolkit.targets(GPU_ARCH="89") == code("89")
+    for says, chips in {"9.0": ["90a"], "10.0": ["100"], "8.9\n8.0\n8.9": ["80", "89"], "12.0": ["120"]}.items():
+        own = toolkit.gpus(says)
+        assert toolkit.targets("GPU=/dev/nvidia0", **own) == code(*chips)
+        assert toolkit.targets("GPU=/dev/nvidia0", "GPU_ARCH=86", **own) == code("86")
+        assert toolkit.targets(**own) == default, "no GPU is here"
+    # Neither words nor chips that the kernels do not run on.
+    for says in ("NVIDIA-SMI has failed", "7.5", "[N/A]", ""):
+        assert toolkit.targets("GPU=/dev/nvidia0", **toolkit.gpus(says)) == default
+
+
+def test_what_the_gpu_part_has(toolkit):
+    assert toolkit.says() == "CUDA 13.2 for sm_80 sm_90a and later, no NCCL, no cuDNN"
+    assert toolkit.says("GPU_ARCH=89") == "CUDA 13.2 for sm_89, no NCCL, no cuDNN"
+    assert {"no_nccl.o", "no_cudnn.o", "cuda_ops.o", "ops.o"} <= {pathlib.Path(word).name for word in toolkit.link().split()}
+    # As Python's packages have them: each in a folder of its own.
+    toolkit.add("../nccl/include/nccl.h")
+    assert "no NCCL" in toolkit.says()
+    toolkit.add("../nccl/lib/libnccl.so.2")
+    assert ", NCCL" in toolkit.says()
+    toolkit.add("../cudnn/include/cudnn.h")
+    toolkit.add("../cudnn/lib/libcudnn.so.9")
+    assert "no cuDNN" in toolkit.says()
+    toolkit.project.write(".cuda/include/cudnn_frontend.h", "")
+    assert toolkit.says() == "CUDA 13.2 for sm_80 sm_90a and later, NCCL, cuDNN"
+    link = toolkit.link().split()
+    assert {"nccl_communicator.o", "cudnn_attention.o", "cudnn_library.o"} <= {pathlib.Path(word).name for word in link}
+    beside = toolkit.folder.parent
+    assert f"{toolkit.folder}/lib/libcublasLt.so.13" in link and f"{beside}/nccl/lib/libnccl.so.2" in link
+    assert f"-Wl,-rpath,{beside}/cudnn/lib" in link and not any("libcudnn" in word for word in link)
+
+
+@pytest.mark.parametrize("missing, why", [(None, "CUDA=0"), ("bin/nvcc", "no nvcc here")] +
+                         [(name, "no cuBLASLt here") for name in Toolkit.FILES[1:]])
+def test_no_gpu_part(toolkit, missing, why):
+    if missing:
+        (toolkit.folder / missing).unlink()
+    arguments = [] if missing else ["CUDA=0"]
+    assert toolkit.says(*arguments) == f"no CUDA ({why})"
+    link = toolkit.link(*arguments)
+    assert "no_cuda.o" in link and "cuda_ops.o" not in link and "lib/lib" not in link
+
+
+def test_cuda_home_chooses_the_toolkit(toolkit):
+    def chosen(home):
+        return subprocess.run(["scripts/deps.sh", "cuda"], cwd=toolkit.project.folder, env=os.environ | {"CUDA_HOME": home},
+                              capture_output=True, text=True, check=True).stdout.strip()
+    assert chosen(str(toolkit.folder)) == str(toolkit.folder)
+    assert chosen("/nowhere") == chosen("") != str(toolkit.folder)

@@ -194,6 +194,20 @@ def test_resume_alone_starts_fresh_where_there_is_nothing(tmp_path):
     assert program.Run(tmp_path).column("step") == [1, 2]
 
 
+def test_resume_alone_without_a_directory_goes_on_with_the_newest_run(tmp_path):
+    def run(*options):
+        return subprocess.run([program.ROOT / program.PROGRAM, *MODEL, "--sample-tokens=0", *options], cwd=tmp_path,
+                              capture_output=True, text=True, check=True, timeout=program.PATIENCE * 60).stdout
+
+    assert "there is no run in runs to go on with: starting fresh" in run("--steps=2", "--resume")
+    run("--steps=3", "--seed=5", "--out-dir=runs/other")
+    assert "going on from runs/other/checkpoint-00000003 after step 3" in run("--steps=4", "--seed=5", "--resume")
+    # A run that was gone on with is the newest.
+    [first] = [folder for folder in (tmp_path / "runs").iterdir() if folder.name != "other"]
+    run("--steps=5", f"--out-dir=runs/{first.name}", "--resume")
+    assert f"going on from runs/{first.name}/checkpoint-00000005" in run("--steps=6", "--resume")
+
+
 def test_resume_takes_the_checkpoint_saved_last(tmp_path):
     """A shorter run in the directory of a longer one goes on from its own."""
     program.train(tmp_path, *MODEL, "--steps=6", "--checkpoint-every=3")

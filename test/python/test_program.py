@@ -104,7 +104,7 @@ def test_help_and_version():
     text = program.run("--help").stdout
     for option in ("--model", "--train-data", "--global-batch-tokens", "--lr-schedule", "--resume", "--top-k"):
         assert option in text
-    assert re.match(r"train_gpt \d+\.\d+\.\d+ \(commit \S+\)\n$", program.run("--version").stdout)
+    assert re.match(r"train_gpt \d+\.\d+\.\d+ \(commit \S+\)\nGPUs: (CUDA \d+\.\d+ for sm_|no CUDA \(.+\)).*\n$", program.run("--version").stdout)
 
 
 def test_print_step_lists_the_actions(tmp_path):

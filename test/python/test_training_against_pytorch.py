@@ -11,6 +11,7 @@ import model_bounds
 import program
 import reference_model
 import safetensors_numpy
+from model_comparison import Experiment
 from reference_model import Sizes
 
 SEED = int(os.environ.get("SEED", int.from_bytes(os.urandom(4), "little")))
@@ -44,30 +45,10 @@ def torch_factors(schedule, warmup, steps, min_fraction):
     return factors
 
 
-class Experiment:
-    """Random weights and one batch in files, and what PyTorch makes of them."""
-
-    def __init__(self, folder, sizes, batch):
-        generator = torch.Generator().manual_seed(SEED)
-        self.sizes, self.batch, self.folder = sizes, batch, folder
-        self.weights = reference_model.random_weights(sizes, generator)
-        # One run of global-batch-tokens + 1 tokens, cut into windows that share their end tokens.
-        run = torch.randint(sizes.vocab_size, (batch * sizes.seq_len + 1,), generator=generator)
-        self.tokens = torch.stack([run[i * sizes.seq_len:(i + 1) * sizes.seq_len + 1] for i in range(batch)])
-        program.write_token_file(folder / "train.bin", run.numpy())
-        safetensors_numpy.save(folder / "init.safetensors",
-                               {name: w.numpy().astype(np.float32) for name, w in self.weights.items()})
-
-    def options(self, *more):
-        return ["--init", self.folder / "init.safetensors", "--train-data", self.folder / "train.bin",
-                f"--global-batch-tokens={self.batch * self.sizes.seq_len}", f"--steps={STEPS}",
-                *self.sizes.options(), *more]
-
-
 def compare(experiment, name, options, expected, ranks=1):
     losses, norms, weights = expected
     export = experiment.folder / f"{name}.safetensors"
-    run = program.train(experiment.folder / name, *experiment.options(*options, "--export", export), ranks=ranks)
+    run = program.train(experiment.folder / name, *experiment.options(STEPS, *options, "--export", export), ranks=ranks)
     errors = np.abs(np.array(run.losses) - losses)
     print(f"SEED={SEED} {name}: largest error of the loss {errors.max():.2e}, of the norm "
           f"{np.max(np.abs(np.array(run.column('grad_norm')) / norms - 1)):.2e} of it")
@@ -79,7 +60,7 @@ def compare(experiment, name, options, expected, ranks=1):
 
 def test_adamw_with_pytorchs_defaults(tmp_path):
     sizes = Sizes(layers=2, heads=3, channels=48, seq_len=20, vocab_size=97)
-    experiment = Experiment(tmp_path, sizes, batch=6)
+    experiment = Experiment(tmp_path, sizes, batch=6, seed=SEED)
     expected = reference_model.train(experiment.weights, sizes, [experiment.tokens] * STEPS, lr=1e-3, weight_decay=1e-2)
     options = ["--lr=1e-3", "--lr-schedule=constant", "--beta2=0.999", "--weight-decay=1e-2", "--grad-clip=0"]
     _, weights, expected_weights = compare(experiment, "defaults", options, expected)
@@ -97,7 +78,7 @@ def test_adamw_with_pytorchs_defaults(tmp_path):
 @pytest.mark.parametrize("schedule,warmup", [("cosine", 0), ("cosine", 10), ("linear", 5), ("wsd", 4), ("constant", 20)])
 def test_schedule_and_clipping(schedule, warmup, tmp_path):
     sizes = Sizes(layers=1, heads=2, channels=32, seq_len=16, vocab_size=64)
-    experiment = Experiment(tmp_path, sizes, batch=4)
+    experiment = Experiment(tmp_path, sizes, batch=4, seed=SEED)
     factors = torch_factors(schedule, warmup, STEPS, 0.1)
     expected = reference_model.train(experiment.weights, sizes, [experiment.tokens] * STEPS, lr=1e-3, weight_decay=0.1,
                                      betas=(0.9, 0.95), grad_clip=0.5,
@@ -113,7 +94,7 @@ def test_schedule_and_clipping(schedule, warmup, tmp_path):
 def test_accumulation_and_processes(tmp_path):
     """The same batch as micro-batches, and on several processes."""
     sizes = Sizes(layers=2, heads=2, channels=32, seq_len=13, vocab_size=50)
-    experiment = Experiment(tmp_path, sizes, batch=8)
+    experiment = Experiment(tmp_path, sizes, batch=8, seed=SEED)
     expected = reference_model.train(experiment.weights, sizes, [experiment.tokens] * STEPS, lr=1e-3)
     options = ["--lr=1e-3", "--lr-schedule=constant", "--beta2=0.999", "--weight-decay=0", "--grad-clip=0"]
     compare(experiment, "accumulated", [*options, "--micro-batch-size=2"], expected)
@@ -122,12 +103,12 @@ def test_accumulation_and_processes(tmp_path):
 
 def test_bf16_follows(tmp_path):
     sizes = Sizes(layers=2, heads=2, channels=64, seq_len=32, vocab_size=128)
-    experiment = Experiment(tmp_path, sizes, batch=4)
+    experiment = Experiment(tmp_path, sizes, batch=4, seed=SEED)
     weights = {name: w.bfloat16().double() for name, w in experiment.weights.items()}
     batches = [experiment.tokens] * STEPS
     losses, _, _ = reference_model.train(weights, sizes, batches, lr=1e-3)
     bound = model_bounds.training_bound_bf16(weights, sizes, batches, lr=1e-3)
-    run = program.train(tmp_path / "bf16", *experiment.options("--lr=1e-3", "--lr-schedule=constant", "--beta2=0.999",
+    run = program.train(tmp_path / "bf16", *experiment.options(STEPS, "--lr=1e-3", "--lr-schedule=constant", "--beta2=0.999",
                                                                "--weight-decay=0", "--grad-clip=0", "--dtype=bf16"))
     errors = np.abs(np.array(run.losses) - losses)
     print(f"largest error of the loss {errors.max():.2e} of {bound:.2e} allowed")

@@ -22,7 +22,6 @@ OPTIONS = [
     Case("the beginning of an option", ["--lay=3"], ["no option --lay; the nearest is --layers"]),
     Case("an option like no other", ["--np", "4"], ["no option --np; ./train_gpt --help"]),
     Case("two dashes", ["--", "x"], ["no option --; ./train_gpt --help"]),
-    Case("resume from nowhere", ["--resume"], ["--resume", "give --out-dir"], ranks=(1, 2)),
     Case("a word too many", ["stories.txt"], ["'stories.txt' is no option"]),
     Case("value missing", ["--lr"], ["--lr needs a value"]),
     Case("value empty", ["--train-data="], ["--train-data needs a value"]),

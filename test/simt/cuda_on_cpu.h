@@ -35,7 +35,7 @@ namespace simt {
 
 template <class... Parameters>
 void launch(const llmc::cuda::Chip& chip, cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid,
-            dim3 block, std::size_t shared_bytes, std::type_identity_t<Parameters>... arguments) {
+            dim3 block, DynamicShared shared, std::type_identity_t<Parameters>... arguments) {
     struct Call {
         void (*kernel)(Parameters...);
         std::tuple<Parameters...> arguments;
@@ -45,7 +45,7 @@ void launch(const llmc::cuda::Chip& chip, cudaStream_t stream, void (*kernel)(Pa
         const auto run_thread = [](void* c) {
             std::apply(static_cast<Call*>(c)->kernel, static_cast<Call*>(c)->arguments);
         };
-        run_grid(chip, {symbol, grid, block, shared_bytes, run_thread, &call});
+        run_grid(chip, {symbol, grid, block, shared, run_thread, &call});
     };
     if (options().queue) {
         options().queue(stream, symbol, std::move(run));

@@ -290,28 +290,46 @@ void run_block(unsigned index) {
     run.current = nullptr;
 }
 
+// With `static_bytes` of the kernel's own arrays
+template <class Refuse>
+void check_shared_memory(const Chip& chip, const DynamicShared& dynamic, std::size_t static_bytes,
+                         const Refuse& refuse) {
+    const std::size_t bytes = static_bytes + dynamic.bytes;
+    const std::string what = std::to_string(bytes) + " bytes of shared memory (" +
+                             std::to_string(static_bytes) + " of them the kernel's own arrays); a block has ";
+    if (bytes > chip.shared_bytes_per_block) {
+        refuse(what + std::to_string(chip.shared_bytes_per_block) + " on sm_" +
+               std::to_string(chip.architecture));
+    }
+    if (bytes > Chip::static_shared_bytes && !dynamic.asked_for) {
+        refuse(what + std::to_string(Chip::static_shared_bytes) + " unless more are asked for");
+    }
+}
+
 void check_launch(const Chip& chip, const Grid& grid) {
     const auto refuse = [](const std::string& why) { stop("launch refused: " + why); };
     const auto on_chip = " on sm_" + std::to_string(chip.architecture);
     const std::uint64_t threads = std::uint64_t{grid.threads.x} * grid.threads.y * grid.threads.z;
-    if (threads < 1 || threads > Chip::threads_per_block || grid.threads.z > 64) {
+    if (threads < 1 || threads > Chip::threads_per_block) {
         refuse(std::to_string(threads) + " threads in a block; 1 to " +
                std::to_string(Chip::threads_per_block) + " are possible");
+    }
+    if (grid.threads.z > 64) {
+        refuse(std::to_string(grid.threads.z) + " threads of a block in its third dimension; at most 64");
     }
     if (grid.blocks.x == 0 || grid.blocks.y == 0 || grid.blocks.z == 0 || grid.blocks.x > 0x7fffffff ||
         grid.blocks.y > 65535 || grid.blocks.z > 65535) {
         refuse("a grid of (" + std::to_string(grid.blocks.x) + ", " + std::to_string(grid.blocks.y) + ", " +
                std::to_string(grid.blocks.z) + ") blocks; at least 1 and at most (2^31-1, 65535, 65535)");
     }
-    if (grid.dynamic_shared_bytes > chip.shared_bytes_per_block) {
-        refuse(std::to_string(grid.dynamic_shared_bytes) + " bytes of shared memory; a block has " +
-               std::to_string(chip.shared_bytes_per_block) + on_chip);
-    }
+    check_shared_memory(chip, grid.dynamic_shared, 0, refuse);
     if (options().report.empty()) return;
     const auto* of_chip = figures_on(options().report, chip.architecture);
     if (!of_chip) return;  // nothing was compiled for it (GPU_ARCH)
     const auto figures = of_chip->find(symbol_of(grid.kernel));
     if (figures == of_chip->end()) refuse("the compiler's report" + on_chip + " lacks this kernel");
+    check_shared_memory(chip, grid.dynamic_shared,
+                        static_cast<std::size_t>(figures->second.static_shared_bytes), refuse);
     const int registers = figures->second.registers;
     if (llmc::cuda::block_registers(static_cast<int>(threads), registers) >
         Chip::registers_per_multiprocessor) {
@@ -378,18 +396,15 @@ void* static_shared(const void* key, std::size_t bytes, std::size_t alignment) {
     if (static_bytes() > Chip::static_shared_bytes) {
         stop("more than " + std::to_string(Chip::static_shared_bytes) + " bytes of shared arrays");
     }
-    if (static_bytes() + run.grid->dynamic_shared_bytes > run.chip->shared_bytes_per_block) {
-        stop("shared arrays and dynamic shared memory exceed what a block has on sm_" +
-             std::to_string(run.chip->architecture));
-    }
+    check_shared_memory(*run.chip, run.grid->dynamic_shared, static_bytes(), stop);
     return run.static_arrays.back().memory.get();
 }
 
 void* dynamic_shared(unsigned index, std::size_t offset, std::size_t bytes) {
     const Unseen bookkeeping;
-    if (offset + bytes > run.grid->dynamic_shared_bytes) {
+    if (offset + bytes > run.grid->dynamic_shared.bytes) {
         stop("takes " + std::to_string(offset + bytes) + " bytes of dynamic shared memory; the launch gave " +
-             std::to_string(run.grid->dynamic_shared_bytes));
+             std::to_string(run.grid->dynamic_shared.bytes));
     }
     if (index == run.dynamic_arrays.size()) {
         run.dynamic_arrays.push_back(make_array(bytes, 128, offset, nullptr));

@@ -76,10 +76,15 @@ void commit_copies();
 // Takes the oldest copy of all but the newest `groups_left` groups; false where there is none.
 bool next_copy(int groups_left, AsyncCopy* copy);
 
+struct DynamicShared {
+    std::size_t bytes;
+    bool asked_for;  // with cudaFuncSetAttribute: without, 48 KB hold the kernel's own arrays too
+};
+
 struct Grid {
     const void* kernel;
     dim3 blocks, threads;
-    std::size_t dynamic_shared_bytes;
+    DynamicShared dynamic_shared;
     void (*run_thread)(void* call);
     void* call;
 };

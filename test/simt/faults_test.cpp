@@ -35,6 +35,15 @@ const Planted all_planted[] = {
     PLANTED(return_before_collective, executor, "lanes? in the mask of this collective (have )?returned"),
     PLANTED(two_collectives, executor, "lanes of the warp are in another collective, .*:[0-9]+"),
     PLANTED(shuffle_from_outside, executor, "a shuffle reads a lane that takes no part in it"),
+    PLANTED(mask_without_own_lane, executor, "the mask of this collective misses its own lane"),
+    PLANTED(block_waits_for_itself, executor,
+            "the block waits for itself: 32 threads at .*planted_faults.cuh:[0-9]+; 32 threads at "),
+    PLANTED(ldmatrix_of_global_memory, executor, "planted_faults.cuh:[0-9]+: not 16 bytes of shared memory"),
+    PLANTED(asynchronous_copy_to_global_memory, executor,
+            "planted_faults.cuh:[0-9]+: not 16 bytes of shared memory"),
+    PLANTED(too_large_shared_variable, executor, "more than 49152 bytes of shared arrays"),
+    PLANTED(all_shared_memory_for_variables, executor,
+            "49664 bytes of shared memory .49152 of them the kernel's own arrays.; a block has 49152 unless"),
     PLANTED(misaligned_streaming_load, executor, "planted_faults.cuh:[0-9]+: a misaligned access"),
     PLANTED(divided_differently, executor, "divide the dynamic shared memory in different ways"),
     PLANTED(takes_more_than_launched, executor,
@@ -43,6 +52,7 @@ const Planted all_planted[] = {
     PLANTED(missing_second_barrier, result, nullptr),
     PLANTED(missing_warp_barrier, result, nullptr),
     PLANTED(missing_copy_wait, result, nullptr),
+    PLANTED(copy_of_the_same_values, result, nullptr),
     PLANTED(unwritten_shared_memory, result, nullptr),
     PLANTED(past_shared_variable, address, nullptr),
     PLANTED(past_dynamic_array, address, nullptr),
@@ -140,14 +150,16 @@ INSTANTIATE_TEST_SUITE_P(, Faults, testing::ValuesIn([] {
 
 // ---- what a chip has ----
 
-void launch_empty(const Chip& chip, dim3 grid, dim3 block, std::size_t shared_bytes) {
+void launch_empty(const Chip& chip, dim3 grid, dim3 block, std::size_t shared_bytes,
+                  Kernel kernel = planted_faults::barrier_in_branch<false>) {
     lab::Array<float> in(planted_faults::threads), out(planted_faults::threads + 1);
-    launch(on_chip(chip), planted_faults::barrier_in_branch<false>, grid, block, shared_bytes, out.data(),
-           in.data());
+    launch(on_chip(chip), kernel, grid, block, shared_bytes, out.data(), in.data());
 }
 
 TEST(Limits, OfThreadsAndBlocks) {
     EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, 1, 1025, 0), "launch refused: 1025 threads in a block");
+    EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, 1, dim3(1, 1, 65), 0),
+                 "launch refused: 65 threads of a block in its third dimension; at most 64");
     EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, dim3(1, 65536), 32, 0), "a grid of .1, 65536, 1. blocks");
     EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, dim3(1, 1, 65536), 32, 0), "a grid of .1, 1, 65536. blocks");
     launch_empty(llmc::cuda::sm_80, 0, 32, 0);  // nothing to do, and nothing launched
@@ -157,8 +169,29 @@ TEST(Limits, OfSharedMemory) {
     simt::options().report.clear();
     launch_empty(llmc::cuda::sm_90, 1, 64, 227 << 10);
     EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, 1, 64, 227 << 10),
-                 "launch refused: 232448 bytes of shared memory; a block has 166912 on sm_80");
+                 "launch refused: 232448 bytes of shared memory .*; a block has 166912 on sm_80");
     EXPECT_DEATH(launch_empty(llmc::cuda::sm_86, 1, 64, 100 << 10), "a block has 101376 on sm_86");
+}
+
+// The kernel's own arrays count: as they are declared, and by the compiler's report before it runs.
+TEST(Limits, OfStaticAndDynamicSharedMemory) {
+    const auto before = simt::options();
+    simt::options().report.clear();
+    const Kernel of_48_kb = planted_faults::all_shared_memory_for_variables<true>;
+    launch_empty(llmc::cuda::sm_80, 1, 64, 115 << 10, of_48_kb);
+    EXPECT_DEATH(
+        launch_empty(llmc::cuda::sm_80, 1, 64, 116 << 10, of_48_kb),
+        "167936 bytes of shared memory .49152 of them the kernel's own arrays.; a block has 166912 on");
+
+    const Kernel kernel = planted_faults::barrier_in_branch<false>;
+    auto& figures = simt::options().report[80][simt::symbol_of(reinterpret_cast<const void*>(kernel))];
+    figures.static_shared_bytes = 20 << 10;
+    launch_empty(llmc::cuda::sm_80, 1, 64, 28 << 10, kernel);
+    EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, 1, 64, (28 << 10) + 1, kernel),
+                 "launch refused: 49153 bytes .*; a block has 49152 unless more are asked for");
+    launch_empty(llmc::cuda::sm_80, 1, 64, 143 << 10, kernel);  // for which launch() asks
+    EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, 1, 64, 144 << 10, kernel), "a block has 166912 on sm_80");
+    simt::options() = before;
 }
 
 TEST(Limits, OfRegisters) {

@@ -76,6 +76,23 @@ __global__ void shuffle_from_outside(float* out, const float* in) {
     out[i] = in[i] + in[threads - 1 - i];
 }
 
+template <bool faulty>
+__global__ void mask_without_own_lane(float* out, const float* in) {
+    const int i = thread();
+    __syncwarp(faulty ? all_lanes ^ 1u << i % 32 : all_lanes);
+    out[i] = in[i] + in[threads - 1 - i];
+}
+
+// Half of each warp at the barrier, half at the shuffle: neither is ever complete.
+template <bool faulty>
+__global__ void block_waits_for_itself(float* out, const float* in) {
+    const int i = thread();
+    float x = in[i];
+    if (!faulty || i % 2 == 0) x = __shfl_xor_sync(all_lanes, x, 0);
+    __syncthreads();
+    out[i] = x + in[threads - 1 - i];
+}
+
 // ---- missing synchronisation ----
 
 template <bool faulty>
@@ -119,6 +136,21 @@ __global__ void missing_copy_wait(float* out, const float* in) {
     llmc::cuda::copy_async_wait<faulty ? 1 : 0>();
     __syncthreads();
     out[i] = in[i] + reinterpret_cast<const float*>(values)[threads - 1 - i];
+}
+
+// What is there before the copy is the same, so that only the copy itself can show that it is not waited for.
+template <bool faulty>
+__global__ void copy_of_the_same_values(float* out, const float* in) {
+    SHARED(float4, values, [threads / 4]);
+    float* const floats = reinterpret_cast<float*>(values);
+    const int i = thread();
+    floats[i] = in[i];
+    __syncthreads();
+    if (i < threads / 4) llmc::cuda::copy_async_16(&values[i], in + 4 * i, true);
+    llmc::cuda::copy_async_commit();
+    llmc::cuda::copy_async_wait<faulty ? 1 : 0>();
+    __syncthreads();
+    out[i] = in[i] + floats[threads - 1 - i];
 }
 
 template <bool faulty>
@@ -205,6 +237,48 @@ template <bool faulty>
 __global__ void misaligned_streaming_load(float* out, const float* in) {
     const int i = thread();
     out[i] = in[i] + in[threads - 1 - i] + 0 * __ldcs(reinterpret_cast<const float4*>(in + faulty)).x;
+}
+
+template <bool faulty>
+__global__ void ldmatrix_of_global_memory(float* out, const float* in) {
+    SHARED(float4, values, [threads / 4]);
+    const int i = thread();
+    reinterpret_cast<float*>(values)[i] = in[i];
+    __syncthreads();
+    std::uint32_t fragments[4];
+    llmc::cuda::ldmatrix_x4(fragments, faulty ? static_cast<const void*>(in) : &values[i % 8]);
+    out[i] = in[i] + in[threads - 1 - i];
+}
+
+template <bool faulty>
+__global__ void asynchronous_copy_to_global_memory(float* out, const float* in) {
+    SHARED(float4, values, [threads / 4]);
+    const int i = thread();
+    if (i < threads / 4) {
+        llmc::cuda::copy_async_16(faulty ? static_cast<void*>(out) : &values[i], in + 4 * i, true);
+    }
+    llmc::cuda::copy_async_commit();
+    llmc::cuda::copy_async_wait<0>();
+    out[i] = in[i] + in[threads - 1 - i];
+}
+
+template <bool faulty>
+__global__ void too_large_shared_variable(float* out, const float* in) {
+    SHARED(float, values, [faulty ? llmc::cuda::Chip::static_shared_bytes / sizeof(float) + 1 : threads]);
+    const int i = thread();
+    values[i] = in[i];
+    __syncthreads();
+    out[i] = in[i] + values[threads - 1 - i];
+}
+
+// With the bytes of the launch more than a block has without asking.
+template <bool faulty>
+__global__ void all_shared_memory_for_variables(float* out, const float* in) {
+    SHARED(float, values, [faulty ? llmc::cuda::Chip::static_shared_bytes / sizeof(float) : threads]);
+    const int i = thread();
+    values[i] = in[i];
+    __syncthreads();
+    out[i] = in[i] + values[threads - 1 - i];
 }
 
 template <bool faulty>

@@ -2,9 +2,11 @@
 # the CUDA device's own host code runs without a GPU, and its tests. cuBLASLt's and NCCL's headers must be there; where
 # they are not, test/run_suites.py says that it skips the tests.
 
-HAS_RUNTIME_HEADERS := $(and $(wildcard $(CUDA_FOLDER)/include/cublasLt.h),$(wildcard $(CUDA_FOLDER)/include/nccl.h /usr/include/nccl.h))
+HAS_RUNTIME_HEADERS := $(and $(CUBLASLT_HEADER),$(NCCL_HEADER))
 RUNTIME_TEST_SOURCES := $(sort $(wildcard test/simt/runtime/*_test.cpp))
 RUNTIME_SOURCES := $(filter-out $(RUNTIME_TEST_SOURCES),$(sort $(wildcard test/simt/runtime/*.cpp)))
+# What its tests run of the lab.
+RUNTIME_RIVALS := dev/lab/rivals.cu dev/lab/matmul_rival.cu dev/lab/rivals_cudnn.cu
 RUNTIME_LIST := $(if $(HAS_RUNTIME_HEADERS),$(RUNTIME_SOURCES) $(RUNTIME_TEST_SOURCES))
 # Nothing here has threads that race.
 RUNTIME_KINDS := $(if $(HAS_RUNTIME_HEADERS),$(filter plain address,$(SIMT_KINDS)))
@@ -14,17 +16,18 @@ $(eval $(call remember,$(BUILD)/runtime.txt,RUNTIME_LIST))
 define runtime_kind
 # Unchecked as the executor is: it touches what it hides from the host's code.
 $(call simt_objects,$(1),$(RUNTIME_SOURCES)): CHECKS := -O2 $(DEFINE_$(1))
-$(call simt_objects,$(1),$(RUNTIME_TEST_SOURCES)): CHECKS := $(CHECKS_$(1)) $(DEFINE_$(1))
-$(BUILD)/test/cuda-runtime-$(1): $(call simt_objects,$(1),$(SIMT_SOURCES) $(RUNTIME_LIST)) $(LIBRARY) $(NO_GPU_OBJECTS) \
+$(call simt_objects,$(1),$(RUNTIME_TEST_SOURCES) $(RUNTIME_RIVALS)): CHECKS := $(CHECKS_$(1)) $(DEFINE_$(1))
+$(BUILD)/test/cuda-runtime-$(1): $(call simt_objects,$(1),$(SIMT_SOURCES) $(RUNTIME_LIST) $(RUNTIME_RIVALS) $(LT_PRODUCTS)) $(LIBRARY) \
+    $(NO_GPU_OBJECTS) $(call objects,llmc/device/cuda/no_cudnn.cpp) \
     $(BUILD)/library.txt $(BUILD)/link.txt $(BUILD)/kernels.txt $(BUILD)/runtime.txt
 	$$(link_simt) $(CHECKS_$(1)) $$(filter %.o,$$^) $$(LIBRARIES) -lboost_context -lgtest_main -lgtest -o $$@
--include $(patsubst %.o,%.d,$(call simt_objects,$(1),$(RUNTIME_LIST)))
+-include $(patsubst %.o,%.d,$(call simt_objects,$(1),$(RUNTIME_LIST) $(RUNTIME_RIVALS)))
 endef
 $(foreach kind,$(RUNTIME_KINDS),$(eval $(call runtime_kind,$(kind))))
 
 # The trainer, as it is for GPUs, with this runtime in place of CUDA's, cuBLASLt and NCCL.
 SIMULATED_PROGRAMS := $(RUNTIME_KINDS:%=$(BUILD)/test/train_gpt-%)
-SIMULATED_CUDA := $(filter-out %/no_cuda.cpp %/no_nccl.cpp,$(CUDA_HOST_SOURCES)) $(GPU_SOURCES)
+SIMULATED_CUDA := $(filter-out $(CUDNN_SOURCES) %/no_cuda.cpp %/no_nccl.cpp,$(CUDA_HOST_SOURCES)) $(GPU_SOURCES)
 define simulated_program
 $(call simt_objects,$(1),$(SIMULATED_CUDA)): CHECKS := $(CHECKS_$(1)) $(DEFINE_$(1))
 SIMULATED_OBJECTS_$(1) := $(BUILD)/objects/train_gpt.o $(call simt_objects,$(1),$(SIMT_SOURCES) $(RUNTIME_SOURCES) \

@@ -160,8 +160,9 @@ void adamw(const LaunchContext& on, X* parameters, float* master, float* m, floa
         check(segment.begin % 4 == 0 && segment.end % 4 == 0, "adamw: segments are whole quads");
         all.segments[all.count++] = segment;
     }
-    if (all.count == 0 || all.segments[all.count - 1].end == 0) return;
-    const std::int64_t pieces = blocks_for<std::int64_t>(all.segments[all.count - 1].end, 8);
+    const std::int64_t end = segments.empty() ? 0 : segments.back().end;
+    if (end == 0) return;
+    const std::int64_t pieces = blocks_for<std::int64_t>(end, 8);
     const unsigned blocks = streaming_blocks(on.chip, pieces, block_threads, 1024);
     launch(on, rounding ? adamw_kernel4<X, Gradient, rounds> : adamw_kernel4<X, Gradient, false>, blocks,
            block_threads, 0, parameters, master, m, v, gradients, norm_squared, coefficients, all,

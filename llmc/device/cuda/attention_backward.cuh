@@ -77,15 +77,37 @@ __device__ __forceinline__ float dot_pairs(std::uint32_t a, std::uint32_t b) {
     return low(a) * low(b) + high(a) * high(b);
 }
 
-// The first operand straight from a head in memory: rows first ..., columns column ..., and zeros outside.
-__device__ __forceinline__ void load_a(Operand& a, HeadRows<const bf16> from, int first, int column,
-                                       const AttentionSizes& s) {
+// Transposes what the four lanes of a row have: x[i] of its lane t becomes x[t] of its lane i.
+__device__ __forceinline__ void exchange_in_row(std::uint32_t (&x)[4]) {
+#pragma unroll
+    for (int bit = 1; bit < 4; bit *= 2) {
+        const bool upper = (own_lane() & bit) != 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if ((i & bit) != 0) continue;
+            const std::uint32_t other = __shfl_xor_sync(all_lanes, upper ? x[i] : x[i | bit], bit);
+            x[i] = upper ? other : x[i];
+            x[i | bit] = upper ? x[i | bit] : other;
+        }
+    }
+}
+
+// Two first operands straight from a head in memory: rows first ..., columns column ... column + 31, and zeros outside.
+// A lane loads 16 bytes of a row, of which it needs four, as it does of the three beside it.
+__device__ __forceinline__ void load_two_a(Operand& left, Operand& right, HeadRows<const bf16> from,
+                                           int first, int column, const AttentionSizes& s) {
     const int lane = own_lane();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int t = first + lane / 4 + i % 2 * 8, c = column + lane % 4 * 2 + i / 2 * 8;
+    for (int half = 0; half < 2; ++half) {
+        const int t = first + lane / 4 + half * 8, c = column + lane % 4 * 8;
         const bool inside = t < s.sequence && c < s.head_size;
-        a[i] = inside ? *reinterpret_cast<const std::uint32_t*>(from.row(t) + c) : 0u;
+        const uint4 bits = inside ? to_bits(load(from.row(t) + c)) : uint4{};
+        std::uint32_t x[4] = {bits.x, bits.y, bits.z, bits.w};
+        exchange_in_row(x);
+        left[half] = x[0];
+        left[half + 2] = x[1];
+        right[half] = x[2];
+        right[half + 2] = x[3];
     }
 }
 
@@ -202,13 +224,13 @@ __global__ void __launch_bounds__(128, 2)
     for (int m = 0; m < T::row_blocks; ++m) {
         d[m][0] = d[m][1] = 0;
 #pragma unroll
-        for (int c = 0; c < T::depth; ++c) {
-            Operand o;
-            load_a(q[m][c], head_of_qkv(qkv, s, 0, b, h), query + 16 * m, 16 * c, s);
-            load_a(g[m][c], head_of_out(dout, s, b, h), query + 16 * m, 16 * c, s);
-            load_a(o, head_of_out(out, s, b, h), query + 16 * m, 16 * c, s);
+        for (int c = 0; c < T::depth; c += 2) {
+            Operand o[2];
+            load_two_a(q[m][c], q[m][c + 1], head_of_qkv(qkv, s, 0, b, h), query + 16 * m, 16 * c, s);
+            load_two_a(g[m][c], g[m][c + 1], head_of_out(dout, s, b, h), query + 16 * m, 16 * c, s);
+            load_two_a(o[0], o[1], head_of_out(out, s, b, h), query + 16 * m, 16 * c, s);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) d[m][i % 2] += dot_pairs(g[m][c][i], o[i]);
+            for (int i = 0; i < 8; ++i) d[m][i % 2] += dot_pairs(g[m][c + i / 4][i % 4], o[i / 4][i % 4]);
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {

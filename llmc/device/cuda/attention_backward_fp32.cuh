@@ -122,8 +122,10 @@ struct PlainBackward {
         for (int n = 0; n < pieces; ++n) {
             const int c = sum_column() + n * rows;
             if (c >= s.head_size) continue;
+            Quad<X> four;
 #pragma unroll
-            for (int i = 0; i < 4; ++i) to.row(t)[c + i] = from_float<X>(sums[n][i] * factor);
+            for (int i = 0; i < 4; ++i) four[i] = from_float<X>(sums[n][i] * factor);
+            store_quad(to.row(t) + c, four);
         }
     }
 };
@@ -151,8 +153,11 @@ __global__ void __launch_bounds__(256, 1)
         const std::int64_t place = std::int64_t{head} * s.sequence + t;
         float d = 0;
         if (t < s.sequence) {
-            for (int c = static_cast<int>(threadIdx.x) % 8; c < s.head_size; c += 8) {
-                d += block.dout.row(r)[c] * to_float(o[c]);
+            for (int c = Plain::sum_column(); c < s.head_size; c += Plain::rows) {
+                const Packed<float> g = load(block.dout.row(r) + c);
+                const Quad<X> four = load_quad(o + c);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) d += g[i] * to_float(four[i]);
             }
         }
 #pragma unroll

@@ -21,8 +21,10 @@ struct Chip {
     static constexpr int threads_per_block = 1024;
     static constexpr int registers_per_multiprocessor = 65536;  // and per block
     static constexpr int registers_per_thread = 255;
-    // A kernel's own `__shared__` arrays and, without asking for more, its dynamic shared memory.
+    // A kernel's own `__shared__` arrays and, without asking for more, its dynamic shared memory with them.
     static constexpr std::size_t static_shared_bytes = 48 << 10;
+    // From here on launch() asks for more. It does not know the kernel's own arrays, which may then have up to 16 KB.
+    static constexpr std::size_t unasked_dynamic_bytes = 32 << 10;
 };
 
 inline constexpr Chip sm_80{80, 108, 2048, 32, 164 << 10, 163 << 10};  // A100

@@ -176,10 +176,13 @@ Gpus find_gpus() {
     int count = 0;  // left unwritten where there is no driver
     const cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess || count == 0) {
-        cudaGetLastError();
+        cudaGetLastError();  // it is told here
+        int driver = 0;
+        const bool has_driver = cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0;
+        if (!has_driver) return {{}, "no driver for one is here"};
         return {{},
-                fmt::format("CUDA finds no GPU ({})",
-                            error == cudaSuccess ? "there is none" : cudaGetErrorString(error))};
+                error == cudaSuccess ? "CUDA finds none"
+                                     : std::string("CUDA says \"") + cudaGetErrorString(error) + "\""};
     }
     Gpus gpus;
     for (int i = 0; i < count; ++i) {

@@ -50,10 +50,14 @@ class WaitForEach final : public LaunchObserver {
 CudaOps::CudaOps(const Chip& chip, const CudaQueues& queues, const CudaOptions& options)
     : chip_(chip), queues_(queues), products_(queues, chip_name(chip), options.tf32, options.sync) {
     if (options.sync) waits_ = std::make_unique<WaitForEach>(queues);
-    if (options.attention == AttentionKind::cudnn) cudnn_ = make_cudnn_attention(queues);
+    if (options.attention == AttentionKind::cudnn) cudnn_ = make_cudnn_attention();
 }
 
 CudaOps::~CudaOps() = default;
+
+void CudaOps::wait_if_asked(std::string_view call) const {
+    if (waits_) check_cuda(cudaStreamSynchronize(queues_.selected()), call);
+}
 
 // What the kernels ask: rows of 16-byte pieces, heads whose rows fit the tensor cores' tiles.
 void CudaOps::require_sizes(const WorkspaceRequest& request) const {

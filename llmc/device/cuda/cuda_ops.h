@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 
 #include "llmc/device/cuda/gpus.h"
 #include "llmc/device/cuda/launch_context.h"
@@ -75,6 +76,8 @@ class CudaOps final : public Ops {
   private:
     // Where the next kernel runs.
     LaunchContext on() const { return {chip_, queues_.selected(), waits_.get()}; }
+    // What the observer does for our own kernels, for a library's.
+    void wait_if_asked(std::string_view call) const;
     // The first bytes of the workspace, which must have as many.
     void* workspace(std::size_t bytes) const;
 

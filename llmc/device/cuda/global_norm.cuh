@@ -64,14 +64,27 @@ __device__ __forceinline__ double block_sum_fp64(double x) {
     return sums[thread];
 }
 
-// Block p sums part p of the elements: all parts are of the same size but the last, which may be shorter.
+// Block p sums part p of the elements: all parts are of the same size, whole quads, but the last, which may be shorter.
+// A thread adds quads at any address, so that the order does not depend on it; at multiples of 16 bytes it loads them
+// whole.
 template <class X>
 __global__ void __launch_bounds__(sum_threads)
     sum_parts_kernel3(double* parts, const X* x, std::int64_t n, std::int64_t part_size) {
     const std::int64_t begin = blockIdx.x * part_size, end = min(begin + part_size, n);
+    const bool aligned = reinterpret_cast<std::uintptr_t>(x) % sizeof(Quad<X>) == 0;
     double sum = 0;
-#pragma unroll 8
-    for (std::int64_t i = begin + threadIdx.x; i < end; i += sum_threads) sum += x[i];
+#pragma unroll 4
+    for (std::int64_t i = begin + 4 * std::int64_t{threadIdx.x}; i < end; i += 4 * sum_threads) {
+        Quad<X> quad;
+        if (aligned && i + 4 <= end) {
+            quad = load_quad(x + i);
+        } else {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) quad[e] = i + e < end ? x[i + e] : X{0};
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum += quad[e];
+    }
     sum = block_sum_fp64(sum);
     if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
@@ -91,9 +104,9 @@ template <class X>
 void sum(const LaunchContext& on, double* out, const X* x, std::int64_t n, void* workspace) {
     if (n == 0) return;
     auto* const parts = static_cast<double*>(workspace);
-    // At least four elements a thread.
+    // At least a quad a thread.
     const std::int64_t part_size =
-        std::max<std::int64_t>(4 * sum_threads, blocks_for<std::int64_t>(n, sum_threads));
+        4 * std::max<std::int64_t>(sum_threads, blocks_for<std::int64_t>(n, 4 * sum_threads));
     const auto count = static_cast<int>(blocks_for(n, part_size));
     launch(on, sum_parts_kernel3<X>, static_cast<unsigned>(count), sum_threads, 0, parts, x, n, part_size);
     launch(on, sum_total_kernel3<double>, 1, sum_threads, 0, out, parts, count);

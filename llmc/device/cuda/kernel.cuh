@@ -38,8 +38,9 @@ template <class... Parameters, class... Arguments>
 void launch(const LaunchContext& on, void (*kernel)(Parameters...), dim3 grid, dim3 block,
             std::size_t shared_bytes, Arguments&&... arguments) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+    const bool asks_for_shared = shared_bytes > Chip::unasked_dynamic_bytes;
 #ifdef __CUDACC__
-    if (shared_bytes > Chip::static_shared_bytes) {
+    if (asks_for_shared) {
         check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(shared_bytes)),
                    "dynamic shared memory");
@@ -47,7 +48,7 @@ void launch(const LaunchContext& on, void (*kernel)(Parameters...), dim3 grid, d
     kernel<<<grid, block, shared_bytes, on.stream>>>(static_cast<Parameters>(arguments)...);
     check_cuda(cudaGetLastError(), "launch");
 #else
-    simt::launch(on.chip, on.stream, kernel, grid, block, shared_bytes,
+    simt::launch(on.chip, on.stream, kernel, grid, block, {shared_bytes, asks_for_shared},
                  static_cast<Parameters>(arguments)...);
 #endif
     if (on.observer)

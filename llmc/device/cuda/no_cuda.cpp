@@ -4,9 +4,7 @@
 
 namespace llmc {
 
-Gpus find_gpus() {
-    return {{}, "this program was built without CUDA (its compiler nvcc was not there, or CUDA=0)"};
-}
+Gpus find_gpus() { return {{}, "built without CUDA"}; }
 
 std::unique_ptr<Device> make_cuda_device(const CudaOptions&) {
     programming_error("there is no CUDA device without CUDA");

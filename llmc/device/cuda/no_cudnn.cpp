@@ -3,11 +3,11 @@
 
 namespace llmc::cuda {
 
-std::unique_ptr<CudnnAttention> make_cudnn_attention(const CudaQueues&) {
+std::unique_ptr<CudnnAttention> make_cudnn_attention() {
     user_error(
         "--attention cudnn: this program was built without cuDNN's frontend; `make deps-gpu` gets its "
         "headers (PyPI's "
-        "nvidia-cudnn-frontend), then build again, or take --attention flash");
+        "nvidia-cudnn-frontend), with which and cudnn.h build again, or take --attention flash");
 }
 
 }  // namespace llmc::cuda

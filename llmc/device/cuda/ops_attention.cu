@@ -18,7 +18,10 @@ AttentionSizes kernel_sizes(const HeadSizes& s) {
 
 void CudaOps::attention_forward(const Tensor& out, const Tensor& lse, const Tensor& qkv) {
     const HeadSizes s = attention_forward_sizes(out, lse, qkv);
-    if (cudnn_ && qkv.dtype == DType::bf16) return cudnn_->forward(out, lse, qkv, s);
+    if (cudnn_ && qkv.dtype == DType::bf16) {
+        cudnn_->forward(queues_.selected(), out, lse, qkv, s);
+        return wait_if_asked("cuDNN's attention_forward");
+    }
     with_kernel_type(qkv.dtype, [&]<class X>() {
         cuda::attention_forward(on(), elements<X>(out), elements<float>(lse), elements<X>(qkv),
                                 kernel_sizes(s));
@@ -28,7 +31,10 @@ void CudaOps::attention_forward(const Tensor& out, const Tensor& lse, const Tens
 void CudaOps::attention_backward(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv, const Tensor& out,
                                  const Tensor& lse) {
     const HeadSizes s = attention_backward_sizes(dqkv, dout, qkv, out, lse);
-    if (cudnn_ && qkv.dtype == DType::bf16) return cudnn_->backward(dqkv, dout, qkv, out, lse, s);
+    if (cudnn_ && qkv.dtype == DType::bf16) {
+        cudnn_->backward(queues_.selected(), dqkv, dout, qkv, out, lse, s);
+        return wait_if_asked("cuDNN's attention_backward");
+    }
     const AttentionSizes sizes = kernel_sizes(s);
     void* const memory = workspace(attention_backward_workspace_bytes(sizes));
     with_kernel_type(qkv.dtype, [&]<class X>() {

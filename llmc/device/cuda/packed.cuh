@@ -99,7 +99,8 @@ __device__ __forceinline__ void store_streaming(X* to, const Packed<X>& packed L
 }
 
 // Four elements, for what reads fp32 and writes bf16 or the other way round: 16 bytes a lane of one and 8 of the
-// other, so that a warp's access is one whole piece of memory in both.
+// other, so that a warp's access is one whole piece of memory in both. (With 16 bytes of bf16 a lane, of which fp32
+// takes two accesses, each of these would leave out every other 16 bytes.)
 template <class X>
 struct alignas(4 * sizeof(X)) Quad {
     using Bits = std::conditional_t<sizeof(X) == 4, uint4, uint2>;
@@ -110,6 +111,18 @@ struct alignas(4 * sizeof(X)) Quad {
 };
 
 // The address must be a multiple of 4 elements.
+template <class X>
+__device__ __forceinline__ Quad<X> load_quad(const X* from LLMC_SITE) {
+    using Bits = typename Quad<X>::Bits;
+#ifdef __CUDACC__
+    const Bits bits = *reinterpret_cast<const Bits*>(from);
+#else
+    const Bits bits = *simt::aligned(reinterpret_cast<const Bits*>(from), site);
+#endif
+    Quad<X> quad;
+    memcpy(&quad, &bits, sizeof bits);
+    return quad;
+}
 template <class X>
 __device__ __forceinline__ Quad<X> load_quad_streaming(const X* from LLMC_SITE) {
     using Bits = typename Quad<X>::Bits;

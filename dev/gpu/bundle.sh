@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Makes a folder that checks the trainer on a machine with a GPU: dev/gpu/bundle.sh FOLDER PROFILER PROGRAM...
+#
+# It holds the programs (in bin/, a name like train_gpt-plain as train_gpt), the libraries they need that a machine with
+# CUDA may lack (lib/), what they need of CUDA's by name (cuda-libraries.txt), the scripts where they are in the repository,
+# and the commit. FOLDER/gpu_check runs it.
+set -euo pipefail
+most_megabytes=60
+
+folder=$(realpath -m "$1")
+profiler=$2 # dev/gpu/kernel_times.cpp as a library, if it was built
+shift 2
+root=$(cd "$(dirname "$0")/../.." && pwd)
+rm -rf "$folder"
+mkdir -p "$folder/bin" "$folder/lib"
+
+for program in "$@"; do
+    name=$(basename "$program")
+    strip -o "$folder/bin/${name%-plain}" "$program"
+done
+
+# What every such machine has stays there: the C library and the C++ library, which Python's modules share, and the
+# driver. CUDA's libraries are large, and come with CUDA or with PyTorch.
+of_the_system='(ld-linux[^/]*|libc|libm|libdl|librt|libpthread|libresolv|libutil|libstdc\+\+|libgcc_s|libcuda)\.so'
+of_cuda='(libcublasLt|libcublas|libcudart|libcudnn[^/]*|libnccl|libnvrtc|libcupti)\.so'
+needed=$(ldd "$@" | awk '/=>/ { print $1, $3 }' | sort -u)
+if grep -v ' /' <<<"$needed" >&2; then
+    echo 'error: these libraries, which the programs need, are not here' >&2
+    exit 1
+fi
+# A library of CUDA's brings those that it needs itself.
+while read -r name path; do
+    if [[ $name =~ ^$of_cuda ]]; then
+        echo "$name needed"
+    elif ! [[ $name =~ ^$of_the_system ]]; then
+        cp -L "$path" "$folder/lib"
+    fi
+done <<<"$needed" >"$folder/cuda-libraries.txt"
+if [[ -e $profiler ]]; then
+    cp "$profiler" "$folder/lib"
+    echo 'libcupti.so.13 wanted' >>"$folder/cuda-libraries.txt" # by the profiler alone
+fi
+find "$folder/lib" -name '*.so*' -exec strip --strip-unneeded {} +
+
+cd "$root"
+cp --parents dev/gpu/*.py dev/cpu/torch_step.py dev/lab/report.py test/python/{model_bounds,model_comparison}.py \
+    test/python/{program,reference_model,safetensors_numpy}.py "$folder"
+cp dev/gpu/gpu_check.sh "$folder/gpu_check"
+git describe --always --dirty --exclude='*' >"$folder/commit.txt" 2>/dev/null || echo unknown >"$folder/commit.txt"
+
+megabytes=$(du -sm "$folder" | cut -f1)
+echo "$folder: $megabytes MB"
+if ((megabytes > most_megabytes)); then
+    echo "error: $folder is larger than $most_megabytes MB" >&2
+    exit 1
+fi

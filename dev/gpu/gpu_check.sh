@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Checks and times the trainer on this machine's GPU: the launcher of a bundle (dev/gpu/bundle.sh).
+#
+#   gpu_check [kernels|model|bench|lab] [OPTION...]   some parts, or all; `gpu_check --help` lists the options
+#   gpu_check run PROGRAM [ARGUMENT...]               a program of bin/ with CUDA's libraries found, such as train_gpt
+#
+# CUDA's libraries are looked for in CUDA_HOME, among the system's, in /usr/local/cuda, and in the packages of the python3
+# in PATH (those that PyTorch comes with). Each that is missing is named.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+command -v python3 >/dev/null || {
+    echo 'error: no python3 in PATH' >&2
+    exit 1
+}
+
+# Folders that may hold CUDA's libraries, the wanted first.
+folders() {
+    [[ ! ${CUDA_HOME-} ]] || printf '%s\n' "$CUDA_HOME"/lib64 "$CUDA_HOME"/lib
+    tr : '\n' <<<"${LD_LIBRARY_PATH-}"
+    { ldconfig -p || /sbin/ldconfig -p || true; } 2>/dev/null | awk '/=>/ { sub("/[^/]*$", "", $NF); print $NF }' | sort -u
+    printf '%s\n' /usr/local/cuda/lib64 /usr/local/cuda/lib
+    python3 - <<'PYTHON'
+import glob, importlib.util
+nvidia = importlib.util.find_spec("nvidia")
+for folder in (nvidia.submodule_search_locations or []) if nvidia else []:
+    print(*sorted(glob.glob(glob.escape(folder) + "/*/lib")), sep="\n")
+PYTHON
+}
+
+mapfile -t places < <(folders | awk 'NF && !seen[$0]++')
+path=$here/lib
+missing=()
+while read -r library need; do
+    found=
+    for folder in "${places[@]}"; do
+        if [[ -e $folder/$library ]]; then
+            found=$folder
+            break
+        fi
+    done
+    if [[ ! $found && $need == needed ]]; then
+        missing+=("$library")
+    elif [[ $found && :$path: != *:$found:* ]]; then
+        path+=:$found
+    fi
+done <"$here/cuda-libraries.txt"
+for library in "${missing[@]}"; do
+    echo "error: no $library in CUDA_HOME, among the system's libraries or in the packages of $(command -v python3)" >&2
+done
+((${#missing[@]} == 0)) || exit 1
+
+# For the programs of the bundle alone: Python's modules have libraries of their own.
+export BUNDLE=$here BUNDLE_LIBRARY_PATH=$path
+if [[ ${1-} == run ]]; then
+    shift
+    program=${1:?a program of bin/}
+    shift
+    LD_LIBRARY_PATH=$path exec "$here/bin/$program" "$@"
+fi
+exec python3 "$here/dev/gpu/main.py" "$@"

@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""Checks and times the trainer on a GPU: what `gpu_check` of a bundle starts (dev/gpu/gpu_check.sh).
+
+Each result is a line of RESULTS/gpu.jsonl as soon as it is known; after each part RESULTS/gpu.md and gpu.json are written from
+all lines there are. The exit status is 1 where a check failed.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+
+import machine
+import part_bench
+import part_kernels
+import part_lab
+import part_model
+import programs
+import report
+from results import Results, read
+
+MINUTES = 5
+# The most valuable first.
+PARTS = {"kernels": part_kernels.run, "model": part_model.run, "bench": part_bench.run, "lab": part_lab.run}
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="gpu_check", description="Checks and times the trainer on this machine's GPU.")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all without")
+    parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("dev/results"), help="folder; default dev/results")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="that a part may take")
+    parser.add_argument("--tiny", action="store_true", help="a moment's worth of each, to try the check itself")
+    parser.add_argument("--models", nargs="+", choices=part_bench.MODELS, default=list(part_bench.MODELS), help="of the bench")
+    arguments = parser.parse_args()
+    for part in arguments.parts:
+        if part not in PARTS:
+            parser.error(f"there is no part {part}; there are {', '.join(PARTS)}")
+
+    refused = no_gpu()
+    if refused:
+        sys.exit(f"error: {refused}")
+    results = arguments.results.resolve()
+    results.mkdir(parents=True, exist_ok=True)
+    lines = results / "gpu.jsonl"
+    failed = 0
+    for part in arguments.parts or PARTS:
+        about = machine.about(programs.BUNDLE)
+        found = Results(lines, part, arguments.minutes, about["commit"])
+        found.add("machine", "measured", about["gpu"], **about)
+        options = {"models": arguments.models} if part == "bench" else {}
+        PARTS[part](found, arguments.tiny, **options)
+        failed += found.failed
+        (results / "gpu.json").write_text(json.dumps(report.summary(read(lines)), indent=1) + "\n")
+        (results / "gpu.md").write_text(report.markdown(read(lines)))
+    print(f"{results}/gpu.md; {failed} failed")
+    sys.exit(1 if failed else 0)
+
+
+def no_gpu():
+    """Why nothing can be checked here; empty where there is a GPU."""
+    asked = programs.run([programs.TRAIN_GPT, "--device=cuda", "--steps=0", "--print-step"], 120)
+    return "" if asked.returncode == 0 else programs.tail(asked.stderr, 1).removeprefix("error: ")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""The part `kernels` of the check: every kernel test and PTX wrapper on the GPU against its meaning on the CPU, each suite of
+them in a process of its own, so that a kernel that breaks the GPU's context hides no other; then the small ones under
+compute-sanitizer."""
+
+import concurrent.futures
+import os
+import re
+import shutil
+import time
+
+import programs
+from results import CheckFailed, Skipped, require
+
+AT_ONCE = 4  # the tests' references run on the CPU
+SUITE_SECONDS = 150
+# Those whose threads share memory, the most intricate first.
+SANITIZED = ["Ptx*", "AttentionForward*", "AttentionBackward*", "Matmul*", "LayerNormBackward*", "BiasGradient*", "Classifier*",
+             "Encoder*", "LayerNorm*", "GlobalNorm*", "AdamW*", "Elementwise*", "Gelu*"]
+SANITIZER_SECONDS = 100
+
+
+def run(results, tiny):
+    suites = list_suites()
+    if tiny:
+        suites = suites[:2]
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        at_once = {pool.submit(run_suite, results, suite): suite for suite in suites}
+        for done in concurrent.futures.as_completed(at_once):
+            results.attempt(at_once[done], done.result)
+    sanitizer = find_sanitizer()
+    for tool in ("memcheck", "racecheck"):
+        if not sanitizer:
+            results.add(f"compute-sanitizer {tool}", "skipped", "compute-sanitizer is not here")
+            continue
+        try_out(results, sanitizer, tool, SANITIZED[:1] if tiny else SANITIZED)
+
+
+def list_suites():
+    listed = programs.run([programs.KERNELS, "--gtest_list_tests"], 60)
+    # "Suite." or "Suite/0.  # TypeParam = float"
+    suites = [match[1] for line in listed.stdout.splitlines() if (match := re.match(r"(\S+)\.( |$)", line))]
+    require(suites, f"{programs.KERNELS.name} lists no tests: {programs.tail(listed.stderr)}")
+    return sorted(suites, key=lambda suite: (suite.startswith("Lab"), suite))  # llmc's own kernels before the lab's variants
+
+
+def run_suite(results, suite):
+    if results.seconds_left() < 5:
+        raise Skipped("the part's time was over")
+    done = programs.run([programs.KERNELS, f"--gtest_filter={suite}.*", "--gtest_color=no"], SUITE_SECONDS)
+    passed = len(re.findall(r"^\[       OK \]", done.stdout, re.M))
+    failed = sorted(set(re.findall(r"^\[  FAILED  \] (\S+?),? ", done.stdout, re.M)))
+    if done.returncode != 0 or failed:
+        said = re.findall(r"^(?:.*Failure|error: .*)\n(?:.*\n){0,4}", done.stdout, re.M)
+        raise CheckFailed(f"{passed} passed; status {done.returncode}; {', '.join(failed)}: " +
+                          " ".join((said[0] if said else programs.tail(done.stdout + done.stderr)).split()))
+    require(passed > 0, "no test ran")
+    return {"detail": f"{passed} passed", "tests": passed}
+
+
+def find_sanitizer():
+    homes = [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
+    path = os.pathsep.join([os.environ.get("PATH", "")] + [f"{home}/bin" for home in homes if home])
+    return shutil.which("compute-sanitizer", path=path)
+
+
+def try_out(results, sanitizer, tool, patterns):
+    """Stops at a refusal, which would repeat."""
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        at_once = {}
+        refusal = []
+        for pattern in patterns:
+            at_once[pool.submit(sanitize, results, sanitizer, tool, pattern, refusal)] = pattern
+        for done in concurrent.futures.as_completed(at_once):
+            results.attempt(f"compute-sanitizer {tool}, {at_once[done]}", done.result)
+
+
+def sanitize(results, sanitizer, tool, pattern, refusal):
+    """`refusal` gets why the tool does not work here, for those that come after."""
+    if refusal:
+        raise Skipped("refused, as above")
+    seconds = min(SANITIZER_SECONDS, results.seconds_left())
+    if seconds < 10:
+        raise Skipped("the part's time was over")
+    start = time.monotonic()
+    try:
+        done = programs.run([sanitizer, "--tool", tool, programs.KERNELS, f"--gtest_filter={pattern}"], seconds)
+    except CheckFailed as late:
+        raise Skipped(f"it takes longer than {seconds:.0f} s") from late
+    said = done.stdout + done.stderr
+    summary = re.search(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazards? displayed \((\d+) error", said)
+    refused = re.search(r"(?i)=+ .*(not supported|LibraryNotLoaded|failed to initialize|unable to|internal sanitizer error).*", said)
+    if refused or not summary:
+        refusal.append(True)
+        raise Skipped(f"refused here: {refused[0].strip('= ') if refused else programs.tail(said, 2)}")
+    errors = int(summary[1] if summary[1] is not None else summary[3])
+    first = re.search(r"^=+ (?:Error|ERROR|Invalid|Uninitialized|Race|Program hit).*", said, re.M)
+    require(errors == 0, f"{errors} errors, the first: {first[0].strip('= ') if first else programs.tail(said)}")
+    require(done.returncode == 0, f"a test failed: {programs.tail(said)}")
+    return {"detail": f"nothing found in {time.monotonic() - start:.0f} s"}

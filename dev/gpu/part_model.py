@@ -1,0 +1,189 @@
+"""The part `model` of the check: the whole model on the GPU against PyTorch, against the CPU device, against itself.
+
+Bounds: in fp32 the project promises losses within 1e-5 of PyTorch's in fp64 on every device, so two devices are within twice
+that; in bf16 likewise twice the bound that random rounding gives (test/python/model_bounds.py).
+"""
+
+import filecmp
+import importlib.util
+import shutil
+import statistics
+import tempfile
+from pathlib import Path
+
+import programs
+from results import CheckFailed, Skipped, require
+
+SEED = 1
+TWICE = 2
+CONSTANT_RATE = ["--lr=1e-3", "--lr-schedule=constant", "--beta2=0.999", "--weight-decay=0", "--grad-clip=0"]
+
+
+class Extent:
+    """How much is done: all of it on a GPU, a moment's worth where the GPU is simulated."""
+
+    def __init__(self, tiny):
+        self.tiny = tiny
+        # Of a model whose tiles are whole, as in ordinary runs, and of more than one tile.
+        self.layers, self.heads, self.channels, self.T, self.V, self.batch = \
+            (1, 1, 16, 8, 17, 4) if tiny else (2, 4, 256, 192, 515, 8)
+        self.pytorch_steps, self.fp32_steps, self.bf16_steps, self.long_steps = (3, 3, 2, 4) if tiny else (50, 20, 5, 200)
+        self.own_steps = 4 if tiny else 20
+        self.ranks = [2] if tiny else [2, 4]
+
+    def sizes(self):
+        from reference_model import Sizes
+        return Sizes(layers=self.layers, heads=self.heads, channels=self.channels, seq_len=self.T, vocab_size=self.V)
+
+    def models(self):
+        import model_comparison
+        from reference_model import Sizes
+        return [(Sizes(layers=1, heads=2, channels=16, seq_len=5, vocab_size=11), 2, 1)] if self.tiny else model_comparison.MODELS
+
+    def text_model(self):
+        """Options of a model of bytes, which learns the embedded stories."""
+        small = ["--layers=1", "--heads=1", "--channels=8", "--seq-len=8", "--global-batch-tokens=16", "--val-batches=1"]
+        return small if self.tiny else ["--model=tiny", "--global-batch-tokens=1536", "--val-batches=1"]
+
+
+def run(results, tiny):
+    extent = Extent(tiny)
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as name:
+        folder = Path(name)
+        for dtype in ("fp32", "bf16"):
+            results.attempt(f"loss and gradients against PyTorch, {dtype}", gradients, extent, folder, dtype)
+        results.attempt(f"{extent.pytorch_steps} steps of AdamW against PyTorch, fp32", adamw_steps, extent, folder)
+        for dtype, attention, steps in (("fp32", "flash", extent.fp32_steps), ("bf16", "flash", extent.bf16_steps),
+                                        ("bf16", "cudnn", extent.bf16_steps)):
+            results.attempt(f"{steps} steps against the CPU device, {dtype}, {attention} attention", against_cpu, extent,
+                            folder, dtype, attention, steps)
+        results.attempt(f"{extent.own_steps} steps twice, bit for bit", repeated, extent, folder)
+        results.attempt(f"stopped after {extent.own_steps // 2} steps and resumed, bit for bit", resumed, extent, folder)
+        for ranks in extent.ranks:
+            results.attempt(f"{extent.own_steps} steps on {ranks} NCCL ranks that share the GPU, fp32", on_ranks, extent,
+                            folder, ranks, seconds=30)
+        results.attempt(f"{extent.long_steps} steps against the CPU device, bf16", many_steps, extent, folder, seconds=30)
+
+
+def have_pytorch():
+    if not importlib.util.find_spec("torch"):
+        raise Skipped("python3 has no PyTorch here")
+
+
+def gradients(extent, folder, dtype):
+    have_pytorch()
+    import model_comparison
+    for sizes, batch, micro_batch in extent.models():
+        try:
+            found = model_comparison.loss_and_gradients(programs.PROBE, folder, sizes, batch, micro_batch, dtype, SEED,
+                                                        device="cuda", environment=programs.environment())
+        except AssertionError as wrong:
+            raise CheckFailed(f"{sizes}: {wrong}") from wrong
+    return {"detail": f"{len(extent.models())} models; of the last: {found}"}
+
+
+def experiment(extent, folder):
+    have_pytorch()
+    from model_comparison import Experiment
+    return Experiment(programs.emptied(folder), extent.sizes(), extent.batch, SEED)
+
+
+def within(losses, others, bound, of_whom):
+    require(len(losses) == len(others), f"{len(losses)} steps, not {len(others)}")
+    error = max(abs(a - b) for a, b in zip(losses, others))
+    detail = f"losses within {error:.1e} of {of_whom}, {bound:.1e} allowed"
+    require(error <= bound, detail)
+    return {"detail": detail, "error": error, "bound": bound}
+
+
+def adamw_steps(extent, folder):
+    data = experiment(extent, folder / "adamw")
+    import model_bounds
+    import reference_model
+    steps = extent.pytorch_steps
+    expected, _, _ = reference_model.train(data.weights, data.sizes, [data.tokens] * steps, lr=1e-3)
+    trained = programs.train(data.folder / "run", *data.options(steps, *CONSTANT_RATE, "--dtype=fp32"))
+    return within(trained.losses, expected, model_bounds.LOSS_FP32, "PyTorch's")
+
+
+def against_cpu(extent, folder, dtype, attention, steps):
+    data = experiment(extent, folder / f"cpu-{dtype}-{attention}")
+    import model_bounds
+    options = data.options(steps, *CONSTANT_RATE, f"--dtype={dtype}")
+    try:
+        gpu = programs.train(data.folder / "gpu", *options, f"--attention={attention}")
+    except CheckFailed as refused:
+        if attention == "cudnn" and "--attention cudnn" in str(refused):
+            raise Skipped(str(refused)) from refused
+        raise
+    cpu = programs.train(data.folder / "cpu", *options, device="cpu")
+    if dtype == "fp32":
+        bound = model_bounds.LOSS_FP32
+    else:
+        weights = {name: weight.bfloat16().double() for name, weight in data.weights.items()}
+        bound = model_bounds.training_bound_bf16(weights, data.sizes, [data.tokens] * steps, lr=1e-3)
+    return within(gpu.losses, cpu.losses, TWICE * bound, "the CPU's")
+
+
+# Whatever algorithms a run chose, one that is given them (algorithms.txt in its directory) has its bits.
+SAME = {"detail": "losses, norms and weights are the same"}
+
+
+def own_options(extent):
+    return [*extent.text_model(), "--dtype=bf16", "--lr-schedule=constant"]
+
+
+def repeated(extent, folder):
+    steps = f"--steps={extent.own_steps}"
+    first = programs.train(folder / "first", *own_options(extent), steps)
+    again = like(folder / "first", folder / "again")
+    same_run(first, programs.train(again, *own_options(extent), steps), extent.own_steps)
+    return SAME
+
+
+def resumed(extent, folder):
+    if not (folder / "first/metrics.jsonl").exists():
+        raise Skipped("the run to compare with failed")
+    parted = like(folder / "first", folder / "parted")
+    programs.train(parted, *own_options(extent), f"--steps={extent.own_steps // 2}")
+    whole = programs.train(parted, *own_options(extent), f"--steps={extent.own_steps}", "--resume")
+    same_run(programs.program.Run(folder / "first"), whole, extent.own_steps)
+    return SAME
+
+
+def like(out_dir, another):
+    programs.emptied(another)
+    shutil.copy(out_dir / "algorithms.txt", another)
+    return another
+
+
+def same_run(first, second, steps):
+    for column in ("loss", "grad_norm"):
+        a, b = first.column(column), second.column(column)
+        require(len(a) == len(b) == steps, f"{len(a)} and {len(b)} steps, not {steps}")
+        apart = [i + 1 for i in range(steps) if a[i] != b[i]]
+        require(not apart, f"{column} differs from step {apart[0] if apart else 0} on")
+    files = [run.out_dir / f"checkpoint-{steps:08}/model.safetensors" for run in (first, second)]
+    require(filecmp.cmp(*files, shallow=False), "the weights differ")
+
+
+def on_ranks(extent, folder, ranks):
+    """The same batch on several processes, which sum in another order: losses as near as the project promises."""
+    options = [*extent.text_model(), "--dtype=fp32", "--lr=1e-3", "--lr-schedule=constant", f"--steps={extent.own_steps}",
+               "--micro-batch-size=1" if extent.tiny else "--micro-batch-size=3"]
+    one = programs.train(folder / f"one-of-{ranks}", *options)
+    several = programs.train(folder / f"ranks-{ranks}", *options, ranks=ranks, timeout=90)
+    world = several.record["mesh"]["world"]
+    require(world == ranks, f"the job had {world} ranks")
+    return within(one.losses, several.losses, 1e-5, "one process's")
+
+
+def many_steps(extent, folder):
+    steps, last = extent.long_steps, max(2, extent.long_steps // 10)
+    options = [*extent.text_model(), "--dtype=bf16", "--lr=1e-3", f"--steps={steps}"]
+    gpu, cpu = (statistics.mean(programs.train(folder / f"many-{device}", *options, device=device).losses[-last:])
+                for device in ("cuda", "cpu"))
+    apart = abs(gpu / cpu - 1)
+    detail = f"mean loss of the last {last} {gpu:.4f}, on the CPU {cpu:.4f}: {apart:.2%} apart, 1% allowed"
+    require(apart <= 0.01, detail)
+    return {"detail": detail, "apart": apart}

@@ -1,0 +1,155 @@
+"""The programs of the bundle, as the check runs them: with the libraries that its launcher found, and without MPI."""
+
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from results import CheckFailed
+
+BUNDLE = pathlib.Path(os.environ.get("BUNDLE", pathlib.Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(BUNDLE / "test/python"))
+import program  # noqa: E402  (of the tests, in the bundle)
+
+TRAIN_GPT, PROBE, KERNELS = (BUNDLE / "bin" / name for name in ("train_gpt", "model_probe", "kernels"))
+PROFILER = BUNDLE / "lib/libkernel_times.so"
+
+
+def environment(**more):
+    """With CUDA's libraries; and a process alone does not look for others."""
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    libraries = os.environ.get("BUNDLE_LIBRARY_PATH")
+    return os.environ | alone | ({"LD_LIBRARY_PATH": libraries} if libraries else {}) | more
+
+
+def own_library_path():
+    """What LD_LIBRARY_PATH was, for Python's modules, which have libraries of their own."""
+    return os.environ.get("LD_LIBRARY_PATH", "")
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def tail(text, lines=6):
+    return " / ".join(text.strip().splitlines()[-lines:])
+
+
+def run(command, timeout, **more):
+    """The finished process, its output as text; CheckFailed where it takes too long."""
+    try:
+        return subprocess.run([str(word) for word in command], env=environment(**more), capture_output=True, text=True,
+                              timeout=timeout)
+    except subprocess.TimeoutExpired as late:
+        raise CheckFailed(f"{pathlib.Path(command[0]).name} was ended after {timeout} s") from late
+
+
+def train(out_dir, *options, device="cuda", ranks=1, timeout=200):
+    """Trains on so many processes, which share the GPU where there are several; returns the program.Run.
+
+    Each process is under `timeout`, so that one that hangs ends.
+    """
+    command = ["timeout", "-k", "5", str(timeout), str(TRAIN_GPT), f"--out-dir={out_dir}", "--sample-tokens=0",
+               f"--device={device}", *map(str, options)]
+    if ranks > 1:
+        command += ["--share-gpu", f"--comm-timeout={min(60, timeout)}"]
+    port = free_port()
+    processes = []
+    for rank in range(ranks):
+        of_rank = environment(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
+                              MASTER_PORT=str(port))
+        processes.append(subprocess.Popen(command, env=of_rank, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    readers = [threading.Thread(target=lambda p=p: setattr(p, "said", p.stdout.read())) for p in processes]
+    for thread in readers:
+        thread.start()
+    for process, thread in zip(processes, readers):
+        thread.join()
+        process.wait()
+    for rank, process in enumerate(processes):
+        if process.returncode != 0:
+            raise CheckFailed(f"rank {rank} of {ranks} ended with status {process.returncode}: {tail(process.said)}")
+    return program.Run(out_dir)
+
+
+class TimedSteps:
+    """A program that writes a line a step, to a file or to its standard output, and the moments at which it did."""
+
+    POLL_SECONDS = 0.0005  # of a file; a thousandth of some ten steps
+
+    def __init__(self, command, timeout, file=None, **more):
+        self.process = subprocess.Popen([str(word) for word in command], env=environment(**more), text=True, stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+        self.file, self.lines = file, None
+        self.said = {"stdout": "", "stderr": ""}
+        self.readers = [threading.Thread(target=self.keep, args=[name], daemon=True)
+                        for name in (["stdout", "stderr"] if file else ["stderr"])]
+        for thread in self.readers:
+            thread.start()
+        self.timer = threading.Timer(timeout, self.kill)
+        self.timer.start()
+
+    def keep(self, name):
+        for line in getattr(self.process, name):
+            self.said[name] += line
+
+    def kill(self):
+        """With what it started, such as PyTorch's compilers."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    def next_line(self):
+        """Empty where the program ended."""
+        if not self.file:
+            return self.process.stdout.readline()
+        line = ""
+        while not line.endswith("\n"):
+            ended = self.process.poll() is not None
+            if self.lines is None and self.file.exists():
+                self.lines = open(self.file)
+            if self.lines is not None:
+                line += self.lines.readline()
+            if ended:
+                return line
+            time.sleep(self.POLL_SECONDS)
+        return line
+
+    def take(self, count):
+        """[(moment, line)] of the next lines; CheckFailed where it ends before."""
+        taken = []
+        while len(taken) < count:
+            line = self.next_line()
+            if not line:
+                self.end()
+                raise CheckFailed(f"ended after {len(taken)} of {count} steps: {tail(self.said['stderr'])}")
+            taken.append((time.monotonic(), line))
+        return taken
+
+    def ask(self, question):
+        """The answer to a line on its standard input: the first line that is no step's."""
+        print(question, file=self.process.stdin, flush=True)
+        while "loss" in (answer := self.take(1)[0][1]):
+            pass
+        return answer
+
+    def end(self):
+        """Ends it at once: a trainer that ended in order would save its checkpoint, of many gigabytes."""
+        self.kill()
+        self.process.wait()
+        self.timer.cancel()
+        for thread in self.readers:
+            thread.join(5)
+
+
+def emptied(folder):
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder

@@ -1,0 +1,76 @@
+"""What a check found: a line of JSON for each result, written as soon as it is known, and the time that a part may take."""
+
+import json
+import time
+import traceback
+
+
+class CheckFailed(Exception):
+    """What was computed is wrong; the message says how."""
+
+
+class Skipped(Exception):
+    """What this machine cannot show; the message says why."""
+
+
+class Results:
+    """The lines of one part of the check in a file that holds those of other parts too.
+
+    A line takes the place of an earlier one of the same part and name; a part's lines of other commits go when it begins.
+    """
+
+    def __init__(self, path, part, minutes, commit):
+        self.path, self.part, self.commit = path, part, commit
+        self.end = time.monotonic() + 60 * minutes
+        self.failed = 0
+        self.keep(lambda line: line["part"] != part or line.get("commit") == commit)
+
+    def keep(self, wanted):
+        lines = read(self.path)
+        kept = [line for line in lines if wanted(line)]
+        if len(kept) != len(lines):
+            self.path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+
+    def seconds_left(self):
+        return self.end - time.monotonic()
+
+    def add(self, name, status, detail="", **figures):
+        """status: passed, failed, skipped, or measured, where there is nothing to fail."""
+        self.failed += status == "failed"
+        self.keep(lambda line: (line["part"], line["name"]) != (self.part, name))
+        line = {"part": self.part, "name": name, "status": status, "detail": detail, **figures, "commit": self.commit}
+        with open(self.path, "a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(f"{status:8}  {self.part}: {name}{': ' if detail else ''}{detail}", flush=True)
+
+    def attempt(self, name, check, *arguments, seconds=0):
+        """Calls check(*arguments), which passes unless it raises; what it returns, a dictionary, goes into the line.
+
+        It is skipped where fewer `seconds` are left than it needs. Returns the dictionary, {} where it did not pass.
+        """
+        if self.seconds_left() < seconds:
+            self.add(name, "skipped", f"the part's time was over; it takes about {seconds} s")
+            return {}
+        start = time.monotonic()
+        try:
+            found = check(*arguments)
+        except Skipped as reason:
+            self.add(name, "skipped", str(reason))
+        except CheckFailed as failure:
+            self.add(name, "failed", str(failure), seconds=round(time.monotonic() - start, 1))
+        except Exception as error:  # whatever it is, it must not hide the other results
+            traceback.print_exc()
+            self.add(name, "failed", f"{type(error).__name__}: {error}", seconds=round(time.monotonic() - start, 1))
+        else:
+            self.add(name, "passed", **found, seconds=round(time.monotonic() - start, 1))
+            return found
+        return {}
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def require(good, message):
+    if not good:
+        raise CheckFailed(message)

@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""The step that the bench compares with, on a GPU: the GPT of dev/cpu/torch_step.py as a user of PyTorch trains it.
+
+    torch_step.py LAYERS HEADS CHANNELS T V BATCH MICRO_BATCH DEVICE PROFILED
+
+bf16 by autocast, torch.compile, scaled_dot_product_attention, fused AdamW, gradient clipping, tokens from pinned memory.
+Deep models are compiled a block at a time, which PyTorch recommends where a whole one would take minutes. Writes a line about
+itself, then one of JSON a step, until it is killed; a line on standard input makes it profile PROFILED steps first, and write
+the share of their time outside kernels.
+"""
+
+import json
+import pathlib
+import select
+import sys
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "cpu"))
+from torch_step import GPT  # noqa: E402
+import kernel_times  # noqa: E402
+
+DEEP = 24  # layers
+
+
+def make_adamw(model, device):
+    """Decay on matrices alone, as the trainer's."""
+    groups = [{"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
+              {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), **({"fused": True} if device == "cuda" else {}))
+
+
+def compiled(model, layers, device):
+    if device != "cuda":
+        return model, "not"
+    if layers < DEEP:
+        return torch.compile(model), "whole"
+    for block in model.blocks:
+        block.compile()
+    model.head = torch.compile(model.head)
+    return model, "by blocks"
+
+
+class WithHead(GPT):
+    """The head as a function of its own, to be compiled apart."""
+
+    def forward(self, tokens, targets):
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x, targets)
+
+    def head(self, x, targets):
+        logits = F.linear(self.ln_f(x), self.wte.weight)
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1))
+
+
+def profiled(step, count):
+    from torch.autograd import DeviceType
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(count):
+            step()
+    spans = [(event.time_range.start, event.time_range.end) for event in profile.events()
+             if event.device_type == DeviceType.CUDA]
+    return kernel_times.outside(spans)
+
+
+def main():
+    layers, heads, channels, T, V, batch, micro_batch = map(int, sys.argv[1:8])
+    device, count = sys.argv[8], int(sys.argv[9])
+    torch.manual_seed(1)
+    torch.set_float32_matmul_precision("high")
+    model = WithHead(layers, heads, channels, T, V).to(device)
+    step_model, how = compiled(model, layers, device)
+    adamw = make_adamw(model, device)
+    generator = torch.Generator().manual_seed(2)
+    print(json.dumps({"torch": torch.__version__, "compiled": how}), flush=True)
+
+    def step():
+        tokens = torch.randint(V, (batch, T + 1), generator=generator)
+        if device == "cuda":
+            tokens = tokens.pin_memory().to(device, non_blocking=True)
+        total = 0.0
+        for part in tokens.split(micro_batch):
+            with torch.autocast(device, dtype=torch.bfloat16):
+                loss = step_model(part[:, :-1], part[:, 1:]) * (len(part) / batch)
+            loss.backward()
+            total += loss.detach()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        adamw.step()
+        adamw.zero_grad(set_to_none=True)
+        return total.item()
+
+    while True:
+        if select.select([sys.stdin], [], [], 0)[0]:
+            if not sys.stdin.readline():
+                return
+            print(json.dumps({"outside_kernels": profiled(step, count)}), flush=True)
+        print(json.dumps({"loss": step()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

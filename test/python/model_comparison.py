@@ -1,0 +1,86 @@
+"""The program's whole model beside PyTorch's: gradients by the probe (test/probe/model_probe.cpp), steps of AdamW by the trainer.
+
+The tests compare the CPU device with it; dev/gpu/part_model.py a GPU, without pytest.
+"""
+
+import subprocess
+
+import numpy as np
+import torch
+
+import model_bounds
+import program
+import reference_model
+import safetensors_numpy
+from reference_model import Sizes
+
+# (sizes, batch, micro-batch): ordinary ones, and odd: T no multiple of 8, a head size that is no power of two, one
+# head, one token, a vocabulary that is no multiple of anything or beyond 128 rows of padding.
+MODELS = [
+    (Sizes(layers=2, heads=4, channels=64, seq_len=32, vocab_size=256), 4, 4),
+    (Sizes(layers=2, heads=3, channels=27, seq_len=13, vocab_size=37), 3, 1),
+    (Sizes(layers=1, heads=1, channels=10, seq_len=1, vocab_size=2), 2, 2),
+    (Sizes(layers=3, heads=5, channels=60, seq_len=65, vocab_size=301), 4, 2),
+    (Sizes(layers=1, heads=2, channels=96, seq_len=100, vocab_size=129), 1, 1),
+    (Sizes(layers=6, heads=6, channels=96, seq_len=24, vocab_size=256), 2, 2),
+]
+
+
+def save_weights(path, weights):
+    safetensors_numpy.save(path, {name: weight.numpy().astype(np.float32) for name, weight in weights.items()})
+
+
+def run_probe(probe, folder, weights, sizes, dtype, tokens, micro_batch, device="cpu", environment=None):
+    """(loss, squared norm of the gradient, gradients) of the program."""
+    files = {name: folder / f"{name}.safetensors" for name in ("weights", "tokens", "gradients")}
+    save_weights(files["weights"], weights)
+    safetensors_numpy.save(files["tokens"], {"tokens": tokens.numpy().astype(np.int32)})
+    command = [probe, files["weights"], str(sizes.heads), dtype, str(micro_batch), files["tokens"], files["gradients"], device]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stderr
+    loss, norm_squared = map(float, result.stdout.split())
+    return loss, norm_squared, safetensors_numpy.load(files["gradients"])
+
+
+def loss_and_gradients(probe, folder, sizes, batch, micro_batch, dtype, seed, **device):
+    """Asserts that the loss and every gradient of a random model are within their bounds; returns how near they came."""
+    generator = torch.Generator().manual_seed(seed)
+    held = torch.bfloat16 if dtype == "bf16" else torch.float32
+    weights = reference_model.random_weights(sizes, generator, held)
+    tokens = reference_model.random_tokens(sizes, batch, generator)
+
+    expected_loss, expected = reference_model.loss_and_gradients(weights, sizes, tokens)
+    loss, norm_squared, gradients = run_probe(probe, folder, weights, sizes, dtype, tokens, micro_batch, **device)
+
+    loss_bound, bounds = model_bounds.loss_and_gradient_bounds(dtype, weights, sizes, tokens)
+    shares = {name: np.linalg.norm(gradients[name].astype(np.float64) - gradient.numpy()) / bounds[name]
+              for name, gradient in expected.items()}
+    worst = max(shares, key=shares.get)
+    found = (f"loss {loss - expected_loss:+.2e} of {loss_bound:.2e} allowed, worst gradient {worst}, {shares[worst]:.2f} of "
+             f"{bounds[worst] / expected[worst].norm():.2e} of its norm")
+    assert abs(loss - expected_loss) <= loss_bound, found
+    assert gradients.keys() == expected.keys()
+    assert shares[worst] <= 1, found
+
+    own_norm = sum((g.astype(np.float64)**2).sum() for g in gradients.values())
+    # Squares summed in blocks of 1024 in fp32, then in fp64: a relative error of at most 1024 u, u = 2^-24.
+    assert abs(norm_squared - own_norm) <= 1024 * 2.0**-24 * own_norm, f"the norm is {norm_squared}, not {own_norm}"
+    return found
+
+
+class Experiment:
+    """Random weights and one batch in files, for training."""
+
+    def __init__(self, folder, sizes, batch, seed):
+        generator = torch.Generator().manual_seed(seed)
+        self.sizes, self.batch, self.folder = sizes, batch, folder
+        self.weights = reference_model.random_weights(sizes, generator)
+        # One run of global-batch-tokens + 1 tokens, cut into windows that share their end tokens.
+        run = torch.randint(sizes.vocab_size, (batch * sizes.seq_len + 1,), generator=generator)
+        self.tokens = torch.stack([run[i * sizes.seq_len:(i + 1) * sizes.seq_len + 1] for i in range(batch)])
+        program.write_token_file(folder / "train.bin", run.numpy())
+        save_weights(folder / "init.safetensors", self.weights)
+
+    def options(self, steps, *more):
+        return ["--init", self.folder / "init.safetensors", "--train-data", self.folder / "train.bin",
+                f"--global-batch-tokens={self.batch * self.sizes.seq_len}", f"--steps={steps}", *self.sizes.options(), *more]

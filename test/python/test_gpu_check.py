@@ -1,0 +1,302 @@
+"""`make bundle` and `make gpu-check` without a GPU: the folder on a machine that has only what such machines have, the parts of
+the check with the trainer on the tests' CUDA runtime, what is said where things are missing or fail, and the report."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import bare_machine
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("BUILD_DIR", ROOT / "build"))
+SIMULATED = [BUILD / "test" / f"{name}-plain" for name in ("train_gpt", "model_probe", "kernels")]
+PATIENCE = float(os.environ.get("PATIENCE", 1))
+
+sys.path.insert(0, str(ROOT / "dev/gpu"))
+import kernel_times  # noqa: E402
+import report  # noqa: E402
+import results  # noqa: E402
+
+
+def make_bundle(folder, programs, profiler="none"):
+    return subprocess.run([ROOT / "dev/gpu/bundle.sh", folder, profiler, *programs], capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    """A bundle whose programs run on a simulated GPU."""
+    missing = [path for path in SIMULATED if not path.exists()]
+    if missing:
+        pytest.skip(f"{missing[0].name} is not built here: cublasLt.h and nccl.h are not both here")
+    folder = tmp_path_factory.mktemp("bundle") / "bundle"
+    made = make_bundle(folder, SIMULATED)
+    assert made.returncode == 0, made.stderr
+    return folder
+
+
+@pytest.fixture
+def copy(simulated, tmp_path):
+    """One that a test may change."""
+    return shutil.copytree(simulated, tmp_path / "bundle")
+
+
+def path_of_tests():
+    """With the python3 that runs them first."""
+    return f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+
+
+def check(bundle, *arguments, **environment):
+    """gpu_check of a bundle."""
+    return subprocess.run([bundle / "gpu_check", *map(str, arguments)], capture_output=True, text=True, timeout=200 * PATIENCE,
+                          env={**os.environ, "PATH": path_of_tests(), **environment})
+
+
+def tool(tmp_path, name, script):
+    """The folder of a tool that is a shell's script."""
+    folder = tmp_path / "tools"
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh{script}")
+    (folder / name).chmod(0o755)
+    return folder
+
+
+def lines_of(folder):
+    return results.read(folder / "gpu.jsonl")
+
+
+def by_name(folder):
+    return {line["name"]: line for line in lines_of(folder)}
+
+
+# ---- On a machine with little -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    reason = bare_machine.why_not()
+    if reason:
+        pytest.skip(reason)
+    return bare_machine.BareMachine(tmp_path_factory.mktemp("bare"))
+
+
+def test_runs_where_only_python_is(simulated, bare):
+    """Without PyTorch, MPI and all that the programs were built with."""
+    bare.show(simulated, "/bundle")
+    run = bare.run("/bundle/gpu_check model bench --tiny --results /tmp/results", 200 * PATIENCE)
+    assert run.returncode == 0, run.stdout + run.stderr
+    found = by_name(bare.root / "tmp/results")
+    failed = [line for line in found.values() if line["status"] == "failed"]
+    assert not failed
+    passed = {name for name, line in found.items() if line["status"] == "passed"}
+    assert {"4 steps twice, bit for bit", "stopped after 2 steps and resumed, bit for bit",
+            "4 steps on 2 NCCL ranks that share the GPU, fp32", "4 steps against the CPU device, bf16",
+            "tiny, turn 2, train_gpt, flash attention"} <= passed
+    assert found["loss and gradients against PyTorch, bf16"]["detail"] == "python3 has no PyTorch here"
+    assert "train_gpt on a simulated GPU" in (bare.root / "tmp/results/gpu.md").read_text()
+    assert json.loads((bare.root / "tmp/results/gpu.json").read_text())["rates"]
+
+
+def test_names_cuda_libraries_that_are_missing(bare, tmp_path):
+    """The trainer for GPUs; of CUDA the machine has nothing, then one library and another, then both."""
+    trainer, probe = (BUILD / "gpu" / name for name in ("train_gpt", "model_probe"))
+    if not trainer.exists():
+        pytest.skip("the trainer for GPUs is not built here: `make bundle` builds it")
+    made = make_bundle(tmp_path / "bundle", [trainer, probe])
+    assert made.returncode == 0, made.stderr
+    bare.show(tmp_path / "bundle", "/cuda-bundle")
+
+    def missing(**environment):
+        run = bare.run("/cuda-bundle/gpu_check run train_gpt --version", 60 * PATIENCE, **environment)
+        named = [line.split()[2] for line in run.stderr.splitlines() if line.startswith("error: no ")]
+        assert (run.returncode == 1) == bool(named), run.stdout + run.stderr
+        return named, run.stdout or run.stderr
+
+    assert missing()[0] == ["libcublasLt.so.13", "libnccl.so.2"]
+    linked = {line.split()[0]: line.split()[2] for line in
+              subprocess.run(["ldd", trainer], capture_output=True, text=True).stdout.splitlines() if "=> /" in line}
+    bare.show(linked["libcublasLt.so.13"], "/opt/cuda/lib64/libcublasLt.so.13")
+    assert missing()[0] == ["libcublasLt.so.13", "libnccl.so.2"]
+    assert missing(CUDA_HOME="/opt/cuda")[0] == ["libnccl.so.2"]
+    # As PyTorch's packages have it.
+    bare.show(linked["libnccl.so.2"], bare_machine.PACKAGES / "nvidia/nccl/lib/libnccl.so.2")
+    named, said = missing(CUDA_HOME="/opt/cuda")
+    assert not named and said.startswith("train_gpt"), said
+    no_gpu = bare.run("/cuda-bundle/gpu_check kernels", 60 * PATIENCE, CUDA_HOME="/opt/cuda")
+    assert no_gpu.returncode == 1 and no_gpu.stderr.startswith("error: --device cuda: no GPU")
+
+
+def test_size(tmp_path):
+    """The bundle as `make bundle` makes it, where its programs are built, is small enough; one too large is refused."""
+    large = tmp_path / "large"
+    large.write_bytes(pathlib.Path("/bin/true").read_bytes())
+    padded = make_bundle(tmp_path / "bundle", [large], profiler=padding(tmp_path))
+    assert padded.returncode == 1 and "larger than 60 MB" in padded.stderr
+    programs = [BUILD / "gpu" / name for name in ("train_gpt", "model_probe", "kernels")]
+    if not all(program.exists() for program in programs):
+        pytest.skip("the programs for GPUs are not all built here: `make bundle` builds them")
+    made = make_bundle(tmp_path / "bundle", programs, BUILD / "gpu/libkernel_times.so")
+    assert made.returncode == 0, made.stderr
+
+
+def padding(tmp_path):
+    file = tmp_path / "padding"
+    with open(file, "wb") as opened:
+        for _ in range(70):
+            opened.write(os.urandom(1 << 20))
+    return file
+
+
+# ---- With PyTorch -------------------------------------------------------------------------------------------
+
+
+def test_all_parts_with_pytorch(copy, tmp_path):
+    pytest.importorskip("torch")
+    tools = tool(tmp_path, "nvidia-smi", """
+case $* in
+    *name,driver*) echo 'Test GPU, 580.1, 81559 MiB' ;;
+    *clocks_event*) exit 2 ;;  # an older driver, which knows the other name
+    *clocks_throttle*) echo 0x0000000000000024 ;;
+    *clocks.sm*) echo '1980 MHz, 2619 MHz, 55, 690.1 W, 100 %' ;;
+esac
+""")
+    run = check(copy, "model", "bench", "lab", "--tiny", "--results", tmp_path / "results", PATH=f"{tools}:{path_of_tests()}")
+    assert run.returncode == 0, run.stdout + run.stderr
+    found = by_name(tmp_path / "results")
+    clocks = found["tiny, turn 1, PyTorch"]["clocks_while"]
+    assert clocks["clocks.sm"] == "1980 MHz" and clocks["slowed by"] == "power cap, software thermal slowdown"
+    assert "# train_gpt on Test GPU" in (tmp_path / "results/gpu.md").read_text()
+    skipped = {name for name, line in found.items() if line["status"] == "skipped"}
+    # What needs a GPU, and what needs cuDNN.
+    assert all("cudnn" in name or name in (
+        "the GPU's own rates", "the kernels beside cuBLASLt and cuDNN", "tiny, time outside kernels, train_gpt",
+        "every variant of the kernel lab") for name in skipped), skipped
+    for name in ("loss and gradients against PyTorch, fp32", "loss and gradients against PyTorch, bf16",
+                 "3 steps of AdamW against PyTorch, fp32", "3 steps against the CPU device, fp32, flash attention",
+                 "2 steps against the CPU device, bf16, flash attention", "tiny, turn 2, PyTorch"):
+        assert found[name]["status"] == "passed"
+    # As much work as the loss of a model that has learned nothing: both programs saw the same kind of batch.
+    assert found["tiny, turn 1, PyTorch"]["loss"] == pytest.approx(found["tiny, turn 1, train_gpt, flash attention"]["loss"], rel=0.1)
+
+
+def test_a_failure_hides_nothing(copy, tmp_path):
+    """A probe that computes something wrong, then a trainer that stops: each is told, and what comes after it too."""
+    pytest.importorskip("torch")
+    probe = copy / "bin/model_probe"
+    probe.rename(copy / "bin/right")
+    probe.write_text(f'#!/bin/sh\n{copy}/bin/right "$@" | sed "s/^./9/"\n')
+    probe.chmod(0o755)
+    run = check(copy, "model", "--tiny", "--results", tmp_path / "results")
+    assert run.returncode == 1
+    found = by_name(tmp_path / "results")
+    assert "loss" in found["loss and gradients against PyTorch, fp32"]["detail"]
+    assert {name for name, line in found.items() if line["status"] == "failed"} == {
+        "loss and gradients against PyTorch, fp32", "loss and gradients against PyTorch, bf16"}
+    assert "2 failed" in (tmp_path / "results/gpu.md").read_text()
+    assert run.stdout.splitlines()[-1].endswith("; 2 failed")
+
+
+def test_a_kernel_test_that_fails(copy, tmp_path):
+    """The suites are processes of their own: one that crashes is told by name; sanitizers that refuse are said, not failed."""
+    kernels = copy / "bin/kernels"
+    kernels.write_text("""#!/bin/sh
+case $* in
+    --gtest_list_tests) printf 'Good.\\n  a\\nCrash/0.  # TypeParam = float\\n  b\\nLab.wrong.\\n  c\\n' ;;
+    *Good*) echo '[       OK ] Good.a (1 ms)' ;;
+    *Crash*) kill -SEGV $$ ;;
+    *Lab*) printf 'x.cpp:1: Failure\\nit is 1 too large\\n[  FAILED  ] Lab.wrong.c (0 ms)\\n'; exit 1 ;;
+esac
+""")
+    tools = tool(tmp_path, "compute-sanitizer", """
+case $* in
+    *memcheck*) echo '========= Error: Device not supported. Please refer to the documentation' ;;
+    *racecheck*Ptx*) echo '========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)' ;;
+    *) printf '========= Error: Race reported between Write access\\n========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\\n' ;;
+esac
+""")
+    run = check(copy, "kernels", "--results", tmp_path / "results", PATH=f"{tools}:{path_of_tests()}")
+    assert run.returncode == 1
+    found = by_name(tmp_path / "results")
+    assert found["Good"]["status"] == "passed" and found["Good"]["tests"] == 1
+    assert found["Crash/0"]["status"] == "failed" and "status -11" in found["Crash/0"]["detail"]
+    assert "Lab.wrong.c" in found["Lab.wrong"]["detail"] and "1 too large" in found["Lab.wrong"]["detail"]
+    memcheck = [line for name, line in found.items() if "memcheck" in name]
+    assert {line["status"] for line in memcheck} == {"skipped"} and any("Device not supported" in line["detail"] for line in memcheck)
+    assert found["compute-sanitizer racecheck, Ptx*"]["status"] == "passed"
+    assert "Race reported between Write" in found["compute-sanitizer racecheck, Matmul*"]["detail"]
+
+
+def test_kernel_tests_run(copy, tmp_path):
+    run = check(copy, "kernels", "--tiny", "--results", tmp_path / "results")
+    assert run.returncode == 0, run.stdout + run.stderr
+    tests = [line["tests"] for line in lines_of(tmp_path / "results") if "tests" in line]
+    assert len(tests) == 2 and min(tests) > 0
+
+
+# ---- Results and report -------------------------------------------------------------------------------------
+
+
+def test_results_are_written_at_once(tmp_path):
+    path = tmp_path / "gpu.jsonl"
+    path.write_text('{"part": "model", "name": "of another commit", "commit": "old"}\n{"part": "bench", "name": "kept"}\n'
+                    '{"part": "model", "name": "first", "commit": "new", "detail": "replaced"}\n')
+    found = results.Results(path, "model", minutes=1, commit="new")
+
+    def look():
+        return {"detail": "", "names": [line["name"] for line in results.read(path)]}
+
+    assert found.attempt("first", look)["names"] == ["kept", "first"]
+    assert found.attempt("second", look)["names"] == ["kept", "first"]
+    assert found.attempt("long", look, seconds=100) == {}
+    found.attempt("wrong", lambda: results.require(False, "it is wrong"))
+    found.attempt("error", lambda: 1 // 0)
+    assert [line["status"] for line in results.read(path)[1:]] == ["passed", "passed", "skipped", "failed", "failed"]
+    assert found.failed == 2 and "ZeroDivisionError" in path.read_text()
+
+
+def turn(model, program, tokens, **more):
+    return {"part": "bench", "name": f"{model}, {program}", "status": "passed", "detail": "", "model": model, "program": program,
+            "tokens_a_second": tokens, "flops_a_second": tokens * 1e9, "batch": 64, "clocks": {"clocks.sm": "1980 MHz"},
+            "clocks_while": {"clocks.sm": "1700 MHz", "slowed by": "power cap"}} | more
+
+
+def test_report():
+    lines = [{"part": "bench", "name": "machine", "status": "measured", "detail": "", "gpu": "NVIDIA H200", "driver": "580.1",
+              "commit": "abc1234", "date": "today"},
+             {"part": "bench", "name": "rates", "status": "passed", "detail": "a large product", "product_flops_a_second": 8e14},
+             turn("124M", "train_gpt, flash attention", 400_000, outside_lists=0.01),
+             turn("124M", "train_gpt, cudnn attention", 600_000, outside_lists=0.02),
+             turn("124M", "train_gpt, cudnn attention", 660_000, outside_lists=0.02),
+             turn("124M", "PyTorch", 500_000, outside_kernels=0.05),
+             turn("1558M", "train_gpt, flash attention", 49_000, flops_a_second=494.5e12),
+             {"part": "bench", "name": "124M, time outside kernels, train_gpt", "status": "passed", "detail": "", "model": "124M",
+              "outside_kernels": 0.04},
+             {"part": "model", "name": "a check", "status": "failed", "detail": "off by 1 | 2"},
+             {"part": "model", "name": "another", "status": "passed", "detail": "fine"}]
+    goals = {goal: (found, share) for goal, found, share in report.goals(lines)}
+    assert goals["124M: 550,000 tokens/s"] == ("630,000", pytest.approx(630 / 550))
+    assert goals["124M: 1.2 times PyTorch"] == ("1.26 times", pytest.approx(1.05))
+    assert goals["1558M: 50% of 989 TFLOP/s"] == ("50.0%", pytest.approx(1.0))
+    assert goals["124M: below 2% of the time outside kernels"] == ("4.00%", pytest.approx(0.5))
+    text = report.markdown(lines)
+    assert "# train_gpt on NVIDIA H200" in text and "commit abc1234, today" in text and "driver 580.1" in text
+    assert ("| 124M | train_gpt, cudnn attention | 64 | 630,000 | 600,000 to 660,000 | 63.7% | 78.8% | 1.26 | 2.00% | 4.00% |" in text)
+    assert "| 124M | PyTorch | 64 | 500,000 |  | 50.6% | 62.5% | 1.00 |  | 5.00% |" in text
+    assert "| 1980 MHz | 1700 MHz |" in text and "power cap" in text
+    assert "## model: 1 passed, 1 failed, 0 skipped" in text and "| FAILED | a check | off by 1 \\| 2 |" in text
+    assert report.markdown([]).startswith("# train_gpt")
+
+
+def test_time_outside_kernels(tmp_path):
+    """Overlapping spans count once; what was before the steps not at all."""
+    file = tmp_path / "times"
+    file.write_text("0 10\n100 120\n110 150\n105 107\n175 200\n19")
+    spans = kernel_times.read(file)
+    assert len(spans) == 5
+    assert kernel_times.outside(spans) == pytest.approx(1 - 85 / 200)
+    assert kernel_times.outside(spans, 100) == pytest.approx(25 / 100)
+    assert kernel_times.outside(spans, 90) == pytest.approx(25 / 90)
