@@ -68,7 +68,7 @@ double training_flops_per_token(const GPTConfig& config) {
     const auto L = static_cast<double>(config.layers), C = static_cast<double>(config.channels);
     const auto T = static_cast<double>(config.sequence_length), V = static_cast<double>(config.vocabulary);
     const double weights = L * 12 * C * C + V * C;
-    return 6 * weights + 12 * L * C * T;
+    return 6 * weights + 6 * L * C * T;
 }
 
 }  // namespace llmc

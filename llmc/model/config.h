@@ -35,8 +35,8 @@ std::span<const NamedModel> named_models();
 void check_config(const GPTConfig& config);
 
 // Floating-point operations that training on a token takes, forward and backward: 6 for each weight of a matrix
-// product (the head's among them), and 12 L C T for the attention scores and what they weigh (Chowdhery et al., "PaLM",
-// 2022, appendix B, which counts the scores that the causal mask hides too).
+// product (the head's among them), and 6 L C T for the attention scores and what they weigh: half of what Chowdhery et al.
+// count ("PaLM", 2022, appendix B), since nobody computes the half that the causal mask hides.
 double training_flops_per_token(const GPTConfig& config);
 
 // Trainable parameters, without padding; the head is the token embedding and counts once.

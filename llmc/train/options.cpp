@@ -63,8 +63,7 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
             "Tokens of a step over all processes; default 24 sequences", any);
     setting("micro-batch-size", o.micro_batch_size, "Sequences computed at once; default up to 2048 tokens",
             any);
-    setting("dtype", o.dtype, "Compute in bf16 (default on GPUs) or fp32 (on the CPU); sums are fp32",
-            Choices{"fp32", "bf16"});
+    setting("dtype", o.dtype, "Of computing; default bf16 on GPUs, fp32 on the CPU", Choices{"fp32", "bf16"});
     setting("gradient-dtype", o.gradient_dtype,
             "Keep and reduce gradients in this; bf16 only with --dtype bf16", Choices{"fp32", "bf16"});
     setting("device", o.device, "Where to compute; auto: on GPUs where there are any",
