@@ -36,9 +36,8 @@ while read -r name path; do
         cp -L "$path" "$folder/lib"
     fi
 done <<<"$needed" >"$folder/cuda-libraries.txt"
-if grep -q cudnn "$folder/cuda-libraries.txt"; then
-    echo 'libnvrtc.so.13 needed' >>"$folder/cuda-libraries.txt" # cuDNN loads it while it runs
-fi
+# Loaded when --attention cudnn asks for it; cuDNN itself loads NVRTC while it runs.
+printf '%s wanted\n' libcudnn.so.9 libnvrtc.so.13 >>"$folder/cuda-libraries.txt"
 if [[ -e $profiler ]]; then
     cp "$profiler" "$folder/lib"
     echo 'libcupti.so.13 wanted' >>"$folder/cuda-libraries.txt" # by the profiler alone

@@ -48,7 +48,7 @@ class Results:
 
         It is skipped where fewer `seconds` are left than it needs. Returns the dictionary, {} where it did not pass.
         """
-        if self.seconds_left() < seconds:
+        if seconds > 0 and self.seconds_left() < seconds:
             self.add(name, "skipped", f"the part's time was over; it takes about {seconds} s")
             return {}
         start = time.monotonic()

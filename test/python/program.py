@@ -1,11 +1,10 @@
 """Runs ./train_gpt as a person does, and reads what it leaves."""
 
+import array
 import json
 import os
 import pathlib
 import subprocess
-
-import numpy as np
 
 BUILD = os.environ.get("BUILD_DIR", "build")
 ROOT = pathlib.Path(__file__).parents[2]
@@ -56,8 +55,8 @@ def train(out_dir, *options, ranks=1, **arguments):
 
 def write_token_file(path, tokens, wide=False):
     """A .bin file of the field's: uint16 tokens, or uint32 ones."""
-    header = np.zeros(256, dtype=np.int32)
-    header[:3] = (20240801, 7, len(tokens)) if wide else (20240520, 1, len(tokens))
+    header = array.array("i", (20240801, 7, len(tokens)) if wide else (20240520, 1, len(tokens)))
+    header.extend([0] * (256 - len(header)))
     with open(path, "wb") as file:
         file.write(header.tobytes())
-        file.write(np.asarray(tokens, dtype=np.uint32 if wide else np.uint16).tobytes())
+        file.write(array.array("I" if wide else "H", map(int, tokens)).tobytes())

@@ -37,6 +37,13 @@ cudaDeviceProp select_gpu(int gpu) {
         user_error("GPU {}, {}, has compute capability {}.{}, and the kernels need 8.0; try --device cpu",
                    gpu, properties.name, properties.major, properties.minor);
     }
+    if (!has_code_for_this_gpu()) {
+        user_error(
+            "GPU {}, {}, is of another kind (sm_{}{}) than this program was compiled for (--version tells "
+            "which); "
+            "build it again with GPU_ARCH={}{}, or give --device cpu",
+            gpu, properties.name, properties.major, properties.minor, properties.major, properties.minor);
+    }
     return properties;
 }
 
@@ -55,8 +62,10 @@ struct Peak {
     double bf16, tf32, fp32;
 };
 constexpr std::array peaks = {
+    Peak{"NVIDIA H100 NVL", 835e12, 417e12, 60e12},
     Peak{"NVIDIA H100 PCIe", 756e12, 378e12, 51e12},
     Peak{"NVIDIA H100", 989e12, 494.7e12, 67e12},
+    Peak{"NVIDIA L40", 181e12, 90.5e12, 90.5e12},
     Peak{"NVIDIA H200", 989e12, 494.7e12, 67e12},
     Peak{"NVIDIA GH200", 989e12, 494.7e12, 67e12},
     Peak{"NVIDIA H20", 148e12, 74e12, 44e12},

@@ -20,13 +20,13 @@ std::string chip_name(const Chip& chip) {
 // Waits for every kernel, and names the one that fails.
 class WaitForEach final : public LaunchObserver {
   public:
-    explicit WaitForEach(const CudaQueues& queues) : queues_(queues) {}
+    explicit WaitForEach(CudaQueues& queues) : queues_(queues) {}
 
     void launched(const LaunchRecord& record) override {
         // Asked before: once a kernel has failed, CUDA answers nothing else.
         const char* mangled = nullptr;
         if (cudaFuncGetName(&mangled, record.kernel) != cudaSuccess) mangled = nullptr;
-        const cudaError_t error = cudaStreamSynchronize(queues_.selected());
+        const cudaError_t error = queues_.wait_until_empty();
         if (error == cudaSuccess) return;
         const dim3 &g = record.grid, &b = record.block;
         user_error("kernel {} ({} x {} x {} blocks of {} x {} threads) failed: {}", name_of(mangled), g.x,
@@ -42,12 +42,12 @@ class WaitForEach final : public LaunchObserver {
         return status == 0 ? name.get() : mangled;
     }
 
-    const CudaQueues& queues_;
+    CudaQueues& queues_;
 };
 
 }  // namespace
 
-CudaOps::CudaOps(const Chip& chip, const CudaQueues& queues, const CudaOptions& options)
+CudaOps::CudaOps(const Chip& chip, CudaQueues& queues, const CudaOptions& options)
     : chip_(chip), queues_(queues), products_(queues, chip_name(chip), options.tf32, options.sync) {
     if (options.sync) waits_ = std::make_unique<WaitForEach>(queues);
     if (options.attention == AttentionKind::cudnn) cudnn_ = make_cudnn_attention();
@@ -56,7 +56,7 @@ CudaOps::CudaOps(const Chip& chip, const CudaQueues& queues, const CudaOptions& 
 CudaOps::~CudaOps() = default;
 
 void CudaOps::wait_if_asked(std::string_view call) const {
-    if (waits_) check_cuda(cudaStreamSynchronize(queues_.selected()), call);
+    if (waits_) check_cuda(queues_.wait_until_empty(), call);
 }
 
 // What the kernels ask: rows of 16-byte pieces, heads whose rows fit the tensor cores' tiles.

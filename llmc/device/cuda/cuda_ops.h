@@ -19,9 +19,12 @@ namespace llmc::cuda {
 
 class CudnnAttention;
 
+// Whether the program was compiled for the GPU that is selected, or can be now, from PTX.
+bool has_code_for_this_gpu();
+
 class CudaOps final : public Ops {
   public:
-    CudaOps(const Chip& chip, const CudaQueues& queues, const CudaOptions& options);
+    CudaOps(const Chip& chip, CudaQueues& queues, const CudaOptions& options);
     ~CudaOps() override;
 
     LtProducts& products() { return products_; }
@@ -87,7 +90,7 @@ class CudaOps final : public Ops {
     std::size_t attention_workspace_bytes(const WorkspaceRequest& request) const;
 
     Chip chip_;
-    const CudaQueues& queues_;
+    CudaQueues& queues_;
     std::unique_ptr<LaunchObserver> waits_;  // for each kernel, if asked to
     LtProducts products_;
     std::unique_ptr<CudnnAttention> cudnn_;  // none: our own kernels

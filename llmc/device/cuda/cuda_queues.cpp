@@ -28,8 +28,10 @@ void CudaQueues::wait(int mark) {
     check_cuda(cudaStreamWaitEvent(selected(), event(mark), 0), "cudaStreamWaitEvent");
 }
 
+void CudaQueues::wait_on_host(int mark) { check_cuda(reach(mark), "waiting for the GPU"); }
+
 // By polling: a wait inside CUDA for a collective whose peer is gone would not end.
-void CudaQueues::wait_on_host(int mark) {
+cudaError_t CudaQueues::reach(int mark) {
     using Clock = std::chrono::steady_clock;
     using Seconds = std::chrono::duration<double>;
     constexpr Seconds spin{2e-3};  // longer waits leave the core to others
@@ -39,8 +41,7 @@ void CudaQueues::wait_on_host(int mark) {
     Seconds watched{0};
     while (true) {
         const cudaError_t state = cudaEventQuery(event(mark));
-        if (state == cudaSuccess) return;
-        if (state != cudaErrorNotReady) check_cuda(state, "waiting for the GPU");
+        if (state != cudaErrorNotReady) return state;
         const Seconds waited = Clock::now() - start;
         if (waited < spin) continue;
         std::this_thread::sleep_for(nap);
@@ -56,10 +57,12 @@ int CudaQueues::add_watch(Watch watch) {
     return number;
 }
 
-void CudaQueues::finish() {
-    set(finished_);
-    wait_on_host(finished_);
+cudaError_t CudaQueues::wait_until_empty() {
+    const cudaError_t error = cudaEventRecord(event(finished_), selected());
+    return error == cudaSuccess ? reach(finished_) : error;
 }
+
+void CudaQueues::finish() { check_cuda(wait_until_empty(), "waiting for the GPU"); }
 
 void CudaQueues::finish_all() {
     const StreamKind before = selected_;

@@ -28,7 +28,8 @@ class CudaQueues final : public Queues {
     using Watch = std::function<void(double seconds)>;
     int add_watch(Watch watch);
     void remove_watch(int number) { watches_.erase(number); }
-    // The host waits until the selected queue is empty, or all of them.
+    // The host waits until the selected queue is empty, or all of them; what went wrong there, as CUDA says it.
+    cudaError_t wait_until_empty();
     void finish();
     void finish_all();
 
@@ -36,6 +37,7 @@ class CudaQueues final : public Queues {
     cudaStream_t stream(StreamKind kind) const { return streams_[static_cast<std::size_t>(kind)]->get(); }
 
   private:
+    cudaError_t reach(int mark);
     cudaEvent_t event(int mark) const { return marks_[static_cast<std::size_t>(mark)]->get(); }
 
     std::array<std::unique_ptr<StreamOwner>, 3> streams_;  // by StreamKind

@@ -155,7 +155,7 @@ class LtProducts::Plan {
     Key key_;
 };
 
-LtProducts::LtProducts(const CudaQueues& queues, std::string chip, bool tf32, bool sync)
+LtProducts::LtProducts(CudaQueues& queues, std::string chip, bool tf32, bool sync)
     : queues_(queues), chip_(std::move(chip)), tf32_(tf32), sync_(sync) {
     check_lt(cublasLtCreate(&handle_), "cublasLtCreate");
 }
@@ -204,7 +204,7 @@ void LtProducts::multiply(const Key& key, const Operands& operands) {
     if (key.m == 0 || key.n == 0 || key.k == 0) return;
     const Plan& plan = plan_for(key, operands);
     plan.run(handle_, plan.algorithm, operands, workspace_, workspace_bytes, queues_.selected());
-    if (sync_) check_cuda(cudaStreamSynchronize(queues_.selected()), "the product " + name_of(key));
+    if (sync_) check_cuda(queues_.wait_until_empty(), "the product " + name_of(key));
 }
 
 LtProducts::Plan& LtProducts::plan_for(const Key& key, const Operands& operands) {

@@ -33,7 +33,7 @@ class LtProducts {
     static constexpr std::size_t workspace_bytes = 32 << 20;
 
     // `chip` names the GPU in choices(). `tf32`: fp32 operands are rounded to TF32. `sync`: waits for each product.
-    LtProducts(const CudaQueues& queues, std::string chip, bool tf32, bool sync);
+    LtProducts(CudaQueues& queues, std::string chip, bool tf32, bool sync);
     ~LtProducts();
     LtProducts(const LtProducts&) = delete;
     LtProducts& operator=(const LtProducts&) = delete;
@@ -77,7 +77,7 @@ class LtProducts {
                                  const Operands& operands) const;
     std::string library() const;
 
-    const CudaQueues& queues_;
+    CudaQueues& queues_;
     std::string chip_;
     bool tf32_, sync_;
     bool measures_ = false;

@@ -20,6 +20,14 @@ __global__ void store_kernel(T* to, T value) {
 
 }  // namespace
 
+bool has_code_for_this_gpu() {
+    cudaFuncAttributes attributes;
+    const cudaError_t error =
+        cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(store_kernel<AdamWCoefficients>));
+    if (error != cudaSuccess) cudaGetLastError();  // it is told by the caller
+    return error == cudaSuccess;
+}
+
 void CudaOps::fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
                                std::int64_t vocabulary, float scale, bool write_dlogits) {
     const RowSizes s = classifier_sizes(logits, losses, targets, vocabulary);
