@@ -273,7 +273,7 @@ $(BUILD)/objects/llmc/device/cuda/% $(BUILD)/objects/llmc/comm/nccl/%: FILE_FLAG
 $(BUILD)/lint/llmc/device/cuda/% $(BUILD)/lint/llmc/comm/nccl/%: FILE_FLAGS = $(CUDA_INCLUDES)
 # The frontend's templates take their time, and nothing waits for what they do.
 $(BUILD)/objects/llmc/device/cuda/cudnn_attention.o: FILE_FLAGS = $(CUDA_INCLUDES) -O1
-$(call objects,$(CUDA_HOST_SOURCES)): $(BUILD)/cuda-flags.txt
+$(filter-out $(NO_GPU_OBJECTS),$(call objects,$(CUDA_HOST_SOURCES))): $(BUILD)/cuda-flags.txt
 $(BUILD)/objects/llmc/comm/transport_mpi.o: FILE_FLAGS = $(MPI_CFLAGS)
 $(BUILD)/lint/llmc/comm/transport_mpi: FILE_FLAGS = $(MPI_CFLAGS)
 

@@ -333,7 +333,7 @@ def test_a_stop_is_everyones(tmp_path):
 
 @pytest.fixture(scope="module")
 def without_mpi(tmp_path_factory):
-    """The trainer of `make MPI=0`. All objects but one are those of the other build, whatever its flags."""
+    """The trainer of `make MPI=0 CUDA=0`. All objects but one are those of the other build, whatever its flags."""
     build = tmp_path_factory.mktemp("no-mpi")
     for name in ("objects", "flags.txt", "version.txt"):
         source = program.ROOT / program.BUILD / name
@@ -341,7 +341,7 @@ def without_mpi(tmp_path_factory):
     (build / "objects/llmc/comm/transport_no_mpi.o").unlink(missing_ok=True)
     of_the_caller = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "BUILD", "MPI"}
     environment = {name: value for name, value in os.environ.items() if name not in of_the_caller}
-    made = subprocess.run(["make", "MPI=0", f"BUILD={build}", f"--assume-old={build}/flags.txt",
+    made = subprocess.run(["make", "MPI=0", "CUDA=0", f"BUILD={build}", f"--assume-old={build}/flags.txt",
                            f"--assume-old={build}/version.txt"], cwd=program.ROOT, env=environment, capture_output=True,
                           text=True, timeout=300 * program.PATIENCE)
     assert made.returncode == 0, made.stdout + made.stderr
