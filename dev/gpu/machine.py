@@ -19,10 +19,11 @@ SLOWED_BY = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "software thermal
 
 
 def query(fields):
-    """The values of the first GPU; None where nvidia-smi is not here or does not know the fields."""
+    """The values of the GPU that the programs use; None where nvidia-smi is not here or does not know the fields."""
     if not shutil.which("nvidia-smi"):
         return None
-    run = subprocess.run(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "--id=0"],
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
+    run = subprocess.run(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", f"--id={gpu}"],
                          capture_output=True, text=True, timeout=60)
     return [value.strip() for value in run.stdout.strip().split(",")] if run.returncode == 0 else None
 

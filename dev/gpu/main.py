@@ -46,6 +46,7 @@ def main():
     for part in arguments.parts or PARTS:
         about = machine.about(programs.BUNDLE)
         found = Results(lines, part, arguments.minutes, about["commit"])
+        programs.Clock.end = found.end
         found.add("machine", "measured", about["gpu"], **about)
         options = {"models": arguments.models} if part == "bench" else {}
         PARTS[part](found, arguments.tiny, **options)

@@ -9,7 +9,7 @@ import shutil
 import time
 
 import programs
-from results import CheckFailed, Skipped, require
+from results import TIME_OVER, CheckFailed, Late, Skipped, require
 
 AT_ONCE = 4  # the tests' references run on the CPU
 SUITE_SECONDS = 150
@@ -45,7 +45,7 @@ def list_suites():
 
 def run_suite(results, suite):
     if results.seconds_left() < 5:
-        raise Skipped("the part's time was over")
+        raise Skipped(TIME_OVER)
     done = programs.run([programs.KERNELS, f"--gtest_filter={suite}.*", "--gtest_color=no"], SUITE_SECONDS)
     passed = len(re.findall(r"^\[       OK \]", done.stdout, re.M))
     failed = sorted(set(re.findall(r"^\[  FAILED  \] (\S+?),? ", done.stdout, re.M)))
@@ -80,11 +80,11 @@ def sanitize(results, sanitizer, tool, pattern, refusal):
         raise Skipped("refused, as above")
     seconds = min(SANITIZER_SECONDS, results.seconds_left())
     if seconds < 10:
-        raise Skipped("the part's time was over")
+        raise Skipped(TIME_OVER)
     start = time.monotonic()
     try:
         done = programs.run([sanitizer, "--tool", tool, programs.KERNELS, f"--gtest_filter={pattern}"], seconds)
-    except CheckFailed as late:
+    except Late as late:
         raise Skipped(f"it takes longer than {seconds:.0f} s") from late
     said = done.stdout + done.stderr
     summary = re.search(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazards? displayed \((\d+) error", said)

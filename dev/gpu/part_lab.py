@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import programs
-from results import CheckFailed, Skipped
+from results import CheckFailed, Late, Skipped
 
 
 def run(results, tiny):
@@ -16,14 +16,14 @@ def time_all(results, tiny):
         raise Skipped("nothing is timed on the CPU")
     timings = results.path.parent / "timings.jsonl"
     timings.unlink(missing_ok=True)
-    trouble = ""
+    trouble = None
     try:
         done = programs.run([programs.KERNELS, "--time", timings], results.seconds_left())
-        trouble = programs.tail(done.stderr) if done.returncode else ""
-    except CheckFailed as late:  # what was timed until then counts
-        trouble = str(late)
+        trouble = CheckFailed(programs.tail(done.stderr)) if done.returncode else None
+    except Late as late:  # what was timed until then counts
+        trouble = late
     report = subprocess.run([sys.executable, programs.BUNDLE / "dev/lab/report.py", timings, timings.parent],
                             capture_output=True, text=True)
     if trouble or report.returncode:
-        raise CheckFailed(trouble or programs.tail(report.stderr))
+        raise trouble or CheckFailed(programs.tail(report.stderr))
     return {"detail": report.stdout.strip()}

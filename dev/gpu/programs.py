@@ -1,5 +1,6 @@
 """The programs of the bundle, as the check runs them: with the libraries that its launcher found, and without MPI."""
 
+import math
 import os
 import pathlib
 import shutil
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 
-from results import CheckFailed
+from results import CheckFailed, Late
 
 BUNDLE = pathlib.Path(os.environ.get("BUNDLE", pathlib.Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(BUNDLE / "test/python"))
@@ -18,6 +19,16 @@ import program  # noqa: E402  (of the tests, in the bundle)
 
 TRAIN_GPT, PROBE, KERNELS = (BUNDLE / "bin" / name for name in ("train_gpt", "model_probe", "kernels"))
 PROFILER = BUNDLE / "lib/libkernel_times.so"
+
+
+class Clock:
+    """No program runs on after `end`, when the part that started it is over; by time.monotonic()."""
+
+    end = math.inf
+
+    @classmethod
+    def at_most(cls, seconds):
+        return max(0.1, min(seconds, cls.end - time.monotonic()))
 
 
 def environment(**more):
@@ -43,12 +54,16 @@ def tail(text, lines=6):
 
 
 def run(command, timeout, **more):
-    """The finished process, its output as text; CheckFailed where it takes too long."""
+    """The finished process, its output as text; Late where it takes too long."""
+    timeout = Clock.at_most(timeout)
     try:
         return subprocess.run([str(word) for word in command], env=environment(**more), capture_output=True, text=True,
                               timeout=timeout)
     except subprocess.TimeoutExpired as late:
-        raise CheckFailed(f"{pathlib.Path(command[0]).name} was ended after {timeout} s") from late
+        raise Late(f"{pathlib.Path(command[0]).name} was ended after {timeout:.0f} s") from late
+
+
+ENDED_BY_TIMEOUT = (124, 137)  # coreutils; the second where the first signal did not do
 
 
 def train(out_dir, *options, device="cuda", ranks=1, timeout=200):
@@ -56,10 +71,11 @@ def train(out_dir, *options, device="cuda", ranks=1, timeout=200):
 
     Each process is under `timeout`, so that one that hangs ends.
     """
+    timeout = Clock.at_most(timeout)
     command = ["timeout", "-k", "5", str(timeout), str(TRAIN_GPT), f"--out-dir={out_dir}", "--sample-tokens=0",
                f"--device={device}", *map(str, options)]
     if ranks > 1:
-        command += ["--share-gpu", f"--comm-timeout={min(60, timeout)}"]
+        command += ["--share-gpu", f"--comm-timeout={max(1, min(60, timeout)):.0f}"]
     port = free_port()
     processes = []
     for rank in range(ranks):
@@ -72,6 +88,8 @@ def train(out_dir, *options, device="cuda", ranks=1, timeout=200):
     for process, thread in zip(processes, readers):
         thread.join()
         process.wait()
+    if any(process.returncode in ENDED_BY_TIMEOUT for process in processes):
+        raise Late(f"the training was ended after {timeout:.0f} s")
     for rank, process in enumerate(processes):
         if process.returncode != 0:
             raise CheckFailed(f"rank {rank} of {ranks} ended with status {process.returncode}: {tail(process.said)}")
@@ -92,7 +110,8 @@ class TimedSteps:
                         for name in (["stdout", "stderr"] if file else ["stderr"])]
         for thread in self.readers:
             thread.start()
-        self.timer = threading.Timer(timeout, self.kill)
+        self.late = False
+        self.timer = threading.Timer(Clock.at_most(timeout), self.be_late)
         self.timer.start()
 
     def keep(self, name):
@@ -105,6 +124,10 @@ class TimedSteps:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
+
+    def be_late(self):
+        self.late = True
+        self.kill()
 
     def next_line(self):
         """Empty where the program ended."""
@@ -129,7 +152,8 @@ class TimedSteps:
             line = self.next_line()
             if not line:
                 self.end()
-                raise CheckFailed(f"ended after {len(taken)} of {count} steps: {tail(self.said['stderr'])}")
+                raise (Late if self.late else CheckFailed)(
+                    f"ended after {len(taken)} of {count} steps: {tail(self.said['stderr'])}")
             taken.append((time.monotonic(), line))
         return taken
 

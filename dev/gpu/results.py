@@ -4,9 +4,15 @@ import json
 import time
 import traceback
 
+TIME_OVER = "the part's time was over"
+
 
 class CheckFailed(Exception):
     """What was computed is wrong; the message says how."""
+
+
+class Late(CheckFailed):
+    """A program took longer than it may, or than the part had left."""
 
 
 class Skipped(Exception):
@@ -49,7 +55,7 @@ class Results:
         It is skipped where fewer `seconds` are left than it needs. Returns the dictionary, {} where it did not pass.
         """
         if seconds > 0 and self.seconds_left() < seconds:
-            self.add(name, "skipped", f"the part's time was over; it takes about {seconds} s")
+            self.add(name, "skipped", f"{TIME_OVER}; it takes about {seconds} s")
             return {}
         start = time.monotonic()
         try:
@@ -57,7 +63,9 @@ class Results:
         except Skipped as reason:
             self.add(name, "skipped", str(reason))
         except CheckFailed as failure:
-            self.add(name, "failed", str(failure), seconds=round(time.monotonic() - start, 1))
+            of_time = isinstance(failure, Late) and self.seconds_left() < 1
+            self.add(name, "skipped" if of_time else "failed", TIME_OVER if of_time else str(failure),
+                     seconds=round(time.monotonic() - start, 1))
         except Exception as error:  # whatever it is, it must not hide the other results
             traceback.print_exc()
             self.add(name, "failed", f"{type(error).__name__}: {error}", seconds=round(time.monotonic() - start, 1))

@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -19,6 +20,7 @@ PATIENCE = float(os.environ.get("PATIENCE", 1))
 
 sys.path.insert(0, str(ROOT / "dev/gpu"))
 import kernel_times  # noqa: E402
+import part_bench  # noqa: E402
 import report  # noqa: E402
 import results  # noqa: E402
 
@@ -283,6 +285,33 @@ def test_results_are_written_at_once(tmp_path):
     found.attempt("error", lambda: 1 // 0)
     assert [line["status"] for line in results.read(path)[1:]] == ["passed", "passed", "skipped", "failed", "failed"]
     assert found.failed == 2 and "ZeroDivisionError" in path.read_text()
+
+
+def test_a_part_ends_when_its_time_is_over(copy, tmp_path):
+    """Whatever hangs is ended then, and what did not run is said."""
+    trainer = copy / "bin/train_gpt"
+    trainer.rename(copy / "bin/right")
+    trainer.write_text(f'#!/bin/sh\ncase $* in *steps=0*) exec {copy}/bin/right "$@" ;; *) exec sleep 1000 ;; esac\n')
+    trainer.chmod(0o755)
+    start = time.monotonic()
+    run = check(copy, "model", "--tiny", "--minutes", "0.3", "--results", tmp_path / "results")
+    assert time.monotonic() - start < 60 * PATIENCE
+    assert run.returncode == 0, run.stdout + run.stderr
+    cut = by_name(tmp_path / "results")["4 steps twice, bit for bit"]
+    assert (cut["status"], cut["detail"]) == ("skipped", results.TIME_OVER)
+
+
+def test_a_bench_goes_on_where_it_stopped(tmp_path):
+    """Models whose contest is whole come last: of the first all is measured, of the second a turn lacked its time."""
+    found = results.Results(tmp_path / "gpu.jsonl", "bench", minutes=1, commit="new")
+    models = ["124M", "1558M", "350M"]
+    for model in models[:2]:
+        found.add(f"{model}, turn 1, PyTorch", "passed")
+        found.add(part_bench.outside(model), "skipped", "there is no profiler here")
+    found.add("1558M, turn 2, PyTorch", "skipped", f"{results.TIME_OVER}; it takes about 20 s")
+    assert part_bench.left_first(found, models) == ["1558M", "350M", "124M"]
+    found.add("1558M, turn 2, PyTorch", "passed")
+    assert part_bench.left_first(found, models) == ["350M", "124M", "1558M"]
 
 
 def turn(model, program, tokens, **more):
