@@ -186,19 +186,20 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
 
     const Place here = open_device(options, job);
     Device& device = *here.device;
+    const DataRanks data_ranks =
+        options.print_step ? DataRanks{nullptr, world} : open_data_ranks(options, world, device);
     const Mesh mesh{.data_ranks = world.size(), .data_rank = world.rank()};
-    const RunPlan plan = plan_run({.config = options.config(),
-                                   .dtype = options.compute_dtype(),
-                                   .gradient_dtype = options.kept_gradient_dtype(),
-                                   .mesh = mesh,
-                                   .global_batch_tokens = *options.global_batch_tokens,
-                                   .micro_batch_sequences = options.micro_batch_size.value_or(0),
-                                   .usual_micro_batch_tokens = device.usual_tokens(),
-                                   .logits_bytes = device.usual_logits_bytes(),
-                                   .machine = {.bytes = options.print_step ? 0 : device.available_memory(),
-                                               .processes = here.sharing,
-                                               .name = device.queues() ? "the GPU" : "this machine"}},
-                                  device.ops(), staging_bytes(world, device));
+    const RunPlan plan =
+        plan_run({.config = options.config(),
+                  .dtype = options.compute_dtype(),
+                  .gradient_dtype = options.kept_gradient_dtype(),
+                  .mesh = mesh,
+                  .global_batch_tokens = *options.global_batch_tokens,
+                  .micro_batch_sequences = options.micro_batch_size.value_or(0),
+                  .usual_micro_batch_tokens = device.usual_tokens(),
+                  .logits_bytes = device.usual_logits_bytes(),
+                  .machine = options.print_step ? MachineMemory{} : free_memory(here, world)},
+                 device.ops(), staging_bytes(world, device));
     if (options.print_step) {
         std::vector<std::string> names;
         for (const UnitLayout& unit : plan.store.units) names.push_back(unit.name());
@@ -238,7 +239,6 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
     // free before.
     if (stopped_early()) return Ending::stopped;
 
-    const DataRanks data_ranks = open_data_ranks(options, world, device);
     console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(run, device));
     Trainer trainer(options, plan, device, world, data_ranks.ranks, run.checkpoint.has_value());
     if (!data_ranks.owned) world.set_staging(trainer.arenas()[plan.communication]);

@@ -123,8 +123,7 @@ class Session {
         if (where.empty()) {
             fmt::print(
                 "Registers are the compiler's for sm_{}; shared memory and occupancy are of these small "
-                "shapes. "
-                "Times need a GPU.\n",
+                "shapes. Times need a GPU.\n",
                 on_.chip.architecture);
         }
         return all_good;

@@ -2,11 +2,10 @@
 // (comm/host_communicator.h).
 //
 // - Every rank of the group issues the same calls in the same order.
-// - Sums are deterministic: rank contributions are added element by element in fp32 (fp64 for fp64) as a tree
-// of
-//   adjacent pairs ((0+1)+(2+3))+..., whatever the size of the buffer.
-// - In place, as NCCL has it: reduce_scatter when `recv` is the rank's own part of `send`, all_gather when
-// `send`
+// - Sums are deterministic: the same call on the same ranks gives the same bits. The host's (HostCommunicator) add
+//   element by element in fp32 (fp64 for fp64) as a tree of adjacent pairs ((0+1)+(2+3))+..., whatever the size of the
+//   buffer; NCCL's go in the order that it chooses for the ranks' topology.
+// - In place, as NCCL has it: reduce_scatter when `recv` is the rank's own part of `send`, all_gather when `send`
 //   is the rank's own part of `recv`, all_reduce and broadcast when both are the same memory.
 // - A peer that is dead or stuck ends the job with one message within the watchdog's limit; no rank hangs.
 #pragma once
@@ -40,14 +39,13 @@ class Communicator {
     virtual int rank() const = 0;
     virtual int size() const = 0;
 
-    // recv = the rank's own 1/size of the sum over ranks of send.   send fp32, bf16 or fp64 (n), recv
-    // (n/size) Sends (size-1)/size of the bytes of `send`.
+    // recv = the rank's own 1/size of the sum over ranks of send.   send fp32, bf16 or fp64 (n), recv (n/size).
+    // Sends (size-1)/size of the bytes of `send`.
     virtual void reduce_scatter(const Tensor& recv, const Tensor& send) = 0;
-    // recv = the ranks' sends one after the other.   send (n), recv (n*size), any dtype. Sends (size-1) times
-    // its bytes.
+    // recv = the ranks' sends one after the other.   send (n), recv (n*size), any dtype. Sends (size-1) times its
+    // bytes.
     virtual void all_gather(const Tensor& recv, const Tensor& send) = 0;
-    // x = the sum over ranks of x. Any number of elements; reduce_scatter then all_gather where size divides
-    // it.
+    // x = the sum over ranks of x. Any number of elements; reduce_scatter then all_gather where size divides it.
     virtual void all_reduce(const Tensor& x) = 0;
     // x of every rank = x of `root`. Any dtype.
     virtual void broadcast(const Tensor& x, int root) = 0;

@@ -261,8 +261,7 @@ class Meeting {
         if (hello.size != invitation_.size) {
             user_error(
                 "a process has RANK={} and WORLD_SIZE={}, but the one with RANK=0 has WORLD_SIZE={}; all "
-                "need the "
-                "same",
+                "need the same",
                 hello.rank, hello.size, invitation_.size);
         }
         if (hello.rank == 0 || channel(link(hello.rank), hello.channel)) {
@@ -276,8 +275,8 @@ class Meeting {
         gethostname(machine.data(), machine.size() - 1);
         user_error(
             "{} of {} did not come to {} (port {}), where RANK=0 runs, within {:g} s; start all, with this "
-            "machine as "
-            "their MASTER_ADDR, and see what they say (TRAIN_GPT_CONNECT_SECONDS is how long they wait)",
+            "machine as their MASTER_ADDR, and see what they say (TRAIN_GPT_CONNECT_SECONDS is how long they "
+            "wait)",
             missing_ranks(links_, invitation_.rank), invitation_.size, machine.data(), invitation_.port,
             invitation_.patience.count());
     }

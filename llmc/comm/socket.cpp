@@ -184,8 +184,8 @@ Listener::Listener(std::uint16_t port) : socket_(listening(AF_INET6, port)) {
     if (!socket_) {
         user_error(
             "cannot listen at port {}: {}; another program has it, or another process with RANK=0 (of a job "
-            "that is "
-            "just starting): choose another MASTER_PORT, the same for all processes, from 1024 to 65535",
+            "that is just starting): choose another MASTER_PORT, the same for all processes, from 1024 to "
+            "65535",
             port, std::strerror(errno));
     }
     port_ = address_of_own(socket_).port;

@@ -18,8 +18,7 @@ constexpr int most_ranks = 100'000;
 
 constexpr std::string_view advice =
     "each process needs its own RANK, and all need the same WORLD_SIZE, MASTER_ADDR (of the machine where "
-    "RANK=0 runs) "
-    "and MASTER_PORT (free there)";
+    "RANK=0 runs) and MASTER_PORT (free there)";
 
 std::string_view value_of(const Variables& variables, const char* name) {
     const char* value = variables(name);

@@ -180,8 +180,8 @@ class MpiTransport final : public Transport {
             MPI_Finalize();
             user_error(
                 "the launcher started {} processes ({}), but MPI sees one: it does not speak the launcher's "
-                "PMI; start "
-                "them with mpirun, or with srun --mpi=none and RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+                "PMI; start them with mpirun, or with srun --mpi=none and RANK, WORLD_SIZE, MASTER_ADDR and "
+                "MASTER_PORT",
                 value, name);
         }
     }

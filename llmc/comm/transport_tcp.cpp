@@ -193,8 +193,7 @@ class TcpTransport final : public Transport {
     std::string lost_line(int lost) const {
         return fmt::format(
             "rank {} has gone: its process ended, or its machine; what it said last, or that machine's log "
-            "(out of "
-            "memory?), may say why; the job ends",
+            "(out of memory?), may say why; the job ends",
             lost);
     }
     [[noreturn]] void throw_lost(int rank) const { throw LostRank(lost_line(rank)); }

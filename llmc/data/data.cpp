@@ -154,15 +154,13 @@ void check_training_windows(const Data& data, const DataOptions& options) {
     if (windows == 0) {
         user_error(
             "--train-data is too short: {}; a sample takes {} in a row (--seq-len {} and one more); give "
-            "more "
-            "text or a smaller --seq-len",
+            "more text or a smaller --seq-len",
             data.training_description, plural(T + 1, "token"), T);
     }
     if (windows < options.sequences) {
         user_error(
             "--train-data is too short: {}, which are {} of --seq-len {}; one step takes {}; give more text "
-            "or "
-            "a smaller --global-batch-tokens, {} at most",
+            "or a smaller --global-batch-tokens, {} at most",
             data.training_description, plural(windows, "sequence"), T, options.sequences, windows * T);
     }
 }

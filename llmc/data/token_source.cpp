@@ -44,8 +44,7 @@ void convert(const std::uint8_t* stored, std::span<std::int32_t> out, std::int64
         if (token < vocabulary) continue;
         user_error(
             "'{}' has {} {} at position {}, outside the vocabulary of {}; give --vocab-size {} or more, "
-            "which "
-            "all of it needs",
+            "which all of it needs",
             name, sizeof(T) == 1 ? "byte" : "token", token, position + static_cast<std::int64_t>(i),
             vocabulary, std::int64_t{largest} + 1);
     }
@@ -82,8 +81,7 @@ class Shard {
         if (size < header_bytes) {
             user_error(
                 "{}: '{}' has {} bytes, fewer than a token shard's header of {}; give token shards, or a "
-                "text "
-                "whose name does not end in .bin",
+                "text whose name does not end in .bin",
                 option, path_, size, header_bytes);
         }
         std::array<std::int32_t, 3> header{};
@@ -93,8 +91,7 @@ class Shard {
         if (magic != 20240520 && magic != 20240801) {
             user_error(
                 "{}: '{}' is no token shard: it begins with {}, not with 20240520 (16-bit tokens) or "
-                "20240801 "
-                "(32-bit); give token shards, or a text whose name does not end in .bin",
+                "20240801 (32-bit); give token shards, or a text whose name does not end in .bin",
                 option, path_, magic);
         }
         const bool wide = magic == 20240801;
@@ -107,8 +104,7 @@ class Shard {
         if (tokens < 0 || static_cast<std::size_t>(tokens) * token_bytes_ != size - header_bytes) {
             user_error(
                 "{}: '{}' is damaged or not complete: its header says {} tokens, but {} bytes follow, which "
-                "is "
-                "{} tokens of {} bytes; get or write it again",
+                "is {} tokens of {} bytes; get or write it again",
                 option, path_, tokens, size - header_bytes, (size - header_bytes) / token_bytes_,
                 token_bytes_);
         }

@@ -33,14 +33,14 @@ HeadActivations<Tensor> head_of(const HeadActivations<Tensor>& head, std::int64_
 }  // namespace
 
 Executor::Executor(const GPTConfig& config, Device& device, Communicator& data, const ParameterStore& store,
-                   const ActivationBuffers<Tensor>& activations, bool overlap)
+                   const ActivationBuffers<Tensor>& activations, int micro_batches, bool overlap)
     : config_(config),
       device_(device),
       ops_(device.ops()),
       data_(data),
       store_(store),
       activations_(activations),
-      feed_(device, activations.tokens),
+      feed_(device, activations.tokens, micro_batches),
       tokens_(activations.slots.size()),
       streams_(make_step_streams(device, overlap)) {}
 

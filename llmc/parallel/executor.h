@@ -45,9 +45,10 @@ struct StepInput {
 class Executor {
   public:
     // The buffers are bound once; `data` is the communicator of the data-parallel ranks. All outlive the
-    // executor. With `overlap` gradients are reduced while the backward pass goes on.
+    // executor. A training step has so many micro-batches. With `overlap` gradients are reduced while the backward
+    // pass goes on.
     Executor(const GPTConfig& config, Device& device, Communicator& data, const ParameterStore& store,
-             const ActivationBuffers<Tensor>& activations, bool overlap);
+             const ActivationBuffers<Tensor>& activations, int micro_batches, bool overlap);
 
     // A device with queues goes on with it after this returns.
     void run(const Step& step, const StepInput& input);

@@ -4,8 +4,11 @@
 
 namespace llmc {
 
-TokenFeed::TokenFeed(Device& device, std::vector<TokenBuffers<Tensor>> ring)
-    : device_(device), queues_(device.queues()), ring_(std::move(ring)) {
+TokenFeed::TokenFeed(Device& device, std::vector<TokenBuffers<Tensor>> ring, int micro_batches)
+    : device_(device),
+      queues_(device.queues()),
+      ring_(std::move(ring)),
+      staging_(queues_ ? static_cast<std::size_t>(micro_batches) + 1 : 1) {
     const std::size_t bytes = ring_[0].inputs.bytes() + ring_[0].targets.bytes();
     for (Staging& staging : staging_) {
         staging.memory = device.host_memory(bytes);

@@ -2,7 +2,6 @@
 // queues, those of the next micro-batch are copied while it computes.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -29,7 +28,9 @@ class TokenFeed {
     using Fill = std::function<void(std::span<std::int32_t> inputs, std::span<std::int32_t> targets)>;
 
     // The ring has a buffer more than there are micro-batches in flight, which end in the order in which they begin.
-    TokenFeed(Device& device, std::vector<TokenBuffers<Tensor>> ring);
+    // A device with queues takes the tokens of a step of `micro_batches`, and the first ones of the next, without
+    // making the host wait.
+    TokenFeed(Device& device, std::vector<TokenBuffers<Tensor>> ring, int micro_batches);
 
     // The tokens of the place, if they came ahead, or else what `fill` says, on the device before whatever the
     // compute queue, which is selected, is given next.
@@ -50,7 +51,7 @@ class TokenFeed {
     Queues* queues_;
     std::vector<TokenBuffers<Tensor>> ring_;
     std::size_t next_ = 0;  // of the ring
-    std::array<Staging, 2> staging_;
+    std::vector<Staging> staging_;
     std::size_t next_staging_ = 0;
 
     struct Ahead {

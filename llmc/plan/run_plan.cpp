@@ -124,8 +124,7 @@ std::int64_t choose_micro_batch(const RunSpec& spec) {
     if (sequences % given != 0) {
         user_error(
             "--micro-batch-size {} does not divide the {} sequence{} of each process (--global-batch-tokens "
-            "{}); "
-            "try --micro-batch-size {}",
+            "{}); try --micro-batch-size {}",
             given, sequences, sequences == 1 ? "" : "s", spec.global_batch_tokens,
             largest_divisor(sequences, given));
     }
@@ -140,8 +139,7 @@ void check_micro_batches(const RunPlan& plan) {
     if (plan.micro_batches > most) {
         user_error(
             "--global-batch-tokens {} makes {} micro-batches a step, more than the {} that {} layers allow; "
-            "try a "
-            "larger --micro-batch-size, more processes or fewer tokens",
+            "try a larger --micro-batch-size, more processes or fewer tokens",
             plan.spec.global_batch_tokens, plan.micro_batches, most, plan.spec.config.layers);
     }
 }

@@ -52,10 +52,28 @@ void refuse_sharing(const std::vector<Found>& all, const std::string& name) {
         if (other == all.end()) continue;
         user_error(
             "processes {} and {} would share one GPU ({}), which is slower than one alone; start as many "
-            "processes as "
-            "there are GPUs, or, for a test, give --share-gpu",
+            "processes as there are GPUs, or, for a test, give --share-gpu",
             one - all.begin(), other - all.begin(), name);
     }
+}
+
+// NCCL connects the ranks, and takes the memory for that, when a collective is first called that needs the connection,
+// which depends on its kind and size: each is called here with little and with much.
+void connect(Communicator& ranks, Device& device) {
+    constexpr std::int64_t much = 8 << 20;  // bytes
+    const std::int64_t size = ranks.size();
+    const auto release = [&](std::byte* memory) { device.release(memory); };
+    const std::unique_ptr<std::byte, decltype(release)> memory(
+        device.allocate(much, "that connects processes"), release);
+    for (const std::int64_t elements : {size, much / 4 / size * size}) {
+        const Tensor x{memory.get(), DType::fp32, {elements}};
+        const Tensor own = x.slice(ranks.rank() * elements / size, elements / size);
+        ranks.all_reduce(x);
+        ranks.reduce_scatter(own, x);
+        ranks.all_gather(x, own);
+        ranks.broadcast(x, 0);
+    }
+    device.synchronize();
 }
 
 }  // namespace
@@ -104,7 +122,24 @@ DataRanks open_data_ranks(const Options& options, Communicator& world, Device& d
     auto nccl = make_nccl_communicator(world, *device.queues(),
                                        static_cast<double>(options.communication_timeout), options.share_gpu);
     Communicator& ranks = *nccl;
+    connect(ranks, device);
     return {std::move(nccl), ranks};
+}
+
+MachineMemory free_memory(const Place& place, Communicator& world) {
+    struct Free {
+        double bytes, processes;
+    };
+    std::vector<Free> all(static_cast<std::size_t>(world.size()));
+    all[static_cast<std::size_t>(world.rank())] = {static_cast<double>(place.device->available_memory()),
+                                                   static_cast<double>(place.sharing)};
+    const Tensor gathered{reinterpret_cast<std::byte*>(all.data()), DType::fp64, {world.size(), 2}};
+    world.all_gather(gathered, gathered.slice(world.rank(), 1));
+    const Free least =
+        *std::ranges::min_element(all, {}, [](const Free& f) { return f.bytes / f.processes; });
+    return {.bytes = static_cast<std::size_t>(least.bytes),
+            .processes = static_cast<int>(least.processes),
+            .name = place.device->queues() ? "the GPU" : "this machine"};
 }
 
 }  // namespace llmc

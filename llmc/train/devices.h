@@ -7,13 +7,14 @@
 #include "llmc/comm/bootstrap.h"
 #include "llmc/comm/communicator.h"
 #include "llmc/device/device.h"
+#include "llmc/plan/run_plan.h"
 #include "llmc/train/options.h"
 
 namespace llmc {
 
 struct Place {
     std::unique_ptr<Device> device;
-    int sharing = 1;   // processes that take memory of the same device
+    int sharing = 1;   // processes that fill the memory of the same device
     std::string note;  // why it is the CPU, where --device leaves that open
 };
 
@@ -21,13 +22,17 @@ struct Place {
 // share a GPU unasked, or if what --device asks for is not there.
 Place open_device(Options& options, Job& job);
 
-// The communicator of the device's data: `world` itself, or NCCL's, which owns what is returned beside it.
+// The communicator of the device's data: `world` itself, or NCCL's, which owns what is returned beside it and has all the
+// memory that it takes.
 struct DataRanks {
     std::unique_ptr<Communicator> owned;
     Communicator& ranks;
 };
+DataRanks open_data_ranks(const Options& options, Communicator& world, Device& device);
 // The memory that it asks of the plan.
 std::size_t staging_bytes(const Communicator& world, Device& device);
-DataRanks open_data_ranks(const Options& options, Communicator& world, Device& device);
+
+// What is free where least is, so that all ranks plan alike. All call it.
+MachineMemory free_memory(const Place& place, Communicator& world);
 
 }  // namespace llmc

@@ -45,7 +45,7 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
       arenas_(device, plan.memory),
       store_(device, arenas_, plan.store, options.weight_decay),
       executor_(plan.spec.config, device, data_ranks, store_, bind(plan.activations, arenas_),
-                options.overlap_grad_reduce),
+                static_cast<int>(plan.micro_batches), options.overlap_grad_reduce),
       schedule_{.kind = options.schedule_kind(),
                 .peak = options.learning_rate.value(),
                 .min_fraction = options.min_lr_fraction,

@@ -38,7 +38,7 @@ Sent train_one_step(DType gradient_dtype) {
     ParameterStore store(*device, arenas, plan.store, 0.1);
     device->ops().set_workspace(arenas[plan.workspace]);
     store.initialize(1);
-    Executor executor(config, *device, world(), store, bind(plan.activations, arenas), true);
+    Executor executor(config, *device, world(), store, bind(plan.activations, arenas), 1, true);
     const auto load = [&](int micro_batch, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
         for (std::size_t i = 0; i < inputs.size(); ++i) {
             inputs[i] = static_cast<std::int32_t>(

@@ -71,7 +71,8 @@ class Model {
               device_->ops(), 0)),
           arenas_(*device_, plan_.memory),
           store_(*device_, arenas_, plan_.store, weight_decay),
-          executor_(plan_.spec.config, *device_, alone_, store_, bind(plan_.activations, arenas_), false) {
+          executor_(plan_.spec.config, *device_, alone_, store_, bind(plan_.activations, arenas_),
+                    static_cast<int>(plan_.micro_batches), false) {
         device_->ops().set_workspace(arenas_[plan_.workspace]);
         load_weights(weights, store_);
     }

@@ -34,8 +34,15 @@ FAULTS = [
     left_out("no wait for tokens that come ahead", FEED, "queues_->wait(arrived_);",
              before="if (ahead_ && place == ahead_->place) {\n        ", micro_batches=4),
     left_out("tokens brought to a buffer in use", FEED, "queues_->wait(free_);", micro_batches=4),
-    left_out("staging filled before it is copied", FEED, "if (queues_) queues_->wait_on_host(staging.copied);",
-             micro_batches=4),
+    # Where there is room for a whole step's tokens, only a validation could wait.
+    Fault("staging filled before it is copied", FEED,
+          """Staging& staging = staging_[next_staging_];
+    next_staging_ = (next_staging_ + 1) % staging_.size();
+    if (queues_) queues_""",
+          """const bool early = planted("staging filled before it is copied");
+    Staging& staging = staging_[early ? 0 : next_staging_];
+    next_staging_ = (next_staging_ + 1) % staging_.size();
+    if (queues_ && !early) queues_""", micro_batches=4),
     Fault("product on the wrong stream", PRODUCTS,
           "plan.run(handle_, plan.algorithm, operands, workspace_, workspace_bytes, queues_.selected());",
           "plan.run(handle_, plan.algorithm, operands, workspace_, workspace_bytes,\n"

@@ -28,6 +28,7 @@ torch.set_num_threads(1)  # beside the programs
 CPU = str((ROOT / PROGRAM).resolve())
 SIZES = Sizes(layers=2, heads=2, channels=16, seq_len=16, vocab_size=64)
 SEQUENCES, STEPS = 4, 20
+CONNECTING_BYTES = 8 << 20  # of which NCCL's ranks get connected (llmc/train/devices.cpp)
 BF16 = ["--dtype=bf16"]
 STOCHASTIC = [*BF16, "--stochastic-rounding"]
 ROUNDED = [*BF16, "--gradient-dtype=bf16", "--micro-batch-size=1"]
@@ -218,15 +219,15 @@ def counted(folder, *options, ranks=1, **how):
                          ids=["fp32", "2 processes, bf16 throughout"])
 def test_an_arena_is_one_allocation_and_nothing_else_is(ranks, options, experiment, tmp_path):
     run, counts = counted(tmp_path, *experiment.options(*options, steps=1), ranks=ranks)
-    arenas = sorted(size for size in run.record["memory"].values() if size > 0)
+    arenas = [size for size in run.record["memory"].values() if size > 0]
+    connecting = [CONNECTING_BYTES] if ranks > 1 else []  # released before the run
     for count in counts:
-        assert sorted(count["cudaMalloc"]) == arenas
+        assert sorted(count["cudaMalloc"]) == sorted(arenas + connecting)
 
 
 @pytest.mark.parametrize("ranks, micro_batches", [(1, 1), (2, 1), (1, 4)])
 def test_a_step_waits_for_nothing_but_its_loss(ranks, micro_batches, experiment, tmp_path):
-    """Once by polling, so that the watchdog lives, and once for the copy; and for each micro-batch from the third on, until
-    the tokens of the one two before have left their staging memory: the GPU has a micro-batch of work then."""
+    """Once by polling, so that the watchdog lives, and once for the copy."""
     options = [*experiment.options(), f"--micro-batch-size={SEQUENCES // ranks // micro_batches}"]
     (_, few), (_, more) = at_once(*(functools.partial(counted, tmp_path / str(steps), *options, f"--steps={steps}", ranks=ranks)
                                     for steps in (2, 6)))
@@ -239,6 +240,6 @@ def test_a_step_waits_for_nothing_but_its_loss(ranks, micro_batches, experiment,
     polls = in_four_steps.pop("cudaEventQuery")
     assert {call: number for call, number in in_four_steps.items() if number} == {
         "cudaMemcpyAsync": 4 * ranks, "cudaStreamSynchronize": 4 * ranks}
-    allowed = 4 * ranks * (1 + max(0, micro_batches - 2))
+    allowed = 4 * ranks
     # Beside other processes work also goes on while the host is elsewhere, and may be done when it asks.
     assert polls == allowed or (ranks > 1 and 0 < polls <= allowed)

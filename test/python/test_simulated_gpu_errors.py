@@ -51,7 +51,7 @@ CASES = [
     *(Case(f"no memory for the {arena}", [],
            [f"the arena {arena} needs ", "iB of the GPU's memory, of which 4.0 GiB of 4.0 GiB are free; give a smaller --model"],
            {"SIMT_FAIL": f"memory:{number}"}, ranks, late=True)
-      for ranks, number, arena in ((1, 1, "parameters"), (1, 3, "master"), (1, 6, "workspace"), (2, 2, "gradients"))),
+      for ranks, number, arena in ((1, 1, "parameters"), (1, 3, "master"), (1, 6, "workspace"), (2, 1, "that connects processes"), (2, 3, "gradients"))),
     # ---- a kernel fails, while algorithms are timed and in a step
     *(Case(f"launch {number} fails", [], [FAULT], {"SIMT_FAIL": f"launch:{number}"}, ranks, late=True)
       for number, ranks in ((1, 1), (300, 1), (300, 2))),

@@ -78,7 +78,7 @@ void expect_tokens(const TokenBuffers<Tensor>& tokens, std::int32_t value) {
 TEST(TokenFeed, WhatComesAheadIsCopiedBesideAndWaitedFor) {
     QueuedDevice device;
     Ring ring;
-    TokenFeed feed(device, ring.buffers);
+    TokenFeed feed(device, ring.buffers, 2);
     struct Use {
         std::size_t place;
         const std::byte* tokens;
@@ -113,7 +113,7 @@ TEST(TokenFeed, WhatComesAheadIsCopiedBesideAndWaitedFor) {
 TEST(TokenFeed, SomethingElseMayComeBetween) {
     QueuedDevice device;
     Ring ring;
-    TokenFeed feed(device, ring.buffers);
+    TokenFeed feed(device, ring.buffers, 2);
     expect_tokens(feed.load(BatchPlace{1, 0}, B, filling(1)), 1);
     feed.bring_ahead({2, 0}, B, filling(2));
     expect_tokens(feed.load(std::nullopt, 1, filling(3)), 3);  // a validation, of one sequence
@@ -125,7 +125,7 @@ TEST(TokenFeed, SomethingElseMayComeBetween) {
 TEST(TokenFeed, WithoutQueuesNothingComesAhead) {
     const auto device = make_cpu_device(1);
     Ring ring;
-    TokenFeed feed(*device, ring.buffers);
+    TokenFeed feed(*device, ring.buffers, 2);
     feed.bring_ahead({1, 0}, B, [](auto, auto) { FAIL(); });
     expect_tokens(feed.load(BatchPlace{1, 0}, B, filling(5)), 5);
 }

@@ -183,8 +183,7 @@ class NcclCommunicator final : public Communicator {
     [[noreturn]] void give_up(const char* what, double waited) const {
         user_error(
             "rank {} has waited {:.0f} s for {}, in which another process is gone, stuck or too slow; if "
-            "they only "
-            "need more time, give a larger --comm-timeout",
+            "they only need more time, give a larger --comm-timeout",
             rank(), waited, what);
     }
 

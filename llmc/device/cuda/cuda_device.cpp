@@ -40,8 +40,7 @@ cudaDeviceProp select_gpu(int gpu) {
     if (!has_code_for_this_gpu()) {
         user_error(
             "GPU {}, {}, is of another kind (sm_{}{}) than this program was compiled for (--version tells "
-            "which); "
-            "build it again with GPU_ARCH={}{}, or give --device cpu",
+            "which); build it again with GPU_ARCH={}{}, or give --device cpu",
             gpu, properties.name, properties.major, properties.minor, properties.major, properties.minor);
     }
     return properties;
@@ -84,7 +83,9 @@ std::string version_text(int version) { return fmt::format("{}.{}", version / 10
 }  // namespace
 
 CudaDevice::CudaDevice(const CudaOptions& options)
-    : options_(options), properties_(select_gpu(options.gpu)), ops_(chip_of(properties_), queues_, options) {
+    : options_(options),
+      properties_(select_gpu(options.gpu)),
+      ops_(properties_.name, chip_of(properties_), queues_, options) {
     const Memory memory = memory_now();
     taken_at_start_ = memory.total - memory.free;
 }

@@ -13,8 +13,9 @@ namespace llmc::cuda {
 
 namespace {
 
-std::string chip_name(const Chip& chip) {
-    return fmt::format("sm_{} with {} multiprocessors", chip.architecture, chip.multiprocessors);
+// Algorithms are chosen for a GPU of this kind: one name may have chips of several sizes, one chip several memories.
+std::string kind_of(std::string_view gpu, const Chip& chip) {
+    return fmt::format("{} with {} multiprocessors", gpu, chip.multiprocessors);
 }
 
 // Waits for every kernel, and names the one that fails.
@@ -47,8 +48,8 @@ class WaitForEach final : public LaunchObserver {
 
 }  // namespace
 
-CudaOps::CudaOps(const Chip& chip, CudaQueues& queues, const CudaOptions& options)
-    : chip_(chip), queues_(queues), products_(queues, chip_name(chip), options.tf32, options.sync) {
+CudaOps::CudaOps(std::string_view gpu, const Chip& chip, CudaQueues& queues, const CudaOptions& options)
+    : chip_(chip), queues_(queues), products_(queues, kind_of(gpu, chip), options.tf32, options.sync) {
     if (options.sync) waits_ = std::make_unique<WaitForEach>(queues);
     if (options.attention == AttentionKind::cudnn) cudnn_ = make_cudnn_attention();
 }

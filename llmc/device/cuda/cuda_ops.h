@@ -24,7 +24,8 @@ bool has_code_for_this_gpu();
 
 class CudaOps final : public Ops {
   public:
-    CudaOps(const Chip& chip, CudaQueues& queues, const CudaOptions& options);
+    // `gpu` is its name.
+    CudaOps(std::string_view gpu, const Chip& chip, CudaQueues& queues, const CudaOptions& options);
     ~CudaOps() override;
 
     LtProducts& products() { return products_; }

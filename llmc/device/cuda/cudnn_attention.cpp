@@ -28,8 +28,7 @@ namespace fe = cudnn_frontend;
     std::ranges::replace(message, '\n', ' ');
     user_error(
         "--attention cudnn: cuDNN {} refuses attention of {} sequences of {} tokens with {} heads of {} "
-        "channels: {}; "
-        "take --attention flash",
+        "channels: {}; take --attention flash",
         fe::detail::get_backend_version_string(), s.batch, s.sequence, s.heads, s.head_size, message);
 }
 

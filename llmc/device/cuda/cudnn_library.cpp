@@ -18,8 +18,7 @@ class Library {
         if (handle_ != nullptr) return;
         llmc::user_error(
             "--attention cudnn: {}; put the folder of {} into LD_LIBRARY_PATH (cuDNN is in NVIDIA's packages "
-            "and in "
-            "PyPI's nvidia-cudnn-cu{}), or take --attention flash",
+            "and in PyPI's nvidia-cudnn-cu{}), or take --attention flash",
             dlerror(), name(), CUDART_VERSION / 1000);
     }
 

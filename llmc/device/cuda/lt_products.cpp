@@ -155,8 +155,8 @@ class LtProducts::Plan {
     Key key_;
 };
 
-LtProducts::LtProducts(CudaQueues& queues, std::string chip, bool tf32, bool sync)
-    : queues_(queues), chip_(std::move(chip)), tf32_(tf32), sync_(sync) {
+LtProducts::LtProducts(CudaQueues& queues, std::string gpu, bool tf32, bool sync)
+    : queues_(queues), gpu_(std::move(gpu)), tf32_(tf32), sync_(sync) {
     check_lt(cublasLtCreate(&handle_), "cublasLtCreate");
 }
 
@@ -252,7 +252,7 @@ cublasLtMatmulAlgo_t LtProducts::fastest(const Plan& plan,
 
 // Algorithms mean something to one version of the library, and times to one chip.
 std::string LtProducts::library() const {
-    return fmt::format("{}, cuBLASLt {}{}", chip_, cublasLtGetVersion(), tf32_ ? ", TF32" : "");
+    return fmt::format("{}, cuBLASLt {}{}", gpu_, cublasLtGetVersion(), tf32_ ? ", TF32" : "");
 }
 
 // A line for the chip and the library, then one a product: its name, and the algorithm's words.

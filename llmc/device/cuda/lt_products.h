@@ -32,8 +32,8 @@ class LtProducts {
     // Enough for every algorithm on every chip (NVIDIA recommends it for Hopper).
     static constexpr std::size_t workspace_bytes = 32 << 20;
 
-    // `chip` names the GPU in choices(). `tf32`: fp32 operands are rounded to TF32. `sync`: waits for each product.
-    LtProducts(CudaQueues& queues, std::string chip, bool tf32, bool sync);
+    // `gpu` names its kind in choices(). `tf32`: fp32 operands are rounded to TF32. `sync`: waits for each product.
+    LtProducts(CudaQueues& queues, std::string gpu, bool tf32, bool sync);
     ~LtProducts();
     LtProducts(const LtProducts&) = delete;
     LtProducts& operator=(const LtProducts&) = delete;
@@ -78,7 +78,7 @@ class LtProducts {
     std::string library() const;
 
     CudaQueues& queues_;
-    std::string chip_;
+    std::string gpu_;
     bool tf32_, sync_;
     bool measures_ = false;
     cublasLtHandle_t handle_ = nullptr;
