@@ -148,8 +148,8 @@ endef
 # ---- By nvcc ---------------------------------------------------------------------------------------------
 
 # nvcc's parser stops at fmt's checks of format strings, which g++ makes anyway. Code for several chips
-# in a third of the size takes no longer to make.
-NVCC_COMPILE = $(NVCC) -std=c++20 -O3 -DFMT_CONSTEVAL= -DFMT_USE_CONSTEXPR=1 --threads 0 --compress-mode=size \
+# in a third of the size takes no longer to make. Of the files that are kept, compile_nvcc reads the PTX.
+NVCC_COMPILE = $(NVCC) -std=c++20 -O3 --keep -DFMT_CONSTEVAL= -DFMT_USE_CONSTEXPR=1 --threads 0 --compress-mode=size \
     $(foreach arch,$(GPU_ARCH),-gencode=arch=compute_$(arch),code=sm_$(arch)) \
     $(foreach arch,$(GPU_PTX),-gencode=arch=compute_$(arch),code=compute_$(arch)) \
     -Xcompiler -Wall,-Wextra,-Wno-unknown-pragmas -I. -Itest $(LIBRARY_CFLAGS)
@@ -162,14 +162,18 @@ $(BUILD)/nvcc/%.o: %.cpp $(BUILD)/nvcc-flags.txt | $(BUILD)/libraries.ok
 	$(compile_nvcc)
 define compile_nvcc
 @echo 'nvcc $<'
-@mkdir -p $(@D)
-$(QUIET)$(NVCC_COMPILE) -Xptxas -v -MMD -MP -x cu -c $< -o $@ 2>$(@:.o=.log) || { cat $(@:.o=.log); exit 1; }
+@mkdir -p $(@:.o=.kept)
+$(QUIET)$(NVCC_COMPILE) --keep-dir $(@:.o=.kept) -Xptxas -v -MMD -MP -x cu -c $< -o $@ 2>$(@:.o=.log) || \
+    { cat $(@:.o=.log); exit 1; }
+@sed -n '/^\.target\|^\.maxntid\|\.entry/p' $(@:.o=.kept)/*.ptx >>$(@:.o=.log)
+@rm -r $(@:.o=.kept)
 endef
 -include $(patsubst %.o,%.d,$(call nvcc_objects,$(LAB_SOURCES) $(ON_GPU) $(GPU_SOURCES) dev/lab/main.cpp))
 
-# What the compiler says of every kernel of the lab, those of llmc/ among them.
+# What the compiler says of every kernel of the lab, and of those that the trainer links.
 KERNEL_REPORT := $(if $(NVCC),$(BUILD)/nvcc/report.txt)
-$(BUILD)/nvcc/report.txt: $(call nvcc_objects,$(LAB_SOURCES)) dev/lab/kernel_report.py $(BUILD)/kernels.txt
+$(BUILD)/nvcc/report.txt: $(call nvcc_objects,$(LAB_SOURCES) $(if $(WITH_CUDA),$(GPU_SOURCES))) dev/lab/kernel_report.py \
+    $(BUILD)/kernels.txt $(BUILD)/gpu.txt
 	$(QUIET)$(PYTHON) dev/lab/kernel_report.py $(patsubst %.o,%.log,$(filter %.o,$^)) >$@
 
 # ---- The programs ----------------------------------------------------------------------------------------

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Reads what `nvcc -Xptxas -v` printed and writes one line for each kernel and chip.
+"""Reads what `nvcc -Xptxas -v` printed, and PTX's directives after it, and writes one line for each kernel and chip.
 
     kernel_report.py LOG... >report.txt
 
 A line is: architecture (80 for sm_80), mangled name, registers a thread, bytes of stack frame, bytes of spill stores and
-loads, bytes of static shared memory. A kernel in several logs is compiled from the same header and counts once.
+loads, bytes of static shared memory, the most threads of a block (what __launch_bounds__ grants; 1024 without). A kernel in
+several logs is compiled from the same header and counts once.
 """
 
+import math
 import re
 import sys
 
@@ -14,11 +16,15 @@ ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)a?'")
 STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
+TARGET = re.compile(r"\.target sm_(\d+)")
+KERNEL = re.compile(r"\.entry (\w+)")
+MOST_THREADS = re.compile(r"\.maxntid (\d+)(?:, *(\d+))?(?:, *(\d+))?")
+UNBOUNDED = 1024
 
 
 def read_log(lines):
-    """The kernels of a log: {(architecture, name): (registers, stack, spills, shared)}."""
-    kernels, key, stack = {}, None, None
+    """The kernels of a log: {(architecture, name): (registers, stack, spills, shared, most threads of a block)}."""
+    kernels, key, stack, target, bounds = {}, None, None, None, {}
     for line in lines:
         if entry := ENTRY.search(line):
             key, stack = (int(entry[2]), entry[1]), None
@@ -28,7 +34,13 @@ def read_log(lines):
             shared = SHARED.search(line)
             kernels[key] = (int(used[1]), *stack, int(shared[1]) if shared else 0)
             key = None
-    return kernels
+        elif found := TARGET.search(line):
+            target = int(found[1])
+        elif found := KERNEL.search(line):
+            name = found[1]
+        elif found := MOST_THREADS.search(line):
+            bounds[target, name] = math.prod(int(size or 1) for size in found.groups())
+    return {key: (*figures, bounds.get(key, UNBOUNDED)) for key, figures in kernels.items()}
 
 
 def main():

@@ -1,4 +1,5 @@
-"""What the compiler says of the kernels: those of llmc/ have no stack frame and spill nothing, and none is missing."""
+"""What the compiler says of the kernels: those of llmc/ have no stack frame and spill nothing, and none that is declared there
+or that the trainer links is missing. That each also runs is a test of its own: EveryKernel in test/kernels/kernels_main.cpp."""
 
 import os
 import pathlib
@@ -9,7 +10,8 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-REPORT = pathlib.Path(os.environ["BUILD_DIR"], "nvcc/report.txt")
+BUILD = pathlib.Path(os.environ["BUILD_DIR"])
+REPORT = BUILD / "nvcc/report.txt"
 READER = ROOT / "dev/lab/kernel_report.py"
 OF_LLMC = "_ZN4llmc4cuda"  # how the names of llmc::cuda begin
 CHIPS = {80, 90}
@@ -24,7 +26,7 @@ def cuda_compiler():
 
 
 def parse(text):
-    """{(chip, name): (registers, stack, spills, shared)}"""
+    """{(chip, name): (registers, stack, spills, shared, most threads of a block)}"""
     kernels = {}
     for line in text.splitlines():
         chip, name, *figures = line.split()
@@ -47,7 +49,7 @@ def test_kernels_of_llmc_spill_nothing(report):
     of_llmc = {key: figures for key, figures in report.items() if key[1].startswith(OF_LLMC)}
     assert {chip for chip, _ in of_llmc} >= CHIPS
     spilling = [f"{name} on sm_{chip}: {stack} bytes of stack, {spills} of spills"
-                for (chip, name), (_, stack, spills, _) in of_llmc.items() if stack or spills]
+                for (chip, name), (_, stack, spills, *_) in of_llmc.items() if stack or spills]
     assert not spilling, "\n".join(spilling)
 
 
@@ -60,6 +62,24 @@ def test_no_kernel_of_llmc_is_missing(report):
         reported = " ".join(name for of_chip, name in report if of_chip == chip)
         missing = {name for name in declared if f"{len(name)}{name}" not in reported}
         assert not missing, f"no lab in dev/ compiles {missing} for sm_{chip}"
+
+
+def linked_kernels():
+    """The kernels in the objects that the trainer is linked with: the names by which they are registered with CUDA's runtime."""
+    objects = [word for word in (BUILD / "gpu.txt").read_text().split() if "/nvcc/" in word]
+    if not objects:
+        pytest.skip("the trainer was built without CUDA")
+    texts = subprocess.run(["readelf", "-W", "-p", ".rodata.str1.1", "-p", ".rodata.str1.8", *objects], cwd=ROOT,
+                           capture_output=True, text=True, check=True).stdout
+    return set(re.findall(r"\] +(_Z\w+)$", texts, re.M))
+
+
+def test_no_kernel_of_the_trainer_is_missing(report):
+    linked = linked_kernels()
+    assert len(linked) >= 60, linked
+    for chip in CHIPS:
+        missing = linked - {name for of_chip, name in report if of_chip == chip}
+        assert not missing, f"the report for sm_{chip} lacks {missing}"
 
 
 def test_the_best_variant_of_each_lab_is_llmcs(report):
@@ -104,7 +124,7 @@ def test_a_spill_is_seen(tmp_path):
     text = subprocess.run([sys.executable, READER, tmp_path / "spills.log"], capture_output=True, text=True, check=True)
     kernels = parse(text.stdout)
     assert set(kernels) == {(80, "_Z6spillsPf"), (80, "_Z8does_notPf")}
-    registers, stack, spills, _ = kernels[80, "_Z6spillsPf"]
+    registers, stack, spills, *_ = kernels[80, "_Z6spillsPf"]
     assert registers == 32 and stack > 0 and spills > 0
     assert kernels[80, "_Z8does_notPf"][1:3] == (0, 0)
 
@@ -114,6 +134,18 @@ def test_what_is_read_of_a_log(tmp_path):
         "ptxas info    : Compiling entry function 'k' for 'sm_90a'\n"
         "ptxas info    : Function properties for k\n"
         "    16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads\n"
-        "ptxas info    : Used 255 registers, used 1 barriers, 16 bytes cumulative stack size, 1024 bytes smem\n")
+        "ptxas info    : Used 255 registers, used 1 barriers, 16 bytes cumulative stack size, 1024 bytes smem\n"
+        ".target sm_80\n.visible .entry k(\n.maxntid 512\n"
+        ".target sm_90a\n.visible .entry unbounded(\n.visible .entry k(\n.maxntid 32, 8, 1\n")
     text = subprocess.run([sys.executable, READER, tmp_path / "log"], capture_output=True, text=True, check=True)
-    assert text.stdout == "90 k 255 16 20 1024\n"
+    assert text.stdout == "90 k 255 16 20 1024 256\n"
+
+
+def test_launch_bounds_are_in_it(report):
+    """A kernel of each kind: with bounds that do not depend on its template's arguments, with some that do, without."""
+    for chip in CHIPS:
+        most_threads = {name: figures[-1] for (of_chip, name), figures in report.items() if of_chip == chip}
+        assert most_threads["_ZN4llmc4cuda12fill_kernel2IfEEvPT_S2_ll"] == 512
+        assert most_threads["_ZN4llmc4cuda30layernorm_backward_sum_kernel5ILi32EEEvPfS2_PKfii"] == 1024
+        assert most_threads["_ZN4llmc4cuda27bias_gradient_total_kernel4ILi8EEEvPfPKfii"] == 256
+        assert most_threads["_ZN3lab13fill_variants12fill_kernel1IfEEvPT_S2_l"] == 1024

@@ -14,6 +14,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <set>
 #include <vector>
 
 #include "simt/cuda_on_cpu.h"
@@ -77,6 +78,7 @@ struct Run {
     unsigned returned = 0;
     unsigned turn = 0;  // another one for each block
     std::uint64_t launches = 0;
+    std::set<std::string> launched;  // symbols
     Thread* current = nullptr;
     std::vector<SharedArray> static_arrays, dynamic_arrays;
     // Of blocks that ended. Freed when the launch has: free counts as a write, and blocks are not ordered.
@@ -330,6 +332,11 @@ void check_launch(const Chip& chip, const Grid& grid) {
     if (figures == of_chip->end()) refuse("the compiler's report" + on_chip + " lacks this kernel");
     check_shared_memory(chip, grid.dynamic_shared,
                         static_cast<std::size_t>(figures->second.static_shared_bytes), refuse);
+    // CUDA's "invalid configuration".
+    if (threads > static_cast<std::uint64_t>(figures->second.most_threads)) {
+        refuse(std::to_string(threads) + " threads in a block; the kernel's __launch_bounds__ grants " +
+               std::to_string(figures->second.most_threads));
+    }
     const int registers = figures->second.registers;
     if (llmc::cuda::block_registers(static_cast<int>(threads), registers) >
         Chip::registers_per_multiprocessor) {
@@ -359,6 +366,8 @@ Options& options() {
 }
 
 std::string name_of_kernel(const void* kernel) { return name_of(symbol_of(kernel)); }
+
+const std::set<std::string>& launched_kernels() { return run.launched; }
 
 void fail(const Site& site, const std::string& message) { stop(place(site) + ": " + message); }
 
@@ -454,7 +463,9 @@ bool next_copy(int groups_left, AsyncCopy* copy) {
 void run_grid(const Chip& chip, const Grid& grid) {
     run.chip = &chip;
     run.grid = &grid;
-    run.kernel_name = name_of_kernel(grid.kernel);
+    const std::string symbol = symbol_of(grid.kernel);
+    run.kernel_name = name_of(symbol);
+    run.launched.insert(symbol);
     run.current = nullptr;
     check_launch(chip, grid);
     gridDim = grid.blocks;

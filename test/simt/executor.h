@@ -20,6 +20,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <source_location>
 #include <string>
 
@@ -44,6 +45,9 @@ Options& options();
 
 // What a person calls a kernel: "gelu_forward_kernel<float>".
 std::string name_of_kernel(const void* kernel);
+
+// The symbols of all kernels launched until now.
+const std::set<std::string>& launched_kernels();
 
 using Site = std::source_location;  // where in the kernel a thread waits
 

@@ -156,7 +156,14 @@ void launch_empty(const Chip& chip, dim3 grid, dim3 block, std::size_t shared_by
     launch(on_chip(chip), kernel, grid, block, shared_bytes, out.data(), in.data());
 }
 
-TEST(Limits, OfThreadsAndBlocks) {
+class Limits : public testing::Test {
+  protected:
+    void TearDown() override { simt::options() = before_; }
+
+    simt::Options before_ = simt::options();
+};
+
+TEST_F(Limits, OfThreadsAndBlocks) {
     EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, 1, 1025, 0), "launch refused: 1025 threads in a block");
     EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, 1, dim3(1, 1, 65), 0),
                  "launch refused: 65 threads of a block in its third dimension; at most 64");
@@ -165,7 +172,7 @@ TEST(Limits, OfThreadsAndBlocks) {
     launch_empty(llmc::cuda::sm_80, 0, 32, 0);  // nothing to do, and nothing launched
 }
 
-TEST(Limits, OfSharedMemory) {
+TEST_F(Limits, OfSharedMemory) {
     simt::options().report.clear();
     launch_empty(llmc::cuda::sm_90, 1, 64, 227 << 10);
     EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, 1, 64, 227 << 10),
@@ -174,8 +181,7 @@ TEST(Limits, OfSharedMemory) {
 }
 
 // The kernel's own arrays count: as they are declared, and by the compiler's report before it runs.
-TEST(Limits, OfStaticAndDynamicSharedMemory) {
-    const auto before = simt::options();
+TEST_F(Limits, OfStaticAndDynamicSharedMemory) {
     simt::options().report.clear();
     const Kernel of_48_kb = planted_faults::all_shared_memory_for_variables<true>;
     launch_empty(llmc::cuda::sm_80, 1, 64, 115 << 10, of_48_kb);
@@ -191,24 +197,27 @@ TEST(Limits, OfStaticAndDynamicSharedMemory) {
                  "launch refused: 49153 bytes .*; a block has 49152 unless more are asked for");
     launch_empty(llmc::cuda::sm_80, 1, 64, 143 << 10, kernel);  // for which launch() asks
     EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, 1, 64, 144 << 10, kernel), "a block has 166912 on sm_80");
-    simt::options() = before;
 }
 
-TEST(Limits, OfRegisters) {
+TEST_F(Limits, OfTheCompilersReport) {
     const auto kernel = planted_faults::barrier_in_branch<false>;
     const std::string symbol = simt::symbol_of(reinterpret_cast<const void*>(kernel));
     ASSERT_NE(symbol, "");
-    const auto before = simt::options();
+    simt::options().report.clear();
     simt::options().report[80][symbol].registers = 1025;
     EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, 1, 64, 0),
                  "64 threads with 1025 registers each; a block has 65536");
     EXPECT_DEATH(launch_empty(llmc::cuda::sm_86, 1, 64, 0), "64 threads with 1025 registers each");
     launch_empty(llmc::cuda::sm_90, 1, 64, 0);  // nothing is known of it there
+    auto& figures = simt::options().report[80][symbol];
+    figures = {.registers = 32, .most_threads = 64};
+    launch_empty(llmc::cuda::sm_80, 1, 64, 0);
+    EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, 1, dim3(32, 3), 0),
+                 "launch refused: 96 threads in a block; the kernel's __launch_bounds__ grants 64");
     simt::options().report[80].erase(symbol);
     simt::options().report[80]["another"].registers = 32;
     EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, 1, 64, 0),
                  "the compiler's report on sm_80 lacks this kernel");
-    simt::options() = before;
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ KernelReport read_kernel_report(const std::string& path) {
     std::string symbol;
     KernelFigures figures;
     while (file >> architecture >> symbol >> figures.registers >> figures.stack_bytes >>
-           figures.spill_bytes >> figures.static_shared_bytes) {
+           figures.spill_bytes >> figures.static_shared_bytes >> figures.most_threads) {
         report[architecture][symbol] = figures;
     }
     return report;

@@ -1,5 +1,5 @@
-// What the compiler reports of the kernels: `make kernel-report` writes it (dev/lab/kernel_report.py), the
-// executor refuses launches by it, and the lab computes occupancy from it.
+// What the compiler reports of the kernels: `make` writes it (dev/lab/kernel_report.py), the executor refuses launches
+// by it, and the lab computes occupancy from it.
 #pragma once
 
 #include <map>
@@ -12,6 +12,7 @@ struct KernelFigures {
     int stack_bytes = 0;
     int spill_bytes = 0;  // stores and loads
     int static_shared_bytes = 0;
+    int most_threads = 1024;  // of a block: what its __launch_bounds__ grants
 };
 
 // By architecture (80 for sm_80), then by mangled name. Empty where there is no file.

@@ -231,6 +231,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
         if (!of_chip) return cudaSuccess;
         const auto figures = of_chip->find(simt::symbol_of(kernel));
         if (figures == of_chip->end()) return cudaSuccess;
+        attributes->maxThreadsPerBlock = figures->second.most_threads;
         attributes->numRegs = figures->second.registers;
         attributes->localSizeBytes = static_cast<std::size_t>(figures->second.stack_bytes);
         attributes->sharedSizeBytes = static_cast<std::size_t>(figures->second.static_shared_bytes);
