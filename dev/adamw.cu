@@ -257,3 +257,7 @@ const Registration registration({
 });
 
 }  // namespace lab::adamw_variants
+
+// What llmc launches before it, for the compiler's report.
+template __global__ void llmc::cuda::store_kernel<llmc::cuda::AdamWCoefficients>(
+    llmc::cuda::AdamWCoefficients*, llmc::cuda::AdamWCoefficients);

@@ -40,6 +40,16 @@ inline AdamWCoefficients adamw_coefficients(const AdamWStep& step) {
             .step = static_cast<std::uint64_t>(step.step)};
 }
 
+// A number of the host's in the device's memory, without a buffer on the host that must stay until it is copied.
+template <class T>
+__global__ void store_kernel(T* to, T value) {
+    *to = value;
+}
+
+inline void store_coefficients(const LaunchContext& on, AdamWCoefficients* to, const AdamWStep& step) {
+    launch(on, store_kernel<AdamWCoefficients>, 1, 1, 0, to, adamw_coefficients(step));
+}
+
 // The segments of a launch, in its parameters: constant memory. A unit has 12 at most (llmc/model/units.cpp).
 struct AdamWSegments {
     static constexpr int most = 16;

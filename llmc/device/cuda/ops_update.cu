@@ -10,16 +10,6 @@
 
 namespace llmc::cuda {
 
-namespace {
-
-// A number of the host's in the device's memory, without a buffer on the host that must stay until it is copied.
-template <class T>
-__global__ void store_kernel(T* to, T value) {
-    *to = value;
-}
-
-}  // namespace
-
 bool has_code_for_this_gpu() {
     cudaFuncAttributes attributes;
     const cudaError_t error =
@@ -60,7 +50,7 @@ void CudaOps::adamw(const Tensor& parameters, const Tensor& master, const Tensor
     const AdamWOperands operands{parameters, master, m, v, gradients, norm_squared};
     check_adamw(operands, segments, step, rounding);
     auto* const coefficients = static_cast<AdamWCoefficients*>(workspace(sizeof(AdamWCoefficients)));
-    launch(on(), store_kernel<AdamWCoefficients>, 1, 1, 0, coefficients, adamw_coefficients(step));
+    store_coefficients(on(), coefficients, step);
     with_kernel_type(parameters.dtype, [&]<class X>() {
         const auto update = [&]<class Gradient>() {
             cuda::adamw(on(), elements<X>(parameters), elements<float>(master), elements<float>(m),
