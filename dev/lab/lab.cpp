@@ -18,6 +18,15 @@ bool takes(const Operation& operation, const Variant& variant, llmc::DType dtype
     return !operation.takes || operation.takes(variant.number, dtype, shape);
 }
 
+std::vector<Shape> checked_shapes(const Operation& operation) {
+#ifdef SIMT_THREAD
+    const auto& few = operation.checked_for_races;
+    return few.empty() ? std::vector<Shape>{operation.checked.front()} : few;
+#else
+    return operation.checked;
+#endif
+}
+
 }  // namespace
 
 bool has_variant(const Operation& operation, const Variant& variant, llmc::DType dtype) {
@@ -26,11 +35,10 @@ bool has_variant(const Operation& operation, const Variant& variant, llmc::DType
 }
 
 Comparison check_variant(const Operation& operation, const Variant& variant, llmc::DType dtype,
-                         const LaunchContext& on, std::uint64_t seed, std::size_t shapes) {
+                         const LaunchContext& on, std::uint64_t seed) {
     Comparison comparison;
     Draw draw(seed);
-    for (const Shape& shape : operation.checked) {
-        if (shapes-- == 0) break;
+    for (const Shape& shape : checked_shapes(operation)) {
         if (!takes(operation, variant, dtype, shape)) continue;
         const auto problem = operation.make(dtype, shape, draw);
         for (const int block_size : variant.block_sizes) {

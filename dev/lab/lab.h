@@ -19,7 +19,7 @@ using llmc::cuda::LaunchContext;
 struct Variant {
     int number;
     std::string story;             // a few words: what is new in it
-    std::vector<int> block_sizes;  // threads a block that it is tried with
+    std::vector<int> block_sizes;  // threads a block that it is tried with; one where its tiling fixes them
 };
 
 using Shape = std::vector<std::int64_t>;
@@ -49,6 +49,8 @@ struct Operation {
     // Whether a variant takes the dtype and shape; all do without.
     std::function<bool(int variant, llmc::DType, const Shape&)> takes;
     std::function<std::unique_ptr<Problem>(llmc::DType, const Shape&, Draw&)> make;
+    // Under ThreadSanitizer, which is slow: small ones that reach every kernel. Without, the first of `checked`.
+    std::vector<Shape> checked_for_races = {};
 };
 
 // All operations of the program: one in ./dev/X, all in the tests.
@@ -68,8 +70,8 @@ std::unique_ptr<Problem> make_problem(llmc::DType dtype, const Shape& shape, Dra
 // Whether the variant takes one of the checked shapes in this dtype.
 bool has_variant(const Operation& operation, const Variant& variant, llmc::DType dtype);
 
-// One variant at all its block sizes, on all checked shapes (or only the first `shapes`).
+// One variant at all its block sizes, on the checked shapes.
 Comparison check_variant(const Operation& operation, const Variant& variant, llmc::DType dtype,
-                         const LaunchContext& on, std::uint64_t seed, std::size_t shapes = SIZE_MAX);
+                         const LaunchContext& on, std::uint64_t seed);
 
 }  // namespace lab

@@ -29,6 +29,8 @@ std::uint64_t seed();
 // Where to launch: the limits of sm_80, sm_86 and sm_90 on the executor (under ThreadSanitizer of sm_80 alone), the
 // GPU itself on a GPU.
 std::vector<LaunchContext> launch_contexts();
+// These, and sm_86 in any case: for launchers that take another kernel where a chip has less shared memory.
+std::vector<LaunchContext> contexts_of_all_tilings();
 void synchronize();
 
 // While it lives, kernels run that the compiler's report does not know, since it is made of dev/*.cu: a test's own.
@@ -40,13 +42,16 @@ class UnreportedKernels {
     UnreportedKernels& operator=(const UnreportedKernels&) = delete;
 };
 
-// Under ThreadSanitizer, which is slow, the smallest of a test's shapes alone.
+// Under ThreadSanitizer, which is slow, only those that are `for_races`: small ones that reach every kernel of the
+// operation. Without, the first of all.
 template <class Shape>
-std::vector<Shape> shapes(std::vector<Shape> all) {
+std::vector<Shape> shapes(const std::vector<Shape>& all,
+                          [[maybe_unused]] const std::vector<Shape>& for_races = {}) {
 #ifdef SIMT_THREAD
-    all.resize(1);
-#endif
+    return for_races.empty() ? std::vector<Shape>{all.front()} : for_races;
+#else
     return all;
+#endif
 }
 
 llmc::Ops& cpu();

@@ -27,6 +27,14 @@ std::vector<LaunchContext> launch_contexts() {
 #endif
 }
 
+std::vector<LaunchContext> contexts_of_all_tilings() {
+#ifdef SIMT_THREAD
+    return {lab::gpu_context(), {llmc::cuda::sm_86}};
+#else
+    return launch_contexts();
+#endif
+}
+
 void synchronize() { lab::synchronize(); }
 
 #ifdef __CUDACC__
@@ -53,12 +61,7 @@ class LabTest : public testing::Test {
         : operation_(operation), variant_(variant), dtype_(dtype) {}
 
     void TestBody() override {
-#ifdef SIMT_THREAD
-        constexpr std::size_t shapes = 1;
-#else
-        constexpr std::size_t shapes = SIZE_MAX;
-#endif
-        const auto result = check_variant(operation_, variant_, dtype_, lab::gpu_context(), seed(), shapes);
+        const auto result = check_variant(operation_, variant_, dtype_, lab::gpu_context(), seed());
         EXPECT_TRUE(result.good()) << result.first_failure();
     }
 
@@ -67,6 +70,23 @@ class LabTest : public testing::Test {
     const lab::Variant& variant_;
     llmc::DType dtype_;
 };
+
+#ifndef __CUDACC__
+// The last test: whether each kernel that the compiler reports, of llmc/ and of the lab, ran in one before it. A kernel
+// that runs under no sanitizer is one whose races and accesses nobody looks for.
+class EveryKernel : public testing::Test {
+  public:
+    void TestBody() override {
+        const auto* reported = simt::figures_on(simt::options().report, lab::gpu_context().chip.architecture);
+        if (!reported) GTEST_SKIP() << "no compiler's report here";
+        const auto& tests = *testing::UnitTest::GetInstance();
+        if (tests.test_to_run_count() < tests.total_test_count()) GTEST_SKIP() << "not all tests ran";
+        for (const auto& [symbol, figures] : *reported) {
+            EXPECT_TRUE(simt::launched_kernels().contains(symbol)) << "no test runs " << symbol;
+        }
+    }
+};
+#endif
 
 void register_lab() {
     for (const lab::Operation& operation : lab::operations()) {
@@ -138,6 +158,8 @@ int main(int argc, char** argv) {
     std::printf("KERNEL_SEED=%llu\n", static_cast<unsigned long long>(kernel_test::seed()));
 #ifndef __CUDACC__
     lab::use_executor(kernel_test::seed());
+    testing::RegisterTest("EveryKernel", "RanInSomeTest", nullptr, nullptr, __FILE__, __LINE__,
+                          [] { return new kernel_test::EveryKernel; });
 #endif
     return RUN_ALL_TESTS();
 }

@@ -167,13 +167,13 @@ TYPED_TEST(LayerNormBackward, GivesTheSameBitsAgain) {
 
 // Threads with two and with four pieces of a row, and the longest row there is.
 TYPED_TEST(LayerNormBackward, DoesLongRows) {
-#ifdef SIMT_THREAD
-    GTEST_SKIP() << "a row has too many threads; how they share memory does not depend on its length";
-#endif
     LaunchContext on = launch_contexts().front();
     on.chip.multiprocessors = 1;
-    const int longest = (24 << 10) / static_cast<int>(sizeof(TypeParam));
-    for (const Shape& shape : shapes<Shape>({{5, 3080}, {3, longest}})) {
+    // A thread does two pieces of a row that has one more than threads can do once, and four of one more than twice.
+    constexpr int more = 16 / sizeof(TypeParam), once = 384 * more;
+    for (const Shape& shape :
+         shapes<Shape>({{5, once + more}, {3, 2 * once}, {3, 2 * once + more}, {3, 4 * once}},
+                       {{5, once + more}, {3, 2 * once + more}})) {
         typename TestFixture::Inputs inputs(shape);
         typename TestFixture::Results results(inputs);
         this->run(on, shape, inputs, results, 384);

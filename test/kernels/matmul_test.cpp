@@ -44,7 +44,7 @@ TYPED_TEST(Matmul, Forward) {
             bounds[i] =
                 twice_rounded<X>(to_float(expected[i]), 3 * (IC + 2) * lab::unit_roundoff<float> * magnitude);
         }
-        for (const auto& on : launch_contexts()) {
+        for (const auto& on : contexts_of_all_tilings()) {
             Array<X> out(rows * OC);
             llmc::cuda::matmul_forward(on, out.data(), in.data(), weight.data(),
                                        with_bias ? bias.data() : nullptr, rows, OC, IC);
