@@ -108,8 +108,7 @@ class BiasGradient : public Problem {
             case 3:
                 return columns_a_block(bias_gradient_kernel3<X>, bias_gradient_columns<X>);
             case 4:
-                make_workspace(on);
-                return bias_gradient(on, dbias_.data(), dout_.data(), rows_, columns_, workspace_->data());
+                return block_size == 128 ? run_best<4>(on) : run_best<8>(on);
             default:
                 llmc::programming_error("no such variant");
         }
@@ -133,11 +132,13 @@ class BiasGradient : public Problem {
     double bytes() const override { return static_cast<double>(dout_.bytes()); }
 
   private:
-    void make_workspace(const LaunchContext& on) {
-        const std::size_t bytes = bias_gradient_workspace_bytes<X>(on.chip, rows_, columns_);
+    template <int warps>
+    void run_best(const LaunchContext& on) {
+        const std::size_t bytes = bias_gradient_workspace_bytes<X, warps>(on.chip, rows_, columns_);
         if (!workspace_ || workspace_->bytes() < bytes) {
             workspace_ = std::make_unique<Array<std::byte>>(static_cast<std::int64_t>(bytes));
         }
+        bias_gradient<X, warps>(on, dbias_.data(), dout_.data(), rows_, columns_, workspace_->data());
     }
 
     std::int64_t rows_;
@@ -153,7 +154,7 @@ const Registration registration({
     .variants = {{1, "a block does a column", {32, 128, 512}},
                  {2, "a warp reads columns side by side", {32, 128, 512}},
                  {3, "16-byte loads", {32, 128, 512}},
-                 {4, "slices of rows fill the chip", {256}}},
+                 {4, "slices of rows fill the chip", {128, 256}}},
     .checked = {{5, 8}, {1, 72}, {130, 136}, {1037, 40}},
     .timed = {{8192, 768}, {8192, 3072}, {65536, 1600}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},

@@ -104,6 +104,9 @@ def kernels(results, tiny):
         count = 0
         while line := program.next_line():
             timing = json.loads(line)
+            if "missing" in timing:  # a library
+                results.add(f"kernel {timing['operation']} {timing['shape']}, {timing['variant']}", "skipped", timing["missing"])
+                continue
             results.add(f"kernel {timing['operation']} {timing['shape']}, {timing['variant']}", "measured",
                         f"{timing['microseconds']:.0f} us, {timing['share']:.0%} of the ceiling", timing=timing)
             count += 1

@@ -28,6 +28,11 @@ def groups(lines):
     return found
 
 
+def is_timing(line):
+    """Or else it says why there is none, of a library."""
+    return "missing" not in line
+
+
 def cells(line):
     seconds = line["microseconds"] * 1e-6
     rate = f"{line['flops'] / seconds / 1e12:.1f}" if line["flops"] else ""
@@ -42,8 +47,9 @@ TITLES = ["variant", "", "block", "us", "GB/s", "TFLOP/s", "of the ceiling", "re
 
 
 def table(lines):
-    rows = [TITLES, ["---"] * 2 + ["--:"] * (len(TITLES) - 2), *map(cells, lines)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    rows = [TITLES, ["---"] * 2 + ["--:"] * (len(TITLES) - 2), *(cells(line) for line in lines if is_timing(line))]
+    feet = [f"\n{line['variant']} was not timed: {line['missing']}" for line in lines if not is_timing(line)]
+    return "\n".join(["| " + " | ".join(row) + " |" for row in rows] + feet)
 
 
 def markdown(lines, picture):
@@ -53,7 +59,8 @@ def markdown(lines, picture):
              f"device-to-device copy reached {first['copy_bytes_a_second'] / 1e9:.0f} GB/s (bytes read and written) "
              f"and an 8192 x 8192 x 8192 product in bf16 {first['product_flops_a_second'] / 1e12:.0f} TFLOP/s "
              "(cuBLASLt): the ceilings. A kernel's own ceiling is the lower of the two for the bytes that it must move "
-             "and the operations that it must do. Where there is a choice of block sizes the fastest is shown.",
+             "and the operations that it must do. Where there is a choice of block sizes the fastest is shown. Registers, shared "
+             "memory and occupancy are those of the kernel that a variant launches with the most threads.",
              f"![Roofline]({picture})"]
     for (operation, dtype, shape), group in groups(lines).items():
         sizes = ", ".join(f"{size} {name}" for size, name in zip(shape, group[0]["sizes"]))
@@ -62,7 +69,7 @@ def markdown(lines, picture):
 
 
 def best_of(group):
-    return min((line for line in group if line["block"] > 0), key=lambda line: line["microseconds"])
+    return min((line for line in group if is_timing(line) and line["block"] > 0), key=lambda line: line["microseconds"])
 
 
 def draw(lines, path):

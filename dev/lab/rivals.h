@@ -17,9 +17,10 @@ struct Rival {
     std::string name;
     std::function<void()> run;
     cudaStream_t stream = nullptr;  // where that runs
+    std::string missing = {};       // where there is no `run`: why
 };
 
-// Of the operation at a shape of its lab; none where no library has it or the build lacks it.
+// Of the operation at a shape of its lab; none where no library has it.
 std::vector<Rival> rivals_of(const std::string& operation, llmc::DType dtype,
                              const std::vector<std::int64_t>& shape);
 

@@ -70,8 +70,8 @@ std::vector<Rival> cudnn_rivals(const std::string& operation, const std::vector<
     std::shared_ptr<Attention> attention;
     try {
         attention = std::make_shared<Attention>(llmc::cuda::make_cudnn_attention(), sizes, backward);
-    } catch (const llmc::UserError&) {
-        return {};  // no cuDNN here, or none for these sizes
+    } catch (const llmc::UserError& error) {  // no cuDNN here, or none for these sizes
+        return {{.name = "cuDNN", .run = {}, .missing = error.what()}};
     }
     return {{"cuDNN", [attention, backward] { backward ? attention->backward() : attention->forward(); }}};
 }

@@ -1,4 +1,4 @@
-// cuDNN's attention, of bf16; nothing where the build or the machine has no cuDNN.
+// cuDNN's attention, of bf16; with nothing to run where the build or the machine has no cuDNN.
 #pragma once
 
 #include "dev/lab/rivals.h"

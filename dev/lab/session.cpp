@@ -1,7 +1,7 @@
 // session.h
 #include "dev/lab/session.h"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -34,9 +34,14 @@ class Launches : public llmc::cuda::LaunchObserver {
     std::vector<llmc::cuda::LaunchRecord> records;
 };
 
-// What a kernel takes at the block size that suits it best; of a variant's several kernels, the one that takes most.
+// What a kernel takes at the block size that suits it best; of a variant's several kernels, the one that was launched with
+// the most threads in all: the others clear a flag, or add what it left.
 Resources resources_of(const Launches& launches, const llmc::cuda::Chip& chip) {
-    std::map<const void*, Resources> best;
+    struct Kernel {
+        Resources resources;
+        std::uint64_t threads = 0;  // of its largest launch
+    };
+    std::map<const void*, Kernel> kernels;
     for (const auto& record : launches.records) {
         const auto figures = kernel_figures(chip, record.kernel);
         if (!figures) return {};
@@ -45,18 +50,27 @@ Resources resources_of(const Launches& launches, const llmc::cuda::Chip& chip) {
             record.dynamic_shared_bytes + static_cast<std::size_t>(figures->static_shared_bytes);
         const int blocks = blocks_at_a_time(chip, threads, figures->registers, shared);
         const double occupancy = static_cast<double>(blocks) * threads / chip.threads_per_multiprocessor;
-        Resources& of_kernel = best[record.kernel];
+        Kernel& kernel = kernels[record.kernel];
+        const std::uint64_t blocks_in_all =
+            std::uint64_t{record.grid.x} * record.grid.y * std::uint64_t{record.grid.z};
+        kernel.threads = std::max(kernel.threads, blocks_in_all * static_cast<std::uint64_t>(threads));
+        Resources& of_kernel = kernel.resources;
         // The largest shape's, since shared memory may grow with it; there the block size that suits best.
         const bool larger = static_cast<int>(shared) > of_kernel.shared_bytes;
         if (!of_kernel.known || larger || occupancy > of_kernel.occupancy) {
             of_kernel = {true, figures->registers, static_cast<int>(shared), occupancy};
         }
     }
-    Resources most;
-    for (const auto& [kernel, resources] : best) {
-        if (!most.known || resources.occupancy < most.occupancy) most = resources;
+    Kernel largest;
+    for (const auto& [symbol, kernel] : kernels) {
+        if (kernel.threads > largest.threads) largest = kernel;
     }
-    return most;
+    return largest.resources;
+}
+
+// "32 128 512"
+std::string text(const std::vector<int>& block_sizes) {
+    return fmt::format("{}", fmt::join(block_sizes, " "));
 }
 
 std::string text(const Shape& shape) {
@@ -95,16 +109,17 @@ class Session {
     bool check() {
         const std::string where = gpu_name();
         fmt::print(
-            "Checked on {}, {} shapes, with blocks of several sizes; error: the largest, as a share of its "
+            "Checked on {}, {} shapes, with blocks of these sizes; error: the largest, as a share of its "
             "bound\n",
             where.empty() ? "the CPU (test/simt)" : where, operation_.checked.size());
-        Table table({"variant", "", "error", "registers", "shared bytes", "occupancy"});
+        Table table({"variant", "", "block", "error", "registers", "shared bytes", "occupancy"});
+        bool fixed = false;  // some variant's block size
         bool all_good = true;
         for (const Variant& variant : operation_.variants) {
             if (!chosen(options_, variant)) continue;
             if (!has_variant(operation_, variant, dtype_)) {
-                table.row(
-                    {std::to_string(variant.number), variant.story, "not in " + options_.dtype, "", "", ""});
+                table.row({std::to_string(variant.number), variant.story, "", "not in " + options_.dtype, "",
+                           "", ""});
                 continue;
             }
             Launches launches;
@@ -112,7 +127,8 @@ class Session {
             on.observer = &launches;
             const auto result = check_variant(operation_, variant, dtype_, on, options_.seed);
             const auto resources = resources_of(launches, on_.chip);
-            table.row({std::to_string(variant.number), variant.story,
+            fixed = fixed || variant.block_sizes.size() == 1;
+            table.row({std::to_string(variant.number), variant.story, text(variant.block_sizes),
                        result.good() ? fmt::format("{:.2f}", result.worst()) : "WRONG",
                        resources.registers_text(), resources.shared_text(), resources.occupancy_text()});
             if (!result.good())
@@ -120,6 +136,10 @@ class Session {
             all_good = all_good && result.good();
         }
         table.print();
+        if (fixed) fmt::print("Where there is one block size, the variant's tiling fixes it.\n");
+        fmt::print(
+            "Registers, shared memory and occupancy are those of the kernel that a variant launches with the "
+            "most threads.\n");
         if (where.empty()) {
             fmt::print(
                 "Registers are the compiler's for sm_{}; shared memory and occupancy are of these small "
@@ -143,11 +163,16 @@ class Session {
                 if (operation_.takes && !operation_.takes(variant.number, dtype_, shape)) continue;
                 time_variant(variant, shape, *problem, ceilings, table);
             }
-            for (const auto& rival : rivals_of(operation_.name, dtype_, shape)) {
+            const auto rivals = rivals_of(operation_.name, dtype_, shape);
+            for (const auto& rival : rivals) {
+                if (!rival.run) continue;
                 add(table, rival.name, "", 0, shape, milliseconds(rival.run, rival.stream), *problem,
                     ceilings, {});
             }
             table.print();
+            for (const auto& rival : rivals) {
+                if (!rival.run) tell_missing(rival, shape);
+            }
         }
     }
 
@@ -183,24 +208,36 @@ class Session {
                    fmt::format("{:.0f}", bytes_a_second / 1e9),
                    problem.flops() == 0 ? "" : fmt::format("{:.1f}", flops_a_second / 1e12),
                    fmt::format("{:.0f}%", share * 100)});
+        write({{"operation", operation_.name},
+               {"dtype", options_.dtype},
+               {"shape", shape},
+               {"sizes", operation_.sizes},
+               {"variant", name},
+               {"story", story},
+               {"block", block},
+               {"microseconds", ms * 1e3},
+               {"bytes", problem.bytes()},
+               {"flops", problem.flops()},
+               {"share", share},
+               {"registers", resources.registers},
+               {"shared_bytes", resources.shared_bytes},
+               {"occupancy", resources.occupancy},
+               {"gpu", gpu_name()},
+               {"copy_bytes_a_second", ceilings.bytes_a_second},
+               {"product_flops_a_second", ceilings.flops_a_second}});
+    }
+
+    void tell_missing(const Rival& rival, const Shape& shape) {
+        fmt::print("{} was not timed: {}\n", rival.name, rival.missing);
+        write({{"operation", operation_.name},
+               {"dtype", options_.dtype},
+               {"shape", shape},
+               {"variant", rival.name},
+               {"missing", rival.missing}});
+    }
+
+    void write(const nlohmann::json& line) {
         if (options_.json.empty()) return;
-        const nlohmann::json line{{"operation", operation_.name},
-                                  {"dtype", options_.dtype},
-                                  {"shape", shape},
-                                  {"sizes", operation_.sizes},
-                                  {"variant", name},
-                                  {"story", story},
-                                  {"block", block},
-                                  {"microseconds", ms * 1e3},
-                                  {"bytes", problem.bytes()},
-                                  {"flops", problem.flops()},
-                                  {"share", share},
-                                  {"registers", resources.registers},
-                                  {"shared_bytes", resources.shared_bytes},
-                                  {"occupancy", resources.occupancy},
-                                  {"gpu", gpu_name()},
-                                  {"copy_bytes_a_second", ceilings.bytes_a_second},
-                                  {"product_flops_a_second", ceilings.flops_a_second}};
         std::FILE* file = std::fopen(options_.json.c_str(), "a");
         if (!file) llmc::user_error("{} cannot be written", options_.json);
         fmt::print(file, "{}\n", line.dump());

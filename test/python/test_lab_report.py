@@ -38,6 +38,16 @@ def test_tables_and_picture(tmp_path):
     assert picture.startswith("<?xml") and "</svg>" in picture
 
 
+def test_a_library_that_was_not_there(tmp_path):
+    keys = ("operation", "dtype", "shape")
+    missing = {key: LINES[0][key] for key in keys} | {"variant": "cuDNN", "missing": "no library here"}
+    done = report(tmp_path, [*LINES[:2], missing, *LINES[2:]])
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "results/test-gpu-80gb.md").read_text()
+    assert "| 75% |\n\ncuDNN was not timed: no library here\n\n## matmul_forward" in text
+    assert "| cuDNN" not in text
+
+
 def test_without_timings(tmp_path):
     done = report(tmp_path, [])
     assert done.returncode == 1 and "has no timings" in done.stderr

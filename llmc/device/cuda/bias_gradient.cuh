@@ -11,25 +11,25 @@ namespace llmc::cuda {
 
 // Eight lanes take 128 bytes of a row, a cache line, and four rows make a warp.
 inline constexpr int bias_gradient_lanes = 8;
-inline constexpr int bias_gradient_warps = 8;
+inline constexpr int bias_gradient_warps = 8;  // of a block, where nothing else is asked for
 // Blocks that a multiprocessor runs at a time: 1536 threads, the most of sm_86.
-inline constexpr int bias_gradient_resident = 6;
+constexpr int bias_gradient_resident(int warps) { return 1536 / (warps * warp_threads); }
 template <class X>
 inline constexpr int bias_gradient_columns = bias_gradient_lanes* Packed<X>::size;
 
 // Sums columns [64 blockIdx.x, +64) (32 of fp32) of the rows of slice blockIdx.y: threads of the same columns take
 // rows in turn, then their sums are added over the warp and over the block.
 //   partials fp32 (gridDim.y, columns)
-template <class X>
-__global__ void __launch_bounds__(bias_gradient_warps* warp_threads, bias_gradient_resident)
+template <class X, int warps>
+__global__ void __launch_bounds__(warps* warp_threads, bias_gradient_resident(warps))
     bias_gradient_kernel4(float* partials, const X* dout, std::int64_t rows, int columns) {
     constexpr int pack = Packed<X>::size;
-    SHARED(float, sums, [bias_gradient_warps][bias_gradient_columns<X>]);
+    SHARED(float, sums, [warps][bias_gradient_columns<X>]);
     const int warp = static_cast<int>(threadIdx.x) / warp_threads;
     const int lane = static_cast<int>(threadIdx.x) % warp_threads;
     const int column_in_block = lane % bias_gradient_lanes * pack;
     const int column = static_cast<int>(blockIdx.x) * bias_gradient_columns<X> + column_in_block;
-    constexpr int rows_at_a_time = warp_threads / bias_gradient_lanes * bias_gradient_warps;
+    constexpr int rows_at_a_time = warp_threads / bias_gradient_lanes * warps;
     const std::int64_t slice = blocks_for<std::int64_t>(rows, gridDim.y);
     const std::int64_t begin = blockIdx.y * slice, end = min(begin + slice, rows);
 
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(bias_gradient_warps* warp_threads, bias_gradie
     if (own >= bias_gradient_columns<X> || own_column >= columns) return;
     float total = 0;
 #pragma unroll
-    for (int w = 0; w < bias_gradient_warps; ++w) total += sums[w][own];
+    for (int w = 0; w < warps; ++w) total += sums[w][own];
     partials[static_cast<std::int64_t>(blockIdx.y) * columns + own_column] = total;
 }
 
@@ -88,34 +88,35 @@ __global__ void __launch_bounds__(warps* warp_threads)
 }
 
 // Slices of rows, so that the chip is full but a thread still has some rows to add.
-template <class X>
+template <class X, int warps = bias_gradient_warps>
 constexpr int bias_gradient_slices(const Chip& chip, std::int64_t rows, int columns) {
-    constexpr std::int64_t least_rows = 4 * bias_gradient_warps * warp_threads / bias_gradient_lanes;
-    const int blocks = chip.multiprocessors * bias_gradient_resident;
+    constexpr std::int64_t least_rows = 4 * warps * warp_threads / bias_gradient_lanes;
+    const int blocks = chip.multiprocessors * bias_gradient_resident(warps);
     const std::int64_t fill = std::max(1, blocks / blocks_for(columns, bias_gradient_columns<X>));
     return static_cast<int>(std::min(fill, blocks_for(rows, least_rows)));
 }
 
-template <class X>
+template <class X, int warps = bias_gradient_warps>
 constexpr std::size_t bias_gradient_workspace_bytes(const Chip& chip, std::int64_t rows, int columns) {
-    return sizeof(float) * static_cast<std::size_t>(bias_gradient_slices<X>(chip, rows, columns)) *
+    return sizeof(float) * static_cast<std::size_t>(bias_gradient_slices<X, warps>(chip, rows, columns)) *
            static_cast<std::size_t>(columns);
 }
 
 // dbias fp32 (columns) += the sum of dout X (rows, columns)
-template <class X>
+template <class X, int warps = bias_gradient_warps>
 void bias_gradient(const LaunchContext& on, float* dbias, const X* dout, std::int64_t rows, int columns,
                    void* workspace) {
     check(columns % Packed<X>::size == 0, "bias gradient: a row is not a multiple of 16 bytes");
     if (rows == 0) return;
     auto* const partials = static_cast<float*>(workspace);
-    const int slices = bias_gradient_slices<X>(on.chip, rows, columns);
+    const int slices = bias_gradient_slices<X, warps>(on.chip, rows, columns);
     const auto tiles = static_cast<unsigned>(blocks_for(columns, bias_gradient_columns<X>));
-    launch(on, bias_gradient_kernel4<X>, dim3(tiles, static_cast<unsigned>(slices)),
-           bias_gradient_warps * warp_threads, 0, partials, dout, rows, columns);
-    constexpr int warps = 8;
-    launch(on, bias_gradient_total_kernel4<warps>, static_cast<unsigned>(blocks_for(columns, warp_threads)),
-           warps * warp_threads, 0, dbias, partials, slices, columns);
+    launch(on, bias_gradient_kernel4<X, warps>, dim3(tiles, static_cast<unsigned>(slices)),
+           warps * warp_threads, 0, partials, dout, rows, columns);
+    constexpr int total_warps = 8;
+    launch(on, bias_gradient_total_kernel4<total_warps>,
+           static_cast<unsigned>(blocks_for(columns, warp_threads)), total_warps * warp_threads, 0, dbias,
+           partials, slices, columns);
 }
 
 }  // namespace llmc::cuda
