@@ -12,10 +12,18 @@
 
 namespace llmc::cuda {
 
-inline constexpr int elementwise_threads_at_a_time = 1536;  // a multiprocessor: 40 registers a thread
+// The most threads of a block, and the blocks of as many that a multiprocessor takes: 40 registers a thread. From sm_100
+// on the compiler needs more for the loads under way, and would spill.
+inline constexpr int elementwise_most_threads = 512;
+constexpr int elementwise_resident(int architecture) { return architecture < 100 ? 3 : 2; }
+#ifdef __CUDA_ARCH__
+inline constexpr int elementwise_resident_here = elementwise_resident(__CUDA_ARCH__ / 10);
+#else
+inline constexpr int elementwise_resident_here = 1;  // the host does not ask
+#endif
 
 template <class To, class From>
-__global__ void __launch_bounds__(512, 3)
+__global__ void __launch_bounds__(elementwise_most_threads, elementwise_resident_here)
     cast_kernel3(To* out, const From* in, std::int64_t quads, std::int64_t elements) {
     for_grid<4>(
         quads, [=](std::int64_t i) { return load_quad_streaming(in + 4 * i); },
@@ -31,7 +39,7 @@ __global__ void __launch_bounds__(512, 3)
 }
 
 template <class T>
-__global__ void __launch_bounds__(512, 3)
+__global__ void __launch_bounds__(elementwise_most_threads, elementwise_resident_here)
     fill_kernel2(T* out, T value, std::int64_t packs, std::int64_t elements) {
     constexpr int pack = Packed<T>::size;
     Packed<T> values;
@@ -43,7 +51,7 @@ __global__ void __launch_bounds__(512, 3)
 
 // out may be a or b: an element is read and written by one thread.
 template <class X>
-__global__ void __launch_bounds__(512, 3)
+__global__ void __launch_bounds__(elementwise_most_threads, elementwise_resident_here)
     add_kernel3(X* out, const X* a, const X* b, std::int64_t packs, std::int64_t elements) {
     constexpr int pack = Packed<X>::size;
     struct Operands {
@@ -66,7 +74,7 @@ __global__ void __launch_bounds__(512, 3)
 }
 
 template <class X>
-__global__ void __launch_bounds__(512, 3)
+__global__ void __launch_bounds__(elementwise_most_threads, elementwise_resident_here)
     accumulate_kernel3(X* out, const float* in, std::int64_t quads, std::int64_t elements) {
     struct Operands {
         Quad<X> before;
@@ -97,7 +105,7 @@ __device__ __forceinline__ bool has_nonfinite(std::uint32_t bits) {
 
 // Clears `flag`, which is 1 before, if there is a NaN or an infinity. Whichever warp writes writes the same.
 template <class X>
-__global__ void __launch_bounds__(512, 3)
+__global__ void __launch_bounds__(elementwise_most_threads, elementwise_resident_here)
     all_finite_kernel3(std::int32_t* flag, const X* x, std::int64_t packs, std::int64_t elements) {
     constexpr int pack = Packed<X>::size;
     bool found = false;
@@ -125,9 +133,9 @@ std::int64_t whole_packs(std::int64_t elements, int size, const T*... arrays) {
 // A thread for each pack, or for each element where there are none.
 inline unsigned elementwise_blocks(const LaunchContext& on, std::int64_t packs, std::int64_t elements,
                                    int block_threads) {
-    check(block_threads <= 512, "elementwise: too many threads in a block");
+    check(block_threads <= elementwise_most_threads, "elementwise: too many threads in a block");
     return streaming_blocks(on.chip, packs > 0 ? packs : elements, block_threads,
-                            elementwise_threads_at_a_time);
+                            elementwise_most_threads * elementwise_resident(on.chip.architecture));
 }
 
 }  // namespace detail
