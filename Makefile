@@ -118,13 +118,13 @@ $(eval $(call remember,$(BUILD)/version.txt,VERSION_FLAGS))
 # ---- What a person types ---------------------------------------------------------------------------------
 
 .DEFAULT_GOAL := train_gpt
-.PHONY: help deps deps-gpu quickstart test test-long test-programs bench-cpu bench-mpi bench bench-check gpu-check bundle lint check-format check-shell \
-    check-python clang-tidy format clean
+.PHONY: help deps deps-gpu quickstart test test-long test-programs bench-cpu bench-mpi bench bench-check gpu-check bench-gpu-check bundle \
+    lint check-format check-shell check-python clang-tidy format clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
 	@echo 'make TARGET, where TARGET is one of (`make` alone is `make train_gpt`):'
-	@sed -n 's/^\([a-z_-]*\):.*  ## /\1@/p' Makefile dev/gpu/check.mk | awk -F@ '{ printf "  %-13s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z_-]*\):.*  ## /\1@/p' Makefile dev/gpu/check.mk | awk -F@ '{ printf "  %-15s %s\n", $$1, $$2 }'
 	@echo 'with variables such as:'
 	@sed -n '4,13s/^# //p' Makefile
 

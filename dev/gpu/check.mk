@@ -1,4 +1,4 @@
-# `make bundle` and `make gpu-check`, for the Makefile: the programs that the check runs on a GPU, in a folder that runs on
+# `make bundle`, `make gpu-check` and `make bench-gpu-check`, for the Makefile: the programs that the check runs on a GPU, in a folder that runs on
 # machines with CUDA's libraries and Python alone; and the probe, which takes its device as the trainer does.
 
 # Such a machine lacks MPI: the same objects but for the one that knows it.
@@ -24,6 +24,11 @@ $(PROFILER): dev/gpu/kernel_times.cpp
 # PART=kernels, model, bench or lab; all of them without. CHECK_OPTIONS go to dev/gpu/main.py.
 gpu-check: bundle  ## checks and times everything on this machine's GPU, into dev/results/ (PART=kernels|model|bench|lab)
 	@PYTHON=$(PYTHON) $(BUILD)/bundle/gpu_check $(PART) --results dev/results $(CHECK_OPTIONS)
+
+# Nine minutes at most.
+bench-gpu-check: PART := kernels lab
+bench-gpu-check: CHECK_OPTIONS := --minutes 4.5 $(CHECK_OPTIONS)
+bench-gpu-check: gpu-check  ## the kernel tests and the lab of `gpu-check` alone
 
 bundle: deps  ## a folder that runs `gpu-check` on a machine with a GPU, CUDA's libraries and Python alone
 	@$(if $(and $(WITH_CUDA),$(NCCL)),,echo 'error: the bundle is made with nvcc, cublasLt.h and nccl.h, which are not all here' >&2; exit 1)
