@@ -236,8 +236,8 @@ class Toolkit:
         return {"PATH": f"{self.folder}/smi:{os.environ['PATH']}"}
 
     def would(self, *arguments, **variables):
-        """The commands that would build the trainer."""
-        arguments = ["-n", "train_gpt", "V=1", f"CUDA_FOLDER={self.folder}", "GPU=", *arguments]
+        """The commands that would build the trainer. It is linked with other flags than it was, and so in any case."""
+        arguments = ["-n", "train_gpt", "V=1", f"CUDA_FOLDER={self.folder}", "GPU=", "LDFLAGS=-s", *arguments]
         return self.project.make(*arguments, **variables).replace("\\\n", " ").splitlines()
 
     def link(self, *arguments):
