@@ -169,7 +169,7 @@ __device__ __forceinline__ void multiply_values(Block (&sums)[row_blocks][column
 // How attention_forward_kernel6 divides its work: heads of up to `columns`; four warps, each with `warp_rows`
 // queries; tiles of 64 keys or values, of which `places` are in shared memory; registers for `blocks` blocks a
 // multiprocessor. 32 queries a warp use each key that it reads from shared memory twice, and tensor cores wait
-// less for shared memory.
+// less for shared memory. Those take all registers that there are: from sm_100 on, a thread spills 8 or 16 bytes.
 template <int columns_, int warp_rows_, int blocks_>
 struct AttentionForwardTiling {
     static constexpr int columns = columns_, warp_rows = warp_rows_, blocks = blocks_;

@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
                                const float* mean, const float* rstd, std::int64_t rows, int channels) {
     constexpr int pack = Packed<X>::size;
     constexpr int held = pieces == 1 ? 2 : 1;
-    constexpr bool late = pieces == 4;  // there are no registers to load din into with the others
+    // There are no registers to load din into with the others, or to keep gamma.
+    constexpr bool late = pieces == 4;
     constexpr int max_warps = detail::layernorm_backward_max_threads / warp_threads;
     SHARED(detail::RowSums<held>, warp_sums, [2][max_warps]);
 
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
 #pragma unroll
     for (int p = 0; p < pieces; ++p) {
         weight[p] = from_bits<X>({});
-        if (column(p) < channels) weight[p] = load(gamma + column(p));
+        if (!late && column(p) < channels) weight[p] = load(gamma + column(p));
     }
 
     const float per_channel = 1 / static_cast<float>(channels);
@@ -84,6 +85,7 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
             float sum_g = 0, sum_gh = 0;
 #pragma unroll
             for (int p = 0; p < pieces; ++p) {
+                if (late && column(p) < channels) weight[p] = load(gamma + column(p));
 #pragma unroll
                 for (int i = 0; i < pack; ++i) {
                     const float h = (to_float(x[r][p][i]) - row_mean[r]) * row_rstd[r];
@@ -131,7 +133,10 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
 #pragma unroll
             for (int p = 0; p < pieces; ++p) {
                 if (row >= rows || column(p) >= channels) continue;
-                if (late) dx[r][p] = load(din + row * channels + column(p));
+                if (late) {
+                    weight[p] = load(gamma + column(p));
+                    dx[r][p] = load(din + row * channels + column(p));
+                }
 #pragma unroll
                 for (int i = 0; i < pack; ++i) {
                     const float h = (to_float(x[r][p][i]) - row_mean[r]) * row_rstd[r];
