@@ -35,7 +35,7 @@ struct RunSpec {
     MachineMemory machine{};
 
     std::int64_t global_sequences() const { return global_batch_tokens / config.sequence_length; }
-    std::int64_t rank_sequences() const { return global_sequences() / mesh.data_ranks; }
+    std::int64_t rank_sequences() const { return global_sequences() / mesh.data_ranks(); }
 };
 
 struct RunPlan {
@@ -43,6 +43,7 @@ struct RunPlan {
     std::int64_t micro_batch = 1;    // sequences a rank computes at once
     std::int64_t micro_batches = 1;  // of a rank and step
     Step training, evaluation, generation;
+    Step publication;  // after weights were set (build_step.h)
 
     MemoryLayout memory;
     StoreLayout store;

@@ -58,7 +58,7 @@ std::string baseline_text(const Data& data) {
 
 std::string batch_text(const RunPlan& plan) {
     return fmt::format("{} tokens = {} x {} x {} x {} tokens", grouped(plan.spec.global_batch_tokens),
-                       plural(plan.spec.mesh.data_ranks, "process", "es"),
+                       plural(plan.spec.mesh.data_ranks(), "process", "es"),
                        plural(plan.micro_batches, "micro-batch", "es"), plural(plan.micro_batch, "sequence"),
                        plan.spec.config.sequence_length);
 }
@@ -127,6 +127,18 @@ Rows header_rows(const Run& run, const Device& device) {
     return rows;
 }
 
+namespace {
+
+nlohmann::ordered_json mesh_record(const Mesh& mesh) {
+    return {{"world", mesh.world()},
+            {"data", mesh.data_ranks()},
+            {"zero_stage", mesh.sharding.stage},
+            {"shards", mesh.sharding.shards},
+            {"replicas", mesh.sharding.replicas}};
+}
+
+}  // namespace
+
 nlohmann::ordered_json run_record(const Run& run, const Device& device) {
     nlohmann::ordered_json record = {
         {"program", "train_gpt"},
@@ -135,7 +147,7 @@ nlohmann::ordered_json run_record(const Run& run, const Device& device) {
         {"identity", run.lineage},
         {"configuration", to_json(run.options)},
         {"device", device.description()},
-        {"mesh", {{"world", run.plan.spec.mesh.world()}, {"data", run.plan.spec.mesh.data_ranks}}},
+        {"mesh", mesh_record(run.plan.spec.mesh)},
         {"parameters", count_parameters(run.plan.spec.config)},
         {"micro_batch_sequences", run.plan.micro_batch},
         {"micro_batches", run.plan.micro_batches},

@@ -30,7 +30,7 @@ Sent train_one_step(DType gradient_dtype) {
     const RunPlan plan = plan_run({.config = config,
                                    .dtype = DType::bf16,
                                    .gradient_dtype = gradient_dtype,
-                                   .mesh = {.data_ranks = ranks, .data_rank = world().rank()},
+                                   .mesh = {.sharding = {.shards = ranks}, .data_rank = world().rank()},
                                    .global_batch_tokens = 2 * ranks * config.sequence_length,
                                    .micro_batch_sequences = 1},
                                   device->ops(), 0);

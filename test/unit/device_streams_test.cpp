@@ -23,7 +23,7 @@ bool touch_the_same(const Action& a, const Action& b) {
 }
 
 Step training_step(int ranks) {
-    return build_training_step({.layers = 3, .data_ranks = ranks, .micro_batches = 2});
+    return build_training_step({.layers = 3, .sharding = {.shards = ranks}, .micro_batches = 2});
 }
 
 // Runs the list twice; returns the places in the queues of its actions, of both runs.

@@ -17,9 +17,10 @@
 namespace llmc {
 namespace {
 
-constexpr StepSpec spec{.layers = 3, .data_ranks = 4, .micro_batches = 2};
+constexpr StepSpec spec{.layers = 3, .sharding = {.shards = 4}, .micro_batches = 2};
 // The same with gradients in bf16.
-constexpr StepSpec rounding_spec{.layers = 3, .data_ranks = 4, .micro_batches = 2, .rounds_gradients = true};
+constexpr StepSpec rounding_spec{
+    .layers = 3, .sharding = {.shards = 4}, .micro_batches = 2, .rounds_gradients = true};
 
 std::int64_t count(const Step& step, ActionKind kind) {
     return std::ranges::count_if(step.actions, [&](const Action& action) { return action.kind == kind; });
@@ -80,7 +81,7 @@ TEST(Step, RoundsTheSumsOfEveryMicroBatchIntoTheGradients) {
 }
 
 TEST(Step, OneProcessCommunicatesNothing) {
-    const Step step = build_training_step({.layers = 2, .data_ranks = 1, .micro_batches = 3});
+    const Step step = build_training_step({.layers = 2, .sharding = {.shards = 1}, .micro_batches = 3});
     check_step(step);
     for (const Action& action : step.actions) EXPECT_EQ(action.stream, StreamKind::compute);
 }
@@ -151,7 +152,7 @@ TEST(Step, GradientBytesAreTwiceTheShareOfTheOthers) {
 }
 
 TEST(Step, PrintsALineAnAction) {
-    const Step step = build_training_step({.layers = 1, .data_ranks = 2, .micro_batches = 1});
+    const Step step = build_training_step({.layers = 1, .sharding = {.shards = 2}, .micro_batches = 1});
     const std::vector<std::string> names = {"wte", "wpe", "h.0", "ln_f"};
     const std::string text = to_string(step, names);
     EXPECT_EQ(std::ranges::count(text, '\n'), static_cast<std::int64_t>(step.actions.size()) + 3);
