@@ -29,8 +29,14 @@ class Checker {
 
     void visit(const Action& action, std::size_t position) {
         where_ = describe(action, position);
-        for (const BufferUse& use : action.reads) read(action, use);
-        for (const BufferUse& use : action.writes) write(action, use);
+        for (const BufferUse& use : action.reads) {
+            require_own(action, use);
+            read(action, use);
+        }
+        for (const BufferUse& use : action.writes) {
+            require_own(action, use);
+            write(action, use);
+        }
         if (action.kind == ActionKind::norm) norm_done_ = true;
         if (action.kind == ActionKind::update) {
             require(norm_done_, "updates before the norm");
@@ -71,6 +77,13 @@ class Checker {
         if (!condition) programming_error(fmt::format("step: {} {}", where_, fault));
     }
 
+    // An action of a unit, or of a block, uses that one's buffers.
+    void require_own(const Action& action, const BufferUse& use) const {
+        const bool of_block = action.unit < 0 && action.part.kind == PartKind::block;
+        const int unit = of_block ? block_unit(action.part.block) : action.unit;
+        require(unit < 0 || !belongs_to_unit(use.role) || use.unit == unit, "uses a buffer of another unit");
+    }
+
     Whole& whole(const BufferUse& use) {
         const auto found = gradients_.find(use.index);
         require(found != gradients_.end() && found->second.unit == use.unit,
@@ -96,6 +109,9 @@ class Checker {
                 break;
             case BufferRole::gradient_shard:
                 require(shards_.contains(use.unit), "reads a shard of gradients that nobody reduced");
+                if (action.kind == ActionKind::square || action.kind == ActionKind::update ||
+                    action.kind == ActionKind::gather_gradients)
+                    require_added_up(use.unit);
                 break;
             case BufferRole::gradient_sums: {
                 const auto found = sums_.find(use.index);
@@ -111,6 +127,12 @@ class Checker {
             default:
                 break;
         }
+    }
+
+    void require_added_up(int unit) const {
+        for (const auto& [_, of] : gradients_)
+            require(of.unit != unit || of.state != Whole::scattered,
+                    "reads a shard of gradients that lacks a micro-batch");
     }
 
     void read_gradients(const Action& action, Whole& of) {

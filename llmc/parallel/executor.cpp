@@ -103,9 +103,10 @@ void Executor::perform(const Step& step, const Action& action, const StepInput& 
             return reduce_scatter(action);
         case ActionKind::all_reduce:
             return data_.replicas().all_reduce(received_shard(action.writes.front()));
-        case ActionKind::accumulate_shard:
-            return ops_.accumulate(store_.buffers(action.unit).gradient_shard,
-                                   store_.own_shard(store_.buffers(action.unit).gradients));
+        case ActionKind::accumulate_shard: {
+            const UnitBuffers& b = store_.buffers(action.unit);
+            return ops_.add(b.gradient_shard, b.gradient_shard, store_.own_shard(b.gradients));
+        }
         case ActionKind::gather_gradients:
             return gather_gradients(action.unit);
         case ActionKind::reduce_loss:
