@@ -145,6 +145,7 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
         StepMetrics line = trainer.train_step(samples);
         const bool last = line.step == options.steps;
         console.step(line);
+        if (due(options.check_replicas_every, line.step)) trainer.require_equal_replicas();
         if (validates_after(line.step)) line.val_loss = validate();
         if (metrics) metrics->write(line);
         if (line.val_loss) console.validation(line.step, *line.val_loss);

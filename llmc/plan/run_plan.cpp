@@ -173,6 +173,27 @@ bool fits(const MachineMemory& machine, std::size_t bytes) {
     return machine.bytes == 0 || bytes * static_cast<std::size_t>(machine.processes) <= machine.bytes;
 }
 
+std::vector<UnitBytes> unit_bytes(const RunSpec& spec, const StoreLayout& store) {
+    std::vector<UnitBytes> bytes;
+    for (const UnitLayout& unit : store.units) {
+        const auto elements = static_cast<std::uint64_t>(unit.padded_elements(spec.mesh.data_ranks()));
+        bytes.push_back({.parameters = elements * size_of(spec.dtype),
+                         .gradients = elements * size_of(spec.gradient_dtype)});
+    }
+    return bytes;
+}
+
+std::size_t bytes_of_whole_gradients(const RunPlan& plan) {
+    Sharding sharding = plan.spec.mesh.sharding;
+    if (sharding.stage < 2 || sharding.reduces_each_micro_batch) return 0;
+    sharding.reduces_each_micro_batch = true;
+    MemoryLayout otherwise;
+    lay_out_store(otherwise, plan.spec.config, {plan.spec.dtype, plan.spec.gradient_dtype}, sharding,
+                  static_cast<int>(plan.micro_batches));
+    const std::size_t whole = plan.memory.bytes(ArenaKind::gradients);
+    return whole - std::min(whole, otherwise.bytes(ArenaKind::gradients));
+}
+
 // With micro-batches of so many sequences, whatever memory that takes.
 RunPlan plan_with(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes, std::int64_t micro_batch) {
     const Sharding& sharding = spec.mesh.sharding;
@@ -195,6 +216,8 @@ RunPlan plan_with(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes
 
     plan.store = lay_out_store(plan.memory, spec.config, {spec.dtype, spec.gradient_dtype}, sharding,
                                static_cast<int>(plan.micro_batches));
+    plan.sent = bytes_sent(plan.training, unit_bytes(spec, plan.store));
+    plan.bytes_of_whole_gradients = bytes_of_whole_gradients(plan);
     std::int64_t norm_blocks = 0;
     for (const UnitLayout& unit : plan.store.units)
         norm_blocks += unit.padded_elements(sharding.ranks()) / norm_block_elements;

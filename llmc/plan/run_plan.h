@@ -51,6 +51,10 @@ struct RunPlan {
     BufferId communication;  // the communicator's staging memory
     BufferId workspace;      // the device's scratch memory
 
+    BytesSent sent;  // by a rank in a training step, for gradients and parameters
+    // What gradients take that are whole for --reduce-every step, and would be in shards otherwise.
+    std::size_t bytes_of_whole_gradients = 0;
+
     std::int64_t global_sequences() const { return spec.global_sequences(); }
     std::int64_t rank_sequences() const { return spec.rank_sequences(); }
 };

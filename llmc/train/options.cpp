@@ -89,6 +89,8 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("reshard-after-forward", o.reshard_after_forward, "Stage 3: gather again for the backward pass",
             any);
     setting("overlap-grad-reduce", o.overlap_grad_reduce, "Communicate beside computing", any);
+    setting("check-replicas-every", o.check_replicas_every,
+            "Compare what processes have alike every so many steps; 0: never", any);
 
     group("Optimizer (AdamW)");
     setting("lr", o.learning_rate, "Learning rate after warmup; default one that suits --model", any);
@@ -168,6 +170,7 @@ void check_ranges(const Options& o) {
     require_range<std::uint64_t>("seed", o.seed, 0, std::numeric_limits<std::int64_t>::max());
     require_range<std::int64_t>("comm-timeout", o.communication_timeout, 1, 1 << 20);
     require_range<std::int64_t>("zero-stage", o.zero_stage, 0, 3);
+    require_range<std::int64_t>("check-replicas-every", o.check_replicas_every, 0, many);
     if (o.zero_shard_size) require_range<std::int64_t>("zero-shard-size", *o.zero_shard_size, 1, 1 << 20);
     if (o.prefetch_units) require_range<std::int64_t>("prefetch-units", *o.prefetch_units, 0, 1 << 20);
     if (o.zero_stage == 0 && o.zero_shard_size)

@@ -49,6 +49,7 @@ struct Options {
     std::optional<std::int64_t> prefetch_units;   // of stage 3
     bool reshard_after_forward = true;
     bool overlap_grad_reduce = true;
+    std::int64_t check_replicas_every = 0;
 
     // optimizer
     std::optional<double> learning_rate;  // by default follows from the model

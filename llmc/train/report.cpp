@@ -104,6 +104,20 @@ std::string command_to_go_on(const Run& run, const Outcome& outcome) {
     return command;
 }
 
+namespace {
+
+std::string sent_text(const RunPlan& plan) {
+    if (plan.spec.mesh.data_ranks() == 1) return "";
+    const std::size_t inside = plan.sent.inside, across = plan.sent.across;
+    std::string text = fmt::format("{} a step and process", human_bytes(inside + across));
+    if (across > 0)
+        text += fmt::format(", {} of it in its group, {} to other groups", human_bytes(inside),
+                            human_bytes(across));
+    return text;
+}
+
+}  // namespace
+
 Rows header_rows(const Run& run, const Device& device) {
     const DType dtype = run.plan.spec.dtype;
     const std::string note = device.note(dtype);
@@ -116,12 +130,19 @@ Rows header_rows(const Run& run, const Device& device) {
         {"parameters", grouped(count_parameters(run.plan.spec.config))},
         {"memory", memory_text(run.plan.memory, run.plan.spec.mesh.world())},
         {"beside it", device.memory_beside_arenas()},
+        {"sends", sent_text(run.plan)},
         {"training", run.data.training_description},
         {"validation", validation_text(run)},
     };
     std::erase_if(rows, [](const auto& row) { return row.second.empty(); });
     if (run.data.unigram_loss) rows.emplace_back("baseline", baseline_text(run.data));
     rows.emplace_back("batch", batch_text(run.plan));
+    if (run.plan.bytes_of_whole_gradients > 0) {
+        rows.emplace_back("gradients",
+                          fmt::format("whole until the step's last micro-batch (--reduce-every step), which "
+                                      "takes {} more than shards of them",
+                                      human_bytes(run.plan.bytes_of_whole_gradients)));
+    }
     rows.emplace_back("schedule", schedule_text(run));
     if (run.writes.checkpoints || run.writes.record) rows.emplace_back("results", run.out_dir.string());
     return rows;
@@ -151,6 +172,7 @@ nlohmann::ordered_json run_record(const Run& run, const Device& device) {
         {"parameters", count_parameters(run.plan.spec.config)},
         {"micro_batch_sequences", run.plan.micro_batch},
         {"micro_batches", run.plan.micro_batches},
+        {"bytes_sent", {{"inside", run.plan.sent.inside}, {"across", run.plan.sent.across}}},
     };
     for (const ArenaKind kind : all_arenas)
         record["memory"][std::string(name_of(kind))] = run.plan.memory.bytes(kind);

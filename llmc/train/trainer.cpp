@@ -11,6 +11,7 @@
 #include "llmc/core/random.h"
 #include "llmc/io/model_files.h"
 #include "llmc/train/diagnosis.h"
+#include "llmc/train/replicas.h"
 #include "llmc/train/sampler.h"
 
 namespace llmc {
@@ -149,6 +150,14 @@ std::optional<double> Trainer::model_flops_utilization(double tokens_per_second)
     if (!peak) return std::nullopt;
     return training_flops_per_token(plan_.spec.config) * tokens_per_second /
            (*peak * plan_.spec.mesh.world());
+}
+
+void Trainer::require_equal_replicas() {
+    if (const auto difference = differing_replica(device_, store_, world_)) {
+        user_error(
+            "step {}: {}: a fault of a memory or a link, or of the program; go on from the last checkpoint",
+            progress_.step, *difference);
+    }
 }
 
 void Trainer::require_finite() {

@@ -50,6 +50,9 @@ class Trainer {
     // is not.
     StepMetrics train_step(const TrainingSamples& samples);
 
+    // UserError if ranks that must have the same parameters or optimizer state do not.
+    void require_equal_replicas();
+
     // UserError if a weight or moment is not finite: what must not be saved.
     void require_finite();
 
