@@ -118,17 +118,16 @@ def test_open_mpi_sent_what_the_list_says(stage, tmp_path):
 # ---- what is taken
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-def test_the_peak_is_what_was_planned(stage):
-    """GPT-2 124M in bf16 on 4 processes, as the operating system saw it."""
+def test_the_peak_is_what_was_planned():
+    """GPT-2 124M in bf16 at stage 3 on 4 processes, as the operating system saw it."""
     command = ["scripts/launch.sh", "-np", "4", str(PEAK), "--model=gpt2", "--dtype=bf16", "--seq-len=64", "--global-batch-tokens=256",
-               "--micro-batch-size=1", f"--zero-stage={stage}"]
+               "--micro-batch-size=1", "--zero-stage=3"]
     ended = subprocess.run(command, cwd=program.ROOT, capture_output=True, text=True, timeout=300 * program.PATIENCE)
     assert ended.returncode == 0, ended.stderr
     figures = [list(map(int, line.split()[1:])) for line in ended.stdout.splitlines() if line.startswith("bytes")]
     assert len(figures) == 4
     for planned, peak in figures:
-        print(f"stage {stage}: planned {planned / 2**20:.1f} MiB, peak {peak / 2**20:.1f} MiB")
+        print(f"planned {planned / 2**20:.1f} MiB, peak {peak / 2**20:.1f} MiB")
         assert 0.9 * planned <= peak <= 1.1 * planned
 
 
