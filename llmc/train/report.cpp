@@ -56,6 +56,24 @@ std::string baseline_text(const Data& data) {
     return text + " nats per token";
 }
 
+std::string sent_text(const RunPlan& plan) {
+    if (plan.spec.mesh.data_ranks() == 1) return "";
+    const std::size_t inside = plan.sent.inside, across = plan.sent.across;
+    std::string text = fmt::format("{} a step and process", human_bytes(inside + across));
+    if (across > 0)
+        text += fmt::format(", {} of it in its group, {} to other groups", human_bytes(inside),
+                            human_bytes(across));
+    return text;
+}
+
+nlohmann::ordered_json mesh_record(const Mesh& mesh) {
+    return {{"world", mesh.world()},
+            {"data", mesh.data_ranks()},
+            {"zero_stage", mesh.sharding.stage},
+            {"shards", mesh.sharding.shards},
+            {"replicas", mesh.sharding.replicas}};
+}
+
 std::string batch_text(const RunPlan& plan) {
     return fmt::format("{} tokens = {} x {} x {} x {} tokens", grouped(plan.spec.global_batch_tokens),
                        plural(plan.spec.mesh.data_ranks(), "process", "es"),
@@ -104,20 +122,6 @@ std::string command_to_go_on(const Run& run, const Outcome& outcome) {
     return command;
 }
 
-namespace {
-
-std::string sent_text(const RunPlan& plan) {
-    if (plan.spec.mesh.data_ranks() == 1) return "";
-    const std::size_t inside = plan.sent.inside, across = plan.sent.across;
-    std::string text = fmt::format("{} a step and process", human_bytes(inside + across));
-    if (across > 0)
-        text += fmt::format(", {} of it in its group, {} to other groups", human_bytes(inside),
-                            human_bytes(across));
-    return text;
-}
-
-}  // namespace
-
 Rows header_rows(const Run& run, const Device& device) {
     const DType dtype = run.plan.spec.dtype;
     const std::string note = device.note(dtype);
@@ -147,18 +151,6 @@ Rows header_rows(const Run& run, const Device& device) {
     if (run.writes.checkpoints || run.writes.record) rows.emplace_back("results", run.out_dir.string());
     return rows;
 }
-
-namespace {
-
-nlohmann::ordered_json mesh_record(const Mesh& mesh) {
-    return {{"world", mesh.world()},
-            {"data", mesh.data_ranks()},
-            {"zero_stage", mesh.sharding.stage},
-            {"shards", mesh.sharding.shards},
-            {"replicas", mesh.sharding.replicas}};
-}
-
-}  // namespace
 
 nlohmann::ordered_json run_record(const Run& run, const Device& device) {
     nlohmann::ordered_json record = {
