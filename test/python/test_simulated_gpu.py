@@ -256,10 +256,10 @@ def test_an_arena_is_one_allocation_and_nothing_else_is(ranks, options, experime
         assert sorted(count["cudaMalloc"]) == sorted(arenas + connecting)
 
 
-@pytest.mark.parametrize("ranks, micro_batches", [(1, 1), (2, 1), (1, 4)])
-def test_a_step_waits_for_nothing_but_its_loss(ranks, micro_batches, experiment, tmp_path):
+@pytest.mark.parametrize("ranks, micro_batches, stage", [(1, 1, 0), (2, 1, 0), (1, 4, 0), (2, 2, 3)])
+def test_a_step_waits_for_nothing_but_its_loss(ranks, micro_batches, stage, experiment, tmp_path):
     """Once by polling, so that the watchdog lives, and once for the copy."""
-    options = [*experiment.options(), f"--micro-batch-size={SEQUENCES // ranks // micro_batches}"]
+    options = [*experiment.options(), f"--micro-batch-size={SEQUENCES // ranks // micro_batches}", f"--zero-stage={stage}"]
     (_, few), (_, more) = at_once(*(functools.partial(counted, tmp_path / str(steps), *options, f"--steps={steps}", ranks=ranks)
                                     for steps in (2, 6)))
 
