@@ -99,23 +99,24 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     };
     const std::vector<std::int32_t> prompt = encode_prompt(options.prompt, config.vocabulary);
     const auto sample = [&] {
-        if (!speaks || options.sample_tokens == 0) return;
+        const bool together = trainer.generates_together();
+        if (options.sample_tokens == 0 || (!speaks && !together)) return;
         const auto watch = [&](double share) {
             console.doing("sampling", share);
-            return !signals.here();
+            return together ? !ask_all() : !signals.here();
         };
         std::vector<std::int32_t> tokens = prompt;
         const auto more = trainer.generate(prompt, options.sample_tokens, watch);
-        if (!more) return;
+        if (!more || !speaks) return;
         tokens.insert(tokens.end(), more->begin(), more->end());
         console.sample(trainer.progress().step, decode(tokens, config.vocabulary));
     };
     const auto save = [&] {
-        if (!speaks) return;
         console.doing("saving", 0);
         trainer.require_finite();
-        outcome.checkpoint = save_checkpoint(run.out_dir, run.identity, run.lineage, trainer.progress(),
-                                             to_json(options), trainer.device(), trainer.store());
+        outcome.checkpoint =
+            save_checkpoint(run.out_dir, run.identity, run.lineage, trainer.progress(), to_json(options),
+                            trainer.device(), trainer.store(), trainer.transfer());
     };
     const auto due = [](std::int64_t every, std::int64_t step) { return every > 0 && step % every == 0; };
     const auto validates_after = [&](std::int64_t step) {
@@ -144,6 +145,7 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
         StepMetrics line = trainer.train_step(samples);
         const bool last = line.step == options.steps;
         console.step(line);
+        if (due(options.check_replicas_every, line.step)) trainer.require_equal_replicas();
         if (validates_after(line.step)) line.val_loss = validate();
         if (metrics) metrics->write(line);
         if (line.val_loss) console.validation(line.step, *line.val_loss);
@@ -156,10 +158,10 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
         sample();
         ask_all();
     }
-    if (speaks && !options.export_file.empty() && !stopping) {
+    if (!options.export_file.empty() && !stopping) {
         try {
-            make_directory(fs::absolute(options.export_file).parent_path());
-            save_weights(options.export_file, trainer.device(), trainer.store(), false);
+            if (speaks) make_directory(fs::absolute(options.export_file).parent_path());
+            save_weights(options.export_file, trainer.store(), trainer.transfer(), false);
         } catch (const UserError& fault) {
             const std::string command = command_to_export(run, outcome);
             if (command.empty()) throw;
@@ -186,9 +188,9 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
 
     const Place here = open_device(options, job);
     Device& device = *here.device;
-    const DataRanks data_ranks =
-        options.print_step ? DataRanks{nullptr, world} : open_data_ranks(options, world, device);
-    const Mesh mesh{.data_ranks = world.size(), .data_rank = world.rank()};
+    const Mesh mesh{.sharding = options.sharding(world.size()), .data_rank = world.rank()};
+    std::optional<DataRanks> data_ranks;
+    if (!options.print_step) data_ranks.emplace(open_data_ranks(options, world, device, mesh.sharding));
     const RunPlan plan =
         plan_run({.config = options.config(),
                   .dtype = options.compute_dtype(),
@@ -240,8 +242,8 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
     if (stopped_early()) return Ending::stopped;
 
     console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(run, device));
-    Trainer trainer(options, plan, device, world, data_ranks.ranks, run.checkpoint.has_value());
-    if (!data_ranks.owned) world.set_staging(trainer.arenas()[plan.communication]);
+    Trainer trainer(options, plan, device, world, data_ranks->groups, run.checkpoint.has_value());
+    if (!data_ranks->nccl) world.set_staging(trainer.arenas()[plan.communication]);
     if (run.checkpoint) {
         for (const std::string& note : notes) console.note(note);
         trainer.resume(*run.checkpoint);

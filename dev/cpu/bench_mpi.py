@@ -7,38 +7,10 @@ does slows all of them; a figure is the median over all steps of all turns but e
 """
 
 import argparse
-import json
 import os
-import pathlib
-import statistics
-import subprocess
-import sys
 import tempfile
 
-LAUNCH = pathlib.Path(__file__).resolve().parents[2] / "scripts/launch.sh"
-# The first steps start threads, make oneDNN's primitives and fault memory in.
-WARMUP_STEPS = 3
-
-
-def run(arguments, ranks, overlap, folder):
-    """The metrics of the timed steps of one run."""
-    command = [LAUNCH, "-np", ranks, arguments.program, "--model", arguments.model, "--dtype", arguments.dtype,
-               "--global-batch-tokens", arguments.global_batch_tokens, "--steps", WARMUP_STEPS + arguments.steps,
-               f"--overlap-grad-reduce={'true' if overlap else 'false'}", "--sample-tokens", 0, "--val-batches", 1,
-               "--out-dir", folder]
-    result = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        sys.exit(result.stderr.strip() or f"error: {arguments.program} ended with status {result.returncode}")
-    lines = [json.loads(line) for line in (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()]
-    return lines[1 + WARMUP_STEPS:]
-
-
-def median_ms(steps):
-    return statistics.median(step["step_ms"] for step in steps)
-
-
-def communication_ms(steps):
-    return statistics.median(step["phase_ms"]["communication"] for step in steps)
+from bench_runs import communication_ms, median_ms, run
 
 
 def main():
@@ -54,10 +26,13 @@ def main():
 
     kinds = [(ranks, overlap) for ranks in arguments.processes for overlap in ([True, False] if ranks > 1 else [True])]
     steps = {kind: [] for kind in kinds}
+    options = ["--model", arguments.model, "--dtype", arguments.dtype, "--global-batch-tokens", arguments.global_batch_tokens]
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(arguments.turns):
             for kind in kinds:
-                steps[kind] += run(arguments, *kind, os.path.join(folder, "run"))
+                ranks, overlap = kind
+                steps[kind] += run(arguments.program, ranks, arguments.steps, os.path.join(folder, "run"), *options,
+                                   f"--overlap-grad-reduce={'true' if overlap else 'false'}")[1]
 
     print(f"\n{arguments.model}, {arguments.dtype}, {arguments.global_batch_tokens} tokens a step, "
           f"{len(os.sched_getaffinity(0))} cores shared by the processes; median of "

@@ -62,6 +62,8 @@ def run(results, tiny):
         for ranks in extent.ranks:
             results.attempt(f"{extent.own_steps} steps on {ranks} NCCL ranks that share the GPU, fp32", on_ranks, extent,
                             folder, ranks, seconds=30)
+            results.attempt(f"{extent.own_steps} steps of each ZeRO stage on {ranks} NCCL ranks, bit for bit, bf16", stages, extent,
+                            folder, ranks, seconds=60)
         results.attempt(f"{extent.long_steps} steps against the CPU device, bf16", many_steps, extent, folder, seconds=30)
 
 
@@ -176,6 +178,22 @@ def on_ranks(extent, folder, ranks):
     world = several.record["mesh"]["world"]
     require(world == ranks, f"the job had {world} ranks")
     return within(one.losses, several.losses, 1e-5, "one process's")
+
+
+def stages(extent, folder, ranks):
+    """A stage is only where a buffer lies."""
+    options = [*extent.text_model(), "--dtype=bf16", f"--steps={extent.own_steps}", "--reduce-every=micro-batch",
+               "--micro-batch-size=1" if extent.tiny else "--micro-batch-size=3"]
+    if extent.tiny:
+        options.append(f"--global-batch-tokens={2 * ranks * extent.T}")
+    whole = programs.train(folder / f"stage-0-of-{ranks}", *options, ranks=ranks, timeout=90)
+    for number in (1, 2, 3):
+        run = programs.train(like(whole.out_dir, folder / f"stage-{number}-of-{ranks}"), *options, f"--zero-stage={number}", ranks=ranks, timeout=90)
+        try:
+            same_run(whole, run, extent.own_steps)
+        except CheckFailed as difference:
+            raise CheckFailed(f"--zero-stage {number}: {difference}") from difference
+    return SAME
 
 
 def many_steps(extent, folder):

@@ -97,6 +97,17 @@ Json read_manifest(const fs::path& directory) {
     }
 }
 
+void verify_files(const fs::path& directory) {
+    const Json manifest = read_manifest(directory);
+    try {
+        for (const char* file : {model_file, optimizer_file}) {
+            verify_file(directory / file, manifest.at("files").at(file));
+        }
+    } catch (const Json::exception&) {
+        refuse_manifest(directory / manifest_file);
+    }
+}
+
 }  // namespace
 
 bool is_checkpoint_name(std::string_view name) {
@@ -115,11 +126,12 @@ std::uint64_t weights_bytes(std::int64_t parameters) {
 namespace {
 
 void write_checkpoint(const fs::path& folder, const std::string& run, const std::string& lineage,
-                      const Progress& progress, const Json& configuration, Device& device,
-                      const ParameterStore& store) {
-    make_directory(folder);
-    save_weights(folder / model_file, device, store, true);
-    save_moments(folder / optimizer_file, device, store, true);
+                      const Progress& progress, const Json& configuration, const Device& device,
+                      const ParameterStore& store, UnitTransfer& transfer) {
+    if (transfer.is_root()) make_directory(folder);
+    save_weights(folder / model_file, store, transfer, true);
+    save_moments(folder / optimizer_file, store, transfer, true);
+    if (!transfer.is_root()) return;
 
     const auto now = std::chrono::system_clock::now().time_since_epoch();
     Json manifest = {
@@ -144,15 +156,22 @@ void write_checkpoint(const fs::path& folder, const std::string& run, const std:
 }  // namespace
 
 fs::path save_checkpoint(const fs::path& out_dir, const std::string& run, const std::string& lineage,
-                         const Progress& progress, const Json& configuration, Device& device,
-                         const ParameterStore& store) {
+                         const Progress& progress, const Json& configuration, const Device& device,
+                         const ParameterStore& store, UnitTransfer& transfer) {
     fs::path final_name = out_dir / name_of_step(progress.step);
     fs::path partial = final_name;
     partial += partial_suffix;
+    const auto write = [&] {
+        write_checkpoint(partial, run, lineage, progress, configuration, device, store, transfer);
+    };
+    if (!transfer.is_root()) {
+        write();
+        return final_name;
+    }
     std::error_code ignored;
     fs::remove_all(partial, ignored);  // of a save that was interrupted
     try {
-        write_checkpoint(partial, run, lineage, progress, configuration, device, store);
+        write();
     } catch (const UserError& fault) {
         fs::remove_all(partial, ignored);
         user_error("{}; the checkpoints before this one are whole", fault.what());
@@ -204,17 +223,11 @@ std::optional<CheckpointInfo> newest_checkpoint(const fs::path& out_dir,
     return newest;
 }
 
-void load_checkpoint(const CheckpointInfo& checkpoint, Device& device, ParameterStore& store) {
-    const Json manifest = read_manifest(checkpoint.directory);
-    try {
-        for (const char* file : {model_file, optimizer_file}) {
-            verify_file(checkpoint.directory / file, manifest.at("files").at(file));
-        }
-    } catch (const Json::exception&) {
-        refuse_manifest(checkpoint.directory / manifest_file);
-    }
-    load_weights(checkpoint.directory / model_file, store);
-    load_moments(checkpoint.directory / optimizer_file, device, store);
+void load_checkpoint(const CheckpointInfo& checkpoint, Device& device, ParameterStore& store,
+                     UnitTransfer& transfer) {
+    if (transfer.is_root()) verify_files(checkpoint.directory);
+    load_weights(checkpoint.directory / model_file, store, transfer);
+    load_moments(checkpoint.directory / optimizer_file, device, store, transfer);
 }
 
 }  // namespace llmc

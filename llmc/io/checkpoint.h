@@ -17,6 +17,7 @@
 
 #include "llmc/device/device.h"
 #include "llmc/parallel/parameter_store.h"
+#include "llmc/parallel/unit_transfer.h"
 
 namespace llmc {
 
@@ -27,12 +28,12 @@ struct Progress {
 };
 
 // Writes <out_dir>/checkpoint-<step> and returns its path; one that is there already is replaced. `run` is the
-// run's identity (last_run.h), `lineage` that of the first run of those that went on from one another. One process
-// calls it.
+// run's identity (last_run.h), `lineage` that of the first run of those that went on from one another. All ranks
+// call it; the transfer's root writes.
 std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, const std::string& run,
                                       const std::string& lineage, const Progress& progress,
-                                      const nlohmann::ordered_json& configuration, Device& device,
-                                      const ParameterStore& store);
+                                      const nlohmann::ordered_json& configuration, const Device& device,
+                                      const ParameterStore& store, UnitTransfer& transfer);
 
 // What a checkpoint's manifest says.
 struct CheckpointInfo {
@@ -60,7 +61,8 @@ std::optional<CheckpointInfo> newest_checkpoint(const std::filesystem::path& out
                                                 const std::optional<std::string>& run);
 
 // Verifies the files' sizes and checksums and loads them; UserError names what is damaged or of another
-// model.
-void load_checkpoint(const CheckpointInfo& checkpoint, Device& device, ParameterStore& store);
+// model. All ranks call it; the transfer's root reads.
+void load_checkpoint(const CheckpointInfo& checkpoint, Device& device, ParameterStore& store,
+                     UnitTransfer& transfer);
 
 }  // namespace llmc

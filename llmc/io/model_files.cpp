@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <set>
 #include <span>
 #include <string>
@@ -14,16 +15,16 @@ namespace llmc {
 
 namespace {
 
-using Flat = Tensor UnitBuffers<Tensor>::*;
+using Flat = Tensor UnitBuffers::*;
 
 // One kind of tensor in a file: which of a unit's flat buffers, and what is added to the tensor's name.
 struct Kind {
     Flat flat;
     const char* suffix;
 };
-constexpr Kind weights{&UnitBuffers<Tensor>::master, ""};
-constexpr Kind first_moment{&UnitBuffers<Tensor>::m, ".exp_avg"};
-constexpr Kind second_moment{&UnitBuffers<Tensor>::v, ".exp_avg_sq"};
+constexpr Kind weights{&UnitBuffers::master, ""};
+constexpr Kind first_moment{&UnitBuffers::m, ".exp_avg"};
+constexpr Kind second_moment{&UnitBuffers::v, ".exp_avg_sq"};
 
 constexpr std::string_view prefix = "transformer.";
 constexpr std::string_view head_name = "lm_head.weight";
@@ -44,13 +45,13 @@ void transpose(std::span<float> to, std::span<const float> from, std::int64_t ro
     }
 }
 
-std::span<float> tensor_of(std::span<float> flat, const UnitLayout::Entry& entry) {
+template <class Number>
+std::span<Number> tensor_of(std::span<Number> flat, const UnitLayout::Entry& entry) {
     return flat.subspan(static_cast<std::size_t>(entry.offset),
                         static_cast<std::size_t>(entry.spec.shape.elements()));
 }
 
-void save(const std::filesystem::path& file, Device& device, const ParameterStore& store,
-          std::span<const Kind> kinds, bool sync) {
+std::vector<SafetensorsEntry> table_of(const ParameterStore& store, std::span<const Kind> kinds) {
     std::vector<SafetensorsEntry> table;
     for (const Kind& kind : kinds) {
         for (int unit = 0; unit < store.units(); ++unit) {
@@ -60,25 +61,37 @@ void save(const std::filesystem::path& file, Device& device, const ParameterStor
             }
         }
     }
-    SafetensorsWriter writer(file, table);
-    std::vector<float> flat, transposed;
+    return table;
+}
+
+// Each kind's units, one after the other, to f(kind, unit, flat) on the root.
+template <class F>
+void collect_all(const ParameterStore& store, UnitTransfer& transfer, std::span<const Kind> kinds, F&& f) {
     for (const Kind& kind : kinds) {
         for (int unit = 0; unit < store.units(); ++unit) {
-            const Tensor& buffer = store.buffers(unit).*kind.flat;
-            flat.resize(static_cast<std::size_t>(buffer.elements()));
-            device.download(flat.data(), buffer);
-            for (const UnitLayout::Entry& entry : store.layout(unit).entries()) {
-                std::span<const float> values = tensor_of(flat, entry);
-                if (entry.spec.transposed_in_files) {
-                    const std::int64_t columns = entry.spec.shape.last();
-                    transposed.resize(values.size());
-                    transpose(transposed, values, entry.spec.shape.elements() / columns, columns);
-                    values = transposed;
-                }
-                writer.append(store.layout(unit).full_name(entry.spec) + kind.suffix, std::as_bytes(values));
-            }
+            const std::span<const float> flat = transfer.collect(unit, kind.flat);
+            if (transfer.is_root()) f(kind, unit, flat);
         }
     }
+}
+
+void save(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,
+          std::span<const Kind> kinds, bool sync) {
+    if (!transfer.is_root()) return collect_all(store, transfer, kinds, [](auto&&...) {});
+    SafetensorsWriter writer(file, table_of(store, kinds));
+    std::vector<float> transposed;
+    collect_all(store, transfer, kinds, [&](const Kind& kind, int unit, std::span<const float> flat) {
+        for (const UnitLayout::Entry& entry : store.layout(unit).entries()) {
+            std::span<const float> values = tensor_of(flat, entry);
+            if (entry.spec.transposed_in_files) {
+                const std::int64_t columns = entry.spec.shape.last();
+                transposed.resize(values.size());
+                transpose(transposed, values, entry.spec.shape.elements() / columns, columns);
+                values = transposed;
+            }
+            writer.append(store.layout(unit).full_name(entry.spec) + kind.suffix, std::as_bytes(values));
+        }
+    });
     writer.finish(sync);
 }
 
@@ -111,31 +124,41 @@ void check_shape(const std::filesystem::path& file, const SafetensorsReader& rea
                file.string(), name, to_string(found), to_string(expected));
 }
 
-// Reads every tensor of a kind into flat buffers in memory and hands each unit's to f(unit, flat).
-template <class F>
-void load(const std::filesystem::path& file, const SafetensorsReader& reader, const ParameterStore& store,
-          const Kind& kind, F&& f) {
-    std::vector<float> flat, transposed;
-    for (int unit = 0; unit < store.units(); ++unit) {
-        const UnitLayout& layout = store.layout(unit);
-        flat.assign(static_cast<std::size_t>((store.buffers(unit).*kind.flat).elements()), 0.0F);
-        for (const UnitLayout::Entry& entry : layout.entries()) {
-            const std::string name = name_in(reader, layout.full_name(entry.spec) + kind.suffix);
-            const Shape expected = file_shape(entry.spec);
-            check_shape(file, reader, name, expected);
-            const std::span<float> values = tensor_of(flat, entry);
-            if (entry.spec.transposed_in_files) {
-                transposed.resize(values.size());
-                reader.read(name, std::span<float>(transposed));
-                check_finite(file, name, transposed, expected);
-                transpose(values, transposed, expected[0], expected[1]);
-            } else {
-                reader.read(name, values);
-                check_finite(file, name, values, expected);
-            }
+// Reads a unit's tensors of a kind into its flat buffer.
+void read_unit(const std::filesystem::path& file, const SafetensorsReader& reader, const UnitLayout& layout,
+               const Kind& kind, std::span<float> flat) {
+    std::vector<float> transposed;
+    for (const UnitLayout::Entry& entry : layout.entries()) {
+        const std::string name = name_in(reader, layout.full_name(entry.spec) + kind.suffix);
+        const Shape expected = file_shape(entry.spec);
+        check_shape(file, reader, name, expected);
+        const std::span<float> values = tensor_of(flat, entry);
+        if (entry.spec.transposed_in_files) {
+            transposed.resize(values.size());
+            reader.read(name, std::span<float>(transposed));
+            check_finite(file, name, transposed, expected);
+            transpose(values, transposed, expected[0], expected[1]);
+        } else {
+            reader.read(name, values);
+            check_finite(file, name, values, expected);
         }
-        f(unit, std::span<const float>(flat));
     }
+}
+
+// Hands each unit's part that this rank updates to f(unit, values). `reader`: the root's.
+template <class F>
+void load(const std::filesystem::path& file, const SafetensorsReader* reader, const ParameterStore& store,
+          UnitTransfer& transfer, const Kind& kind, F&& f) {
+    for (int unit = 0; unit < store.units(); ++unit) {
+        const std::span<float> whole = transfer.whole(unit);
+        if (reader) read_unit(file, *reader, store.layout(unit), kind, whole);
+        f(unit, transfer.distribute(unit));
+    }
+}
+
+std::unique_ptr<const SafetensorsReader> open_on_root(const std::filesystem::path& file,
+                                                      const UnitTransfer& transfer) {
+    return transfer.is_root() ? std::make_unique<const SafetensorsReader>(file) : nullptr;
 }
 
 // GPT-2's files carry the causal mask of each block, which is no weight.
@@ -175,10 +198,10 @@ void check_names(const std::filesystem::path& file, const SafetensorsReader& rea
 
 }  // namespace
 
-void save_tensors(const std::filesystem::path& file, Device& device, const ParameterStore& store, Flat flat,
-                  bool sync) {
+void save_tensors(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,
+                  Flat flat, bool sync) {
     const Kind kind{flat, ""};
-    save(file, device, store, std::span(&kind, 1), sync);
+    save(file, store, transfer, std::span(&kind, 1), sync);
 }
 
 void check_weights(const std::filesystem::path& file, std::span<const UnitLayout> units) {
@@ -190,23 +213,27 @@ void check_weights(const std::filesystem::path& file, std::span<const UnitLayout
     }
 }
 
-void load_weights(const std::filesystem::path& file, ParameterStore& store) {
-    const SafetensorsReader reader(file);
-    check_names(file, reader, store.layouts());
-    check_tied_head(file, reader);
-    load(file, reader, store, weights,
+void load_weights(const std::filesystem::path& file, ParameterStore& store, UnitTransfer& transfer) {
+    const auto reader = open_on_root(file, transfer);
+    if (reader) {
+        check_names(file, *reader, store.layouts());
+        check_tied_head(file, *reader);
+    }
+    load(file, reader.get(), store, transfer, weights,
          [&](int unit, std::span<const float> values) { store.set_weights(unit, values); });
 }
 
-void save_moments(const std::filesystem::path& file, Device& device, const ParameterStore& store, bool sync) {
+void save_moments(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,
+                  bool sync) {
     const Kind moments[] = {first_moment, second_moment};
-    save(file, device, store, moments, sync);
+    save(file, store, transfer, moments, sync);
 }
 
-void load_moments(const std::filesystem::path& file, Device& device, ParameterStore& store) {
-    const SafetensorsReader reader(file);
+void load_moments(const std::filesystem::path& file, Device& device, const ParameterStore& store,
+                  UnitTransfer& transfer) {
+    const auto reader = open_on_root(file, transfer);
     for (const Kind& kind : {first_moment, second_moment}) {
-        load(file, reader, store, kind, [&](int unit, std::span<const float> values) {
+        load(file, reader.get(), store, transfer, kind, [&](int unit, std::span<const float> values) {
             device.upload(store.buffers(unit).*kind.flat, values.data());
         });
     }

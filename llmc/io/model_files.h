@@ -5,18 +5,20 @@
 #include <filesystem>
 #include <span>
 
-#include "llmc/device/device.h"
 #include "llmc/parallel/parameter_store.h"
+#include "llmc/parallel/unit_transfer.h"
 
 namespace llmc {
 
-// One of the flat buffers of every unit, fp32: &UnitBuffers<Tensor>::master or ::gradients. With `sync` it
+// All ranks save and load; the root of the transfer alone has the file.
+
+// One of the flat buffers of every unit: &UnitBuffers::master or ::updated_gradients, fp32. With `sync` the root
 // returns only when the file is on the storage device.
-void save_tensors(const std::filesystem::path& file, Device& device, const ParameterStore& store,
-                  Tensor UnitBuffers<Tensor>::*flat, bool sync);
-inline void save_weights(const std::filesystem::path& file, Device& device, const ParameterStore& store,
-                         bool sync) {
-    save_tensors(file, device, store, &UnitBuffers<Tensor>::master, sync);
+void save_tensors(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,
+                  Tensor UnitBuffers::*flat, bool sync);
+inline void save_weights(const std::filesystem::path& file, const ParameterStore& store,
+                         UnitTransfer& transfer, bool sync) {
+    save_tensors(file, store, transfer, &UnitBuffers::master, sync);
 }
 
 // UserError if the file is no safetensors file, or its tensors are not those of a model of these units, by their names and
@@ -26,10 +28,12 @@ void check_weights(const std::filesystem::path& file, std::span<const UnitLayout
 // Weights from F32, F16, BF16 or F64 tensors, with or without the prefix "transformer.". Attention masks
 // ("h.0.attn.bias") are passed over. UserError if a tensor is missing, has another shape, is not of this
 // model or holds a value that is not finite.
-void load_weights(const std::filesystem::path& file, ParameterStore& store);
+void load_weights(const std::filesystem::path& file, ParameterStore& store, UnitTransfer& transfer);
 
 // AdamW's moments, as "<tensor>.exp_avg" and "<tensor>.exp_avg_sq", shaped as the weights are.
-void save_moments(const std::filesystem::path& file, Device& device, const ParameterStore& store, bool sync);
-void load_moments(const std::filesystem::path& file, Device& device, ParameterStore& store);
+void save_moments(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,
+                  bool sync);
+void load_moments(const std::filesystem::path& file, Device& device, const ParameterStore& store,
+                  UnitTransfer& transfer);
 
 }  // namespace llmc

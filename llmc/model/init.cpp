@@ -1,23 +1,28 @@
 #include "llmc/model/init.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "llmc/core/random.h"
 
 namespace llmc {
 
-void initialize_unit(std::span<float> values, const UnitLayout& unit, std::uint64_t seed) {
+void initialize_unit(std::span<float> values, std::int64_t begin, const UnitLayout& unit,
+                     std::uint64_t seed) {
+    const std::int64_t end = begin + std::ssize(values);
     std::fill(values.begin(), values.end(), 0.0F);
     for (const UnitLayout::Entry& entry : unit.entries()) {
         const RandomStream random(seed, unit.full_name(entry.spec));
         const Init init = entry.spec.init;
-        const std::int64_t elements = entry.spec.shape.elements();
-        float* tensor = values.data() + entry.offset;
+        // Of the tensor's elements, those that are asked for.
+        const std::int64_t first = std::max<std::int64_t>(0, begin - entry.offset);
+        const std::int64_t last = std::min(entry.spec.shape.elements(), end - entry.offset);
 #pragma omp parallel for
-        for (std::int64_t i = 0; i < elements; ++i) {
+        for (std::int64_t i = first; i < last; ++i) {
             const double noise =
                 init.stddev > 0 ? init.stddev * random.normal(static_cast<std::uint64_t>(i)) : 0.0;
-            tensor[i] = static_cast<float>(init.mean + noise);
+            values[static_cast<std::size_t>(entry.offset + i - begin)] =
+                static_cast<float>(init.mean + noise);
         }
     }
 }

@@ -9,7 +9,7 @@
 
 namespace llmc {
 
-// Fills `values`, the unit's whole flat buffer in fp32, padding zero.
-void initialize_unit(std::span<float> values, const UnitLayout& unit, std::uint64_t seed);
+// Fills `values` with a part of the unit's flat buffer in fp32, from the element `begin` on, padding zero.
+void initialize_unit(std::span<float> values, std::int64_t begin, const UnitLayout& unit, std::uint64_t seed);
 
 }  // namespace llmc

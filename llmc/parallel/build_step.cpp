@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "llmc/model/units.h"
+#include "llmc/parallel/prefetch.h"
 
 namespace llmc {
 
@@ -12,14 +13,14 @@ using enum BufferRole;
 
 class StepBuilder {
   public:
-    explicit StepBuilder(const StepSpec& spec)
-        : layers_(spec.layers), rounds_gradients_(spec.rounds_gradients) {
+    explicit StepBuilder(const StepSpec& spec) : spec_(spec), sharding_(spec.sharding) {
         step_.layers = spec.layers;
-        step_.data_ranks = spec.data_ranks;
+        step_.sharding = spec.sharding;
         step_.micro_batches = spec.micro_batches;
     }
 
     Step finish() {
+        insert_gathers(step_);
         order_streams(step_);
         return std::move(step_);
     }
@@ -30,34 +31,45 @@ class StepBuilder {
 
     void forward_to_head(int micro_batch) {
         compute(ActionKind::forward, {PartKind::embedding}, micro_batch,
-                {{tokens}, {parameters, wte_unit}, {parameters, wpe_unit}}, {{residual, 0}});
-        for (int block = 0; block < layers_; ++block) {
+                {{tokens}, whole_parameters(wte_unit), whole_parameters(wpe_unit)}, {{residual, 0}});
+        release(wpe_unit);
+        for (int block = 0; block < spec_.layers; ++block) {
+            const int unit = block_unit(block);
             compute(ActionKind::forward, {PartKind::block, block}, micro_batch,
-                    {{residual, block}, {parameters, block_unit(block)}},
-                    {{saved, block}, {residual, block + 1}});
+                    {{residual, block}, whole_parameters(unit)}, {{saved, block}, {residual, block + 1}});
+            // The backward pass begins with the last block.
+            if (sharding_.reshards_after_forward && block + 1 < spec_.layers) release(unit);
         }
     }
 
     void head_losses(int micro_batch) {
         compute(ActionKind::forward, {PartKind::head}, micro_batch,
-                {{tokens}, {residual, layers_}, {parameters, ln_f()}, {parameters, wte_unit}}, {{loss}});
+                {{tokens}, {residual, spec_.layers}, whole_parameters(ln_f()), whole_parameters(wte_unit)},
+                {{loss}});
     }
 
-    // `first` zeroes each unit's gradients before they are first written; `last` reduces them once they are
-    // complete.
-    void backward(int micro_batch, bool first, bool last) {
+    void head_logits(int micro_batch) {
+        compute(ActionKind::logits, {PartKind::head}, micro_batch,
+                {{residual, spec_.layers}, whole_parameters(ln_f()), whole_parameters(wte_unit)}, {{logits}});
+    }
+
+    void backward(int micro_batch) {
+        const bool first = micro_batch == 0, last = micro_batch + 1 == spec_.micro_batches;
         begin(wte_unit, first);
         begin(ln_f(), first);
         compute(ActionKind::backward, {PartKind::head}, micro_batch,
-                {{tokens}, {residual, layers_}, {parameters, ln_f()}, {parameters, wte_unit}},
+                {{tokens}, {residual, spec_.layers}, whole_parameters(ln_f()), whole_parameters(wte_unit)},
                 {{residual_gradient}, sums(ln_f()), sums(wte_unit), {loss}});
+        release(wte_unit);
+        release(ln_f());
         end(ln_f(), first, last);
-        for (int block = layers_ - 1; block >= 0; --block) {
+        for (int block = spec_.layers - 1; block >= 0; --block) {
             const int unit = block_unit(block);
             begin(unit, first);
             compute(ActionKind::backward, {PartKind::block, block}, micro_batch,
-                    {{residual_gradient}, {residual, block}, {saved, block}, {parameters, unit}},
+                    {{residual_gradient}, {residual, block}, {saved, block}, whole_parameters(unit)},
                     {{residual_gradient}, sums(unit)});
+            release(unit);
             end(unit, first, last);
         }
         begin(wpe_unit, first);
@@ -65,20 +77,32 @@ class StepBuilder {
                 {sums(wte_unit), sums(wpe_unit)});
         end(wpe_unit, first, last);
         end(wte_unit, first, last);
+        accumulate_received();
     }
 
     void norm_and_update() {
         Action square{.kind = ActionKind::square, .reads = {}, .writes = {{squares}}};
-        for (int unit = 0; unit <= ln_f(); ++unit) square.reads.push_back({gradients, unit});
+        for (int unit = 0; unit <= ln_f(); ++unit) square.reads.push_back(reduced(unit));
         add(std::move(square));
         communicate({.kind = ActionKind::gather_squares, .reads = {{squares}}, .writes = {{squares}}});
         add({.kind = ActionKind::norm, .reads = {{squares}}, .writes = {{norm}}});
         for (int unit = 0; unit <= ln_f(); ++unit) {
+            const bool whole = sharding_.keeps_optimizer_whole();
             add({.kind = ActionKind::update,
                  .unit = unit,
-                 .reads = {{gradients, unit}, {norm}, {optimizer, unit}},
-                 .writes = {{optimizer, unit}, {parameters, unit}}});
+                 .reads = {whole ? whole_gradients(unit) : reduced(unit), {norm}, {optimizer, unit, unit}},
+                 .writes = {{optimizer, unit, unit}, own_parameters(unit)}});
+            publish(unit);
         }
+    }
+
+    // A unit's parameters, on ranks that keep them whole and have updated a shard.
+    void publish(int unit) {
+        if (sharding_.keeps_optimizer_whole() || !sharding_.keeps_parameters_whole()) return;
+        communicate({.kind = ActionKind::gather_parameters,
+                     .unit = unit,
+                     .reads = {own_parameters(unit)},
+                     .writes = {whole_parameters(unit)}});
     }
 
     void reduce_loss() {
@@ -86,7 +110,7 @@ class StepBuilder {
     }
 
   private:
-    int ln_f() const { return ln_f_unit(layers_); }
+    int ln_f() const { return ln_f_unit(spec_.layers); }
 
     void add(Action action) { step_.actions.push_back(std::move(action)); }
 
@@ -99,52 +123,103 @@ class StepBuilder {
              .writes = std::move(writes)});
     }
 
+    // Where there is somebody to talk to.
+    void communicate(Action action) {
+        if (sharding_.ranks() == 1) return;
+        action.stream = StreamKind::communication;
+        add(std::move(action));
+    }
+
+    // ---- where a unit's numbers are
+
+    BufferUse whole_parameters(int unit) const {
+        return {parameters, place_of_parameters(sharding_, unit, spec_.layers), unit};
+    }
+    // What the rank's update makes.
+    BufferUse own_parameters(int unit) const {
+        if (sharding_.keeps_parameters_whole()) return whole_parameters(unit);
+        return {parameter_shard, unit, unit};
+    }
+    BufferUse whole_gradients(int unit) const {
+        return {gradients, place_of_gradients(sharding_, spec_.micro_batches, unit, spec_.layers), unit};
+    }
+    // The rank's shard of the sum over ranks and micro-batches.
+    BufferUse reduced(int unit) const {
+        if (!sharding_.keeps_gradient_shards(spec_.micro_batches)) return whole_gradients(unit);
+        return {gradient_shard, unit, unit};
+    }
     // What the backward pass adds a unit's gradients to: they themselves, or the sums of this micro-batch alone.
     BufferUse sums(int unit) const {
-        if (!rounds_gradients_) return {gradients, unit};
-        return {gradient_sums, gradient_sums_of(unit, layers_)};
+        if (!spec_.rounds_gradients) return whole_gradients(unit);
+        return {gradient_sums, place_of_gradient_sums(unit, spec_.layers), unit};
+    }
+
+    // ---- what is done around a part of the model
+
+    void release(int unit) {
+        if (sharding_.keeps_parameters_whole()) return;
+        add({.kind = ActionKind::release, .unit = unit, .reads = {}, .writes = {whole_parameters(unit)}});
+    }
+
+    // Whether the whole gradients are those of one micro-batch.
+    bool starts_afresh(bool first_micro_batch) const {
+        return first_micro_batch || sharding_.accumulates_shards(spec_.micro_batches);
     }
 
     // Before the first backward of a micro-batch that writes a unit's gradients.
     void begin(int unit, bool first) {
-        if (!first && !rounds_gradients_) return;
+        if (!starts_afresh(first) && !spec_.rounds_gradients) return;
         add({.kind = ActionKind::zero, .unit = unit, .reads = {}, .writes = {sums(unit)}});
     }
 
     // After the last one.
     void end(int unit, bool first, bool last) {
-        if (rounds_gradients_ && first) {
+        if (spec_.rounds_gradients && starts_afresh(first)) {
             add({.kind = ActionKind::round,
                  .unit = unit,
                  .reads = {sums(unit)},
-                 .writes = {{gradients, unit}}});
-        } else if (rounds_gradients_) {
+                 .writes = {whole_gradients(unit)}});
+        } else if (spec_.rounds_gradients) {
             add({.kind = ActionKind::accumulate,
                  .unit = unit,
-                 .reads = {sums(unit), {gradients, unit}},
-                 .writes = {{gradients, unit}}});
+                 .reads = {sums(unit), whole_gradients(unit)},
+                 .writes = {whole_gradients(unit)}});
         }
-        if (last) reduce(unit);
-    }
-
-    // Where there is somebody to talk to.
-    void communicate(Action action) {
-        if (step_.data_ranks == 1) return;
-        action.stream = StreamKind::communication;
-        add(std::move(action));
+        accumulate_received();
+        if (last || sharding_.accumulates_shards(spec_.micro_batches)) reduce(unit, first, last);
     }
 
     // All-reduce is reduce-scatter then all-gather (idea 3).
-    void reduce(int unit) {
-        for (const ActionKind kind : {ActionKind::reduce_scatter, ActionKind::all_gather}) {
+    void reduce(int unit, bool first, bool last) {
+        const BufferUse whole = whole_gradients(unit), sum = reduced(unit);
+        const bool adds = sharding_.accumulates_shards(spec_.micro_batches) && !first;
+        const BufferUse received = adds ? whole : sum;
+        communicate(
+            {.kind = ActionKind::reduce_scatter, .unit = unit, .reads = {whole}, .writes = {received}});
+        if (sharding_.replicas > 1) {
             communicate(
-                {.kind = kind, .unit = unit, .reads = {{gradients, unit}}, .writes = {{gradients, unit}}});
+                {.kind = ActionKind::all_reduce, .unit = unit, .reads = {received}, .writes = {received}});
         }
+        if (adds) received_ = unit;
+        if (!last || !sharding_.keeps_optimizer_whole()) return;
+        accumulate_received();
+        communicate({.kind = ActionKind::gather_gradients, .unit = unit, .reads = {sum}, .writes = {whole}});
     }
 
-    int layers_;
-    bool rounds_gradients_;
+    // The shard that was received last. A part later than its reduction, which the backward pass need not wait for.
+    void accumulate_received() {
+        if (received_ < 0) return;
+        add({.kind = ActionKind::accumulate_shard,
+             .unit = received_,
+             .reads = {whole_gradients(received_), reduced(received_)},
+             .writes = {reduced(received_)}});
+        received_ = -1;
+    }
+
+    StepSpec spec_;
+    const Sharding& sharding_ = spec_.sharding;
     Step step_;
+    int received_ = -1;  // the unit whose shard is to be added
 };
 
 }  // namespace
@@ -154,7 +229,7 @@ Step build_training_step(const StepSpec& spec) {
     for (int micro_batch = 0; micro_batch < spec.micro_batches; ++micro_batch) {
         build.load(micro_batch);
         build.forward_to_head(micro_batch);
-        build.backward(micro_batch, micro_batch == 0, micro_batch == spec.micro_batches - 1);
+        build.backward(micro_batch);
     }
     build.reduce_loss();
     build.norm_and_update();
@@ -174,6 +249,13 @@ Step build_generation_step(const StepSpec& spec) {
     StepBuilder build(spec);
     build.load(0);
     build.forward_to_head(0);
+    build.head_logits(0);
+    return build.finish();
+}
+
+Step build_publication(const StepSpec& spec) {
+    StepBuilder build(spec);
+    for (int unit = 0; unit <= ln_f_unit(spec.layers); ++unit) build.publish(unit);
     return build.finish();
 }
 

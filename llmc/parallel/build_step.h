@@ -1,5 +1,5 @@
-// Makes the list of actions of a rank: a pure function of the model's depth, the mesh, the accumulation and whether
-// gradients are kept rounded.
+// Makes the list of actions of a rank: a pure function of the model's depth, the mesh and how it shards, the accumulation
+// and whether gradients are kept rounded.
 #pragma once
 
 #include "llmc/parallel/step.h"
@@ -8,20 +8,24 @@ namespace llmc {
 
 struct StepSpec {
     int layers = 0;
-    int data_ranks = 1;
+    Sharding sharding{};
     int micro_batches = 1;
     // Gradients are kept in bf16: the backward pass of a micro-batch makes sums in fp32, which are then added to them.
     bool rounds_gradients = false;
 };
 
 // Forward and backward of every micro-batch, gradients reduced behind the last action that writes them,
-// then the norm and the update.
+// then the norm and the update. Where parameters are kept in shards, they are gathered ahead of the forward and the
+// backward pass; where only what updates them is, behind the update.
 Step build_training_step(const StepSpec& spec);
 
 // One micro-batch of every rank up to the losses, summed over ranks, for validation.
 Step build_evaluation_step(const StepSpec& spec);
 
-// One micro-batch up to the input of the head, for generation.
+// One micro-batch up to the logits of one position, for generation.
 Step build_generation_step(const StepSpec& spec);
+
+// What makes parameters whole after each rank was given its shard; empty where it has all, or needs no more.
+Step build_publication(const StepSpec& spec);
 
 }  // namespace llmc

@@ -10,9 +10,9 @@ namespace llmc {
 
 namespace {
 
-using Flat = Tensor UnitBuffers<Tensor>::*;
-constexpr Flat parameters = &UnitBuffers<Tensor>::parameters;
-constexpr Flat gradient_sums = &UnitBuffers<Tensor>::gradient_sums;
+using Flat = Tensor UnitBuffers::*;
+constexpr Flat parameters = &UnitBuffers::parameters;
+constexpr Flat gradient_sums = &UnitBuffers::gradient_sums;
 
 // The first `sequences` of a buffer that begins with the batch.
 auto first(std::int64_t sequences) {
@@ -32,8 +32,9 @@ HeadActivations<Tensor> head_of(const HeadActivations<Tensor>& head, std::int64_
 
 }  // namespace
 
-Executor::Executor(const GPTConfig& config, Device& device, Communicator& data, const ParameterStore& store,
-                   const ActivationBuffers<Tensor>& activations, int micro_batches, bool overlap)
+Executor::Executor(const GPTConfig& config, Device& device, const DataGroups& data,
+                   const ParameterStore& store, const ActivationBuffers<Tensor>& activations,
+                   int micro_batches, bool overlap)
     : config_(config),
       device_(device),
       ops_(device.ops()),
@@ -78,10 +79,20 @@ void Executor::perform(const Step& step, const Action& action, const StepInput& 
             return load(step, action, input);
         case ActionKind::zero:
             return ops_.fill(store_.buffers(action.unit).gradient_sums, 0.0F);
+        case ActionKind::gather_parameters:
+            return gather_parameters(action.unit);
+        case ActionKind::release:
+            return;  // orders what comes after
         case ActionKind::forward:
             return forward(action, input.sequences);
         case ActionKind::backward:
             return backward(action, input);
+        case ActionKind::logits: {
+            const auto& slot = activations_.slots[static_cast<std::size_t>(action.slot)];
+            logits_ = head_logits(ops_, slot.residual.back(), input.position, head_tensors(parameters),
+                                  activations_.head);
+            return;
+        }
         case ActionKind::round:
             return ops_.cast(store_.buffers(action.unit).gradients,
                              store_.buffers(action.unit).gradient_sums);
@@ -89,11 +100,17 @@ void Executor::perform(const Step& step, const Action& action, const StepInput& 
             return ops_.accumulate(store_.buffers(action.unit).gradients,
                                    store_.buffers(action.unit).gradient_sums);
         case ActionKind::reduce_scatter:
-            return reduce_scatter(action.unit);
-        case ActionKind::all_gather:
-            return all_gather(action.unit);
+            return reduce_scatter(action);
+        case ActionKind::all_reduce:
+            return data_.replicas().all_reduce(received_shard(action.writes.front()));
+        case ActionKind::accumulate_shard: {
+            const UnitBuffers& b = store_.buffers(action.unit);
+            return ops_.add(b.gradient_shard, b.gradient_shard, store_.own_shard(b.gradients));
+        }
+        case ActionKind::gather_gradients:
+            return gather_gradients(action.unit);
         case ActionKind::reduce_loss:
-            return data_.all_reduce(loss_sum());
+            return data_.all().all_reduce(loss_sum());
         case ActionKind::square:
             return square();
         case ActionKind::gather_squares:
@@ -170,29 +187,39 @@ void Executor::backward(const Action& action, const StepInput& input) {
     }
 }
 
-void Executor::reduce_scatter(int unit) {
-    const Tensor& whole = store_.buffers(unit).gradients;
-    data_.reduce_scatter(store_.shard(whole, data_.rank()), whole);
+void Executor::gather_parameters(int unit) {
+    const UnitBuffers& b = store_.buffers(unit);
+    data_.shards().all_gather(b.parameters, b.parameter_shard);
 }
 
-void Executor::all_gather(int unit) {
-    const Tensor& whole = store_.buffers(unit).gradients;
-    data_.all_gather(whole, store_.shard(whole, data_.rank()));
+// Where a micro-batch's shard of gradients is: apart, or the rank's own part of the whole ones.
+Tensor Executor::received_shard(const BufferUse& use) const {
+    const UnitBuffers& b = store_.buffers(use.unit);
+    return use.role == BufferRole::gradient_shard ? b.gradient_shard : store_.own_shard(b.gradients);
+}
+
+void Executor::reduce_scatter(const Action& action) {
+    data_.shards().reduce_scatter(received_shard(action.writes.front()),
+                                  store_.buffers(action.unit).gradients);
+}
+
+void Executor::gather_gradients(int unit) {
+    const UnitBuffers& b = store_.buffers(unit);
+    data_.shards().all_gather(b.gradients, b.gradient_shard);
 }
 
 // Each rank squares its own shards; the sums are gathered and added in unit and block order, so that the norm
 // has the same bits on every rank.
 void Executor::square() {
     for (int unit = 0; unit < store_.units(); ++unit) {
-        ops_.global_norm_squared(store_.shard(squares_of(unit), data_.rank()),
-                                 store_.shard(store_.buffers(unit).gradients, data_.rank()));
+        ops_.global_norm_squared(store_.own_shard(squares_of(unit)), store_.buffers(unit).gradient_shard);
     }
 }
 
 void Executor::gather_squares() {
     for (int unit = 0; unit < store_.units(); ++unit) {
         const Tensor squares = squares_of(unit);
-        data_.all_gather(squares, store_.shard(squares, data_.rank()));
+        data_.shards().all_gather(squares, store_.own_shard(squares));
     }
 }
 
@@ -203,24 +230,19 @@ void Executor::norm() {
 
 // The sums of squares of a unit's blocks; units lie one after the other.
 Tensor Executor::squares_of(int unit) const {
-    const auto blocks = [&](int u) { return store_.buffers(u).gradients.elements() / norm_block_elements; };
+    const auto blocks = [&](int u) { return store_.elements(u) / norm_block_elements; };
     std::int64_t first_block = 0;
     for (int before = 0; before < unit; ++before) first_block += blocks(before);
     return activations_.norm_partials.flat(first_block, blocks(unit));
 }
 
 void Executor::update(int unit, const StepInput& input) {
-    const UnitBuffers<Tensor>& b = store_.buffers(unit);
+    const UnitBuffers& b = store_.buffers(unit);
     std::optional<StochasticRounding> rounding;
     if (input.rounding_seed)
         rounding = {.seed = *input.rounding_seed, .first_element = store_.first_element(unit)};
-    ops_.adamw(b.parameters, b.master, b.m, b.v, b.gradients, norm_squared(), store_.segments(unit),
-               input.adamw, rounding);
-}
-
-Tensor Executor::logits(std::int64_t position) {
-    return head_logits(ops_, activations_.slots[0].residual.back(), position, head_tensors(parameters),
-                       activations_.head);
+    ops_.adamw(b.updated_parameters, b.master, b.m, b.v, b.updated_gradients, norm_squared(),
+               store_.segments(unit), input.adamw, rounding);
 }
 
 Tensor Executor::tensor_of(int unit, Flat flat, std::string_view param) const {

@@ -9,11 +9,11 @@
 #include <string_view>
 #include <vector>
 
-#include "llmc/comm/communicator.h"
 #include "llmc/device/device.h"
 #include "llmc/device/ops.h"
 #include "llmc/model/config.h"
 #include "llmc/parallel/activations.h"
+#include "llmc/parallel/data_groups.h"
 #include "llmc/parallel/parameter_store.h"
 #include "llmc/parallel/phase.h"
 #include "llmc/parallel/step.h"
@@ -39,15 +39,15 @@ struct StepInput {
     std::optional<std::int64_t> step{};
     float loss_scale = 0;  // gradients are those of loss_scale * (sum of losses)
     AdamWStep adamw{};
+    std::int64_t position = 0;                     // whose logits are wanted, in the first sequence
     std::optional<std::uint64_t> rounding_seed{};  // of stochastic rounding; without it the nearest is taken
 };
 
 class Executor {
   public:
-    // The buffers are bound once; `data` is the communicator of the data-parallel ranks. All outlive the
-    // executor. A training step has so many micro-batches. With `overlap` gradients are reduced while the backward
-    // pass goes on.
-    Executor(const GPTConfig& config, Device& device, Communicator& data, const ParameterStore& store,
+    // The buffers are bound once; `data` are the data-parallel ranks. All outlive the executor. A training step has
+    // so many micro-batches. With `overlap` communication goes on beside computing.
+    Executor(const GPTConfig& config, Device& device, const DataGroups& data, const ParameterStore& store,
              const ActivationBuffers<Tensor>& activations, int micro_batches, bool overlap);
 
     // A device with queues goes on with it after this returns.
@@ -61,16 +61,18 @@ class Executor {
     // meets every operation with its shape.
     void rehearse(const Step& step, std::int64_t sequences);
 
-    // Logits X (1,Vp) of one position of the first sequence, after a generation step.
-    Tensor logits(std::int64_t position);
+    // X (1,Vp), of the last generation step.
+    const Tensor& logits() const { return logits_; }
 
   private:
     void perform(const Step& step, const Action& action, const StepInput& input);
     void load(const Step& step, const Action& action, const StepInput& input);
     void forward(const Action& action, std::int64_t sequences);
     void backward(const Action& action, const StepInput& input);
-    void reduce_scatter(int unit);
-    void all_gather(int unit);
+    void gather_parameters(int unit);
+    void reduce_scatter(const Action& action);
+    void gather_gradients(int unit);
+    Tensor received_shard(const BufferUse& use) const;
     void square();
     void gather_squares();
     void norm();
@@ -78,9 +80,9 @@ class Executor {
     void update(int unit, const StepInput& input);
 
     // Parameters, or gradients, of a block and of the head.
-    BlockTensors block_tensors(int block, Tensor UnitBuffers<Tensor>::*flat) const;
-    HeadTensors head_tensors(Tensor UnitBuffers<Tensor>::*flat) const;
-    Tensor tensor_of(int unit, Tensor UnitBuffers<Tensor>::*flat, std::string_view param) const;
+    BlockTensors block_tensors(int block, Tensor UnitBuffers::*flat) const;
+    HeadTensors head_tensors(Tensor UnitBuffers::*flat) const;
+    Tensor tensor_of(int unit, Tensor UnitBuffers::*flat, std::string_view param) const;
     Tensor loss_sum() const { return activations_.results.flat(0, 1); }
     Tensor norm_squared() const { return activations_.results.flat(1, 1); }
     const TokenBuffers<Tensor>& tokens_of(const Action& action) const {
@@ -90,11 +92,12 @@ class Executor {
     GPTConfig config_;
     Device& device_;
     Ops& ops_;
-    Communicator& data_;
+    const DataGroups& data_;
     const ParameterStore& store_;
     ActivationBuffers<Tensor> activations_;
     TokenFeed feed_;
     std::vector<TokenBuffers<Tensor>> tokens_;  // of the micro-batch in each slot
+    Tensor logits_;
     std::unique_ptr<StepStreams> streams_;
 };
 

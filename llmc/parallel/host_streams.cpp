@@ -22,11 +22,6 @@ void timed(double& milliseconds, const Work& work) {
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
 
-bool communicates(const Step& step) {
-    return std::ranges::any_of(
-        step.actions, [](const Action& action) { return action.stream == StreamKind::communication; });
-}
-
 }  // namespace
 
 HostStreams::~HostStreams() {

@@ -3,15 +3,22 @@
 
 #include <string>
 
+#include "llmc/parallel/sharding.h"
+
 namespace llmc {
 
 struct Mesh {
-    int data_ranks = 1;
+    Sharding sharding{};  // of the data-parallel ranks
     int data_rank = 0;
 
-    int world() const { return data_ranks; }
+    int data_ranks() const { return sharding.ranks(); }
+    int world() const { return data_ranks(); }
+    int shard() const { return sharding.shard_of(data_rank); }
     std::string description() const {
-        return data_ranks == 1 ? "1 process" : std::to_string(data_ranks) + " processes, data parallel";
+        if (data_ranks() == 1) return "1 process";
+        const std::string shards = sharding.description();
+        return std::to_string(data_ranks()) + " processes, data parallel" +
+               (shards.empty() ? "" : "; " + shards);
     }
 };
 

@@ -1,89 +1,132 @@
 #include "llmc/parallel/parameter_store.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "llmc/device/stochastic_rounding.h"
 #include "llmc/model/init.h"
-#include "llmc/parallel/step.h"
 
 namespace llmc {
 
 StoreLayout lay_out_store(MemoryLayout& layout, const GPTConfig& config, const StoreDtypes& dtypes,
-                          int ranks) {
+                          const Sharding& sharding, int micro_batches) {
     const DType dtype = dtypes.compute;
     check(dtypes.gradients == DType::fp32 || dtypes.gradients == dtype,
           "gradients are fp32 or of the compute dtype");
-    StoreLayout store{.dtype = dtype, .ranks = ranks, .units = {}, .buffers = {}};
+    const auto layers = static_cast<int>(config.layers);
+    StoreLayout store{.dtype = dtype, .sharding = sharding, .units = {}, .buffers = {}};
     for (UnitSpec& spec : gpt_units(config)) {
         const UnitLayout& unit = store.units.emplace_back(std::move(spec));
-        const Shape flat{unit.padded_elements(ranks)};
-        const BufferId parameters = layout.add(ArenaKind::parameters, unit.name(), dtype, flat);
-        const BufferId gradients = layout.add(ArenaKind::gradients, unit.name(), dtypes.gradients, flat);
-        BufferId sums = gradients;
-        if (dtypes.gradients != DType::fp32) {
-            const auto number = static_cast<int>(store.buffers.size());
-            const int shared = gradient_sums_of(number, static_cast<int>(config.layers));
-            sums = shared == number
-                       ? layout.add(ArenaKind::gradients, unit.name() + ".sums", DType::fp32, flat)
-                       : store.buffers[static_cast<std::size_t>(shared)].gradient_sums;
-        }
-        store.buffers.push_back(
-            {.parameters = parameters,
-             .gradients = gradients,
-             .gradient_sums = sums,
-             .master = dtype == DType::fp32 ? parameters
-                                            : layout.add(ArenaKind::master, unit.name(), DType::fp32, flat),
-             .m = layout.add(ArenaKind::moments, unit.name() + ".m", DType::fp32, flat),
-             .v = layout.add(ArenaKind::moments, unit.name() + ".v", DType::fp32, flat)});
+        const auto number = static_cast<int>(store.buffers.size());
+        const std::int64_t elements = unit.padded_elements(sharding.ranks());
+        const Shape whole{elements}, shard{elements / sharding.shards};
+        const Shape& updated = sharding.keeps_optimizer_whole() ? whole : shard;
+
+        // Where blocks take turns, the buffer of the first one that uses it.
+        const auto at = [&](int place, BufferId UnitBufferIds::*buffer, auto&& make) {
+            return place == number ? make() : store.buffers[static_cast<std::size_t>(place)].*buffer;
+        };
+        UnitBufferIds ids{};
+        ids.parameters = at(place_of_parameters(sharding, number, layers), &UnitBufferIds::parameters,
+                            [&] { return layout.add(ArenaKind::parameters, unit.name(), dtype, whole); });
+        if (!sharding.keeps_parameters_whole())
+            ids.parameter_shard = layout.add(ArenaKind::parameters, unit.name() + ".shard", dtype, shard);
+        ids.gradients =
+            at(place_of_gradients(sharding, micro_batches, number, layers), &UnitBufferIds::gradients,
+               [&] { return layout.add(ArenaKind::gradients, unit.name(), dtypes.gradients, whole); });
+        if (sharding.keeps_gradient_shards(micro_batches))
+            ids.gradient_shard =
+                layout.add(ArenaKind::gradients, unit.name() + ".shard", dtypes.gradients, shard);
+        ids.gradient_sums =
+            dtypes.gradients == DType::fp32
+                ? ids.gradients
+                : at(place_of_gradient_sums(number, layers), &UnitBufferIds::gradient_sums, [&] {
+                      return layout.add(ArenaKind::gradients, unit.name() + ".sums", DType::fp32, whole);
+                  });
+        if (dtype != DType::fp32)
+            ids.master = layout.add(ArenaKind::master, unit.name(), DType::fp32, updated);
+        ids.m = layout.add(ArenaKind::moments, unit.name() + ".m", DType::fp32, updated);
+        ids.v = layout.add(ArenaKind::moments, unit.name() + ".v", DType::fp32, updated);
+        store.buffers.push_back(ids);
     }
     return store;
 }
 
+ElementRange intersection(const ElementRange& a, const ElementRange& b) {
+    const std::int64_t begin = std::max(a.begin, b.begin);
+    return {begin, std::max(begin, std::min(a.end, b.end))};
+}
+
 ParameterStore::ParameterStore(Device& device, const Arenas& arenas, const StoreLayout& layout,
-                               double weight_decay)
-    : device_(device), dtype_(layout.dtype), ranks_(layout.ranks), layouts_(layout.units) {
-    for (const UnitBuffers<BufferId>& ids : layout.buffers) {
-        buffers_.push_back({.parameters = arenas[ids.parameters],
-                            .gradients = arenas[ids.gradients],
-                            .gradient_sums = arenas[ids.gradient_sums],
-                            .master = arenas[ids.master],
-                            .m = arenas[ids.m],
-                            .v = arenas[ids.v]});
+                               double weight_decay, int shard)
+    : device_(device),
+      dtype_(layout.dtype),
+      sharding_(layout.sharding),
+      shard_(shard),
+      layouts_(layout.units) {
+    const bool whole = sharding_.keeps_optimizer_whole();
+    for (const UnitBufferIds& ids : layout.buffers) {
+        UnitBuffers unit;
+        unit.parameters = arenas[ids.parameters];
+        unit.gradients = arenas[ids.gradients];
+        unit.gradient_sums = arenas[ids.gradient_sums];
+        unit.m = arenas[ids.m];
+        unit.v = arenas[ids.v];
+        unit.parameter_shard =
+            ids.parameter_shard ? arenas[*ids.parameter_shard] : own_shard(unit.parameters);
+        unit.gradient_shard = ids.gradient_shard ? arenas[*ids.gradient_shard] : own_shard(unit.gradients);
+        unit.updated_parameters = whole ? unit.parameters : unit.parameter_shard;
+        unit.updated_gradients = whole ? unit.gradients : unit.gradient_shard;
+        unit.master = ids.master ? arenas[*ids.master] : unit.updated_parameters;
+        buffers_.push_back(unit);
     }
-    for (const UnitLayout& unit : layouts_) {
+    for (int unit = 0; unit < units(); ++unit) {
+        const ElementRange own = updated(unit);
         std::vector<AdamWSegment>& segments = segments_.emplace_back();
-        for (const UnitLayout::Entry& entry : unit.entries()) {
-            segments.push_back({.begin = entry.offset,
-                                .end = entry.offset + entry.spec.shape.elements(),
+        for (const UnitLayout::Entry& entry : this->layout(unit).entries()) {
+            const ElementRange part =
+                intersection({entry.offset, entry.offset + entry.spec.shape.elements()}, own);
+            if (part.size() == 0) continue;
+            segments.push_back({.begin = part.begin - own.begin,
+                                .end = part.end - own.begin,
                                 .weight_decay = entry.spec.decays() ? weight_decay : 0.0});
         }
     }
 }
 
+ElementRange ParameterStore::shard(int unit, int shard) const {
+    const std::int64_t size = elements(unit) / sharding_.shards;
+    return {shard * size, (shard + 1) * size};
+}
+
+ElementRange ParameterStore::updated(int unit) const {
+    return sharding_.keeps_optimizer_whole() ? ElementRange{0, elements(unit)} : shard(unit, shard_);
+}
+
 std::int64_t ParameterStore::first_element(int unit) const {
-    std::int64_t first = 0;
+    std::int64_t first = updated(unit).begin;
     for (int before = 0; before < unit; ++before) first += layout(before).padded_elements(1);
     return first;
 }
 
-Tensor ParameterStore::shard(const Tensor& flat, int rank) const {
-    const std::int64_t elements = flat.elements() / ranks_;
-    return flat.flat(rank * elements, elements);
+Tensor ParameterStore::own_shard(const Tensor& flat) const {
+    const std::int64_t elements = flat.elements() / sharding_.shards;
+    return flat.flat(shard_ * elements, elements);
 }
 
 void ParameterStore::set_weights(int unit, std::span<const float> values) {
-    const UnitBuffers<Tensor>& unit_buffers = buffers(unit);
-    check(static_cast<std::int64_t>(values.size()) == unit_buffers.master.elements(),
-          "weights of a whole unit");
-    device_.upload(unit_buffers.master, values.data());
-    if (dtype_ != DType::fp32) device_.ops().cast(unit_buffers.parameters, unit_buffers.master);
+    const UnitBuffers& own = buffers(unit);
+    check(static_cast<std::int64_t>(values.size()) == own.master.elements(),
+          "weights that this rank updates");
+    device_.upload(own.master, values.data());
+    if (dtype_ != DType::fp32) device_.ops().cast(own.updated_parameters, own.master);
 }
 
 void ParameterStore::round_stochastically(std::uint64_t seed, std::int64_t step) {
     std::vector<float> weights;
     std::vector<bfloat16> rounded;
     for (int unit = 0; unit < units(); ++unit) {
-        const Tensor &master = buffers(unit).master, &parameters = buffers(unit).parameters;
+        const Tensor &master = buffers(unit).master, &parameters = buffers(unit).updated_parameters;
         check(parameters.dtype == DType::bf16, "stochastic rounding is to bf16");
         const std::int64_t elements = master.elements();
         weights.resize(static_cast<std::size_t>(elements));
@@ -98,8 +141,9 @@ void ParameterStore::round_stochastically(std::uint64_t seed, std::int64_t step)
 void ParameterStore::initialize(std::uint64_t seed) {
     std::vector<float> values;
     for (int unit = 0; unit < units(); ++unit) {
-        values.resize(static_cast<std::size_t>(buffers(unit).master.elements()));
-        initialize_unit(values, layout(unit), seed);
+        const ElementRange own = updated(unit);
+        values.resize(static_cast<std::size_t>(own.size()));
+        initialize_unit(values, own.begin, layout(unit), seed);
         set_weights(unit, values);
     }
 }

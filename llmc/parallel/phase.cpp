@@ -26,15 +26,20 @@ Phase phase_of(ActionKind kind) {
     switch (kind) {
         case ActionKind::load:
             return Phase::data;
+        case ActionKind::release:
         case ActionKind::forward:
+        case ActionKind::logits:
             return Phase::forward;
         case ActionKind::zero:
         case ActionKind::backward:
         case ActionKind::round:
         case ActionKind::accumulate:
+        case ActionKind::accumulate_shard:
             return Phase::backward;
+        case ActionKind::gather_parameters:
         case ActionKind::reduce_scatter:
-        case ActionKind::all_gather:
+        case ActionKind::all_reduce:
+        case ActionKind::gather_gradients:
         case ActionKind::reduce_loss:
         case ActionKind::gather_squares:
             return Phase::communication;

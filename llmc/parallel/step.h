@@ -10,23 +10,29 @@
 #include <vector>
 
 #include "llmc/device/queues.h"
+#include "llmc/parallel/sharding.h"
 
 namespace llmc {
 
 enum class ActionKind {
-    load,            // the tokens of a micro-batch to the device
-    zero,            // what the backward pass adds a unit's gradients to = 0
-    forward,         // a part of the model; the head's forward alone makes losses only
-    backward,        // the same part's; the head's includes its forward, since its logits are not kept
-    round,           // a unit's gradients = its gradient sums, rounded
-    accumulate,      // a unit's gradients += its gradient sums, rounded
-    reduce_scatter,  // a unit's gradients: each rank receives the sum of its shard
-    all_gather,      // a unit's gradients: every rank receives the summed shards
-    reduce_loss,     // the loss summed over ranks
-    square,          // the sums of squares of this rank's shards of all gradients
-    gather_squares,  // those of all ranks
-    norm,            // the squared norm of all gradients, from the sums
-    update,          // AdamW on a unit
+    load,               // the tokens of a micro-batch to the device
+    gather_parameters,  // a unit's parameters: every rank of the group receives all shards
+    release,            // a unit's whole parameters may be overwritten: where they lie, another's turn comes
+    zero,               // what the backward pass adds a unit's gradients to = 0
+    forward,            // a part of the model; the head's forward alone makes losses only
+    backward,           // the same part's; the head's includes its forward, since its logits are not kept
+    logits,             // the head's forward for one position
+    round,              // a unit's gradients = its gradient sums, rounded
+    accumulate,         // a unit's gradients += its gradient sums, rounded
+    reduce_scatter,     // a unit's gradients: each rank receives its shard of the sum over the group
+    all_reduce,         // a unit's shard, summed over the groups
+    accumulate_shard,   // a unit's shard of the sum += that of this micro-batch
+    gather_gradients,   // a unit's gradients: every rank receives the summed shards
+    reduce_loss,        // the loss summed over ranks
+    square,             // the sums of squares of this rank's shards of all gradients
+    gather_squares,     // those of the whole group
+    norm,               // the squared norm of all gradients, from the sums
+    update,             // AdamW on what a rank has of a unit's optimizer state
 };
 std::string_view name_of(ActionKind kind);
 
@@ -43,24 +49,26 @@ std::string to_string(const Part& part);
 // What an action reads or writes. Parameters, gradients and optimizer state are a unit's; tokens, residuals
 // and saved activations are a micro-batch's and lie in its slot, which a later micro-batch uses again.
 enum class BufferRole {
-    parameters,  // index: unit
-    gradients,   // index: unit
-    gradient_sums,  // index: gradient_sums_of(unit); where gradients are kept in bf16, those of a micro-batch in fp32
-    optimizer,          // index: unit; master weights and moments
-    tokens,             // inputs and targets
-    residual,           // index: l, the input of block l (of the head for l = L)
-    saved,              // index: block; what its backward needs beside the residual
+    parameters,       // whole; index: place_of_parameters(unit)
+    parameter_shard,  // index: unit; where it is no part of whole ones
+    gradients,        // whole; index: place_of_gradients(unit)
+    gradient_shard,   // index: unit; where it is no part of whole ones
+    gradient_sums,    // index: place_of_gradient_sums(unit); of a micro-batch, in fp32, for gradients in bf16
+    optimizer,        // index: unit; master weights and moments
+    tokens,           // inputs and targets
+    residual,         // index: l, the input of block l (of the head for l = L)
+    saved,            // index: block; what its backward needs beside the residual
     residual_gradient,  // the gradient that flows back along the residual stream
+    logits,             // of one position
     loss,               // of the micro-batches so far, then of all ranks
     squares,            // the gradients' sums of squares, block by block
     norm,
 };
-// The unit in whose buffer of gradient sums those of a unit are: blocks, one after the other, use one.
-int gradient_sums_of(int unit, int layers);
 
 struct BufferUse {
     BufferRole role;
     int index = 0;
+    int unit = -1;  // whose numbers these are, for buffers of units
     bool operator==(const BufferUse&) const = default;
 };
 
@@ -68,8 +76,8 @@ struct Action {
     ActionKind kind;
     StreamKind stream = StreamKind::compute;
     Part part{};           // forward, backward
-    int unit = -1;         // zero, round, accumulate, reduce_scatter, all_gather, update
-    int micro_batch = -1;  // load, forward, backward
+    int unit = -1;         // of all that concerns one unit
+    int micro_batch = -1;  // load, forward, backward, logits
     int slot = 0;          // where the micro-batch's activations lie
     std::vector<BufferUse> reads;
     std::vector<BufferUse> writes;
@@ -80,7 +88,7 @@ struct Action {
 
 struct Step {
     int layers = 0;
-    int data_ranks = 1;
+    Sharding sharding{};
     int micro_batches = 0;
     std::vector<Action> actions;
 };
@@ -91,7 +99,9 @@ void order_streams(Step& step);
 
 // Stops with a ProgrammingError naming the action that
 // - reads an activation its own micro-batch did not write, or that another has overwritten since;
+// - reads parameters that are not gathered or of another unit, or gathers over some that are in use;
 // - reads or reduces gradients before they are zeroed and complete, or writes them after they were reduced;
+// - writes gradients of a unit over another's, or over its own, that have not been reduced or added up;
 // - adds to gradient sums of another unit, or loses some before they are in the gradients;
 // - updates a unit before the norm, twice, or never;
 // - may run before an action of the other stream that it depends on is done.
@@ -100,9 +110,19 @@ void check_step(const Step& step);
 // How many micro-batches' activations live at once: the number of slots to lay out.
 int slots_in_flight(const Step& step);
 
-// Bytes this rank sends for gradients in one step: the sum over the list's reduce_scatter and all_gather
-// actions, where unit u has gradient_bytes[u] bytes, padding included.
-std::uint64_t gradient_bytes_sent(const Step& step, std::span<const std::uint64_t> gradient_bytes);
+// Bytes of a unit's whole flat buffers, padding included.
+struct UnitBytes {
+    std::uint64_t parameters = 0, gradients = 0;
+};
+// Bytes this rank sends for gradients and parameters in one run of a list.
+struct BytesSent {
+    std::uint64_t inside = 0;  // its group
+    std::uint64_t across = 0;  // the groups
+};
+BytesSent bytes_sent(const Step& step, std::span<const UnitBytes> units);
+
+// Whether it takes all ranks to run a list.
+bool communicates(const Step& step);
 
 // The list as text, a line an action, for --print-step. `unit_names` as in gpt_units.
 std::string to_string(const Step& step, std::span<const std::string> unit_names);

@@ -28,8 +28,11 @@ constexpr std::int64_t most_block_passes = 1 << 18;  // micro-batches times laye
 double least_memory(const RunSpec& spec) {
     const GPTConfig& config = spec.config;
     const auto element = static_cast<double>(size_of(spec.dtype));
-    const double parameter =
-        (spec.dtype == DType::fp32 ? 12 : 14) + static_cast<double>(size_of(spec.gradient_dtype));
+    const Sharding& sharding = spec.mesh.sharding;
+    // Of a number that ranks have whole up to this stage.
+    const auto part = [&](int stage) { return sharding.stage <= stage ? 1.0 : 1.0 / sharding.shards; };
+    const double parameter = element * part(2) + static_cast<double>(size_of(spec.gradient_dtype)) * part(1) +
+                             (spec.dtype == DType::fp32 ? 8 : 12) * part(0);
     const double tokens = static_cast<double>(std::max<std::int64_t>(1, spec.micro_batch_sequences)) *
                           static_cast<double>(config.sequence_length);
     return parameter * parameters_about(config) +
@@ -90,7 +93,7 @@ std::string multiples_near(std::int64_t value, std::int64_t multiple) {
 }
 
 void check_global_batch(const RunSpec& spec) {
-    const std::int64_t T = spec.config.sequence_length, ranks = spec.mesh.data_ranks;
+    const std::int64_t T = spec.config.sequence_length, ranks = spec.mesh.data_ranks();
     if (spec.global_batch_tokens < 1 || spec.global_batch_tokens > std::int64_t{1} << 40) {
         user_error("--global-batch-tokens {} is out of range; give {} to {}", spec.global_batch_tokens,
                    T * ranks, std::int64_t{1} << 40);
@@ -170,9 +173,30 @@ bool fits(const MachineMemory& machine, std::size_t bytes) {
     return machine.bytes == 0 || bytes * static_cast<std::size_t>(machine.processes) <= machine.bytes;
 }
 
+std::vector<UnitBytes> unit_bytes(const RunSpec& spec, const StoreLayout& store) {
+    std::vector<UnitBytes> bytes;
+    for (const UnitLayout& unit : store.units) {
+        const auto elements = static_cast<std::uint64_t>(unit.padded_elements(spec.mesh.data_ranks()));
+        bytes.push_back({.parameters = elements * size_of(spec.dtype),
+                         .gradients = elements * size_of(spec.gradient_dtype)});
+    }
+    return bytes;
+}
+
+std::size_t bytes_of_whole_gradients(const RunPlan& plan) {
+    Sharding sharding = plan.spec.mesh.sharding;
+    if (sharding.stage < 2 || sharding.reduces_each_micro_batch) return 0;
+    sharding.reduces_each_micro_batch = true;
+    MemoryLayout otherwise;
+    lay_out_store(otherwise, plan.spec.config, {plan.spec.dtype, plan.spec.gradient_dtype}, sharding,
+                  static_cast<int>(plan.micro_batches));
+    const std::size_t whole = plan.memory.bytes(ArenaKind::gradients);
+    return whole - std::min(whole, otherwise.bytes(ArenaKind::gradients));
+}
+
 // With micro-batches of so many sequences, whatever memory that takes.
 RunPlan plan_with(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes, std::int64_t micro_batch) {
-    const int ranks = spec.mesh.data_ranks;
+    const Sharding& sharding = spec.mesh.sharding;
     RunPlan plan;
     plan.spec = spec;
     plan.micro_batch = micro_batch;
@@ -181,18 +205,22 @@ RunPlan plan_with(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes
     ops.require_sizes(workspace_request(plan));
 
     const StepSpec step{.layers = static_cast<int>(spec.config.layers),
-                        .data_ranks = ranks,
+                        .sharding = sharding,
                         .micro_batches = static_cast<int>(plan.micro_batches),
                         .rounds_gradients = spec.gradient_dtype != DType::fp32};
     plan.training = build_training_step(step);
     plan.evaluation = build_evaluation_step(step);
     plan.generation = build_generation_step(step);
+    plan.publication = build_publication(step);
     check_step(plan.training);
 
-    plan.store = lay_out_store(plan.memory, spec.config, {spec.dtype, spec.gradient_dtype}, ranks);
+    plan.store = lay_out_store(plan.memory, spec.config, {spec.dtype, spec.gradient_dtype}, sharding,
+                               static_cast<int>(plan.micro_batches));
+    plan.sent = bytes_sent(plan.training, unit_bytes(spec, plan.store));
+    plan.bytes_of_whole_gradients = bytes_of_whole_gradients(plan);
     std::int64_t norm_blocks = 0;
     for (const UnitLayout& unit : plan.store.units)
-        norm_blocks += unit.padded_elements(ranks) / norm_block_elements;
+        norm_blocks += unit.padded_elements(sharding.ranks()) / norm_block_elements;
     plan.activations = lay_out_activations(plan.memory, {.config = spec.config,
                                                          .dtype = spec.dtype,
                                                          .batch = plan.micro_batch,

@@ -35,7 +35,7 @@ struct RunSpec {
     MachineMemory machine{};
 
     std::int64_t global_sequences() const { return global_batch_tokens / config.sequence_length; }
-    std::int64_t rank_sequences() const { return global_sequences() / mesh.data_ranks; }
+    std::int64_t rank_sequences() const { return global_sequences() / mesh.data_ranks(); }
 };
 
 struct RunPlan {
@@ -43,12 +43,17 @@ struct RunPlan {
     std::int64_t micro_batch = 1;    // sequences a rank computes at once
     std::int64_t micro_batches = 1;  // of a rank and step
     Step training, evaluation, generation;
+    Step publication;  // after weights were set (build_step.h)
 
     MemoryLayout memory;
     StoreLayout store;
     ActivationBuffers<BufferId> activations;
     BufferId communication;  // the communicator's staging memory
     BufferId workspace;      // the device's scratch memory
+
+    BytesSent sent;  // by a rank in a training step, for gradients and parameters
+    // What gradients take that are whole for --reduce-every step, and would be in shards otherwise.
+    std::size_t bytes_of_whole_gradients = 0;
 
     std::int64_t global_sequences() const { return spec.global_sequences(); }
     std::int64_t rank_sequences() const { return spec.rank_sequences(); }

@@ -117,13 +117,18 @@ std::size_t staging_bytes(const Communicator& world, Device& device) {
     return device.queues() ? 0 : HostCommunicator::staging_bytes(world.size());
 }
 
-DataRanks open_data_ranks(const Options& options, Communicator& world, Device& device) {
-    if (!device.queues() || world.size() == 1) return {nullptr, world};
+DataRanks open_data_ranks(const Options& options, Communicator& world, Device& device,
+                          const Sharding& sharding) {
+    if (!device.queues() || world.size() == 1) return {nullptr, DataGroups(world, sharding)};
     auto nccl = make_nccl_communicator(world, *device.queues(),
                                        static_cast<double>(options.communication_timeout), options.share_gpu);
-    Communicator& ranks = *nccl;
-    connect(ranks, device);
-    return {std::move(nccl), ranks};
+    DataGroups groups(*nccl, sharding);
+    connect(groups.all(), device);
+    if (sharding.replicas > 1) {
+        connect(groups.shards(), device);
+        connect(groups.replicas(), device);
+    }
+    return {std::move(nccl), std::move(groups)};
 }
 
 MachineMemory free_memory(const Place& place, Communicator& world) {

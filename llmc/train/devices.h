@@ -7,6 +7,7 @@
 #include "llmc/comm/bootstrap.h"
 #include "llmc/comm/communicator.h"
 #include "llmc/device/device.h"
+#include "llmc/parallel/data_groups.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/options.h"
 
@@ -22,13 +23,14 @@ struct Place {
 // share a GPU unasked, or if what --device asks for is not there.
 Place open_device(Options& options, Job& job);
 
-// The communicator of the device's data: `world` itself, or NCCL's, which owns what is returned beside it and has all the
-// memory that it takes.
+// The ranks' groups, as communicators of the device's data: of `world` itself, or of NCCL's, which then has all the memory
+// that it takes.
 struct DataRanks {
-    std::unique_ptr<Communicator> owned;
-    Communicator& ranks;
+    std::unique_ptr<Communicator> nccl;
+    DataGroups groups;
 };
-DataRanks open_data_ranks(const Options& options, Communicator& world, Device& device);
+DataRanks open_data_ranks(const Options& options, Communicator& world, Device& device,
+                          const Sharding& sharding);
 // The memory that it asks of the plan.
 std::size_t staging_bytes(const Communicator& world, Device& device);
 

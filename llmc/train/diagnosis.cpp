@@ -24,29 +24,56 @@ bool is_finite(Device& device, const Tensor& tensor) {
     });
 }
 
-using Flat = Tensor UnitBuffers<Tensor>::*;
+using Flat = Tensor UnitBuffers::*;
 
-// The first tensor of a unit in one of its flat buffers that is not finite; the last one if `backwards`.
-std::optional<std::string> non_finite_in_unit(Device& device, const ParameterStore& store, int unit,
-                                              Flat flat, bool backwards = false) {
-    const UnitLayout& layout = store.layout(unit);
-    std::vector<UnitLayout::Entry> entries = layout.entries();
-    if (backwards) std::ranges::reverse(entries);
-    for (const UnitLayout::Entry& entry : entries) {
-        const std::int64_t elements = entry.spec.shape.elements();
-        if (!is_finite(device, (store.buffers(unit).*flat).flat(entry.offset, elements)))
-            return layout.full_name(entry.spec);
+// The smallest of the ranks' numbers.
+std::int32_t smallest(std::int32_t own, Communicator& ranks) {
+    std::vector<std::int32_t> all(static_cast<std::size_t>(ranks.size()));
+    all[static_cast<std::size_t>(ranks.rank())] = own;
+    const Tensor gathered{reinterpret_cast<std::byte*>(all.data()), DType::int32, {ranks.size()}};
+    ranks.all_gather(gathered, gathered.slice(ranks.rank(), 1));
+    return std::ranges::min(all);
+}
+
+// A tensor of the model in one of the flat buffers of what ranks update.
+struct StateTensor {
+    int unit;
+    const UnitLayout::Entry* entry;
+    Flat flat;
+    const char* what;
+
+    std::string name(const ParameterStore& store) const {
+        return fmt::format("the {} {}", what, store.layout(unit).full_name(entry->spec));
     }
-    return std::nullopt;
+    // Of what this rank has of it.
+    bool is_finite(Device& device, const ParameterStore& store) const {
+        const ElementRange own = store.updated(unit);
+        const ElementRange part =
+            intersection({entry->offset, entry->offset + entry->spec.shape.elements()}, own);
+        return part.size() == 0 ||
+               llmc::is_finite(device, (store.buffers(unit).*flat).flat(part.begin - own.begin, part.size()));
+    }
+};
+
+// The first that is not finite on any rank.
+std::optional<std::string> first_non_finite_of(const std::vector<StateTensor>& tensors, Device& device,
+                                               const ParameterStore& store, Communicator& ranks) {
+    const auto own = std::ranges::find_if(
+        tensors, [&](const StateTensor& tensor) { return !tensor.is_finite(device, store); });
+    const std::int32_t first = smallest(static_cast<std::int32_t>(own - tensors.begin()), ranks);
+    if (first == std::ssize(tensors)) return std::nullopt;
+    return tensors[static_cast<std::size_t>(first)].name(store);
 }
 
 // As the backward pass goes: from the head to the embeddings, in a block from its last tensor to its first.
-std::optional<std::string> non_finite_gradient(Device& device, const ParameterStore& store) {
-    for (int unit = store.units() - 1; unit >= 0; --unit) {
-        if (auto name = non_finite_in_unit(device, store, unit, &UnitBuffers<Tensor>::gradients, true))
-            return name;
+std::vector<StateTensor> gradient_tensors(const ParameterStore& store) {
+    std::vector<StateTensor> tensors;
+    for (int unit = 0; unit < store.units(); ++unit) {
+        for (const UnitLayout::Entry& entry : store.layout(unit).entries())
+            tensors.push_back({unit, &entry, &UnitBuffers::updated_gradients, "gradient of"});
     }
-    return std::nullopt;
+    std::ranges::reverse(tensors);
+    return tensors;
 }
 
 struct Output {
@@ -78,15 +105,6 @@ std::vector<Output> forward_outputs(const RunPlan& plan, const Arenas& arenas) {
     return outputs;
 }
 
-// The smallest of the ranks' numbers.
-std::int32_t smallest(std::int32_t own, Communicator& ranks) {
-    std::vector<std::int32_t> all(static_cast<std::size_t>(ranks.size()));
-    all[static_cast<std::size_t>(ranks.rank())] = own;
-    const Tensor gathered{reinterpret_cast<std::byte*>(all.data()), DType::int32, {ranks.size()}};
-    ranks.all_gather(gathered, gathered.slice(ranks.rank(), 1));
-    return std::ranges::min(all);
-}
-
 std::optional<std::string> non_finite_output(const RunPlan& plan, const Arenas& arenas, Device& device,
                                              Communicator& ranks, const std::function<void(int)>& forward) {
     const std::vector<Output> outputs = forward_outputs(plan, arenas);
@@ -102,27 +120,28 @@ std::optional<std::string> non_finite_output(const RunPlan& plan, const Arenas& 
 
 }  // namespace
 
-std::optional<std::string> non_finite_state(Device& device, const ParameterStore& store) {
+std::optional<std::string> non_finite_state(Device& device, const ParameterStore& store,
+                                            Communicator& ranks) {
+    std::vector<StateTensor> tensors;
     for (int unit = 0; unit < store.units(); ++unit) {
-        using Buffers = UnitBuffers<Tensor>;
-        for (const auto& [what, flat] : {std::pair{"weight", &Buffers::parameters},
-                                         {"moment of", &Buffers::m},
-                                         {"second moment of", &Buffers::v}}) {
-            if (const auto name = non_finite_in_unit(device, store, unit, flat))
-                return fmt::format("the {} {}", what, *name);
+        for (const auto& [what, flat] : {std::pair{"weight", &UnitBuffers::updated_parameters},
+                                         {"moment of", &UnitBuffers::m},
+                                         {"second moment of", &UnitBuffers::v}}) {
+            for (const UnitLayout::Entry& entry : store.layout(unit).entries())
+                tensors.push_back({unit, &entry, flat, what});
         }
     }
-    return std::nullopt;
+    return first_non_finite_of(tensors, device, store, ranks);
 }
 
 std::string first_non_finite(const RunPlan& plan, const Arenas& arenas, Device& device,
                              const ParameterStore& store, Communicator& ranks,
                              const std::function<void(int)>& forward) {
-    if (const auto state = non_finite_state(device, store)) return *state;
+    if (const auto state = non_finite_state(device, store, ranks)) return *state;
     if (const auto layer = non_finite_output(plan, arenas, device, ranks, forward))
         return fmt::format("the output of {}", *layer);
-    if (const auto gradient = non_finite_gradient(device, store))
-        return fmt::format("the gradient of {}", *gradient);
+    if (const auto gradient = first_non_finite_of(gradient_tensors(store), device, store, ranks))
+        return *gradient;
     return "the norm of all gradients, each of which is finite";
 }
 

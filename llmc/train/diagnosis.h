@@ -14,8 +14,9 @@
 
 namespace llmc {
 
-// The first weight or moment that is not finite, as "the weight h.0.ln_1.bias".
-std::optional<std::string> non_finite_state(Device& device, const ParameterStore& store);
+// The first weight or moment that is not finite, as "the weight h.0.ln_1.bias". All ranks call it and receive the same
+// answer.
+std::optional<std::string> non_finite_state(Device& device, const ParameterStore& store, Communicator& ranks);
 
 // What a step computed that is not finite: the first such weight, else the first such activation of the forward pass
 // (of any rank and micro-batch, "the output of h.0.mlp.c_fc"), else the first such gradient of the backward pass, else

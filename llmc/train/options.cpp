@@ -73,9 +73,24 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("cuda-sync", o.cuda_sync, "Wait for every kernel, and name one that fails", any);
     setting("share-gpu", o.share_gpu, "Let processes share a GPU, as a test", any);
     setting("seed", o.seed, "Of initial weights, order of the data, samples, rounding", any);
-    setting("overlap-grad-reduce", o.overlap_grad_reduce, "Reduce gradients beside the backward pass", any);
     setting("comm-timeout", o.communication_timeout, "Seconds to wait for a process that does not answer",
             any);
+
+    group("Sharding (ZeRO, FSDP)");
+    setting("zero-stage", o.zero_stage, "In shards 1: optimizer state, 2: gradients too, 3: all",
+            any);
+    setting("zero-shard-size", o.zero_shard_size, "Processes of a group that has all shards; default all",
+            any);
+    setting("reduce-every", o.reduce_every,
+            "When to reduce gradients; from stage 2 micro-batch",
+            Choices{"step", "micro-batch"});
+    setting("prefetch-units", o.prefetch_units, "Stage 3: gather parameters so many parts ahead; default 1",
+            any);
+    setting("reshard-after-forward", o.reshard_after_forward, "Stage 3: gather again for the backward pass",
+            any);
+    setting("overlap-grad-reduce", o.overlap_grad_reduce, "Communicate beside computing", any);
+    setting("check-replicas-every", o.check_replicas_every,
+            "Compare what processes have alike every so many steps; 0: never", any);
 
     group("Optimizer (AdamW)");
     setting("lr", o.learning_rate, "Learning rate after warmup; default one that suits --model", any);
@@ -154,6 +169,16 @@ void check_ranges(const Options& o) {
     // What a configuration file can hold.
     require_range<std::uint64_t>("seed", o.seed, 0, std::numeric_limits<std::int64_t>::max());
     require_range<std::int64_t>("comm-timeout", o.communication_timeout, 1, 1 << 20);
+    require_range<std::int64_t>("zero-stage", o.zero_stage, 0, 3);
+    require_range<std::int64_t>("check-replicas-every", o.check_replicas_every, 0, many);
+    if (o.zero_shard_size) require_range<std::int64_t>("zero-shard-size", *o.zero_shard_size, 1, 1 << 20);
+    if (o.prefetch_units) require_range<std::int64_t>("prefetch-units", *o.prefetch_units, 0, 1 << 20);
+    if (o.zero_stage == 0 && o.zero_shard_size)
+        user_error("--zero-shard-size is for --zero-stage 1, 2 or 3, which shard something");
+    if (o.zero_stage < 3 && o.prefetch_units)
+        user_error("--prefetch-units is for --zero-stage 3, which gathers parameters");
+    if (o.zero_stage < 3 && !o.reshard_after_forward)
+        user_error("--reshard-after-forward=false is for --zero-stage 3, which gathers parameters");
     require_range("lr", *o.learning_rate, 0.0, large);
     require_range<std::int64_t>("warmup-steps", *o.warmup_steps, 0, many);
     require_range("min-lr-fraction", o.min_lr_fraction, 0.0, 1.0);
@@ -189,6 +214,27 @@ ScheduleKind Options::schedule_kind() const {
     programming_error("an unchecked schedule");
 }
 
+Sharding Options::sharding(int processes) const {
+    const std::int64_t size = zero_shard_size.value_or(processes);
+    if (processes % size != 0) {
+        std::vector<std::int64_t> divisors;
+        for (std::int64_t d = 1; d <= processes; ++d) {
+            if (processes % d == 0) divisors.push_back(d);
+        }
+        user_error("--zero-shard-size {} does not divide the {} process{}; {} would", size, processes,
+                   processes == 1 ? "" : "es", fmt::join(divisors, ", "));
+    }
+    Sharding sharding{.shards = processes, .reduces_each_micro_batch = reduce_every == "micro-batch"};
+    // One process has all shards: nothing is to be brought together.
+    if (zero_stage == 0 || size == 1) return sharding;
+    sharding.stage = static_cast<int>(zero_stage);
+    sharding.shards = static_cast<int>(size);
+    sharding.replicas = processes / sharding.shards;
+    sharding.prefetch_units = static_cast<int>(prefetch_units.value_or(1));
+    sharding.reshards_after_forward = reshard_after_forward;
+    return sharding;
+}
+
 namespace {
 
 // Sizes of the named model where none were given, and what follows from them.
@@ -204,6 +250,7 @@ void resolve(Options& o) {
                                      << 40;  // the plan refuses less; the product stays in 64 bits
     o.global_batch_tokens = o.global_batch_tokens.value_or(24 * std::min(*o.sequence_length, longest));
     o.learning_rate = o.learning_rate.value_or(model->learning_rate);
+    if (o.reduce_every.empty()) o.reduce_every = o.zero_stage >= 2 ? "micro-batch" : "step";
     o.warmup_steps = o.warmup_steps.value_or(o.schedule_kind() == ScheduleKind::constant ? 0 : 100);
 }
 

@@ -14,6 +14,7 @@
 #include "llmc/device/device.h"
 #include "llmc/model/config.h"
 #include "llmc/optim/schedule.h"
+#include "llmc/parallel/sharding.h"
 
 namespace llmc {
 
@@ -39,8 +40,16 @@ struct Options {
     bool tf32 = false;
     bool cuda_sync = false;
     bool share_gpu = false;
-    bool overlap_grad_reduce = true;
     std::int64_t communication_timeout = 600;
+
+    // sharding
+    std::int64_t zero_stage = 0;
+    std::optional<std::int64_t> zero_shard_size;  // by default all processes
+    std::string reduce_every;                     // by default follows from the stage
+    std::optional<std::int64_t> prefetch_units;   // of stage 3
+    bool reshard_after_forward = true;
+    bool overlap_grad_reduce = true;
+    std::int64_t check_replicas_every = 0;
 
     // optimizer
     std::optional<double> learning_rate;  // by default follows from the model
@@ -79,6 +88,8 @@ struct Options {
     DType compute_dtype() const;
     DType kept_gradient_dtype() const;
     ScheduleKind schedule_kind() const;
+    // Of so many data-parallel processes. UserError if the shards' size does not divide them.
+    Sharding sharding(int processes) const;
 };
 
 // Reads the command line and --config. Returns nothing where --help or --version was asked for: `text` then

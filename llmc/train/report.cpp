@@ -56,9 +56,27 @@ std::string baseline_text(const Data& data) {
     return text + " nats per token";
 }
 
+std::string sent_text(const RunPlan& plan) {
+    if (plan.spec.mesh.data_ranks() == 1) return "";
+    const std::size_t inside = plan.sent.inside, across = plan.sent.across;
+    std::string text = fmt::format("{} a step and process", human_bytes(inside + across));
+    if (across > 0)
+        text += fmt::format(", {} of it in its group, {} to other groups", human_bytes(inside),
+                            human_bytes(across));
+    return text;
+}
+
+nlohmann::ordered_json mesh_record(const Mesh& mesh) {
+    return {{"world", mesh.world()},
+            {"data", mesh.data_ranks()},
+            {"zero_stage", mesh.sharding.stage},
+            {"shards", mesh.sharding.shards},
+            {"replicas", mesh.sharding.replicas}};
+}
+
 std::string batch_text(const RunPlan& plan) {
     return fmt::format("{} tokens = {} x {} x {} x {} tokens", grouped(plan.spec.global_batch_tokens),
-                       plural(plan.spec.mesh.data_ranks, "process", "es"),
+                       plural(plan.spec.mesh.data_ranks(), "process", "es"),
                        plural(plan.micro_batches, "micro-batch", "es"), plural(plan.micro_batch, "sequence"),
                        plan.spec.config.sequence_length);
 }
@@ -116,12 +134,19 @@ Rows header_rows(const Run& run, const Device& device) {
         {"parameters", grouped(count_parameters(run.plan.spec.config))},
         {"memory", memory_text(run.plan.memory, run.plan.spec.mesh.world())},
         {"beside it", device.memory_beside_arenas()},
+        {"sends", sent_text(run.plan)},
         {"training", run.data.training_description},
         {"validation", validation_text(run)},
     };
     std::erase_if(rows, [](const auto& row) { return row.second.empty(); });
     if (run.data.unigram_loss) rows.emplace_back("baseline", baseline_text(run.data));
     rows.emplace_back("batch", batch_text(run.plan));
+    if (run.plan.bytes_of_whole_gradients > 0) {
+        rows.emplace_back("gradients",
+                          fmt::format("whole until the step's last micro-batch (--reduce-every step), which "
+                                      "takes {} more than shards of them",
+                                      human_bytes(run.plan.bytes_of_whole_gradients)));
+    }
     rows.emplace_back("schedule", schedule_text(run));
     if (run.writes.checkpoints || run.writes.record) rows.emplace_back("results", run.out_dir.string());
     return rows;
@@ -135,10 +160,11 @@ nlohmann::ordered_json run_record(const Run& run, const Device& device) {
         {"identity", run.lineage},
         {"configuration", to_json(run.options)},
         {"device", device.description()},
-        {"mesh", {{"world", run.plan.spec.mesh.world()}, {"data", run.plan.spec.mesh.data_ranks}}},
+        {"mesh", mesh_record(run.plan.spec.mesh)},
         {"parameters", count_parameters(run.plan.spec.config)},
         {"micro_batch_sequences", run.plan.micro_batch},
         {"micro_batches", run.plan.micro_batches},
+        {"bytes_sent", {{"inside", run.plan.sent.inside}, {"across", run.plan.sent.across}}},
     };
     for (const ArenaKind kind : all_arenas)
         record["memory"][std::string(name_of(kind))] = run.plan.memory.bytes(kind);

@@ -11,6 +11,7 @@
 #include "llmc/core/random.h"
 #include "llmc/io/model_files.h"
 #include "llmc/train/diagnosis.h"
+#include "llmc/train/replicas.h"
 #include "llmc/train/sampler.h"
 
 namespace llmc {
@@ -36,15 +37,15 @@ std::string broadcast_text(Communicator& world, const std::string& own) {
 }  // namespace
 
 Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Communicator& world,
-                 Communicator& data_ranks, bool resumes)
+                 const DataGroups& data, bool resumes)
     : options_(options),
       plan_(plan),
       device_(device),
       world_(world),
-      data_ranks_(data_ranks),
       arenas_(device, plan.memory),
-      store_(device, arenas_, plan.store, options.weight_decay),
-      executor_(plan.spec.config, device, data_ranks, store_, bind(plan.activations, arenas_),
+      store_(device, arenas_, plan.store, options.weight_decay, plan.spec.mesh.shard()),
+      transfer_(device, store_, world),
+      executor_(plan.spec.config, device, data, store_, bind(plan.activations, arenas_),
                 static_cast<int>(plan.micro_batches), options.overlap_grad_reduce),
       schedule_{.kind = options.schedule_kind(),
                 .peak = options.learning_rate.value(),
@@ -56,8 +57,9 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
     if (options.init.empty()) {
         store_.initialize(options.seed);
     } else {
-        naming_option("--init", [&] { load_weights(options.init, store_); });
+        naming_option("--init", [&] { load_weights(options.init, store_, transfer_); });
     }
+    executor_.run(plan_.publication, {});
 }
 
 void Trainer::choose_algorithms(std::string_view earlier) {
@@ -68,7 +70,6 @@ void Trainer::choose_algorithms(std::string_view earlier) {
         executor_.rehearse(plan_.training, plan_.micro_batch);
         executor_.rehearse(plan_.evaluation, plan_.micro_batch);
         executor_.rehearse(plan_.generation, 1);
-        executor_.logits(0);
         device_.synchronize();
         device_.measure(false);
     }
@@ -151,8 +152,16 @@ std::optional<double> Trainer::model_flops_utilization(double tokens_per_second)
            (*peak * plan_.spec.mesh.world());
 }
 
+void Trainer::require_equal_replicas() {
+    if (const auto difference = differing_replica(device_, store_, world_)) {
+        user_error(
+            "step {}: {}: a fault of a memory or a link, or of the program; go on from the last checkpoint",
+            progress_.step, *difference);
+    }
+}
+
 void Trainer::require_finite() {
-    if (const auto tensor = non_finite_state(device_, store_)) {
+    if (const auto tensor = non_finite_state(device_, store_, world_)) {
         user_error("step {}: its update made {} not finite, so it is not saved; {}", progress_.step, *tensor,
                    smaller_steps);
     }
@@ -161,7 +170,7 @@ void Trainer::require_finite() {
 std::optional<double> Trainer::validate(const ValidationWindows& validation, std::int64_t windows,
                                         const Watch& watch) {
     const std::int64_t T = plan_.spec.config.sequence_length, B = plan_.micro_batch;
-    const std::int64_t at_once = B * plan_.spec.mesh.data_ranks;
+    const std::int64_t at_once = B * plan_.spec.mesh.data_ranks();
     double loss = 0;
     for (std::int64_t round = 0; round * at_once < windows; ++round) {
         if (!watch(static_cast<double>(round * at_once) / static_cast<double>(windows))) return std::nullopt;
@@ -211,8 +220,9 @@ std::optional<std::vector<std::int32_t>> Trainer::generate(std::span<const std::
             std::ranges::fill(targets, ignored_target);
             std::copy(text.end() - static_cast<std::ptrdiff_t>(context), text.end(), inputs.begin());
         };
-        executor_.run(plan_.generation, {.load = load, .sequences = 1});
-        const Tensor on_device = executor_.logits(static_cast<std::int64_t>(context) - 1);
+        executor_.run(plan_.generation,
+                      {.load = load, .sequences = 1, .position = static_cast<std::int64_t>(context) - 1});
+        const Tensor& on_device = executor_.logits();
         row.resize(on_device.bytes());
         device_.download(row.data(), on_device);
         with_dtype(on_device.dtype, [&](auto element) {
@@ -226,11 +236,12 @@ std::optional<std::vector<std::int32_t>> Trainer::generate(std::span<const std::
 }
 
 void Trainer::resume(const CheckpointInfo& checkpoint) {
-    load_checkpoint(checkpoint, device_, store_);
+    load_checkpoint(checkpoint, device_, store_, transfer_);
     progress_ = checkpoint.progress;
     // The files hold the master weights; what the parameters were follows from them.
     if (const auto seed = rounding_seed(); seed && progress_.step > 0)
         store_.round_stochastically(*seed, progress_.step);
+    executor_.run(plan_.publication, {});
 }
 
 }  // namespace llmc

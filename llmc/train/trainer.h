@@ -18,6 +18,7 @@
 #include "llmc/io/metrics.h"
 #include "llmc/parallel/executor.h"
 #include "llmc/parallel/parameter_store.h"
+#include "llmc/parallel/unit_transfer.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/options.h"
 
@@ -29,34 +30,41 @@ using Watch = std::function<bool(double share)>;
 class Trainer {
   public:
     // Allocates the plan's memory and initialises the weights from the seed or from --init, unless a checkpoint
-    // is to be resumed. `world` talks of host memory, `data_ranks` of the device's. All arguments outlive it.
+    // is to be resumed. `world` talks of host memory, `data` of the device's. All arguments outlive it. All ranks
+    // make one at once, and call the functions below together.
     Trainer(const Options& options, const RunPlan& plan, Device& device, Communicator& world,
-            Communicator& data_ranks, bool resumes = false);
+            const DataGroups& data, bool resumes = false);
 
     Device& device() { return device_; }
     const Arenas& arenas() const { return arenas_; }
     ParameterStore& store() { return store_; }
+    // The ranks' state, for files.
+    UnitTransfer& transfer() { return transfer_; }
     const Progress& progress() const { return progress_; }
 
     // Has the device meet every operation, and choose how it computes it: as it did `earlier` (Device::choices), where
-    // it can, or as rank 0 measures. All ranks call it, after the weights are there, and choose alike.
+    // it can, or as rank 0 measures. After the weights are there; all ranks choose alike.
     void choose_algorithms(std::string_view earlier);
 
     // The next step. UserError on all ranks if its loss or gradient is not finite, which names the first tensor that
     // is not.
     StepMetrics train_step(const TrainingSamples& samples);
 
-    // UserError if a weight or moment is not finite: what must not be saved. One rank does it alone.
+    // UserError if ranks that must have the same parameters or optimizer state do not.
+    void require_equal_replicas();
+
+    // UserError if a weight or moment is not finite: what must not be saved.
     void require_finite();
 
-    // Mean loss in nats per token over the first `windows` windows; nothing if it was given up. All ranks take
-    // part and receive it; `watch` must tell them the same.
+    // Mean loss in nats per token over the first `windows` windows; nothing if it was given up. All ranks receive it;
+    // `watch` must tell them the same.
     std::optional<double> validate(const ValidationWindows& validation, std::int64_t windows,
                                    const Watch& watch);
 
     // Continues a prompt of at least one token by `count` tokens, with the options' temperature and top-k;
     // returns the new ones, nothing if it was given up. Of the same prompt, weights and step always the same.
-    // One rank does it alone.
+    // Where it takes all ranks, `watch` must tell them the same; otherwise one may do it alone.
+    bool generates_together() const { return communicates(plan_.generation); }
     std::optional<std::vector<std::int32_t>> generate(std::span<const std::int32_t> prompt,
                                                       std::int64_t count, const Watch& watch);
 
@@ -71,9 +79,9 @@ class Trainer {
     const RunPlan& plan_;
     Device& device_;
     Communicator& world_;
-    Communicator& data_ranks_;
     Arenas arenas_;
     ParameterStore store_;
+    UnitTransfer transfer_;
     Executor executor_;
     Schedule schedule_;
     Progress progress_;

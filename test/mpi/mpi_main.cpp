@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <omp.h>
 
 #include <cstdio>
 #include <memory>
@@ -74,6 +75,8 @@ Transport& transport() { return job()->transport(); }
 
 int main(int argc, char** argv) {
     testing::InitGoogleTest(&argc, argv);
+    // Ranks share the cores: teams of threads would wait for each other's.
+    omp_set_num_threads(1);
     auto& job = llmc::test::job();
     job = std::make_unique<llmc::Job>(llmc::ExchangeOptions{.timeout = llmc::test::timeout});
     const int status = llmc::test::run_tests();

@@ -70,11 +70,12 @@ class Model {
                .logits_bytes = device_->usual_logits_bytes()},
               device_->ops(), 0)),
           arenas_(*device_, plan_.memory),
-          store_(*device_, arenas_, plan_.store, weight_decay),
-          executor_(plan_.spec.config, *device_, alone_, store_, bind(plan_.activations, arenas_),
+          store_(*device_, arenas_, plan_.store, weight_decay, 0),
+          transfer_(*device_, store_, alone_),
+          executor_(plan_.spec.config, *device_, groups_, store_, bind(plan_.activations, arenas_),
                     static_cast<int>(plan_.micro_batches), false) {
         device_->ops().set_workspace(arenas_[plan_.workspace]);
-        load_weights(weights, store_);
+        load_weights(weights, store_, transfer_);
     }
 
     const GPTConfig& config() const { return plan_.spec.config; }
@@ -111,15 +112,17 @@ class Model {
     double norm_squared() const { return executor_.results().norm_squared; }
 
     void save_gradients(const std::filesystem::path& file) {
-        save_tensors(file, *device_, store_, &UnitBuffers<Tensor>::gradients, false);
+        save_tensors(file, store_, transfer_, &UnitBuffers::updated_gradients, false);
     }
 
   private:
     Alone alone_;
+    DataGroups groups_{alone_, {}};
     std::unique_ptr<Device> device_;
     RunPlan plan_;
     Arenas arenas_;
     ParameterStore store_;
+    UnitTransfer transfer_;
     Executor executor_;
 };
 

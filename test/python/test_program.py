@@ -112,7 +112,7 @@ def test_print_step_lists_the_actions(tmp_path):
     assert text.count("backward") >= 2 * 4 and "update" in text
     assert "reduce_scatter" not in text
     text = program.run(*QUICK, "--print-step", ranks=2).stdout
-    assert text.count("reduce_scatter") == text.count("all_gather") == 5
+    assert text.count("reduce_scatter") == text.count("gather_gradients") == 5
 
 
 def test_help_is_printed_once_by_many_processes():

@@ -16,14 +16,14 @@ bool touch_the_same(const Action& a, const Action& b) {
     const auto meet = [](const std::vector<BufferUse>& x, const std::vector<BufferUse>& y) {
         for (const BufferUse& use : x)
             for (const BufferUse& other : y)
-                if (use == other) return true;
+                if (use.role == other.role && use.index == other.index) return true;
         return false;
     };
     return meet(a.writes, b.reads) || meet(a.writes, b.writes) || meet(a.reads, b.writes);
 }
 
 Step training_step(int ranks) {
-    return build_training_step({.layers = 3, .data_ranks = ranks, .micro_batches = 2});
+    return build_training_step({.layers = 3, .sharding = {.shards = ranks}, .micro_batches = 2});
 }
 
 // Runs the list twice; returns the places in the queues of its actions, of both runs.
@@ -68,7 +68,8 @@ TEST(DeviceStreams, AListBeginsWhenTheLastOneHasEnded) {
     Step step;  // nothing in it waits for anything
     for (const StreamKind stream :
          {StreamKind::communication, StreamKind::compute, StreamKind::communication}) {
-        step.actions.push_back({.kind = ActionKind::all_gather, .stream = stream, .reads = {}, .writes = {}});
+        step.actions.push_back(
+            {.kind = ActionKind::gather_gradients, .stream = stream, .reads = {}, .writes = {}});
     }
     const auto runs = places(queues, step, true);
     for (const std::size_t earlier : runs[0])

@@ -23,7 +23,8 @@ std::size_t padded_bytes(std::int64_t elements, std::size_t each) {
 TEST(GradientDtype, IsTwoBytesAParameterAndTheSumsOfFourUnits) {
     for (const int ranks : {1, 3}) {
         MemoryLayout memory;
-        const StoreLayout store = lay_out_store(memory, config, {DType::bf16, DType::bf16}, ranks);
+        const StoreLayout store =
+            lay_out_store(memory, config, {DType::bf16, DType::bf16}, {.shards = ranks}, 1);
         std::size_t expected = 0;
         for (const UnitLayout& unit : store.units) expected += padded_bytes(unit.padded_elements(ranks), 2);
         for (const int unit : {wte_unit, wpe_unit, block_unit(0), ln_f_unit(3)}) {
@@ -42,24 +43,25 @@ TEST(GradientDtype, IsTwoBytesAParameterAndTheSumsOfFourUnits) {
 
 TEST(GradientDtype, InFp32NeedsNoMore) {
     MemoryLayout memory;
-    const StoreLayout store = lay_out_store(memory, config, {DType::bf16, DType::fp32}, 2);
+    const StoreLayout store = lay_out_store(memory, config, {DType::bf16, DType::fp32}, {.shards = 2}, 1);
     std::size_t expected = 0;
     for (std::size_t i = 0; i < store.units.size(); ++i) {
         expected += padded_bytes(store.units[i].padded_elements(2), 4);
         EXPECT_EQ(store.buffers[i].gradient_sums.index, store.buffers[i].gradients.index);
     }
     EXPECT_EQ(memory.bytes(ArenaKind::gradients), expected);
-    EXPECT_THROW(lay_out_store(memory, config, {DType::fp32, DType::bf16}, 1), ProgrammingError);
+    EXPECT_THROW(lay_out_store(memory, config, {DType::fp32, DType::bf16}, {}, 1), ProgrammingError);
 }
 
 TEST(FirstElement, IsTheSameForAnyNumberOfRanks) {
     std::vector<std::int64_t> expected;
     for (const int ranks : {1, 2, 3, 8}) {
         MemoryLayout memory;
-        const StoreLayout layout = lay_out_store(memory, config, {DType::bf16, DType::fp32}, ranks);
+        const StoreLayout layout =
+            lay_out_store(memory, config, {DType::bf16, DType::fp32}, {.shards = ranks}, 1);
         const auto device = make_cpu_device(1);
         const Arenas arenas(*device, memory);
-        const ParameterStore store(*device, arenas, layout, 0);
+        const ParameterStore store(*device, arenas, layout, 0, 0);
         std::vector<std::int64_t> places;
         std::int64_t end = 0;  // of the unit before
         for (int unit = 0; unit < store.units(); ++unit) {
@@ -128,7 +130,7 @@ TEST(StochasticRounding, OfTheStoreIsThatOfTheUpdate) {
                      nearest = make_model(gradient_dtype, sequences, 2);
         model.step(batch(), true, adamw, 5);
         nearest.step(batch(), true, adamw);
-        const auto bits = [](probe::Model& of, Tensor UnitBuffers<Tensor>::*flat) {
+        const auto bits = [](probe::Model& of, Tensor UnitBuffers::*flat) {
             std::vector<std::byte> all;
             for (int unit = 0; unit < of.store().units(); ++unit) {
                 const Tensor tensor = of.store().buffers(unit).*flat;
@@ -136,7 +138,7 @@ TEST(StochasticRounding, OfTheStoreIsThatOfTheUpdate) {
             }
             return all;
         };
-        const auto parameters = &UnitBuffers<Tensor>::parameters, master = &UnitBuffers<Tensor>::master;
+        const auto parameters = &UnitBuffers::parameters, master = &UnitBuffers::master;
         EXPECT_TRUE(bits(model, master) == bits(nearest, master));
         const std::vector<std::byte> updated = bits(model, parameters);
         EXPECT_FALSE(updated == bits(nearest, parameters));

@@ -75,7 +75,7 @@ TEST(Units, AnUnknownTensorIsAFaultOfTheProgram) {
 
 std::vector<float> initial(const UnitLayout& unit, std::uint64_t seed, int ranks = 1) {
     std::vector<float> values(static_cast<std::size_t>(unit.padded_elements(ranks)), -1.0F);
-    initialize_unit(values, unit, seed);
+    initialize_unit(values, 0, unit, seed);
     return values;
 }
 

@@ -1,0 +1,30 @@
+"""Runs of the trainer on several processes, for bench_mpi.py and bench_zero.py."""
+
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+
+LAUNCH = pathlib.Path(__file__).resolve().parents[2] / "scripts/launch.sh"
+# The first steps start threads, make oneDNN's primitives and fault memory in.
+WARMUP_STEPS = 3
+
+
+def run(program, ranks, steps, folder, *options):
+    """The record of a run of so many timed steps, and these steps' metrics."""
+    command = [LAUNCH, "-np", ranks, program, "--device", "cpu", "--steps", WARMUP_STEPS + steps, "--sample-tokens", 0, "--val-batches", 1,
+               "--out-dir", folder, *options]
+    result = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        sys.exit(result.stderr.strip() or f"error: {program} ended with status {result.returncode}")
+    lines = [json.loads(line) for line in (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    return lines[0]["run"], lines[1 + WARMUP_STEPS:]
+
+
+def median_ms(steps):
+    return statistics.median(step["step_ms"] for step in steps)
+
+
+def communication_ms(steps):
+    return statistics.median(step["phase_ms"]["communication"] for step in steps)

@@ -1,0 +1,279 @@
+// Follows a list from action to action, and stops at the first that reads or overwrites what it must not (step.h).
+#include <fmt/format.h>
+
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "llmc/core/error.h"
+#include "llmc/model/units.h"
+#include "llmc/parallel/step.h"
+#include "llmc/parallel/step_places.h"
+
+namespace llmc {
+
+namespace {
+
+std::string describe(const Action& action, std::size_t position) {
+    return fmt::format("action {} ({}, micro-batch {}, unit {}, {})", position, name_of(action.kind),
+                       action.micro_batch, action.unit, to_string(action.part));
+}
+
+class Checker {
+  public:
+    explicit Checker(const Step& step) : sharding_(step.sharding) {
+        if (!sharding_.keeps_parameters_whole()) return;
+        for (int unit = 0; unit <= ln_f_unit(step.layers); ++unit) parameters_[unit] = unit;
+    }
+
+    void visit(const Action& action, std::size_t position) {
+        where_ = describe(action, position);
+        for (const BufferUse& use : action.reads) {
+            require_own(action, use);
+            read(action, use);
+        }
+        for (const BufferUse& use : action.writes) {
+            require_own(action, use);
+            write(action, use);
+        }
+        if (action.kind == ActionKind::norm) norm_done_ = true;
+        if (action.kind == ActionKind::update) {
+            require(norm_done_, "updates before the norm");
+            require(updated_.insert(action.unit).second, "updates its unit a second time");
+        }
+    }
+
+    void finish() const {
+        for (const int unit : with_gradients_) {
+            if (!updated_.contains(unit))
+                programming_error(fmt::format("step: unit {} is never updated", unit));
+        }
+        for (const auto& [_, sums] : sums_) {
+            if (sums.state == Sums::filled)
+                programming_error(
+                    fmt::format("step: gradient sums of unit {} never reach its gradients", sums.unit));
+        }
+    }
+
+  private:
+    // Whole gradients, by their place.
+    struct Whole {
+        int unit;
+        enum {
+            accumulating,  // the backward pass adds to them
+            scattered,     // at the rank's own part they are the sum over the group
+            handed_over,   // in a shard that is kept apart
+            complete       // everywhere the sum
+        } state;
+    };
+    // Gradient sums of one micro-batch; `taken`: the gradients have them.
+    struct Sums {
+        int unit;
+        enum { zeroed, filled, taken } state;
+    };
+
+    void require(bool condition, std::string_view fault) const {
+        if (!condition) programming_error(fmt::format("step: {} {}", where_, fault));
+    }
+
+    // An action of a unit, or of a block, uses that one's buffers.
+    void require_own(const Action& action, const BufferUse& use) const {
+        const bool of_block = action.unit < 0 && action.part.kind == PartKind::block;
+        const int unit = of_block ? block_unit(action.part.block) : action.unit;
+        require(unit < 0 || !belongs_to_unit(use.role) || use.unit == unit, "uses a buffer of another unit");
+    }
+
+    Whole& whole(const BufferUse& use) {
+        const auto found = gradients_.find(use.index);
+        require(found != gradients_.end() && found->second.unit == use.unit,
+                "uses gradients that were never zeroed");
+        return found->second;
+    }
+
+    void read(const Action& action, const BufferUse& use) {
+        if (belongs_to_micro_batch(use.role)) {
+            const auto found = owner_.find(place_of(action, use));
+            require(found != owner_.end(), "reads an activation that nobody wrote");
+            require(found->second == action.micro_batch, "reads an activation of another micro-batch");
+        }
+        switch (use.role) {
+            case BufferRole::parameters: {
+                const auto found = parameters_.find(use.index);
+                require(found != parameters_.end() && found->second == use.unit,
+                        "reads parameters that are not gathered");
+                break;
+            }
+            case BufferRole::gradients:
+                read_gradients(action, whole(use));
+                break;
+            case BufferRole::gradient_shard:
+                require(shards_.contains(use.unit), "reads a shard of gradients that nobody reduced");
+                if (action.kind == ActionKind::square || action.kind == ActionKind::update ||
+                    action.kind == ActionKind::gather_gradients)
+                    require_added_up(use.unit);
+                break;
+            case BufferRole::gradient_sums: {
+                const auto found = sums_.find(use.index);
+                require(found != sums_.end() && found->second.unit == use.unit,
+                        "takes gradient sums of another unit");
+                require(found->second.state == Sums::filled, "takes gradient sums that nobody made");
+                found->second.state = Sums::taken;
+                break;
+            }
+            case BufferRole::norm:
+                require(norm_done_, "reads the norm before it is made");
+                break;
+            default:
+                break;
+        }
+    }
+
+    void require_added_up(int unit) const {
+        for (const auto& [_, of] : gradients_)
+            require(of.unit != unit || of.state != Whole::scattered,
+                    "reads a shard of gradients that lacks a micro-batch");
+    }
+
+    void read_gradients(const Action& action, Whole& of) {
+        switch (action.kind) {
+            case ActionKind::reduce_scatter:
+                require(of.state == Whole::accumulating, "reduces gradients a second time");
+                break;
+            case ActionKind::gather_gradients:
+                require(of.state == Whole::scattered, "gathers gradients that are not scattered");
+                break;
+            case ActionKind::accumulate_shard:
+                require(of.state == Whole::scattered, "adds a shard that nobody received");
+                of.state = Whole::handed_over;
+                break;
+            case ActionKind::update:
+                if (sharding_.keeps_optimizer_whole())
+                    require(of.state != Whole::scattered, "updates from gradients that are only a shard");
+                break;
+            default:
+                break;
+        }
+    }
+
+    void write(const Action& action, const BufferUse& use) {
+        if (belongs_to_micro_batch(use.role)) owner_[place_of(action, use)] = action.micro_batch;
+        switch (use.role) {
+            case BufferRole::parameters:
+                return write_parameters(action, use);
+            case BufferRole::gradient_sums:
+                return write_sums(action, use);
+            case BufferRole::gradients:
+                return write_gradients(action, use);
+            case BufferRole::gradient_shard:
+                return write_shard(action, use);
+            default:
+                return;
+        }
+    }
+
+    void write_parameters(const Action& action, const BufferUse& use) {
+        if (sharding_.keeps_parameters_whole()) return;
+        if (action.kind == ActionKind::release) {
+            require(parameters_.erase(use.index) == 1, "releases parameters that are not there");
+            return;
+        }
+        require(action.kind == ActionKind::gather_parameters, "has no business with whole parameters");
+        require(!parameters_.contains(use.index), "gathers over parameters that are in use");
+        parameters_[use.index] = use.unit;
+    }
+
+    void write_gradients(const Action& action, const BufferUse& use) {
+        require(!norm_done_, "writes gradients after the norm");
+        if (action.kind == ActionKind::zero || action.kind == ActionKind::round) {
+            const auto found = gradients_.find(use.index);
+            require(found == gradients_.end() || found->second.state == Whole::handed_over,
+                    "overwrites gradients that are still needed");
+            gradients_[use.index] = {use.unit, Whole::accumulating};
+            with_gradients_.insert(use.unit);
+            return;
+        }
+        Whole& of = whole(use);
+        switch (action.kind) {
+            case ActionKind::backward:
+            case ActionKind::accumulate:
+                require(of.state == Whole::accumulating, "adds to gradients that were reduced");
+                break;
+            case ActionKind::reduce_scatter:
+                of.state = Whole::scattered;
+                break;
+            case ActionKind::all_reduce:
+                require(of.state == Whole::scattered, "sums shards that nobody received");
+                break;
+            case ActionKind::gather_gradients:
+                of.state = Whole::complete;
+                break;
+            default:
+                require(false, "has no business with gradients");
+        }
+    }
+
+    void write_shard(const Action& action, const BufferUse& use) {
+        switch (action.kind) {
+            case ActionKind::reduce_scatter:
+                require(shards_.insert(use.unit).second, "overwrites the shard of earlier micro-batches");
+                // What it read is free.
+                for (auto& [_, of] : gradients_) {
+                    if (of.unit == use.unit) of.state = Whole::handed_over;
+                }
+                break;
+            case ActionKind::all_reduce:
+            case ActionKind::accumulate_shard:
+                require(shards_.contains(use.unit), "adds to a shard of gradients that nobody reduced");
+                break;
+            default:
+                require(false, "has no business with a shard of gradients");
+        }
+    }
+
+    void write_sums(const Action& action, const BufferUse& use) {
+        const auto found = sums_.find(use.index);
+        if (action.kind == ActionKind::zero) {
+            require(found == sums_.end() || found->second.state != Sums::filled,
+                    "zeroes gradient sums that the gradients lack");
+            sums_[use.index] = {use.unit, Sums::zeroed};
+            return;
+        }
+        require(found != sums_.end() && found->second.state != Sums::taken,
+                "adds to gradient sums that are not zeroed");
+        require(found->second.unit == use.unit, "adds to gradient sums of another unit");
+        found->second.state = Sums::filled;
+    }
+
+    const Sharding& sharding_;
+    std::string where_;
+    std::map<Place, int> owner_;     // the micro-batch that wrote it last
+    std::map<int, int> parameters_;  // by place: the unit whose whole parameters are there
+    std::map<int, Sums> sums_;
+    std::map<int, Whole> gradients_;
+    std::set<int> shards_;  // units whose shard of gradients is filled
+    std::set<int> with_gradients_, updated_;
+    bool norm_done_ = false;
+};
+
+}  // namespace
+
+void check_step(const Step& step) {
+    Checker checker(step);
+    for (std::size_t i = 0; i < step.actions.size(); ++i) checker.visit(step.actions[i], i);
+    checker.finish();
+
+    const std::vector<int> needed = dependencies(step);
+    for (std::size_t i = 0; i < needed.size(); ++i) {
+        const Action& action = step.actions[i];
+        if (action.after < needed[i]) {
+            programming_error(fmt::format("step: {} may run before action {}, on which it depends",
+                                          describe(action, i), needed[i]));
+        }
+        if (action.after >= static_cast<int>(i)) {
+            programming_error(fmt::format("step: {} waits for a later action", describe(action, i)));
+        }
+    }
+}
+
+}  // namespace llmc

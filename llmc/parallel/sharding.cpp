@@ -1,0 +1,45 @@
+#include "llmc/parallel/sharding.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "llmc/model/units.h"
+
+namespace llmc {
+
+namespace {
+
+// Of `buffers` that blocks take in turn.
+int turn(int unit, int layers, int buffers) {
+    const bool is_block = unit >= block_unit(0) && unit < block_unit(layers);
+    return is_block ? block_unit((unit - block_unit(0)) % buffers) : unit;
+}
+
+}  // namespace
+
+std::string Sharding::description() const {
+    constexpr std::array<std::string_view, 4> sharded = {
+        "", "optimizer state", "gradients and optimizer state", "parameters, gradients and optimizer state"};
+    if (stage == 0) return "";
+    std::string text =
+        fmt::format("ZeRO-{}: {} in {} shards", stage, sharded[static_cast<std::size_t>(stage)], shards);
+    if (replicas > 1) text += fmt::format(", {} times", replicas);
+    return text;
+}
+
+int place_of_parameters(const Sharding& sharding, int unit, int layers) {
+    if (sharding.keeps_parameters_whole() || !sharding.reshards_after_forward) return unit;
+    return turn(unit, layers, sharding.prefetch_units + 1);
+}
+
+int place_of_gradients(const Sharding& sharding, int micro_batches, int unit, int layers) {
+    // One is reduced while the other is written.
+    return sharding.rotates_gradients(micro_batches) ? turn(unit, layers, 2) : unit;
+}
+
+int place_of_gradient_sums(int unit, int layers) { return turn(unit, layers, 1); }
+
+}  // namespace llmc

@@ -1,0 +1,54 @@
+// ZeRO and FSDP: which part of the model's state a data-parallel rank keeps, and where the rest of it lies while it is
+// needed. A stage is only where a buffer lives: lay_out_store (parameter_store.h) puts the buffers there, and the
+// step's list (build_step.h) brings them together; nothing else knows the stage.
+//
+//   stage 0  everything whole on every rank
+//   stage 1  master weights and moments in shards
+//   stage 2  gradients too; a block's whole gradients live in one of two buffers that blocks take in turn
+//   stage 3  parameters too; a block's whole parameters live in one of a few buffers that blocks take in turn
+//
+// Ranks form `replicas` groups of `shards` neighbours. Each group holds the whole state, in shards.
+#pragma once
+
+#include <string>
+
+namespace llmc {
+
+struct Sharding {
+    int stage = 0;
+    int shards = 1;    // ranks of a group; rank r has shard r % shards. All ranks at stage 0
+    int replicas = 1;  // groups: more than one is hybrid sharding
+    // Gradients of each micro-batch are reduced, and accumulate in shards; otherwise those of the step, once.
+    bool reduces_each_micro_batch = false;
+    int prefetch_units = 1;  // stage 3: parameters are gathered so many parts of the model ahead
+    bool reshards_after_forward =
+        true;  // stage 3: a block's parameters are gathered again for its backward pass
+
+    int ranks() const { return shards * replicas; }
+    int shard_of(int rank) const { return rank % shards; }
+
+    bool keeps_optimizer_whole() const { return stage == 0; }
+    bool keeps_parameters_whole() const { return stage < 3; }
+    // Where each of `micro_batches` is reduced, the sums add up in shards.
+    bool accumulates_shards(int micro_batches) const {
+        return reduces_each_micro_batch && micro_batches > 1 && ranks() > 1;
+    }
+    bool rotates_gradients(int micro_batches) const {
+        return stage >= 2 && (reduces_each_micro_batch || micro_batches == 1);
+    }
+    // Whether the reduced gradients lie apart from the whole ones, or in these, at the rank's own part.
+    bool keeps_gradient_shards(int micro_batches) const {
+        return rotates_gradients(micro_batches) || accumulates_shards(micro_batches);
+    }
+
+    std::string description() const;
+};
+
+// The unit in whose buffer a unit's whole parameters lie, its whole gradients, and its gradient sums of one micro-batch
+// (those that --gradient-dtype bf16 has beside the gradients): its own, or, where blocks take turns, that of the first
+// block that uses it.
+int place_of_parameters(const Sharding& sharding, int unit, int layers);
+int place_of_gradients(const Sharding& sharding, int micro_batches, int unit, int layers);
+int place_of_gradient_sums(int unit, int layers);
+
+}  // namespace llmc

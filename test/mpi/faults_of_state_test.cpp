@@ -1,0 +1,148 @@
+// What goes wrong in the state of one rank is found by all, and named once: a gradient that is not finite, and a replica
+// that differs.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "llmc/device/arenas.h"
+#include "llmc/parallel/executor.h"
+#include "llmc/plan/run_plan.h"
+#include "llmc/train/diagnosis.h"
+#include "llmc/train/replicas.h"
+#include "mpi_test.h"
+
+namespace llmc {
+namespace {
+
+using test::world;
+
+constexpr GPTConfig config{.layers = 2, .heads = 2, .channels = 20, .sequence_length = 7, .vocabulary = 37};
+
+// A model whose weights are there, of which steps can be made.
+class Model {
+  public:
+    explicit Model(const Sharding& sharding)
+        : mesh_{.sharding = sharding, .data_rank = world().rank()},
+          plan_(plan_run({.config = config,
+                          .dtype = DType::bf16,
+                          .mesh = mesh_,
+                          .global_batch_tokens = 2 * world().size() * config.sequence_length,
+                          .micro_batch_sequences = 1},
+                         device_->ops(), 0)),
+          arenas_(*device_, plan_.memory),
+          store_(*device_, arenas_, plan_.store, 0.1, mesh_.shard()),
+          groups_(world(), sharding),
+          executor_(config, *device_, groups_, store_, bind(plan_.activations, arenas_), 2, true) {
+        device_->ops().set_workspace(arenas_[plan_.workspace]);
+        store_.initialize(1);
+        executor_.run(plan_.publication, {});
+    }
+
+    StepResults step(float loss_scale) {
+        const auto load = [](int, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+            for (std::size_t i = 0; i < inputs.size(); ++i) {
+                inputs[i] = static_cast<std::int32_t>(7 * i % 37);
+                targets[i] = static_cast<std::int32_t>(3 * i % 37);
+            }
+        };
+        executor_.run(plan_.training, {.load = load,
+                                       .sequences = 1,
+                                       .loss_scale = loss_scale,
+                                       .adamw = {1, 1e-3, 0.9, 0.95, 1e-8, 1.0},
+                                       .rounding_seed = {}});
+        return executor_.results();
+    }
+
+    std::string first_non_finite() {
+        const auto as_it_is = [](int) {};
+        return llmc::first_non_finite(plan_, arenas_, *device_, store_, world(), as_it_is);
+    }
+    std::optional<std::string> difference() { return differing_replica(*device_, store_, world()); }
+    const ParameterStore& store() const { return store_; }
+
+  private:
+    std::unique_ptr<Device> device_ = make_cpu_device(1);
+    Mesh mesh_;
+    RunPlan plan_;
+    Arenas arenas_;
+    ParameterStore store_;
+    DataGroups groups_;
+    Executor executor_;
+};
+
+std::vector<Sharding> all_shardings() {
+    const int ranks = world().size();
+    std::vector<Sharding> all;
+    for (int stage = 0; stage <= (ranks > 1 ? 3 : 0); ++stage)
+        all.push_back({.stage = stage, .shards = ranks, .reduces_each_micro_batch = stage >= 2});
+    if (ranks % 2 == 0 && ranks > 2)
+        all.push_back({.stage = 3, .shards = 2, .replicas = ranks / 2, .reduces_each_micro_batch = true});
+    return all;
+}
+
+TEST(NonFiniteGradient, OfOneRankIsSeenByAllAndChangesNothing) {
+    for (const Sharding& sharding : all_shardings()) {
+        SCOPED_TRACE(sharding.description());
+        Model model(sharding);
+        const bool here = world().rank() == world().size() - 1;
+        const std::vector<float> before(model.store().buffers(0).master.as<float>(),
+                                        model.store().buffers(0).master.as<float>() + 100);
+        const StepResults results = model.step(here ? std::numeric_limits<float>::quiet_NaN() : 0.01F);
+        EXPECT_TRUE(std::isfinite(results.loss_sum));
+        EXPECT_FALSE(std::isfinite(results.norm_squared));
+        // The backward pass makes the head's gradients first.
+        EXPECT_EQ(model.first_non_finite(), "the gradient of ln_f.bias");
+        EXPECT_TRUE(std::equal(before.begin(), before.end(), model.store().buffers(0).master.as<float>()));
+    }
+}
+
+// Adds to a number of this rank.
+void spoil(const Tensor& tensor, std::int64_t element) {
+    if (tensor.dtype == DType::fp32) {
+        tensor.as<float>()[element] += 1;
+    } else {
+        tensor.as<bfloat16>()[element] = to_bfloat16(to_float(tensor.as<bfloat16>()[element]) + 1);
+    }
+}
+
+TEST(Replicas, ThatDifferAreNamedByTensorAndRank) {
+    const int ranks = world().size(), last = ranks - 1;
+    for (const Sharding& sharding : all_shardings()) {
+        SCOPED_TRACE(sharding.description());
+        Model model(sharding);
+        model.step(0.01F);
+        EXPECT_EQ(model.difference(), std::nullopt);
+        if (ranks == 1) continue;
+        const UnitLayout& block = model.store().layout(block_unit(1));
+        const UnitBuffers& buffers = model.store().buffers(block_unit(1));
+        const std::int64_t place = block.entries()[4].offset + 3;  // attn.c_proj.weight
+        // Stage 3 without replicas has nothing twice.
+        if (sharding.keeps_parameters_whole()) {
+            if (world().rank() == last) spoil(buffers.parameters, place);
+            EXPECT_EQ(
+                model.difference(),
+                fmt::format("the parameters h.1.attn.c_proj.weight of rank {} differ from those of rank 0",
+                            last));
+        } else if (sharding.replicas > 1) {
+            // The first element of the last shard is in the middle of the unit.
+            if (world().rank() == last) spoil(buffers.m, 0);
+            const auto difference = model.difference();
+            ASSERT_TRUE(difference);
+            EXPECT_NE(difference->find(fmt::format("of rank {} differ from those of rank ", last)),
+                      std::string::npos)
+                << *difference;
+            EXPECT_TRUE(difference->starts_with("the moments h.1.")) << *difference;
+        } else {
+            if (world().rank() == last) spoil(buffers.m, 0);
+            EXPECT_EQ(model.difference(), std::nullopt);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace llmc

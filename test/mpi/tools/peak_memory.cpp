@@ -1,0 +1,89 @@
+// peak_memory TRAIN_GPT-OPTION...
+// Two training steps of a model on the CPU. Each rank prints "bytes PLANNED PEAK": the plan's memory, and by how much the
+// process's resident memory was above what it was after a small model's steps, which start MPI, threads and oneDNN.
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "llmc/comm/bootstrap.h"
+#include "llmc/data/data.h"
+#include "llmc/plan/run_plan.h"
+#include "llmc/train/options.h"
+#include "llmc/train/trainer.h"
+
+namespace llmc {
+namespace {
+
+// Bytes, of a row of /proc/self/status that is in kB: VmRSS, or VmHWM, the most there was of it.
+std::int64_t resident(const std::string& row) {
+    std::ifstream file("/proc/self/status");
+    std::string line;
+    while (std::getline(file, line)) {
+        if (line.starts_with(row + ":")) return 1024 * std::stoll(line.substr(row.size() + 1));
+    }
+    programming_error("no " + row + " in /proc/self/status");
+}
+
+// VmHWM begins again with what there is now.
+void forget_the_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
+
+// Returns the plan's bytes.
+std::size_t train(const Options& options, Job& job, Device& device, int steps) {
+    HostCommunicator& world = job.world();
+    const Mesh mesh{.sharding = options.sharding(world.size()), .data_rank = world.rank()};
+    const RunPlan plan = plan_run({.config = options.config(),
+                                   .dtype = options.compute_dtype(),
+                                   .gradient_dtype = options.kept_gradient_dtype(),
+                                   .mesh = mesh,
+                                   .global_batch_tokens = *options.global_batch_tokens,
+                                   .micro_batch_sequences = options.micro_batch_size.value_or(0)},
+                                  device.ops(), HostCommunicator::staging_bytes(world.size()));
+    const Data data = open_data({.train_data = options.train_data,
+                                 .val_data = options.val_data,
+                                 .vocabulary = options.vocabulary.value(),
+                                 .sequence_length = options.sequence_length.value()});
+    const DataGroups groups(world, mesh.sharding);
+    Trainer trainer(options, plan, device, world, groups);
+    world.set_staging(trainer.arenas()[plan.communication]);
+    const TrainingSamples samples(*data.training, plan.spec.config.sequence_length, options.seed);
+    for (int step = 0; step < steps; ++step) trainer.train_step(samples);
+    world.set_staging({});
+    return plan.memory.total_bytes();
+}
+
+void run(const Options& options, Job& job) {
+    const std::unique_ptr<Device> device = make_cpu_device(job.cores());
+    Options small = options;
+    small.layers = 2;
+    small.heads = 2;
+    small.channels = 64;
+    small.vocabulary = 256;
+    train(small, job, *device, 2);
+    forget_the_peak();
+    const std::int64_t before = resident("VmRSS");
+    const std::size_t planned = train(options, job, *device, 2);
+    fmt::print("bytes {} {}\n", planned, resident("VmHWM") - before);
+    std::fflush(stdout);
+    job.world().barrier();
+}
+
+}  // namespace
+}  // namespace llmc
+
+int main(int argc, char** argv) {
+    llmc::Job job;
+    try {
+        std::string text;
+        if (auto options = llmc::parse_options(argc, argv, text)) {
+            llmc::settle_device(*options, llmc::DeviceKind::cpu);
+            llmc::run(*options, job);
+        }
+    } catch (const std::exception& fault) {
+        job.fail(fault.what());
+    }
+}

@@ -1,0 +1,260 @@
+// Every way to shard a step: its list is sound, sends the bytes and takes the memory that the design's formulas say, and
+// what could go wrong in it is found.
+#include "llmc/parallel/sharding.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "llmc/core/error.h"
+#include "llmc/core/memory_layout.h"
+#include "llmc/model/units.h"
+#include "llmc/parallel/build_step.h"
+#include "llmc/parallel/parameter_store.h"
+
+namespace llmc {
+namespace {
+
+constexpr int layers = 5;
+
+std::string text_of(const StepSpec& spec) {
+    const Sharding& s = spec.sharding;
+    return fmt::format("stage {}, {} x {}, each {}, {} micro-batches, rounds {}, prefetch {}, reshards {}",
+                       s.stage, s.replicas, s.shards, s.reduces_each_micro_batch, spec.micro_batches,
+                       spec.rounds_gradients, s.prefetch_units, s.reshards_after_forward);
+}
+
+// Calls f with every combination.
+void for_all(const std::function<void(const StepSpec&)>& f) {
+    for (int stage = 0; stage <= 3; ++stage)
+        for (const int replicas : {1, 2, 3})
+            for (const int micro_batches : {1, 2, 3})
+                for (const bool each : {false, true})
+                    for (const bool rounds : {false, true})
+                        for (const int prefetch : {0, 1, 2, 7})
+                            for (const bool reshards : {true, false}) {
+                                if (stage == 0 && replicas > 1) continue;
+                                if (stage < 3 && (prefetch != 1 || !reshards)) continue;
+                                f({.layers = layers,
+                                   .sharding = {.stage = stage,
+                                                .shards = 4,
+                                                .replicas = replicas,
+                                                .reduces_each_micro_batch = each,
+                                                .prefetch_units = prefetch,
+                                                .reshards_after_forward = reshards},
+                                   .micro_batches = micro_batches,
+                                   .rounds_gradients = rounds});
+                            }
+}
+
+TEST(Sharding, EveryListIsSound) {
+    int lists = 0;
+    for_all([&](const StepSpec& spec) {
+        EXPECT_NO_THROW(check_step(build_training_step(spec))) << text_of(spec);
+        ++lists;
+    });
+    EXPECT_GT(lists, 300);
+}
+
+// ---- bytes: section 5 of the design
+
+TEST(Sharding, SendsWhatTheFormulasSay) {
+    std::vector<UnitBytes> units;
+    for (std::uint64_t unit = 0; unit < layers + 3; ++unit)
+        units.push_back({.parameters = 24 * 1000 * (unit + 1), .gradients = 24 * 4000 * (unit + 2)});
+    std::uint64_t W = 0, G = 0;
+    for (const UnitBytes& unit : units) {
+        W += unit.parameters;
+        G += unit.gradients;
+    }
+    // What a micro-batch needs once: the embeddings, the last layernorm, and the last block, whose backward pass comes
+    // right after its forward.
+    const std::uint64_t w = units[wte_unit].parameters + units[wpe_unit].parameters +
+                            units[static_cast<std::size_t>(ln_f_unit(layers))].parameters +
+                            units[static_cast<std::size_t>(block_unit(layers - 1))].parameters;
+    for_all([&](const StepSpec& spec) {
+        const Sharding& s = spec.sharding;
+        const auto N = static_cast<std::uint64_t>(s.shards), R = static_cast<std::uint64_t>(s.replicas);
+        const auto m = static_cast<std::uint64_t>(spec.micro_batches);
+        const std::uint64_t r = s.reduces_each_micro_batch ? m : 1;
+        const std::uint64_t once = s.reshards_after_forward ? w : W;
+        const std::uint64_t whole[] = {(r + 1) * G, r * G + W, r * G + W, r * G + m * (2 * W - once)};
+        const BytesSent sent = bytes_sent(build_training_step(spec), units);
+        EXPECT_EQ(sent.inside, whole[s.stage] / N * (N - 1)) << text_of(spec);
+        EXPECT_EQ(sent.across, 2 * r * (G / N) / R * (R - 1)) << text_of(spec);
+    });
+}
+
+TEST(Sharding, OneProcessSendsNothing) {
+    const Step step = build_training_step({.layers = layers, .micro_batches = 2});
+    EXPECT_FALSE(communicates(step));
+    EXPECT_TRUE(build_publication({.layers = layers}).actions.empty());
+}
+
+// ---- memory
+
+constexpr GPTConfig gpt2{
+    .layers = 12, .heads = 12, .channels = 768, .sequence_length = 1024, .vocabulary = 50257};
+
+std::map<ArenaKind, double> bytes_by_arena(const Sharding& sharding, const StoreDtypes& dtypes,
+                                           int micro_batches) {
+    MemoryLayout layout;
+    lay_out_store(layout, gpt2, dtypes, sharding, micro_batches);
+    std::map<ArenaKind, double> bytes;
+    for (const ArenaKind arena : all_arenas) bytes[arena] = static_cast<double>(layout.bytes(arena));
+    return bytes;
+}
+
+// GPT-2 124M in bf16: (14+g)N; (2+g)N + 12N/n; 2N + (12+g)N/n; (14+g)N/n, and what lies beside.
+TEST(Sharding, TakesTheMemoryThatTheFormulasSay) {
+    constexpr int n = 8;
+    double N = 0, largest_block = 0,
+           ends = 0;  // elements; the last two: what whole buffers have at stages 2 and 3
+    for (UnitSpec& spec : gpt_units(gpt2)) {
+        const UnitLayout unit(std::move(spec));
+        const auto elements = static_cast<double>(unit.padded_elements(n));
+        N += elements;
+        (unit.name().starts_with("h.") ? largest_block : ends) =
+            unit.name().starts_with("h.") ? std::max(largest_block, elements) : ends + elements;
+    }
+    for (const DType gradients : {DType::fp32, DType::bf16}) {
+        const auto g = static_cast<double>(size_of(gradients));
+        // Gradients in bf16 have sums in fp32 beside, of one block and of the rest.
+        const double sums = gradients == DType::bf16 ? 4 * (ends + largest_block) : 0;
+        for (int stage = 0; stage <= 3; ++stage) {
+            const Sharding sharding{.stage = stage, .shards = n, .reduces_each_micro_batch = stage >= 2};
+            const auto found = bytes_by_arena(sharding, {DType::bf16, gradients}, 4);
+            const double rotating = ends + 2 * largest_block;
+            const double parameters = stage < 3 ? 2 * N : 2 * N / n + 2 * rotating;
+            const double kept = stage < 2 ? g * N : g * N / n + g * rotating;
+            const double updated = stage == 0 ? N : N / n;
+            EXPECT_EQ(found.at(ArenaKind::parameters), parameters) << stage;
+            EXPECT_EQ(found.at(ArenaKind::gradients), kept + sums) << stage;
+            EXPECT_EQ(found.at(ArenaKind::master), 4 * updated) << stage;
+            EXPECT_EQ(found.at(ArenaKind::moments), 8 * updated) << stage;
+        }
+    }
+}
+
+TEST(Sharding, MemoryOfTheOptions) {
+    const Sharding stage_3{.stage = 3, .shards = 8, .reduces_each_micro_batch = true};
+    const StoreDtypes dtypes{DType::bf16, DType::fp32};
+    const double block =
+        2.0 * static_cast<double>(UnitLayout(gpt_units(gpt2)[block_unit(0)]).padded_elements(8));
+    const auto parameters = [&](Sharding sharding) {
+        return bytes_by_arena(sharding, dtypes, 4).at(ArenaKind::parameters);
+    };
+    Sharding other = stage_3;
+    other.prefetch_units = 3;
+    EXPECT_EQ(parameters(other), parameters(stage_3) + 2 * block);
+    other.prefetch_units = 0;
+    EXPECT_EQ(parameters(other), parameters(stage_3) - block);
+    other.reshards_after_forward = false;
+    EXPECT_EQ(parameters(other), parameters(stage_3) + 10 * block);
+    // Gradients of the whole step are whole.
+    other = stage_3;
+    other.reduces_each_micro_batch = false;
+    EXPECT_EQ(bytes_by_arena(other, dtypes, 4).at(ArenaKind::gradients),
+              bytes_by_arena({.shards = 8}, dtypes, 4).at(ArenaKind::gradients));
+    EXPECT_EQ(bytes_by_arena(other, dtypes, 1), bytes_by_arena(stage_3, dtypes, 1))
+        << "there is one micro-batch";
+}
+
+// ---- order
+
+constexpr StepSpec stage_3{.layers = layers,
+                           .sharding = {.stage = 3, .shards = 4, .reduces_each_micro_batch = true},
+                           .micro_batches = 2};
+
+std::ptrdiff_t place_of(const Step& step, ActionKind kind, int unit, int nth) {
+    const auto found = std::ranges::find_if(step.actions, [&](const Action& action) {
+        const bool of_block = action.part.kind == PartKind::block && block_unit(action.part.block) == unit;
+        const bool is_it = action.kind == kind && (action.unit == unit || (action.unit < 0 && of_block));
+        return is_it && nth-- == 0;
+    });
+    EXPECT_NE(found, step.actions.end());
+    return found - step.actions.begin();
+}
+
+TEST(Sharding, ParametersAreGatheredWhileThePartBeforeIsComputed) {
+    const Step step = build_training_step(stage_3);
+    for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+        for (int block = 1; block + 1 < layers; ++block) {
+            const auto gather =
+                place_of(step, ActionKind::gather_parameters, block_unit(block), 2 * micro_batch);
+            const auto before = place_of(step, ActionKind::forward, block_unit(block - 1), micro_batch);
+            EXPECT_LT(gather, before);
+            EXPECT_LT(step.actions[static_cast<std::size_t>(gather)].after, before);
+            const auto again =
+                place_of(step, ActionKind::gather_parameters, block_unit(block), 2 * micro_batch + 1);
+            const auto after = place_of(step, ActionKind::backward, block_unit(block + 1), micro_batch);
+            EXPECT_LT(again, after);
+            EXPECT_LT(step.actions[static_cast<std::size_t>(again)].after, after);
+        }
+    }
+    // What an addition to a shard waits for has had a part's time.
+    const auto adds = place_of(step, ActionKind::accumulate_shard, block_unit(2), 0);
+    EXPECT_GT(adds, place_of(step, ActionKind::backward, block_unit(1), 1));
+}
+
+TEST(Sharding, WithoutPrefetchItIsGatheredWhenItIsNeeded) {
+    StepSpec spec = stage_3;
+    spec.sharding.prefetch_units = 0;
+    const Step step = build_training_step(spec);
+    EXPECT_EQ(place_of(step, ActionKind::gather_parameters, block_unit(1), 0) + 1,
+              place_of(step, ActionKind::forward, block_unit(1), 0));
+}
+
+// ---- faults, planted in sound lists
+
+void expect_fault(const StepSpec& sound, ActionKind kind, int unit, int nth, const std::string& message) {
+    Step step = build_training_step(sound);
+    step.actions.erase(step.actions.begin() + place_of(step, kind, unit, nth));
+    order_streams(step);
+    try {
+        check_step(step);
+        ADD_FAILURE() << "not found: " << message;
+    } catch (const ProgrammingError& fault) {
+        EXPECT_NE(std::string(fault.what()).find(message), std::string::npos) << fault.what();
+    }
+}
+
+TEST(CheckShardedStep, FindsWhatIsMissing) {
+    StepSpec hybrid = stage_3;
+    hybrid.sharding.replicas = 2;
+    for (const StepSpec& spec : {stage_3, hybrid}) {
+        for (const int nth : {0, 1, 2, 3})
+            expect_fault(spec, ActionKind::gather_parameters, block_unit(1), nth, "not gathered");
+        expect_fault(spec, ActionKind::gather_parameters, wte_unit, 1, "not gathered");
+        expect_fault(spec, ActionKind::release, block_unit(1), 0, "in use");
+        expect_fault(spec, ActionKind::release, wte_unit, 0, "in use");
+        expect_fault(spec, ActionKind::reduce_scatter, block_unit(1), 0,
+                     spec.sharding.replicas == 1 ? "still needed" : "nobody reduced");
+        expect_fault(spec, ActionKind::reduce_scatter, block_unit(0), 1, "nobody received");
+        expect_fault(spec, ActionKind::accumulate_shard, block_unit(2), 0, "still needed");
+    }
+    for (const int stage : {0, 1}) {
+        StepSpec spec = stage_3;
+        spec.sharding.stage = stage;
+        expect_fault(spec, ActionKind::reduce_scatter, block_unit(1), 0, "still needed");
+        expect_fault(spec, ActionKind::accumulate_shard, wte_unit, 0, "lacks a micro-batch");
+    }
+}
+
+TEST(CheckShardedStep, FindsTurnsThatMeet) {
+    // A reduction of the unit before that has not read its gradients.
+    Step step = build_training_step(stage_3);
+    const auto reduce = step.actions.begin() + place_of(step, ActionKind::reduce_scatter, block_unit(4), 0);
+    const auto zero = step.actions.begin() + place_of(step, ActionKind::zero, block_unit(2), 0);
+    std::rotate(reduce, reduce + 1, zero + 1);
+    order_streams(step);
+    EXPECT_THROW(check_step(step), ProgrammingError);
+}
+
+}  // namespace
+}  // namespace llmc
