@@ -32,6 +32,7 @@ FILES = {
     "test/mpi/mpi_main.cpp": MAIN,
     "test/probe/probe.cpp": MAIN,
     "test/kernels/kernels_main.cpp": MAIN,
+    "dev/cpu/bench_step.cpp": MAIN,
     "test/simt/executor.cpp": "",
     "test/simt/runtime.mk": "",  # CUDA's headers need not be here
     "dev/lab/lab.cpp": "",
@@ -41,7 +42,7 @@ FILES = {
     ".gitignore": (ROOT / ".gitignore").read_text(),
 }
 KERNEL_TESTS = {f"build/test/kernels-{kind}" for kind in ("plain", "address", "thread")}
-PROGRAMS = {"train_gpt", "build/test/unit", "build/test/mpi", "build/test/probe/probe"} | KERNEL_TESTS
+PROGRAMS = {"train_gpt", "build/test/unit", "build/test/mpi", "build/test/probe/probe", "build/dev/bench_step"} | KERNEL_TESTS
 
 
 class Project:
@@ -236,8 +237,8 @@ class Toolkit:
         return {"PATH": f"{self.folder}/smi:{os.environ['PATH']}"}
 
     def would(self, *arguments, **variables):
-        """The commands that would build the trainer."""
-        arguments = ["-n", "train_gpt", "V=1", f"CUDA_FOLDER={self.folder}", "GPU=", *arguments]
+        """The commands that would build the trainer, were its first file new (it may be there as it should be)."""
+        arguments = ["-n", "train_gpt", "-W", "train_gpt.cu", "V=1", f"CUDA_FOLDER={self.folder}", "GPU=", *arguments]
         return self.project.make(*arguments, **variables).replace("\\\n", " ").splitlines()
 
     def link(self, *arguments):
