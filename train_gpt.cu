@@ -111,11 +111,13 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
         console.sample(trainer.progress().step, decode(tokens, config.vocabulary));
     };
     const auto save = [&] {
-        if (!speaks) return;
-        console.doing("saving", 0);
-        trainer.require_finite();
-        outcome.checkpoint = save_checkpoint(run.out_dir, run.identity, run.lineage, trainer.progress(),
-                                             to_json(options), trainer.device(), trainer.store());
+        if (speaks) {
+            console.doing("saving", 0);
+            trainer.require_finite();
+            outcome.checkpoint = save_checkpoint(run.out_dir, run.identity, run.lineage, trainer.progress(),
+                                                 to_json(options), trainer.device(), trainer.store());
+        }
+        trainer.saved();
     };
     const auto due = [](std::int64_t every, std::int64_t step) { return every > 0 && step % every == 0; };
     const auto validates_after = [&](std::int64_t step) {
