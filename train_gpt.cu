@@ -54,6 +54,9 @@ namespace fs = std::filesystem;
 // How a run that met no error ends.
 enum class Ending { done, stopped };
 
+// Weights as the seed makes them are nothing to look at.
+bool has_given_weights(const Run& run) { return run.checkpoint || !run.options.init.empty(); }
+
 // Trains to the last step, then validates, samples, saves and exports; or until it is asked to stop, and saves.
 // `speaks`: this rank writes files and samples.
 Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& console,
@@ -136,7 +139,8 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     // when it was asked to stop.
     const bool lacks_validation =
         validates_after(first_step) && on_any_rank(world, metrics && metrics->lacks_validation());
-    if (lacks_validation || first_step >= options.steps) {
+    const bool looks = run.trains || has_given_weights(run);
+    if (looks && (lacks_validation || first_step >= options.steps)) {
         if (const auto loss = validate()) {
             if (speaks && lacks_validation) metrics->add_validation(*loss);
             console.validation(first_step, *loss);
@@ -155,7 +159,7 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     outcome.last_step = trainer.progress().step;
     outcome.steps = outcome.last_step - first_step;
     if (!stopping) {
-        sample();
+        if (looks) sample();
         ask_all();
     }
     if (speaks && !options.export_file.empty() && !stopping) {
@@ -242,6 +246,8 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
     if (stopped_early()) return Ending::stopped;
 
     console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(run, device));
+    const bool writes = run.writes.record || run.writes.metrics || !options.export_file.empty();
+    if (!run.trains && !has_given_weights(run) && !writes) return Ending::done;
     Trainer trainer(options, plan, device, world, data_ranks.ranks, run.checkpoint.has_value());
     if (!data_ranks.owned) world.set_staging(trainer.arenas()[plan.communication]);
     if (run.checkpoint) {

@@ -123,7 +123,8 @@ def test_steps_0_does_all_but_train(tmp_path):
     export = tmp_path / "initial.safetensors"
     result = program.run(*QUICK, "--steps=0", f"--out-dir={tmp_path / 'run'}", f"--export={export}", "--sample-tokens=5")
     assert "parameters" in result.stdout
-    assert "validation after step 0" in result.stdout and "sample after step 0" in result.stdout
+    # Weights as the seed makes them are nothing to look at.
+    assert "validation after" not in result.stdout and "sample after" not in result.stdout
     assert program.Run(tmp_path / "run").lines == []
     assert safetensors_numpy.load(export)["wte.weight"].shape == (256, 32)
     result = program.run(*QUICK, "--steps=0", f"--init={export}", f"--out-dir={tmp_path / 'given'}", "--sample-tokens=5")

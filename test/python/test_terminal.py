@@ -166,9 +166,25 @@ def test_lost_output_is_an_error_at_the_end(tmp_path):
     assert run("--help").returncode == 1
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_not_taken_for_files(tmp_path, closed):
+    """The first file that a program opens is otherwise its standard output, and receives what is said there."""
+    command = " ".join([program.PROGRAM, *QUICK, f"--out-dir={tmp_path}/run", closed])
+    result = subprocess.run(command, shell=True, cwd=program.ROOT, capture_output=True, text=True, check=False)
+    run = program.Run(tmp_path / "run")  # which reads all lines as JSON
+    assert run.column("step") == list(range(1, 13))
+    if " >&-" in " " + closed:
+        assert result.returncode == 1 and result.stdout == ""
+        assert "2>&-" in closed or result.stderr.startswith("error: cannot write standard output: Bad file descriptor; ")
+    else:
+        assert result.returncode == 0 and len(step_lines(result.stdout.splitlines())) == 12 and result.stderr == ""
+
+
 def test_no_steps_print_the_header(tmp_path):
-    with_steps = rows_of(program.run(*QUICK, f"--out-dir={tmp_path}/a", "--sample-tokens=0").stdout)
-    without = rows_of(program.run(*QUICK, "--steps=0", f"--out-dir={tmp_path}/b", "--sample-tokens=0").stdout)
+    with_steps = rows_of(program.run(*QUICK, f"--out-dir={tmp_path}/a").stdout)
+    text = program.run(*QUICK, "--steps=0", f"--out-dir={tmp_path}/b").stdout
+    assert "validation after" not in text and "sample after" not in text
+    without = rows_of(text)
     assert {name: without[name] for name in ("device", "mesh", "model", "parameters", "memory", "batch")} == \
         {name: with_steps[name] for name in ("device", "mesh", "model", "parameters", "memory", "batch")}
     assert "time" not in without and "checkpoint" not in without
