@@ -44,6 +44,7 @@
 #include "llmc/train/report.h"
 #include "llmc/train/resume.h"
 #include "llmc/train/stop.h"
+#include "llmc/train/terminal.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {
@@ -85,6 +86,8 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
         if (!choices.empty()) write_file(run.out_dir / algorithms_file, choices);
     }
 
+    // Who reads what is said may end before the run does, as Ctrl-C ends `| tee log`: what was trained is saved all the same.
+    std::signal(SIGPIPE, SIG_IGN);
     Outcome outcome;
     bool stopping = false;  // the same on all ranks
     const auto ask_all = [&] { return stopping = stopping || signals.anywhere(world); };
@@ -288,6 +291,7 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
 int main(int argc, char** argv) {
     // A file beyond the limit of its size (ulimit -f) is then a write that fails, with a line that says so.
     std::signal(SIGXFSZ, SIG_IGN);
+    llmc::fill_standard_streams();
     llmc::let_waiting_threads_sleep(argv);
     llmc::StopSignals signals;
     llmc::Job job;
@@ -305,8 +309,12 @@ int main(int argc, char** argv) {
             const std::string program = llmc::program_as_called({argv, static_cast<std::size_t>(argc)});
             const bool stopped =
                 llmc::run_program(*options, program, job, console, signals) == llmc::Ending::stopped;
-            // (With this status a scheduler starts it again, whatever became of its output.)
-            if (stopped) job.end(llmc::stopped_status);
+            if (stopped) {
+                // (With this status a scheduler starts it again, whatever became of its output.)
+                if (const std::string lost = console.what_was_lost(); !lost.empty())
+                    fmt::print(stderr, "note: {}\n", lost);
+                job.end(llmc::stopped_status);
+            }
         } else {
             console.text(text);
         }

@@ -146,16 +146,22 @@ void Console::summary(const Rows& rows, std::string_view command) {
     print("\n");
     print_rows(rows);
     if (!command.empty()) print(fmt::format("\ngo on with\n  {}\n", command));
+    command_ = command;
 }
 
 void Console::note(std::string_view text) { print(fmt::format("note: {}\n", text)); }
 
 void Console::text(std::string_view text) { print(text); }
 
+std::string Console::what_was_lost() const {
+    if (terminal_.failure() == 0) return "";
+    return fmt::format(
+        "cannot write standard output: {}; what is to be read there is not whole, all files are{}",
+        std::strerror(terminal_.failure()), command_.empty() ? "" : "; go on with: " + command_);
+}
+
 void Console::require_written() const {
-    if (terminal_.failure() == 0) return;
-    user_error("cannot write standard output: {}; what is to be read there is not whole, all files are",
-               std::strerror(terminal_.failure()));
+    if (const std::string lost = what_was_lost(); !lost.empty()) throw UserError(lost);
 }
 
 }  // namespace llmc

@@ -159,7 +159,8 @@ def test_lost_output_is_an_error_at_the_end(tmp_path):
 
     result = run(*QUICK, f"--out-dir={tmp_path}/run")
     assert result.returncode == 1
-    assert re.fullmatch(r"error: cannot write standard output: No space left on device; .*\n", result.stderr), result.stderr
+    assert re.fullmatch(r"error: cannot write standard output: No space left on device; .*; go on with: .* --resume --steps 24\n",
+                        result.stderr), result.stderr
     # All else is as it should be.
     assert program.Run(tmp_path / "run").column("step") == list(range(1, 13))
     assert (tmp_path / "run/checkpoint-00000012").is_dir()
