@@ -143,10 +143,21 @@ def test_header_and_summary(tmp_path):
     assert max(map(len, text.replace(str(tmp_path), "").splitlines()[:-1])) <= 100
 
 
+@pytest.mark.parametrize("steps, schedule", [
+    (12, "learning rate rises to 0.00048: the run ends within its 100 steps of warmup"),
+    (100, "learning rate rises to 0.004: the run ends within its 100 steps of warmup"),
+    (101, "learning rate cosine from 0.004 to 0.0004, 100 steps of warmup")])
+def test_the_schedule_of_a_run_that_ends_within_warmup(steps, schedule, tmp_path):
+    result = program.run(*program.SMALL, f"--steps={steps}", "--sample-tokens=0", f"--out-dir={tmp_path}")
+    assert rows_of(result.stdout)["schedule"].endswith(schedule)
+    run = program.Run(tmp_path)
+    assert max(run.column("lr")) == pytest.approx(0.004 * min(steps, 100) / 100)
+
+
 def test_numbers_of_the_header_are_short(tmp_path):
     """A tenth of 6e-4 is 5.9999999999999995e-05; the record has it to the last bit."""
-    result = program.run(*program.SMALL, "--steps=1", "--lr=6e-4", "--min-lr-fraction=0.1000000000000001", "--sample-tokens=0",
-                         f"--out-dir={tmp_path}")
+    result = program.run(*program.SMALL, "--steps=1", "--lr=6e-4", "--warmup-steps=0", "--min-lr-fraction=0.1000000000000001",
+                         "--sample-tokens=0", f"--out-dir={tmp_path}")
     assert "cosine from 0.0006 to 6e-05," in rows_of(result.stdout)["schedule"]
     assert program.Run(tmp_path).record["configuration"]["min-lr-fraction"] == 0.1000000000000001
     assert "min-lr-fraction = 0.1000000000000001\n" in (tmp_path / "config.toml").read_text()
