@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -19,6 +20,8 @@ std::string human_bytes(T bytes) {
 std::string human_count(double number);
 // "1,234,567"
 std::string grouped(std::int64_t number);
+// "12.34568", or "1.235e+10" where that has more characters than `width`.
+std::string fitted(double number, int decimals, std::size_t width);
 // "1 process", "2 processes"
 std::string plural(std::int64_t count, std::string_view singular, std::string_view ending = "s");
 

@@ -42,7 +42,7 @@ class Console {
     std::string over_progress(std::string_view text) const { return terminal_.over_status(text); }
 
   private:
-    std::string progress() const;
+    std::string progress(std::string_view before = "") const;
     void print(std::string_view text);
     void print_rows(const Rows& rows);
 

@@ -161,7 +161,7 @@ Rows summary_rows(const Run& run, const Outcome& outcome) {
                                          : "as asked; there was nothing to save");
     }
     if (outcome.best_loss) {
-        std::string text = fmt::format("validation loss {:.5f} after step {}", *outcome.best_loss,
+        std::string text = fmt::format("validation loss {} after step {}", fitted(*outcome.best_loss, 5, 15),
                                        grouped(outcome.best_step));
         if (run.data.unigram_loss) {
             text += fmt::format(", {:.0f}% of a unigram model's {:.5f}",

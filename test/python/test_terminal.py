@@ -92,6 +92,14 @@ def test_the_status_line_never_wraps(tmp_path):
         assert status and max(map(len, status)) < columns
 
 
+def test_a_narrow_status_line_keeps_what_matters_most(tmp_path):
+    """While it validates too: the bar goes first, then the time passed, the share, the time left."""
+    for columns, end in ((80, r"\[=+> +\]  83%  10/12  \d:\d\d passed, \d:\d\d left"), (54, r" 83%  10/12  \d:\d\d passed, \d:\d\d left"),
+                         (40, r" 83%  10/12  \d:\d\d left"), (33, r"10/12  \d:\d\d left"), (24, r"10/12")):
+        _, status = lines_above_status(on_terminal(*QUICK, f"--out-dir={tmp_path}/{columns}", columns=columns))
+        assert re.fullmatch(r"validating 0%  " + end, next(line for line in status if "validating" in line and "10/12" in line))
+
+
 def test_an_error_stands_on_a_line_of_its_own(tmp_path):
     text = on_terminal(*QUICK, "--lr=1e30", "--warmup-steps=0", f"--out-dir={tmp_path}/run", status=1)
     before, error, _ = text.rpartition("error: ")
