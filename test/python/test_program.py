@@ -176,6 +176,16 @@ def test_export_and_init_are_inverse(tmp_path):
     assert first.read_bytes() == second.read_bytes()
 
 
+def test_weights_that_a_checkpoint_replaces_are_noted(weights, tmp_path):
+    program.run(*QUICK, f"--out-dir={tmp_path}", "--sample-tokens=0")
+    result = program.run(*QUICK, f"--out-dir={tmp_path}", "--sample-tokens=0", "--resume", "--steps=5", weights)
+    assert f"note: {weights.replace('=', ' ')} is passed over: the weights are the checkpoint's\n" in result.stdout
+    # Not where it is the configuration of the run itself, nor where no checkpoint is found.
+    begun = program.run(*QUICK, f"--out-dir={tmp_path}/b", "--sample-tokens=0", weights, "--resume")
+    gone_on = program.run(*QUICK, f"--config={tmp_path}/b/config.toml", f"--out-dir={tmp_path}/b", "--resume", "--steps=5")
+    assert "passed over" not in begun.stdout + gone_on.stdout and "going on from" in gone_on.stdout
+
+
 def test_text_files(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{i} bottles of beer on the wall, " for i in range(400)))
