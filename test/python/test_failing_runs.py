@@ -51,7 +51,7 @@ def overwrite_tokens(path):
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("damage, words", [
     (overwrite_tokens, ["x.bin' has token 65535", "--vocab-size"]),
-    (lambda path: os.truncate(path, 1100), ["x.bin' has 1100 bytes, it had 2224"]),
+    (lambda path: os.truncate(path, 1100), ["x.bin' has 1,100 bytes, it had 2,224"]),
 ], ids=["token past the vocabulary", "file cut"])
 def test_data_that_is_damaged_while_they_are_read(damage, words, ranks, tmp_path):
     folder = tmp_path / "case"
