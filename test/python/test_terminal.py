@@ -187,6 +187,15 @@ def test_lost_output_is_an_error_at_the_end(tmp_path):
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_of_many_processes(tmp_path, closed):
+    command = " ".join(["scripts/launch.sh", "-np", "2", program.PROGRAM, *QUICK, f"--out-dir={tmp_path}/run", closed])
+    result = subprocess.run(command, shell=True, cwd=program.ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0 and result.stderr == ""
+    assert len(step_lines(result.stdout.splitlines())) == (0 if ">&-" in closed.split() else 12)
+    assert program.Run(tmp_path / "run").column("step") == list(range(1, 13))
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_are_not_taken_for_files(tmp_path, closed):
     """The first file that a program opens is otherwise its standard output, and receives what is said there."""
     command = " ".join([program.PROGRAM, *QUICK, f"--out-dir={tmp_path}/run", closed])
