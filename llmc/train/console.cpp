@@ -45,7 +45,7 @@ std::string progress_line(std::int64_t first, std::int64_t done, std::int64_t to
     const std::string left =
         here > 0 ? clock_time(seconds / static_cast<double>(here) * static_cast<double>(total - done)) : "?";
     const std::string percent = fmt::format("{:3.0f}%", std::floor(100 * share));
-    const std::string count = fmt::format("{}/{}", grouped(done), grouped(total));
+    std::string count = fmt::format("{}/{}", grouped(done), grouped(total));
     const std::string text =
         fmt::format("{}  {}  {} passed, {} left", percent, count, clock_time(seconds), left);
     const std::int64_t width = std::min<std::int64_t>(30, columns - std::ssize(text) - 3);
