@@ -208,7 +208,7 @@ check-python:  ## part of lint: pyflakes
 UNREAD := $(if $(CUDNN_FRONTEND),,$(CUDNN_SOURCES)) $(filter-out %/no_cuda.cpp %/no_nccl.cpp \
     $(if $(CUBLASLT_HEADER),llmc/device/cuda/%) $(if $(and $(CUBLASLT_HEADER),$(NCCL_HEADER)),llmc/comm/nccl/%),$(CUDA_HOST_SOURCES))
 clang-tidy: $(patsubst %,$(BUILD)/lint/%,$(basename $(filter-out $(UNREAD),$(SOURCES)))) $(KERNEL_LINT)  ## part of lint: clang-tidy
-	$(if $(strip $(UNREAD)),@echo 'clang-tidy: not read, since headers of CUDA are not here: $(strip $(UNREAD))')
+	$(if $(strip $(UNREAD)),@echo 'clang-tidy: headers of CUDA are not here to read these with: $(strip $(UNREAD))')
 
 format:  ## clang-format on every C++ file
 	$(QUIET)$(CLANG_FORMAT) -i $(CPP_FILES)
