@@ -90,7 +90,7 @@ SOURCES := train_gpt.cu $(LIBRARY_SOURCES) $(CUDA_HOST_SOURCES) $(UNIT_SOURCES) 
 MPI_TOOLS := $(patsubst test/mpi/tools/%.cpp,$(BUILD)/test/tools/%,$(MPI_TOOL_SOURCES))
 PROBES := $(patsubst test/probe/%.cpp,$(BUILD)/test/probe/%,$(PROBE_SOURCES))
 BENCH := $(BUILD)/dev/bench_step
-TEST_PROGRAMS := $(BUILD)/test/unit $(BUILD)/test/mpi $(MPI_TOOLS) $(PROBES)
+TEST_PROGRAMS := $(BUILD)/test/unit $(BUILD)/test/mpi $(MPI_TOOLS) $(PROBES) $(BENCH)
 
 # $(call remember,FILE,VARIABLE): FILE holds the variable's value; what depends on it is made again where that changed.
 define remember
@@ -213,7 +213,7 @@ check-python:  ## part of lint: pyflakes
 UNREAD := $(if $(CUDNN_FRONTEND),,$(CUDNN_SOURCES)) $(filter-out %/no_cuda.cpp %/no_nccl.cpp \
     $(if $(CUBLASLT_HEADER),llmc/device/cuda/%) $(if $(and $(CUBLASLT_HEADER),$(NCCL_HEADER)),llmc/comm/nccl/%),$(CUDA_HOST_SOURCES))
 clang-tidy: $(patsubst %,$(BUILD)/lint/%,$(basename $(filter-out $(UNREAD),$(SOURCES)))) $(KERNEL_LINT)  ## part of lint: clang-tidy
-	$(if $(strip $(UNREAD)),@echo 'clang-tidy: not read, since headers of CUDA are not here: $(strip $(UNREAD))')
+	$(if $(strip $(UNREAD)),@echo 'clang-tidy: headers of CUDA are not here to read these with: $(strip $(UNREAD))')
 
 format:  ## clang-format on every C++ file
 	$(QUIET)$(CLANG_FORMAT) -i $(CPP_FILES)
@@ -235,7 +235,7 @@ $(BUILD)/test/unit: LIBRARIES += -lgtest_main -lgtest
 $(BUILD)/test/mpi: LIBRARIES += -lgtest
 $(BENCH): $(call objects,$(BENCH_SOURCES)) $(LIBRARY) $(NO_GPU_OBJECTS) $(BUILD)/bench.txt
 
-$(PROGRAM) $(TEST_PROGRAMS) $(BENCH): $(BUILD)/library.txt $(BUILD)/link.txt
+$(PROGRAM) $(TEST_PROGRAMS): $(BUILD)/library.txt $(BUILD)/link.txt
 	@echo 'link $@$(if $(filter $(PROGRAM),$@), with $(GPU_PART))'
 	@mkdir -p $(@D)
 	$(QUIET)$(LINK) $(filter %.o,$^) $(LIBRARIES) -o $@

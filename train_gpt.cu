@@ -44,6 +44,7 @@
 #include "llmc/train/report.h"
 #include "llmc/train/resume.h"
 #include "llmc/train/stop.h"
+#include "llmc/train/terminal.h"
 #include "llmc/train/trainer.h"
 
 namespace llmc {
@@ -53,6 +54,9 @@ namespace fs = std::filesystem;
 
 // How a run that met no error ends.
 enum class Ending { done, stopped };
+
+// Weights as the seed makes them are nothing to look at.
+bool has_given_weights(const Run& run) { return run.checkpoint || !run.options.init.empty(); }
 
 // Trains to the last step, then validates, samples, saves and exports; or until it is asked to stop, and saves.
 // `speaks`: this rank writes files and samples.
@@ -82,6 +86,8 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
         if (!choices.empty()) write_file(run.out_dir / algorithms_file, choices);
     }
 
+    // Who reads what is said may end before the run does, as Ctrl-C ends `| tee log`: what was trained is saved all the same.
+    std::signal(SIGPIPE, SIG_IGN);
     Outcome outcome;
     bool stopping = false;  // the same on all ranks
     const auto ask_all = [&] { return stopping = stopping || signals.anywhere(world); };
@@ -117,6 +123,7 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
         outcome.checkpoint =
             save_checkpoint(run.out_dir, run.identity, run.lineage, trainer.progress(), to_json(options),
                             trainer.device(), trainer.store(), trainer.transfer());
+        trainer.saved();
     };
     const auto due = [](std::int64_t every, std::int64_t step) { return every > 0 && step % every == 0; };
     const auto validates_after = [&](std::int64_t step) {
@@ -135,7 +142,8 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     // when it was asked to stop.
     const bool lacks_validation =
         validates_after(first_step) && on_any_rank(world, metrics && metrics->lacks_validation());
-    if (lacks_validation || first_step >= options.steps) {
+    const bool looks = run.trains || has_given_weights(run);
+    if (looks && (lacks_validation || first_step >= options.steps)) {
         if (const auto loss = validate()) {
             if (speaks && lacks_validation) metrics->add_validation(*loss);
             console.validation(first_step, *loss);
@@ -155,7 +163,7 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     outcome.last_step = trainer.progress().step;
     outcome.steps = outcome.last_step - first_step;
     if (!stopping) {
-        sample();
+        if (looks) sample();
         ask_all();
     }
     if (!options.export_file.empty() && !stopping) {
@@ -242,6 +250,8 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
     if (stopped_early()) return Ending::stopped;
 
     console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(run, device));
+    const bool writes = run.writes.record || run.writes.metrics || !options.export_file.empty();
+    if (!run.trains && !has_given_weights(run) && !writes) return Ending::done;
     Trainer trainer(options, plan, device, world, data_ranks->groups, run.checkpoint.has_value());
     if (!data_ranks->nccl) world.set_staging(trainer.arenas()[plan.communication]);
     if (run.checkpoint) {
@@ -282,6 +292,7 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
 int main(int argc, char** argv) {
     // A file beyond the limit of its size (ulimit -f) is then a write that fails, with a line that says so.
     std::signal(SIGXFSZ, SIG_IGN);
+    llmc::fill_standard_streams();
     llmc::let_waiting_threads_sleep(argv);
     llmc::StopSignals signals;
     llmc::Job job;
@@ -299,8 +310,12 @@ int main(int argc, char** argv) {
             const std::string program = llmc::program_as_called({argv, static_cast<std::size_t>(argc)});
             const bool stopped =
                 llmc::run_program(*options, program, job, console, signals) == llmc::Ending::stopped;
-            // (With this status a scheduler starts it again, whatever became of its output.)
-            if (stopped) job.end(llmc::stopped_status);
+            if (stopped) {
+                // (With this status a scheduler starts it again, whatever became of its output.)
+                if (const std::string lost = console.what_was_lost(); !lost.empty())
+                    fmt::print(stderr, "note: {}\n", lost);
+                job.end(llmc::stopped_status);
+            }
         } else {
             console.text(text);
         }

@@ -11,6 +11,11 @@
 # OMP_NUM_THREADS is left alone: without it the program takes its share of the cores.
 set -euo pipefail
 
+# No file or pipe is opened in place of a standard stream that is closed.
+[[ -e /dev/fd/0 ]] || exec </dev/null
+[[ -e /dev/fd/1 ]] || exec >/dev/null
+[[ -e /dev/fd/2 ]] || exec 2>/dev/null
+
 # mpirun ends its processes where it receives Ctrl-C, which a terminal sends to all that it has in the foreground.
 # Here the first Ctrl-C (or SIGTERM, or SIGUSR1) is passed on as SIGUSR1, which mpirun forwards: train_gpt then
 # finishes its step and saves; what does not know the signal ends. The second one ends all at once, and so does the
@@ -128,11 +133,22 @@ forwarding='^mpirun[^ ]*: Forwarding signal [0-9]* to job$'
 exec {errors}> >(trap '' INT TERM USR1 && exec sed -u -e "/$forwarding/d" -e "s/^/$before_line/" >&2)
 filter=$!
 
+# mpirun kills its processes where it cannot write any more, as when Ctrl-C has ended `| tee log` too: what it says goes
+# through a process that goes on reading then, and passes what train_gpt says last, the command that goes on, to standard
+# error.
+exec {output}>&1
+copier=
+if [[ ${start[0]} == "$mpirun" && -p /dev/fd/1 ]]; then
+    exec {output}>&-
+    exec {output}> >(trap '' INT TERM USR1 PIPE && { cat 2>/dev/null || exec sed -n '/^go on with$/,$p' >&2; })
+    copier=$!
+fi
+
 # A terminal is for the shell to read, not for what runs in the background.
 [[ ! -t 0 ]] || exec </dev/null
-setsid setpriv --pdeathsig TERM "${start[@]}" "$@" <&0 2>&"$errors" {errors}>&- &
+setsid setpriv --pdeathsig TERM "${start[@]}" "$@" <&0 >&"$output" 2>&"$errors" {output}>&- {errors}>&- &
 job=$!
-exec {errors}>&-
+exec {output}>&- {errors}>&-
 status=0
 before=-1
 while ((before != signals + pauses)); do # a signal ends `wait` early
@@ -140,6 +156,7 @@ while ((before != signals + pauses)); do # a signal ends `wait` early
     wait "$job" && status=0 || status=$?
 done
 wait "$filter" || true
+[[ ! $copier ]] || wait "$copier" || true
 printf %s "$erase"
 [[ ! $ended_by ]] || status=$((128 + $(kill -l "$ended_by")))
 exit "$status"

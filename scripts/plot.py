@@ -129,6 +129,11 @@ def short(number):
     return str(number)
 
 
+def decimal(loss):
+    """2.345, or 1.23e+09"""
+    return f"{loss:.3f}" if abs(loss) < 1e5 else f"{loss:.3g}"
+
+
 def spread(heights, gap):
     """Moves sorted label heights apart until neighbours differ by `gap`, as little as needed."""
     groups = []  # [first index, count, mean wanted center]
@@ -149,16 +154,16 @@ def draw_run(axes, run, color, validation_color, alone):
     axes.plot(run.steps, smoothed, color=color, linewidth=2, zorder=4, marker="o" if len(run.steps) < 10 else None)
     labels = []
     if alone:
-        labels.append((smoothed[-1], f"training {smoothed[-1]:.3f}", color, run.steps[-1]))
+        labels.append((smoothed[-1], f"training {decimal(smoothed[-1])}", color, run.steps[-1]))
     if len(run.validation_losses):
         axes.plot(run.validation_steps, run.validation_losses, color=validation_color, linewidth=1.6,
                   linestyle="-" if alone else (0, (4, 2)), marker="o", markersize=5, markeredgecolor="white",
                   markeredgewidth=0.8, zorder=5)
         last = run.validation_losses[-1]
-        text = f"validation {last:.3f}" if alone else f"{run.name} {last:.3f}"
+        text = f"validation {decimal(last)}" if alone else f"{run.name} {decimal(last)}"
         labels.append((last, text, validation_color, run.validation_steps[-1]))
     elif not alone:
-        labels.append((smoothed[-1], f"{run.name} {smoothed[-1]:.3f}", color, run.steps[-1]))
+        labels.append((smoothed[-1], f"{run.name} {decimal(smoothed[-1])}", color, run.steps[-1]))
     return labels
 
 
@@ -169,17 +174,24 @@ def draw_references(axes, runs):
     for key, text in (("unigram_loss", "unigram model"), ("source_entropy", "source entropy")):
         for value in sorted({run.about[key] for run in runs if is_number(run.about.get(key))}):
             axes.axhline(value, color=FAINT, linewidth=1.3, linestyle=(0, (5, 4)), zorder=3)
-            labels.append((value, f"{text} {value:.3f}", FAINT, end))
+            labels.append((value, f"{text} {decimal(value)}", FAINT, end))
     return labels
 
 
 def set_limits(axes, runs, labels):
-    """All of what is drawn, but not the height of a rare outlier of the training loss."""
+    """All of what is drawn, but not the height of a rare outlier of the training loss, nor that of one run of several
+    that diverges: nothing much higher than where runs begin and half of them stay."""
+    heights = []
+    for run in runs:
+        values = [smooth(run.losses).max(), np.quantile(run.losses, 0.995), *run.validation_losses]
+        heights.append(max((value for value in values if math.isfinite(value)), default=0))
     values = [label[0] for label in labels] + [value for run in runs for value in run.validation_losses]
-    values += [smooth(run.losses).max() for run in runs] + [np.quantile(run.losses, 0.995) for run in runs]
-    values += [run.losses.min() for run in runs]
+    values += [*heights, *(run.losses.min() for run in runs)]
     values = [value for value in values if math.isfinite(value)]
     low, high = min(values), max(values)
+    if len(runs) > 1:
+        usual = max([sorted(heights)[(len(runs) - 1) // 2], *(smooth(run.losses)[0] for run in runs)])
+        high = min(high, low + 1.25 * (usual - low))
     margin = 0.05 * (high - low) or 0.5
     axes.set_ylim(max(0, low - margin) if low >= 0 else low - margin, high + margin)
     last = max(run.steps[-1] for run in runs)
@@ -203,7 +215,7 @@ def draw(runs, path):
 
     # Lines are named where they end, at the right.
     bottom, top = axes.get_ylim()
-    labels.sort(key=lambda label: label[0])
+    labels = sorted(((min(value, top), *rest) for value, *rest in labels), key=lambda label: label[0])
     heights = spread([label[0] for label in labels], 0.032 * (top - bottom))
     for height, (value, text, color, step) in zip(heights, labels):
         axes.annotate(text, xy=(step, value), xytext=(1.025, height), xycoords="data",

@@ -53,7 +53,9 @@ void run(int threads, const Options& options, HostCommunicator& world) {
                                    .gradient_dtype = options.kept_gradient_dtype(),
                                    .mesh = {},
                                    .global_batch_tokens = *options.global_batch_tokens,
-                                   .micro_batch_sequences = options.micro_batch_size.value_or(0)},
+                                   .micro_batch_sequences = options.micro_batch_size.value_or(0),
+                                   .usual_micro_batch_tokens = device->usual_tokens(),
+                                   .logits_bytes = device->usual_logits_bytes()},
                                   device->ops(), HostCommunicator::staging_bytes(1));
     const Data data = open_data({.train_data = options.train_data,
                                  .val_data = options.val_data,

@@ -39,6 +39,7 @@ class TimedDevice::TimedOps final : public Ops {
 
     WorkByOperation take_work() { return std::exchange(work_, {}); }
 
+    void require_sizes(const WorkspaceRequest& request) const override { ops_.require_sizes(request); }
     std::size_t workspace_bytes(const WorkspaceRequest& request) const override {
         return ops_.workspace_bytes(request);
     }

@@ -38,6 +38,8 @@ class TimedDevice final : public Device {
     std::string note(DType dtype) const override { return device_.note(dtype); }
     std::optional<double> peak_flops(DType dtype) const override { return device_.peak_flops(dtype); }
     std::size_t available_memory() const override { return device_.available_memory(); }
+    std::int64_t usual_tokens() const override { return device_.usual_tokens(); }
+    std::int64_t usual_logits_bytes() const override { return device_.usual_logits_bytes(); }
     std::byte* allocate(std::size_t bytes, std::string_view arena) override {
         return device_.allocate(bytes, arena);
     }
@@ -48,6 +50,7 @@ class TimedDevice final : public Device {
     void download(void* to_host, const Tensor& from_device) override {
         device_.download(to_host, from_device);
     }
+    HostMemory host_memory(std::size_t bytes) override { return device_.host_memory(bytes); }
     void synchronize() override { device_.synchronize(); }
     Ops& ops() override;
 

@@ -33,6 +33,11 @@ std::string grouped(std::int64_t number) {
     return text;
 }
 
+std::string fitted(double number, int decimals, std::size_t width) {
+    const std::string text = fmt::format("{:.{}f}", number, decimals);
+    return text.size() <= width ? text : fmt::format("{:.3e}", number);
+}
+
 std::string plural(std::int64_t count, std::string_view singular, std::string_view ending) {
     return fmt::format("{} {}{}", grouped(count), singular, count == 1 ? "" : ending);
 }

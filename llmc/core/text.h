@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -19,12 +20,15 @@ std::string human_bytes(T bytes) {
 std::string human_count(double number);
 // "1,234,567"
 std::string grouped(std::int64_t number);
+// "12.34568", or "1.235e+10" where that has more characters than `width`.
+std::string fitted(double number, int decimals, std::size_t width);
 // "1 process", "2 processes"
 std::string plural(std::int64_t count, std::string_view singular, std::string_view ending = "s");
 
-// The name that someone who wrote `name` may have meant: the shortest that begins with it or has it within, or else the one that takes the
-// fewest insertions, deletions and replacements of a character; the first of several such. Empty if none is like it.
-std::string nearest_name(std::string_view name, std::span<const std::string> names);
+// The name that someone who wrote `given` may have meant: the shortest that begins with it or has it within, or else the
+// one that takes the fewest insertions, deletions and replacements of a character; the first of several such. Empty if
+// none is like it.
+std::string nearest_name(std::string_view given, std::span<const std::string> names);
 
 // "0:52", "1:02:03", "2 d 3:04:05"
 std::string clock_time(double seconds);

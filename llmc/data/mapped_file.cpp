@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 
 namespace llmc {
 namespace {
@@ -62,9 +63,8 @@ MappedFile::~MappedFile() {
 void MappedFile::require_whole() const {
     struct stat status {};
     if (fstat(file_, &status) == 0 && static_cast<std::size_t>(status.st_size) >= size_) return;
-    user_error(
-        "'{}' has {} bytes, it had {} when the run began; get or write it again and go on with --resume",
-        path_, status.st_size, size_);
+    user_error("'{}' has {}, it had {} when the run began; get or write it again and go on with --resume",
+               path_, plural(status.st_size, "byte"), grouped(static_cast<std::int64_t>(size_)));
 }
 
 }  // namespace llmc

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 #include "llmc/data/mapped_file.h"
 
 namespace llmc {
@@ -80,9 +81,10 @@ class Shard {
         const std::size_t size = file_.bytes().size();
         if (size < header_bytes) {
             user_error(
-                "{}: '{}' has {} bytes, fewer than a token shard's header of {}; give token shards, or a "
-                "text whose name does not end in .bin",
-                option, path_, size, header_bytes);
+                "{}: '{}' has {}, fewer than a token shard's header of {}; give token shards, or a text "
+                "whose "
+                "name does not end in .bin",
+                option, path_, plural(static_cast<std::int64_t>(size), "byte"), header_bytes);
         }
         std::array<std::int32_t, 3> header{};
         std::memcpy(header.data(), file_.bytes().data(), sizeof(header));
@@ -102,11 +104,14 @@ class Shard {
                        option, path_, version, known_version);
         }
         if (tokens < 0 || static_cast<std::size_t>(tokens) * token_bytes_ != size - header_bytes) {
+            const auto follow = static_cast<std::int64_t>(size - header_bytes);
             user_error(
-                "{}: '{}' is damaged or not complete: its header says {} tokens, but {} bytes follow, which "
-                "is {} tokens of {} bytes; get or write it again",
-                option, path_, tokens, size - header_bytes, (size - header_bytes) / token_bytes_,
-                token_bytes_);
+                "{}: '{}' is damaged or not complete: its header says {}, but {} {}, which is {} of {} "
+                "bytes; "
+                "get or write it again",
+                option, path_, plural(tokens, "token"), plural(follow, "byte"),
+                follow == 1 ? "follows" : "follow",
+                plural(follow / static_cast<std::int64_t>(token_bytes_), "token"), token_bytes_);
         }
         if (tokens == 0) user_error("{}: '{}' holds no tokens; leave it out", option, path_);
         tokens_ = tokens;

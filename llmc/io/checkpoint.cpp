@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 #include "llmc/io/files.h"
 #include "llmc/io/model_files.h"
 
@@ -52,9 +53,9 @@ void verify_file(const fs::path& path, const Json& expected) {
     const std::uintmax_t bytes = fs::file_size(path, error);
     if (error) user_error("the checkpoint is damaged: {}: {}", path.string(), error.message());
     if (bytes != expected.at("bytes").get<std::uintmax_t>()) {
-        user_error(
-            "the checkpoint is damaged: {} has {} bytes, its manifest says {}; resume from an older one",
-            path.string(), bytes, expected.at("bytes").get<std::uintmax_t>());
+        user_error("the checkpoint is damaged: {} has {}, its manifest says {}; resume from an older one",
+                   path.string(), plural(static_cast<std::int64_t>(bytes), "byte"),
+                   grouped(expected.at("bytes").get<std::int64_t>()));
     }
     if (checksum(path) != expected.at("xxh3_128").get<std::string>()) {
         user_error(

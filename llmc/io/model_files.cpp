@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 #include "llmc/io/safetensors.h"
 
 namespace llmc {
@@ -191,8 +192,8 @@ void check_names(const std::filesystem::path& file, const SafetensorsReader& rea
         std::string_view name = entry.name;
         if (name.starts_with(prefix)) name.remove_prefix(prefix.size());
         if (is_mask(name) || known.contains(std::string(name))) continue;
-        user_error("{}: {} is no tensor of this model of {} blocks; give the sizes of the file's model",
-                   file.string(), entry.name, units.size() - 3);
+        user_error("{}: {} is no tensor of this model of {}; give the sizes of the file's model",
+                   file.string(), in_quotes(entry.name), plural(std::ssize(units) - 3, "block"));
     }
 }
 

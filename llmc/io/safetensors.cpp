@@ -16,6 +16,9 @@
 #include <set>
 #include <system_error>
 
+#include "llmc/core/error.h"
+#include "llmc/core/text.h"
+
 namespace llmc {
 namespace {
 
@@ -38,11 +41,7 @@ std::uint64_t element_bytes(std::string_view dtype) {
 
 std::string reason() { return std::generic_category().message(errno); }
 
-// A text from a file for use in a message: in quotation marks, on one line, in ASCII, not endless.
-std::string in_quotes(const std::string& text) {
-    const std::string line = json(text).dump(-1, ' ', true, json::error_handler_t::replace);
-    return line.size() <= 100 ? line : line.substr(0, 100) + "...\"";
-}
+std::string count(std::uint64_t bytes) { return plural(static_cast<std::int64_t>(bytes), "byte"); }
 
 // A half has 5 bits of exponent with bias 15 and 10 of significand. With its bits in the place of a float's
 // (bias 127) the number is too small by 2^(127-15), subnormal numbers included.
@@ -145,6 +144,11 @@ Parsed parse_entry(const std::string& name, const json& value) {
 
 }  // namespace
 
+std::string in_quotes(const std::string& text) {
+    const std::string line = json(text).dump(-1, ' ', true, json::error_handler_t::replace);
+    return line.size() <= 100 ? line : line.substr(0, 100) + "...\"";
+}
+
 std::uint64_t SafetensorsEntry::bytes() const {
     return static_cast<std::uint64_t>(shape.elements()) * element_bytes(dtype);
 }
@@ -158,12 +162,12 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
     try {
         struct stat status {};
         if (fstat(file_, &status) != 0) user_error("cannot read {}: {}", path_, reason());
-        if (!S_ISREG(status.st_mode)) user_error("{} is not a file", path_);
+        if (!S_ISREG(status.st_mode)) user_error("{} is not a file; give a .safetensors file", path_);
         const auto file_bytes = static_cast<std::uint64_t>(status.st_size);
 
         std::uint64_t header_bytes = 0;
         if (file_bytes < sizeof(header_bytes))
-            user_error("{} is not a safetensors file: it has only {} bytes", path_, file_bytes);
+            user_error("{} is not a safetensors file: it has only {}", path_, count(file_bytes));
         read_at(0, std::as_writable_bytes(std::span(&header_bytes, 1)));
         if (header_bytes > file_bytes - sizeof(header_bytes) || header_bytes > largest_header)
             user_error(
@@ -223,18 +227,16 @@ void SafetensorsReader::parse_header(std::string_view header, std::uint64_t data
             user_error("{}: tensor {}: its data begin at {}, where the tensor before it ends at {}", path_,
                        in_quotes(tensor.entry.name), tensor.begin, covered);
         if (tensor.end > data_bytes)
-            user_error(
-                "{}: tensor {}: its data end at {}, but the file holds only {} bytes of data: it is "
-                "cut off",
-                path_, in_quotes(tensor.entry.name), tensor.end, data_bytes);
+            user_error("{}: tensor {}: its data end at {}, but the file holds only {} of data: it is cut off",
+                       path_, in_quotes(tensor.entry.name), tensor.end, count(data_bytes));
         covered = tensor.end;
         index_[tensor.entry.name] = entries_.size();
         offsets_.push_back(tensor.begin);
         entries_.push_back(std::move(tensor.entry));
     }
     if (covered != data_bytes)
-        user_error("{}: the tensors have {} bytes, but the file holds {} bytes of data", path_, covered,
-                   data_bytes);
+        user_error("{}: the tensors have {}, but the file holds {} of data", path_, count(covered),
+                   count(data_bytes));
 }
 
 std::size_t SafetensorsReader::find(std::string_view name) const {

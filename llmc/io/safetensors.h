@@ -25,6 +25,9 @@
 
 namespace llmc {
 
+// A text from a file for use in a message: in quotation marks, on one line, in ASCII, not endless.
+std::string in_quotes(const std::string& text);
+
 // One tensor of a file. `dtype` is the format's name of it: F64, F32, F16, BF16, I64, I32, I16, I8, U64, ...,
 // BOOL.
 struct SafetensorsEntry {

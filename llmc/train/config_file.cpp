@@ -4,13 +4,17 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <sstream>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 #include "llmc/io/files.h"
 
 namespace llmc {
 
 namespace {
+
+constexpr std::size_t most_shown = 100;  // characters of a key, in a message
 
 int line_of(const toml::source_region& source) { return static_cast<int>(source.begin.line); }
 
@@ -33,12 +37,22 @@ ConfigSetting setting_of(const std::string& name, const toml::node& node) {
     return setting;
 }
 
+// What a line of the file gives a value, or the section that it begins.
+std::string key_in_line(const std::string& text, int line) {
+    std::istringstream lines(text);
+    std::string found;
+    for (int i = 0; i < line; ++i) std::getline(lines, found);
+    found = one_line(found.substr(0, std::min(found.find_first_of("=#"), most_shown)));
+    const std::size_t begin = found.find_first_not_of(' ');
+    return begin == std::string::npos ? "" : found.substr(begin, found.find_last_not_of(' ') + 1 - begin);
+}
+
 }  // namespace
 
 std::vector<ConfigSetting> read_config_file(const std::string& file) {
     // toml++ reads a dotted key of many thousand parts by recursion, until the stack ends.
     constexpr std::size_t most_bytes = 32 << 10;
-    const std::string text = read_file(file);
+    const std::string text = naming_option("--config", [&] { return read_file(file); });
     if (text.size() > most_bytes) {
         user_error("{} has {} bytes; a configuration has {} at most", file, text.size(), most_bytes);
     }
@@ -51,7 +65,11 @@ std::vector<ConfigSetting> read_config_file(const std::string& file) {
             settings.push_back(setting_of(std::string(name.str()), node));
         }
     } catch (const toml::parse_error& fault) {
-        user_error("{}, line {}: {}", file, line_of(fault.source()), fault.description());
+        const int at = line_of(fault.source());
+        // toml++ garbles a key in quotation marks.
+        if (fault.description().find("cannot redefine existing") != std::string_view::npos)
+            user_error("{}, line {}: {} is given twice; leave one out", file, at, key_in_line(text, at));
+        user_error("{}, line {}: {}", file, at, fault.description());
     } catch (const UserError& fault) {
         user_error("{}, line {}: {}", file, line, fault.what());
     }

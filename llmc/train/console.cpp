@@ -44,21 +44,31 @@ std::string progress_line(std::int64_t first, std::int64_t done, std::int64_t to
     const std::int64_t here = done - first + 1;
     const std::string left =
         here > 0 ? clock_time(seconds / static_cast<double>(here) * static_cast<double>(total - done)) : "?";
-    const std::string text = fmt::format(" {:3.0f}%  {}/{}  {} passed, {} left", std::floor(100 * share),
-                                         grouped(done), grouped(total), clock_time(seconds), left);
-    const std::int64_t width = std::min<std::int64_t>(30, columns - std::ssize(text) - 2);
-    if (width < 4) return text.substr(1);
+    const std::string percent = fmt::format("{:3.0f}%", std::floor(100 * share));
+    std::string count = fmt::format("{}/{}", grouped(done), grouped(total));
+    const std::string text =
+        fmt::format("{}  {}  {} passed, {} left", percent, count, clock_time(seconds), left);
+    const std::int64_t width = std::min<std::int64_t>(30, columns - std::ssize(text) - 3);
+    if (width < 4) {
+        for (const std::string& shorter : {text, fmt::format("{}  {}  {} left", percent, count, left),
+                                           fmt::format("{}  {} left", count, left)}) {
+            if (std::ssize(shorter) <= columns) return shorter;
+        }
+        return count;
+    }
     const auto filled = static_cast<std::int64_t>(share * static_cast<double>(width));
     std::string bar = fmt::format("{:=<{}}", "", filled);
     if (filled < width) bar += '>';
-    return fmt::format("[{:<{}}]{}", bar, width, text);
+    return fmt::format("[{:<{}}] {}", bar, width, text);
 }
 
-// Empty before the first step and after the last.
-std::string Console::progress() const {
-    if (!terminal_.has_status() || done_ == total_) return "";
+// Before the first step and after the last nothing follows `before`.
+std::string Console::progress(std::string_view before) const {
+    if (!terminal_.has_status()) return "";
+    if (done_ == total_) return std::string(before);
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start_;
-    return progress_line(first_, done_, total_, passed.count(), terminal_.columns() - 1);
+    const int columns = terminal_.columns() - 1 - static_cast<int>(before.size());
+    return std::string(before) + progress_line(first_, done_, total_, passed.count(), columns);
 }
 
 void Console::print(std::string_view text) {
@@ -71,7 +81,7 @@ void Console::doing(std::string_view what, double share) {
     const auto now = std::chrono::steady_clock::now();
     if (share > 0 && now - shown_ < often_enough) return;
     shown_ = now;
-    terminal_.print("", fmt::format("{} {:.0f}%  {}", what, std::floor(100 * share), progress()));
+    terminal_.print("", progress(fmt::format("{} {:.0f}%  ", what, std::floor(100 * share))));
 }
 
 void Console::print_rows(const Rows& rows) {
@@ -116,18 +126,19 @@ void Console::step(const StepMetrics& m) {
               "\n");
     }
     ++steps_since_heading_;
-    const std::string line = fmt::format(
-        "{:>{}}  {:>9.5f}  {:>9.4f}  {:>9.3e}  {:>9.1f}  {:>11}{}\n", m.step, width, m.loss, m.grad_norm,
-        m.learning_rate, m.step_ms, grouped(static_cast<std::int64_t>(m.tokens_per_second)),
-        knows_peak ? fmt::format("  {:>5.1f}%", 100 * *m.model_flops_utilization) : "");
+    const std::string line =
+        fmt::format("{:>{}}  {:>9}  {:>9}  {:>9.3e}  {:>9}  {:>11}{}\n", m.step, width, fitted(m.loss, 5, 9),
+                    fitted(m.grad_norm, 4, 9), m.learning_rate, fitted(m.step_ms, 1, 9),
+                    grouped(static_cast<std::int64_t>(m.tokens_per_second)),
+                    knows_peak ? fmt::format("  {:>5.1f}%", 100 * *m.model_flops_utilization) : "");
     done_ = m.step;
     print(line);
 }
 
 void Console::validation(std::int64_t step, double loss) {
-    print(
-        terminal_.styled(Style::result, fmt::format("-- validation after step {}: loss {:.5f}", step, loss)) +
-        "\n");
+    print(terminal_.styled(Style::result,
+                           fmt::format("-- validation after step {}: loss {}", step, fitted(loss, 5, 15))) +
+          "\n");
 }
 
 void Console::sample(std::int64_t step, std::string_view text) {
@@ -146,16 +157,22 @@ void Console::summary(const Rows& rows, std::string_view command) {
     print("\n");
     print_rows(rows);
     if (!command.empty()) print(fmt::format("\ngo on with\n  {}\n", command));
+    command_ = command;
 }
 
 void Console::note(std::string_view text) { print(fmt::format("note: {}\n", text)); }
 
 void Console::text(std::string_view text) { print(text); }
 
+std::string Console::what_was_lost() const {
+    if (terminal_.failure() == 0) return "";
+    return fmt::format(
+        "cannot write standard output: {}; what is to be read there is not whole, all files are{}",
+        std::strerror(terminal_.failure()), command_.empty() ? "" : "; go on with: " + command_);
+}
+
 void Console::require_written() const {
-    if (terminal_.failure() == 0) return;
-    user_error("cannot write standard output: {}; what is to be read there is not whole, all files are",
-               std::strerror(terminal_.failure()));
+    if (const std::string lost = what_was_lost(); !lost.empty()) throw UserError(lost);
 }
 
 }  // namespace llmc

@@ -33,14 +33,16 @@ class Console {
     void note(std::string_view text);
     void text(std::string_view text);
 
-    // UserError if standard output did not take all that there was to print.
+    // Where standard output did not take all that there was to print: a line for standard error that says why, and the
+    // summary's command; empty where it did. The other one throws it as a UserError.
+    std::string what_was_lost() const;
     void require_written() const;
 
     // The text as a signal handler writes it, in place of the progress.
     std::string over_progress(std::string_view text) const { return terminal_.over_status(text); }
 
   private:
-    std::string progress() const;
+    std::string progress(std::string_view before = "") const;
     void print(std::string_view text);
     void print_rows(const Rows& rows);
 
@@ -49,9 +51,11 @@ class Console {
     std::int64_t first_ = 1, done_ = 0, total_ = 0;
     std::int64_t steps_since_heading_ = 0;
     std::chrono::steady_clock::time_point start_, shown_;
+    std::string command_;  // that goes on
 };
 
-// The progress line: "[=======>      ]  29%  350/1,200  0:21 passed, 0:52 left", at most `columns` wide.
+// The progress line: "[=======>      ]  29%  350/1,200  0:21 passed, 0:52 left", at most `columns` wide: where there is
+// less room the bar is shorter, then gone, then the time passed, the share, and the time left.
 // `done` of `total` steps took `seconds`; those before `first` were done by an earlier run.
 std::string progress_line(std::int64_t first, std::int64_t done, std::int64_t total, double seconds,
                           int columns);

@@ -336,7 +336,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
     Options options;
     CLI::App app("Trains a GPT from scratch: ./train_gpt, or mpirun -np 8 ./train_gpt.", "train_gpt");
     app.get_formatter()->column_width(36);
-    app.set_help_flag("-h,--help", "Print this and exit");
+    app.set_help_flag("-h,--help", "Print this and exit")->disable_flag_override();
     app.footer(
         "\nSignals:\n"
         "  Ctrl-C, SIGUSR1 and, but for mpirun's processes, SIGTERM finish the step, save a checkpoint and\n"
@@ -352,7 +352,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
         "  75  stopped by a signal, with what it trained saved: goes on with --resume (schedulers: "
         "requeue)\n");
     app.set_version_flag("--version",
-                         fmt::format("train_gpt {} (commit {})\nGPUs: {}", version(), commit(), gpu_part()));
+                         fmt::format("train_gpt {} (commit {})\nGPUs: {}", version(), commit(), gpu_part()))
+        ->disable_flag_override();
     add_settings(app, options);
 
     std::string resume;
@@ -365,6 +366,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
     resume_option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     app.add_flag("--print-step", options.print_step, "Print the actions of one step and exit")
         ->configurable(false)
+        ->disable_flag_override()
         ->group("Training");
     app.add_option("--config", options.config_file,
                    "Read options from FILE.toml; the command line overrides it")
@@ -382,9 +384,11 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
     } catch (const CLI::ExtrasError&) {
         refuse_unknown(app);
     } catch (const CLI::ArgumentMismatch& fault) {
-        const std::string missing = fault.what();  // "--steps: 1 required INT missing"
-        user_error("{} needs a value; ./train_gpt --help lists the options",
-                   missing.substr(0, missing.find(':')));
+        // "--steps: 1 required INT missing", or "print-step was given a disallowed flag override"
+        const std::string what = fault.what();
+        if (what.ends_with("flag override"))
+            user_error("--{} takes no value; leave it out", what.substr(0, what.find(' ')));
+        user_error("{} needs a value; ./train_gpt --help lists the options", what.substr(0, what.find(':')));
     } catch (const CLI::ParseError& fault) {
         user_error("{}; ./train_gpt --help lists the options", fault.what());
     }

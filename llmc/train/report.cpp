@@ -88,16 +88,21 @@ std::string schedule_text(const Run& run) {
     const auto tokens = static_cast<double>(steps) * static_cast<double>(run.plan.spec.global_batch_tokens);
     const double epochs = tokens / static_cast<double>(run.data.training->tokens());
     const std::string length = fmt::format("{} tokens, {:.2f} epochs", human_count(tokens), epochs);
+    const std::string when = options.steps > 0
+                                 ? fmt::format("{}, {}", plural(steps, "step"), length)
+                                 : fmt::format("0 steps; the default {} would be {}", grouped(steps), length);
+    const std::int64_t warmup = *options.warmup_steps;
+    if (warmup >= steps) {
+        return fmt::format("{}; learning rate rises to {:.6g}: the run ends within its {} of warmup", when,
+                           rate * static_cast<double>(steps) / static_cast<double>(warmup),
+                           plural(warmup, "step"));
+    }
     // With the digits that a person may have given: a product of decimals has more.
     const std::string course =
         options.schedule_kind() == ScheduleKind::constant
             ? fmt::format("constant {:.6g}", rate)
             : fmt::format("{} from {:.6g} to {:.6g}", options.schedule, rate, rate * options.min_lr_fraction);
-    return fmt::format("{}; learning rate {}, {} of warmup",
-                       options.steps > 0
-                           ? fmt::format("{}, {}", plural(steps, "step"), length)
-                           : fmt::format("0 steps; the default {} would be {}", grouped(steps), length),
-                       course, plural(*options.warmup_steps, "step"));
+    return fmt::format("{}; learning rate {}, {} of warmup", when, course, plural(warmup, "step"));
 }
 
 std::string command_to_resume(const Run& run) {
@@ -182,7 +187,7 @@ Rows summary_rows(const Run& run, const Outcome& outcome) {
                                          : "as asked; there was nothing to save");
     }
     if (outcome.best_loss) {
-        std::string text = fmt::format("validation loss {:.5f} after step {}", *outcome.best_loss,
+        std::string text = fmt::format("validation loss {} after step {}", fitted(*outcome.best_loss, 5, 15),
                                        grouped(outcome.best_step));
         if (run.data.unigram_loss) {
             text += fmt::format(", {:.0f}% of a unigram model's {:.5f}",

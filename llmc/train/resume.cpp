@@ -67,6 +67,9 @@ std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Opt
                    checkpoint.directory.string(), checkpoint.progress.step, options.steps);
     }
     std::vector<std::string> notes;
+    if (!options.init.empty() && differs("init"))
+        notes.push_back(
+            fmt::format("--init {} is passed over: the weights are the checkpoint's", options.init));
     for (const char* name : step_settings) {
         if (differs(name)) {
             notes.push_back(fmt::format("--{} is {}, in the checkpoint it was {}", name, now[name].dump(),

@@ -42,12 +42,15 @@ const T& value_of(const std::optional<T>& value) {
 
 template <class T>
 void check_number(std::string_view name, const std::string& text, std::string_view what) {
+    constexpr std::string_view example = std::is_same_v<T, double> ? "0.001" : "100";
     T number{};
     const char* begin = text.data() + (text.starts_with('+') ? 1 : 0);
     const char* end = text.data() + text.size();
     const auto [rest, error] = std::from_chars(begin, end, number);
-    if (error == std::errc::result_out_of_range) user_error("--{} {} is beyond all range", name, text);
-    if (error != std::errc() || rest != end) user_error("--{}: '{}' is not {}", name, text, what);
+    if (error == std::errc::result_out_of_range)
+        user_error("--{} {} is beyond all range; give one such as {}", name, text, example);
+    if (error != std::errc() || rest != end)
+        user_error("--{}: '{}' is not {}; give one such as {}", name, text, what, example);
 }
 
 // Refuses a text that is no value of the type of `setting`.
@@ -56,17 +59,19 @@ void check_value(std::string_view name, const std::string& text, const T& /*sett
                  const Choices& choices) {
     if constexpr (std::is_same_v<T, std::string>) {
         if (!choices.empty() && std::ranges::find(choices, text) == choices.end()) {
-            user_error("--{}: '{}' is none of {{{}}}", name, text, fmt::join(choices, ","));
+            user_error("--{}: '{}' is none of {{{}}}; give one of them", name, text, fmt::join(choices, ","));
         }
         try {
             static_cast<void>(nlohmann::json(text).dump());
         } catch (const nlohmann::json::exception&) {
-            user_error("--{}: the text is not UTF-8, so that no record could hold it", name);
+            user_error("--{}: the text is not UTF-8, so that no record could hold it; give it in UTF-8",
+                       name);
         }
         if (text.empty() && name != "prompt")
             user_error("--{}: the name is empty; leave the option out", name);
     } else if constexpr (std::is_same_v<T, bool>) {
-        if (text != "true" && text != "false") user_error("--{}: '{}' is neither true nor false", name, text);
+        if (text != "true" && text != "false")
+            user_error("--{}: '{}' is neither true nor false; give one of them", name, text);
     } else if constexpr (std::is_same_v<T, double>) {
         check_number<double>(name, text, "a number");
     } else if constexpr (std::is_same_v<T, std::uint64_t>) {

@@ -40,6 +40,13 @@ void write(std::string_view text) { std::fwrite(text.data(), 1, text.size(), std
 
 }  // namespace
 
+void fill_standard_streams() {
+    for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+        // The new descriptor is the lowest that is free: this one.
+        if (fcntl(stream, F_GETFD) < 0 && open("/dev/null", O_RDONLY) < 0) return;
+    }
+}
+
 Terminal::Terminal() {
     const std::string_view type = environment("TERM");
     if (type.empty() || type == "dumb") return;

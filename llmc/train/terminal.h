@@ -8,6 +8,10 @@
 
 namespace llmc {
 
+// Opens /dev/null for those of standard input, output and error that are closed, so that no file of the run is opened in
+// their place and receives what is said there. Writing to them fails as before. Called first of all.
+void fill_standard_streams();
+
 enum class Style { plain, heading, result, faint };
 
 class Terminal {

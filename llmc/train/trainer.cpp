@@ -18,9 +18,6 @@ namespace llmc {
 
 namespace {
 
-constexpr const char* smaller_steps =
-    "go on from the last checkpoint, or begin again, with a smaller --lr or more --warmup-steps";
-
 // A number in a message: nan has no sign.
 std::string named(double value) { return std::isnan(value) ? "nan" : fmt::format("{}", value); }
 
@@ -128,7 +125,7 @@ StepMetrics Trainer::train_step(const TrainingSamples& samples) {
             "step {}: the loss is {} and the gradient's norm {}; the first tensor that is not finite is {}; "
             "{}",
             progress_.step + 1, named(loss), named(norm),
-            first_non_finite(plan_, arenas_, device_, store_, world_, forward), smaller_steps);
+            first_non_finite(plan_, arenas_, device_, store_, world_, forward), what_would_do());
     }
 
     progress_.step += 1;
@@ -155,15 +152,27 @@ std::optional<double> Trainer::model_flops_utilization(double tokens_per_second)
 void Trainer::require_equal_replicas() {
     if (const auto difference = differing_replica(device_, store_, world_)) {
         user_error(
-            "step {}: {}: a fault of a memory or a link, or of the program; go on from the last checkpoint",
-            progress_.step, *difference);
+            "step {}: {}: a fault of a memory or a link, or of the program; {}", progress_.step, *difference,
+            has_checkpoint_ ? "go on from the last checkpoint" : "begin again");
     }
+}
+
+std::string Trainer::what_would_do() const {
+    constexpr std::string_view smaller_steps = "with a smaller --lr or more --warmup-steps";
+    const bool updated = progress_.step > first_step_;
+    if (has_checkpoint_) {
+        return fmt::format("go on from {} checkpoint, or begin again, {}",
+                           updated ? "the last" : "an earlier", smaller_steps);
+    }
+    if (updated) return fmt::format("begin again {}; --checkpoint-every saves on the way", smaller_steps);
+    return options_.init.empty() ? "no update came before it, so it is the first weights; give another --seed"
+                                 : "no update came before it, so it is the weights of --init; give others";
 }
 
 void Trainer::require_finite() {
     if (const auto tensor = non_finite_state(device_, store_, world_)) {
         user_error("step {}: its update made {} not finite, so it is not saved; {}", progress_.step, *tensor,
-                   smaller_steps);
+                   what_would_do());
     }
 }
 
@@ -194,7 +203,7 @@ std::optional<double> Trainer::validate(const ValidationWindows& validation, std
                 "the loss of the validation after step {} is {}; the first tensor that is not finite is {}; "
                 "{}",
                 progress_.step, named(loss),
-                first_non_finite(plan_, arenas_, device_, store_, world_, as_it_is), smaller_steps);
+                first_non_finite(plan_, arenas_, device_, store_, world_, as_it_is), what_would_do());
         }
     }
     return loss / static_cast<double>(validation.targets(windows));
@@ -238,6 +247,8 @@ std::optional<std::vector<std::int32_t>> Trainer::generate(std::span<const std::
 void Trainer::resume(const CheckpointInfo& checkpoint) {
     load_checkpoint(checkpoint, device_, store_, transfer_);
     progress_ = checkpoint.progress;
+    first_step_ = progress_.step;
+    has_checkpoint_ = true;
     // The files hold the master weights; what the parameters were follows from them.
     if (const auto seed = rounding_seed(); seed && progress_.step > 0)
         store_.round_stochastically(*seed, progress_.step);

@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -70,10 +71,14 @@ class Trainer {
 
     void resume(const CheckpointInfo& checkpoint);
 
+    // To be said on all ranks when one has saved a checkpoint, which errors then point to.
+    void saved() { has_checkpoint_ = true; }
+
   private:
     AdamWStep adamw_step() const;
     std::optional<std::uint64_t> rounding_seed() const;  // of stochastic rounding, where it is asked for
     std::optional<double> model_flops_utilization(double tokens_per_second) const;
+    std::string what_would_do() const;  // about numbers that are not finite
 
     const Options& options_;
     const RunPlan& plan_;
@@ -85,6 +90,8 @@ class Trainer {
     Executor executor_;
     Schedule schedule_;
     Progress progress_;
+    std::int64_t first_step_ = 0;  // that was done before this run
+    bool has_checkpoint_ = false;  // to go on from
 };
 
 }  // namespace llmc

@@ -51,7 +51,7 @@ def overwrite_tokens(path):
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("damage, words", [
     (overwrite_tokens, ["x.bin' has token 65535", "--vocab-size"]),
-    (lambda path: os.truncate(path, 1100), ["x.bin' has 1100 bytes, it had 2224"]),
+    (lambda path: os.truncate(path, 1100), ["x.bin' has 1,100 bytes, it had 2,224"]),
 ], ids=["token past the vocabulary", "file cut"])
 def test_data_that_is_damaged_while_they_are_read(damage, words, ranks, tmp_path):
     folder = tmp_path / "case"
@@ -146,8 +146,8 @@ def test_an_absurd_learning_rate_ends_the_run(ranks, tmp_path):
     result = run([*arguments, "--resume", "--steps=50", "--lr=1e30"], folder, ranks)
     assert result.returncode == 1
     line = one_error(result.stderr)
-    step, tensor = re.match(r"step (\d+): the loss is (?:nan|inf).* first tensor that is not finite is (.*?);",
-                            line).groups()
+    step, tensor = re.match(r"step (\d+): the loss is (?:nan|inf).* first tensor that is not finite is (.*?); "
+                            "go on from the last checkpoint, or begin again, with a smaller --lr", line).groups()
     assert int(step) > 5
     assert re.search(r"(wte|wpe|h\.[01]|ln_f|lm_head)", tensor)
     # Step 5 was made, so its checkpoint and the earlier ones are there, and none of the step that was not.
@@ -160,7 +160,7 @@ def test_an_absurd_learning_rate_ends_the_run(ranks, tmp_path):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("steps, words", [
-    (4, ["step 1: its update made the weight wte.weight not finite, so it is not saved"]),
+    (4, ["step 1: its update made the weight wte.weight not finite, so it is not saved; begin again with a smaller --lr"]),
     (1, ["the validation after step 1 is nan", "the weight wte.weight"]),
 ], ids=["saving", "validating"])
 def test_weights_that_are_not_finite_are_not_saved(steps, words, ranks, tmp_path):
@@ -174,6 +174,30 @@ def test_weights_that_are_not_finite_are_not_saved(steps, words, ranks, tmp_path
     for word in words:
         assert word in line
     assert checkpoints(folder / "run") == []
+
+
+@pytest.mark.parametrize("init", [False, True])
+@pytest.mark.parametrize("saved", [False, True])
+def test_what_would_do_is_what_there_is(saved, init, tmp_path):
+    """A checkpoint to go on from is spoken of where there is one."""
+    arguments = ["--out-dir={}/run", "--steps=9", "--lr=1e30", "--warmup-steps=0"]
+    if init:
+        weights(lambda tensors: None)(tmp_path)
+        arguments += INIT
+    if saved:
+        arguments += ["--checkpoint-every=1"]
+    line = one_error(run(arguments, tmp_path, 1).stderr)
+    assert line.startswith("step 2: ") and (checkpoints(tmp_path / "run") != []) == saved
+    assert line.endswith("; go on from the last checkpoint, or begin again, with a smaller --lr or more --warmup-steps" if saved else
+                         "; begin again with a smaller --lr or more --warmup-steps; --checkpoint-every saves on the way")
+
+
+def test_a_checkpoint_whose_next_step_is_not_finite(tmp_path):
+    """Its weights are finite, but no forward pass of them is: only one before it can be gone on from."""
+    arguments = ["--out-dir={}/run", "--val-every=0", "--lr=1e10", "--warmup-steps=0", "--grad-clip=0", "--checkpoint-every=1"]
+    assert "; go on from the last checkpoint" in one_error(run(arguments, tmp_path, 1).stderr)
+    assert checkpoints(tmp_path / "run") == ["checkpoint-00000001"]
+    assert "; go on from an earlier checkpoint" in one_error(run([*arguments, "--resume"], tmp_path, 1).stderr)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -231,4 +255,5 @@ def test_the_first_tensor_that_is_not_finite_is_named(change, tensor, ranks, tmp
     assert result.returncode == 1
     line = one_error(result.stderr)
     assert line.startswith("step 1: ") and f"the first tensor that is not finite is {tensor};" in line
+    assert line.endswith("; no update came before it, so it is the weights of --init; give others")
     assert checkpoints(folder / "run") == []

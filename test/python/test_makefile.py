@@ -32,6 +32,7 @@ FILES = {
     "test/mpi/mpi_main.cpp": MAIN,
     "test/probe/probe.cpp": MAIN,
     "test/kernels/kernels_main.cpp": MAIN,
+    "dev/cpu/bench_step.cpp": MAIN,
     "test/simt/executor.cpp": "",
     "test/simt/runtime.mk": "",  # CUDA's headers need not be here
     "dev/lab/lab.cpp": "",
@@ -41,7 +42,7 @@ FILES = {
     ".gitignore": (ROOT / ".gitignore").read_text(),
 }
 KERNEL_TESTS = {f"build/test/kernels-{kind}" for kind in ("plain", "address", "thread")}
-PROGRAMS = {"train_gpt", "build/test/unit", "build/test/mpi", "build/test/probe/probe"} | KERNEL_TESTS
+PROGRAMS = {"train_gpt", "build/test/unit", "build/test/mpi", "build/test/probe/probe", "build/dev/bench_step"} | KERNEL_TESTS
 
 
 class Project:

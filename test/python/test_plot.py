@@ -90,6 +90,21 @@ def test_several_runs_have_a_color_each(tmp_path):
         assert having(tmp_path / "all.png", color).sum() > 160
 
 
+def test_one_diverged_run_does_not_flatten_the_others(tmp_path):
+    """The good ones take up most of the height; a run that merely is higher than the other is seen whole."""
+    module = load_module()
+    good = [write_run(tmp_path / "a", falling(60)), write_run(tmp_path / "b", [loss + 0.2 for loss in falling(60)])]
+    diverged = write_run(tmp_path / "c", [*(loss + 0.5 for loss in falling(20)), *(1e9 for _ in range(40))])
+    higher = write_run(tmp_path / "d", [loss + 3 for loss in falling(60)])
+    for others in ([good[0], diverged], [diverged, *good], [good[0], higher]):
+        assert plot(*others, "-o", tmp_path / "all.png").returncode == 0
+        rows = np.flatnonzero(having(tmp_path / "all.png", module.RUN_COLORS[others.index(good[0])]).any(axis=-1))
+        if diverged in others:
+            assert rows.max() - rows.min() > 450  # of the 790 that the axes have
+        else:
+            assert np.flatnonzero(having(tmp_path / "all.png", module.RUN_COLORS[1]).any(axis=-1)).min() > 130
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_run_of_few_steps_is_drawn(tmp_path, count):
     write_run(tmp_path, falling(count))

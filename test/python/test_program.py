@@ -123,7 +123,8 @@ def test_steps_0_does_all_but_train(tmp_path):
     export = tmp_path / "initial.safetensors"
     result = program.run(*QUICK, "--steps=0", f"--out-dir={tmp_path / 'run'}", f"--export={export}", "--sample-tokens=5")
     assert "parameters" in result.stdout
-    assert "validation after step 0" in result.stdout and "sample after step 0" in result.stdout
+    # Weights as the seed makes them are nothing to look at.
+    assert "validation after" not in result.stdout and "sample after" not in result.stdout
     assert program.Run(tmp_path / "run").lines == []
     assert safetensors_numpy.load(export)["wte.weight"].shape == (256, 32)
     result = program.run(*QUICK, "--steps=0", f"--init={export}", f"--out-dir={tmp_path / 'given'}", "--sample-tokens=5")
@@ -173,6 +174,16 @@ def test_export_and_init_are_inverse(tmp_path):
     safetensors_numpy.save(tmp_path / "theirs.safetensors", theirs)
     program.train(tmp_path / "c", *QUICK, "--steps=0", f"--init={tmp_path / 'theirs.safetensors'}", f"--export={second}")
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_weights_that_a_checkpoint_replaces_are_noted(weights, tmp_path):
+    program.run(*QUICK, f"--out-dir={tmp_path}", "--sample-tokens=0")
+    result = program.run(*QUICK, f"--out-dir={tmp_path}", "--sample-tokens=0", "--resume", "--steps=5", weights)
+    assert f"note: {weights.replace('=', ' ')} is passed over: the weights are the checkpoint's\n" in result.stdout
+    # Not where it is the configuration of the run itself, nor where no checkpoint is found.
+    begun = program.run(*QUICK, f"--out-dir={tmp_path}/b", "--sample-tokens=0", weights, "--resume")
+    gone_on = program.run(*QUICK, f"--config={tmp_path}/b/config.toml", f"--out-dir={tmp_path}/b", "--resume", "--steps=5")
+    assert "passed over" not in begun.stdout + gone_on.stdout and "going on from" in gone_on.stdout
 
 
 def test_text_files(tmp_path):

@@ -190,6 +190,26 @@ def test_the_command_after_the_last_step_trains_on(tmp_path):
     assert program.Run(tmp_path).column("step") == list(range(1, 9))
 
 
+@pytest.mark.parametrize("launcher", ["alone", "launch-2", "local-2"])
+def test_ctrl_c_that_ends_the_reader_too(launcher, tmp_path):
+    """`./train_gpt | tee log`: what was trained is saved, and standard error has the command that resumes."""
+    command = [*LAUNCHERS[launcher], program.PROGRAM, *QUICK, f"--steps={MANY_STEPS}", f"--out-dir={tmp_path}"]
+    process = subprocess.Popen(command, cwd=program.ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT, text=True)
+    for line in process.stdout:
+        if re.match(" +20 ", line):
+            break
+    process.stdout.close()
+    process.send_signal(signal.SIGINT)
+    stderr = process.stderr.read()
+    assert process.wait(10 * program.PATIENCE) == STOPPED
+    match = re.fullmatch(r"(?:note: cannot write standard output: Broken pipe; .*; go on with: |go on with\n  )(.* --resume)\n", stderr)
+    assert match, stderr
+    step = program.Run(tmp_path).column("step")[-1]
+    result = type_command(f"{match[1]} --steps {step + 3}")
+    assert result.returncode == 0, result.stderr
+    assert program.Run(tmp_path).column("step") == list(range(1, step + 4))
+
+
 @NEEDS_MPI
 def test_ranks_agree_on_the_step_though_one_alone_was_asked(tmp_path):
     run = Started("mpirun-2", *QUICK, "--steps=100000", f"--out-dir={tmp_path}")

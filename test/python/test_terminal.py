@@ -92,6 +92,14 @@ def test_the_status_line_never_wraps(tmp_path):
         assert status and max(map(len, status)) < columns
 
 
+def test_a_narrow_status_line_keeps_what_matters_most(tmp_path):
+    """While it validates too: the bar goes first, then the time passed, the share, the time left."""
+    for columns, end in ((80, r"\[=+> +\]  83%  10/12  \d:\d\d passed, \d:\d\d left"), (54, r" 83%  10/12  \d:\d\d passed, \d:\d\d left"),
+                         (40, r" 83%  10/12  \d:\d\d left"), (33, r"10/12  \d:\d\d left"), (24, r"10/12")):
+        _, status = lines_above_status(on_terminal(*QUICK, f"--out-dir={tmp_path}/{columns}", columns=columns))
+        assert re.fullmatch(r"validating 0%  " + end, next(line for line in status if "validating" in line and "10/12" in line))
+
+
 def test_an_error_stands_on_a_line_of_its_own(tmp_path):
     text = on_terminal(*QUICK, "--lr=1e30", "--warmup-steps=0", f"--out-dir={tmp_path}/run", status=1)
     before, error, _ = text.rpartition("error: ")
@@ -143,10 +151,21 @@ def test_header_and_summary(tmp_path):
     assert max(map(len, text.replace(str(tmp_path), "").splitlines()[:-1])) <= 100
 
 
+@pytest.mark.parametrize("steps, schedule", [
+    (12, "learning rate rises to 0.00048: the run ends within its 100 steps of warmup"),
+    (100, "learning rate rises to 0.004: the run ends within its 100 steps of warmup"),
+    (101, "learning rate cosine from 0.004 to 0.0004, 100 steps of warmup")])
+def test_the_schedule_of_a_run_that_ends_within_warmup(steps, schedule, tmp_path):
+    result = program.run(*program.SMALL, f"--steps={steps}", "--sample-tokens=0", f"--out-dir={tmp_path}")
+    assert rows_of(result.stdout)["schedule"].endswith(schedule)
+    run = program.Run(tmp_path)
+    assert max(run.column("lr")) == pytest.approx(0.004 * min(steps, 100) / 100)
+
+
 def test_numbers_of_the_header_are_short(tmp_path):
     """A tenth of 6e-4 is 5.9999999999999995e-05; the record has it to the last bit."""
-    result = program.run(*program.SMALL, "--steps=1", "--lr=6e-4", "--min-lr-fraction=0.1000000000000001", "--sample-tokens=0",
-                         f"--out-dir={tmp_path}")
+    result = program.run(*program.SMALL, "--steps=1", "--lr=6e-4", "--warmup-steps=0", "--min-lr-fraction=0.1000000000000001",
+                         "--sample-tokens=0", f"--out-dir={tmp_path}")
     assert "cosine from 0.0006 to 6e-05," in rows_of(result.stdout)["schedule"]
     assert program.Run(tmp_path).record["configuration"]["min-lr-fraction"] == 0.1000000000000001
     assert "min-lr-fraction = 0.1000000000000001\n" in (tmp_path / "config.toml").read_text()
@@ -159,16 +178,42 @@ def test_lost_output_is_an_error_at_the_end(tmp_path):
 
     result = run(*QUICK, f"--out-dir={tmp_path}/run")
     assert result.returncode == 1
-    assert re.fullmatch(r"error: cannot write standard output: No space left on device; .*\n", result.stderr), result.stderr
+    assert re.fullmatch(r"error: cannot write standard output: No space left on device; .*; go on with: .* --resume --steps 24\n",
+                        result.stderr), result.stderr
     # All else is as it should be.
     assert program.Run(tmp_path / "run").column("step") == list(range(1, 13))
     assert (tmp_path / "run/checkpoint-00000012").is_dir()
     assert run("--help").returncode == 1
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_of_many_processes(tmp_path, closed):
+    command = " ".join(["scripts/launch.sh", "-np", "2", program.PROGRAM, *QUICK, f"--out-dir={tmp_path}/run", closed])
+    result = subprocess.run(command, shell=True, cwd=program.ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0 and result.stderr == ""
+    assert len(step_lines(result.stdout.splitlines())) == (0 if ">&-" in closed.split() else 12)
+    assert program.Run(tmp_path / "run").column("step") == list(range(1, 13))
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_not_taken_for_files(tmp_path, closed):
+    """The first file that a program opens is otherwise its standard output, and receives what is said there."""
+    command = " ".join([program.PROGRAM, *QUICK, f"--out-dir={tmp_path}/run", closed])
+    result = subprocess.run(command, shell=True, cwd=program.ROOT, capture_output=True, text=True, check=False)
+    run = program.Run(tmp_path / "run")  # which reads all lines as JSON
+    assert run.column("step") == list(range(1, 13))
+    if " >&-" in " " + closed:
+        assert result.returncode == 1 and result.stdout == ""
+        assert "2>&-" in closed or result.stderr.startswith("error: cannot write standard output: Bad file descriptor; ")
+    else:
+        assert result.returncode == 0 and len(step_lines(result.stdout.splitlines())) == 12 and result.stderr == ""
+
+
 def test_no_steps_print_the_header(tmp_path):
-    with_steps = rows_of(program.run(*QUICK, f"--out-dir={tmp_path}/a", "--sample-tokens=0").stdout)
-    without = rows_of(program.run(*QUICK, "--steps=0", f"--out-dir={tmp_path}/b", "--sample-tokens=0").stdout)
+    with_steps = rows_of(program.run(*QUICK, f"--out-dir={tmp_path}/a").stdout)
+    text = program.run(*QUICK, "--steps=0", f"--out-dir={tmp_path}/b").stdout
+    assert "validation after" not in text and "sample after" not in text
+    without = rows_of(text)
     assert {name: without[name] for name in ("device", "mesh", "model", "parameters", "memory", "batch")} == \
         {name: with_steps[name] for name in ("device", "mesh", "model", "parameters", "memory", "batch")}
     assert "time" not in without and "checkpoint" not in without

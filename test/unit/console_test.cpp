@@ -35,13 +35,41 @@ TEST(ProgressLine, CountsTheTimeOfThisRunsStepsOnly) {
 }
 
 TEST(ProgressLine, KeepsToTheColumns) {
-    for (int columns = 46; columns < 120; ++columns) {
+    for (int columns = 9; columns < 120; ++columns) {
         const std::string line = progress_line(1, 999, 2000, 3661, columns);
         EXPECT_LE(std::ssize(line), columns) << line;
-        EXPECT_NE(line.find("49%  999/2,000"), std::string::npos) << line;
+        EXPECT_NE(line.find("999/2,000"), std::string::npos) << line;
+        EXPECT_EQ(line.find("]  49%  999/2,000") != std::string::npos, columns >= 52) << line;
     }
-    // Without room for a bar there is none; what then still is too long the terminal cuts.
-    EXPECT_EQ(progress_line(1, 5, 10, 1, 20), " 50%  5/10  0:01 passed, 0:01 left");
+    EXPECT_EQ(progress_line(1, 5, 10, 1, 41), "[==> ]  50%  5/10  0:01 passed, 0:01 left");
+    EXPECT_EQ(progress_line(1, 5, 10, 1, 40), " 50%  5/10  0:01 passed, 0:01 left");
+    EXPECT_EQ(progress_line(1, 5, 10, 1, 30), " 50%  5/10  0:01 left");
+    EXPECT_EQ(progress_line(1, 5, 10, 1, 20), "5/10  0:01 left");
+    // What then still is too long the terminal cuts.
+    EXPECT_EQ(progress_line(1, 5, 10, 1, 3), "5/10");
+}
+
+TEST(Text, FittedKeepsToItsWidth) {
+    EXPECT_EQ(fitted(2.345678, 5, 9), "2.34568");
+    EXPECT_EQ(fitted(999.99999, 5, 9), "999.99999");
+    EXPECT_EQ(fitted(1000, 5, 9), "1.000e+03");
+    EXPECT_EQ(fitted(1.2346e30, 5, 9), "1.235e+30");
+}
+
+TEST(Console, ColumnsStayInLineWhereNumbersAreHuge) {
+    StepMetrics metrics;
+    metrics.loss = 3.14159e20;
+    metrics.grad_norm = 2.71828e30;
+    metrics.learning_rate = 0.001;
+    metrics.step_ms = 123456789;
+    testing::internal::CaptureStdout();
+    {
+        Console console(true);
+        console.step(metrics);
+    }
+    EXPECT_EQ(testing::internal::GetCapturedStdout(),
+              "step       loss  grad norm         lr         ms     tokens/s\n"
+              "   0  3.142e+20  2.718e+30  1.000e-03  1.235e+08            0\n");
 }
 
 TEST(Console, ShowsTheShareOfThePeakWhereItIsKnown) {

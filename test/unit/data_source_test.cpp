@@ -283,7 +283,7 @@ TEST_F(DataFiles, RefusesDamagedShards) {
     EXPECT_NO_THROW(open(write_shard("good.bin", {20240520, 1, 4}, tokens)));
     EXPECT_NO_THROW(open(write_shard("good.bin", {20240801, 7, 2}, tokens), "", 1 << 20));
     expect_refused([&] { open(write("bad.bin", std::string(1023, '\0'))); },
-                   {"--train-data", "bad.bin' has 1023 bytes", "header of 1024", ".bin"});
+                   {"--train-data", "bad.bin' has 1,023 bytes", "header of 1024", ".bin"});
     refuse({20240521, 1, 4}, {"--train-data", "bad.bin' is no token shard", "20240521"});
     refuse({20240520, 7, 4}, {"bad.bin'", "version 7", "only 1 "});
     refuse({20240801, 1, 2}, {"bad.bin'", "version 1", "only 7 "});
@@ -292,7 +292,7 @@ TEST_F(DataFiles, RefusesDamagedShards) {
     refuse({20240520, 1, 3}, {"bad.bin' is damaged", "says 3 tokens"});
     refuse({20240520, 1, -4}, {"bad.bin' is damaged", "says -4 tokens"});
     refuse({20240520, 1, 0}, {"bad.bin' is damaged", "says 0 tokens"});
-    refuse({20240520, 1, 0x7fffffff}, {"bad.bin' is damaged", "says 2147483647 tokens"});
+    refuse({20240520, 1, 0x7fffffff}, {"bad.bin' is damaged", "says 2,147,483,647 tokens"});
     refuse({20240801, 7, 4}, {"bad.bin' is damaged", "which is 2 tokens of 4 bytes"});
     refuse({20240801, 7, -2147483647 - 1}, {"bad.bin' is damaged"});
     expect_refused(

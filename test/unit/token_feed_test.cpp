@@ -96,14 +96,13 @@ TEST(TokenFeed, WhatComesAheadIsCopiedBesideAndWaitedFor) {
     for (std::size_t i = 0; i < device.uploads.size(); ++i) {
         const auto& upload = device.uploads[i];
         EXPECT_EQ(device.fake().stream_of(upload.place), i < 2 ? StreamKind::compute : StreamKind::copy);
-        for (std::size_t use = 0; use < uses.size(); ++use) {
-            const bool same = upload.to == uses[use].tokens;
-            if (!same) continue;
+        for (const Use& use : uses) {
+            if (upload.to != use.tokens) continue;
             // In the order in which the host gave them, both ways.
-            if (upload.place < uses[use].place) {
-                EXPECT_TRUE(device.fake().is_before(upload.place, uses[use].place));
+            if (upload.place < use.place) {
+                EXPECT_TRUE(device.fake().is_before(upload.place, use.place));
             } else {
-                EXPECT_TRUE(device.fake().is_before(uses[use].place, upload.place));
+                EXPECT_TRUE(device.fake().is_before(use.place, upload.place));
             }
         }
     }

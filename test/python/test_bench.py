@@ -1,0 +1,56 @@
+"""The programs of `make bench-cpu` work, on a model that takes steps in a moment; how fast they are nobody asks here."""
+
+import re
+import subprocess
+import sys
+import types
+
+import program
+
+sys.path.insert(0, str(program.ROOT / "dev/cpu"))
+import bench_cpu  # noqa: E402
+
+BENCH = program.ROOT / program.BUILD / "dev/bench_step"
+# So that nothing large has to be multiplied to know them.
+CEILINGS = {"flops": {"fp32": 1e11, "bf16": 2e11}, "bytes": 1e10}
+
+
+def test_steps_are_timed_by_operation(capsys):
+    bench = bench_cpu.Program("train_gpt", [str(BENCH), "1", *program.SMALL, "--dtype=bf16", "--micro-batch-size=8"])
+    assert bench.about["tokens"] == 384 and bench.about["parameters"] > 0
+    for _ in range(3):
+        bench.step()
+    bench.end()
+    assert bench.process.returncode == 0
+    assert bench.steps[-1]["loss"] < bench.steps[0]["loss"] < 6
+    for step in bench.steps:
+        operations = step["operations"]
+        assert {"encoder_forward", "attention_backward", "adamw"} <= operations.keys()
+        # Two layers, and three micro-batches of eight sequences.
+        assert operations["attention_forward"]["calls"] == 6
+        assert operations["attention_forward"]["dtype"] == "bf16"
+        assert sum(work["ms"] for work in operations.values()) < step["ms"]
+
+    bench_cpu.print_breakdown(bench, CEILINGS)
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[0].split() == ["operation", "calls", "ms", "of", "step", "GFLOP/s", "GB/s", "of", "ceiling"]
+    assert re.fullmatch(r" +all else +[\d.]+ +[\d.]+%", rows[-1]), rows[-1]
+    assert len(rows) == 2 + len(bench.steps[0]["operations"])
+
+
+def test_what_no_operation_took_is_of_the_same_step(capsys):
+    def step(total, add, fill):
+        work = {"calls": 1, "flops": 1e6, "bytes": 1e6, "dtype": "fp32"}
+        return {"ms": total, "operations": {"add": {"ms": add, **work}, "fill": {"ms": fill, **work}}}
+
+    # The medians of the operations are 3 and 3, that of the step is 4.5.
+    steps = [step(6.5, 3, 3), step(4.5, 3, 1), step(4.5, 1, 3)]
+    bench_cpu.print_breakdown(types.SimpleNamespace(steps=steps, median_ms=lambda: 4.5), CEILINGS)
+    assert re.fullmatch(r" +all else +0\.50 +11\.1%", capsys.readouterr().out.splitlines()[-1])
+
+
+def test_what_is_no_command_is_one_line():
+    result = subprocess.run([BENCH, "1", *program.SMALL], input="stop\n", capture_output=True, text=True, check=False,
+                            timeout=60 * program.PATIENCE)
+    assert result.returncode == 1
+    assert result.stderr == "error: bench_step knows no command 'stop'; give ceilings or step\n"
