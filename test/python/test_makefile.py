@@ -236,8 +236,8 @@ class Toolkit:
         return {"PATH": f"{self.folder}/smi:{os.environ['PATH']}"}
 
     def would(self, *arguments, **variables):
-        """The commands that would build the trainer."""
-        arguments = ["-n", "train_gpt", "V=1", f"CUDA_FOLDER={self.folder}", "GPU=", *arguments]
+        """The commands that would build the trainer, were its first file new: what was built is not always another."""
+        arguments = ["-n", "--assume-new=train_gpt.cu", "train_gpt", "V=1", f"CUDA_FOLDER={self.folder}", "GPU=", *arguments]
         return self.project.make(*arguments, **variables).replace("\\\n", " ").splitlines()
 
     def link(self, *arguments):
