@@ -46,7 +46,7 @@ def start(transport, probe, ranks, *arguments, **options):
     launcher = {"mpi": ["mpirun", "--bind-to", "none", "-np"], "tcp": [REPOSITORY / "scripts/local_job.sh"]}[transport]
     job = subprocess.Popen([*launcher, str(ranks), str(probe), *map(str, arguments)], env=environment,
                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    job.ranks = ranks
+    job.ranks, job.program = ranks, probe.name
     return job
 
 
@@ -83,9 +83,17 @@ def processes_of(job):
     deadline = time.monotonic() + SLACK
     while len(seen) < job.ranks and job.poll() is None and time.monotonic() < deadline:
         processes = [int(path.name) for path in pathlib.Path("/proc").glob("[0-9]*")]
-        seen |= {process for process in processes if state_and_parent(process)[1] == job.pid}
+        seen |= {process for process in processes if state_and_parent(process)[1] == job.pid and runs(process, job.program)}
         time.sleep(0.02)
     return sorted(seen)
+
+
+def runs(process, program):
+    """Not a launcher's other children, nor what is to become a rank."""
+    try:
+        return program.startswith(pathlib.Path(f"/proc/{process}/comm").read_text().strip())
+    except OSError:
+        return False
 
 
 def has_ended(process):
