@@ -244,7 +244,7 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
     if (!data_ranks.owned) world.set_staging(trainer.arenas()[plan.communication]);
     if (run.checkpoint) {
         for (const std::string& note : notes) console.note(note);
-        trainer.resume(*run.checkpoint);
+        naming_a_whole_one(options, run.out_dir, [&] { trainer.resume(*run.checkpoint); });
         console.note(fmt::format("going on from {} after step {}", run.checkpoint->directory.string(),
                                  trainer.progress().step));
     } else if (options.resume) {

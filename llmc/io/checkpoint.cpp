@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "llmc/core/error.h"
 #include "llmc/io/files.h"
@@ -204,15 +206,47 @@ std::optional<CheckpointInfo> newest_checkpoint(const fs::path& out_dir,
     return newest;
 }
 
-void load_checkpoint(const CheckpointInfo& checkpoint, Device& device, ParameterStore& store) {
-    const Json manifest = read_manifest(checkpoint.directory);
+namespace {
+
+void verify_files(const fs::path& directory) {
+    const Json manifest = read_manifest(directory);
     try {
         for (const char* file : {model_file, optimizer_file}) {
-            verify_file(checkpoint.directory / file, manifest.at("files").at(file));
+            verify_file(directory / file, manifest.at("files").at(file));
         }
     } catch (const Json::exception&) {
-        refuse_manifest(checkpoint.directory / manifest_file);
+        refuse_manifest(directory / manifest_file);
     }
+}
+
+}  // namespace
+
+std::optional<CheckpointInfo> newest_whole_checkpoint(const fs::path& out_dir) {
+    std::vector<CheckpointInfo> found;
+    std::error_code error;
+    for (fs::directory_iterator entries(out_dir, error); !error && entries != fs::directory_iterator();
+         entries.increment(error)) {
+        try {
+            if (step_of_name(entries->path().filename().string()))
+                found.push_back(read_checkpoint(entries->path()));
+        } catch (const UserError&) {
+            // None of those that are looked for.
+        }
+    }
+    std::ranges::sort(found, std::ranges::greater(), &CheckpointInfo::saved_at);
+    for (const CheckpointInfo& checkpoint : found) {
+        try {
+            verify_files(checkpoint.directory);
+            return checkpoint;
+        } catch (const UserError&) {
+            // The next one may be whole.
+        }
+    }
+    return std::nullopt;
+}
+
+void load_checkpoint(const CheckpointInfo& checkpoint, Device& device, ParameterStore& store) {
+    verify_files(checkpoint.directory);
     load_weights(checkpoint.directory / model_file, store);
     load_moments(checkpoint.directory / optimizer_file, device, store);
 }
