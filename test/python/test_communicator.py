@@ -9,6 +9,7 @@ import pathlib
 import re
 import signal
 import subprocess
+import sys
 import time
 
 import program
@@ -215,3 +216,15 @@ def test_ranks_share_the_machine(transport, probe):
         share = max(1, cores // ranks)
         assert sorted(out.splitlines()) == [f"{rank} of {ranks}: {rank} of {ranks} here, {share} cores"
                                             for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_processes_of_the_launcher_may_run_on_every_core(transport, ranks):
+    """mpirun by itself binds one or two processes to a core each, with all their threads."""
+    command = [REPOSITORY / "scripts/launch.sh", "-np", str(ranks), sys.executable, "-c",
+               "import os; print(sorted(os.sched_getaffinity(0)))"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=SLACK,
+                            env=os.environ | {"MPI": "0" if transport == "tcp" else "1"})
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [str(sorted(os.sched_getaffinity(0)))] * ranks
