@@ -288,7 +288,8 @@ int main(int argc, char** argv) {
         llmc::Console console(job.world().rank() == 0);
         if (job.world().rank() == 0) {
             signals.answer_with(
-                console.over_progress("stopping after this step; a second signal stops at once\n"),
+                console.over_progress(
+                    "stopping as soon as what is under way is done; a second signal stops at once\n"),
                 console.over_progress(""));
         }
         std::string text;
