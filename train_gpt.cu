@@ -256,7 +256,7 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
     if (!data_ranks->nccl) world.set_staging(trainer.arenas()[plan.communication]);
     if (run.checkpoint) {
         for (const std::string& note : notes) console.note(note);
-        trainer.resume(*run.checkpoint);
+        naming_a_whole_one(options, run.out_dir, [&] { trainer.resume(*run.checkpoint); });
         console.note(fmt::format("going on from {} after step {}", run.checkpoint->directory.string(),
                                  trainer.progress().step));
     } else if (options.resume) {
@@ -301,7 +301,8 @@ int main(int argc, char** argv) {
         llmc::Console console(job.world().rank() == 0);
         if (job.world().rank() == 0) {
             signals.answer_with(
-                console.over_progress("stopping after this step; a second signal stops at once\n"),
+                console.over_progress(
+                    "stopping as soon as what is under way is done; a second signal stops at once\n"),
                 console.over_progress(""));
         }
         std::string text;

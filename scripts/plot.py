@@ -12,14 +12,31 @@ source's entropy, which no model goes below. Losses are in nats per token.
 import argparse
 import json
 import math
+import os
 import pathlib
+import subprocess
 import sys
 
-import matplotlib
+
+def go_on_elsewhere(fault):
+    """Runs this script by the interpreter that scripts/deps.sh chooses, where this one lacks a module."""
+    deps = pathlib.Path(__file__).resolve().parent / "deps.sh"
+    chosen = subprocess.run([deps, "python"], capture_output=True, text=True).stdout.strip()
+    if subprocess.run([chosen, "-c", "import matplotlib, numpy"], capture_output=True).returncode != 0:
+        sys.exit(f"error: neither {sys.executable} nor {chosen} has matplotlib and numpy ({fault}); run `make deps`")
+    os.execv(chosen, [chosen, *sys.argv])
+
+
+try:
+    import matplotlib
+    import numpy as np
+except ImportError as fault:
+    if __name__ != "__main__":
+        raise
+    go_on_elsewhere(fault)
 
 matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt  # noqa: E402
-import numpy as np  # noqa: E402
 from matplotlib.ticker import FuncFormatter, MaxNLocator  # noqa: E402
 
 RUN_COLORS = ["#2a6fbb", "#d1495b", "#2e8b57", "#8e5bb5", "#c98a12", "#3aa6a6", "#7a5230", "#5b6470"]

@@ -100,7 +100,7 @@ void Exchange::watch(Seconds waited) {
     // Ranks in a chain of waiting are not the one that is stuck: so that none of them is named, a rank that has
     // waited for long tells all others once.
     if (!told_ && waited > options_.timeout / 2) {
-        transport_.tell_others(Notice::waits);
+        transport_.tell_waiting();
         told_ = true;
     }
     if (waited <= options_.timeout) return;
@@ -109,7 +109,7 @@ void Exchange::watch(Seconds waited) {
     if (!is_turn_to_speak(transport_.rank(), transport_.size(), overdue, clock.count())) return;
     const std::vector<int> ranks = awaited();
     std::vector<int> silent = ranks;
-    std::erase_if(silent, [&](int rank) { return transport_.has_told(rank, Notice::waits); });
+    std::erase_if(silent, [&](int rank) { return transport_.has_told_waiting(rank); });
     if (!silent.empty()) report(silent, silent.size() == 1 ? "does not answer" : "do not answer");
     // Those waited for are waiting as well, so it is for others to speak. Where none of them has done so when
     // the last rank has had its turn, all wait for each other.

@@ -1,7 +1,7 @@
 // What carries messages between the processes of a job: MPI (transport_mpi.h) or TCP (transport_tcp.h). The
 // collectives and their watchdog (exchange.h, host_communicator.h) are the same over both.
 //
-// No call waits for another process but finish() and end(). One thread of a process communicates at a time.
+// No call waits for another process but those of the job's end. One thread of a process communicates at a time.
 #pragma once
 
 #include <cstddef>
@@ -32,9 +32,6 @@ class Messages {
     virtual bool is_done(std::size_t message) const = 0;
 };
 
-// What a rank may tell the others, apart from all messages: it has waited for long; it has failed.
-enum class Notice { waits, failed };
-
 class Transport {
   public:
     virtual ~Transport() = default;
@@ -46,14 +43,18 @@ class Transport {
 
     virtual std::unique_ptr<Messages> messages() = 0;
 
-    // A notice stays until the job ends.
-    virtual void tell_others(Notice notice) = 0;
-    virtual bool has_told(int rank, Notice notice) = 0;
+    // Apart from all messages, and until the job ends: this rank has waited for long; whether another one said so.
+    virtual void tell_waiting() = 0;
+    virtual bool has_told_waiting(int rank) = 0;
 
     // The job's end, which all ranks come to at about the same time: of this process's part; of the whole job, with
     // a status that is not 0, silently. (Does not return, nor does abort; g++ knows no [[noreturn]] of virtual ones.)
     virtual void finish() = 0;
     virtual void end(int status) = 0;
+
+    // Of a rank that has failed: whether it is the one to say why. Often several fail, at about the same moment or one
+    // after the other, and one of them speaks; the others hear of it before this returns.
+    virtual bool speaks_of_failure() = 0;
 
     // The job's end at any time, with status 1: of all processes at once; of this one, where another has failed,
     // says so and ends the job. give_way returns if that one does not.

@@ -19,8 +19,12 @@ namespace {
 
 // How long a rank that has failed waits to be ended by the one that speaks.
 constexpr std::chrono::seconds patience{10};
+// How long a notice that a rank has failed may be under way.
+constexpr std::chrono::milliseconds crossing_time{100};
 
-// Tags of notices, which are messages of no bytes. Those of other messages begin at first_tag.
+// Tags of notices, which are messages of no bytes: a rank has waited for long, it has failed. Those of other messages
+// begin at first_tag.
+enum class Notice { waits, failed };
 constexpr int tag_of(Notice notice) { return static_cast<int>(notice); }
 constexpr int first_tag = 2;
 
@@ -138,20 +142,21 @@ class MpiTransport final : public Transport {
 
     std::unique_ptr<Messages> messages() override { return std::make_unique<MpiMessages>(rank_); }
 
-    void tell_others(Notice notice) override {
-        for (int rank = 0; rank < size_; ++rank) {
-            if (rank == rank_) continue;
-            MPI_Request request = MPI_REQUEST_NULL;
-            check_mpi(MPI_Isend(nullptr, 0, MPI_BYTE, rank, tag_of(notice), MPI_COMM_WORLD, &request),
-                      "MPI_Isend");
-            check_mpi(MPI_Request_free(&request), "MPI_Request_free");
-        }
-    }
+    void tell_waiting() override { tell_others(Notice::waits); }
+    bool has_told_waiting(int rank) override { return has_told(rank, Notice::waits); }
 
-    bool has_told(int rank, Notice notice) override {
-        int told = 0;
-        check_mpi(MPI_Iprobe(rank, tag_of(notice), MPI_COMM_WORLD, &told, MPI_STATUS_IGNORE), "MPI_Iprobe");
-        return told != 0;
+    // The first one speaks, and of those whose notices cross, the lowest.
+    bool speaks_of_failure() override {
+        if (lowest_failed() < size_) return false;
+        tell_others(Notice::failed);
+        if (size_ == 1) return true;
+        const auto end = std::chrono::steady_clock::now() + crossing_time;
+        int lowest = size_;
+        while (std::chrono::steady_clock::now() < end) {
+            lowest = lowest_failed();
+            std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        }
+        return lowest > rank_;
     }
 
     void finish() override { MPI_Finalize(); }
@@ -172,6 +177,28 @@ class MpiTransport final : public Transport {
     void give_way() override { std::this_thread::sleep_for(patience); }
 
   private:
+    void tell_others(Notice notice) {
+        for (int rank = 0; rank < size_; ++rank) {
+            if (rank == rank_) continue;
+            MPI_Request request = MPI_REQUEST_NULL;
+            check_mpi(MPI_Isend(nullptr, 0, MPI_BYTE, rank, tag_of(notice), MPI_COMM_WORLD, &request),
+                      "MPI_Isend");
+            check_mpi(MPI_Request_free(&request), "MPI_Request_free");
+        }
+    }
+
+    bool has_told(int rank, Notice notice) {
+        int told = 0;
+        check_mpi(MPI_Iprobe(rank, tag_of(notice), MPI_COMM_WORLD, &told, MPI_STATUS_IGNORE), "MPI_Iprobe");
+        return told != 0;
+    }
+
+    int lowest_failed() {
+        int rank = 0;
+        while (rank < size_ && (rank == rank_ || !has_told(rank, Notice::failed))) ++rank;
+        return rank;
+    }
+
     // A launcher that this MPI does not understand would have each process train on its own, into the same files.
     void require_peers() const {
         for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -24,20 +25,32 @@ using Clock = std::chrono::steady_clock;
 
 // How long a process that came to the end of the job waits for the others to come there too.
 constexpr std::chrono::seconds patience{10};
+// How long a rank may take to answer, or to say why the job fails: where the machine is busy, some tenths of a second.
+constexpr std::chrono::seconds answer_time{5};
 // How long the news that a rank has failed may be behind the news that others have ended because of it.
 constexpr std::chrono::milliseconds news_time{50};
 // How long a process that is busy while the job fails may take to notice by itself.
 constexpr std::chrono::milliseconds busy_time{1000};
 
 // What is said on the connections for notices, a byte each.
-enum Word : char { waits = 'w', failed = 'f', ends = 'e', done = 'd' };
+enum Word : char {
+    waits = 'w',
+    asks = 'a',     // whether it may say why the job fails
+    granted = 'g',  // yes
+    refused = 'r',  // no, another one may
+    failed = 'f',   // and has said why
+    ends = 'e',     // since another one has failed and said why
+    done = 'd'      // with the whole job
+};
 
 // What another rank has said; written by the thread that listens, read by the one that communicates.
 struct Heard {
     std::atomic<bool> waits = false;
+    std::atomic<bool> granted = false;
+    std::atomic<bool> refused = false;
     std::atomic<bool> failed = false;
-    std::atomic<bool> ends = false;  // since another one has failed
-    std::atomic<bool> done = false;  // with the whole job
+    std::atomic<bool> ends = false;
+    std::atomic<bool> done = false;
     std::atomic<bool> gone = false;
 };
 
@@ -93,14 +106,16 @@ class TcpTransport final : public Transport {
     int largest_tag() const override { return std::numeric_limits<int>::max(); }
     std::unique_ptr<Messages> messages() override { return std::make_unique<TcpMessages>(*this); }
 
-    void tell_others(Notice notice) override {
-        if (notice == Notice::failed) take_the_end();
-        say(notice == Notice::failed ? Word::failed : Word::waits);
-    }
-    bool has_told(int rank, Notice notice) override {
-        hear_by_now();
-        const Heard& heard = heard_[static_cast<std::size_t>(rank)];
-        return notice == Notice::failed ? heard.failed : heard.waits;
+    void tell_waiting() override { say(Word::waits); }
+    bool has_told_waiting(int rank) override { return heard_[static_cast<std::size_t>(rank)].waits; }
+
+    // Rank 0 lets the first one speak that asks; where it has gone or does not answer, rank 1 does, and so on. Its thread
+    // that listens answers, whatever it computes.
+    bool speaks_of_failure() override {
+        take_the_end();
+        for (int rank = 0; rank < rank_; ++rank)
+            if (const std::optional<bool> speaks = ask(rank)) return *speaks;
+        return may_speak(rank_) || !hears_why();
     }
 
     void finish() override {
@@ -148,12 +163,47 @@ class TcpTransport final : public Transport {
 
   private:
     void say(Word word) {
-        for (int rank = 0; rank < size(); ++rank) {
-            const auto byte = static_cast<std::byte>(word);
-            const Socket& to = notices_[static_cast<std::size_t>(rank)];
-            // So few are ever said that there is always room.
-            if (to) send_some(to, {&byte, 1});
+        for (int rank = 0; rank < size(); ++rank) say(word, rank);
+    }
+    void say(Word word, int rank) {
+        const auto byte = static_cast<std::byte>(word);
+        const Socket& to = notices_[static_cast<std::size_t>(rank)];
+        // So few are ever said that there is always room.
+        if (to) send_some(to, {&byte, 1});
+    }
+
+    // Whether the condition came to be true.
+    template <class Condition>
+    bool await(std::chrono::milliseconds limit, const Condition& condition) {
+        for (const auto end = Clock::now() + limit;;) {
+            hear_by_now();
+            if (condition()) return true;
+            if (Clock::now() >= end) return false;
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
+    }
+
+    // Whether a rank may say why the job fails: the first for which this is asked here.
+    bool may_speak(int rank) {
+        int nobody = -1;
+        return speaker_.compare_exchange_strong(nobody, rank);
+    }
+
+    // Whether this rank may, as another one says; none if that one is gone or silent.
+    std::optional<bool> ask(int rank) {
+        if (somebody_says_why()) return false;
+        const Heard& heard = heard_[static_cast<std::size_t>(rank)];
+        say(Word::asks, rank);
+        await(answer_time,
+              [&] { return heard.granted || heard.refused || heard.gone || somebody_says_why(); });
+        if (heard.granted) return true;
+        if (heard.refused) return !hears_why();
+        return somebody_says_why() ? std::optional(false) : std::nullopt;
+    }
+
+    // Whether the one that may speak does; if not this rank has to.
+    bool hears_why() {
+        return await(answer_time, [&] { return somebody_says_why(); });
     }
 
     bool have_all_ended() const {
@@ -172,11 +222,7 @@ class TcpTransport final : public Transport {
 
     // The rank whose end nobody explains. Does not return where another rank says why the job ends.
     int find_lost() {
-        for (const auto end = Clock::now() + news_time; Clock::now() < end;) {
-            hear_by_now();
-            if (somebody_says_why()) give_way();
-            std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        }
+        if (await(news_time, [&] { return somebody_says_why(); })) give_way();
         int rank = 0;
         while (!heard_[static_cast<std::size_t>(rank)].gone || heard_[static_cast<std::size_t>(rank)].done)
             ++rank;
@@ -254,6 +300,15 @@ class TcpTransport final : public Transport {
                 case Word::waits:
                     heard.waits = true;
                     break;
+                case Word::asks:
+                    say(may_speak(rank) ? Word::granted : Word::refused, rank);
+                    break;
+                case Word::granted:
+                    heard.granted = true;
+                    break;
+                case Word::refused:
+                    heard.refused = true;
+                    break;
                 case Word::failed:
                     heard.failed = true;
                     break;
@@ -286,6 +341,7 @@ class TcpTransport final : public Transport {
     std::atomic<bool> has_trouble_ = false;  // a rank has failed, or is gone
     Clock::time_point trouble_since_;
     std::atomic<std::thread::id> ender_{};
+    std::atomic<int> speaker_ = -1;  // the rank that this one lets say why the job fails
     std::atomic<bool> stops_ = false;
     Socket wake_;
     std::thread listener_;

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
@@ -222,6 +224,30 @@ std::optional<CheckpointInfo> newest_checkpoint(const fs::path& out_dir,
     // A damaged one is passed over where a whole one stands after a later step.
     if (!damaged.empty() && last_whole < damaged.rbegin()->first) throw UserError(damaged.rbegin()->second);
     return newest;
+}
+
+std::optional<CheckpointInfo> newest_whole_checkpoint(const fs::path& out_dir) {
+    std::vector<CheckpointInfo> found;
+    std::error_code error;
+    for (fs::directory_iterator entries(out_dir, error); !error && entries != fs::directory_iterator();
+         entries.increment(error)) {
+        try {
+            if (step_of_name(entries->path().filename().string()))
+                found.push_back(read_checkpoint(entries->path()));
+        } catch (const UserError&) {
+            // None of those that are looked for.
+        }
+    }
+    std::ranges::sort(found, std::ranges::greater(), &CheckpointInfo::saved_at);
+    for (const CheckpointInfo& checkpoint : found) {
+        try {
+            verify_files(checkpoint.directory);
+            return checkpoint;
+        } catch (const UserError&) {
+            // The next one may be whole.
+        }
+    }
+    return std::nullopt;
 }
 
 void load_checkpoint(const CheckpointInfo& checkpoint, Device& device, ParameterStore& store,

@@ -60,6 +60,10 @@ CheckpointInfo read_checkpoint(const std::filesystem::path& directory);
 std::optional<CheckpointInfo> newest_checkpoint(const std::filesystem::path& out_dir,
                                                 const std::optional<std::string>& run);
 
+// Of those in the directory that are whole, with the checksums of all their files, the one that was saved last; nothing
+// if there is none.
+std::optional<CheckpointInfo> newest_whole_checkpoint(const std::filesystem::path& out_dir);
+
 // Verifies the files' sizes and checksums and loads them; UserError names what is damaged or of another
 // model. All ranks call it; the transfer's root reads.
 void load_checkpoint(const CheckpointInfo& checkpoint, Device& device, ParameterStore& store,

@@ -11,6 +11,7 @@
 #include "llmc/core/error.h"
 #include "llmc/io/files.h"
 #include "llmc/io/last_run.h"
+#include "llmc/train/command_line.h"
 
 namespace llmc {
 
@@ -39,9 +40,22 @@ constexpr std::array step_settings = {"train-data",
 
 }  // namespace
 
-std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std::filesystem::path& out_dir) {
-    if (!options.resume) return std::nullopt;
-    if (!options.resume->empty()) return read_checkpoint(*options.resume);
+void naming_a_whole_one(const Options& options, const std::filesystem::path& out_dir,
+                        const std::function<void()>& resume) {
+    try {
+        resume();
+    } catch (const UserError& fault) {
+        const std::optional<CheckpointInfo> whole = newest_whole_checkpoint(
+            options.resume->empty() ? out_dir : plain_path(*options.resume).parent_path());
+        if (!whole) throw;
+        user_error("{}; the newest whole one: --resume {}", fault.what(),
+                   shell_word(whole->directory.string()));
+    }
+}
+
+namespace {
+
+std::optional<CheckpointInfo> newest_of_last_run(const std::filesystem::path& out_dir) {
     const std::optional<RunRecord> last = read_last_run(out_dir);
     if (!last) return newest_checkpoint(out_dir, std::nullopt);
     if (auto newest = newest_checkpoint(out_dir, last->identity)) return newest;
@@ -50,6 +64,17 @@ std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std:
     if (!last->began_from.empty() && std::filesystem::exists(last->began_from, ignored))
         return read_checkpoint(last->began_from);
     return newest_checkpoint(out_dir, std::nullopt);
+}
+
+}  // namespace
+
+std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std::filesystem::path& out_dir) {
+    if (!options.resume) return std::nullopt;
+    std::optional<CheckpointInfo> found;
+    naming_a_whole_one(options, out_dir, [&] {
+        found = options.resume->empty() ? newest_of_last_run(out_dir) : read_checkpoint(*options.resume);
+    });
+    return found;
 }
 
 std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Options& options) {

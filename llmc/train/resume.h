@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +13,11 @@
 #include "llmc/train/options.h"
 
 namespace llmc {
+
+// A UserError of `resume` ends with how to resume from the newest whole checkpoint, of those in out_dir or beside the one
+// that --resume names, if there is one.
+void naming_a_whole_one(const Options& options, const std::filesystem::path& out_dir,
+                        const std::function<void()>& resume);
 
 // What --resume asks for: a directory, which must be a checkpoint; alone, the newest that the last run in out_dir
 // saved or else the one it went on from, nothing if there is neither; nothing without --resume.

@@ -9,6 +9,7 @@ import pathlib
 import re
 import signal
 import subprocess
+import sys
 import time
 
 import program
@@ -46,7 +47,7 @@ def start(transport, probe, ranks, *arguments, **options):
     launcher = {"mpi": ["mpirun", "--bind-to", "none", "-np"], "tcp": [REPOSITORY / "scripts/local_job.sh"]}[transport]
     job = subprocess.Popen([*launcher, str(ranks), str(probe), *map(str, arguments)], env=environment,
                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    job.ranks = ranks
+    job.ranks, job.program = ranks, probe.name
     return job
 
 
@@ -83,9 +84,17 @@ def processes_of(job):
     deadline = time.monotonic() + SLACK
     while len(seen) < job.ranks and job.poll() is None and time.monotonic() < deadline:
         processes = [int(path.name) for path in pathlib.Path("/proc").glob("[0-9]*")]
-        seen |= {process for process in processes if state_and_parent(process)[1] == job.pid}
+        seen |= {process for process in processes if state_and_parent(process)[1] == job.pid and runs(process, job.program)}
         time.sleep(0.02)
     return sorted(seen)
+
+
+def runs(process, program):
+    """Not a launcher's other children, nor what is to become a rank."""
+    try:
+        return program.startswith(pathlib.Path(f"/proc/{process}/comm").read_text().strip())
+    except OSError:
+        return False
 
 
 def has_ended(process):
@@ -207,3 +216,15 @@ def test_ranks_share_the_machine(transport, probe):
         share = max(1, cores // ranks)
         assert sorted(out.splitlines()) == [f"{rank} of {ranks}: {rank} of {ranks} here, {share} cores"
                                             for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_processes_of_the_launcher_may_run_on_every_core(transport, ranks):
+    """mpirun by itself binds one or two processes to a core each, with all their threads."""
+    command = [REPOSITORY / "scripts/launch.sh", "-np", str(ranks), sys.executable, "-c",
+               "import os; print(sorted(os.sched_getaffinity(0)))"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=SLACK,
+                            env=os.environ | {"MPI": "0" if transport == "tcp" else "1"})
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [str(sorted(os.sched_getaffinity(0)))] * ranks

@@ -1,6 +1,7 @@
 """What README.md and CONTRIBUTING.md name is there: files, targets of the Makefile, options, identifiers."""
 
 import fnmatch
+import os
 import re
 
 import pytest
@@ -63,6 +64,16 @@ def test_files_exist(document):
     paths = named_paths(document)
     assert "scripts/launch.sh" in paths or "llmc/device/ops.h" in paths
     assert not [path for path in sorted(paths) if not exists(path)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_scripts_run_as_they_are_typed(document):
+    """What begins a command, variables before it and `exec` aside, is executable."""
+    spans, blocks = code_of(document)
+    typed = {re.sub(r"^((exec|\w+=\S*) )*", "", code).split()[0].removeprefix("./") for code in [*spans, *blocks]}
+    scripts = {path for path in typed if (ROOT / path).is_file() and (ROOT / path).read_bytes().startswith(b"#!")}
+    assert "scripts/launch.sh" in scripts
+    assert not [path for path in sorted(scripts) if not os.access(ROOT / path, os.X_OK)]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -240,6 +240,28 @@ def test_a_damaged_checkpoint_is_passed_over_for_a_later_one(tmp_path):
     assert refused.returncode == 1 and "checkpoint-00000008/manifest.json" in refused.stderr
 
 
+@pytest.mark.parametrize("file", ["manifest.json", "model.safetensors", "optimizer.safetensors"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_damaged_newest_checkpoint_names_the_newest_whole_one(ranks, file, tmp_path):
+    """Not one before it that is damaged too."""
+    out_dir = tmp_path / "a run"
+    program.train(out_dir, *MODEL, "--steps=8", "--checkpoint-every=2")
+    for step, damaged in ((8, file), (6, "model.safetensors"), (4, "manifest.json")):
+        path = out_dir / f"checkpoint-{step:08}" / damaged
+        path.write_bytes(path.read_bytes()[:-3] + b"abc")
+    options = [*MODEL, "--steps=9", f"--out-dir={out_dir}", "--sample-tokens=0"]
+    for resume in (["--resume"], ["--resume", out_dir / "checkpoint-00000008/"]):
+        refused = program.run(*options, *resume, ranks=ranks, check=False)
+        assert refused.returncode == 1 and refused.stderr.count("\n") == 1
+        assert f"checkpoint-00000008/{file}" in refused.stderr
+        assert refused.stderr.endswith(f"; the newest whole one: --resume '{out_dir}/checkpoint-00000002'\n")
+    assert program.train(out_dir, *options, "--resume", out_dir / "checkpoint-00000002").column("step")[-1] == 9
+    # Where none is whole there is none to be named.
+    for path in out_dir.glob("checkpoint-*/manifest.json"):
+        path.write_text("")
+    assert "newest whole" not in program.run(*options, "--resume", check=False).stderr
+
+
 def test_resume_takes_no_checkpoint_of_a_branch_that_was_left(tmp_path):
     """A run that went on from an older checkpoint and died before it saved one goes on from there again."""
     whole = program.train(tmp_path, *MODEL, "--steps=9", "--checkpoint-every=3")

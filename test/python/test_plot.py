@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -70,6 +72,40 @@ def test_a_run_directory_is_drawn_beside_its_metrics(tmp_path):
     # A line two pixels wide over a tenth of the width at least.
     assert having(tmp_path / "run" / "loss.png", module.RUN_COLORS[0]).sum() > 2 * 160
     assert having(tmp_path / "run" / "loss.png", module.VALIDATION_COLOR).sum() > 160
+
+
+def python_without_modules(folder):
+    """A folder in which python3 has the standard library alone."""
+    folder.mkdir()
+    (folder / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    (folder / "python3").chmod(0o755)
+    return folder
+
+
+def run_itself(script, bin_folder, *arguments):
+    return subprocess.run([script, *arguments], capture_output=True, text=True,
+                          env={**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"})
+
+
+def test_the_script_itself_finds_an_interpreter_with_matplotlib(tmp_path):
+    """As typed, where the first python3 has none."""
+    if subprocess.run(["/usr/bin/python3", "-c", "import matplotlib"], capture_output=True).returncode != 0:
+        pytest.skip("the system's python3 has no matplotlib")
+    path = write_run(tmp_path / "run", falling(10))
+    done = run_itself(SCRIPT, python_without_modules(tmp_path / "bin"), path, "-o", tmp_path / "a b.png")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"wrote {tmp_path}/a b.png\n", "")
+    assert (tmp_path / "a b.png").stat().st_size > 0
+
+
+def test_no_matplotlib_at_all_is_one_clear_line(tmp_path):
+    bare = python_without_modules(tmp_path / "bin")
+    shutil.copy(SCRIPT, tmp_path / "plot.py")
+    (tmp_path / "deps.sh").write_text(f"#!/bin/sh\necho {bare}/python3\n")
+    (tmp_path / "deps.sh").chmod(0o755)
+    done = run_itself(tmp_path / "plot.py", bare, write_run(tmp_path / "run", falling(10)))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    assert "matplotlib" in done.stderr and "run `make deps`" in done.stderr
 
 
 def test_references_are_drawn_only_where_known(tmp_path):

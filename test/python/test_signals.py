@@ -148,7 +148,8 @@ def stop(launcher, number, out_dir, steps=STEPS):
         assert text == run.text
     step = steps_of(text)[-1]
     assert 20 <= step < steps and steps_of(text) == list(range(1, step + 1))
-    assert text.count("stopping after this step") == 1 and f"stopped     after step {step:,} of {steps:,}" in text
+    assert text.count("stopping as soon as what is under way is done") == 1
+    assert f"stopped     after step {step:,} of {steps:,}" in text
     assert not re.search("mpirun (noticed|detected)|error", text)
     assert [path.name for path in out_dir.glob("checkpoint-*")] == [f"checkpoint-{step:08}"]
     return text
@@ -230,7 +231,7 @@ def test_ctrl_c_on_a_terminal(launcher, tmp_path):
     os.write(run.file, b"\x03")
     assert run.wait(10) == STOPPED
     assert "mpirun" not in run.text.replace("--", "")
-    assert "\r\x1b[Kstopping after this step" in run.text
+    assert "\r\x1b[Kstopping as soon as what is under way is done" in run.text
     # No progress is left when the summary begins.
     assert "left" not in re.split("\x1b\\[K", run.text)[-1]
     assert command_to_go_on(run.text)
@@ -253,11 +254,11 @@ def test_a_second_signal_ends_at_once(launcher, status, terminal, tmp_path):
             run.send(signal.SIGINT)
 
     signal_once()
-    run.read_until("stopping after this step")
+    run.read_until("stopping as soon as what is under way is done")
     time.sleep(0.3)  # what comes within moments is the same request
     signal_once()
     assert run.wait(3) == status
-    assert run.text.count("stopping after this step") == 1
+    assert run.text.count("stopping as soon as what is under way is done") == 1
     assert not re.search("mpirun (noticed|detected)|go on with", run.text)
     assert not list(out_dir.glob("checkpoint-*"))
     expect_no_process(str(out_dir))
@@ -326,7 +327,7 @@ def test_a_signal_while_given_weights_are_looked_at(tmp_path):
     run.send(signal.SIGINT)
     assert run.wait(10) == STOPPED
     assert "stopped  as asked; there was nothing to save\n" in run.text
-    assert "go on with" not in run.text and "after step" not in run.text
+    assert "go on with" not in run.text and "after step" not in run.text and "this step" not in run.text
 
 
 def state_of(process):
