@@ -303,6 +303,10 @@ int main(int argc, char** argv) {
             console.text(text);
         }
         console.require_written();
+    } catch (const llmc::DeviceFault& fault) {
+        const bool could_name = options && !options->cuda_sync;
+        job.fail(fmt::format("{}{}", fault.what(),
+                             could_name ? "; if a kernel is to blame, --cuda-sync names it" : ""));
     } catch (const llmc::UserError& fault) {
         job.fail(options ? llmc::with_place(*options, fault.what()) : fault.what());
     } catch (const std::exception& fault) {

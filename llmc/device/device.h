@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "llmc/core/error.h"
 #include "llmc/core/tensor.h"
 
 namespace llmc {
@@ -18,6 +19,13 @@ class Ops;
 class Queues;
 
 enum class DeviceKind { cpu, cuda };
+
+// The device stopped: the line says what it answered to which call. A kernel that did something wrong is reported by
+// whatever call comes next.
+class DeviceFault : public UserError {
+  public:
+    using UserError::UserError;
+};
 
 // Memory of the host, freed with its owner.
 using HostMemory = std::unique_ptr<std::byte[], std::function<void(std::byte*)>>;

@@ -23,8 +23,8 @@ GPT2 = ["--layers=12", "--heads=12", "--channels=768", "--seq-len=1024", "--voca
 NO_GPU = {"SIMT_GPUS": "0", "CUDA_VISIBLE_DEVICES": ""}
 ONE_GPU = {"SIMT_GPUS": "1"}
 OF_GPUS = "is for GPUs, and this run computes on the CPU; leave it out, or try --device cuda"
-FAULT = "CUDA says \"an illegal memory access was encountered\" (cudaErrorIllegalAddress); if a kernel is to blame, " \
-        "--cuda-sync names it"
+ILLEGAL = "CUDA says \"an illegal memory access was encountered\" (cudaErrorIllegalAddress)"
+FAULT = f"{ILLEGAL}; if a kernel is to blame, --cuda-sync names it"
 
 
 @dataclasses.dataclass
@@ -68,9 +68,13 @@ CASES = [
     *(Case(f"launch {number} fails", [], [FAULT], {"SIMT_FAIL": f"launch:{number}"}, ranks, late=True)
       for number, ranks in ((1, 1), (300, 1), (300, 2))),
     *(Case(f"launch {number} fails and is named", ["--cuda-sync"],
-           ["kernel void llmc::cuda::", " threads) failed: an illegal memory access was encountered"],
-           {"SIMT_FAIL": f"launch:{number}"}, ranks, late=True) for number, ranks in ((1, 1), (300, 1), (300, 2))),
+           [], {"SIMT_FAIL": f"launch:{number}"}, ranks, late=True, pattern=
+           r"kernel void llmc::cuda::.* threads\) failed: an illegal memory access was encountered"
+           rf"|(timing )?the product \d+x\d+x\d+ .*: {re.escape(ILLEGAL)}")
+      for number, ranks in ((1, 1), (7, 1), (8, 1), (20, 1), (60, 1), (150, 1), (300, 1), (20, 2), (300, 2))),
     Case("a copy fails", [], ["cudaMemcpyAsync: " + FAULT], {"SIMT_FAIL": "memcpy:5"}, late=True),
+    Case("a copy fails, and kernels are waited for", ["--cuda-sync"], [], {"SIMT_FAIL": "memcpy:5"}, late=True,
+         pattern=re.escape("cudaMemcpyAsync: " + ILLEGAL)),
     # ---- options
     Case("attention by cuDNN", ["--attention=cudnn"], ["built without cuDNN's frontend", "nvidia-cudnn-frontend",
                                                        "take --attention flash"]),

@@ -229,17 +229,19 @@ cublasLtMatmulAlgo_t LtProducts::fastest(const Plan& plan,
     constexpr int rounds = 7;  // of which the median counts
     const cudaStream_t stream = queues_.selected();
     const EventOwner start, end;
+    const std::string timing = "timing the product " + name_of(plan.key());
     const cublasLtMatmulAlgo_t* best = nullptr;
     float best_time = 0;
     for (const cublasLtMatmulAlgo_t& candidate : candidates) {
         std::array<float, rounds> times{};
         const auto run = [&] { plan.run(handle_, candidate, operands, workspace_, workspace_bytes, stream); };
         run();
+        if (sync_) check_cuda(queues_.wait_until_empty(), timing);
         for (float& time : times) {
             check_cuda(cudaEventRecord(start.get(), stream), "cudaEventRecord");
             run();
             check_cuda(cudaEventRecord(end.get(), stream), "cudaEventRecord");
-            check_cuda(cudaEventSynchronize(end.get()), "a product that is timed");
+            check_cuda(cudaEventSynchronize(end.get()), timing);
             check_cuda(cudaEventElapsedTime(&time, start.get(), end.get()), "cudaEventElapsedTime");
         }
         std::ranges::nth_element(times, times.begin() + rounds / 2);
