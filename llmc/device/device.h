@@ -73,7 +73,9 @@ class Device {
 
     // What the device chose by measuring (which of several algorithms computes a product): a text that another
     // process, or a later run on the same kind of device, gives to adopt_choices, so that both compute the same bits.
-    // Choices of other devices or versions are passed over.
+    // Its first line names the kind of device and the libraries; then a line for each choice: what it is for, a
+    // colon, the choice. Empty where nothing is chosen. To adopt are as many such texts as there are, with an empty line
+    // between; those of other kinds are passed over, and the last for the same counts.
     virtual std::string choices() const { return {}; }
     virtual void adopt_choices(std::string_view /*choices*/) {}
     // While it measures, operations of a shape that it has not met yet are timed and chosen; otherwise the first

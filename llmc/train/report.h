@@ -12,6 +12,7 @@
 #include "llmc/device/device.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/plan/run_plan.h"
+#include "llmc/train/algorithms.h"
 #include "llmc/train/console.h"
 #include "llmc/train/options.h"
 #include "llmc/train/outputs.h"
@@ -31,6 +32,7 @@ struct Run {
     std::optional<CheckpointInfo> checkpoint;  // that it goes on from
     bool trains = true;                        // rather than looking at a model as it is
     Writes writes;
+    Algorithms algorithms;
 };
 
 // What came of it.

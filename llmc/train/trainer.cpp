@@ -62,8 +62,8 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
 
 void Trainer::choose_algorithms(std::string_view earlier) {
     if (!device_.queues()) return;
-    device_.adopt_choices(earlier);
     if (world_.rank() == 0) {
+        device_.adopt_choices(earlier);
         device_.measure(true);
         executor_.rehearse(plan_.training, plan_.micro_batch);
         executor_.rehearse(plan_.evaluation, plan_.micro_batch);

@@ -271,11 +271,12 @@ std::string LtProducts::choices() const {
 
 void LtProducts::adopt_choices(std::string_view text) {
     std::istringstream lines{std::string(text)};
-    std::string line;
-    if (!std::getline(lines, line) || line != library()) return;
-    while (std::getline(lines, line)) {
+    const std::string own = library();
+    bool begins = true, is_own = false;
+    for (std::string line; std::getline(lines, line); begins = line.empty()) {
+        if (begins) is_own = line == own;
         const std::size_t colon = line.find(':');
-        if (colon == std::string::npos) continue;
+        if (begins || !is_own || colon == std::string::npos) continue;
         std::istringstream words(line.substr(colon + 1));
         cublasLtMatmulAlgo_t algorithm{};
         for (std::uint64_t& word : algorithm.data) words >> std::hex >> word;
