@@ -19,7 +19,7 @@ struct Place {
 };
 
 // All ranks call it and come to the same kind of device, which the options then name. UserError if processes would
-// share a GPU unasked, or if what --device asks for is not there.
+// share a GPU unasked, if their GPUs are of different kinds, or if what --device asks for is not there.
 Place open_device(Options& options, Job& job);
 
 // The communicator of the device's data: `world` itself, or NCCL's, which owns what is returned beside it and has all the

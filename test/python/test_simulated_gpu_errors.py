@@ -149,6 +149,17 @@ def test_a_process_without_a_gpu_among_others_with_one_is_refused(tmp_path):
     assert one_error(result.stderr).startswith("process 0 has no GPU, and others have")
 
 
+def test_processes_with_gpus_of_two_kinds_are_refused(tmp_path):
+    """Rank 0 has another chip than rank 1."""
+    options = ["-c", 'SIMT_CHIP=$((80 + 10 * OMPI_COMM_WORLD_RANK)) exec "$0" "$@"', simulated.PLAIN, *MODEL, "--out-dir",
+               tmp_path / "run"]
+    result = simulated.run(options, tmp_path, 2, executable="/bin/sh")
+    assert result.returncode == 1 and result.stdout == ""
+    assert re.fullmatch(r"process 1 has another kind of GPU or other libraries than process 0 \(GPU .* \(sm_90\) with 132 .*; "
+                        r"GPU .* \(sm_80\) with 108 .*\), .*; start them all on equal GPUs, or give --device cpu",
+                        one_error(result.stderr))
+
+
 # ---- ranks that fail
 
 
