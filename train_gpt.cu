@@ -224,6 +224,7 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
             .checkpoint = {},
             .trains = options.steps > 0,
             .writes = {},
+            .communicator_memory = data_ranks.memory,
             .algorithms = {}};
     run.checkpoint = find_checkpoint(options, run.out_dir);
     if (options.resume && !options.resume->empty() && run.checkpoint->progress.step >= options.steps)

@@ -82,8 +82,11 @@ class Device {
     // algorithm serves.
     virtual void measure(bool /*on*/) {}
 
-    // Rows for the header: memory that the device takes beside the arenas ("context 0.5 GiB"), empty if none.
-    virtual std::string memory_beside_arenas() const { return {}; }
+    // Bytes of the device's memory that are taken now, by all processes; 0 where that is not known.
+    virtual std::size_t memory_taken() const { return 0; }
+    // For the header: memory that is taken beside the arenas ("CUDA's context 0.5 GiB"), a communicator's, so many
+    // bytes, among it. Empty if none.
+    virtual std::string memory_beside_arenas(std::size_t /*of_communicator*/) const { return {}; }
 };
 
 // `threads` 0: as many as OMP_NUM_THREADS says, or else the cores this process may use.

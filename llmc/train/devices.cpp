@@ -139,11 +139,13 @@ std::size_t staging_bytes(const Communicator& world, Device& device) {
 
 DataRanks open_data_ranks(const Options& options, Communicator& world, Device& device) {
     if (!device.queues() || world.size() == 1) return {nullptr, world};
+    const std::size_t before = device.memory_taken();
     auto nccl = make_nccl_communicator(world, *device.queues(),
                                        static_cast<double>(options.communication_timeout), options.share_gpu);
     Communicator& ranks = *nccl;
     connect(ranks, device);
-    return {std::move(nccl), ranks};
+    const std::size_t after = device.memory_taken();
+    return {std::move(nccl), ranks, after - std::min(before, after)};
 }
 
 MachineMemory free_memory(const Place& place, Communicator& world) {

@@ -27,6 +27,7 @@ Place open_device(Options& options, Job& job);
 struct DataRanks {
     std::unique_ptr<Communicator> owned;
     Communicator& ranks;
+    std::size_t memory = 0;  // bytes of the device's that it took, if no other process took some meanwhile
 };
 DataRanks open_data_ranks(const Options& options, Communicator& world, Device& device);
 // The memory that it asks of the plan.

@@ -2,6 +2,7 @@
 // after its last.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -32,6 +33,7 @@ struct Run {
     std::optional<CheckpointInfo> checkpoint;  // that it goes on from
     bool trains = true;                        // rather than looking at a model as it is
     Writes writes;
+    std::size_t communicator_memory = 0;  // that the device's communicator took (devices.h)
     Algorithms algorithms;
 };
 

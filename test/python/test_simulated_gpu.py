@@ -325,6 +325,14 @@ def test_an_arena_is_one_allocation_and_nothing_else_is(ranks, options, experime
         assert sorted(count["cudaMalloc"]) == sorted(arenas + connecting)
 
 
+@pytest.mark.parametrize("ranks, text", [(1, "CUDA's context and other processes 286.1 MiB"),
+                                         (2, "CUDA's context and other processes 286.1 MiB, NCCL 76.3 MiB")])
+def test_memory_beside_the_arenas_is_told_apart(ranks, text, experiment, tmp_path):
+    taken = {"SIMT_CONTEXT_BYTES": "300000000", "SIMT_NCCL_BYTES": "80000000"}
+    run = train(tmp_path, *experiment.options(steps=1), ranks=ranks, variables=taken)
+    assert f"  beside it   {text}\n" in run.output
+
+
 @pytest.mark.parametrize("ranks, micro_batches", [(1, 1), (2, 1), (1, 4)])
 def test_a_step_waits_for_nothing_but_its_loss(ranks, micro_batches, experiment, tmp_path):
     """Once by polling, so that the watchdog lives, and once for the copy."""
