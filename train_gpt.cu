@@ -36,6 +36,7 @@
 #include "llmc/io/metrics.h"
 #include "llmc/io/model_files.h"
 #include "llmc/plan/run_plan.h"
+#include "llmc/train/algorithms.h"
 #include "llmc/train/command_line.h"
 #include "llmc/train/console.h"
 #include "llmc/train/devices.h"
@@ -232,7 +233,9 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
             .no_gpu = here.note,
             .checkpoint = {},
             .trains = options.steps > 0,
-            .writes = {}};
+            .writes = {},
+            .communicator_memory = data_ranks->memory,
+            .algorithms = {}};
     run.checkpoint = find_checkpoint(options, run.out_dir);
     if (options.resume && !options.resume->empty() && run.checkpoint->progress.step >= options.steps)
         run.trains = false;
@@ -245,6 +248,7 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
         check_outputs(options, run.out_dir, run.writes, data.files, count_parameters(plan.spec.config));
     if (!options.init.empty() && !run.checkpoint)
         naming_option("--init", [&] { check_weights(options.init, plan.store.units); });
+    if (speaks) run.algorithms = find_algorithms(run.checkpoint, run.out_dir, device);
     // Whatever can be found wrong at once has been, on all ranks: only now memory is taken, which ranks count as
     // free before.
     if (stopped_early()) return Ending::stopped;
@@ -267,9 +271,14 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
                          : fmt::format("there is no run in {} to go on with: starting fresh", place));
     }
     require_same_step(world, trainer.progress().step);
-    trainer.choose_algorithms(earlier_choices(run.checkpoint, run.out_dir));
+    trainer.choose_algorithms(run.algorithms.earlier);
     // All ranks have what they need: nothing is written before.
     if (stopped_early()) return Ending::stopped;
+    if (speaks) {
+        const std::int64_t chosen = keep_algorithms(run.algorithms, device, run.identity);
+        if (chosen > 0 && !run.algorithms.origin.empty())
+            console.note(fmt::format("{} chosen now, which no earlier run had", plural(chosen, "algorithm")));
+    }
     if (!speaks || !options.out_dir.empty() || options.resume || !run.trains)
         return train(run, trainer, world, console, signals);
     const fs::path claimed = claim_directory(run.out_dir);
@@ -321,6 +330,10 @@ int main(int argc, char** argv) {
             console.text(text);
         }
         console.require_written();
+    } catch (const llmc::DeviceFault& fault) {
+        const bool could_name = options && !options->cuda_sync;
+        job.fail(fmt::format("{}{}", fault.what(),
+                             could_name ? "; if a kernel is to blame, --cuda-sync names it" : ""));
     } catch (const llmc::UserError& fault) {
         job.fail(options ? llmc::with_place(*options, fault.what()) : fault.what());
     } catch (const std::exception& fault) {

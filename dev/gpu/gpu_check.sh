@@ -46,21 +46,22 @@ while read -r library need; do
         path+=:$found
     fi
 done <"$here/cuda-libraries.txt"
+trouble=
 for library in "${missing[@]}"; do
-    echo "error: no $library in CUDA_HOME, among the system's libraries or in the packages of $(command -v "$python")" >&2
+    trouble+="error: no $library in CUDA_HOME, among the system's libraries or in the packages of $(command -v "$python")"$'\n'
 done
-((${#missing[@]} == 0)) || exit 1
 
 # For the programs of the bundle alone: Python's modules have libraries of their own.
 export BUNDLE=$here BUNDLE_LIBRARY_PATH=$path
 if [[ ${1-} == run ]]; then
+    printf %s "$trouble" >&2
+    [[ ! $trouble ]] || exit 1
     shift
     program=${1:?a program of bin/}
     shift
     LD_LIBRARY_PATH=$path exec "$here/bin/$program" "$@"
 fi
-"$python" -c 'import numpy' 2>/dev/null || {
-    echo "error: $(command -v "$python") has no numpy; let PATH begin with a python3 that has, and PyTorch, or set PYTHON" >&2
-    exit 1
-}
+# The arguments come first, and then what is missing.
+BUNDLE_PYTHON=$(command -v "$python")
+export BUNDLE_PYTHON BUNDLE_TROUBLE=$trouble
 exec "$python" "$here/dev/gpu/main.py" "$@"

@@ -6,9 +6,12 @@ all lines there are. The exit status is 1 where a check failed.
 """
 
 import argparse
+import importlib.util
 import json
+import os
 import pathlib
 import sys
+import tempfile
 
 import machine
 import part_bench
@@ -36,6 +39,20 @@ def main():
         if part not in PARTS:
             parser.error(f"there is no part {part}; there are {', '.join(PARTS)}")
 
+    # What the launcher found to be missing.
+    if trouble := os.environ.get("BUNDLE_TROUBLE"):
+        sys.exit(trouble.rstrip("\n"))
+    if not importlib.util.find_spec("numpy"):
+        sys.exit(f"error: {os.environ.get('BUNDLE_PYTHON', sys.executable)} has no numpy; let PATH begin with a python3 that has, "
+                 "and PyTorch, or set PYTHON")
+    # Algorithms are chosen afresh, and not among the user's own.
+    with tempfile.TemporaryDirectory(prefix="gpu-check-cache-") as cache:
+        os.environ["XDG_CACHE_HOME"] = cache
+        sys.exit(check(arguments))
+
+
+def check(arguments):
+    """The exit status."""
     refused = no_gpu()
     if refused:
         sys.exit(f"error: {refused}")
@@ -54,7 +71,7 @@ def main():
         (results / "gpu.json").write_text(json.dumps(report.summary(read(lines)), indent=1) + "\n")
         (results / "gpu.md").write_text(report.markdown(read(lines)))
     print(f"{results}/gpu.md; {failed} failed")
-    sys.exit(1 if failed else 0)
+    return 1 if failed else 0
 
 
 def no_gpu():

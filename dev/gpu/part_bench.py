@@ -8,6 +8,7 @@ alternate, so that what the GPU's clocks do befalls both. Both write a line a st
 import json
 import pathlib
 import random
+import re
 import statistics
 import sys
 import tempfile
@@ -116,6 +117,11 @@ def kernels(results, tiny):
     return {"detail": f"{count} timings"}
 
 
+def lacks_memory(said):
+    """Whether the trainer was refused memory: by its plan, for an arena, or by a call of CUDA's."""
+    return bool(re.search(r"need .* of memory .*, and the GPU has|needs .* of the GPU's memory|out of memory", said))
+
+
 def take_timed(program, extent):
     """The lines of the steps that warm up and of those that count, and the GPU's clocks while these run."""
     taken = program.take(extent.warmup)
@@ -190,7 +196,7 @@ class Contest:
             except CheckFailed as refused:
                 if "--attention cudnn" in str(refused):
                     raise Skipped(str(refused)) from refused
-                if batch == batches[-1]:
+                if batch == batches[-1] or not lacks_memory(str(refused)):
                     raise
             finally:
                 program.end()
@@ -202,7 +208,7 @@ class Contest:
 
     def pytorch(self):
         if not self.batch:
-            raise Skipped("the trainer found no batch that fits")
+            raise Skipped("no turn of the trainer said which batch fits")
         e = self.extent
         trouble = None
         for micro_batch in (self.batch, max(1, self.batch // 2)):

@@ -6,7 +6,6 @@ that; in bf16 likewise twice the bound that random rounding gives (test/python/m
 
 import filecmp
 import importlib.util
-import shutil
 import statistics
 import tempfile
 from pathlib import Path
@@ -127,7 +126,7 @@ def against_cpu(extent, folder, dtype, attention, steps):
     return within(gpu.losses, cpu.losses, TWICE * bound, "the CPU's")
 
 
-# Whatever algorithms a run chose, one that is given them (algorithms.txt in its directory) has its bits.
+# The first run of a command chooses algorithms, by time, and leaves them in the user's cache for the next.
 SAME = {"detail": "losses, norms and weights are the same"}
 
 
@@ -138,25 +137,18 @@ def own_options(extent):
 def repeated(extent, folder):
     steps = f"--steps={extent.own_steps}"
     first = programs.train(folder / "first", *own_options(extent), steps)
-    again = like(folder / "first", folder / "again")
-    same_run(first, programs.train(again, *own_options(extent), steps), extent.own_steps)
+    same_run(first, programs.train(folder / "again", *own_options(extent), steps), extent.own_steps)
     return SAME
 
 
 def resumed(extent, folder):
     if not (folder / "first/metrics.jsonl").exists():
         raise Skipped("the run to compare with failed")
-    parted = like(folder / "first", folder / "parted")
+    parted = folder / "parted"
     programs.train(parted, *own_options(extent), f"--steps={extent.own_steps // 2}")
     whole = programs.train(parted, *own_options(extent), f"--steps={extent.own_steps}", "--resume")
     same_run(programs.program.Run(folder / "first"), whole, extent.own_steps)
     return SAME
-
-
-def like(out_dir, another):
-    programs.emptied(another)
-    shutil.copy(out_dir / "algorithms.txt", another)
-    return another
 
 
 def same_run(first, second, steps):

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "llmc/core/error.h"
 #include "llmc/core/tensor.h"
 
 namespace llmc {
@@ -18,6 +19,13 @@ class Ops;
 class Queues;
 
 enum class DeviceKind { cpu, cuda };
+
+// The device stopped: the line says what it answered to which call. A kernel that did something wrong is reported by
+// whatever call comes next.
+class DeviceFault : public UserError {
+  public:
+    using UserError::UserError;
+};
 
 // Memory of the host, freed with its owner.
 using HostMemory = std::unique_ptr<std::byte[], std::function<void(std::byte*)>>;
@@ -65,15 +73,20 @@ class Device {
 
     // What the device chose by measuring (which of several algorithms computes a product): a text that another
     // process, or a later run on the same kind of device, gives to adopt_choices, so that both compute the same bits.
-    // Choices of other devices or versions are passed over.
+    // Its first line names the kind of device and the libraries; then a line for each choice: what it is for, a
+    // colon, the choice. Empty where nothing is chosen. To adopt are as many such texts as there are, with an empty line
+    // between; those of other kinds are passed over, and the last for the same counts.
     virtual std::string choices() const { return {}; }
     virtual void adopt_choices(std::string_view /*choices*/) {}
     // While it measures, operations of a shape that it has not met yet are timed and chosen; otherwise the first
     // algorithm serves.
     virtual void measure(bool /*on*/) {}
 
-    // Rows for the header: memory that the device takes beside the arenas ("context 0.5 GiB"), empty if none.
-    virtual std::string memory_beside_arenas() const { return {}; }
+    // Bytes of the device's memory that are taken now, by all processes; 0 where that is not known.
+    virtual std::size_t memory_taken() const { return 0; }
+    // For the header: memory that is taken beside the arenas ("CUDA's context 0.5 GiB"), a communicator's, so many
+    // bytes, among it. Empty if none.
+    virtual std::string memory_beside_arenas(std::size_t /*of_communicator*/) const { return {}; }
 };
 
 // `threads` 0: as many as OMP_NUM_THREADS says, or else the cores this process may use.

@@ -72,9 +72,9 @@ void write_file(const fs::path& path, std::string_view text) {
     if (fsync(file.value) != 0) fail("write", path, errno);
 }
 
-void replace_file(const fs::path& path, std::string_view text) {
+void replace_file(const fs::path& path, std::string_view text, std::string_view ending) {
     fs::path partial = path;
-    partial += ".partial";
+    partial += ending;
     std::error_code error;
     try {
         write_file(partial, text);

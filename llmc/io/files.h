@@ -12,8 +12,9 @@ namespace llmc {
 
 // Creates or replaces a file; durable on return.
 void write_file(const std::filesystem::path& path, std::string_view text);
-// The same, so that the old file stays if the new one cannot be written.
-void replace_file(const std::filesystem::path& path, std::string_view text);
+// The same, so that the old file stays if the new one cannot be written: that is at first the path with `ending`.
+void replace_file(const std::filesystem::path& path, std::string_view text,
+                  std::string_view ending = ".partial");
 // Of a regular file only: a pipe might never end, and have no writer to wait for.
 std::string read_file(const std::filesystem::path& path);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -63,19 +64,62 @@ std::optional<Size> largest_size(const RunSpec& spec) {
     return size.times > 1 ? std::optional(size) : std::nullopt;
 }
 
-// `bytes` of a process; `about` where they are an estimate ("at least ").
-void require_memory(const RunSpec& spec, double bytes, std::string_view about) {
-    const MachineMemory& machine = spec.machine;
-    const double available = machine.bytes == 0 ? most_memory : static_cast<double>(machine.bytes);
-    if (bytes * machine.processes <= available) return;
+std::size_t available(const MachineMemory& machine) {
+    return machine.bytes == 0 ? static_cast<std::size_t>(most_memory) : machine.bytes;
+}
+
+bool fits(const MachineMemory& machine, std::size_t bytes) {
+    return bytes * static_cast<std::size_t>(machine.processes) <= available(machine);
+}
+
+// The end of a sentence on what a process needs.
+std::string against_the_machine(const MachineMemory& machine) {
+    return fmt::format(
+        "{}, and {}", machine.processes > 1 ? fmt::format(" in each of {} processes", machine.processes) : "",
+        machine.bytes == 0 ? "no machine has that"
+                           : fmt::format("{} has {} free", machine.name, human_bytes(machine.bytes)));
+}
+
+// Sizes that no machine could bear are refused by an estimate: they cannot even be planned.
+void require_possible(const RunSpec& spec) {
+    const double least = least_memory(spec);
+    const bool has_plan = least <= most_memory && spec.config.layers <= most_block_passes;
+    if (has_plan || least * spec.machine.processes <= static_cast<double>(available(spec.machine))) return;
     const std::optional<Size> size = largest_size(spec);
-    user_error("{}: {} parameters and a micro-batch need {}{} of memory{}, and {}; give a smaller {}",
+    user_error("{}: {} parameters and a micro-batch need at least {} of memory{}; give a smaller {}",
                size ? fmt::format("{} {}", size->option, size->value) : "too large a model",
-               human_count(parameters_about(spec.config)), about, human_bytes(bytes),
-               machine.processes > 1 ? fmt::format(" in each of {} processes", machine.processes) : "",
-               machine.bytes == 0 ? "no machine has that"
-                                  : fmt::format("{} has {} free", machine.name, human_bytes(available)),
-               size ? size->option : "--model or --micro-batch-size");
+               human_count(parameters_about(spec.config)), human_bytes(least),
+               against_the_machine(spec.machine), size ? size->option : "--model or --micro-batch-size");
+}
+
+// "moments 949.4 MiB, master 474.7 MiB and activations 98.3 MiB"
+std::string largest_arenas(const MemoryLayout& memory) {
+    auto arenas = all_arenas;
+    std::ranges::stable_sort(arenas, std::greater(), [&](ArenaKind kind) { return memory.bytes(kind); });
+    const auto text = [&](std::size_t i) {
+        return fmt::format("{} {}", name_of(arenas[i]), human_bytes(memory.bytes(arenas[i])));
+    };
+    return fmt::format("{}, {} and {}", text(0), text(1), text(2));
+}
+
+// `smaller`: with the largest micro-batch that would fit, or the smallest there is.
+[[noreturn]] void refuse_memory(const RunPlan& plan, const RunPlan& smaller) {
+    const MachineMemory& machine = plan.spec.machine;
+    const bool would_fit = fits(machine, smaller.memory.total_bytes());
+    const RunPlan& shown = would_fit ? plan : smaller;
+    std::string name = "too large a model", advice = "give a smaller --model";
+    if (would_fit) {
+        name = fmt::format("--micro-batch-size {}", plan.micro_batch);
+        advice = fmt::format("--micro-batch-size {} would fit", smaller.micro_batch);
+    } else if (const std::optional<Size> size = largest_size(smaller.spec)) {
+        name = fmt::format("{} {}", size->option, size->value);
+        advice = fmt::format("give a smaller {}", size->option);
+    }
+    user_error(
+        "{}: {} parameters and a micro-batch of {} need {} of memory (the largest arenas are {}){}; {}", name,
+        human_count(parameters_about(plan.spec.config)), plural(shown.micro_batch, "sequence"),
+        human_bytes(shown.memory.total_bytes()), largest_arenas(shown.memory), against_the_machine(machine),
+        advice);
 }
 
 // Tokens and targets are int32, and the vocabulary is rounded up.
@@ -134,8 +178,11 @@ std::int64_t choose_micro_batch(const RunSpec& spec) {
     return given;
 }
 
+// Of a step.
+std::int64_t most_micro_batches(const RunSpec& spec) { return most_block_passes / spec.config.layers; }
+
 void check_micro_batches(const RunPlan& plan) {
-    const std::int64_t most = most_block_passes / plan.spec.config.layers;
+    const std::int64_t most = most_micro_batches(plan.spec);
     if (most == 0) {
         user_error("--layers {} is out of range; give 1 to {}", plan.spec.config.layers, most_block_passes);
     }
@@ -167,10 +214,6 @@ WorkspaceRequest workspace_request(const RunPlan& plan) {
 BufferId add_bytes(MemoryLayout& memory, ArenaKind arena, std::size_t bytes) {
     return memory.add(arena, std::string(name_of(arena)), DType::fp32,
                       {static_cast<std::int64_t>((bytes + 3) / 4)});
-}
-
-bool fits(const MachineMemory& machine, std::size_t bytes) {
-    return machine.bytes == 0 || bytes * static_cast<std::size_t>(machine.processes) <= machine.bytes;
 }
 
 std::vector<UnitBytes> unit_bytes(const RunSpec& spec, const StoreLayout& store) {
@@ -233,22 +276,34 @@ RunPlan plan_with(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes
     return plan;
 }
 
+// With the largest micro-batches, of at most so many sequences, that fit the memory; with the smallest if none do.
+RunPlan plan_that_fits(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes,
+                       std::int64_t micro_batch) {
+    RunPlan plan = plan_with(spec, ops, staging_bytes, micro_batch);
+    while (micro_batch > 1 && !fits(spec.machine, plan.memory.total_bytes())) {
+        micro_batch = largest_divisor(spec.rank_sequences(), micro_batch - 1);
+        if (spec.rank_sequences() / micro_batch > most_micro_batches(spec)) break;
+        plan = plan_with(spec, ops, staging_bytes, micro_batch);
+    }
+    return plan;
+}
+
 }  // namespace
 
 RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes) {
     check_config(spec.config);
-    require_memory(spec, least_memory(spec), "at least ");
+    require_possible(spec);
     check_vocabulary(spec.config.vocabulary);
     check_global_batch(spec);
-    std::int64_t micro_batch = choose_micro_batch(spec);
-    RunPlan plan = plan_with(spec, ops, staging_bytes, micro_batch);
+    const std::int64_t micro_batch = choose_micro_batch(spec);
     // The memory decides, where nobody else has.
-    while (spec.micro_batch_sequences == 0 && micro_batch > 1 &&
-           !fits(spec.machine, plan.memory.total_bytes())) {
-        micro_batch = largest_divisor(plan.rank_sequences(), micro_batch - 1);
-        plan = plan_with(spec, ops, staging_bytes, micro_batch);
+    RunPlan plan = spec.micro_batch_sequences == 0 ? plan_that_fits(spec, ops, staging_bytes, micro_batch)
+                                                   : plan_with(spec, ops, staging_bytes, micro_batch);
+    if (!fits(spec.machine, plan.memory.total_bytes())) {
+        RunSpec any = spec;
+        any.micro_batch_sequences = 0;
+        refuse_memory(plan, plan_that_fits(any, ops, staging_bytes, plan.micro_batch));
     }
-    require_memory(spec, static_cast<double>(plan.memory.total_bytes()), "");
     return plan;
 }
 

@@ -12,6 +12,7 @@
 #include "llmc/comm/nccl/nccl_communicator.h"
 #include "llmc/core/error.h"
 #include "llmc/device/cuda/gpus.h"
+#include "llmc/train/algorithms.h"
 
 namespace llmc {
 
@@ -55,6 +56,24 @@ void refuse_sharing(const std::vector<Found>& all, const std::string& name) {
             "processes as there are GPUs, or, for a test, give --share-gpu",
             one - all.begin(), other - all.begin(), name);
     }
+}
+
+// Ranks compute by the algorithms that rank 0 chooses, and those mean something to one kind of GPU and one version of the
+// libraries: what Device::choices says they are for.
+void require_same_kind(const std::string& own, Communicator& world) {
+    using Text = std::array<char, 256>;
+    constexpr auto words = static_cast<std::int64_t>(sizeof(Text) / sizeof(std::int32_t));
+    std::vector<Text> all(static_cast<std::size_t>(world.size()));
+    own.copy(all[static_cast<std::size_t>(world.rank())].data(), sizeof(Text) - 1);
+    const Tensor gathered{reinterpret_cast<std::byte*>(all.data()), DType::int32, {world.size(), words}};
+    world.all_gather(gathered, gathered.slice(world.rank(), 1));
+    const auto other = std::ranges::find_if(all, [&](const Text& text) { return text != all.front(); });
+    if (other == all.end()) return;
+    user_error(
+        "process {} has another kind of GPU or other libraries than process 0 ({}; {}), and would compute "
+        "other "
+        "bits; start them all on equal GPUs, or give --device cpu",
+        other - all.begin(), other->data(), all.front().data());
 }
 
 // NCCL connects the ranks, and takes the memory for that, when a collective is first called that needs the connection,
@@ -110,6 +129,7 @@ Place open_device(Options& options, Job& job) {
          .attention = options.attention == "cudnn" ? AttentionKind::cudnn : AttentionKind::flash,
          .tf32 = options.tf32,
          .sync = options.cuda_sync});
+    require_same_kind(kind_of_choices(*place.device), world);
     return place;
 }
 
@@ -120,6 +140,7 @@ std::size_t staging_bytes(const Communicator& world, Device& device) {
 DataRanks open_data_ranks(const Options& options, Communicator& world, Device& device,
                           const Sharding& sharding) {
     if (!device.queues() || world.size() == 1) return {nullptr, DataGroups(world, sharding)};
+    const std::size_t before = device.memory_taken();
     auto nccl = make_nccl_communicator(world, *device.queues(),
                                        static_cast<double>(options.communication_timeout), options.share_gpu);
     DataGroups groups(*nccl, sharding);
@@ -128,7 +149,8 @@ DataRanks open_data_ranks(const Options& options, Communicator& world, Device& d
         connect(groups.shards(), device);
         connect(groups.replicas(), device);
     }
-    return {std::move(nccl), std::move(groups)};
+    const std::size_t after = device.memory_taken();
+    return {std::move(nccl), std::move(groups), after - std::min(before, after)};
 }
 
 MachineMemory free_memory(const Place& place, Communicator& world) {

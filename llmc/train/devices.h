@@ -20,7 +20,7 @@ struct Place {
 };
 
 // All ranks call it and come to the same kind of device, which the options then name. UserError if processes would
-// share a GPU unasked, or if what --device asks for is not there.
+// share a GPU unasked, if their GPUs are of different kinds, or if what --device asks for is not there.
 Place open_device(Options& options, Job& job);
 
 // The ranks' groups, as communicators of the device's data: of `world` itself, or of NCCL's, which then has all the memory
@@ -28,6 +28,7 @@ Place open_device(Options& options, Job& job);
 struct DataRanks {
     std::unique_ptr<Communicator> nccl;
     DataGroups groups;
+    std::size_t memory = 0;  // bytes of the device's that it took, if no other process took some meanwhile
 };
 DataRanks open_data_ranks(const Options& options, Communicator& world, Device& device,
                           const Sharding& sharding);

@@ -77,12 +77,10 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
             any);
 
     group("Sharding (ZeRO, FSDP)");
-    setting("zero-stage", o.zero_stage, "In shards 1: optimizer state, 2: gradients too, 3: all",
-            any);
+    setting("zero-stage", o.zero_stage, "In shards 1: optimizer state, 2: gradients too, 3: all", any);
     setting("zero-shard-size", o.zero_shard_size, "Processes of a group that has all shards; default all",
             any);
-    setting("reduce-every", o.reduce_every,
-            "When to reduce gradients; from stage 2 micro-batch",
+    setting("reduce-every", o.reduce_every, "When to reduce gradients; from stage 2 micro-batch",
             Choices{"step", "micro-batch"});
     setting("prefetch-units", o.prefetch_units, "Stage 3: gather parameters so many parts ahead; default 1",
             any);

@@ -138,8 +138,9 @@ Rows header_rows(const Run& run, const Device& device) {
         {"model", model_text(run.plan.spec.config)},
         {"parameters", grouped(count_parameters(run.plan.spec.config))},
         {"memory", memory_text(run.plan.memory, run.plan.spec.mesh.world())},
-        {"beside it", device.memory_beside_arenas()},
+        {"beside it", device.memory_beside_arenas(run.communicator_memory)},
         {"sends", sent_text(run.plan)},
+        {"algorithms", kind_of_choices(device).empty() ? "" : run.algorithms.row()},
         {"training", run.data.training_description},
         {"validation", validation_text(run)},
     };

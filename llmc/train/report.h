@@ -2,6 +2,7 @@
 // after its last.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -12,6 +13,7 @@
 #include "llmc/device/device.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/plan/run_plan.h"
+#include "llmc/train/algorithms.h"
 #include "llmc/train/console.h"
 #include "llmc/train/options.h"
 #include "llmc/train/outputs.h"
@@ -31,6 +33,8 @@ struct Run {
     std::optional<CheckpointInfo> checkpoint;  // that it goes on from
     bool trains = true;                        // rather than looking at a model as it is
     Writes writes;
+    std::size_t communicator_memory = 0;  // that the device's communicator took (devices.h)
+    Algorithms algorithms;
 };
 
 // What came of it.

@@ -104,14 +104,6 @@ std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Opt
     return notes;
 }
 
-std::string earlier_choices(const std::optional<CheckpointInfo>& checkpoint,
-                            const std::filesystem::path& out_dir) {
-    if (checkpoint) return checkpoint->device_choices;
-    const std::filesystem::path file = out_dir / algorithms_file;
-    std::error_code error;
-    return std::filesystem::is_regular_file(file, error) ? read_file(file) : "";
-}
-
 void require_same_step(Communicator& world, std::int64_t step) {
     auto common = static_cast<double>(step);
     world.broadcast({reinterpret_cast<std::byte*>(&common), DType::fp64, {1}}, 0);

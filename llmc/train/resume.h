@@ -27,13 +27,6 @@ std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std:
 // go on differently from how it began.
 std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Options& options);
 
-// Where a run on a device that chooses algorithms leaves its choices (Device::choices), in its directory.
-inline constexpr const char* algorithms_file = "algorithms.txt";
-// Those of the checkpoint that is resumed, or else of an earlier run in `out_dir`, so that to begin that run again repeats
-// its bits; empty if there are none.
-std::string earlier_choices(const std::optional<CheckpointInfo>& checkpoint,
-                            const std::filesystem::path& out_dir);
-
 // UserError if ranks do not stand at the same step, as happens where they do not see the same files.
 void require_same_step(Communicator& world, std::int64_t step);
 

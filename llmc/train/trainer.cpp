@@ -61,8 +61,8 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
 
 void Trainer::choose_algorithms(std::string_view earlier) {
     if (!device_.queues()) return;
-    device_.adopt_choices(earlier);
     if (world_.rank() == 0) {
+        device_.adopt_choices(earlier);
         device_.measure(true);
         executor_.rehearse(plan_.training, plan_.micro_batch);
         executor_.rehearse(plan_.evaluation, plan_.micro_batch);
@@ -151,9 +151,8 @@ std::optional<double> Trainer::model_flops_utilization(double tokens_per_second)
 
 void Trainer::require_equal_replicas() {
     if (const auto difference = differing_replica(device_, store_, world_)) {
-        user_error(
-            "step {}: {}: a fault of a memory or a link, or of the program; {}", progress_.step, *difference,
-            has_checkpoint_ ? "go on from the last checkpoint" : "begin again");
+        user_error("step {}: {}: a fault of a memory or a link, or of the program; {}", progress_.step,
+                   *difference, has_checkpoint_ ? "go on from the last checkpoint" : "begin again");
     }
 }
 

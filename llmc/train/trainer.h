@@ -43,8 +43,8 @@ class Trainer {
     UnitTransfer& transfer() { return transfer_; }
     const Progress& progress() const { return progress_; }
 
-    // Has the device meet every operation, and choose how it computes it: as it did `earlier` (Device::choices), where
-    // it can, or as rank 0 measures. After the weights are there; all ranks choose alike.
+    // Has the device meet every operation, and choose how it computes it: as it did `earlier` (Device::adopt_choices; rank
+    // 0's counts), where it can, or as rank 0 measures. After the weights are there; all ranks choose alike.
     void choose_algorithms(std::string_view earlier);
 
     // The next step. UserError on all ranks if its loss or gradient is not finite, which names the first tensor that

@@ -4,6 +4,7 @@ import os
 import pathlib
 import secrets
 import signal
+import tempfile
 
 import pytest
 
@@ -13,7 +14,14 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 def pytest_configure(config):
     # What a shell starts in the background ignores Ctrl-C, and what that starts would too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # The algorithms that the trainer chooses are kept here, and not among the user's own.
+    config.cache_of_tests = tempfile.TemporaryDirectory(prefix="cache-of-tests-")
+    os.environ["XDG_CACHE_HOME"] = config.cache_of_tests.name
     config.seed = int(os.environ.get("SEED", secrets.randbelow(2**31)))
+
+
+def pytest_unconfigure(config):
+    config.cache_of_tests.cleanup()
 
 
 def pytest_report_header(config):

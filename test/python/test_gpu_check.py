@@ -139,6 +139,23 @@ def test_python_without_numpy_is_said(simulated, tmp_path):
         f"error: {python} has no numpy; let PATH begin with a python3 that has, and PyTorch, or set PYTHON\n")
 
 
+def test_arguments_come_before_what_is_missing(simulated, tmp_path):
+    """On a machine without numpy, GPUs and CUDA's libraries."""
+    python = tool(tmp_path, "python3", f'\nexec {sys.executable} -S "$@"\n') / "python3"
+    bundle = shutil.copytree(simulated, tmp_path / "bundle")
+    (bundle / "cuda-libraries.txt").write_text("libnowhere.so.1 needed\n")
+    environment = {"PYTHON": str(python), "PYTHONPATH": "", "SIMT_GPUS": "0"}
+    helped = check(bundle, "--help", **environment)
+    assert helped.returncode == 0 and helped.stderr == "" and "--minutes" in helped.stdout
+    wrong = check(bundle, "foo", **environment)
+    assert wrong.returncode == 2 and wrong.stderr.endswith(
+        "error: there is no part foo; there are kernels, model, bench, lab\n")
+    for arguments in (["model"], ["run", "train_gpt", "--version"]):
+        missing = check(bundle, *arguments, **environment)
+        assert missing.returncode == 1 and missing.stdout == ""
+        assert missing.stderr.startswith("error: no libnowhere.so.1 in CUDA_HOME") and missing.stderr.count("\n") == 1
+
+
 def test_size(tmp_path):
     """The bundle as `make bundle` makes it, where its programs are built, is small enough; one too large is refused."""
     large = tmp_path / "large"
@@ -227,6 +244,37 @@ exec {copy}/bin/right "$@"
     assert failed == {"3 steps against the CPU device, fp32, flash attention",
                       "2 steps against the CPU device, bf16, flash attention", "4 steps twice, bit for bit",
                       "stopped after 2 steps and resumed, bit for bit", "4 steps on 2 NCCL ranks that share the GPU, fp32"}
+
+
+@pytest.mark.parametrize("said, fits", [
+    ("error: --micro-batch-size 4: 9 parameters and a micro-batch of 4 sequences need 9 GiB of memory (the largest arenas are x), "
+     "and the GPU has 8 GiB free; --micro-batch-size 2 would fit", 2),
+    ("error: kernel wrong_kernel<float> failed: an illegal memory access was encountered", None)], ids=["memory", "a crash"])
+def test_only_what_lacks_memory_is_tried_with_a_smaller_batch(said, fits, copy, tmp_path):
+    trainer = copy / "bin/train_gpt"
+    trainer.rename(copy / "bin/right")
+    trainer.write_text(f"""#!/bin/sh
+case $* in *micro-batch-size=4*) echo '{said}' >&2; exit 1 ;; esac
+exec {copy}/bin/right "$@"
+""")
+    trainer.chmod(0o755)
+    run = check(copy, "bench", "--tiny", "--results", tmp_path / "results")
+    turn = by_name(tmp_path / "results")["tiny, turn 1, train_gpt, flash attention"]
+    if fits:
+        assert run.returncode == 0, run.stdout + run.stderr
+        assert (turn["status"], turn["batch"]) == ("passed", fits)
+    else:
+        assert run.returncode == 1
+        assert turn["status"] == "failed" and "wrong_kernel" in turn["detail"]
+
+
+def test_the_trainer_says_what_lacks_memory(simulated):
+    """In the words by which the check knows it."""
+    trainer = [simulated / "bin/train_gpt", "--model=gpt2", "--global-batch-tokens=16384", "--micro-batch-size=16"]
+    for more, variables in ((["--steps=0"], {}), (["--model=tiny"], {"SIMT_FAIL": "memory:3"})):
+        run = subprocess.run([*trainer, *more], capture_output=True, text=True, env={**os.environ, **variables}, cwd=simulated,
+                             timeout=60 * PATIENCE)
+        assert run.returncode == 1 and part_bench.lacks_memory(run.stderr), run.stderr
 
 
 def test_a_kernel_test_that_fails(copy, tmp_path):

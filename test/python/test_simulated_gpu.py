@@ -8,7 +8,7 @@ import collections
 import functools
 import hashlib
 import json
-import shutil
+import re
 
 import model_bounds
 import numpy as np
@@ -131,11 +131,112 @@ def test_follows_the_cpu_in_micro_batches_validation_and_samples(experiment, bou
 # ---- the same bits
 
 
-def like(first, folder):
-    """A folder for a run that takes the algorithms which the first one chose: by time, so that it may choose others."""
-    (folder / "run").mkdir(parents=True)
-    shutil.copy(first.out_dir / "algorithms.txt", folder / "run")
-    return folder
+def cached(folder):
+    """For a run with a cache of its own."""
+    return {"XDG_CACHE_HOME": str(folder / "cache")}
+
+
+def row(run):
+    """The header's row about algorithms, on one line."""
+    return " ".join(re.search(r"^  algorithms (.*(\n    .*)*)", run.output, re.MULTILINE)[1].split())
+
+
+def choices(file):
+    """Of an algorithms.txt: {kind of GPU and library: {product: algorithm}}."""
+    paragraphs = [paragraph.splitlines() for paragraph in file.read_text(errors="replace").split("\n\n")]
+    return {lines[0]: dict(line.split(":", 1) for line in lines[1:]) for lines in paragraphs}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_command_that_is_repeated_gives_the_same_bits(ranks, experiment, tmp_path):
+    """Algorithms are chosen by time, once: by the first run of the command."""
+    options, cache = experiment.options(*BF16, steps=3), tmp_path / "cache/train_gpt/algorithms.txt"
+
+    def trained(name, cache_of=tmp_path):
+        run = train(tmp_path / name, *options, ranks=ranks, variables=cached(cache_of))
+        return run, digest(run.out_dir / "checkpoint-00000003/model.safetensors"), choices(run.out_dir / "algorithms.txt")
+
+    first, weights, chosen = trained("first")
+    assert row(first) == f"chosen now, and kept in {cache}"
+    assert choices(cache) == chosen and [path.name for path in cache.parent.iterdir()] == [cache.name]
+    for name in ("second", "third"):
+        run, again, taken = trained(name)
+        assert row(run) == f"as in {cache}" and "chosen now" not in run.output
+        assert (results(run), again, taken) == (results(first), weights, chosen)
+    # Which were chosen is a matter of time: with another cache they may be others, and then so are the bits.
+    other, others_weights, others_chosen = trained("other", tmp_path / "another")
+    assert row(other).startswith("chosen now")
+    assert others_weights == weights or others_chosen != chosen
+
+
+def test_algorithms_are_those_of_the_checkpoint_then_of_the_directory_then_of_the_cache(experiment, tmp_path):
+    """Each place has its mark in the last word of its algorithms, of which the library makes no use."""
+    options = experiment.options(*BF16, "--checkpoint-every=1", steps=2)
+    run = train(tmp_path, *options, variables=cached(tmp_path))
+    cache, own = tmp_path / "cache/train_gpt/algorithms.txt", run.out_dir / "algorithms.txt"
+    checkpoint = run.out_dir / "checkpoint-00000001"
+    (kind, chosen), = choices(cache).items()
+
+    def mark(place, word, products=tuple(chosen)):
+        lines = [f"{product}:{chosen[product].rpartition(' ')[0]} {word}" for product in products]
+        place.write_text("\n".join(["another GPU", "1x1x1: 0", "", kind, *lines]) + "\n")
+
+    def taken(*more):
+        """Where from, and the marks of all algorithms, as the run leaves them in its directory."""
+        again = train(tmp_path, *options, *more, variables=cached(tmp_path))
+        return row(again), {algorithm.split()[-1] for algorithm in choices(own)[kind].values()}
+
+    mark(cache, "a")
+    mark(own, "b")
+    assert taken() == (f"as in {own}", {"b"})  # and so its checkpoints have
+    own.unlink()
+    assert taken(f"--resume={checkpoint}") == (f"as in {checkpoint}", {"b"})
+    own.unlink()
+    assert taken() == (f"as in {cache}", {"a"})
+    # What the directory has not, the cache has.
+    mark(own, "b", list(chosen)[:2])
+    assert taken() == (f"as in {own}", {"a", "b"})
+
+
+def test_what_no_earlier_run_has_is_added_to_the_cache(experiment, tmp_path):
+    cache = tmp_path / "cache/train_gpt/algorithms.txt"
+    train(tmp_path / "first", *experiment.options(*BF16, steps=1), variables=cached(tmp_path))
+    first = choices(cache)
+    other = train(tmp_path / "other", *experiment.options("--dtype=fp32", steps=1), variables=cached(tmp_path))
+    assert row(other) == f"as in {cache}"
+    added = int(re.search(r"(\d+) algorithms chosen now, which no earlier run had", other.output)[1])
+    (kind, both), = choices(cache).items()
+    assert first[kind].items() <= both.items() and len(both) == len(first[kind]) + added
+    # Of another kind of GPU nothing is taken, and nothing lost.
+    last = train(tmp_path / "last", *experiment.options(*BF16, steps=1), variables={**cached(tmp_path), "SIMT_CHIP": "90"})
+    assert row(last) == f"chosen now, and kept in {cache}"
+    all_of_them = choices(cache)
+    assert len(all_of_them) == 2 and all_of_them[kind] == both
+
+
+def test_a_cache_that_cannot_be_used_stops_nothing(experiment, tmp_path):
+    options = experiment.options(*BF16, steps=1)
+
+    def row_with(name, variables):
+        run = train(tmp_path / name, *options, variables=variables)
+        assert run.out_dir.joinpath("algorithms.txt").exists()
+        return row(run)
+
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "cache/train_gpt/algorithms.txt"
+    folder.mkdir(parents=True)
+    assert "is not a directory" in row_with("below a file", {"XDG_CACHE_HOME": str(tmp_path / "file")})
+    assert row_with("a directory", cached(tmp_path)) == f"chosen now, and not kept: {folder} is a directory; give the name of a file"
+    assert row_with("none", {"XDG_CACHE_HOME": "", "HOME": ""}) == "chosen now, and not kept: neither XDG_CACHE_HOME nor HOME is set"
+    assert row_with("home", {"XDG_CACHE_HOME": "not/absolute", "HOME": str(tmp_path)}) == \
+        f"chosen now, and kept in {tmp_path}/.cache/train_gpt/algorithms.txt"
+    # Damaged: what is no algorithm is chosen again.
+    file = tmp_path / ".cache/train_gpt/algorithms.txt"
+    whole = choices(file)
+    file.write_bytes(file.read_bytes().replace(b": 1", b": f").replace(b"align", b"\0\xff:"))
+    assert row_with("damaged", {"XDG_CACHE_HOME": "", "HOME": str(tmp_path)}) == f"as in {file}"
+    (kind, products), = whole.items()
+    assert products.keys() <= choices(file)[kind].keys()
 
 
 @pytest.mark.parametrize("ranks, options", [(1, ["--dtype=fp32", "--micro-batch-size=1"]), (2, [*STOCHASTIC, *ROUNDED])],
@@ -151,7 +252,7 @@ def test_any_order_of_work_and_a_resumed_run_give_the_same_bits(ranks, options, 
     whole, weights = trained(tmp_path / "whole", seed=0)
     checkpoint = whole.out_dir / "checkpoint-00000003"
     *others, (resumed, resumed_weights) = at_once(
-        *(functools.partial(trained, like(whole, tmp_path / str(seed)), seed=seed) for seed in (1, 2)),
+        *(functools.partial(trained, tmp_path / str(seed), seed=seed) for seed in (1, 2)),
         functools.partial(trained, tmp_path / "resumed", "--resume", checkpoint, seed=3))
     for run, own_weights in others:
         assert results(run) == results(whole)
@@ -160,8 +261,9 @@ def test_any_order_of_work_and_a_resumed_run_give_the_same_bits(ranks, options, 
     assert resumed_weights == weights
 
 
-SHARDED = [["--zero-stage=1"], ["--zero-stage=2"], ["--zero-stage=3"], ["--zero-stage=3", "--prefetch-units=2", "--dtype=fp32"]]
-HYBRID = ["--zero-stage=3", "--zero-shard-size=2", "--dtype=fp32"]
+SHARDED = [["bf16", "--zero-stage=1"], ["bf16", "--zero-stage=2"], ["bf16", "--zero-stage=3"],
+           ["fp32", "--zero-stage=3", "--prefetch-units=2"]]
+HYBRID = ["fp32", "--zero-stage=3", "--zero-shard-size=2"]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -172,23 +274,20 @@ def test_every_stage_of_zero_gives_the_same_bits(ranks, experiment, seed, tmp_pa
     options = [*experiment.options(steps=10), "--train-data", tmp_path / "train.bin", f"--global-batch-tokens={tokens}",
                "--micro-batch-size=1", "--reduce-every=micro-batch"]
 
-    def trained(folder, *more, seed):
-        run = train(folder, *options, *more, "--export", folder / "w.safetensors", ranks=ranks, seed=seed)
-        return results(run), digest(folder / "w.safetensors"), run
+    def trained(folder, dtype, *more, seed):
+        run = train(folder, *options, f"--dtype={dtype}", *more, "--export", folder / "w.safetensors", ranks=ranks, seed=seed,
+                    variables=cached(tmp_path / dtype))
+        return results(run), digest(folder / "w.safetensors")
 
-    def first_of(dtype):
-        return trained(tmp_path / dtype, f"--dtype={dtype}", seed=0)
-
-    whole = dict(zip(("bf16", "fp32"), at_once(*(functools.partial(first_of, dtype) for dtype in ("bf16", "fp32")))))
-    stages = SHARDED + ([HYBRID] if ranks == 4 else [])
-    expected = [whole["fp32" if "--dtype=fp32" in stage else "bf16"] for stage in stages]
-    found = at_once(*(functools.partial(trained, like(first[2], tmp_path / str(number)), *stage, seed=number + 1)
-                      for number, (stage, first) in enumerate(zip(stages, expected))))
-    for stage, own, first in zip(stages, found, expected):
-        if stage == HYBRID:  # NCCL adds in an order of its own
-            assert own[0][0] == pytest.approx(first[0][0], rel=1e-5)
+    whole = dict(zip(("bf16", "fp32"), at_once(*(functools.partial(trained, tmp_path / dtype, dtype, seed=0) for dtype in ("bf16", "fp32")))))
+    runs = SHARDED + ([HYBRID] if ranks == 4 else [])
+    found = at_once(*(functools.partial(trained, tmp_path / str(number), dtype, *stage, seed=number + 1)
+                      for number, (dtype, *stage) in enumerate(runs)))
+    for (dtype, *stage), own in zip(runs, found):
+        if [dtype, *stage] == HYBRID:  # NCCL adds in an order of its own
+            assert own[0][0] == pytest.approx(whole[dtype][0][0], rel=1e-5)
         else:
-            assert own[:2] == first[:2], stage
+            assert own == whole[dtype], stage
 
 
 # ---- planted faults
@@ -201,7 +300,7 @@ def right(experiment, tmp_path_factory):
     def run(ranks, micro_batches):
         folder, options = tmp_path_factory.mktemp("right"), few_steps(experiment, ranks, micro_batches)
         first = train(folder / "first", *options, ranks=ranks, executable=simulated.PLANTED)
-        other = train(like(first, folder / "other"), *options, ranks=ranks, executable=simulated.PLANTED, seed=1)
+        other = train(folder / "other", *options, ranks=ranks, executable=simulated.PLANTED, seed=1)
         assert results(other) == results(first)
         return first
     return run
@@ -213,7 +312,6 @@ def few_steps(experiment, ranks, micro_batches):
 
 def found(fault, expected, seed, experiment, folder):
     """How a run shows the fault; None where it does not."""
-    like(expected, folder)
     options = ["--out-dir", folder / "run", *few_steps(experiment, fault.ranks, fault.micro_batches), "--sample-tokens=0"]
     result = simulated.run(options, folder, fault.ranks, simulated.PLANTED, seed, {"PLANT": fault.name})
     stops = [line for line in result.stderr.splitlines() if line.startswith(("simt: ", "error: "))]
@@ -254,6 +352,14 @@ def test_an_arena_is_one_allocation_and_nothing_else_is(ranks, options, experime
     connecting = [CONNECTING_BYTES] if ranks > 1 else []  # released before the run
     for count in counts:
         assert sorted(count["cudaMalloc"]) == sorted(arenas + connecting)
+
+
+@pytest.mark.parametrize("ranks, text", [(1, "CUDA's context and other processes 286.1 MiB"),
+                                         (2, "CUDA's context and other processes 286.1 MiB, NCCL 76.3 MiB")])
+def test_memory_beside_the_arenas_is_told_apart(ranks, text, experiment, tmp_path):
+    taken = {"SIMT_CONTEXT_BYTES": "300000000", "SIMT_NCCL_BYTES": "80000000"}
+    run = train(tmp_path, *experiment.options(steps=1), ranks=ranks, variables=taken)
+    assert f"  beside it   {text}\n" in run.output
 
 
 @pytest.mark.parametrize("ranks, micro_batches, stage", [(1, 1, 0), (2, 1, 0), (1, 4, 0), (2, 2, 3)])

@@ -19,11 +19,12 @@ simulated.require()
 CPU = str((program.ROOT / program.PROGRAM).resolve())
 MODEL = ["--layers=1", "--heads=2", "--channels=16", "--seq-len=8", "--global-batch-tokens=16", "--steps=2",
          "--sample-tokens=0"]
+GPT2 = ["--layers=12", "--heads=12", "--channels=768", "--seq-len=1024", "--vocab-size=50257", "--global-batch-tokens=16384"]
 NO_GPU = {"SIMT_GPUS": "0", "CUDA_VISIBLE_DEVICES": ""}
 ONE_GPU = {"SIMT_GPUS": "1"}
 OF_GPUS = "is for GPUs, and this run computes on the CPU; leave it out, or try --device cuda"
-FAULT = "CUDA says \"an illegal memory access was encountered\" (cudaErrorIllegalAddress); if a kernel is to blame, " \
-        "--cuda-sync names it"
+ILLEGAL = "CUDA says \"an illegal memory access was encountered\" (cudaErrorIllegalAddress)"
+FAULT = f"{ILLEGAL}; if a kernel is to blame, --cuda-sync names it"
 
 
 @dataclasses.dataclass
@@ -35,6 +36,7 @@ class Case:
     ranks: int = 1
     executable: str = simulated.PLAIN
     late: bool = False  # found after the header is printed
+    pattern: str = ""  # that the whole line follows
 
 
 CASES = [
@@ -43,11 +45,21 @@ CASES = [
     Case("no GPU, two processes", ["--device=cuda"], ["--device cuda: no GPU: no driver"], NO_GPU, 2),
     Case("no GPU on this machine", ["--device=cuda"], ["--device cuda: ", "try --device cpu"], NO_GPU, executable=CPU),
     # ---- memory: sizes that cannot fit are known before, what other processes take is not
-    Case("a model that does not fit", ["--channels=800"],
-         ["too large a model: 7,903,200 parameters and a micro-batch need at least", "the GPU has 37.6 MiB free",
-          "give a smaller --model or --micro-batch-size"], {"SIMT_GPU_MEMORY": "45000000"}),
-    Case("a model that does not fit twice", ["--share-gpu"], ["need 32.", "MiB of memory in each of 2 processes, and the GPU has"],
+    Case("a model that does not fit", ["--channels=800", "--heads=10"], [], {"SIMT_GPU_MEMORY": "45000000"}, pattern=
+         r"too large a model: 7,903,200 parameters and a micro-batch of 1 sequence need 1\d\d\.\d MiB of memory "
+         r"\(the largest arenas are moments 60\.\d MiB, \w+ \d\d\.\d MiB and \w+ \d\d\.\d MiB\), and the GPU has 37\.6 MiB free; "
+         "give a smaller --model"),
+    Case("a size that makes a model not fit", ["--seq-len=40000", "--global-batch-tokens=80000"], ["--seq-len 40000: ", "; give a smaller --seq-len"],
+         {"SIMT_GPU_MEMORY": "45000000"}),
+    Case("a model that does not fit twice", ["--share-gpu"], ["need 32.", "iB) in each of 2 processes, and the GPU has"],
          {**ONE_GPU, "SIMT_GPU_MEMORY": "60000000"}, 2),
+    Case("a micro-batch that does not fit", [*GPT2, "--micro-batch-size=16"], [], pattern=
+         r"--micro-batch-size 16: 124,439,808 parameters and a micro-batch of 16 sequences need [789]\.\d GiB of memory "
+         r"\(the largest arenas are activations 5\.\d GiB, moments 949\.\d MiB and \w+ 474\.\d MiB\), and the GPU has 3\.8 GiB free; "
+         "--micro-batch-size 4 would fit"),
+    Case("what no micro-batch makes fit", [*GPT2, "--micro-batch-size=16"],
+         ["too large a model: 124,439,808 parameters and a micro-batch of 1 sequence need", "; give a smaller --model"],
+         {"SIMT_GPU_MEMORY": "2000000000"}),
     *(Case(f"no memory for the {arena}", [],
            [f"the arena {arena} needs ", "iB of the GPU's memory, of which 4.0 GiB of 4.0 GiB are free; give a smaller --model"],
            {"SIMT_FAIL": f"memory:{number}"}, ranks, late=True)
@@ -56,9 +68,13 @@ CASES = [
     *(Case(f"launch {number} fails", [], [FAULT], {"SIMT_FAIL": f"launch:{number}"}, ranks, late=True)
       for number, ranks in ((1, 1), (300, 1), (300, 2))),
     *(Case(f"launch {number} fails and is named", ["--cuda-sync"],
-           ["kernel void llmc::cuda::", " threads) failed: an illegal memory access was encountered"],
-           {"SIMT_FAIL": f"launch:{number}"}, ranks, late=True) for number, ranks in ((1, 1), (300, 1), (300, 2))),
+           [], {"SIMT_FAIL": f"launch:{number}"}, ranks, late=True, pattern=
+           r"kernel void llmc::cuda::.* threads\) failed: an illegal memory access was encountered"
+           rf"|(timing )?the product \d+x\d+x\d+ .*: {re.escape(ILLEGAL)}")
+      for number, ranks in ((1, 1), (7, 1), (8, 1), (20, 1), (60, 1), (150, 1), (300, 1), (20, 2), (300, 2))),
     Case("a copy fails", [], ["cudaMemcpyAsync: " + FAULT], {"SIMT_FAIL": "memcpy:5"}, late=True),
+    Case("a copy fails, and kernels are waited for", ["--cuda-sync"], [], {"SIMT_FAIL": "memcpy:5"}, late=True,
+         pattern=re.escape("cudaMemcpyAsync: " + ILLEGAL)),
     # ---- options
     Case("attention by cuDNN", ["--attention=cudnn"], ["built without cuDNN's frontend", "nvidia-cudnn-frontend",
                                                        "take --attention flash"]),
@@ -87,8 +103,9 @@ def outcomes(tmp_path_factory, request):
     base = tmp_path_factory.mktemp("errors")
 
     def result_of(case, folder):
+        # With a cache of its own, so that algorithms are timed.
         return simulated.run([*MODEL, *case.options, "--out-dir", folder / "run"], folder, case.ranks, case.executable,
-                             variables=case.variables)
+                             variables={"XDG_CACHE_HOME": str(folder / "cache"), **case.variables})
 
     cases = [case for case in CASES if case.name in asked]
     results = simulated.at_once(*(functools.partial(result_of, case, base / str(number)) for number, case in enumerate(cases)))
@@ -102,6 +119,7 @@ def test_is_told_in_one_line(case, outcomes):
     assert result.returncode == 1
     for word in case.words:
         assert word in f"error: {line}"
+    assert not case.pattern or re.fullmatch(case.pattern, line), line
     # What is wrong is said before the header, but for what shows in the work itself.
     assert case.late or result.stdout == ""
     assert not (folder / "run").exists()
@@ -129,6 +147,17 @@ def test_a_process_without_a_gpu_among_others_with_one_is_refused(tmp_path):
     result = simulated.run(options, tmp_path, 2, executable="/bin/sh")
     assert result.returncode == 1
     assert one_error(result.stderr).startswith("process 0 has no GPU, and others have")
+
+
+def test_processes_with_gpus_of_two_kinds_are_refused(tmp_path):
+    """Rank 0 has another chip than rank 1."""
+    options = ["-c", 'SIMT_CHIP=$((80 + 10 * OMPI_COMM_WORLD_RANK)) exec "$0" "$@"', simulated.PLAIN, *MODEL, "--out-dir",
+               tmp_path / "run"]
+    result = simulated.run(options, tmp_path, 2, executable="/bin/sh")
+    assert result.returncode == 1 and result.stdout == ""
+    assert re.fullmatch(r"process 1 has another kind of GPU or other libraries than process 0 \(GPU .* \(sm_90\) with 132 .*; "
+                        r"GPU .* \(sm_80\) with 108 .*\), .*; start them all on equal GPUs, or give --device cpu",
+                        one_error(result.stderr))
 
 
 # ---- ranks that fail

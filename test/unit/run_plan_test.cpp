@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <regex>
 #include <string>
 
 #include "llmc/core/error.h"
@@ -43,6 +44,36 @@ TEST_F(Plans, WhatDoesNotFitIsRefused) {
     EXPECT_THROW(plan(least - 1), UserError);
     // What was asked for is not made smaller.
     EXPECT_THROW(plan(least, 2), UserError);
+}
+
+TEST_F(Plans, ARefusalNamesTheLargestArenasAndWhatWouldFit) {
+    const auto refusal = [&](std::size_t available, std::int64_t micro_batch, int processes = 1) {
+        try {
+            plan(available, micro_batch, processes);
+        } catch (const UserError& fault) {
+            return std::string(fault.what());
+        }
+        return std::string();
+    };
+    const std::size_t six = plan(0, 6).memory.total_bytes();
+    const std::string of_arenas =
+        R"( need \d+\.\d [KM]iB of memory \(the largest arenas are activations .*B, \w+ .*B and \w+ .*B\))";
+    EXPECT_TRUE(std::regex_match(
+        refusal(six, 12),
+        std::regex("--micro-batch-size 12: 35,[0-9]* parameters and a micro-batch of 12 sequences" +
+                   of_arenas + ", and this machine has .*B free; --micro-batch-size 6 would fit")))
+        << refusal(six, 12);
+    EXPECT_TRUE(refusal(2 * six - 1, 24, 2).ends_with("; --micro-batch-size 4 would fit"));
+    EXPECT_NE(refusal(2 * six - 1, 24, 2).find(") in each of 2 processes, and"), std::string::npos);
+    // Whoever chose the micro-batch: not even one sequence fits.
+    const std::size_t least = plan(0, 1).memory.total_bytes();
+    for (const std::int64_t micro_batch : {0, 1, 24}) {
+        const std::string line = refusal(least - 1, micro_batch);
+        EXPECT_TRUE(std::regex_match(
+            line, std::regex("too large a model: .* parameters and a micro-batch of 1 sequence" + of_arenas +
+                             ", and this machine has .*B free; give a smaller --model")))
+            << line;
+    }
 }
 
 }  // namespace

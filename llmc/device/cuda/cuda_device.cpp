@@ -174,13 +174,18 @@ HostMemory CudaDevice::host_memory(std::size_t bytes) {
 
 void CudaDevice::synchronize() { queues_.finish_all(); }
 
-std::string CudaDevice::memory_beside_arenas() const {
+std::size_t CudaDevice::memory_taken() const {
     const Memory now = memory_now();
-    std::size_t known = taken_at_start_;
+    return now.total - now.free;
+}
+
+std::string CudaDevice::memory_beside_arenas(std::size_t of_communicator) const {
+    const std::size_t taken = memory_taken();
+    std::size_t known = taken_at_start_ + of_communicator;
     for (const auto& [memory, bytes] : allocations_) known += bytes;
-    const std::size_t used = now.total - now.free;
     std::string text = fmt::format("CUDA's context and other processes {}", human_bytes(taken_at_start_));
-    if (used > known) text += fmt::format(", NCCL and libraries {}", human_bytes(used - known));
+    if (of_communicator > 0) text += fmt::format(", NCCL {}", human_bytes(of_communicator));
+    if (taken > known) text += fmt::format(", libraries {}", human_bytes(taken - known));
     return text;
 }
 

@@ -40,7 +40,8 @@ class CudaDevice final : public Device {
     std::string choices() const override { return ops_.products().choices(); }
     void adopt_choices(std::string_view choices) override { ops_.products().adopt_choices(choices); }
     void measure(bool on) override { ops_.products().measure(on); }
-    std::string memory_beside_arenas() const override;
+    std::size_t memory_taken() const override;
+    std::string memory_beside_arenas(std::size_t of_communicator) const override;
 
   private:
     CudaOptions options_;

@@ -229,17 +229,19 @@ cublasLtMatmulAlgo_t LtProducts::fastest(const Plan& plan,
     constexpr int rounds = 7;  // of which the median counts
     const cudaStream_t stream = queues_.selected();
     const EventOwner start, end;
+    const std::string timing = "timing the product " + name_of(plan.key());
     const cublasLtMatmulAlgo_t* best = nullptr;
     float best_time = 0;
     for (const cublasLtMatmulAlgo_t& candidate : candidates) {
         std::array<float, rounds> times{};
         const auto run = [&] { plan.run(handle_, candidate, operands, workspace_, workspace_bytes, stream); };
         run();
+        if (sync_) check_cuda(queues_.wait_until_empty(), timing);
         for (float& time : times) {
             check_cuda(cudaEventRecord(start.get(), stream), "cudaEventRecord");
             run();
             check_cuda(cudaEventRecord(end.get(), stream), "cudaEventRecord");
-            check_cuda(cudaEventSynchronize(end.get()), "a product that is timed");
+            check_cuda(cudaEventSynchronize(end.get()), timing);
             check_cuda(cudaEventElapsedTime(&time, start.get(), end.get()), "cudaEventElapsedTime");
         }
         std::ranges::nth_element(times, times.begin() + rounds / 2);
@@ -269,11 +271,12 @@ std::string LtProducts::choices() const {
 
 void LtProducts::adopt_choices(std::string_view text) {
     std::istringstream lines{std::string(text)};
-    std::string line;
-    if (!std::getline(lines, line) || line != library()) return;
-    while (std::getline(lines, line)) {
+    const std::string own = library();
+    bool begins = true, is_own = false;
+    for (std::string line; std::getline(lines, line); begins = line.empty()) {
+        if (begins) is_own = line == own;
         const std::size_t colon = line.find(':');
-        if (colon == std::string::npos) continue;
+        if (begins || !is_own || colon == std::string::npos) continue;
         std::istringstream words(line.substr(colon + 1));
         cublasLtMatmulAlgo_t algorithm{};
         for (std::uint64_t& word : algorithm.data) words >> std::hex >> word;

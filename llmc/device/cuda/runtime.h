@@ -7,14 +7,15 @@
 #include <string_view>
 
 #include "llmc/core/error.h"
+#include "llmc/device/device.h"
 
 namespace llmc::cuda {
 
-// Throws unless `error` is cudaSuccess. What a kernel did wrong is reported by whatever call comes next.
+// Throws a DeviceFault unless `error` is cudaSuccess.
 inline void check_cuda(cudaError_t error, std::string_view call) {
     if (error == cudaSuccess) return;
-    user_error("{}: CUDA says \"{}\" ({}); if a kernel is to blame, --cuda-sync names it", call,
-               cudaGetErrorString(error), cudaGetErrorName(error));
+    throw DeviceFault(
+        fmt::format("{}: CUDA says \"{}\" ({})", call, cudaGetErrorString(error), cudaGetErrorName(error)));
 }
 
 class StreamOwner {

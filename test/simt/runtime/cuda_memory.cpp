@@ -95,7 +95,7 @@ cudaError_t release(Runtime& r, const char* call, void* memory, bool pinned) {
 cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
     return api_call([&](Runtime& r) {
         if (r.strikes("malloc")) return r.fault();
-        const bool fits = bytes <= r.settings.gpu_memory - r.memory.used(current_device());
+        const bool fits = bytes <= r.settings.gpu_memory - r.memory_taken(current_device());
         if (!fits || r.is_struck("memory")) return cudaErrorMemoryAllocation;
         r.counts.allocates(bytes);
         return allocate(r, memory, bytes, current_device());
@@ -119,7 +119,7 @@ cudaError_t cudaFreeHost(void* memory) {
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
     return api_call([&](const Runtime& r) {
         *total = r.settings.gpu_memory;
-        *free = *total - r.memory.used(current_device());
+        *free = *total - r.memory_taken(current_device());
         return cudaSuccess;
     });
 }

@@ -88,6 +88,15 @@ TEST(Device, memory_is_limited) {
                 }).good());
 }
 
+TEST(Device, the_context_takes_memory) {
+    EXPECT_TRUE(run_process({{"SIMT_GPU_MEMORY", "1000"}, {"SIMT_CONTEXT_BYTES", "300"}}, [] {
+                    std::size_t free_bytes = 0, total = 0;
+                    must(cudaMemGetInfo(&free_bytes, &total));
+                    void* memory = nullptr;
+                    return free_bytes == 700 && cudaMalloc(&memory, 701) == cudaErrorMemoryAllocation;
+                }).good());
+}
+
 TEST(Device, kernels_have_names) {
     EXPECT_TRUE(run_process({}, [] {
                     const auto* kernel = reinterpret_cast<const void*>(&scale);

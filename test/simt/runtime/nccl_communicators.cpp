@@ -128,6 +128,7 @@ ncclComm& create(const std::string& id, int size, int rank, bool blocks) {
     made.device = current_device();
     made.blocks = blocks;
     made.id = id;
+    runtime().add_communicator(made.device);
     return made;
 }
 
@@ -239,9 +240,10 @@ ncclResult_t ncclCommDestroy(ncclComm_t handle) {
         for (ncclResult_t state = ncclInProgress; state == ncclInProgress;)
             ncclCommGetAsyncError(handle, &state);
     }
-    return nccl_call([&](Runtime&) {
+    return nccl_call([&](Runtime& r) {
         ncclComm& communicator = checked(handle);
         communicator.destroyed = true;
+        r.remove_communicator(communicator.device);
         communicator.sockets.clear();
         return ncclSuccess;
     });
@@ -249,9 +251,10 @@ ncclResult_t ncclCommDestroy(ncclComm_t handle) {
 
 ncclResult_t ncclCommAbort(ncclComm_t handle) {
     return nccl_call(
-        [&](Runtime&) {
+        [&](Runtime& r) {
             ncclComm& communicator = checked(handle);
             communicator.aborted = communicator.destroyed = true;
+            r.remove_communicator(communicator.device);
             communicator.under_way = nullptr;
             communicator.sockets.clear();  // the peers notice
             return ncclSuccess;

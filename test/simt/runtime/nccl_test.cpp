@@ -142,6 +142,27 @@ TEST(Nccl, sends_and_receives_of_a_group_go_on_together) {
     }));
 }
 
+TEST(Nccl, a_communicator_takes_memory_until_it_is_destroyed) {
+    const ncclUniqueId id = new_id();
+    const auto body = [id](int rank) {
+        const auto free_now = [] {
+            std::size_t free_bytes = 0, total = 0;
+            must(cudaMemGetInfo(&free_bytes, &total));
+            return free_bytes;
+        };
+        const std::size_t before = free_now();
+        {
+            const Communicator all(id, 2, rank);
+            if (free_now() != before - 5000) return false;
+            const Communicator half = all.split(rank, 0);
+            if (free_now() != before - 10000) return false;
+        }
+        return free_now() == before;
+    };
+    for (const Outcome& outcome : run_ranks(2, body, {{"SIMT_NCCL_BYTES", "5000"}}))
+        EXPECT_TRUE(outcome.good()) << outcome;
+}
+
 TEST(Nccl, communicators_are_split_and_used_side_by_side) {
     std::vector<ncclUniqueId> ids;
     for (int i = 0; i < 4; ++i) ids.push_back(new_id());

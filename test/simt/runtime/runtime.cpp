@@ -41,6 +41,8 @@ Settings read_settings() {
     s.gpus = static_cast<int>(number("SIMT_GPUS", std::uint64_t{1}));
     s.chip = chip_of(number("SIMT_CHIP", std::uint64_t{80}));
     s.gpu_memory = number("SIMT_GPU_MEMORY", s.gpu_memory);
+    s.context_bytes = number("SIMT_CONTEXT_BYTES", std::uint64_t{0});
+    s.nccl_bytes = number("SIMT_NCCL_BYTES", std::uint64_t{0});
     s.gpu_uuid = variable("SIMT_GPU_UUID");
     s.nccl_seconds = static_cast<double>(number("SIMT_NCCL_SECONDS", std::uint64_t{120}));
     s.count_file = variable("SIMT_COUNT");
@@ -93,6 +95,12 @@ Runtime::Runtime() : settings(read_settings()), streams(settings.seed) {
         options().report = read_kernel_report(report);
     }
     on_exit(check_at_exit, nullptr);
+}
+
+std::size_t Runtime::memory_taken(int device) const {
+    const auto communicators = communicators_.find(device);
+    const std::size_t number = communicators == communicators_.end() ? 0 : communicators->second;
+    return memory.used(device) + settings.context_bytes + number * settings.nccl_bytes;
 }
 
 bool Runtime::strikes(const char* kind) {

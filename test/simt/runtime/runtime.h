@@ -7,6 +7,7 @@
 //   SIMT_GPUS=N           devices; 0, as on a machine without a driver
 //   SIMT_CHIP=80|86|90    what they are
 //   SIMT_GPU_MEMORY=N     bytes of each
+//   SIMT_CONTEXT_BYTES=N  of these that CUDA's context takes, and SIMT_NCCL_BYTES=N that a communicator takes; 0 without
 //   SIMT_GPU_UUID=TEXT    of device 0, instead of one that all processes have in common
 //   SIMT_FAIL=WHAT:N      the Nth launch that runs, or call of malloc or memcpy, fails as an illegal address does; with
 //                         memory:N the Nth cudaMalloc finds none, as where other processes take it
@@ -20,6 +21,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <string>
 
@@ -35,6 +37,7 @@ struct Settings {
     int gpus = 1;
     llmc::cuda::Chip chip = llmc::cuda::sm_80;
     std::size_t gpu_memory = std::size_t{4} << 30;
+    std::size_t context_bytes = 0, nccl_bytes = 0;
     std::string gpu_uuid;
     std::string fails;  // "launch", "malloc", "memcpy" or "memory"
     std::uint64_t fails_at = 0;
@@ -53,6 +56,11 @@ class Runtime {
 
     Runtime();
 
+    // Bytes of a device's memory that are taken: by allocations, the context and communicators.
+    std::size_t memory_taken(int device) const;
+    void add_communicator(int device) { ++communicators_[device]; }
+    void remove_communicator(int device) { --communicators_[device]; }
+
     // What every call answers from now on, as after an illegal address on a GPU; cudaSuccess where all is well.
     cudaError_t fault() const { return fault_; }
     // Counts calls of a kind. True where this is the one that is to fail: then the fault is set.
@@ -61,7 +69,8 @@ class Runtime {
     bool is_struck(const char* kind) { return settings.fails == kind && ++calls_ == settings.fails_at; }
 
   private:
-    std::uint64_t calls_ = 0;  // of the kind that is to fail
+    std::map<int, std::size_t> communicators_;  // of each device
+    std::uint64_t calls_ = 0;                   // of the kind that is to fail
     cudaError_t fault_ = cudaSuccess;
 };
 Runtime& runtime();

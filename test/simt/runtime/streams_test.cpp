@@ -33,6 +33,17 @@ TEST(Streams, work_runs_when_the_host_waits_and_not_before) {
     }));
 }
 
+TEST(Streams, a_kernel_of_the_null_stream_runs_at_once) {
+    EXPECT_TRUE(is_right_in_any_order([] {
+        DeviceArray<float> x(8), y(8);
+        x.upload(ones);
+        const Stream waits(cudaStreamDefault);
+        scale(waits, y.data, x.data, 5, 0);
+        scale(nullptr, x.data, y.data, 2, 1);
+        return x.download() == std::vector<float>(8, 11);
+    }));
+}
+
 TEST(Streams, work_of_a_stream_runs_in_its_order) {
     EXPECT_TRUE(is_right_in_any_order([] {
         DeviceArray<float> x(8);

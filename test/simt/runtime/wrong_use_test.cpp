@@ -164,6 +164,21 @@ TEST(WrongUse, new_memory_reads_as_nan) {
     }));
 }
 
+#ifndef SIMT_ADDRESS
+TEST(WrongUse, a_kernel_that_crashes_is_named) {
+    for (const bool null_stream : {false, true}) {
+        EXPECT_TRUE(is_reported(
+            "scale_kernel: block (0,0,0), thread (0,0,0): touches memory that is not there", [null_stream] {
+                const DeviceArray<float> x(8);
+                const Stream stream;
+                scale(null_stream ? nullptr : cudaStream_t(stream), x.data, nullptr, 1, 0);
+                stream.synchronize();
+                return true;
+            }));
+    }
+}
+#endif
+
 #ifdef SIMT_ADDRESS
 testing::AssertionResult is_found_by_address_sanitizer(const Body& body) {
     const Outcome outcome = run_process({}, body);
