@@ -61,7 +61,8 @@ void run(int threads, const Options& options, HostCommunicator& world) {
                                  .val_data = options.val_data,
                                  .vocabulary = options.vocabulary.value(),
                                  .sequence_length = options.sequence_length.value()});
-    Trainer trainer(options, plan, timed, world, world);
+    const DataGroups groups(world, plan.spec.mesh.sharding);
+    Trainer trainer(options, plan, timed, world, groups);
     const TrainingSamples samples(*data.training, plan.spec.config.sequence_length, options.seed);
     say({{"device", device->description()},
          {"note", device->note(plan.spec.dtype)},

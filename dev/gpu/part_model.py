@@ -180,7 +180,8 @@ def stages(extent, folder, ranks):
         options.append(f"--global-batch-tokens={2 * ranks * extent.T}")
     whole = programs.train(folder / f"stage-0-of-{ranks}", *options, ranks=ranks, timeout=90)
     for number in (1, 2, 3):
-        run = programs.train(like(whole.out_dir, folder / f"stage-{number}-of-{ranks}"), *options, f"--zero-stage={number}", ranks=ranks, timeout=90)
+        run = programs.train(folder / f"stage-{number}-of-{ranks}", *options, f"--zero-stage={number}",
+                             ranks=ranks, timeout=90)
         try:
             same_run(whole, run, extent.own_steps)
         except CheckFailed as difference:
