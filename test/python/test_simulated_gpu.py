@@ -178,8 +178,11 @@ def test_algorithms_are_those_of_the_checkpoint_then_of_the_directory_then_of_th
     (kind, chosen), = choices(cache).items()
 
     def mark(place, word, products=tuple(chosen)):
-        lines = [f"{product}:{chosen[product].rpartition(' ')[0]} {word}" for product in products]
-        place.write_text("\n".join(["another GPU", "1x1x1: 0", "", kind, *lines]) + "\n")
+        def paragraph(of_kind, word, products):
+            return "\n".join([of_kind, *(f"{product}:{chosen[product].rpartition(' ')[0]} {word}" for product in products), ""])
+
+        place.write_text("\n".join([paragraph("another GPU", "c", chosen), paragraph(kind, word, products),
+                                    paragraph("one more GPU", "d", chosen)]))
 
     def taken(*more):
         """Where from, and the marks of all algorithms, as the run leaves them in its directory."""

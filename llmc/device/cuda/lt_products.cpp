@@ -238,11 +238,11 @@ cublasLtMatmulAlgo_t LtProducts::fastest(const Plan& plan,
         run();
         if (sync_) check_cuda(queues_.wait_until_empty(), timing);
         for (float& time : times) {
-            check_cuda(cudaEventRecord(start.get(), stream), "cudaEventRecord");
+            check_cuda(cudaEventRecord(start.get(), stream), timing);
             run();
-            check_cuda(cudaEventRecord(end.get(), stream), "cudaEventRecord");
+            check_cuda(cudaEventRecord(end.get(), stream), timing);
             check_cuda(cudaEventSynchronize(end.get()), timing);
-            check_cuda(cudaEventElapsedTime(&time, start.get(), end.get()), "cudaEventElapsedTime");
+            check_cuda(cudaEventElapsedTime(&time, start.get(), end.get()), timing);
         }
         std::ranges::nth_element(times, times.begin() + rounds / 2);
         if (best && times[rounds / 2] >= best_time) continue;
