@@ -31,7 +31,8 @@ void say_once_here(const std::string& text, std::optional<int> others) {
     const Socket socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const auto* name_of_all = reinterpret_cast<const sockaddr*>(&address);
     if (socket && bind(socket.file(), name_of_all, sizeof address) != 0) {
-        connect(socket.file(), name_of_all, sizeof address);  // the one that speaks counts who came
+        // The one that speaks counts who came; it may have ended since.
+        static_cast<void>(connect(socket.file(), name_of_all, sizeof address));
         return;
     }
     if (socket) listen(socket.file(), SOMAXCONN);
