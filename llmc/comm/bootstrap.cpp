@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -68,6 +69,12 @@ std::unique_ptr<Transport> transport_for(const Start& start) {
                                                 .version = fmt::format("{} ({})", version(), commit())}));
 }
 
+// How many other processes the job has, where a variable says so that may be wrong itself.
+std::optional<int> others_of_job() {
+    const char* size = std::getenv("WORLD_SIZE");
+    return size != nullptr && std::atoi(size) > 0 ? std::optional(std::atoi(size) - 1) : std::nullopt;
+}
+
 }  // namespace
 
 int share_of_cores(std::span<const CoreMask> masks, int rank) {
@@ -89,7 +96,7 @@ Job::Job(const ExchangeOptions& options) {
     } catch (const EndsQuietly&) {
         std::exit(1);
     } catch (const UserError& fault) {
-        say_once_here(fmt::format("error: {}\n", one_line(fault.what())));
+        say_once_here(fmt::format("error: {}\n", one_line(fault.what())), others_of_job());
         std::exit(1);
     }
     world_ = std::make_unique<HostCommunicator>(*transport_, options);

@@ -276,7 +276,7 @@ def wait_for(condition, seconds=30):
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("ranks, killed", [(2, 0), (2, 1), (4, 2)])
+@pytest.mark.parametrize("ranks, killed", [(2, 0), (2, 1), (4, 0), (4, 2)])
 def test_a_killed_rank_is_named_once(ranks, killed, tmp_path):
     job = Job(ranks).start_all(program.PROGRAM, *MODEL, "--steps=1000000", f"--out-dir={tmp_path}")
     metrics = tmp_path / "metrics.jsonl"
@@ -287,6 +287,20 @@ def test_a_killed_rank_is_named_once(ranks, killed, tmp_path):
     assert time.monotonic() - begin < 5 * program.PATIENCE
     assert ended.statuses == [-signal.SIGKILL if rank == killed else 1 for rank in range(ranks)]
     assert re.fullmatch(rf"rank {killed} has gone: .*; the job ends", one_error(ended.err))
+
+
+def test_a_killed_rank_is_named_once_though_rank_0_is_stopped(tmp_path):
+    """Which otherwise lets one of the others speak."""
+    job = Job(4).start_all(program.PROGRAM, *MODEL, "--steps=1000000", f"--out-dir={tmp_path}")
+    metrics = tmp_path / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 20)
+    job.processes[0].send_signal(signal.SIGSTOP)
+    job.processes[2].kill()
+    wait_for(lambda: job.processes[1].poll() is not None and job.processes[3].poll() is not None)
+    job.processes[0].send_signal(signal.SIGCONT)
+    ended = job.end()
+    assert ended.statuses == [1, 1, -signal.SIGKILL, 1]
+    assert re.fullmatch("rank 2 has gone: .*; the job ends", one_error(ended.err))
 
 
 def test_ranks_that_compute_for_minutes_end_too(tmp_path):
