@@ -61,7 +61,6 @@ def find_suites(build, report, long):
     if long:
         return ([runtime_suite(build, kind, report) for kind in LONG_RUNTIME_KINDS] +
                 [python_suite(path, report, LONG_TIMEOUT) for path in sorted(pathlib.Path("test/python").glob("long_*.py"))])
-    cores = len(os.sched_getaffinity(0))
     suites = [Suite("unit", [f"{build}/test/unit", *googletest_options(report("unit"))], UNIT_TIMEOUT)]
     transports = ["tcp"] if os.environ.get("MPI") == "0" else ["mpi", "tcp"]
     for transport, ranks in itertools.product(transports, RANKS):
