@@ -102,8 +102,9 @@ std::string largest_arenas(const MemoryLayout& memory) {
     return fmt::format("{}, {} and {}", text(0), text(1), text(2));
 }
 
-// `smaller`: with the largest micro-batch that would fit, or the smallest there is.
-[[noreturn]] void refuse_memory(const RunPlan& plan, const RunPlan& smaller) {
+// `smaller`: with the largest micro-batch that would fit, or the smallest there is. `stage`: of ZeRO, at which a run
+// would fit that does not with any micro-batch.
+[[noreturn]] void refuse_memory(const RunPlan& plan, const RunPlan& smaller, std::optional<int> stage) {
     const MachineMemory& machine = plan.spec.machine;
     const bool would_fit = fits(machine, smaller.memory.total_bytes());
     const RunPlan& shown = would_fit ? plan : smaller;
@@ -115,6 +116,7 @@ std::string largest_arenas(const MemoryLayout& memory) {
         name = fmt::format("{} {}", size->option, size->value);
         advice = fmt::format("give a smaller {}", size->option);
     }
+    if (stage) advice += fmt::format("; --zero-stage {} would fit", *stage);
     user_error(
         "{}: {} parameters and a micro-batch of {} need {} of memory (the largest arenas are {}){}; {}", name,
         human_count(parameters_about(plan.spec.config)), plural(shown.micro_batch, "sequence"),
@@ -288,6 +290,19 @@ RunPlan plan_that_fits(const RunSpec& spec, const Ops& ops, std::size_t staging_
     return plan;
 }
 
+// The first stage of ZeRO at which the run would fit, beyond the one that was asked for.
+std::optional<int> stage_that_fits(RunSpec spec, const Ops& ops, std::size_t staging_bytes,
+                                   std::int64_t micro_batch) {
+    Sharding& sharding = spec.mesh.sharding;
+    while (sharding.ranks() > 1 && sharding.stage < 3) {
+        ++sharding.stage;
+        sharding.reduces_each_micro_batch |= sharding.stage >= 2;
+        if (fits(spec.machine, plan_that_fits(spec, ops, staging_bytes, micro_batch).memory.total_bytes()))
+            return sharding.stage;
+    }
+    return std::nullopt;
+}
+
 }  // namespace
 
 RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes) {
@@ -302,7 +317,11 @@ RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes)
     if (!fits(spec.machine, plan.memory.total_bytes())) {
         RunSpec any = spec;
         any.micro_batch_sequences = 0;
-        refuse_memory(plan, plan_that_fits(any, ops, staging_bytes, plan.micro_batch));
+        const RunPlan smaller = plan_that_fits(any, ops, staging_bytes, plan.micro_batch);
+        std::optional<int> stage;
+        if (!fits(spec.machine, smaller.memory.total_bytes()))
+            stage = stage_that_fits(any, ops, staging_bytes, plan.micro_batch);
+        refuse_memory(plan, smaller, stage);
     }
     return plan;
 }

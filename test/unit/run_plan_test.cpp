@@ -1,6 +1,7 @@
 // The plan of a run: how its micro-batches follow from the memory there is.
 #include "llmc/plan/run_plan.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -14,9 +15,10 @@ namespace {
 
 class Plans : public testing::Test {
   protected:
-    RunPlan plan(std::size_t available, std::int64_t micro_batch = 0, int processes = 1) {
+    RunPlan plan(std::size_t available, std::int64_t micro_batch = 0, int processes = 1,
+                 const Mesh& mesh = {}) {
         return plan_run({.config = {2, 2, 32, 64, 256},
-                         .mesh = {},
+                         .mesh = mesh,
                          .global_batch_tokens = std::int64_t{64} * 24,
                          .micro_batch_sequences = micro_batch,
                          .machine = {.bytes = available, .processes = processes}},
@@ -74,6 +76,26 @@ TEST_F(Plans, ARefusalNamesTheLargestArenasAndWhatWouldFit) {
                              ", and this machine has .*B free; give a smaller --model")))
             << line;
     }
+}
+
+TEST_F(Plans, ARefusalNamesTheStageOfZeroThatWouldFit) {
+    const auto mesh = [](int stage) {
+        return Mesh{.sharding = {.stage = stage, .shards = 8, .reduces_each_micro_batch = stage >= 2}};
+    };
+    std::size_t before = plan(0, 1, 1, mesh(0)).memory.total_bytes();
+    for (const int stage : {1, 2, 3}) {
+        const std::size_t bytes = plan(0, 1, 1, mesh(stage)).memory.total_bytes();
+        if (bytes >= before) continue;  // a model so small may have more in buffers that blocks take in turn
+        try {
+            plan(bytes, 0, 1, mesh(0));
+            ADD_FAILURE() << "it fits";
+        } catch (const UserError& fault) {
+            const std::string line = fault.what();
+            EXPECT_TRUE(line.ends_with(fmt::format("; --zero-stage {} would fit", stage))) << line;
+        }
+        before = bytes;
+    }
+    EXPECT_LT(before, plan(0, 1, 1, mesh(0)).memory.total_bytes());
 }
 
 }  // namespace
