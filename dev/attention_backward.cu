@@ -445,7 +445,7 @@ const Registration registration({
             return variant == 2 || dtype == llmc::DType::bf16;
         },
     .make = make_problem<AttentionBackward>,
-    .checked_for_races = {{1, 24, 1, 8}, {1, 34, 1, 128}},
+    .checked_for_races = {{1, 24, 1, 8}, {1, 34, 1, 128}, {1, 134, 1, 64}},
 });
 
 }  // namespace lab::attention_backward_variants

@@ -57,6 +57,8 @@ else
 GPU_PART := no CUDA ($(WITHOUT_CUDA))
 GPU_OBJECTS = $(NO_GPU_OBJECTS)
 endif
+# Known before what is linked is compared with what was.
+nvcc_objects = $(patsubst %,$(BUILD)/nvcc/%.o,$(basename $(1)))
 GPU_LINK = $(GPU_OBJECTS) $(GPU_LIBRARIES)
 $(eval $(call remember,$(BUILD)/gpu.txt,GPU_LINK))
 $(eval $(call remember,$(BUILD)/cuda-flags.txt,CUDA_INCLUDES))
@@ -154,7 +156,6 @@ NVCC_COMPILE = $(NVCC) -std=c++20 -O3 --keep -DFMT_CONSTEVAL= -DFMT_USE_CONSTEXP
     $(foreach arch,$(GPU_PTX),-gencode=arch=compute_$(arch),code=compute_$(arch)) \
     -Xcompiler -Wall,-Wextra,-Wno-unknown-pragmas -I. -Itest $(LIBRARY_CFLAGS)
 $(eval $(call remember,$(BUILD)/nvcc-flags.txt,NVCC_COMPILE))
-nvcc_objects = $(patsubst %,$(BUILD)/nvcc/%.o,$(basename $(1)))
 
 $(BUILD)/nvcc/%.o: %.cu $(BUILD)/nvcc-flags.txt | $(BUILD)/libraries.ok
 	$(compile_nvcc)

@@ -26,8 +26,8 @@ gpu-check: bundle  ## checks and times everything on this machine's GPU, into de
 	@PYTHON=$(PYTHON) $(BUILD)/bundle/gpu_check $(PART) --results dev/results $(CHECK_OPTIONS)
 
 # Nine minutes at most.
-bench-gpu-check: PART := kernels lab
-bench-gpu-check: CHECK_OPTIONS := --minutes 4.5 $(CHECK_OPTIONS)
+bench-gpu-check: override PART := kernels lab
+bench-gpu-check: override CHECK_OPTIONS := --minutes 4.5 $(CHECK_OPTIONS)
 bench-gpu-check: gpu-check  ## the kernel tests and the lab of `gpu-check` alone
 
 bundle: deps  ## a folder that runs `gpu-check` on a machine with a GPU, CUDA's libraries and Python alone

@@ -12,7 +12,7 @@ import math
 import re
 import sys
 
-ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)a?'")
+ENTRY = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)[a-z]?'")  # 90a, 100f
 STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
@@ -47,7 +47,12 @@ def main():
     kernels = {}
     for path in sys.argv[1:]:
         with open(path) as log:
-            kernels |= read_log(log)
+            lines = log.read().splitlines()
+        found = read_log(lines)
+        entries = sum("Compiling entry function" in line for line in lines)
+        if len(found) != entries:
+            sys.exit(f"error: {path}: of {entries} kernels {len(found)} could be read")
+        kernels |= found
     for (architecture, name), figures in sorted(kernels.items()):
         print(architecture, name, *figures)
 

@@ -93,7 +93,7 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     group("Optimizer (AdamW)");
     setting("lr", o.learning_rate, "Learning rate after warmup; default one that suits --model", any);
     setting("warmup-steps", o.warmup_steps, "Steps over which it rises; default 100, 0 if constant", any);
-    setting("lr-schedule", o.schedule, "How it falls then (wsd: in the last fifth, linearly)",
+    setting("lr-schedule", o.schedule, "How it falls after that (wsd: linearly, in its last fifth)",
             schedule_names());
     setting("min-lr-fraction", o.min_lr_fraction, "Where it is after the last step, as a fraction of --lr",
             any);

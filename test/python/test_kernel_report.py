@@ -139,6 +139,13 @@ def test_what_is_read_of_a_log(tmp_path):
         ".target sm_90a\n.visible .entry unbounded(\n.visible .entry k(\n.maxntid 32, 8, 1\n")
     text = subprocess.run([sys.executable, READER, tmp_path / "log"], capture_output=True, text=True, check=True)
     assert text.stdout == "90 k 255 16 20 1024 256\n"
+    # Chips of a family; and what cannot be read is an error, not a kernel less.
+    log = (tmp_path / "log").read_text().replace("sm_90a", "sm_100f")
+    (tmp_path / "log").write_text(log)
+    text = subprocess.run([sys.executable, READER, tmp_path / "log"], capture_output=True, text=True, check=True)
+    assert text.stdout == "100 k 255 16 20 1024 256\n"
+    (tmp_path / "log").write_text(log.replace("'sm_100f'", "'sm_xyz'"))
+    assert subprocess.run([sys.executable, READER, tmp_path / "log"], capture_output=True).returncode == 1
 
 
 def test_launch_bounds_are_in_it(report):

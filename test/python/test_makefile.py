@@ -107,6 +107,13 @@ def test_what_is_built_is_not_built_again(project):
     assert "up to date" in project.make()
 
 
+@pytest.mark.skipif("MAKELEVEL" not in os.environ or "SANITIZE" in os.environ, reason="make test did not build the trainer")
+def test_the_trainer_that_was_built_is_not_built_again():
+    """With what this machine has of CUDA's toolkit."""
+    would = subprocess.run(["make", "-n", "train_gpt"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "link" not in would and "compile" not in would, would
+
+
 @pytest.mark.parametrize("header, dependents", [
     ("llmc/near.h", {"llmc/uses_near.cpp", "llmc/uses_far.cpp", "train_gpt.cu", "test/unit/one_test.cpp"}),
     ("llmc/far.h", {"llmc/uses_far.cpp", "train_gpt.cu"}),

@@ -4,7 +4,9 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <system_error>
 
 namespace simt {
 
@@ -29,8 +31,16 @@ const std::map<std::string, KernelFigures>* figures_on(const KernelReport& repor
 }
 
 std::string kernel_report_path() {
-    const char* path = std::getenv("KERNEL_REPORT");
-    return path ? path : "build/nvcc/report.txt";
+    if (const char* path = std::getenv("KERNEL_REPORT")) return path;
+    // In the build folder that the program lies in or beside, wherever it is run.
+    std::error_code ignored;
+    const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", ignored);
+    for (auto folder = program.parent_path(); folder.has_relative_path(); folder = folder.parent_path()) {
+        for (const char* place : {"nvcc/report.txt", "build/nvcc/report.txt"}) {
+            if (std::filesystem::exists(folder / place, ignored)) return folder / place;
+        }
+    }
+    return "build/nvcc/report.txt";
 }
 
 std::string symbol_of(const void* kernel) {

@@ -45,7 +45,13 @@ std::optional<std::string> proc_value(const char* path, std::string_view name) {
 }  // namespace
 
 int default_threads() {
-    if (std::getenv("OMP_NUM_THREADS") != nullptr) return omp_get_max_threads();
+    if (std::getenv("OMP_NUM_THREADS") != nullptr) {
+        // Beyond any machine, and where libgomp crashes for want of stacks.
+        constexpr int most = 4096;
+        const int threads = omp_get_max_threads();
+        if (threads > most) user_error("OMP_NUM_THREADS {} is out of range; give 1 to {}", threads, most);
+        return threads;
+    }
     cpu_set_t allowed;
     CPU_ZERO(&allowed);
     if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) return std::max(1, CPU_COUNT(&allowed));

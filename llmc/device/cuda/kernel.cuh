@@ -12,8 +12,9 @@
 #include <cuda_bf16.h>
 
 #include "llmc/device/cuda/runtime.h"
-// A shared array that has the size it is declared with: SHARED(float, partial, [32]);
-#define SHARED(type, name, size) __shared__ type name size
+// A shared array that has the size it is declared with: SHARED(float, partial, [32]); Aligned for 16-byte accesses
+// wherever the compiler puts it, as it is on the CPU.
+#define SHARED(type, name, size) __shared__ __align__(16) type name size
 // The last parameter of what the executor reports by its caller's line, and its last argument.
 #define LLMC_SITE
 #define LLMC_PASS_SITE
