@@ -182,7 +182,7 @@ bench-zero: deps  ## times the training step at each stage of ZeRO, with what a 
 
 # The timings need a GPU; cuDNN, where it is, is timed beside attention.
 bench: deps  ## times every kernel of the lab (dev/) on this machine's GPU, into dev/results/
-	@$(if $(GPU),,echo 'error: no GPU here (no /dev/nvidia0); `make bench-check` runs the kernels on the CPU' >&2; exit 1)
+	@$(if $(GPU),,echo 'error: no GPU here (no /dev/nvidia0 or other); `make bench-check` runs the kernels on the CPU' >&2; exit 1)
 	@scripts/deps.sh gpu
 	@$(MAKE) $(in_parallel) $(BUILD)/gpu/kernels
 	@rm -f $(BUILD)/gpu/timings.jsonl

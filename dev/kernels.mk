@@ -20,7 +20,7 @@ CUDA_INCLUDES := $(patsubst %/,-isystem %,$(CUDA_FOLDER)/include/ \
 
 # The chips to compile for, such as 90a: Hopper's own instructions are in no other's code, and sm_80's code runs on sm_86
 # and sm_89 too. This machine's chips, if it has any that the kernels run on.
-GPU := $(wildcard /dev/nvidia0)
+GPU := $(firstword $(wildcard /dev/nvidia[0-9]*))
 ifndef GPU_ARCH
 OWN_CHIPS := $(if $(GPU),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
     sed -n 's/^\([89]\|1[0-9]\)\.\([0-9]\)$$/\1\2/p'))

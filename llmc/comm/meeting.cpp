@@ -377,8 +377,7 @@ class Meeting {
         } while (milliseconds_until(end_) > 0);
         user_error(
             "no process with RANK=0 answered at {}:{} within {:g} s: {}; start it there, or correct "
-            "MASTER_ADDR and "
-            "MASTER_PORT (TRAIN_GPT_CONNECT_SECONDS is how long the processes wait)",
+            "MASTER_ADDR and MASTER_PORT (TRAIN_GPT_CONNECT_SECONDS is how long the processes wait)",
             invitation_.host, invitation_.port, invitation_.patience.count(), why);
     }
 

@@ -11,8 +11,7 @@ std::unique_ptr<Transport> join_mpi_job() {
     user_error(
         "this process was started by mpirun (or another launcher that speaks PMI), but this program was "
         "built without MPI (make MPI=0); start it with MPI=0 scripts/launch.sh, or set RANK, WORLD_SIZE, "
-        "MASTER_ADDR and "
-        "MASTER_PORT for each process, or build it with MPI (make)");
+        "MASTER_ADDR and MASTER_PORT for each process, or build it with MPI (make)");
 }
 
 }  // namespace llmc

@@ -82,8 +82,7 @@ class Shard {
         if (size < header_bytes) {
             user_error(
                 "{}: '{}' has {}, fewer than a token shard's header of {}; give token shards, or a text "
-                "whose "
-                "name does not end in .bin",
+                "whose name does not end in .bin",
                 option, path_, plural(static_cast<std::int64_t>(size), "byte"), header_bytes);
         }
         std::array<std::int32_t, 3> header{};
@@ -107,8 +106,7 @@ class Shard {
             const auto follow = static_cast<std::int64_t>(size - header_bytes);
             user_error(
                 "{}: '{}' is damaged or not complete: its header says {}, but {} {}, which is {} of {} "
-                "bytes; "
-                "get or write it again",
+                "bytes; get or write it again",
                 option, path_, plural(tokens, "token"), plural(follow, "byte"),
                 follow == 1 ? "follows" : "follow",
                 plural(follow / static_cast<std::int64_t>(token_bytes_), "token"), token_bytes_);

@@ -257,7 +257,8 @@ RunPlan plan_with(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes
     plan.evaluation = build_evaluation_step(step);
     plan.generation = build_generation_step(step);
     plan.publication = build_publication(step);
-    check_step(plan.training);
+    for (const Step* list : {&plan.training, &plan.evaluation, &plan.generation, &plan.publication})
+        check_step(*list);
 
     plan.store = lay_out_store(plan.memory, spec.config, {spec.dtype, spec.gradient_dtype}, sharding,
                                static_cast<int>(plan.micro_batches));

@@ -71,8 +71,7 @@ void require_same_kind(const std::string& own, Communicator& world) {
     if (other == all.end()) return;
     user_error(
         "process {} has another kind of GPU or other libraries than process 0 ({}; {}), and would compute "
-        "other "
-        "bits; start them all on equal GPUs, or give --device cpu",
+        "other bits; start them all on equal GPUs, or give --device cpu",
         other - all.begin(), other->data(), all.front().data());
 }
 

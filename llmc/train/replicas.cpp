@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <string_view>
 #include <vector>
 
 namespace llmc {
@@ -45,20 +46,23 @@ std::vector<Part> parts_of(Device& device, const ParameterStore& store) {
         for (const UnitLayout::Entry& entry : store.layout(unit).entries()) {
             const std::string name = store.layout(unit).full_name(entry.spec);
             const ElementRange tensor{entry.offset, entry.offset + entry.spec.stored_shape().elements()};
-            if (sharding.keeps_parameters_whole())
+            // Of what this rank updates; it may have nothing of a tensor.
+            const ElementRange own = store.updated(unit), part = intersection(tensor, own);
+            const auto add = [&](std::string_view what, const Tensor& flat) {
+                parts.push_back({fmt::format("{} {}", what, name),
+                                 part.size() == 0 ? 0 : hash(flat.flat(part.begin - own.begin, part.size())),
+                                 sharding.keeps_optimizer_whole()});
+            };
+            if (sharding.keeps_parameters_whole()) {
                 parts.push_back(
                     {"parameters " + name, hash(buffers.parameters.flat(tensor.begin, tensor.size())), true});
-            // Of what this rank updates; a rank may have nothing of a tensor.
-            const ElementRange own = store.updated(unit), part = intersection(tensor, own);
-            for (const auto& [what, flat] : {std::pair{"parameters ", &UnitBuffers::updated_parameters},
-                                             {"master weights ", &UnitBuffers::master},
-                                             {"moments ", &UnitBuffers::m},
-                                             {"second moments ", &UnitBuffers::v}}) {
-                parts.push_back(
-                    {what + name,
-                     part.size() == 0 ? 0 : hash((buffers.*flat).flat(part.begin - own.begin, part.size())),
-                     sharding.keeps_optimizer_whole()});
+            } else {
+                add("parameters", buffers.parameter_shard);
             }
+            // In fp32 the parameters are their own master weights.
+            if (buffers.master.data != buffers.updated_parameters.data) add("master weights", buffers.master);
+            add("moments", buffers.m);
+            add("second moments", buffers.v);
         }
     }
     return parts;

@@ -102,6 +102,15 @@ def sent(folder, *options, ranks):
     return sum(int(count) for report in reports for count in re.findall(r"^E\t\d+\t\d+\t(\d+) bytes", report, re.M))
 
 
+def padded_units(ranks):
+    """Elements of TINY's units: tensors begin at multiples of 128, and a shard is of whole blocks of 1024."""
+    C, T, V = 32, 16, 256
+    block = [C, C, 3 * C * C, 3 * C, C * C, C, C, C, 4 * C * C, 4 * C, 4 * C * C, C]
+    units = [[V * C], [T * C], *([block] * 3), [C, C]]
+    ends = [sum(-(-tensor // 128) * 128 for tensor in unit[:-1]) + unit[-1] for unit in units]
+    return [-(-end // (1024 * ranks)) * 1024 * ranks for end in ends]
+
+
 @pytest.mark.skipif(not program.HAS_MPI, reason="make MPI=0")
 @pytest.mark.parametrize("stage", [["--zero-stage=0"], ["--zero-stage=1"], ["--zero-stage=3"], ["--zero-stage=3", "--zero-shard-size=2"]],
                          ids=lambda stage: " ".join(stage))
@@ -111,8 +120,11 @@ def test_open_mpi_sent_what_the_list_says(stage, tmp_path):
     few, more = (sent(tmp_path / str(steps), *options, f"--steps={steps}", ranks=4) for steps in (2, 6))
     listed = program.Run(tmp_path / "2/run").record["bytes_sent"]
     besides = (more - few) / 4 / 4 - listed["inside"] - listed["across"]
-    # A sum of squares for every 4096 elements, and some scalars.
-    assert 0 < besides < 2000 and besides == int(besides)
+    # Four bytes of a sum of squares for every 1024 elements, to each other rank of the group; and two scalars in fp64, to
+    # each other rank: the loss, and whether a signal came.
+    shards = program.Run(tmp_path / "2/run").record["mesh"]["shards"]
+    squares = 4 * sum(padded // 1024 for padded in padded_units(4)) // shards * (shards - 1)
+    assert besides == squares + 2 * 8 * 3
 
 
 # ---- what is taken

@@ -56,18 +56,23 @@ TEST(Text, FittedKeepsToItsWidth) {
     EXPECT_EQ(fitted(1.2346e30, 5, 9), "1.235e+30");
 }
 
+// The line of a step, with its heading.
+std::string printed(const StepMetrics& metrics) {
+    testing::internal::CaptureStdout();
+    {
+        Console console(true);
+        console.step(metrics);
+    }
+    return testing::internal::GetCapturedStdout();
+}
+
 TEST(Console, ColumnsStayInLineWhereNumbersAreHuge) {
     StepMetrics metrics;
     metrics.loss = 3.14159e20;
     metrics.grad_norm = 2.71828e30;
     metrics.learning_rate = 0.001;
     metrics.step_ms = 123456789;
-    testing::internal::CaptureStdout();
-    {
-        Console console(true);
-        console.step(metrics);
-    }
-    EXPECT_EQ(testing::internal::GetCapturedStdout(),
+    EXPECT_EQ(printed(metrics),
               "step       loss  grad norm         lr         ms     tokens/s\n"
               "   0  3.142e+20  2.718e+30  1.000e-03  1.235e+08            0\n");
 }
@@ -77,19 +82,9 @@ TEST(Console, ShowsTheShareOfThePeakWhereItIsKnown) {
     metrics.step = 1;
     metrics.loss = 2;
     metrics.tokens_per_second = 1000;
-    testing::internal::CaptureStdout();
-    {
-        Console console(true);
-        console.step(metrics);
-    }
-    EXPECT_EQ(testing::internal::GetCapturedStdout().find("MFU"), std::string::npos);
+    EXPECT_EQ(printed(metrics).find("MFU"), std::string::npos);
     metrics.model_flops_utilization = 0.4567;
-    testing::internal::CaptureStdout();
-    {
-        Console console(true);
-        console.step(metrics);
-    }
-    const std::string text = testing::internal::GetCapturedStdout();
+    const std::string text = printed(metrics);
     EXPECT_NE(text.find("tokens/s     MFU\n"), std::string::npos) << text;
     EXPECT_NE(text.find("      1,000   45.7%\n"), std::string::npos) << text;
 }

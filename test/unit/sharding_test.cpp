@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "llmc/core/error.h"
@@ -16,6 +17,7 @@
 #include "llmc/model/units.h"
 #include "llmc/parallel/build_step.h"
 #include "llmc/parallel/parameter_store.h"
+#include "test/unit/planted_step_fault.h"
 
 namespace llmc {
 namespace {
@@ -55,10 +57,13 @@ void for_all(const std::function<void(const StepSpec&)>& f) {
 TEST(Sharding, EveryListIsSound) {
     int lists = 0;
     for_all([&](const StepSpec& spec) {
-        EXPECT_NO_THROW(check_step(build_training_step(spec))) << text_of(spec);
-        ++lists;
+        for (const auto build :
+             {build_training_step, build_evaluation_step, build_generation_step, build_publication}) {
+            EXPECT_NO_THROW(check_step(build(spec))) << text_of(spec);
+            ++lists;
+        }
     });
-    EXPECT_GT(lists, 300);
+    EXPECT_GT(lists, 1200);
 }
 
 // ---- bytes: section 5 of the design
@@ -215,13 +220,7 @@ TEST(Sharding, WithoutPrefetchItIsGatheredWhenItIsNeeded) {
 void expect_fault(const StepSpec& sound, ActionKind kind, int unit, int nth, const std::string& message) {
     Step step = build_training_step(sound);
     step.actions.erase(step.actions.begin() + place_of(step, kind, unit, nth));
-    order_streams(step);
-    try {
-        check_step(step);
-        ADD_FAILURE() << "not found: " << message;
-    } catch (const ProgrammingError& fault) {
-        EXPECT_NE(std::string(fault.what()).find(message), std::string::npos) << fault.what();
-    }
+    expect_found(std::move(step), message);
 }
 
 TEST(CheckShardedStep, FindsWhatIsMissing) {

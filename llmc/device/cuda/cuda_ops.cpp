@@ -66,8 +66,7 @@ void CudaOps::require_sizes(const WorkspaceRequest& request) const {
     if (head_size % 8 != 0 || head_size > 128) {
         user_error(
             "--channels {} with --heads {} makes heads of {} channels, and the GPU's attention takes "
-            "multiples of 8 up "
-            "to 128; try --channels {}",
+            "multiples of 8 up to 128; try --channels {}",
             C, request.heads, head_size,
             request.heads * std::clamp<std::int64_t>((head_size + 7) / 8 * 8, 8, 128));
     }

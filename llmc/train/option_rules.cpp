@@ -1,0 +1,137 @@
+#include "llmc/train/option_rules.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "llmc/core/error.h"
+#include "llmc/train/setting_values.h"
+
+namespace llmc {
+
+// Sizes of the named model where none were given, and what follows from them.
+void resolve(Options& o) {
+    const auto model = std::find_if(named_models().begin(), named_models().end(),
+                                    [&](const NamedModel& named) { return named.name == o.model; });
+    o.layers = o.layers.value_or(model->config.layers);
+    o.heads = o.heads.value_or(model->config.heads);
+    o.channels = o.channels.value_or(model->config.channels);
+    o.sequence_length = o.sequence_length.value_or(model->config.sequence_length);
+    o.vocabulary = o.vocabulary.value_or(model->config.vocabulary);
+    constexpr std::int64_t longest = std::int64_t{1}
+                                     << 40;  // the plan refuses less; the product stays in 64 bits
+    o.global_batch_tokens = o.global_batch_tokens.value_or(24 * std::min(*o.sequence_length, longest));
+    o.learning_rate = o.learning_rate.value_or(model->learning_rate);
+    if (o.reduce_every.empty()) o.reduce_every = o.zero_stage >= 2 ? "micro-batch" : "step";
+    o.warmup_steps = o.warmup_steps.value_or(o.schedule_kind() == ScheduleKind::constant ? 0 : 100);
+}
+
+void check_ranges(const Options& o) {
+    constexpr std::int64_t many = std::int64_t{1} << 40;
+    // AdamW computes in fp32.
+    constexpr double large = std::numeric_limits<float>::max();
+    constexpr double small = std::numeric_limits<float>::min();
+    const double below_one = std::nextafter(1.0F, 0.0F);
+    require_range<std::int64_t>("steps", o.steps, 0, many);
+    if (o.micro_batch_size) require_range<std::int64_t>("micro-batch-size", *o.micro_batch_size, 1, many);
+    // What a configuration file can hold.
+    require_range<std::uint64_t>("seed", o.seed, 0, std::numeric_limits<std::int64_t>::max());
+    require_range<std::int64_t>("comm-timeout", o.communication_timeout, 1, 1 << 20);
+    require_range<std::int64_t>("zero-stage", o.zero_stage, 0, 3);
+    require_range<std::int64_t>("check-replicas-every", o.check_replicas_every, 0, many);
+    if (o.zero_shard_size) require_range<std::int64_t>("zero-shard-size", *o.zero_shard_size, 1, 1 << 20);
+    if (o.prefetch_units) require_range<std::int64_t>("prefetch-units", *o.prefetch_units, 0, 1 << 20);
+    if (o.zero_stage == 0 && o.zero_shard_size)
+        user_error("--zero-shard-size is for --zero-stage 1, 2 or 3, which shard something");
+    if (o.zero_stage < 3 && o.prefetch_units)
+        user_error("--prefetch-units is for --zero-stage 3, which gathers parameters");
+    if (o.zero_stage < 3 && !o.reshard_after_forward)
+        user_error("--reshard-after-forward=false is for --zero-stage 3, which gathers parameters");
+    require_range("lr", *o.learning_rate, 0.0, large);
+    require_range<std::int64_t>("warmup-steps", *o.warmup_steps, 0, many);
+    require_range("min-lr-fraction", o.min_lr_fraction, 0.0, 1.0);
+    require_range("weight-decay", o.weight_decay, 0.0, large);
+    require_range("beta1", o.beta1, 0.0, below_one);
+    require_range("beta2", o.beta2, 0.0, below_one);
+    require_range("eps", o.eps, small, large);
+    require_range("grad-clip", o.grad_clip, 0.0, large);
+    require_range<std::int64_t>("val-every", o.val_every, 0, many);
+    require_range<std::int64_t>("val-batches", o.val_batches, 0, many);
+    require_range<std::int64_t>("sample-every", o.sample_every, 0, many);
+    require_range<std::int64_t>("sample-tokens", o.sample_tokens, 0, 1 << 20);
+    require_range("temperature", o.temperature, 0.0, large);
+    require_range<std::int64_t>("top-k", o.top_k, 0, many);
+    require_range<std::int64_t>("checkpoint-every", o.checkpoint_every, 0, many);
+}
+
+GPTConfig Options::config() const {
+    return {layers.value(), heads.value(), channels.value(), sequence_length.value(), vocabulary.value()};
+}
+
+DType Options::compute_dtype() const { return dtype == "bf16" ? DType::bf16 : DType::fp32; }
+
+DType Options::kept_gradient_dtype() const { return gradient_dtype == "bf16" ? DType::bf16 : DType::fp32; }
+
+ScheduleKind Options::schedule_kind() const {
+    for (const auto kind :
+         {ScheduleKind::cosine, ScheduleKind::linear, ScheduleKind::constant, ScheduleKind::wsd}) {
+        if (schedule == name_of(kind)) return kind;
+    }
+    programming_error("an unchecked schedule");
+}
+
+Sharding Options::sharding(int processes) const {
+    const std::int64_t size = zero_shard_size.value_or(processes);
+    if (processes % size != 0) {
+        std::vector<std::int64_t> divisors;
+        for (std::int64_t d = 1; d <= processes; ++d) {
+            if (processes % d == 0) divisors.push_back(d);
+        }
+        user_error("--zero-shard-size {} does not divide the {} process{}; {} would", size, processes,
+                   processes == 1 ? "" : "es", fmt::join(divisors, ", "));
+    }
+    Sharding sharding{.shards = processes, .reduces_each_micro_batch = reduce_every == "micro-batch"};
+    // One process has all shards: nothing is to be brought together.
+    if (zero_stage == 0 || size == 1) return sharding;
+    sharding.stage = static_cast<int>(zero_stage);
+    sharding.shards = static_cast<int>(size);
+    sharding.replicas = processes / sharding.shards;
+    sharding.prefetch_units = static_cast<int>(prefetch_units.value_or(1));
+    sharding.reshards_after_forward = reshard_after_forward;
+    return sharding;
+}
+
+void settle_device(Options& o, DeviceKind device) {
+    const bool cuda = device == DeviceKind::cuda;
+    o.device = cuda ? "cuda" : "cpu";
+    if (o.dtype.empty()) o.dtype = cuda ? "bf16" : "fp32";
+    if (o.dtype != "bf16" && o.gradient_dtype == "bf16") {
+        user_error("--gradient-dtype bf16 goes with --dtype bf16 alone, and --dtype is {}; try --dtype bf16",
+                   o.dtype);
+    }
+    if (o.dtype != "bf16" && o.stochastic_rounding) {
+        user_error(
+            "--stochastic-rounding rounds weights to bf16, and --dtype {} keeps them as they are; try "
+            "--dtype bf16",
+            o.dtype);
+    }
+    const auto of_gpus = [&](bool given, const char* option) {
+        if (given && !cuda)
+            user_error("{} is for GPUs, and this run computes on the CPU; leave it out, or try --device cuda",
+                       option);
+    };
+    of_gpus(o.attention == "cudnn", "--attention cudnn");
+    of_gpus(o.tf32, "--tf32");
+    of_gpus(o.cuda_sync, "--cuda-sync");
+    of_gpus(o.share_gpu, "--share-gpu");
+    if (o.attention == "cudnn" && o.dtype != "bf16")
+        user_error("--attention cudnn computes in bf16, and --dtype is {}; try --attention flash", o.dtype);
+    if (o.tf32 && o.dtype != "fp32")
+        user_error("--tf32 is for products of fp32 numbers, and --dtype is {}; leave it out", o.dtype);
+}
+
+}  // namespace llmc
