@@ -177,7 +177,13 @@ fs::path save_checkpoint(const fs::path& out_dir, const std::string& run, const 
         write();
     } catch (const UserError& fault) {
         fs::remove_all(partial, ignored);
-        user_error("{}; the checkpoints before this one are whole", fault.what());
+        const bool has_earlier =
+            std::any_of(fs::directory_iterator(out_dir, ignored), {}, [](const fs::directory_entry& entry) {
+                return step_of_name(entry.path().filename().string()).has_value();
+            });
+        user_error("{}; make room, and {}", fault.what(),
+                   has_earlier ? "go on with --resume: the checkpoints before this one are whole"
+                               : "begin again: there is no checkpoint before this one");
     }
     replace_directory(partial, final_name);
     sync_directory(out_dir);
