@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "llmc/comm/local_word.h"
 #include "llmc/core/error.h"
 
 namespace llmc {
@@ -145,11 +146,12 @@ class MpiTransport final : public Transport {
     void tell_waiting() override { tell_others(Notice::waits); }
     bool has_told_waiting(int rank) override { return has_told(rank, Notice::waits); }
 
-    // The first one speaks, and of those whose notices cross, the lowest.
+    // The first one speaks. On one machine the system says which that is; of several machines whose notices cross,
+    // the one of the lowest rank.
     bool speaks_of_failure() override {
-        if (lowest_failed() < size_) return false;
-        tell_others(Notice::failed);
         if (size_ == 1) return true;
+        if (!first_to_fail_.claim() || lowest_failed() < size_) return false;
+        tell_others(Notice::failed);
         const auto end = std::chrono::steady_clock::now() + crossing_time;
         int lowest = size_;
         while (std::chrono::steady_clock::now() < end) {
@@ -216,6 +218,7 @@ class MpiTransport final : public Transport {
     int rank_ = 0;
     int size_ = 1;
     int largest_tag_ = 0;
+    LocalWord first_to_fail_{"failed"};
 };
 
 }  // namespace
