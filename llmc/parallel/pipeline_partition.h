@@ -1,0 +1,45 @@
+// Which blocks of the model lie in which chunk of a pipeline: balanced by what they cost, or as a person gave it. The
+// embedding belongs to the first chunk and the head to the last, which gets fewer blocks for it. On which stage a chunk
+// runs: pipeline_schedule.h.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "llmc/model/config.h"
+
+namespace llmc {
+
+// Floating-point operations of the forward pass, per token. The backward pass takes twice as many of each, so that one
+// set of numbers balances both. With C channels, T positions and V tokens:
+//   block      24 C^2 for its four products, and 2 T C for attention, whose masked half nobody computes
+//   head       2 V C
+//   embedding  C, its one addition
+double block_cost(const GPTConfig& config);
+double head_cost(const GPTConfig& config);
+double embedding_cost(const GPTConfig& config);
+
+struct PartCosts {
+    double block = 1, embedding = 0, head = 0;
+};
+PartCosts part_costs(const GPTConfig& config);
+
+// Blocks [first, end) of a chunk.
+struct BlockRange {
+    int first = 0, end = 0;
+    int count() const { return end - first; }
+    bool operator==(const BlockRange&) const = default;
+};
+
+// Each chunk's blocks, in the order of the model, at least one each. The costliest chunk costs as little as can be; of
+// several such splits, the second costliest does, and so on; of equal chunks the earlier has more blocks. A
+// ProgrammingError if there are fewer layers than chunks (check_pipeline refuses that).
+std::vector<BlockRange> stages_of_layers(int layers, int chunks, const PartCosts& costs);
+
+// The split that a person gave as numbers of blocks, one a chunk, in the order of the model: "7,6,6,5". A UserError
+// that names the option and a split that would do if it is no such list.
+std::vector<BlockRange> parse_pipeline_layers(std::string_view text, int layers, int chunks,
+                                              const PartCosts& costs);
+
+}  // namespace llmc

@@ -1,0 +1,113 @@
+// Blocks over the chunks of a pipeline: as even as any split could be, and lists given by hand.
+#include "llmc/parallel/pipeline_partition.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "llmc/core/error.h"
+
+namespace llmc {
+namespace {
+
+std::vector<int> counts_of(const std::vector<BlockRange>& ranges) {
+    std::vector<int> counts;
+    for (const BlockRange& range : ranges) counts.push_back(range.count());
+    return counts;
+}
+
+// Costs of the chunks, the largest first.
+std::vector<double> sorted_costs(const std::vector<int>& counts, const PartCosts& costs) {
+    std::vector<double> all;
+    for (const int count : counts) all.push_back(count * costs.block);
+    all.front() += costs.embedding;
+    all.back() += costs.head;
+    std::ranges::sort(all, std::greater<>());
+    return all;
+}
+
+void for_all_splits(int layers, int chunks, std::vector<int>& counts,
+                    const std::function<void(const std::vector<int>&)>& f) {
+    if (chunks == 0) {
+        if (layers == 0) f(counts);
+        return;
+    }
+    for (int count = 1; count <= layers; ++count) {
+        counts.push_back(count);
+        for_all_splits(layers - count, chunks - 1, counts, f);
+        counts.pop_back();
+    }
+}
+
+TEST(PipelinePartition, NoSplitIsMoreEven) {
+    for (int layers = 1; layers <= 12; ++layers)
+        for (int chunks = 1; chunks <= std::min(layers, 6); ++chunks)
+            for (const double embedding : {0.0, 0.5, 3.0})
+                for (const double head : {0.0, 0.25, 1.0, 1.5, 2.0, 7.0}) {
+                    const PartCosts costs{.block = 1, .embedding = embedding, .head = head};
+                    const std::vector<BlockRange> found = stages_of_layers(layers, chunks, costs);
+                    ASSERT_EQ(found.size(), static_cast<std::size_t>(chunks));
+                    int end = 0;
+                    for (const BlockRange& range : found) {
+                        EXPECT_EQ(range.first, end);
+                        EXPECT_GE(range.count(), 1);
+                        end = range.end;
+                    }
+                    EXPECT_EQ(end, layers);
+                    const std::vector<double> ours = sorted_costs(counts_of(found), costs);
+                    std::vector<int> counts;
+                    for_all_splits(layers, chunks, counts, [&](const std::vector<int>& other) {
+                        EXPECT_LE(ours, sorted_costs(other, costs)) << fmt::format(
+                            "{} against {}", fmt::join(counts_of(found), ","), fmt::join(other, ","));
+                    });
+                }
+}
+
+TEST(PipelinePartition, TheHeadTakesTheRoomOfBlocks) {
+    const PartCosts alike{};
+    EXPECT_EQ(counts_of(stages_of_layers(10, 4, alike)), (std::vector{3, 3, 2, 2}));
+    EXPECT_EQ(counts_of(stages_of_layers(24, 4, {.head = 1.5})), (std::vector{7, 6, 6, 5}));
+    EXPECT_EQ(counts_of(stages_of_layers(6, 2, {.head = 100})), (std::vector{5, 1}));
+}
+
+TEST(PipelinePartition, CostsAreThoseOfTheModel) {
+    const GPTConfig gpt2{
+        .layers = 12, .heads = 12, .channels = 768, .sequence_length = 1024, .vocabulary = 50257};
+    EXPECT_EQ(block_cost(gpt2), 24.0 * 768 * 768 + 2.0 * 1024 * 768);
+    EXPECT_EQ(embedding_cost(gpt2), 768);
+    EXPECT_EQ(3 * (12 * block_cost(gpt2) + head_cost(gpt2)), training_flops_per_token(gpt2));
+    // The head costs as much as five blocks, the embedding next to nothing.
+    EXPECT_EQ(counts_of(stages_of_layers(12, 4, part_costs(gpt2))), (std::vector{3, 4, 4, 1}));
+}
+
+TEST(PipelinePartition, AListGivenByHand) {
+    EXPECT_EQ(counts_of(parse_pipeline_layers("7,6,6,5", 24, 4, {})), (std::vector{7, 6, 6, 5}));
+    EXPECT_EQ(parse_pipeline_layers("1,2", 3, 2, {})[1], (BlockRange{1, 3}));
+    EXPECT_EQ(counts_of(parse_pipeline_layers("3", 3, 1, {})), std::vector{3});
+    const auto refused = [](const std::string& text) -> std::string {
+        try {
+            parse_pipeline_layers(text, 24, 4, {.head = 1.5});
+            return "not refused";
+        } catch (const UserError& fault) {
+            return fault.what();
+        }
+    };
+    EXPECT_EQ(
+        refused("6,6,6,7"),
+        "--pipeline-layers 6,6,6,7 adds up to 25 layers, and --layers is 24; try --pipeline-layers 7,6,6,5");
+    EXPECT_EQ(refused("12,12"),
+              "--pipeline-layers 12,12 has 2 numbers, and the pipeline has 4 chunks to put layers in; try "
+              "--pipeline-layers 7,6,6,5");
+    for (const char* text : {"", ",", "6,6,6,", "6,6,,12", "6, 6,6,6", "6;6;6;6", "24,0,0,0", "8,8,9,-1",
+                             "6.0,6,6,6", "99999999999,6,6,6"})
+        EXPECT_NE(refused(text).find("where a number of layers belongs"), std::string::npos) << text;
+    EXPECT_NE(refused("2147483647,2147483647,2147483647,27").find("adds up to"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace llmc
