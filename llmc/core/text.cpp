@@ -38,6 +38,14 @@ std::string fitted(double number, int decimals, std::size_t width) {
     return text.size() <= width ? text : fmt::format("{:.3e}", number);
 }
 
+std::string human_seconds(double seconds) {
+    constexpr std::array units = {"s", "ms", "us", "ns"};
+    std::size_t unit = 0;
+    for (; seconds != 0 && std::abs(seconds) < 1 && unit + 1 < units.size(); ++unit) seconds *= 1000;
+    const double size = std::abs(seconds);
+    return fmt::format("{:.{}f} {}", seconds, size < 10 ? 2 : size < 100 ? 1 : 0, units[unit]);
+}
+
 std::string plural(std::int64_t count, std::string_view singular, std::string_view ending) {
     return fmt::format("{} {}{}", grouped(count), singular, count == 1 ? "" : ending);
 }

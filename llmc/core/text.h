@@ -30,6 +30,8 @@ std::string plural(std::int64_t count, std::string_view singular, std::string_vi
 // none is like it.
 std::string nearest_name(std::string_view given, std::span<const std::string> names);
 
+// "1.25 ms", "37.5 us", "120 s": three digits or more.
+std::string human_seconds(double seconds);
 // "0:52", "1:02:03", "2 d 3:04:05"
 std::string clock_time(double seconds);
 

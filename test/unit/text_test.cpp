@@ -121,5 +121,15 @@ TEST(Text, NearestName) {
 
 TEST(Text, OneLine) { EXPECT_EQ(one_line("a\nb\r\tc\x1b[1m\xc3\xa9"), "a b  c [1m\xc3\xa9"); }
 
+TEST(Text, Seconds) {
+    EXPECT_EQ(human_seconds(0), "0.00 s");
+    EXPECT_EQ(human_seconds(123.4), "123 s");
+    EXPECT_EQ(human_seconds(12.34), "12.3 s");
+    EXPECT_EQ(human_seconds(1.25e-3), "1.25 ms");
+    EXPECT_EQ(human_seconds(37.5e-6), "37.5 us");
+    EXPECT_EQ(human_seconds(-2e-9), "-2.00 ns");
+    EXPECT_EQ(human_seconds(1e-12), "0.00 ns");
+}
+
 }  // namespace
 }  // namespace llmc

@@ -1,0 +1,221 @@
+// Drawings of pipelines: the chart as a person sees it, a picture that is sound XML and has every pass where it belongs, a
+// trace whose events are the passes.
+#include "llmc/parallel/pipeline_timeline.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <string>
+#include <vector>
+
+namespace llmc {
+namespace {
+
+Timeline timeline_of(const PipelineSpec& spec, const PassTimes& times) {
+    return simulate(spec, pipeline_passes(spec), equal_times(spec, times));
+}
+
+// Of every schedule, some with room for numbers and some without.
+std::vector<Timeline> some_timelines() {
+    std::vector<Timeline> all;
+    for (const PipelineSchedule schedule : all_pipeline_schedules)
+        for (const int p : {1, 2, 4, 12})
+            for (const int groups : {1, 5})
+                all.push_back(
+                    timeline_of({.schedule = schedule,
+                                 .stages = p,
+                                 .virtual_stages = schedule == PipelineSchedule::interleaved ? 3 : 1,
+                                 .micro_batches = groups * p},
+                                {.forward = 1e-3,
+                                 .backward_input = 1.3e-3,
+                                 .backward_weight = 0.9e-3,
+                                 .communication = 1e-5}));
+    all.emplace_back();
+    return all;
+}
+
+std::string without_colours(const std::string& text) {
+    return std::regex_replace(text, std::regex("\x1b\\[[0-9;]*m"), "");
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+    std::vector<std::string> lines;
+    for (std::size_t at = 0; at < text.size();) {
+        const std::size_t end = text.find('\n', at);
+        lines.push_back(text.substr(at, end - at));
+        at = end + 1;
+    }
+    return lines;
+}
+
+// ---- the chart
+
+TEST(PipelineChart, LooksLikeThis) {
+    const Timeline fused =
+        timeline_of({.stages = 2, .micro_batches = 3}, {.forward = 2, .backward_input = 4});
+    EXPECT_EQ(timeline_chart(fused, "1f1b", 56, false),
+              "1f1b\n"
+              "stage 0 F0--F1--........B0======F2--B1======....B2======\n"
+              "stage 1 ....F0--B0======F1--B1======F2--B2======........\n"
+              "        0                                         24.0 s\n"
+              "F0- forward   B0= backward   ... idle\n"
+              "0 1 2 micro-batches\n"
+              "bubble: 25.0% idle over total, 33.3% idle over useful\n");
+}
+
+TEST(PipelineChart, KeepsToItsWidth) {
+    for (const Timeline& timeline : some_timelines()) {
+        for (const int columns : {60, 100, 237}) {
+            const std::vector<std::string> plain =
+                lines_of(timeline_chart(timeline, "title", columns, false));
+            const std::vector<std::string> coloured =
+                lines_of(without_colours(timeline_chart(timeline, "title", columns, true)));
+            ASSERT_GE(plain.size(), static_cast<std::size_t>(timeline.stages) + 4);
+            for (const auto& lines : {plain, coloured}) {
+                for (const std::string& line : lines)
+                    EXPECT_LE(line.size(), static_cast<std::size_t>(columns)) << line;
+            }
+            for (std::size_t stage = 0; stage < static_cast<std::size_t>(timeline.stages); ++stage)
+                EXPECT_EQ(plain[stage + 1].size(), static_cast<std::size_t>(columns));
+        }
+        EXPECT_NO_THROW(timeline_chart(timeline, "", 0, false));
+        EXPECT_NO_THROW(timeline_chart(timeline, "", -1, true));
+    }
+}
+
+TEST(PipelineChart, AColumnIsAShareOfTheTime) {
+    const Timeline timeline =
+        timeline_of({.schedule = PipelineSchedule::zb_h1, .stages = 3, .micro_batches = 5}, {3, 5, 2});
+    const auto total = static_cast<int>(timeline.total());
+    const std::vector<std::string> lines = lines_of(timeline_chart(timeline, "", 8 + total, false));
+    for (const Span& span : timeline.spans) {
+        const std::string& line = lines[static_cast<std::size_t>(span.stage) + 1];
+        const auto begin = static_cast<std::size_t>(span.begin), end = static_cast<std::size_t>(span.end);
+        const bool is_forward = span.pass.kind == PassKind::forward,
+                   is_weight = span.pass.kind == PassKind::backward_weight;
+        std::string cell = fmt::format("{}{}",
+                                       is_forward  ? 'F'
+                                       : is_weight ? 'W'
+                                                   : 'B',
+                                       span.pass.micro_batch);
+        cell.resize(end - begin, is_forward ? '-' : is_weight ? '~' : '=');
+        EXPECT_EQ(line.substr(8 + begin, end - begin), cell);
+    }
+    const auto idle = std::ranges::count(lines[1], '.');
+    EXPECT_EQ(static_cast<double>(idle), timeline.idle(0));
+}
+
+TEST(PipelineChart, ColoursTellKindsAndNeighboursApart) {
+    const Timeline timeline =
+        timeline_of({.schedule = PipelineSchedule::zb_h1, .stages = 1, .micro_batches = 2}, {1, 1, 1});
+    const std::string row = lines_of(timeline_chart(timeline, "", 68, true))[1];
+    std::map<std::string, int> colours;
+    const std::regex colour("\x1b\\[38;5;[0-9]+;48;5;([0-9]+)m");
+    for (auto found = std::sregex_iterator(row.begin(), row.end(), colour); found != std::sregex_iterator();
+         ++found)
+        ++colours[(*found)[1]];
+    EXPECT_EQ(colours.size(), 6U) << "two shades of each of three kinds";
+}
+
+// ---- the picture
+
+// Whether a text is one element with all its tags closed, in order, and nothing in it that must be written otherwise.
+void expect_sound_xml(const std::string& text) {
+    const std::regex tag("<(/?)([a-z]+)((?: [a-zA-Z:-]+=\"[^\"<&]*\")*)(/?)>|&(amp|lt|gt|quot);|[<&]");
+    std::vector<std::string> open;
+    int roots = 0;
+    for (auto found = std::sregex_iterator(text.begin(), text.end(), tag); found != std::sregex_iterator();
+         ++found) {
+        const std::smatch& match = *found;
+        if (match[5].matched) continue;
+        ASSERT_TRUE(match[2].matched) << text.substr(static_cast<std::size_t>(match.position()), 80);
+        if (match[1].length() > 0) {
+            ASSERT_FALSE(open.empty());
+            ASSERT_EQ(open.back(), match[2]);
+            open.pop_back();
+        } else {
+            if (open.empty()) ++roots;
+            if (match[4].length() == 0) open.push_back(match[2]);
+        }
+    }
+    EXPECT_TRUE(open.empty());
+    EXPECT_EQ(roots, 1);
+}
+
+TEST(PipelinePicture, IsSoundAndHasEveryPass) {
+    for (const Timeline& timeline : some_timelines()) {
+        const std::string picture = timeline_svg(timeline, "a < b & c > d");
+        expect_sound_xml(picture);
+        EXPECT_NE(picture.find("a &lt; b &amp; c &gt; d"), std::string::npos);
+        EXPECT_EQ(picture.find("nan"), std::string::npos);
+        EXPECT_EQ(picture.find("inf"), std::string::npos);
+        std::size_t at = 0;
+        for (const Span& span : timeline.spans) {
+            at = picture.find(fmt::format("<title>stage {}: {}; ", span.stage, to_string(span.pass)), at);
+            ASSERT_NE(at, std::string::npos);
+        }
+    }
+}
+
+TEST(PipelinePicture, PassesLieOnTheAxisWithoutOverlap) {
+    for (const Timeline& timeline : some_timelines()) {
+        const std::string picture = timeline_svg(timeline, "");
+        const std::regex pass("<rect x=\"([0-9.]+)\" y=\"([0-9.]+)\" width=\"([0-9.]+)\" [^>]*><title>stage");
+        std::map<std::string, double> ends;
+        std::size_t passes = 0;
+        for (auto found = std::sregex_iterator(picture.begin(), picture.end(), pass);
+             found != std::sregex_iterator(); ++found, ++passes) {
+            const double x = std::stod((*found)[1]), width = std::stod((*found)[3]);
+            double& end = ends[(*found)[2]];
+            EXPECT_GE(x, end - 0.011) << "they have two decimals";
+            end = x + width;
+        }
+        EXPECT_EQ(passes, timeline.spans.size());
+        const int stages = passes > 0 ? timeline.stages : 0;
+        EXPECT_EQ(ends.size(), static_cast<std::size_t>(stages));
+    }
+}
+
+// ---- the trace
+
+TEST(PipelineTrace, EventsAreThePasses) {
+    for (Timeline& timeline : some_timelines()) {
+        for (Span& span : timeline.spans) {  // a measured one begins anywhere
+            span.begin += 1000;
+            span.end += 1000;
+        }
+        const nlohmann::json trace = nlohmann::json::parse(timeline_trace(timeline, "a \"title\""));
+        std::vector<nlohmann::json> passes;
+        std::map<int, std::string> threads;
+        std::string process;
+        for (const nlohmann::json& event : trace.at("traceEvents")) {
+            if (event.at("ph") == "X") passes.push_back(event);
+            if (event.at("name") == "thread_name") threads[event.at("tid")] = event.at("args").at("name");
+            if (event.at("name") == "process_name") process = event.at("args").at("name");
+        }
+        EXPECT_EQ(process, "a \"title\"");
+        EXPECT_EQ(threads.size(), static_cast<std::size_t>(timeline.stages));
+        EXPECT_EQ(threads.at(0), "stage 0");
+        ASSERT_EQ(passes.size(), timeline.spans.size());
+        for (std::size_t i = 0; i < passes.size(); ++i) {
+            const Span& span = timeline.spans[i];
+            EXPECT_EQ(passes[i].at("name"),
+                      fmt::format("{} {}", name_of(span.pass.kind), span.pass.micro_batch));
+            EXPECT_EQ(passes[i].at("tid"), span.stage);
+            EXPECT_EQ(passes[i].at("pid"), 0);
+            EXPECT_EQ(passes[i].at("args").at("chunk"), span.pass.chunk);
+            // Times near 1000 s have an error of 1e-13 s.
+            EXPECT_NEAR(passes[i].at("ts"), (span.begin - timeline.begin()) * 1e6, 1e-6);
+            EXPECT_NEAR(passes[i].at("dur"), (span.end - span.begin) * 1e6, 1e-6);
+        }
+        const Bubble found = bubble(timeline);
+        EXPECT_EQ(trace.at("otherData").at("bubble_idle_over_total"), found.over_total);
+    }
+}
+
+}  // namespace
+}  // namespace llmc
