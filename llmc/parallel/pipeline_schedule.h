@@ -68,8 +68,9 @@ struct PipelineSpec {
         return 4 * static_cast<std::size_t>(chunks()) * static_cast<std::size_t>(micro_batches);
     }
     std::size_t index_of(const Pass& pass) const {
-        return static_cast<std::size_t>(
-            (static_cast<int>(pass.kind) * chunks() + pass.chunk) * micro_batches + pass.micro_batch);
+        const auto number = [](auto n) { return static_cast<std::size_t>(n); };
+        return (number(pass.kind) * number(chunks()) + number(pass.chunk)) * number(micro_batches) +
+               number(pass.micro_batch);
     }
 };
 

@@ -147,10 +147,16 @@ std::string timeline_chart(const Timeline& timeline, std::string_view title, int
 std::string timeline_trace(const Timeline& timeline, std::string_view title) {
     using nlohmann::ordered_json;
     constexpr double microseconds = 1e6;
+    // Process and thread 0 are the idle system's to Perfetto.
+    constexpr int process = 1;
+    const auto thread = [](int stage) { return stage + 1; };
     ordered_json events = ordered_json::array();
     const auto describe = [&](std::string_view what, int stage, ordered_json args) {
-        events.push_back(
-            {{"name", what}, {"ph", "M"}, {"pid", 0}, {"tid", stage}, {"args", std::move(args)}});
+        events.push_back({{"name", what},
+                          {"ph", "M"},
+                          {"pid", process},
+                          {"tid", thread(stage)},
+                          {"args", std::move(args)}});
     };
     describe("process_name", 0, {{"name", title}});
     for (int stage = 0; stage < timeline.stages; ++stage) {
@@ -164,8 +170,8 @@ std::string timeline_trace(const Timeline& timeline, std::string_view title) {
                           {"ph", "X"},
                           {"ts", (span.begin - timeline.begin()) * microseconds},
                           {"dur", (span.end - span.begin) * microseconds},
-                          {"pid", 0},
-                          {"tid", span.stage},
+                          {"pid", process},
+                          {"tid", thread(span.stage)},
                           {"args", {{"micro_batch", span.pass.micro_batch}, {"chunk", span.pass.chunk}}}});
     }
     const Bubble found = bubble(timeline);

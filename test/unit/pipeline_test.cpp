@@ -173,6 +173,11 @@ TEST(PipelineSimulation, UnevenChunksAndTransfers) {
     const PipelineSpec spec{.stages = 2};
     const Timeline timeline = simulate(spec, pipeline_passes(spec), {{2, 1, 4, 5}, {3, 6, 4, 7}});
     ASSERT_EQ(timeline.spans.size(), 4U);
+    for (const Span& span : timeline.spans) {
+        const bool is_forward = span.pass.kind == PassKind::forward;
+        EXPECT_EQ(span.begin, span.stage == 0 ? (is_forward ? 0 : 27) : (is_forward ? 7 : 10))
+            << to_string(span.pass);
+    }
     EXPECT_EQ(timeline.total(), 2 + 5 + 3 + 10 + 7 + 5);
     EXPECT_EQ(timeline.work(0), 7);
     EXPECT_EQ(timeline.work(1), 13);

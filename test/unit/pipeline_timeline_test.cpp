@@ -35,6 +35,7 @@ std::vector<Timeline> some_timelines() {
                                  .backward_weight = 0.9e-3,
                                  .communication = 1e-5}));
     all.emplace_back();
+    all.push_back(timeline_of({.stages = 2}, {}));  // in no time
     return all;
 }
 
@@ -199,14 +200,14 @@ TEST(PipelineTrace, EventsAreThePasses) {
         }
         EXPECT_EQ(process, "a \"title\"");
         EXPECT_EQ(threads.size(), static_cast<std::size_t>(timeline.stages));
-        EXPECT_EQ(threads.at(0), "stage 0");
+        EXPECT_EQ(threads.at(1), "stage 0");
         ASSERT_EQ(passes.size(), timeline.spans.size());
         for (std::size_t i = 0; i < passes.size(); ++i) {
             const Span& span = timeline.spans[i];
             EXPECT_EQ(passes[i].at("name"),
                       fmt::format("{} {}", name_of(span.pass.kind), span.pass.micro_batch));
-            EXPECT_EQ(passes[i].at("tid"), span.stage);
-            EXPECT_EQ(passes[i].at("pid"), 0);
+            EXPECT_EQ(passes[i].at("tid"), span.stage + 1);
+            EXPECT_EQ(passes[i].at("pid"), 1);
             EXPECT_EQ(passes[i].at("args").at("chunk"), span.pass.chunk);
             // Times near 1000 s have an error of 1e-13 s.
             EXPECT_NEAR(passes[i].at("ts"), (span.begin - timeline.begin()) * 1e6, 1e-6);
