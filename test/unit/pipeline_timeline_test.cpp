@@ -110,6 +110,15 @@ TEST(PipelineChart, AColumnIsAShareOfTheTime) {
     EXPECT_EQ(static_cast<double>(idle), timeline.idle(0));
 }
 
+TEST(PipelineChart, ANumberIsWholeOrNotThere) {
+    const Timeline timeline = timeline_of({.schedule = PipelineSchedule::gpipe, .micro_batches = 12},
+                                          {.forward = 1, .backward_input = 2});
+    const std::string plain = lines_of(timeline_chart(timeline, "", 8 + 72, false))[1];
+    EXPECT_EQ(plain, "stage 0 F0F1F2F3F4F5F6F7F8F9F-F-B0==B1==B2==B3==B4==B5==B6==B7==B8==B9==B10=B11=");
+    const std::string coloured = lines_of(without_colours(timeline_chart(timeline, "", 8 + 36, true)))[1];
+    EXPECT_EQ(coloured, "stage 0 0123456789  0 1 2 3 4 5 6 7 8 9 1011");
+}
+
 TEST(PipelineChart, ColoursTellKindsAndNeighboursApart) {
     const Timeline timeline =
         timeline_of({.schedule = PipelineSchedule::zb_h1, .stages = 1, .micro_batches = 2}, {1, 1, 1});
