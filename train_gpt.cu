@@ -151,10 +151,10 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
         }
     }
     while (trainer.progress().step < options.steps && !stopping) {
-        StepMetrics line = trainer.train_step(samples);
+        const bool compares = due(options.check_replicas_every, trainer.progress().step + 1);
+        StepMetrics line = trainer.train_step(samples, compares);
         const bool last = line.step == options.steps;
         console.step(line);
-        if (due(options.check_replicas_every, line.step)) trainer.require_equal_replicas();
         if (validates_after(line.step)) line.val_loss = validate();
         if (metrics) metrics->write(line);
         if (line.val_loss) console.validation(line.step, *line.val_loss);
@@ -197,14 +197,17 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
 
     const Place here = open_device(options, job);
     Device& device = *here.device;
-    const Mesh mesh{.sharding = options.sharding(world.size()), .data_rank = world.rank()};
-    std::optional<DataRanks> data_ranks;
-    if (!options.print_step) data_ranks.emplace(open_data_ranks(options, world, device, mesh.sharding));
+    const Mesh mesh = options.mesh(world.size(), world.rank());
+    std::optional<MeshRanks> ranks;
+    if (!options.print_step) ranks.emplace(open_mesh(options, world, device, mesh));
     const RunPlan plan =
         plan_run({.config = options.config(),
                   .dtype = options.compute_dtype(),
                   .gradient_dtype = options.kept_gradient_dtype(),
                   .mesh = mesh,
+                  .pipeline_schedule = options.kind_of_pipeline_schedule(),
+                  .virtual_stages = static_cast<int>(options.virtual_stages),
+                  .pipeline_layers = options.pipeline_layers,
                   .global_batch_tokens = *options.global_batch_tokens,
                   .micro_batch_sequences = options.micro_batch_size.value_or(0),
                   .usual_micro_batch_tokens = device.usual_tokens(),
@@ -234,7 +237,7 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
             .checkpoint = {},
             .trains = options.steps > 0,
             .writes = {},
-            .communicator_memory = data_ranks->memory,
+            .communicator_memory = ranks->memory,
             .algorithms = {}};
     run.checkpoint = find_checkpoint(options, run.out_dir);
     if (options.resume && !options.resume->empty() && run.checkpoint->progress.step >= options.steps)
@@ -256,8 +259,8 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
     console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(run, device));
     const bool writes = run.writes.record || run.writes.metrics || !options.export_file.empty();
     if (!run.trains && !has_given_weights(run) && !writes) return Ending::done;
-    Trainer trainer(options, plan, device, world, data_ranks->groups, run.checkpoint.has_value());
-    if (!data_ranks->nccl) world.set_staging(trainer.arenas()[plan.communication]);
+    Trainer trainer(options, plan, device, world, ranks->groups, run.checkpoint.has_value());
+    if (!ranks->nccl) world.set_staging(trainer.arenas()[plan.communication]);
     if (run.checkpoint) {
         for (const std::string& note : notes) console.note(note);
         naming_a_whole_one(options, run.out_dir, [&] { trainer.resume(*run.checkpoint); });

@@ -61,7 +61,7 @@ void run(int threads, const Options& options, HostCommunicator& world) {
                                  .val_data = options.val_data,
                                  .vocabulary = options.vocabulary.value(),
                                  .sequence_length = options.sequence_length.value()});
-    const DataGroups groups(world, plan.spec.mesh.sharding);
+    const MeshGroups groups(world, plan.spec.mesh);
     Trainer trainer(options, plan, timed, world, groups);
     const TrainingSamples samples(*data.training, plan.spec.config.sequence_length, options.seed);
     say({{"device", device->description()},

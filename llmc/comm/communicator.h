@@ -57,9 +57,18 @@ class Communicator {
     virtual void group_begin() = 0;
     virtual void group_end() = 0;
 
+    // The same without waiting: `x` must stay as it is until the transfer is done, of which the result is the number.
+    // Transfers to, or from, one peer go in the order in which they were started.
+    virtual int start_send(const Tensor& x, int to) = 0;
+    virtual int start_recv(const Tensor& x, int from) = 0;
+    // To be asked until it is true, and then no more. (A device's queues order what they are given: there a transfer is
+    // done for the host as soon as it was given.)
+    virtual bool is_done(int transfer) = 0;
+
     virtual void barrier() = 0;
 
-    // The ranks that give the same color form a new group, ordered by key, then by rank.
+    // The ranks that give the same color form a new group, ordered by key, then by rank. With a negative color a rank is in
+    // none, and receives null.
     virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
 
     const Traffic& traffic(CallKind kind) const { return traffic_[static_cast<std::size_t>(kind)]; }

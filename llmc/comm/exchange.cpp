@@ -53,6 +53,8 @@ void Exchange::begin(int tag, std::string_view call) {
     messages_.clear();
     call_ = call;
     bytes_sent_ = 0;
+    waited_ = Seconds{0};
+    last_look_ = Clock::now();
     told_ = false;
 }
 
@@ -79,21 +81,24 @@ void Exchange::recv(int from, std::byte* data, std::size_t bytes) {
 }
 
 void Exchange::wait() {
-    Seconds waited{0};
-    Clock::time_point last = Clock::now();
-    while (under_way_->open() > 0) {
-        const bool moved = under_way_->poll();
-        if (under_way_->open() == 0) break;
-        const Clock::time_point now = Clock::now();
-        waited = moved ? Seconds{0} : waited + std::min(Seconds(now - last), longest_counted_pause);
-        last = now;
-        watch(waited);
-        if (waited < yield_time) {
+    while (!is_done()) {
+        if (waited_ < yield_time) {
             std::this_thread::yield();
         } else {
             std::this_thread::sleep_for(nap);
         }
     }
+}
+
+bool Exchange::is_done() {
+    if (under_way_->open() == 0) return true;
+    const bool moved = under_way_->poll();
+    if (under_way_->open() == 0) return true;
+    const Clock::time_point now = Clock::now();
+    waited_ = moved ? Seconds{0} : waited_ + std::min(Seconds(now - last_look_), longest_counted_pause);
+    last_look_ = now;
+    watch(waited_);
+    return false;
 }
 
 void Exchange::watch(Seconds waited) {

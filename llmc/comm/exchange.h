@@ -43,6 +43,9 @@ class Exchange {
     // Until all is sent and received. Ends the job if nothing moves for longer than the time limit: with a
     // line that names the ranks waited for, of which it leaves out those that are waiting themselves.
     void wait();
+    // Moves what can move, without waiting for more; whether all is sent and received. To be asked until it is, under the
+    // same watch.
+    bool is_done();
 
     // Since begin().
     std::uint64_t bytes_sent() const { return bytes_sent_; }
@@ -64,6 +67,8 @@ class Exchange {
     std::unique_ptr<Messages> under_way_;
     std::vector<Message> messages_;  // in the order of their posting
     std::uint64_t bytes_sent_ = 0;
+    Seconds waited_{0};  // without anything moving
+    std::chrono::steady_clock::time_point last_look_;
     bool told_ = false;  // the other ranks that this one is waiting
 };
 

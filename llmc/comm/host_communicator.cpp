@@ -52,11 +52,13 @@ void add_pieces(const Tensor& out, std::span<const std::byte* const> pieces) {
 }  // namespace
 
 struct HostCommunicator::Shared {
-    Shared(Transport& transport, const ExchangeOptions& given)
-        : options(given),
-          largest_tag(transport.largest_tag()),
-          exchanges{Exchange(transport, options), Exchange(transport, options)} {}
+    Shared(Transport& carrier, const ExchangeOptions& given)
+        : transport(carrier),
+          options(given),
+          largest_tag(carrier.largest_tag()),
+          exchanges{Exchange(carrier, options), Exchange(carrier, options)} {}
 
+    Transport& transport;
     ExchangeOptions options;
     std::vector<std::byte> own_staging;
     std::span<std::byte> staging;
@@ -64,6 +66,12 @@ struct HostCommunicator::Shared {
     int largest_tag;
     // Of one call at a time.
     std::array<Exchange, slots> exchanges;
+    // Transfers under way; those that are done serve the next ones.
+    struct Transfer {
+        Exchange exchange;
+        bool under_way = false;
+    };
+    std::vector<std::unique_ptr<Transfer>> transfers;
     std::vector<const std::byte*> addends;
 
     // As large on every rank, since the staging is.
@@ -230,7 +238,7 @@ void HostCommunicator::send(const Tensor& x, int to) { point_to_point(CallKind::
 void HostCommunicator::recv(const Tensor& x, int from) { point_to_point(CallKind::recv, x, from); }
 
 void HostCommunicator::point_to_point(CallKind kind, const Tensor& x, int peer) {
-    check(peer >= 0 && peer < size() && peer != rank_, "the peer is another rank of the group");
+    check_peer(peer);
     const bool alone = !grouping_;
     if (alone) group_begin();
     group_.push_back({kind, x, peer});
@@ -258,6 +266,42 @@ void HostCommunicator::group_end() {
     for (const Deferred& call : group_) count(call.kind, call.x.bytes());
 }
 
+void HostCommunicator::check_peer(int peer) const {
+    check(peer >= 0 && peer < size() && peer != rank_, "the peer is another rank of the group");
+}
+
+int HostCommunicator::start_transfer(CallKind kind, const Tensor& x, int peer) {
+    check_collective(name_of(kind));
+    check_peer(peer);
+    auto& transfers = shared_->transfers;
+    auto free = std::ranges::find_if(transfers, [](const auto& transfer) { return !transfer->under_way; });
+    if (free == transfers.end()) {
+        transfers.push_back(std::make_unique<Shared::Transfer>(
+            Shared::Transfer{Exchange(shared_->transport, shared_->options)}));
+        free = transfers.end() - 1;
+    }
+    (*free)->under_way = true;
+    Exchange& exchange = (*free)->exchange;
+    exchange.begin(first_tag(context_) + static_cast<int>(Channel::transfer), name_of(kind));
+    if (kind == CallKind::send) exchange.send(world_rank(peer), x.data, x.bytes());
+    if (kind == CallKind::recv) exchange.recv(world_rank(peer), x.data, x.bytes());
+    count(kind, x.bytes());
+    return static_cast<int>(free - transfers.begin());
+}
+
+int HostCommunicator::start_send(const Tensor& x, int to) { return start_transfer(CallKind::send, x, to); }
+
+int HostCommunicator::start_recv(const Tensor& x, int from) {
+    return start_transfer(CallKind::recv, x, from);
+}
+
+bool HostCommunicator::is_done(int transfer) {
+    Shared::Transfer& asked = *shared_->transfers[static_cast<std::size_t>(transfer)];
+    check(asked.under_way, "a transfer is asked for until it is done");
+    asked.under_way = !asked.exchange.is_done();
+    return !asked.under_way;
+}
+
 void HostCommunicator::barrier() {
     check_collective("barrier");
     Exchange& signals = begin(Channel::barrier, "barrier");
@@ -281,9 +325,10 @@ std::unique_ptr<Communicator> HostCommunicator::split(int color, int key) {
     for (int rank = 0; rank < size(); ++rank) {
         const std::int32_t* said = &all[static_cast<std::size_t>(3 * rank)];
         context = std::max(context, said[2]);
-        if (said[0] == color) members.emplace_back(said[1], rank);
+        if (said[0] == color && color >= 0) members.emplace_back(said[1], rank);
     }
     shared_->next_context = context + 1;
+    if (members.empty()) return nullptr;
     std::ranges::sort(members);
 
     std::vector<int> ranks;

@@ -52,6 +52,10 @@ class HostCommunicator final : public Communicator {
     void group_begin() override;
     void group_end() override;
 
+    int start_send(const Tensor& x, int to) override;
+    int start_recv(const Tensor& x, int from) override;
+    bool is_done(int transfer) override;
+
     // Sends messages of no bytes.
     void barrier() override;
 
@@ -59,7 +63,15 @@ class HostCommunicator final : public Communicator {
     std::unique_ptr<Communicator> split(int color, int key) override;
 
   private:
-    enum class Channel { all_reduce, reduce_scatter, all_gather, broadcast, point_to_point, barrier };
+    enum class Channel {
+        all_reduce,
+        reduce_scatter,
+        all_gather,
+        broadcast,
+        point_to_point,
+        transfer,
+        barrier
+    };
     // What the communicators of one job share.
     struct Shared;
     // A send or recv that waits for the end of its group.
@@ -77,6 +89,8 @@ class HostCommunicator final : public Communicator {
     std::uint64_t sum_pieces(Channel channel, const Tensor& out, const std::byte* pieces, std::size_t stride);
     std::uint64_t gather_parts(Channel channel, const Tensor& recv, const Tensor& send);
     void point_to_point(CallKind kind, const Tensor& x, int peer);
+    void check_peer(int peer) const;
+    int start_transfer(CallKind kind, const Tensor& x, int peer);
 
     std::shared_ptr<Shared> shared_;
     std::vector<int> ranks_;  // of the job

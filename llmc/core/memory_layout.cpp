@@ -19,6 +19,8 @@ std::string_view name_of(ArenaKind kind) {
             return "activations";
         case ArenaKind::communication:
             return "communication";
+        case ArenaKind::pipeline:
+            return "pipeline";
         case ArenaKind::workspace:
             return "workspace";
     }

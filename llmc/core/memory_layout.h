@@ -16,10 +16,19 @@
 
 namespace llmc {
 
-enum class ArenaKind { parameters, gradients, master, moments, activations, communication, workspace };
+enum class ArenaKind {
+    parameters,
+    gradients,
+    master,
+    moments,
+    activations,
+    communication,
+    pipeline,  // what is received and sent between stages, beside the activations that are kept
+    workspace
+};
 inline constexpr std::array all_arenas = {
     ArenaKind::parameters,  ArenaKind::gradients,     ArenaKind::master,   ArenaKind::moments,
-    ArenaKind::activations, ArenaKind::communication, ArenaKind::workspace};
+    ArenaKind::activations, ArenaKind::communication, ArenaKind::pipeline, ArenaKind::workspace};
 std::string_view name_of(ArenaKind kind);
 
 // Buffers start at multiples of this many bytes (cuBLASLt's heuristics assume it).

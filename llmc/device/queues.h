@@ -3,13 +3,30 @@
 // is done when the call returns.)
 #pragma once
 
+#include <array>
 #include <string_view>
 
 namespace llmc {
 
-// What goes where: operations; the communication between ranks, which must not wait behind them; the copies of the
-// next batch, which must not either.
-enum class StreamKind { compute, communication, copy };
+// What goes where: operations; the communication between ranks, which must not wait behind them; what goes from one
+// pipeline stage to the next, each kind and direction apart, so that none waits behind another; the copies of the
+// next batch.
+enum class StreamKind {
+    compute,
+    communication,
+    activations_in,
+    activations_out,
+    gradients_in,
+    gradients_out,
+    copy
+};
+inline constexpr std::array all_streams = {StreamKind::compute,
+                                           StreamKind::communication,
+                                           StreamKind::activations_in,
+                                           StreamKind::activations_out,
+                                           StreamKind::gradients_in,
+                                           StreamKind::gradients_out,
+                                           StreamKind::copy};
 std::string_view name_of(StreamKind stream);
 
 class Queues {

@@ -153,7 +153,8 @@ void load(const std::filesystem::path& file, const SafetensorsReader* reader, co
     for (int unit = 0; unit < store.units(); ++unit) {
         const std::span<float> whole = transfer.whole(unit);
         if (reader) read_unit(file, *reader, store.layout(unit), kind, whole);
-        f(unit, transfer.distribute(unit));
+        const std::span<const float> own = transfer.distribute(unit);
+        if (store.has(unit)) f(unit, own);
     }
 }
 

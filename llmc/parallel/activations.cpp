@@ -9,29 +9,40 @@ namespace llmc {
 ActivationBuffers<BufferId> lay_out_activations(MemoryLayout& layout, const ActivationSpec& spec) {
     const GPTConfig& config = spec.config;
     const std::int64_t B = spec.batch, T = config.sequence_length, C = config.channels;
-    const auto add = [&](const std::string& name, DType dtype, const Shape& shape) {
-        return layout.add(ArenaKind::activations, name, dtype, shape);
+    const BuffersInFlight& in_flight = spec.in_flight;
+    const auto add_to = [&](ArenaKind arena, const std::string& name, DType dtype, const Shape& shape) {
+        return layout.add(arena, name, dtype, shape);
     };
+    const auto add = [&](const std::string& name, DType dtype, const Shape& shape) {
+        return add_to(ArenaKind::activations, name, dtype, shape);
+    };
+    // What is only there while it is received or sent.
+    const auto beside = [](bool is) { return is ? ArenaKind::pipeline : ArenaKind::activations; };
 
     ActivationBuffers<BufferId> ids;
-    for (int slot = 0; slot < spec.slots; ++slot) {
+    for (int slot = 0; slot < in_flight.slots; ++slot) {
         const std::string prefix = fmt::format("slot {}: ", slot);
-        MicroBatchBuffers<BufferId>& buffers = ids.slots.emplace_back();
-        for (std::int64_t i = 0; i <= config.layers; ++i) {
+        SlotBuffers<BufferId>& buffers = ids.slots.emplace_back();
+        for (int i = 0; i < spec.part.most_blocks_of_a_chunk(); ++i) {
             buffers.residual.push_back(add(fmt::format("{}residual {}", prefix, i), spec.dtype, {B, T, C}));
-        }
-        for (std::int64_t i = 0; i < config.layers; ++i) {
             buffers.blocks.push_back(lay_out_block_activations(layout, fmt::format("{}block {}", prefix, i),
                                                                config, B, spec.dtype));
         }
     }
-    for (int i = 0; i <= spec.slots; ++i) {
+    for (int i = 0; i < in_flight.chunk_inputs; ++i) {
+        ids.chunk_inputs.push_back(
+            add_to(beside(i >= in_flight.slots), fmt::format("input {}", i), spec.dtype, {B, T, C}));
+    }
+    for (int i = 0; i <= in_flight.tokens; ++i) {
         ids.tokens.push_back({add(fmt::format("inputs {}", i), DType::int32, {B, T}),
                               add(fmt::format("targets {}", i), DType::int32, {B, T})});
     }
     ids.scratch = lay_out_block_scratch(layout, config, B, spec.dtype);
-    ids.head = lay_out_head(layout, config, B, spec.dtype, spec.head_rows);
-    ids.residual_gradient = add("residual gradient", spec.dtype, {B, T, C});
+    if (spec.part.has_head()) ids.head = lay_out_head(layout, config, B, spec.dtype, spec.head_rows);
+    for (int i = 0; i < in_flight.residual_gradients; ++i) {
+        ids.residual_gradients.push_back(
+            add_to(beside(i > 0), fmt::format("residual gradient {}", i), spec.dtype, {B, T, C}));
+    }
     ids.results = add("results", DType::fp64, {2});
     ids.norm_partials = add("norm partials", DType::fp32, {spec.norm_blocks});
     return ids;
@@ -40,16 +51,17 @@ ActivationBuffers<BufferId> lay_out_activations(MemoryLayout& layout, const Acti
 ActivationBuffers<Tensor> bind(const ActivationBuffers<BufferId>& ids, const Arenas& arenas) {
     const auto tensor = [&](BufferId id) { return arenas[id]; };
     ActivationBuffers<Tensor> bound;
-    for (const MicroBatchBuffers<BufferId>& slot : ids.slots) {
-        MicroBatchBuffers<Tensor>& buffers = bound.slots.emplace_back();
+    for (const SlotBuffers<BufferId>& slot : ids.slots) {
+        SlotBuffers<Tensor>& buffers = bound.slots.emplace_back();
         for (const BufferId id : slot.residual) buffers.residual.push_back(tensor(id));
         for (const auto& block : slot.blocks) buffers.blocks.push_back(block.transform(tensor));
     }
+    for (const BufferId id : ids.chunk_inputs) bound.chunk_inputs.push_back(tensor(id));
     for (const TokenBuffers<BufferId>& tokens : ids.tokens)
         bound.tokens.push_back({tensor(tokens.inputs), tensor(tokens.targets)});
     bound.scratch = ids.scratch.transform(tensor);
-    bound.head = ids.head.transform(tensor);
-    bound.residual_gradient = tensor(ids.residual_gradient);
+    if (ids.head) bound.head = ids.head->transform(tensor);
+    for (const BufferId id : ids.residual_gradients) bound.residual_gradients.push_back(tensor(id));
     bound.results = tensor(ids.results);
     bound.norm_partials = tensor(ids.norm_partials);
     return bound;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "llmc/core/memory_layout.h"
@@ -10,6 +11,8 @@
 #include "llmc/model/block.h"
 #include "llmc/model/config.h"
 #include "llmc/model/head.h"
+#include "llmc/parallel/stage.h"
+#include "llmc/parallel/step.h"
 
 namespace llmc {
 
@@ -18,29 +21,33 @@ struct TokenBuffers {
     Buffer inputs, targets;  // int32 (B,T)
 };
 
-// What a micro-batch owns, beside its tokens, from its load to the end of its backward pass.
+// What a chunk of the model keeps of a micro-batch, beside its input, from its forward pass to the end of its backward
+// pass: of as many blocks as the stage's largest chunk has.
 template <class Buffer>
-struct MicroBatchBuffers {
-    std::vector<Buffer> residual;                  // L+1 times X (B,T,C)
-    std::vector<BlockActivations<Buffer>> blocks;  // L
+struct SlotBuffers {
+    std::vector<Buffer> residual;  // X (B,T,C), the output of each block
+    std::vector<BlockActivations<Buffer>> blocks;
 };
 
 template <class Buffer>
 struct ActivationBuffers {
-    std::vector<MicroBatchBuffers<Buffer>> slots;
-    std::vector<TokenBuffers<Buffer>> tokens;  // one more than slots: for the micro-batch that comes ahead
+    std::vector<SlotBuffers<Buffer>> slots;
+    std::vector<Buffer> chunk_inputs;  // X (B,T,C)
+    std::vector<TokenBuffers<Buffer>>
+        tokens;  // one more than are in use: for the micro-batch that comes ahead
     BlockScratch<Buffer> scratch;
-    HeadActivations<Buffer> head;
-    Buffer residual_gradient;  // X (B,T,C)
-    Buffer results;            // fp64 (2): the sum of the losses, the squared norm of the gradients
-    Buffer norm_partials;      // fp32, one for every norm block of every unit
+    std::optional<HeadActivations<Buffer>> head;  // of the stage that has it
+    std::vector<Buffer> residual_gradients;       // X (B,T,C)
+    Buffer results;        // fp64 (2): the sum of the losses, the squared norm of the gradients
+    Buffer norm_partials;  // fp32, one for every norm block of every unit
 };
 
 struct ActivationSpec {
     GPTConfig config;
     DType dtype = DType::fp32;
-    std::int64_t batch = 1;      // sequences of a micro-batch
-    int slots = 1;               // micro-batches in flight
+    std::int64_t batch = 1;  // sequences of a micro-batch
+    StagePart part{};
+    BuffersInFlight in_flight{};
     std::int64_t head_rows = 1;  // of logits at a time
     std::int64_t norm_blocks = 0;
 };

@@ -1,8 +1,12 @@
 #include "llmc/parallel/build_step.h"
 
+#include <span>
 #include <utility>
+#include <vector>
 
+#include "llmc/core/error.h"
 #include "llmc/model/units.h"
+#include "llmc/parallel/chunk_buffers.h"
 #include "llmc/parallel/prefetch.h"
 
 namespace llmc {
@@ -11,12 +15,27 @@ namespace {
 
 using enum BufferRole;
 
+// Whether a pass makes the gradient of its chunk's input.
+bool makes_input_gradient(PassKind kind) {
+    return kind == PassKind::backward || kind == PassKind::backward_input;
+}
+
+// What follows the forward pass of the last block.
+enum class Purpose { training, losses, logits };
+
 class StepBuilder {
   public:
-    explicit StepBuilder(const StepSpec& spec) : spec_(spec), sharding_(spec.sharding) {
-        step_.layers = spec.layers;
+    explicit StepBuilder(const StepSpec& spec, Purpose purpose = Purpose::training)
+        : spec_(spec),
+          purpose_(purpose),
+          sharding_(spec.sharding),
+          part_(spec.part),
+          buffers_(spec.pipeline.stages > 1) {
+        step_.part = spec.part;
+        step_.stage = spec.stage;
+        step_.stages = stages();
         step_.sharding = spec.sharding;
-        step_.micro_batches = spec.micro_batches;
+        step_.micro_batches = micro_batches();
     }
 
     Step finish() {
@@ -25,115 +44,258 @@ class StepBuilder {
         return std::move(step_);
     }
 
-    void load(int micro_batch) {
-        add({.kind = ActionKind::load, .micro_batch = micro_batch, .reads = {}, .writes = {{tokens}}});
-    }
-
-    void forward_to_head(int micro_batch) {
-        compute(ActionKind::forward, {PartKind::embedding}, micro_batch,
-                {{tokens}, whole_parameters(wte_unit), whole_parameters(wpe_unit)}, {{residual, 0}});
-        release(wpe_unit);
-        for (int block = 0; block < spec_.layers; ++block) {
-            const int unit = block_unit(block);
-            compute(ActionKind::forward, {PartKind::block, block}, micro_batch,
-                    {{residual, block}, whole_parameters(unit)}, {{saved, block}, {residual, block + 1}});
-            // The backward pass begins with the last block.
-            if (sharding_.reshards_after_forward && block + 1 < spec_.layers) release(unit);
+    // The passes of this stage in their order. What comes from another stage is received one pass ahead, while the
+    // pass before computes.
+    void run(std::span<const Pass> passes) {
+        if (!passes.empty()) receive(passes[0]);
+        for (std::size_t i = 0; i < passes.size(); ++i) {
+            if (i + 1 < passes.size()) receive(passes[i + 1]);
+            const bool turns_round = i + 1 < passes.size() && makes_input_gradient(passes[i + 1].kind) &&
+                                     passes[i + 1].chunk == passes[i].chunk &&
+                                     passes[i + 1].micro_batch == passes[i].micro_batch;
+            perform(passes[i], turns_round);
         }
-    }
-
-    void head_losses(int micro_batch) {
-        compute(ActionKind::forward, {PartKind::head}, micro_batch,
-                {{tokens}, {residual, spec_.layers}, whole_parameters(ln_f()), whole_parameters(wte_unit)},
-                {{loss}});
-    }
-
-    void head_logits(int micro_batch) {
-        compute(ActionKind::logits, {PartKind::head}, micro_batch,
-                {{residual, spec_.layers}, whole_parameters(ln_f()), whole_parameters(wte_unit)}, {{logits}});
-    }
-
-    void backward(int micro_batch) {
-        const bool first = micro_batch == 0, last = micro_batch + 1 == spec_.micro_batches;
-        begin(wte_unit, first);
-        begin(ln_f(), first);
-        compute(ActionKind::backward, {PartKind::head}, micro_batch,
-                {{tokens}, {residual, spec_.layers}, whole_parameters(ln_f()), whole_parameters(wte_unit)},
-                {{residual_gradient}, sums(ln_f()), sums(wte_unit), {loss}});
-        release(wte_unit);
-        release(ln_f());
-        end(ln_f(), first, last);
-        for (int block = spec_.layers - 1; block >= 0; --block) {
-            const int unit = block_unit(block);
-            begin(unit, first);
-            compute(ActionKind::backward, {PartKind::block, block}, micro_batch,
-                    {{residual_gradient}, {residual, block}, {saved, block}, whole_parameters(unit)},
-                    {{residual_gradient}, sums(unit)});
-            release(unit);
-            end(unit, first, last);
-        }
-        begin(wpe_unit, first);
-        compute(ActionKind::backward, {PartKind::embedding}, micro_batch, {{tokens}, {residual_gradient}},
-                {sums(wte_unit), sums(wpe_unit)});
-        end(wpe_unit, first, last);
-        end(wte_unit, first, last);
-        accumulate_received();
     }
 
     void norm_and_update() {
+        accumulate_received();
+        finish_tied();
         Action square{.kind = ActionKind::square, .reads = {}, .writes = {{squares}}};
-        for (int unit = 0; unit <= ln_f(); ++unit) square.reads.push_back(reduced(unit));
+        for_each_unit([&](int unit) {
+            if (part_.counts_unit(unit)) square.reads.push_back(reduced(unit));
+        });
         add(std::move(square));
-        communicate({.kind = ActionKind::gather_squares, .reads = {{squares}}, .writes = {{squares}}});
+        if (has_others())
+            communicate({.kind = ActionKind::gather_squares, .reads = {{squares}}, .writes = {{squares}}});
         add({.kind = ActionKind::norm, .reads = {{squares}}, .writes = {{norm}}});
-        for (int unit = 0; unit <= ln_f(); ++unit) {
+        for_each_unit([&](int unit) {
             const bool whole = sharding_.keeps_optimizer_whole();
             add({.kind = ActionKind::update,
                  .unit = unit,
                  .reads = {whole ? whole_gradients(unit) : reduced(unit), {norm}, {optimizer, unit, unit}},
                  .writes = {{optimizer, unit, unit}, own_parameters(unit)}});
             publish(unit);
-        }
+        });
     }
 
-    // A unit's parameters, on ranks that keep them whole and have updated a shard.
-    void publish(int unit) {
-        if (sharding_.keeps_optimizer_whole() || !sharding_.keeps_parameters_whole()) return;
-        communicate({.kind = ActionKind::gather_parameters,
-                     .unit = unit,
-                     .reads = {own_parameters(unit)},
-                     .writes = {whole_parameters(unit)}});
+    void publish_all() {
+        for_each_unit([&](int unit) { publish(unit); });
     }
 
     void reduce_loss() {
-        communicate({.kind = ActionKind::reduce_loss, .reads = {{loss}}, .writes = {{loss}}});
+        if (has_others())
+            communicate({.kind = ActionKind::reduce_loss, .reads = {{loss}}, .writes = {{loss}}});
     }
 
   private:
-    int ln_f() const { return ln_f_unit(spec_.layers); }
+    int layers() const { return part_.layers; }
+    int ln_f() const { return ln_f_unit(layers()); }
+    int stages() const { return spec_.pipeline.stages; }
+    int micro_batches() const { return spec_.pipeline.micro_batches; }
+    bool has_others() const { return sharding_.ranks() > 1 || stages() > 1; }
+    // wte's gradients are made in two stages.
+    bool is_tied(int unit) const { return unit == wte_unit && stages() > 1; }
+
+    template <class F>
+    void for_each_unit(F&& f) const {
+        for (int unit = 0; unit <= ln_f(); ++unit) {
+            if (part_.has_unit(unit)) f(unit);
+        }
+    }
 
     void add(Action action) { step_.actions.push_back(std::move(action)); }
 
-    void compute(ActionKind kind, Part part, int micro_batch, std::vector<BufferUse> reads,
-                 std::vector<BufferUse> writes) {
+    // A part of the model, of the pass that is under way.
+    void compute(ActionKind kind, Part part, std::vector<BufferUse> reads, std::vector<BufferUse> writes) {
         add({.kind = kind,
              .part = part,
-             .micro_batch = micro_batch,
+             .micro_batch = micro_batch_,
+             .chunk = chunk_,
+             .slot = place_.slot,
              .reads = std::move(reads),
              .writes = std::move(writes)});
     }
 
-    // Where there is somebody to talk to.
     void communicate(Action action) {
-        if (sharding_.ranks() == 1) return;
         action.stream = StreamKind::communication;
         add(std::move(action));
     }
+    // Where there are data ranks to talk to.
+    void communicate_data(Action action) {
+        if (sharding_.ranks() > 1) communicate(std::move(action));
+    }
+
+    // ---- the passes of chunks
+
+    const Chunk& chunk_of(const Pass& pass) const { return chunk_at(local(pass)); }
+    const Chunk& chunk_at(int chunk) const { return part_.chunks[static_cast<std::size_t>(chunk)]; }
+    int local(const Pass& pass) const { return pass.chunk / stages(); }
+
+    void receive(const Pass& pass) {
+        const ChunkPass key{local(pass), pass.micro_batch};
+        if (pass.kind == PassKind::forward && !chunk_of(pass).has_embedding) {
+            transfer(ActionKind::receive_activation, StreamKind::activations_in, pass, {},
+                     {{chunk_input, buffers_.take_input(key)}});
+        } else if (makes_input_gradient(pass.kind) && !chunk_of(pass).has_head) {
+            transfer(ActionKind::receive_gradient, StreamKind::gradients_in, pass, {},
+                     {{residual_gradient, buffers_.take_gradient(key)}});
+        }
+    }
+
+    void transfer(ActionKind kind, StreamKind stream, const Pass& pass, std::vector<BufferUse> reads,
+                  std::vector<BufferUse> writes) {
+        add({.kind = kind,
+             .stream = stream,
+             .micro_batch = pass.micro_batch,
+             .chunk = local(pass),
+             .slot = place_.slot,
+             .reads = std::move(reads),
+             .writes = std::move(writes)});
+    }
+
+    void perform(const Pass& pass, bool turns_round) {
+        micro_batch_ = pass.micro_batch;
+        chunk_ = local(pass);
+        const ChunkPass key{chunk_, micro_batch_};
+        const Chunk& chunk = chunk_of(pass);
+        // What is not received is made here.
+        if (pass.kind == PassKind::forward) {
+            if (chunk.has_embedding) buffers_.take_input(key);
+            buffers_.take_slot(key);
+        } else if (makes_input_gradient(pass.kind) && chunk.has_head) {
+            buffers_.take_gradient(key);
+        }
+        place_ = buffers_.at(key);
+        switch (pass.kind) {
+            case PassKind::forward:
+                forward(chunk, turns_round);
+                if (!chunk.has_head)
+                    transfer(ActionKind::send_activation, StreamKind::activations_out, pass,
+                             {stream(chunk.end_block)}, {});
+                break;
+            case PassKind::backward:
+            case PassKind::backward_input:
+                backward(chunk, pass.kind == PassKind::backward);
+                if (!chunk.has_embedding)
+                    transfer(ActionKind::send_gradient, StreamKind::gradients_out, pass, {gradient()}, {});
+                break;
+            case PassKind::backward_weight:
+                for (int block = chunk.end_block - 1; block >= chunk.first_block; --block)
+                    backward_block(ActionKind::backward_weight, block);
+                break;
+        }
+        const bool ends = pass.kind == PassKind::backward || pass.kind == PassKind::backward_weight;
+        // One micro-batch alone leaves what it computed, for who looks for what went wrong.
+        const bool is_over = purpose_ != Purpose::training && micro_batches() > 1;
+        if (ends || is_over) buffers_.free(key);
+    }
+
+    void forward(const Chunk& chunk, bool turns_round) {
+        if (chunk.has_embedding) {
+            load();
+            compute(ActionKind::forward, {PartKind::embedding},
+                    {{tokens}, whole_parameters(wte_unit), whole_parameters(wpe_unit)}, {stream(0)});
+            release(wpe_unit);
+            if (!part_.has_head()) release(wte_unit);
+        }
+        for (int block = chunk.first_block; block < chunk.end_block; ++block) {
+            const int unit = block_unit(block);
+            compute(ActionKind::forward, {PartKind::block, block}, {stream(block), whole_parameters(unit)},
+                    {{saved, in_chunk(block)}, stream(block + 1)});
+            // The backward pass begins with the last block.
+            const bool stays = turns_round && block + 1 == chunk.end_block;
+            if (sharding_.reshards_after_forward && !stays) release(unit);
+        }
+        if (chunk.has_head && purpose_ != Purpose::training) head(chunk);
+    }
+
+    void head(const Chunk& chunk) {
+        const std::vector<BufferUse> reads = {stream(layers()), whole_parameters(ln_f()),
+                                              whole_parameters(wte_unit)};
+        if (purpose_ == Purpose::losses) {
+            if (!chunk.has_embedding) load();
+            compute(ActionKind::forward, {PartKind::head}, {{tokens}, reads[0], reads[1], reads[2]},
+                    {{loss}});
+        } else {
+            compute(ActionKind::logits, {PartKind::head}, reads, {{logits}});
+        }
+        release(wte_unit);
+        release(ln_f());
+    }
+
+    // With the gradients of parameters; or, of blocks, those of their inputs alone.
+    void backward(const Chunk& chunk, bool whole) {
+        if (chunk.has_head) {
+            if (!chunk.has_embedding) load();
+            begin(wte_unit);
+            begin(ln_f());
+            compute(ActionKind::backward, {PartKind::head},
+                    {{tokens}, stream(layers()), whole_parameters(ln_f()), whole_parameters(wte_unit)},
+                    {gradient(), sums(ln_f()), sums(wte_unit), {loss}});
+            release(wte_unit);
+            release(ln_f());
+            end(ln_f());
+            if (!chunk.has_embedding) end(wte_unit);
+        }
+        for (int block = chunk.end_block - 1; block >= chunk.first_block; --block)
+            backward_block(whole ? ActionKind::backward : ActionKind::backward_input, block);
+        if (chunk.has_embedding) {
+            if (!chunk.has_head) begin(wte_unit);
+            begin(wpe_unit);
+            compute(ActionKind::backward, {PartKind::embedding}, {{tokens}, gradient()},
+                    {sums(wte_unit), sums(wpe_unit)});
+            end(wpe_unit);
+            end(wte_unit);
+        }
+        accumulate_received();
+    }
+
+    void backward_block(ActionKind kind, int block) {
+        const int unit = block_unit(block);
+        const Part part{PartKind::block, block};
+        if (kind == ActionKind::backward_input) {
+            compute(kind, part, {gradient(), stream(block), {saved, in_chunk(block)}, whole_parameters(unit)},
+                    {gradient(), {output_gradients, in_chunk(block)}});
+            release(unit);
+            return;
+        }
+        begin(unit);
+        if (kind == ActionKind::backward) {
+            compute(kind, part, {gradient(), stream(block), {saved, in_chunk(block)}, whole_parameters(unit)},
+                    {gradient(), sums(unit)});
+            release(unit);
+        } else {
+            compute(kind, part,
+                    {stream(block), {saved, in_chunk(block)}, {output_gradients, in_chunk(block)}},
+                    {sums(unit)});
+        }
+        end(unit);
+    }
+
+    void load() {
+        add({.kind = ActionKind::load,
+             .micro_batch = micro_batch_,
+             .chunk = chunk_,
+             .slot = place_.slot,
+             .reads = {},
+             .writes = {{tokens}}});
+    }
+
+    // ---- where a micro-batch's numbers are
+
+    // The residual stream before a block of the chunk, or behind its last one.
+    BufferUse stream(int block) const {
+        if (in_chunk(block) == 0) return {chunk_input, place_.input};
+        return {residual, in_chunk(block)};
+    }
+    // Chunks use the same slots.
+    int in_chunk(int block) const { return block - chunk_at(chunk_).first_block; }
+    BufferUse gradient() const { return {residual_gradient, place_.gradient}; }
 
     // ---- where a unit's numbers are
 
     BufferUse whole_parameters(int unit) const {
-        return {parameters, place_of_parameters(sharding_, unit, spec_.layers), unit};
+        return {parameters, place_of_parameters(sharding_, unit, part_), unit};
     }
     // What the rank's update makes.
     BufferUse own_parameters(int unit) const {
@@ -141,17 +303,17 @@ class StepBuilder {
         return {parameter_shard, unit, unit};
     }
     BufferUse whole_gradients(int unit) const {
-        return {gradients, place_of_gradients(sharding_, spec_.micro_batches, unit, spec_.layers), unit};
+        return {gradients, place_of_gradients(sharding_, micro_batches(), unit, part_), unit};
     }
     // The rank's shard of the sum over ranks and micro-batches.
     BufferUse reduced(int unit) const {
-        if (!sharding_.keeps_gradient_shards(spec_.micro_batches)) return whole_gradients(unit);
+        if (!sharding_.keeps_gradient_shards(micro_batches())) return whole_gradients(unit);
         return {gradient_shard, unit, unit};
     }
     // What the backward pass adds a unit's gradients to: they themselves, or the sums of this micro-batch alone.
     BufferUse sums(int unit) const {
         if (!spec_.rounds_gradients) return whole_gradients(unit);
-        return {gradient_sums, place_of_gradient_sums(unit, spec_.layers), unit};
+        return {gradient_sums, place_of_gradient_sums(unit, part_), unit};
     }
 
     // ---- what is done around a part of the model
@@ -161,20 +323,21 @@ class StepBuilder {
         add({.kind = ActionKind::release, .unit = unit, .reads = {}, .writes = {whole_parameters(unit)}});
     }
 
+    bool is_first() const { return micro_batch_ == 0; }
+    bool is_last() const { return micro_batch_ + 1 == micro_batches(); }
+
     // Whether the whole gradients are those of one micro-batch.
-    bool starts_afresh(bool first_micro_batch) const {
-        return first_micro_batch || sharding_.accumulates_shards(spec_.micro_batches);
-    }
+    bool starts_afresh() const { return is_first() || sharding_.accumulates_shards(micro_batches()); }
 
     // Before the first backward of a micro-batch that writes a unit's gradients.
-    void begin(int unit, bool first) {
-        if (!starts_afresh(first) && !spec_.rounds_gradients) return;
+    void begin(int unit) {
+        if (!starts_afresh() && !spec_.rounds_gradients) return;
         add({.kind = ActionKind::zero, .unit = unit, .reads = {}, .writes = {sums(unit)}});
     }
 
     // After the last one.
-    void end(int unit, bool first, bool last) {
-        if (spec_.rounds_gradients && starts_afresh(first)) {
+    void end(int unit) {
+        if (spec_.rounds_gradients && starts_afresh()) {
             add({.kind = ActionKind::round,
                  .unit = unit,
                  .reads = {sums(unit)},
@@ -186,76 +349,113 @@ class StepBuilder {
                  .writes = {whole_gradients(unit)}});
         }
         accumulate_received();
-        if (last || sharding_.accumulates_shards(spec_.micro_batches)) reduce(unit, first, last);
+        if (is_last() || sharding_.accumulates_shards(micro_batches())) reduce(unit);
     }
 
     // All-reduce is reduce-scatter then all-gather (idea 3).
-    void reduce(int unit, bool first, bool last) {
+    void reduce(int unit) {
         const BufferUse whole = whole_gradients(unit), sum = reduced(unit);
-        const bool adds = sharding_.accumulates_shards(spec_.micro_batches) && !first;
+        const bool adds = sharding_.accumulates_shards(micro_batches()) && !is_first();
         const BufferUse received = adds ? whole : sum;
-        communicate(
+        communicate_data(
             {.kind = ActionKind::reduce_scatter, .unit = unit, .reads = {whole}, .writes = {received}});
         if (sharding_.replicas > 1) {
             communicate(
                 {.kind = ActionKind::all_reduce, .unit = unit, .reads = {received}, .writes = {received}});
         }
         if (adds) received_ = unit;
-        if (!last || !sharding_.keeps_optimizer_whole()) return;
+        if (!is_last() || is_tied(unit)) return;
+        gather_gradients(unit);
+    }
+
+    // Where the whole gradients are updated from.
+    void gather_gradients(int unit) {
+        if (!sharding_.keeps_optimizer_whole()) return;
         accumulate_received();
-        communicate({.kind = ActionKind::gather_gradients, .unit = unit, .reads = {sum}, .writes = {whole}});
+        communicate_data({.kind = ActionKind::gather_gradients,
+                          .unit = unit,
+                          .reads = {reduced(unit)},
+                          .writes = {whole_gradients(unit)}});
+    }
+
+    // The stages of the embedding and of the head have each made a part of wte's gradients. At the end of the list, where
+    // neither has anything to do for the other any more.
+    void finish_tied() {
+        if (!is_tied(wte_unit) || !part_.has_unit(wte_unit)) return;
+        communicate({.kind = ActionKind::sum_tied,
+                     .unit = wte_unit,
+                     .reads = {reduced(wte_unit)},
+                     .writes = {reduced(wte_unit)}});
+        gather_gradients(wte_unit);
     }
 
     // The shard that was received last. A part later than its reduction, which the backward pass need not wait for.
     void accumulate_received() {
         if (received_ < 0) return;
+        const int unit = std::exchange(received_, -1);
         add({.kind = ActionKind::accumulate_shard,
-             .unit = received_,
-             .reads = {whole_gradients(received_), reduced(received_)},
-             .writes = {reduced(received_)}});
-        received_ = -1;
+             .unit = unit,
+             .reads = {whole_gradients(unit), reduced(unit)},
+             .writes = {reduced(unit)}});
     }
 
-    StepSpec spec_;
-    const Sharding& sharding_ = spec_.sharding;
+    // A unit's parameters, on ranks that keep them whole and have updated a shard.
+    void publish(int unit) {
+        if (sharding_.keeps_optimizer_whole() || !sharding_.keeps_parameters_whole()) return;
+        communicate_data({.kind = ActionKind::gather_parameters,
+                          .unit = unit,
+                          .reads = {own_parameters(unit)},
+                          .writes = {whole_parameters(unit)}});
+    }
+
+    const StepSpec& spec_;
+    Purpose purpose_;
+    const Sharding& sharding_;
+    const StagePart& part_;
     Step step_;
-    int received_ = -1;  // the unit whose shard is to be added
+    ChunkBuffers buffers_;
+    // Of the pass that is under way.
+    int chunk_ = 0, micro_batch_ = 0;
+    ChunkPlace place_;
+    int received_ = -1;  // the unit whose shard waits to be added to the sum, if there is one
 };
+
+// The forward passes of this stage, chunk by chunk.
+std::vector<Pass> forward_passes(const StepSpec& spec, int micro_batches) {
+    std::vector<Pass> passes;
+    for (const Chunk& chunk : spec.part.chunks) {
+        for (int micro_batch = 0; micro_batch < micro_batches; ++micro_batch)
+            passes.push_back({PassKind::forward, chunk.number, micro_batch});
+    }
+    return passes;
+}
 
 }  // namespace
 
 Step build_training_step(const StepSpec& spec) {
     StepBuilder build(spec);
-    for (int micro_batch = 0; micro_batch < spec.micro_batches; ++micro_batch) {
-        build.load(micro_batch);
-        build.forward_to_head(micro_batch);
-        build.backward(micro_batch);
-    }
+    build.run(pipeline_passes(spec.pipeline)[static_cast<std::size_t>(spec.stage)]);
     build.reduce_loss();
     build.norm_and_update();
     return build.finish();
 }
 
 Step build_evaluation_step(const StepSpec& spec) {
-    StepBuilder build(spec);
-    build.load(0);
-    build.forward_to_head(0);
-    build.head_losses(0);
+    StepBuilder build(spec, Purpose::losses);
+    build.run(forward_passes(spec, spec.pipeline.micro_batches));
     build.reduce_loss();
     return build.finish();
 }
 
 Step build_generation_step(const StepSpec& spec) {
-    StepBuilder build(spec);
-    build.load(0);
-    build.forward_to_head(0);
-    build.head_logits(0);
+    StepBuilder build(spec, Purpose::logits);
+    build.run(forward_passes(spec, 1));
     return build.finish();
 }
 
 Step build_publication(const StepSpec& spec) {
     StepBuilder build(spec);
-    for (int unit = 0; unit <= ln_f_unit(spec.layers); ++unit) build.publish(unit);
+    build.publish_all();
     return build.finish();
 }
 

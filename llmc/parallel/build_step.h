@@ -1,25 +1,28 @@
-// Makes the list of actions of a rank: a pure function of the model's depth, the mesh and how it shards, the accumulation
-// and whether gradients are kept rounded.
+// Makes the list of actions of a rank: a pure function of its part of the model, the pipeline's schedule, how the data
+// ranks shard, the accumulation and whether gradients are kept rounded.
 #pragma once
 
+#include "llmc/parallel/pipeline_schedule.h"
+#include "llmc/parallel/stage.h"
 #include "llmc/parallel/step.h"
 
 namespace llmc {
 
 struct StepSpec {
-    int layers = 0;
+    StagePart part{};
+    int stage = 0;
+    PipelineSpec pipeline{};  // of all stages, and the micro-batches
     Sharding sharding{};
-    int micro_batches = 1;
     // Gradients are kept in bf16: the backward pass of a micro-batch makes sums in fp32, which are then added to them.
     bool rounds_gradients = false;
 };
 
-// Forward and backward of every micro-batch, gradients reduced behind the last action that writes them,
-// then the norm and the update. Where parameters are kept in shards, they are gathered ahead of the forward and the
-// backward pass; where only what updates them is, behind the update.
+// Forward and backward of every micro-batch, in the order of the schedule; gradients reduced behind the last action
+// that writes them, then the norm and the update. Where parameters are kept in shards, they are gathered ahead of the
+// forward and the backward pass; where only what updates them is, behind the update.
 Step build_training_step(const StepSpec& spec);
 
-// One micro-batch of every rank up to the losses, summed over ranks, for validation.
+// The micro-batches up to the losses, summed over ranks, for validation.
 Step build_evaluation_step(const StepSpec& spec);
 
 // One micro-batch up to the logits of one position, for generation.

@@ -1,10 +1,12 @@
 // Follows a list from action to action, and stops at the first that reads or overwrites what it must not (step.h).
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "llmc/core/error.h"
 #include "llmc/model/units.h"
@@ -22,9 +24,11 @@ std::string describe(const Action& action, std::size_t position) {
 
 class Checker {
   public:
-    explicit Checker(const Step& step) : sharding_(step.sharding) {
+    explicit Checker(const Step& step) : sharding_(step.sharding), part_(step.part) {
         if (!sharding_.keeps_parameters_whole()) return;
-        for (int unit = 0; unit <= ln_f_unit(step.layers); ++unit) parameters_[unit] = unit;
+        for (int unit = 0; unit <= ln_f_unit(part_.layers); ++unit) {
+            if (part_.has_unit(unit)) parameters_[unit] = unit;
+        }
     }
 
     void visit(const Action& action, std::size_t position) {
@@ -40,6 +44,8 @@ class Checker {
         if (action.kind == ActionKind::norm) norm_done_ = true;
         if (action.kind == ActionKind::update) {
             require(norm_done_, "updates before the norm");
+            require(action.unit != wte_unit || !is_tied() || tied_.contains(wte_unit),
+                    "updates tied weights from one stage's gradients");
             require(updated_.insert(action.unit).second, "updates its unit a second time");
         }
     }
@@ -73,9 +79,16 @@ class Checker {
         enum { zeroed, filled, taken } state;
     };
 
+    // A chunk, and a micro-batch.
+    using Owner = std::pair<int, int>;
+    static Owner owner_of(const Action& action) { return {action.chunk, action.micro_batch}; }
+
     void require(bool condition, std::string_view fault) const {
         if (!condition) programming_error(fmt::format("step: {} {}", where_, fault));
     }
+
+    // wte's gradients are made in two stages.
+    bool is_tied() const { return part_.has_embedding() != part_.has_head(); }
 
     // An action of a unit, or of a block, uses that one's buffers.
     void require_own(const Action& action, const BufferUse& use) const {
@@ -95,7 +108,7 @@ class Checker {
         if (belongs_to_micro_batch(use.role)) {
             const auto found = owner_.find(place_of(action, use));
             require(found != owner_.end(), "reads an activation that nobody wrote");
-            require(found->second == action.micro_batch, "reads an activation of another micro-batch");
+            require(found->second == owner_of(action), "reads an activation of another micro-batch");
         }
         switch (use.role) {
             case BufferRole::parameters: {
@@ -110,7 +123,7 @@ class Checker {
             case BufferRole::gradient_shard:
                 require(shards_.contains(use.unit), "reads a shard of gradients that nobody reduced");
                 if (action.kind == ActionKind::square || action.kind == ActionKind::update ||
-                    action.kind == ActionKind::gather_gradients)
+                    action.kind == ActionKind::gather_gradients || action.kind == ActionKind::sum_tied)
                     require_added_up(use.unit);
                 break;
             case BufferRole::gradient_sums: {
@@ -157,7 +170,7 @@ class Checker {
     }
 
     void write(const Action& action, const BufferUse& use) {
-        if (belongs_to_micro_batch(use.role)) owner_[place_of(action, use)] = action.micro_batch;
+        if (belongs_to_micro_batch(use.role)) owner_[place_of(action, use)] = owner_of(action);
         switch (use.role) {
             case BufferRole::parameters:
                 return write_parameters(action, use);
@@ -196,6 +209,7 @@ class Checker {
         Whole& of = whole(use);
         switch (action.kind) {
             case ActionKind::backward:
+            case ActionKind::backward_weight:
             case ActionKind::accumulate:
                 require(of.state == Whole::accumulating, "adds to gradients that were reduced");
                 break;
@@ -204,6 +218,11 @@ class Checker {
                 break;
             case ActionKind::all_reduce:
                 require(of.state == Whole::scattered, "sums shards that nobody received");
+                break;
+            case ActionKind::sum_tied:
+                require(of.state == Whole::scattered || sharding_.ranks() == 1,
+                        "sums shards that nobody received");
+                require(tied_.insert(use.unit).second, "sums tied gradients a second time");
                 break;
             case ActionKind::gather_gradients:
                 of.state = Whole::complete;
@@ -222,6 +241,9 @@ class Checker {
                     if (of.unit == use.unit) of.state = Whole::handed_over;
                 }
                 break;
+            case ActionKind::sum_tied:
+                require(tied_.insert(use.unit).second, "sums tied gradients a second time");
+                [[fallthrough]];
             case ActionKind::all_reduce:
             case ActionKind::accumulate_shard:
                 require(shards_.contains(use.unit), "adds to a shard of gradients that nobody reduced");
@@ -246,13 +268,15 @@ class Checker {
     }
 
     const Sharding& sharding_;
+    const StagePart& part_;
     std::string where_;
-    std::map<Place, int> owner_;     // the micro-batch that wrote it last
+    std::map<Place, Owner> owner_;   // whose pass wrote it last
     std::map<int, int> parameters_;  // by place: the unit whose whole parameters are there
     std::map<int, Sums> sums_;
     std::map<int, Whole> gradients_;
     std::set<int> shards_;  // units whose shard of gradients is filled
     std::set<int> with_gradients_, updated_;
+    std::set<int> tied_;  // units whose gradients are summed over two stages
     bool norm_done_ = false;
 };
 
@@ -263,15 +287,24 @@ void check_step(const Step& step) {
     for (std::size_t i = 0; i < step.actions.size(); ++i) checker.visit(step.actions[i], i);
     checker.finish();
 
-    const std::vector<int> needed = dependencies(step);
+    const std::vector<std::vector<int>> needed = dependencies(step);
     for (std::size_t i = 0; i < needed.size(); ++i) {
         const Action& action = step.actions[i];
-        if (action.after < needed[i]) {
-            programming_error(fmt::format("step: {} may run before action {}, on which it depends",
-                                          describe(action, i), needed[i]));
+        const auto waits_for = [&](int place) {
+            const StreamKind stream = step.actions[static_cast<std::size_t>(place)].stream;
+            return std::ranges::any_of(action.after, [&](int after) {
+                return after >= place && step.actions[static_cast<std::size_t>(after)].stream == stream;
+            });
+        };
+        for (const int after : action.after) {
+            if (after >= static_cast<int>(i))
+                programming_error(fmt::format("step: {} waits for a later action", describe(action, i)));
         }
-        if (action.after >= static_cast<int>(i)) {
-            programming_error(fmt::format("step: {} waits for a later action", describe(action, i)));
+        for (const int place : needed[i]) {
+            if (!waits_for(place)) {
+                programming_error(fmt::format("step: {} may run before action {}, on which it depends",
+                                              describe(action, i), place));
+            }
         }
     }
 }

@@ -1,14 +1,15 @@
 #include "llmc/parallel/device_streams.h"
 
+#include <utility>
+
 #include "llmc/parallel/host_streams.h"
 
 namespace llmc {
 
 DeviceStreams::DeviceStreams(Queues& queues, bool overlap)
-    : queues_(queues),
-      overlap_(overlap),
-      start_(queues.new_mark()),
-      end_of_communication_(queues.new_mark()) {}
+    : queues_(queues), overlap_(overlap), start_(queues.new_mark()) {
+    for (int& mark : ends_) mark = queues.new_mark();
+}
 
 int DeviceStreams::mark_of(int place) {
     while (std::ssize(marks_) <= place) marks_.push_back(queues_.new_mark());
@@ -24,42 +25,53 @@ void DeviceStreams::begin_lap(Phase phase) {
     ++laps_used_;
 }
 
-void DeviceStreams::run(const Step& step, const Perform& perform) {
+StreamKind DeviceStreams::queue_of(const Action& action) const {
+    return overlap_ || is_between_stages(action.kind) ? action.stream : StreamKind::compute;
+}
+
+void DeviceStreams::run(const Step& step, Performer& performer) {
     is_awaited_.assign(step.actions.size(), false);
-    bool communicates = false;
+    std::array<bool, all_streams.size()> is_used{};
     for (const Action& action : step.actions) {
-        if (action.after >= 0) is_awaited_[static_cast<std::size_t>(action.after)] = true;
-        communicates |= overlap_ && action.stream == StreamKind::communication;
+        for (const int place : action.after) is_awaited_[static_cast<std::size_t>(place)] = true;
+        is_used[static_cast<std::size_t>(queue_of(action))] = true;
     }
+    const auto for_each_other = [&](auto&& f) {
+        for (const StreamKind stream : all_streams) {
+            if (stream != StreamKind::compute && is_used[static_cast<std::size_t>(stream)]) f(stream);
+        }
+    };
 
     laps_used_ = 0;
     queues_.select(StreamKind::compute);
-    if (communicates) {
-        // Nothing of this list begins before the last one has ended.
-        queues_.set(start_);
-        queues_.select(StreamKind::communication);
+    // Nothing of this list begins before the last one has ended.
+    bool has_set = false;
+    for_each_other([&](StreamKind stream) {
+        if (!std::exchange(has_set, true)) queues_.set(start_);
+        queues_.select(stream);
         queues_.wait(start_);
-        queues_.select(StreamKind::compute);
-    }
+    });
     for (int place = 0; place < std::ssize(step.actions); ++place) {
         const Action& action = step.actions[static_cast<std::size_t>(place)];
-        const bool beside = communicates && action.stream == StreamKind::communication;
-        queues_.select(beside ? StreamKind::communication : StreamKind::compute);
-        if (communicates && action.after >= 0) {
-            if (!beside) begin_lap(Phase::communication);
-            queues_.wait(mark_of(action.after));
+        const StreamKind queue = queue_of(action);
+        queues_.select(queue);
+        for (const int after : action.after) {
+            if (queue_of(step.actions[static_cast<std::size_t>(after)]) == queue) continue;
+            if (queue == StreamKind::compute) begin_lap(Phase::communication);
+            queues_.wait(mark_of(after));
         }
-        if (!beside) begin_lap(phase_of(action.kind));
-        perform(action);
-        if (communicates && is_awaited_[static_cast<std::size_t>(place)]) queues_.set(mark_of(place));
+        if (queue == StreamKind::compute) begin_lap(phase_of(action.kind));
+        performer.perform(action);
+        if (is_awaited_[static_cast<std::size_t>(place)]) queues_.set(mark_of(place));
     }
-    if (communicates) {
-        queues_.select(StreamKind::communication);
-        queues_.set(end_of_communication_);
+    for_each_other([&](StreamKind stream) {
+        const int end = ends_[static_cast<std::size_t>(stream)];
+        queues_.select(stream);
+        queues_.set(end);
         queues_.select(StreamKind::compute);
         begin_lap(Phase::communication);
-        queues_.wait(end_of_communication_);
-    }
+        queues_.wait(end);
+    });
     queues_.select(StreamKind::compute);
     // Where the last lap ends.
     if (laps_used_ == laps_.size()) laps_.push_back({Phase::data, queues_.new_mark()});

@@ -1,7 +1,8 @@
-// The two streams of a step as two queues of the device: the host gives the actions in the order of the list, each to
-// the queue of its stream, and where one depends on the other queue (Action::after) the queue waits, not the host.
+// The streams of a step as queues of the device: the host gives the actions in the order of the list, each to
+// the queue of its stream, and where one depends on another queue (Action::after) the queue waits, not the host.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "llmc/parallel/step_streams.h"
@@ -10,10 +11,11 @@ namespace llmc {
 
 class DeviceStreams final : public StepStreams {
   public:
-    // Without `overlap` everything goes to the compute queue.
+    // Without `overlap` everything goes to the compute queue, but for what goes between stages: two that sent each other
+    // something from one queue would wait for ever.
     DeviceStreams(Queues& queues, bool overlap);
 
-    void run(const Step& step, const Perform& perform) override;
+    void run(const Step& step, Performer& performer) override;
     // As the device measured it, on the compute queue.
     PhaseTimes times() override;
 
@@ -24,6 +26,7 @@ class DeviceStreams final : public StepStreams {
         int mark;
     };
 
+    StreamKind queue_of(const Action& action) const;
     void begin_lap(Phase phase);
     int mark_of(int place);
 
@@ -31,8 +34,9 @@ class DeviceStreams final : public StepStreams {
     bool overlap_;
     std::vector<int> marks_;  // behind the action at that place in a list
     std::vector<bool> is_awaited_;
-    int start_, end_of_communication_;
-    std::vector<Lap> laps_;  // of the last list; its marks are kept for the next one
+    int start_;
+    std::array<int, all_streams.size()> ends_;  // marks behind each stream's last action
+    std::vector<Lap> laps_;                     // of the last list; its marks are kept for the next one
     std::size_t laps_used_ = 0;
 };
 

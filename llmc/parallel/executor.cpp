@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
+#include "llmc/core/error.h"
 #include "llmc/model/block.h"
 #include "llmc/model/head.h"
 
@@ -19,26 +21,15 @@ auto first(std::int64_t sequences) {
     return [sequences](const Tensor& tensor) { return tensor.slice(0, sequences); };
 }
 
-// The head's buffers for fewer sequences; the logits are rows and are not cut.
-HeadActivations<Tensor> head_of(const HeadActivations<Tensor>& head, std::int64_t sequences) {
-    const auto cut = first(sequences);
-    return {.ln_f = cut(head.ln_f),
-            .ln_f_mean = cut(head.ln_f_mean),
-            .ln_f_rstd = cut(head.ln_f_rstd),
-            .dln_f = cut(head.dln_f),
-            .logits = head.logits,
-            .losses = cut(head.losses)};
-}
-
 }  // namespace
 
-Executor::Executor(const GPTConfig& config, Device& device, const DataGroups& data,
+Executor::Executor(const GPTConfig& config, Device& device, const MeshGroups& groups,
                    const ParameterStore& store, const ActivationBuffers<Tensor>& activations,
                    int micro_batches, bool overlap)
     : config_(config),
       device_(device),
       ops_(device.ops()),
-      data_(data),
+      groups_(groups),
       store_(store),
       activations_(activations),
       feed_(device, activations.tokens, micro_batches),
@@ -46,10 +37,12 @@ Executor::Executor(const GPTConfig& config, Device& device, const DataGroups& da
       streams_(make_step_streams(device, overlap)) {}
 
 void Executor::run(const Step& step, const StepInput& input) {
+    step_ = &step;
+    input_ = &input;
+    updates_ = false;
+    transfers_.resize(std::max(transfers_.size(), step.actions.size()));
     ops_.fill(loss_sum(), 0.0F);
-    const auto perform_action = [&](const Action& action) { perform(step, action, input); };
-    // By reference: a std::function of the lambda itself would allocate.
-    streams_->run(step, std::ref(perform_action));
+    streams_->run(step, *this);
 }
 
 void Executor::rehearse(const Step& step, std::int64_t sequences) {
@@ -58,10 +51,12 @@ void Executor::rehearse(const Step& step, std::int64_t sequences) {
         std::ranges::fill(targets, 0);
     };
     const StepInput input{.load = zeros, .sequences = sequences};
+    step_ = &step;
+    input_ = &input;
     for (const Action& action : step.actions) {
         if (action.stream == StreamKind::compute && action.kind != ActionKind::square &&
             action.kind != ActionKind::norm && action.kind != ActionKind::update)
-            perform(step, action, input);
+            perform(action);
     }
     device_.synchronize();
 }
@@ -73,10 +68,10 @@ StepResults Executor::results() const {
     return results;
 }
 
-void Executor::perform(const Step& step, const Action& action, const StepInput& input) {
+void Executor::perform(const Action& action) {
     switch (action.kind) {
         case ActionKind::load:
-            return load(step, action, input);
+            return load(action);
         case ActionKind::zero:
             return ops_.fill(store_.buffers(action.unit).gradient_sums, 0.0F);
         case ActionKind::gather_parameters:
@@ -84,15 +79,20 @@ void Executor::perform(const Step& step, const Action& action, const StepInput& 
         case ActionKind::release:
             return;  // orders what comes after
         case ActionKind::forward:
-            return forward(action, input.sequences);
+            return forward(action);
         case ActionKind::backward:
-            return backward(action, input);
-        case ActionKind::logits: {
-            const auto& slot = activations_.slots[static_cast<std::size_t>(action.slot)];
-            logits_ = head_logits(ops_, slot.residual.back(), input.position, head_tensors(parameters),
-                                  activations_.head);
+        case ActionKind::backward_input:
+        case ActionKind::backward_weight:
+            return backward(action);
+        case ActionKind::receive_activation:
+        case ActionKind::send_activation:
+        case ActionKind::receive_gradient:
+        case ActionKind::send_gradient:
+            return transfer(action);
+        case ActionKind::logits:
+            logits_ = head_logits(ops_, stream(action, action.reads), input_->position,
+                                  head_tensors(parameters), activations_.head.value());
             return;
-        }
         case ActionKind::round:
             return ops_.cast(store_.buffers(action.unit).gradients,
                              store_.buffers(action.unit).gradient_sums);
@@ -102,15 +102,17 @@ void Executor::perform(const Step& step, const Action& action, const StepInput& 
         case ActionKind::reduce_scatter:
             return reduce_scatter(action);
         case ActionKind::all_reduce:
-            return data_.replicas().all_reduce(received_shard(action.writes.front()));
+            return groups_.replicas().all_reduce(received_shard(action.writes.front()));
         case ActionKind::accumulate_shard: {
             const UnitBuffers& b = store_.buffers(action.unit);
             return ops_.add(b.gradient_shard, b.gradient_shard, store_.own_shard(b.gradients));
         }
+        case ActionKind::sum_tied:
+            return groups_.tied().all_reduce(store_.buffers(action.unit).gradient_shard);
         case ActionKind::gather_gradients:
             return gather_gradients(action.unit);
         case ActionKind::reduce_loss:
-            return data_.all().all_reduce(loss_sum());
+            return reduce_loss();
         case ActionKind::square:
             return square();
         case ActionKind::gather_squares:
@@ -118,78 +120,134 @@ void Executor::perform(const Step& step, const Action& action, const StepInput& 
         case ActionKind::norm:
             return norm();
         case ActionKind::update:
-            return update(action.unit, input);
+            if (!std::exchange(updates_, true) && input_->before_update) input_->before_update();
+            return update(action.unit);
     }
 }
 
-void Executor::load(const Step& step, const Action& action, const StepInput& input) {
+bool Executor::is_done(const Action& action) {
+    const int transfer = transfers_[static_cast<std::size_t>(&action - step_->actions.data())];
+    return groups_.link(action.kind).pair->is_done(transfer);
+}
+
+void Executor::transfer(const Action& action) {
+    const StageLink& link = groups_.link(action.kind);
+    int& number = transfers_[static_cast<std::size_t>(&action - step_->actions.data())];
+    switch (action.kind) {
+        case ActionKind::receive_activation:
+            number = link.pair->start_recv(stream(action, action.writes), link.peer);
+            return;
+        case ActionKind::send_activation:
+            number = link.pair->start_send(stream(action, action.reads), link.peer);
+            return;
+        case ActionKind::receive_gradient:
+            number = link.pair->start_recv(gradient(action, action.writes), link.peer);
+            return;
+        default:
+            number = link.pair->start_send(gradient(action, action.reads), link.peer);
+            return;
+    }
+}
+
+void Executor::load(const Action& action) {
     const auto fill = [&](int micro_batch) {
-        return [&input, micro_batch](std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
-            input.load(micro_batch, inputs, targets);
+        return [this, micro_batch](std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+            input_->load(micro_batch, inputs, targets);
         };
     };
     std::optional<BatchPlace> place;
-    if (input.step) place = {*input.step, action.micro_batch};
+    if (input_->step) place = {*input_->step, action.micro_batch};
     const auto these = fill(action.micro_batch), next = fill(action.micro_batch + 1);
-    tokens_[static_cast<std::size_t>(action.slot)] = feed_.load(place, input.sequences, std::ref(these));
+    tokens_[static_cast<std::size_t>(action.slot)] = feed_.load(place, input_->sequences, std::ref(these));
     if (!place) return;
-    BatchPlace following{*input.step, action.micro_batch + 1};
-    if (following.micro_batch == step.micro_batches) following = {*input.step + 1, 0};
-    feed_.bring_ahead(following, input.sequences, std::ref(next));
+    BatchPlace following{*input_->step, action.micro_batch + 1};
+    if (following.micro_batch == step_->micro_batches) following = {*input_->step + 1, 0};
+    feed_.bring_ahead(following, input_->sequences, std::ref(next));
 }
 
-void Executor::forward(const Action& action, std::int64_t sequences) {
-    const auto cut = first(sequences);
-    const auto& slot = activations_.slots[static_cast<std::size_t>(action.slot)];
+Tensor Executor::stream(const Action& action, std::span<const BufferUse> uses) const {
+    for (const BufferUse& use : uses) {
+        if (use.role == BufferRole::chunk_input)
+            return activations_.chunk_inputs[static_cast<std::size_t>(use.index)].slice(0, input_->sequences);
+        if (use.role == BufferRole::residual)
+            return slot_of(action).residual[static_cast<std::size_t>(use.index - 1)].slice(0,
+                                                                                           input_->sequences);
+    }
+    programming_error("an action without the residual stream");
+}
+
+Tensor Executor::gradient(const Action&, std::span<const BufferUse> uses) const {
+    for (const BufferUse& use : uses) {
+        if (use.role == BufferRole::residual_gradient)
+            return activations_.residual_gradients[static_cast<std::size_t>(use.index)].slice(
+                0, input_->sequences);
+    }
+    programming_error("an action without the residual stream's gradient");
+}
+
+// Its buffers for the sequences of this run; the logits are rows and are not cut.
+HeadActivations<Tensor> Executor::head() const {
+    const HeadActivations<Tensor>& head = activations_.head.value();
+    const auto cut = first(input_->sequences);
+    return {.ln_f = cut(head.ln_f),
+            .ln_f_mean = cut(head.ln_f_mean),
+            .ln_f_rstd = cut(head.ln_f_rstd),
+            .dln_f = cut(head.dln_f),
+            .logits = head.logits,
+            .losses = cut(head.losses)};
+}
+
+std::size_t Executor::place_in_chunk(const Action& action) const {
+    return static_cast<std::size_t>(action.part.block - step_->chunk_of(action).first_block);
+}
+
+void Executor::forward(const Action& action) {
+    const auto cut = first(input_->sequences);
     switch (action.part.kind) {
         case PartKind::embedding:
-            return ops_.encoder_forward(cut(slot.residual[0]), tokens_of(action).inputs,
+            return ops_.encoder_forward(stream(action, action.writes), tokens_of(action).inputs,
                                         tensor_of(wte_unit, parameters, "weight"),
                                         tensor_of(wpe_unit, parameters, "weight"));
-        case PartKind::block: {
-            const auto block = static_cast<std::size_t>(action.part.block);
-            return block_forward(ops_, cut(slot.residual[block + 1]), cut(slot.residual[block]),
+        case PartKind::block:
+            return block_forward(ops_, stream(action, action.writes), stream(action, action.reads),
                                  block_tensors(action.part.block, parameters),
-                                 slot.blocks[block].transform(cut), activations_.scratch.transform(cut));
-        }
+                                 slot_of(action).blocks[place_in_chunk(action)].transform(cut),
+                                 activations_.scratch.transform(cut));
         case PartKind::head: {
-            const HeadActivations<Tensor> head = head_of(activations_.head, sequences);
-            head_forward(ops_, config_, cut(slot.residual.back()), tokens_of(action).targets,
-                         head_tensors(parameters), head);
-            return ops_.sum(loss_sum(), head.losses);
+            const HeadActivations<Tensor> buffers = head();
+            head_forward(ops_, config_, stream(action, action.reads), tokens_of(action).targets,
+                         head_tensors(parameters), buffers);
+            return ops_.sum(loss_sum(), buffers.losses);
         }
     }
 }
 
-void Executor::backward(const Action& action, const StepInput& input) {
-    const auto cut = first(input.sequences);
-    const auto& slot = activations_.slots[static_cast<std::size_t>(action.slot)];
-    const Tensor dx = cut(activations_.residual_gradient);
+void Executor::backward(const Action& action) {
+    const auto cut = first(input_->sequences);
     switch (action.part.kind) {
         case PartKind::embedding:
             return ops_.encoder_backward(tensor_of(wte_unit, gradient_sums, "weight"),
-                                         tensor_of(wpe_unit, gradient_sums, "weight"), dx,
-                                         tokens_of(action).inputs);
-        case PartKind::block: {
-            const auto block = static_cast<std::size_t>(action.part.block);
-            return block_backward(ops_, dx, cut(slot.residual[block]),
+                                         tensor_of(wpe_unit, gradient_sums, "weight"),
+                                         gradient(action, action.reads), tokens_of(action).inputs);
+        case PartKind::block:
+            return block_backward(ops_, gradient(action, action.writes), stream(action, action.reads),
                                   block_tensors(action.part.block, parameters),
                                   block_tensors(action.part.block, gradient_sums),
-                                  slot.blocks[block].transform(cut), activations_.scratch.transform(cut));
-        }
+                                  slot_of(action).blocks[place_in_chunk(action)].transform(cut),
+                                  activations_.scratch.transform(cut));
         case PartKind::head: {
-            const HeadActivations<Tensor> head = head_of(activations_.head, input.sequences);
-            head_forward_backward(ops_, config_, dx, cut(slot.residual.back()), tokens_of(action).targets,
-                                  input.loss_scale, head_tensors(parameters), head_tensors(gradient_sums),
-                                  head);
-            return ops_.sum(loss_sum(), head.losses);
+            const HeadActivations<Tensor> buffers = head();
+            head_forward_backward(ops_, config_, gradient(action, action.writes),
+                                  stream(action, action.reads), tokens_of(action).targets, input_->loss_scale,
+                                  head_tensors(parameters), head_tensors(gradient_sums), buffers);
+            return ops_.sum(loss_sum(), buffers.losses);
         }
     }
 }
 
 void Executor::gather_parameters(int unit) {
     const UnitBuffers& b = store_.buffers(unit);
-    data_.shards().all_gather(b.parameters, b.parameter_shard);
+    groups_.shards().all_gather(b.parameters, b.parameter_shard);
 }
 
 // Where a micro-batch's shard of gradients is: apart, or the rank's own part of the whole ones.
@@ -199,28 +257,39 @@ Tensor Executor::received_shard(const BufferUse& use) const {
 }
 
 void Executor::reduce_scatter(const Action& action) {
-    data_.shards().reduce_scatter(received_shard(action.writes.front()),
-                                  store_.buffers(action.unit).gradients);
+    groups_.shards().reduce_scatter(received_shard(action.writes.front()),
+                                    store_.buffers(action.unit).gradients);
 }
 
 void Executor::gather_gradients(int unit) {
     const UnitBuffers& b = store_.buffers(unit);
-    data_.shards().all_gather(b.gradients, b.gradient_shard);
+    groups_.shards().all_gather(b.gradients, b.gradient_shard);
+}
+
+// Of the data ranks of the head's stage; others have added nothing.
+void Executor::reduce_loss() {
+    groups_.data().all_reduce(loss_sum());
+    if (groups_.has_stages()) groups_.stages().all_reduce(loss_sum());
 }
 
 // Each rank squares its own shards; the sums are gathered and added in unit and block order, so that the norm
 // has the same bits on every rank.
 void Executor::square() {
+    // Those of other stages are added to none.
+    if (groups_.has_stages()) ops_.fill(activations_.norm_partials, 0.0F);
     for (int unit = 0; unit < store_.units(); ++unit) {
+        if (!store_.part().counts_unit(unit)) continue;
         ops_.global_norm_squared(store_.own_shard(squares_of(unit)), store_.buffers(unit).gradient_shard);
     }
 }
 
 void Executor::gather_squares() {
     for (int unit = 0; unit < store_.units(); ++unit) {
+        if (!store_.part().counts_unit(unit)) continue;
         const Tensor squares = squares_of(unit);
-        data_.shards().all_gather(squares, store_.own_shard(squares));
+        groups_.shards().all_gather(squares, store_.own_shard(squares));
     }
+    if (groups_.has_stages()) groups_.stages().all_reduce(activations_.norm_partials);
 }
 
 void Executor::norm() {
@@ -236,13 +305,13 @@ Tensor Executor::squares_of(int unit) const {
     return activations_.norm_partials.flat(first_block, blocks(unit));
 }
 
-void Executor::update(int unit, const StepInput& input) {
+void Executor::update(int unit) {
     const UnitBuffers& b = store_.buffers(unit);
     std::optional<StochasticRounding> rounding;
-    if (input.rounding_seed)
-        rounding = {.seed = *input.rounding_seed, .first_element = store_.first_element(unit)};
+    if (input_->rounding_seed)
+        rounding = {.seed = *input_->rounding_seed, .first_element = store_.first_element(unit)};
     ops_.adamw(b.updated_parameters, b.master, b.m, b.v, b.updated_gradients, norm_squared(),
-               store_.segments(unit), input.adamw, rounding);
+               store_.segments(unit), input_->adamw, rounding);
 }
 
 Tensor Executor::tensor_of(int unit, Flat flat, std::string_view param) const {

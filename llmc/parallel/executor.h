@@ -13,7 +13,7 @@
 #include "llmc/device/ops.h"
 #include "llmc/model/config.h"
 #include "llmc/parallel/activations.h"
-#include "llmc/parallel/data_groups.h"
+#include "llmc/parallel/mesh_groups.h"
 #include "llmc/parallel/parameter_store.h"
 #include "llmc/parallel/phase.h"
 #include "llmc/parallel/step.h"
@@ -39,15 +39,17 @@ struct StepInput {
     std::optional<std::int64_t> step{};
     float loss_scale = 0;  // gradients are those of loss_scale * (sum of losses)
     AdamWStep adamw{};
-    std::int64_t position = 0;                     // whose logits are wanted, in the first sequence
+    std::int64_t position = 0;  // whose logits are wanted, in the first sequence
+    // Called before the first update, with all ranks at the same place.
+    std::function<void()> before_update{};
     std::optional<std::uint64_t> rounding_seed{};  // of stochastic rounding; without it the nearest is taken
 };
 
-class Executor {
+class Executor final : private Performer {
   public:
-    // The buffers are bound once; `data` are the data-parallel ranks. All outlive the executor. A training step has
+    // The buffers are bound once. All outlive the executor. A training step has
     // so many micro-batches. With `overlap` communication goes on beside computing.
-    Executor(const GPTConfig& config, Device& device, const DataGroups& data, const ParameterStore& store,
+    Executor(const GPTConfig& config, Device& device, const MeshGroups& groups, const ParameterStore& store,
              const ActivationBuffers<Tensor>& activations, int micro_batches, bool overlap);
 
     // A device with queues goes on with it after this returns.
@@ -61,23 +63,26 @@ class Executor {
     // meets every operation with its shape.
     void rehearse(const Step& step, std::int64_t sequences);
 
-    // X (1,Vp), of the last generation step.
+    // X (1,Vp), of the last generation step, where the head is.
     const Tensor& logits() const { return logits_; }
 
   private:
-    void perform(const Step& step, const Action& action, const StepInput& input);
-    void load(const Step& step, const Action& action, const StepInput& input);
-    void forward(const Action& action, std::int64_t sequences);
-    void backward(const Action& action, const StepInput& input);
+    void perform(const Action& action) override;
+    bool is_done(const Action& action) override;
+    void load(const Action& action);
+    void forward(const Action& action);
+    void backward(const Action& action);
+    void transfer(const Action& action);
     void gather_parameters(int unit);
     void reduce_scatter(const Action& action);
     void gather_gradients(int unit);
     Tensor received_shard(const BufferUse& use) const;
+    void reduce_loss();
     void square();
     void gather_squares();
     void norm();
     Tensor squares_of(int unit) const;
-    void update(int unit, const StepInput& input);
+    void update(int unit);
 
     // Parameters, or gradients, of a block and of the head.
     BlockTensors block_tensors(int block, Tensor UnitBuffers::*flat) const;
@@ -88,16 +93,30 @@ class Executor {
     const TokenBuffers<Tensor>& tokens_of(const Action& action) const {
         return tokens_[static_cast<std::size_t>(action.slot)];
     }
+    const SlotBuffers<Tensor>& slot_of(const Action& action) const {
+        return activations_.slots[static_cast<std::size_t>(action.slot)];
+    }
+    // The residual stream, or its gradient, that an action reads or writes, of the sequences of this run.
+    Tensor stream(const Action& action, std::span<const BufferUse> uses) const;
+    Tensor gradient(const Action& action, std::span<const BufferUse> uses) const;
+    HeadActivations<Tensor> head() const;
+    // Of the chunk of a block's action, which it is.
+    std::size_t place_in_chunk(const Action& action) const;
 
     GPTConfig config_;
     Device& device_;
     Ops& ops_;
-    const DataGroups& data_;
+    const MeshGroups& groups_;
     const ParameterStore& store_;
     ActivationBuffers<Tensor> activations_;
     TokenFeed feed_;
     std::vector<TokenBuffers<Tensor>> tokens_;  // of the micro-batch in each slot
     Tensor logits_;
+    // Of the list that runs.
+    const Step* step_ = nullptr;
+    const StepInput* input_ = nullptr;
+    bool updates_ = false;        // whether it has come to its first update
+    std::vector<int> transfers_;  // what was begun between stages, by its place in the list
     std::unique_ptr<StepStreams> streams_;
 };
 

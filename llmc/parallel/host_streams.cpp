@@ -2,16 +2,17 @@
 
 #include <sys/resource.h>
 #include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
-#include <limits>
 #include <utility>
 
 namespace llmc {
 
 namespace {
 
-constexpr int past_all = std::numeric_limits<int>::max();
+// Between two looks whether what was begun is done.
+constexpr std::chrono::microseconds nap{50};
 
 // Adds the time a piece of work takes to a phase.
 template <class Work>
@@ -21,6 +22,8 @@ void timed(double& milliseconds, const Work& work) {
     milliseconds +=
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
+
+const Action& action_at(const Step& step, int place) { return step.actions[static_cast<std::size_t>(place)]; }
 
 }  // namespace
 
@@ -34,18 +37,17 @@ HostStreams::~HostStreams() {
     thread_.join();
 }
 
-void HostStreams::run(const Step& step, const Perform& perform) {
+void HostStreams::run(const Step& step, Performer& performer) {
     times_ = {};
-    if (!overlap_ || !communicates(step)) {
-        for (const Action& action : step.actions) {
-            timed(times_[phase_of(action.kind)], [&] { perform(action); });
-        }
-        return;
-    }
-    begin(step, perform);
+    if (!overlap_ || !communicates(step)) return run_alone(step, performer);
+    begin(step, performer);
     try {
-        compute(step, perform);
-        timed(times_[Phase::communication], [&] { wait_for_communication(past_all - 1); });
+        compute(step, performer);
+        timed(times_[Phase::communication], [&] {
+            Lock lock(mutex_);
+            changed_.wait(lock, [&] { return communicated_ || fault_; });
+            if (fault_) std::rethrow_exception(fault_);
+        });
     } catch (...) {
         end();
         throw;
@@ -53,38 +55,72 @@ void HostStreams::run(const Step& step, const Perform& perform) {
     end();
 }
 
-void HostStreams::begin(const Step& step, const Perform& perform) {
+bool HostStreams::may_begin(const Action& action) const {
+    return std::ranges::all_of(action.after, [&](int place) { return is_done(place); });
+}
+
+// Looks after what was begun; whether anything of it is done now.
+bool HostStreams::see_done(const Step& step, Performer& performer) {
+    return std::erase_if(under_way_, [&](int place) {
+               if (!performer.is_done(action_at(step, place))) return false;
+               done_[static_cast<std::size_t>(place)] = 1;
+               return true;
+           }) > 0;
+}
+
+void HostStreams::run_alone(const Step& step, Performer& performer) {
+    done_.assign(step.actions.size(), 0);
+    under_way_.clear();
+    const auto wait_for = [&](const auto& condition) {
+        while (!condition()) {
+            if (!see_done(step, performer)) std::this_thread::sleep_for(nap);
+        }
+    };
+    for (int place = 0; place < std::ssize(step.actions); ++place) {
+        const Action& action = action_at(step, place);
+        if (!may_begin(action))
+            timed(times_[Phase::communication], [&] { wait_for([&] { return may_begin(action); }); });
+        timed(times_[phase_of(action.kind)], [&] { performer.perform(action); });
+        if (is_between_stages(action.kind)) {
+            under_way_.push_back(place);
+        } else {
+            done_[static_cast<std::size_t>(place)] = 1;
+        }
+    }
+    if (!under_way_.empty())
+        timed(times_[Phase::communication], [&] { wait_for([&] { return under_way_.empty(); }); });
+}
+
+void HostStreams::begin(const Step& step, Performer& performer) {
     {
         const Lock lock(mutex_);
         step_ = &step;
-        perform_ = &perform;
-        computed_ = communicated_ = 0;
-        cancelled_ = false;
+        performer_ = &performer;
+        done_.assign(step.actions.size(), 0);
+        under_way_.clear();
+        communicated_ = cancelled_ = false;
         fault_ = nullptr;
     }
     changed_.notify_all();
     if (!thread_.joinable()) thread_ = std::thread([this] { communication_thread(); });
 }
 
-void HostStreams::compute(const Step& step, const Perform& perform) {
-    for (int i = 0; i < std::ssize(step.actions); ++i) {
-        const Action& action = step.actions[static_cast<std::size_t>(i)];
+void HostStreams::compute(const Step& step, Performer& performer) {
+    for (int place = 0; place < std::ssize(step.actions); ++place) {
+        const Action& action = action_at(step, place);
         if (action.stream != StreamKind::compute) continue;
-        timed(times_[Phase::communication], [&] { wait_for_communication(action.after); });
-        timed(times_[phase_of(action.kind)], [&] { perform(action); });
+        timed(times_[Phase::communication], [&] {
+            Lock lock(mutex_);
+            changed_.wait(lock, [&] { return may_begin(action) || fault_; });
+            if (fault_) std::rethrow_exception(fault_);
+        });
+        timed(times_[phase_of(action.kind)], [&] { performer.perform(action); });
         {
             const Lock lock(mutex_);
-            computed_ = i + 1;
+            done_[static_cast<std::size_t>(place)] = 1;
         }
         changed_.notify_all();
     }
-}
-
-// Until the communication at `place` is done. Throws what stopped the communication.
-void HostStreams::wait_for_communication(int place) {
-    Lock lock(mutex_);
-    changed_.wait(lock, [&] { return communicated_ > place || fault_; });
-    if (fault_) std::rethrow_exception(fault_);
 }
 
 // Until the communication thread has left the list, at its next action if it is not through.
@@ -103,33 +139,54 @@ void HostStreams::communication_thread() {
     while (true) {
         changed_.wait(lock, [&] { return stops_ || step_ != nullptr; });
         if (stops_) return;
-        communicate(lock);
+        try {
+            communicate(lock);
+            communicated_ = true;
+        } catch (...) {
+            if (!lock) lock.lock();
+            fault_ = std::current_exception();
+        }
         step_ = nullptr;
         changed_.notify_all();
     }
 }
 
 void HostStreams::communicate(Lock& lock) {
-    for (int i = 0; i < std::ssize(step_->actions); ++i) {
-        const Action& action = step_->actions[static_cast<std::size_t>(i)];
-        if (action.stream != StreamKind::communication) continue;
-        changed_.wait(lock, [&] { return cancelled_ || computed_ > action.after; });
+    for (int place = 0; place < std::ssize(step_->actions); ++place) {
+        const Action& action = action_at(*step_, place);
+        if (action.stream == StreamKind::compute) continue;
+        while (!may_begin(action) && !cancelled_) look(lock);
         if (cancelled_) return;
-        lock.unlock();
-        std::exception_ptr fault;
-        try {
-            (*perform_)(action);
-        } catch (...) {
-            fault = std::current_exception();
-        }
-        lock.lock();
-        fault_ = std::move(fault);
-        communicated_ = i + 1;
-        changed_.notify_all();
-        if (fault_) return;
+        communicate(lock, place);
     }
-    communicated_ = past_all;
-    changed_.notify_all();
+    while (!under_way_.empty() && !cancelled_) look(lock);
+}
+
+void HostStreams::communicate(Lock& lock, int place) {
+    const Action& action = action_at(*step_, place);
+    lock.unlock();
+    performer_->perform(action);
+    lock.lock();
+    if (is_between_stages(action.kind)) {
+        under_way_.push_back(place);
+    } else {
+        done_[static_cast<std::size_t>(place)] = 1;
+        changed_.notify_all();
+    }
+}
+
+// Waits for a change, looking after what was begun.
+void HostStreams::look(Lock& lock) {
+    if (under_way_.empty()) {
+        changed_.wait(lock);
+        return;
+    }
+    // (Nobody else has these numbers; what is done is written under the lock.)
+    if (see_done(*step_, *performer_)) {
+        changed_.notify_all();
+    } else {
+        changed_.wait_for(lock, nap);
+    }
 }
 
 }  // namespace llmc

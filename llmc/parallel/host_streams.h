@@ -1,13 +1,13 @@
-// The two streams of a step as two threads that walk one list: the caller performs the actions of the compute
-// stream, a thread of its own those of the communication stream, each when what it depends on is done
-// (Action::after).
+// The streams of a step as two threads that walk one list: the caller performs the actions of the compute
+// stream, a thread of its own those of all others, in the order of the list, each when what it depends on is done
+// (Action::after). It only begins what goes between stages, and looks now and then whether that is done.
 #pragma once
 
 #include <condition_variable>
 #include <exception>
-#include <functional>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "llmc/parallel/step_streams.h"
 
@@ -15,7 +15,7 @@ namespace llmc {
 
 class HostStreams final : public StepStreams {
   public:
-    // Without `overlap` the caller performs all actions, in the order of the list.
+    // Without `overlap` the caller performs all actions.
     explicit HostStreams(bool overlap) : overlap_(overlap) {}
     ~HostStreams() override;
     HostStreams(const HostStreams&) = delete;
@@ -23,20 +23,26 @@ class HostStreams final : public StepStreams {
 
     // What an action throws is thrown here, on either thread, once the other thread has finished the action it is
     // at.
-    void run(const Step& step, const Perform& perform) override;
+    void run(const Step& step, Performer& performer) override;
     // Of the caller.
     PhaseTimes times() override { return times_; }
 
   private:
     using Lock = std::unique_lock<std::mutex>;
 
-    void begin(const Step& step, const Perform& perform);
-    void compute(const Step& step, const Perform& perform);
-    void wait_for_communication(int place);
+    void run_alone(const Step& step, Performer& performer);
+    void begin(const Step& step, Performer& performer);
+    void compute(const Step& step, Performer& performer);
     void end();
 
     void communication_thread();
     void communicate(Lock& lock);
+    void communicate(Lock& lock, int place);
+    void look(Lock& lock);
+
+    bool is_done(int place) const { return done_[static_cast<std::size_t>(place)] != 0; }
+    bool may_begin(const Action& action) const;
+    bool see_done(const Step& step, Performer& performer);
 
     bool overlap_;
     PhaseTimes times_;
@@ -45,9 +51,10 @@ class HostStreams final : public StepStreams {
     std::mutex mutex_;  // of all that follows
     std::condition_variable changed_;
     const Step* step_ = nullptr;  // what the communication thread walks; none when it is through
-    const Perform* perform_ = nullptr;
-    int computed_ = 0;      // actions of the compute stream before this place in the list are done
-    int communicated_ = 0;  // those of the communication stream
+    Performer* performer_ = nullptr;
+    std::vector<char> done_;      // whether an action is, by its place in the list
+    std::vector<int> under_way_;  // what was begun between stages and is not done; of who begins it
+    bool communicated_ = false;   // all that is not of the compute stream
     bool cancelled_ = false;
     bool stops_ = false;
     std::exception_ptr fault_;  // what a communication action threw

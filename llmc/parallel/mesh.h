@@ -1,4 +1,4 @@
-// Where this process stands among all: today every process is a data-parallel rank.
+// Where this process stands among all: world = pipeline x data x tensor, tensor fastest, then data, then pipeline.
 #pragma once
 
 #include <string>
@@ -8,18 +8,25 @@
 namespace llmc {
 
 struct Mesh {
+    int pipeline = 1;     // stages
+    int tensor = 1;       // ranks that share each layer
     Sharding sharding{};  // of the data-parallel ranks
-    int data_rank = 0;
+    int rank = 0;         // of all
 
     int data_ranks() const { return sharding.ranks(); }
-    int world() const { return data_ranks(); }
-    int shard() const { return sharding.shard_of(data_rank); }
-    std::string description() const {
-        if (data_ranks() == 1) return "1 process";
-        const std::string shards = sharding.description();
-        return std::to_string(data_ranks()) + " processes, data parallel" +
-               (shards.empty() ? "" : "; " + shards);
+    int world() const { return pipeline * data_ranks() * tensor; }
+
+    int tensor_rank() const { return rank % tensor; }
+    int data_rank() const { return rank / tensor % data_ranks(); }
+    int stage() const { return rank / (tensor * data_ranks()); }
+    int shard() const { return sharding.shard_of(data_rank()); }
+    int rank_of(int stage, int data_rank, int tensor_rank) const {
+        return (stage * data_ranks() + data_rank) * tensor + tensor_rank;
     }
+
+    std::string description() const;
+    // "stage 1, data 0, tensor 1".
+    std::string place() const;
 };
 
 }  // namespace llmc

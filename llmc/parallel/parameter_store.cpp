@@ -9,15 +9,18 @@
 namespace llmc {
 
 StoreLayout lay_out_store(MemoryLayout& layout, const GPTConfig& config, const StoreDtypes& dtypes,
-                          const Sharding& sharding, int micro_batches) {
+                          const StagePart& part, const Sharding& sharding, int micro_batches) {
     const DType dtype = dtypes.compute;
     check(dtypes.gradients == DType::fp32 || dtypes.gradients == dtype,
           "gradients are fp32 or of the compute dtype");
-    const auto layers = static_cast<int>(config.layers);
-    StoreLayout store{.dtype = dtype, .sharding = sharding, .units = {}, .buffers = {}};
+    StoreLayout store{.dtype = dtype, .sharding = sharding, .part = part, .units = {}, .buffers = {}};
     for (UnitSpec& spec : gpt_units(config)) {
         const UnitLayout& unit = store.units.emplace_back(std::move(spec));
         const auto number = static_cast<int>(store.buffers.size());
+        if (!part.has_unit(number)) {
+            store.buffers.emplace_back();
+            continue;
+        }
         const std::int64_t elements = unit.padded_elements(sharding.ranks());
         const Shape whole{elements}, shard{elements / sharding.shards};
         const Shape& updated = sharding.keeps_optimizer_whole() ? whole : shard;
@@ -27,12 +30,12 @@ StoreLayout lay_out_store(MemoryLayout& layout, const GPTConfig& config, const S
             return place == number ? make() : store.buffers[static_cast<std::size_t>(place)].*buffer;
         };
         UnitBufferIds ids{};
-        ids.parameters = at(place_of_parameters(sharding, number, layers), &UnitBufferIds::parameters,
+        ids.parameters = at(place_of_parameters(sharding, number, part), &UnitBufferIds::parameters,
                             [&] { return layout.add(ArenaKind::parameters, unit.name(), dtype, whole); });
         if (!sharding.keeps_parameters_whole())
             ids.parameter_shard = layout.add(ArenaKind::parameters, unit.name() + ".shard", dtype, shard);
         ids.gradients =
-            at(place_of_gradients(sharding, micro_batches, number, layers), &UnitBufferIds::gradients,
+            at(place_of_gradients(sharding, micro_batches, number, part), &UnitBufferIds::gradients,
                [&] { return layout.add(ArenaKind::gradients, unit.name(), dtypes.gradients, whole); });
         if (sharding.keeps_gradient_shards(micro_batches))
             ids.gradient_shard =
@@ -40,7 +43,7 @@ StoreLayout lay_out_store(MemoryLayout& layout, const GPTConfig& config, const S
         ids.gradient_sums =
             dtypes.gradients == DType::fp32
                 ? ids.gradients
-                : at(place_of_gradient_sums(number, layers), &UnitBufferIds::gradient_sums, [&] {
+                : at(place_of_gradient_sums(number, part), &UnitBufferIds::gradient_sums, [&] {
                       return layout.add(ArenaKind::gradients, unit.name() + ".sums", DType::fp32, whole);
                   });
         if (dtype != DType::fp32)
@@ -62,11 +65,15 @@ ParameterStore::ParameterStore(Device& device, const Arenas& arenas, const Store
     : device_(device),
       dtype_(layout.dtype),
       sharding_(layout.sharding),
+      part_(layout.part),
       shard_(shard),
       layouts_(layout.units) {
     const bool whole = sharding_.keeps_optimizer_whole();
     for (const UnitBufferIds& ids : layout.buffers) {
-        UnitBuffers unit;
+        UnitBuffers& unit = buffers_.emplace_back();
+        segments_.emplace_back();
+        const auto number = static_cast<int>(buffers_.size()) - 1;
+        if (!has(number)) continue;
         unit.parameters = arenas[ids.parameters];
         unit.gradients = arenas[ids.gradients];
         unit.gradient_sums = arenas[ids.gradient_sums];
@@ -78,12 +85,9 @@ ParameterStore::ParameterStore(Device& device, const Arenas& arenas, const Store
         unit.updated_parameters = whole ? unit.parameters : unit.parameter_shard;
         unit.updated_gradients = whole ? unit.gradients : unit.gradient_shard;
         unit.master = ids.master ? arenas[*ids.master] : unit.updated_parameters;
-        buffers_.push_back(unit);
-    }
-    for (int unit = 0; unit < units(); ++unit) {
-        const ElementRange own = updated(unit);
-        std::vector<AdamWSegment>& segments = segments_.emplace_back();
-        for (const UnitLayout::Entry& entry : this->layout(unit).entries()) {
+        const ElementRange own = updated(number);
+        std::vector<AdamWSegment>& segments = segments_.back();
+        for (const UnitLayout::Entry& entry : this->layout(number).entries()) {
             const ElementRange part =
                 intersection({entry.offset, entry.offset + entry.spec.shape.elements()}, own);
             if (part.size() == 0) continue;
@@ -126,6 +130,7 @@ void ParameterStore::round_stochastically(std::uint64_t seed, std::int64_t step)
     std::vector<float> weights;
     std::vector<bfloat16> rounded;
     for (int unit = 0; unit < units(); ++unit) {
+        if (!has(unit)) continue;
         const Tensor &master = buffers(unit).master, &parameters = buffers(unit).updated_parameters;
         check(parameters.dtype == DType::bf16, "stochastic rounding is to bf16");
         const std::int64_t elements = master.elements();
@@ -141,6 +146,7 @@ void ParameterStore::round_stochastically(std::uint64_t seed, std::int64_t step)
 void ParameterStore::initialize(std::uint64_t seed) {
     std::vector<float> values;
     for (int unit = 0; unit < units(); ++unit) {
+        if (!has(unit)) continue;
         const ElementRange own = updated(unit);
         values.resize(static_cast<std::size_t>(own.size()));
         initialize_unit(values, own.begin, layout(unit), seed);

@@ -45,13 +45,14 @@ struct StoreDtypes {
 struct StoreLayout {
     DType dtype = DType::fp32;
     Sharding sharding{};
-    std::vector<UnitLayout> units;
-    std::vector<UnitBufferIds> buffers;  // one a unit
+    StagePart part{};
+    std::vector<UnitLayout> units;       // of the whole model
+    std::vector<UnitBufferIds> buffers;  // one a unit, empty for those of other stages
 };
 
-// For a training step of so many micro-batches.
+// Of a stage's part of the model, for a training step of so many micro-batches.
 StoreLayout lay_out_store(MemoryLayout& layout, const GPTConfig& config, const StoreDtypes& dtypes,
-                          const Sharding& sharding, int micro_batches);
+                          const StagePart& part, const Sharding& sharding, int micro_batches);
 
 // A run of elements of a unit's whole flat buffer.
 struct ElementRange {
@@ -70,6 +71,10 @@ class ParameterStore {
     int units() const { return static_cast<int>(layouts_.size()); }
     DType dtype() const { return dtype_; }
     const Sharding& sharding() const { return sharding_; }
+    const StagePart& part() const { return part_; }
+    int shard() const { return shard_; }
+    // Whether this rank's stage has a unit; of others there are no buffers.
+    bool has(int unit) const { return part_.has_unit(unit); }
     std::span<const UnitLayout> layouts() const { return layouts_; }
     const UnitLayout& layout(int unit) const { return layouts_[static_cast<std::size_t>(unit)]; }
     const UnitBuffers& buffers(int unit) const { return buffers_[static_cast<std::size_t>(unit)]; }
@@ -78,8 +83,8 @@ class ParameterStore {
         return segments_[static_cast<std::size_t>(unit)];
     }
 
-    // Elements of a unit's whole flat buffer, and which of them a shard has, or this rank updates.
-    std::int64_t elements(int unit) const { return buffers(unit).parameters.elements(); }
+    // Elements of a unit's whole flat buffer, and which of them a shard has, or a rank of the stage updates.
+    std::int64_t elements(int unit) const { return layout(unit).padded_elements(sharding_.ranks()); }
     ElementRange shard(int unit, int shard) const;
     ElementRange updated(int unit) const;
     // The place of the first element that this rank updates in the whole model, which no number of ranks changes.
@@ -99,6 +104,7 @@ class ParameterStore {
     Device& device_;
     DType dtype_;
     Sharding sharding_;
+    StagePart part_;
     int shard_;
     std::vector<UnitLayout> layouts_;
     std::vector<UnitBuffers> buffers_;

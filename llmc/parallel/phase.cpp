@@ -32,12 +32,19 @@ Phase phase_of(ActionKind kind) {
             return Phase::forward;
         case ActionKind::zero:
         case ActionKind::backward:
+        case ActionKind::backward_input:
+        case ActionKind::backward_weight:
         case ActionKind::round:
         case ActionKind::accumulate:
         case ActionKind::accumulate_shard:
             return Phase::backward;
         case ActionKind::gather_parameters:
+        case ActionKind::receive_activation:
+        case ActionKind::send_activation:
+        case ActionKind::receive_gradient:
+        case ActionKind::send_gradient:
         case ActionKind::reduce_scatter:
+        case ActionKind::sum_tied:
         case ActionKind::all_reduce:
         case ActionKind::gather_gradients:
         case ActionKind::reduce_loss:

@@ -13,9 +13,10 @@ namespace llmc {
 namespace {
 
 // Of `buffers` that blocks take in turn.
-int turn(int unit, int layers, int buffers) {
-    const bool is_block = unit >= block_unit(0) && unit < block_unit(layers);
-    return is_block ? block_unit((unit - block_unit(0)) % buffers) : unit;
+int turn(int unit, const StagePart& part, int buffers) {
+    const bool is_block = unit >= block_unit(0) && unit < block_unit(part.layers);
+    if (!is_block) return unit;
+    return block_unit(part.block_at(part.place_of_block(unit - block_unit(0)) % buffers));
 }
 
 }  // namespace
@@ -30,16 +31,16 @@ std::string Sharding::description() const {
     return text;
 }
 
-int place_of_parameters(const Sharding& sharding, int unit, int layers) {
+int place_of_parameters(const Sharding& sharding, int unit, const StagePart& part) {
     if (sharding.keeps_parameters_whole() || !sharding.reshards_after_forward) return unit;
-    return turn(unit, layers, sharding.prefetch_units + 1);
+    return turn(unit, part, sharding.prefetch_units + 1);
 }
 
-int place_of_gradients(const Sharding& sharding, int micro_batches, int unit, int layers) {
+int place_of_gradients(const Sharding& sharding, int micro_batches, int unit, const StagePart& part) {
     // One is reduced while the other is written.
-    return sharding.rotates_gradients(micro_batches) ? turn(unit, layers, 2) : unit;
+    return sharding.rotates_gradients(micro_batches) ? turn(unit, part, 2) : unit;
 }
 
-int place_of_gradient_sums(int unit, int layers) { return turn(unit, layers, 1); }
+int place_of_gradient_sums(int unit, const StagePart& part) { return turn(unit, part, 1); }
 
 }  // namespace llmc

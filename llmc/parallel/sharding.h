@@ -12,6 +12,8 @@
 
 #include <string>
 
+#include "llmc/parallel/stage.h"
+
 namespace llmc {
 
 struct Sharding {
@@ -45,10 +47,10 @@ struct Sharding {
 };
 
 // The unit in whose buffer a unit's whole parameters lie, its whole gradients, and its gradient sums of one micro-batch
-// (those that --gradient-dtype bf16 has beside the gradients): its own, or, where blocks take turns, that of the first
-// block that uses it.
-int place_of_parameters(const Sharding& sharding, int unit, int layers);
-int place_of_gradients(const Sharding& sharding, int micro_batches, int unit, int layers);
-int place_of_gradient_sums(int unit, int layers);
+// (those that --gradient-dtype bf16 has beside the gradients): its own, or, where blocks take turns, that of the
+// stage's first block that uses it.
+int place_of_parameters(const Sharding& sharding, int unit, const StagePart& part);
+int place_of_gradients(const Sharding& sharding, int micro_batches, int unit, const StagePart& part);
+int place_of_gradient_sums(int unit, const StagePart& part);
 
 }  // namespace llmc

@@ -13,57 +13,75 @@ namespace {
 
 // The last actions of each stream that wrote and used a buffer, by their place in the list.
 struct LastUses {
-    std::array<int, 2> write = {-1, -1};
-    std::array<int, 2> use = {-1, -1};
+    LastUses() {
+        write.fill(-1);
+        use.fill(-1);
+    }
+    std::array<int, all_streams.size()> write, use;
 };
 
 }  // namespace
 
-std::vector<int> dependencies(const Step& step) {
+std::vector<std::vector<int>> dependencies(const Step& step) {
     std::map<Place, LastUses> buffers;
-    std::vector<int> after;
+    std::vector<std::vector<int>> after;
     for (int i = 0; i < std::ssize(step.actions); ++i) {
         const Action& action = step.actions[static_cast<std::size_t>(i)];
-        const auto own = static_cast<std::size_t>(action.stream), other = 1 - own;
+        const auto own = static_cast<std::size_t>(action.stream);
         const auto last_uses = [&](const BufferUse& use) -> LastUses& {
             return buffers[place_of(action, use)];
         };
-        int last = -1;
-        for (const BufferUse& use : action.reads) last = std::max(last, last_uses(use).write[other]);
-        for (const BufferUse& use : action.writes) last = std::max(last, last_uses(use).use[other]);
+        std::vector<int>& needed = after.emplace_back();
+        for (std::size_t other = 0; other < all_streams.size(); ++other) {
+            if (other == own) continue;
+            int last = -1;
+            for (const BufferUse& use : action.reads) last = std::max(last, last_uses(use).write[other]);
+            for (const BufferUse& use : action.writes) last = std::max(last, last_uses(use).use[other]);
+            if (last >= 0) needed.push_back(last);
+        }
         for (const BufferUse& use : action.reads) last_uses(use).use[own] = i;
         for (const BufferUse& use : action.writes) last_uses(use).use[own] = last_uses(use).write[own] = i;
-        after.push_back(last);
     }
     return after;
 }
 
 void order_streams(Step& step) {
-    const std::vector<int> after = dependencies(step);
-    for (std::size_t i = 0; i < after.size(); ++i) step.actions[i].after = after[i];
+    std::vector<std::vector<int>> after = dependencies(step);
+    for (std::size_t i = 0; i < after.size(); ++i) step.actions[i].after = std::move(after[i]);
 }
 
-int slots_in_flight(const Step& step) {
-    // A micro-batch lives from its load to the last action that names it.
-    std::map<int, std::size_t> last;
-    for (std::size_t i = 0; i < step.actions.size(); ++i) {
-        if (step.actions[i].micro_batch >= 0) last[step.actions[i].micro_batch] = i;
-    }
-    int alive = 0, most = 0;
+BuffersInFlight buffers_in_flight(const Step& step) {
+    BuffersInFlight count;
+    const auto at_least = [](int& number, int index) { number = std::max(number, index + 1); };
+    std::map<int, std::size_t> last;  // the last action that needs the tokens of a micro-batch
     for (std::size_t i = 0; i < step.actions.size(); ++i) {
         const Action& action = step.actions[i];
-        if (action.micro_batch < 0) continue;
-        if (action.kind == ActionKind::load) most = std::max(most, ++alive);
-        if (last[action.micro_batch] == i) --alive;
+        at_least(count.slots, action.slot);
+        for (const auto* uses : {&action.reads, &action.writes}) {
+            for (const BufferUse& use : *uses) {
+                if (use.role == BufferRole::chunk_input) at_least(count.chunk_inputs, use.index);
+                if (use.role == BufferRole::residual_gradient) at_least(count.residual_gradients, use.index);
+                if (use.role == BufferRole::tokens) last[action.micro_batch] = i;
+            }
+        }
     }
-    return most;
+    int alive = 0;
+    for (std::size_t i = 0; i < step.actions.size(); ++i) {
+        const Action& action = step.actions[i];
+        if (action.kind == ActionKind::load) count.tokens = std::max(count.tokens, ++alive);
+        if (const auto found = last.find(action.micro_batch); found != last.end() && found->second == i)
+            --alive;
+    }
+    return count;
 }
 
-BytesSent bytes_sent(const Step& step, std::span<const UnitBytes> units) {
+BytesSent bytes_sent(const Step& step, std::span<const UnitBytes> units, std::uint64_t activation) {
     const auto shards = static_cast<std::uint64_t>(step.sharding.shards);
     const auto replicas = static_cast<std::uint64_t>(step.sharding.replicas);
     BytesSent sent;
     for (const Action& action : step.actions) {
+        if (action.kind == ActionKind::send_activation || action.kind == ActionKind::send_gradient)
+            sent.stages += activation;
         if (action.unit < 0) continue;
         const UnitBytes& unit = units[static_cast<std::size_t>(action.unit)];
         switch (action.kind) {
@@ -77,6 +95,9 @@ BytesSent bytes_sent(const Step& step, std::span<const UnitBytes> units) {
             case ActionKind::all_reduce:
                 sent.across += 2 * (unit.gradients / shards / replicas) * (replicas - 1);
                 break;
+            case ActionKind::sum_tied:
+                sent.tied += unit.gradients / shards;
+                break;
             default:
                 break;
         }
@@ -85,8 +106,13 @@ BytesSent bytes_sent(const Step& step, std::span<const UnitBytes> units) {
 }
 
 bool communicates(const Step& step) {
-    return std::ranges::any_of(
-        step.actions, [](const Action& action) { return action.stream == StreamKind::communication; });
+    return std::ranges::any_of(step.actions,
+                               [](const Action& action) { return action.stream != StreamKind::compute; });
+}
+
+bool is_between_stages(ActionKind kind) {
+    return kind == ActionKind::receive_activation || kind == ActionKind::send_activation ||
+           kind == ActionKind::receive_gradient || kind == ActionKind::send_gradient;
 }
 
 }  // namespace llmc

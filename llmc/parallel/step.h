@@ -15,24 +15,31 @@
 namespace llmc {
 
 enum class ActionKind {
-    load,               // the tokens of a micro-batch to the device
-    gather_parameters,  // a unit's parameters: every rank of the group receives all shards
-    release,            // a unit's whole parameters may be overwritten: where they lie, another's turn comes
-    zero,               // what the backward pass adds a unit's gradients to = 0
-    forward,            // a part of the model; the head's forward alone makes losses only
-    backward,           // the same part's; the head's includes its forward, since its logits are not kept
-    logits,             // the head's forward for one position
-    round,              // a unit's gradients = its gradient sums, rounded
-    accumulate,         // a unit's gradients += its gradient sums, rounded
-    reduce_scatter,     // a unit's gradients: each rank receives its shard of the sum over the group
-    all_reduce,         // a unit's shard, summed over the groups
-    accumulate_shard,   // a unit's shard of the sum += that of this micro-batch
-    gather_gradients,   // a unit's gradients: every rank receives the summed shards
-    reduce_loss,        // the loss summed over ranks
-    square,             // the sums of squares of this rank's shards of all gradients
-    gather_squares,     // those of the whole group
-    norm,               // the squared norm of all gradients, from the sums
-    update,             // AdamW on what a rank has of a unit's optimizer state
+    load,                // the tokens of a micro-batch to the device
+    gather_parameters,   // a unit's parameters: every rank of the group receives all shards
+    release,             // a unit's whole parameters may be overwritten: where they lie, another's turn comes
+    zero,                // what the backward pass adds a unit's gradients to = 0
+    forward,             // a part of the model; the head's forward alone makes losses only
+    backward,            // the same part's; the head's includes its forward, since its logits are not kept
+    backward_input,      // a block's: the gradient of its input, and of its outputs what the next needs
+    backward_weight,     // its parameters' gradients, from that
+    receive_activation,  // a chunk's input, from the stage before
+    send_activation,     // its output, to the stage after
+    receive_gradient,    // the gradient of its output, from the stage after
+    send_gradient,       // that of its input, to the stage before
+    logits,              // the head's forward for one position
+    round,               // a unit's gradients = its gradient sums, rounded
+    accumulate,          // a unit's gradients += its gradient sums, rounded
+    reduce_scatter,      // a unit's gradients: each rank receives its shard of the sum over the group
+    all_reduce,          // a unit's shard, summed over the groups
+    accumulate_shard,    // a unit's shard of the sum += that of this micro-batch
+    sum_tied,            // wte's shard, summed over the stages of the embedding and of the head
+    gather_gradients,    // a unit's gradients: every rank receives the summed shards
+    reduce_loss,         // the loss summed over ranks, and told to all stages
+    square,              // the sums of squares of this rank's shards of all gradients
+    gather_squares,      // those of the whole group, and of all stages
+    norm,                // the squared norm of all gradients, from the sums
+    update,              // AdamW on what a rank has of a unit's optimizer state
 };
 std::string_view name_of(ActionKind kind);
 
@@ -56,9 +63,11 @@ enum class BufferRole {
     gradient_sums,    // index: place_of_gradient_sums(unit); of a micro-batch, in fp32, for gradients in bf16
     optimizer,        // index: unit; master weights and moments
     tokens,           // inputs and targets
-    residual,         // index: l, the input of block l (of the head for l = L)
-    saved,            // index: block; what its backward needs beside the residual
-    residual_gradient,  // the gradient that flows back along the residual stream
+    chunk_input,      // index: of a few buffers; the residual stream where a chunk begins
+    residual,         // index: l, the output of the chunk's l-th block, counted from 1
+    saved,            // index: of the chunk's blocks; what one's backward needs beside the residual
+    output_gradients,  // index: of the chunk's blocks; what the gradients of its parameters are made from later
+    residual_gradient,  // index: of a few buffers; the gradient that flows back along the residual stream
     logits,             // of one position
     loss,               // of the micro-batches so far, then of all ranks
     squares,            // the gradients' sums of squares, block by block
@@ -77,20 +86,26 @@ struct Action {
     StreamKind stream = StreamKind::compute;
     Part part{};           // forward, backward
     int unit = -1;         // of all that concerns one unit
-    int micro_batch = -1;  // load, forward, backward, logits
-    int slot = 0;          // where the micro-batch's activations lie
-    std::vector<BufferUse> reads;
-    std::vector<BufferUse> writes;
-    // The last earlier action of the other stream that must be done first, by its place in the list; -1 for
-    // none. A stream runs its own actions in their order.
-    int after = -1;
+    int micro_batch = -1;  // load, forward, backward, logits, and what goes between stages
+    int chunk = 0;         // of these: which of the stage's chunks
+    int slot = 0;          // where the activations of a chunk and micro-batch lie
+    std::vector<BufferUse> reads{};
+    std::vector<BufferUse> writes{};
+    // The last earlier action of each other stream that must be done first, by their places in the list. A stream runs
+    // its own actions in their order.
+    std::vector<int> after{};
 };
 
 struct Step {
-    int layers = 0;
+    StagePart part{};
+    int stage = 0, stages = 1;
     Sharding sharding{};
     int micro_batches = 0;
-    std::vector<Action> actions;
+    std::vector<Action> actions{};
+
+    const Chunk& chunk_of(const Action& action) const {
+        return part.chunks[static_cast<std::size_t>(action.chunk)];
+    }
 };
 
 // Sets every action's `after`: two actions that use the same buffer, one of them writing it, run in the order of
@@ -104,11 +119,20 @@ void order_streams(Step& step);
 // - writes gradients of a unit over another's, or over its own, that have not been reduced or added up;
 // - adds to gradient sums of another unit, or loses some before they are in the gradients;
 // - updates a unit before the norm, twice, or never;
-// - may run before an action of the other stream that it depends on is done.
+// - may run before an action of another stream that it depends on is done.
 void check_step(const Step& step);
+// The lists of all stages together: stops with a ProgrammingError where one receives something else than another sends to
+// it, or where they wait for each other for ever.
+void check_stages(std::span<const Step> stages);
 
-// How many micro-batches' activations live at once: the number of slots to lay out.
-int slots_in_flight(const Step& step);
+// How many buffers of each kind the list uses at once.
+struct BuffersInFlight {
+    int slots = 1;
+    int chunk_inputs = 1;
+    int residual_gradients = 1;
+    int tokens = 1;  // micro-batches whose tokens are needed
+};
+BuffersInFlight buffers_in_flight(const Step& step);
 
 // Bytes of a unit's whole flat buffers, padding included.
 struct UnitBytes {
@@ -118,11 +142,19 @@ struct UnitBytes {
 struct BytesSent {
     std::uint64_t inside = 0;  // its group
     std::uint64_t across = 0;  // the groups
-};
-BytesSent bytes_sent(const Step& step, std::span<const UnitBytes> units);
+    std::uint64_t tied = 0;    // between the stages of the embedding and the head: wte's gradients
+    std::uint64_t stages = 0;  // to the stages before and after
 
-// Whether it takes all ranks to run a list.
+    std::uint64_t total() const { return inside + across + tied + stages; }
+};
+// `activation` bytes are those of the residual stream of a micro-batch.
+BytesSent bytes_sent(const Step& step, std::span<const UnitBytes> units, std::uint64_t activation);
+
+// Whether it takes other ranks to run a list.
 bool communicates(const Step& step);
+
+// Whether an action goes between pipeline stages.
+bool is_between_stages(ActionKind kind);
 
 // The list as text, a line an action, for --print-step. `unit_names` as in gpt_units.
 std::string to_string(const Step& step, std::span<const std::string> unit_names);

@@ -1,8 +1,10 @@
 // The list as a person reads it: --print-step, and the names in its errors.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <string>
 
+#include "llmc/parallel/phase.h"
 #include "llmc/parallel/step.h"
 #include "llmc/parallel/step_places.h"
 
@@ -22,6 +24,18 @@ std::string_view name_of(ActionKind kind) {
             return "forward";
         case ActionKind::backward:
             return "backward";
+        case ActionKind::backward_input:
+            return "backward_input";
+        case ActionKind::backward_weight:
+            return "backward_weight";
+        case ActionKind::receive_activation:
+            return "receive_activation";
+        case ActionKind::send_activation:
+            return "send_activation";
+        case ActionKind::receive_gradient:
+            return "receive_gradient";
+        case ActionKind::send_gradient:
+            return "send_gradient";
         case ActionKind::logits:
             return "logits";
         case ActionKind::round:
@@ -34,6 +48,8 @@ std::string_view name_of(ActionKind kind) {
             return "all_reduce";
         case ActionKind::accumulate_shard:
             return "accumulate_shard";
+        case ActionKind::sum_tied:
+            return "sum_tied";
         case ActionKind::gather_gradients:
             return "gather_gradients";
         case ActionKind::reduce_loss:
@@ -77,8 +93,13 @@ bool belongs_to_unit(BufferRole role) {
 }
 
 bool belongs_to_micro_batch(BufferRole role) {
+    return lies_in_slot(role) || role == BufferRole::chunk_input || role == BufferRole::residual_gradient ||
+           role == BufferRole::logits;
+}
+
+bool lies_in_slot(BufferRole role) {
     return role == BufferRole::tokens || role == BufferRole::residual || role == BufferRole::saved ||
-           role == BufferRole::residual_gradient || role == BufferRole::logits;
+           role == BufferRole::output_gradients;
 }
 
 namespace {
@@ -99,10 +120,14 @@ std::string_view name_of(BufferRole role) {
             return "optimizer";
         case BufferRole::tokens:
             return "tokens";
+        case BufferRole::chunk_input:
+            return "input";
         case BufferRole::residual:
             return "residual";
         case BufferRole::saved:
             return "saved";
+        case BufferRole::output_gradients:
+            return "doutputs";
         case BufferRole::residual_gradient:
             return "dresidual";
         case BufferRole::logits:
@@ -129,7 +154,10 @@ std::string to_string(std::span<const BufferUse> uses, std::span<const std::stri
             if (use.index != use.unit)
                 text += fmt::format(" (in {}'s place)", unit_names[static_cast<std::size_t>(use.index)]);
         }
-        if (use.role == BufferRole::residual || use.role == BufferRole::saved)
+        if (use.role == BufferRole::residual || use.role == BufferRole::saved ||
+            use.role == BufferRole::output_gradients ||
+            ((use.role == BufferRole::chunk_input || use.role == BufferRole::residual_gradient) &&
+             use.index > 0))
             text += fmt::format(" {}", use.index);
     }
     return text;
@@ -144,20 +172,23 @@ std::string counted(int n, std::string_view what) {
 std::string to_string(const Step& step, std::span<const std::string> unit_names) {
     const std::string sharding = step.sharding.description();
     std::string text = fmt::format(
-        "one step of this rank: {} actions, {}, {}{}\n\n", step.actions.size(),
+        "one step of this rank: {} actions, {}{}, {}{}\n\n", step.actions.size(),
+        step.stages == 1 ? "" : fmt::format("stage {} of {}, ", step.stage, step.stages),
         step.micro_batches == 1 ? "1 micro-batch" : fmt::format("{} micro-batches", step.micro_batches),
         counted(step.sharding.ranks(), "data rank"), sharding.empty() ? "" : ", " + sharding);
     text += fmt::format("{:>5}  {:>5}  {:<14} {:<17} {:<10} {:>5}  {}\n", "#", "after", "stream", "action",
                         "on", "micro", "reads -> writes");
     for (std::size_t i = 0; i < step.actions.size(); ++i) {
         const Action& action = step.actions[i];
-        const bool of_part = action.kind == ActionKind::forward || action.kind == ActionKind::backward ||
-                             action.kind == ActionKind::logits;
-        const std::string on = of_part            ? to_string(action.part)
+        const bool of_part =
+            phase_of(action.kind) == Phase::forward || phase_of(action.kind) == Phase::backward;
+        const std::string on = action.unit < 0 && of_part ? to_string(action.part)
+                               : is_between_stages(action.kind)
+                                   ? fmt::format("chunk {}", step.chunk_of(action).number)
                                : action.unit >= 0 ? unit_names[static_cast<std::size_t>(action.unit)]
                                                   : "";
         const std::string micro = action.micro_batch >= 0 ? std::to_string(action.micro_batch) : "";
-        const std::string after = action.after >= 0 ? std::to_string(action.after) : "";
+        const std::string after = fmt::format("{}", fmt::join(action.after, ","));
         text += fmt::format("{:>5}  {:>5}  {:<14} {:<17} {:<10} {:>5}  {}{}{}\n", i, after,
                             name_of(action.stream), name_of(action.kind), on, micro,
                             to_string(action.reads, unit_names), action.reads.empty() ? "-> " : " -> ",

@@ -17,20 +17,26 @@ Tensor UnitTransfer::tensor(const ElementRange& range) {
 }
 
 std::span<const float> UnitTransfer::collect(int unit, Tensor UnitBuffers::*flat) {
-    const Tensor& own = store_.buffers(unit).*flat;
-    check(own.dtype == DType::fp32, "files hold fp32");
-    const bool is_whole = store_.sharding().keeps_optimizer_whole();
-    if (is_whole && !is_root()) return {};
-    resized(is_root() ? store_.elements(unit) : own.elements());
-    device_.download(buffer_.data(), own);
-    if (is_whole) return buffer_;
-    // The root's group has all shards.
-    const int shards = store_.sharding().shards;
+    // Of the first stage that has it, the first group has all shards.
+    const auto has = [&](const StagePart& part) { return part.has_unit(unit); };
+    const auto stage = static_cast<int>(std::ranges::find_if(parts_, has) - parts_.begin());
+    const int shards = store_.sharding().keeps_optimizer_whole() ? 1 : store_.sharding().shards;
+    const bool gives = mesh_.stage() == stage && mesh_.data_rank() < shards;
+    if (!is_root() && !gives) return {};
+    resized(is_root() ? store_.elements(unit) : store_.updated(unit).size());
+    if (gives) {
+        const Tensor& own = store_.buffers(unit).*flat;
+        check(own.dtype == DType::fp32, "files hold fp32");
+        device_.download(buffer_.data(), own);
+    }
     if (!is_root()) {
-        if (ranks_.rank() < shards) ranks_.send(tensor({0, own.elements()}), 0);
+        world_.send(tensor({0, std::ssize(buffer_)}), 0);
         return {};
     }
-    for (int rank = 1; rank < shards; ++rank) ranks_.recv(tensor(store_.shard(unit, rank)), rank);
+    for (int shard = 0; shard < shards; ++shard) {
+        const int rank = mesh_.rank_of(stage, shard, 0);
+        if (rank != 0) world_.recv(tensor(part_of(unit, shard)), rank);
+    }
     return buffer_;
 }
 
@@ -42,19 +48,25 @@ std::span<float> UnitTransfer::whole(int unit) {
 }
 
 std::span<const float> UnitTransfer::distribute(int unit) {
-    const ElementRange own = store_.updated(unit);
-    if (!is_root()) resized(own.size());
-    if (ranks_.size() > 1) {
-        if (store_.sharding().keeps_optimizer_whole()) {
-            ranks_.broadcast(tensor({0, own.size()}), 0);
-        } else if (is_root()) {
-            for (int rank = 1; rank < ranks_.size(); ++rank)
-                ranks_.send(tensor(store_.shard(unit, store_.sharding().shard_of(rank))), rank);
-        } else {
-            ranks_.recv(tensor({0, own.size()}), 0);
-        }
+    const std::int64_t own = store_.has(unit) ? store_.updated(unit).size() : 0;
+    if (!is_root()) {
+        resized(own);
+        if (own > 0) world_.recv(tensor({0, own}), 0);
+        return buffer_;
     }
-    return std::span<const float>(buffer_).first(static_cast<std::size_t>(own.size()));
+    for (int rank = 1; rank < world_.size(); ++rank) {
+        Mesh there = mesh_;
+        there.rank = rank;
+        if (parts_[static_cast<std::size_t>(there.stage())].has_unit(unit))
+            world_.send(tensor(part_of(unit, there.shard())), rank);
+    }
+    return std::span<const float>(buffer_).first(static_cast<std::size_t>(own));
+}
+
+// What a rank updates that has this shard.
+ElementRange UnitTransfer::part_of(int unit, int shard) const {
+    return store_.sharding().keeps_optimizer_whole() ? ElementRange{0, store_.elements(unit)}
+                                                     : store_.shard(unit, shard);
 }
 
 }  // namespace llmc

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
@@ -106,7 +107,7 @@ std::string largest_arenas(const MemoryLayout& memory) {
 // would fit that does not with any micro-batch.
 [[noreturn]] void refuse_memory(const RunPlan& plan, const RunPlan& smaller, std::optional<int> stage) {
     const MachineMemory& machine = plan.spec.machine;
-    const bool would_fit = fits(machine, smaller.memory.total_bytes());
+    const bool would_fit = fits(machine, smaller.largest_memory);
     const RunPlan& shown = would_fit ? plan : smaller;
     std::string name = "too large a model", advice = "give a smaller --model";
     if (would_fit) {
@@ -228,62 +229,169 @@ std::vector<UnitBytes> unit_bytes(const RunSpec& spec, const StoreLayout& store)
     return bytes;
 }
 
+std::uint64_t activation_bytes(const RunPlan& plan) {
+    return static_cast<std::uint64_t>(plan.micro_batch * plan.spec.config.sequence_length *
+                                      plan.spec.config.channels) *
+           size_of(plan.spec.dtype);
+}
+
 std::size_t bytes_of_whole_gradients(const RunPlan& plan) {
     Sharding sharding = plan.spec.mesh.sharding;
     if (sharding.stage < 2 || sharding.reduces_each_micro_batch) return 0;
     sharding.reduces_each_micro_batch = true;
     MemoryLayout otherwise;
-    lay_out_store(otherwise, plan.spec.config, {plan.spec.dtype, plan.spec.gradient_dtype}, sharding,
-                  static_cast<int>(plan.micro_batches));
+    lay_out_store(otherwise, plan.spec.config, {plan.spec.dtype, plan.spec.gradient_dtype}, plan.part(),
+                  sharding, static_cast<int>(plan.micro_batches));
     const std::size_t whole = plan.memory.bytes(ArenaKind::gradients);
     return whole - std::min(whole, otherwise.bytes(ArenaKind::gradients));
 }
 
-// With micro-batches of so many sequences, whatever memory that takes.
-RunPlan plan_with(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes, std::int64_t micro_batch) {
-    const Sharding& sharding = spec.mesh.sharding;
+// ---- the pipeline
+
+std::vector<StagePart> parts_of_stages(const RunSpec& spec) {
+    const auto layers = static_cast<int>(spec.config.layers);
+    if (spec.mesh.pipeline == 1) return {whole_model(layers)};
+    const PartCosts costs = part_costs(spec.config);
+    const int chunks = spec.mesh.pipeline * spec.virtual_stages;
+    const std::vector<BlockRange> blocks =
+        spec.pipeline_layers.empty() ? stages_of_layers(layers, chunks, costs)
+                                     : parse_pipeline_layers(spec.pipeline_layers, layers, chunks, costs);
+    std::vector<StagePart> parts;
+    for (int stage = 0; stage < spec.mesh.pipeline; ++stage)
+        parts.push_back(part_of_stage(blocks, spec.mesh.pipeline, stage));
+    return parts;
+}
+
+// Of a stage.
+StepSpec step_spec(const RunPlan& plan, int stage) {
+    return {.part = plan.parts[static_cast<std::size_t>(stage)],
+            .stage = stage,
+            .pipeline = plan.pipeline,
+            .sharding = plan.spec.mesh.sharding,
+            .rounds_gradients = plan.spec.gradient_dtype != DType::fp32};
+}
+
+// Several at once, so that all stages have something to do.
+StepSpec evaluation_spec(const RunPlan& plan, int stage) {
+    StepSpec spec = step_spec(plan, stage);
+    spec.pipeline.micro_batches = spec.pipeline.stages;
+    return spec;
+}
+
+StepSpec one_alone(const RunPlan& plan, int stage) {
+    StepSpec spec = step_spec(plan, stage);
+    spec.pipeline.micro_batches = 1;
+    return spec;
+}
+
+void build_lists(RunPlan& plan) {
+    const int stage = plan.spec.mesh.stage();
+    plan.training = build_training_step(step_spec(plan, stage));
+    plan.evaluation = build_evaluation_step(evaluation_spec(plan, stage));
+    plan.generation = build_generation_step(one_alone(plan, stage));
+    plan.diagnosis = build_evaluation_step(one_alone(plan, stage));
+    plan.publication = build_publication(step_spec(plan, stage));
+}
+
+// The lists of all stages, which must agree.
+class ListsOfStages {
+  public:
+    void add(const RunPlan& plan) {
+        for (std::size_t i = 0; i < lists_.size(); ++i) {
+            const Step& list = plan.*kinds[i];
+            check_step(list);
+            lists_[i].push_back(list);
+        }
+    }
+    void check() const {
+        for (const std::vector<Step>& stages : lists_) check_stages(stages);
+    }
+
+  private:
+    static constexpr std::array kinds = {&RunPlan::training, &RunPlan::evaluation, &RunPlan::generation,
+                                         &RunPlan::diagnosis, &RunPlan::publication};
+    std::array<std::vector<Step>, kinds.size()> lists_;
+};
+
+// ---- the plan
+
+// What the lists of a stage use at once.
+BuffersInFlight in_flight(const RunPlan& plan) {
+    BuffersInFlight most;
+    for (const Step* list : {&plan.training, &plan.evaluation, &plan.generation, &plan.diagnosis}) {
+        const BuffersInFlight of = buffers_in_flight(*list);
+        most.slots = std::max(most.slots, of.slots);
+        most.chunk_inputs = std::max(most.chunk_inputs, of.chunk_inputs);
+        most.residual_gradients = std::max(most.residual_gradients, of.residual_gradients);
+        most.tokens = std::max(most.tokens, of.tokens);
+    }
+    return most;
+}
+
+void lay_out_memory(RunPlan& plan, const Ops& ops, std::size_t staging_bytes) {
+    const RunSpec& spec = plan.spec;
+    plan.store = lay_out_store(plan.memory, spec.config, {spec.dtype, spec.gradient_dtype}, plan.part(),
+                               spec.mesh.sharding, static_cast<int>(plan.micro_batches));
+    plan.sent = bytes_sent(plan.training, unit_bytes(spec, plan.store), activation_bytes(plan));
+    plan.bytes_of_whole_gradients = bytes_of_whole_gradients(plan);
+    std::int64_t norm_blocks = 0;
+    for (const UnitLayout& unit : plan.store.units)
+        norm_blocks += unit.padded_elements(spec.mesh.data_ranks()) / norm_block_elements;
+    plan.activations = lay_out_activations(plan.memory, {.config = spec.config,
+                                                         .dtype = spec.dtype,
+                                                         .batch = plan.micro_batch,
+                                                         .part = plan.part(),
+                                                         .in_flight = in_flight(plan),
+                                                         .head_rows = rows_of_logits(plan),
+                                                         .norm_blocks = norm_blocks});
+    plan.communication = add_bytes(plan.memory, ArenaKind::communication, staging_bytes);
+    plan.workspace =
+        add_bytes(plan.memory, ArenaKind::workspace, ops.workspace_bytes(workspace_request(plan)));
+}
+
+// With micro-batches of so many sequences, whatever memory that takes, for this rank's stage.
+RunPlan plan_of_stage(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes,
+                      std::int64_t micro_batch) {
     RunPlan plan;
     plan.spec = spec;
     plan.micro_batch = micro_batch;
     plan.micro_batches = plan.rank_sequences() / micro_batch;
     check_micro_batches(plan);
     ops.require_sizes(workspace_request(plan));
-
-    const StepSpec step{.layers = static_cast<int>(spec.config.layers),
-                        .sharding = sharding,
-                        .micro_batches = static_cast<int>(plan.micro_batches),
-                        .rounds_gradients = spec.gradient_dtype != DType::fp32};
-    plan.training = build_training_step(step);
-    plan.evaluation = build_evaluation_step(step);
-    plan.generation = build_generation_step(step);
-    plan.publication = build_publication(step);
-    for (const Step* list : {&plan.training, &plan.evaluation, &plan.generation, &plan.publication})
-        check_step(*list);
-
-    plan.store = lay_out_store(plan.memory, spec.config, {spec.dtype, spec.gradient_dtype}, sharding,
-                               static_cast<int>(plan.micro_batches));
-    plan.sent = bytes_sent(plan.training, unit_bytes(spec, plan.store));
-    plan.bytes_of_whole_gradients = bytes_of_whole_gradients(plan);
-    std::int64_t norm_blocks = 0;
-    for (const UnitLayout& unit : plan.store.units)
-        norm_blocks += unit.padded_elements(sharding.ranks()) / norm_block_elements;
-    plan.activations = lay_out_activations(plan.memory, {.config = spec.config,
-                                                         .dtype = spec.dtype,
-                                                         .batch = plan.micro_batch,
-                                                         .slots = slots_in_flight(plan.training),
-                                                         .head_rows = rows_of_logits(plan),
-                                                         .norm_blocks = norm_blocks});
-    plan.communication = add_bytes(plan.memory, ArenaKind::communication, staging_bytes);
-    plan.workspace =
-        add_bytes(plan.memory, ArenaKind::workspace, ops.workspace_bytes(workspace_request(plan)));
+    plan.pipeline = {.schedule = spec.pipeline_schedule,
+                     .stages = spec.mesh.pipeline,
+                     .virtual_stages = spec.virtual_stages,
+                     .micro_batches = static_cast<int>(plan.micro_batches)};
+    if (spec.mesh.pipeline > 1) check_pipeline(plan.pipeline, spec.config.layers);
+    plan.parts = parts_of_stages(spec);
+    build_lists(plan);
+    lay_out_memory(plan, ops, staging_bytes);
     return plan;
+}
+
+// The same, knowing what all stages need.
+RunPlan plan_with(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes, std::int64_t micro_batch) {
+    RunPlan own;
+    ListsOfStages lists;
+    std::size_t largest = 0;
+    for (int stage = 0; stage < spec.mesh.pipeline; ++stage) {
+        RunSpec there = spec;
+        there.mesh.rank = spec.mesh.rank_of(stage, spec.mesh.data_rank(), spec.mesh.tensor_rank());
+        RunPlan plan = plan_of_stage(there, ops, staging_bytes, micro_batch);
+        lists.add(plan);
+        largest = std::max(largest, plan.memory.total_bytes());
+        if (stage == spec.mesh.stage()) own = std::move(plan);
+    }
+    lists.check();
+    own.largest_memory = largest;
+    return own;
 }
 
 // With the largest micro-batches, of at most so many sequences, that fit the memory; with the smallest if none do.
 RunPlan plan_that_fits(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes,
                        std::int64_t micro_batch) {
     RunPlan plan = plan_with(spec, ops, staging_bytes, micro_batch);
-    while (micro_batch > 1 && !fits(spec.machine, plan.memory.total_bytes())) {
+    while (micro_batch > 1 && !fits(spec.machine, plan.largest_memory)) {
         micro_batch = largest_divisor(spec.rank_sequences(), micro_batch - 1);
         if (spec.rank_sequences() / micro_batch > most_micro_batches(spec)) break;
         plan = plan_with(spec, ops, staging_bytes, micro_batch);
@@ -298,7 +406,7 @@ std::optional<int> stage_that_fits(RunSpec spec, const Ops& ops, std::size_t sta
     while (sharding.ranks() > 1 && sharding.stage < 3) {
         ++sharding.stage;
         sharding.reduces_each_micro_batch |= sharding.stage >= 2;
-        if (fits(spec.machine, plan_that_fits(spec, ops, staging_bytes, micro_batch).memory.total_bytes()))
+        if (fits(spec.machine, plan_that_fits(spec, ops, staging_bytes, micro_batch).largest_memory))
             return sharding.stage;
     }
     return std::nullopt;
@@ -315,12 +423,12 @@ RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes)
     // The memory decides, where nobody else has.
     RunPlan plan = spec.micro_batch_sequences == 0 ? plan_that_fits(spec, ops, staging_bytes, micro_batch)
                                                    : plan_with(spec, ops, staging_bytes, micro_batch);
-    if (!fits(spec.machine, plan.memory.total_bytes())) {
+    if (!fits(spec.machine, plan.largest_memory)) {
         RunSpec any = spec;
         any.micro_batch_sequences = 0;
         const RunPlan smaller = plan_that_fits(any, ops, staging_bytes, plan.micro_batch);
         std::optional<int> stage;
-        if (!fits(spec.machine, smaller.memory.total_bytes()))
+        if (!fits(spec.machine, smaller.largest_memory))
             stage = stage_that_fits(any, ops, staging_bytes, plan.micro_batch);
         refuse_memory(plan, smaller, stage);
     }

@@ -5,6 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "llmc/core/memory_layout.h"
 #include "llmc/device/ops.h"
@@ -12,6 +14,7 @@
 #include "llmc/parallel/activations.h"
 #include "llmc/parallel/mesh.h"
 #include "llmc/parallel/parameter_store.h"
+#include "llmc/parallel/pipeline_schedule.h"
 #include "llmc/parallel/step.h"
 
 namespace llmc {
@@ -28,6 +31,10 @@ struct RunSpec {
     DType dtype = DType::fp32;
     DType gradient_dtype = DType::fp32;  // or `dtype`
     Mesh mesh;
+    PipelineSchedule pipeline_schedule = PipelineSchedule::one_f_one_b;
+    int virtual_stages = 1;  // chunks of a pipeline stage
+    // Blocks of each chunk, as a person gave them; empty: balanced by their cost.
+    std::string pipeline_layers{};
     std::int64_t global_batch_tokens = 0;
     std::int64_t micro_batch_sequences = 0;        // 0: as many as divide the batch, fit the memory, and
     std::int64_t usual_micro_batch_tokens = 2048;  // are not more tokens than this
@@ -42,7 +49,11 @@ struct RunPlan {
     RunSpec spec;
     std::int64_t micro_batch = 1;    // sequences a rank computes at once
     std::int64_t micro_batches = 1;  // of a rank and step
+    std::vector<StagePart> parts;    // what each pipeline stage has of the model
+    PipelineSpec pipeline;           // of a training step
+    // Of this rank.
     Step training, evaluation, generation;
+    Step diagnosis;    // an evaluation of one micro-batch, which leaves all that it computed
     Step publication;  // after weights were set (build_step.h)
 
     MemoryLayout memory;
@@ -51,12 +62,16 @@ struct RunPlan {
     BufferId communication;  // the communicator's staging memory
     BufferId workspace;      // the device's scratch memory
 
-    BytesSent sent;  // by a rank in a training step, for gradients and parameters
+    BytesSent sent;                  // by a rank in a training step, for gradients and parameters
+    std::size_t largest_memory = 0;  // in all arenas, of the stage that needs most
     // What gradients take that are whole for --reduce-every step, and would be in shards otherwise.
     std::size_t bytes_of_whole_gradients = 0;
 
     std::int64_t global_sequences() const { return spec.global_sequences(); }
     std::int64_t rank_sequences() const { return spec.rank_sequences(); }
+    const StagePart& part() const { return parts[static_cast<std::size_t>(spec.mesh.stage())]; }
+    // Sequences of each data rank that a run of the evaluation takes.
+    std::int64_t evaluation_sequences() const { return micro_batch * evaluation.micro_batches; }
 };
 
 // Refuses with a UserError sizes that make no model, need more memory than the machine has (it names both), or a

@@ -90,6 +90,11 @@ void connect(Communicator& ranks, Device& device) {
         ranks.reduce_scatter(own, x);
         ranks.all_gather(x, own);
         ranks.broadcast(x, 0);
+        if (ranks.size() != 2) continue;
+        ranks.group_begin();
+        ranks.send(own, 1 - ranks.rank());
+        ranks.recv(x.slice((1 - ranks.rank()) * elements / size, elements / size), 1 - ranks.rank());
+        ranks.group_end();
     }
     device.synchronize();
 }
@@ -136,18 +141,14 @@ std::size_t staging_bytes(const Communicator& world, Device& device) {
     return device.queues() ? 0 : HostCommunicator::staging_bytes(world.size());
 }
 
-DataRanks open_data_ranks(const Options& options, Communicator& world, Device& device,
-                          const Sharding& sharding) {
-    if (!device.queues() || world.size() == 1) return {nullptr, DataGroups(world, sharding)};
+MeshRanks open_mesh(const Options& options, Communicator& world, Device& device, const Mesh& mesh) {
+    const bool wraps = options.virtual_stages > 1;
+    if (!device.queues() || world.size() == 1) return {nullptr, MeshGroups(world, mesh, wraps)};
     const std::size_t before = device.memory_taken();
     auto nccl = make_nccl_communicator(world, *device.queues(),
                                        static_cast<double>(options.communication_timeout), options.share_gpu);
-    DataGroups groups(*nccl, sharding);
-    connect(groups.all(), device);
-    if (sharding.replicas > 1) {
-        connect(groups.shards(), device);
-        connect(groups.replicas(), device);
-    }
+    MeshGroups groups(*nccl, mesh, wraps);
+    groups.for_each([&](Communicator& group) { connect(group, device); });
     const std::size_t after = device.memory_taken();
     return {std::move(nccl), std::move(groups), after - std::min(before, after)};
 }

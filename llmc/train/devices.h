@@ -7,7 +7,7 @@
 #include "llmc/comm/bootstrap.h"
 #include "llmc/comm/communicator.h"
 #include "llmc/device/device.h"
-#include "llmc/parallel/data_groups.h"
+#include "llmc/parallel/mesh_groups.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/options.h"
 
@@ -25,13 +25,12 @@ Place open_device(Options& options, Job& job);
 
 // The ranks' groups, as communicators of the device's data: of `world` itself, or of NCCL's, which then has all the memory
 // that it takes.
-struct DataRanks {
+struct MeshRanks {
     std::unique_ptr<Communicator> nccl;
-    DataGroups groups;
+    MeshGroups groups;
     std::size_t memory = 0;  // bytes of the device's that it took, if no other process took some meanwhile
 };
-DataRanks open_data_ranks(const Options& options, Communicator& world, Device& device,
-                          const Sharding& sharding);
+MeshRanks open_mesh(const Options& options, Communicator& world, Device& device, const Mesh& mesh);
 // The memory that it asks of the plan.
 std::size_t staging_bytes(const Communicator& world, Device& device);
 

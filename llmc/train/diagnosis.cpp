@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <ranges>
@@ -47,6 +48,7 @@ struct StateTensor {
     }
     // Of what this rank has of it.
     bool is_finite(Device& device, const ParameterStore& store) const {
+        if (!store.has(unit)) return true;
         const ElementRange own = store.updated(unit);
         const ElementRange part =
             intersection({entry->offset, entry->offset + entry->spec.shape.elements()}, own);
@@ -78,40 +80,51 @@ std::vector<StateTensor> gradient_tensors(const ParameterStore& store) {
 
 struct Output {
     std::string name;  // of the layer that makes it
-    Tensor tensor;
+    Tensor tensor;     // empty where another stage has it
 };
 
-// What the forward pass leaves, in its order.
+// What the forward pass of a micro-batch leaves, in its order.
 std::vector<Output> forward_outputs(const RunPlan& plan, const Arenas& arenas) {
     const ActivationBuffers<Tensor> buffers = bind(plan.activations, arenas);
-    const MicroBatchBuffers<Tensor>& slot = buffers.slots[0];
-    std::vector<Output> outputs = {{"wte + wpe", slot.residual[0]}};
-    for (std::size_t i = 0; i < slot.blocks.size(); ++i) {
-        const BlockActivations<Tensor>& block = slot.blocks[i];
-        const auto add = [&](const char* layer, const Tensor& tensor) {
-            outputs.push_back({fmt::format("h.{}{}", i, layer), tensor});
-        };
-        add(".ln_1", block.ln_1);
-        add(".attn.c_attn", block.qkv);
-        add(".attn", block.attention);
-        add(".attn.c_proj", block.residual);
-        add(".ln_2", block.ln_2);
-        add(".mlp.c_fc", block.pre_gelu);
-        add(".mlp.act", block.gelu);
-        add(".mlp.c_proj", slot.residual[i + 1]);
+    std::vector<Output> outputs(1, {"wte + wpe", {}});
+    constexpr std::array layers = {".ln_1", ".attn.c_attn", ".attn",    ".attn.c_proj",
+                                   ".ln_2", ".mlp.c_fc",    ".mlp.act", ".mlp.c_proj"};
+    for (std::int64_t i = 0; i < plan.spec.config.layers; ++i) {
+        for (const char* layer : layers) outputs.push_back({fmt::format("h.{}{}", i, layer), {}});
     }
-    outputs.push_back({"ln_f", buffers.head.ln_f});
-    outputs.push_back({"lm_head", buffers.head.losses});
+    outputs.push_back({"ln_f", {}});
+    outputs.push_back({"lm_head", {}});
+
+    for (const Action& action : plan.diagnosis.actions) {
+        if (action.kind != ActionKind::forward) continue;
+        if (action.part.kind == PartKind::embedding) {
+            const auto input = static_cast<std::size_t>(action.writes.front().index);
+            outputs[0].tensor = buffers.chunk_inputs[input];
+        } else if (action.part.kind == PartKind::head) {
+            outputs[outputs.size() - 2].tensor = buffers.head->ln_f;
+            outputs[outputs.size() - 1].tensor = buffers.head->losses;
+        } else {
+            const SlotBuffers<Tensor>& slot = buffers.slots[static_cast<std::size_t>(action.slot)];
+            const auto place =
+                static_cast<std::size_t>(action.part.block - plan.diagnosis.chunk_of(action).first_block);
+            const BlockActivations<Tensor>& block = slot.blocks[place];
+            const std::array tensors = {block.ln_1, block.qkv,      block.attention, block.residual,
+                                        block.ln_2, block.pre_gelu, block.gelu,      slot.residual[place]};
+            const std::size_t first = 1 + layers.size() * static_cast<std::size_t>(action.part.block);
+            for (std::size_t i = 0; i < tensors.size(); ++i) outputs[first + i].tensor = tensors[i];
+        }
+    }
     return outputs;
 }
 
 std::optional<std::string> non_finite_output(const RunPlan& plan, const Arenas& arenas, Device& device,
-                                             Communicator& ranks, const std::function<void(int)>& forward) {
+                                             Communicator& ranks, const ForwardPasses& passes) {
     const std::vector<Output> outputs = forward_outputs(plan, arenas);
-    for (int micro_batch = 0; micro_batch < plan.micro_batches; ++micro_batch) {
-        forward(micro_batch);
-        const auto found = std::ranges::find_if(
-            outputs, [&](const Output& output) { return !is_finite(device, output.tensor); });
+    for (int micro_batch = 0; micro_batch < passes.micro_batches; ++micro_batch) {
+        passes.run(micro_batch);
+        const auto found = std::ranges::find_if(outputs, [&](const Output& output) {
+            return output.tensor.data != nullptr && !is_finite(device, output.tensor);
+        });
         const std::int32_t first = smallest(static_cast<std::int32_t>(found - outputs.begin()), ranks);
         if (first < std::ssize(outputs)) return outputs[static_cast<std::size_t>(first)].name;
     }
@@ -135,10 +148,9 @@ std::optional<std::string> non_finite_state(Device& device, const ParameterStore
 }
 
 std::string first_non_finite(const RunPlan& plan, const Arenas& arenas, Device& device,
-                             const ParameterStore& store, Communicator& ranks,
-                             const std::function<void(int)>& forward) {
+                             const ParameterStore& store, Communicator& ranks, const ForwardPasses& passes) {
     if (const auto state = non_finite_state(device, store, ranks)) return *state;
-    if (const auto layer = non_finite_output(plan, arenas, device, ranks, forward))
+    if (const auto layer = non_finite_output(plan, arenas, device, ranks, passes))
         return fmt::format("the output of {}", *layer);
     if (const auto gradient = first_non_finite_of(gradient_tensors(store), device, store, ranks))
         return *gradient;

@@ -18,12 +18,16 @@ namespace llmc {
 // answer.
 std::optional<std::string> non_finite_state(Device& device, const ParameterStore& store, Communicator& ranks);
 
+// Runs the forward pass of one of a list's micro-batches again, by the plan's list for that (RunPlan::diagnosis).
+struct ForwardPasses {
+    int micro_batches;
+    std::function<void(int micro_batch)> run;
+};
+
 // What a step computed that is not finite: the first such weight, else the first such activation of the forward pass
 // (of any rank and micro-batch, "the output of h.0.mlp.c_fc"), else the first such gradient of the backward pass, else
-// the norm. `forward` runs the forward pass of one of the step's micro-batches again. All ranks call it after the same
-// step and receive the same answer.
+// the norm. All ranks call it after the same step and receive the same answer.
 std::string first_non_finite(const RunPlan& plan, const Arenas& arenas, Device& device,
-                             const ParameterStore& store, Communicator& ranks,
-                             const std::function<void(int micro_batch)>& forward);
+                             const ParameterStore& store, Communicator& ranks, const ForwardPasses& passes);
 
 }  // namespace llmc

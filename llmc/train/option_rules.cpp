@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string_view>
 #include <vector>
 
 #include "llmc/core/error.h"
@@ -45,6 +46,15 @@ void check_ranges(const Options& o) {
     require_range<std::int64_t>("check-replicas-every", o.check_replicas_every, 0, many);
     if (o.zero_shard_size) require_range<std::int64_t>("zero-shard-size", *o.zero_shard_size, 1, 1 << 20);
     if (o.prefetch_units) require_range<std::int64_t>("prefetch-units", *o.prefetch_units, 0, 1 << 20);
+    require_range<std::int64_t>("pipeline-parallel", o.pipeline_parallel, 1, 1 << 10);
+    require_range<std::int64_t>("virtual-stages", o.virtual_stages, 1, 1 << 10);
+    const auto of_pipelines = [&](bool given, const char* option) {
+        if (given && o.pipeline_parallel == 1)
+            user_error("{} is for --pipeline-parallel 2 or more; leave it out", option);
+    };
+    of_pipelines(!o.pipeline_schedule.empty(), "--pipeline-schedule");
+    of_pipelines(o.virtual_stages > 1, "--virtual-stages");
+    of_pipelines(!o.pipeline_layers.empty(), "--pipeline-layers");
     if (o.zero_stage == 0 && o.zero_shard_size)
         user_error("--zero-shard-size is for --zero-stage 1, 2 or 3, which shard something");
     if (o.zero_stage < 3 && o.prefetch_units)
@@ -84,25 +94,49 @@ ScheduleKind Options::schedule_kind() const {
     programming_error("an unchecked schedule");
 }
 
-Sharding Options::sharding(int processes) const {
-    const std::int64_t size = zero_shard_size.value_or(processes);
-    if (processes % size != 0) {
-        std::vector<std::int64_t> divisors;
-        for (std::int64_t d = 1; d <= processes; ++d) {
-            if (processes % d == 0) divisors.push_back(d);
-        }
-        user_error("--zero-shard-size {} does not divide the {} process{}; {} would", size, processes,
-                   processes == 1 ? "" : "es", fmt::join(divisors, ", "));
+PipelineSchedule Options::kind_of_pipeline_schedule() const {
+    for (const PipelineSchedule kind : all_pipeline_schedules) {
+        if (pipeline_schedule == name_of(kind)) return kind;
     }
-    Sharding sharding{.shards = processes, .reduces_each_micro_batch = reduce_every == "micro-batch"};
+    return virtual_stages > 1 ? PipelineSchedule::interleaved : PipelineSchedule::one_f_one_b;
+}
+
+namespace {
+
+// `what`: of which a size is to divide so many.
+void require_divisor(std::string_view option, std::int64_t size, int count, std::string_view what) {
+    if (count % size == 0) return;
+    std::vector<std::int64_t> divisors;
+    for (std::int64_t d = 1; d <= count; ++d) {
+        if (count % d == 0) divisors.push_back(d);
+    }
+    user_error("--{} {} does not divide the {} {}{}; {} would", option, size, count, what,
+               count == 1 ? "" : "es", fmt::join(divisors, ", "));
+}
+
+// Of the data-parallel processes.
+Sharding sharding_of(const Options& o, int processes) {
+    const std::int64_t size = o.zero_shard_size.value_or(processes);
+    require_divisor("zero-shard-size", size, processes,
+                    o.pipeline_parallel > 1 ? "data-parallel process" : "process");
+    Sharding sharding{.shards = processes, .reduces_each_micro_batch = o.reduce_every == "micro-batch"};
     // One process has all shards: nothing is to be brought together.
-    if (zero_stage == 0 || size == 1) return sharding;
-    sharding.stage = static_cast<int>(zero_stage);
+    if (o.zero_stage == 0 || size == 1) return sharding;
+    sharding.stage = static_cast<int>(o.zero_stage);
     sharding.shards = static_cast<int>(size);
     sharding.replicas = processes / sharding.shards;
-    sharding.prefetch_units = static_cast<int>(prefetch_units.value_or(1));
-    sharding.reshards_after_forward = reshard_after_forward;
+    sharding.prefetch_units = static_cast<int>(o.prefetch_units.value_or(1));
+    sharding.reshards_after_forward = o.reshard_after_forward;
     return sharding;
+}
+
+}  // namespace
+
+Mesh Options::mesh(int processes, int rank) const {
+    require_divisor("pipeline-parallel", pipeline_parallel, processes, "process");
+    Mesh mesh{.pipeline = static_cast<int>(pipeline_parallel), .rank = rank};
+    mesh.sharding = sharding_of(*this, processes / mesh.pipeline);
+    return mesh;
 }
 
 void settle_device(Options& o, DeviceKind device) {

@@ -36,6 +36,12 @@ Choices schedule_names() {
     return names;
 }
 
+Choices pipeline_schedule_names() {
+    Choices names;
+    for (const PipelineSchedule schedule : all_pipeline_schedules) names.emplace_back(name_of(schedule));
+    return names;
+}
+
 // The one table of settings: calls
 //   group(title)                          before the settings of a group
 //   setting(name, value, help, choices)   for each setting; choices may be empty
@@ -88,6 +94,14 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("overlap-grad-reduce", o.overlap_grad_reduce, "Communicate beside computing", any);
     setting("check-replicas-every", o.check_replicas_every,
             "Compare what processes have alike every so many steps; 0: never", any);
+
+    group("Pipeline");
+    setting("pipeline-parallel", o.pipeline_parallel, "Stages, each with a part of the layers", any);
+    setting("pipeline-schedule", o.pipeline_schedule, "Order of the stages' work; default 1f1b",
+            pipeline_schedule_names());
+    setting("virtual-stages", o.virtual_stages, "Chunks of layers of a stage, for interleaved", any);
+    setting("pipeline-layers", o.pipeline_layers, "Layers of each chunk: 7,6,6,5; default by their cost",
+            any);
 
     group("Optimizer (AdamW)");
     setting("lr", o.learning_rate, "Learning rate after warmup; default one that suits --model", any);

@@ -14,7 +14,8 @@
 #include "llmc/device/device.h"
 #include "llmc/model/config.h"
 #include "llmc/optim/schedule.h"
-#include "llmc/parallel/sharding.h"
+#include "llmc/parallel/mesh.h"
+#include "llmc/parallel/pipeline_schedule.h"
 
 namespace llmc {
 
@@ -50,6 +51,12 @@ struct Options {
     bool reshard_after_forward = true;
     bool overlap_grad_reduce = true;
     std::int64_t check_replicas_every = 0;
+
+    // pipeline
+    std::int64_t pipeline_parallel = 1;
+    std::string pipeline_schedule;  // by default follows from the number of chunks
+    std::int64_t virtual_stages = 1;
+    std::string pipeline_layers;
 
     // optimizer
     std::optional<double> learning_rate;  // by default follows from the model
@@ -88,8 +95,9 @@ struct Options {
     DType compute_dtype() const;
     DType kept_gradient_dtype() const;
     ScheduleKind schedule_kind() const;
-    // Of so many data-parallel processes. UserError if the shards' size does not divide them.
-    Sharding sharding(int processes) const;
+    // Of a process among so many. UserError if they cannot be divided as was asked for.
+    Mesh mesh(int processes, int rank) const;
+    PipelineSchedule kind_of_pipeline_schedule() const;
 };
 
 // Reads the command line and --config. Returns nothing where --help or --version was asked for: `text` then

@@ -14,11 +14,17 @@ namespace llmc {
 
 namespace {
 
-// A part of the model that a rank has, and which others have: those of the same color.
+// A tensor, or what a rank has of it. Ranks have the same where they have the same share of it.
 struct Part {
+    std::uint64_t hash = 0;
+    std::int64_t share = 0;  // of the ranks that have some: 0 all of it, or which shard; `none` of the others
+    bool operator==(const Part&) const = default;
+};
+constexpr std::int64_t none = -1;
+
+struct NamedPart {
     std::string name;
-    std::uint64_t hash;
-    bool of_all;  // or of the ranks with the same shard
+    Part part;
 };
 
 class Hasher {
@@ -37,45 +43,52 @@ class Hasher {
     std::vector<std::byte> bytes_;
 };
 
-std::vector<Part> parts_of(Device& device, const ParameterStore& store) {
+// The same list of names on all ranks.
+std::vector<NamedPart> parts_of(Device& device, const ParameterStore& store, int shard) {
     const Sharding& sharding = store.sharding();
     Hasher hash(device);
-    std::vector<Part> parts;
+    std::vector<NamedPart> parts;
     for (int unit = 0; unit < store.units(); ++unit) {
-        const UnitBuffers& buffers = store.buffers(unit);
         for (const UnitLayout::Entry& entry : store.layout(unit).entries()) {
             const std::string name = store.layout(unit).full_name(entry.spec);
             const ElementRange tensor{entry.offset, entry.offset + entry.spec.stored_shape().elements()};
-            // Of what this rank updates; it may have nothing of a tensor.
-            const ElementRange own = store.updated(unit), part = intersection(tensor, own);
-            const auto add = [&](std::string_view what, const Tensor& flat) {
-                parts.push_back({fmt::format("{} {}", what, name),
-                                 part.size() == 0 ? 0 : hash(flat.flat(part.begin - own.begin, part.size())),
-                                 sharding.keeps_optimizer_whole()});
+            // Of `flat`, which has these elements of the unit. A shard may have nothing of a tensor.
+            const auto add = [&](std::string_view what, Tensor UnitBuffers::*flat, bool is_whole) {
+                NamedPart& named = parts.emplace_back(NamedPart{fmt::format("{} {}", what, name), {0, none}});
+                if (!store.has(unit)) return;
+                const ElementRange range =
+                    is_whole ? ElementRange{0, store.elements(unit)} : store.shard(unit, shard);
+                const ElementRange part = intersection(tensor, range);
+                named.part.share = is_whole ? 0 : shard;
+                if (part.size() > 0)
+                    named.part.hash =
+                        hash((store.buffers(unit).*flat).flat(part.begin - range.begin, part.size()));
             };
+            const bool whole_state = sharding.keeps_optimizer_whole();
             if (sharding.keeps_parameters_whole()) {
-                parts.push_back(
-                    {"parameters " + name, hash(buffers.parameters.flat(tensor.begin, tensor.size())), true});
+                add("parameters", &UnitBuffers::parameters, true);
             } else {
-                add("parameters", buffers.parameter_shard);
+                add("parameters", &UnitBuffers::parameter_shard, false);
             }
             // In fp32 the parameters are their own master weights.
-            if (buffers.master.data != buffers.updated_parameters.data) add("master weights", buffers.master);
-            add("moments", buffers.m);
-            add("second moments", buffers.v);
+            if (store.dtype() != DType::fp32) add("master weights", &UnitBuffers::master, whole_state);
+            add("moments", &UnitBuffers::m, whole_state);
+            add("second moments", &UnitBuffers::v, whole_state);
         }
     }
     return parts;
 }
 
-// All ranks' hashes, rank by rank.
-std::vector<std::uint64_t> gather(const std::vector<Part>& parts, Communicator& data) {
+// All ranks' parts, rank by rank.
+std::vector<Part> gather(const std::vector<NamedPart>& parts, Communicator& world) {
     const auto count = std::ssize(parts);
-    std::vector<std::uint64_t> all(static_cast<std::size_t>(count * data.size()));
-    // Bytes, for the communicator: as pairs of int32.
-    const Tensor gathered{reinterpret_cast<std::byte*>(all.data()), DType::int32, {data.size(), 2 * count}};
-    std::ranges::transform(parts, all.begin() + data.rank() * count, &Part::hash);
-    data.all_gather(gathered, gathered.slice(data.rank(), 1));
+    std::vector<Part> all(static_cast<std::size_t>(count * world.size()));
+    // Bytes, for the communicator: as int32.
+    constexpr auto words = static_cast<std::int64_t>(sizeof(Part) / sizeof(std::int32_t));
+    const Tensor gathered{
+        reinterpret_cast<std::byte*>(all.data()), DType::int32, {world.size(), words * count}};
+    std::ranges::transform(parts, all.begin() + world.rank() * count, &NamedPart::part);
+    world.all_gather(gathered, gathered.slice(world.rank(), 1));
     return all;
 }
 
@@ -98,23 +111,26 @@ std::vector<int> odd_ones(const std::vector<int>& ranks, const std::vector<std::
 }  // namespace
 
 std::optional<std::string> differing_replica(Device& device, const ParameterStore& store,
-                                             Communicator& data) {
-    const std::vector<Part> parts = parts_of(device, store);
-    const std::vector<std::uint64_t> all = gather(parts, data);
-    const Sharding& sharding = store.sharding();
+                                             Communicator& world) {
+    const std::vector<NamedPart> parts = parts_of(device, store, store.shard());
+    const std::vector<Part> all = gather(parts, world);
     for (std::size_t i = 0; i < parts.size(); ++i) {
-        for (int color = 0; color < (parts[i].of_all ? 1 : sharding.shards); ++color) {
+        struct Share {
             std::vector<int> ranks;
             std::vector<std::uint64_t> hashes;
-            for (int rank = 0; rank < data.size(); ++rank) {
-                if (!parts[i].of_all && sharding.shard_of(rank) != color) continue;
-                ranks.push_back(rank);
-                hashes.push_back(all[static_cast<std::size_t>(rank) * parts.size() + i]);
-            }
-            const std::vector<int> odd = odd_ones(ranks, hashes);
+        };
+        std::map<std::int64_t, Share> shares;
+        for (int rank = 0; rank < world.size(); ++rank) {
+            const Part& part = all[static_cast<std::size_t>(rank) * parts.size() + i];
+            if (part.share == none) continue;
+            shares[part.share].ranks.push_back(rank);
+            shares[part.share].hashes.push_back(part.hash);
+        }
+        for (const auto& [_, share] : shares) {
+            const std::vector<int> odd = odd_ones(share.ranks, share.hashes);
             if (odd.empty()) continue;
             const auto other = std::ranges::find_if(
-                ranks, [&](int rank) { return std::ranges::find(odd, rank) == odd.end(); });
+                share.ranks, [&](int rank) { return std::ranges::find(odd, rank) == odd.end(); });
             return fmt::format("the {} of rank{} {} differ from those of rank {}", parts[i].name,
                                odd.size() == 1 ? "" : "s", fmt::join(odd, ", "), *other);
         }

@@ -14,6 +14,7 @@ namespace llmc {
 // h.1.mlp.c_fc.weight of rank 2 differ from those of rank 0". Whole parameters are compared over all ranks, and shards,
 // with the optimizer's state, over the groups of hybrid sharding. Of two ranks that differ the later one is named, of
 // more those that differ from most. All ranks of `data` call it and receive the same answer.
-std::optional<std::string> differing_replica(Device& device, const ParameterStore& store, Communicator& data);
+std::optional<std::string> differing_replica(Device& device, const ParameterStore& store,
+                                             Communicator& world);
 
 }  // namespace llmc

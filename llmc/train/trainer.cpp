@@ -34,15 +34,15 @@ std::string broadcast_text(Communicator& world, const std::string& own) {
 }  // namespace
 
 Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Communicator& world,
-                 const DataGroups& data, bool resumes)
+                 const MeshGroups& groups, bool resumes)
     : options_(options),
       plan_(plan),
       device_(device),
       world_(world),
       arenas_(device, plan.memory),
       store_(device, arenas_, plan.store, options.weight_decay, plan.spec.mesh.shard()),
-      transfer_(device, store_, world),
-      executor_(plan.spec.config, device, data, store_, bind(plan.activations, arenas_),
+      transfer_(device, store_, world, plan.spec.mesh, plan.parts),
+      executor_(plan.spec.config, device, groups, store_, bind(plan.activations, arenas_),
                 static_cast<int>(plan.micro_batches), options.overlap_grad_reduce),
       schedule_{.kind = options.schedule_kind(),
                 .peak = options.learning_rate.value(),
@@ -87,10 +87,10 @@ std::optional<std::uint64_t> Trainer::rounding_seed() const {
     return options_.stochastic_rounding ? std::optional(options_.seed) : std::nullopt;
 }
 
-StepMetrics Trainer::train_step(const TrainingSamples& samples) {
+StepMetrics Trainer::train_step(const TrainingSamples& samples, bool compares_replicas) {
     const std::int64_t T = plan_.spec.config.sequence_length, B = plan_.micro_batch;
     // A rank's share of the batch is a run of samples, its micro-batches one after the other.
-    const std::int64_t first = progress_.samples + plan_.spec.mesh.data_rank * plan_.rank_sequences();
+    const std::int64_t first = progress_.samples + plan_.spec.mesh.data_rank() * plan_.rank_sequences();
     const auto load = [&](int micro_batch, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
         const bool ahead = micro_batch == plan_.micro_batches;  // the next step's first
         const std::int64_t sample =
@@ -101,6 +101,9 @@ StepMetrics Trainer::train_step(const TrainingSamples& samples) {
         }
     };
 
+    // Before ranks give each other what they have updated, which would hide what differs.
+    std::function<void()> before_update;
+    if (compares_replicas) before_update = [this] { require_equal_replicas(); };
     const auto start = std::chrono::steady_clock::now();
     const AdamWStep adamw = adamw_step();
     const auto global_tokens = static_cast<double>(plan_.spec.global_batch_tokens);
@@ -109,23 +112,19 @@ StepMetrics Trainer::train_step(const TrainingSamples& samples) {
                                    .step = adamw.step,
                                    .loss_scale = static_cast<float>(1.0 / global_tokens),
                                    .adamw = adamw,
+                                   .before_update = before_update,
                                    .rounding_seed = rounding_seed()});
     const StepResults results = executor_.results();
     const double loss = results.loss_sum / global_tokens;
     const double norm = std::sqrt(results.norm_squared);
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
     if (!std::isfinite(loss) || !std::isfinite(norm)) {
-        const auto forward = [&](int micro_batch) {
-            executor_.run(
-                plan_.evaluation,
-                {.load = [&](int, auto inputs, auto targets) { load(micro_batch, inputs, targets); },
-                 .sequences = B});
-        };
+        const ForwardPasses passes = forward_passes(plan_.training.micro_batches, std::ref(load));
         user_error(
             "step {}: the loss is {} and the gradient's norm {}; the first tensor that is not finite is {}; "
             "{}",
             progress_.step + 1, named(loss), named(norm),
-            first_non_finite(plan_, arenas_, device_, store_, world_, forward), what_would_do());
+            first_non_finite(plan_, arenas_, device_, store_, world_, passes), what_would_do());
     }
 
     progress_.step += 1;
@@ -151,7 +150,7 @@ std::optional<double> Trainer::model_flops_utilization(double tokens_per_second)
 
 void Trainer::require_equal_replicas() {
     if (const auto difference = differing_replica(device_, store_, world_)) {
-        user_error("step {}: {}: a fault of a memory or a link, or of the program; {}", progress_.step,
+        user_error("step {}: {}: a fault of a memory or a link, or of the program; {}", progress_.step + 1,
                    *difference, has_checkpoint_ ? "go on from the last checkpoint" : "begin again");
     }
 }
@@ -178,12 +177,14 @@ void Trainer::require_finite() {
 std::optional<double> Trainer::validate(const ValidationWindows& validation, std::int64_t windows,
                                         const Watch& watch) {
     const std::int64_t T = plan_.spec.config.sequence_length, B = plan_.micro_batch;
-    const std::int64_t at_once = B * plan_.spec.mesh.data_ranks();
+    const std::int64_t ranks = plan_.spec.mesh.data_ranks(), at_once = plan_.evaluation_sequences() * ranks;
     double loss = 0;
     for (std::int64_t round = 0; round * at_once < windows; ++round) {
         if (!watch(static_cast<double>(round * at_once) / static_cast<double>(windows))) return std::nullopt;
-        const std::int64_t first = round * at_once + plan_.spec.mesh.data_rank * B;
-        const auto load = [&](int, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+        const auto load = [&](int micro_batch, std::span<std::int32_t> inputs,
+                              std::span<std::int32_t> targets) {
+            const std::int64_t first =
+                round * at_once + (micro_batch * ranks + plan_.spec.mesh.data_rank()) * B;
             for (std::int64_t b = 0; b < B; ++b) {
                 const auto begin = static_cast<std::size_t>(b * T), count = static_cast<std::size_t>(T);
                 if (first + b < windows) {
@@ -197,12 +198,12 @@ std::optional<double> Trainer::validate(const ValidationWindows& validation, std
         executor_.run(plan_.evaluation, {.load = load, .sequences = B});
         loss += executor_.results().loss_sum;
         if (!std::isfinite(loss)) {
-            const auto as_it_is = [](int) {};  // the forward pass has just left its outputs
+            const ForwardPasses passes = forward_passes(plan_.evaluation.micro_batches, load);
             user_error(
                 "the loss of the validation after step {} is {}; the first tensor that is not finite is {}; "
                 "{}",
                 progress_.step, named(loss),
-                first_non_finite(plan_, arenas_, device_, store_, world_, as_it_is), what_would_do());
+                first_non_finite(plan_, arenas_, device_, store_, world_, passes), what_would_do());
         }
     }
     return loss / static_cast<double>(validation.targets(windows));
@@ -230,17 +231,37 @@ std::optional<std::vector<std::int32_t>> Trainer::generate(std::span<const std::
         };
         executor_.run(plan_.generation,
                       {.load = load, .sequences = 1, .position = static_cast<std::int64_t>(context) - 1});
-        const Tensor& on_device = executor_.logits();
-        row.resize(on_device.bytes());
-        device_.download(row.data(), on_device);
-        with_dtype(on_device.dtype, [&](auto element) {
-            const auto* values = reinterpret_cast<const decltype(element)*>(row.data());
-            std::transform(values, values + config.vocabulary, logits.begin(),
-                           [](auto x) { return to_float(x); });
-        });
-        text.push_back(sample_token(logits, sampler, random.uniform(static_cast<std::uint64_t>(i))));
+        std::int32_t token = 0;
+        if (plan_.part().has_head()) {
+            const Tensor& on_device = executor_.logits();
+            row.resize(on_device.bytes());
+            device_.download(row.data(), on_device);
+            with_dtype(on_device.dtype, [&](auto element) {
+                const auto* values = reinterpret_cast<const decltype(element)*>(row.data());
+                std::transform(values, values + config.vocabulary, logits.begin(),
+                               [](auto x) { return to_float(x); });
+            });
+            token = sample_token(logits, sampler, random.uniform(static_cast<std::uint64_t>(i)));
+        }
+        const Mesh& mesh = plan_.spec.mesh;
+        if (mesh.pipeline > 1) {
+            const int head = mesh.rank_of(mesh.pipeline - 1, 0, 0);
+            world_.broadcast({reinterpret_cast<std::byte*>(&token), DType::int32, {1}}, head);
+        }
+        text.push_back(token);
     }
     return std::vector<std::int32_t>(text.begin() + std::ssize(prompt), text.end());
+}
+
+ForwardPasses Trainer::forward_passes(
+    int micro_batches,
+    const std::function<void(int, std::span<std::int32_t>, std::span<std::int32_t>)>& load) {
+    const auto run = [this, load](int micro_batch) {
+        executor_.run(plan_.diagnosis,
+                      {.load = [&](int, auto inputs, auto targets) { load(micro_batch, inputs, targets); },
+                       .sequences = plan_.micro_batch});
+    };
+    return {micro_batches, run};
 }
 
 void Trainer::resume(const CheckpointInfo& checkpoint) {

@@ -21,6 +21,7 @@
 #include "llmc/parallel/parameter_store.h"
 #include "llmc/parallel/unit_transfer.h"
 #include "llmc/plan/run_plan.h"
+#include "llmc/train/diagnosis.h"
 #include "llmc/train/options.h"
 
 namespace llmc {
@@ -31,10 +32,10 @@ using Watch = std::function<bool(double share)>;
 class Trainer {
   public:
     // Allocates the plan's memory and initialises the weights from the seed or from --init, unless a checkpoint
-    // is to be resumed. `world` talks of host memory, `data` of the device's. All arguments outlive it. All ranks
+    // is to be resumed. `world` talks of host memory, `groups` of the device's. All arguments outlive it. All ranks
     // make one at once, and call the functions below together.
     Trainer(const Options& options, const RunPlan& plan, Device& device, Communicator& world,
-            const DataGroups& data, bool resumes = false);
+            const MeshGroups& groups, bool resumes = false);
 
     Device& device() { return device_; }
     const Arenas& arenas() const { return arenas_; }
@@ -48,11 +49,8 @@ class Trainer {
     void choose_algorithms(std::string_view earlier);
 
     // The next step. UserError on all ranks if its loss or gradient is not finite, which names the first tensor that
-    // is not.
-    StepMetrics train_step(const TrainingSamples& samples);
-
-    // UserError if ranks that must have the same parameters or optimizer state do not.
-    void require_equal_replicas();
+    // is not; and with `compares_replicas`, if ranks that must have the same parameters or optimizer state do not.
+    StepMetrics train_step(const TrainingSamples& samples, bool compares_replicas = false);
 
     // UserError if a weight or moment is not finite: what must not be saved.
     void require_finite();
@@ -75,6 +73,11 @@ class Trainer {
     void saved() { has_checkpoint_ = true; }
 
   private:
+    // Of the micro-batches that `load` fills, for first_non_finite.
+    ForwardPasses forward_passes(int micro_batches,
+                                 const std::function<void(int micro_batch, std::span<std::int32_t> inputs,
+                                                          std::span<std::int32_t> targets)>& load);
+    void require_equal_replicas();
     AdamWStep adamw_step() const;
     std::optional<std::uint64_t> rounding_seed() const;  // of stochastic rounding, where it is asked for
     std::optional<double> model_flops_utilization(double tokens_per_second) const;

@@ -27,7 +27,7 @@ constexpr GPTConfig config{.layers = 2, .heads = 2, .channels = 20, .sequence_le
 class Model {
   public:
     explicit Model(const Sharding& sharding)
-        : mesh_{.sharding = sharding, .data_rank = world().rank()},
+        : mesh_{.sharding = sharding, .rank = world().rank()},
           plan_(plan_run({.config = config,
                           .dtype = DType::bf16,
                           .mesh = mesh_,
@@ -36,7 +36,7 @@ class Model {
                          device_->ops(), 0)),
           arenas_(*device_, plan_.memory),
           store_(*device_, arenas_, plan_.store, 0.1, mesh_.shard()),
-          groups_(world(), sharding),
+          groups_(world(), mesh_),
           executor_(config, *device_, groups_, store_, bind(plan_.activations, arenas_), 2, true) {
         device_->ops().set_workspace(arenas_[plan_.workspace]);
         store_.initialize(1);
@@ -59,7 +59,7 @@ class Model {
     }
 
     std::string first_non_finite() {
-        const auto as_it_is = [](int) {};
+        const ForwardPasses as_it_is{1, [](int) {}};
         return llmc::first_non_finite(plan_, arenas_, *device_, store_, world(), as_it_is);
     }
     std::optional<std::string> difference() { return differing_replica(*device_, store_, world()); }
@@ -71,7 +71,7 @@ class Model {
     RunPlan plan_;
     Arenas arenas_;
     ParameterStore store_;
-    DataGroups groups_;
+    MeshGroups groups_;
     Executor executor_;
 };
 

@@ -64,7 +64,7 @@ Device& device() {
 // A run on the ranks of `data`, whose batch is `sequences` in all.
 Result train(Communicator& data, Sharding sharding, const Setting& setting, int sequences) {
     sharding.reduces_each_micro_batch = setting.each;
-    const Mesh mesh{.sharding = sharding, .data_rank = data.rank()};
+    const Mesh mesh{.sharding = sharding, .rank = data.rank()};
     const RunPlan plan = plan_run({.config = config,
                                    .dtype = setting.dtype,
                                    .gradient_dtype = setting.gradients,
@@ -75,7 +75,7 @@ Result train(Communicator& data, Sharding sharding, const Setting& setting, int 
     const Arenas arenas(device(), plan.memory);
     ParameterStore store(device(), arenas, plan.store, 0.1, mesh.shard());
     device().ops().set_workspace(arenas[plan.workspace]);
-    const DataGroups groups(data, sharding);
+    const MeshGroups groups(data, mesh);
     Executor executor(config, device(), groups, store, bind(plan.activations, arenas), setting.micro_batches,
                       true);
     store.initialize(1);
@@ -119,9 +119,9 @@ Result train(Communicator& data, Sharding sharding, const Setting& setting, int 
         const std::int64_t blocks = store.elements(unit) / norm_block_elements / sharding.shards;
         result.of_squares += static_cast<std::uint64_t>(blocks * (sharding.shards - 1)) * sizeof(float);
     }
-    result.of_list = bytes_sent(plan.training, bytes);
+    result.of_list = bytes_sent(plan.training, bytes, 0);
 
-    UnitTransfer transfer(device(), store, data);
+    UnitTransfer transfer(device(), store, data, mesh, plan.parts);
     for (const auto flat : {&UnitBuffers::master, &UnitBuffers::m, &UnitBuffers::v}) {
         for (int unit = 0; unit < store.units(); ++unit) append(result.state, transfer.collect(unit, flat));
     }

@@ -141,19 +141,18 @@ void print_stacks() {
 void run(const Options& options, Job& job) {
     HostCommunicator& world = job.world();
     const std::unique_ptr<Device> device = make_cpu_device(job.cores());
-    const RunPlan plan =
-        plan_run({.config = options.config(),
-                  .dtype = options.compute_dtype(),
-                  .gradient_dtype = options.kept_gradient_dtype(),
-                  .mesh = {.sharding = options.sharding(world.size()), .data_rank = world.rank()},
-                  .global_batch_tokens = *options.global_batch_tokens,
-                  .micro_batch_sequences = options.micro_batch_size.value_or(0)},
-                 device->ops(), HostCommunicator::staging_bytes(world.size()));
+    const RunPlan plan = plan_run({.config = options.config(),
+                                   .dtype = options.compute_dtype(),
+                                   .gradient_dtype = options.kept_gradient_dtype(),
+                                   .mesh = options.mesh(world.size(), world.rank()),
+                                   .global_batch_tokens = *options.global_batch_tokens,
+                                   .micro_batch_sequences = options.micro_batch_size.value_or(0)},
+                                  device->ops(), HostCommunicator::staging_bytes(world.size()));
     const Data data = open_data({.train_data = options.train_data,
                                  .val_data = options.val_data,
                                  .vocabulary = options.vocabulary.value(),
                                  .sequence_length = options.sequence_length.value()});
-    const DataGroups groups(world, plan.spec.mesh.sharding);
+    const MeshGroups groups(world, plan.spec.mesh);
     Trainer trainer(options, plan, *device, world, groups);
     world.set_staging(trainer.arenas()[plan.communication]);
     const TrainingSamples samples(*data.training, plan.spec.config.sequence_length, options.seed);

@@ -32,15 +32,17 @@ class Alone final : public Communicator {
     void broadcast(const Tensor&, int) override { refuse(); }
     void send(const Tensor&, int) override { refuse(); }
     void recv(const Tensor&, int) override { refuse(); }
+    int start_send(const Tensor&, int) override { programming_error(what); }
+    int start_recv(const Tensor&, int) override { programming_error(what); }
+    bool is_done(int) override { programming_error(what); }
     void group_begin() override { refuse(); }
     void group_end() override { refuse(); }
     void barrier() override { refuse(); }
-    std::unique_ptr<Communicator> split(int, int) override {
-        programming_error("communication of one process");
-    }
+    std::unique_ptr<Communicator> split(int, int) override { programming_error(what); }
 
   private:
-    static void refuse() { programming_error("communication of one process"); }
+    static constexpr const char* what = "communication of one process";
+    static void refuse() { programming_error(what); }
 };
 
 // The sizes of the model in a file of weights; the heads are not to be seen in it.
@@ -71,7 +73,7 @@ class Model {
               device_->ops(), 0)),
           arenas_(*device_, plan_.memory),
           store_(*device_, arenas_, plan_.store, weight_decay, 0),
-          transfer_(*device_, store_, alone_),
+          transfer_(*device_, store_, alone_, plan_.spec.mesh, plan_.parts),
           executor_(plan_.spec.config, *device_, groups_, store_, bind(plan_.activations, arenas_),
                     static_cast<int>(plan_.micro_batches), false) {
         device_->ops().set_workspace(arenas_[plan_.workspace]);
@@ -117,7 +119,7 @@ class Model {
 
   private:
     Alone alone_;
-    DataGroups groups_{alone_, {}};
+    MeshGroups groups_{alone_, {}};
     std::unique_ptr<Device> device_;
     RunPlan plan_;
     Arenas arenas_;

@@ -8,6 +8,7 @@
 
 #include "llmc/parallel/build_step.h"
 #include "test/unit/fake_queues.h"
+#include "test/unit/step_specs.h"
 
 namespace llmc {
 namespace {
@@ -22,9 +23,7 @@ bool touch_the_same(const Action& a, const Action& b) {
     return meet(a.writes, b.reads) || meet(a.writes, b.writes) || meet(a.reads, b.writes);
 }
 
-Step training_step(int ranks) {
-    return build_training_step({.layers = 3, .sharding = {.shards = ranks}, .micro_batches = 2});
-}
+Step training_step(int ranks) { return build_training_step(whole_spec(3, {.shards = ranks}, 2)); }
 
 // Runs the list twice; returns the places in the queues of its actions, of both runs.
 std::vector<std::vector<std::size_t>> places(FakeQueues& queues, const Step& step, bool overlap) {
@@ -32,7 +31,7 @@ std::vector<std::vector<std::size_t>> places(FakeQueues& queues, const Step& ste
     std::vector<std::vector<std::size_t>> all;
     for (int run = 0; run < 2; ++run) {
         std::vector<std::size_t>& of_run = all.emplace_back();
-        streams.run(step, [&](const Action&) { of_run.push_back(queues.work()); });
+        run_with(streams, step, [&](const Action&) { of_run.push_back(queues.work()); });
         EXPECT_EQ(queues.selected(), StreamKind::compute);
     }
     return all;
@@ -95,7 +94,7 @@ TEST(DeviceStreams, TimesAreThoseOfThePhases) {
     FakeQueues queues;
     const Step step = training_step(1);
     DeviceStreams streams(queues, true);
-    streams.run(step, [&](const Action&) { queues.work(); });
+    run_with(streams, step, [&](const Action&) { queues.work(); });
     PhaseTimes expected;
     for (const Action& action : step.actions) expected[phase_of(action.kind)] += 1;
     const PhaseTimes times = streams.times();

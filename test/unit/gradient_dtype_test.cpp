@@ -24,7 +24,7 @@ TEST(GradientDtype, IsTwoBytesAParameterAndTheSumsOfFourUnits) {
     for (const int ranks : {1, 3}) {
         MemoryLayout memory;
         const StoreLayout store =
-            lay_out_store(memory, config, {DType::bf16, DType::bf16}, {.shards = ranks}, 1);
+            lay_out_store(memory, config, {DType::bf16, DType::bf16}, whole_model(3), {.shards = ranks}, 1);
         std::size_t expected = 0;
         for (const UnitLayout& unit : store.units) expected += padded_bytes(unit.padded_elements(ranks), 2);
         for (const int unit : {wte_unit, wpe_unit, block_unit(0), ln_f_unit(3)}) {
@@ -43,14 +43,16 @@ TEST(GradientDtype, IsTwoBytesAParameterAndTheSumsOfFourUnits) {
 
 TEST(GradientDtype, InFp32NeedsNoMore) {
     MemoryLayout memory;
-    const StoreLayout store = lay_out_store(memory, config, {DType::bf16, DType::fp32}, {.shards = 2}, 1);
+    const StoreLayout store =
+        lay_out_store(memory, config, {DType::bf16, DType::fp32}, whole_model(3), {.shards = 2}, 1);
     std::size_t expected = 0;
     for (std::size_t i = 0; i < store.units.size(); ++i) {
         expected += padded_bytes(store.units[i].padded_elements(2), 4);
         EXPECT_EQ(store.buffers[i].gradient_sums.index, store.buffers[i].gradients.index);
     }
     EXPECT_EQ(memory.bytes(ArenaKind::gradients), expected);
-    EXPECT_THROW(lay_out_store(memory, config, {DType::fp32, DType::bf16}, {}, 1), ProgrammingError);
+    EXPECT_THROW(lay_out_store(memory, config, {DType::fp32, DType::bf16}, whole_model(3), {}, 1),
+                 ProgrammingError);
 }
 
 TEST(FirstElement, IsTheSameForAnyNumberOfRanks) {
@@ -58,7 +60,7 @@ TEST(FirstElement, IsTheSameForAnyNumberOfRanks) {
     for (const int ranks : {1, 2, 3, 8}) {
         MemoryLayout memory;
         const StoreLayout layout =
-            lay_out_store(memory, config, {DType::bf16, DType::fp32}, {.shards = ranks}, 1);
+            lay_out_store(memory, config, {DType::bf16, DType::fp32}, whole_model(3), {.shards = ranks}, 1);
         const auto device = make_cpu_device(1);
         const Arenas arenas(*device, memory);
         const ParameterStore store(*device, arenas, layout, 0, 0);

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "test/unit/step_specs.h"
+
 namespace llmc {
 namespace {
 
@@ -54,11 +56,11 @@ void expect_order(bool overlap, bool slow_communication) {
     for (int round = 0; round < 20; ++round) {
         for (auto& flag : done) flag = false;
         order.clear();
-        streams.run(step, [&](const Action& performed) {
+        run_with(streams, step, [&](const Action& performed) {
             const std::size_t place = place_of(step, performed);
             const bool communicates = performed.stream == StreamKind::communication;
             EXPECT_EQ(std::this_thread::get_id() == caller, !overlap || !communicates);
-            EXPECT_TRUE(performed.after < 0 || done[static_cast<std::size_t>(performed.after)]);
+            for (const int after : performed.after) EXPECT_TRUE(done[static_cast<std::size_t>(after)]);
             if (communicates == slow_communication)
                 std::this_thread::sleep_for(std::chrono::microseconds(200));
             done[place] = true;
@@ -80,7 +82,8 @@ TEST(HostStreams, ComputingGoesOnBesideCommunication) {
     const Step step = backward_and_reductions(2);
     std::atomic<bool> second_backward{false};
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-    HostStreams(true).run(step, [&](const Action& performed) {
+    HostStreams streams(true);
+    run_with(streams, step, [&](const Action& performed) {
         if (place_of(step, performed) == 2) second_backward = true;
         if (place_of(step, performed) != 1) return;
         while (!second_backward && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
@@ -93,7 +96,7 @@ TEST(HostStreams, TimeIsTheCallersByPhase) {
     const auto sleep = [](const Action&) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
     const auto times = [&](bool overlap) {
         HostStreams streams(overlap);
-        streams.run(step, sleep);
+        run_with(streams, step, sleep);
         return streams.times();
     };
     const PhaseTimes alone = times(false), beside = times(true);
@@ -111,7 +114,7 @@ TEST(HostStreams, FaultsReachTheCallerAndTheNextListRuns) {
         HostStreams streams(overlap);
         for (std::size_t faulty = 0; faulty < step.actions.size(); ++faulty) {
             try {
-                streams.run(step, [&](const Action& performed) {
+                run_with(streams, step, [&](const Action& performed) {
                     if (place_of(step, performed) == faulty) throw std::runtime_error(std::to_string(faulty));
                 });
                 ADD_FAILURE() << "the fault of action " << faulty << " is lost";
@@ -119,7 +122,7 @@ TEST(HostStreams, FaultsReachTheCallerAndTheNextListRuns) {
                 EXPECT_EQ(fault.what(), std::to_string(faulty));
             }
             std::atomic<int> performed{0};
-            streams.run(step, [&](const Action&) { ++performed; });
+            run_with(streams, step, [&](const Action&) { ++performed; });
             EXPECT_EQ(performed, static_cast<int>(step.actions.size()));
         }
     }

@@ -18,6 +18,7 @@
 #include "llmc/parallel/build_step.h"
 #include "llmc/parallel/parameter_store.h"
 #include "test/unit/planted_step_fault.h"
+#include "test/unit/step_specs.h"
 
 namespace llmc {
 namespace {
@@ -27,7 +28,7 @@ constexpr int layers = 5;
 std::string text_of(const StepSpec& spec) {
     const Sharding& s = spec.sharding;
     return fmt::format("stage {}, {} x {}, each {}, {} micro-batches, rounds {}, prefetch {}, reshards {}",
-                       s.stage, s.replicas, s.shards, s.reduces_each_micro_batch, spec.micro_batches,
+                       s.stage, s.replicas, s.shards, s.reduces_each_micro_batch, spec.pipeline.micro_batches,
                        spec.rounds_gradients, s.prefetch_units, s.reshards_after_forward);
 }
 
@@ -42,15 +43,14 @@ void for_all(const std::function<void(const StepSpec&)>& f) {
                             for (const bool reshards : {true, false}) {
                                 if (stage == 0 && replicas > 1) continue;
                                 if (stage < 3 && (prefetch != 1 || !reshards)) continue;
-                                f({.layers = layers,
-                                   .sharding = {.stage = stage,
-                                                .shards = 4,
-                                                .replicas = replicas,
-                                                .reduces_each_micro_batch = each,
-                                                .prefetch_units = prefetch,
-                                                .reshards_after_forward = reshards},
-                                   .micro_batches = micro_batches,
-                                   .rounds_gradients = rounds});
+                                f(whole_spec(layers,
+                                             {.stage = stage,
+                                              .shards = 4,
+                                              .replicas = replicas,
+                                              .reduces_each_micro_batch = each,
+                                              .prefetch_units = prefetch,
+                                              .reshards_after_forward = reshards},
+                                             micro_batches, rounds));
                             }
 }
 
@@ -85,20 +85,21 @@ TEST(Sharding, SendsWhatTheFormulasSay) {
     for_all([&](const StepSpec& spec) {
         const Sharding& s = spec.sharding;
         const auto N = static_cast<std::uint64_t>(s.shards), R = static_cast<std::uint64_t>(s.replicas);
-        const auto m = static_cast<std::uint64_t>(spec.micro_batches);
+        const auto m = static_cast<std::uint64_t>(spec.pipeline.micro_batches);
         const std::uint64_t r = s.reduces_each_micro_batch ? m : 1;
         const std::uint64_t once = s.reshards_after_forward ? w : W;
         const std::uint64_t whole[] = {(r + 1) * G, r * G + W, r * G + W, r * G + m * (2 * W - once)};
-        const BytesSent sent = bytes_sent(build_training_step(spec), units);
+        const BytesSent sent = bytes_sent(build_training_step(spec), units, 1000);
+        EXPECT_EQ(sent.stages + sent.tied, 0U);
         EXPECT_EQ(sent.inside, whole[s.stage] / N * (N - 1)) << text_of(spec);
         EXPECT_EQ(sent.across, 2 * r * (G / N) / R * (R - 1)) << text_of(spec);
     });
 }
 
 TEST(Sharding, OneProcessSendsNothing) {
-    const Step step = build_training_step({.layers = layers, .micro_batches = 2});
+    const Step step = build_training_step(whole_spec(layers, {}, 2));
     EXPECT_FALSE(communicates(step));
-    EXPECT_TRUE(build_publication({.layers = layers}).actions.empty());
+    EXPECT_TRUE(build_publication(whole_spec(layers, {}, 1)).actions.empty());
 }
 
 // ---- memory
@@ -109,7 +110,7 @@ constexpr GPTConfig gpt2{
 std::map<ArenaKind, double> bytes_by_arena(const Sharding& sharding, const StoreDtypes& dtypes,
                                            int micro_batches) {
     MemoryLayout layout;
-    lay_out_store(layout, gpt2, dtypes, sharding, micro_batches);
+    lay_out_store(layout, gpt2, dtypes, whole_model(12), sharding, micro_batches);
     std::map<ArenaKind, double> bytes;
     for (const ArenaKind arena : all_arenas) bytes[arena] = static_cast<double>(layout.bytes(arena));
     return bytes;
@@ -172,9 +173,7 @@ TEST(Sharding, MemoryOfTheOptions) {
 
 // ---- order
 
-constexpr StepSpec stage_3{.layers = layers,
-                           .sharding = {.stage = 3, .shards = 4, .reduces_each_micro_batch = true},
-                           .micro_batches = 2};
+const StepSpec stage_3 = whole_spec(layers, {.stage = 3, .shards = 4, .reduces_each_micro_batch = true}, 2);
 
 std::ptrdiff_t place_of(const Step& step, ActionKind kind, int unit, int nth) {
     const auto found = std::ranges::find_if(step.actions, [&](const Action& action) {
@@ -186,6 +185,12 @@ std::ptrdiff_t place_of(const Step& step, ActionKind kind, int unit, int nth) {
     return found - step.actions.begin();
 }
 
+// Whether an action waits for none from that place on.
+bool is_free_before(const Step& step, std::ptrdiff_t action, std::ptrdiff_t place) {
+    return std::ranges::all_of(step.actions[static_cast<std::size_t>(action)].after,
+                               [&](int after) { return after < place; });
+}
+
 TEST(Sharding, ParametersAreGatheredWhileThePartBeforeIsComputed) {
     const Step step = build_training_step(stage_3);
     for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
@@ -194,12 +199,12 @@ TEST(Sharding, ParametersAreGatheredWhileThePartBeforeIsComputed) {
                 place_of(step, ActionKind::gather_parameters, block_unit(block), 2 * micro_batch);
             const auto before = place_of(step, ActionKind::forward, block_unit(block - 1), micro_batch);
             EXPECT_LT(gather, before);
-            EXPECT_LT(step.actions[static_cast<std::size_t>(gather)].after, before);
+            EXPECT_TRUE(is_free_before(step, gather, before));
             const auto again =
                 place_of(step, ActionKind::gather_parameters, block_unit(block), 2 * micro_batch + 1);
             const auto after = place_of(step, ActionKind::backward, block_unit(block + 1), micro_batch);
             EXPECT_LT(again, after);
-            EXPECT_LT(step.actions[static_cast<std::size_t>(again)].after, after);
+            EXPECT_TRUE(is_free_before(step, again, after));
         }
     }
     // What an addition to a shard waits for has had a part's time.

@@ -15,14 +15,15 @@
 #include "llmc/parallel/build_step.h"
 #include "llmc/parallel/phase.h"
 #include "test/unit/planted_step_fault.h"
+#include "test/unit/step_specs.h"
 
 namespace llmc {
 namespace {
 
-constexpr StepSpec spec{.layers = 3, .sharding = {.shards = 4}, .micro_batches = 2};
+constexpr int layers = 3, micro_batches = 2;
+const StepSpec spec = whole_spec(layers, {.shards = 4}, micro_batches);
 // The same with gradients in bf16.
-constexpr StepSpec rounding_spec{
-    .layers = 3, .sharding = {.shards = 4}, .micro_batches = 2, .rounds_gradients = true};
+const StepSpec rounding_spec = whole_spec(layers, {.shards = 4}, micro_batches, true);
 
 std::int64_t count(const Step& step, ActionKind kind) {
     return std::ranges::count_if(step.actions, [&](const Action& action) { return action.kind == kind; });
@@ -37,10 +38,10 @@ std::size_t find(const Step& step, const std::function<bool(const Action&)>& wan
 TEST(Step, HasEveryPartOfEveryMicroBatch) {
     const Step step = build_training_step(spec);
     check_step(step);
-    const int units = spec.layers + 3;
-    EXPECT_EQ(count(step, ActionKind::load), spec.micro_batches);
-    EXPECT_EQ(count(step, ActionKind::forward), spec.micro_batches * (spec.layers + 1));
-    EXPECT_EQ(count(step, ActionKind::backward), spec.micro_batches * (spec.layers + 2));
+    constexpr int units = layers + 3;
+    EXPECT_EQ(count(step, ActionKind::load), micro_batches);
+    EXPECT_EQ(count(step, ActionKind::forward), micro_batches * (layers + 1));
+    EXPECT_EQ(count(step, ActionKind::backward), micro_batches * (layers + 2));
     EXPECT_EQ(count(step, ActionKind::zero), units);
     EXPECT_EQ(count(step, ActionKind::reduce_scatter), units);
     EXPECT_EQ(count(step, ActionKind::gather_gradients), units);
@@ -53,10 +54,10 @@ TEST(Step, HasEveryPartOfEveryMicroBatch) {
 TEST(Step, RoundsTheSumsOfEveryMicroBatchIntoTheGradients) {
     const Step step = build_training_step(rounding_spec);
     check_step(step);
-    const int units = spec.layers + 3;
-    EXPECT_EQ(count(step, ActionKind::zero), units * spec.micro_batches);
+    constexpr int units = layers + 3;
+    EXPECT_EQ(count(step, ActionKind::zero), units * micro_batches);
     EXPECT_EQ(count(step, ActionKind::round), units);
-    EXPECT_EQ(count(step, ActionKind::accumulate), units * (spec.micro_batches - 1));
+    EXPECT_EQ(count(step, ActionKind::accumulate), units * (micro_batches - 1));
     // The backward pass itself writes no gradients, and blocks share their sums.
     std::set<int> sums;
     for (const Action& action : step.actions) {
@@ -66,7 +67,7 @@ TEST(Step, RoundsTheSumsOfEveryMicroBatchIntoTheGradients) {
             if (use.role == BufferRole::gradient_sums) sums.insert(use.index);
         }
     }
-    EXPECT_EQ(sums, (std::set<int>{wte_unit, wpe_unit, block_unit(0), ln_f_unit(spec.layers)}));
+    EXPECT_EQ(sums, (std::set<int>{wte_unit, wpe_unit, block_unit(0), ln_f_unit(layers)}));
     // Without these actions the list is that of gradients in fp32.
     const Step plain = build_training_step(spec);
     EXPECT_EQ(count(plain, ActionKind::round) + count(plain, ActionKind::accumulate), 0);
@@ -83,21 +84,21 @@ TEST(Step, RoundsTheSumsOfEveryMicroBatchIntoTheGradients) {
 }
 
 TEST(Step, OneProcessCommunicatesNothing) {
-    const Step step = build_training_step({.layers = 2, .sharding = {.shards = 1}, .micro_batches = 3});
+    const Step step = build_training_step(whole_spec(2, {.shards = 1}, 3));
     check_step(step);
     for (const Action& action : step.actions) EXPECT_EQ(action.stream, StreamKind::compute);
 }
 
 TEST(Step, ReducesAUnitRightAfterItsLastBackward) {
     const Step step = build_training_step(spec);
-    for (int block = 0; block < spec.layers; ++block) {
+    for (int block = 0; block < layers; ++block) {
         const std::size_t reduce = find(step, [&](const Action& action) {
             return action.kind == ActionKind::reduce_scatter && action.unit == block_unit(block);
         });
         const Action& before = step.actions[reduce - 1];
         EXPECT_EQ(before.kind, ActionKind::backward);
         EXPECT_EQ(before.part, (Part{PartKind::block, block}));
-        EXPECT_EQ(before.micro_batch, spec.micro_batches - 1);
+        EXPECT_EQ(before.micro_batch, micro_batches - 1);
     }
 }
 
@@ -108,21 +109,23 @@ void expect_waits_for_what_is_needed(const StepSpec& of) {
     const auto is = [](ActionKind kind, int unit) {
         return [=](const Action& action) { return action.kind == kind && action.unit == unit; };
     };
-    for (int block = 0; block < spec.layers; ++block) {
+    for (int block = 0; block < layers; ++block) {
         const int unit = block_unit(block);
         const std::size_t reduce = find(step, is(ActionKind::reduce_scatter, unit));
         const std::size_t gather = find(step, is(ActionKind::gather_gradients, unit));
-        EXPECT_EQ(step.actions[reduce].after, static_cast<int>(reduce) - 1);
-        EXPECT_EQ(step.actions[gather].after, static_cast<int>(reduce) - 1);
-        EXPECT_EQ(step.actions[find(step, is(ActionKind::update, unit))].after, static_cast<int>(gather));
+        const std::vector<int> made = {static_cast<int>(reduce) - 1}, whole = {static_cast<int>(gather)};
+        EXPECT_EQ(step.actions[reduce].after, made);
+        EXPECT_EQ(step.actions[gather].after, made);
+        EXPECT_EQ(step.actions[find(step, is(ActionKind::update, unit))].after, whole);
     }
     for (std::size_t i = 0; i < step.actions.size(); ++i) {
         const Action& action = step.actions[i];
         if (phase_of(action.kind) == Phase::forward || phase_of(action.kind) == Phase::backward) {
-            EXPECT_EQ(action.after, -1);
+            EXPECT_TRUE(action.after.empty());
         }
         if (action.kind == ActionKind::square) {
-            EXPECT_EQ(action.after, static_cast<int>(find(step, is(ActionKind::gather_gradients, wte_unit))));
+            const auto last = static_cast<int>(find(step, is(ActionKind::gather_gradients, wte_unit)));
+            EXPECT_EQ(action.after, std::vector<int>{last});
         }
     }
 }
@@ -132,22 +135,16 @@ TEST(Step, StreamsWaitForWhatTheyNeedAndNoMore) {
     expect_waits_for_what_is_needed(rounding_spec);
 }
 
-TEST(Step, OneMicroBatchIsInFlight) { EXPECT_EQ(slots_in_flight(build_training_step(spec)), 1); }
-
-TEST(Step, CountsSlotsOfForwardsThatComeFirst) {
-    // As a pipeline would order them: both forwards, then both backwards.
-    Step step;
-    for (const auto& [kind, micro_batch] : {std::pair{ActionKind::load, 0},
-                                            {ActionKind::load, 1},
-                                            {ActionKind::backward, 0},
-                                            {ActionKind::backward, 1}}) {
-        step.actions.push_back({.kind = kind, .micro_batch = micro_batch, .reads = {}, .writes = {}});
-    }
-    EXPECT_EQ(slots_in_flight(step), 2);
+TEST(Step, OneMicroBatchIsInFlight) {
+    const BuffersInFlight in_flight = buffers_in_flight(build_training_step(spec));
+    EXPECT_EQ(in_flight.slots, 1);
+    EXPECT_EQ(in_flight.chunk_inputs, 1);
+    EXPECT_EQ(in_flight.residual_gradients, 1);
+    EXPECT_EQ(in_flight.tokens, 1);
 }
 
 TEST(Step, PrintsALineAnAction) {
-    const Step step = build_training_step({.layers = 1, .sharding = {.shards = 2}, .micro_batches = 1});
+    const Step step = build_training_step(whole_spec(1, {.shards = 2}, 1));
     const std::vector<std::string> names = {"wte", "wpe", "h.0", "ln_f"};
     const std::string text = to_string(step, names);
     EXPECT_EQ(std::ranges::count(text, '\n'), static_cast<std::int64_t>(step.actions.size()) + 3);
@@ -316,10 +313,10 @@ void expect_all_waits_are_needed(const StepSpec& of) {
     Step step = build_training_step(of);
     int found = 0, waiting = 0;
     for (Action& action : step.actions) {
-        if (action.after < 0) continue;
+        if (action.after.empty()) continue;
         ++waiting;
-        const int after = action.after;
-        action.after = after - 1;
+        const std::vector<int> after = action.after;
+        --action.after.front();
         try {
             check_step(step);
         } catch (const ProgrammingError& fault) {
@@ -328,7 +325,7 @@ void expect_all_waits_are_needed(const StepSpec& of) {
         action.after = after;
     }
     EXPECT_EQ(found, waiting);
-    EXPECT_GT(waiting, 3 * spec.layers);
+    EXPECT_GT(waiting, 3 * layers);
     check_step(step);
 }
 
@@ -339,7 +336,7 @@ TEST(CheckStep, FindsStreamsThatDoNotWait) {
 
 TEST(CheckStep, FindsAWaitForALaterAction) {
     Step step = build_training_step(spec);
-    step.actions[5].after = 5;
+    step.actions[5].after = {5};
     EXPECT_THROW(check_step(step), ProgrammingError);
 }
 

@@ -10,10 +10,10 @@ CudaQueues::CudaQueues() {
     int least = 0, greatest = 0;
     check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
     // Communication and copies take few of the GPU's resources, and others wait for them.
-    for (const auto& [kind, priority] : {std::pair{StreamKind::compute, least},
-                                         {StreamKind::communication, greatest},
-                                         {StreamKind::copy, greatest}})
+    for (const StreamKind kind : all_streams) {
+        const int priority = kind == StreamKind::compute ? least : greatest;
         streams_[static_cast<std::size_t>(kind)] = std::make_unique<StreamOwner>(priority);
+    }
     finished_ = new_mark();
 }
 
@@ -66,7 +66,7 @@ void CudaQueues::finish() { check_cuda(wait_until_empty(), "waiting for the GPU"
 
 void CudaQueues::finish_all() {
     const StreamKind before = selected_;
-    for (const StreamKind kind : {StreamKind::compute, StreamKind::communication, StreamKind::copy}) {
+    for (const StreamKind kind : all_streams) {
         select(kind);
         finish();
     }

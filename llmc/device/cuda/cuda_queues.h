@@ -40,7 +40,7 @@ class CudaQueues final : public Queues {
     cudaError_t reach(int mark);
     cudaEvent_t event(int mark) const { return marks_[static_cast<std::size_t>(mark)]->get(); }
 
-    std::array<std::unique_ptr<StreamOwner>, 3> streams_;  // by StreamKind
+    std::array<std::unique_ptr<StreamOwner>, all_streams.size()> streams_;  // by StreamKind
     std::vector<std::unique_ptr<EventOwner>> marks_;
     StreamKind selected_ = StreamKind::compute;
     int finished_;  // mark

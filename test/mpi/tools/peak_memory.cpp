@@ -35,7 +35,7 @@ void forget_the_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 // Returns the plan's bytes.
 std::size_t train(const Options& options, Job& job, Device& device, int steps) {
     HostCommunicator& world = job.world();
-    const Mesh mesh{.sharding = options.sharding(world.size()), .data_rank = world.rank()};
+    const Mesh mesh = options.mesh(world.size(), world.rank());
     const RunPlan plan = plan_run({.config = options.config(),
                                    .dtype = options.compute_dtype(),
                                    .gradient_dtype = options.kept_gradient_dtype(),
@@ -47,7 +47,7 @@ std::size_t train(const Options& options, Job& job, Device& device, int steps) {
                                  .val_data = options.val_data,
                                  .vocabulary = options.vocabulary.value(),
                                  .sequence_length = options.sequence_length.value()});
-    const DataGroups groups(world, mesh.sharding);
+    const MeshGroups groups(world, mesh);
     Trainer trainer(options, plan, device, world, groups);
     world.set_staging(trainer.arenas()[plan.communication]);
     const TrainingSamples samples(*data.training, plan.spec.config.sequence_length, options.seed);

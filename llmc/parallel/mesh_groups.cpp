@@ -1,0 +1,80 @@
+#include "llmc/parallel/mesh_groups.h"
+
+#include <utility>
+
+#include "llmc/core/error.h"
+
+namespace llmc {
+
+namespace {
+
+constexpr int none = -1;
+
+}  // namespace
+
+MeshGroups::MeshGroups(Communicator& world, const Mesh& mesh, bool wraps) : world_(world) {
+    check(world.size() == mesh.world() && world.rank() == mesh.rank, "the mesh has all ranks");
+    const Sharding& sharding = mesh.sharding;
+    if (mesh.pipeline > 1) {
+        data_ = world.split(mesh.stage(), mesh.data_rank());
+        stages_ = world.split(mesh.data_rank(), mesh.stage());
+        const bool is_end = mesh.stage() == 0 || mesh.stage() + 1 == mesh.pipeline;
+        tied_ = stages_->split(is_end ? 0 : none, mesh.stage());
+        link_stages(mesh, wraps);
+    }
+    if (sharding.replicas > 1) {
+        const int shard = mesh.shard(), group = mesh.data_rank() / sharding.shards;
+        shards_ = data().split(group, shard);
+        replicas_ = data().split(shard, group);
+    }
+}
+
+void MeshGroups::link_stages(const Mesh& mesh, bool wraps) {
+    const int stages = mesh.pipeline, stage = mesh.stage();
+    // The pair (e, e + 1) of each kind. Pairs with no stage in common are made at once: those of even e, those of odd e,
+    // and of an odd number of stages the one from the last to the first.
+    const auto round_of = [&](int edge) {
+        if (edge + 1 == stages && !wraps) return none;
+        return edge + 1 == stages && stages % 2 == 1 ? 2 : edge % 2;
+    };
+    const int above = stage,
+              below = (stage + stages - 1) % stages;  // the pairs with the next stage, with the one before
+    for (const bool forward : {true, false}) {
+        for (int round = 0; round < 3; ++round) {
+            const int edge = round_of(above) == round ? above : round_of(below) == round ? below : none;
+            // Of the pair (last, first) too, rank 0 is the one that the activations come from.
+            std::shared_ptr<Communicator> pair = stages_->split(edge, edge == above ? 0 : 1);
+            if (!pair) continue;
+            const bool is_source = edge == above;
+            StageLink& link = forward ? (is_source ? activations_out_ : activations_in_)
+                                      : (is_source ? gradients_in_ : gradients_out_);
+            link = {std::move(pair), is_source ? 1 : 0};
+        }
+    }
+}
+
+const StageLink& MeshGroups::link(ActionKind kind) const {
+    switch (kind) {
+        case ActionKind::receive_activation:
+            return activations_in_;
+        case ActionKind::send_activation:
+            return activations_out_;
+        case ActionKind::receive_gradient:
+            return gradients_in_;
+        case ActionKind::send_gradient:
+            return gradients_out_;
+        default:
+            programming_error("no way between stages");
+    }
+}
+
+void MeshGroups::for_each(const std::function<void(Communicator&)>& f) const {
+    for (const auto* group : {&data_, &shards_, &replicas_, &stages_, &tied_}) {
+        if (*group) f(**group);
+    }
+    for (const StageLink* link : {&activations_in_, &activations_out_, &gradients_in_, &gradients_out_}) {
+        if (link->pair) f(*link->pair);
+    }
+}
+
+}  // namespace llmc

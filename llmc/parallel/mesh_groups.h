@@ -1,0 +1,52 @@
+// The ranks of a mesh as communicators: of each rank, those with whom it shares something.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "llmc/comm/communicator.h"
+#include "llmc/parallel/mesh.h"
+#include "llmc/parallel/step.h"
+
+namespace llmc {
+
+// A way to, or from, another pipeline stage.
+struct StageLink {
+    std::shared_ptr<Communicator> pair;  // of the two stages; null where nothing goes
+    int peer = 0;
+};
+
+class MeshGroups {
+  public:
+    // All ranks make it at once. `world` outlives it. With `wraps` the last stage sends to the first (more than one chunk a
+    // stage).
+    MeshGroups(Communicator& world, const Mesh& mesh, bool wraps = false);
+
+    // The data-parallel ranks, with the same part of the model: all of them; those that have its state in shards
+    // together; those with the same shard (only where there are several groups of these).
+    Communicator& data() const { return data_ ? *data_ : world_; }
+    Communicator& shards() const { return shards_ ? *shards_ : data(); }
+    Communicator& replicas() const { return *replicas_; }
+
+    // The stages, with the same part of the data; of these, the embedding's and the head's (null on others).
+    bool has_stages() const { return stages_ != nullptr; }
+    Communicator& stages() const { return *stages_; }
+    Communicator& tied() const { return *tied_; }
+
+    // What goes between stages is carried by communicators of two, one for each pair, kind and direction, so that nothing
+    // waits behind anything else.
+    const StageLink& link(ActionKind kind) const;
+
+    // Calls f for each communicator that was made here.
+    void for_each(const std::function<void(Communicator&)>& f) const;
+
+  private:
+    void link_stages(const Mesh& mesh, bool wraps);
+
+    Communicator& world_;
+    std::unique_ptr<Communicator> data_, shards_, replicas_, stages_, tied_;
+    StageLink activations_in_, activations_out_, gradients_in_, gradients_out_;
+};
+
+}  // namespace llmc
