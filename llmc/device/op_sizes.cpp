@@ -84,10 +84,12 @@ RowSizes layernorm_backward_sizes(const Tensor& din, const Tensor& dgamma, const
                                   const Tensor& dout, const Tensor& in, const Tensor& gamma,
                                   const Tensor& mean, const Tensor& rstd) {
     const RowSizes s = layernorm_sizes(in, mean, rstd, gamma);
-    check_rows(din, in.dtype, s.rows, s.channels, "din");
     check_rows(dout, in.dtype, s.rows, s.channels, "dout");
-    check_elements(dgamma, DType::fp32, s.channels, "dgamma");
-    check_elements(dbeta, DType::fp32, s.channels, "dbeta");
+    if (din) check_rows(din, in.dtype, s.rows, s.channels, "din");
+    if (dgamma || dbeta) {
+        check_elements(dgamma, DType::fp32, s.channels, "dgamma");
+        check_elements(dbeta, DType::fp32, s.channels, "dbeta");
+    }
     return s;
 }
 

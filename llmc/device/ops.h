@@ -97,8 +97,9 @@ class Ops {
                                    const Tensor& in, const Tensor& gamma, const Tensor& beta) = 0;
     // With h = (x - mean) rstd and g = dout gamma:
     //   din += rstd (g - 1/C sum g - h 1/C sum(g h));  dgamma += sum_rows dout h;  dbeta += sum_rows dout
-    // din accumulates because the residual stream's gradient also passes around the layernorm.
-    //   din, dout, in X (..., C); dgamma, dbeta fp32 (C)
+    // din accumulates because the residual stream's gradient also passes around the layernorm. What is computed has
+    // the same bits whether the rest is computed in the same call or not.
+    //   din X (..., C) [optional], dgamma, dbeta fp32 (C) [optional, both or none], dout, in X (..., C)
     virtual void layernorm_backward(const Tensor& din, const Tensor& dgamma, const Tensor& dbeta,
                                     const Tensor& dout, const Tensor& in, const Tensor& gamma,
                                     const Tensor& mean, const Tensor& rstd) = 0;
@@ -118,6 +119,7 @@ class Ops {
                                 const Tensor& pre_gelu = {}) = 0;
     // din = dout weight (times GELU'(pre_gelu), if given: `in` of this product was GELU(pre_gelu));
     // dweight += dout^T in;  dbias += sum_rows dout
+    // What is computed has the same bits whether the rest is computed in the same call or not.
     //   din X (..., IC) [optional], dweight fp32 (OC,IC) [optional], dbias fp32 (OC) [optional],
     //   dout X (..., OC), in X (..., IC), weight X (OC,IC), pre_gelu X (..., IC) [optional]
     virtual void matmul_backward(const Tensor& din, const Tensor& dweight, const Tensor& dbias,

@@ -83,9 +83,9 @@ inline void layernorm_forward(Operands& o, Ops& ops) {
 
 inline void layernorm_backward(Operands& o, Ops& ops) {
     o.provide_workspace(rows_request(o.X, o.shape("in")));
-    ops.layernorm_backward(o.in_out("din", o.X), o.in_out("dgamma", fp32), o.in_out("dbeta", fp32),
-                           o.in("dout", o.X), o.in("in", o.X), o.in("gamma", o.X), o.in("mean", fp32),
-                           o.in("rstd", fp32));
+    ops.layernorm_backward(o.in_out_if_given("din", o.X), o.in_out_if_given("dgamma", fp32),
+                           o.in_out_if_given("dbeta", fp32), o.in("dout", o.X), o.in("in", o.X),
+                           o.in("gamma", o.X), o.in("mean", fp32), o.in("rstd", fp32));
 }
 
 inline void fused_residual_layernorm_forward(Operands& o, Ops& ops) {

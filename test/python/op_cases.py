@@ -43,7 +43,8 @@ OPERATIONS = {
         [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0)]),
     "layernorm_backward": Operation(
         layernorm_backward, [of(1, 5, offset=4.0), of(3, 13, offset=-4.0)],
-        [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0)]),
+        [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0),
+         of(3, 13, 20, want=("din",)), of(3, 13, 20, want=("dgamma", "dbeta"))]),
     "fused_residual_layernorm_forward": Operation(
         fused_residual_layernorm_forward, [of(1, 5, offset=4.0), of(3, 13, offset=-4.0)],
         [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0)]),

@@ -98,7 +98,7 @@ def fused_residual_layernorm_forward(make, *shape, offset=0.0):
                      {"residual": residual, **dict(zip(("out", "mean", "rstd"), exact))}, derived)
 
 
-def layernorm_backward(make, *shape, offset=0.0):
+def layernorm_backward(make, *shape, offset=0.0, want=("din", "dgamma", "dbeta")):
     C = shape[-1]
     x, gamma, dout = make.normal(*shape, offset=offset), make.normal(C, offset=1.0), make.normal(*shape)
     din, dgamma, dbeta = make.normal(*shape), make.normal_fp32(C), make.normal_fp32(C)
@@ -116,10 +116,11 @@ def layernorm_backward(make, *shape, offset=0.0):
     derived = {"din": (din + through).stored(make.dtype),
                "dgamma": (Bounded(dout) * h).reshape(-1, C).sum(0, onto=dgamma),
                "dbeta": Bounded(dout).reshape(-1, C).sum(0, onto=dbeta)}
-    inputs = {"in": x, "gamma": gamma, "dout": dout, "mean": given_mean.reshape(-1), "rstd": given_rstd.reshape(-1),
-              "din": din, "dgamma": dgamma, "dbeta": dbeta}
-    return make_case(inputs, {"din": din + x_leaf.grad.numpy(), "dgamma": dgamma + gamma_leaf.grad.numpy(),
-                              "dbeta": dbeta + beta_leaf.grad.numpy()}, derived)
+    start = {"din": din, "dgamma": dgamma, "dbeta": dbeta}
+    inputs = {"in": x, "gamma": gamma, "dout": dout, "mean": given_mean.reshape(-1), "rstd": given_rstd.reshape(-1)}
+    inputs |= {name: start[name] for name in want}
+    gradients = {"din": x_leaf.grad, "dgamma": gamma_leaf.grad, "dbeta": beta_leaf.grad}
+    return make_case(inputs, {name: start[name] + gradients[name].numpy() for name in want}, derived)
 
 
 # ---- GELU and matrix products
