@@ -142,6 +142,9 @@ class TimedDevice::TimedOps final : public Ops {
     void cast(const Tensor& out, const Tensor& in) override {
         measure("cast", DType::fp32, 0, bytes_of({out, in}), [&] { ops_.cast(out, in); });
     }
+    void copy(const Tensor& out, const Tensor& in) override {
+        measure("copy", DType::fp32, 0, bytes_of({out, in}), [&] { ops_.copy(out, in); });
+    }
     void fill(const Tensor& out, float value) override {
         measure("fill", DType::fp32, 0, bytes_of({out}), [&] { ops_.fill(out, value); });
     }

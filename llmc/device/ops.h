@@ -186,6 +186,9 @@ class Ops {
 
     // out = in, between fp32 and bf16
     virtual void cast(const Tensor& out, const Tensor& in) = 0;
+    // out = in, bit for bit; any dtype
+    //   out, in of one dtype and number of elements, which do not overlap
+    virtual void copy(const Tensor& out, const Tensor& in) = 0;
     // out = value; any dtype
     virtual void fill(const Tensor& out, float value) = 0;
     // out = a + b in X; out may be a or b

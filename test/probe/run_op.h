@@ -8,6 +8,7 @@
 //   matmul_backward     without_din = 1 asks for no din
 //   gelu_backward, add  in_place = 1: din is dout, out is a; add: in_place = 2: out is b
 //   cast                the dtype is out's; in has the other one
+//   copy                the dtype is that of both, any
 //   fill                the dtype is out's, any; `out` is an input for its shape
 //   adamw               several steps from 1: gradients (steps, n), norm_squared (steps), learning_rate
 //                       (steps); segments (count, 3) of begin, end, weight_decay; the other inputs as ops.h
@@ -199,6 +200,8 @@ inline void cast(Operands& o, Ops& ops) {
     ops.cast(o.out("out", o.X, o.shape("in")), o.in("in", o.X == fp32 ? bf16 : fp32));
 }
 
+inline void copy(Operands& o, Ops& ops) { ops.copy(o.out("out", o.X, o.shape("in")), o.in("in", o.X)); }
+
 inline void fill(Operands& o, Ops& ops) {
     ops.fill(o.in_out("out", o.X), static_cast<float>(o.scalar("value")));
 }
@@ -237,6 +240,7 @@ inline const std::map<std::string, Call, std::less<>>& all_calls() {
         {"sum", calls::sum},
         {"adamw", calls::adamw},
         {"cast", calls::cast},
+        {"copy", calls::copy},
         {"fill", calls::fill},
         {"add", calls::add},
         {"accumulate", calls::accumulate},

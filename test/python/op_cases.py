@@ -15,7 +15,7 @@ from reference_ops import (
     GELU_HUGE_VALUES, GELU_VALUES, attention_backward, attention_forward, encoder_backward, encoder_forward,
     fused_classifier, fused_residual_layernorm_forward, gelu_backward, gelu_forward, layernorm_backward,
     layernorm_forward, matmul_backward, matmul_forward)
-from reference_updates import accumulate, adamw, add, all_finite, cast, fill, global_norm_squared, sum_fp64
+from reference_updates import accumulate, adamw, add, all_finite, cast, copy, fill, global_norm_squared, sum_fp64
 
 
 @dataclasses.dataclass
@@ -93,6 +93,8 @@ OPERATIONS = {
          of(8209, [(0, 4098, 0.1), (4099, 8209, 0.0)], steps=3, max_grad_norm=1.0, rounding=(2**40, 2**50)),
          of(8, [(1, 8, 0.1)], steps=1, max_grad_norm=1.0, norm_squared=math.nan)]),
     "cast": Operation(cast, [of(5)], [of(3, 37), of(1000)]),
+    "copy": Operation(copy, [of(5)], [of(3, 37), of(1), of(1000), of(4, 64, 128)],
+                      dtypes=("fp32", "bf16", "fp64", "int32")),
     "fill": Operation(fill, [of(5, value=-3.0)], [of(13, value=7.0), of(1, value=0.0), of(4, 100, value=2.0)],
                       dtypes=("fp32", "bf16", "fp64", "int32")),
     "add": Operation(

@@ -37,6 +37,53 @@ TEST_P(CpuParts, LayernormBackwardHasTheSameBitsInParts) {
     }
 }
 
+TEST_P(CpuParts, MatmulBackwardHasTheSameBitsInParts) {
+    for (const bool native_bf16 : {false, X == DType::bf16 && cpu::processor_has_bf16()}) {
+        const std::int64_t N = 33, IC = 24, OC = 37;
+        const OwnedTensor in = normal(X, {N, IC}, "in");
+        const OwnedTensor weight = normal(X, {OC, IC}, "weight");
+        const OwnedTensor dout = normal(X, {N, OC}, "dout");
+        const OwnedTensor start_weight = normal(DType::fp32, {OC, IC}, "dweight");
+        const OwnedTensor start_bias = normal(DType::fp32, {OC}, "dbias");
+        const OwnedTensor pre_gelu = normal(X, {N, IC}, "pre_gelu");
+        for (const Tensor& before_gelu : {Tensor{}, *pre_gelu}) {
+            Operations ops(WorkspaceRequest{1, N, 1, 1, OC, N, X}, native_bf16);
+            OwnedTensor din = garbage(X, {N, IC}), dweight = copy(start_weight), dbias = copy(start_bias);
+            ops->matmul_backward(din, dweight, dbias, dout, in, weight, before_gelu);
+            OwnedTensor only_din = garbage(X, {N, IC});
+            ops->matmul_backward(only_din, {}, {}, dout, in, weight, before_gelu);
+            OwnedTensor only_dweight = copy(start_weight), only_dbias = copy(start_bias);
+            ops->matmul_backward({}, only_dweight, only_dbias, dout, in, weight);
+            expect_same_bits(only_din, din, "din");
+            expect_same_bits(only_dweight, dweight, "dweight");
+            expect_same_bits(only_dbias, dbias, "dbias");
+        }
+    }
+}
+
+// ---- copies
+
+TEST(CpuCopy, EveryBitOfEveryDtype) {
+    Operations ops;
+    for (const DType dtype : {DType::fp32, DType::bf16, DType::fp64, DType::int32}) {
+        for (const std::int64_t n : {0, 1, 13, 10007, 40000}) {
+            // All bytes there are, NaNs among them.
+            OwnedTensor x(dtype, {n + 1}), y = filled(dtype, {n + 1}, 5.0);
+            for (std::size_t i = 0; i < x->bytes(); ++i) x->data[i] = static_cast<std::byte>(i * 37 % 251);
+            const OwnedTensor before = copy(y);
+            ops->copy(y->flat(0, n), x->flat(0, n).view({1, n}));
+            const std::size_t bytes = static_cast<std::size_t>(n) * size_of(dtype);
+            EXPECT_EQ(std::memcmp(y->data, x->data, bytes), 0) << name_of(dtype) << " " << n;
+            EXPECT_EQ(std::memcmp(y->data + bytes, before->data + bytes, size_of(dtype)), 0)
+                << "past the end";
+        }
+    }
+    OwnedTensor out(DType::fp32, {4});
+    EXPECT_THROW(ops->copy(out, OwnedTensor(DType::fp32, {3})), ProgrammingError);
+    EXPECT_THROW(ops->copy(out, OwnedTensor(DType::int32, {4})), ProgrammingError);
+    EXPECT_THROW(ops->copy(out, {}), ProgrammingError);
+}
+
 INSTANTIATE_TEST_SUITE_P(DTypes, CpuParts, testing::Values(DType::fp32, DType::bf16),
                          [](const auto& param) { return std::string(name_of(param.param)); });
 

@@ -72,6 +72,7 @@ class CudaOps final : public Ops {
                const AdamWStep& step, const std::optional<StochasticRounding>& rounding = {}) override;
 
     void cast(const Tensor& out, const Tensor& in) override;
+    void copy(const Tensor& out, const Tensor& in) override;
     void fill(const Tensor& out, float value) override;
     void add(const Tensor& out, const Tensor& a, const Tensor& b) override;
     void accumulate(const Tensor& out, const Tensor& in) override;

@@ -72,6 +72,14 @@ void CudaOps::cast(const Tensor& out, const Tensor& in) {
     });
 }
 
+void CudaOps::copy(const Tensor& out, const Tensor& in) {
+    check_dtype(out, out.dtype, "out");
+    check_elements(in, out.dtype, out.elements(), "in");
+    check_cuda(cudaMemcpyAsync(out.data, in.data, out.bytes(), cudaMemcpyDeviceToDevice, queues_.selected()),
+               "cudaMemcpyAsync");
+    wait_if_asked("cudaMemcpyAsync");
+}
+
 void CudaOps::fill(const Tensor& out, float value) {
     check_dtype(out, out.dtype, "out");
     if (value == 0.0F) {
