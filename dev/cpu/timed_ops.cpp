@@ -45,17 +45,17 @@ class TimedDevice::TimedOps final : public Ops {
     }
     void set_workspace(const Tensor& workspace) override { ops_.set_workspace(workspace); }
 
-    void encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte,
-                         const Tensor& wpe) override {
+    void encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte, const Tensor& wpe,
+                         std::optional<std::int64_t> first_row) override {
         // A row of each table for a row of the result.
-        measure("encoder_forward", out.dtype, elements(out), bytes_of({out, out, out, tokens}),
-                [&] { ops_.encoder_forward(out, tokens, wte, wpe); });
+        measure("encoder_forward", out.dtype, elements(out), bytes_of({out, out, wpe ? out : wpe, tokens}),
+                [&] { ops_.encoder_forward(out, tokens, wte, wpe, first_row); });
     }
-    void encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
-                          const Tensor& tokens) override {
+    void encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout, const Tensor& tokens,
+                          std::optional<std::int64_t> first_row) override {
         measure("encoder_backward", DType::fp32, 2 * elements(dout),
                 bytes_of({dout, tokens}) + 2 * 4 * elements(dout),
-                [&] { ops_.encoder_backward(dwte, dwpe, dout, tokens); });
+                [&] { ops_.encoder_backward(dwte, dwpe, dout, tokens, first_row); });
     }
 
     void layernorm_forward(const Tensor& out, const Tensor& mean, const Tensor& rstd, const Tensor& in,

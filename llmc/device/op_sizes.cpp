@@ -13,8 +13,8 @@ EncoderSizes encoder_sizes(const Tensor& out, const Tensor& tokens, const Tensor
                          wte.shape.dimensions() == 2 ? wte.shape[0] : 0};
     check_tensor(tokens, DType::int32, {s.batch, s.sequence}, "tokens");
     check_tensor(wte, table_dtype, {s.rows_of_wte, s.channels}, "wte");
-    check_dtype(wpe, table_dtype, "wpe");
-    check(wpe.shape.dimensions() == 2 && wpe.shape[0] >= s.sequence && wpe.shape[1] == s.channels,
+    if (wpe) check_dtype(wpe, table_dtype, "wpe");
+    check(!wpe || (wpe.shape.dimensions() == 2 && wpe.shape[0] >= s.sequence && wpe.shape[1] == s.channels),
           "wpe has a row for each position");
     return s;
 }
@@ -69,6 +69,7 @@ EncoderSizes encoder_forward_sizes(const Tensor& out, const Tensor& tokens, cons
 
 EncoderSizes encoder_backward_sizes(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
                                     const Tensor& tokens) {
+    check_dtype(dwpe, DType::fp32, "dwpe");
     return encoder_sizes(dout, tokens, dwte, dwpe, DType::fp32);
 }
 

@@ -79,15 +79,18 @@ class Ops {
     virtual void set_workspace(const Tensor& workspace) = 0;
 
     // ---- embedding ----
+    //
+    // With first_row, wte and dwte are rows [first_row, first_row + Vp) of a table of which other ranks have the rest:
+    // a token outside of them adds nothing. The outputs of all ranks, of which one has wpe, add up to the embedding.
 
-    // out[b,t,:] = wte[tokens[b,t],:] + wpe[t,:]
-    //   out X (B,T,C), tokens int32 (B,T), wte X (Vp,C), wpe X (at least T, C)
+    // out[b,t,:] = wte[tokens[b,t] - first_row,:] + wpe[t,:]
+    //   out X (B,T,C), tokens int32 (B,T), wte X (Vp,C), wpe X (at least T, C) [optional]
     virtual void encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte,
-                                 const Tensor& wpe) = 0;
-    // dwte[tokens[b,t],:] += dout[b,t,:];  dwpe[t,:] += sum_b dout[b,t,:]
+                                 const Tensor& wpe, std::optional<std::int64_t> first_row = {}) = 0;
+    // dwte[tokens[b,t] - first_row,:] += dout[b,t,:];  dwpe[t,:] += sum_b dout[b,t,:]
     //   dwte fp32 (Vp,C), dwpe fp32 (at least T, C), dout X (B,T,C), tokens int32 (B,T)
     virtual void encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
-                                  const Tensor& tokens) = 0;
+                                  const Tensor& tokens, std::optional<std::int64_t> first_row = {}) = 0;
 
     // ---- layernorm ----
 

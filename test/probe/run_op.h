@@ -61,17 +61,23 @@ inline Shape with_last(const Shape& shape, std::int64_t last) {
 
 // ---- one function an operation, in the order of ops.h
 
+inline std::optional<std::int64_t> first_row(Operands& o) {
+    if (!o.has("first_row")) return {};
+    return static_cast<std::int64_t>(o.scalar("first_row"));
+}
+
 inline void encoder_forward(Operands& o, Ops& ops) {
     const Shape& tokens = o.shape("tokens");
     const Shape out{tokens[0], tokens[1], o.shape("wte").last()};
     o.provide_workspace(rows_request(o.X, out));
-    ops.encoder_forward(o.out("out", o.X, out), o.in("tokens", int32), o.in("wte", o.X), o.in("wpe", o.X));
+    ops.encoder_forward(o.out("out", o.X, out), o.in("tokens", int32), o.in("wte", o.X),
+                        o.in_if_given("wpe", o.X), first_row(o));
 }
 
 inline void encoder_backward(Operands& o, Ops& ops) {
     o.provide_workspace(rows_request(o.X, o.shape("dout")));
     ops.encoder_backward(o.in_out("dwte", fp32), o.in_out("dwpe", fp32), o.in("dout", o.X),
-                         o.in("tokens", int32));
+                         o.in("tokens", int32), first_row(o));
 }
 
 inline void layernorm_forward(Operands& o, Ops& ops) {

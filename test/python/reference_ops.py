@@ -29,30 +29,50 @@ def index(x):
 # ---- embedding
 
 
-def encoder_forward(make, B, T, C, V, longer=0):
+def table_part(tokens, rows):
+    """(tokens as rows of the part, which of them are rows of it, the operation's operand) of the part (first, end) of a
+    table; without `rows`, of the whole."""
+    if rows is None:
+        return tokens.astype(int), np.ones(tokens.shape, dtype=bool), {}
+    first, end = rows
+    here = (tokens >= first) & (tokens < end)
+    return np.where(here, tokens - first, 0).astype(int), here, {"first_row": np.array([float(first)])}
+
+
+def encoder_forward(make, B, T, C, V, longer=0, rows=None, with_wpe=True):
+    """With `rows` = (first, end), of these rows of the table alone; the others count as 0."""
     tokens = make.integers(0, V, B, T)
     wte, wpe = make.normal(V, C), make.normal(T + longer, C)
-    exact = F.embedding(index(tokens), leaf(wte)) + leaf(wpe)[:T]
-    out = Bounded(wte[tokens.astype(int)]) + wpe[:T]
-    return make_case({"tokens": tokens, "wte": wte, "wpe": wpe}, {"out": exact}, {"out": out.stored(make.dtype)})
+    own, here, part = table_part(tokens, rows)
+    wte = wte[:rows[1] - rows[0]] if rows else wte
+    exact = torch.where(torch.tensor(here)[..., None], F.embedding(index(own), leaf(wte)), torch.zeros(()).double())
+    out = Bounded(np.where(here[..., None], wte[own], 0.0))
+    inputs = {"tokens": tokens, "wte": wte, **part}
+    if with_wpe:
+        inputs["wpe"] = wpe
+        exact, out = exact + leaf(wpe)[:T], out + wpe[:T]
+    return make_case(inputs, {"out": exact}, {"out": out.stored(make.dtype)})
 
 
-def encoder_backward(make, B, T, C, V, longer=0):
+def encoder_backward(make, B, T, C, V, longer=0, rows=None):
+    """With `rows` = (first, end), of these rows of the table alone."""
     tokens = make.integers(0, V, B, T)
     dout = make.normal(B, T, C)
     dwte, dwpe = make.normal_fp32(V, C), make.normal_fp32(T + longer, C)
+    own, here, part = table_part(tokens, rows)
+    dwte = dwte[:rows[1] - rows[0]] if rows else dwte
     wte, wpe = leaf(dwte), leaf(dwpe)  # the derivative does not depend on their values
-    (F.embedding(index(tokens), wte) + wpe[:T]).backward(torch.tensor(dout))
+    (F.embedding(index(own), wte) * torch.tensor(here)[..., None] + wpe[:T]).backward(torch.tensor(dout))
 
     dwte_bounded, dwpe_bounded = Bounded(dwte), Bounded(dwpe)
     dwte_error, dwpe_error = np.array(dwte_bounded.error), np.array(dwpe_bounded.error)
     dwte_value, dwpe_value = dwte.copy(), dwpe.copy()
-    for token in range(V):
-        total = Bounded(dout[tokens == token]).sum(0, onto=dwte[token])
-        dwte_value[token], dwte_error[token] = total.value, total.error
+    for row in range(len(dwte)):
+        total = Bounded(dout[here & (own == row)]).sum(0, onto=dwte[row])
+        dwte_value[row], dwte_error[row] = total.value, total.error
     total = Bounded(dout).sum(0, onto=dwpe[:T])
     dwpe_value[:T], dwpe_error[:T] = total.value, total.error
-    return make_case({"tokens": tokens, "dout": dout, "dwte": dwte, "dwpe": dwpe},
+    return make_case({"tokens": tokens, "dout": dout, "dwte": dwte, "dwpe": dwpe, **part},
                      {"dwte": dwte + wte.grad.numpy(), "dwpe": dwpe + wpe.grad.numpy()},
                      {"dwte": Bounded(dwte_value, dwte_error), "dwpe": Bounded(dwpe_value, dwpe_error)})
 

@@ -61,6 +61,43 @@ TEST_P(CpuParts, MatmulBackwardHasTheSameBitsInParts) {
     }
 }
 
+// ---- rows of a table
+
+TEST_P(CpuParts, EncoderOutputsAddUpToTheWhole) {
+    const std::int64_t B = 3, T = 13, C = 24, V = 37;
+    const OwnedTensor wte = normal(X, {V, C}, "wte"), wpe = normal(X, {T, C}, "wpe");
+    const OwnedTensor tokens = integers({B, T}, "tokens", 0, V);
+    Operations ops;
+    OwnedTensor whole = garbage(X, {B, T, C});
+    ops->encoder_forward(whole, tokens, wte, wpe);
+    const OwnedTensor dout = normal(X, {B, T, C}, "dout");
+    const OwnedTensor start = normal(DType::fp32, {V, C}, "dwte");
+    OwnedTensor dwte = copy(start), dwpe = filled(DType::fp32, {T, C}, 0.0);
+    ops->encoder_backward(dwte, dwpe, dout, tokens);
+    // Parts with no token among them, and of one row, are parts too.
+    for (const std::vector<std::int64_t>& firsts : {std::vector<std::int64_t>{0}, {0, 20}, {0, 1, 30, 36}}) {
+        OwnedTensor sum = filled(X, {B, T, C}, 0.0);
+        OwnedTensor dwte_of_parts = copy(start);
+        for (std::size_t part = 0; part < firsts.size(); ++part) {
+            const std::int64_t first = firsts[part];
+            const std::int64_t rows = (part + 1 < firsts.size() ? firsts[part + 1] : V) - first;
+            OwnedTensor out = garbage(X, {B, T, C});
+            ops->encoder_forward(out, tokens, wte->slice(first, rows), part == 0 ? *wpe : Tensor{}, first);
+            // In each element at most two numbers that are not 0, rounded once as in the whole.
+            ops->add(sum, sum, out);
+            OwnedTensor dwpe_of_part = filled(DType::fp32, {T, C}, 0.0);
+            ops->encoder_backward(dwte_of_parts->slice(first, rows), dwpe_of_part, dout, tokens, first);
+            expect_same_bits(dwpe_of_part, dwpe, "dwpe");
+        }
+        expect_same_bits(sum, whole, "sum of the parts");
+        expect_same_bits(dwte_of_parts, dwte, "dwte");
+    }
+    OwnedTensor out = garbage(X, {B, T, C});
+    EXPECT_NO_THROW(ops->encoder_forward(out, tokens, wte->slice(0, 1), wpe, 100));
+    EXPECT_THROW(ops->encoder_forward(out, tokens, wte->slice(0, 1), wpe), ProgrammingError);
+    EXPECT_THROW(ops->encoder_forward(out, filled(DType::int32, {B, T}, -1), wte, wpe, 0), ProgrammingError);
+}
+
 // ---- copies
 
 TEST(CpuCopy, EveryBitOfEveryDtype) {

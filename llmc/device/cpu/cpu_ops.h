@@ -26,10 +26,10 @@ class CpuOps final : public Ops {
     std::size_t workspace_bytes(const WorkspaceRequest& request) const override;
     void set_workspace(const Tensor& workspace) override { workspace_ = workspace; }
 
-    void encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte,
-                         const Tensor& wpe) override;
-    void encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
-                          const Tensor& tokens) override;
+    void encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte, const Tensor& wpe,
+                         std::optional<std::int64_t> first_row = {}) override;
+    void encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout, const Tensor& tokens,
+                          std::optional<std::int64_t> first_row = {}) override;
 
     void layernorm_forward(const Tensor& out, const Tensor& mean, const Tensor& rstd, const Tensor& in,
                            const Tensor& gamma, const Tensor& beta) override;
