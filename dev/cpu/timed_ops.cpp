@@ -122,6 +122,23 @@ class TimedDevice::TimedOps final : public Ops {
                 [&] { ops_.fused_classifier(logits, losses, targets, vocabulary, scale, write_dlogits); });
     }
 
+    void classifier_statistics(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
+                               std::int64_t columns, std::int64_t first_column) override {
+        measure("classifier_statistics", DType::fp32, 0, bytes_of({statistics, logits, targets}),
+                [&] { ops_.classifier_statistics(statistics, logits, targets, columns, first_column); });
+    }
+    void classifier_from_statistics(const Tensor& logits, const Tensor& losses, const Tensor& all_statistics,
+                                    const Tensor& targets, std::int64_t columns, std::int64_t first_column,
+                                    float scale, bool write_dlogits) override {
+        measure(
+            "classifier_from_statistics", DType::fp32, 0,
+            bytes_of({losses, all_statistics, targets}) + (write_dlogits ? bytes_of({logits, logits}) : 0.0),
+            [&] {
+                ops_.classifier_from_statistics(logits, losses, all_statistics, targets, columns,
+                                                first_column, scale, write_dlogits);
+            });
+    }
+
     void global_norm_squared(const Tensor& partials, const Tensor& x) override {
         measure("global_norm_squared", DType::fp32, 2 * elements(x), bytes_of({partials, x}),
                 [&] { ops_.global_norm_squared(partials, x); });

@@ -51,6 +51,16 @@ HeadSizes attention_sizes(const Tensor& out, const Tensor& qkv, const Tensor& ls
     return s;
 }
 
+// Of logits of which the first `columns` count.
+RowSizes logits_sizes(const Tensor& logits, const Tensor& targets, std::int64_t columns) {
+    check(logits.shape.dimensions() == 2, "logits are (N,Vp)");
+    const RowSizes s{logits.shape[0], logits.shape[1]};
+    check(columns >= 0 && columns <= s.channels, "the vocabulary lies inside the logits' columns");
+    check_dtype(logits, logits.dtype, "logits");
+    check_elements(targets, DType::int32, s.rows, "targets");
+    return s;
+}
+
 void check_segments(std::span<const AdamWSegment> segments, std::int64_t elements) {
     std::int64_t previous_end = 0;
     for (const AdamWSegment& segment : segments) {
@@ -136,13 +146,31 @@ HeadSizes attention_backward_sizes(const Tensor& dqkv, const Tensor& dout, const
 
 RowSizes classifier_sizes(const Tensor& logits, const Tensor& losses, const Tensor& targets,
                           std::int64_t vocabulary) {
-    check(logits.shape.dimensions() == 2, "logits are (N,Vp)");
-    const RowSizes s{logits.shape[0], logits.shape[1]};
-    check(vocabulary > 0 && vocabulary <= s.channels, "the vocabulary lies inside the logits' columns");
-    check_dtype(logits, logits.dtype, "logits");
+    check(vocabulary > 0, "there is a vocabulary");
+    const RowSizes s = logits_sizes(logits, targets, vocabulary);
     check_elements(losses, DType::fp32, s.rows, "losses");
-    check_elements(targets, DType::int32, s.rows, "targets");
     return s;
+}
+
+RowSizes classifier_statistics_sizes(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
+                                     std::int64_t columns, std::int64_t first_column) {
+    check(first_column >= 0, "columns are counted from 0");
+    const RowSizes s = logits_sizes(logits, targets, columns);
+    check_tensor(statistics, DType::fp32, {s.rows, classifier_statistics_numbers}, "statistics");
+    return s;
+}
+
+ClassifierSizes classifier_from_statistics_sizes(const Tensor& logits, const Tensor& losses,
+                                                 const Tensor& all_statistics, const Tensor& targets,
+                                                 std::int64_t columns, std::int64_t first_column) {
+    check(first_column >= 0, "columns are counted from 0");
+    const RowSizes s = logits_sizes(logits, targets, columns);
+    check_elements(losses, DType::fp32, s.rows, "losses");
+    check(all_statistics.shape.dimensions() == 3 && all_statistics.shape[0] > 0, "statistics are (R,N,3)");
+    const std::int64_t ranks = all_statistics.shape[0];
+    check_tensor(all_statistics, DType::fp32, {ranks, s.rows, classifier_statistics_numbers},
+                 "all_statistics");
+    return {s.rows, s.channels, ranks};
 }
 
 void check_adamw(const AdamWOperands& o, std::span<const AdamWSegment> segments, const AdamWStep& step,

@@ -164,6 +164,26 @@ class Ops {
     virtual void fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
                                   std::int64_t vocabulary, float scale, bool write_dlogits) = 0;
 
+    // The classifier of ranks that have each some columns of the logits, together the vocabulary's, which are never
+    // gathered: each makes its statistics, the ranks exchange these, and each finishes its own columns. A rank has the
+    // columns [first_column, first_column + columns) of the vocabulary, perhaps none, as the first of its Vp.
+
+    // Of a row's columns here, x_v:
+    //   maximum = max_v x_v;  sum = sum_v exp(x_v - maximum);  logit = x_target if it is one of them, else 0
+    // and -infinity, 0, 0 without columns and in ignored rows.
+    //   statistics fp32 (N,3), logits X (N,Vp), targets int32 (N) of the vocabulary
+    virtual void classifier_statistics(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
+                                       std::int64_t columns, std::int64_t first_column) = 0;
+    // With M = max_r maximum_r and S = sum_r sum_r exp(maximum_r - M), added in the order of the ranks r:
+    //   loss_n = ln S - sum_r logit_r + M;  with write_dlogits, dlogits_nv = (exp(x_v - M) / S - [v = target_n]) scale
+    // in place of the logits here, and 0 in the columns from `columns` on and in ignored rows. Ignored rows have loss 0.
+    //   logits X (N,Vp) in place, losses fp32 (N), the same on every rank; all_statistics fp32 (R,N,3) of all ranks;
+    //   targets int32 (N)
+    virtual void classifier_from_statistics(const Tensor& logits, const Tensor& losses,
+                                            const Tensor& all_statistics, const Tensor& targets,
+                                            std::int64_t columns, std::int64_t first_column, float scale,
+                                            bool write_dlogits) = 0;
+
     // ---- norm and update ----
 
     // partials_k = sum of x_i^2 over the k-th block of norm_block_elements

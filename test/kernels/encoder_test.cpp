@@ -166,7 +166,9 @@ TEST(EncoderOrder, IsStable) {
             Draw draw(seed());
             Array<std::int32_t> tokens(rows), order(rows);
             draw.below(tokens, V);
-            for (const TableRows& table : {TableRows{0, V}, TableRows{V / 3, V - V / 3}, TableRows{V, 1}}) {
+            std::vector<TableRows> all = {{0, V}};
+            if (V < 1000) all.insert(all.end(), {{V / 3, V - V / 3}, {V, 1}});
+            for (const TableRows& table : all) {
                 for (int i = 0; i < rows; ++i) order[i] = -2;
                 llmc::cuda::order_rows(on, order.data(), tokens.data(), table, rows);
                 synchronize();

@@ -152,6 +152,23 @@ inline void fused_classifier(Operands& o, Ops& ops) {
                          static_cast<float>(o.scalar("scale")), o.scalar("write_dlogits") != 0);
 }
 
+inline std::int64_t integer(Operands& o, std::string_view name) {
+    return static_cast<std::int64_t>(o.scalar(name));
+}
+
+inline void classifier_statistics(Operands& o, Ops& ops) {
+    ops.classifier_statistics(o.out("statistics", fp32, {o.shape("logits")[0], 3}), o.in("logits", o.X),
+                              o.in("targets", int32), integer(o, "columns"), integer(o, "first_column"));
+}
+
+inline void classifier_from_statistics(Operands& o, Ops& ops) {
+    const Shape& logits = o.shape("logits");
+    ops.classifier_from_statistics(o.in_out("logits", o.X), o.out("losses", fp32, {logits[0]}),
+                                   o.in("all_statistics", fp32), o.in("targets", int32),
+                                   integer(o, "columns"), integer(o, "first_column"),
+                                   static_cast<float>(o.scalar("scale")), o.scalar("write_dlogits") != 0);
+}
+
 inline void global_norm_squared(Operands& o, Ops& ops) {
     ops.global_norm_squared(o.out("partials", fp32, {o.shape("x").elements() / norm_block_elements}),
                             o.in("x", o.X));
@@ -242,6 +259,8 @@ inline const std::map<std::string, Call, std::less<>>& all_calls() {
         {"attention_forward", calls::attention_forward},
         {"attention_backward", calls::attention_backward},
         {"fused_classifier", calls::fused_classifier},
+        {"classifier_statistics", calls::classifier_statistics},
+        {"classifier_from_statistics", calls::classifier_from_statistics},
         {"global_norm_squared", calls::global_norm_squared},
         {"sum", calls::sum},
         {"adamw", calls::adamw},

@@ -12,8 +12,8 @@ import numpy as np
 
 from cases import Maker
 from reference_ops import (
-    GELU_HUGE_VALUES, GELU_VALUES, attention_backward, attention_forward, encoder_backward, encoder_forward,
-    fused_classifier, fused_residual_layernorm_forward, gelu_backward, gelu_forward, layernorm_backward,
+    GELU_HUGE_VALUES, GELU_VALUES, attention_backward, attention_forward, classifier_from_statistics,
+    classifier_statistics, encoder_backward, encoder_forward, fused_classifier, fused_residual_layernorm_forward, gelu_backward, gelu_forward, layernorm_backward,
     layernorm_forward, matmul_backward, matmul_forward)
 from reference_updates import accumulate, adamw, add, all_finite, cast, copy, fill, global_norm_squared, sum_fp64
 
@@ -81,6 +81,18 @@ OPERATIONS = {
         [of(16, 32, 32), of(1, 37, 128, spread=1.0), of(13, 50, 128, ignored=5),
          of(13, 37, 40, ignored=1, write_dlogits=False), of(9, 37, 64, large=True), of(64, 256, 256),
          of(2, 5, 8, ignored=2), of(5, 1000, 1024)]),
+    # The columns of each rank, and the rank.
+    "classifier_statistics": Operation(
+        classifier_statistics, [of(3, (4, 3), 1, 8, ignored=1), of(3, (5, 0), 1, 8), of(5, (3, 8, 2), 1, 8, large=True)],
+        [of(16, (32, 32), 0, 32), of(1, (128,), 0, 128, spread=1.0), of(13, (30, 20), 1, 128, ignored=5),
+         of(9, (1, 36), 0, 8, large=True), of(64, (128, 128), 1, 128), of(5, (400, 400, 200), 2, 256, ignored=5)]),
+    "classifier_from_statistics": Operation(
+        classifier_from_statistics,
+        [of(3, (4, 3), 1, 8, ignored=1), of(3, (5, 0), 1, 8), of(4, (6, 5), 0, 8, write_dlogits=False),
+         of(5, (3, 5, 2), 1, 8, large=True)],
+        [of(16, (32, 32), 0, 32), of(1, (128,), 0, 128, spread=1.0), of(13, (30, 20), 1, 128, ignored=5),
+         of(13, (30, 20), 0, 32, ignored=1, write_dlogits=False), of(9, (1, 36), 0, 8, large=True),
+         of(64, (128, 128), 1, 128), of(2, (3, 2), 0, 8, ignored=2), of(5, (400, 400, 200), 2, 256)]),
     "global_norm_squared": Operation(global_norm_squared, [of(1)], [of(2), of(13)]),
     "sum": Operation(sum_fp64, [of(1), of(3, 5)], [of(1025), of(13, 37), of(100_000)], dtypes=("fp32",)),
     "adamw": Operation(

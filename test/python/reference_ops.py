@@ -352,3 +352,89 @@ def fused_classifier(make, N, V, Vp, ignored=0, write_dlogits=True, large=False,
     inputs = {"logits": logits, "targets": targets, "vocabulary": np.array([V]), "scale": np.array([scale]),
               "write_dlogits": np.array([float(write_dlogits)])}
     return make_case(inputs, {"losses": losses, "logits": logits_leaf.grad if write_dlogits else logits}, derived)
+
+
+def rank_columns(parts, rank):
+    """(first, columns) of a rank, where `parts` are the columns of each."""
+    return sum(parts[:rank]), parts[rank]
+
+
+def row_statistics(logits, kept, targets, first, columns):
+    """Bounded (N,3): maximum, sum of exponentials, the target's logit, of these columns of the logits."""
+    part = logits[:, first:first + columns]
+    if columns == 0:
+        nothing = np.tile([-math.inf, 0.0, 0.0], (len(logits), 1))
+        return Bounded(nothing), nothing
+    greatest = part.max(-1, keepdims=True)
+    total = bounded.exp(Bounded(part) - greatest).sum(-1)
+    picked = np.where((targets >= first) & (targets < first + columns), targets - first, -1).astype(int)
+    logit = np.where(picked >= 0, part[np.arange(len(part)), picked], 0.0)
+    shifted = torch.tensor(part - greatest)
+    exact = np.stack([greatest[:, 0], shifted.logsumexp(-1).exp().numpy(), logit], axis=1)
+    value = np.stack([greatest[:, 0], total.value, logit], axis=1)
+    error = np.stack([np.zeros(len(part)), total.error, np.zeros(len(part))], axis=1)
+    nothing = [-math.inf, 0.0, 0.0]
+    value[~kept], exact[~kept], error[~kept] = nothing, nothing, 0.0
+    return Bounded(value, error), exact
+
+
+def classifier_operands(make, N, V, ignored, large, spread):
+    logits = make.rounded(make.integers(-800, 801, N, V) / 8 if large else make.normal(N, V, scale=spread))
+    targets = make.integers(0, V, N)
+    targets[:ignored] = IGNORED
+    return logits, targets
+
+
+def own_logits(make, logits, first, columns, Vp):
+    own = np.full((len(logits), Vp), 120.0)  # padding must not matter
+    own[:, :columns] = logits[:, first:first + columns]
+    return make.rounded(own)
+
+
+def classifier_statistics(make, N, parts, rank, Vp, ignored=0, large=False, spread=3.0):
+    """`parts`: the columns of each rank."""
+    logits, targets = classifier_operands(make, N, sum(parts), ignored, large, spread)
+    first, columns = rank_columns(parts, rank)
+    derived, exact = row_statistics(logits, targets != IGNORED, targets, first, columns)
+    inputs = {"logits": own_logits(make, logits, first, columns, Vp), "targets": targets,
+              "columns": np.array([float(columns)]), "first_column": np.array([float(first)])}
+    return make_case(inputs, {"statistics": exact}, {"statistics": derived})
+
+
+def classifier_from_statistics(make, N, parts, rank, Vp, ignored=0, write_dlogits=True, large=False, spread=3.0):
+    """From statistics as exact as fp32 holds them."""
+    V = sum(parts)
+    logits, targets = classifier_operands(make, N, V, ignored, large, spread)
+    first, columns = rank_columns(parts, rank)
+    scale = float(np.float32(1 / (3 * N)))
+    logits_leaf = leaf(logits)
+    losses = F.cross_entropy(logits_leaf, index(targets), ignore_index=IGNORED, reduction="none")
+    (losses.sum() * scale).backward()
+
+    kept = targets != IGNORED
+    given, maxima, sums = [], [], []
+    for r in range(len(parts)):
+        statistics = row_statistics(logits, kept, targets, *rank_columns(parts, r))[1]
+        stored, bounded_statistics = in_fp32(np.where(np.isfinite(statistics), statistics, 0.0))
+        given.append(np.where(np.isfinite(statistics), stored, statistics))
+        maxima.append(statistics[:, 0])
+        sums.append(bounded_statistics[:, 1])
+    M = np.where(kept, np.max(maxima, axis=0), 0.0)
+    # A rank without columns adds exactly nothing, as does one so far below that exp is 0.
+    rescaled = [s * bounded.exp(Bounded(np.maximum(m, -1e4)) - M) if parts[r] else s * 0.0
+                for r, (m, s) in enumerate(zip(maxima, sums))]
+    S = bounded.stack(rescaled, axis=0).sum(0)
+    S = Bounded(np.where(kept, S.value, 1.0), np.where(kept, S.error, 0.0))
+    picked = np.eye(V)[np.where(kept, targets, 0).astype(int)]
+    target_logit = (logits * picked).sum(-1)
+    loss = bounded.stack([bounded.log(S), Bounded(M), Bounded(-target_logit)], axis=0).sum(0)
+    terms = bounded.exp(Bounded(logits) - M[:, None])
+    dlogits = ((terms * (1.0 / S)[:, None] - picked) * scale).stored(make.dtype).where(kept[:, None])
+    own = lambda x: np.pad(x[:, first:first + columns], ((0, 0), (0, Vp - columns)))
+    unchanged = own_logits(make, logits, first, columns, Vp)
+    inputs = {"logits": unchanged, "targets": targets, "all_statistics": np.stack(given),
+              "columns": np.array([float(columns)]), "first_column": np.array([float(first)]),
+              "scale": np.array([scale]), "write_dlogits": np.array([float(write_dlogits)])}
+    exact = own(logits_leaf.grad.numpy()) if write_dlogits else unchanged
+    return make_case(inputs, {"losses": losses, "logits": exact},
+                     {"losses": loss.where(kept), "logits": dlogits.rearranged(own) if write_dlogits else unchanged})

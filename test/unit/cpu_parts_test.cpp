@@ -1,5 +1,7 @@
 // The CPU's operations in parts, as pipeline and tensor parallelism call them: gradients one at a time, and tables and
 // logits of which a rank has some rows or columns. Parts give what the whole gives.
+#include <numeric>
+
 #include "test/unit/cpu_test_support.h"
 
 namespace llmc::cpu_test {
@@ -98,6 +100,152 @@ TEST_P(CpuParts, EncoderOutputsAddUpToTheWhole) {
     EXPECT_THROW(ops->encoder_forward(out, filled(DType::int32, {B, T}, -1), wte, wpe, 0), ProgrammingError);
 }
 
+// ---- columns of the logits
+
+// Ranks' columns: all with one, none with some, unequal. Each rank's logits are padded to a multiple of 8, and the
+// padding holds anything.
+struct Parts {
+    std::vector<std::int64_t> columns;
+
+    std::int64_t first(std::size_t rank) const {
+        return std::accumulate(columns.begin(), columns.begin() + static_cast<std::ptrdiff_t>(rank),
+                               std::int64_t{0});
+    }
+    std::int64_t stored(std::size_t rank) const {
+        return std::max<std::int64_t>(8, (columns[rank] + 7) / 8 * 8);
+    }
+};
+
+class CpuClassifierParts : public CpuParts {
+  protected:
+    void compare(const OwnedTensor& logits, const OwnedTensor& targets, const Parts& parts) {
+        const std::int64_t N = logits->shape[0], V = logits->shape[1];
+        const float scale = 1.0F / 7.0F;
+        const std::size_t ranks = parts.columns.size();
+        Operations ops;
+        OwnedTensor whole = copy(logits), losses = garbage(DType::fp32, {N});
+        ops->fused_classifier(whole, losses, targets, V, scale, true);
+
+        OwnedTensor statistics = garbage(DType::fp32, {static_cast<std::int64_t>(ranks), N, 3});
+        std::vector<OwnedTensor> own;
+        for (std::size_t r = 0; r < ranks; ++r) {
+            own.push_back(garbage(X, {N, parts.stored(r)}));
+            for (std::int64_t n = 0; n < N; ++n) {
+                for (std::int64_t v = 0; v < parts.columns[r]; ++v) {
+                    own[r].set(n * parts.stored(r) + v, logits.get(n * V + parts.first(r) + v));
+                }
+            }
+            const OwnedTensor before = copy(own[r]);
+            ops->classifier_statistics(statistics->slice(static_cast<std::int64_t>(r), 1).view({N, 3}),
+                                       own[r], targets, parts.columns[r], parts.first(r));
+            expect_same_bits(own[r], before, "logits");
+        }
+        // Of p and the loss each side has relative errors, those of a sum of exponentials: its terms' arguments are
+        // rounded (the range), exp has 2.2 u, there are as many additions as columns and ranks.
+        for (std::size_t r = 0; r < ranks; ++r) {
+            OwnedTensor loss = garbage(DType::fp32, {N});
+            const OwnedTensor before = copy(own[r]);
+            const auto finish = [&](bool write_dlogits) {
+                ops->classifier_from_statistics(own[r], loss, statistics, targets, parts.columns[r],
+                                                parts.first(r), scale, write_dlogits);
+            };
+            finish(false);
+            expect_same_bits(own[r], before, "logits without write_dlogits");
+            const OwnedTensor alone = copy(loss);
+            finish(true);
+            expect_same_bits(loss, alone, "losses with and without gradients");
+            for (std::int64_t n = 0; n < N; ++n) {
+                double greatest = -INFINITY, least = INFINITY;
+                for (std::int64_t v = 0; v < V; ++v) greatest = std::max(greatest, logits.get(n * V + v));
+                for (std::int64_t v = 0; v < V; ++v) least = std::min(least, logits.get(n * V + v));
+                const double relative = 2.0 *
+                                        (2.0 * std::min(104.0, greatest - least) + 4.4 +
+                                         static_cast<double>(V) + static_cast<double>(ranks)) *
+                                        u32;
+                ASSERT_NEAR(loss.get(n), losses.get(n), relative + 16.0 * u32 * std::fabs(losses.get(n)));
+                for (std::int64_t v = 0; v < parts.stored(r); ++v) {
+                    const double part = own[r].get(n * parts.stored(r) + v);
+                    if (v >= parts.columns[r]) {
+                        ASSERT_EQ(part, 0.0) << "padding of rank " << r;
+                        continue;
+                    }
+                    const double expected = whole.get(n * V + parts.first(r) + v);
+                    const double p = std::fabs(expected) + double{scale};
+                    ASSERT_NEAR(part, expected,
+                                2.0 * relative * p + 2.0 * roundoff(X) * std::fabs(expected) + 0x1p-120)
+                        << "rank " << r << ", row " << n << ", column " << v;
+                }
+            }
+            if (ranks > 1) continue;
+            expect_same_bits(loss, losses, "losses of one rank");
+            expect_same_bits(own[r], whole, "gradients of one rank");
+        }
+    }
+};
+
+TEST_P(CpuClassifierParts, GiveTheLossesAndGradientsOfTheWhole) {
+    for (const Parts& parts : {Parts{{40}}, Parts{{37, 43}}, Parts{{0, 9, 0, 1}}, Parts{{1000, 24}}}) {
+        const std::int64_t N = 9, V = parts.first(parts.columns.size());
+        ASSERT_TRUE(parts.columns.size() > 1 || parts.stored(0) == V);  // one rank is compared bit for bit
+        const OwnedTensor logits = normal(X, {N, V}, "logits", 3.0);
+        OwnedTensor targets = integers({N}, "targets", 0, V);
+        targets.set(4, ignored_target);
+        // The first column of each rank, which others may take for their padding.
+        for (std::size_t r = 0; r < parts.columns.size(); ++r) {
+            if (parts.columns[r] > 0)
+                targets.set(static_cast<std::int64_t>(r), static_cast<double>(parts.first(r)));
+        }
+        compare(logits, targets, parts);
+    }
+}
+
+TEST_P(CpuClassifierParts, OfExtremeLogitsAreFinite) {
+    OwnedTensor logits(X, {4, 24});
+    for (std::int64_t v = 0; v < 24; ++v) {
+        logits.set(v, v == 3 ? 9984.0 : -9984.0);       // target is the greatest
+        logits.set(24 + v, v == 3 ? -9984.0 : 9984.0);  // target is the least
+        logits.set(48 + v, 9984.0);                     // all alike
+        logits.set(72 + v, v == 3 ? 3e38 : -3e38);      // differences overflow
+    }
+    compare(logits, filled(DType::int32, {4}, 3), {{4, 10, 10}});
+}
+
+TEST_P(CpuParts, ClassifierStatisticsAreThoseOfTheColumns) {
+    OwnedTensor logits = filled(X, {3, 8}, 50.0);
+    for (const std::int64_t n : {0, 1, 2}) {
+        logits.set(n * 8, 1.0);
+        logits.set(n * 8 + 1, 3.0);
+        logits.set(n * 8 + 2, 3.0);
+    }
+    OwnedTensor targets = filled(DType::int32, {3}, 11);
+    targets.set(1, 12);  // the next rank's
+    targets.set(2, ignored_target);
+    OwnedTensor statistics = garbage(DType::fp32, {3, 3});
+    Operations ops;
+    ops->classifier_statistics(statistics, logits, targets, 3, 9);
+    const double sum = 2.0 + std::exp(-2.0);
+    const std::vector<double> expected = {3.0, sum, 3.0, 3.0, sum, 0.0};
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_NEAR(statistics.get(static_cast<std::int64_t>(i)), expected[i], 8.0 * u32 * sum) << i;
+    }
+    EXPECT_EQ(statistics.get(6), -INFINITY);
+    EXPECT_EQ(statistics.get(7), 0.0);
+    EXPECT_EQ(statistics.get(8), 0.0);
+    ops->classifier_statistics(statistics, logits, targets, 0, 9);
+    for (std::int64_t n = 0; n < 3; ++n) {
+        EXPECT_EQ(statistics.get(n * 3), -INFINITY);
+        EXPECT_EQ(statistics.get(n * 3 + 1), 0.0);
+        EXPECT_EQ(statistics.get(n * 3 + 2), 0.0);
+    }
+    EXPECT_THROW(ops->classifier_statistics(statistics, logits, targets, 9, 0), ProgrammingError);
+    EXPECT_THROW(ops->classifier_statistics(statistics, logits, targets, 8, -1), ProgrammingError);
+    targets.set(0, -2);
+    EXPECT_THROW(ops->classifier_statistics(statistics, logits, targets, 8, 0), ProgrammingError);
+    OwnedTensor losses(DType::fp32, {3});
+    EXPECT_THROW(ops->classifier_from_statistics(logits, losses, statistics, targets, 8, 0, 1.0F, true),
+                 ProgrammingError);
+}
+
 // ---- copies
 
 TEST(CpuCopy, EveryBitOfEveryDtype) {
@@ -121,6 +269,8 @@ TEST(CpuCopy, EveryBitOfEveryDtype) {
     EXPECT_THROW(ops->copy(out, {}), ProgrammingError);
 }
 
+INSTANTIATE_TEST_SUITE_P(DTypes, CpuClassifierParts, testing::Values(DType::fp32, DType::bf16),
+                         [](const auto& param) { return std::string(name_of(param.param)); });
 INSTANTIATE_TEST_SUITE_P(DTypes, CpuParts, testing::Values(DType::fp32, DType::bf16),
                          [](const auto& param) { return std::string(name_of(param.param)); });
 
