@@ -34,13 +34,30 @@ struct RowStatistics {
 // be lost in each exponential (no fma may take it in).
 __device__ __forceinline__ float scaled(float x) { return __fmul_rn(x, log2_e); }
 
-// A block does a row, each of its threads pieces of 16 bytes with four loads under way, in one pass (`turn`: the half
-// of the partial sums whose readers are known to be done).
+// use(load(x + c), c) for the pieces of 16 bytes of this thread, c < end, of which four are under way before the first
+// is used.
+template <class X, class Use>
+__device__ __forceinline__ void for_pieces(const X* x, int end, Use use) {
+    constexpr int pack = Packed<X>::size, loads = 4;
+    const int step = static_cast<int>(blockDim.x) * pack;
+    for (int c = static_cast<int>(threadIdx.x) * pack; c < end; c += loads * step) {
+        Packed<X> pieces[loads];
+#pragma unroll
+        for (int k = 0; k < loads; ++k) {
+            if (c + k * step < end) pieces[k] = load(x + c + k * step);
+        }
+#pragma unroll
+        for (int k = 0; k < loads; ++k) {
+            if (c + k * step < end) use(pieces[k], c + k * step);
+        }
+    }
+}
+
+// A block does a row in one pass. (`turn`: the half of the partial sums whose readers are known to be done.)
 template <class X>
 __global__ void __launch_bounds__(1024)
     classifier_statistics_kernel3(RowStatistics* statistics, const X* logits, const std::int32_t* targets,
                                   std::int64_t rows, int columns, OwnColumns own) {
-    constexpr int pack = Packed<X>::size;
     SHARED(ExponentialSum, partials, [2 * warp_threads]);
     SHARED(float, greatest_of_warp, [2 * warp_threads]);
     const int thread = static_cast<int>(threadIdx.x);
@@ -56,12 +73,11 @@ __global__ void __launch_bounds__(1024)
         const X* const x = logits + row * columns;
         ExponentialSum total = ExponentialSum::none();
         float greatest = -INFINITY;
-#pragma unroll 4
-        for (int c = thread * pack; c < own.count; c += static_cast<int>(blockDim.x) * pack) {
-            float widened[pack];
-            widen(widened, load(x + c), own.count - c);
+        for_pieces(x, own.count, [&](const Packed<X>& piece, int c) {
+            float widened[Packed<X>::size];
+            widen(widened, piece, own.count - c);
             greatest = fmaxf(greatest, total.add(widened));
-        }
+        });
         greatest = warp_maximum(greatest);
         if (lane == 0) greatest_of_warp[turn + warp] = greatest;
         total = block_sum(total, partials + turn);  // has the barrier
@@ -90,16 +106,13 @@ __device__ __forceinline__ RowStatistics statistics_of_row(const RowStatistics* 
     return all;
 }
 
-// A block does a row: each thread adds up its statistics, and then has pieces of 16 bytes of it, as many under way as
-// are read before the first is written.
+// A block does a row: each thread adds up its statistics, and then writes its pieces; nobody waits for another.
 template <class X>
 __global__ void __launch_bounds__(1024)
     classifier_from_statistics_kernel3(X* logits, float* losses, const RowStatistics* statistics,
                                        const std::int32_t* targets, int ranks, std::int64_t rows, int columns,
                                        OwnColumns own, float scale, bool write_dlogits) {
-    constexpr int pack = Packed<X>::size, loads = 4;
-    const int first = static_cast<int>(threadIdx.x) * pack;
-    const int step = static_cast<int>(blockDim.x) * pack;
+    constexpr int pack = Packed<X>::size;
     const int end = blocks_for(own.count, pack) * pack;
     for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
         X* const x = logits + row * columns;
@@ -112,26 +125,16 @@ __global__ void __launch_bounds__(1024)
             const float reciprocal = 1 / total.sum;
             // A target that is not here must not be found in the padding.
             const int column = own.of(target);
-            const auto write = [&](const Packed<X>& piece, int c) {
+            for_pieces(x, write_dlogits ? end : 0, [&](const Packed<X>& piece, int c) {
                 const int target_in_piece = column >= 0 ? column - c : -1;
                 store_streaming(x + c,
                                 gradient(piece, own.count - c, target_in_piece, total, reciprocal, scale));
-            };
-            for (int c = first; write_dlogits && c < end; c += loads * step) {
-                Packed<X> pieces[loads];
-#pragma unroll
-                for (int k = 0; k < loads; ++k) {
-                    if (c + k * step < end) pieces[k] = load_streaming(x + c + k * step);
-                }
-#pragma unroll
-                for (int k = 0; k < loads; ++k) {
-                    if (c + k * step < end) write(pieces[k], c + k * step);
-                }
-            }
+            });
         } else if (threadIdx.x == 0) {
             losses[row] = 0;
         }
-        for (int c = (ignored ? 0 : end) + first; write_dlogits && c < columns; c += step) {
+        const int first = (ignored ? 0 : end) + static_cast<int>(threadIdx.x) * pack;
+        for (int c = first; write_dlogits && c < columns; c += static_cast<int>(blockDim.x) * pack) {
             store_streaming(x + c, Packed<X>{});
         }
     }

@@ -59,6 +59,8 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
     }
 
     const float per_channel = 1 / static_cast<float>(channels);
+    // Where registers are short, a branch on din would cost some: the compiler would make two loops.
+    const std::int64_t written_rows = din ? rows : 0;
     const std::int64_t block_rows = std::int64_t{held} * groups;
     int turn = 0;
     for (std::int64_t first = blockIdx.x * block_rows; first < rows; first += gridDim.x * block_rows) {
@@ -87,7 +89,7 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
             float sum_g = 0, sum_gh = 0;
 #pragma unroll
             for (int p = 0; p < pieces; ++p) {
-                if (late && din && column(p) < channels) weight[p] = load(gamma + column(p));
+                if (late && column(p) < channels) weight[p] = load(gamma + column(p));
 #pragma unroll
                 for (int i = 0; i < pack; ++i) {
                     const float h = (to_float(x[r][p][i]) - row_mean[r]) * row_rstd[r];
@@ -102,7 +104,7 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
             sums.g[r] = sum_g;
             sums.gh[r] = sum_gh;
         }
-        if (!din) continue;
+        if (!late && !din) continue;
 #pragma unroll
         for (int r = 0; r < held; ++r) {
             sums.g[r] = warp_sum(sums.g[r]);
@@ -140,7 +142,7 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
             const float mean_gh = sums.gh[r] * per_channel;
 #pragma unroll
             for (int p = 0; p < pieces; ++p) {
-                if (row >= rows || column(p) >= channels) continue;
+                if (row >= written_rows || column(p) >= channels) continue;
                 if (late) {
                     weight[p] = load(gamma + column(p));
                     dx[r][p] = load(din + row * channels + column(p));
