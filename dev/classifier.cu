@@ -94,10 +94,6 @@ __device__ __forceinline__ void write_gradient(const Row<X>& row, const X* from,
                [&](const Packed<X>&, int c) { store_streaming(row.logits + end + c, Packed<X>{}); });
 }
 
-__device__ __forceinline__ float loss(const ExponentialSum& total, float target_logit) {
-    return fmaf(total.maximum, ln_2, logf(total.sum)) - target_logit;
-}
-
 template <class X>
 __global__ void __launch_bounds__(1024)
     classifier_kernel2(X* logits, float* losses, const std::int32_t* targets, int columns, int vocabulary,
@@ -119,7 +115,7 @@ __global__ void __launch_bounds__(1024)
         for (const float l : widened) total.sum += total.term(l);
     });
     total.sum = llmc::cuda::block_sum(total.sum);
-    if (threadIdx.x == 0) *row.loss = loss(total, target_logit);
+    if (threadIdx.x == 0) *row.loss = loss_of(total, target_logit);
     write_gradient<X>(row, x, total);
 }
 
@@ -142,7 +138,7 @@ __global__ void __launch_bounds__(1024)
     ExponentialSum total = ExponentialSum::none();
     for_pieces(x, vocabulary, [&](const Packed<X>& piece, int c) { add(total, piece, vocabulary - c); });
     total = block_sum(total, partials);
-    if (threadIdx.x == 0) *row.loss = loss(total, target_logit);
+    if (threadIdx.x == 0) *row.loss = loss_of(total, target_logit);
     write_gradient<X>(row, x, total);
 }
 
@@ -163,7 +159,7 @@ __global__ void __launch_bounds__(1024)
         add(total, piece, vocabulary - c);
     });
     total = block_sum(total, partials);
-    if (threadIdx.x == 0) *row.loss = loss(total, target_logit);
+    if (threadIdx.x == 0) *row.loss = loss_of(total, target_logit);
     write_gradient<X>(row, kept, total);
 }
 

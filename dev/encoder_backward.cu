@@ -159,12 +159,12 @@ class EncoderBackward : public Problem {
                               tokens, rows, channels_, vocabulary_);
             case 3:
                 add_positions();
-                order_rows(on, order, tokens, static_cast<int>(rows), vocabulary_);
+                order_rows(on, order, tokens, {0, vocabulary_}, static_cast<int>(rows));
                 return launch(on, encoder_backward_kernel3<X>, a_warp_a_token, block_size, 0, dwte, dout,
                               tokens, order, rows, channels_, vocabulary_, token_class_bits(vocabulary_));
             case 4:
-                return encoder_backward(on, dwte, dwpe, dout, tokens, batch_, sequence_, channels_,
-                                        vocabulary_, workspace_.data(), block_size);
+                return encoder_backward(on, dwte, dwpe, dout, tokens, {0, vocabulary_}, batch_, sequence_,
+                                        channels_, workspace_.data(), block_size);
             default:
                 llmc::programming_error("no such variant");
         }

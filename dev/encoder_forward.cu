@@ -73,8 +73,9 @@ class EncoderForward : public Problem {
             case 2:
                 return launch_elements(encoder_forward_kernel2<X>, Packed<X>::size);
             case 3:
-                return encoder_forward(on, out_.data(), tokens_.data(), wte_.data(), wpe_.data(), batch_,
-                                       sequence_, channels_, block_size);
+                return encoder_forward(on, out_.data(), tokens_.data(), wte_.data(), wpe_.data(),
+                                       {0, static_cast<int>(vocabulary_)}, batch_, sequence_, channels_,
+                                       block_size);
             default:
                 llmc::programming_error("no such variant");
         }

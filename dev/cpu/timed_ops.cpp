@@ -45,17 +45,17 @@ class TimedDevice::TimedOps final : public Ops {
     }
     void set_workspace(const Tensor& workspace) override { ops_.set_workspace(workspace); }
 
-    void encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte,
-                         const Tensor& wpe) override {
+    void encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte, const Tensor& wpe,
+                         std::optional<std::int64_t> first_row) override {
         // A row of each table for a row of the result.
-        measure("encoder_forward", out.dtype, elements(out), bytes_of({out, out, out, tokens}),
-                [&] { ops_.encoder_forward(out, tokens, wte, wpe); });
+        measure("encoder_forward", out.dtype, elements(out), bytes_of({out, out, wpe ? out : wpe, tokens}),
+                [&] { ops_.encoder_forward(out, tokens, wte, wpe, first_row); });
     }
-    void encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
-                          const Tensor& tokens) override {
+    void encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout, const Tensor& tokens,
+                          std::optional<std::int64_t> first_row) override {
         measure("encoder_backward", DType::fp32, 2 * elements(dout),
                 bytes_of({dout, tokens}) + 2 * 4 * elements(dout),
-                [&] { ops_.encoder_backward(dwte, dwpe, dout, tokens); });
+                [&] { ops_.encoder_backward(dwte, dwpe, dout, tokens, first_row); });
     }
 
     void layernorm_forward(const Tensor& out, const Tensor& mean, const Tensor& rstd, const Tensor& in,
@@ -122,6 +122,23 @@ class TimedDevice::TimedOps final : public Ops {
                 [&] { ops_.fused_classifier(logits, losses, targets, vocabulary, scale, write_dlogits); });
     }
 
+    void classifier_statistics(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
+                               std::int64_t columns, std::int64_t first_column) override {
+        measure("classifier_statistics", DType::fp32, 0, bytes_of({statistics, logits, targets}),
+                [&] { ops_.classifier_statistics(statistics, logits, targets, columns, first_column); });
+    }
+    void classifier_from_statistics(const Tensor& logits, const Tensor& losses, const Tensor& all_statistics,
+                                    const Tensor& targets, std::int64_t columns, std::int64_t first_column,
+                                    float scale, bool write_dlogits) override {
+        measure(
+            "classifier_from_statistics", DType::fp32, 0,
+            bytes_of({losses, all_statistics, targets}) + (write_dlogits ? bytes_of({logits, logits}) : 0.0),
+            [&] {
+                ops_.classifier_from_statistics(logits, losses, all_statistics, targets, columns,
+                                                first_column, scale, write_dlogits);
+            });
+    }
+
     void global_norm_squared(const Tensor& partials, const Tensor& x) override {
         measure("global_norm_squared", DType::fp32, 2 * elements(x), bytes_of({partials, x}),
                 [&] { ops_.global_norm_squared(partials, x); });
@@ -141,6 +158,9 @@ class TimedDevice::TimedOps final : public Ops {
 
     void cast(const Tensor& out, const Tensor& in) override {
         measure("cast", DType::fp32, 0, bytes_of({out, in}), [&] { ops_.cast(out, in); });
+    }
+    void copy(const Tensor& out, const Tensor& in) override {
+        measure("copy", DType::fp32, 0, bytes_of({out, in}), [&] { ops_.copy(out, in); });
     }
     void fill(const Tensor& out, float value) override {
         measure("fill", DType::fp32, 0, bytes_of({out}), [&] { ops_.fill(out, value); });

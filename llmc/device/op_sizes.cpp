@@ -13,8 +13,8 @@ EncoderSizes encoder_sizes(const Tensor& out, const Tensor& tokens, const Tensor
                          wte.shape.dimensions() == 2 ? wte.shape[0] : 0};
     check_tensor(tokens, DType::int32, {s.batch, s.sequence}, "tokens");
     check_tensor(wte, table_dtype, {s.rows_of_wte, s.channels}, "wte");
-    check_dtype(wpe, table_dtype, "wpe");
-    check(wpe.shape.dimensions() == 2 && wpe.shape[0] >= s.sequence && wpe.shape[1] == s.channels,
+    if (wpe) check_dtype(wpe, table_dtype, "wpe");
+    check(!wpe || (wpe.shape.dimensions() == 2 && wpe.shape[0] >= s.sequence && wpe.shape[1] == s.channels),
           "wpe has a row for each position");
     return s;
 }
@@ -51,6 +51,16 @@ HeadSizes attention_sizes(const Tensor& out, const Tensor& qkv, const Tensor& ls
     return s;
 }
 
+// Of logits of which the first `columns` count.
+RowSizes logits_sizes(const Tensor& logits, const Tensor& targets, std::int64_t columns) {
+    check(logits.shape.dimensions() == 2, "logits are (N,Vp)");
+    const RowSizes s{logits.shape[0], logits.shape[1]};
+    check(columns >= 0 && columns <= s.channels, "the vocabulary lies inside the logits' columns");
+    check_dtype(logits, logits.dtype, "logits");
+    check_elements(targets, DType::int32, s.rows, "targets");
+    return s;
+}
+
 void check_segments(std::span<const AdamWSegment> segments, std::int64_t elements) {
     std::int64_t previous_end = 0;
     for (const AdamWSegment& segment : segments) {
@@ -69,6 +79,7 @@ EncoderSizes encoder_forward_sizes(const Tensor& out, const Tensor& tokens, cons
 
 EncoderSizes encoder_backward_sizes(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
                                     const Tensor& tokens) {
+    check_dtype(dwpe, DType::fp32, "dwpe");
     return encoder_sizes(dout, tokens, dwte, dwpe, DType::fp32);
 }
 
@@ -84,10 +95,12 @@ RowSizes layernorm_backward_sizes(const Tensor& din, const Tensor& dgamma, const
                                   const Tensor& dout, const Tensor& in, const Tensor& gamma,
                                   const Tensor& mean, const Tensor& rstd) {
     const RowSizes s = layernorm_sizes(in, mean, rstd, gamma);
-    check_rows(din, in.dtype, s.rows, s.channels, "din");
     check_rows(dout, in.dtype, s.rows, s.channels, "dout");
-    check_elements(dgamma, DType::fp32, s.channels, "dgamma");
-    check_elements(dbeta, DType::fp32, s.channels, "dbeta");
+    if (din) check_rows(din, in.dtype, s.rows, s.channels, "din");
+    if (dgamma || dbeta) {
+        check_elements(dgamma, DType::fp32, s.channels, "dgamma");
+        check_elements(dbeta, DType::fp32, s.channels, "dbeta");
+    }
     return s;
 }
 
@@ -133,13 +146,31 @@ HeadSizes attention_backward_sizes(const Tensor& dqkv, const Tensor& dout, const
 
 RowSizes classifier_sizes(const Tensor& logits, const Tensor& losses, const Tensor& targets,
                           std::int64_t vocabulary) {
-    check(logits.shape.dimensions() == 2, "logits are (N,Vp)");
-    const RowSizes s{logits.shape[0], logits.shape[1]};
-    check(vocabulary > 0 && vocabulary <= s.channels, "the vocabulary lies inside the logits' columns");
-    check_dtype(logits, logits.dtype, "logits");
+    check(vocabulary > 0, "there is a vocabulary");
+    const RowSizes s = logits_sizes(logits, targets, vocabulary);
     check_elements(losses, DType::fp32, s.rows, "losses");
-    check_elements(targets, DType::int32, s.rows, "targets");
     return s;
+}
+
+RowSizes classifier_statistics_sizes(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
+                                     std::int64_t columns, std::int64_t first_column) {
+    check(first_column >= 0, "columns are counted from 0");
+    const RowSizes s = logits_sizes(logits, targets, columns);
+    check_tensor(statistics, DType::fp32, {s.rows, classifier_statistics_numbers}, "statistics");
+    return s;
+}
+
+ClassifierSizes classifier_from_statistics_sizes(const Tensor& logits, const Tensor& losses,
+                                                 const Tensor& all_statistics, const Tensor& targets,
+                                                 std::int64_t columns, std::int64_t first_column) {
+    check(first_column >= 0, "columns are counted from 0");
+    const RowSizes s = logits_sizes(logits, targets, columns);
+    check_elements(losses, DType::fp32, s.rows, "losses");
+    check(all_statistics.shape.dimensions() == 3 && all_statistics.shape[0] > 0, "statistics are (R,N,3)");
+    const std::int64_t ranks = all_statistics.shape[0];
+    check_tensor(all_statistics, DType::fp32, {ranks, s.rows, classifier_statistics_numbers},
+                 "all_statistics");
+    return {s.rows, s.channels, ranks};
 }
 
 void check_adamw(const AdamWOperands& o, std::span<const AdamWSegment> segments, const AdamWStep& step,

@@ -52,6 +52,16 @@ HeadSizes attention_backward_sizes(const Tensor& dqkv, const Tensor& dout, const
 // Rows of logits, and their columns.
 RowSizes classifier_sizes(const Tensor& logits, const Tensor& losses, const Tensor& targets,
                           std::int64_t vocabulary);
+// Numbers of a row's statistics: maximum, sum, logit.
+inline constexpr std::int64_t classifier_statistics_numbers = 3;
+RowSizes classifier_statistics_sizes(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
+                                     std::int64_t columns, std::int64_t first_column);
+struct ClassifierSizes {
+    std::int64_t rows, channels, ranks;
+};
+ClassifierSizes classifier_from_statistics_sizes(const Tensor& logits, const Tensor& losses,
+                                                 const Tensor& all_statistics, const Tensor& targets,
+                                                 std::int64_t columns, std::int64_t first_column);
 
 // Six operands that are alike.
 struct AdamWOperands {

@@ -79,15 +79,18 @@ class Ops {
     virtual void set_workspace(const Tensor& workspace) = 0;
 
     // ---- embedding ----
+    //
+    // With first_row, wte and dwte are rows [first_row, first_row + Vp) of a table of which other ranks have the rest:
+    // a token outside of them adds nothing. The outputs of all ranks, of which one has wpe, add up to the embedding.
 
-    // out[b,t,:] = wte[tokens[b,t],:] + wpe[t,:]
-    //   out X (B,T,C), tokens int32 (B,T), wte X (Vp,C), wpe X (at least T, C)
+    // out[b,t,:] = wte[tokens[b,t] - first_row,:] + wpe[t,:]
+    //   out X (B,T,C), tokens int32 (B,T), wte X (Vp,C), wpe X (at least T, C) [optional]
     virtual void encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte,
-                                 const Tensor& wpe) = 0;
-    // dwte[tokens[b,t],:] += dout[b,t,:];  dwpe[t,:] += sum_b dout[b,t,:]
+                                 const Tensor& wpe, std::optional<std::int64_t> first_row = {}) = 0;
+    // dwte[tokens[b,t] - first_row,:] += dout[b,t,:];  dwpe[t,:] += sum_b dout[b,t,:]
     //   dwte fp32 (Vp,C), dwpe fp32 (at least T, C), dout X (B,T,C), tokens int32 (B,T)
     virtual void encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
-                                  const Tensor& tokens) = 0;
+                                  const Tensor& tokens, std::optional<std::int64_t> first_row = {}) = 0;
 
     // ---- layernorm ----
 
@@ -97,8 +100,9 @@ class Ops {
                                    const Tensor& in, const Tensor& gamma, const Tensor& beta) = 0;
     // With h = (x - mean) rstd and g = dout gamma:
     //   din += rstd (g - 1/C sum g - h 1/C sum(g h));  dgamma += sum_rows dout h;  dbeta += sum_rows dout
-    // din accumulates because the residual stream's gradient also passes around the layernorm.
-    //   din, dout, in X (..., C); dgamma, dbeta fp32 (C)
+    // din accumulates because the residual stream's gradient also passes around the layernorm. What is computed has
+    // the same bits whether the rest is computed in the same call or not.
+    //   din X (..., C) [optional], dgamma, dbeta fp32 (C) [optional, both or none], dout, in X (..., C)
     virtual void layernorm_backward(const Tensor& din, const Tensor& dgamma, const Tensor& dbeta,
                                     const Tensor& dout, const Tensor& in, const Tensor& gamma,
                                     const Tensor& mean, const Tensor& rstd) = 0;
@@ -118,6 +122,7 @@ class Ops {
                                 const Tensor& pre_gelu = {}) = 0;
     // din = dout weight (times GELU'(pre_gelu), if given: `in` of this product was GELU(pre_gelu));
     // dweight += dout^T in;  dbias += sum_rows dout
+    // What is computed has the same bits whether the rest is computed in the same call or not.
     //   din X (..., IC) [optional], dweight fp32 (OC,IC) [optional], dbias fp32 (OC) [optional],
     //   dout X (..., OC), in X (..., IC), weight X (OC,IC), pre_gelu X (..., IC) [optional]
     virtual void matmul_backward(const Tensor& din, const Tensor& dweight, const Tensor& dbias,
@@ -159,6 +164,26 @@ class Ops {
     virtual void fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
                                   std::int64_t vocabulary, float scale, bool write_dlogits) = 0;
 
+    // The classifier of ranks that have each some columns of the logits, together the vocabulary's, which are never
+    // gathered: each makes its statistics, the ranks exchange these, and each finishes its own columns. A rank has the
+    // columns [first_column, first_column + columns) of the vocabulary, perhaps none, as the first of its Vp.
+
+    // Of a row's columns here, x_v:
+    //   maximum = max_v x_v;  sum = sum_v exp(x_v - maximum);  logit = x_target if it is one of them, else 0
+    // and -infinity, 0, 0 without columns and in ignored rows.
+    //   statistics fp32 (N,3), logits X (N,Vp), targets int32 (N) of the vocabulary
+    virtual void classifier_statistics(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
+                                       std::int64_t columns, std::int64_t first_column) = 0;
+    // With M = max_r maximum_r and S = sum_r sum_r exp(maximum_r - M), added in the order of the ranks r:
+    //   loss_n = ln S - sum_r logit_r + M;  with write_dlogits, dlogits_nv = (exp(x_v - M) / S - [v = target_n]) scale
+    // in place of the logits here, and 0 in the columns from `columns` on and in ignored rows. Ignored rows have loss 0.
+    //   logits X (N,Vp) in place, losses fp32 (N), the same on every rank; all_statistics fp32 (R,N,3) of all ranks;
+    //   targets int32 (N)
+    virtual void classifier_from_statistics(const Tensor& logits, const Tensor& losses,
+                                            const Tensor& all_statistics, const Tensor& targets,
+                                            std::int64_t columns, std::int64_t first_column, float scale,
+                                            bool write_dlogits) = 0;
+
     // ---- norm and update ----
 
     // partials_k = sum of x_i^2 over the k-th block of norm_block_elements
@@ -184,6 +209,9 @@ class Ops {
 
     // out = in, between fp32 and bf16
     virtual void cast(const Tensor& out, const Tensor& in) = 0;
+    // out = in, bit for bit; any dtype
+    //   out, in of one dtype and number of elements, which do not overlap
+    virtual void copy(const Tensor& out, const Tensor& in) = 0;
     // out = value; any dtype
     virtual void fill(const Tensor& out, float value) = 0;
     // out = a + b in X; out may be a or b

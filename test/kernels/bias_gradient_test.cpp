@@ -66,5 +66,19 @@ TYPED_TEST(BiasGradient, Accumulates) {
     }
 }
 
+TYPED_TEST(BiasGradient, WorkspaceIsEnoughForFewerColumns) {
+    using X = TypeParam;
+    for (const auto& on : launch_contexts()) {
+        for (const std::int64_t rows : {1, 300, 5000, 100000}) {
+            for (const int most : {64, 768, 3200}) {
+                const auto enough = llmc::cuda::bias_gradient_workspace_bytes_up_to<X>(on.chip, rows, most);
+                for (int columns = 8; columns <= most; columns += 8) {
+                    ASSERT_LE(llmc::cuda::bias_gradient_workspace_bytes<X>(on.chip, rows, columns), enough);
+                }
+            }
+        }
+    }
+}
+
 }  // namespace
 }  // namespace kernel_test

@@ -8,6 +8,8 @@
 namespace kernel_test {
 namespace {
 
+using llmc::cuda::TableRows;
+
 // Tokens are drawn from the first `tokens` rows of the vocabulary, so that some occur often: in the last shape one, in
 // more tiles than a warp looks at together.
 struct Shape {
@@ -19,6 +21,11 @@ const std::vector<Shape> encoder_shapes = {
     {6, 24, 24, 131, 6}, {1, 1, 8, 1, 1},       {2, 33, 264, 5003, 5003}, {5, 100, 40, 300, 300},
     {9, 32, 72, 640, 1}, {3, 80, 128, 1000, 4}, {2, 1024, 16, 3, 1}};
 
+// The whole table, and parts of it: some of the tokens that occur, and rows past them.
+std::vector<TableRows> tables(int vocabulary, int among) {
+    return {{0, vocabulary}, {0, (among + 1) / 2}, {among / 2, vocabulary - among / 2}, {vocabulary, 7}};
+}
+
 template <class X>
 class Encoder : public Kernels<X> {};
 TYPED_TEST_SUITE(Encoder, Dtypes);
@@ -28,83 +35,122 @@ TYPED_TEST(Encoder, Forward) {
     for (const auto& on : launch_contexts()) {
         for (const auto& [B, T, C, V, among] : shapes(encoder_shapes)) {
             Draw draw(seed());
-            Array<X> wte(std::int64_t{V} * C), wpe((T + 2) * C), out(B * T * C), expected(B * T * C);
+            // The smallest part has 7 rows.
+            Array<X> wte(std::int64_t{V + 7} * C), wpe((T + 2) * C), out(B * T * C), expected(B * T * C);
             Array<std::int32_t> tokens(B * T);
             draw.normal(wte, 0.1);
             draw.normal(wpe, 0.1);
             draw.below(tokens, among);
-            llmc::cuda::encoder_forward(on, out.data(), tokens.data(), wte.data(), wpe.data(), B, T, C);
-            synchronize();
-            cpu().encoder_forward(tensor(expected, {B, T, C}), tensor(tokens, {B, T}), tensor(wte, {V, C}),
-                                  tensor(wpe, {T + 2, C}));
-            // One addition in fp32, and one rounding to X.
-            EXPECT_EQ(std::memcmp(out.data(), expected.data(), out.bytes()), 0);
+            for (const TableRows& table : tables(V, among)) {
+                for (const bool with_wpe : {true, false}) {
+                    out.clear();
+                    llmc::cuda::encoder_forward(on, out.data(), tokens.data(), wte.data(),
+                                                with_wpe ? wpe.data() : nullptr, table, B, T, C);
+                    synchronize();
+                    cpu().encoder_forward(tensor(expected, {B, T, C}), tensor(tokens, {B, T}),
+                                          tensor(wte, {V + 7, C}).slice(0, table.count),
+                                          with_wpe ? tensor(wpe, {T + 2, C}) : llmc::Tensor{}, table.first);
+                    // One addition in fp32, and one rounding to X.
+                    EXPECT_EQ(std::memcmp(out.data(), expected.data(), out.bytes()), 0);
+                }
+            }
         }
     }
 }
+
+// dwte and dwpe before and after.
+template <class X>
+struct Gradients {
+    Gradients(const Shape& shape, Draw& draw)
+        : batch(shape.batch),
+          sequence(shape.sequence),
+          channels(shape.channels),
+          dout(batch * sequence * channels),
+          tokens(batch * sequence),
+          dwte_before(std::int64_t{shape.vocabulary + 7} * channels),
+          dwpe_before((sequence + 2) * channels),
+          dwte(dwte_before.size()),
+          dwpe(dwpe_before.size()) {
+        draw.normal(dout, 1);
+        draw.below(tokens, shape.tokens);
+        draw.normal(dwte_before, 1);
+        draw.normal(dwpe_before, 1);
+    }
+
+    void run(const LaunchContext& on, TableRows table) {
+        Array<std::byte> workspace(static_cast<std::int64_t>(
+            llmc::cuda::encoder_backward_workspace_bytes(batch * sequence, channels)));
+        workspace.clear();
+        dwte.copy_from(dwte_before);
+        dwpe.copy_from(dwpe_before);
+        llmc::cuda::encoder_backward(on, dwte.data(), dwpe.data(), dout.data(), tokens.data(), table, batch,
+                                     sequence, channels, workspace.data());
+        synchronize();
+    }
+
+    void compare(TableRows table, Comparison& comparison) {
+        const std::int64_t rows = batch * sequence, C = channels;
+        Array<float> expected_dwte(dwte.size()), expected_dwpe(dwpe.size());
+        expected_dwte.copy_from(dwte_before);
+        expected_dwpe.copy_from(dwpe_before);
+        cpu().encoder_backward(tensor(expected_dwte, {dwte.size() / C, C}).slice(0, table.count),
+                               tensor(expected_dwpe, {sequence + 2, C}), tensor(dout, {batch, sequence, C}),
+                               tensor(tokens, {batch, sequence}), table.first);
+        // Each device makes as many additions as a token or position has rows, of terms below 6.
+        std::vector<double> count(static_cast<std::size_t>(dwte.size() / C));
+        for (std::int64_t row = 0; row < rows; ++row) {
+            const std::int64_t i = tokens[row] - table.first;
+            if (i >= 0 && i < table.count) ++count[static_cast<std::size_t>(i)];
+        }
+        const auto bound = [](double n) { return 2 * n * lab::unit_roundoff<float> * (n + 1) * 6; };
+        for (std::int64_t i = 0; i < dwte.size(); ++i) {
+            const double n = count[static_cast<std::size_t>(i / C)];
+            if (n == 0) {
+                comparison.see_equal("dwte", i, dwte[i], dwte_before[i]);
+            } else {
+                comparison.see("dwte", i, dwte[i], expected_dwte[i], bound(n));
+            }
+        }
+        for (std::int64_t i = 0; i < dwpe.size(); ++i) {
+            comparison.see("dwpe", i, dwpe[i], expected_dwpe[i], bound(i < sequence * C ? batch : 1e-9));
+        }
+    }
+
+    int batch;
+    std::int64_t sequence;
+    int channels;
+    Array<X> dout;
+    Array<std::int32_t> tokens;
+    Array<float> dwte_before, dwpe_before, dwte, dwpe;
+};
 
 TYPED_TEST(Encoder, Backward) {
     using X = TypeParam;
     for (const auto& on : launch_contexts()) {
-        for (const auto& [B, T, C, V, among] : shapes(encoder_shapes)) {
+        for (const Shape& shape : shapes(encoder_shapes)) {
             Draw draw(seed());
-            const std::int64_t rows = B * T, in_wte = std::int64_t{V} * C, in_wpe = (T + 2) * C;
-            Array<X> dout(rows * C);
-            Array<std::int32_t> tokens(rows);
-            Array<float> dwte_before(in_wte), dwpe_before(in_wpe), expected_dwte(in_wte),
-                expected_dwpe(in_wpe);
-            draw.normal(dout, 1);
-            draw.below(tokens, among);
-            draw.normal(dwte_before, 1);
-            draw.normal(dwpe_before, 1);
-
-            Array<std::byte> workspace(
-                static_cast<std::int64_t>(llmc::cuda::encoder_backward_workspace_bytes(rows, C)));
-            Array<float> dwte(in_wte), dwpe(in_wpe);
-            const auto run = [&, B = B, T = T, C = C, V = V] {
-                dwte.copy_from(dwte_before);
-                dwpe.copy_from(dwpe_before);
-                workspace.clear();
-                llmc::cuda::encoder_backward(on, dwte.data(), dwpe.data(), dout.data(), tokens.data(), B, T,
-                                             C, V, workspace.data());
-                synchronize();
-            };
-            run();
-
-            expected_dwte.copy_from(dwte_before);
-            expected_dwpe.copy_from(dwpe_before);
-            cpu().encoder_backward(tensor(expected_dwte, {V, C}), tensor(expected_dwpe, {T + 2, C}),
-                                   tensor(dout, {B, T, C}), tensor(tokens, {B, T}));
-            // Each device makes as many additions as a token or position has rows, of terms below 6.
-            std::vector<double> count(static_cast<std::size_t>(V));
-            for (std::int64_t row = 0; row < rows; ++row) ++count[static_cast<std::size_t>(tokens[row])];
-            const auto bound = [](double n) { return 2 * n * lab::unit_roundoff<float> * (n + 1) * 6; };
-            Comparison comparison;
-            for (std::int64_t i = 0; i < in_wte; ++i) {
-                const double n = count[static_cast<std::size_t>(i / C)];
-                if (n == 0) {
-                    comparison.see_equal("dwte", i, dwte[i], dwte_before[i]);
-                } else {
-                    comparison.see("dwte", i, dwte[i], expected_dwte[i], bound(n));
-                }
+            Gradients<X> gradients(shape, draw);
+            for (const TableRows& table : tables(shape.vocabulary, shape.tokens)) {
+                gradients.run(on, table);
+                Comparison comparison;
+                gradients.compare(table, comparison);
+                EXPECT_TRUE(comparison.good()) << comparison.first_failure();
             }
-            for (std::int64_t i = 0; i < in_wpe; ++i) {
-                comparison.see("dwpe", i, dwpe[i], expected_dwpe[i], bound(i < T * C ? B : 1e-9));
-            }
-            EXPECT_TRUE(comparison.good()) << comparison.first_failure();
-
             if (on.chip.architecture != launch_contexts().front().chip.architecture) continue;
-            Array<float> first_dwte(in_wte), first_dwpe(in_wpe);
-            first_dwte.copy_from(dwte);
-            first_dwpe.copy_from(dwpe);
-            run();
-            EXPECT_EQ(std::memcmp(dwte.data(), first_dwte.data(), dwte.bytes()), 0) << "from run to run";
-            EXPECT_EQ(std::memcmp(dwpe.data(), first_dwpe.data(), dwpe.bytes()), 0) << "from run to run";
+            const TableRows table{0, shape.vocabulary};
+            gradients.run(on, table);
+            Array<float> first_dwte(gradients.dwte.size()), first_dwpe(gradients.dwpe.size());
+            first_dwte.copy_from(gradients.dwte);
+            first_dwpe.copy_from(gradients.dwpe);
+            gradients.run(on, table);
+            EXPECT_EQ(std::memcmp(gradients.dwte.data(), first_dwte.data(), first_dwte.bytes()), 0);
+            EXPECT_EQ(std::memcmp(gradients.dwpe.data(), first_dwpe.data(), first_dwpe.bytes()), 0);
         }
     }
 }
 
-// The order of the rows is that of their tokens, class by class, and within a token theirs.
+// The order of the rows is that of their tokens, class by class, and within a token theirs. What is outside of the table
+// has no place.
 TEST(EncoderOrder, IsStable) {
     struct OrderShape {
         int rows, vocabulary;
@@ -120,16 +166,26 @@ TEST(EncoderOrder, IsStable) {
             Draw draw(seed());
             Array<std::int32_t> tokens(rows), order(rows);
             draw.below(tokens, V);
-            llmc::cuda::order_rows(on, order.data(), tokens.data(), rows, V);
-            synchronize();
-            std::vector<std::int32_t> expected(static_cast<std::size_t>(rows));
-            for (int row = 0; row < rows; ++row) expected[static_cast<std::size_t>(row)] = row;
-            const auto place = [&, classes = 1 << llmc::cuda::token_class_bits(V)](std::int32_t row) {
-                return std::pair(tokens[row] % classes, tokens[row] / classes);
-            };
-            std::stable_sort(expected.begin(), expected.end(),
-                             [&](auto a, auto b) { return place(a) < place(b); });
-            EXPECT_TRUE(std::equal(expected.begin(), expected.end(), order.data())) << rows << " " << V;
+            std::vector<TableRows> all = {{0, V}};
+            if (V < 1000) all.insert(all.end(), {{V / 3, V - V / 3}, {V, 1}});
+            for (const TableRows& table : all) {
+                for (int i = 0; i < rows; ++i) order[i] = -2;
+                llmc::cuda::order_rows(on, order.data(), tokens.data(), table, rows);
+                synchronize();
+                std::vector<std::int32_t> expected;
+                for (int row = 0; row < rows; ++row) {
+                    if (tokens[row] >= table.first) expected.push_back(row);
+                }
+                const auto place = [&](std::int32_t row) {
+                    const int classes = 1 << llmc::cuda::token_class_bits(table.count);
+                    const auto token = tokens[row] - table.first;
+                    return std::pair(token % classes, token / classes);
+                };
+                std::stable_sort(expected.begin(), expected.end(),
+                                 [&](auto a, auto b) { return place(a) < place(b); });
+                expected.resize(static_cast<std::size_t>(rows), -1);
+                EXPECT_TRUE(std::equal(expected.begin(), expected.end(), order.data())) << rows << " " << V;
+            }
         }
     }
 }

@@ -11,6 +11,8 @@ struct Shape {
     int channels;
 };
 
+enum class Part { whole, only_din, only_parameters };
+
 template <class X>
 class LayerNormBackward : public Kernels<X> {
   protected:
@@ -53,13 +55,15 @@ class LayerNormBackward : public Kernels<X> {
     };
 
     static void run(const LaunchContext& on, const Shape& shape, const Inputs& inputs, Results& results,
-                    int block_threads) {
+                    int block_threads, Part part = Part::whole) {
+        const bool parameters = part != Part::only_din;
         Array<std::byte> workspace(static_cast<std::int64_t>(
             llmc::cuda::layernorm_backward_workspace_bytes(on.chip, shape.channels)));
-        llmc::cuda::layernorm_backward(on, results.din.data(), results.dgamma.data(), results.dbeta.data(),
-                                       inputs.dout.data(), inputs.in.data(), inputs.gamma.data(),
-                                       inputs.mean.data(), inputs.rstd.data(), shape.rows, shape.channels,
-                                       workspace.data(), block_threads);
+        llmc::cuda::layernorm_backward(
+            on, part == Part::only_parameters ? nullptr : results.din.data(),
+            parameters ? results.dgamma.data() : nullptr, parameters ? results.dbeta.data() : nullptr,
+            inputs.dout.data(), inputs.in.data(), inputs.gamma.data(), inputs.mean.data(), inputs.rstd.data(),
+            shape.rows, shape.channels, workspace.data(), block_threads);
         synchronize();
     }
 
@@ -163,6 +167,28 @@ TYPED_TEST(LayerNormBackward, GivesTheSameBitsAgain) {
     EXPECT_EQ(std::memcmp(results.din.data(), again.din.data(), again.din.bytes()), 0);
     EXPECT_EQ(std::memcmp(results.dgamma.data(), again.dgamma.data(), again.dgamma.bytes()), 0);
     EXPECT_EQ(std::memcmp(results.dbeta.data(), again.dbeta.data(), again.dbeta.bytes()), 0);
+}
+
+// What a part leaves alone keeps its bits too.
+TYPED_TEST(LayerNormBackward, HasTheSameBitsInParts) {
+    LaunchContext on = launch_contexts().front();
+    on.chip.multiprocessors = 1;
+    // Rows that several groups take in turns; threads with one, two and four pieces of a row.
+    constexpr int once = 384 * (16 / sizeof(TypeParam));
+    for (const Shape& shape : shapes<Shape>({{45, 8}, {7, 264}, {5, 2 * once}, {3, 4 * once}},
+                                            {{9, 8}, {3, 2 * once}, {3, 4 * once}})) {
+        typename TestFixture::Inputs inputs(shape);
+        typename TestFixture::Results whole(inputs), in_parts(inputs);
+        this->run(on, shape, inputs, whole, 384);
+        this->run(on, shape, inputs, in_parts, 384, Part::only_din);
+        EXPECT_EQ(std::memcmp(in_parts.din.data(), whole.din.data(), whole.din.bytes()), 0);
+        EXPECT_EQ(std::memcmp(in_parts.dgamma.data(), inputs.dgamma.data(), whole.dgamma.bytes()), 0);
+        EXPECT_EQ(std::memcmp(in_parts.dbeta.data(), inputs.dbeta.data(), whole.dbeta.bytes()), 0);
+        this->run(on, shape, inputs, in_parts, 384, Part::only_parameters);
+        EXPECT_EQ(std::memcmp(in_parts.din.data(), whole.din.data(), whole.din.bytes()), 0);
+        EXPECT_EQ(std::memcmp(in_parts.dgamma.data(), whole.dgamma.data(), whole.dgamma.bytes()), 0);
+        EXPECT_EQ(std::memcmp(in_parts.dbeta.data(), whole.dbeta.data(), whole.dbeta.bytes()), 0);
+    }
 }
 
 // Threads with two and with four pieces of a row, and the longest row there is.

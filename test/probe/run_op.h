@@ -8,6 +8,7 @@
 //   matmul_backward     without_din = 1 asks for no din
 //   gelu_backward, add  in_place = 1: din is dout, out is a; add: in_place = 2: out is b
 //   cast                the dtype is out's; in has the other one
+//   copy                the dtype is that of both, any
 //   fill                the dtype is out's, any; `out` is an input for its shape
 //   adamw               several steps from 1: gradients (steps, n), norm_squared (steps), learning_rate
 //                       (steps); segments (count, 3) of begin, end, weight_decay; the other inputs as ops.h
@@ -60,17 +61,23 @@ inline Shape with_last(const Shape& shape, std::int64_t last) {
 
 // ---- one function an operation, in the order of ops.h
 
+inline std::optional<std::int64_t> first_row(Operands& o) {
+    if (!o.has("first_row")) return {};
+    return static_cast<std::int64_t>(o.scalar("first_row"));
+}
+
 inline void encoder_forward(Operands& o, Ops& ops) {
     const Shape& tokens = o.shape("tokens");
     const Shape out{tokens[0], tokens[1], o.shape("wte").last()};
     o.provide_workspace(rows_request(o.X, out));
-    ops.encoder_forward(o.out("out", o.X, out), o.in("tokens", int32), o.in("wte", o.X), o.in("wpe", o.X));
+    ops.encoder_forward(o.out("out", o.X, out), o.in("tokens", int32), o.in("wte", o.X),
+                        o.in_if_given("wpe", o.X), first_row(o));
 }
 
 inline void encoder_backward(Operands& o, Ops& ops) {
     o.provide_workspace(rows_request(o.X, o.shape("dout")));
     ops.encoder_backward(o.in_out("dwte", fp32), o.in_out("dwpe", fp32), o.in("dout", o.X),
-                         o.in("tokens", int32));
+                         o.in("tokens", int32), first_row(o));
 }
 
 inline void layernorm_forward(Operands& o, Ops& ops) {
@@ -83,9 +90,9 @@ inline void layernorm_forward(Operands& o, Ops& ops) {
 
 inline void layernorm_backward(Operands& o, Ops& ops) {
     o.provide_workspace(rows_request(o.X, o.shape("in")));
-    ops.layernorm_backward(o.in_out("din", o.X), o.in_out("dgamma", fp32), o.in_out("dbeta", fp32),
-                           o.in("dout", o.X), o.in("in", o.X), o.in("gamma", o.X), o.in("mean", fp32),
-                           o.in("rstd", fp32));
+    ops.layernorm_backward(o.in_out_if_given("din", o.X), o.in_out_if_given("dgamma", fp32),
+                           o.in_out_if_given("dbeta", fp32), o.in("dout", o.X), o.in("in", o.X),
+                           o.in("gamma", o.X), o.in("mean", fp32), o.in("rstd", fp32));
 }
 
 inline void fused_residual_layernorm_forward(Operands& o, Ops& ops) {
@@ -145,6 +152,23 @@ inline void fused_classifier(Operands& o, Ops& ops) {
                          static_cast<float>(o.scalar("scale")), o.scalar("write_dlogits") != 0);
 }
 
+inline std::int64_t integer(Operands& o, std::string_view name) {
+    return static_cast<std::int64_t>(o.scalar(name));
+}
+
+inline void classifier_statistics(Operands& o, Ops& ops) {
+    ops.classifier_statistics(o.out("statistics", fp32, {o.shape("logits")[0], 3}), o.in("logits", o.X),
+                              o.in("targets", int32), integer(o, "columns"), integer(o, "first_column"));
+}
+
+inline void classifier_from_statistics(Operands& o, Ops& ops) {
+    const Shape& logits = o.shape("logits");
+    ops.classifier_from_statistics(o.in_out("logits", o.X), o.out("losses", fp32, {logits[0]}),
+                                   o.in("all_statistics", fp32), o.in("targets", int32),
+                                   integer(o, "columns"), integer(o, "first_column"),
+                                   static_cast<float>(o.scalar("scale")), o.scalar("write_dlogits") != 0);
+}
+
 inline void global_norm_squared(Operands& o, Ops& ops) {
     ops.global_norm_squared(o.out("partials", fp32, {o.shape("x").elements() / norm_block_elements}),
                             o.in("x", o.X));
@@ -199,6 +223,8 @@ inline void cast(Operands& o, Ops& ops) {
     ops.cast(o.out("out", o.X, o.shape("in")), o.in("in", o.X == fp32 ? bf16 : fp32));
 }
 
+inline void copy(Operands& o, Ops& ops) { ops.copy(o.out("out", o.X, o.shape("in")), o.in("in", o.X)); }
+
 inline void fill(Operands& o, Ops& ops) {
     ops.fill(o.in_out("out", o.X), static_cast<float>(o.scalar("value")));
 }
@@ -233,10 +259,13 @@ inline const std::map<std::string, Call, std::less<>>& all_calls() {
         {"attention_forward", calls::attention_forward},
         {"attention_backward", calls::attention_backward},
         {"fused_classifier", calls::fused_classifier},
+        {"classifier_statistics", calls::classifier_statistics},
+        {"classifier_from_statistics", calls::classifier_from_statistics},
         {"global_norm_squared", calls::global_norm_squared},
         {"sum", calls::sum},
         {"adamw", calls::adamw},
         {"cast", calls::cast},
+        {"copy", calls::copy},
         {"fill", calls::fill},
         {"add", calls::add},
         {"accumulate", calls::accumulate},

@@ -12,10 +12,10 @@ import numpy as np
 
 from cases import Maker
 from reference_ops import (
-    GELU_HUGE_VALUES, GELU_VALUES, attention_backward, attention_forward, encoder_backward, encoder_forward,
-    fused_classifier, fused_residual_layernorm_forward, gelu_backward, gelu_forward, layernorm_backward,
+    GELU_HUGE_VALUES, GELU_VALUES, attention_backward, attention_forward, classifier_from_statistics,
+    classifier_statistics, encoder_backward, encoder_forward, fused_classifier, fused_residual_layernorm_forward, gelu_backward, gelu_forward, layernorm_backward,
     layernorm_forward, matmul_backward, matmul_forward)
-from reference_updates import accumulate, adamw, add, all_finite, cast, fill, global_norm_squared, sum_fp64
+from reference_updates import accumulate, adamw, add, all_finite, cast, copy, fill, global_norm_squared, sum_fp64
 
 
 @dataclasses.dataclass
@@ -34,16 +34,20 @@ def of(*sizes, **options):
 OPERATIONS = {
     "encoder_forward": Operation(
         encoder_forward, [of(2, 3, 5, 7), of(1, 1, 8, 3, longer=2)],
-        [of(2, 8, 16, 32), of(3, 13, 10, 37), of(1, 1, 5, 1), of(4, 64, 128, 256, longer=7)]),
+        [of(2, 8, 16, 32), of(3, 13, 10, 37), of(1, 1, 5, 1), of(4, 64, 128, 256, longer=7),
+         of(3, 13, 10, 37, rows=(0, 13)), of(3, 13, 10, 37, rows=(13, 37), with_wpe=False),
+         of(2, 8, 16, 32, rows=(40, 48)), of(2, 8, 16, 32, rows=(40, 48), with_wpe=False)]),
     "encoder_backward": Operation(
         encoder_backward, [of(2, 3, 5, 4), of(1, 1, 8, 3, longer=2)],
-        [of(2, 8, 16, 32), of(3, 13, 10, 37), of(1, 1, 5, 1), of(4, 64, 128, 256, longer=7), of(2, 40, 17, 2)]),
+        [of(2, 8, 16, 32), of(3, 13, 10, 37), of(1, 1, 5, 1), of(4, 64, 128, 256, longer=7), of(2, 40, 17, 2),
+         of(3, 13, 10, 37, rows=(0, 13)), of(2, 40, 17, 5, rows=(3, 5)), of(2, 8, 16, 32, rows=(40, 48))]),
     "layernorm_forward": Operation(
         layernorm_forward, [of(1, 5, offset=4.0), of(3, 13, offset=-4.0)],
         [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0)]),
     "layernorm_backward": Operation(
         layernorm_backward, [of(1, 5, offset=4.0), of(3, 13, offset=-4.0)],
-        [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0)]),
+        [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0),
+         of(3, 13, 20, want=("din",)), of(3, 13, 20, want=("dgamma", "dbeta"))]),
     "fused_residual_layernorm_forward": Operation(
         fused_residual_layernorm_forward, [of(1, 5, offset=4.0), of(3, 13, offset=-4.0)],
         [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0)]),
@@ -77,6 +81,18 @@ OPERATIONS = {
         [of(16, 32, 32), of(1, 37, 128, spread=1.0), of(13, 50, 128, ignored=5),
          of(13, 37, 40, ignored=1, write_dlogits=False), of(9, 37, 64, large=True), of(64, 256, 256),
          of(2, 5, 8, ignored=2), of(5, 1000, 1024)]),
+    # The columns of each rank, and the rank.
+    "classifier_statistics": Operation(
+        classifier_statistics, [of(3, (4, 3), 1, 8, ignored=1), of(3, (5, 0), 1, 8), of(5, (3, 8, 2), 1, 8, large=True)],
+        [of(16, (32, 32), 0, 32), of(1, (128,), 0, 128, spread=1.0), of(13, (30, 20), 1, 128, ignored=5),
+         of(9, (1, 36), 0, 8, large=True), of(64, (128, 128), 1, 128), of(5, (400, 400, 200), 2, 256, ignored=5)]),
+    "classifier_from_statistics": Operation(
+        classifier_from_statistics,
+        [of(3, (4, 3), 1, 8, ignored=1), of(3, (5, 0), 1, 8), of(4, (6, 5), 0, 8, write_dlogits=False),
+         of(5, (3, 5, 2), 1, 8, large=True)],
+        [of(16, (32, 32), 0, 32), of(1, (128,), 0, 128, spread=1.0), of(13, (30, 20), 1, 128, ignored=5),
+         of(13, (30, 20), 0, 32, ignored=1, write_dlogits=False), of(9, (1, 36), 0, 8, large=True),
+         of(64, (128, 128), 1, 128), of(2, (3, 2), 0, 8, ignored=2), of(5, (400, 400, 200), 2, 256)]),
     "global_norm_squared": Operation(global_norm_squared, [of(1)], [of(2), of(13)]),
     "sum": Operation(sum_fp64, [of(1), of(3, 5)], [of(1025), of(13, 37), of(100_000)], dtypes=("fp32",)),
     "adamw": Operation(
@@ -92,6 +108,8 @@ OPERATIONS = {
          of(8209, [(0, 4098, 0.1), (4099, 8209, 0.0)], steps=3, max_grad_norm=1.0, rounding=(2**40, 2**50)),
          of(8, [(1, 8, 0.1)], steps=1, max_grad_norm=1.0, norm_squared=math.nan)]),
     "cast": Operation(cast, [of(5)], [of(3, 37), of(1000)]),
+    "copy": Operation(copy, [of(5)], [of(3, 37), of(1), of(1000), of(4, 64, 128)],
+                      dtypes=("fp32", "bf16", "fp64", "int32")),
     "fill": Operation(fill, [of(5, value=-3.0)], [of(13, value=7.0), of(1, value=0.0), of(4, 100, value=2.0)],
                       dtypes=("fp32", "bf16", "fp64", "int32")),
     "add": Operation(

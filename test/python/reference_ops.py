@@ -29,30 +29,50 @@ def index(x):
 # ---- embedding
 
 
-def encoder_forward(make, B, T, C, V, longer=0):
+def table_part(tokens, rows):
+    """(tokens as rows of the part, which of them are rows of it, the operation's operand) of the part (first, end) of a
+    table; without `rows`, of the whole."""
+    if rows is None:
+        return tokens.astype(int), np.ones(tokens.shape, dtype=bool), {}
+    first, end = rows
+    here = (tokens >= first) & (tokens < end)
+    return np.where(here, tokens - first, 0).astype(int), here, {"first_row": np.array([float(first)])}
+
+
+def encoder_forward(make, B, T, C, V, longer=0, rows=None, with_wpe=True):
+    """With `rows` = (first, end), of these rows of the table alone; the others count as 0."""
     tokens = make.integers(0, V, B, T)
     wte, wpe = make.normal(V, C), make.normal(T + longer, C)
-    exact = F.embedding(index(tokens), leaf(wte)) + leaf(wpe)[:T]
-    out = Bounded(wte[tokens.astype(int)]) + wpe[:T]
-    return make_case({"tokens": tokens, "wte": wte, "wpe": wpe}, {"out": exact}, {"out": out.stored(make.dtype)})
+    own, here, part = table_part(tokens, rows)
+    wte = wte[:rows[1] - rows[0]] if rows else wte
+    exact = torch.where(torch.tensor(here)[..., None], F.embedding(index(own), leaf(wte)), torch.zeros(()).double())
+    out = Bounded(np.where(here[..., None], wte[own], 0.0))
+    inputs = {"tokens": tokens, "wte": wte, **part}
+    if with_wpe:
+        inputs["wpe"] = wpe
+        exact, out = exact + leaf(wpe)[:T], out + wpe[:T]
+    return make_case(inputs, {"out": exact}, {"out": out.stored(make.dtype)})
 
 
-def encoder_backward(make, B, T, C, V, longer=0):
+def encoder_backward(make, B, T, C, V, longer=0, rows=None):
+    """With `rows` = (first, end), of these rows of the table alone."""
     tokens = make.integers(0, V, B, T)
     dout = make.normal(B, T, C)
     dwte, dwpe = make.normal_fp32(V, C), make.normal_fp32(T + longer, C)
+    own, here, part = table_part(tokens, rows)
+    dwte = dwte[:rows[1] - rows[0]] if rows else dwte
     wte, wpe = leaf(dwte), leaf(dwpe)  # the derivative does not depend on their values
-    (F.embedding(index(tokens), wte) + wpe[:T]).backward(torch.tensor(dout))
+    (F.embedding(index(own), wte) * torch.tensor(here)[..., None] + wpe[:T]).backward(torch.tensor(dout))
 
     dwte_bounded, dwpe_bounded = Bounded(dwte), Bounded(dwpe)
     dwte_error, dwpe_error = np.array(dwte_bounded.error), np.array(dwpe_bounded.error)
     dwte_value, dwpe_value = dwte.copy(), dwpe.copy()
-    for token in range(V):
-        total = Bounded(dout[tokens == token]).sum(0, onto=dwte[token])
-        dwte_value[token], dwte_error[token] = total.value, total.error
+    for row in range(len(dwte)):
+        total = Bounded(dout[here & (own == row)]).sum(0, onto=dwte[row])
+        dwte_value[row], dwte_error[row] = total.value, total.error
     total = Bounded(dout).sum(0, onto=dwpe[:T])
     dwpe_value[:T], dwpe_error[:T] = total.value, total.error
-    return make_case({"tokens": tokens, "dout": dout, "dwte": dwte, "dwpe": dwpe},
+    return make_case({"tokens": tokens, "dout": dout, "dwte": dwte, "dwpe": dwpe, **part},
                      {"dwte": dwte + wte.grad.numpy(), "dwpe": dwpe + wpe.grad.numpy()},
                      {"dwte": Bounded(dwte_value, dwte_error), "dwpe": Bounded(dwpe_value, dwpe_error)})
 
@@ -98,7 +118,7 @@ def fused_residual_layernorm_forward(make, *shape, offset=0.0):
                      {"residual": residual, **dict(zip(("out", "mean", "rstd"), exact))}, derived)
 
 
-def layernorm_backward(make, *shape, offset=0.0):
+def layernorm_backward(make, *shape, offset=0.0, want=("din", "dgamma", "dbeta")):
     C = shape[-1]
     x, gamma, dout = make.normal(*shape, offset=offset), make.normal(C, offset=1.0), make.normal(*shape)
     din, dgamma, dbeta = make.normal(*shape), make.normal_fp32(C), make.normal_fp32(C)
@@ -116,10 +136,11 @@ def layernorm_backward(make, *shape, offset=0.0):
     derived = {"din": (din + through).stored(make.dtype),
                "dgamma": (Bounded(dout) * h).reshape(-1, C).sum(0, onto=dgamma),
                "dbeta": Bounded(dout).reshape(-1, C).sum(0, onto=dbeta)}
-    inputs = {"in": x, "gamma": gamma, "dout": dout, "mean": given_mean.reshape(-1), "rstd": given_rstd.reshape(-1),
-              "din": din, "dgamma": dgamma, "dbeta": dbeta}
-    return make_case(inputs, {"din": din + x_leaf.grad.numpy(), "dgamma": dgamma + gamma_leaf.grad.numpy(),
-                              "dbeta": dbeta + beta_leaf.grad.numpy()}, derived)
+    start = {"din": din, "dgamma": dgamma, "dbeta": dbeta}
+    inputs = {"in": x, "gamma": gamma, "dout": dout, "mean": given_mean.reshape(-1), "rstd": given_rstd.reshape(-1)}
+    inputs |= {name: start[name] for name in want}
+    gradients = {"din": x_leaf.grad, "dgamma": gamma_leaf.grad, "dbeta": beta_leaf.grad}
+    return make_case(inputs, {name: start[name] + gradients[name].numpy() for name in want}, derived)
 
 
 # ---- GELU and matrix products
@@ -331,3 +352,89 @@ def fused_classifier(make, N, V, Vp, ignored=0, write_dlogits=True, large=False,
     inputs = {"logits": logits, "targets": targets, "vocabulary": np.array([V]), "scale": np.array([scale]),
               "write_dlogits": np.array([float(write_dlogits)])}
     return make_case(inputs, {"losses": losses, "logits": logits_leaf.grad if write_dlogits else logits}, derived)
+
+
+def rank_columns(parts, rank):
+    """(first, columns) of a rank, where `parts` are the columns of each."""
+    return sum(parts[:rank]), parts[rank]
+
+
+def row_statistics(logits, kept, targets, first, columns):
+    """Bounded (N,3): maximum, sum of exponentials, the target's logit, of these columns of the logits."""
+    part = logits[:, first:first + columns]
+    if columns == 0:
+        nothing = np.tile([-math.inf, 0.0, 0.0], (len(logits), 1))
+        return Bounded(nothing), nothing
+    greatest = part.max(-1, keepdims=True)
+    total = bounded.exp(Bounded(part) - greatest).sum(-1)
+    picked = np.where((targets >= first) & (targets < first + columns), targets - first, -1).astype(int)
+    logit = np.where(picked >= 0, part[np.arange(len(part)), picked], 0.0)
+    shifted = torch.tensor(part - greatest)
+    exact = np.stack([greatest[:, 0], shifted.logsumexp(-1).exp().numpy(), logit], axis=1)
+    value = np.stack([greatest[:, 0], total.value, logit], axis=1)
+    error = np.stack([np.zeros(len(part)), total.error, np.zeros(len(part))], axis=1)
+    nothing = [-math.inf, 0.0, 0.0]
+    value[~kept], exact[~kept], error[~kept] = nothing, nothing, 0.0
+    return Bounded(value, error), exact
+
+
+def classifier_operands(make, N, V, ignored, large, spread):
+    logits = make.rounded(make.integers(-800, 801, N, V) / 8 if large else make.normal(N, V, scale=spread))
+    targets = make.integers(0, V, N)
+    targets[:ignored] = IGNORED
+    return logits, targets
+
+
+def own_logits(make, logits, first, columns, Vp):
+    own = np.full((len(logits), Vp), 120.0)  # padding must not matter
+    own[:, :columns] = logits[:, first:first + columns]
+    return make.rounded(own)
+
+
+def classifier_statistics(make, N, parts, rank, Vp, ignored=0, large=False, spread=3.0):
+    """`parts`: the columns of each rank."""
+    logits, targets = classifier_operands(make, N, sum(parts), ignored, large, spread)
+    first, columns = rank_columns(parts, rank)
+    derived, exact = row_statistics(logits, targets != IGNORED, targets, first, columns)
+    inputs = {"logits": own_logits(make, logits, first, columns, Vp), "targets": targets,
+              "columns": np.array([float(columns)]), "first_column": np.array([float(first)])}
+    return make_case(inputs, {"statistics": exact}, {"statistics": derived})
+
+
+def classifier_from_statistics(make, N, parts, rank, Vp, ignored=0, write_dlogits=True, large=False, spread=3.0):
+    """From statistics as exact as fp32 holds them."""
+    V = sum(parts)
+    logits, targets = classifier_operands(make, N, V, ignored, large, spread)
+    first, columns = rank_columns(parts, rank)
+    scale = float(np.float32(1 / (3 * N)))
+    logits_leaf = leaf(logits)
+    losses = F.cross_entropy(logits_leaf, index(targets), ignore_index=IGNORED, reduction="none")
+    (losses.sum() * scale).backward()
+
+    kept = targets != IGNORED
+    given, maxima, sums = [], [], []
+    for r in range(len(parts)):
+        statistics = row_statistics(logits, kept, targets, *rank_columns(parts, r))[1]
+        stored, bounded_statistics = in_fp32(np.where(np.isfinite(statistics), statistics, 0.0))
+        given.append(np.where(np.isfinite(statistics), stored, statistics))
+        maxima.append(statistics[:, 0])
+        sums.append(bounded_statistics[:, 1])
+    M = np.where(kept, np.max(maxima, axis=0), 0.0)
+    # A rank without columns adds exactly nothing, as does one so far below that exp is 0.
+    rescaled = [s * bounded.exp(Bounded(np.maximum(m, -1e4)) - M) if parts[r] else s * 0.0
+                for r, (m, s) in enumerate(zip(maxima, sums))]
+    S = bounded.stack(rescaled, axis=0).sum(0)
+    S = Bounded(np.where(kept, S.value, 1.0), np.where(kept, S.error, 0.0))
+    picked = np.eye(V)[np.where(kept, targets, 0).astype(int)]
+    target_logit = (logits * picked).sum(-1)
+    loss = bounded.stack([bounded.log(S), Bounded(M), Bounded(-target_logit)], axis=0).sum(0)
+    terms = bounded.exp(Bounded(logits) - M[:, None])
+    dlogits = ((terms * (1.0 / S)[:, None] - picked) * scale).stored(make.dtype).where(kept[:, None])
+    own = lambda x: np.pad(x[:, first:first + columns], ((0, 0), (0, Vp - columns)))
+    unchanged = own_logits(make, logits, first, columns, Vp)
+    inputs = {"logits": unchanged, "targets": targets, "all_statistics": np.stack(given),
+              "columns": np.array([float(columns)]), "first_column": np.array([float(first)]),
+              "scale": np.array([scale]), "write_dlogits": np.array([float(write_dlogits)])}
+    exact = own(logits_leaf.grad.numpy()) if write_dlogits else unchanged
+    return make_case(inputs, {"losses": losses, "logits": exact},
+                     {"losses": loss.where(kept), "logits": dlogits.rearranged(own) if write_dlogits else unchanged})

@@ -136,6 +136,11 @@ def cast(make, *shape):
     return make_case({"in": x}, {"out": to_bf16(x)}, {"out": to_bf16(x)})
 
 
+def copy(make, *shape):
+    x = make.integers(-100, 100, *shape) if make.dtype == "int32" else make.rounded(make.normal_fp32(*shape))
+    return make_case({"in": x}, {"out": x}, {"out": x})
+
+
 def fill(make, *shape, value):
     filled = np.full(shape, make.rounded(value) if make.dtype in ("fp32", "bf16") else value)
     return make_case({"out": np.ones(shape), "value": np.array([value])}, {"out": filled}, {"out": filled})

@@ -221,6 +221,11 @@ inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }
 inline float __frcp_rn(float x) { return 1.0f / x; }
+// Never made one instruction with an addition: the compiler sees a value that is in memory.
+inline float __fmul_rn(float a, float b) {
+    const volatile float product = a * b;
+    return product;
+}
 inline float __fsqrt_rn(float x) { return std::sqrt(x); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }

@@ -15,12 +15,14 @@ RUNTIME_TESTS := $(patsubst %,$(BUILD)/test/cuda-runtime-%,$(filter plain,$(RUNT
 LONG_PROGRAMS := $(foreach kind,$(filter address,$(RUNTIME_KINDS)),$(BUILD)/test/cuda-runtime-$(kind) $(BUILD)/test/train_gpt-$(kind))
 $(eval $(call remember,$(BUILD)/runtime.txt,RUNTIME_LIST))
 
+# The CUDA device.
+SIMULATED_CUDA := $(filter-out $(CUDNN_SOURCES) %/no_cuda.cpp %/no_nccl.cpp,$(CUDA_HOST_SOURCES)) $(GPU_SOURCES)
+
 define runtime_kind
 # Unchecked as the executor is: it touches what it hides from the host's code.
 $(call simt_objects,$(1),$(RUNTIME_SOURCES)): CHECKS := -O2 $(DEFINE_$(1))
 $(call simt_objects,$(1),$(RUNTIME_TEST_SOURCES) $(RUNTIME_RIVALS)): CHECKS := $(CHECKS_$(1)) $(DEFINE_$(1))
-$(BUILD)/test/cuda-runtime-$(1): $(call simt_objects,$(1),$(SIMT_SOURCES) $(RUNTIME_LIST) $(RUNTIME_RIVALS) $(LT_PRODUCTS)) $(LIBRARY) \
-    $(NO_GPU_OBJECTS) $(call objects,llmc/device/cuda/no_cudnn.cpp) \
+$(BUILD)/test/cuda-runtime-$(1): $(call simt_objects,$(1),$(SIMT_SOURCES) $(RUNTIME_LIST) $(RUNTIME_RIVALS) $(SIMULATED_CUDA)) $(LIBRARY) \
     $(BUILD)/library.txt $(BUILD)/link.txt $(BUILD)/kernels.txt $(BUILD)/runtime.txt
 	$$(link_simt) $(CHECKS_$(1)) $$(filter %.o,$$^) $$(LIBRARIES) -lboost_context -lgtest_main -lgtest -o $$@
 -include $(patsubst %.o,%.d,$(call simt_objects,$(1),$(RUNTIME_LIST) $(RUNTIME_RIVALS)))
@@ -29,7 +31,6 @@ $(foreach kind,$(RUNTIME_KINDS),$(eval $(call runtime_kind,$(kind))))
 
 # The trainer, as it is for GPUs, with this runtime in place of CUDA's, cuBLASLt and NCCL.
 SIMULATED_PROGRAMS := $(patsubst %,$(BUILD)/test/train_gpt-%,$(filter plain,$(RUNTIME_KINDS)))
-SIMULATED_CUDA := $(filter-out $(CUDNN_SOURCES) %/no_cuda.cpp %/no_nccl.cpp,$(CUDA_HOST_SOURCES)) $(GPU_SOURCES)
 define simulated_program
 $(call simt_objects,$(1),$(SIMULATED_CUDA)): CHECKS := $(CHECKS_$(1)) $(DEFINE_$(1))
 SIMULATED_OBJECTS_$(1) := $(BUILD)/objects/train_gpt.o $(call simt_objects,$(1),$(SIMT_SOURCES) $(RUNTIME_SOURCES) \

@@ -1,4 +1,5 @@
-// Softmax and cross-entropy of the vocabulary's logits, with the gradient in place.
+// Softmax and cross-entropy of the vocabulary's logits, with the gradient in place: of whole rows, or of the columns
+// that a rank has.
 #include <algorithm>
 #include <cmath>
 
@@ -18,6 +19,7 @@ struct Softmax {
     float sum;
 };
 
+// Without columns -infinity and 0.
 template <class X>
 Softmax softmax_of_row(const X* logits, std::int64_t vocabulary) {
     float greatest = -infinity;
@@ -31,19 +33,64 @@ Softmax softmax_of_row(const X* logits, std::int64_t vocabulary) {
     return {greatest, sum};
 }
 
+float loss_of(Softmax softmax, float target_logit) {
+    return std::log(softmax.sum) - (target_logit - softmax.greatest);
+}
+
+// `target`: its column, -1 where it is none of the `vocabulary` columns here
 template <class X>
-void write_row_gradient(X* logits, std::int64_t vocabulary, std::int64_t columns, std::int32_t target,
+void write_row_gradient(X* logits, std::int64_t vocabulary, std::int64_t columns, std::int64_t target,
                         Softmax softmax, float scale) {
-    const float target_logit = to_float(logits[target]);
+    const float target_logit = target >= 0 ? to_float(logits[target]) : 0.0F;
     const float reciprocal = 1.0F / softmax.sum;
 #pragma omp simd
     for (std::int64_t v = 0; v < vocabulary; ++v) {
         const float p = exponential(to_float(logits[v]) - softmax.greatest) * reciprocal;
         logits[v] = from_float<X>(p * scale);
     }
-    const float p = exponential(target_logit - softmax.greatest) * reciprocal;
-    logits[target] = from_float<X>((p - 1.0F) * scale);
+    if (target >= 0) {
+        const float p = exponential(target_logit - softmax.greatest) * reciprocal;
+        logits[target] = from_float<X>((p - 1.0F) * scale);
+    }
     std::fill(logits + vocabulary, logits + columns, X{});
+}
+
+// Which columns of the vocabulary are here.
+struct OwnColumns {
+    std::int64_t first, count;
+
+    // Of a target, -1 where it is not here.
+    std::int64_t of(std::int32_t target) const {
+        const std::int64_t column = target - first;
+        return column >= 0 && column < count ? column : -1;
+    }
+};
+
+struct RowStatistics {
+    Softmax softmax;
+    float target_logit;
+};
+static_assert(sizeof(RowStatistics) == classifier_statistics_numbers * sizeof(float));
+
+// Of a row of which `of_rank(r)` has the statistics of each rank's columns.
+template <class OfRank>
+RowStatistics combined(std::int64_t ranks, const OfRank& of_rank) {
+    RowStatistics all{{-infinity, 0.0F}, 0.0F};
+    for (std::int64_t r = 0; r < ranks; ++r) {
+        all.softmax.greatest = std::max(all.softmax.greatest, of_rank(r).softmax.greatest);
+    }
+    for (std::int64_t r = 0; r < ranks; ++r) {
+        const RowStatistics s = of_rank(r);
+        all.softmax.sum += s.softmax.sum * exponential(s.softmax.greatest - all.softmax.greatest);
+        all.target_logit += s.target_logit;
+    }
+    return all;
+}
+
+void check_targets(const Tensor& targets) {
+    const auto ids = targets.span<std::int32_t>();
+    check(std::all_of(ids.begin(), ids.end(), [](auto id) { return id == ignored_target || id >= 0; }),
+          "a target is in the vocabulary or ignored");
 }
 
 }  // namespace
@@ -67,8 +114,59 @@ void CpuOps::fused_classifier(const Tensor& logits, const Tensor& losses, const 
                              return;
                          }
                          const Softmax softmax = softmax_of_row(row, vocabulary);
-                         loss[n] = std::log(softmax.sum) - (to_float(row[target]) - softmax.greatest);
+                         loss[n] = loss_of(softmax, to_float(row[target]));
                          if (write_dlogits) write_row_gradient(row, vocabulary, Vp, target, softmax, scale);
+                     });
+    });
+}
+
+void CpuOps::classifier_statistics(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
+                                   std::int64_t columns, std::int64_t first_column) {
+    const RowSizes s = classifier_statistics_sizes(statistics, logits, targets, columns, first_column);
+    check_targets(targets);
+    const OwnColumns own{first_column, columns};
+    with_dtype(logits.dtype, [&](auto element) {
+        using X = decltype(element);
+        parallel_for(threads_, s.rows,
+                     [=, l = logits.as<X>(), ids = targets.as<std::int32_t>(),
+                      out = reinterpret_cast<RowStatistics*>(statistics.as<float>())](std::int64_t n) {
+                         if (ids[n] == ignored_target) {
+                             out[n] = {{-infinity, 0.0F}, 0.0F};
+                             return;
+                         }
+                         const X* row = l + n * s.channels;
+                         const std::int64_t target = own.of(ids[n]);
+                         out[n] = {softmax_of_row(row, columns), target >= 0 ? to_float(row[target]) : 0.0F};
+                     });
+    });
+}
+
+void CpuOps::classifier_from_statistics(const Tensor& logits, const Tensor& losses,
+                                        const Tensor& all_statistics, const Tensor& targets,
+                                        std::int64_t columns, std::int64_t first_column, float scale,
+                                        bool write_dlogits) {
+    const ClassifierSizes s =
+        classifier_from_statistics_sizes(logits, losses, all_statistics, targets, columns, first_column);
+    check_targets(targets);
+    const OwnColumns own{first_column, columns};
+    with_dtype(logits.dtype, [&](auto element) {
+        using X = decltype(element);
+        parallel_for(threads_, s.rows,
+                     [=, l = logits.as<X>(), loss = losses.as<float>(), ids = targets.as<std::int32_t>(),
+                      statistics = reinterpret_cast<const RowStatistics*>(all_statistics.as<float>())](
+                         std::int64_t n) {
+                         X* const row = l + n * s.channels;
+                         if (ids[n] == ignored_target) {
+                             loss[n] = 0.0F;
+                             if (write_dlogits) std::fill(row, row + s.channels, X{});
+                             return;
+                         }
+                         const RowStatistics all =
+                             combined(s.ranks, [=](std::int64_t r) { return statistics[r * s.rows + n]; });
+                         loss[n] = loss_of(all.softmax, all.target_logit);
+                         if (write_dlogits) {
+                             write_row_gradient(row, columns, s.channels, own.of(ids[n]), all.softmax, scale);
+                         }
                      });
     });
 }

@@ -1,7 +1,8 @@
-// Casts, fills, sums of tensors, and the test for NaN and infinity.
+// Casts, copies, fills, sums of tensors, and the test for NaN and infinity.
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstring>
 
 #include "llmc/device/cpu/cpu_ops.h"
 #include "llmc/device/cpu/parallel.h"
@@ -24,6 +25,17 @@ void CpuOps::cast(const Tensor& out, const Tensor& in) {
                                 }
                             });
         });
+    });
+}
+
+void CpuOps::copy(const Tensor& out, const Tensor& in) {
+    check_dtype(out, out.dtype, "out");
+    check_elements(in, out.dtype, out.elements(), "in");
+    const auto bytes = static_cast<std::int64_t>(out.bytes());
+    constexpr std::int64_t piece = 64 << 10;
+    parallel_for(threads_, divide_up(bytes, piece), [=, to = out.data, from = in.data](std::int64_t i) {
+        const std::int64_t begin = i * piece;
+        std::memcpy(to + begin, from + begin, static_cast<std::size_t>(std::min(piece, bytes - begin)));
     });
 }
 

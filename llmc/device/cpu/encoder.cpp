@@ -1,5 +1,6 @@
 // Token and position embeddings.
 #include <algorithm>
+#include <optional>
 
 #include "llmc/device/cpu/cpu_ops.h"
 #include "llmc/device/cpu/parallel.h"
@@ -9,25 +10,56 @@ namespace llmc::cpu {
 
 namespace {
 
-void check_tokens(const Tensor& tokens, std::int64_t rows_of_wte) {
+// Which rows of the table are here.
+struct TableRows {
+    std::int64_t first, count;
+
+    // The row of a token, -1 where it is not here.
+    std::int64_t of(std::int32_t token) const {
+        const std::int64_t row = token - first;
+        return row >= 0 && row < count ? row : -1;
+    }
+};
+
+// to += from
+template <class X>
+void add_row(float* to, const X* from, std::int64_t channels) {
+#pragma omp simd
+    for (std::int64_t c = 0; c < channels; ++c) to[c] += to_float(from[c]);
+}
+
+TableRows table_rows(const Tensor& tokens, std::int64_t count, std::optional<std::int64_t> first_row) {
+    const TableRows rows{first_row.value_or(0), count};
     const auto ids = tokens.span<std::int32_t>();
-    check(std::all_of(ids.begin(), ids.end(), [&](auto id) { return id >= 0 && id < rows_of_wte; }),
+    check(std::all_of(ids.begin(), ids.end(),
+                      [&](auto id) { return id >= 0 && (first_row || rows.of(id) >= 0); }),
           "a token has a row in wte");
+    return rows;
 }
 
 }  // namespace
 
-void CpuOps::encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte, const Tensor& wpe) {
+void CpuOps::encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte, const Tensor& wpe,
+                             std::optional<std::int64_t> first_row) {
     const auto [B, T, C, rows_of_wte] = encoder_forward_sizes(out, tokens, wte, wpe);
-    check_tokens(tokens, rows_of_wte);
+    const TableRows table = table_rows(tokens, rows_of_wte, first_row);
     with_dtype(out.dtype, [&, T = T, C = C](auto element) {
         using X = decltype(element);
         parallel_for(threads_, tokens.elements(),
                      [=, y = out.as<X>(), ids = tokens.as<std::int32_t>(), w = wte.as<X>(),
-                      p = wpe.as<X>()](std::int64_t row) {
-                         const X* token = w + ids[row] * C;
-                         const X* position = p + row % T * C;
+                      p = wpe ? wpe.as<X>() : nullptr](std::int64_t row) {
+                         const std::int64_t row_of_wte = table.of(ids[row]);
+                         const X* token = row_of_wte >= 0 ? w + row_of_wte * C : nullptr;
+                         const X* position = p ? p + row % T * C : nullptr;
                          X* to = y + row * C;
+                         if (!token && !position) {
+                             std::fill_n(to, C, X{});
+                             return;
+                         }
+                         if (!token || !position) {
+                             std::copy_n(token ? token : position, C, to);
+                             return;
+                         }
 #pragma omp simd
                          for (std::int64_t c = 0; c < C; ++c) {
                              to[c] = from_float<X>(to_float(token[c]) + to_float(position[c]));
@@ -37,9 +69,9 @@ void CpuOps::encoder_forward(const Tensor& out, const Tensor& tokens, const Tens
 }
 
 void CpuOps::encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
-                              const Tensor& tokens) {
+                              const Tensor& tokens, std::optional<std::int64_t> first_row) {
     const auto [B, T, C, rows_of_wte] = encoder_backward_sizes(dwte, dwpe, dout, tokens);
-    check_tokens(tokens, rows_of_wte);
+    const TableRows table = table_rows(tokens, rows_of_wte, first_row);
     with_dtype(dout.dtype, [&, B = B, T = T, C = C](auto element) {
         using X = decltype(element);
         // A thread adds a strip of channels of all rows, in the order of the rows: no two threads meet, and
@@ -52,13 +84,11 @@ void CpuOps::encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tens
                          const std::int64_t end = std::min(begin + width, C);
                          for (std::int64_t row = 0; row < B * T; ++row) {
                              const X* from = dy + row * C;
-                             float* token = dw + ids[row] * C;
                              float* position = dp + row % T * C;
-#pragma omp simd
-                             for (std::int64_t c = begin; c < end; ++c) {
-                                 token[c] += to_float(from[c]);
-                                 position[c] += to_float(from[c]);
-                             }
+                             add_row(position + begin, from + begin, end - begin);
+                             const std::int64_t row_of_wte = table.of(ids[row]);
+                             if (row_of_wte < 0) continue;
+                             add_row(dw + row_of_wte * C + begin, from + begin, end - begin);
                          }
                      });
     });

@@ -41,10 +41,10 @@ void normalize_row(X* out, const X* x, const X* gamma, const X* beta, RowStatist
     }
 }
 
-// One row of the backward pass; the row's terms of dgamma and dbeta are added to the block's.
+// Of the backward pass there is one loop for the input and one for the parameters: each has the same bits whether the
+// other is run or not.
 template <class X>
-void backward_row(X* din, float* dgamma, float* dbeta, const X* dout, const X* x, const X* gamma,
-                  RowStatistics s, std::int64_t channels) {
+void backward_row(X* din, const X* dout, const X* x, const X* gamma, RowStatistics s, std::int64_t channels) {
     const auto count = static_cast<float>(channels);
     const auto h_at = [=](std::int64_t c) { return (to_float(x[c]) - s.mean) * s.rstd; };
     const auto g_at = [=](std::int64_t c) { return to_float(dout[c]) * to_float(gamma[c]); };
@@ -53,10 +53,18 @@ void backward_row(X* din, float* dgamma, float* dbeta, const X* dout, const X* x
         lane_sum<float>(channels, [=](std::int64_t c) { return g_at(c) * h_at(c); }) / count;
 #pragma omp simd
     for (std::int64_t c = 0; c < channels; ++c) {
-        const float h = h_at(c);
+        din[c] = from_float<X>(to_float(din[c]) + s.rstd * (g_at(c) - mean_g - h_at(c) * mean_gh));
+    }
+}
+
+// The row's terms of dgamma and dbeta are added to the block's.
+template <class X>
+void add_row_to_parameters(float* dgamma, float* dbeta, const X* dout, const X* x, RowStatistics s,
+                           std::int64_t channels) {
+#pragma omp simd
+    for (std::int64_t c = 0; c < channels; ++c) {
         const float d = to_float(dout[c]);
-        din[c] = from_float<X>(to_float(din[c]) + s.rstd * (g_at(c) - mean_g - h * mean_gh));
-        dgamma[c] += d * h;
+        dgamma[c] += d * ((to_float(x[c]) - s.mean) * s.rstd);
         dbeta[c] += d;
     }
 }
@@ -108,20 +116,26 @@ void CpuOps::layernorm_backward(const Tensor& din, const Tensor& dgamma, const T
                                 const Tensor& rstd) {
     const auto [rows, channels] = layernorm_backward_sizes(din, dgamma, dbeta, dout, in, gamma, mean, rstd);
     const RowBlocks blocks(rows);
-    float* const partials = workspace(2 * blocks.count * channels);  // (blocks, 2, C): dgamma's and dbeta's
+    // (blocks, 2, C): dgamma's and dbeta's
+    float* const partials = dgamma ? workspace(2 * blocks.count * channels) : nullptr;
     with_dtype(in.dtype, [&, C = channels](auto element) {
         using X = decltype(element);
-        parallel_for(threads_, blocks.count,
-                     [=, dx = din.as<X>(), dy = dout.as<X>(), x = in.as<X>(), g = gamma.as<X>(),
-                      means = mean.as<float>(), rstds = rstd.as<float>()](std::int64_t block) {
-                         float* partial = partials + 2 * block * C;
-                         std::fill_n(partial, 2 * C, 0.0F);
-                         for (std::int64_t row = blocks.begin(block); row < blocks.end(block); ++row) {
-                             const std::int64_t first = row * C;
-                             backward_row(dx + first, partial, partial + C, dy + first, x + first, g,
-                                          {means[row], rstds[row]}, C);
-                         }
-                     });
+        parallel_for(
+            threads_, blocks.count,
+            [=, dx = din ? din.as<X>() : nullptr, dy = dout.as<X>(), x = in.as<X>(), g = gamma.as<X>(),
+             means = mean.as<float>(), rstds = rstd.as<float>()](std::int64_t block) {
+                float* partial = partials ? partials + 2 * block * C : nullptr;
+                if (partial) std::fill_n(partial, 2 * C, 0.0F);
+                for (std::int64_t row = blocks.begin(block); row < blocks.end(block); ++row) {
+                    const std::int64_t first = row * C;
+                    const RowStatistics s{means[row], rstds[row]};
+                    if (partial) {
+                        add_row_to_parameters(partial, partial + C, dy + first, x + first, s, C);
+                    }
+                    if (dx) backward_row(dx + first, dy + first, x + first, g, s, C);
+                }
+            });
+        if (!partials) return;
         add_partials(threads_, dgamma.as<float>(), partials, blocks.count, 2 * C, C);
         add_partials(threads_, dbeta.as<float>(), partials + C, blocks.count, 2 * C, C);
     });

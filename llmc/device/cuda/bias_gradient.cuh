@@ -96,6 +96,17 @@ constexpr int bias_gradient_slices(const Chip& chip, std::int64_t rows, int colu
     return static_cast<int>(std::min(fill, blocks_for(rows, least_rows)));
 }
 
+// Enough for any number of columns up to this one: as many slices of fewer columns as fill the chip, or as rows make.
+template <class X>
+constexpr std::size_t bias_gradient_workspace_bytes_up_to(const Chip& chip, std::int64_t rows, int columns) {
+    constexpr int warps = bias_gradient_warps, tile = bias_gradient_columns<X>;
+    const std::int64_t tiles = blocks_for(columns, tile);
+    const std::int64_t slices_of_rows = bias_gradient_slices<X>(chip, rows, 1);
+    const std::int64_t filling = chip.multiprocessors * bias_gradient_resident(warps);
+    return sizeof(float) * tile *
+           static_cast<std::size_t>(std::min(std::max(tiles, filling), slices_of_rows * tiles));
+}
+
 template <class X, int warps = bias_gradient_warps>
 constexpr std::size_t bias_gradient_workspace_bytes(const Chip& chip, std::int64_t rows, int columns) {
     return sizeof(float) * static_cast<std::size_t>(bias_gradient_slices<X, warps>(chip, rows, columns)) *

@@ -27,16 +27,22 @@ struct ExponentialSum {
     __device__ __forceinline__ float term(float x) const {
         return exp2_approximate(fmaf(x, log2_e, -maximum));
     }
+    // The greatest of them is returned.
     template <int n>
-    __device__ __forceinline__ void add(const float (&x)[n]) {
+    __device__ __forceinline__ float add(const float (&x)[n]) {
         float greatest = x[0];
 #pragma unroll
         for (int i = 1; i < n; ++i) greatest = fmaxf(greatest, x[i]);
         rescale(fmaxf(maximum, greatest * log2_e));
 #pragma unroll
         for (int i = 0; i < n; ++i) sum += term(x[i]);
+        return greatest;
     }
 };
+
+__device__ __forceinline__ float loss_of(const ExponentialSum& total, float target_logit) {
+    return fmaf(total.maximum, ln_2, logf(total.sum)) - target_logit;
+}
 
 // Over a block. With one barrier: the next call must have other `partials` (one for each of up to 32 warps).
 __device__ __forceinline__ ExponentialSum block_sum(ExponentialSum mine, ExponentialSum* partials) {
@@ -145,7 +151,7 @@ __global__ void __launch_bounds__(1024)
             total = block_sum(total, partials + turn);
             turn = warp_threads - turn;  // the other half
             reciprocal = 1 / total.sum;
-            if (threadIdx.x == 0) losses[row] = fmaf(total.maximum, ln_2, logf(total.sum)) - target_logit;
+            if (threadIdx.x == 0) losses[row] = loss_of(total, target_logit);
         }
 
         // What the caches may still have comes first.

@@ -99,8 +99,9 @@ std::size_t CudaOps::workspace_bytes(const WorkspaceRequest& request) const {
 }
 
 void CudaOps::set_workspace(const Tensor& workspace) {
-    check(workspace && workspace.bytes() >= LtProducts::workspace_bytes, "the workspace holds the products'");
     workspace_ = workspace;
+    if (!workspace) return products_.set_workspace(nullptr);
+    check(workspace.bytes() >= LtProducts::workspace_bytes, "the workspace holds the products'");
     products_.set_workspace(workspace.data);
     if (cudnn_) cudnn_->set_workspace(workspace.data + LtProducts::workspace_bytes);
 }

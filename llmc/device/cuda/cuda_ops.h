@@ -35,10 +35,10 @@ class CudaOps final : public Ops {
     std::size_t workspace_bytes(const WorkspaceRequest& request) const override;
     void set_workspace(const Tensor& workspace) override;
 
-    void encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte,
-                         const Tensor& wpe) override;
-    void encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
-                          const Tensor& tokens) override;
+    void encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte, const Tensor& wpe,
+                         std::optional<std::int64_t> first_row = {}) override;
+    void encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout, const Tensor& tokens,
+                          std::optional<std::int64_t> first_row = {}) override;
 
     void layernorm_forward(const Tensor& out, const Tensor& mean, const Tensor& rstd, const Tensor& in,
                            const Tensor& gamma, const Tensor& beta) override;
@@ -64,6 +64,11 @@ class CudaOps final : public Ops {
 
     void fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
                           std::int64_t vocabulary, float scale, bool write_dlogits) override;
+    void classifier_statistics(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
+                               std::int64_t columns, std::int64_t first_column) override;
+    void classifier_from_statistics(const Tensor& logits, const Tensor& losses, const Tensor& all_statistics,
+                                    const Tensor& targets, std::int64_t columns, std::int64_t first_column,
+                                    float scale, bool write_dlogits) override;
 
     void global_norm_squared(const Tensor& partials, const Tensor& x) override;
     void sum(const Tensor& out, const Tensor& x) override;
@@ -72,6 +77,7 @@ class CudaOps final : public Ops {
                const AdamWStep& step, const std::optional<StochasticRounding>& rounding = {}) override;
 
     void cast(const Tensor& out, const Tensor& in) override;
+    void copy(const Tensor& out, const Tensor& in) override;
     void fill(const Tensor& out, float value) override;
     void add(const Tensor& out, const Tensor& a, const Tensor& b) override;
     void accumulate(const Tensor& out, const Tensor& in) override;

@@ -1,5 +1,8 @@
 // Token and position embeddings, forward and backward (ops.h: encoder_forward, encoder_backward). How these kernels
 // came about: dev/encoder_forward.cu, dev/encoder_backward.cu.
+//
+// A table may be a part of a larger one, its rows from first_row on: tokens outside of it have no row, and cost nothing
+// but the reading of the token.
 #pragma once
 
 #include <algorithm>
@@ -10,6 +13,17 @@
 
 namespace llmc::cuda {
 
+struct TableRows {
+    std::int64_t first;
+    int count;
+
+    // The row of a token, -1 where it has none here.
+    __device__ __forceinline__ int of(std::int32_t token) const {
+        const std::int64_t row = token - first;
+        return row >= 0 && row < count ? static_cast<int>(row) : -1;
+    }
+};
+
 // ---- forward ----
 
 // A thread does the same 16 bytes of a position in `encoder_batch` samples: it reads wpe once for all, and its reads
@@ -18,25 +32,25 @@ inline constexpr int encoder_batch = 4;
 
 template <class X>
 __global__ void __launch_bounds__(512)
-    encoder_forward_kernel3(X* out, const std::int32_t* tokens, const X* wte, const X* wpe, int batch,
-                            std::int64_t sequence, int channels) {
+    encoder_forward_kernel3(X* out, const std::int32_t* tokens, const X* wte, const X* wpe, TableRows table,
+                            int batch, std::int64_t sequence, int channels) {
     constexpr int pack = Packed<X>::size;
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     const auto pieces = static_cast<unsigned>(channels / pack);
     const unsigned t = i / pieces, c = i % pieces * pack;
     if (t >= sequence) return;
     const int first = static_cast<int>(blockIdx.y) * encoder_batch;
-    std::int64_t token[encoder_batch];
+    std::int64_t row[encoder_batch];
     Packed<X> embedding[encoder_batch];
 #pragma unroll
     for (int k = 0; k < encoder_batch; ++k) {
-        if (first + k < batch) token[k] = tokens[(first + k) * sequence + t];
+        row[k] = first + k < batch ? table.of(tokens[(first + k) * sequence + t]) : -1;
     }
 #pragma unroll
     for (int k = 0; k < encoder_batch; ++k) {
-        if (first + k < batch) embedding[k] = load(wte + token[k] * channels + c);
+        embedding[k] = row[k] >= 0 ? load(wte + row[k] * channels + c) : from_bits<X>({});
     }
-    const Packed<X> position = load(wpe + std::int64_t{t} * channels + c);
+    const Packed<X> position = wpe ? load(wpe + std::int64_t{t} * channels + c) : from_bits<X>({});
 #pragma unroll
     for (int k = 0; k < encoder_batch; ++k) {
         if (first + k >= batch) return;
@@ -47,11 +61,12 @@ __global__ void __launch_bounds__(512)
     }
 }
 
-// out X (batch, sequence, channels), tokens int32 (batch, sequence), each a row of wte, wte X (any, channels), wpe X
-// (at least sequence, channels)
+// out X (batch, sequence, channels), tokens int32 (batch, sequence), wte X (table.count, channels), wpe X (at least
+// sequence, channels) or null
 template <class X>
 void encoder_forward(const LaunchContext& on, X* out, const std::int32_t* tokens, const X* wte, const X* wpe,
-                     int batch, std::int64_t sequence, int channels, int block_threads = 256) {
+                     TableRows table, int batch, std::int64_t sequence, int channels,
+                     int block_threads = 256) {
     constexpr int pack = Packed<X>::size;
     check(channels % pack == 0, "encoder: channels are not a multiple of 16 bytes");
     check(block_threads <= 512, "encoder: too many threads in a block");
@@ -60,8 +75,8 @@ void encoder_forward(const LaunchContext& on, X* out, const std::int32_t* tokens
     check(pieces < std::int64_t{1} << 31, "encoder: the sequence is too long");
     const dim3 grid(static_cast<unsigned>(blocks_for<std::int64_t>(pieces, block_threads)),
                     static_cast<unsigned>(blocks_for(batch, encoder_batch)));
-    launch(on, encoder_forward_kernel3<X>, grid, block_threads, 0, out, tokens, wte, wpe, batch, sequence,
-           channels);
+    launch(on, encoder_forward_kernel3<X>, grid, block_threads, 0, out, tokens, wte, wpe, table, batch,
+           sequence, channels);
 }
 
 // ---- backward: the order of the rows ----
@@ -101,16 +116,17 @@ __device__ __forceinline__ int block_sum_before(int x, int* total) {
 }
 
 // Calls f(token, row) for a warp's rows, 32 at a time and four times that under way; all lanes call it together, with
-// token -1 where there is no row.
+// token -1 where there is no row. Tokens are counted from the table's first row on, and those outside are -1 too.
 template <class F>
-__device__ __forceinline__ void for_rows(const std::int32_t* tokens, int begin, int end, F f) {
+__device__ __forceinline__ void for_rows(const std::int32_t* tokens, TableRows table, int begin, int end,
+                                         F f) {
     constexpr int loads = 4;
     for (int first = begin; first < end; first += loads * warp_threads) {
         const int row = first + static_cast<int>(threadIdx.x) % warp_threads;
         int token[loads];
 #pragma unroll
         for (int k = 0; k < loads; ++k) {
-            token[k] = row + k * warp_threads < end ? tokens[row + k * warp_threads] : -1;
+            token[k] = row + k * warp_threads < end ? table.of(tokens[row + k * warp_threads]) : -1;
         }
 #pragma unroll
         for (int k = 0; k < loads; ++k) f(token[k], row + k * warp_threads);
@@ -119,11 +135,13 @@ __device__ __forceinline__ void for_rows(const std::int32_t* tokens, int begin, 
 
 // A stable counting sort. Block b reads all tokens, and places the rows of class b: first it counts those of each of
 // the class's tokens, warp by warp, and those of the classes before; then it knows where each warp's rows of a token
-// begin, and each warp puts them there, in their order.
+// begin, and each warp puts them there, in their order. Rows without a token of the table have no place: the last
+// places, which so are left, hold -1.
 //   `keys`: tokens of a class
 template <class Token>
 __global__ void __launch_bounds__(512)
-    order_rows_kernel4(std::int32_t* order, const Token* tokens, int rows, int keys, int class_bits) {
+    order_rows_kernel4(std::int32_t* order, const Token* tokens, TableRows table, int rows, int keys,
+                       int class_bits) {
     SharedAllocator shared;
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
     const int warp = thread / warp_threads, lane = thread % warp_threads, warps = threads / warp_threads;
@@ -136,7 +154,7 @@ __global__ void __launch_bounds__(512)
     for (int key = lane; key < keys; key += warp_threads) place[key] = 0;
     __syncwarp();
     int before = 0;
-    for_rows(tokens, begin, end, [&](int token, int) {
+    for_rows(tokens, table, begin, end, [&](int token, int) {
         if (token < 0) return;
         before += class_of(token, class_bits) < own_class ? 1 : 0;
         if (class_of(token, class_bits) == own_class) atomicAdd(&place[key_in_class(token, class_bits)], 1);
@@ -161,8 +179,12 @@ __global__ void __launch_bounds__(512)
         }
     }
     __syncthreads();
+    // After the last class come the places that are left.
+    if (blockIdx.x + 1 == gridDim.x) {
+        for (int left = next + thread; left < rows; left += threads) order[left] = -1;
+    }
 
-    for_rows(tokens, begin, end, [&](int token, int row) {
+    for_rows(tokens, table, begin, end, [&](int token, int row) {
         const bool mine = token >= 0 && class_of(token, class_bits) == own_class;
         const unsigned matching = __ballot_sync(all_lanes, mine);
         if (mine) {
@@ -179,10 +201,10 @@ __global__ void __launch_bounds__(512)
 }
 
 // As many warps as there is shared memory for: each counts for itself.
-inline void order_rows(const LaunchContext& on, std::int32_t* order, const std::int32_t* tokens, int rows,
-                       int vocabulary) {
-    const int class_bits = token_class_bits(vocabulary);
-    const int classes = 1 << class_bits, keys = blocks_for(vocabulary, classes);
+inline void order_rows(const LaunchContext& on, std::int32_t* order, const std::int32_t* tokens,
+                       TableRows table, int rows) {
+    const int class_bits = token_class_bits(table.count);
+    const int classes = 1 << class_bits, keys = blocks_for(table.count, classes);
     const auto shared_bytes = [keys](int warps) {
         return SharedAllocator::bytes<int>(static_cast<std::size_t>(warps) * static_cast<std::size_t>(keys));
     };
@@ -193,7 +215,7 @@ inline void order_rows(const LaunchContext& on, std::int32_t* order, const std::
     check(shared_bytes(warps) + static_bytes <= on.chip.shared_bytes_per_block,
           "encoder: the vocabulary is too large");
     launch(on, order_rows_kernel4<std::int32_t>, classes, warps * warp_threads, shared_bytes(warps), order,
-           tokens, rows, keys, class_bits);
+           tokens, table, rows, keys, class_bits);
 }
 
 // ---- backward: the sums ----
@@ -208,10 +230,11 @@ __device__ __forceinline__ std::int64_t partial_row(std::int64_t tile, PartialSu
     return tile * partial_sums + which;
 }
 
-// The token of the row that is at `place` of the order, -1 outside.
+// The token of the row that is at `place` of the order, -1 outside and where no row is.
 __device__ __forceinline__ int token_at(const std::int32_t* order, const std::int32_t* tokens,
                                         std::int64_t place, std::int64_t rows) {
-    return place >= 0 && place < rows ? tokens[order[place]] : -1;
+    const int row = place >= 0 && place < rows ? order[place] : -1;
+    return row >= 0 ? tokens[row] : -1;
 }
 
 // to[0 ... n-1] += sum
@@ -231,7 +254,8 @@ __device__ __forceinline__ void add_to(float* to, const float (&sum)[n]) {
 template <class X>
 __global__ void __launch_bounds__(256, 3)
     encoder_backward_tiles_kernel4(float* dwte, float* partials, const X* dout, const std::int32_t* tokens,
-                                   const std::int32_t* order, std::int64_t rows, int channels) {
+                                   const std::int32_t* order, std::int64_t first_token, std::int64_t rows,
+                                   int channels) {
     constexpr int pack = Packed<X>::size, loads = 4;
     const int lane = static_cast<int>(threadIdx.x) % warp_threads;
     const std::int64_t tile =
@@ -239,10 +263,11 @@ __global__ void __launch_bounds__(256, 3)
     const std::int64_t begin = tile * tile_rows;
     if (begin >= rows) return;
     const int c = static_cast<int>(blockIdx.y * warp_threads + lane) * pack;
-    const int last = static_cast<int>(min(rows - begin, std::int64_t{tile_rows})) - 1;
 
-    const int row = lane <= last ? order[begin + lane] : -1;
-    const int token = lane <= last ? tokens[row] : -1;
+    const int row = begin + lane < rows ? order[begin + lane] : -1;
+    const int token = row >= 0 ? tokens[row] : -1;
+    const int last = __popc(__ballot_sync(all_lanes, row >= 0)) - 1;
+    if (last < 0) return;
     int token_before = __shfl_up_sync(all_lanes, token, 1);
     int token_after = __shfl_down_sync(all_lanes, token, 1);
     if (lane == 0) token_before = token_at(order, tokens, begin - 1, rows);
@@ -282,7 +307,7 @@ __global__ void __launch_bounds__(256, 3)
                         store(to + j, Packed<float>{{sum[j], sum[j + 1], sum[j + 2], sum[j + 3]}});
                     }
                 } else {
-                    add_to(dwte + of_token * channels + c, sum);
+                    add_to(dwte + (of_token - first_token) * channels + c, sum);
                 }
             }
 #pragma unroll
@@ -296,12 +321,13 @@ __global__ void __launch_bounds__(256, 3)
 template <int tile_rows_>
 __global__ void __launch_bounds__(256)
     encoder_backward_runs_kernel4(float* dwte, const float* partials, const std::int32_t* tokens,
-                                  const std::int32_t* order, std::int64_t rows, int channels) {
+                                  const std::int32_t* order, std::int64_t first_token, std::int64_t rows,
+                                  int channels) {
     constexpr int pack = Packed<float>::size;
     const int lane = static_cast<int>(threadIdx.x) % warp_threads;
     const std::int64_t tile = blockIdx.x, next = (tile + 1) * tile_rows_;
     const std::int64_t token = token_at(order, tokens, next - 1, rows);
-    if (token_at(order, tokens, next, rows) != token) return;
+    if (token < 0 || token_at(order, tokens, next, rows) != token) return;
     if (token_at(order, tokens, next - 1 - tile_rows_, rows) == token) return;  // begins before
     std::int64_t end = tile + 1;  // of the tiles that begin with the token
     for (unsigned same = all_lanes; same == all_lanes;) {
@@ -318,7 +344,7 @@ __global__ void __launch_bounds__(256)
 #pragma unroll
             for (int j = 0; j < pack; ++j) sum[j] += piece[j];
         }
-        add_to(dwte + token * channels + c, sum);
+        add_to(dwte + (token - first_token) * channels + c, sum);
     }
 }
 
@@ -354,12 +380,12 @@ constexpr std::size_t encoder_backward_workspace_bytes(std::int64_t rows, int ch
            sizeof(float) * static_cast<std::size_t>(tiles * partial_sums * channels);
 }
 
-// dwte fp32 (vocabulary, channels), dwpe fp32 (at least sequence, channels), dout X (batch, sequence, channels),
-// tokens int32 (batch, sequence), each below `vocabulary`
+// dwte fp32 (table.count, channels), dwpe fp32 (at least sequence, channels), dout X (batch, sequence, channels),
+// tokens int32 (batch, sequence)
 template <class X>
 void encoder_backward(const LaunchContext& on, float* dwte, float* dwpe, const X* dout,
-                      const std::int32_t* tokens, int batch, std::int64_t sequence, int channels,
-                      int vocabulary, void* workspace, int block_threads = 256) {
+                      const std::int32_t* tokens, TableRows table, int batch, std::int64_t sequence,
+                      int channels, void* workspace, int block_threads = 256) {
     constexpr int pack = Packed<X>::size;
     check(channels % pack == 0, "encoder: channels are not a multiple of 16 bytes");
     check(block_threads <= 256, "encoder: too many threads in a block");
@@ -375,15 +401,15 @@ void encoder_backward(const LaunchContext& on, float* dwte, float* dwpe, const X
     launch(on, encoder_backward_positions_kernel4<X>, blocks(sequence * channels / pack, block_threads),
            block_threads, 0, dwpe, dout, batch, sequence * channels);
 
-    order_rows(on, order, tokens, static_cast<int>(rows), vocabulary);
+    order_rows(on, order, tokens, table, static_cast<int>(rows));
     const std::int64_t tiles = blocks_for<std::int64_t>(rows, tile_rows);
     launch(on, encoder_backward_tiles_kernel4<X>,
            dim3(blocks(tiles, block_threads / warp_threads), blocks(channels, warp_threads * pack)),
-           block_threads, 0, dwte, partials, dout, tokens, order, rows, channels);
+           block_threads, 0, dwte, partials, dout, tokens, order, table.first, rows, channels);
     if (tiles == 1) return;
     const int run_threads = std::min(256, blocks_for(channels, 4 * warp_threads) * warp_threads);
     launch(on, encoder_backward_runs_kernel4<tile_rows>, static_cast<unsigned>(tiles - 1), run_threads, 0,
-           dwte, partials, tokens, order, rows, channels);
+           dwte, partials, tokens, order, table.first, rows, channels);
 }
 
 }  // namespace llmc::cuda

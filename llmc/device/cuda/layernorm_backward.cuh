@@ -2,7 +2,8 @@
 //
 // Two kernels. The first is a grid of few blocks that walk down the rows, writes din, and leaves in the
 // workspace what each block adds to dgamma and dbeta; the second sums that over the blocks. All sums are in
-// an order that the shape and the number of multiprocessors decide.
+// an order that the shape and the number of multiprocessors decide. din alone, or dgamma and dbeta alone, come from the
+// same instructions of the same kernel: they have the same bits as together.
 #pragma once
 
 #include "llmc/device/cuda/packed.cuh"
@@ -28,7 +29,8 @@ struct alignas(2 * rows * sizeof(float)) RowSums {
 // the last. A thread has the loads of `held` rows in flight at a time, and the sums of those rows cost one
 // barrier together. The blockDim.y groups of a block take the rows in turns, and add what they have at the
 // end.
-//   partials fp32 (gridDim.x, 2, channels): dgamma's and dbeta's of each block
+//   din null: is not computed, nor gamma read
+//   partials fp32 (gridDim.x, 2, channels): dgamma's and dbeta's of each block; null: are not kept
 template <class X, int pieces>
 __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces == 1 ? 2 : 1)
     layernorm_backward_kernel5(X* din, float* partials, const X* dout, const X* in, const X* gamma,
@@ -53,10 +55,12 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
 #pragma unroll
     for (int p = 0; p < pieces; ++p) {
         weight[p] = from_bits<X>({});
-        if (!late && column(p) < channels) weight[p] = load(gamma + column(p));
+        if (!late && din && column(p) < channels) weight[p] = load(gamma + column(p));
     }
 
     const float per_channel = 1 / static_cast<float>(channels);
+    // Where registers are short, a branch on din would cost some: the compiler would make two loops.
+    const std::int64_t written_rows = din ? rows : 0;
     const std::int64_t block_rows = std::int64_t{held} * groups;
     int turn = 0;
     for (std::int64_t first = blockIdx.x * block_rows; first < rows; first += gridDim.x * block_rows) {
@@ -74,7 +78,7 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
                 if (row < rows && column(p) < channels) {
                     x[r][p] = load_streaming(in + start + column(p));
                     dy[r][p] = load_streaming(dout + start + column(p));
-                    if (!late) dx[r][p] = load(din + start + column(p));
+                    if (!late && din) dx[r][p] = load(din + start + column(p));
                 }
             }
         }
@@ -97,8 +101,14 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
                     dbeta[p][i] += d;
                 }
             }
-            sums.g[r] = warp_sum(sum_g);
-            sums.gh[r] = warp_sum(sum_gh);
+            sums.g[r] = sum_g;
+            sums.gh[r] = sum_gh;
+        }
+        if (!late && !din) continue;
+#pragma unroll
+        for (int r = 0; r < held; ++r) {
+            sums.g[r] = warp_sum(sums.g[r]);
+            sums.gh[r] = warp_sum(sums.gh[r]);
         }
         // Two arrays take turns: who is at the next barrier has read this one, so that no second barrier is
         // needed before it is written again.
@@ -132,7 +142,7 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
             const float mean_gh = sums.gh[r] * per_channel;
 #pragma unroll
             for (int p = 0; p < pieces; ++p) {
-                if (row >= rows || column(p) >= channels) continue;
+                if (row >= written_rows || column(p) >= channels) continue;
                 if (late) {
                     weight[p] = load(gamma + column(p));
                     dx[r][p] = load(din + row * channels + column(p));
@@ -149,6 +159,7 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
         }
     }
 
+    if (!partials) return;
     partials += std::int64_t{blockIdx.x} * 2 * channels;
     SharedAllocator shared;
     float* group_partials =
@@ -234,18 +245,20 @@ void launch_layernorm_backward(const LaunchContext& on, X* din, float* dgamma, f
         std::min<std::int64_t>(layernorm_backward_blocks_per_multiprocessor * on.chip.multiprocessors,
                                blocks_for<std::int64_t>(rows, held * groups)));
     const std::size_t shared_bytes =
-        groups == 1 ? 0 : SharedAllocator::bytes<float>(static_cast<std::size_t>(groups) * 2 * channels);
+        groups == 1 || !dgamma
+            ? 0
+            : SharedAllocator::bytes<float>(static_cast<std::size_t>(groups) * 2 * channels);
     launch(on, layernorm_backward_kernel5<X, pieces>, static_cast<unsigned>(blocks),
            dim3(static_cast<unsigned>(row_threads), static_cast<unsigned>(groups)), shared_bytes, din,
-           partials, dout, in, gamma, mean, rstd, rows, channels);
-    add_layernorm_partials(on, dgamma, dbeta, partials, blocks, channels);
+           dgamma ? partials : nullptr, dout, in, gamma, mean, rstd, rows, channels);
+    if (dgamma) add_layernorm_partials(on, dgamma, dbeta, partials, blocks, channels);
 }
 
 }  // namespace detail
 
 // din (accumulates), dout, in X (rows, channels); dgamma, dbeta fp32 (channels), accumulate; gamma X
 // (channels); mean, rstd fp32 (rows); workspace of layernorm_backward_workspace_bytes. A row has 24 KiB
-// at most.
+// at most. din may be null, and dgamma and dbeta together: then they are not computed.
 template <class X>
 void layernorm_backward(const LaunchContext& on, X* din, float* dgamma, float* dbeta, const X* dout,
                         const X* in, const X* gamma, const float* mean, const float* rstd, std::int64_t rows,

@@ -8,23 +8,25 @@
 
 namespace llmc::cuda {
 
-void CudaOps::encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte, const Tensor& wpe) {
+void CudaOps::encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte, const Tensor& wpe,
+                              std::optional<std::int64_t> first_row) {
     const EncoderSizes s = encoder_forward_sizes(out, tokens, wte, wpe);
     with_kernel_type(out.dtype, [&]<class X>() {
         cuda::encoder_forward(on(), elements<X>(out), elements<std::int32_t>(tokens), elements<X>(wte),
-                              elements<X>(wpe), to_int(s.batch), s.sequence, to_int(s.channels));
+                              elements<X>(wpe), {first_row.value_or(0), to_int(s.rows_of_wte)},
+                              to_int(s.batch), s.sequence, to_int(s.channels));
     });
 }
 
 void CudaOps::encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
-                               const Tensor& tokens) {
+                               const Tensor& tokens, std::optional<std::int64_t> first_row) {
     const EncoderSizes s = encoder_backward_sizes(dwte, dwpe, dout, tokens);
     void* const memory =
         workspace(encoder_backward_workspace_bytes(s.batch * s.sequence, to_int(s.channels)));
     with_kernel_type(dout.dtype, [&]<class X>() {
         cuda::encoder_backward(on(), elements<float>(dwte), elements<float>(dwpe), elements<X>(dout),
-                               elements<std::int32_t>(tokens), to_int(s.batch), s.sequence,
-                               to_int(s.channels), to_int(s.rows_of_wte), memory);
+                               elements<std::int32_t>(tokens), {first_row.value_or(0), to_int(s.rows_of_wte)},
+                               to_int(s.batch), s.sequence, to_int(s.channels), memory);
     });
 }
 

@@ -57,12 +57,7 @@ std::size_t CudaOps::matmul_workspace_bytes(const WorkspaceRequest& request) con
     const std::int64_t rows = std::max(request.batch * request.sequence, request.head_rows);
     const int columns = to_int(request.largest_matmul_channels);
     return with_kernel_type(request.dtype, [&]<class X>() {
-        std::size_t bytes = 0;
-        // Fewer columns leave more slices of rows.
-        for (const int wide :
-             {to_int(request.channels), to_int(3 * request.channels), to_int(4 * request.channels), columns})
-            bytes = std::max(bytes, bias_gradient_workspace_bytes<X>(chip_, rows, wide));
-        return bytes;
+        return bias_gradient_workspace_bytes_up_to<X>(chip_, rows, columns);
     });
 }
 

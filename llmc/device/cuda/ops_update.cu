@@ -1,6 +1,7 @@
 // Of CudaOps: the classifier, the norm, the update, and elementwise operations.
 #include "llmc/device/cuda/adamw.cuh"
 #include "llmc/device/cuda/classifier.cuh"
+#include "llmc/device/cuda/classifier_parts.cuh"
 #include "llmc/device/cuda/cuda_ops.h"
 #include "llmc/device/cuda/cuda_tensors.h"
 #include "llmc/device/cuda/elementwise.cuh"
@@ -25,6 +26,30 @@ void CudaOps::fused_classifier(const Tensor& logits, const Tensor& losses, const
         cuda::fused_classifier(on(), elements<X>(logits), elements<float>(losses),
                                elements<std::int32_t>(targets), s.rows, to_int(s.channels),
                                to_int(vocabulary), scale, write_dlogits);
+    });
+}
+
+void CudaOps::classifier_statistics(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
+                                    std::int64_t columns, std::int64_t first_column) {
+    const RowSizes s = classifier_statistics_sizes(statistics, logits, targets, columns, first_column);
+    with_kernel_type(logits.dtype, [&]<class X>() {
+        cuda::classifier_statistics(on(), elements<float>(statistics), elements<X>(logits),
+                                    elements<std::int32_t>(targets), s.rows, to_int(s.channels),
+                                    {first_column, to_int(columns)});
+    });
+}
+
+void CudaOps::classifier_from_statistics(const Tensor& logits, const Tensor& losses,
+                                         const Tensor& all_statistics, const Tensor& targets,
+                                         std::int64_t columns, std::int64_t first_column, float scale,
+                                         bool write_dlogits) {
+    const ClassifierSizes s =
+        classifier_from_statistics_sizes(logits, losses, all_statistics, targets, columns, first_column);
+    with_kernel_type(logits.dtype, [&]<class X>() {
+        cuda::classifier_from_statistics(on(), elements<X>(logits), elements<float>(losses),
+                                         elements<float>(all_statistics), elements<std::int32_t>(targets),
+                                         to_int(s.ranks), s.rows, to_int(s.channels),
+                                         {first_column, to_int(columns)}, scale, write_dlogits);
     });
 }
 
@@ -70,6 +95,14 @@ void CudaOps::cast(const Tensor& out, const Tensor& in) {
             cuda::cast(on(), elements<To>(out), elements<From>(in), in.elements());
         });
     });
+}
+
+void CudaOps::copy(const Tensor& out, const Tensor& in) {
+    check_dtype(out, out.dtype, "out");
+    check_elements(in, out.dtype, out.elements(), "in");
+    check_cuda(cudaMemcpyAsync(out.data, in.data, out.bytes(), cudaMemcpyDeviceToDevice, queues_.selected()),
+               "cudaMemcpyAsync");
+    wait_if_asked("cudaMemcpyAsync");
 }
 
 void CudaOps::fill(const Tensor& out, float value) {
