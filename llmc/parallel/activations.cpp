@@ -14,6 +14,9 @@ ActivationBuffers<BufferId> lay_out_activations(MemoryLayout& layout, const Acti
     };
 
     ActivationBuffers<BufferId> ids;
+    BlockActivations<BufferId> recomputed{};
+    if (spec.recompute.any(config.layers))
+        recomputed = lay_out_recomputed(layout, config, B, spec.dtype, spec.recompute.kind);
     for (int slot = 0; slot < spec.slots; ++slot) {
         const std::string prefix = fmt::format("slot {}: ", slot);
         MicroBatchBuffers<BufferId>& buffers = ids.slots.emplace_back();
@@ -22,7 +25,8 @@ ActivationBuffers<BufferId> lay_out_activations(MemoryLayout& layout, const Acti
         }
         for (std::int64_t i = 0; i < config.layers; ++i) {
             buffers.blocks.push_back(lay_out_block_activations(layout, fmt::format("{}block {}", prefix, i),
-                                                               config, B, spec.dtype));
+                                                               config, B, spec.dtype, spec.recompute.of(i),
+                                                               recomputed));
         }
     }
     for (int i = 0; i <= spec.slots; ++i) {

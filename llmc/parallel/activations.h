@@ -22,7 +22,7 @@ struct TokenBuffers {
 template <class Buffer>
 struct MicroBatchBuffers {
     std::vector<Buffer> residual;                  // L+1 times X (B,T,C)
-    std::vector<BlockActivations<Buffer>> blocks;  // L
+    std::vector<BlockActivations<Buffer>> blocks;  // L; what they recompute is the same memory in all slots
 };
 
 template <class Buffer>
@@ -43,6 +43,7 @@ struct ActivationSpec {
     int slots = 1;               // micro-batches in flight
     std::int64_t head_rows = 1;  // of logits at a time
     std::int64_t norm_blocks = 0;
+    Recompute recompute{};
 };
 
 ActivationBuffers<BufferId> lay_out_activations(MemoryLayout& layout, const ActivationSpec& spec);

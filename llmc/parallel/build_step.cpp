@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "llmc/model/units.h"
+#include "llmc/parallel/insert_recomputes.h"
 #include "llmc/parallel/prefetch.h"
 
 namespace llmc {
@@ -16,10 +17,12 @@ class StepBuilder {
     explicit StepBuilder(const StepSpec& spec) : spec_(spec), sharding_(spec.sharding) {
         step_.layers = spec.layers;
         step_.sharding = spec.sharding;
+        step_.recompute = spec.recompute;
         step_.micro_batches = spec.micro_batches;
     }
 
     Step finish() {
+        insert_recomputes(step_);
         insert_gathers(step_);
         order_streams(step_);
         return std::move(step_);
@@ -35,8 +38,10 @@ class StepBuilder {
         release(wpe_unit);
         for (int block = 0; block < spec_.layers; ++block) {
             const int unit = block_unit(block);
+            std::vector<BufferUse> writes = activations(block);
+            writes.push_back({residual, block + 1});
             compute(ActionKind::forward, {PartKind::block, block}, micro_batch,
-                    {{residual, block}, whole_parameters(unit)}, {{saved, block}, {residual, block + 1}});
+                    {{residual, block}, whole_parameters(unit)}, std::move(writes));
             // The backward pass begins with the last block.
             if (sharding_.reshards_after_forward && block + 1 < spec_.layers) release(unit);
         }
@@ -66,8 +71,10 @@ class StepBuilder {
         for (int block = spec_.layers - 1; block >= 0; --block) {
             const int unit = block_unit(block);
             begin(unit, first);
-            compute(ActionKind::backward, {PartKind::block, block}, micro_batch,
-                    {{residual_gradient}, {residual, block}, {saved, block}, whole_parameters(unit)},
+            std::vector<BufferUse> reads = activations(block);
+            reads.insert(reads.begin(), {{residual_gradient}, {residual, block}});
+            reads.push_back(whole_parameters(unit));
+            compute(ActionKind::backward, {PartKind::block, block}, micro_batch, std::move(reads),
                     {{residual_gradient}, sums(unit)});
             release(unit);
             end(unit, first, last);
@@ -128,6 +135,15 @@ class StepBuilder {
         if (sharding_.ranks() == 1) return;
         action.stream = StreamKind::communication;
         add(std::move(action));
+    }
+
+    // What a block's backward needs of its forward.
+    std::vector<BufferUse> activations(int block) const {
+        const RecomputeKind kind = spec_.recompute.of(block);
+        std::vector<BufferUse> uses;
+        if (kind != RecomputeKind::block) uses.push_back({saved, block});
+        if (kind != RecomputeKind::none) uses.push_back({recomputed, 0, block_unit(block)});
+        return uses;
     }
 
     // ---- where a unit's numbers are

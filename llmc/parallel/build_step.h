@@ -1,7 +1,8 @@
-// Makes the list of actions of a rank: a pure function of the model's depth, the mesh and how it shards, the accumulation
-// and whether gradients are kept rounded.
+// Makes the list of actions of a rank: a pure function of the model's depth, the mesh and how it shards, the accumulation,
+// whether gradients are kept rounded and which activations are not kept.
 #pragma once
 
+#include "llmc/model/recompute.h"
 #include "llmc/parallel/step.h"
 
 namespace llmc {
@@ -12,6 +13,7 @@ struct StepSpec {
     int micro_batches = 1;
     // Gradients are kept in bf16: the backward pass of a micro-batch makes sums in fp32, which are then added to them.
     bool rounds_gradients = false;
+    Recompute recompute{};
 };
 
 // Forward and backward of every micro-batch, gradients reduced behind the last action that writes them,

@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "llmc/core/error.h"
 #include "llmc/model/units.h"
@@ -81,7 +82,8 @@ class Checker {
     void require_own(const Action& action, const BufferUse& use) const {
         const bool of_block = action.unit < 0 && action.part.kind == PartKind::block;
         const int unit = of_block ? block_unit(action.part.block) : action.unit;
-        require(unit < 0 || !belongs_to_unit(use.role) || use.unit == unit, "uses a buffer of another unit");
+        const bool has_unit = belongs_to_unit(use.role) || use.role == BufferRole::recomputed;
+        require(unit < 0 || !has_unit || use.unit == unit, "uses a buffer of another unit");
     }
 
     Whole& whole(const BufferUse& use) {
@@ -98,6 +100,10 @@ class Checker {
             require(found->second == action.micro_batch, "reads an activation of another micro-batch");
         }
         switch (use.role) {
+            case BufferRole::recomputed:
+                require(recomputed_ == std::pair(use.unit, action.micro_batch),
+                        "reads what is to be recomputed first");
+                break;
             case BufferRole::parameters: {
                 const auto found = parameters_.find(use.index);
                 require(found != parameters_.end() && found->second == use.unit,
@@ -159,6 +165,9 @@ class Checker {
     void write(const Action& action, const BufferUse& use) {
         if (belongs_to_micro_batch(use.role)) owner_[place_of(action, use)] = action.micro_batch;
         switch (use.role) {
+            case BufferRole::recomputed:
+                recomputed_ = {use.unit, action.micro_batch};
+                return;
             case BufferRole::parameters:
                 return write_parameters(action, use);
             case BufferRole::gradient_sums:
@@ -247,8 +256,9 @@ class Checker {
 
     const Sharding& sharding_;
     std::string where_;
-    std::map<Place, int> owner_;     // the micro-batch that wrote it last
-    std::map<int, int> parameters_;  // by place: the unit whose whole parameters are there
+    std::map<Place, int> owner_;                 // the micro-batch that wrote it last
+    std::pair<int, int> recomputed_ = {-1, -1};  // the unit and the micro-batch whose it is
+    std::map<int, int> parameters_;              // by place: the unit whose whole parameters are there
     std::map<int, Sums> sums_;
     std::map<int, Whole> gradients_;
     std::set<int> shards_;  // units whose shard of gradients is filled

@@ -85,6 +85,8 @@ void Executor::perform(const Step& step, const Action& action, const StepInput& 
             return;  // orders what comes after
         case ActionKind::forward:
             return forward(action, input.sequences);
+        case ActionKind::recompute:
+            return recompute(action, step.recompute, input.sequences);
         case ActionKind::backward:
             return backward(action, input);
         case ActionKind::logits: {
@@ -159,6 +161,15 @@ void Executor::forward(const Action& action, std::int64_t sequences) {
             return ops_.sum(loss_sum(), head.losses);
         }
     }
+}
+
+void Executor::recompute(const Action& action, const Recompute& what, std::int64_t sequences) {
+    const auto cut = first(sequences);
+    const auto& slot = activations_.slots[static_cast<std::size_t>(action.slot)];
+    const auto block = static_cast<std::size_t>(action.part.block);
+    block_recompute(ops_, what.of(action.part.block), cut(slot.residual[block]),
+                    block_tensors(action.part.block, parameters), slot.blocks[block].transform(cut),
+                    activations_.scratch.transform(cut));
 }
 
 void Executor::backward(const Action& action, const StepInput& input) {

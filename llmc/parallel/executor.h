@@ -68,6 +68,7 @@ class Executor {
     void perform(const Step& step, const Action& action, const StepInput& input);
     void load(const Step& step, const Action& action, const StepInput& input);
     void forward(const Action& action, std::int64_t sequences);
+    void recompute(const Action& action, const Recompute& what, std::int64_t sequences);
     void backward(const Action& action, const StepInput& input);
     void gather_parameters(int unit);
     void reduce_scatter(const Action& action);

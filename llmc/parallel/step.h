@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "llmc/device/queues.h"
+#include "llmc/model/recompute.h"
 #include "llmc/parallel/sharding.h"
 
 namespace llmc {
@@ -20,6 +21,7 @@ enum class ActionKind {
     release,            // a unit's whole parameters may be overwritten: where they lie, another's turn comes
     zero,               // what the backward pass adds a unit's gradients to = 0
     forward,            // a part of the model; the head's forward alone makes losses only
+    recompute,          // of a block: what it did not keep of its forward
     backward,           // the same part's; the head's includes its forward, since its logits are not kept
     logits,             // the head's forward for one position
     round,              // a unit's gradients = its gradient sums, rounded
@@ -58,6 +60,7 @@ enum class BufferRole {
     tokens,           // inputs and targets
     residual,         // index: l, the input of block l (of the head for l = L)
     saved,            // index: block; what its backward needs beside the residual
+    recomputed,       // index: 0; what blocks that recompute share. unit: the block's unit, whose it is now
     residual_gradient,  // the gradient that flows back along the residual stream
     logits,             // of one position
     loss,               // of the micro-batches so far, then of all ranks
@@ -75,9 +78,9 @@ struct BufferUse {
 struct Action {
     ActionKind kind;
     StreamKind stream = StreamKind::compute;
-    Part part{};           // forward, backward
+    Part part{};           // forward, recompute, backward
     int unit = -1;         // of all that concerns one unit
-    int micro_batch = -1;  // load, forward, backward, logits
+    int micro_batch = -1;  // load, forward, recompute, backward, logits
     int slot = 0;          // where the micro-batch's activations lie
     std::vector<BufferUse> reads;
     std::vector<BufferUse> writes;
@@ -89,6 +92,7 @@ struct Action {
 struct Step {
     int layers = 0;
     Sharding sharding{};
+    Recompute recompute{};
     int micro_batches = 0;
     std::vector<Action> actions;
 };
@@ -99,6 +103,7 @@ void order_streams(Step& step);
 
 // Stops with a ProgrammingError naming the action that
 // - reads an activation its own micro-batch did not write, or that another has overwritten since;
+// - reads what another block, or the same one for another micro-batch, has computed where those that recompute share memory;
 // - reads parameters that are not gathered or of another unit, or gathers over some that are in use;
 // - reads or reduces gradients before they are zeroed and complete, or writes them after they were reduced;
 // - writes gradients of a unit over another's, or over its own, that have not been reduced or added up;
