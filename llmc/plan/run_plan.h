@@ -9,6 +9,7 @@
 #include "llmc/core/memory_layout.h"
 #include "llmc/device/ops.h"
 #include "llmc/model/config.h"
+#include "llmc/model/recompute.h"
 #include "llmc/parallel/activations.h"
 #include "llmc/parallel/mesh.h"
 #include "llmc/parallel/parameter_store.h"
@@ -28,6 +29,7 @@ struct RunSpec {
     DType dtype = DType::fp32;
     DType gradient_dtype = DType::fp32;  // or `dtype`
     Mesh mesh;
+    Recompute recompute{};
     std::int64_t global_batch_tokens = 0;
     std::int64_t micro_batch_sequences = 0;        // 0: as many as divide the batch, fit the memory, and
     std::int64_t usual_micro_batch_tokens = 2048;  // are not more tokens than this
