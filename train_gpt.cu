@@ -205,6 +205,7 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
                   .dtype = options.compute_dtype(),
                   .gradient_dtype = options.kept_gradient_dtype(),
                   .mesh = mesh,
+                  .recompute = options.recomputation(),
                   .global_batch_tokens = *options.global_batch_tokens,
                   .micro_batch_sequences = options.micro_batch_size.value_or(0),
                   .usual_micro_batch_tokens = device.usual_tokens(),

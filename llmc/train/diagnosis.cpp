@@ -79,41 +79,72 @@ std::vector<StateTensor> gradient_tensors(const ParameterStore& store) {
 struct Output {
     std::string name;  // of the layer that makes it
     Tensor tensor;
+    int block = -1;  // whose it is, if other blocks overwrite what that block computed on the way
 };
 
-// What the forward pass leaves, in its order.
-std::vector<Output> forward_outputs(const RunPlan& plan, const Arenas& arenas) {
-    const ActivationBuffers<Tensor> buffers = bind(plan.activations, arenas);
+// What a block's forward pass leaves, in its order.
+std::vector<Output> block_outputs(const MicroBatchBuffers<Tensor>& buffers, std::size_t i) {
+    const BlockActivations<Tensor>& block = buffers.blocks[i];
+    const auto of = [&](const char* layer, const Tensor& tensor) {
+        return Output{fmt::format("h.{}{}", i, layer), tensor};
+    };
+    return {of(".ln_1", block.ln_1),      of(".attn.c_attn", block.qkv),
+            of(".attn", block.attention), of(".attn.c_proj", block.residual),
+            of(".ln_2", block.ln_2),      of(".mlp.c_fc", block.pre_gelu),
+            of(".mlp.act", block.gelu),   of(".mlp.c_proj", buffers.residual[i + 1])};
+}
+
+// What the forward pass leaves, in its order: of blocks that recompute, only the last output.
+std::vector<Output> forward_outputs(const RunPlan& plan, const ActivationBuffers<Tensor>& buffers) {
     const MicroBatchBuffers<Tensor>& slot = buffers.slots[0];
     std::vector<Output> outputs = {{"wte + wpe", slot.residual[0]}};
     for (std::size_t i = 0; i < slot.blocks.size(); ++i) {
-        const BlockActivations<Tensor>& block = slot.blocks[i];
-        const auto add = [&](const char* layer, const Tensor& tensor) {
-            outputs.push_back({fmt::format("h.{}{}", i, layer), tensor});
-        };
-        add(".ln_1", block.ln_1);
-        add(".attn.c_attn", block.qkv);
-        add(".attn", block.attention);
-        add(".attn.c_proj", block.residual);
-        add(".ln_2", block.ln_2);
-        add(".mlp.c_fc", block.pre_gelu);
-        add(".mlp.act", block.gelu);
-        add(".mlp.c_proj", slot.residual[i + 1]);
+        const auto block = static_cast<int>(i);
+        const std::vector<Output> of_block = block_outputs(slot, i);
+        if (plan.spec.recompute.recomputes(block)) {
+            outputs.push_back({of_block.back().name, of_block.back().tensor, block});
+        } else {
+            outputs.insert(outputs.end(), of_block.begin(), of_block.end());
+        }
     }
     outputs.push_back({"ln_f", buffers.head.ln_f});
     outputs.push_back({"lm_head", buffers.head.losses});
     return outputs;
 }
 
+// The first that is not finite on any rank.
+std::optional<Output> first_non_finite_of(const std::vector<Output>& outputs, Device& device,
+                                          Communicator& ranks) {
+    const auto own = std::ranges::find_if(
+        outputs, [&](const Output& output) { return !is_finite(device, output.tensor); });
+    const std::int32_t first = smallest(static_cast<std::int32_t>(own - outputs.begin()), ranks);
+    if (first == std::ssize(outputs)) return std::nullopt;
+    return outputs[static_cast<std::size_t>(first)];
+}
+
+// The list as far as a block's forward.
+Step up_to_block(Step list, int block) {
+    const auto last = std::ranges::find_if(list.actions, [&](const Action& action) {
+        return action.kind == ActionKind::forward && action.part == Part{PartKind::block, block};
+    });
+    list.actions.erase(last + 1, list.actions.end());
+    return list;
+}
+
 std::optional<std::string> non_finite_output(const RunPlan& plan, const Arenas& arenas, Device& device,
-                                             Communicator& ranks, const std::function<void(int)>& forward) {
-    const std::vector<Output> outputs = forward_outputs(plan, arenas);
+                                             Communicator& ranks,
+                                             const std::function<void(int, const Step&)>& forward) {
+    const ActivationBuffers<Tensor> buffers = bind(plan.activations, arenas);
+    const std::vector<Output> outputs = forward_outputs(plan, buffers);
     for (int micro_batch = 0; micro_batch < plan.micro_batches; ++micro_batch) {
-        forward(micro_batch);
-        const auto found = std::ranges::find_if(
-            outputs, [&](const Output& output) { return !is_finite(device, output.tensor); });
-        const std::int32_t first = smallest(static_cast<std::int32_t>(found - outputs.begin()), ranks);
-        if (first < std::ssize(outputs)) return outputs[static_cast<std::size_t>(first)].name;
+        forward(micro_batch, plan.evaluation);
+        const auto found = first_non_finite_of(outputs, device, ranks);
+        if (!found) continue;
+        if (found->block < 0) return found->name;
+        forward(micro_batch, up_to_block(plan.evaluation, found->block));
+        const auto inside = first_non_finite_of(
+            block_outputs(buffers.slots[0], static_cast<std::size_t>(found->block)), device, ranks);
+        return inside.value_or(*found).name;
     }
     return std::nullopt;
 }
@@ -136,7 +167,7 @@ std::optional<std::string> non_finite_state(Device& device, const ParameterStore
 
 std::string first_non_finite(const RunPlan& plan, const Arenas& arenas, Device& device,
                              const ParameterStore& store, Communicator& ranks,
-                             const std::function<void(int)>& forward) {
+                             const std::function<void(int, const Step&)>& forward) {
     if (const auto state = non_finite_state(device, store, ranks)) return *state;
     if (const auto layer = non_finite_output(plan, arenas, device, ranks, forward))
         return fmt::format("the output of {}", *layer);

@@ -20,10 +20,10 @@ std::optional<std::string> non_finite_state(Device& device, const ParameterStore
 
 // What a step computed that is not finite: the first such weight, else the first such activation of the forward pass
 // (of any rank and micro-batch, "the output of h.0.mlp.c_fc"), else the first such gradient of the backward pass, else
-// the norm. `forward` runs the forward pass of one of the step's micro-batches again. All ranks call it after the same
-// step and receive the same answer.
+// the norm. `forward` runs a list with one of the step's micro-batches: the plan's evaluation, or its beginning. All ranks
+// call it after the same step and receive the same answer.
 std::string first_non_finite(const RunPlan& plan, const Arenas& arenas, Device& device,
                              const ParameterStore& store, Communicator& ranks,
-                             const std::function<void(int micro_batch)>& forward);
+                             const std::function<void(int micro_batch, const Step& list)>& forward);
 
 }  // namespace llmc

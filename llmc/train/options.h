@@ -13,6 +13,7 @@
 #include "llmc/core/dtype.h"
 #include "llmc/device/device.h"
 #include "llmc/model/config.h"
+#include "llmc/model/recompute.h"
 #include "llmc/optim/schedule.h"
 #include "llmc/parallel/sharding.h"
 
@@ -41,6 +42,8 @@ struct Options {
     bool cuda_sync = false;
     bool share_gpu = false;
     std::int64_t communication_timeout = 600;
+    std::string recompute = "none";
+    std::optional<std::int64_t> recompute_every;  // of what recomputes something
 
     // sharding
     std::int64_t zero_stage = 0;
@@ -88,6 +91,7 @@ struct Options {
     DType compute_dtype() const;
     DType kept_gradient_dtype() const;
     ScheduleKind schedule_kind() const;
+    Recompute recomputation() const;
     // Of so many data-parallel processes. UserError if the shards' size does not divide them.
     Sharding sharding(int processes) const;
 };

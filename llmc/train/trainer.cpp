@@ -115,11 +115,10 @@ StepMetrics Trainer::train_step(const TrainingSamples& samples) {
     const double norm = std::sqrt(results.norm_squared);
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
     if (!std::isfinite(loss) || !std::isfinite(norm)) {
-        const auto forward = [&](int micro_batch) {
+        const auto forward = [&](int micro_batch, const Step& list) {
             executor_.run(
-                plan_.evaluation,
-                {.load = [&](int, auto inputs, auto targets) { load(micro_batch, inputs, targets); },
-                 .sequences = B});
+                list, {.load = [&](int, auto inputs, auto targets) { load(micro_batch, inputs, targets); },
+                       .sequences = B});
         };
         user_error(
             "step {}: the loss is {} and the gradient's norm {}; the first tensor that is not finite is {}; "
@@ -197,12 +196,14 @@ std::optional<double> Trainer::validate(const ValidationWindows& validation, std
         executor_.run(plan_.evaluation, {.load = load, .sequences = B});
         loss += executor_.results().loss_sum;
         if (!std::isfinite(loss)) {
-            const auto as_it_is = [](int) {};  // the forward pass has just left its outputs
+            const auto forward = [&](int, const Step& list) {
+                executor_.run(list, {.load = load, .sequences = B});
+            };
             user_error(
                 "the loss of the validation after step {} is {}; the first tensor that is not finite is {}; "
                 "{}",
                 progress_.step, named(loss),
-                first_non_finite(plan_, arenas_, device_, store_, world_, as_it_is), what_would_do());
+                first_non_finite(plan_, arenas_, device_, store_, world_, forward), what_would_do());
         }
     }
     return loss / static_cast<double>(validation.targets(windows));
