@@ -208,6 +208,7 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
                   .pipeline_schedule = options.kind_of_pipeline_schedule(),
                   .virtual_stages = static_cast<int>(options.virtual_stages),
                   .pipeline_layers = options.pipeline_layers,
+                  .recompute = options.recomputation(),
                   .global_batch_tokens = *options.global_batch_tokens,
                   .micro_batch_sequences = options.micro_batch_size.value_or(0),
                   .usual_micro_batch_tokens = device.usual_tokens(),

@@ -52,6 +52,7 @@ void run(int threads, const Options& options, HostCommunicator& world) {
                                    .dtype = options.compute_dtype(),
                                    .gradient_dtype = options.kept_gradient_dtype(),
                                    .mesh = {},
+                                   .recompute = options.recomputation(),
                                    .global_batch_tokens = *options.global_batch_tokens,
                                    .micro_batch_sequences = options.micro_batch_size.value_or(0),
                                    .usual_micro_batch_tokens = device->usual_tokens(),

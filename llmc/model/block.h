@@ -1,4 +1,4 @@
-// One transformer block: its tensors by name, what it keeps for its backward pass, and the pass in both
+// One transformer block: its tensors by name, what it keeps for its backward pass or makes again, and the pass in both
 // directions.
 //
 //   h = x + attention(layernorm(x)) W_proj + b_proj
@@ -12,6 +12,7 @@
 #include "llmc/device/arenas.h"
 #include "llmc/device/ops.h"
 #include "llmc/model/config.h"
+#include "llmc/model/recompute.h"
 #include "llmc/model/units.h"
 
 namespace llmc {
@@ -28,7 +29,8 @@ struct BlockTensors {
     BlockTensors(const UnitLayout& layout, const Tensor& flat);
 };
 
-// What the forward pass of a block leaves for its backward pass.
+// What the forward pass of a block leaves for its backward pass. What a block does not keep (recompute.h) is memory that
+// it shares with the others that do not.
 template <class Buffer>
 struct BlockActivations {
     Buffer ln_1, ln_1_mean, ln_1_rstd;  // (B,T,C), fp32 (B,T) twice
@@ -62,15 +64,25 @@ struct BlockScratch {
     }
 };
 
+// What blocks that recompute share: of all tensors that they do not keep.
+BlockActivations<BufferId> lay_out_recomputed(MemoryLayout& layout, const GPTConfig& config,
+                                              std::int64_t batch, DType dtype, RecomputeKind kind);
+// `recomputed` is what such blocks share.
 BlockActivations<BufferId> lay_out_block_activations(MemoryLayout& layout, const std::string& name,
-                                                     const GPTConfig& config, std::int64_t batch,
-                                                     DType dtype);
+                                                     const GPTConfig& config, std::int64_t batch, DType dtype,
+                                                     RecomputeKind kind,
+                                                     const BlockActivations<BufferId>& recomputed);
 BlockScratch<BufferId> lay_out_block_scratch(MemoryLayout& layout, const GPTConfig& config,
                                              std::int64_t batch, DType dtype);
 
 // y = block(x).   x, y X (B,T,C), not the same memory
 void block_forward(Ops& ops, const Tensor& y, const Tensor& x, const BlockTensors& parameters,
                    const BlockActivations<Tensor>& saved, const BlockScratch<Tensor>& scratch);
+
+// Makes again what a block does not keep, of the x that its forward pass had. Where layernorms are made again, so are their
+// mean and rstd, which are the same.
+void block_recompute(Ops& ops, RecomputeKind kind, const Tensor& x, const BlockTensors& parameters,
+                     const BlockActivations<Tensor>& saved, const BlockScratch<Tensor>& scratch);
 
 // dx holds the gradient of y and is overwritten with the gradient of x; `gradients` accumulate.
 //   dx, x X (B,T,C)

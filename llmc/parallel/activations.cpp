@@ -20,13 +20,17 @@ ActivationBuffers<BufferId> lay_out_activations(MemoryLayout& layout, const Acti
     const auto beside = [](bool is) { return is ? ArenaKind::pipeline : ArenaKind::activations; };
 
     ActivationBuffers<BufferId> ids;
+    BlockActivations<BufferId> recomputed{};
+    if (spec.recompute.any(spec.part.most_blocks_of_a_chunk()))
+        recomputed = lay_out_recomputed(layout, config, B, spec.dtype, spec.recompute.kind);
     for (int slot = 0; slot < in_flight.slots; ++slot) {
         const std::string prefix = fmt::format("slot {}: ", slot);
         SlotBuffers<BufferId>& buffers = ids.slots.emplace_back();
         for (int i = 0; i < spec.part.most_blocks_of_a_chunk(); ++i) {
             buffers.residual.push_back(add(fmt::format("{}residual {}", prefix, i), spec.dtype, {B, T, C}));
             buffers.blocks.push_back(lay_out_block_activations(layout, fmt::format("{}block {}", prefix, i),
-                                                               config, B, spec.dtype));
+                                                               config, B, spec.dtype, spec.recompute.of(i),
+                                                               recomputed));
         }
     }
     for (int i = 0; i < in_flight.chunk_inputs; ++i) {

@@ -25,8 +25,8 @@ struct TokenBuffers {
 // pass: of as many blocks as the stage's largest chunk has.
 template <class Buffer>
 struct SlotBuffers {
-    std::vector<Buffer> residual;  // X (B,T,C), the output of each block
-    std::vector<BlockActivations<Buffer>> blocks;
+    std::vector<Buffer> residual;                  // X (B,T,C), the output of each block
+    std::vector<BlockActivations<Buffer>> blocks;  // what they recompute is the same memory in all slots
 };
 
 template <class Buffer>
@@ -50,6 +50,7 @@ struct ActivationSpec {
     BuffersInFlight in_flight{};
     std::int64_t head_rows = 1;  // of logits at a time
     std::int64_t norm_blocks = 0;
+    Recompute recompute{};
 };
 
 ActivationBuffers<BufferId> lay_out_activations(MemoryLayout& layout, const ActivationSpec& spec);

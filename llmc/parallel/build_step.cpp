@@ -7,6 +7,7 @@
 #include "llmc/core/error.h"
 #include "llmc/model/units.h"
 #include "llmc/parallel/chunk_buffers.h"
+#include "llmc/parallel/insert_recomputes.h"
 #include "llmc/parallel/prefetch.h"
 
 namespace llmc {
@@ -35,10 +36,12 @@ class StepBuilder {
         step_.stage = spec.stage;
         step_.stages = stages();
         step_.sharding = spec.sharding;
+        step_.recompute = spec.recompute;
         step_.micro_batches = micro_batches();
     }
 
     Step finish() {
+        insert_recomputes(step_);
         insert_gathers(step_);
         order_streams(step_);
         return std::move(step_);
@@ -201,7 +204,7 @@ class StepBuilder {
         for (int block = chunk.first_block; block < chunk.end_block; ++block) {
             const int unit = block_unit(block);
             compute(ActionKind::forward, {PartKind::block, block}, {stream(block), whole_parameters(unit)},
-                    {{saved, in_chunk(block)}, stream(block + 1)});
+                    with(activations(block), {stream(block + 1)}));
             // The backward pass begins with the last block.
             const bool stays = turns_round && block + 1 == chunk.end_block;
             if (sharding_.reshards_after_forward && !stays) release(unit);
@@ -253,21 +256,19 @@ class StepBuilder {
     void backward_block(ActionKind kind, int block) {
         const int unit = block_unit(block);
         const Part part{PartKind::block, block};
+        const BufferUse later{output_gradients, in_chunk(block)};
+        const std::vector<BufferUse> kept = with(activations(block), {stream(block)});
         if (kind == ActionKind::backward_input) {
-            compute(kind, part, {gradient(), stream(block), {saved, in_chunk(block)}, whole_parameters(unit)},
-                    {gradient(), {output_gradients, in_chunk(block)}});
+            compute(kind, part, with(kept, {gradient(), whole_parameters(unit)}), {gradient(), later});
             release(unit);
             return;
         }
         begin(unit);
         if (kind == ActionKind::backward) {
-            compute(kind, part, {gradient(), stream(block), {saved, in_chunk(block)}, whole_parameters(unit)},
-                    {gradient(), sums(unit)});
+            compute(kind, part, with(kept, {gradient(), whole_parameters(unit)}), {gradient(), sums(unit)});
             release(unit);
         } else {
-            compute(kind, part,
-                    {stream(block), {saved, in_chunk(block)}, {output_gradients, in_chunk(block)}},
-                    {sums(unit)});
+            compute(kind, part, with(kept, {later}), {sums(unit)});
         }
         end(unit);
     }
@@ -291,6 +292,19 @@ class StepBuilder {
     // Chunks use the same slots.
     int in_chunk(int block) const { return block - chunk_at(chunk_).first_block; }
     BufferUse gradient() const { return {residual_gradient, place_.gradient}; }
+
+    // What a block's backward needs of its forward.
+    std::vector<BufferUse> activations(int block) const {
+        const RecomputeKind kind = spec_.recompute.of(in_chunk(block));
+        std::vector<BufferUse> uses;
+        if (kind != RecomputeKind::block) uses.push_back({saved, in_chunk(block)});
+        if (kind != RecomputeKind::none) uses.push_back({recomputed, 0, block_unit(block)});
+        return uses;
+    }
+    static std::vector<BufferUse> with(std::vector<BufferUse> uses, std::initializer_list<BufferUse> more) {
+        uses.insert(uses.end(), more);
+        return uses;
+    }
 
     // ---- where a unit's numbers are
 

@@ -1,7 +1,8 @@
 // Makes the list of actions of a rank: a pure function of its part of the model, the pipeline's schedule, how the data
-// ranks shard, the accumulation and whether gradients are kept rounded.
+// ranks shard, the accumulation, whether gradients are kept rounded and which activations are not kept.
 #pragma once
 
+#include "llmc/model/recompute.h"
 #include "llmc/parallel/pipeline_schedule.h"
 #include "llmc/parallel/stage.h"
 #include "llmc/parallel/step.h"
@@ -15,6 +16,7 @@ struct StepSpec {
     Sharding sharding{};
     // Gradients are kept in bf16: the backward pass of a micro-batch makes sums in fp32, which are then added to them.
     bool rounds_gradients = false;
+    Recompute recompute{};
 };
 
 // Forward and backward of every micro-batch, in the order of the schedule; gradients reduced behind the last action

@@ -94,7 +94,8 @@ class Checker {
     void require_own(const Action& action, const BufferUse& use) const {
         const bool of_block = action.unit < 0 && action.part.kind == PartKind::block;
         const int unit = of_block ? block_unit(action.part.block) : action.unit;
-        require(unit < 0 || !belongs_to_unit(use.role) || use.unit == unit, "uses a buffer of another unit");
+        const bool has_unit = belongs_to_unit(use.role) || use.role == BufferRole::recomputed;
+        require(unit < 0 || !has_unit || use.unit == unit, "uses a buffer of another unit");
     }
 
     Whole& whole(const BufferUse& use) {
@@ -111,6 +112,10 @@ class Checker {
             require(found->second == owner_of(action), "reads an activation of another micro-batch");
         }
         switch (use.role) {
+            case BufferRole::recomputed:
+                require(recomputed_ == std::pair(use.unit, action.micro_batch),
+                        "reads what is to be recomputed first");
+                break;
             case BufferRole::parameters: {
                 const auto found = parameters_.find(use.index);
                 require(found != parameters_.end() && found->second == use.unit,
@@ -172,6 +177,9 @@ class Checker {
     void write(const Action& action, const BufferUse& use) {
         if (belongs_to_micro_batch(use.role)) owner_[place_of(action, use)] = owner_of(action);
         switch (use.role) {
+            case BufferRole::recomputed:
+                recomputed_ = {use.unit, action.micro_batch};
+                return;
             case BufferRole::parameters:
                 return write_parameters(action, use);
             case BufferRole::gradient_sums:
@@ -270,8 +278,9 @@ class Checker {
     const Sharding& sharding_;
     const StagePart& part_;
     std::string where_;
-    std::map<Place, Owner> owner_;   // whose pass wrote it last
-    std::map<int, int> parameters_;  // by place: the unit whose whole parameters are there
+    std::map<Place, Owner> owner_;               // whose pass wrote it last
+    std::pair<int, int> recomputed_ = {-1, -1};  // the unit and the micro-batch whose it is
+    std::map<int, int> parameters_;              // by place: the unit whose whole parameters are there
     std::map<int, Sums> sums_;
     std::map<int, Whole> gradients_;
     std::set<int> shards_;  // units whose shard of gradients is filled

@@ -80,6 +80,8 @@ void Executor::perform(const Action& action) {
             return;  // orders what comes after
         case ActionKind::forward:
             return forward(action);
+        case ActionKind::recompute:
+            return recompute(action);
         case ActionKind::backward:
         case ActionKind::backward_input:
         case ActionKind::backward_weight:
@@ -220,6 +222,14 @@ void Executor::forward(const Action& action) {
             return ops_.sum(loss_sum(), buffers.losses);
         }
     }
+}
+
+void Executor::recompute(const Action& action) {
+    const auto cut = first(input_->sequences);
+    const std::size_t place = place_in_chunk(action);
+    block_recompute(ops_, step_->recompute.of(static_cast<std::int64_t>(place)), stream(action, action.reads),
+                    block_tensors(action.part.block, parameters),
+                    slot_of(action).blocks[place].transform(cut), activations_.scratch.transform(cut));
 }
 
 void Executor::backward(const Action& action) {

@@ -71,6 +71,7 @@ class Executor final : private Performer {
     bool is_done(const Action& action) override;
     void load(const Action& action);
     void forward(const Action& action);
+    void recompute(const Action& action);
     void backward(const Action& action);
     void transfer(const Action& action);
     void gather_parameters(int unit);

@@ -31,6 +31,7 @@ Phase phase_of(ActionKind kind) {
         case ActionKind::logits:
             return Phase::forward;
         case ActionKind::zero:
+        case ActionKind::recompute:
         case ActionKind::backward:
         case ActionKind::backward_input:
         case ActionKind::backward_weight:

@@ -9,6 +9,12 @@ namespace llmc {
 
 namespace {
 
+// A block's backward after its recompute is the same part of the model once more.
+bool goes_on_with(const Action& action, const Action& before) {
+    return before.kind == ActionKind::recompute && action.part == before.part &&
+           action.micro_batch == before.micro_batch;
+}
+
 // Calls f(use) for each unit's whole parameters that an action reads.
 template <class F>
 void for_each_parameters(const Action& action, F&& f) {
@@ -52,7 +58,7 @@ void insert_gathers(Step& step) {
                                    .writes = {use}});
             held[use.index] = use.unit;
         });
-        if (reads) parts.push_back(i);
+        if (reads && (parts.empty() || !goes_on_with(action, step.actions[parts.back()]))) parts.push_back(i);
     }
 
     std::vector<Action> actions;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "llmc/device/queues.h"
+#include "llmc/model/recompute.h"
 #include "llmc/parallel/sharding.h"
 
 namespace llmc {
@@ -20,6 +21,7 @@ enum class ActionKind {
     release,             // a unit's whole parameters may be overwritten: where they lie, another's turn comes
     zero,                // what the backward pass adds a unit's gradients to = 0
     forward,             // a part of the model; the head's forward alone makes losses only
+    recompute,           // of a block: what it did not keep of its forward
     backward,            // the same part's; the head's includes its forward, since its logits are not kept
     backward_input,      // a block's: the gradient of its input, and of its outputs what the next needs
     backward_weight,     // its parameters' gradients, from that
@@ -66,6 +68,7 @@ enum class BufferRole {
     chunk_input,      // index: of a few buffers; the residual stream where a chunk begins
     residual,         // index: l, the output of the chunk's l-th block, counted from 1
     saved,            // index: of the chunk's blocks; what one's backward needs beside the residual
+    recomputed,       // index: 0; what blocks that recompute share. unit: the block's unit, whose it is now
     output_gradients,  // index: of the chunk's blocks; what the gradients of its parameters are made from later
     residual_gradient,  // index: of a few buffers; the gradient that flows back along the residual stream
     logits,             // of one position
@@ -84,7 +87,7 @@ struct BufferUse {
 struct Action {
     ActionKind kind;
     StreamKind stream = StreamKind::compute;
-    Part part{};           // forward, backward
+    Part part{};           // forward, recompute, backward
     int unit = -1;         // of all that concerns one unit
     int micro_batch = -1;  // load, forward, backward, logits, and what goes between stages
     int chunk = 0;         // of these: which of the stage's chunks
@@ -100,6 +103,7 @@ struct Step {
     StagePart part{};
     int stage = 0, stages = 1;
     Sharding sharding{};
+    Recompute recompute{};
     int micro_batches = 0;
     std::vector<Action> actions{};
 
@@ -114,6 +118,7 @@ void order_streams(Step& step);
 
 // Stops with a ProgrammingError naming the action that
 // - reads an activation its own micro-batch did not write, or that another has overwritten since;
+// - reads what another block, or the same one for another micro-batch, has computed where those that recompute share memory;
 // - reads parameters that are not gathered or of another unit, or gathers over some that are in use;
 // - reads or reduces gradients before they are zeroed and complete, or writes them after they were reduced;
 // - writes gradients of a unit over another's, or over its own, that have not been reduced or added up;

@@ -22,6 +22,8 @@ std::string_view name_of(ActionKind kind) {
             return "zero";
         case ActionKind::forward:
             return "forward";
+        case ActionKind::recompute:
+            return "recompute";
         case ActionKind::backward:
             return "backward";
         case ActionKind::backward_input:
@@ -126,6 +128,8 @@ std::string_view name_of(BufferRole role) {
             return "residual";
         case BufferRole::saved:
             return "saved";
+        case BufferRole::recomputed:
+            return "recomputed";
         case BufferRole::output_gradients:
             return "doutputs";
         case BufferRole::residual_gradient:
@@ -149,7 +153,9 @@ std::string to_string(std::span<const BufferUse> uses, std::span<const std::stri
         const BufferUse& use = uses[i];
         if (i > 0) text += ", ";
         text += name_of(use.role);
-        if (belongs_to_unit(use.role)) {
+        if (use.role == BufferRole::recomputed) {
+            text += " " + unit_names[static_cast<std::size_t>(use.unit)];
+        } else if (belongs_to_unit(use.role)) {
             text += " " + unit_names[static_cast<std::size_t>(use.unit)];
             if (use.index != use.unit)
                 text += fmt::format(" (in {}'s place)", unit_names[static_cast<std::size_t>(use.index)]);
@@ -170,12 +176,18 @@ std::string counted(int n, std::string_view what) {
 }  // namespace
 
 std::string to_string(const Step& step, std::span<const std::string> unit_names) {
-    const std::string sharding = step.sharding.description();
+    std::string sharding = step.sharding.description();
+    if (!sharding.empty()) sharding.insert(0, ", ");
+    std::string recompute;
+    if (step.recompute.any(step.part.most_blocks_of_a_chunk())) {
+        recompute = fmt::format(", recompute {}", name_of(step.recompute.kind));
+        if (step.recompute.every > 1) recompute += fmt::format(" of 1 block in {}", step.recompute.every);
+    }
     std::string text = fmt::format(
-        "one step of this rank: {} actions, {}{}, {}{}\n\n", step.actions.size(),
+        "one step of this rank: {} actions, {}{}, {}{}{}\n\n", step.actions.size(),
         step.stages == 1 ? "" : fmt::format("stage {} of {}, ", step.stage, step.stages),
         step.micro_batches == 1 ? "1 micro-batch" : fmt::format("{} micro-batches", step.micro_batches),
-        counted(step.sharding.ranks(), "data rank"), sharding.empty() ? "" : ", " + sharding);
+        counted(step.sharding.ranks(), "data rank"), sharding, recompute);
     text += fmt::format("{:>5}  {:>5}  {:<14} {:<17} {:<10} {:>5}  {}\n", "#", "after", "stream", "action",
                         "on", "micro", "reads -> writes");
     for (std::size_t i = 0; i < step.actions.size(); ++i) {

@@ -25,8 +25,21 @@ constexpr std::int64_t most_block_passes = 1 << 18;  // micro-batches times laye
 
 // ---- memory
 
+// Of the activations of a block (block.h) and its input: numbers for each token and channel.
+double numbers_kept(RecomputeKind kind) {
+    switch (kind) {
+        case RecomputeKind::none:
+            return 16;
+        case RecomputeKind::selective:
+            return 10;
+        case RecomputeKind::block:
+            return 1;
+    }
+    programming_error("an unknown kind of recompute");
+}
+
 // What a process needs at least, whatever the sizes: weights, gradients and moments, and what the blocks keep of a
-// micro-batch (block.h: 16 C numbers a token and layer).
+// micro-batch.
 double least_memory(const RunSpec& spec) {
     const GPTConfig& config = spec.config;
     const auto element = static_cast<double>(size_of(spec.dtype));
@@ -37,8 +50,12 @@ double least_memory(const RunSpec& spec) {
                              (spec.dtype == DType::fp32 ? 8 : 12) * part(0);
     const double tokens = static_cast<double>(std::max<std::int64_t>(1, spec.micro_batch_sequences)) *
                           static_cast<double>(config.sequence_length);
+    const auto layers = static_cast<double>(config.layers),
+               recomputing = static_cast<double>(config.layers / spec.recompute.every);
+    const double kept = numbers_kept(RecomputeKind::none) * (layers - recomputing) +
+                        numbers_kept(spec.recompute.kind) * recomputing;
     return parameter * parameters_about(config) +
-           element * 16 * tokens * static_cast<double>(config.layers) * static_cast<double>(config.channels);
+           element * kept * tokens * static_cast<double>(config.channels);
 }
 
 // The option to blame for a run that is too large: the one furthest beyond the largest GPT-2; none if none is.
@@ -103,9 +120,9 @@ std::string largest_arenas(const MemoryLayout& memory) {
     return fmt::format("{}, {} and {}", text(0), text(1), text(2));
 }
 
-// `smaller`: with the largest micro-batch that would fit, or the smallest there is. `stage`: of ZeRO, at which a run
-// would fit that does not with any micro-batch.
-[[noreturn]] void refuse_memory(const RunPlan& plan, const RunPlan& smaller, std::optional<int> stage) {
+// `smaller`: with the largest micro-batch that would fit, or the smallest there is. `other`: options with which a run would
+// fit that does not with any micro-batch; empty if there are none.
+[[noreturn]] void refuse_memory(const RunPlan& plan, const RunPlan& smaller, const std::string& other) {
     const MachineMemory& machine = plan.spec.machine;
     const bool would_fit = fits(machine, smaller.largest_memory);
     const RunPlan& shown = would_fit ? plan : smaller;
@@ -117,7 +134,7 @@ std::string largest_arenas(const MemoryLayout& memory) {
         name = fmt::format("{} {}", size->option, size->value);
         advice = fmt::format("give a smaller {}", size->option);
     }
-    if (stage) advice += fmt::format("; --zero-stage {} would fit", *stage);
+    if (!other.empty()) advice += fmt::format("; {} would fit", other);
     user_error(
         "{}: {} parameters and a micro-batch of {} need {} of memory (the largest arenas are {}){}; {}", name,
         human_count(parameters_about(plan.spec.config)), plural(shown.micro_batch, "sequence"),
@@ -268,7 +285,8 @@ StepSpec step_spec(const RunPlan& plan, int stage) {
             .stage = stage,
             .pipeline = plan.pipeline,
             .sharding = plan.spec.mesh.sharding,
-            .rounds_gradients = plan.spec.gradient_dtype != DType::fp32};
+            .rounds_gradients = plan.spec.gradient_dtype != DType::fp32,
+            .recompute = plan.spec.recompute};
 }
 
 // Several at once, so that all stages have something to do.
@@ -343,7 +361,8 @@ void lay_out_memory(RunPlan& plan, const Ops& ops, std::size_t staging_bytes) {
                                                          .part = plan.part(),
                                                          .in_flight = in_flight(plan),
                                                          .head_rows = rows_of_logits(plan),
-                                                         .norm_blocks = norm_blocks});
+                                                         .norm_blocks = norm_blocks,
+                                                         .recompute = spec.recompute});
     plan.communication = add_bytes(plan.memory, ArenaKind::communication, staging_bytes);
     plan.workspace =
         add_bytes(plan.memory, ArenaKind::workspace, ops.workspace_bytes(workspace_request(plan)));
@@ -412,6 +431,26 @@ std::optional<int> stage_that_fits(RunSpec spec, const Ops& ops, std::size_t sta
     return std::nullopt;
 }
 
+// The options with which the run would fit, the one that costs least first: recompute, then ZeRO, then both.
+std::string what_would_fit(RunSpec spec, const Ops& ops, std::size_t staging_bytes,
+                           std::int64_t micro_batch) {
+    constexpr Recompute all{.kind = RecomputeKind::block};
+    RunSpec recomputing = spec;
+    recomputing.recompute = all;
+    const bool recomputes_all = spec.recompute == all;
+    const std::string recompute =
+        fmt::format("--recompute block{}", spec.recompute.every > 1 ? " --recompute-every 1" : "");
+    if (!recomputes_all &&
+        fits(spec.machine, plan_that_fits(recomputing, ops, staging_bytes, micro_batch).largest_memory))
+        return recompute;
+    if (const auto stage = stage_that_fits(spec, ops, staging_bytes, micro_batch))
+        return fmt::format("--zero-stage {}", *stage);
+    if (recomputes_all) return "";
+    if (const auto stage = stage_that_fits(recomputing, ops, staging_bytes, micro_batch))
+        return fmt::format("{} with --zero-stage {}", recompute, *stage);
+    return "";
+}
+
 }  // namespace
 
 RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes) {
@@ -427,10 +466,10 @@ RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes)
         RunSpec any = spec;
         any.micro_batch_sequences = 0;
         const RunPlan smaller = plan_that_fits(any, ops, staging_bytes, plan.micro_batch);
-        std::optional<int> stage;
+        std::string other;
         if (!fits(spec.machine, smaller.largest_memory))
-            stage = stage_that_fits(any, ops, staging_bytes, plan.micro_batch);
-        refuse_memory(plan, smaller, stage);
+            other = what_would_fit(any, ops, staging_bytes, plan.micro_batch);
+        refuse_memory(plan, smaller, other);
     }
     return plan;
 }

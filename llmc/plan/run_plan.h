@@ -11,6 +11,7 @@
 #include "llmc/core/memory_layout.h"
 #include "llmc/device/ops.h"
 #include "llmc/model/config.h"
+#include "llmc/model/recompute.h"
 #include "llmc/parallel/activations.h"
 #include "llmc/parallel/mesh.h"
 #include "llmc/parallel/parameter_store.h"
@@ -35,6 +36,7 @@ struct RunSpec {
     int virtual_stages = 1;  // chunks of a pipeline stage
     // Blocks of each chunk, as a person gave them; empty: balanced by their cost.
     std::string pipeline_layers{};
+    Recompute recompute{};
     std::int64_t global_batch_tokens = 0;
     std::int64_t micro_batch_sequences = 0;        // 0: as many as divide the batch, fit the memory, and
     std::int64_t usual_micro_batch_tokens = 2048;  // are not more tokens than this

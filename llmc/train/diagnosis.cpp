@@ -78,19 +78,20 @@ std::vector<StateTensor> gradient_tensors(const ParameterStore& store) {
     return tensors;
 }
 
+// What a layer makes; empty where another stage has it.
 struct Output {
-    std::string name;  // of the layer that makes it
-    Tensor tensor;     // empty where another stage has it
+    std::string name;
+    Tensor tensor;
 };
 
-// What the forward pass of a micro-batch leaves, in its order.
-std::vector<Output> forward_outputs(const RunPlan& plan, const Arenas& arenas) {
-    const ActivationBuffers<Tensor> buffers = bind(plan.activations, arenas);
+constexpr std::array layers_of_block = {".ln_1", ".attn.c_attn", ".attn",    ".attn.c_proj",
+                                        ".ln_2", ".mlp.c_fc",    ".mlp.act", ".mlp.c_proj"};
+
+// What the forward pass of a micro-batch leaves, in its order, by the names of the layers that make it.
+std::vector<Output> forward_outputs(const RunPlan& plan, const ActivationBuffers<Tensor>& buffers) {
     std::vector<Output> outputs(1, {"wte + wpe", {}});
-    constexpr std::array layers = {".ln_1", ".attn.c_attn", ".attn",    ".attn.c_proj",
-                                   ".ln_2", ".mlp.c_fc",    ".mlp.act", ".mlp.c_proj"};
     for (std::int64_t i = 0; i < plan.spec.config.layers; ++i) {
-        for (const char* layer : layers) outputs.push_back({fmt::format("h.{}{}", i, layer), {}});
+        for (const char* layer : layers_of_block) outputs.push_back({fmt::format("h.{}{}", i, layer), {}});
     }
     outputs.push_back({"ln_f", {}});
     outputs.push_back({"lm_head", {}});
@@ -110,23 +111,54 @@ std::vector<Output> forward_outputs(const RunPlan& plan, const Arenas& arenas) {
             const BlockActivations<Tensor>& block = slot.blocks[place];
             const std::array tensors = {block.ln_1, block.qkv,      block.attention, block.residual,
                                         block.ln_2, block.pre_gelu, block.gelu,      slot.residual[place]};
-            const std::size_t first = 1 + layers.size() * static_cast<std::size_t>(action.part.block);
+            const std::size_t first =
+                1 + layers_of_block.size() * static_cast<std::size_t>(action.part.block);
             for (std::size_t i = 0; i < tensors.size(); ++i) outputs[first + i].tensor = tensors[i];
         }
     }
     return outputs;
 }
 
+// The block that makes the output of this number; -1: the embedding or the head.
+int block_of_output(std::size_t number, const std::vector<Output>& outputs) {
+    const bool is_in_block = number > 0 && number + 2 < outputs.size();
+    return is_in_block ? static_cast<int>((number - 1) / layers_of_block.size()) : -1;
+}
+
+// The list without what is computed behind a block; what ranks say to each other stays.
+Step up_to_block(Step list, int block) {
+    for (Action& action : list.actions) {
+        const bool is_behind = action.part.kind == PartKind::head ||
+                               (action.part.kind == PartKind::block && action.part.block > block);
+        if (action.kind == ActionKind::forward && is_behind) action.kind = ActionKind::release;
+    }
+    return list;
+}
+
 std::optional<std::string> non_finite_output(const RunPlan& plan, const Arenas& arenas, Device& device,
                                              Communicator& ranks, const ForwardPasses& passes) {
-    const std::vector<Output> outputs = forward_outputs(plan, arenas);
+    const std::vector<Output> outputs = forward_outputs(plan, bind(plan.activations, arenas));
+    // Of blocks that recompute only the last output stays; their others, once no later block has run.
+    const auto first_of = [&](const std::optional<int> only_block) {
+        std::size_t first = outputs.size();
+        for (std::size_t i = outputs.size(); i-- > 0;) {
+            const int block = block_of_output(i, outputs);
+            const bool stays = block < 0 || i % layers_of_block.size() == 0 ||
+                               plan.spec.recompute.kind == RecomputeKind::none;
+            if (only_block ? block != *only_block : !stays) continue;
+            if (outputs[i].tensor && !is_finite(device, outputs[i].tensor)) first = i;
+        }
+        return static_cast<std::size_t>(smallest(static_cast<std::int32_t>(first), ranks));
+    };
     for (int micro_batch = 0; micro_batch < passes.micro_batches; ++micro_batch) {
-        passes.run(micro_batch);
-        const auto found = std::ranges::find_if(outputs, [&](const Output& output) {
-            return output.tensor.data != nullptr && !is_finite(device, output.tensor);
-        });
-        const std::int32_t first = smallest(static_cast<std::int32_t>(found - outputs.begin()), ranks);
-        if (first < std::ssize(outputs)) return outputs[static_cast<std::size_t>(first)].name;
+        passes.run(micro_batch, plan.diagnosis);
+        const std::size_t found = first_of(std::nullopt);
+        if (found == outputs.size()) continue;
+        const int block = block_of_output(found, outputs);
+        if (block < 0 || plan.spec.recompute.kind == RecomputeKind::none) return outputs[found].name;
+        passes.run(micro_batch, up_to_block(plan.diagnosis, block));
+        const std::size_t inside = first_of(block);
+        return outputs[std::min(found, inside)].name;
     }
     return std::nullopt;
 }

@@ -18,10 +18,10 @@ namespace llmc {
 // answer.
 std::optional<std::string> non_finite_state(Device& device, const ParameterStore& store, Communicator& ranks);
 
-// Runs the forward pass of one of a list's micro-batches again, by the plan's list for that (RunPlan::diagnosis).
+// Runs the forward pass of one of so many micro-batches again, by a list: RunPlan::diagnosis, or a part of it.
 struct ForwardPasses {
     int micro_batches;
-    std::function<void(int micro_batch)> run;
+    std::function<void(int micro_batch, const Step& list)> run;
 };
 
 // What a step computed that is not finite: the first such weight, else the first such activation of the forward pass

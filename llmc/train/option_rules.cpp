@@ -61,6 +61,12 @@ void check_ranges(const Options& o) {
         user_error("--prefetch-units is for --zero-stage 3, which gathers parameters");
     if (o.zero_stage < 3 && !o.reshard_after_forward)
         user_error("--reshard-after-forward=false is for --zero-stage 3, which gathers parameters");
+    if (o.recompute_every && o.recompute == "none")
+        user_error("--recompute-every is for --recompute selective or block, which recompute something");
+    if (o.recompute_every) {
+        require_range<std::int64_t>("recompute-every", *o.recompute_every, 1,
+                                    std::clamp<std::int64_t>(*o.layers, 1, many));
+    }
     require_range("lr", *o.learning_rate, 0.0, large);
     require_range<std::int64_t>("warmup-steps", *o.warmup_steps, 0, many);
     require_range("min-lr-fraction", o.min_lr_fraction, 0.0, 1.0);
@@ -92,6 +98,13 @@ ScheduleKind Options::schedule_kind() const {
         if (schedule == name_of(kind)) return kind;
     }
     programming_error("an unchecked schedule");
+}
+
+Recompute Options::recomputation() const {
+    for (const auto kind : {RecomputeKind::none, RecomputeKind::selective, RecomputeKind::block}) {
+        if (recompute == name_of(kind)) return {.kind = kind, .every = recompute_every.value_or(1)};
+    }
+    programming_error("an unchecked kind of recompute");
 }
 
 PipelineSchedule Options::kind_of_pipeline_schedule() const {

@@ -27,6 +27,13 @@ Choices model_names() {
     return names;
 }
 
+Choices recompute_names() {
+    Choices names;
+    for (const auto kind : {RecomputeKind::none, RecomputeKind::selective, RecomputeKind::block})
+        names.emplace_back(name_of(kind));
+    return names;
+}
+
 Choices schedule_names() {
     Choices names;
     for (const auto kind :
@@ -71,6 +78,10 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("dtype", o.dtype, "Of computing; default bf16 on GPUs, fp32 on the CPU", Choices{"fp32", "bf16"});
     setting("gradient-dtype", o.gradient_dtype,
             "Keep and reduce gradients in this; bf16 only with --dtype bf16", Choices{"fp32", "bf16"});
+    setting("recompute", o.recompute,
+            "Of a block, for less memory: layernorms and GELU, or all that it computes", recompute_names());
+    setting("recompute-every", o.recompute_every, "Recompute one block of so many; default 1: every one",
+            any);
     setting("device", o.device, "Where to compute; auto: on GPUs where there are any",
             Choices{"auto", "cpu", "cuda"});
     setting("attention", o.attention, "On GPUs: our own kernels, or cuDNN's", Choices{"flash", "cudnn"});

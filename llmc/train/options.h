@@ -13,6 +13,7 @@
 #include "llmc/core/dtype.h"
 #include "llmc/device/device.h"
 #include "llmc/model/config.h"
+#include "llmc/model/recompute.h"
 #include "llmc/optim/schedule.h"
 #include "llmc/parallel/mesh.h"
 #include "llmc/parallel/pipeline_schedule.h"
@@ -42,6 +43,8 @@ struct Options {
     bool cuda_sync = false;
     bool share_gpu = false;
     std::int64_t communication_timeout = 600;
+    std::string recompute = "none";
+    std::optional<std::int64_t> recompute_every;  // of what recomputes something
 
     // sharding
     std::int64_t zero_stage = 0;
@@ -98,6 +101,7 @@ struct Options {
     // Of a process among so many. UserError if they cannot be divided as was asked for.
     Mesh mesh(int processes, int rank) const;
     PipelineSchedule kind_of_pipeline_schedule() const;
+    Recompute recomputation() const;
 };
 
 // Reads the command line and --config. Returns nothing where --help or --version was asked for: `text` then

@@ -256,8 +256,8 @@ std::optional<std::vector<std::int32_t>> Trainer::generate(std::span<const std::
 ForwardPasses Trainer::forward_passes(
     int micro_batches,
     const std::function<void(int, std::span<std::int32_t>, std::span<std::int32_t>)>& load) {
-    const auto run = [this, load](int micro_batch) {
-        executor_.run(plan_.diagnosis,
+    const auto run = [this, load](int micro_batch, const Step& list) {
+        executor_.run(list,
                       {.load = [&](int, auto inputs, auto targets) { load(micro_batch, inputs, targets); },
                        .sequences = plan_.micro_batch});
     };

@@ -87,6 +87,15 @@ TYPED_TEST(LayerNorm, FusedResidualForward) {
                 synchronize();
             }
             EXPECT_EQ(std::memcmp(out.data(), again.data(), out.bytes()), 0);
+            // Alone, of the rounded sum, it gives the same bits: what is not kept can be computed again.
+            Array<X> alone(n);
+            Array<float> mean_alone(rows), rstd_alone(rows);
+            llmc::cuda::layernorm_forward(on, alone.data(), mean_alone.data(), rstd_alone.data(),
+                                          residual.data(), gamma.data(), beta.data(), rows, channels);
+            synchronize();
+            EXPECT_EQ(std::memcmp(out.data(), alone.data(), out.bytes()), 0);
+            EXPECT_EQ(std::memcmp(mean.data(), mean_alone.data(), mean.bytes()), 0);
+            EXPECT_EQ(std::memcmp(rstd.data(), rstd_alone.data(), rstd.bytes()), 0);
             Array<X> expected_residual(n), expected(n);
             Array<float> expected_mean(rows), expected_rstd(rows);
             cpu().fused_residual_layernorm_forward(

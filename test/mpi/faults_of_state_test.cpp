@@ -59,7 +59,7 @@ class Model {
     }
 
     std::string first_non_finite() {
-        const ForwardPasses as_it_is{1, [](int) {}};
+        const ForwardPasses as_it_is{1, [](int, const Step&) {}};
         return llmc::first_non_finite(plan_, arenas_, *device_, store_, world(), as_it_is);
     }
     std::optional<std::string> difference() { return differing_replica(*device_, store_, world()); }

@@ -145,6 +145,7 @@ void run(const Options& options, Job& job) {
                                    .dtype = options.compute_dtype(),
                                    .gradient_dtype = options.kept_gradient_dtype(),
                                    .mesh = options.mesh(world.size(), world.rank()),
+                                   .recompute = options.recomputation(),
                                    .global_batch_tokens = *options.global_batch_tokens,
                                    .micro_batch_sequences = options.micro_batch_size.value_or(0)},
                                   device->ops(), HostCommunicator::staging_bytes(world.size()));

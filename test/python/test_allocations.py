@@ -10,7 +10,7 @@ OPTIONS = ["--layers=2", "--heads=2", "--channels=32", "--seq-len=32", "--steps=
 
 
 @pytest.mark.parametrize("micro_batch", [1, 3])
-@pytest.mark.parametrize("dtypes", [["--dtype=fp32"], ["--dtype=bf16"],
+@pytest.mark.parametrize("dtypes", [["--dtype=fp32"], ["--dtype=bf16", "--recompute=block"],
                                     ["--dtype=bf16", "--gradient-dtype=bf16", "--stochastic-rounding"]], ids=" ".join)
 @pytest.mark.parametrize("transport,ranks", [("", 1), ("mpi", 2), ("mpi", 4), ("tcp", 4)])
 def test_a_step_allocates_nothing(transport, ranks, dtypes, micro_batch):

@@ -210,10 +210,15 @@ def test_a_checkpoint_whose_next_step_is_not_finite(tmp_path):
     assert "; go on from an earlier checkpoint" in one_error(run([*arguments, "--resume"], tmp_path, 1).stderr)
 
 
+# Where the outputs of the blocks' layers are kept, and where the blocks overwrite each other's.
+RECOMPUTES = [["--recompute=none"], ["--recompute=selective"], ["--recompute=block"]]
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTES, ids=lambda option: option[0])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_validation_that_is_not_finite_names_the_first_output(ranks, tmp_path):
+def test_a_validation_that_is_not_finite_names_the_first_output(ranks, recompute, tmp_path):
     """A step so large that the weights, all finite, overflow the forward pass."""
-    result = run(["--out-dir={}/run", "--steps=1", "--lr=1e10", "--warmup-steps=0", "--grad-clip=0"], tmp_path, ranks)
+    result = run(["--out-dir={}/run", "--steps=1", "--lr=1e10", "--warmup-steps=0", "--grad-clip=0", *recompute], tmp_path, ranks)
     assert result.returncode == 1
     assert re.search(r"validation after step 1 is nan; the first tensor that is not finite is the output of h\.0\.attn;",
                      one_error(result.stderr))
@@ -249,19 +254,21 @@ def overflowing_norm(tensors):
 TOKENS = [*(65,) * 383, 200, 65]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks, recompute", [(1, RECOMPUTES[0]), (2, RECOMPUTES[0]), (1, RECOMPUTES[1]),
+                                              (2, [*RECOMPUTES[2], "--zero-stage=3", "--micro-batch-size=1"])],
+                         ids=["1", "2", "1, selective", "2, block, ZeRO-3"])
 @pytest.mark.parametrize("change, tensor", [
     (overflowing_output, "the output of h.1.mlp.c_fc"),
     (overflowing_row, "the output of h.0.ln_1"),
     (overflowing_gradient, "the gradient of h.1.ln_2.bias"),
     (overflowing_norm, "the norm of all gradients, each of which is finite"),
 ], ids=lambda value: value.__name__ if callable(value) else "")
-def test_the_first_tensor_that_is_not_finite_is_named(change, tensor, ranks, tmp_path):
+def test_the_first_tensor_that_is_not_finite_is_named(change, tensor, ranks, recompute, tmp_path):
     folder = tmp_path / "case"
     folder.mkdir()
     weights(change)(folder)
     shard(tokens=TOKENS)(folder)
-    result = run([*INIT, *SHARD, "--out-dir={}/run", "--checkpoint-every=1"], folder, ranks)
+    result = run([*INIT, *SHARD, *recompute, "--out-dir={}/run", "--checkpoint-every=1"], folder, ranks)
     assert result.returncode == 1
     line = one_error(result.stderr)
     assert line.startswith("step 1: ") and f"the first tensor that is not finite is {tensor};" in line

@@ -293,6 +293,21 @@ def test_every_stage_of_zero_gives_the_same_bits(ranks, experiment, seed, tmp_pa
             assert own == whole[dtype], stage
 
 
+@pytest.mark.parametrize("ranks, options", [(1, ["--dtype=fp32"]), (1, ["--dtype=bf16", "--micro-batch-size=2"]),
+                                            (2, ["--dtype=bf16", "--micro-batch-size=1", "--zero-stage=3"])],
+                         ids=["fp32", "bf16", "2 processes, bf16, ZeRO-3"])
+def test_recompute_gives_the_same_bits(ranks, options, experiment, tmp_path):
+    """The operations of the forward pass, once more with the same inputs; the embedding's and the head's are not made again."""
+    def trained(recompute, seed):
+        folder = tmp_path / recompute
+        run = train(folder, *experiment.options(*options), f"--recompute={recompute}", "--export", folder / "w.safetensors",
+                    ranks=ranks, seed=seed, variables=cached(tmp_path))
+        return results(run), digest(folder / "w.safetensors")
+
+    whole = trained("none", seed=0)
+    assert at_once(functools.partial(trained, "selective", 1), functools.partial(trained, "block", 2)) == [whole, whole]
+
+
 # ---- planted faults
 
 

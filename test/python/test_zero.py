@@ -18,7 +18,8 @@ from refused import one_error
 TINY = ["--layers=3", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384", "--device=cpu"]
 STAGES = [["--zero-stage=0"], ["--zero-stage=1"], ["--zero-stage=2"], ["--zero-stage=3"], ["--zero-stage=3", "--zero-shard-size=2"],
           ["--zero-stage=1", "--zero-shard-size=2"], ["--zero-stage=3", "--prefetch-units=0"], ["--zero-stage=3", "--prefetch-units=5"],
-          ["--zero-stage=3", "--reshard-after-forward=false"], ["--zero-stage=3", "--overlap-grad-reduce=false"]]
+          ["--zero-stage=3", "--reshard-after-forward=false"], ["--zero-stage=3", "--overlap-grad-reduce=false"],
+          ["--zero-stage=3", "--recompute=block"], ["--zero-stage=0", "--recompute=selective", "--recompute-every=2"]]
 PEAK = program.ROOT / program.BUILD / "test/tools/peak_memory"
 
 

@@ -16,9 +16,10 @@ namespace {
 class Plans : public testing::Test {
   protected:
     RunPlan plan(std::size_t available, std::int64_t micro_batch = 0, int processes = 1,
-                 const Mesh& mesh = {}) {
+                 const Mesh& mesh = {}, const Recompute& recompute = {}) {
         return plan_run({.config = {2, 2, 32, 64, 256},
                          .mesh = mesh,
+                         .recompute = recompute,
                          .global_batch_tokens = std::int64_t{64} * 24,
                          .micro_batch_sequences = micro_batch,
                          .machine = {.bytes = available, .processes = processes}},
@@ -72,10 +73,45 @@ TEST_F(Plans, ARefusalNamesTheLargestArenasAndWhatWouldFit) {
     for (const std::int64_t micro_batch : {0, 1, 24}) {
         const std::string line = refusal(least - 1, micro_batch);
         EXPECT_TRUE(std::regex_match(
-            line, std::regex("too large a model: .* parameters and a micro-batch of 1 sequence" + of_arenas +
-                             ", and this machine has .*B free; give a smaller --model")))
+            line,
+            std::regex(
+                "too large a model: .* parameters and a micro-batch of 1 sequence" + of_arenas +
+                ", and this machine has .*B free; give a smaller --model; --recompute block would fit")))
             << line;
     }
+}
+
+TEST_F(Plans, ARefusalNamesRecomputeBeforeZeroAndBothLast) {
+    constexpr Recompute all{.kind = RecomputeKind::block};
+    const auto mesh = [](int stage) {
+        return Mesh{.sharding = {.stage = stage, .shards = 8, .reduces_each_micro_batch = stage >= 2}};
+    };
+    const auto bytes = [&](int stage, const Recompute& recompute) {
+        return plan(0, 1, 1, mesh(stage), recompute).memory.total_bytes();
+    };
+    const auto advice = [&](std::size_t available, const Recompute& recompute) {
+        try {
+            plan(available, 0, 1, mesh(0), recompute);
+        } catch (const UserError& fault) {
+            const std::string line = fault.what();
+            return line.substr(line.find("; ") + 2);
+        }
+        return std::string();
+    };
+    constexpr std::string_view smaller = "give a smaller --model";
+    EXPECT_EQ(advice(bytes(0, all), {}), fmt::format("{}; --recompute block would fit", smaller));
+    EXPECT_EQ(advice(bytes(0, all), {.kind = RecomputeKind::selective}),
+              fmt::format("{}; --recompute block would fit", smaller));
+    EXPECT_EQ(advice(bytes(0, all), {.kind = RecomputeKind::block, .every = 2}),
+              fmt::format("{}; --recompute block --recompute-every 1 would fit", smaller));
+    EXPECT_EQ(advice(bytes(1, all), all), fmt::format("{}; --zero-stage 1 would fit", smaller));
+    ASSERT_LT(bytes(1, all), std::min(bytes(0, all), bytes(1, {})));
+    EXPECT_EQ(advice(bytes(0, all) - 1, {}), fmt::format("{}; --zero-stage 1 would fit", smaller));
+    std::size_t least = bytes(0, {});
+    for (const int stage : {1, 2, 3}) least = std::min(least, bytes(stage, {}));
+    EXPECT_EQ(advice(least - 1, {}),
+              fmt::format("{}; --recompute block with --zero-stage 1 would fit", smaller));
+    EXPECT_EQ(advice(10000, {}), smaller);
 }
 
 TEST_F(Plans, ARefusalNamesTheStageOfZeroThatWouldFit) {

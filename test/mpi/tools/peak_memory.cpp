@@ -40,6 +40,7 @@ std::size_t train(const Options& options, Job& job, Device& device, int steps) {
                                    .dtype = options.compute_dtype(),
                                    .gradient_dtype = options.kept_gradient_dtype(),
                                    .mesh = mesh,
+                                   .recompute = options.recomputation(),
                                    .global_batch_tokens = *options.global_batch_tokens,
                                    .micro_batch_sequences = options.micro_batch_size.value_or(0)},
                                   device.ops(), HostCommunicator::staging_bytes(world.size()));
