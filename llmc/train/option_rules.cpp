@@ -47,6 +47,9 @@ void check_ranges(const Options& o) {
     if (o.zero_shard_size) require_range<std::int64_t>("zero-shard-size", *o.zero_shard_size, 1, 1 << 20);
     if (o.prefetch_units) require_range<std::int64_t>("prefetch-units", *o.prefetch_units, 0, 1 << 20);
     require_range<std::int64_t>("pipeline-parallel", o.pipeline_parallel, 1, 1 << 10);
+    require_range<std::int64_t>("tensor-parallel", o.tensor_parallel, 1, 1 << 10);
+    if (o.sequence_parallel && o.tensor_parallel == 1)
+        user_error("--sequence-parallel is for --tensor-parallel 2 or more; leave it out");
     require_range<std::int64_t>("virtual-stages", o.virtual_stages, 1, 1 << 10);
     const auto of_pipelines = [&](bool given, const char* option) {
         if (given && o.pipeline_parallel == 1)
@@ -131,7 +134,7 @@ void require_divisor(std::string_view option, std::int64_t size, int count, std:
 Sharding sharding_of(const Options& o, int processes) {
     const std::int64_t size = o.zero_shard_size.value_or(processes);
     require_divisor("zero-shard-size", size, processes,
-                    o.pipeline_parallel > 1 ? "data-parallel process" : "process");
+                    o.pipeline_parallel * o.tensor_parallel > 1 ? "data-parallel process" : "process");
     Sharding sharding{.shards = processes, .reduces_each_micro_batch = o.reduce_every == "micro-batch"};
     // One process has all shards: nothing is to be brought together.
     if (o.zero_stage == 0 || size == 1) return sharding;
@@ -147,8 +150,14 @@ Sharding sharding_of(const Options& o, int processes) {
 
 Mesh Options::mesh(int processes, int rank) const {
     require_divisor("pipeline-parallel", pipeline_parallel, processes, "process");
-    Mesh mesh{.pipeline = static_cast<int>(pipeline_parallel), .rank = rank};
-    mesh.sharding = sharding_of(*this, processes / mesh.pipeline);
+    Mesh mesh{.pipeline = static_cast<int>(pipeline_parallel),
+              .tensor = static_cast<int>(tensor_parallel),
+              .sequence_parallel = sequence_parallel,
+              .rank = rank};
+    const int of_stage = processes / mesh.pipeline;
+    require_divisor("tensor-parallel", tensor_parallel, of_stage,
+                    mesh.pipeline > 1 ? "process of each stage" : "process");
+    mesh.sharding = sharding_of(*this, of_stage / mesh.tensor);
     return mesh;
 }
 
