@@ -95,7 +95,7 @@ class StepBuilder {
     int ln_f() const { return ln_f_unit(layers()); }
     int stages() const { return spec_.pipeline.stages; }
     int micro_batches() const { return spec_.pipeline.micro_batches; }
-    bool has_others() const { return sharding_.ranks() > 1 || stages() > 1; }
+    bool has_others() const { return sharding_.ranks() > 1 || stages() > 1 || spec_.tensor.ranks > 1; }
     // wte's gradients are made in two stages.
     bool is_tied(int unit) const { return unit == wte_unit && stages() > 1; }
 
@@ -363,7 +363,19 @@ class StepBuilder {
                  .writes = {whole_gradients(unit)}});
         }
         accumulate_received();
-        if (is_last() || sharding_.accumulates_shards(micro_batches())) reduce(unit);
+        if (is_last() || sharding_.accumulates_shards(micro_batches())) {
+            sum_replicated(unit);
+            reduce(unit);
+        }
+    }
+
+    // Layernorms see a rank's own tokens with sequence parallelism.
+    void sum_replicated(int unit) {
+        if (!spec_.tensor.sequence_parallel || unit == wte_unit || unit == wpe_unit) return;
+        add({.kind = ActionKind::sum_replicated,
+             .unit = unit,
+             .reads = {whole_gradients(unit)},
+             .writes = {whole_gradients(unit)}});
     }
 
     // All-reduce is reduce-scatter then all-gather (idea 3).

@@ -35,13 +35,14 @@ enum class ActionKind {
     reduce_scatter,      // a unit's gradients: each rank receives its shard of the sum over the group
     all_reduce,          // a unit's shard, summed over the groups
     accumulate_shard,    // a unit's shard of the sum += that of this micro-batch
-    sum_tied,            // wte's shard, summed over the stages of the embedding and of the head
-    gather_gradients,    // a unit's gradients: every rank receives the summed shards
-    reduce_loss,         // the loss summed over ranks, and told to all stages
-    square,              // the sums of squares of this rank's shards of all gradients
-    gather_squares,      // those of the whole group, and of all stages
-    norm,                // the squared norm of all gradients, from the sums
-    update,              // AdamW on what a rank has of a unit's optimizer state
+    sum_replicated,    // a unit's gradients of what tensor-parallel ranks each have whole, summed over these
+    sum_tied,          // wte's shard, summed over the stages of the embedding and of the head
+    gather_gradients,  // a unit's gradients: every rank receives the summed shards
+    reduce_loss,       // the loss summed over ranks, and told to all stages
+    square,            // the sums of squares of this rank's shards of all gradients
+    gather_squares,    // those of the whole group, and of all stages
+    norm,              // the squared norm of all gradients, from the sums
+    update,            // AdamW on what a rank has of a unit's optimizer state
 };
 std::string_view name_of(ActionKind kind);
 

@@ -214,8 +214,15 @@ void check_micro_batches(const RunPlan& plan) {
     }
 }
 
+BlockSizes block_sizes(const RunPlan& plan) {
+    return {.config = plan.spec.config,
+            .split = plan.spec.mesh.split(),
+            .batch = plan.micro_batch,
+            .dtype = plan.spec.dtype};
+}
+
 std::int64_t rows_of_logits(const RunPlan& plan) {
-    return head_rows(plan.spec.config, plan.micro_batch, plan.spec.dtype, plan.spec.logits_bytes);
+    return head_rows(block_sizes(plan), plan.spec.logits_bytes);
 }
 
 WorkspaceRequest workspace_request(const RunPlan& plan) {
@@ -223,11 +230,12 @@ WorkspaceRequest workspace_request(const RunPlan& plan) {
     return {.batch = plan.micro_batch,
             .sequence = config.sequence_length,
             .channels = config.channels,
-            .heads = config.heads,
-            .largest_matmul_channels = std::max(4 * config.channels, config.padded_vocabulary()),
+            .heads = plan.spec.mesh.split().heads(config),
+            .largest_matmul_channels =
+                std::max(4 * config.channels, plan.spec.mesh.split().padded_vocabulary(config)),
             .head_rows = rows_of_logits(plan),
             .dtype = plan.spec.dtype,
-            .vocabulary = config.padded_vocabulary()};
+            .vocabulary = plan.spec.mesh.split().padded_vocabulary(config)};
 }
 
 // Memory without a type of its own, in fp32 words.
@@ -258,7 +266,7 @@ std::size_t bytes_of_whole_gradients(const RunPlan& plan) {
     sharding.reduces_each_micro_batch = true;
     MemoryLayout otherwise;
     lay_out_store(otherwise, plan.spec.config, {plan.spec.dtype, plan.spec.gradient_dtype}, plan.part(),
-                  sharding, static_cast<int>(plan.micro_batches));
+                  sharding, static_cast<int>(plan.micro_batches), plan.spec.mesh.tensor_place());
     const std::size_t whole = plan.memory.bytes(ArenaKind::gradients);
     return whole - std::min(whole, otherwise.bytes(ArenaKind::gradients));
 }
@@ -285,6 +293,7 @@ StepSpec step_spec(const RunPlan& plan, int stage) {
             .stage = stage,
             .pipeline = plan.pipeline,
             .sharding = plan.spec.mesh.sharding,
+            .tensor = plan.spec.mesh.split(),
             .rounds_gradients = plan.spec.gradient_dtype != DType::fp32,
             .recompute = plan.spec.recompute};
 }
@@ -348,17 +357,17 @@ BuffersInFlight in_flight(const RunPlan& plan) {
 
 void lay_out_memory(RunPlan& plan, const Ops& ops, std::size_t staging_bytes) {
     const RunSpec& spec = plan.spec;
-    plan.store = lay_out_store(plan.memory, spec.config, {spec.dtype, spec.gradient_dtype}, plan.part(),
-                               spec.mesh.sharding, static_cast<int>(plan.micro_batches));
+    plan.store =
+        lay_out_store(plan.memory, spec.config, {spec.dtype, spec.gradient_dtype}, plan.part(),
+                      spec.mesh.sharding, static_cast<int>(plan.micro_batches), spec.mesh.tensor_place());
     plan.sent = bytes_sent(plan.training, unit_bytes(spec, plan.store), activation_bytes(plan));
     plan.bytes_of_whole_gradients = bytes_of_whole_gradients(plan);
     std::int64_t norm_blocks = 0;
     for (const UnitLayout& unit : plan.store.units)
         norm_blocks += unit.padded_elements(spec.mesh.data_ranks()) / norm_block_elements;
-    plan.activations = lay_out_activations(plan.memory, {.config = spec.config,
-                                                         .dtype = spec.dtype,
-                                                         .batch = plan.micro_batch,
+    plan.activations = lay_out_activations(plan.memory, {.sizes = block_sizes(plan),
                                                          .part = plan.part(),
+                                                         .splits_backward = plan.pipeline.splits_backward(),
                                                          .in_flight = in_flight(plan),
                                                          .head_rows = rows_of_logits(plan),
                                                          .norm_blocks = norm_blocks,
@@ -453,6 +462,7 @@ std::string what_would_fit(RunSpec spec, const Ops& ops, std::size_t staging_byt
 
 RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes) {
     check_config(spec.config);
+    check_tensor_split(spec.mesh.split(), spec.config);
     require_possible(spec);
     check_vocabulary(spec.config.vocabulary);
     check_global_batch(spec);

@@ -39,6 +39,7 @@ std::vector<DependentSetting> dependent_settings() {
     const auto shards = [](const Options& o) { return !asked_sharding(o).keeps_optimizer_whole(); };
     const auto gathers = [](const Options& o) { return !asked_sharding(o).keeps_parameters_whole(); };
     const auto is_pipeline = [](const Options& o) { return o.pipeline_parallel > 1; };
+    const auto is_tensor_parallel = [](const Options& o) { return o.tensor_parallel > 1; };
     const auto recomputes = [](const Options& o) { return o.recompute != "none"; };
     constexpr std::string_view of_gathering = "is for --zero-stage 3, which gathers parameters";
     constexpr std::string_view of_pipelines = "is for --pipeline-parallel 2 or more";
@@ -55,6 +56,8 @@ std::vector<DependentSetting> dependent_settings() {
                   of_pipelines, is_pipeline),
         dependent("pipeline-layers", &Options::pipeline_layers, "pipeline-parallel", "pipeline-layers",
                   of_pipelines, is_pipeline),
+        dependent("sequence-parallel", &Options::sequence_parallel, "tensor-parallel", "sequence-parallel",
+                  "is for --tensor-parallel 2 or more", is_tensor_parallel),
         dependent("recompute-every", &Options::recompute_every, "recompute", "recompute-every",
                   "is for --recompute selective or block, which recompute something", recomputes),
     };
@@ -92,6 +95,7 @@ void check_ranges(const Options& o) {
     if (o.zero_shard_size) require_range<std::int64_t>("zero-shard-size", *o.zero_shard_size, 1, 1 << 20);
     if (o.prefetch_units) require_range<std::int64_t>("prefetch-units", *o.prefetch_units, 0, 1 << 20);
     require_range<std::int64_t>("pipeline-parallel", o.pipeline_parallel, 1, 1 << 10);
+    require_range<std::int64_t>("tensor-parallel", o.tensor_parallel, 1, 1 << 10);
     require_range<std::int64_t>("virtual-stages", o.virtual_stages, 1, 1 << 10);
     for (const DependentSetting& setting : dependent_settings()) {
         if (setting.is_given(o) && !setting.has_meaning(o))
@@ -167,7 +171,7 @@ void require_divisor(std::string_view option, std::int64_t size, int count, std:
 Sharding sharding_of(const Options& o, int processes) {
     const std::int64_t size = o.zero_shard_size.value_or(processes);
     require_divisor("zero-shard-size", size, processes,
-                    o.pipeline_parallel > 1 ? "data-parallel process" : "process");
+                    o.pipeline_parallel * o.tensor_parallel > 1 ? "data-parallel process" : "process");
     Sharding sharding{.shards = processes};
     // One process has all shards: nothing is to be brought together.
     if (const Sharding asked = asked_sharding(o); !asked.keeps_optimizer_whole() && size > 1) {
@@ -186,8 +190,14 @@ Sharding sharding_of(const Options& o, int processes) {
 
 Mesh Options::mesh(int processes, int rank) const {
     require_divisor("pipeline-parallel", pipeline_parallel, processes, "process");
-    Mesh mesh{.pipeline = static_cast<int>(pipeline_parallel), .rank = rank};
-    mesh.sharding = sharding_of(*this, processes / mesh.pipeline);
+    Mesh mesh{.pipeline = static_cast<int>(pipeline_parallel),
+              .tensor = static_cast<int>(tensor_parallel),
+              .sequence_parallel = sequence_parallel,
+              .rank = rank};
+    const int of_stage = processes / mesh.pipeline;
+    require_divisor("tensor-parallel", tensor_parallel, of_stage,
+                    mesh.pipeline > 1 ? "process of each stage" : "process");
+    mesh.sharding = sharding_of(*this, of_stage / mesh.tensor);
     return mesh;
 }
 
@@ -196,7 +206,7 @@ void settle_mesh(Options& o, const Mesh& mesh) {
         o.notes.push_back(
             fmt::format("{} nothing to shard: --zero-stage {} changes nothing",
                         mesh.data_ranks() == 1
-                            ? fmt::format("one {}process has", mesh.pipeline > 1 ? "data-parallel " : "")
+                            ? fmt::format("one {}process has", mesh.world() > mesh.data_ranks() ? "data-parallel " : "")
                             : "--zero-shard-size 1 leaves",
                         o.zero_stage));
     }

@@ -106,6 +106,10 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("check-replicas-every", o.check_replicas_every,
             "Compare what processes have alike every so many steps; 0: never", any);
 
+    group("Tensor parallelism");
+    setting("tensor-parallel", o.tensor_parallel, "Processes that share each layer's products", any);
+    setting("sequence-parallel", o.sequence_parallel, "And the tokens between these", any);
+
     group("Pipeline");
     setting("pipeline-parallel", o.pipeline_parallel, "Stages, each with a part of the layers", any);
     setting("pipeline-schedule", o.pipeline_schedule, "Order of the stages' work; default 1f1b",

@@ -57,6 +57,10 @@ struct Options {
     bool overlap_grad_reduce = true;
     std::int64_t check_replicas_every = 0;
 
+    // tensor parallelism
+    std::int64_t tensor_parallel = 1;
+    bool sequence_parallel = false;
+
     // pipeline
     std::int64_t pipeline_parallel = 1;
     std::string pipeline_schedule;  // by default follows from the number of chunks
