@@ -23,24 +23,28 @@ struct LastUses {
 }  // namespace
 
 std::vector<std::vector<int>> dependencies(const Step& step) {
+    std::vector<std::vector<int>> after(step.actions.size());
+    if (!communicates(step)) return after;  // one stream waits for nothing
     std::map<Place, LastUses> buffers;
-    std::vector<std::vector<int>> after;
+    std::vector<LastUses*> read, written;
     for (int i = 0; i < std::ssize(step.actions); ++i) {
         const Action& action = step.actions[static_cast<std::size_t>(i)];
         const auto own = static_cast<std::size_t>(action.stream);
-        const auto last_uses = [&](const BufferUse& use) -> LastUses& {
-            return buffers[place_of(action, use)];
+        const auto find_all = [&](std::vector<LastUses*>& found, const std::vector<BufferUse>& uses) {
+            found.clear();
+            for (const BufferUse& use : uses) found.push_back(&buffers[place_of(action, use)]);
         };
-        std::vector<int>& needed = after.emplace_back();
+        find_all(read, action.reads);
+        find_all(written, action.writes);
         for (std::size_t other = 0; other < all_streams.size(); ++other) {
             if (other == own) continue;
             int last = -1;
-            for (const BufferUse& use : action.reads) last = std::max(last, last_uses(use).write[other]);
-            for (const BufferUse& use : action.writes) last = std::max(last, last_uses(use).use[other]);
-            if (last >= 0) needed.push_back(last);
+            for (const LastUses* buffer : read) last = std::max(last, buffer->write[other]);
+            for (const LastUses* buffer : written) last = std::max(last, buffer->use[other]);
+            if (last >= 0) after[static_cast<std::size_t>(i)].push_back(last);
         }
-        for (const BufferUse& use : action.reads) last_uses(use).use[own] = i;
-        for (const BufferUse& use : action.writes) last_uses(use).use[own] = last_uses(use).write[own] = i;
+        for (LastUses* buffer : read) buffer->use[own] = i;
+        for (LastUses* buffer : written) buffer->use[own] = buffer->write[own] = i;
     }
     return after;
 }
