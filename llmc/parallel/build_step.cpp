@@ -36,6 +36,7 @@ class StepBuilder {
         step_.stage = spec.stage;
         step_.stages = stages();
         step_.sharding = spec.sharding;
+        step_.tensor = spec.tensor;
         step_.recompute = spec.recompute;
         step_.micro_batches = micro_batches();
     }

@@ -79,36 +79,6 @@ BuffersInFlight buffers_in_flight(const Step& step) {
     return count;
 }
 
-BytesSent bytes_sent(const Step& step, std::span<const UnitBytes> units, std::uint64_t activation) {
-    const auto shards = static_cast<std::uint64_t>(step.sharding.shards);
-    const auto replicas = static_cast<std::uint64_t>(step.sharding.replicas);
-    BytesSent sent;
-    for (const Action& action : step.actions) {
-        if (action.kind == ActionKind::send_activation || action.kind == ActionKind::send_gradient)
-            sent.stages += activation;
-        if (action.unit < 0) continue;
-        const UnitBytes& unit = units[static_cast<std::size_t>(action.unit)];
-        switch (action.kind) {
-            case ActionKind::reduce_scatter:
-            case ActionKind::gather_gradients:
-                sent.inside += unit.gradients / shards * (shards - 1);
-                break;
-            case ActionKind::gather_parameters:
-                sent.inside += unit.parameters / shards * (shards - 1);
-                break;
-            case ActionKind::all_reduce:
-                sent.across += 2 * (unit.gradients / shards / replicas) * (replicas - 1);
-                break;
-            case ActionKind::sum_tied:
-                sent.tied += unit.gradients / shards;
-                break;
-            default:
-                break;
-        }
-    }
-    return sent;
-}
-
 bool communicates(const Step& step) {
     return std::ranges::any_of(step.actions,
                                [](const Action& action) { return action.stream != StreamKind::compute; });

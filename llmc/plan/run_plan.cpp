@@ -248,16 +248,19 @@ std::vector<UnitBytes> unit_bytes(const RunSpec& spec, const StoreLayout& store)
     std::vector<UnitBytes> bytes;
     for (const UnitLayout& unit : store.units) {
         const auto elements = static_cast<std::uint64_t>(unit.padded_elements(spec.mesh.data_ranks()));
+        const auto replicated = static_cast<std::uint64_t>(unit.elements() - unit.replicated_begin());
         bytes.push_back({.parameters = elements * size_of(spec.dtype),
-                         .gradients = elements * size_of(spec.gradient_dtype)});
+                         .gradients = elements * size_of(spec.gradient_dtype),
+                         .replicated_gradients = replicated * size_of(spec.gradient_dtype),
+                         .gradient_size = size_of(spec.gradient_dtype)});
     }
     return bytes;
 }
 
-std::uint64_t activation_bytes(const RunPlan& plan) {
-    return static_cast<std::uint64_t>(plan.micro_batch * plan.spec.config.sequence_length *
-                                      plan.spec.config.channels) *
-           size_of(plan.spec.dtype);
+ActivationBytes activation_bytes(const RunPlan& plan) {
+    const auto tokens = static_cast<std::uint64_t>(plan.micro_batch * plan.spec.config.sequence_length);
+    const auto channels = static_cast<std::uint64_t>(plan.spec.config.channels);
+    return {.stream = tokens * channels * size_of(plan.spec.dtype), .statistics = tokens * 3 * sizeof(float)};
 }
 
 std::size_t bytes_of_whole_gradients(const RunPlan& plan) {

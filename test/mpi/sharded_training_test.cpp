@@ -119,7 +119,7 @@ Result train(Communicator& data, Sharding sharding, const Setting& setting, int 
         const std::int64_t blocks = store.elements(unit) / norm_block_elements / sharding.shards;
         result.of_squares += static_cast<std::uint64_t>(blocks * (sharding.shards - 1)) * sizeof(float);
     }
-    result.of_list = bytes_sent(plan.training, bytes, 0);
+    result.of_list = bytes_sent(plan.training, bytes, {});
 
     UnitTransfer transfer(device(), store, data, mesh, plan.parts);
     for (const auto flat : {&UnitBuffers::master, &UnitBuffers::m, &UnitBuffers::v}) {
