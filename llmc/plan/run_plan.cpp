@@ -44,10 +44,10 @@ double least_memory(const RunSpec& spec) {
     const GPTConfig& config = spec.config;
     const auto element = static_cast<double>(size_of(spec.dtype));
     const Sharding& sharding = spec.mesh.sharding;
-    // Of a number that ranks have whole up to this stage.
-    const auto part = [&](int stage) { return sharding.stage <= stage ? 1.0 : 1.0 / sharding.shards; };
-    const double parameter = element * part(2) + static_cast<double>(size_of(spec.gradient_dtype)) * part(1) +
-                             (spec.dtype == DType::fp32 ? 8 : 12) * part(0);
+    const double parameter =
+        element * sharding.share_of_parameters() +
+        static_cast<double>(size_of(spec.gradient_dtype)) * sharding.share_of_gradients() +
+        (spec.dtype == DType::fp32 ? 8 : 12) * sharding.share_of_optimizer();
     const double tokens = static_cast<double>(std::max<std::int64_t>(1, spec.micro_batch_sequences)) *
                           static_cast<double>(config.sequence_length);
     const auto layers = static_cast<double>(config.layers),
@@ -265,7 +265,7 @@ ActivationBytes activation_bytes(const RunPlan& plan) {
 
 std::size_t bytes_of_whole_gradients(const RunPlan& plan) {
     Sharding sharding = plan.spec.mesh.sharding;
-    if (sharding.stage < 2 || sharding.reduces_each_micro_batch) return 0;
+    if (!sharding.holds_back_gradients()) return 0;
     sharding.reduces_each_micro_batch = true;
     MemoryLayout otherwise;
     lay_out_store(otherwise, plan.spec.config, {plan.spec.dtype, plan.spec.gradient_dtype}, plan.part(),
@@ -433,12 +433,10 @@ RunPlan plan_that_fits(const RunSpec& spec, const Ops& ops, std::size_t staging_
 // The first stage of ZeRO at which the run would fit, beyond the one that was asked for.
 std::optional<int> stage_that_fits(RunSpec spec, const Ops& ops, std::size_t staging_bytes,
                                    std::int64_t micro_batch) {
-    Sharding& sharding = spec.mesh.sharding;
-    while (sharding.ranks() > 1 && sharding.stage < 3) {
-        ++sharding.stage;
-        sharding.reduces_each_micro_batch |= sharding.stage >= 2;
+    while (const auto next = spec.mesh.sharding.next_stage(spec.usual_reduction)) {
+        spec.mesh.sharding = *next;
         if (fits(spec.machine, plan_that_fits(spec, ops, staging_bytes, micro_batch).largest_memory))
-            return sharding.stage;
+            return next->stage;
     }
     return std::nullopt;
 }
