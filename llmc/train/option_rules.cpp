@@ -55,6 +55,9 @@ void check_ranges(const Options& o) {
     of_pipelines(!o.pipeline_schedule.empty(), "--pipeline-schedule");
     of_pipelines(o.virtual_stages > 1, "--virtual-stages");
     of_pipelines(!o.pipeline_layers.empty(), "--pipeline-layers");
+    of_pipelines(o.pipeline_timeline, "--pipeline-timeline");
+    if (o.pipeline_timeline && o.print_step)
+        user_error("--pipeline-timeline and --print-step each print one thing; leave one of them out");
     if (o.zero_stage == 0 && o.zero_shard_size)
         user_error("--zero-shard-size is for --zero-stage 1, 2 or 3, which shard something");
     if (o.zero_stage < 3 && o.prefetch_units)
@@ -82,6 +85,15 @@ void check_ranges(const Options& o) {
     require_range("temperature", o.temperature, 0.0, large);
     require_range<std::int64_t>("top-k", o.top_k, 0, many);
     require_range<std::int64_t>("checkpoint-every", o.checkpoint_every, 0, many);
+}
+
+bool Options::plans_only() const {
+    const bool looks = resume || !init.empty() || !export_file.empty();
+    return print_step || (pipeline_timeline && steps == 0 && !looks);
+}
+
+int Options::processes_of_plan(int started) const {
+    return plans_only() && started == 1 ? static_cast<int>(pipeline_parallel) : started;
 }
 
 GPTConfig Options::config() const {
