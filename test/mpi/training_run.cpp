@@ -31,6 +31,11 @@ BytesSent counted_by(const MeshGroups& groups, const Mesh& mesh) {
     sent.inside =
         bytes_of(groups.shards(), CallKind::reduce_scatter) + bytes_of(groups.shards(), CallKind::all_gather);
     if (mesh.sharding.replicas > 1) sent.across = bytes_of(groups.replicas(), CallKind::all_reduce);
+    if (mesh.tensor > 1) {
+        const TensorParallel ranks = groups.tensor_parallel();
+        for (const CallKind kind : {CallKind::all_reduce, CallKind::all_gather, CallKind::reduce_scatter})
+            sent.tensor += bytes_of(ranks.group(), kind);
+    }
     if (!groups.has_stages()) return sent;
     if (mesh.stage() == 0 || mesh.stage() + 1 == mesh.pipeline)
         sent.tied = bytes_of(groups.tied(), CallKind::all_reduce);
@@ -41,12 +46,14 @@ BytesSent counted_by(const MeshGroups& groups, const Mesh& mesh) {
 }
 
 BytesSent difference(const BytesSent& a, const BytesSent& b) {
-    return {a.inside - b.inside, a.across - b.across, a.tied - b.tied, a.stages - b.stages};
+    return {a.inside - b.inside, a.across - b.across, a.tied - b.tied, a.stages - b.stages,
+            a.tensor - b.tensor};
 }
 
 BytesSent times(const BytesSent& sent, int n) {
     const auto count = static_cast<std::uint64_t>(n);
-    return {sent.inside * count, sent.across * count, sent.tied * count, sent.stages * count};
+    return {sent.inside * count, sent.across * count, sent.tied * count, sent.stages * count,
+            sent.tensor * count};
 }
 
 // The same bytes as the first rank's.
@@ -75,18 +82,20 @@ void expect_replicas_alike(const ParameterStore& store, const MeshGroups& groups
 
 std::string to_string(const TrainingSetting& s) {
     return fmt::format(
-        "{}, gradients {}, {} stages ({}, {} chunks each) x {} data ranks x {}, stage {} of ZeRO in {} "
+        "{}, gradients {}, {} stages ({}, {} chunks each) x {} data ranks x {}{}, stage {} of ZeRO in {} "
         "shards, "
         "{} micro-batches, reduced each {}, recompute {} every {}",
         name_of(s.dtype), name_of(s.gradients), s.pipeline, name_of(s.schedule), s.virtual_stages,
-        s.sharding.ranks(), s.tensor, s.sharding.stage, s.sharding.shards, s.micro_batches,
-        s.sharding.reduces_each_micro_batch, name_of(s.recompute.kind), s.recompute.every);
+        s.sharding.ranks(), s.tensor, s.sequence_parallel ? " of some tokens" : "", s.sharding.stage,
+        s.sharding.shards, s.micro_batches, s.sharding.reduces_each_micro_batch, name_of(s.recompute.kind),
+        s.recompute.every);
 }
 
 TrainingResult train(Communicator& ranks, const TrainingSetting& setting) {
     const GPTConfig& config = setting.config;
     const Mesh mesh{.pipeline = setting.pipeline,
                     .tensor = setting.tensor,
+                    .sequence_parallel = setting.sequence_parallel,
                     .sharding = setting.sharding,
                     .rank = ranks.rank()};
     const std::int64_t tokens = setting.sequences * config.sequence_length;
@@ -141,11 +150,19 @@ TrainingResult train(Communicator& ranks, const TrainingSetting& setting) {
             static_cast<std::uint64_t>(blocks * (mesh.sharding.shards - 1) * setting.steps) * sizeof(float);
     }
 
+    // Where tensor-parallel ranks are all that share the model, they sum the squares too.
+    if (setting.tensor > 1 && setting.pipeline == 1) {
+        const auto n = static_cast<std::uint64_t>(arenas[plan.activations.norm_partials].elements());
+        const auto t = static_cast<std::uint64_t>(setting.tensor);
+        result.of_all_squares = static_cast<std::uint64_t>(setting.steps) * (t - 1) *
+                                (2 * (n - n % t) / t + n % t) * sizeof(float);
+    }
+
     UnitTransfer transfer(device(), store, ranks, mesh, plan.parts);
     for (const auto flat : {&UnitBuffers::master, &UnitBuffers::m, &UnitBuffers::v}) {
         for (int unit = 0; unit < store.units(); ++unit) {
             const std::span<const float> values = transfer.collect(unit, flat);
-            const auto elements = static_cast<std::size_t>(store.layout(unit).elements());
+            const auto elements = transfer.units()[static_cast<std::size_t>(unit)].elements();
             if (transfer.is_root())
                 result.state.insert(result.state.end(), values.begin(), values.begin() + elements);
         }
@@ -171,6 +188,7 @@ void expect_near_losses(const TrainingResult& result, const TrainingResult& expe
 
 void expect_bytes_of_list(const TrainingResult& result) {
     EXPECT_EQ(result.counted.inside, result.listed.inside + result.of_squares);
+    EXPECT_EQ(result.counted.tensor, result.listed.tensor + result.of_all_squares);
     EXPECT_EQ(result.counted.across, result.listed.across);
     EXPECT_EQ(result.counted.tied, result.listed.tied);
     EXPECT_EQ(result.counted.stages, result.listed.stages);

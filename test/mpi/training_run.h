@@ -19,6 +19,7 @@ struct TrainingSetting {
     DType dtype = DType::fp32, gradients = DType::fp32;
     // The mesh: pipeline x sharding.ranks() x tensor ranks.
     int pipeline = 1, tensor = 1;
+    bool sequence_parallel = false;
     Sharding sharding{};
     PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
     int virtual_stages = 1;
@@ -38,8 +39,8 @@ struct TrainingResult {
     std::vector<float> state;
     // What this rank sent in all steps, by what its communicators counted, and what the lists say.
     BytesSent counted, listed;
-    // In `counted.inside` beside what the lists say: the gradients' sums of squares.
-    std::uint64_t of_squares = 0;
+    // In `counted.inside` and `.tensor` beside what the lists say: the gradients' sums of squares.
+    std::uint64_t of_squares = 0, of_all_squares = 0;
 };
 
 // What a failure names.

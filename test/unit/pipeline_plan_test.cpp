@@ -126,7 +126,8 @@ std::int64_t activations_of(const RunPlan& plan, int stage, std::int64_t of_bloc
     sum += 8 * activation;                                        // of a block under way
     sum += activation;                                            // the gradient that is computed with
     if (plan.part().has_head()) {
-        const std::int64_t rows = head_rows(gpt2, B, DType::bf16, plan.spec.logits_bytes);
+        const std::int64_t rows =
+            head_rows({.config = gpt2, .batch = B, .dtype = DType::bf16}, plan.spec.logits_bytes);
         sum += 2 * activation + 3 * row + rows * gpt2.padded_vocabulary() * element;
     }
     std::int64_t norm_blocks = 0;
