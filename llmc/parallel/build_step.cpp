@@ -1,5 +1,6 @@
 #include "llmc/parallel/build_step.h"
 
+#include <algorithm>
 #include <span>
 #include <utility>
 #include <vector>
@@ -36,6 +37,7 @@ class StepBuilder {
         step_.stage = spec.stage;
         step_.stages = stages();
         step_.sharding = spec.sharding;
+        step_.tensor = spec.tensor;
         step_.recompute = spec.recompute;
         step_.micro_batches = micro_batches();
     }
@@ -446,12 +448,16 @@ class StepBuilder {
     int received_ = -1;  // the unit whose shard waits to be added to the sum, if there is one
 };
 
-// The forward passes of this stage, chunk by chunk.
+// The forward passes of this stage: as many micro-batches as there are stages go through one chunk after the other, so that
+// none waits long for what the last stage sends to the first.
 std::vector<Pass> forward_passes(const StepSpec& spec, int micro_batches) {
+    const int group = spec.pipeline.stages;
     std::vector<Pass> passes;
-    for (const Chunk& chunk : spec.part.chunks) {
-        for (int micro_batch = 0; micro_batch < micro_batches; ++micro_batch)
-            passes.push_back({PassKind::forward, chunk.number, micro_batch});
+    for (int first = 0; first < micro_batches; first += group) {
+        for (const Chunk& chunk : spec.part.chunks) {
+            for (int micro_batch = first; micro_batch < std::min(first + group, micro_batches); ++micro_batch)
+                passes.push_back({PassKind::forward, chunk.number, micro_batch});
+        }
     }
     return passes;
 }

@@ -248,16 +248,19 @@ std::vector<UnitBytes> unit_bytes(const RunSpec& spec, const StoreLayout& store)
     std::vector<UnitBytes> bytes;
     for (const UnitLayout& unit : store.units) {
         const auto elements = static_cast<std::uint64_t>(unit.padded_elements(spec.mesh.data_ranks()));
+        const auto replicated = static_cast<std::uint64_t>(unit.elements() - unit.replicated_begin());
         bytes.push_back({.parameters = elements * size_of(spec.dtype),
-                         .gradients = elements * size_of(spec.gradient_dtype)});
+                         .gradients = elements * size_of(spec.gradient_dtype),
+                         .replicated_gradients = replicated * size_of(spec.gradient_dtype),
+                         .gradient_size = size_of(spec.gradient_dtype)});
     }
     return bytes;
 }
 
-std::uint64_t activation_bytes(const RunPlan& plan) {
-    return static_cast<std::uint64_t>(plan.micro_batch * plan.spec.config.sequence_length *
-                                      plan.spec.config.channels) *
-           size_of(plan.spec.dtype);
+ActivationBytes activation_bytes(const RunPlan& plan) {
+    const auto tokens = static_cast<std::uint64_t>(plan.micro_batch * plan.spec.config.sequence_length);
+    const auto channels = static_cast<std::uint64_t>(plan.spec.config.channels);
+    return {.stream = tokens * channels * size_of(plan.spec.dtype), .statistics = tokens * 3 * sizeof(float)};
 }
 
 std::size_t bytes_of_whole_gradients(const RunPlan& plan) {
@@ -401,17 +404,19 @@ RunPlan plan_of_stage(const RunSpec& spec, const Ops& ops, std::size_t staging_b
 RunPlan plan_with(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes, std::int64_t micro_batch) {
     RunPlan own;
     ListsOfStages lists;
-    std::size_t largest = 0;
+    std::vector<StageNeeds> needs;
     for (int stage = 0; stage < spec.mesh.pipeline; ++stage) {
         RunSpec there = spec;
         there.mesh.rank = spec.mesh.rank_of(stage, spec.mesh.data_rank(), spec.mesh.tensor_rank());
         RunPlan plan = plan_of_stage(there, ops, staging_bytes, micro_batch);
         lists.add(plan);
-        largest = std::max(largest, plan.memory.total_bytes());
+        needs.push_back({plan.memory, plan.sent});
         if (stage == spec.mesh.stage()) own = std::move(plan);
     }
     lists.check();
-    own.largest_memory = largest;
+    for (const StageNeeds& stage : needs)
+        own.largest_memory = std::max(own.largest_memory, stage.memory.total_bytes());
+    own.stages = std::move(needs);
     return own;
 }
 

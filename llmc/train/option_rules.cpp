@@ -39,7 +39,7 @@ std::vector<DependentSetting> dependent_settings() {
     const auto shards = [](const Options& o) { return !asked_sharding(o).keeps_optimizer_whole(); };
     const auto gathers = [](const Options& o) { return !asked_sharding(o).keeps_parameters_whole(); };
     const auto is_pipeline = [](const Options& o) { return o.pipeline_parallel > 1; };
-    const auto is_tensor_parallel = [](const Options& o) { return o.tensor_parallel > 1; };
+    const auto shares_layers = [](const Options& o) { return o.tensor_parallel > 1; };
     const auto recomputes = [](const Options& o) { return o.recompute != "none"; };
     constexpr std::string_view of_gathering = "is for --zero-stage 3, which gathers parameters";
     constexpr std::string_view of_pipelines = "is for --pipeline-parallel 2 or more";
@@ -57,7 +57,7 @@ std::vector<DependentSetting> dependent_settings() {
         dependent("pipeline-layers", &Options::pipeline_layers, "pipeline-parallel", "pipeline-layers",
                   of_pipelines, is_pipeline),
         dependent("sequence-parallel", &Options::sequence_parallel, "tensor-parallel", "sequence-parallel",
-                  "is for --tensor-parallel 2 or more", is_tensor_parallel),
+                  "is for --tensor-parallel 2 or more", shares_layers),
         dependent("recompute-every", &Options::recompute_every, "recompute", "recompute-every",
                   "is for --recompute selective or block, which recompute something", recomputes),
     };
@@ -101,6 +101,10 @@ void check_ranges(const Options& o) {
         if (setting.is_given(o) && !setting.has_meaning(o))
             user_error("--{} {}; leave it out", setting.given, setting.purpose);
     }
+    if (o.pipeline_timeline && o.pipeline_parallel == 1)
+        user_error("--pipeline-timeline is for --pipeline-parallel 2 or more; leave it out");
+    if (o.pipeline_timeline && o.print_step)
+        user_error("--pipeline-timeline and --print-step each print one thing; leave one of them out");
     if (o.recompute_every) {
         require_range<std::int64_t>("recompute-every", *o.recompute_every, 1,
                                     std::clamp<std::int64_t>(*o.layers, 1, many));
@@ -120,6 +124,15 @@ void check_ranges(const Options& o) {
     require_range("temperature", o.temperature, 0.0, large);
     require_range<std::int64_t>("top-k", o.top_k, 0, many);
     require_range<std::int64_t>("checkpoint-every", o.checkpoint_every, 0, many);
+}
+
+bool Options::plans_only() const {
+    const bool looks = resume || !init.empty() || !export_file.empty();
+    return print_step || (pipeline_timeline && steps == 0 && !looks);
+}
+
+int Options::processes_of_plan(int started) const {
+    return plans_only() && started == 1 ? static_cast<int>(pipeline_parallel) : started;
 }
 
 GPTConfig Options::config() const {

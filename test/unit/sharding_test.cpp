@@ -90,7 +90,7 @@ TEST(Sharding, SendsWhatTheFormulasSay) {
         const std::uint64_t r = s.reduces_each_micro_batch ? m : 1;
         const std::uint64_t once = s.reshards_after_forward ? w : W;
         const std::uint64_t whole[] = {(r + 1) * G, r * G + W, r * G + W, r * G + m * (2 * W - once)};
-        const BytesSent sent = bytes_sent(build_training_step(spec), units, 1000);
+        const BytesSent sent = bytes_sent(build_training_step(spec), units, {.stream = 1000});
         EXPECT_EQ(sent.stages + sent.tied, 0U);
         EXPECT_EQ(sent.inside, whole[s.stage] / N * (N - 1)) << text_of(spec);
         EXPECT_EQ(sent.across, 2 * r * (G / N) / R * (R - 1)) << text_of(spec);
