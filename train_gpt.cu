@@ -86,8 +86,7 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
         write_last_run(run.out_dir, {.identity = run.identity,
                                      .began_from = run.checkpoint ? run.checkpoint->directory : fs::path()});
         write_file(run.out_dir / "config.toml", to_toml(options));
-        const std::string choices = trainer.device().choices();
-        if (!choices.empty()) write_file(run.out_dir / algorithms_file, choices);
+        if (!trainer.algorithms().empty()) write_file(run.out_dir / algorithms_file, trainer.algorithms());
     }
 
     const std::optional<fs::path> drawings =
@@ -135,7 +134,7 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
         trainer.require_finite();
         outcome.checkpoint =
             save_checkpoint(run.out_dir, run.identity, run.lineage, trainer.progress(), to_json(options),
-                            trainer.device(), trainer.store(), trainer.transfer());
+                            trainer.algorithms(), trainer.store(), trainer.transfer());
         trainer.saved();
     };
     const auto due = [](std::int64_t every, std::int64_t step) { return every > 0 && step % every == 0; };
@@ -298,7 +297,7 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
     // All ranks have what they need: nothing is written before.
     if (stopped_early()) return Ending::stopped;
     if (speaks) {
-        const std::int64_t chosen = keep_algorithms(run.algorithms, device, run.identity);
+        const std::int64_t chosen = keep_algorithms(run.algorithms, trainer.algorithms(), run.identity);
         if (chosen > 0 && !run.algorithms.origin.empty())
             console.note(fmt::format("{} chosen now, which no earlier run had", plural(chosen, "algorithm")));
     }

@@ -129,7 +129,7 @@ std::uint64_t weights_bytes(std::int64_t parameters) {
 namespace {
 
 void write_checkpoint(const fs::path& folder, const std::string& run, const std::string& lineage,
-                      const Progress& progress, const Json& configuration, const Device& device,
+                      const Progress& progress, const Json& configuration, const std::string& device_choices,
                       const ParameterStore& store, UnitTransfer& transfer) {
     if (transfer.is_root()) make_directory(folder);
     save_weights(folder / model_file, store, transfer, true);
@@ -146,7 +146,7 @@ void write_checkpoint(const fs::path& folder, const std::string& run, const std:
         {"samples", progress.samples},
         {"saved_at", std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()},
         {"configuration", configuration},
-        {"device_choices", device.choices()},
+        {"device_choices", device_choices},
         {"files",
          {{model_file, describe_file(folder / model_file)},
           {optimizer_file, describe_file(folder / optimizer_file)}}},
@@ -159,13 +159,14 @@ void write_checkpoint(const fs::path& folder, const std::string& run, const std:
 }  // namespace
 
 fs::path save_checkpoint(const fs::path& out_dir, const std::string& run, const std::string& lineage,
-                         const Progress& progress, const Json& configuration, const Device& device,
-                         const ParameterStore& store, UnitTransfer& transfer) {
+                         const Progress& progress, const Json& configuration,
+                         const std::string& device_choices, const ParameterStore& store,
+                         UnitTransfer& transfer) {
     fs::path final_name = out_dir / name_of_step(progress.step);
     fs::path partial = final_name;
     partial += partial_suffix;
     const auto write = [&] {
-        write_checkpoint(partial, run, lineage, progress, configuration, device, store, transfer);
+        write_checkpoint(partial, run, lineage, progress, configuration, device_choices, store, transfer);
     };
     if (!transfer.is_root()) {
         write();

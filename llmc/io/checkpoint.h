@@ -32,8 +32,9 @@ struct Progress {
 // call it; the transfer's root writes.
 std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, const std::string& run,
                                       const std::string& lineage, const Progress& progress,
-                                      const nlohmann::ordered_json& configuration, const Device& device,
-                                      const ParameterStore& store, UnitTransfer& transfer);
+                                      const nlohmann::ordered_json& configuration,
+                                      const std::string& device_choices, const ParameterStore& store,
+                                      UnitTransfer& transfer);
 
 // What a checkpoint's manifest says.
 struct CheckpointInfo {

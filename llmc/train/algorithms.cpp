@@ -128,8 +128,8 @@ Algorithms find_algorithms(const std::optional<CheckpointInfo>& checkpoint, cons
     return found;
 }
 
-std::int64_t keep_algorithms(const Algorithms& found, const Device& device, std::string_view name) {
-    const std::string added = added_choices(found.earlier, device.choices());
+std::int64_t keep_algorithms(const Algorithms& found, std::string_view choices, std::string_view name) {
+    const std::string added = added_choices(found.earlier, choices);
     if (added.empty() || found.cache.empty()) return number_of_choices(added);
     try {
         make_directory(found.cache.parent_path());

@@ -36,8 +36,8 @@ struct Algorithms {
 };
 Algorithms find_algorithms(const std::optional<CheckpointInfo>& checkpoint,
                            const std::filesystem::path& out_dir, const Device& device);
-// Adds what the device chose, and no earlier run, to the cache; nothing happens where that fails. Returns how many choices
+// Adds what the devices chose, and no earlier run, to the cache; nothing happens where that fails. Returns how many choices
 // that are. `name`: another one than any other process has.
-std::int64_t keep_algorithms(const Algorithms& found, const Device& device, std::string_view name);
+std::int64_t keep_algorithms(const Algorithms& found, std::string_view choices, std::string_view name);
 
 }  // namespace llmc

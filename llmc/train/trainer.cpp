@@ -10,6 +10,7 @@
 #include "llmc/core/error.h"
 #include "llmc/core/random.h"
 #include "llmc/io/model_files.h"
+#include "llmc/train/algorithms.h"
 #include "llmc/train/diagnosis.h"
 #include "llmc/train/replicas.h"
 #include "llmc/train/sampler.h"
@@ -61,7 +62,7 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
 
 void Trainer::choose_algorithms(std::string_view earlier) {
     if (!device_.queues()) return;
-    if (world_.rank() == 0) device_.adopt_choices(earlier);
+    device_.adopt_choices(broadcast_text(world_, std::string(earlier), 0));
     // Stages have other shapes each, and many in common: one after the other measures what those before have not.
     for (int stage = 0; stage < plan_.spec.mesh.pipeline; ++stage) {
         const int root = plan_.spec.mesh.rank_of(stage, 0, 0);
@@ -73,7 +74,9 @@ void Trainer::choose_algorithms(std::string_view earlier) {
             device_.synchronize();
             device_.measure(false);
         }
-        device_.adopt_choices(broadcast_text(world_, device_.choices(), root));
+        const std::string choices = broadcast_text(world_, device_.choices(), root);
+        device_.adopt_choices(choices);
+        algorithms_ = merged_choices(algorithms_, choices);
     }
 }
 

@@ -47,6 +47,8 @@ class Trainer {
     // Has the device meet every operation, and choose how it computes it: as it did `earlier` (Device::adopt_choices; rank
     // 0's counts), where it can, or as rank 0 measures. After the weights are there; all ranks choose alike.
     void choose_algorithms(std::string_view earlier);
+    // Those of all stages (Device::choices).
+    const std::string& algorithms() const { return algorithms_; }
 
     // The next step. UserError on all ranks if its loss or gradient is not finite, which names the first tensor that
     // is not; and with `compares_replicas`, if ranks that must have the same parameters or optimizer state do not.
@@ -97,6 +99,7 @@ class Trainer {
     Executor executor_;
     Schedule schedule_;
     Progress progress_;
+    std::string algorithms_;
     std::int64_t first_step_ = 0;  // that was done before this run
     bool has_checkpoint_ = false;  // to go on from
 };

@@ -45,7 +45,7 @@ TEST(Algorithms, TheCpuHasNone) {
     EXPECT_EQ(kind_of_choices(*device), "");
     const Algorithms found = find_algorithms({}, ".", *device);
     EXPECT_TRUE(found.earlier.empty() && found.origin.empty() && found.cache.empty());
-    EXPECT_EQ(keep_algorithms(found, *device, "name"), 0);
+    EXPECT_EQ(keep_algorithms(found, device->choices(), "name"), 0);
 }
 
 }  // namespace
