@@ -206,7 +206,7 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
                   .gradient_dtype = options.kept_gradient_dtype(),
                   .mesh = mesh,
                   .pipeline_schedule = options.kind_of_pipeline_schedule(),
-                  .virtual_stages = static_cast<int>(options.virtual_stages),
+                  .virtual_stages = static_cast<int>(*options.virtual_stages),
                   .pipeline_layers = options.pipeline_layers,
                   .recompute = options.recomputation(),
                   .global_batch_tokens = *options.global_batch_tokens,

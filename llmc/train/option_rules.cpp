@@ -28,6 +28,7 @@ void resolve(Options& o) {
     o.global_batch_tokens = o.global_batch_tokens.value_or(24 * std::min(*o.sequence_length, longest));
     o.learning_rate = o.learning_rate.value_or(model->learning_rate);
     if (o.reduce_every.empty()) o.reduce_every = o.zero_stage >= 2 ? "micro-batch" : "step";
+    if (!o.virtual_stages) o.virtual_stages = o.pipeline_schedule == "interleaved" ? 2 : 1;
     o.warmup_steps = o.warmup_steps.value_or(o.schedule_kind() == ScheduleKind::constant ? 0 : 100);
 }
 
@@ -47,13 +48,13 @@ void check_ranges(const Options& o) {
     if (o.zero_shard_size) require_range<std::int64_t>("zero-shard-size", *o.zero_shard_size, 1, 1 << 20);
     if (o.prefetch_units) require_range<std::int64_t>("prefetch-units", *o.prefetch_units, 0, 1 << 20);
     require_range<std::int64_t>("pipeline-parallel", o.pipeline_parallel, 1, 1 << 10);
-    require_range<std::int64_t>("virtual-stages", o.virtual_stages, 1, 1 << 10);
+    require_range<std::int64_t>("virtual-stages", *o.virtual_stages, 1, 1 << 10);
     const auto of_pipelines = [&](bool given, const char* option) {
         if (given && o.pipeline_parallel == 1)
             user_error("{} is for --pipeline-parallel 2 or more; leave it out", option);
     };
     of_pipelines(!o.pipeline_schedule.empty(), "--pipeline-schedule");
-    of_pipelines(o.virtual_stages > 1, "--virtual-stages");
+    of_pipelines(*o.virtual_stages > 1, "--virtual-stages");
     of_pipelines(!o.pipeline_layers.empty(), "--pipeline-layers");
     if (o.zero_stage == 0 && o.zero_shard_size)
         user_error("--zero-shard-size is for --zero-stage 1, 2 or 3, which shard something");
@@ -111,7 +112,7 @@ PipelineSchedule Options::kind_of_pipeline_schedule() const {
     for (const PipelineSchedule kind : all_pipeline_schedules) {
         if (pipeline_schedule == name_of(kind)) return kind;
     }
-    return virtual_stages > 1 ? PipelineSchedule::interleaved : PipelineSchedule::one_f_one_b;
+    return *virtual_stages > 1 ? PipelineSchedule::interleaved : PipelineSchedule::one_f_one_b;
 }
 
 namespace {
@@ -146,6 +147,14 @@ Sharding sharding_of(const Options& o, int processes) {
 }  // namespace
 
 Mesh Options::mesh(int processes, int rank) const {
+    if (processes < pipeline_parallel) {
+        user_error(
+            "--pipeline-parallel {} takes a process for each stage, and there {}; start {}, as with mpirun "
+            "-np "
+            "{}, or try --pipeline-parallel {}",
+            pipeline_parallel, processes == 1 ? "is 1" : fmt::format("are {}", processes), pipeline_parallel,
+            pipeline_parallel, processes);
+    }
     require_divisor("pipeline-parallel", pipeline_parallel, processes, "process");
     Mesh mesh{.pipeline = static_cast<int>(pipeline_parallel), .rank = rank};
     mesh.sharding = sharding_of(*this, processes / mesh.pipeline);

@@ -57,8 +57,8 @@ struct Options {
 
     // pipeline
     std::int64_t pipeline_parallel = 1;
-    std::string pipeline_schedule;  // by default follows from the number of chunks
-    std::int64_t virtual_stages = 1;
+    std::string pipeline_schedule;               // by default follows from the number of chunks
+    std::optional<std::int64_t> virtual_stages;  // by default follows from the schedule
     std::string pipeline_layers;
 
     // optimizer

@@ -269,7 +269,7 @@ TEST_P(PlantedFaults, WhatOneStageAloneDoesNotDo) {
 }
 
 TEST_P(PlantedFaults, TwoMicroBatchesInOneSlot) {
-    if (GetParam() == PipelineSchedule::naive) GTEST_SKIP() << "it has one";
+    if (GetParam() == PipelineSchedule::naive) return;  // has one
     std::vector<Action>& actions = lists[0].actions;
     ASSERT_GT(buffers_in_flight(lists[0]).slots, 1);
     for (Action& action : actions) action.slot = 0;
