@@ -198,6 +198,7 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
     const Place here = open_device(options, job);
     Device& device = *here.device;
     const Mesh mesh = options.mesh(world.size(), world.rank());
+    settle_mesh(options, mesh);
     std::optional<MeshRanks> ranks;
     if (!options.print_step) ranks.emplace(open_mesh(options, world, device, mesh));
     const RunPlan plan =
@@ -205,8 +206,9 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
                   .dtype = options.compute_dtype(),
                   .gradient_dtype = options.kept_gradient_dtype(),
                   .mesh = mesh,
+                  .usual_reduction = options.derived.contains("reduce-every"),
                   .pipeline_schedule = options.kind_of_pipeline_schedule(),
-                  .virtual_stages = static_cast<int>(*options.virtual_stages),
+                  .virtual_stages = options.chunks_of_stage(),
                   .pipeline_layers = options.pipeline_layers,
                   .recompute = options.recomputation(),
                   .global_batch_tokens = *options.global_batch_tokens,
@@ -258,6 +260,7 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
     if (stopped_early()) return Ending::stopped;
 
     console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(run, device));
+    for (const std::string& note : options.notes) console.note(note);
     const bool writes = run.writes.record || run.writes.metrics || !options.export_file.empty();
     if (!run.trains && !has_given_weights(run) && !writes) return Ending::done;
     Trainer trainer(options, plan, device, world, ranks->groups, run.checkpoint.has_value());

@@ -37,6 +37,7 @@ class StepBuilder {
         step_.stage = spec.stage;
         step_.stages = stages();
         step_.sharding = spec.sharding;
+        step_.tensor = spec.tensor;
         step_.recompute = spec.recompute;
         step_.micro_batches = micro_batches();
     }
@@ -96,7 +97,7 @@ class StepBuilder {
     int ln_f() const { return ln_f_unit(layers()); }
     int stages() const { return spec_.pipeline.stages; }
     int micro_batches() const { return spec_.pipeline.micro_batches; }
-    bool has_others() const { return sharding_.ranks() > 1 || stages() > 1; }
+    bool has_others() const { return sharding_.ranks() > 1 || stages() > 1 || spec_.tensor.ranks > 1; }
     // wte's gradients are made in two stages.
     bool is_tied(int unit) const { return unit == wte_unit && stages() > 1; }
 
@@ -186,6 +187,7 @@ class StepBuilder {
             case PassKind::backward_weight:
                 for (int block = chunk.end_block - 1; block >= chunk.first_block; --block)
                     backward_block(ActionKind::backward_weight, block);
+                accumulate_received();
                 break;
         }
         const bool ends = pass.kind == PassKind::backward || pass.kind == PassKind::backward_weight;
@@ -364,7 +366,19 @@ class StepBuilder {
                  .writes = {whole_gradients(unit)}});
         }
         accumulate_received();
-        if (is_last() || sharding_.accumulates_shards(micro_batches())) reduce(unit);
+        if (is_last() || sharding_.accumulates_shards(micro_batches())) {
+            sum_replicated(unit);
+            reduce(unit);
+        }
+    }
+
+    // Layernorms see a rank's own tokens with sequence parallelism.
+    void sum_replicated(int unit) {
+        if (!spec_.tensor.sequence_parallel || unit == wte_unit || unit == wpe_unit) return;
+        add({.kind = ActionKind::sum_replicated,
+             .unit = unit,
+             .reads = {whole_gradients(unit)},
+             .writes = {whole_gradients(unit)}});
     }
 
     // All-reduce is reduce-scatter then all-gather (idea 3).

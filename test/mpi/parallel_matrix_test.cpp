@@ -1,5 +1,5 @@
-// The parallel matrix: {stages of ZeRO} x {pipeline stages and their schedules} x {data ranks} x {recompute} x
-// {micro-batches, and when they are reduced} x {dtypes}, all that takes as many ranks as there are. `make test-matrix` trains
+// The parallel matrix: {stages of ZeRO} x {pipeline stages and their schedules} x {data ranks} x {tensor ranks, and whether
+// they share the tokens} x {recompute} x {micro-batches, and when they are reduced} x {dtypes}, all that takes as many ranks as there are. `make test-matrix` trains
 // each of them; `make test` as many as make every two values meet on some number of ranks.
 //
 // Where only the schedule, the stage of ZeRO or recompute differs, runs are the same to the bit; in fp32 every run is near
@@ -27,25 +27,36 @@ using test::TrainingResult;
 using test::TrainingSetting;
 using test::world;
 
-// Eight layers, so that each of 4 stages has 2 chunks; no size is a multiple of anything.
-constexpr GPTConfig config{.layers = 8, .heads = 2, .channels = 14, .sequence_length = 7, .vocabulary = 37};
+// Eight layers, so that each of 4 stages has 2 chunks; heads and tokens for two tensor ranks; no size is a multiple of more.
+constexpr GPTConfig config{.layers = 8, .heads = 2, .channels = 14, .sequence_length = 6, .vocabulary = 37};
 constexpr int sequences = 16, steps = 30;
 
 // ---- the matrix
 
 struct MeshSizes {
     int pipeline, data, tensor;
-    int ranks() const { return pipeline * data * tensor; }
+    bool sequence_parallel;
 };
-constexpr std::array all_meshes = {MeshSizes{1, 1, 1}, MeshSizes{1, 2, 1}, MeshSizes{2, 1, 1},
-                                   MeshSizes{2, 2, 1}, MeshSizes{4, 1, 1}, MeshSizes{4, 2, 1}};
+std::vector<MeshSizes> all_meshes() {
+    std::vector<MeshSizes> meshes;
+    for (const int pipeline : {1, 2, 4}) {
+        for (const int data : {1, 2}) {
+            meshes.push_back({pipeline, data, 1, false});
+            if (pipeline * data * 2 > 8) continue;
+            for (const bool sequence_parallel : {false, true})
+                meshes.push_back({pipeline, data, 2, sequence_parallel});
+        }
+    }
+    return meshes;
+}
 
 struct Order {
     PipelineSchedule schedule;
     int virtual_stages = 1;
 };
 constexpr std::array all_orders = {Order{PipelineSchedule::one_f_one_b}, Order{PipelineSchedule::naive},
-                                   Order{PipelineSchedule::gpipe}, Order{PipelineSchedule::interleaved, 2}};
+                                   Order{PipelineSchedule::gpipe}, Order{PipelineSchedule::interleaved, 2},
+                                   Order{PipelineSchedule::zb_h1}};
 
 constexpr std::array all_recomputes = {RecomputeKind::none, RecomputeKind::selective, RecomputeKind::block};
 
@@ -80,6 +91,7 @@ Equals equals(const MeshSizes& mesh, const Dtypes& dtypes, const Accumulation& a
                                .gradients = dtypes.gradients,
                                .pipeline = mesh.pipeline,
                                .tensor = mesh.tensor,
+                               .sequence_parallel = mesh.sequence_parallel,
                                .sharding = {.stage = stage,
                                             .shards = mesh.data,
                                             .reduces_each_micro_batch = accumulation.each},
@@ -98,7 +110,7 @@ Equals equals(const MeshSizes& mesh, const Dtypes& dtypes, const Accumulation& a
 // All, those of one run together.
 std::vector<Equals> whole_matrix() {
     std::vector<Equals> all;
-    for (const MeshSizes& mesh : all_meshes)
+    for (const MeshSizes& mesh : all_meshes())
         for (const Dtypes& dtypes : all_dtypes)
             for (const Accumulation& accumulation : all_accumulations)
                 all.push_back(equals(mesh, dtypes, accumulation));
@@ -113,7 +125,7 @@ std::array<int, 9> values_of(const TrainingSetting& s) {
     const int schedule = s.pipeline == 1 ? 7 : static_cast<int>(s.schedule);
     return {s.pipeline,
             s.sharding.ranks(),
-            s.tensor,
+            s.tensor + (s.sequence_parallel ? 1 : 0),
             schedule,
             s.sharding.ranks() == 1 ? 7 : s.sharding.stage,
             static_cast<int>(s.recompute.kind),
@@ -272,9 +284,9 @@ TEST_P(WholeMatrix, TrainsOneRun) {
 
 std::string name_of_run(const testing::TestParamInfo<Equals>& info) {
     const TrainingSetting& s = info.param.front();
-    return fmt::format("of_{}_{}_stages_{}_data_ranks_{}_tensor_ranks_{}{}_{}_micro_batches{}", s.ranks(),
-                       s.pipeline, s.sharding.ranks(), s.tensor, name_of(s.dtype),
-                       s.gradients == DType::bf16 ? "_gradients_too" : "", s.micro_batches,
+    return fmt::format("of_{}_{}_stages_{}_data_ranks_{}_tensor_ranks{}_{}{}_{}_micro_batches{}", s.ranks(),
+                       s.pipeline, s.sharding.ranks(), s.tensor, s.sequence_parallel ? "_by_tokens" : "",
+                       name_of(s.dtype), s.gradients == DType::bf16 ? "_gradients_too" : "", s.micro_batches,
                        s.sharding.reduces_each_micro_batch ? "_reduced_each" : "");
 }
 

@@ -1,7 +1,6 @@
 // A short training on made-up tokens, on any mesh: what it left, for tests that compare meshes. No file is read or written.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -19,6 +18,7 @@ struct TrainingSetting {
     DType dtype = DType::fp32, gradients = DType::fp32;
     // The mesh: pipeline x sharding.ranks() x tensor ranks.
     int pipeline = 1, tensor = 1;
+    bool sequence_parallel = false;
     Sharding sharding{};
     PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
     int virtual_stages = 1;
@@ -38,8 +38,8 @@ struct TrainingResult {
     std::vector<float> state;
     // What this rank sent in all steps, by what its communicators counted, and what the lists say.
     BytesSent counted, listed;
-    // In `counted.inside` beside what the lists say: the gradients' sums of squares.
-    std::uint64_t of_squares = 0;
+    // In `counted` beside what the lists say: the gradients' sums of squares.
+    BytesSent beside;
 };
 
 // What a failure names.

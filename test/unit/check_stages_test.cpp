@@ -24,10 +24,6 @@ using enum ActionKind;
 using Lists = std::vector<Step>;
 using Build = Step (*)(const StepSpec&);
 
-// Schedules whose passes build_step.h makes actions of.
-constexpr std::array schedules = {PipelineSchedule::naive, PipelineSchedule::gpipe,
-                                  PipelineSchedule::one_f_one_b, PipelineSchedule::interleaved};
-
 Lists lists_of(const std::vector<StepSpec>& specs, Build build) {
     Lists lists;
     for (const StepSpec& spec : specs) lists.push_back(build(spec));
@@ -50,7 +46,7 @@ void expect_sound(const std::vector<StepSpec>& specs, Build build, std::string_v
 
 // Calls f with pipelines of 1 to 5 stages of 1 to 3 chunks.
 void for_all_pipelines(const std::function<void(const PipelineSpec&)>& f) {
-    for (const PipelineSchedule schedule : schedules) {
+    for (const PipelineSchedule schedule : all_pipeline_schedules) {
         const bool is_interleaved = schedule == PipelineSchedule::interleaved;
         for (int p = is_interleaved ? 2 : 1; p <= 5; ++p) {
             for (int v = is_interleaved ? 2 : 1; v <= (is_interleaved ? 3 : 1); ++v) {
@@ -290,11 +286,12 @@ TEST_P(PlantedFaults, TwoMicroBatchesInOneInput) {
     expect_says(found_in(1), "of another micro-batch");
 }
 
-INSTANTIATE_TEST_SUITE_P(Schedules, PlantedFaults, testing::ValuesIn(schedules), [](const auto& schedule) {
-    std::string name = "_" + std::string(name_of(schedule.param));
-    std::ranges::replace(name, '-', '_');
-    return name;
-});
+INSTANTIATE_TEST_SUITE_P(Schedules, PlantedFaults, testing::ValuesIn(all_pipeline_schedules),
+                         [](const auto& schedule) {
+                             std::string name = "_" + std::string(name_of(schedule.param));
+                             std::ranges::replace(name, '-', '_');
+                             return name;
+                         });
 
 }  // namespace
 }  // namespace llmc
