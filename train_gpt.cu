@@ -42,6 +42,9 @@
 #include "llmc/train/devices.h"
 #include "llmc/train/options.h"
 #include "llmc/train/outputs.h"
+#include "llmc/train/pipeline_report.h"
+#include "llmc/train/pipeline_watch.h"
+#include "llmc/train/plan_report.h"
 #include "llmc/train/report.h"
 #include "llmc/train/resume.h"
 #include "llmc/train/stop.h"
@@ -85,6 +88,15 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
         write_file(run.out_dir / "config.toml", to_toml(options));
         const std::string choices = trainer.device().choices();
         if (!choices.empty()) write_file(run.out_dir / algorithms_file, choices);
+    }
+
+    const std::optional<fs::path> drawings =
+        speaks && run.writes.record ? std::optional(run.out_dir) : std::nullopt;
+    std::optional<PipelineWatch> pipeline_watch;
+    if (options.pipeline_timeline) {
+        show_expected(console, run.plan, trainer.device().peak_flops(run.plan.spec.dtype), drawings);
+        if (run.trains) pipeline_watch.emplace(run.plan, world);
+        trainer.watch_actions(run.trains);
     }
 
     // Who reads what is said may end before the run does, as Ctrl-C ends `| tee log`: what was trained is saved all the same.
@@ -153,6 +165,7 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     while (trainer.progress().step < options.steps && !stopping) {
         const bool compares = due(options.check_replicas_every, trainer.progress().step + 1);
         StepMetrics line = trainer.train_step(samples, compares);
+        if (pipeline_watch) pipeline_watch->see(line.step, trainer.action_times());
         const bool last = line.step == options.steps;
         console.step(line);
         if (validates_after(line.step)) line.val_loss = validate();
@@ -178,6 +191,10 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
                        fault.what(), command);
         }
     }
+    if (pipeline_watch) {
+        if (const auto measured = pipeline_watch->gather())
+            show_measured(console, run.plan, *measured, drawings);
+    }
     outcome.stopped = stopping;
     outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     console.summary(summary_rows(run, outcome), command_to_go_on(run, outcome));
@@ -197,30 +214,28 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
 
     const Place here = open_device(options, job);
     Device& device = *here.device;
-    const Mesh mesh = options.mesh(world.size(), world.rank());
+    const Mesh mesh = options.mesh(options.processes_of_plan(world.size()), world.rank());
     settle_mesh(options, mesh);
     std::optional<MeshRanks> ranks;
-    if (!options.print_step) ranks.emplace(open_mesh(options, world, device, mesh));
-    const RunPlan plan =
-        plan_run({.config = options.config(),
-                  .dtype = options.compute_dtype(),
-                  .gradient_dtype = options.kept_gradient_dtype(),
-                  .mesh = mesh,
-                  .usual_reduction = options.derived.contains("reduce-every"),
-                  .pipeline_schedule = options.kind_of_pipeline_schedule(),
-                  .virtual_stages = options.chunks_of_stage(),
-                  .pipeline_layers = options.pipeline_layers,
-                  .recompute = options.recomputation(),
-                  .global_batch_tokens = *options.global_batch_tokens,
-                  .micro_batch_sequences = options.micro_batch_size.value_or(0),
-                  .usual_micro_batch_tokens = device.usual_tokens(),
-                  .logits_bytes = device.usual_logits_bytes(),
-                  .machine = options.print_step ? MachineMemory{} : free_memory(here, world)},
-                 device.ops(), staging_bytes(world, device));
-    if (options.print_step) {
-        std::vector<std::string> names;
-        for (const UnitLayout& unit : plan.store.units) names.push_back(unit.name());
-        console.text(to_string(plan.training, names));
+    if (!options.plans_only()) ranks.emplace(open_mesh(options, world, device, mesh));
+    const std::size_t staging = staging_bytes(world, device);
+    const RunSpec spec = {.config = options.config(),
+                          .dtype = options.compute_dtype(),
+                          .gradient_dtype = options.kept_gradient_dtype(),
+                          .mesh = mesh,
+                          .usual_reduction = options.derived.contains("reduce-every"),
+                          .pipeline_schedule = options.kind_of_pipeline_schedule(),
+                          .virtual_stages = options.chunks_of_stage(),
+                          .pipeline_layers = options.pipeline_layers,
+                          .recompute = options.recomputation(),
+                          .global_batch_tokens = *options.global_batch_tokens,
+                          .micro_batch_sequences = options.micro_batch_size.value_or(0),
+                          .usual_micro_batch_tokens = device.usual_tokens(),
+                          .logits_bytes = device.usual_logits_bytes(),
+                          .machine = options.plans_only() ? MachineMemory{} : free_memory(here, world)};
+    const RunPlan plan = plan_run(spec, device.ops(), staging);
+    if (options.plans_only()) {
+        if (speaks) show_plan(options, plan, device, staging, console);
         return Ending::done;
     }
 
@@ -261,6 +276,7 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
 
     console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(run, device));
     for (const std::string& note : options.notes) console.note(note);
+    if (options.verbose) console.text(places_text(plan) + "\n");
     const bool writes = run.writes.record || run.writes.metrics || !options.export_file.empty();
     if (!run.trains && !has_given_weights(run) && !writes) return Ending::done;
     Trainer trainer(options, plan, device, world, ranks->groups, run.checkpoint.has_value());

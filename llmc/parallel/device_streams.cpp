@@ -1,5 +1,6 @@
 #include "llmc/parallel/device_streams.h"
 
+#include <chrono>
 #include <utility>
 
 #include "llmc/parallel/host_streams.h"
@@ -7,13 +8,13 @@
 namespace llmc {
 
 DeviceStreams::DeviceStreams(Queues& queues, bool overlap)
-    : queues_(queues), overlap_(overlap), start_(queues.new_mark()) {
+    : queues_(queues), overlap_(overlap), origin_mark_(queues.new_mark()), start_(queues.new_mark()) {
     for (int& mark : ends_) mark = queues.new_mark();
 }
 
-int DeviceStreams::mark_of(int place) {
-    while (std::ssize(marks_) <= place) marks_.push_back(queues_.new_mark());
-    return marks_[static_cast<std::size_t>(place)];
+int DeviceStreams::mark_of(std::vector<int>& marks, int place) {
+    while (std::ssize(marks) <= place) marks.push_back(queues_.new_mark());
+    return marks[static_cast<std::size_t>(place)];
 }
 
 // From here on the compute queue's time is the phase's.
@@ -44,6 +45,12 @@ void DeviceStreams::run(const Step& step, Performer& performer) {
 
     laps_used_ = 0;
     queues_.select(StreamKind::compute);
+    action_times_.resize(watches_ ? step.actions.size() : 0);
+    if (watches_) {
+        queues_.set(origin_mark_);
+        queues_.wait_on_host(origin_mark_);
+        origin_ = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    }
     // Nothing of this list begins before the last one has ended.
     bool has_set = false;
     for_each_other([&](StreamKind stream) {
@@ -58,11 +65,12 @@ void DeviceStreams::run(const Step& step, Performer& performer) {
         for (const int after : action.after) {
             if (queue_of(step.actions[static_cast<std::size_t>(after)]) == queue) continue;
             if (queue == StreamKind::compute) begin_lap(Phase::communication);
-            queues_.wait(mark_of(after));
+            queues_.wait(mark_of(marks_, after));
         }
         if (queue == StreamKind::compute) begin_lap(phase_of(action.kind));
+        if (watches_) queues_.set(mark_of(begin_marks_, place));
         performer.perform(action);
-        if (is_awaited_[static_cast<std::size_t>(place)]) queues_.set(mark_of(place));
+        if (watches_ || is_awaited_[static_cast<std::size_t>(place)]) queues_.set(mark_of(marks_, place));
     }
     for_each_other([&](StreamKind stream) {
         const int end = ends_[static_cast<std::size_t>(stream)];
@@ -83,6 +91,13 @@ PhaseTimes DeviceStreams::times() {
     for (std::size_t i = 0; i < laps_used_; ++i)
         times[laps_[i].phase] += queues_.milliseconds(laps_[i].mark, laps_[i + 1].mark);
     return times;
+}
+
+std::span<const ActionTime> DeviceStreams::action_times() {
+    const auto at = [&](int mark) { return origin_ + 1e-3 * queues_.milliseconds(origin_mark_, mark); };
+    for (std::size_t place = 0; place < action_times_.size(); ++place)
+        action_times_[place] = {at(begin_marks_[place]), at(marks_[place])};
+    return action_times_;
 }
 
 std::unique_ptr<StepStreams> make_step_streams(Device& device, bool overlap) {

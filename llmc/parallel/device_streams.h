@@ -18,6 +18,9 @@ class DeviceStreams final : public StepStreams {
     void run(const Step& step, Performer& performer) override;
     // As the device measured it, on the compute queue.
     PhaseTimes times() override;
+    void watch_actions(bool on) override { watches_ = on; }
+    // As the device measured them: the host's clock is read once, where the list begins.
+    std::span<const ActionTime> action_times() override;
 
   private:
     // From a mark to the next of these the compute queue was in a phase.
@@ -28,11 +31,17 @@ class DeviceStreams final : public StepStreams {
 
     StreamKind queue_of(const Action& action) const;
     void begin_lap(Phase phase);
-    int mark_of(int place);
+    int mark_of(std::vector<int>& marks, int place);
 
     Queues& queues_;
     bool overlap_;
     std::vector<int> marks_;  // behind the action at that place in a list
+    // Of lists that are watched: before the actions, and where the list begins.
+    bool watches_ = false;
+    std::vector<int> begin_marks_;
+    int origin_mark_;
+    double origin_ = 0;  // seconds of the host's clock
+    std::vector<ActionTime> action_times_;
     std::vector<bool> is_awaited_;
     int start_;
     std::array<int, all_streams.size()> ends_;  // marks behind each stream's last action

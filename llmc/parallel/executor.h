@@ -58,6 +58,9 @@ class Executor final : private Performer {
     StepResults results() const;
     // Where the time of the last list went, after results().
     PhaseTimes times() { return streams_->times(); }
+    // Each action's time, as in StepStreams.
+    void watch_actions(bool on) { streams_->watch_actions(on); }
+    std::span<const ActionTime> action_times() { return streams_->action_times(); }
 
     // Performs what a list computes before its first update, with any tokens and no other ranks, so that the device
     // meets every operation with its shape.

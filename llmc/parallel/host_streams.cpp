@@ -23,6 +23,10 @@ void timed(double& milliseconds, const Work& work) {
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
 
+double seconds_now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 const Action& action_at(const Step& step, int place) { return step.actions[static_cast<std::size_t>(place)]; }
 
 }  // namespace
@@ -39,6 +43,7 @@ HostStreams::~HostStreams() {
 
 void HostStreams::run(const Step& step, Performer& performer) {
     times_ = {};
+    action_times_.assign(watches_ ? step.actions.size() : 0, {});
     if (!overlap_ || !communicates(step)) return run_alone(step, performer);
     begin(step, performer);
     try {
@@ -55,6 +60,16 @@ void HostStreams::run(const Step& step, Performer& performer) {
     end();
 }
 
+void HostStreams::perform(const Action& action, int place, Performer& performer) {
+    if (watches_) action_times_[static_cast<std::size_t>(place)].begin = seconds_now();
+    performer.perform(action);
+    note_end(place);
+}
+
+void HostStreams::note_end(int place) {
+    if (watches_) action_times_[static_cast<std::size_t>(place)].end = seconds_now();
+}
+
 bool HostStreams::may_begin(const Action& action) const {
     return std::ranges::all_of(action.after, [&](int place) { return is_done(place); });
 }
@@ -63,6 +78,7 @@ bool HostStreams::may_begin(const Action& action) const {
 bool HostStreams::see_done(const Step& step, Performer& performer) {
     return std::erase_if(under_way_, [&](int place) {
                if (!performer.is_done(action_at(step, place))) return false;
+               note_end(place);
                done_[static_cast<std::size_t>(place)] = 1;
                return true;
            }) > 0;
@@ -80,7 +96,7 @@ void HostStreams::run_alone(const Step& step, Performer& performer) {
         const Action& action = action_at(step, place);
         if (!may_begin(action))
             timed(times_[Phase::communication], [&] { wait_for([&] { return may_begin(action); }); });
-        timed(times_[phase_of(action.kind)], [&] { performer.perform(action); });
+        timed(times_[phase_of(action.kind)], [&] { perform(action, place, performer); });
         if (is_between_stages(action.kind)) {
             under_way_.push_back(place);
         } else {
@@ -114,7 +130,7 @@ void HostStreams::compute(const Step& step, Performer& performer) {
             changed_.wait(lock, [&] { return may_begin(action) || fault_; });
             if (fault_) std::rethrow_exception(fault_);
         });
-        timed(times_[phase_of(action.kind)], [&] { performer.perform(action); });
+        timed(times_[phase_of(action.kind)], [&] { perform(action, place, performer); });
         {
             const Lock lock(mutex_);
             done_[static_cast<std::size_t>(place)] = 1;
@@ -165,7 +181,7 @@ void HostStreams::communicate(Lock& lock) {
 void HostStreams::communicate(Lock& lock, int place) {
     const Action& action = action_at(*step_, place);
     lock.unlock();
-    performer_->perform(action);
+    perform(action, place, *performer_);
     lock.lock();
     if (is_between_stages(action.kind)) {
         under_way_.push_back(place);

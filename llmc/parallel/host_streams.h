@@ -26,10 +26,14 @@ class HostStreams final : public StepStreams {
     void run(const Step& step, Performer& performer) override;
     // Of the caller.
     PhaseTimes times() override { return times_; }
+    void watch_actions(bool on) override { watches_ = on; }
+    std::span<const ActionTime> action_times() override { return action_times_; }
 
   private:
     using Lock = std::unique_lock<std::mutex>;
 
+    void perform(const Action& action, int place, Performer& performer);
+    void note_end(int place);
     void run_alone(const Step& step, Performer& performer);
     void begin(const Step& step, Performer& performer);
     void compute(const Step& step, Performer& performer);
@@ -46,7 +50,9 @@ class HostStreams final : public StepStreams {
 
     bool overlap_;
     PhaseTimes times_;
-    std::thread thread_;  // started by the first list that communicates
+    bool watches_ = false;
+    std::vector<ActionTime> action_times_;  // each is of the thread that performs the action
+    std::thread thread_;                    // started by the first list that communicates
 
     std::mutex mutex_;  // of all that follows
     std::condition_variable changed_;

@@ -1,8 +1,11 @@
 #include "llmc/parallel/pipeline_simulation.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 
 namespace llmc {
 
@@ -47,6 +50,10 @@ Timeline simulate(const PipelineSpec& spec, const std::vector<std::vector<Pass>>
     for (std::size_t stage = 0; stage < passes.size(); ++stage)
         check(run[stage] == passes[stage].size(), "pipeline: passes wait for each other for ever");
     return timeline;
+}
+
+std::string Timeline::text_of(double time) const {
+    return unit.empty() ? human_seconds(time) : fmt::format("{:.4g} {}", time, unit);
 }
 
 double Timeline::begin() const {

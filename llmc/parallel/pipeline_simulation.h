@@ -2,6 +2,7 @@
 // the time that stages wait (the "bubble") and the activations that they hold. pipeline_timeline.h draws it.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "llmc/parallel/pipeline_schedule.h"
@@ -28,8 +29,13 @@ struct Span {
 struct Timeline {
     int stages = 1;
     int virtual_stages = 1;
-    std::vector<Span> spans;  // of a stage in the order in which they ran; those of one stage do not overlap
+    std::vector<Span>
+        spans{};  // of a stage in the order in which they ran; those of one stage do not overlap
+    // What its times are in, as a plural ("block forwards"); empty: seconds.
+    std::string unit{};
 
+    // "1.25 ms", or "12.5 block forwards".
+    std::string text_of(double time) const;
     double begin() const;  // of the first pass; 0 if there is none
     double total() const;  // from there to the end of the last
     double work(int stage) const;

@@ -9,8 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "llmc/core/text.h"
-
 namespace llmc {
 
 std::string to_string(const Bubble& bubble) {
@@ -137,7 +135,7 @@ std::string timeline_chart(const Timeline& timeline, std::string_view title, int
         chart += fmt::format("{:<{}}{}\n", fmt::format("stage {}", stage), label,
                              row_of(timeline, stage, width, colours));
     }
-    chart += fmt::format("{:{}}0{:>{}}\n", "", label, human_seconds(timeline.total()), width - 1);
+    chart += fmt::format("{:{}}0{:>{}}\n", "", label, timeline.text_of(timeline.total()), width - 1);
     return chart + fmt::format("{}\nbubble: {}\n", legend_of(timeline, label + width, colours),
                                to_string(bubble(timeline)));
 }
@@ -179,6 +177,7 @@ std::string timeline_trace(const Timeline& timeline, std::string_view title) {
                                 {"displayTimeUnit", "ms"},
                                 {"otherData",
                                  {{"title", title},
+                                  {"second_is", timeline.unit.empty() ? "second" : timeline.unit},
                                   {"bubble_idle_over_total", found.over_total},
                                   {"bubble_idle_over_useful", found.over_useful}}}};
     return trace.dump() + "\n";

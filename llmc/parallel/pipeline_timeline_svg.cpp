@@ -139,7 +139,7 @@ class Picture {
         line("<rect class=\"background\" width=\"{:.0f}\" height=\"{:.0f}\"/>", full_width, full_height);
         text(24, 34, "title", title_);
         text(24, 56, "faint",
-             fmt::format("bubble: {}; {} in all", to_string(bubble(timeline_)), human_seconds(total_)));
+             fmt::format("bubble: {}; {} in all", to_string(bubble(timeline_)), timeline_.text_of(total_)));
         text(left + width_ + 62, top - 10, "faint right", "idle");
         text(left + width_ + 116, top - 10, "faint right", "held");
         for (int stage = 0; stage < timeline_.stages; ++stage) draw_track(stage);
@@ -199,7 +199,8 @@ class Picture {
             "fill=\"{}\"><title>stage "
             "{}: {}; {} to {} ({})</title></rect>",
             x, y, width, row_height, full > 6 ? 2 : 0, fill_of(span.pass.kind, lightness), span.stage,
-            to_string(span.pass), human_seconds(begin), human_seconds(end), human_seconds(end - begin));
+            to_string(span.pass), timeline_.text_of(begin), timeline_.text_of(end),
+            timeline_.text_of(end - begin));
         const std::string number = std::to_string(span.pass.micro_batch);
         if (static_cast<double>(number.size()) * digit + 3 <= width)
             text(x + width / 2, y + row_height / 2 + 4,

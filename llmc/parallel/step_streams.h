@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 
 #include "llmc/device/device.h"
 #include "llmc/parallel/phase.h"
@@ -22,6 +23,12 @@ class Performer {
     virtual bool is_done(const Action& action) = 0;
 };
 
+// When an action ran, in seconds of the host's steady clock. What goes between stages begins where it may, and ends where
+// it is seen to be done.
+struct ActionTime {
+    double begin = 0, end = 0;
+};
+
 class StepStreams {
   public:
     virtual ~StepStreams() = default;
@@ -32,6 +39,11 @@ class StepStreams {
 
     // Where the time of the last list went, once the device is through with it.
     virtual PhaseTimes times() = 0;
+
+    // Whether each action's time is taken, from the next list on, which costs a little; and those of the last list, by
+    // their places in it, once the device is through with it.
+    virtual void watch_actions(bool on) = 0;
+    virtual std::span<const ActionTime> action_times() = 0;
 };
 
 // Without `overlap` all actions run one after the other, in the order of the list, but for what goes between stages,

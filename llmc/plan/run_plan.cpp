@@ -431,17 +431,19 @@ RunPlan plan_of_stage(const RunSpec& spec, const Ops& ops, std::size_t staging_b
 RunPlan plan_with(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes, std::int64_t micro_batch) {
     RunPlan own;
     ListsOfStages lists;
-    std::size_t largest = 0;
+    std::vector<StageNeeds> needs;
     for (int stage = 0; stage < spec.mesh.pipeline; ++stage) {
         RunSpec there = spec;
         there.mesh.rank = spec.mesh.rank_of(stage, spec.mesh.data_rank(), spec.mesh.tensor_rank());
         RunPlan plan = plan_of_stage(there, ops, staging_bytes, micro_batch);
         lists.add(plan);
-        largest = std::max(largest, plan.memory.total_bytes());
+        needs.push_back({plan.memory, plan.sent});
         if (stage == spec.mesh.stage()) own = std::move(plan);
     }
     lists.check();
-    own.largest_memory = largest;
+    for (const StageNeeds& stage : needs)
+        own.largest_memory = std::max(own.largest_memory, stage.memory.total_bytes());
+    own.stages = std::move(needs);
     return own;
 }
 

@@ -49,6 +49,12 @@ struct RunSpec {
     std::int64_t rank_sequences() const { return global_sequences() / mesh.data_ranks(); }
 };
 
+// What a rank of a pipeline stage takes.
+struct StageNeeds {
+    MemoryLayout memory;
+    BytesSent sent;
+};
+
 struct RunPlan {
     RunSpec spec;
     std::int64_t micro_batch = 1;    // sequences a rank computes at once
@@ -67,13 +73,19 @@ struct RunPlan {
     BufferId workspace;      // the device's scratch memory
 
     BytesSent sent;                  // by a rank in a training step, for gradients and parameters
-    std::size_t largest_memory = 0;  // in all arenas, of the stage that needs most
+    std::vector<StageNeeds> stages;  // of every stage's ranks
+    std::size_t largest_memory = 0;  // of the stage that needs most
     // What gradients take that are whole for --reduce-every step, and would be in shards otherwise.
     std::size_t bytes_of_whole_gradients = 0;
 
     std::int64_t global_sequences() const { return spec.global_sequences(); }
     std::int64_t rank_sequences() const { return spec.rank_sequences(); }
     const StagePart& part() const { return parts[static_cast<std::size_t>(spec.mesh.stage())]; }
+    // One of the model's chunks, whichever stage has it.
+    const Chunk& chunk(int number) const {
+        const StagePart& stage = parts[static_cast<std::size_t>(pipeline.stage_of(number))];
+        return stage.chunks[static_cast<std::size_t>(number / pipeline.stages)];
+    }
     // Sequences of each data rank that a run of the evaluation takes.
     std::int64_t evaluation_sequences() const { return micro_batch * evaluation.micro_batches; }
 };

@@ -8,6 +8,7 @@
 
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
+#include "llmc/parallel/pipeline_timeline.h"
 
 namespace llmc {
 
@@ -163,6 +164,11 @@ void Console::summary(const Rows& rows, std::string_view command) {
 void Console::note(std::string_view text) { print(fmt::format("note: {}\n", text)); }
 
 void Console::text(std::string_view text) { print(text); }
+
+void Console::chart(const Timeline& timeline, std::string_view title) {
+    if (!speaks_) return;
+    print(timeline_chart(timeline, title, terminal_.columns(), terminal_.has_colours()) + "\n");
+}
 
 std::string Console::what_was_lost() const {
     if (terminal_.failure() == 0) return "";

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "llmc/io/metrics.h"
+#include "llmc/parallel/pipeline_simulation.h"
 #include "llmc/train/terminal.h"
 
 namespace llmc {
@@ -32,6 +33,8 @@ class Console {
     void summary(const Rows& rows, std::string_view command);
     void note(std::string_view text);
     void text(std::string_view text);
+    // As wide as there is room for (pipeline_timeline.h), and an empty line.
+    void chart(const Timeline& timeline, std::string_view title);
 
     // Where standard output did not take all that there was to print: a line for standard error that says why, and the
     // summary's command; empty where it did. The other one throws it as a UserError.

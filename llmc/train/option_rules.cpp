@@ -101,6 +101,10 @@ void check_ranges(const Options& o) {
         if (setting.is_given(o) && !setting.has_meaning(o))
             user_error("--{} {}; leave it out", setting.given, setting.purpose);
     }
+    if (o.pipeline_timeline && o.pipeline_parallel == 1)
+        user_error("--pipeline-timeline is for --pipeline-parallel 2 or more; leave it out");
+    if (o.pipeline_timeline && o.print_step)
+        user_error("--pipeline-timeline and --print-step each print one thing; leave one of them out");
     if (o.recompute_every) {
         require_range<std::int64_t>("recompute-every", *o.recompute_every, 1,
                                     std::clamp<std::int64_t>(*o.layers, 1, many));
@@ -120,6 +124,15 @@ void check_ranges(const Options& o) {
     require_range("temperature", o.temperature, 0.0, large);
     require_range<std::int64_t>("top-k", o.top_k, 0, many);
     require_range<std::int64_t>("checkpoint-every", o.checkpoint_every, 0, many);
+}
+
+bool Options::plans_only() const {
+    const bool looks = resume || !init.empty() || !export_file.empty();
+    return print_step || (pipeline_timeline && steps == 0 && !looks);
+}
+
+int Options::processes_of_plan(int started) const {
+    return plans_only() && started == 1 ? static_cast<int>(pipeline_parallel) : started;
 }
 
 GPTConfig Options::config() const {

@@ -316,6 +316,15 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
         ->configurable(false)
         ->disable_flag_override()
         ->group("Training");
+    app.add_flag("--pipeline-timeline", options.pipeline_timeline,
+                 "Draw when stages do what, expected and measured; with --steps 0 do no more")
+        ->configurable(false)
+        ->disable_flag_override()
+        ->group("Pipeline");
+    app.add_flag("--verbose", options.verbose, "Print each process's place, layers and memory")
+        ->configurable(false)
+        ->disable_flag_override()
+        ->group("Results");
     app.add_option("--config", options.config_file,
                    "Read options from FILE.toml; the command line overrides it")
         ->option_text("FILE")

@@ -102,6 +102,13 @@ struct Options {
     std::set<std::string, std::less<>> derived;
     std::optional<std::string> resume;  // a checkpoint's directory; empty: the newest in out_dir
     bool print_step = false;
+    bool pipeline_timeline = false;
+    bool verbose = false;
+
+    // Whether nothing is asked for but what can be said of a run without one: its actions, or the timeline of its pipeline.
+    // One process then stands for all that the run takes.
+    bool plans_only() const;
+    int processes_of_plan(int started) const;
 
     GPTConfig config() const;
     DType compute_dtype() const;

@@ -5,13 +5,16 @@
 
 #include <algorithm>
 #include <ctime>
+#include <iterator>
 #include <optional>
 #include <system_error>
+#include <vector>
 
 #include "llmc/core/error.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/io/files.h"
 #include "llmc/io/metrics.h"
+#include "llmc/train/pipeline_report.h"
 
 namespace llmc {
 
@@ -118,7 +121,9 @@ void check_outputs(const Options& options, const fs::path& out_dir, const Writes
 
     if (writes.checkpoints || writes.record) {
         naming_option("--out-dir", [&] { require_writable_directory(out_dir); });
-        for (const char* name : {"run.json", "config.toml"})
+        std::vector<std::string> names = {"run.json", "config.toml"};
+        if (options.pipeline_timeline) std::ranges::copy(pipeline_files(), std::back_inserter(names));
+        for (const std::string& name : names)
             naming_option("--out-dir", [&] { require_writable_file(out_dir / name); });
     }
     if (writes.metrics) {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "llmc/core/text.h"
 #include "llmc/core/version.h"
@@ -22,20 +24,64 @@ std::string model_text(const GPTConfig& config) {
                        config.sequence_length, config.vocabulary);
 }
 
-std::string memory_text(const MemoryLayout& memory, int processes) {
-    std::string text = fmt::format("{} a process", human_bytes(memory.total_bytes()));
-    if (processes > 1) {
-        text += fmt::format(", {} in all",
-                            human_bytes(memory.total_bytes() * static_cast<std::size_t>(processes)));
+// A stage of which something is largest, as " of stage 1" where stages differ in it.
+struct LargestStage {
+    const StageNeeds& needs;
+    std::string name;
+};
+template <class Size>
+LargestStage largest_stage(const RunPlan& plan, const Size& size) {
+    const auto largest = std::ranges::max_element(plan.stages, {}, size);
+    const bool differs = std::ranges::any_of(
+        plan.stages, [&](const StageNeeds& stage) { return size(stage) != size(*largest); });
+    return {*largest, differs ? fmt::format(" of stage {}", largest - plan.stages.begin()) : ""};
+}
+
+std::string memory_text(const RunPlan& plan) {
+    const Mesh& mesh = plan.spec.mesh;
+    const auto [needs, stage] =
+        largest_stage(plan, [](const StageNeeds& s) { return s.memory.total_bytes(); });
+    std::string text = fmt::format("{} a process{}", human_bytes(needs.memory.total_bytes()), stage);
+    if (!stage.empty()) text += ", which needs most";
+    if (mesh.world() > 1) {
+        std::size_t all = 0;
+        for (const StageNeeds& each : plan.stages)
+            all += each.memory.total_bytes() * static_cast<std::size_t>(mesh.world() / mesh.pipeline);
+        text += fmt::format(", {} in all", human_bytes(all));
     }
-    text += processes > 1 ? "; of each:" : ":";
+    text += mesh.world() == 1 ? ":" : stage.empty() ? "; of each:" : "; of each there:";
     std::string_view separator = " ";
     for (const ArenaKind kind : all_arenas) {
-        if (memory.bytes(kind) == 0) continue;
-        text += fmt::format("{}{} {}", separator, name_of(kind), human_bytes(memory.bytes(kind)));
+        if (needs.memory.bytes(kind) == 0) continue;
+        text += fmt::format("{}{} {}", separator, name_of(kind), human_bytes(needs.memory.bytes(kind)));
         separator = ", ";
     }
     return text;
+}
+
+// "1f1b; stages of 2, 1 and 1 layers", or of interleaved: "chunks of 1, 1, 1 and 1 layers, 2 a stage".
+std::string pipeline_text(const RunPlan& plan) {
+    const PipelineSpec& spec = plan.pipeline;
+    if (spec.stages == 1) return "";
+    std::string layers;
+    for (int chunk = 0; chunk < spec.chunks(); ++chunk) {
+        const bool last = chunk + 1 == spec.chunks();
+        layers += fmt::format("{}{}", chunk == 0 ? "" : last ? " and " : ", ", plan.chunk(chunk).blocks());
+    }
+    return spec.virtual_stages == 1 ? fmt::format("{}; stages of {} layers", name_of(spec.schedule), layers)
+                                    : fmt::format("{}; chunks of {} layers, {} a stage",
+                                                  name_of(spec.schedule), layers, spec.virtual_stages);
+}
+
+// "embedding, layers 0 to 2, 6, head".
+std::string part_text(const StagePart& part) {
+    std::string text = part.has_embedding() ? "embedding, layers " : "layers ";
+    for (const Chunk& chunk : part.chunks) {
+        text += &chunk == part.chunks.data() ? "" : ", ";
+        text += chunk.blocks() == 1 ? std::to_string(chunk.first_block)
+                                    : fmt::format("{} to {}", chunk.first_block, chunk.end_block - 1);
+    }
+    return text + (part.has_head() ? ", head" : "");
 }
 
 std::string validation_text(const Run& run) {
@@ -57,28 +103,64 @@ std::string baseline_text(const Data& data) {
 }
 
 std::string sent_text(const RunPlan& plan) {
-    if (plan.spec.mesh.data_ranks() == 1) return "";
-    const std::size_t inside = plan.sent.inside, across = plan.sent.across;
-    std::string text = fmt::format("{} a step and process", human_bytes(inside + across));
-    if (across > 0)
-        text += fmt::format(", {} of it in its group, {} to other groups", human_bytes(inside),
-                            human_bytes(across));
+    const auto [needs, stage] = largest_stage(plan, [](const StageNeeds& s) { return s.sent.total(); });
+    const BytesSent& sent = needs.sent;
+    if (sent.total() == 0) return "";
+    std::string text = fmt::format("{} a step and process{}{}", human_bytes(sent.total()), stage,
+                                   stage.empty() ? "" : ", which sends most");
+    if (sent.inside == sent.total()) return text;
+    std::string_view of_it = " of it";
+    const auto add = [&](std::uint64_t bytes, std::string_view where) {
+        if (bytes == 0) return;
+        text += fmt::format(", {}{} {}", human_bytes(bytes), std::exchange(of_it, ""), where);
+    };
+    add(sent.inside, "in its group");
+    add(sent.across, "to other groups");
+    add(sent.stages, "to the stages beside it");
+    add(sent.tied, "of wte's gradients to its other stage");
     return text;
+}
+
+nlohmann::ordered_json sent_record(const BytesSent& sent) {
+    return {{"inside", sent.inside}, {"across", sent.across}, {"tied", sent.tied}, {"stages", sent.stages}};
+}
+
+nlohmann::ordered_json memory_record(const MemoryLayout& memory) {
+    nlohmann::ordered_json record;
+    for (const ArenaKind kind : all_arenas) record[std::string(name_of(kind))] = memory.bytes(kind);
+    return record;
+}
+
+nlohmann::ordered_json pipeline_record(const RunPlan& plan) {
+    nlohmann::ordered_json record = {{"schedule", name_of(plan.pipeline.schedule)},
+                                     {"stages", plan.pipeline.stages},
+                                     {"virtual_stages", plan.pipeline.virtual_stages}};
+    for (int chunk = 0; chunk < plan.pipeline.chunks(); ++chunk)
+        record["layers"].push_back(plan.chunk(chunk).blocks());
+    for (const StageNeeds& stage : plan.stages) {
+        record["memory"].push_back(memory_record(stage.memory));
+        record["bytes_sent"].push_back(sent_record(stage.sent));
+    }
+    return record;
 }
 
 nlohmann::ordered_json mesh_record(const Mesh& mesh) {
     return {{"world", mesh.world()},
+            {"pipeline", mesh.pipeline},
             {"data", mesh.data_ranks()},
+            {"tensor", mesh.tensor},
             {"zero_stage", mesh.sharding.stage},
             {"shards", mesh.sharding.shards},
             {"replicas", mesh.sharding.replicas}};
 }
 
 std::string batch_text(const RunPlan& plan) {
-    return fmt::format("{} tokens = {} x {} x {} x {} tokens", grouped(plan.spec.global_batch_tokens),
-                       plural(plan.spec.mesh.data_ranks(), "process", "es"),
-                       plural(plan.micro_batches, "micro-batch", "es"), plural(plan.micro_batch, "sequence"),
-                       plan.spec.config.sequence_length);
+    const bool only_data = plan.spec.mesh.world() == plan.spec.mesh.data_ranks();
+    return fmt::format(
+        "{} tokens = {} x {} x {} x {} tokens", grouped(plan.spec.global_batch_tokens),
+        plural(plan.spec.mesh.data_ranks(), only_data ? "process" : "data-parallel process", "es"),
+        plural(plan.micro_batches, "micro-batch", "es"), plural(plan.micro_batch, "sequence"),
+        plan.spec.config.sequence_length);
 }
 
 std::string schedule_text(const Run& run) {
@@ -135,9 +217,10 @@ Rows header_rows(const Run& run, const Device& device) {
                                note.empty() ? "" : " (" + note + ")",
                                run.no_gpu.empty() ? "" : "; no GPU: " + run.no_gpu)},
         {"mesh", run.plan.spec.mesh.description()},
+        {"pipeline", pipeline_text(run.plan)},
         {"model", model_text(run.plan.spec.config)},
         {"parameters", grouped(count_parameters(run.plan.spec.config))},
-        {"memory", memory_text(run.plan.memory, run.plan.spec.mesh.world())},
+        {"memory", memory_text(run.plan)},
         {"beside it", device.memory_beside_arenas(run.communicator_memory)},
         {"sends", sent_text(run.plan)},
         {"algorithms", kind_of_choices(device).empty() ? "" : run.algorithms.row()},
@@ -158,6 +241,31 @@ Rows header_rows(const Run& run, const Device& device) {
     return rows;
 }
 
+std::string places_text(const RunPlan& plan) {
+    struct Line {
+        std::string place, part, memory;
+    };
+    std::vector<Line> lines;
+    std::size_t place_width = 0, part_width = 0, memory_width = 0;
+    Mesh mesh = plan.spec.mesh;
+    for (mesh.rank = 0; mesh.rank < mesh.world(); ++mesh.rank) {
+        const auto stage = static_cast<std::size_t>(mesh.stage());
+        const Line& line = lines.emplace_back(mesh.place(), part_text(plan.parts[stage]),
+                                              human_bytes(plan.stages[stage].memory.total_bytes()));
+        place_width = std::max(place_width, line.place.size());
+        part_width = std::max(part_width, line.part.size());
+        memory_width = std::max(memory_width, line.memory.size());
+    }
+    std::string text;
+    for (std::size_t rank = 0; rank < lines.size(); ++rank) {
+        const auto& [place, part, memory] = lines[rank];
+        text += fmt::format("  process {:>{}}  {:<{}}  {:<{}}  {:>{}}\n", rank,
+                            std::to_string(lines.size() - 1).size(), place, place_width, part, part_width,
+                            memory, memory_width);
+    }
+    return text;
+}
+
 nlohmann::ordered_json run_record(const Run& run, const Device& device) {
     nlohmann::ordered_json record = {
         {"program", "train_gpt"},
@@ -170,10 +278,10 @@ nlohmann::ordered_json run_record(const Run& run, const Device& device) {
         {"parameters", count_parameters(run.plan.spec.config)},
         {"micro_batch_sequences", run.plan.micro_batch},
         {"micro_batches", run.plan.micro_batches},
-        {"bytes_sent", {{"inside", run.plan.sent.inside}, {"across", run.plan.sent.across}}},
+        {"bytes_sent", sent_record(run.plan.sent)},
+        {"memory", memory_record(run.plan.memory)},
     };
-    for (const ArenaKind kind : all_arenas)
-        record["memory"][std::string(name_of(kind))] = run.plan.memory.bytes(kind);
+    if (run.plan.pipeline.stages > 1) record["pipeline"] = pipeline_record(run.plan);
     if (run.data.unigram_loss) record["unigram_loss"] = *run.data.unigram_loss;
     if (run.data.source_entropy) record["source_entropy"] = *run.data.source_entropy;
     return record;

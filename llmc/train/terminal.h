@@ -30,6 +30,7 @@ class Terminal {
 
     // Whether there is a status line.
     bool has_status() const { return file_ >= 0; }
+    bool has_colours() const { return colours_; }
     // The width to write for: the terminal's, or 100.
     int columns() const;
 

@@ -52,6 +52,10 @@ class Trainer {
     // is not; and with `compares_replicas`, if ranks that must have the same parameters or optimizer state do not.
     StepMetrics train_step(const TrainingSamples& samples, bool compares_replicas = false);
 
+    // When the actions of steps ran (step_streams.h): whether that is measured, and of the last step.
+    void watch_actions(bool on) { executor_.watch_actions(on); }
+    std::span<const ActionTime> action_times() { return executor_.action_times(); }
+
     // UserError if a weight or moment is not finite: what must not be saved.
     void require_finite();
 

@@ -1,5 +1,6 @@
-// The parallel matrix: {stages of ZeRO} x {pipeline stages and their schedules} x {data ranks} x {tensor ranks, and whether
-// they share the tokens} x {recompute} x {micro-batches, and when they are reduced} x {dtypes}, all that takes as many ranks as there are. `make test-matrix` trains
+// The parallel matrix: {stages of ZeRO} x {pipeline stages and their schedules} x {data ranks} x {tensor-parallel ranks, and
+// whether they divide tokens} x {recompute} x {micro-batches, and when they are reduced} x {dtypes}, all that takes as many
+// ranks as there are. `make test-matrix` trains
 // each of them; `make test` as many as make every two values meet on some number of ranks.
 //
 // Where only the schedule, the stage of ZeRO or recompute differs, runs are the same to the bit; in fp32 every run is near
@@ -27,7 +28,8 @@ using test::TrainingResult;
 using test::TrainingSetting;
 using test::world;
 
-// Eight layers, so that each of 4 stages has 2 chunks; heads and tokens for two tensor ranks; no size is a multiple of more.
+// Eight layers, so that each of 4 stages has 2 chunks; two heads and an even number of tokens, which ranks share; otherwise
+// no size is a multiple of anything.
 constexpr GPTConfig config{.layers = 8, .heads = 2, .channels = 14, .sequence_length = 6, .vocabulary = 37};
 constexpr int sequences = 16, steps = 30;
 
@@ -35,20 +37,14 @@ constexpr int sequences = 16, steps = 30;
 
 struct MeshSizes {
     int pipeline, data, tensor;
-    bool sequence_parallel;
+    bool sequence_parallel = false;
+    int ranks() const { return pipeline * data * tensor; }
 };
-std::vector<MeshSizes> all_meshes() {
-    std::vector<MeshSizes> meshes;
-    for (const int pipeline : {1, 2, 4}) {
-        for (const int data : {1, 2}) {
-            meshes.push_back({pipeline, data, 1, false});
-            if (pipeline * data * 2 > 8) continue;
-            for (const bool sequence_parallel : {false, true})
-                meshes.push_back({pipeline, data, 2, sequence_parallel});
-        }
-    }
-    return meshes;
-}
+constexpr std::array all_meshes = {
+    MeshSizes{1, 1, 1}, MeshSizes{1, 2, 1},       MeshSizes{2, 1, 1}, MeshSizes{2, 2, 1},
+    MeshSizes{4, 1, 1}, MeshSizes{4, 2, 1},       MeshSizes{1, 1, 2}, MeshSizes{1, 1, 2, true},
+    MeshSizes{1, 2, 2}, MeshSizes{1, 2, 2, true}, MeshSizes{2, 1, 2}, MeshSizes{2, 1, 2, true},
+    MeshSizes{2, 2, 2}, MeshSizes{2, 2, 2, true}, MeshSizes{4, 1, 2}, MeshSizes{4, 1, 2, true}};
 
 struct Order {
     PipelineSchedule schedule;
@@ -110,7 +106,7 @@ Equals equals(const MeshSizes& mesh, const Dtypes& dtypes, const Accumulation& a
 // All, those of one run together.
 std::vector<Equals> whole_matrix() {
     std::vector<Equals> all;
-    for (const MeshSizes& mesh : all_meshes())
+    for (const MeshSizes& mesh : all_meshes)
         for (const Dtypes& dtypes : all_dtypes)
             for (const Accumulation& accumulation : all_accumulations)
                 all.push_back(equals(mesh, dtypes, accumulation));
@@ -120,12 +116,13 @@ std::vector<Equals> whole_matrix() {
 // ---- a part of it in which every two values meet
 
 // What distinguishes a setting, as small numbers.
-std::array<int, 9> values_of(const TrainingSetting& s) {
+std::array<int, 10> values_of(const TrainingSetting& s) {
     // Without a pipeline there is no schedule, and with one data rank nothing to shard.
     const int schedule = s.pipeline == 1 ? 7 : static_cast<int>(s.schedule);
     return {s.pipeline,
             s.sharding.ranks(),
-            s.tensor + (s.sequence_parallel ? 1 : 0),
+            s.tensor,
+            s.tensor == 1 ? 7 : (s.sequence_parallel ? 1 : 0),
             schedule,
             s.sharding.ranks() == 1 ? 7 : s.sharding.stage,
             static_cast<int>(s.recompute.kind),
@@ -147,7 +144,7 @@ class Pairs {
     }
 
   private:
-    static constexpr std::size_t places = 9, values = 9;
+    static constexpr std::size_t places = 10, values = 9;
 
     template <class F>
     static void for_each(const TrainingSetting& setting, F&& f) {
@@ -161,7 +158,7 @@ class Pairs {
     std::vector<bool> met_ = std::vector<bool>(places * places * values * values);
 };
 
-// Greedily, what makes most pairs meet for what it costs to train: itself, and the plain one of its run.
+// Greedily, what makes most pairs meet for what it costs to train, on all its ranks: itself, and the plain one of its run.
 std::vector<Equals> part_of_matrix() {
     const std::vector<Equals> whole = whole_matrix();
     std::vector<Equals> part(whole.size());
@@ -170,9 +167,9 @@ std::vector<Equals> part_of_matrix() {
         std::size_t best_run = 0, best = 0;
         double most = 0;
         for (std::size_t run = 0; run < whole.size(); ++run) {
-            const bool costs_two = part[run].empty();
+            const double cost = whole[run][0].ranks() * (part[run].empty() ? 2.0 : 1.0);
             for (std::size_t i = 1; i < whole[run].size(); ++i) {
-                const double gain = met.count_new(whole[run][i]) / (costs_two ? 2.0 : 1.0);
+                const double gain = met.count_new(whole[run][i]) / cost;
                 if (gain > most) {
                     most = gain;
                     best_run = run;
@@ -285,7 +282,7 @@ TEST_P(WholeMatrix, TrainsOneRun) {
 std::string name_of_run(const testing::TestParamInfo<Equals>& info) {
     const TrainingSetting& s = info.param.front();
     return fmt::format("of_{}_{}_stages_{}_data_ranks_{}_tensor_ranks{}_{}{}_{}_micro_batches{}", s.ranks(),
-                       s.pipeline, s.sharding.ranks(), s.tensor, s.sequence_parallel ? "_by_tokens" : "",
+                       s.pipeline, s.sharding.ranks(), s.tensor, s.sequence_parallel ? "_of_some_tokens" : "",
                        name_of(s.dtype), s.gradients == DType::bf16 ? "_gradients_too" : "", s.micro_batches,
                        s.sharding.reduces_each_micro_batch ? "_reduced_each" : "");
 }

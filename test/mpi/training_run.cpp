@@ -6,14 +6,12 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <span>
 
 #include "llmc/device/arenas.h"
 #include "llmc/parallel/executor.h"
 #include "llmc/parallel/unit_transfer.h"
 #include "llmc/plan/run_plan.h"
-#include "llmc/train/replicas.h"
 
 namespace llmc::test {
 
@@ -34,9 +32,9 @@ BytesSent counted_by(const MeshGroups& groups, const Mesh& mesh) {
         bytes_of(groups.shards(), CallKind::reduce_scatter) + bytes_of(groups.shards(), CallKind::all_gather);
     if (mesh.sharding.replicas > 1) sent.across = bytes_of(groups.replicas(), CallKind::all_reduce);
     if (mesh.tensor > 1) {
-        const Communicator& tensor = groups.tensor_parallel().group();
-        for (const CallKind kind : {CallKind::all_reduce, CallKind::reduce_scatter, CallKind::all_gather})
-            sent.tensor += bytes_of(tensor, kind);
+        const TensorParallel ranks = groups.tensor_parallel();
+        for (const CallKind kind : {CallKind::all_reduce, CallKind::all_gather, CallKind::reduce_scatter})
+            sent.tensor += bytes_of(ranks.group(), kind);
     }
     if (!groups.has_stages()) return sent;
     if (mesh.stage() == 0 || mesh.stage() + 1 == mesh.pipeline)
@@ -58,21 +56,26 @@ BytesSent times(const BytesSent& sent, int n) {
             sent.tensor * count};
 }
 
-BytesSent beside_lists(const ParameterStore& store, const Mesh& mesh) {
-    const int shards = mesh.sharding.shards, ranks = mesh.tensor;
-    std::int64_t own_blocks = 0, blocks = 0;
+// The same bytes as the first rank's.
+void expect_like_first(Communicator& ranks, const Tensor& own, std::string_view what) {
+    std::vector<std::byte> first(own.data, own.data + own.bytes());
+    ranks.broadcast({first.data(), own.dtype, own.shape}, 0);
+    EXPECT_EQ(std::memcmp(first.data(), own.data, own.bytes()), 0) << what;
+}
+
+void expect_replicas_alike(const ParameterStore& store, const MeshGroups& groups, const Mesh& mesh) {
     for (int unit = 0; unit < store.units(); ++unit) {
-        blocks += store.elements(unit) / norm_block_elements;
-        if (store.part().counts_unit(unit)) own_blocks += store.elements(unit) / norm_block_elements / shards;
+        if (!store.has(unit)) continue;
+        const UnitBuffers& own = store.buffers(unit);
+        if (mesh.sharding.replicas > 1)
+            expect_like_first(groups.replicas(), own.parameter_shard, "shards of two groups");
+        if (mesh.sharding.keeps_parameters_whole())
+            expect_like_first(groups.data(), own.parameters, "parameters of data ranks");
     }
-    BytesSent beside;
-    beside.inside = static_cast<std::uint64_t>(own_blocks * (shards - 1)) * sizeof(float);
-    // Where these ranks are all that share the model, they sum what each has counted.
-    if (mesh.pipeline == 1) {
-        const std::int64_t sums = 2 * (blocks / ranks) + blocks % ranks;
-        beside.tensor = static_cast<std::uint64_t>(sums * (ranks - 1)) * sizeof(float);
-    }
-    return beside;
+    // wte of the embedding's stage and of the head's.
+    if (mesh.pipeline == 1 || !store.has(wte_unit)) return;
+    for (const auto flat : {&UnitBuffers::parameter_shard, &UnitBuffers::m, &UnitBuffers::v})
+        expect_like_first(groups.tied(), store.buffers(wte_unit).*flat, "wte of two stages");
 }
 
 }  // namespace
@@ -83,7 +86,7 @@ std::string to_string(const TrainingSetting& s) {
         "shards, "
         "{} micro-batches, reduced each {}, recompute {} every {}",
         name_of(s.dtype), name_of(s.gradients), s.pipeline, name_of(s.schedule), s.virtual_stages,
-        s.sharding.ranks(), s.tensor, s.sequence_parallel ? " by tokens" : "", s.sharding.stage,
+        s.sharding.ranks(), s.tensor, s.sequence_parallel ? " of some tokens" : "", s.sharding.stage,
         s.sharding.shards, s.micro_batches, s.sharding.reduces_each_micro_batch, name_of(s.recompute.kind),
         s.recompute.every);
 }
@@ -140,19 +143,31 @@ TrainingResult train(Communicator& ranks, const TrainingSetting& setting) {
     }
     result.counted = difference(counted_by(groups, mesh), before);
     result.listed = times(plan.sent, setting.steps);
-    result.beside = times(beside_lists(store, mesh), setting.steps);
+    for (int unit = 0; unit < store.units(); ++unit) {
+        if (!store.part().counts_unit(unit)) continue;
+        const std::int64_t blocks = store.elements(unit) / norm_block_elements / mesh.sharding.shards;
+        result.of_squares +=
+            static_cast<std::uint64_t>(blocks * (mesh.sharding.shards - 1) * setting.steps) * sizeof(float);
+    }
+
+    // Where tensor-parallel ranks are all that share the model, they sum the squares too.
+    if (setting.tensor > 1 && setting.pipeline == 1) {
+        const auto n = static_cast<std::uint64_t>(arenas[plan.activations.norm_partials].elements());
+        const auto t = static_cast<std::uint64_t>(setting.tensor);
+        result.of_all_squares = static_cast<std::uint64_t>(setting.steps) * (t - 1) *
+                                (2 * (n - n % t) / t + n % t) * sizeof(float);
+    }
 
     UnitTransfer transfer(device(), store, ranks, mesh, plan.parts);
     for (const auto flat : {&UnitBuffers::master, &UnitBuffers::m, &UnitBuffers::v}) {
         for (int unit = 0; unit < store.units(); ++unit) {
             const std::span<const float> values = transfer.collect(unit, flat);
-            const auto elements =
-                static_cast<std::size_t>(transfer.units()[static_cast<std::size_t>(unit)].elements());
+            const auto elements = transfer.units()[static_cast<std::size_t>(unit)].elements();
             if (transfer.is_root())
                 result.state.insert(result.state.end(), values.begin(), values.begin() + elements);
         }
     }
-    EXPECT_EQ(differing_replica(device(), store, ranks), std::nullopt);
+    expect_replicas_alike(store, groups, mesh);
     return result;
 }
 
@@ -172,11 +187,11 @@ void expect_near_losses(const TrainingResult& result, const TrainingResult& expe
 }
 
 void expect_bytes_of_list(const TrainingResult& result) {
-    EXPECT_EQ(result.counted.inside, result.listed.inside + result.beside.inside);
+    EXPECT_EQ(result.counted.inside, result.listed.inside + result.of_squares);
+    EXPECT_EQ(result.counted.tensor, result.listed.tensor + result.of_all_squares);
     EXPECT_EQ(result.counted.across, result.listed.across);
     EXPECT_EQ(result.counted.tied, result.listed.tied);
     EXPECT_EQ(result.counted.stages, result.listed.stages);
-    EXPECT_EQ(result.counted.tensor, result.listed.tensor + result.beside.tensor);
 }
 
 }  // namespace llmc::test

@@ -1,6 +1,7 @@
 // A short training on made-up tokens, on any mesh: what it left, for tests that compare meshes. No file is read or written.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -38,8 +39,8 @@ struct TrainingResult {
     std::vector<float> state;
     // What this rank sent in all steps, by what its communicators counted, and what the lists say.
     BytesSent counted, listed;
-    // In `counted` beside what the lists say: the gradients' sums of squares.
-    BytesSent beside;
+    // In `counted.inside` and `.tensor` beside what the lists say: the gradients' sums of squares.
+    std::uint64_t of_squares = 0, of_all_squares = 0;
 };
 
 // What a failure names.

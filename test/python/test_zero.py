@@ -48,7 +48,8 @@ def test_every_stage_is_the_same_run(tmp_path):
         assert results == runs[0][1], stage
         assert sample(out) == sample(runs[0][2])
     assert "ZeRO-3: parameters, gradients and optimizer state in 2 shards, 2 times" in runs[4][2].replace("\n              ", " ")
-    assert runs[4][0].record["mesh"] == {"world": 4, "data": 4, "zero_stage": 3, "shards": 2, "replicas": 2}
+    assert runs[4][0].record["mesh"] == {"world": 4, "pipeline": 1, "data": 4, "tensor": 1, "zero_stage": 3, "shards": 2,
+                                            "replicas": 2}
 
 
 @pytest.mark.parametrize("saved, resumed", [(("--zero-stage=3", 2), ("--zero-stage=0", 4)), (("--zero-stage=0", 4), ("--zero-stage=3", 2)),

@@ -101,5 +101,32 @@ TEST(DeviceStreams, TimesAreThoseOfThePhases) {
     for (const Phase phase : all_phases) EXPECT_EQ(times[phase], expected[phase]) << name_of(phase);
 }
 
+// Work takes a millisecond of FakeQueues' one clock: each action's time is that between the numbers of its turn.
+TEST(DeviceStreams, EveryActionIsTimedWhereThatIsAskedFor) {
+    for (const bool overlap : {true, false}) {
+        FakeQueues queues;
+        const Step step = training_step(2);
+        DeviceStreams streams(queues, overlap);
+        const auto work = [&](const Action&) { queues.work(); };
+        run_with(streams, step, work);
+        EXPECT_TRUE(streams.action_times().empty());
+        EXPECT_EQ(queues.host_waits(), 0U);
+        streams.watch_actions(true);
+        run_with(streams, step, work);
+        EXPECT_EQ(queues.host_waits(), 1U);
+        const auto times = streams.action_times();
+        ASSERT_EQ(times.size(), step.actions.size());
+        // The clock's time since the system began is large against what is measured.
+        constexpr double rounding = 1e-6;
+        for (std::size_t place = 0; place < times.size(); ++place) {
+            EXPECT_NEAR(times[place].end - times[place].begin, 1e-3, rounding);
+            EXPECT_NEAR(times[place].begin - times[0].begin, 1e-3 * static_cast<double>(place), rounding);
+        }
+        streams.watch_actions(false);
+        run_with(streams, step, work);
+        EXPECT_TRUE(streams.action_times().empty());
+    }
+}
+
 }  // namespace
 }  // namespace llmc

@@ -107,6 +107,59 @@ TEST(HostStreams, TimeIsTheCallersByPhase) {
     EXPECT_EQ(beside[Phase::update], 0.0);
 }
 
+TEST(HostStreams, EveryActionIsTimedWhereThatIsAskedFor) {
+    const Step step = backward_and_reductions(3);
+    const auto sleep = [](const Action&) { std::this_thread::sleep_for(std::chrono::milliseconds(2)); };
+    const auto now = [] {
+        return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    };
+    for (const bool overlap : {true, false}) {
+        HostStreams streams(overlap);
+        run_with(streams, step, sleep);
+        EXPECT_TRUE(streams.action_times().empty());
+        streams.watch_actions(true);
+        const double before = now();
+        run_with(streams, step, sleep);
+        const double behind = now();
+        const auto times = streams.action_times();
+        ASSERT_EQ(times.size(), step.actions.size());
+        for (std::size_t place = 0; place < times.size(); ++place) {
+            EXPECT_GE(times[place].begin, before);
+            EXPECT_GE(times[place].end - times[place].begin, 2e-3);
+            EXPECT_LE(times[place].end, behind);
+            for (const int after : step.actions[place].after)
+                EXPECT_LE(times[static_cast<std::size_t>(after)].end, times[place].begin);
+        }
+    }
+}
+
+// What goes between stages is done when it is seen to be, and not when it was begun.
+TEST(HostStreams, ATransferEndsWhenItIsDone) {
+    class Slow final : public Performer {
+      public:
+        void perform(const Action&) override { begun_ = std::chrono::steady_clock::now(); }
+        bool is_done(const Action&) override {
+            return std::chrono::steady_clock::now() - begun_ > std::chrono::milliseconds(5);
+        }
+
+      private:
+        std::chrono::steady_clock::time_point begun_;
+    };
+    Step step;
+    step.actions.push_back({.kind = ActionKind::receive_activation,
+                            .stream = StreamKind::activations_in,
+                            .reads = {},
+                            .writes = {{BufferRole::chunk_input}}});
+    order_streams(step);
+    for (const bool overlap : {true, false}) {
+        HostStreams streams(overlap);
+        streams.watch_actions(true);
+        Slow performer;
+        streams.run(step, performer);
+        EXPECT_GE(streams.action_times()[0].end - streams.action_times()[0].begin, 5e-3);
+    }
+}
+
 // A fault of either stream reaches the caller, and the next list is performed as if nothing had been.
 TEST(HostStreams, FaultsReachTheCallerAndTheNextListRuns) {
     const Step step = backward_and_reductions(3);

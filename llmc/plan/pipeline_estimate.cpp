@@ -1,0 +1,50 @@
+#include "llmc/plan/pipeline_estimate.h"
+
+#include "llmc/parallel/pipeline_partition.h"
+
+namespace llmc {
+
+namespace {
+
+// Floating-point operations a token.
+PassTimes cost_of(const Chunk& chunk, const GPTConfig& config, const Recompute& recompute) {
+    const auto C = static_cast<double>(config.channels);
+    const PartCosts costs = part_costs(config);
+    const double weights = 24 * C * C;
+    PassTimes cost;
+    for (int block = 0; block < chunk.blocks(); ++block) {
+        cost.forward += costs.block;
+        cost.backward_input += 2 * costs.block - weights;
+        cost.backward_weight += weights;
+        if (recompute.of(block) == RecomputeKind::block) cost.backward_input += costs.block;
+    }
+    if (chunk.has_embedding) {
+        cost.forward += costs.embedding;
+        cost.backward_input += 2 * costs.embedding;
+    }
+    if (chunk.has_head) cost.backward_input += 3 * costs.head;
+    return cost;
+}
+
+}  // namespace
+
+std::vector<PassTimes> estimated_times(const RunPlan& plan, std::optional<double> peak) {
+    const GPTConfig& config = plan.spec.config;
+    const auto tokens = static_cast<double>(plan.micro_batch * config.sequence_length);
+    const double unit = peak ? *peak / tokens : block_cost(config);
+    std::vector<PassTimes> times;
+    for (int number = 0; number < plan.pipeline.chunks(); ++number) {
+        PassTimes time = cost_of(plan.chunk(number), config, plan.spec.recompute);
+        for (double* cost : {&time.forward, &time.backward_input, &time.backward_weight}) *cost /= unit;
+        times.push_back(time);
+    }
+    return times;
+}
+
+Timeline estimated_timeline(const RunPlan& plan, std::optional<double> peak) {
+    Timeline timeline = simulate(plan.pipeline, pipeline_passes(plan.pipeline), estimated_times(plan, peak));
+    if (!peak) timeline.unit = "block forwards";
+    return timeline;
+}
+
+}  // namespace llmc

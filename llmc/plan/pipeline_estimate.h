@@ -1,0 +1,24 @@
+// How long the passes of a run's pipeline take, as far as can be said before it: from the floating-point operations of
+// their products. What is measured in a run is in parallel/measured_passes.h.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "llmc/parallel/pipeline_simulation.h"
+#include "llmc/plan/run_plan.h"
+
+namespace llmc {
+
+// Of each chunk of the model, for a micro-batch; communication takes no time. In seconds at `peak`, the floating-point
+// operations a second of the device that it promises; without it in forward passes of a block.
+//
+// With the operations of pipeline_partition.h a block's forward is 24 C^2 + 2 T C a token; its backward twice as much, of which
+// 24 C^2 make the gradients of weights; block recompute adds a forward. The head's forward runs in the backward pass of its
+// chunk, which is not split for the head and the embedding.
+std::vector<PassTimes> estimated_times(const RunPlan& plan, std::optional<double> peak);
+
+// The step's passes with these times.
+Timeline estimated_timeline(const RunPlan& plan, std::optional<double> peak);
+
+}  // namespace llmc

@@ -1,0 +1,96 @@
+#include "llmc/train/pipeline_report.h"
+
+#include <fmt/format.h>
+
+#include "llmc/core/text.h"
+#include "llmc/io/files.h"
+#include "llmc/parallel/pipeline_timeline.h"
+#include "llmc/plan/pipeline_estimate.h"
+
+namespace llmc {
+
+namespace {
+
+// "interleaved, 4 stages of 2 chunks, 8 micro-batches"
+std::string schedule_text(const PipelineSpec& spec) {
+    return fmt::format("{}, {}{}, {}", name_of(spec.schedule), plural(spec.stages, "stage"),
+                       spec.virtual_stages > 1 ? fmt::format(" of {} chunks", spec.virtual_stages) : "",
+                       plural(spec.micro_batches, "micro-batch", "es"));
+}
+
+}  // namespace
+
+TitledTimeline estimated_pipeline(const RunPlan& plan, std::optional<double> peak) {
+    const std::string how = peak ? "as if at the device's peak" : "one block's forward is the unit of time";
+    return {estimated_timeline(plan, peak),
+            fmt::format("{}: estimated from the model's floating-point operations; {}",
+                        schedule_text(plan.pipeline), how)};
+}
+
+TitledTimeline measured_pipeline(const RunPlan& plan, const MeasuredPipeline& measured) {
+    return {measured.timeline,
+            fmt::format("{}: measured in step {}, the median of {}; clocks agree within {}",
+                        schedule_text(plan.pipeline), measured.step, plural(measured.steps, "step"),
+                        human_seconds(measured.clock_error))};
+}
+
+TitledTimeline simulated_pipeline(const RunPlan& plan, const MeasuredPipeline& measured) {
+    Timeline timeline = simulate(plan.pipeline, pipeline_passes(plan.pipeline), measured.times);
+    const double ratio = timeline.total() / measured.timeline.total();
+    std::string title =
+        fmt::format("{}: simulated with the measured passes; takes {:.3f} of the measured time",
+                    schedule_text(plan.pipeline), ratio);
+    return {std::move(timeline), std::move(title)};
+}
+
+std::string pass_times_text(const RunPlan& plan, const MeasuredPipeline& measured) {
+    const bool splits = plan.pipeline.splits_backward();
+    const auto milliseconds = [](double seconds) { return fmt::format("{:.3f}", 1e3 * seconds); };
+    std::string text = fmt::format("{:>5}  {:>5}  {:>10}  {:>10}{}  {:>10}   median ms of a pass\n", "chunk",
+                                   "stage", "forward", splits ? "inputs'" : "backward",
+                                   splits ? fmt::format("  {:>10}", "weights'") : "", "to send");
+    for (int chunk = 0; chunk < plan.pipeline.chunks(); ++chunk) {
+        const PassTimes& times = measured.times[static_cast<std::size_t>(chunk)];
+        text += fmt::format("{:>5}  {:>5}  {:>10}  {:>10}{}  {:>10}\n", chunk, plan.pipeline.stage_of(chunk),
+                            milliseconds(times.forward), milliseconds(times.backward_input),
+                            splits ? fmt::format("  {:>10}", milliseconds(times.backward_weight)) : "",
+                            milliseconds(times.communication));
+    }
+    return text;
+}
+
+std::vector<std::string> pipeline_files() {
+    std::vector<std::string> files;
+    for (const std::string_view name : {measured_name, simulated_name}) {
+        for (const char* ending : {".svg", ".json"}) files.push_back(std::string(name) + ending);
+    }
+    return files;
+}
+
+void write_timeline(const std::filesystem::path& folder, std::string_view name, const TitledTimeline& drawn) {
+    const std::filesystem::path file = folder / name;
+    write_file(file.string() + ".svg", timeline_svg(drawn.timeline, drawn.title));
+    write_file(file.string() + ".json", timeline_trace(drawn.timeline, drawn.title));
+}
+
+void show_expected(Console& console, const RunPlan& plan, std::optional<double> peak,
+                   const std::optional<std::filesystem::path>& folder) {
+    const TitledTimeline expected = estimated_pipeline(plan, peak);
+    if (folder) write_timeline(*folder, simulated_name, expected);
+    console.chart(expected.timeline, expected.title);
+}
+
+void show_measured(Console& console, const RunPlan& plan, const MeasuredPipeline& measured,
+                   const std::optional<std::filesystem::path>& folder) {
+    const TitledTimeline seen = measured_pipeline(plan, measured),
+                         simulated = simulated_pipeline(plan, measured);
+    console.text("\n");
+    console.chart(seen.timeline, seen.title);
+    console.chart(simulated.timeline, simulated.title);
+    console.text(pass_times_text(plan, measured));
+    if (!folder) return;
+    write_timeline(*folder, measured_name, seen);
+    write_timeline(*folder, simulated_name, simulated);
+}
+
+}  // namespace llmc

@@ -1,0 +1,188 @@
+"""The timeline of a pipeline as a person gets it: expected, without processes for it, and measured in a run; --verbose and
+the header of such a run. How it is drawn is tested in test/unit/pipeline_timeline_test.cpp.
+"""
+
+import itertools
+import json
+import re
+import subprocess
+import xml.etree.ElementTree
+
+import program
+import pytest
+
+# Four layers, and six micro-batches of four sequences on one data rank.
+MODEL = ["--layers=4", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384", "--micro-batch-size=4"]
+QUIET = ["--sample-tokens=0", "--val-batches=1"]
+NAMES = {"1f1b": (2, []), "gpipe": (4, ["--pipeline-schedule=gpipe"]),
+         "interleaved": (2, ["--pipeline-schedule=interleaved", "--virtual-stages=2"])}
+
+
+def drawn(folder, name):
+    """The passes of a trace, beside which there must be a picture of as many: {(kind, chunk, micro-batch): (stage, begin, end)}."""
+    trace = json.loads((folder / f"{name}.json").read_text())
+    passes = {}
+    for event in trace["traceEvents"]:
+        if event["ph"] != "X":
+            continue
+        key = event["cat"], event["args"]["chunk"], event["args"]["micro_batch"]
+        assert key not in passes, "a pass twice"
+        passes[key] = event["tid"] - 1, event["ts"], event["ts"] + event["dur"]
+    picture = xml.etree.ElementTree.parse(folder / f"{name}.svg")
+    tips = [tip.text for tip in picture.iter("{http://www.w3.org/2000/svg}title") if (tip.text or "").startswith("stage ")]
+    assert len(tips) == len(passes)
+    return passes, trace["otherData"]
+
+
+def check_passes(passes, stages, chunks, micro_batches, recomputes=False):
+    """Each pass once, on its stage, none beside another, each behind that whose result it takes (recomputing may come before)."""
+    assert set(passes) == set(itertools.product(["forward", "backward"], range(chunks), range(micro_batches)))
+    for stage in range(stages):
+        own = sorted((begin, end) for where, begin, end in passes.values() if where == stage)
+        assert len(own) == 2 * micro_batches * chunks // stages
+        assert all(begin < end for begin, end in own)
+        # To a nanosecond: a double has the microseconds of the system's whole time.
+        assert all(end <= begin + 1e-3 for (_, end), (begin, _) in itertools.pairwise(own))
+    for (kind, chunk, micro_batch), (stage, begin, end) in passes.items():
+        assert stage == chunk % stages
+        source = chunk - 1 if kind == "forward" else chunk + 1
+        if (kind, source, micro_batch) in passes:
+            assert passes[kind, source, micro_batch][2] <= (end if recomputes and kind == "backward" else begin) + 1e-3
+        if kind == "backward":
+            assert passes["forward", chunk, micro_batch][2] <= begin + 1e-3
+
+
+def total(passes):
+    return max(end for _, _, end in passes.values()) - min(begin for _, begin, _ in passes.values())
+
+
+def rows_of(text):
+    """The charts in a text: the title, then a row a stage."""
+    lines = text.splitlines()
+    charts = []
+    for number, line in enumerate(lines):
+        if line.startswith("stage 0 "):
+            charts.append([lines[number - 1], *itertools.takewhile(lambda row: row.startswith("stage "), lines[number:])])
+    return charts
+
+
+# ---- expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_is_expected_without_processes(name, tmp_path):
+    stages, options = NAMES[name]
+    out = program.run(*MODEL, *options, f"--pipeline-parallel={stages}", "--steps=0", "--pipeline-timeline", f"--out-dir={tmp_path}").stdout
+    (title, *rows), = rows_of(out)
+    assert title.startswith(f"{name}, {stages} stages") and "6 micro-batches: estimated" in title and len(rows) == stages
+    passes, about = drawn(tmp_path, "pipeline-simulated")
+    assert about["title"] == title
+    assert about["second_is"] == "block forwards" and re.search(r"^ +0 +\S+ block forwards$", out, re.M)
+    check_passes(passes, stages, stages * (2 if name == "interleaved" else 1), 6)
+    # One block's forward is the unit.
+    _, begin, end = passes["forward", 1, 0]
+    assert end - begin == pytest.approx(1e6 * 4 / stages / (2 if name == "interleaved" else 1))
+    assert {file.name for file in tmp_path.iterdir()} == {"pipeline-simulated.svg", "pipeline-simulated.json"}
+    assert f"note: drawn in {tmp_path}/pipeline-simulated.svg" in out
+
+
+def test_goes_where_results_go(tmp_path):
+    command = [program.ROOT / program.PROGRAM, *MODEL, "--pipeline-parallel=4", "--steps=0", "--pipeline-timeline"]
+    for _ in range(2):
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60 * program.PATIENCE)
+    folders = list((tmp_path / "runs").iterdir())
+    assert len(folders) == 2
+    for folder in folders:
+        drawn(folder, "pipeline-simulated")
+
+
+def test_several_processes_draw_once(tmp_path):
+    out = program.run(*MODEL, "--pipeline-parallel=2", "--steps=0", "--pipeline-timeline", f"--out-dir={tmp_path}", ranks=4).stdout
+    (title, *_), = rows_of(out)
+    assert "3 micro-batches" in title  # of each of two data ranks
+
+
+def test_the_lists_of_all_stages_without_processes():
+    out = program.run(*MODEL, "--pipeline-parallel=4", "--print-step").stdout
+    assert re.findall(r"^one step of this rank: \d+ actions, stage (\d) of 4, 6 micro-batches", out, re.M) == list("0123")
+    assert out.count("send_activation") == out.count("receive_activation") == 3 * 6
+    # The same with processes.
+    assert program.run(*MODEL, "--pipeline-parallel=4", "--print-step", ranks=4).stdout == out
+
+
+# ---- measured
+
+
+@pytest.mark.parametrize("recompute", [[], ["--recompute=block"]], ids=["", "recompute"])
+@pytest.mark.parametrize("name", NAMES)
+def test_is_measured_in_a_run(name, recompute, tmp_path):
+    stages, options = NAMES[name]
+    options = [*MODEL, *QUIET, *options, *recompute, f"--pipeline-parallel={stages}", "--steps=5"]
+    out = program.run(*options, "--pipeline-timeline", f"--out-dir={tmp_path / 'a'}", ranks=stages).stdout
+    expected, measured, simulated = rows_of(out)
+    assert "estimated" in expected[0]
+    assert all(len(chart) == 1 + stages for chart in (expected, measured, simulated))
+    step = int(re.search(r": measured in step ([2-5]), the median of 4 steps; clocks agree within ", measured[0]).group(1))
+    chunks = stages * (2 if name == "interleaved" else 1)
+
+    passes, about = drawn(tmp_path / "a", "pipeline-measured")
+    assert about["title"] == measured[0] and about["second_is"] == "second"
+    check_passes(passes, stages, chunks, 6, recomputes=bool(recompute))
+    run = program.Run(tmp_path / "a")
+    assert total(passes) < 1e3 * run.lines[step - 1]["step_ms"]
+
+    # What is simulated then is this schedule with these times, and takes the place of what was expected.
+    again, about = drawn(tmp_path / "a", "pipeline-simulated")
+    assert about["title"] == simulated[0] and again.keys() == passes.keys()
+    ratio = float(re.search(r"simulated with the measured passes; takes (\S+) of the measured time", simulated[0]).group(1))
+    assert total(again) / total(passes) == pytest.approx(ratio, abs=6e-4)
+    table = re.findall(r"^ +(\d) +(\d) +(\S+) +(\S+) +(\S+)$", out, re.M)
+    assert [(int(chunk), int(stage)) for chunk, stage, *_ in table] == [(chunk, chunk % stages) for chunk in range(chunks)]
+    for chunk, _, forward, backward, _ in table:
+        for kind, milliseconds in ("forward", forward), ("backward", backward):
+            _, begin, end = again[kind, int(chunk), 3]
+            assert (end - begin) / 1e3 == pytest.approx(float(milliseconds), abs=6e-4)
+
+    # Measuring changes nothing.
+    plain = program.train(tmp_path / "b", *options, ranks=stages)
+    assert plain.losses == run.losses
+    assert not list((tmp_path / "b").glob("pipeline-*"))
+
+
+def test_is_measured_with_data_ranks_and_one_step(tmp_path):
+    options = ["--pipeline-parallel=2", "--zero-stage=3", "--pipeline-timeline", "--overlap-grad-reduce=false", "--steps=1"]
+    out = program.run(*MODEL, *QUIET, *options, f"--out-dir={tmp_path}", ranks=4).stdout
+    assert "measured in step 1, the median of 1 step;" in out
+    passes, _ = drawn(tmp_path, "pipeline-measured")
+    check_passes(passes, 2, 2, 3)
+
+
+# ---- the header, the record, --verbose
+
+
+def test_says_what_stages_have(tmp_path):
+    out = program.run(*MODEL, "--pipeline-parallel=2", "--pipeline-layers=3,1", "--steps=0", "--zero-stage=2", "--verbose",
+                      f"--out-dir={tmp_path}", ranks=4).stdout
+    assert "  pipeline    1f1b; stages of 3 and 1 layers\n" in out
+    assert "of stage 0, which needs most" in out and "of stage 0, which sends most" in out
+    places = re.findall(r"^  process (\d)  stage (\d), data (\d), tensor 0  (\S.*?)  +(\S+ .iB)$", out, re.M)
+    assert [place[:3] for place in places] == [("0", "0", "0"), ("1", "0", "1"), ("2", "1", "0"), ("3", "1", "1")]
+    assert [place[3] for place in places] == ["embedding, layers 0 to 2"] * 2 + ["layers 3, head"] * 2
+    assert places[0][4] == places[1][4] != places[2][4] == places[3][4]
+    record = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["run"]
+    assert record["mesh"] == {"world": 4, "pipeline": 2, "data": 2, "tensor": 1, "zero_stage": 2, "shards": 2, "replicas": 1}
+    pipeline = record["pipeline"]
+    assert (pipeline["schedule"], pipeline["stages"], pipeline["layers"]) == ("1f1b", 2, [3, 1])
+    assert pipeline["memory"][0] == record["memory"] and pipeline["bytes_sent"][0] == record["bytes_sent"]
+    # Three micro-batches, of 4 sequences of 16 tokens of 32 channels; half of wte's gradients, 256 x 32, padded to 1024 elements each.
+    for sent in pipeline["bytes_sent"]:
+        assert sent["stages"] == 3 * 4 * 16 * 32 * 4 and sent["tied"] == 256 * 32 * 4 / 2
+    sizes = [sum(memory.values()) / 1024 for memory in pipeline["memory"]]
+    for size, place in zip(sizes, (places[0], places[2])):
+        number, unit = place[4].split()
+        assert size / (1024 if unit == "MiB" else 1) == pytest.approx(float(number), abs=0.051)
+
+
+def test_places_of_one_process():
+    out = program.run(*MODEL, "--steps=0", "--verbose").stdout
+    assert re.search(r"^  process 0  stage 0, data 0, tensor 0  embedding, layers 0 to 3, head  \S+ .iB$", out, re.M)

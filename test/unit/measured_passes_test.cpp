@@ -1,0 +1,255 @@
+// From the times of actions to those of passes: lists of every schedule are run on paper, each action as soon as it may,
+// and what is measured there is what the simulation says of the same passes.
+#include "llmc/parallel/measured_passes.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/core/error.h"
+#include "llmc/parallel/build_step.h"
+#include "llmc/parallel/pipeline_partition.h"
+
+namespace llmc {
+namespace {
+
+// In seconds, as sums of powers of two: nothing is rounded.
+constexpr double start = 1024, sending = 0.0625;
+double duration_of(const Action& action) {
+    switch (action.kind) {
+        case ActionKind::load:
+            return 0.125;
+        case ActionKind::forward:
+            return action.part.kind == PartKind::block ? 1 : 0.25;
+        case ActionKind::recompute:
+            return 0.75;
+        case ActionKind::backward:
+            return action.part.kind == PartKind::block ? 2 : 1.5;
+        case ActionKind::backward_input:
+        case ActionKind::backward_weight:
+            return action.kind == ActionKind::backward_input ? 1.25 : 0.5;
+        case ActionKind::update:
+            return 3;
+        default:
+            return 0;
+    }
+}
+
+struct Example {
+    PipelineSpec spec;
+    std::vector<Step> steps;
+    std::vector<std::vector<ActionTime>> times;
+
+    // All that the stages have measured.
+    std::vector<MeasuredPass> passes() const {
+        std::vector<MeasuredPass> all(spec.size());
+        for (std::size_t stage = 0; stage < steps.size(); ++stage) {
+            const std::vector<MeasuredPass> own = measured_passes(steps[stage], spec, times[stage]);
+            for (std::size_t i = 0; i < own.size(); ++i) {
+                if (own[i].end == 0) continue;
+                EXPECT_EQ(all[i].end, 0) << "a pass of two stages";
+                all[i] = own[i];
+            }
+        }
+        return all;
+    }
+};
+
+bool is_receipt(const Action& action) {
+    return action.kind == ActionKind::receive_activation || action.kind == ActionKind::receive_gradient;
+}
+
+// When what an action receives was sent; nothing if that is not known yet.
+std::optional<double> sent_at(const Example& example, std::size_t stage, const Action& receipt) {
+    const bool forward = receipt.kind == ActionKind::receive_activation;
+    const int from = example.steps[stage].chunk_of(receipt).number + (forward ? -1 : 1);
+    const auto source = static_cast<std::size_t>(example.spec.stage_of(from));
+    const Step& step = example.steps[source];
+    for (std::size_t i = 0; i < step.actions.size(); ++i) {
+        const Action& action = step.actions[i];
+        const auto kind = forward ? ActionKind::send_activation : ActionKind::send_gradient;
+        if (action.kind != kind || action.micro_batch != receipt.micro_batch ||
+            step.chunk_of(action).number != from)
+            continue;
+        if (example.times[source][i].begin == 0) return std::nullopt;
+        return example.times[source][i].begin;
+    }
+    ADD_FAILURE() << "nobody sends what is received";
+    return start;
+}
+
+// Runs one stage as far as it comes; whether that was anywhere. A stream runs its actions in their order.
+bool run_on(Example& example, std::size_t stage) {
+    const Step& step = example.steps[stage];
+    std::vector<ActionTime>& times = example.times[stage];
+    bool moved = false;
+    double computed = start;  // until when the compute stream is busy
+    for (std::size_t i = 0; i < step.actions.size(); ++i) {
+        const Action& action = step.actions[i];
+        ActionTime& time = times[i];
+        const bool computes = action.stream == StreamKind::compute;
+        if (time.end == 0) {
+            double begin = computes ? computed : start;
+            for (const int place : action.after) {
+                const double end = times[static_cast<std::size_t>(place)].end;
+                if (end == 0) return moved;
+                begin = std::max(begin, end);
+            }
+            if (time.begin == 0) moved = true;
+            time.begin = begin;
+            if (is_receipt(action)) {
+                const auto sent = sent_at(example, stage, action);
+                // What comes later in the list may go on, unless it waits for this.
+                if (!sent) continue;
+                time.end = std::max(begin, *sent + sending);
+            } else {
+                time.end = begin + duration_of(action);
+            }
+            moved = true;
+        }
+        if (computes) computed = time.end;
+    }
+    return moved;
+}
+
+Example run_through_lists(const PipelineSpec& spec, int layers, Recompute recompute = {}) {
+    Example example{.spec = spec, .steps = {}, .times = {}};
+    const std::vector<BlockRange> chunks = stages_of_layers(layers, spec.chunks(), {});
+    for (int stage = 0; stage < spec.stages; ++stage) {
+        example.steps.push_back(build_training_step({.part = part_of_stage(chunks, spec.stages, stage),
+                                                     .stage = stage,
+                                                     .pipeline = spec,
+                                                     .recompute = recompute}));
+        example.times.emplace_back(example.steps.back().actions.size());
+    }
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (std::size_t stage = 0; stage < example.steps.size(); ++stage)
+            moved = run_on(example, stage) || moved;
+    }
+    return example;
+}
+
+std::vector<PipelineSpec> some_specs() {
+    std::vector<PipelineSpec> specs;
+    for (const PipelineSchedule schedule : all_pipeline_schedules)
+        for (const int p : {2, 3, 4})
+            for (const int groups : {1, 2, 3})
+                specs.push_back({.schedule = schedule,
+                                 .stages = p,
+                                 .virtual_stages = schedule == PipelineSchedule::interleaved ? 2 : 1,
+                                 .micro_batches = groups * p});
+    return specs;
+}
+
+std::string name_of(const PipelineSpec& spec) {
+    return std::string(name_of(spec.schedule)) + ", " + std::to_string(spec.stages) + " stages, " +
+           std::to_string(spec.micro_batches) + " micro-batches";
+}
+
+TEST(MeasuredPasses, AreThoseOfTheSimulation) {
+    for (const PipelineSpec& spec : some_specs()) {
+        SCOPED_TRACE(name_of(spec));
+        const Example example = run_through_lists(spec, 2 * spec.chunks() + 1);
+        const std::vector<MeasuredPass> passes = example.passes();
+        const std::vector<PassTimes> times =
+            usual_times(spec, std::vector<std::vector<MeasuredPass>>{passes});
+        for (int number = 0; number < spec.chunks(); ++number) {
+            const Step& step = example.steps[static_cast<std::size_t>(spec.stage_of(number))];
+            const Chunk& chunk = step.part.chunks[static_cast<std::size_t>(number / spec.stages)];
+            const PassTimes& time = times[static_cast<std::size_t>(number)];
+            const double ends = (chunk.has_embedding ? 1.5 : 0) + (chunk.has_head ? 0.125 + 1.5 : 0);
+            EXPECT_EQ(time.forward, chunk.blocks() + (chunk.has_embedding ? 0.125 + 0.25 : 0));
+            EXPECT_EQ(time.backward_input, chunk.blocks() * (spec.splits_backward() ? 1.25 : 2) + ends);
+            EXPECT_EQ(time.backward_weight, spec.splits_backward() ? chunk.blocks() * 0.5 : 0);
+            EXPECT_EQ(time.communication, sending);
+        }
+        const Timeline measured = measured_timeline(spec, passes);
+        Timeline simulated = simulate(spec, pipeline_passes(spec), times);
+        ASSERT_EQ(measured.spans.size(), simulated.spans.size());
+        EXPECT_EQ(measured.begin(), start);
+        EXPECT_EQ(measured.total(), simulated.total());
+        for (int stage = 0; stage < spec.stages; ++stage)
+            EXPECT_EQ(measured.work(stage), simulated.work(stage));
+        // The simulation goes from stage to stage.
+        std::ranges::stable_sort(simulated.spans, {}, &Span::stage);
+        for (std::size_t i = 0; i < measured.spans.size(); ++i) {
+            EXPECT_EQ(measured.spans[i].pass, simulated.spans[i].pass);
+            EXPECT_EQ(measured.spans[i].begin, start + simulated.spans[i].begin);
+        }
+    }
+}
+
+// What recomputes does not wait for the gradient: it is done before, and counts as if it were done behind.
+TEST(MeasuredPasses, WaitingForAnotherStageIsNoPartOfThem) {
+    for (const PipelineSpec& spec : some_specs()) {
+        if (spec.splits_backward()) continue;
+        SCOPED_TRACE(name_of(spec));
+        const Example example =
+            run_through_lists(spec, 2 * spec.chunks(), {.kind = RecomputeKind::block, .every = 1});
+        const std::vector<MeasuredPass> passes = example.passes();
+        const Timeline timeline = measured_timeline(spec, passes);
+        for (int stage = 0; stage < spec.stages; ++stage) {
+            double end = 0;
+            for (const Span& span : timeline.spans) {
+                if (span.stage != stage) continue;
+                EXPECT_GE(span.begin, end);
+                end = span.end;
+                const Step& step = example.steps[static_cast<std::size_t>(stage)];
+                const Chunk& chunk =
+                    step.part.chunks[static_cast<std::size_t>(span.pass.chunk / spec.stages)];
+                if (span.pass.kind != PassKind::backward || chunk.has_head) continue;
+                // The last block's forward pass may have left all that its backward pass needs.
+                const double least = chunk.blocks() * 2.75 - 0.75 + (chunk.has_embedding ? 1.5 : 0);
+                EXPECT_GE(span.end - span.begin, least);
+                EXPECT_LE(span.end - span.begin, least + 0.75);
+            }
+        }
+    }
+}
+
+TEST(MeasuredPasses, TimesAreMediansOverMicroBatchesAndSteps) {
+    const PipelineSpec spec{.stages = 2, .micro_batches = 2};
+    std::vector<std::vector<MeasuredPass>> steps(3, std::vector<MeasuredPass>(spec.size()));
+    double length = 1;
+    for (std::vector<MeasuredPass>& passes : steps) {
+        for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+            passes[spec.index_of({PassKind::forward, 0, micro_batch})] = {.begin = 10, .end = 10 + length};
+            // Of six arrivals one is before it was sent, by the stages' clocks, and one was awaited late.
+            passes[spec.index_of({PassKind::forward, 1, micro_batch})] = {.begin = 50,
+                                                                          .end = 51,
+                                                                          .awaited = length == 8 ? 20.0 : 1.0,
+                                                                          .arrived = length == 8 ? 20.5
+                                                                                     : length == 1
+                                                                                         ? 9.0
+                                                                                         : 10 + 1.5 * length};
+            length *= 2;
+        }
+    }
+    const std::vector<PassTimes> times = usual_times(spec, steps);
+    EXPECT_EQ(times[0].forward, (4 + 8) / 2.0);
+    EXPECT_EQ(times[1].forward, 1);
+    // Half of each length, but for these two: 0, 1, 2, 8, 16.
+    EXPECT_EQ(times[0].communication, 2);
+    // All late.
+    for (std::vector<MeasuredPass>& passes : steps) {
+        for (int micro_batch = 0; micro_batch < 2; ++micro_batch)
+            passes[spec.index_of({PassKind::forward, 1, micro_batch})].awaited = 49;
+    }
+    EXPECT_EQ(usual_times(spec, steps)[0].communication, 0);
+}
+
+TEST(MeasuredPasses, AreComplete) {
+    const PipelineSpec spec{.stages = 2, .micro_batches = 2};
+    const Example example = run_through_lists(spec, 2);
+    std::vector<MeasuredPass> passes = example.passes();
+    EXPECT_EQ(measured_timeline(spec, passes).spans.size(), 8U);
+    passes[spec.index_of({PassKind::backward, 1, 1})] = {};
+    EXPECT_THROW(measured_timeline(spec, passes), ProgrammingError);
+}
+
+}  // namespace
+}  // namespace llmc

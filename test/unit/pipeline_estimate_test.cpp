@@ -1,0 +1,79 @@
+// What is expected of a pipeline before a run: as many operations as the model has, divided as the schedule does it.
+#include "llmc/plan/pipeline_estimate.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "llmc/device/device.h"
+
+namespace llmc {
+namespace {
+
+const GPTConfig config{6, 2, 32, 64, 256};
+
+RunPlan plan_of(PipelineSchedule schedule, int virtual_stages, const Recompute& recompute = {}) {
+    const std::unique_ptr<Device> device = make_cpu_device(1);
+    return plan_run({.config = config,
+                     .mesh = {.pipeline = 3},
+                     .pipeline_schedule = schedule,
+                     .virtual_stages = virtual_stages,
+                     .recompute = recompute,
+                     .global_batch_tokens = std::int64_t{64} * 12,
+                     .micro_batch_sequences = 2},
+                    device->ops(), 0);
+}
+
+double sum(const PassTimes& times) { return times.forward + times.backward_input + times.backward_weight; }
+
+double sum_of(const std::vector<PassTimes>& chunks) {
+    double all = 0;
+    for (const PassTimes& times : chunks) all += sum(times);
+    return all;
+}
+
+TEST(PipelineEstimate, HasAllOperationsOfTheModel) {
+    const PartCosts costs = part_costs(config);
+    const double all = 3 * (6 * costs.block + costs.embedding + costs.head), tokens = 2 * 64;
+    for (const auto& [schedule, v] :
+         {std::pair{PipelineSchedule::gpipe, 1}, {PipelineSchedule::interleaved, 2}}) {
+        const RunPlan plan = plan_of(schedule, v);
+        EXPECT_NEAR(sum_of(estimated_times(plan, std::nullopt)), all / costs.block, 1e-9);
+        EXPECT_NEAR(sum_of(estimated_times(plan, 1e6)), all * tokens / 1e6, 1e-9);
+    }
+    const RunPlan recomputing = plan_of(PipelineSchedule::gpipe, 1, {.kind = RecomputeKind::block});
+    EXPECT_NEAR(sum_of(estimated_times(recomputing, std::nullopt)), all / costs.block + 6, 1e-9);
+    const RunPlan selective = plan_of(PipelineSchedule::gpipe, 1, {.kind = RecomputeKind::selective});
+    EXPECT_NEAR(sum_of(estimated_times(selective, std::nullopt)), all / costs.block, 1e-9);
+}
+
+// Attention has no weights: the gradients of a block's weights take less than its forward, those of its input more.
+TEST(PipelineEstimate, ABlockIsTheUnit) {
+    const RunPlan plan = plan_of(PipelineSchedule::gpipe, 1);
+    const std::vector<PassTimes> times = estimated_times(plan, std::nullopt);
+    ASSERT_EQ(times.size(), 3U);
+    for (int chunk = 0; chunk < 3; ++chunk) {
+        const double blocks = plan.chunk(chunk).blocks();
+        const PassTimes& time = times[static_cast<std::size_t>(chunk)];
+        EXPECT_NEAR(time.forward, blocks, chunk == 0 ? 0.01 : 0);
+        EXPECT_LT(time.backward_weight, blocks);
+        EXPECT_NEAR(time.backward_weight, blocks * 24 * 32 * 32 / block_cost(config), 1e-12);
+        EXPECT_EQ(time.communication, 0);
+    }
+    // The head runs forward in the backward pass of its chunk.
+    const double blocks = plan.chunk(2).blocks();
+    EXPECT_NEAR(times[2].backward_input + times[2].backward_weight - 2 * blocks,
+                3 * head_cost(config) / block_cost(config), 1e-9);
+}
+
+TEST(PipelineEstimate, SaysItsUnit) {
+    const RunPlan plan = plan_of(PipelineSchedule::one_f_one_b, 1);
+    const Timeline blocks = estimated_timeline(plan, std::nullopt), seconds = estimated_timeline(plan, 1e9);
+    EXPECT_EQ(blocks.text_of(12.25), "12.25 block forwards");
+    EXPECT_EQ(seconds.text_of(0.00125), "1.25 ms");
+    EXPECT_NEAR(seconds.total(), blocks.total() * block_cost(config) * 2 * 64 / 1e9, 1e-12);
+    EXPECT_EQ(blocks.spans.size(), static_cast<std::size_t>(2 * 3 * 6));
+}
+
+}  // namespace
+}  // namespace llmc
