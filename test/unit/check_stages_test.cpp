@@ -286,6 +286,30 @@ TEST_P(PlantedFaults, TwoMicroBatchesInOneInput) {
     expect_says(found_in(1), "of another micro-batch");
 }
 
+// Where parameters are in shards, a block that is recomputed for its weight part has them for that.
+TEST(ZeroBubble, GathersParametersForWhatIsRecomputed) {
+    const PipelineSpec pipeline{.schedule = PipelineSchedule::zb_h1, .stages = 2, .micro_batches = 4};
+    const StepSpec spec{.sharding = {.stage = 3, .shards = 2},
+                        .recompute = {.kind = RecomputeKind::selective}};
+    for (Step list : lists_of(stage_specs(pipeline, 4, spec), build_training_step)) {
+        const auto is = [](const Action& action) {
+            return action.kind == recompute && std::ranges::find(action.reads, BufferRole::parameters,
+                                                                 &BufferUse::role) != action.reads.end();
+        };
+        EXPECT_EQ(std::ranges::count_if(list.actions, is),
+                  std::ranges::count(list.actions, recompute, &Action::kind));
+        const auto first = std::ranges::find_if(list.actions, is);
+        ASSERT_NE(first, list.actions.end());
+        std::erase_if(first->reads, [](const BufferUse& use) { return use.role == BufferRole::parameters; });
+        try {
+            check_step(list);
+            ADD_FAILURE() << "not found";
+        } catch (const ProgrammingError& fault) {
+            expect_says(fault.what(), "recomputes without parameters");
+        }
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(Schedules, PlantedFaults, testing::ValuesIn(all_pipeline_schedules),
                          [](const auto& schedule) {
                              std::string name = "_" + std::string(name_of(schedule.param));
