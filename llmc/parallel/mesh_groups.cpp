@@ -53,6 +53,7 @@ void MeshGroups::link_stages(const Mesh& mesh, bool wraps) {
             const bool is_source = edge == above;
             StageLink& link = forward ? (is_source ? activations_out_ : activations_in_)
                                       : (is_source ? gradients_in_ : gradients_out_);
+            pairs_.push_back(pair);
             link = {std::move(pair), is_source ? 1 : 0};
         }
     }
@@ -77,9 +78,8 @@ void MeshGroups::for_each(const std::function<void(Communicator&)>& f) const {
     for (const auto* group : {&data_, &shards_, &replicas_, &stages_, &tied_, &tensor_, &model_}) {
         if (*group) f(**group);
     }
-    for (const StageLink* link : {&activations_in_, &activations_out_, &gradients_in_, &gradients_out_}) {
-        if (link->pair) f(*link->pair);
-    }
+    // Both ranks of a pair come to it in the same order: round a ring nobody could begin with the rank before.
+    for (const std::shared_ptr<Communicator>& pair : pairs_) f(*pair);
 }
 
 }  // namespace llmc

@@ -57,6 +57,7 @@ class MeshGroups {
     Communicator& world_;
     TensorSplit split_;
     std::unique_ptr<Communicator> data_, shards_, replicas_, stages_, tied_, tensor_, model_;
+    std::vector<std::shared_ptr<Communicator>> pairs_;  // as they were made
     StageLink activations_in_, activations_out_, gradients_in_, gradients_out_;
 };
 
