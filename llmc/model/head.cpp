@@ -29,7 +29,7 @@ void classify(Ops& ops, const TensorParallel& ranks, const GPTConfig& config, co
     const Tensor all = saved.statistics->flat(0, ranks.size() * rows * 3).view({ranks.size(), rows, 3});
     const Tensor own = all.slice(ranks.rank(), 1).view({rows, 3});
     ops.classifier_statistics(own, logits, targets, columns.count, columns.first);
-    ranks.group().all_gather(all, own);
+    ranks.gather(all, own);
     ops.classifier_from_statistics(logits, losses, all, targets, columns.count, columns.first, scale, writes);
 }
 
@@ -120,7 +120,7 @@ Tensor head_logits(Ops& ops, const TensorParallel& ranks, const Tensor& x, std::
     if (!ranks.is_shared()) return logits;
     // Whole rows, in the order of the tokens.
     const Tensor all = saved.all_columns->flat(0, ranks.size() * logits.elements());
-    ranks.group().all_gather(all, logits.flat(0, logits.elements()));
+    ranks.gather(all, logits.flat(0, logits.elements()));
     return all.view({1, all.elements()});
 }
 

@@ -31,20 +31,20 @@ Tensor TensorParallel::enter(const Tensor& own, const std::optional<Tensor>& gat
     Shape shape = own.shape;
     shape.resize(1, shape[1] * size());
     const Tensor all = gathered->flat(0, shape.elements()).view(shape);
-    group_->all_gather(all, own);
+    gather(all, own);
     return all;
 }
 
 Tensor TensorParallel::leave(const Tensor& addend) const {
     if (!is_shared()) return addend;
     if (!divides_tokens()) {
-        group_->all_reduce(addend);
+        if (!is_silent_) group_->all_reduce(addend);
         return addend;
     }
     Shape shape = addend.shape;
     shape.resize(1, shape[1] / size());
     const Tensor own = addend.flat(rank() * shape.elements(), shape.elements()).view(shape);
-    group_->reduce_scatter(own, addend);
+    if (!is_silent_) group_->reduce_scatter(own, addend);
     return own;
 }
 

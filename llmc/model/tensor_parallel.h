@@ -44,6 +44,17 @@ class TensorParallel {
     int rank() const { return group_ ? group_->rank() : 0; }
     bool is_shared() const { return size() > 1; }
     Communicator& group() const { return *group_; }
+    // The same ranks, of which one goes through its operations alone: nobody says anything.
+    TensorParallel silent() const {
+        TensorParallel ranks = *this;
+        ranks.is_silent_ = true;
+        return ranks;
+    }
+
+    // all = the ranks' own, one after the other, among which is this one's
+    void gather(const Tensor& all, const Tensor& own) const {
+        if (!is_silent_) group_->all_gather(all, own);
+    }
 
     // Before a product that is shared by its outputs: the stream of all tokens, in `gathered` where a rank has only some.
     //   own X (B,T/R,C) or (B,T,C), gathered X (B,T,C); returns X (B,T,C)
@@ -65,6 +76,7 @@ class TensorParallel {
 
     Communicator* group_ = nullptr;
     TensorSplit split_{};
+    bool is_silent_ = false;
 };
 
 }  // namespace llmc

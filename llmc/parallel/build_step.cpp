@@ -270,6 +270,10 @@ class StepBuilder {
         if (kind == ActionKind::backward) {
             compute(kind, part, with(kept, {gradient(), whole_parameters(unit)}), {gradient(), sums(unit)});
             release(unit);
+        } else if (spec_.recompute.recomputes(in_chunk(block))) {
+            // What is made again is made of the parameters.
+            compute(kind, part, with(kept, {later, whole_parameters(unit)}), {sums(unit)});
+            release(unit);
         } else {
             compute(kind, part, with(kept, {later}), {sums(unit)});
         }

@@ -41,11 +41,10 @@ class Checker {
             require_own(action, use);
             write(action, use);
         }
-        // It does what the forward pass did, for a reader that may have none.
-        require(action.kind != ActionKind::recompute ||
-                    std::ranges::find(action.reads, BufferRole::parameters, &BufferUse::role) !=
+        if (action.kind == ActionKind::recompute)
+            require(std::ranges::find(action.reads, BufferRole::parameters, &BufferUse::role) !=
                         action.reads.end(),
-                "recomputes without parameters");
+                    "recomputes without parameters");
         if (action.kind == ActionKind::norm) norm_done_ = true;
         if (action.kind == ActionKind::update) {
             require(norm_done_, "updates before the norm");

@@ -56,11 +56,14 @@ void Executor::rehearse(const Step& step, std::int64_t sequences) {
     const StepInput input{.load = zeros, .sequences = sequences};
     step_ = &step;
     input_ = &input;
+    ranks_ = ranks_.silent();
     for (const Action& action : step.actions) {
         if (action.stream == StreamKind::compute && action.kind != ActionKind::square &&
-            action.kind != ActionKind::norm && action.kind != ActionKind::update)
+            action.kind != ActionKind::norm && action.kind != ActionKind::update &&
+            action.kind != ActionKind::sum_replicated)
             perform(action);
     }
+    ranks_ = groups_.tensor_parallel();
     device_.synchronize();
 }
 

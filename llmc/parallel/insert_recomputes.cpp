@@ -13,10 +13,6 @@ const BufferUse* recomputed_among(const std::vector<BufferUse>& uses) {
     return found == uses.end() ? nullptr : &*found;
 }
 
-bool reads_parameters(const Action& action) {
-    return std::ranges::find(action.reads, BufferRole::parameters, &BufferUse::role) != action.reads.end();
-}
-
 // What reads them: a block's backward.
 Action recompute_for(const Action& reader, RecomputeKind kind) {
     Action action{.kind = ActionKind::recompute,
@@ -44,22 +40,7 @@ void insert_recomputes(Step& step) {
         if (const BufferUse* use = recomputed_among(action.writes)) there = {use->unit, action.micro_batch};
         if (const BufferUse* use = recomputed_among(action.reads)) {
             const std::pair needed = {use->unit, action.micro_batch};
-            if (there != needed) {
-                Action& recompute = actions.emplace_back(recompute_for(action, step.recompute.kind));
-                // The gradients of parameters alone are made without these, what is made again is not.
-                if (!reads_parameters(action)) {
-                    const BufferUse parameters{BufferRole::parameters,
-                                               place_of_parameters(step.sharding, use->unit, step.part),
-                                               use->unit};
-                    recompute.reads.push_back(parameters);
-                    if (!step.sharding.keeps_parameters_whole()) {
-                        actions.push_back({.kind = ActionKind::release,
-                                           .unit = use->unit,
-                                           .reads = {},
-                                           .writes = {parameters}});
-                    }
-                }
-            }
+            if (there != needed) actions.push_back(recompute_for(action, step.recompute.kind));
             there = needed;
         }
         actions.push_back(std::move(action));

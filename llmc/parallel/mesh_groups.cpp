@@ -17,21 +17,27 @@ MeshGroups::MeshGroups(Communicator& world, const Mesh& mesh, bool wraps)
     check(world.size() == mesh.world() && world.rank() == mesh.rank, "the mesh has all ranks");
     const Sharding& sharding = mesh.sharding;
     const int stage_and_tensor = mesh.stage() * mesh.tensor + mesh.tensor_rank();
-    if (mesh.pipeline > 1 || mesh.tensor > 1) data_ = world.split(stage_and_tensor, mesh.data_rank());
+    if (mesh.pipeline > 1 || mesh.tensor > 1) data_ = split(world, stage_and_tensor, mesh.data_rank());
     if (mesh.tensor > 1)
-        tensor_ = world.split(mesh.stage() * mesh.data_ranks() + mesh.data_rank(), mesh.tensor_rank());
-    if (mesh.pipeline > 1 && mesh.tensor > 1) model_ = world.split(mesh.data_rank(), stage_and_tensor);
+        tensor_ = split(world, mesh.stage() * mesh.data_ranks() + mesh.data_rank(), mesh.tensor_rank());
+    if (mesh.pipeline > 1 && mesh.tensor > 1) model_ = split(world, mesh.data_rank(), stage_and_tensor);
     if (mesh.pipeline > 1) {
-        stages_ = world.split(mesh.data_rank() * mesh.tensor + mesh.tensor_rank(), mesh.stage());
+        stages_ = split(world, mesh.data_rank() * mesh.tensor + mesh.tensor_rank(), mesh.stage());
         const bool is_end = mesh.stage() == 0 || mesh.stage() + 1 == mesh.pipeline;
-        tied_ = stages_->split(is_end ? 0 : none, mesh.stage());
+        tied_ = split(*stages_, is_end ? 0 : none, mesh.stage());
         link_stages(mesh, wraps);
     }
     if (sharding.replicas > 1) {
         const int shard = mesh.shard(), group = mesh.data_rank() / sharding.shards;
-        shards_ = data().split(group, shard);
-        replicas_ = data().split(shard, group);
+        shards_ = split(data(), group, shard);
+        replicas_ = split(data(), shard, group);
     }
+}
+
+std::unique_ptr<Communicator> MeshGroups::split(Communicator& group, int color, int key) {
+    auto made = group.split(color, key);
+    if (made) made_.push_back(made.get());
+    return made;
 }
 
 void MeshGroups::link_stages(const Mesh& mesh, bool wraps) {
@@ -48,12 +54,11 @@ void MeshGroups::link_stages(const Mesh& mesh, bool wraps) {
         for (int round = 0; round < 3; ++round) {
             const int edge = round_of(above) == round ? above : round_of(below) == round ? below : none;
             // Of the pair (last, first) too, rank 0 is the one that the activations come from.
-            std::shared_ptr<Communicator> pair = stages_->split(edge, edge == above ? 0 : 1);
+            std::shared_ptr<Communicator> pair = split(*stages_, edge, edge == above ? 0 : 1);
             if (!pair) continue;
             const bool is_source = edge == above;
             StageLink& link = forward ? (is_source ? activations_out_ : activations_in_)
                                       : (is_source ? gradients_in_ : gradients_out_);
-            pairs_.push_back(pair);
             link = {std::move(pair), is_source ? 1 : 0};
         }
     }
@@ -75,11 +80,7 @@ const StageLink& MeshGroups::link(ActionKind kind) const {
 }
 
 void MeshGroups::for_each(const std::function<void(Communicator&)>& f) const {
-    for (const auto* group : {&data_, &shards_, &replicas_, &stages_, &tied_, &tensor_, &model_}) {
-        if (*group) f(**group);
-    }
-    // Both ranks of a pair come to it in the same order: round a ring nobody could begin with the rank before.
-    for (const std::shared_ptr<Communicator>& pair : pairs_) f(*pair);
+    for (Communicator* group : made_) f(*group);
 }
 
 }  // namespace llmc

@@ -48,16 +48,17 @@ class MeshGroups {
     // waits behind anything else.
     const StageLink& link(ActionKind kind) const;
 
-    // Calls f for each communicator that was made here.
+    // Calls f for each communicator that was made here, in the order in which all ranks made them.
     void for_each(const std::function<void(Communicator&)>& f) const;
 
   private:
+    std::unique_ptr<Communicator> split(Communicator& group, int color, int key);
     void link_stages(const Mesh& mesh, bool wraps);
 
     Communicator& world_;
     TensorSplit split_;
     std::unique_ptr<Communicator> data_, shards_, replicas_, stages_, tied_, tensor_, model_;
-    std::vector<std::shared_ptr<Communicator>> pairs_;  // as they were made
+    std::vector<Communicator*> made_;
     StageLink activations_in_, activations_out_, gradients_in_, gradients_out_;
 };
 

@@ -148,7 +148,10 @@ MeshRanks open_mesh(const Options& options, Communicator& world, Device& device,
     auto nccl = make_nccl_communicator(world, *device.queues(),
                                        static_cast<double>(options.communication_timeout), options.share_gpu);
     MeshGroups groups(*nccl, mesh, wraps);
-    groups.for_each([&](Communicator& group) { connect(group, device); });
+    connect(groups.data(), device);
+    groups.for_each([&](Communicator& group) {
+        if (&group != &groups.data()) connect(group, device);
+    });
     const std::size_t after = device.memory_taken();
     return {std::move(nccl), std::move(groups), after - std::min(before, after)};
 }

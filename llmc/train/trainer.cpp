@@ -21,13 +21,13 @@ namespace {
 // A number in a message: nan has no sign.
 std::string named(double value) { return std::isnan(value) ? "nan" : fmt::format("{}", value); }
 
-// Rank 0's text, on all ranks.
-std::string broadcast_text(Communicator& world, const std::string& own) {
+// The root's text, on all ranks.
+std::string broadcast_text(Communicator& world, const std::string& own, int root) {
     auto bytes = static_cast<std::int32_t>(own.size());
-    world.broadcast({reinterpret_cast<std::byte*>(&bytes), DType::int32, {1}}, 0);
+    world.broadcast({reinterpret_cast<std::byte*>(&bytes), DType::int32, {1}}, root);
     std::vector<std::int32_t> words((static_cast<std::size_t>(bytes) + 3) / 4);
-    if (world.rank() == 0) std::memcpy(words.data(), own.data(), own.size());
-    world.broadcast({reinterpret_cast<std::byte*>(words.data()), DType::int32, {std::ssize(words)}}, 0);
+    if (world.rank() == root) std::memcpy(words.data(), own.data(), own.size());
+    world.broadcast({reinterpret_cast<std::byte*>(words.data()), DType::int32, {std::ssize(words)}}, root);
     return {reinterpret_cast<const char*>(words.data()), static_cast<std::size_t>(bytes)};
 }
 
@@ -61,16 +61,20 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
 
 void Trainer::choose_algorithms(std::string_view earlier) {
     if (!device_.queues()) return;
-    if (world_.rank() == 0) {
-        device_.adopt_choices(earlier);
-        device_.measure(true);
-        executor_.rehearse(plan_.training, plan_.micro_batch);
-        executor_.rehearse(plan_.evaluation, plan_.micro_batch);
-        executor_.rehearse(plan_.generation, 1);
-        device_.synchronize();
-        device_.measure(false);
+    if (world_.rank() == 0) device_.adopt_choices(earlier);
+    // Stages have other shapes each, and many in common: one after the other measures what those before have not.
+    for (int stage = 0; stage < plan_.spec.mesh.pipeline; ++stage) {
+        const int root = plan_.spec.mesh.rank_of(stage, 0, 0);
+        if (world_.rank() == root) {
+            device_.measure(true);
+            executor_.rehearse(plan_.training, plan_.micro_batch);
+            executor_.rehearse(plan_.evaluation, plan_.micro_batch);
+            executor_.rehearse(plan_.generation, 1);
+            device_.synchronize();
+            device_.measure(false);
+        }
+        device_.adopt_choices(broadcast_text(world_, device_.choices(), root));
     }
-    device_.adopt_choices(broadcast_text(world_, device_.choices()));
 }
 
 AdamWStep Trainer::adamw_step() const {
