@@ -224,7 +224,7 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
                           .mesh = mesh,
                           .usual_reduction = options.derived.contains("reduce-every"),
                           .pipeline_schedule = options.kind_of_pipeline_schedule(),
-                          .virtual_stages = static_cast<int>(options.virtual_stages),
+                          .virtual_stages = options.chunks_of_stage(),
                           .pipeline_layers = options.pipeline_layers,
                           .recompute = options.recomputation(),
                           .global_batch_tokens = *options.global_batch_tokens,

@@ -68,6 +68,9 @@ def run(results, tiny):
             results.attempt(f"{extent.own_steps} steps of each ZeRO stage on {ranks} NCCL ranks, bit for bit, {dtype}, {what}",
                             stages, extent, folder / f"zero-{ranks}-{dtype}-{micro_batches}", ranks, dtype, micro_batches,
                             reduce_every, seconds=60)
+        for number in extent.ranks:
+            results.attempt(f"{extent.own_steps} steps of each schedule of a pipeline of {number} NCCL ranks, bit for bit, bf16", schedules,
+                            extent, folder / f"pipeline-{number}", number, seconds=60)
         results.attempt(f"{extent.long_steps} steps against the CPU device, bf16", many_steps, extent, folder, seconds=30)
 
 
@@ -191,6 +194,22 @@ def stages(extent, folder, ranks, dtype, micro_batches, reduce_every):
             same_run(whole, run, extent.own_steps)
         except CheckFailed as difference:
             raise CheckFailed(f"--zero-stage {number}: {difference}") from difference
+    return SAME
+
+
+def schedules(extent, folder, number):
+    """The order of a pipeline's work changes no bit."""
+    options = [*extent.text_model(), "--dtype=bf16", f"--steps={extent.own_steps}", "--layers=8", f"--pipeline-parallel={number}",
+               "--micro-batch-size=1" if extent.tiny else "--micro-batch-size=3"]
+    if extent.tiny:
+        options.append(f"--global-batch-tokens={number * extent.T}")
+    whole = programs.train(folder / "1f1b", *options, ranks=number, timeout=90)
+    for schedule, *more in (["gpipe"], ["interleaved", "--recompute=block"], ["zb-h1"]):
+        run = programs.train(folder / schedule, *options, f"--pipeline-schedule={schedule}", *more, ranks=number, timeout=90)
+        try:
+            same_run(whole, run, extent.own_steps)
+        except CheckFailed as difference:
+            raise CheckFailed(f"--pipeline-schedule {schedule}: {difference}") from difference
     return SAME
 
 

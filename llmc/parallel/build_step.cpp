@@ -187,6 +187,7 @@ class StepBuilder {
             case PassKind::backward_weight:
                 for (int block = chunk.end_block - 1; block >= chunk.first_block; --block)
                     backward_block(ActionKind::backward_weight, block);
+                accumulate_received();
                 break;
         }
         const bool ends = pass.kind == PassKind::backward || pass.kind == PassKind::backward_weight;

@@ -49,8 +49,8 @@ void check_pipeline(const PipelineSpec& spec, std::int64_t layers) {
     check(m >= 1, "a pipeline without micro-batches");
     if (p > layers)
         user_error(
-            "--pipeline-parallel {} takes a layer a stage, and --layers is {}; try --pipeline-parallel {}", p,
-            layers, layers);
+            "--pipeline-parallel {} needs a layer for each stage, and --layers is {}; give {} stages at most",
+            p, layers, layers);
     if (spec.schedule != PipelineSchedule::interleaved) {
         if (v > 1)
             user_error(
@@ -68,8 +68,11 @@ void check_pipeline(const PipelineSpec& spec, std::int64_t layers) {
     if (static_cast<std::int64_t>(p) * v > layers) {
         const std::int64_t most = layers / p;
         user_error(
-            "--virtual-stages {} x --pipeline-parallel {} takes a layer each, and --layers is {}; try {}", v,
-            p, layers, most > 1 ? fmt::format("--virtual-stages {}", most) : "--pipeline-schedule 1f1b");
+            "--virtual-stages {} x --pipeline-parallel {} makes {} chunks, which need a layer each, and "
+            "--layers is {}; try {}",
+            v, p, static_cast<std::int64_t>(p) * v, layers,
+            most > 1 ? fmt::format("--virtual-stages {}", most)
+                     : "--pipeline-schedule 1f1b --virtual-stages 1");
     }
     if (m % p != 0) {
         user_error(

@@ -122,7 +122,7 @@ void order_streams(Step& step);
 // Stops with a ProgrammingError naming the action that
 // - reads an activation its own micro-batch did not write, or that another has overwritten since;
 // - reads what another block, or the same one for another micro-batch, has computed where those that recompute share memory;
-// - reads parameters that are not gathered or of another unit, or gathers over some that are in use;
+// - reads parameters that are not gathered or of another unit, or recomputes without any, or gathers over some that are in use;
 // - reads or reduces gradients before they are zeroed and complete, or writes them after they were reduced;
 // - writes gradients of a unit over another's, or over its own, that have not been reduced or added up;
 // - adds to gradient sums of another unit, or loses some before they are in the gradients;

@@ -179,14 +179,41 @@ std::int64_t largest_divisor(std::int64_t n, std::int64_t limit) {
     return 1;
 }
 
+// The largest micro-batch of at most so many sequences. In a pipeline, where the batch allows it, one that makes micro-batches
+// in groups of as many as there are stages: with fewer some stage has nothing to do, and interleaved takes no others.
+std::int64_t best_micro_batch(const RunSpec& spec, std::int64_t limit) {
+    const std::int64_t sequences = spec.rank_sequences(), stages = spec.mesh.pipeline;
+    return largest_divisor(sequences % stages == 0 ? sequences / stages : sequences, limit);
+}
+
+void check_groups(const RunSpec& spec, std::int64_t micro_batch) {
+    const std::int64_t sequences = spec.rank_sequences(), stages = spec.mesh.pipeline;
+    if (spec.virtual_stages == 1 || sequences / micro_batch % stages == 0) return;
+    const auto refuse = [&](const std::string& why, const std::string& advice) {
+        user_error(
+            "--pipeline-schedule interleaved takes micro-batches in groups of --pipeline-parallel {}, and "
+            "{}; "
+            "try {}, or --pipeline-schedule 1f1b --virtual-stages 1",
+            stages, why, advice);
+    };
+    if (sequences % stages == 0) {
+        refuse(fmt::format("--micro-batch-size {} makes {} of a step", micro_batch, sequences / micro_batch),
+               fmt::format("--micro-batch-size {}", best_micro_batch(spec, micro_batch)));
+    }
+    const std::int64_t group = spec.config.sequence_length * spec.mesh.data_ranks() * stages;
+    refuse(fmt::format("--global-batch-tokens {} makes {} of a step at most", spec.global_batch_tokens,
+                       sequences),
+           fmt::format("--global-batch-tokens {}", multiples_near(spec.global_batch_tokens, group)));
+}
+
 std::int64_t choose_micro_batch(const RunSpec& spec) {
     const std::int64_t sequences = spec.rank_sequences(), given = spec.micro_batch_sequences;
     if (given > largest_micro_batch) {
         user_error("--micro-batch-size {} is out of range; give 1 to {}", given, largest_micro_batch);
     }
     if (given == 0) {
-        return largest_divisor(sequences, std::max<std::int64_t>(1, spec.usual_micro_batch_tokens /
-                                                                        spec.config.sequence_length));
+        return best_micro_batch(
+            spec, std::max<std::int64_t>(1, spec.usual_micro_batch_tokens / spec.config.sequence_length));
     }
     if (sequences % given != 0) {
         user_error(
@@ -425,7 +452,7 @@ RunPlan plan_that_fits(const RunSpec& spec, const Ops& ops, std::size_t staging_
                        std::int64_t micro_batch) {
     RunPlan plan = plan_with(spec, ops, staging_bytes, micro_batch);
     while (micro_batch > 1 && !fits(spec.machine, plan.largest_memory)) {
-        micro_batch = largest_divisor(spec.rank_sequences(), micro_batch - 1);
+        micro_batch = best_micro_batch(spec, micro_batch - 1);
         if (spec.rank_sequences() / micro_batch > most_micro_batches(spec)) break;
         plan = plan_with(spec, ops, staging_bytes, micro_batch);
     }
@@ -472,6 +499,7 @@ RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes)
     check_vocabulary(spec.config.vocabulary);
     check_global_batch(spec);
     const std::int64_t micro_batch = choose_micro_batch(spec);
+    check_groups(spec, micro_batch);
     // The memory decides, where nobody else has.
     RunPlan plan = spec.micro_batch_sequences == 0 ? plan_that_fits(spec, ops, staging_bytes, micro_batch)
                                                    : plan_with(spec, ops, staging_bytes, micro_batch);

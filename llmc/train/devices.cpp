@@ -142,7 +142,7 @@ std::size_t staging_bytes(const Communicator& world, Device& device) {
 }
 
 MeshRanks open_mesh(const Options& options, Communicator& world, Device& device, const Mesh& mesh) {
-    const bool wraps = options.virtual_stages > 1;
+    const bool wraps = options.chunks_of_stage() > 1;
     if (!device.queues() || world.size() == 1) return {nullptr, MeshGroups(world, mesh, wraps)};
     const std::size_t before = device.memory_taken();
     auto nccl = make_nccl_communicator(world, *device.queues(),

@@ -96,7 +96,7 @@ void check_ranges(const Options& o) {
     if (o.prefetch_units) require_range<std::int64_t>("prefetch-units", *o.prefetch_units, 0, 1 << 20);
     require_range<std::int64_t>("pipeline-parallel", o.pipeline_parallel, 1, 1 << 10);
     require_range<std::int64_t>("tensor-parallel", o.tensor_parallel, 1, 1 << 10);
-    require_range<std::int64_t>("virtual-stages", o.virtual_stages, 1, 1 << 10);
+    if (o.virtual_stages) require_range<std::int64_t>("virtual-stages", *o.virtual_stages, 1, 1 << 10);
     for (const DependentSetting& setting : dependent_settings()) {
         if (setting.is_given(o) && !setting.has_meaning(o))
             user_error("--{} {}; leave it out", setting.given, setting.purpose);
@@ -162,7 +162,12 @@ PipelineSchedule Options::kind_of_pipeline_schedule() const {
     for (const PipelineSchedule kind : all_pipeline_schedules) {
         if (pipeline_schedule == name_of(kind)) return kind;
     }
-    return virtual_stages > 1 ? PipelineSchedule::interleaved : PipelineSchedule::one_f_one_b;
+    return virtual_stages.value_or(1) > 1 ? PipelineSchedule::interleaved : PipelineSchedule::one_f_one_b;
+}
+
+int Options::chunks_of_stage() const {
+    const int usual = kind_of_pipeline_schedule() == PipelineSchedule::interleaved ? 2 : 1;
+    return static_cast<int>(virtual_stages.value_or(usual));
 }
 
 namespace {
@@ -202,6 +207,13 @@ Sharding sharding_of(const Options& o, int processes) {
 }  // namespace
 
 Mesh Options::mesh(int processes, int rank) const {
+    if (processes < pipeline_parallel) {
+        user_error(
+            "--pipeline-parallel {} takes a process for each stage, and there {}; start {}, as "
+            "with mpirun -np {}, or try --pipeline-parallel {}",
+            pipeline_parallel, processes == 1 ? "is 1" : fmt::format("are {}", processes), pipeline_parallel,
+            pipeline_parallel, processes);
+    }
     require_divisor("pipeline-parallel", pipeline_parallel, processes, "process");
     Mesh mesh{.pipeline = static_cast<int>(pipeline_parallel),
               .tensor = static_cast<int>(tensor_parallel),

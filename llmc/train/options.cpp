@@ -114,7 +114,8 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("pipeline-parallel", o.pipeline_parallel, "Stages, each with a part of the layers", any);
     setting("pipeline-schedule", o.pipeline_schedule, "Order of the stages' work; default 1f1b",
             pipeline_schedule_names());
-    setting("virtual-stages", o.virtual_stages, "Chunks of layers of a stage, for interleaved", any);
+    setting("virtual-stages", o.virtual_stages,
+            "Chunks of layers of a stage; default 2 if interleaved, else 1", any);
     setting("pipeline-layers", o.pipeline_layers, "Layers of each chunk: 7,6,6,5; default by their cost",
             any);
 

@@ -63,8 +63,8 @@ struct Options {
 
     // pipeline
     std::int64_t pipeline_parallel = 1;
-    std::string pipeline_schedule;  // by default follows from the number of chunks
-    std::int64_t virtual_stages = 1;
+    std::string pipeline_schedule;               // by default follows from the number of chunks
+    std::optional<std::int64_t> virtual_stages;  // by default follows from the schedule
     std::string pipeline_layers;
 
     // optimizer
@@ -117,6 +117,7 @@ struct Options {
     // Of a process among so many. UserError if they cannot be divided as was asked for.
     Mesh mesh(int processes, int rank) const;
     PipelineSchedule kind_of_pipeline_schedule() const;
+    int chunks_of_stage() const;
     Recompute recomputation() const;
 };
 

@@ -32,12 +32,12 @@ constexpr GPTConfig config{.layers = 2, .heads = 2, .channels = 20, .sequence_le
 // A model whose weights are there, of which steps can be made.
 class Model {
   public:
-    explicit Model(const Sharding& sharding)
-        : mesh_{.sharding = sharding, .rank = world().rank()},
+    explicit Model(const Sharding& sharding, int stages = 1)
+        : mesh_{.pipeline = stages, .sharding = sharding, .rank = world().rank()},
           plan_(plan_run({.config = config,
                           .dtype = DType::bf16,
                           .mesh = mesh_,
-                          .global_batch_tokens = 2 * world().size() * config.sequence_length,
+                          .global_batch_tokens = 2 * sharding.ranks() * config.sequence_length,
                           .micro_batch_sequences = 1},
                          device_->ops(), 0)),
           arenas_(*device_, plan_.memory),
@@ -107,6 +107,20 @@ TEST(NonFiniteGradient, OfOneRankIsSeenByAllAndChangesNothing) {
     }
 }
 
+TEST(NonFiniteGradient, OfAPipelineIsNamedAsOnOneProcess) {
+    if (world().size() % 2 != 0) GTEST_SKIP() << "takes two stages";
+    const int data = world().size() / 2;
+    for (const int stage : {0, 3}) {
+        if (stage > 0 && data == 1) continue;
+        Model model({.stage = stage, .shards = data, .reduces_each_micro_batch = stage >= 2}, 2);
+        const bool here = world().rank() == world().size() - 1;  // where a head is
+        const StepResults results = model.step(here ? std::numeric_limits<float>::quiet_NaN() : 0.01F);
+        EXPECT_TRUE(std::isfinite(results.loss_sum));
+        EXPECT_FALSE(std::isfinite(results.norm_squared));
+        EXPECT_EQ(model.first_non_finite(), "the gradient of ln_f.bias");
+    }
+}
+
 // Adds to a number of this rank.
 void spoil(const Tensor& tensor, std::int64_t element) {
     if (tensor.dtype == DType::fp32) {
@@ -147,6 +161,23 @@ TEST(Replicas, ThatDifferAreNamedByTensorAndRank) {
             if (world().rank() == last) spoil(buffers.m, 0);
             EXPECT_EQ(model.difference(), std::nullopt);
         }
+    }
+}
+
+// The first and the last stage have the same token embedding.
+TEST(Replicas, OfTheTiedWeightsThatDifferAreNamed) {
+    if (world().size() % 2 != 0) GTEST_SKIP() << "takes two stages";
+    const int data = world().size() / 2;  // the first rank of the last stage too
+    for (const int stage : {0, 1, 3}) {
+        if (stage > 0 && data == 1) continue;
+        SCOPED_TRACE(stage);
+        Model model({.stage = stage, .shards = data, .reduces_each_micro_batch = stage >= 2}, 2);
+        model.step(0.01F);
+        EXPECT_EQ(model.difference(), std::nullopt);
+        const UnitBuffers& wte = model.store().buffers(wte_unit);
+        if (world().rank() == data) spoil(stage == 3 ? wte.parameter_shard : wte.parameters, 3);
+        EXPECT_EQ(model.difference(),
+                  fmt::format("the parameters wte.weight of rank {} differ from those of rank 0", data));
     }
 }
 

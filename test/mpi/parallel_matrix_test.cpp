@@ -158,7 +158,7 @@ class Pairs {
     std::vector<bool> met_ = std::vector<bool>(places * places * values * values);
 };
 
-// Greedily, what makes most pairs meet for what it costs to train: itself, and the plain one of its run.
+// Greedily, what makes most pairs meet for what it costs to train, on all its ranks: itself, and the plain one of its run.
 std::vector<Equals> part_of_matrix() {
     const std::vector<Equals> whole = whole_matrix();
     std::vector<Equals> part(whole.size());
@@ -167,9 +167,9 @@ std::vector<Equals> part_of_matrix() {
         std::size_t best_run = 0, best = 0;
         double most = 0;
         for (std::size_t run = 0; run < whole.size(); ++run) {
-            const bool costs_two = part[run].empty();
+            const double cost = whole[run][0].ranks() * (part[run].empty() ? 2.0 : 1.0);
             for (std::size_t i = 1; i < whole[run].size(); ++i) {
-                const double gain = met.count_new(whole[run][i]) / (costs_two ? 2.0 : 1.0);
+                const double gain = met.count_new(whole[run][i]) / cost;
                 if (gain > most) {
                     most = gain;
                     best_run = run;

@@ -97,7 +97,7 @@ def test_runs_where_only_python_is(simulated, bare):
     passed = {name for name, line in found.items() if line["status"] == "passed"}
     assert {"4 steps twice, bit for bit", "stopped after 2 steps and resumed, bit for bit",
             "4 steps on 2 NCCL ranks that share the GPU, fp32", "4 steps against the CPU device, bf16",
-            "tiny, turn 2, train_gpt, flash attention"} <= passed
+            "4 steps of each schedule of a pipeline of 2 NCCL ranks, bit for bit, bf16", "tiny, turn 2, train_gpt, flash attention"} <= passed
     assert found["loss and gradients against PyTorch, bf16"]["detail"] == "python3 has no PyTorch here"
     assert "train_gpt on a simulated GPU" in (bare.root / "tmp/results/gpu.md").read_text()
     assert json.loads((bare.root / "tmp/results/gpu.json").read_text())["rates"]

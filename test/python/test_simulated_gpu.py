@@ -318,6 +318,32 @@ def test_recompute_gives_the_same_bits(ranks, options, experiment, tmp_path):
     assert at_once(functools.partial(trained, "selective", 1), functools.partial(trained, "block", 2)) == [whole, whole]
 
 
+# Stages, ranks, options: 4 ranks of 2 stages are 2 data ranks.
+PIPELINES = [(2, 2, ["--pipeline-schedule=1f1b", "--recompute=selective"]), (2, 2, ["--pipeline-schedule=interleaved"]),
+             (2, 2, ["--pipeline-schedule=zb-h1", "--recompute=block"]), (4, 4, ["--pipeline-schedule=1f1b"])]
+PIPELINES_OF_PAIRS = [(2, 4, ["--zero-stage=0", "--pipeline-schedule=gpipe"]),
+                      (2, 4, ["--zero-stage=3", "--pipeline-schedule=interleaved", "--recompute=block"])]
+
+
+@pytest.mark.parametrize("dtype, pipelines", [("bf16", PIPELINES), ("fp32", PIPELINES_OF_PAIRS)], ids=["bf16", "fp32, two data ranks"])
+def test_every_pipeline_gives_the_same_bits(dtype, pipelines, experiment, bounds, tmp_path):
+    """And, in fp32, follows the CPU device. The order of the queues' work is another one in each run."""
+    options = [*experiment.options("--layers=4", "--micro-batch-size=1", "--reduce-every=micro-batch", steps=6)]
+    options = [option for option in options if option not in ("--init", experiment.init) and not str(option).startswith("--layers=2")]
+
+    def trained(folder, stages, ranks, more, seed):
+        run = train(folder, *options, f"--dtype={dtype}", f"--pipeline-parallel={stages}", *more, "--export",
+                    folder / "w.safetensors", ranks=ranks, seed=seed, variables=cached(tmp_path))
+        return results(run), digest(folder / "w.safetensors")
+
+    first, *others = [trained(tmp_path / str(number), *pipeline, seed=number) for number, pipeline in enumerate(pipelines)]
+    for own, pipeline in zip(others, pipelines[1:]):
+        assert own == first, pipeline
+    if dtype == "fp32":
+        cpu = train(tmp_path / "cpu", *options, "--dtype=fp32", "--device=cpu", executable=CPU)
+        assert np.abs(np.array(first[0][0]) - cpu.losses).max() <= model_bounds.LOSS_FP32
+
+
 # ---- planted faults
 
 

@@ -10,9 +10,9 @@ import concurrent.futures
 import pytest
 from refused import AT_ONCE, SECONDS, one_error, outcome_of
 from wrong_files import CHECKPOINTS, OUTPUTS, SAFETENSORS, make_checkpoint
-from wrong_options import DATA, OPTIONS, SIZES
+from wrong_options import DATA, MESHES, OPTIONS, SIZES
 
-CASES = OPTIONS + SIZES + DATA + SAFETENSORS + CHECKPOINTS + OUTPUTS
+CASES = OPTIONS + SIZES + MESHES + DATA + SAFETENSORS + CHECKPOINTS + OUTPUTS
 RUNS = [(case, ranks) for case in CASES for ranks in case.ranks]
 
 

@@ -34,11 +34,11 @@ OPTIONS = [
     Case("two things to print", ["--pipeline-parallel=2", "--pipeline-timeline", "--print-step"],
          ["--pipeline-timeline and --print-step", "leave one of them out"]),
     Case("a timeline of more stages than layers", ["--pipeline-parallel=3", "--pipeline-timeline", "--steps=0"],
-         ["--pipeline-parallel 3 takes a layer a stage, and --layers is 2; try --pipeline-parallel 2"]),
+         ["--pipeline-parallel 3 needs a layer for each stage, and --layers is 2; give 2 stages at most"]),
     Case("a run of a pipeline on one process", ["--pipeline-parallel=2", "--pipeline-timeline"],
-         ["--pipeline-parallel 2 does not divide the 1 process; 1 would"]),
+         ["--pipeline-parallel 2 takes a process for each stage, and there is 1; start 2"]),
     Case("an export of a pipeline on one process", ["--pipeline-parallel=2", "--pipeline-timeline", "--steps=0", "--export={}/x.safetensors"],
-         ["--pipeline-parallel 2 does not divide the 1 process; 1 would"]),
+         ["--pipeline-parallel 2 takes a process for each stage, and there is 1; start 2"]),
     Case("a timeline into a file", ["--pipeline-parallel=2", "--pipeline-timeline", "--steps=0", "--out-dir={}/c.toml"],
          ["--out-dir: ", "c.toml", "Not a directory"], config(""), ranks=(1, 2)),
     Case("a timeline over a directory", ["--pipeline-parallel=2", "--pipeline-timeline", "--out-dir={}"],
@@ -66,6 +66,18 @@ OPTIONS = [
     Case("more than there are blocks", ["--recompute=selective", "--recompute-every=4"],
          ["--recompute-every 4 is out of range; give 1 to 2"]),
     Case("no blocks to recompute", ["--recompute=block", "--layers=-1"], ["--layers -1"]),
+    Case("no such order of a pipeline", ["--pipeline-parallel=2", "--pipeline-schedule=pipedream"],
+         ["--pipeline-schedule: 'pipedream'", "{naive,gpipe,1f1b,interleaved,zb-h1}"]),
+    Case("no stages", ["--pipeline-parallel=0"], ["--pipeline-parallel 0 is out of range; give 1 to"], ranks=(1, 2)),
+    Case("no chunks", ["--pipeline-parallel=2", "--virtual-stages=0"], ["--virtual-stages 0 is out of range; give 1 to"], ranks=(2,)),
+    Case("an order of no pipeline", ["--pipeline-schedule=gpipe"],
+         ["--pipeline-schedule is for --pipeline-parallel 2 or more; leave it out"], ranks=(1, 2)),
+    Case("chunks of no pipeline", ["--virtual-stages=2"], ["--virtual-stages is for --pipeline-parallel 2 or more"]),
+    Case("layers of no pipeline", ["--pipeline-layers=1,1"], ["--pipeline-layers is for --pipeline-parallel 2 or more"]),
+    Case("chunks of an order that has none", ["--pipeline-parallel=2", "--pipeline-schedule=1f1b", "--virtual-stages=2"],
+         ["--virtual-stages 2 is for --pipeline-schedule interleaved, and --pipeline-schedule is 1f1b"], ranks=(2,)),
+    Case("an order without the chunks it takes", ["--pipeline-parallel=2", "--pipeline-schedule=interleaved", "--virtual-stages=1"],
+         ["interleaved takes --virtual-stages 2 or more", "try --pipeline-schedule 1f1b"], ranks=(2,)),
     Case("no such dtype", ["--dtype=fp16"], ["--dtype: 'fp16'", "{fp32,bf16}"]),
     Case("device that was not built in", ["--device=cuda"], ["--device cpu"]),
     Case("negative learning rate", ["--lr=-1"], ["--lr -1 is out of range; give 0 to"], ranks=(1, 2, 4)),
@@ -194,6 +206,37 @@ SIZES = [
     Case("batch below one sequence", ["--global-batch-tokens=8"], ["8 is not a multiple of 16", "try 16"]),
     Case("micro-batch that does not divide", ["--micro-batch-size=5"], ["does not divide the 24 sequences",
                                                                         "try --micro-batch-size 4"]),
+]
+
+# ---- meshes
+
+STAGES = ["--pipeline-parallel=2"]
+INTERLEAVED = [*STAGES, "--pipeline-schedule=interleaved"]
+
+MESHES = [
+    Case("more stages than processes", STAGES, ["--pipeline-parallel 2 takes a process for each stage, and there is 1",
+                                                "mpirun -np 2, or try --pipeline-parallel 1"]),
+    Case("stages that do not divide", STAGES, ["--pipeline-parallel 2 does not divide the 3 processes; 1, 3 would"], ranks=(3,)),
+    Case("more stages than layers", ["--pipeline-parallel=4"],
+         ["--pipeline-parallel 4 needs a layer for each stage, and --layers is 2; give 2 stages at most"], ranks=(4,)),
+    Case("more chunks than layers", [*INTERLEAVED, "--layers=5", "--virtual-stages=3"],
+         ["--virtual-stages 3 x --pipeline-parallel 2 makes 6 chunks", "--layers is 5; try --virtual-stages 2"], ranks=(2,)),
+    Case("more chunks than layers by default", [*INTERLEAVED, "--layers=3"],
+         ["--virtual-stages 2 x --pipeline-parallel 2 makes 4 chunks", "try --pipeline-schedule 1f1b"], ranks=(2,)),
+    Case("micro-batches that are no groups", [*INTERLEAVED, "--layers=4", "--micro-batch-size=8"],
+         ["in groups of --pipeline-parallel 2, and --micro-batch-size 8 makes 3 of a step", "try --micro-batch-size 6, or"],
+         ranks=(2,)),
+    Case("a batch that makes no groups", [*INTERLEAVED, "--layers=4", "--global-batch-tokens=48"],
+         ["--global-batch-tokens 48 makes 3 of a step at most", "try --global-batch-tokens 32 or 64, or"], ranks=(2,)),
+    Case("too few numbers of layers", [*STAGES, "--pipeline-layers=2"], ["--pipeline-layers 2 has 1 number", "2 chunks",
+                                                                         "try --pipeline-layers 1,1"], ranks=(2,)),
+    Case("too many layers", [*STAGES, "--pipeline-layers=1,2"], ["adds up to 3 layers, and --layers is 2"], ranks=(2,)),
+    Case("a stage without layers", [*STAGES, "--pipeline-layers=2,0"], ["has '0' where a number of layers belongs"], ranks=(2,)),
+    Case("layers that are no number", [*STAGES, "--pipeline-layers=1;1"], ["has '1;1' where a number of layers belongs"], ranks=(2,)),
+    Case("a shard of other stages", [*STAGES, "--zero-stage=1", "--zero-shard-size=4"],
+         ["--zero-shard-size 4 does not divide the 2 data-parallel processes; 1, 2 would"], ranks=(4,)),
+    Case("a batch that the data ranks do not share", [*STAGES, "--global-batch-tokens=400"],
+         ["not a multiple of 32 (16 tokens a sequence x 2 data-parallel processes)"], ranks=(4,)),
 ]
 
 # ---- data

@@ -1,0 +1,122 @@
+"""Pipelines as a person uses them: the same run in every schedule, near that of one process; resumed on another mesh; what
+Open MPI saw being sent; and a process that dies. What the ranks' own numbers are, step for step, is
+test/mpi/parallel_matrix_test.cpp's."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+import program
+import safetensors_numpy
+from test_zero import digest, processes, sample, sent, train
+
+SMALL = ["--layers=4", "--micro-batch-size=2", "--check-replicas-every=2"]
+TOLERANCE = 2e-5  # of losses in fp32, relative
+ORDERS = [["--pipeline-schedule=1f1b"], ["--pipeline-schedule=naive"], ["--pipeline-schedule=gpipe"],
+          ["--pipeline-schedule=interleaved"], ["--pipeline-schedule=zb-h1"]]
+
+
+def mesh(stages, *more):
+    return [f"--pipeline-parallel={stages}", *more]
+
+
+def test_every_schedule_is_the_same_run(tmp_path):
+    """Losses, norms, validation, samples and files, with all stages of ZeRO and recompute."""
+    options = [*SMALL, "--steps=6", "--reduce-every=micro-batch", "--sample-tokens=30", "--temperature=0"]
+    more = [["--zero-stage=0"], ["--zero-stage=1", "--recompute=selective"], ["--zero-stage=2"],
+            ["--zero-stage=3", "--recompute=block", "--recompute-every=2"], ["--zero-stage=3", "--recompute=block"]]
+    runs = [train(tmp_path / str(number), *options, *mesh(2), *order, *with_these)
+            for number, (order, with_these) in enumerate(zip(ORDERS, more))]
+    for (_, results, out), order in zip(runs, ORDERS):
+        assert results == runs[0][1], order
+        assert sample(out) == sample(runs[0][2])
+    whole, (losses, norms, val_loss, _), out = train(tmp_path / "whole", *options, ranks=1)
+    assert runs[0][0].losses == pytest.approx(losses, rel=TOLERANCE)
+    assert runs[0][0].column("grad_norm")[0] == pytest.approx(norms[0], rel=TOLERANCE)
+    assert runs[0][0].lines[-1]["val_loss"] == pytest.approx(val_loss, rel=TOLERANCE)
+    assert sample(out) == sample(runs[0][2])  # greedily, and far from a tie
+    weights, others = (safetensors_numpy.load(run.out_dir / "w.safetensors") for run in (whole, runs[0][0]))
+    assert weights.keys() == others.keys()
+    for name, tensor in weights.items():
+        if name.endswith("attn.c_attn.bias"):  # but for the keys', whose gradient is zero but for rounding
+            tensor, others[name] = (np.delete(each, slice(32, 64)) for each in (tensor, others[name]))
+        assert np.abs(tensor - others[name]).max() <= TOLERANCE, name
+
+
+MESHES = {"one process": ([], 1), "2 stages x 2": (mesh(2, "--zero-stage=3"), 4), "4 stages": (mesh(4, "--pipeline-schedule=gpipe"), 4),
+          "2 stages": (mesh(2, "--pipeline-schedule=interleaved"), 2), "3 data ranks": (["--zero-stage=2"], 3)}
+
+
+@pytest.mark.parametrize("saved, resumed", [("2 stages x 2", "2 stages x 2"), ("2 stages x 2", "one process"),
+                                            ("one process", "2 stages x 2"), ("4 stages", "2 stages"),
+                                            ("2 stages", "4 stages"), ("3 data ranks", "4 stages")])
+def test_a_checkpoint_of_one_mesh_goes_on_on_another(saved, resumed, tmp_path):
+    options = [*SMALL, "--lr-schedule=constant", "--sample-tokens=0", "--checkpoint-every=3", "--reduce-every=micro-batch"]
+    where, ranks = MESHES[saved]
+    first, _, _ = train(tmp_path / "first", *options, "--steps=6", *where, ranks=ranks)
+    where, ranks = MESHES[resumed]
+    on, _, _ = train(tmp_path / "on", *options, "--steps=6", f"--resume={first.out_dir}/checkpoint-00000003", *where, ranks=ranks)
+    assert on.column("step") == [4, 5, 6]
+    if saved == resumed:
+        assert on.losses == first.losses[3:]
+        assert digest(tmp_path / "on/w.safetensors") == digest(tmp_path / "first/w.safetensors")
+    else:
+        assert on.losses == pytest.approx(first.losses[3:], rel=TOLERANCE)
+
+
+def test_the_same_checkpoint_on_any_number_of_stages_gives_the_same_bits(tmp_path):
+    """The two parts of the tied gradients are added once, wherever they are made."""
+    options = [*SMALL, "--steps=4", "--sample-tokens=0"]
+    two, four = (train(tmp_path / str(stages), *options, *mesh(stages), ranks=stages)[1] for stages in (2, 4))
+    assert two == four
+
+
+# ---- what is sent
+
+
+@pytest.mark.skipif(not program.HAS_MPI, reason="make MPI=0")
+@pytest.mark.parametrize("stages, options", [(2, ["--micro-batch-size=3"]), (2, ["--pipeline-schedule=interleaved", "--micro-batch-size=6"]),
+                                             (4, ["--pipeline-schedule=gpipe", "--micro-batch-size=4"])])
+def test_open_mpi_sent_what_the_list_says(stages, options, tmp_path):
+    """Four more steps send four times what the formula says, and what a step sends besides."""
+    options = ["--layers=4", *options, *mesh(stages), "--val-batches=1", "--sample-tokens=0"]
+    few, more = (sent(tmp_path / str(steps), *options, f"--steps={steps}", ranks=stages) for steps in (2, 6))
+    micro_batch = int(re.search(r"size=(\d+)", " ".join(options))[1])
+    chunks = stages * (2 if "--pipeline-schedule=interleaved" in options else 1)
+    # Each way over each border, the residual stream of every micro-batch, B T C; 24 sequences of 16 tokens, 32 channels.
+    activations = 2 * (chunks - 1) * (24 // micro_batch) * micro_batch * 16 * 32 * 4
+    assert activations == 2 * (chunks - 1) * 24 * 16 * 32 * 4
+    # wte's gradients, 256 rows, to and fro between two stages: each sends a half to be added and a sum.
+    tied = 2 * 256 * 32 * 4
+    besides = (more - few) / 4 - activations - tied
+    # The gradients' sums of squares, one in 1024, of all units: 8 + 1 + 4 x 13 + 1 of them. Summed over the stages as the
+    # loss is, in fp64; and a signal, told by each to each.
+    blocks = 8 + 1 + 4 * 13 + 1
+    rest = blocks % stages
+    squares = stages * (stages - 1) * (2 * (blocks // stages) + rest) * 4
+    assert besides == squares + stages * (stages - 1) * 8 * 2
+
+
+# ---- what dies
+
+
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_a_killed_stage_ends_the_job(victim, tmp_path):
+    command = ["scripts/launch.sh", "-np", "4", program.PROGRAM, "--layers=8", "--heads=2", "--channels=128", "--seq-len=16",
+               "--global-batch-tokens=384", "--device=cpu", f"--out-dir={tmp_path}", "--steps=1000000", *mesh(4), "--sample-tokens=0",
+               "--comm-timeout=20"]
+    job = subprocess.Popen(command, cwd=program.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "metrics.jsonl"
+    while not metrics.exists() or metrics.read_text().count("\n") < 5:
+        assert job.poll() is None
+        time.sleep(0.05)
+    start = time.monotonic()
+    os.kill(sorted(processes(str(tmp_path)))[victim], signal.SIGKILL)
+    err = job.communicate(timeout=60 * program.PATIENCE)[1]
+    assert job.returncode != 0 and time.monotonic() - start < 40 * program.PATIENCE
+    assert len([line for line in err.splitlines() if line.startswith("error: ")]) <= 1, err
