@@ -16,11 +16,12 @@
 namespace llmc {
 
 struct MeasuredPipeline {
-    std::int64_t step = 0;         // the one whose passes took the median time, in all
-    Timeline timeline;             // of that step
-    int steps = 0;                 // that were kept
-    std::vector<PassTimes> times;  // what the passes of each chunk usually took
-    double clock_error = 0;        // seconds; by so much at most the stages' clocks differ
+    std::int64_t step = 0;             // the one whose passes took the median time, in all
+    std::vector<MeasuredPass> passes;  // of that step
+    Timeline timeline;                 // of these
+    int steps = 0;                     // that were kept
+    std::vector<PassTimes> times;      // what the passes of each chunk usually took
+    double clock_error = 0;            // seconds; by so much at most the stages' clocks differ
 };
 
 // Seconds since some time.
