@@ -118,7 +118,7 @@ $(eval $(call remember,$(BUILD)/version.txt,VERSION_FLAGS))
 # ---- What a person types ---------------------------------------------------------------------------------
 
 .DEFAULT_GOAL := train_gpt
-.PHONY: help deps deps-gpu quickstart test test-long test-programs bench-cpu bench-mpi bench-zero bench-pipeline bench bench-check gpu-check bench-gpu-check bundle \
+.PHONY: help deps deps-gpu quickstart test test-long test-matrix test-programs bench-cpu bench-mpi bench-zero bench-pipeline bench bench-check gpu-check bench-gpu-check bundle \
     lint check-format check-shell check-python clang-tidy format clean
 .DELETE_ON_ERROR:
 
@@ -161,6 +161,10 @@ test: deps  ## from nothing to all tests passed: deps, builds, runs every suite;
 test-long: deps  ## the suites that take long (trainings compared with known results)
 	@$(MAKE) $(in_parallel) test-programs $(LONG_PROGRAMS)
 	@$(RUN_SUITES) --long $(SUITE)
+
+test-matrix: deps  ## every combination of ZeRO, pipeline, recompute and accumulation that fits 8 processes, trained and compared
+	@$(MAKE) $(in_parallel) $(BUILD)/test/mpi
+	@$(RUN_SUITES) --matrix $(SUITE)
 
 test-programs: $(PROGRAM) $(TEST_PROGRAMS) $(KERNEL_TESTS) $(RUNTIME_TESTS) $(SIMULATED_PROGRAMS) $(SIMULATED_PROBES) $(TESTED_OF_BUNDLE) $(KERNEL_REPORT)  ## builds what `make test` runs
 	@:

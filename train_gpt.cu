@@ -215,6 +215,7 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
     const Place here = open_device(options, job);
     Device& device = *here.device;
     const Mesh mesh = options.mesh(options.processes_of_plan(world.size()), world.rank());
+    settle_mesh(options, mesh);
     std::optional<MeshRanks> ranks;
     if (!options.plans_only()) ranks.emplace(open_mesh(options, world, device, mesh));
     const std::size_t staging = staging_bytes(world, device);
@@ -222,6 +223,7 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
                           .dtype = options.compute_dtype(),
                           .gradient_dtype = options.kept_gradient_dtype(),
                           .mesh = mesh,
+                          .usual_reduction = options.derived.contains("reduce-every"),
                           .pipeline_schedule = options.kind_of_pipeline_schedule(),
                           .virtual_stages = static_cast<int>(options.virtual_stages),
                           .pipeline_layers = options.pipeline_layers,
@@ -273,6 +275,7 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
     if (stopped_early()) return Ending::stopped;
 
     console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(run, device));
+    for (const std::string& note : options.notes) console.note(note);
     if (options.verbose) console.text(places_text(plan) + "\n");
     const bool writes = run.writes.record || run.writes.metrics || !options.export_file.empty();
     if (!run.trains && !has_given_weights(run) && !writes) return Ending::done;

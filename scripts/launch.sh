@@ -128,9 +128,41 @@ export TRAIN_GPT_LAUNCHED
 erase=
 [[ ! -t 1 || ${TERM:-dumb} == dumb ]] || erase=$'\r\e[K'
 [[ -t 2 ]] && before_line=$erase || before_line=
-# mpirun's note that it forwards a signal is left out.
-forwarding='^mpirun[^ ]*: Forwarding signal [0-9]* to job$'
-exec {errors}> >(trap '' INT TERM USR1 && exec sed -u -e "/$forwarding/d" -e "s/^/$before_line/" >&2)
+# mpirun's note that it forwards a signal is left out. Of a process that a signal ends it makes two paragraphs between
+# lines of dashes, and Open MPI says in each process that was reading from that one's memory that it is not there (errno 3):
+# in place of all that stands one line, as without MPI. Where several have gone the second paragraph may be missing.
+because='that machine'\''s log (out of memory?) may say why'
+says="
+/^mpirun[^ ]*: Forwarding signal [0-9]* to job\$/d
+/^\[[^]]*\] Read -1, expected [0-9]*, errno = 3\$/d
+/^-\{60,\}\$/{
+    \$!N
+    /\nPrimary job  terminated normally, but/{
+        N
+        N
+        :next
+        \$b show
+        N
+        /\n\[[^]]*\] Read -1, expected [0-9]*, errno = 3\$/{
+            s/\n[^\n]*\$//
+            b next
+        }
+        /\n-\{60,\}\$/!b show
+        s/.*\n/\n/
+        D
+    }
+    /\nmpirun[^ ]* noticed that process rank [0-9]* .* exited on signal /{
+        N
+        s/.* rank \([0-9]*\) .* on node \(.*\) exited on signal \(.*)\)\..*/error: rank \1 has gone: signal \3 ended its process on \2; $because; the job ends/
+        b show
+    }
+    s/^/$before_line/
+    P
+    D
+}
+:show
+s/^/$before_line/"
+exec {errors}> >(trap '' INT TERM USR1 && exec sed -u -e "$says" >&2)
 filter=$!
 
 # mpirun kills its processes where it cannot write any more, as when Ctrl-C has ended `| tee log` too: what it says goes

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the test suites, two at a time, and counts their tests: `make test` and `make test-long`.
+"""Runs the test suites, two at a time, and counts their tests: `make test`, `make test-long` and `make test-matrix`.
 
 A suite is one command that writes a JUnit report (GoogleTest and pytest both do). A suite that crashes, exceeds its
 time or reports no test counts as one failure more. The last line is `N passed, M failed` with `, K skipped` after it
@@ -24,6 +24,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 
 RANKS = [1, 2, 3, 4, 8]
+MATRIX_RANKS = [1, 2, 4, 8]  # what the meshes of the parallel matrix take
 KERNEL_KINDS = ["plain", "address", "thread"]  # how the kernels are compiled for the executor (dev/kernels.mk)
 RUNTIME_KINDS = ["plain"]  # the same of the CUDA runtime of the tests (test/simt/runtime.mk)
 LONG_RUNTIME_KINDS = ["address"]
@@ -31,7 +32,7 @@ LONG_RUNTIME_KINDS = ["address"]
 AT_ONCE = 2
 # Seconds after which a suite is ended: several times what it takes on two cores, since a machine may be busy.
 # PATIENCE multiplies them and the tests' own time limits; the Makefile sets it for builds with sanitizers.
-UNIT_TIMEOUT, MPI_TIMEOUT, KERNEL_TIMEOUT, PYTHON_TIMEOUT, LONG_TIMEOUT = 300, 240, 600, 420, 5400
+UNIT_TIMEOUT, MPI_TIMEOUT, KERNEL_TIMEOUT, PYTHON_TIMEOUT, LONG_TIMEOUT, MATRIX_TIMEOUT = 300, 240, 600, 420, 5400, 5400
 # The suites that look for leaks in a build with address checks. Open MPI has leaks of its own, which only the whole stack
 # of an allocation tells from ours (test/leaks.txt); noting it takes up to 15 times as long, so that few suites do.
 OF_MPI_PROGRAMS = "detect_leaks=1:fast_unwind_on_malloc=0"
@@ -56,21 +57,32 @@ class Result:
     skipped: list = dataclasses.field(default_factory=list)  # (name, reason)
 
 
-def find_suites(build, report, long):
+def matrix_suite(build, ranks, report):
+    name = f"matrix-{ranks}"
+    command = ["scripts/launch.sh", "-np", str(ranks), f"{build}/test/mpi", *googletest_options(report(name)),
+               f"--gtest_filter=*WholeMatrix*of_{ranks}_*"]
+    return Suite(name, command, MATRIX_TIMEOUT)
+
+
+def find_suites(build, report, kind):
     """The table of suites; report(name) is where a suite's report goes."""
-    if long:
+    if kind == "matrix":
+        return [matrix_suite(build, ranks, report) for ranks in MATRIX_RANKS]
+    if kind == "long":
         return ([runtime_suite(build, kind, report) for kind in LONG_RUNTIME_KINDS] +
                 [python_suite(path, report, LONG_TIMEOUT) for path in sorted(pathlib.Path("test/python").glob("long_*.py"))])
     suites = [Suite("unit", [f"{build}/test/unit", *googletest_options(report("unit"))], UNIT_TIMEOUT)]
     transports = ["tcp"] if os.environ.get("MPI") == "0" else ["mpi", "tcp"]
     for transport, ranks in itertools.product(transports, RANKS):
         name = f"{transport}-{ranks}"
-        command = ["scripts/launch.sh", "-np", str(ranks), f"{build}/test/mpi", *googletest_options(report(name))]
         environment = {}
+        left_out = "*WholeMatrix*"  # `make test-matrix`
         if transport == "tcp":
             environment["MPI"] = "0"
             if len(transports) > 1:  # the same sums either way: the long trainings once
-                command.append("--gtest_filter=-*ShardedTraining*:HybridSharding*")
+                left_out += ":*ShardedTraining*:HybridSharding*"
+        command = ["scripts/launch.sh", "-np", str(ranks), f"{build}/test/mpi", *googletest_options(report(name)),
+                   f"--gtest_filter=-{left_out}"]
         suites.append(Suite(name, command, MPI_TIMEOUT, environment))
     for kind in KERNEL_KINDS:
         name = f"kernels-{kind}"
@@ -208,7 +220,8 @@ def show(result, seconds, log_path):
 def main():
     parser = argparse.ArgumentParser(description="Runs the test suites and counts their tests.")
     parser.add_argument("suites", nargs="*", help="names or patterns such as mpi-*; all suites without")
-    parser.add_argument("--long", action="store_true", help="the suites that take long, instead of the others")
+    parser.add_argument("--long", dest="kind", action="store_const", const="long", help="the suites that take long, instead of the others")
+    parser.add_argument("--matrix", dest="kind", action="store_const", const="matrix", help="the whole parallel matrix instead")
     parser.add_argument("--build", default="build", help="where the test programs are")
     parser.add_argument("--program", default="train_gpt", help="the trainer that the Python tests run")
     arguments = parser.parse_args()
@@ -225,7 +238,7 @@ def main():
     def report(name):
         return logs.resolve() / f"{name}.xml"
 
-    suites = find_suites(arguments.build, report, arguments.long)
+    suites = find_suites(arguments.build, report, arguments.kind)
     for suite in suites:
         suite.timeout *= float(os.environ.get("PATIENCE", 1))
         if suite.name in LEAK_CHECKS:

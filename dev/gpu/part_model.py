@@ -29,6 +29,8 @@ class Extent:
         self.pytorch_steps, self.fp32_steps, self.bf16_steps, self.long_steps = (3, 3, 2, 4) if tiny else (50, 20, 5, 200)
         self.own_steps = 4 if tiny else 20
         self.ranks = [2] if tiny else [2, 4]
+        # Of ZeRO: ranks, dtype, micro-batches a step, and when gradients are reduced.
+        self.zero = [(2, "bf16", 2, "micro-batch"), (4, "fp32", 2, "step"), (2, "fp32", 1, "step")][:1 if tiny else 3]
 
     def sizes(self):
         from reference_model import Sizes
@@ -61,8 +63,11 @@ def run(results, tiny):
         for ranks in extent.ranks:
             results.attempt(f"{extent.own_steps} steps on {ranks} NCCL ranks that share the GPU, fp32", on_ranks, extent,
                             folder, ranks, seconds=30)
-            results.attempt(f"{extent.own_steps} steps of each ZeRO stage on {ranks} NCCL ranks, bit for bit, bf16", stages, extent,
-                            folder, ranks, seconds=60)
+        for ranks, dtype, micro_batches, reduce_every in extent.zero:
+            what = f"{micro_batches} micro-batches, reduced every {reduce_every}" if micro_batches > 1 else "1 micro-batch"
+            results.attempt(f"{extent.own_steps} steps of each ZeRO stage on {ranks} NCCL ranks, bit for bit, {dtype}, {what}",
+                            stages, extent, folder / f"zero-{ranks}-{dtype}-{micro_batches}", ranks, dtype, micro_batches,
+                            reduce_every, seconds=60)
         results.attempt(f"{extent.long_steps} steps against the CPU device, bf16", many_steps, extent, folder, seconds=30)
 
 
@@ -172,16 +177,16 @@ def on_ranks(extent, folder, ranks):
     return within(one.losses, several.losses, 1e-5, "one process's")
 
 
-def stages(extent, folder, ranks):
+def stages(extent, folder, ranks, dtype, micro_batches, reduce_every):
     """A stage is only where a buffer lies."""
-    options = [*extent.text_model(), "--dtype=bf16", f"--steps={extent.own_steps}", "--reduce-every=micro-batch",
-               "--micro-batch-size=1" if extent.tiny else "--micro-batch-size=3"]
+    sequences = 2 * ranks if extent.tiny else 24  # 1536 tokens of the named model, of 64 each
+    options = [*extent.text_model(), f"--dtype={dtype}", f"--steps={extent.own_steps}", f"--reduce-every={reduce_every}",
+               f"--micro-batch-size={sequences // ranks // micro_batches}"]
     if extent.tiny:
-        options.append(f"--global-batch-tokens={2 * ranks * extent.T}")
-    whole = programs.train(folder / f"stage-0-of-{ranks}", *options, ranks=ranks, timeout=90)
+        options.append(f"--global-batch-tokens={sequences * extent.T}")
+    whole = programs.train(folder / "stage-0", *options, ranks=ranks, timeout=90)
     for number in (1, 2, 3):
-        run = programs.train(folder / f"stage-{number}-of-{ranks}", *options, f"--zero-stage={number}",
-                             ranks=ranks, timeout=90)
+        run = programs.train(folder / f"stage-{number}", *options, f"--zero-stage={number}", ranks=ranks, timeout=90)
         try:
             same_run(whole, run, extent.own_steps)
         except CheckFailed as difference:

@@ -32,7 +32,7 @@ Tensor Tensor::slice(std::int64_t first, std::int64_t count) const {
     const std::int64_t stride = shape[0] == 0 ? 0 : elements() / shape[0];
     Tensor part = *this;
     part.data += static_cast<std::size_t>(first * stride) * size_of(dtype);
-    part.shape.resize_first(count);
+    part.shape.resize(0, count);
     return part;
 }
 

@@ -24,7 +24,7 @@ class Shape {
     std::int64_t operator[](int i) const { return sizes_[static_cast<std::size_t>(i)]; }
     std::int64_t last() const { return (*this)[dimensions_ - 1]; }
     std::int64_t elements() const;  // 1 for a scalar (no dimensions)
-    void resize_first(std::int64_t size) { sizes_[0] = size; }
+    void resize(int dimension, std::int64_t size) { sizes_[static_cast<std::size_t>(dimension)] = size; }
     bool operator==(const Shape&) const = default;
 
   private:

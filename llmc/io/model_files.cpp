@@ -33,6 +33,7 @@ constexpr std::string_view head_name = "lm_head.weight";
 Shape file_shape(const ParamSpec& spec) {
     const std::int64_t columns = spec.shape.last();
     const std::int64_t rows = spec.shape.elements() / columns;
+    if (spec.is_bias) return {spec.shape.elements()};
     return spec.transposed_in_files ? Shape{columns, rows} : spec.shape;
 }
 
@@ -52,14 +53,12 @@ std::span<Number> tensor_of(std::span<Number> flat, const UnitLayout::Entry& ent
                         static_cast<std::size_t>(entry.spec.shape.elements()));
 }
 
-std::vector<SafetensorsEntry> table_of(const ParameterStore& store, std::span<const Kind> kinds) {
+std::vector<SafetensorsEntry> table_of(std::span<const UnitLayout> units, std::span<const Kind> kinds) {
     std::vector<SafetensorsEntry> table;
     for (const Kind& kind : kinds) {
-        for (int unit = 0; unit < store.units(); ++unit) {
-            for (const UnitLayout::Entry& entry : store.layout(unit).entries()) {
-                table.push_back(
-                    {store.layout(unit).full_name(entry.spec) + kind.suffix, "F32", file_shape(entry.spec)});
-            }
+        for (const UnitLayout& unit : units) {
+            for (const UnitLayout::Entry& entry : unit.entries())
+                table.push_back({unit.full_name(entry.spec) + kind.suffix, "F32", file_shape(entry.spec)});
         }
     }
     return table;
@@ -79,10 +78,11 @@ void collect_all(const ParameterStore& store, UnitTransfer& transfer, std::span<
 void save(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,
           std::span<const Kind> kinds, bool sync) {
     if (!transfer.is_root()) return collect_all(store, transfer, kinds, [](auto&&...) {});
-    SafetensorsWriter writer(file, table_of(store, kinds));
+    SafetensorsWriter writer(file, table_of(transfer.units(), kinds));
     std::vector<float> transposed;
     collect_all(store, transfer, kinds, [&](const Kind& kind, int unit, std::span<const float> flat) {
-        for (const UnitLayout::Entry& entry : store.layout(unit).entries()) {
+        const UnitLayout& layout = transfer.units()[static_cast<std::size_t>(unit)];
+        for (const UnitLayout::Entry& entry : layout.entries()) {
             std::span<const float> values = tensor_of(flat, entry);
             if (entry.spec.transposed_in_files) {
                 const std::int64_t columns = entry.spec.shape.last();
@@ -90,7 +90,7 @@ void save(const std::filesystem::path& file, const ParameterStore& store, UnitTr
                 transpose(transposed, values, entry.spec.shape.elements() / columns, columns);
                 values = transposed;
             }
-            writer.append(store.layout(unit).full_name(entry.spec) + kind.suffix, std::as_bytes(values));
+            writer.append(layout.full_name(entry.spec) + kind.suffix, std::as_bytes(values));
         }
     });
     writer.finish(sync);
@@ -152,7 +152,7 @@ void load(const std::filesystem::path& file, const SafetensorsReader* reader, co
           UnitTransfer& transfer, const Kind& kind, F&& f) {
     for (int unit = 0; unit < store.units(); ++unit) {
         const std::span<float> whole = transfer.whole(unit);
-        if (reader) read_unit(file, *reader, store.layout(unit), kind, whole);
+        if (reader) read_unit(file, *reader, transfer.units()[static_cast<std::size_t>(unit)], kind, whole);
         const std::span<const float> own = transfer.distribute(unit);
         if (store.has(unit)) f(unit, own);
     }
@@ -218,7 +218,7 @@ void check_weights(const std::filesystem::path& file, std::span<const UnitLayout
 void load_weights(const std::filesystem::path& file, ParameterStore& store, UnitTransfer& transfer) {
     const auto reader = open_on_root(file, transfer);
     if (reader) {
-        check_names(file, *reader, store.layouts());
+        check_names(file, *reader, transfer.units());
         check_tied_head(file, *reader);
     }
     load(file, reader.get(), store, transfer, weights,

@@ -8,6 +8,9 @@
 
 namespace llmc {
 
+// Rows of the token embedding are stored up to a multiple of this on each rank that has some.
+inline constexpr std::int64_t vocabulary_multiple = 128;
+
 struct GPTConfig {
     std::int64_t layers = 0;           // L
     std::int64_t heads = 0;            // NH
@@ -16,8 +19,10 @@ struct GPTConfig {
     std::int64_t vocabulary = 0;       // V
 
     std::int64_t head_size() const { return channels / heads; }
-    // V rounded up to 128: the rows that are stored. The padding never enters a softmax; files hold V rows.
-    std::int64_t padded_vocabulary() const { return (vocabulary + 127) / 128 * 128; }
+    // V rounded up: the rows that are stored. The padding never enters a softmax; files hold V rows.
+    std::int64_t padded_vocabulary() const {
+        return (vocabulary + vocabulary_multiple - 1) / vocabulary_multiple * vocabulary_multiple;
+    }
     bool operator==(const GPTConfig&) const = default;
 };
 

@@ -14,15 +14,17 @@ void initialize_unit(std::span<float> values, std::int64_t begin, const UnitLayo
     for (const UnitLayout::Entry& entry : unit.entries()) {
         const RandomStream random(seed, unit.full_name(entry.spec));
         const Init init = entry.spec.init;
-        // Of the tensor's elements, those that are asked for.
-        const std::int64_t first = std::max<std::int64_t>(0, begin - entry.offset);
-        const std::int64_t last = std::min(entry.spec.shape.elements(), end - entry.offset);
+        for (const TensorRun& run : runs_of(entry, unit.ranks())) {
+            // Of the run's elements, those that are asked for.
+            const std::int64_t place = entry.offset + run.own - begin;
+            const std::int64_t first = std::max<std::int64_t>(0, -place);
+            const std::int64_t last = std::min(run.size, end - begin - place);
 #pragma omp parallel for
-        for (std::int64_t i = first; i < last; ++i) {
-            const double noise =
-                init.stddev > 0 ? init.stddev * random.normal(static_cast<std::uint64_t>(i)) : 0.0;
-            values[static_cast<std::size_t>(entry.offset + i - begin)] =
-                static_cast<float>(init.mean + noise);
+            for (std::int64_t i = first; i < last; ++i) {
+                const auto index = static_cast<std::uint64_t>(run.whole + i);
+                const double noise = init.stddev > 0 ? init.stddev * random.normal(index) : 0.0;
+                values[static_cast<std::size_t>(place + i)] = static_cast<float>(init.mean + noise);
+            }
         }
     }
 }

@@ -27,6 +27,7 @@ template <class Buffer>
 struct SlotBuffers {
     std::vector<Buffer> residual;                  // X (B,T,C), the output of each block
     std::vector<BlockActivations<Buffer>> blocks;  // what they recompute is the same memory in all slots
+    std::vector<BlockOutputGradients<Buffer>> output_gradients;  // where backward passes come in two parts
 };
 
 template <class Buffer>
@@ -43,10 +44,9 @@ struct ActivationBuffers {
 };
 
 struct ActivationSpec {
-    GPTConfig config;
-    DType dtype = DType::fp32;
-    std::int64_t batch = 1;  // sequences of a micro-batch
+    BlockSizes sizes;  // of a micro-batch
     StagePart part{};
+    bool splits_backward = false;
     BuffersInFlight in_flight{};
     std::int64_t head_rows = 1;  // of logits at a time
     std::int64_t norm_blocks = 0;

@@ -1,5 +1,6 @@
 #include "llmc/parallel/build_step.h"
 
+#include <algorithm>
 #include <span>
 #include <utility>
 #include <vector>
@@ -36,6 +37,7 @@ class StepBuilder {
         step_.stage = spec.stage;
         step_.stages = stages();
         step_.sharding = spec.sharding;
+        step_.tensor = spec.tensor;
         step_.recompute = spec.recompute;
         step_.micro_batches = micro_batches();
     }
@@ -95,7 +97,7 @@ class StepBuilder {
     int ln_f() const { return ln_f_unit(layers()); }
     int stages() const { return spec_.pipeline.stages; }
     int micro_batches() const { return spec_.pipeline.micro_batches; }
-    bool has_others() const { return sharding_.ranks() > 1 || stages() > 1; }
+    bool has_others() const { return sharding_.ranks() > 1 || stages() > 1 || spec_.tensor.ranks > 1; }
     // wte's gradients are made in two stages.
     bool is_tied(int unit) const { return unit == wte_unit && stages() > 1; }
 
@@ -363,7 +365,19 @@ class StepBuilder {
                  .writes = {whole_gradients(unit)}});
         }
         accumulate_received();
-        if (is_last() || sharding_.accumulates_shards(micro_batches())) reduce(unit);
+        if (is_last() || sharding_.accumulates_shards(micro_batches())) {
+            sum_replicated(unit);
+            reduce(unit);
+        }
+    }
+
+    // Layernorms see a rank's own tokens with sequence parallelism.
+    void sum_replicated(int unit) {
+        if (!spec_.tensor.sequence_parallel || unit == wte_unit || unit == wpe_unit) return;
+        add({.kind = ActionKind::sum_replicated,
+             .unit = unit,
+             .reads = {whole_gradients(unit)},
+             .writes = {whole_gradients(unit)}});
     }
 
     // All-reduce is reduce-scatter then all-gather (idea 3).
@@ -434,12 +448,16 @@ class StepBuilder {
     int received_ = -1;  // the unit whose shard waits to be added to the sum, if there is one
 };
 
-// The forward passes of this stage, chunk by chunk.
+// The forward passes of this stage: as many micro-batches as there are stages go through one chunk after the other, so that
+// none waits long for what the last stage sends to the first.
 std::vector<Pass> forward_passes(const StepSpec& spec, int micro_batches) {
+    const int group = spec.pipeline.stages;
     std::vector<Pass> passes;
-    for (const Chunk& chunk : spec.part.chunks) {
-        for (int micro_batch = 0; micro_batch < micro_batches; ++micro_batch)
-            passes.push_back({PassKind::forward, chunk.number, micro_batch});
+    for (int first = 0; first < micro_batches; first += group) {
+        for (const Chunk& chunk : spec.part.chunks) {
+            for (int micro_batch = first; micro_batch < std::min(first + group, micro_batches); ++micro_batch)
+                passes.push_back({PassKind::forward, chunk.number, micro_batch});
+        }
     }
     return passes;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "llmc/model/recompute.h"
+#include "llmc/model/tensor_parallel.h"
 #include "llmc/parallel/pipeline_schedule.h"
 #include "llmc/parallel/stage.h"
 #include "llmc/parallel/step.h"
@@ -14,6 +15,7 @@ struct StepSpec {
     int stage = 0;
     PipelineSpec pipeline{};  // of all stages, and the micro-batches
     Sharding sharding{};
+    TensorSplit tensor{};
     // Gradients are kept in bf16: the backward pass of a micro-batch makes sums in fp32, which are then added to them.
     bool rounds_gradients = false;
     Recompute recompute{};

@@ -219,6 +219,7 @@ class Checker {
             case ActionKind::backward:
             case ActionKind::backward_weight:
             case ActionKind::accumulate:
+            case ActionKind::sum_replicated:
                 require(of.state == Whole::accumulating, "adds to gradients that were reduced");
                 break;
             case ActionKind::reduce_scatter:

@@ -6,6 +6,7 @@
 
 #include "llmc/core/error.h"
 #include "llmc/model/block.h"
+#include "llmc/model/embedding.h"
 #include "llmc/model/head.h"
 
 namespace llmc {
@@ -30,11 +31,13 @@ Executor::Executor(const GPTConfig& config, Device& device, const MeshGroups& gr
       device_(device),
       ops_(device.ops()),
       groups_(groups),
+      ranks_(groups.tensor_parallel()),
       store_(store),
       activations_(activations),
       feed_(device, activations.tokens, micro_batches),
       tokens_(activations.slots.size()),
-      streams_(make_step_streams(device, overlap)) {}
+      // What tensor-parallel ranks say to each other is said by whoever computes, and a host has one voice.
+      streams_(make_step_streams(device, overlap && (device.queues() || !ranks_.is_shared()))) {}
 
 void Executor::run(const Step& step, const StepInput& input) {
     step_ = &step;
@@ -92,8 +95,8 @@ void Executor::perform(const Action& action) {
         case ActionKind::send_gradient:
             return transfer(action);
         case ActionKind::logits:
-            logits_ = head_logits(ops_, stream(action, action.reads), input_->position,
-                                  head_tensors(parameters), activations_.head.value());
+            logits_ = head_logits(ops_, ranks_, stream(action, action.reads), input_->position,
+                                  head_tensors(parameters), head());
             return;
         case ActionKind::round:
             return ops_.cast(store_.buffers(action.unit).gradients,
@@ -108,6 +111,12 @@ void Executor::perform(const Action& action) {
         case ActionKind::accumulate_shard: {
             const UnitBuffers& b = store_.buffers(action.unit);
             return ops_.add(b.gradient_shard, b.gradient_shard, store_.own_shard(b.gradients));
+        }
+        case ActionKind::sum_replicated: {
+            const UnitLayout& layout = store_.layout(action.unit);
+            const Tensor& gradients = store_.buffers(action.unit).gradients;
+            const std::int64_t begin = layout.replicated_begin();
+            return ranks_.group().all_reduce(gradients.flat(begin, layout.elements() - begin));
         }
         case ActionKind::sum_tied:
             return groups_.tied().all_reduce(store_.buffers(action.unit).gradient_shard);
@@ -143,10 +152,10 @@ void Executor::transfer(const Action& action) {
             number = link.pair->start_send(stream(action, action.reads), link.peer);
             return;
         case ActionKind::receive_gradient:
-            number = link.pair->start_recv(gradient(action, action.writes), link.peer);
+            number = link.pair->start_recv(gradient(action.writes), link.peer);
             return;
         default:
-            number = link.pair->start_send(gradient(action, action.reads), link.peer);
+            number = link.pair->start_send(gradient(action.reads), link.peer);
             return;
     }
 }
@@ -178,7 +187,7 @@ Tensor Executor::stream(const Action& action, std::span<const BufferUse> uses) c
     programming_error("an action without the residual stream");
 }
 
-Tensor Executor::gradient(const Action&, std::span<const BufferUse> uses) const {
+Tensor Executor::gradient(std::span<const BufferUse> uses) const {
     for (const BufferUse& use : uses) {
         if (use.role == BufferRole::residual_gradient)
             return activations_.residual_gradients[static_cast<std::size_t>(use.index)].slice(
@@ -187,16 +196,13 @@ Tensor Executor::gradient(const Action&, std::span<const BufferUse> uses) const 
     programming_error("an action without the residual stream's gradient");
 }
 
-// Its buffers for the sequences of this run; the logits are rows and are not cut.
+// Its buffers for the sequences of this run; what has rows of its own is not cut.
 HeadActivations<Tensor> Executor::head() const {
-    const HeadActivations<Tensor>& head = activations_.head.value();
+    HeadActivations<Tensor> head = activations_.head.value();
     const auto cut = first(input_->sequences);
-    return {.ln_f = cut(head.ln_f),
-            .ln_f_mean = cut(head.ln_f_mean),
-            .ln_f_rstd = cut(head.ln_f_rstd),
-            .dln_f = cut(head.dln_f),
-            .logits = head.logits,
-            .losses = cut(head.losses)};
+    for (Tensor* tensor : {&head.ln_f, &head.ln_f_mean, &head.ln_f_rstd, &head.dln_f, &head.losses})
+        *tensor = cut(*tensor);
+    return head;
 }
 
 std::size_t Executor::place_in_chunk(const Action& action) const {
@@ -207,17 +213,18 @@ void Executor::forward(const Action& action) {
     const auto cut = first(input_->sequences);
     switch (action.part.kind) {
         case PartKind::embedding:
-            return ops_.encoder_forward(stream(action, action.writes), tokens_of(action).inputs,
-                                        tensor_of(wte_unit, parameters, "weight"),
-                                        tensor_of(wpe_unit, parameters, "weight"));
+            return embedding_forward(ops_, ranks_, stream(action, action.writes), tokens_of(action).inputs,
+                                     tensor_of(wte_unit, parameters, "weight"),
+                                     tensor_of(wpe_unit, parameters, "weight"),
+                                     cut(activations_.scratch.channels));
         case PartKind::block:
-            return block_forward(ops_, stream(action, action.writes), stream(action, action.reads),
+            return block_forward(ops_, ranks_, stream(action, action.writes), stream(action, action.reads),
                                  block_tensors(action.part.block, parameters),
                                  slot_of(action).blocks[place_in_chunk(action)].transform(cut),
                                  activations_.scratch.transform(cut));
         case PartKind::head: {
             const HeadActivations<Tensor> buffers = head();
-            head_forward(ops_, config_, stream(action, action.reads), tokens_of(action).targets,
+            head_forward(ops_, ranks_, config_, stream(action, action.reads), tokens_of(action).targets,
                          head_tensors(parameters), buffers);
             return ops_.sum(loss_sum(), buffers.losses);
         }
@@ -227,8 +234,8 @@ void Executor::forward(const Action& action) {
 void Executor::recompute(const Action& action) {
     const auto cut = first(input_->sequences);
     const std::size_t place = place_in_chunk(action);
-    block_recompute(ops_, step_->recompute.of(static_cast<std::int64_t>(place)), stream(action, action.reads),
-                    block_tensors(action.part.block, parameters),
+    block_recompute(ops_, ranks_, step_->recompute.of(static_cast<std::int64_t>(place)),
+                    stream(action, action.reads), block_tensors(action.part.block, parameters),
                     slot_of(action).blocks[place].transform(cut), activations_.scratch.transform(cut));
 }
 
@@ -236,22 +243,38 @@ void Executor::backward(const Action& action) {
     const auto cut = first(input_->sequences);
     switch (action.part.kind) {
         case PartKind::embedding:
-            return ops_.encoder_backward(tensor_of(wte_unit, gradient_sums, "weight"),
-                                         tensor_of(wpe_unit, gradient_sums, "weight"),
-                                         gradient(action, action.reads), tokens_of(action).inputs);
+            return embedding_backward(ops_, ranks_, tensor_of(wte_unit, gradient_sums, "weight"),
+                                      tensor_of(wpe_unit, gradient_sums, "weight"), gradient(action.reads),
+                                      tokens_of(action).inputs, activations_.scratch.transform(cut).gathered);
         case PartKind::block:
-            return block_backward(ops_, gradient(action, action.writes), stream(action, action.reads),
-                                  block_tensors(action.part.block, parameters),
-                                  block_tensors(action.part.block, gradient_sums),
-                                  slot_of(action).blocks[place_in_chunk(action)].transform(cut),
-                                  activations_.scratch.transform(cut));
+            return backward_block(action);
         case PartKind::head: {
             const HeadActivations<Tensor> buffers = head();
-            head_forward_backward(ops_, config_, gradient(action, action.writes),
+            head_forward_backward(ops_, ranks_, config_, gradient(action.writes),
                                   stream(action, action.reads), tokens_of(action).targets, input_->loss_scale,
                                   head_tensors(parameters), head_tensors(gradient_sums), buffers);
             return ops_.sum(loss_sum(), buffers.losses);
         }
+    }
+}
+
+void Executor::backward_block(const Action& action) {
+    const auto cut = first(input_->sequences);
+    const std::size_t place = place_in_chunk(action);
+    const Tensor x = stream(action, action.reads);
+    const BlockTensors p = block_tensors(action.part.block, parameters);
+    const BlockActivations<Tensor> saved = slot_of(action).blocks[place].transform(cut);
+    const BlockScratch<Tensor> scratch = activations_.scratch.transform(cut);
+    const auto gradients = [&] { return block_tensors(action.part.block, gradient_sums); };
+    const auto outputs = [&] { return slot_of(action).output_gradients[place].transform(cut); };
+    switch (action.kind) {
+        case ActionKind::backward:
+            return block_backward(ops_, ranks_, gradient(action.writes), x, p, gradients(), saved, scratch);
+        case ActionKind::backward_input:
+            return block_backward_input(ops_, ranks_, gradient(action.writes), x, p, outputs(), saved,
+                                        scratch);
+        default:
+            return block_backward_weight(ops_, ranks_, x, p, gradients(), outputs(), saved, scratch);
     }
 }
 
@@ -285,11 +308,17 @@ void Executor::reduce_loss() {
 // Each rank squares its own shards; the sums are gathered and added in unit and block order, so that the norm
 // has the same bits on every rank.
 void Executor::square() {
-    // Those of other stages are added to none.
-    if (groups_.has_stages()) ops_.fill(activations_.norm_partials, 0.0F);
+    // Those of other stages, and what another tensor-parallel rank counts, are added to none.
+    if (groups_.shares_model()) ops_.fill(activations_.norm_partials, 0.0F);
     for (int unit = 0; unit < store_.units(); ++unit) {
         if (!store_.part().counts_unit(unit)) continue;
-        ops_.global_norm_squared(store_.own_shard(squares_of(unit)), store_.buffers(unit).gradient_shard);
+        const ElementRange own = store_.shard(unit, store_.shard());
+        const ElementRange counted =
+            ranks_.rank() == 0 ? own : intersection(own, {0, store_.layout(unit).replicated_begin()});
+        if (counted.size() == 0) continue;
+        const std::int64_t blocks = counted.size() / norm_block_elements;
+        ops_.global_norm_squared(store_.own_shard(squares_of(unit)).flat(0, blocks),
+                                 store_.buffers(unit).gradient_shard.flat(0, counted.size()));
     }
 }
 
@@ -299,7 +328,7 @@ void Executor::gather_squares() {
         const Tensor squares = squares_of(unit);
         groups_.shards().all_gather(squares, store_.own_shard(squares));
     }
-    if (groups_.has_stages()) groups_.stages().all_reduce(activations_.norm_partials);
+    if (groups_.shares_model()) groups_.model().all_reduce(activations_.norm_partials);
 }
 
 void Executor::norm() {

@@ -76,6 +76,7 @@ class Executor final : private Performer {
     void forward(const Action& action);
     void recompute(const Action& action);
     void backward(const Action& action);
+    void backward_block(const Action& action);
     void transfer(const Action& action);
     void gather_parameters(int unit);
     void reduce_scatter(const Action& action);
@@ -102,7 +103,7 @@ class Executor final : private Performer {
     }
     // The residual stream, or its gradient, that an action reads or writes, of the sequences of this run.
     Tensor stream(const Action& action, std::span<const BufferUse> uses) const;
-    Tensor gradient(const Action& action, std::span<const BufferUse> uses) const;
+    Tensor gradient(std::span<const BufferUse> uses) const;
     HeadActivations<Tensor> head() const;
     // Of the chunk of a block's action, which it is.
     std::size_t place_in_chunk(const Action& action) const;
@@ -111,6 +112,7 @@ class Executor final : private Performer {
     Device& device_;
     Ops& ops_;
     const MeshGroups& groups_;
+    TensorParallel ranks_;
     const ParameterStore& store_;
     ActivationBuffers<Tensor> activations_;
     TokenFeed feed_;

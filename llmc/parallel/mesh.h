@@ -3,15 +3,17 @@
 
 #include <string>
 
+#include "llmc/model/tensor_parallel.h"
 #include "llmc/parallel/sharding.h"
 
 namespace llmc {
 
 struct Mesh {
-    int pipeline = 1;     // stages
-    int tensor = 1;       // ranks that share each layer
-    Sharding sharding{};  // of the data-parallel ranks
-    int rank = 0;         // of all
+    int pipeline = 1;                // stages
+    int tensor = 1;                  // ranks that share each layer
+    bool sequence_parallel = false;  // and the residual stream between its products
+    Sharding sharding{};             // of the data-parallel ranks
+    int rank = 0;                    // of all
 
     int data_ranks() const { return sharding.ranks(); }
     int world() const { return pipeline * data_ranks() * tensor; }
@@ -23,6 +25,9 @@ struct Mesh {
     int rank_of(int stage, int data_rank, int tensor_rank) const {
         return (stage * data_ranks() + data_rank) * tensor + tensor_rank;
     }
+
+    TensorSplit split() const { return {tensor, sequence_parallel}; }
+    TensorRank tensor_place() const { return {tensor_rank(), tensor}; }
 
     std::string description() const;
     // "stage 1, data 0, tensor 1".

@@ -12,12 +12,17 @@ constexpr int none = -1;
 
 }  // namespace
 
-MeshGroups::MeshGroups(Communicator& world, const Mesh& mesh, bool wraps) : world_(world) {
+MeshGroups::MeshGroups(Communicator& world, const Mesh& mesh, bool wraps)
+    : world_(world), split_(mesh.split()) {
     check(world.size() == mesh.world() && world.rank() == mesh.rank, "the mesh has all ranks");
     const Sharding& sharding = mesh.sharding;
+    const int stage_and_tensor = mesh.stage() * mesh.tensor + mesh.tensor_rank();
+    if (mesh.pipeline > 1 || mesh.tensor > 1) data_ = world.split(stage_and_tensor, mesh.data_rank());
+    if (mesh.tensor > 1)
+        tensor_ = world.split(mesh.stage() * mesh.data_ranks() + mesh.data_rank(), mesh.tensor_rank());
+    if (mesh.pipeline > 1 && mesh.tensor > 1) model_ = world.split(mesh.data_rank(), stage_and_tensor);
     if (mesh.pipeline > 1) {
-        data_ = world.split(mesh.stage(), mesh.data_rank());
-        stages_ = world.split(mesh.data_rank(), mesh.stage());
+        stages_ = world.split(mesh.data_rank() * mesh.tensor + mesh.tensor_rank(), mesh.stage());
         const bool is_end = mesh.stage() == 0 || mesh.stage() + 1 == mesh.pipeline;
         tied_ = stages_->split(is_end ? 0 : none, mesh.stage());
         link_stages(mesh, wraps);
@@ -69,7 +74,7 @@ const StageLink& MeshGroups::link(ActionKind kind) const {
 }
 
 void MeshGroups::for_each(const std::function<void(Communicator&)>& f) const {
-    for (const auto* group : {&data_, &shards_, &replicas_, &stages_, &tied_}) {
+    for (const auto* group : {&data_, &shards_, &replicas_, &stages_, &tied_, &tensor_, &model_}) {
         if (*group) f(**group);
     }
     for (const StageLink* link : {&activations_in_, &activations_out_, &gradients_in_, &gradients_out_}) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "llmc/comm/communicator.h"
+#include "llmc/model/tensor_parallel.h"
 #include "llmc/parallel/mesh.h"
 #include "llmc/parallel/step.h"
 
@@ -34,6 +35,15 @@ class MeshGroups {
     Communicator& stages() const { return *stages_; }
     Communicator& tied() const { return *tied_; }
 
+    // The ranks that share each layer.
+    TensorParallel tensor_parallel() const {
+        return tensor_ ? TensorParallel(*tensor_, split_) : TensorParallel();
+    }
+
+    // Those that share the model, by stages or by layers.
+    bool shares_model() const { return has_stages() || tensor_ != nullptr; }
+    Communicator& model() const { return model_ ? *model_ : has_stages() ? *stages_ : *tensor_; }
+
     // What goes between stages is carried by communicators of two, one for each pair, kind and direction, so that nothing
     // waits behind anything else.
     const StageLink& link(ActionKind kind) const;
@@ -45,7 +55,8 @@ class MeshGroups {
     void link_stages(const Mesh& mesh, bool wraps);
 
     Communicator& world_;
-    std::unique_ptr<Communicator> data_, shards_, replicas_, stages_, tied_;
+    TensorSplit split_;
+    std::unique_ptr<Communicator> data_, shards_, replicas_, stages_, tied_, tensor_, model_;
     StageLink activations_in_, activations_out_, gradients_in_, gradients_out_;
 };
 

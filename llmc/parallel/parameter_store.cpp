@@ -9,13 +9,14 @@
 namespace llmc {
 
 StoreLayout lay_out_store(MemoryLayout& layout, const GPTConfig& config, const StoreDtypes& dtypes,
-                          const StagePart& part, const Sharding& sharding, int micro_batches) {
+                          const StagePart& part, const Sharding& sharding, int micro_batches,
+                          TensorRank tensor) {
     const DType dtype = dtypes.compute;
     check(dtypes.gradients == DType::fp32 || dtypes.gradients == dtype,
           "gradients are fp32 or of the compute dtype");
     StoreLayout store{.dtype = dtype, .sharding = sharding, .part = part, .units = {}, .buffers = {}};
     for (UnitSpec& spec : gpt_units(config)) {
-        const UnitLayout& unit = store.units.emplace_back(std::move(spec));
+        const UnitLayout& unit = store.units.emplace_back(std::move(spec), tensor);
         const auto number = static_cast<int>(store.buffers.size());
         if (!part.has_unit(number)) {
             store.buffers.emplace_back();
@@ -89,7 +90,7 @@ ParameterStore::ParameterStore(Device& device, const Arenas& arenas, const Store
         std::vector<AdamWSegment>& segments = segments_.back();
         for (const UnitLayout::Entry& entry : this->layout(number).entries()) {
             const ElementRange part =
-                intersection({entry.offset, entry.offset + entry.spec.shape.elements()}, own);
+                intersection({entry.offset, entry.offset + entry.shape.elements()}, own);
             if (part.size() == 0) continue;
             segments.push_back({.begin = part.begin - own.begin,
                                 .end = part.end - own.begin,

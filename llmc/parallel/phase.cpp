@@ -45,6 +45,7 @@ Phase phase_of(ActionKind kind) {
         case ActionKind::receive_gradient:
         case ActionKind::send_gradient:
         case ActionKind::reduce_scatter:
+        case ActionKind::sum_replicated:
         case ActionKind::sum_tied:
         case ActionKind::all_reduce:
         case ActionKind::gather_gradients:

@@ -21,6 +21,15 @@ int turn(int unit, const StagePart& part, int buffers) {
 
 }  // namespace
 
+std::optional<Sharding> Sharding::next_stage(bool usual_reduction) const {
+    constexpr int last = 3;
+    if (stage == last || ranks() == 1) return std::nullopt;
+    Sharding next = *this;
+    ++next.stage;
+    if (usual_reduction) next.reduces_each_micro_batch = next.usually_reduces_each_micro_batch();
+    return next;
+}
+
 std::string Sharding::description() const {
     constexpr std::array<std::string_view, 4> sharded = {
         "", "optimizer state", "gradients and optimizer state", "parameters, gradients and optimizer state"};

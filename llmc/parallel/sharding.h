@@ -10,6 +10,7 @@
 // Ranks form `replicas` groups of `shards` neighbours. Each group holds the whole state, in shards.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "llmc/parallel/stage.h"
@@ -30,20 +31,37 @@ struct Sharding {
     int shard_of(int rank) const { return rank % shards; }
 
     bool keeps_optimizer_whole() const { return stage == 0; }
+    // A rank's sums of gradients, even where each micro-batch is reduced.
+    bool keeps_gradients_whole() const { return stage < 2; }
     bool keeps_parameters_whole() const { return stage < 3; }
+    // Of all of it, what a rank keeps at least.
+    double share_of_optimizer() const { return share(keeps_optimizer_whole()); }
+    double share_of_gradients() const { return share(keeps_gradients_whole()); }
+    double share_of_parameters() const { return share(keeps_parameters_whole()); }
+
+    // Unless a person wants it otherwise: where gradients are kept in shards, no whole ones wait for the step's end.
+    bool usually_reduces_each_micro_batch() const { return !keeps_gradients_whole(); }
+    // What could be in shards is whole until the step's last micro-batch.
+    bool holds_back_gradients() const { return !keeps_gradients_whole() && !reduces_each_micro_batch; }
     // Where each of `micro_batches` is reduced, the sums add up in shards.
     bool accumulates_shards(int micro_batches) const {
         return reduces_each_micro_batch && micro_batches > 1 && ranks() > 1;
     }
     bool rotates_gradients(int micro_batches) const {
-        return stage >= 2 && (reduces_each_micro_batch || micro_batches == 1);
+        return !keeps_gradients_whole() && (reduces_each_micro_batch || micro_batches == 1);
     }
     // Whether the reduced gradients lie apart from the whole ones, or in these, at the rank's own part.
     bool keeps_gradient_shards(int micro_batches) const {
         return rotates_gradients(micro_batches) || accumulates_shards(micro_batches);
     }
 
+    // The next stage, with more in shards, if there is one; with the reduction that is usual there, or this one's.
+    std::optional<Sharding> next_stage(bool usual_reduction) const;
+
     std::string description() const;
+
+  private:
+    double share(bool whole) const { return whole ? 1.0 : 1.0 / shards; }
 };
 
 // The unit in whose buffer a unit's whole parameters lie, its whole gradients, and its gradient sums of one micro-batch

@@ -23,24 +23,28 @@ struct LastUses {
 }  // namespace
 
 std::vector<std::vector<int>> dependencies(const Step& step) {
+    std::vector<std::vector<int>> after(step.actions.size());
+    if (!communicates(step)) return after;  // one stream waits for nothing
     std::map<Place, LastUses> buffers;
-    std::vector<std::vector<int>> after;
+    std::vector<LastUses*> read, written;
     for (int i = 0; i < std::ssize(step.actions); ++i) {
         const Action& action = step.actions[static_cast<std::size_t>(i)];
         const auto own = static_cast<std::size_t>(action.stream);
-        const auto last_uses = [&](const BufferUse& use) -> LastUses& {
-            return buffers[place_of(action, use)];
+        const auto find_all = [&](std::vector<LastUses*>& found, const std::vector<BufferUse>& uses) {
+            found.clear();
+            for (const BufferUse& use : uses) found.push_back(&buffers[place_of(action, use)]);
         };
-        std::vector<int>& needed = after.emplace_back();
+        find_all(read, action.reads);
+        find_all(written, action.writes);
         for (std::size_t other = 0; other < all_streams.size(); ++other) {
             if (other == own) continue;
             int last = -1;
-            for (const BufferUse& use : action.reads) last = std::max(last, last_uses(use).write[other]);
-            for (const BufferUse& use : action.writes) last = std::max(last, last_uses(use).use[other]);
-            if (last >= 0) needed.push_back(last);
+            for (const LastUses* buffer : read) last = std::max(last, buffer->write[other]);
+            for (const LastUses* buffer : written) last = std::max(last, buffer->use[other]);
+            if (last >= 0) after[static_cast<std::size_t>(i)].push_back(last);
         }
-        for (const BufferUse& use : action.reads) last_uses(use).use[own] = i;
-        for (const BufferUse& use : action.writes) last_uses(use).use[own] = last_uses(use).write[own] = i;
+        for (LastUses* buffer : read) buffer->use[own] = i;
+        for (LastUses* buffer : written) buffer->use[own] = buffer->write[own] = i;
     }
     return after;
 }
@@ -73,36 +77,6 @@ BuffersInFlight buffers_in_flight(const Step& step) {
             --alive;
     }
     return count;
-}
-
-BytesSent bytes_sent(const Step& step, std::span<const UnitBytes> units, std::uint64_t activation) {
-    const auto shards = static_cast<std::uint64_t>(step.sharding.shards);
-    const auto replicas = static_cast<std::uint64_t>(step.sharding.replicas);
-    BytesSent sent;
-    for (const Action& action : step.actions) {
-        if (action.kind == ActionKind::send_activation || action.kind == ActionKind::send_gradient)
-            sent.stages += activation;
-        if (action.unit < 0) continue;
-        const UnitBytes& unit = units[static_cast<std::size_t>(action.unit)];
-        switch (action.kind) {
-            case ActionKind::reduce_scatter:
-            case ActionKind::gather_gradients:
-                sent.inside += unit.gradients / shards * (shards - 1);
-                break;
-            case ActionKind::gather_parameters:
-                sent.inside += unit.parameters / shards * (shards - 1);
-                break;
-            case ActionKind::all_reduce:
-                sent.across += 2 * (unit.gradients / shards / replicas) * (replicas - 1);
-                break;
-            case ActionKind::sum_tied:
-                sent.tied += unit.gradients / shards;
-                break;
-            default:
-                break;
-        }
-    }
-    return sent;
 }
 
 bool communicates(const Step& step) {

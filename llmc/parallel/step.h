@@ -11,6 +11,7 @@
 
 #include "llmc/device/queues.h"
 #include "llmc/model/recompute.h"
+#include "llmc/model/tensor_parallel.h"
 #include "llmc/parallel/sharding.h"
 
 namespace llmc {
@@ -35,13 +36,14 @@ enum class ActionKind {
     reduce_scatter,      // a unit's gradients: each rank receives its shard of the sum over the group
     all_reduce,          // a unit's shard, summed over the groups
     accumulate_shard,    // a unit's shard of the sum += that of this micro-batch
-    sum_tied,            // wte's shard, summed over the stages of the embedding and of the head
-    gather_gradients,    // a unit's gradients: every rank receives the summed shards
-    reduce_loss,         // the loss summed over ranks, and told to all stages
-    square,              // the sums of squares of this rank's shards of all gradients
-    gather_squares,      // those of the whole group, and of all stages
-    norm,                // the squared norm of all gradients, from the sums
-    update,              // AdamW on what a rank has of a unit's optimizer state
+    sum_replicated,    // a unit's gradients of what tensor-parallel ranks each have whole, summed over these
+    sum_tied,          // wte's shard, summed over the stages of the embedding and of the head
+    gather_gradients,  // a unit's gradients: every rank receives the summed shards
+    reduce_loss,       // the loss summed over ranks, and told to all stages
+    square,            // the sums of squares of this rank's shards of all gradients
+    gather_squares,    // those of the whole group, and of all stages
+    norm,              // the squared norm of all gradients, from the sums
+    update,            // AdamW on what a rank has of a unit's optimizer state
 };
 std::string_view name_of(ActionKind kind);
 
@@ -103,6 +105,7 @@ struct Step {
     StagePart part{};
     int stage = 0, stages = 1;
     Sharding sharding{};
+    TensorSplit tensor{};
     Recompute recompute{};
     int micro_batches = 0;
     std::vector<Action> actions{};
@@ -142,6 +145,13 @@ BuffersInFlight buffers_in_flight(const Step& step);
 // Bytes of a unit's whole flat buffers, padding included.
 struct UnitBytes {
     std::uint64_t parameters = 0, gradients = 0;
+    std::uint64_t replicated_gradients = 0;  // of what tensor-parallel ranks each have whole
+    std::uint64_t gradient_size = 4;         // of one
+};
+// Bytes of a micro-batch's activations.
+struct ActivationBytes {
+    std::uint64_t stream = 0;      // the residual stream of all tokens
+    std::uint64_t statistics = 0;  // what a tensor-parallel rank tells of its columns of the logits
 };
 // Bytes this rank sends for gradients and parameters in one run of a list.
 struct BytesSent {
@@ -149,11 +159,11 @@ struct BytesSent {
     std::uint64_t across = 0;  // the groups
     std::uint64_t tied = 0;    // between the stages of the embedding and the head: wte's gradients
     std::uint64_t stages = 0;  // to the stages before and after
+    std::uint64_t tensor = 0;  // to the ranks that share each layer
 
-    std::uint64_t total() const { return inside + across + tied + stages; }
+    std::uint64_t total() const { return inside + across + tied + stages + tensor; }
 };
-// `activation` bytes are those of the residual stream of a micro-batch.
-BytesSent bytes_sent(const Step& step, std::span<const UnitBytes> units, std::uint64_t activation);
+BytesSent bytes_sent(const Step& step, std::span<const UnitBytes> units, const ActivationBytes& activations);
 
 // Whether it takes other ranks to run a list.
 bool communicates(const Step& step);

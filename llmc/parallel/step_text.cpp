@@ -50,6 +50,8 @@ std::string_view name_of(ActionKind kind) {
             return "all_reduce";
         case ActionKind::accumulate_shard:
             return "accumulate_shard";
+        case ActionKind::sum_replicated:
+            return "sum_replicated";
         case ActionKind::sum_tied:
             return "sum_tied";
         case ActionKind::gather_gradients:

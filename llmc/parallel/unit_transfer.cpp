@@ -6,14 +6,48 @@
 
 namespace llmc {
 
-std::span<float> UnitTransfer::resized(std::int64_t elements) {
-    buffer_.resize(static_cast<std::size_t>(elements));
-    return buffer_;
+namespace {
+
+// A part of a buffer, for the communicator.
+Tensor tensor(std::vector<float>& buffer, const ElementRange& range) {
+    return {reinterpret_cast<std::byte*>(buffer.data() + range.begin), DType::fp32, {range.size()}};
 }
 
-// A part of the buffer, for the communicator.
-Tensor UnitTransfer::tensor(const ElementRange& range) {
-    return {reinterpret_cast<std::byte*>(buffer_.data() + range.begin), DType::fp32, {range.size()}};
+std::span<float> resized(std::vector<float>& buffer, std::int64_t elements) {
+    buffer.resize(static_cast<std::size_t>(elements));
+    return buffer;
+}
+
+}  // namespace
+
+UnitTransfer::UnitTransfer(Device& device, const ParameterStore& store, Communicator& world, const Mesh& mesh,
+                           std::span<const StagePart> parts)
+    : device_(device), store_(store), world_(world), mesh_(mesh), parts_(parts) {
+    for (const UnitLayout& layout : store.layouts()) units_.emplace_back(layout.spec());
+}
+
+// The root's buffer for what one of the ranks has that share the unit: the whole unit's, where nobody does.
+std::vector<float>& UnitTransfer::part() { return mesh_.tensor == 1 ? whole_ : own_; }
+
+// Between the whole unit and the flat buffer of one of these.
+void UnitTransfer::copy_part(int unit, int tensor_rank, bool from_whole) {
+    if (mesh_.tensor == 1) return;
+    const UnitLayout& whole = units_[static_cast<std::size_t>(unit)];
+    const UnitLayout part(whole.spec(), {tensor_rank, mesh_.tensor});
+    for (const UnitLayout::Entry& entry : part.entries()) {
+        const auto same = std::ranges::find_if(whole.entries(), [&](const UnitLayout::Entry& other) {
+            return other.spec.name == entry.spec.name;
+        });
+        for (const TensorRun& run : runs_of(entry, part.ranks())) {
+            float* const in_whole = whole_.data() + same->offset + run.whole;
+            float* const in_part = own_.data() + entry.offset + run.own;
+            if (from_whole) {
+                std::copy_n(in_whole, run.size, in_part);
+            } else {
+                std::copy_n(in_part, run.size, in_whole);
+            }
+        }
+    }
 }
 
 std::span<const float> UnitTransfer::collect(int unit, Tensor UnitBuffers::*flat) {
@@ -22,27 +56,39 @@ std::span<const float> UnitTransfer::collect(int unit, Tensor UnitBuffers::*flat
     const auto stage = static_cast<int>(std::ranges::find_if(parts_, has) - parts_.begin());
     const int shards = store_.sharding().keeps_optimizer_whole() ? 1 : store_.sharding().shards;
     const bool gives = mesh_.stage() == stage && mesh_.data_rank() < shards;
-    if (!is_root() && !gives) return {};
-    resized(is_root() ? store_.elements(unit) : store_.updated(unit).size());
-    if (gives) {
+    const auto download = [&](std::vector<float>& to) {
         const Tensor& own = store_.buffers(unit).*flat;
         check(own.dtype == DType::fp32, "files hold fp32");
-        device_.download(buffer_.data(), own);
-    }
+        device_.download(to.data(), own);
+    };
     if (!is_root()) {
-        world_.send(tensor({0, std::ssize(buffer_)}), 0);
+        if (!gives) return {};
+        resized(own_, store_.updated(unit).size());
+        download(own_);
+        world_.send(tensor(own_, {0, std::ssize(own_)}), 0);
         return {};
     }
-    for (int shard = 0; shard < shards; ++shard) {
-        const int rank = mesh_.rank_of(stage, shard, 0);
-        if (rank != 0) world_.recv(tensor(part_of(unit, shard)), rank);
+    whole(unit);
+    for (int tensor_rank = 0; tensor_rank < mesh_.tensor; ++tensor_rank) {
+        resized(part(), store_.elements(unit));
+        for (int shard = 0; shard < shards; ++shard) {
+            const int rank = mesh_.rank_of(stage, shard, tensor_rank);
+            if (rank == 0) {
+                download(part());
+            } else {
+                world_.recv(tensor(part(), part_of(unit, shard)), rank);
+            }
+        }
+        copy_part(unit, tensor_rank, false);
     }
-    return buffer_;
+    return whole_;
 }
 
 std::span<float> UnitTransfer::whole(int unit) {
     if (!is_root()) return {};
-    const std::span<float> values = resized(store_.elements(unit));
+    const std::int64_t elements =
+        mesh_.tensor == 1 ? store_.elements(unit) : units_[static_cast<std::size_t>(unit)].padded_elements(1);
+    const std::span<float> values = resized(whole_, elements);
     std::ranges::fill(values, 0.0F);
     return values;
 }
@@ -50,17 +96,23 @@ std::span<float> UnitTransfer::whole(int unit) {
 std::span<const float> UnitTransfer::distribute(int unit) {
     const std::int64_t own = store_.has(unit) ? store_.updated(unit).size() : 0;
     if (!is_root()) {
-        resized(own);
-        if (own > 0) world_.recv(tensor({0, own}), 0);
-        return buffer_;
+        resized(own_, own);
+        if (own > 0) world_.recv(tensor(own_, {0, own}), 0);
+        return own_;
     }
-    for (int rank = 1; rank < world_.size(); ++rank) {
-        Mesh there = mesh_;
-        there.rank = rank;
-        if (parts_[static_cast<std::size_t>(there.stage())].has_unit(unit))
-            world_.send(tensor(part_of(unit, there.shard())), rank);
+    // Rank 0's own part last, which it keeps.
+    for (int tensor_rank = mesh_.tensor - 1; tensor_rank >= 0; --tensor_rank) {
+        if (mesh_.tensor > 1) std::ranges::fill(resized(own_, store_.elements(unit)), 0.0F);
+        copy_part(unit, tensor_rank, true);
+        for (int rank = 1; rank < world_.size(); ++rank) {
+            Mesh there = mesh_;
+            there.rank = rank;
+            const bool has = parts_[static_cast<std::size_t>(there.stage())].has_unit(unit);
+            if (has && there.tensor_rank() == tensor_rank)
+                world_.send(tensor(part(), part_of(unit, there.shard())), rank);
+        }
     }
-    return std::span<const float>(buffer_).first(static_cast<std::size_t>(own));
+    return std::span<const float>(part()).first(static_cast<std::size_t>(own));
 }
 
 // What a rank updates that has this shard.

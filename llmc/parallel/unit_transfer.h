@@ -18,8 +18,10 @@ class UnitTransfer {
     // `world` are all ranks of the mesh, talking of host memory; `parts` what each stage has of the model. All outlive the
     // object.
     UnitTransfer(Device& device, const ParameterStore& store, Communicator& world, const Mesh& mesh,
-                 std::span<const StagePart> parts)
-        : device_(device), store_(store), world_(world), mesh_(mesh), parts_(parts) {}
+                 std::span<const StagePart> parts);
+
+    // Where the tensors lie in a whole unit's flat buffer.
+    std::span<const UnitLayout> units() const { return units_; }
 
     // Whether this is the process with the files, rank 0.
     bool is_root() const { return world_.rank() == 0; }
@@ -34,16 +36,18 @@ class UnitTransfer {
     std::span<const float> distribute(int unit);
 
   private:
-    std::span<float> resized(std::int64_t elements);
-    Tensor tensor(const ElementRange& range);
     ElementRange part_of(int unit, int shard) const;
+    std::vector<float>& part();
+    void copy_part(int unit, int tensor_rank, bool from_whole);
 
     Device& device_;
     const ParameterStore& store_;
     Communicator& world_;
     Mesh mesh_;
     std::span<const StagePart> parts_;
-    std::vector<float> buffer_;
+    std::vector<UnitLayout> units_;
+    std::vector<float> own_;  // what a rank has, or on the root a tensor-parallel rank's flat buffer
+    std::vector<float> whole_;
 };
 
 }  // namespace llmc

@@ -34,7 +34,8 @@ PassTimes cost_of(const Chunk& chunk, const GPTConfig& config, const Recompute& 
 std::vector<PassTimes> estimated_times(const RunPlan& plan, std::optional<double> peak) {
     const GPTConfig& config = plan.spec.config;
     const auto tokens = static_cast<double>(plan.micro_batch * config.sequence_length);
-    const double unit = peak ? *peak / tokens : block_cost(config);
+    // The ranks of a stage share its operations.
+    const double unit = peak ? *peak * plan.spec.mesh.tensor / tokens : block_cost(config);
     std::vector<PassTimes> times;
     for (int number = 0; number < plan.pipeline.chunks(); ++number) {
         PassTimes time = cost_of(plan.chunk(number), config, plan.spec.recompute);

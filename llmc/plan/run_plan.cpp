@@ -44,10 +44,10 @@ double least_memory(const RunSpec& spec) {
     const GPTConfig& config = spec.config;
     const auto element = static_cast<double>(size_of(spec.dtype));
     const Sharding& sharding = spec.mesh.sharding;
-    // Of a number that ranks have whole up to this stage.
-    const auto part = [&](int stage) { return sharding.stage <= stage ? 1.0 : 1.0 / sharding.shards; };
-    const double parameter = element * part(2) + static_cast<double>(size_of(spec.gradient_dtype)) * part(1) +
-                             (spec.dtype == DType::fp32 ? 8 : 12) * part(0);
+    const double parameter =
+        element * sharding.share_of_parameters() +
+        static_cast<double>(size_of(spec.gradient_dtype)) * sharding.share_of_gradients() +
+        (spec.dtype == DType::fp32 ? 8 : 12) * sharding.share_of_optimizer();
     const double tokens = static_cast<double>(std::max<std::int64_t>(1, spec.micro_batch_sequences)) *
                           static_cast<double>(config.sequence_length);
     const auto layers = static_cast<double>(config.layers),
@@ -214,8 +214,15 @@ void check_micro_batches(const RunPlan& plan) {
     }
 }
 
+BlockSizes block_sizes(const RunPlan& plan) {
+    return {.config = plan.spec.config,
+            .split = plan.spec.mesh.split(),
+            .batch = plan.micro_batch,
+            .dtype = plan.spec.dtype};
+}
+
 std::int64_t rows_of_logits(const RunPlan& plan) {
-    return head_rows(plan.spec.config, plan.micro_batch, plan.spec.dtype, plan.spec.logits_bytes);
+    return head_rows(block_sizes(plan), plan.spec.logits_bytes);
 }
 
 WorkspaceRequest workspace_request(const RunPlan& plan) {
@@ -223,11 +230,12 @@ WorkspaceRequest workspace_request(const RunPlan& plan) {
     return {.batch = plan.micro_batch,
             .sequence = config.sequence_length,
             .channels = config.channels,
-            .heads = config.heads,
-            .largest_matmul_channels = std::max(4 * config.channels, config.padded_vocabulary()),
+            .heads = plan.spec.mesh.split().heads(config),
+            .largest_matmul_channels =
+                std::max(4 * config.channels, plan.spec.mesh.split().padded_vocabulary(config)),
             .head_rows = rows_of_logits(plan),
             .dtype = plan.spec.dtype,
-            .vocabulary = config.padded_vocabulary()};
+            .vocabulary = plan.spec.mesh.split().padded_vocabulary(config)};
 }
 
 // Memory without a type of its own, in fp32 words.
@@ -240,25 +248,28 @@ std::vector<UnitBytes> unit_bytes(const RunSpec& spec, const StoreLayout& store)
     std::vector<UnitBytes> bytes;
     for (const UnitLayout& unit : store.units) {
         const auto elements = static_cast<std::uint64_t>(unit.padded_elements(spec.mesh.data_ranks()));
+        const auto replicated = static_cast<std::uint64_t>(unit.elements() - unit.replicated_begin());
         bytes.push_back({.parameters = elements * size_of(spec.dtype),
-                         .gradients = elements * size_of(spec.gradient_dtype)});
+                         .gradients = elements * size_of(spec.gradient_dtype),
+                         .replicated_gradients = replicated * size_of(spec.gradient_dtype),
+                         .gradient_size = size_of(spec.gradient_dtype)});
     }
     return bytes;
 }
 
-std::uint64_t activation_bytes(const RunPlan& plan) {
-    return static_cast<std::uint64_t>(plan.micro_batch * plan.spec.config.sequence_length *
-                                      plan.spec.config.channels) *
-           size_of(plan.spec.dtype);
+ActivationBytes activation_bytes(const RunPlan& plan) {
+    const auto tokens = static_cast<std::uint64_t>(plan.micro_batch * plan.spec.config.sequence_length);
+    const auto channels = static_cast<std::uint64_t>(plan.spec.config.channels);
+    return {.stream = tokens * channels * size_of(plan.spec.dtype), .statistics = tokens * 3 * sizeof(float)};
 }
 
 std::size_t bytes_of_whole_gradients(const RunPlan& plan) {
     Sharding sharding = plan.spec.mesh.sharding;
-    if (sharding.stage < 2 || sharding.reduces_each_micro_batch) return 0;
+    if (!sharding.holds_back_gradients()) return 0;
     sharding.reduces_each_micro_batch = true;
     MemoryLayout otherwise;
     lay_out_store(otherwise, plan.spec.config, {plan.spec.dtype, plan.spec.gradient_dtype}, plan.part(),
-                  sharding, static_cast<int>(plan.micro_batches));
+                  sharding, static_cast<int>(plan.micro_batches), plan.spec.mesh.tensor_place());
     const std::size_t whole = plan.memory.bytes(ArenaKind::gradients);
     return whole - std::min(whole, otherwise.bytes(ArenaKind::gradients));
 }
@@ -285,6 +296,7 @@ StepSpec step_spec(const RunPlan& plan, int stage) {
             .stage = stage,
             .pipeline = plan.pipeline,
             .sharding = plan.spec.mesh.sharding,
+            .tensor = plan.spec.mesh.split(),
             .rounds_gradients = plan.spec.gradient_dtype != DType::fp32,
             .recompute = plan.spec.recompute};
 }
@@ -348,17 +360,17 @@ BuffersInFlight in_flight(const RunPlan& plan) {
 
 void lay_out_memory(RunPlan& plan, const Ops& ops, std::size_t staging_bytes) {
     const RunSpec& spec = plan.spec;
-    plan.store = lay_out_store(plan.memory, spec.config, {spec.dtype, spec.gradient_dtype}, plan.part(),
-                               spec.mesh.sharding, static_cast<int>(plan.micro_batches));
+    plan.store =
+        lay_out_store(plan.memory, spec.config, {spec.dtype, spec.gradient_dtype}, plan.part(),
+                      spec.mesh.sharding, static_cast<int>(plan.micro_batches), spec.mesh.tensor_place());
     plan.sent = bytes_sent(plan.training, unit_bytes(spec, plan.store), activation_bytes(plan));
     plan.bytes_of_whole_gradients = bytes_of_whole_gradients(plan);
     std::int64_t norm_blocks = 0;
     for (const UnitLayout& unit : plan.store.units)
         norm_blocks += unit.padded_elements(spec.mesh.data_ranks()) / norm_block_elements;
-    plan.activations = lay_out_activations(plan.memory, {.config = spec.config,
-                                                         .dtype = spec.dtype,
-                                                         .batch = plan.micro_batch,
+    plan.activations = lay_out_activations(plan.memory, {.sizes = block_sizes(plan),
                                                          .part = plan.part(),
+                                                         .splits_backward = plan.pipeline.splits_backward(),
                                                          .in_flight = in_flight(plan),
                                                          .head_rows = rows_of_logits(plan),
                                                          .norm_blocks = norm_blocks,
@@ -423,12 +435,10 @@ RunPlan plan_that_fits(const RunSpec& spec, const Ops& ops, std::size_t staging_
 // The first stage of ZeRO at which the run would fit, beyond the one that was asked for.
 std::optional<int> stage_that_fits(RunSpec spec, const Ops& ops, std::size_t staging_bytes,
                                    std::int64_t micro_batch) {
-    Sharding& sharding = spec.mesh.sharding;
-    while (sharding.ranks() > 1 && sharding.stage < 3) {
-        ++sharding.stage;
-        sharding.reduces_each_micro_batch |= sharding.stage >= 2;
+    while (const auto next = spec.mesh.sharding.next_stage(spec.usual_reduction)) {
+        spec.mesh.sharding = *next;
         if (fits(spec.machine, plan_that_fits(spec, ops, staging_bytes, micro_batch).largest_memory))
-            return sharding.stage;
+            return next->stage;
     }
     return std::nullopt;
 }
@@ -457,6 +467,7 @@ std::string what_would_fit(RunSpec spec, const Ops& ops, std::size_t staging_byt
 
 RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes) {
     check_config(spec.config);
+    check_tensor_split(spec.mesh.split(), spec.config);
     require_possible(spec);
     check_vocabulary(spec.config.vocabulary);
     check_global_batch(spec);

@@ -32,6 +32,8 @@ struct RunSpec {
     DType dtype = DType::fp32;
     DType gradient_dtype = DType::fp32;  // or `dtype`
     Mesh mesh;
+    // Whether gradients are reduced when that is usual at the mesh's stage of ZeRO, or a person said when.
+    bool usual_reduction = true;
     PipelineSchedule pipeline_schedule = PipelineSchedule::one_f_one_b;
     int virtual_stages = 1;  // chunks of a pipeline stage
     // Blocks of each chunk, as a person gave them; empty: balanced by their cost.

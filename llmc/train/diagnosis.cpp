@@ -50,8 +50,7 @@ struct StateTensor {
     bool is_finite(Device& device, const ParameterStore& store) const {
         if (!store.has(unit)) return true;
         const ElementRange own = store.updated(unit);
-        const ElementRange part =
-            intersection({entry->offset, entry->offset + entry->spec.shape.elements()}, own);
+        const ElementRange part = intersection({entry->offset, entry->offset + entry->shape.elements()}, own);
         return part.size() == 0 ||
                llmc::is_finite(device, (store.buffers(unit).*flat).flat(part.begin - own.begin, part.size()));
     }

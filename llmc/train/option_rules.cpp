@@ -6,13 +6,62 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "llmc/core/error.h"
 #include "llmc/train/setting_values.h"
 
 namespace llmc {
+
+namespace {
+
+Sharding asked_sharding(const Options& o) { return {.stage = static_cast<int>(o.zero_stage)}; }
+
+template <class T>
+DependentSetting dependent(std::string_view name, T Options::*member, std::string_view on,
+                           std::string_view given, std::string_view purpose,
+                           std::function<bool(const Options&)> has_meaning) {
+    return {.name = name,
+            .on = on,
+            .given = given,
+            .purpose = purpose,
+            .has_meaning = std::move(has_meaning),
+            .is_given = [member](const Options& o) { return o.*member != Options().*member; },
+            .drop = [member](Options& o) { o.*member = Options().*member; }};
+}
+
+}  // namespace
+
+std::vector<DependentSetting> dependent_settings() {
+    const auto shards = [](const Options& o) { return !asked_sharding(o).keeps_optimizer_whole(); };
+    const auto gathers = [](const Options& o) { return !asked_sharding(o).keeps_parameters_whole(); };
+    const auto is_pipeline = [](const Options& o) { return o.pipeline_parallel > 1; };
+    const auto shares_layers = [](const Options& o) { return o.tensor_parallel > 1; };
+    const auto recomputes = [](const Options& o) { return o.recompute != "none"; };
+    constexpr std::string_view of_gathering = "is for --zero-stage 3, which gathers parameters";
+    constexpr std::string_view of_pipelines = "is for --pipeline-parallel 2 or more";
+    return {
+        dependent("zero-shard-size", &Options::zero_shard_size, "zero-stage", "zero-shard-size",
+                  "is for --zero-stage 1, 2 or 3, which shard something", shards),
+        dependent("prefetch-units", &Options::prefetch_units, "zero-stage", "prefetch-units", of_gathering,
+                  gathers),
+        dependent("reshard-after-forward", &Options::reshard_after_forward, "zero-stage",
+                  "reshard-after-forward=false", of_gathering, gathers),
+        dependent("pipeline-schedule", &Options::pipeline_schedule, "pipeline-parallel", "pipeline-schedule",
+                  of_pipelines, is_pipeline),
+        dependent("virtual-stages", &Options::virtual_stages, "pipeline-parallel", "virtual-stages",
+                  of_pipelines, is_pipeline),
+        dependent("pipeline-layers", &Options::pipeline_layers, "pipeline-parallel", "pipeline-layers",
+                  of_pipelines, is_pipeline),
+        dependent("sequence-parallel", &Options::sequence_parallel, "tensor-parallel", "sequence-parallel",
+                  "is for --tensor-parallel 2 or more", shares_layers),
+        dependent("recompute-every", &Options::recompute_every, "recompute", "recompute-every",
+                  "is for --recompute selective or block, which recompute something", recomputes),
+    };
+}
 
 // Sizes of the named model where none were given, and what follows from them.
 void resolve(Options& o) {
@@ -27,7 +76,6 @@ void resolve(Options& o) {
                                      << 40;  // the plan refuses less; the product stays in 64 bits
     o.global_batch_tokens = o.global_batch_tokens.value_or(24 * std::min(*o.sequence_length, longest));
     o.learning_rate = o.learning_rate.value_or(model->learning_rate);
-    if (o.reduce_every.empty()) o.reduce_every = o.zero_stage >= 2 ? "micro-batch" : "step";
     o.warmup_steps = o.warmup_steps.value_or(o.schedule_kind() == ScheduleKind::constant ? 0 : 100);
 }
 
@@ -47,25 +95,16 @@ void check_ranges(const Options& o) {
     if (o.zero_shard_size) require_range<std::int64_t>("zero-shard-size", *o.zero_shard_size, 1, 1 << 20);
     if (o.prefetch_units) require_range<std::int64_t>("prefetch-units", *o.prefetch_units, 0, 1 << 20);
     require_range<std::int64_t>("pipeline-parallel", o.pipeline_parallel, 1, 1 << 10);
+    require_range<std::int64_t>("tensor-parallel", o.tensor_parallel, 1, 1 << 10);
     require_range<std::int64_t>("virtual-stages", o.virtual_stages, 1, 1 << 10);
-    const auto of_pipelines = [&](bool given, const char* option) {
-        if (given && o.pipeline_parallel == 1)
-            user_error("{} is for --pipeline-parallel 2 or more; leave it out", option);
-    };
-    of_pipelines(!o.pipeline_schedule.empty(), "--pipeline-schedule");
-    of_pipelines(o.virtual_stages > 1, "--virtual-stages");
-    of_pipelines(!o.pipeline_layers.empty(), "--pipeline-layers");
-    of_pipelines(o.pipeline_timeline, "--pipeline-timeline");
+    for (const DependentSetting& setting : dependent_settings()) {
+        if (setting.is_given(o) && !setting.has_meaning(o))
+            user_error("--{} {}; leave it out", setting.given, setting.purpose);
+    }
+    if (o.pipeline_timeline && o.pipeline_parallel == 1)
+        user_error("--pipeline-timeline is for --pipeline-parallel 2 or more; leave it out");
     if (o.pipeline_timeline && o.print_step)
         user_error("--pipeline-timeline and --print-step each print one thing; leave one of them out");
-    if (o.zero_stage == 0 && o.zero_shard_size)
-        user_error("--zero-shard-size is for --zero-stage 1, 2 or 3, which shard something");
-    if (o.zero_stage < 3 && o.prefetch_units)
-        user_error("--prefetch-units is for --zero-stage 3, which gathers parameters");
-    if (o.zero_stage < 3 && !o.reshard_after_forward)
-        user_error("--reshard-after-forward=false is for --zero-stage 3, which gathers parameters");
-    if (o.recompute_every && o.recompute == "none")
-        user_error("--recompute-every is for --recompute selective or block, which recompute something");
     if (o.recompute_every) {
         require_range<std::int64_t>("recompute-every", *o.recompute_every, 1,
                                     std::clamp<std::int64_t>(*o.layers, 1, many));
@@ -93,7 +132,7 @@ bool Options::plans_only() const {
 }
 
 int Options::processes_of_plan(int started) const {
-    return plans_only() && started == 1 ? static_cast<int>(pipeline_parallel) : started;
+    return plans_only() && started == 1 ? static_cast<int>(pipeline_parallel * tensor_parallel) : started;
 }
 
 GPTConfig Options::config() const {
@@ -128,6 +167,8 @@ PipelineSchedule Options::kind_of_pipeline_schedule() const {
 
 namespace {
 
+constexpr std::string_view each_micro_batch = "micro-batch";
+
 // `what`: of which a size is to divide so many.
 void require_divisor(std::string_view option, std::int64_t size, int count, std::string_view what) {
     if (count % size == 0) return;
@@ -143,15 +184,18 @@ void require_divisor(std::string_view option, std::int64_t size, int count, std:
 Sharding sharding_of(const Options& o, int processes) {
     const std::int64_t size = o.zero_shard_size.value_or(processes);
     require_divisor("zero-shard-size", size, processes,
-                    o.pipeline_parallel > 1 ? "data-parallel process" : "process");
-    Sharding sharding{.shards = processes, .reduces_each_micro_batch = o.reduce_every == "micro-batch"};
+                    o.pipeline_parallel * o.tensor_parallel > 1 ? "data-parallel process" : "process");
+    Sharding sharding{.shards = processes};
     // One process has all shards: nothing is to be brought together.
-    if (o.zero_stage == 0 || size == 1) return sharding;
-    sharding.stage = static_cast<int>(o.zero_stage);
-    sharding.shards = static_cast<int>(size);
-    sharding.replicas = processes / sharding.shards;
-    sharding.prefetch_units = static_cast<int>(o.prefetch_units.value_or(1));
-    sharding.reshards_after_forward = o.reshard_after_forward;
+    if (const Sharding asked = asked_sharding(o); !asked.keeps_optimizer_whole() && size > 1) {
+        sharding = asked;
+        sharding.shards = static_cast<int>(size);
+        sharding.replicas = processes / sharding.shards;
+        sharding.prefetch_units = static_cast<int>(o.prefetch_units.value_or(1));
+        sharding.reshards_after_forward = o.reshard_after_forward;
+    }
+    sharding.reduces_each_micro_batch = o.reduce_every.empty() ? sharding.usually_reduces_each_micro_batch()
+                                                               : o.reduce_every == each_micro_batch;
     return sharding;
 }
 
@@ -159,9 +203,30 @@ Sharding sharding_of(const Options& o, int processes) {
 
 Mesh Options::mesh(int processes, int rank) const {
     require_divisor("pipeline-parallel", pipeline_parallel, processes, "process");
-    Mesh mesh{.pipeline = static_cast<int>(pipeline_parallel), .rank = rank};
-    mesh.sharding = sharding_of(*this, processes / mesh.pipeline);
+    Mesh mesh{.pipeline = static_cast<int>(pipeline_parallel),
+              .tensor = static_cast<int>(tensor_parallel),
+              .sequence_parallel = sequence_parallel,
+              .rank = rank};
+    const int of_stage = processes / mesh.pipeline;
+    require_divisor("tensor-parallel", tensor_parallel, of_stage,
+                    mesh.pipeline > 1 ? "process of each stage" : "process");
+    mesh.sharding = sharding_of(*this, of_stage / mesh.tensor);
     return mesh;
+}
+
+void settle_mesh(Options& o, const Mesh& mesh) {
+    if (!asked_sharding(o).keeps_optimizer_whole() && mesh.sharding.keeps_optimizer_whole()) {
+        o.notes.push_back(
+            fmt::format("{} nothing to shard: --zero-stage {} changes nothing",
+                        mesh.data_ranks() == 1
+                            ? fmt::format("one {}process has", mesh.pipeline > 1 ? "data-parallel " : "")
+                            : "--zero-shard-size 1 leaves",
+                        o.zero_stage));
+    }
+    if (o.reduce_every.empty()) {
+        o.reduce_every = mesh.sharding.reduces_each_micro_batch ? each_micro_batch : "step";
+        o.derived.insert("reduce-every");
+    }
 }
 
 void settle_device(Options& o, DeviceKind device) {

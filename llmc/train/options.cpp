@@ -106,6 +106,10 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("check-replicas-every", o.check_replicas_every,
             "Compare what processes have alike every so many steps; 0: never", any);
 
+    group("Tensor parallelism");
+    setting("tensor-parallel", o.tensor_parallel, "Processes that share each layer's products", any);
+    setting("sequence-parallel", o.sequence_parallel, "And the tokens between these", any);
+
     group("Pipeline");
     setting("pipeline-parallel", o.pipeline_parallel, "Stages, each with a part of the layers", any);
     setting("pipeline-schedule", o.pipeline_schedule, "Order of the stages' work; default 1f1b",
@@ -202,6 +206,22 @@ std::vector<std::string> names_of_options(const CLI::App& app) {
 constexpr std::array<std::string_view, 5> model_sizes = {"layers", "heads", "channels", "seq-len",
                                                          "vocab-size"};
 
+// What a configuration file gives and another choice on the command line leaves without a meaning.
+void pass_over_what_has_no_meaning(const CLI::App& app, Options& options) {
+    for (const DependentSetting& setting : dependent_settings()) {
+        const auto place = options.lines.find(setting.name);
+        const std::string on = fmt::format("--{}", setting.on);
+        const bool decided_there = app.count(on) > 0 && !options.lines.contains(setting.on);
+        if (place == options.lines.end() || !decided_there || !setting.is_given(options) ||
+            setting.has_meaning(options))
+            continue;
+        options.notes.push_back(fmt::format("{}, line {}: --{} is passed over: it {}", options.config_file,
+                                            place->second, setting.given, setting.purpose));
+        setting.drop(options);
+        options.lines.erase(place);
+    }
+}
+
 // Gives the settings of a configuration file to the options that the command line does not give.
 void apply_config(CLI::App& app, Options& options) {
     const std::string& file = options.config_file;
@@ -242,6 +262,7 @@ void apply_config(CLI::App& app, Options& options) {
             user_error("{}, line {}: {}", file, setting.line, fault.what());
         }
     }
+    pass_over_what_has_no_meaning(app, options);
 }
 
 // A script's --resume "$CHECKPOINT" whose variable is not set must not start afresh.
@@ -346,7 +367,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
 
 std::string with_place(const Options& options, std::string_view error) {
     if (!error.starts_with("--")) return std::string(error);
-    const std::string_view name = error.substr(2, error.find_first_of(" :", 2) - 2);
+    const std::string_view name = error.substr(2, error.find_first_of(" :=", 2) - 2);
     const auto place = options.lines.find(name);
     if (place == options.lines.end()) return std::string(error);
     return fmt::format("{}, line {}: {}", options.config_file, place->second, error);
@@ -368,7 +389,7 @@ std::string to_toml(const Options& options) {
     for_each_setting(
         options, [&](const char* title) { text += fmt::format("\n# {}\n", title); },
         [&](const char* name, const auto& value, const char*, const Choices&) {
-            if (is_unset(value)) return;
+            if (is_unset(value) || options.derived.contains(name)) return;
             if constexpr (is_text<std::decay_t<decltype(value)>>) {
                 text += fmt::format("{} = {}\n", name, as_config_text(value));
             } else {

@@ -7,8 +7,10 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "llmc/core/dtype.h"
 #include "llmc/device/device.h"
@@ -49,11 +51,15 @@ struct Options {
     // sharding
     std::int64_t zero_stage = 0;
     std::optional<std::int64_t> zero_shard_size;  // by default all processes
-    std::string reduce_every;                     // by default follows from the stage
+    std::string reduce_every;                     // by default follows from the stage in force
     std::optional<std::int64_t> prefetch_units;   // of stage 3
     bool reshard_after_forward = true;
     bool overlap_grad_reduce = true;
     std::int64_t check_replicas_every = 0;
+
+    // tensor parallelism
+    std::int64_t tensor_parallel = 1;
+    bool sequence_parallel = false;
 
     // pipeline
     std::int64_t pipeline_parallel = 1;
@@ -91,7 +97,10 @@ struct Options {
     // actions, and what a saved configuration does not hold
     std::string config_file;                        // that was read
     std::map<std::string, int, std::less<>> lines;  // of it, of the settings that it gives
-    std::optional<std::string> resume;              // a checkpoint's directory; empty: the newest in out_dir
+    std::vector<std::string> notes;                 // to be said: what is passed over, or changes nothing
+    // Settings that were not given and follow from others: with other ones they follow from those.
+    std::set<std::string, std::less<>> derived;
+    std::optional<std::string> resume;  // a checkpoint's directory; empty: the newest in out_dir
     bool print_step = false;
     bool pipeline_timeline = false;
     bool verbose = false;
@@ -113,12 +122,15 @@ struct Options {
 
 // Reads the command line and --config. Returns nothing where --help or --version was asked for: `text` then
 // holds what to print. Throws UserError for what is wrong. In the result only micro_batch_size may still be
-// empty, and --device and --dtype wait for settle_device.
+// empty, --device and --dtype wait for settle_device, and --reduce-every for settle_mesh.
 std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text);
 
 // What follows from the device that was found: --device itself, the dtype where none was given. UserError for what
 // does not go with it.
 void settle_device(Options& options, DeviceKind device);
+
+// What follows from the mesh: when gradients are reduced, where that was not given.
+void settle_mesh(Options& options, const Mesh& mesh);
 
 // The line of an error about a setting, which begins with its name ("--lr -3 is out of range"), and where it stands, if
 // that is in the configuration file: "x.toml, line 3: --lr -3 is out of range".
@@ -126,7 +138,7 @@ std::string with_place(const Options& options, std::string_view error);
 
 // Every setting with the value in force, by its name on the command line without the dashes.
 nlohmann::ordered_json to_json(const Options& options);
-// The same as a configuration file for --config.
+// The same as a configuration file for --config, but for what was not given and follows from other settings.
 std::string to_toml(const Options& options);
 
 }  // namespace llmc

@@ -17,7 +17,7 @@ namespace {
 // A tensor, or what a rank has of it. Ranks have the same where they have the same share of it.
 struct Part {
     std::uint64_t hash = 0;
-    std::int64_t share = 0;  // of the ranks that have some: 0 all of it, or which shard; `none` of the others
+    std::int64_t share = 0;  // of the ranks that have some: which part of it; `none` of the others
     bool operator==(const Part&) const = default;
 };
 constexpr std::int64_t none = -1;
@@ -51,7 +51,7 @@ std::vector<NamedPart> parts_of(Device& device, const ParameterStore& store, int
     for (int unit = 0; unit < store.units(); ++unit) {
         for (const UnitLayout::Entry& entry : store.layout(unit).entries()) {
             const std::string name = store.layout(unit).full_name(entry.spec);
-            const ElementRange tensor{entry.offset, entry.offset + entry.spec.stored_shape().elements()};
+            const ElementRange tensor{entry.offset, entry.offset + entry.stored.elements()};
             // Of `flat`, which has these elements of the unit. A shard may have nothing of a tensor.
             const auto add = [&](std::string_view what, Tensor UnitBuffers::*flat, bool is_whole) {
                 NamedPart& named = parts.emplace_back(NamedPart{fmt::format("{} {}", what, name), {0, none}});
@@ -59,7 +59,9 @@ std::vector<NamedPart> parts_of(Device& device, const ParameterStore& store, int
                 const ElementRange range =
                     is_whole ? ElementRange{0, store.elements(unit)} : store.shard(unit, shard);
                 const ElementRange part = intersection(tensor, range);
-                named.part.share = is_whole ? 0 : shard;
+                // Ranks that share the tensor have other numbers each.
+                const TensorRank ranks = entry.spec.tensor_dim ? store.layout(unit).ranks() : TensorRank{};
+                named.part.share = (is_whole ? 0 : shard) * ranks.size + ranks.rank;
                 if (part.size() > 0)
                     named.part.hash =
                         hash((store.buffers(unit).*flat).flat(part.begin - range.begin, part.size()));

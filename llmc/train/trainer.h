@@ -67,7 +67,7 @@ class Trainer {
     // Continues a prompt of at least one token by `count` tokens, with the options' temperature and top-k;
     // returns the new ones, nothing if it was given up. Of the same prompt, weights and step always the same.
     // Where it takes all ranks, `watch` must tell them the same; otherwise one may do it alone.
-    bool generates_together() const { return communicates(plan_.generation); }
+    bool generates_together() const { return communicates(plan_.generation) || plan_.spec.mesh.tensor > 1; }
     std::optional<std::vector<std::int32_t>> generate(std::span<const std::int32_t> prompt,
                                                       std::int64_t count, const Watch& watch);
 

@@ -29,7 +29,7 @@ def left_out(name, source, right, before="", **conditions):
 
 FAULTS = [
     # A collective does not wait for the gradients that it sums, nor an update for their sum.
-    left_out("no wait for the action before", STREAMS, "queues_.wait(mark_of(after));", ranks=2),
+    left_out("no wait for the action before", STREAMS, "queues_.wait(mark_of(marks_, after));", ranks=2),
     left_out("no wait for the end of communication", STREAMS, "queues_.wait(end);", ranks=2),
     left_out("no wait for tokens that come ahead", FEED, "queues_->wait(arrived_);",
              before="if (ahead_ && place == ahead_->place) {\n        ", micro_batches=4),

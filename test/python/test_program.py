@@ -260,7 +260,8 @@ def test_configuration_is_recorded_by_option_names(stories):
     assert configuration["seq-len"] == 16 and configuration["lr-schedule"] == "cosine"
     toml = (run.out_dir / "config.toml").read_text()
     for name, value in configuration.items():
-        assert (f"\n{name} = " in toml) == (value is not None), name
+        # What was not given and follows from the stage of ZeRO is not pinned.
+        assert (f"\n{name} = " in toml) == (value is not None and name != "reduce-every"), name
     assert json.dumps(configuration)
 
 

@@ -3,6 +3,7 @@ MPI saw being sent, what the operating system saw being taken, and a process tha
 step for step, is test/mpi/sharded_training_test.cpp's."""
 
 import hashlib
+import json
 import os
 import pathlib
 import re
@@ -114,17 +115,23 @@ def padded_units(ranks):
 
 
 @pytest.mark.skipif(not program.HAS_MPI, reason="make MPI=0")
-@pytest.mark.parametrize("stage", [["--zero-stage=0"], ["--zero-stage=1"], ["--zero-stage=3"], ["--zero-stage=3", "--zero-shard-size=2"]],
-                         ids=lambda stage: " ".join(stage))
+@pytest.mark.parametrize("stage", [
+    "--zero-stage=0 --reduce-every=micro-batch", "--zero-stage=1", "--zero-stage=2", "--zero-stage=2 --reduce-every=step",
+    "--zero-stage=3 --dtype=bf16 --gradient-dtype=bf16",
+    "--zero-stage=1 --zero-shard-size=2 --reduce-every=micro-batch --dtype=bf16 --gradient-dtype=bf16",
+    "--zero-stage=2 --zero-shard-size=2", "--zero-stage=3 --zero-shard-size=2"])
 def test_open_mpi_sent_what_the_list_says(stage, tmp_path):
-    """Four more steps send four times what the list says, and what a step sends besides: sums of squares, loss, signals."""
-    options = ["--micro-batch-size=3", "--val-batches=1", "--sample-tokens=0", *stage]
+    """Four more steps send four times what the list says, and what a step sends besides: sums of squares, loss, signals. A
+    step has two micro-batches."""
+    options = ["--micro-batch-size=3", "--val-batches=1", "--sample-tokens=0", *stage.split()]
     few, more = (sent(tmp_path / str(steps), *options, f"--steps={steps}", ranks=4) for steps in (2, 6))
-    listed = program.Run(tmp_path / "2/run").record["bytes_sent"]
+    record = program.Run(tmp_path / "2/run").record
+    listed = record["bytes_sent"]
+    assert record["micro_batches"] == 2
     besides = (more - few) / 4 / 4 - listed["inside"] - listed["across"]
     # Four bytes of a sum of squares for every 1024 elements, to each other rank of the group; and two scalars in fp64, to
     # each other rank: the loss, and whether a signal came.
-    shards = program.Run(tmp_path / "2/run").record["mesh"]["shards"]
+    shards = record["mesh"]["shards"]
     squares = 4 * sum(padded // 1024 for padded in padded_units(4)) // shards * (shards - 1)
     assert besides == squares + 2 * 8 * 3
 
@@ -148,20 +155,47 @@ def test_the_peak_is_what_was_planned():
 # ---- what dies
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_a_killed_process_ends_the_job(stage, tmp_path):
-    command = ["scripts/launch.sh", "-np", "3", program.PROGRAM, *TINY, f"--out-dir={tmp_path}", "--steps=1000000", "--layers=8",
+GONE = r"error: rank {} has gone: signal 9 \(Killed\) ended its process on \S+; .*; the job ends"
+# What Open MPI says of it, and in the others where they were reading from its memory.
+NOTICED = re.compile(r"""-+
+Primary job  terminated normally, but 1 process returned
+a non-zero exit code. Per user-direction, the job has been aborted.
+-+
+-+
+mpirun\S* noticed that process rank (\d+) with PID \d+ on node \S+ exited on signal 9 \(Killed\).
+-+""")
+READING = re.compile(r"\[\S+:\d+\] Read -1, expected \d+, errno = 3\n")
+
+
+@pytest.mark.skipif(not program.HAS_MPI, reason="make MPI=0")
+@pytest.mark.parametrize("launcher", ["scripts/launch.sh", "mpirun"])
+@pytest.mark.parametrize("stage, killed", [(1, 0), (3, 0), (3, 2)])
+def test_a_killed_process_ends_the_job(launcher, stage, killed, tmp_path):
+    """With one message: a line like those of jobs without MPI (test_tcp.py), or mpirun's own."""
+    command = [launcher, "-np", "3", program.PROGRAM, *TINY, f"--out-dir={tmp_path}", "--steps=1000000", "--layers=8",
                "--channels=128", f"--zero-stage={stage}", "--sample-tokens=0", "--comm-timeout=20"]
-    job = subprocess.Popen(command, cwd=program.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if launcher == "mpirun":  # with what launch.sh gives it
+        command[1:1] = ["--oversubscribe", "--bind-to", "none"]
+    as_root = {f"OMPI_ALLOW_RUN_AS_ROOT{confirmed}": "1" for confirmed in ("", "_CONFIRM")}
+    job = subprocess.Popen(command, cwd=program.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                           env={**os.environ, **as_root})
     metrics = tmp_path / "metrics.jsonl"
     while not metrics.exists() or metrics.read_text().count("\n") < 5:
         assert job.poll() is None
         time.sleep(0.05)
+    ranks = sorted(processes(str(tmp_path)))
+    assert len(ranks) == 3
     start = time.monotonic()
-    os.kill(max(processes(str(tmp_path))), signal.SIGKILL)
-    err = job.communicate(timeout=60 * program.PATIENCE)[1]
-    assert job.returncode != 0 and time.monotonic() - start < 40 * program.PATIENCE
-    assert len([line for line in err.splitlines() if line.startswith("error: ")]) <= 1, err
+    os.kill(ranks[killed], signal.SIGKILL)
+    err = job.communicate(timeout=60 * program.PATIENCE)[1].strip()
+    assert job.returncode == 128 + signal.SIGKILL and time.monotonic() - start < 20 * program.PATIENCE
+    said = re.fullmatch(GONE.format(killed), err) if launcher != "mpirun" else NOTICED.fullmatch(READING.sub("", err + "\n").strip())
+    assert said, err
+    assert launcher != "mpirun" or said[1] == str(killed)
+    gone_by = time.monotonic() + 5 * program.PATIENCE  # a killed process may outlive the launcher for a moment
+    while processes(str(tmp_path)):
+        assert time.monotonic() < gone_by
+        time.sleep(0.05)
 
 
 def processes(folder):
@@ -175,6 +209,82 @@ def processes(folder):
         if words[0].decode().endswith("train_gpt") and any(folder in word.decode(errors="replace") for word in words):
             found.append(int(path.name))
     return found
+
+
+# ---- what is resumed with other options
+
+SAVED = ["--steps=2", "--sample-tokens=0", "--val-batches=1"]
+
+
+def resume(folder, *options):
+    return program.run(f"--config={folder}/config.toml", f"--out-dir={folder}", "--resume", "--steps=3", *options, ranks=2).stdout
+
+
+@pytest.mark.parametrize("saved, choice, passed_over", [
+    (["--zero-stage=3", "--zero-shard-size=2", "--prefetch-units=2", "--reshard-after-forward=false"], "--zero-stage=0",
+     ["zero-shard-size is passed over: it is for --zero-stage 1, 2 or 3", "prefetch-units is passed over: it is for --zero-stage 3",
+      "reshard-after-forward=false is passed over: it is for --zero-stage 3"]),
+    (["--zero-stage=3", "--zero-shard-size=2", "--prefetch-units=2"], "--zero-stage=2",
+     ["prefetch-units is passed over: it is for --zero-stage 3"]),
+    (["--pipeline-parallel=2", "--pipeline-schedule=interleaved", "--virtual-stages=2", "--layers=4", "--pipeline-layers=1,1,1,1",
+      "--micro-batch-size=3"],
+     "--pipeline-parallel=1", [f"{name} is passed over: it is for --pipeline-parallel 2 or more"
+                               for name in ("pipeline-schedule", "virtual-stages", "pipeline-layers")]),
+    (["--recompute=block", "--recompute-every=2"], "--recompute=none",
+     ["recompute-every is passed over: it is for --recompute selective or block"]),
+], ids=["stage 0", "stage 2", "pipeline", "recompute"])
+def test_what_another_choice_leaves_without_a_meaning_is_passed_over(saved, choice, passed_over, tmp_path):
+    program.run(f"--out-dir={tmp_path}", *TINY, *SAVED, *saved, ranks=2)
+    config = (tmp_path / "config.toml").read_text().splitlines()
+    out = resume(tmp_path, choice)
+    notes = re.findall(r"note: (.*), line (\d+): --(.*)", out)
+    assert len(notes) == len(passed_over), out
+    for (file, line, note), expected in zip(notes, passed_over):
+        name = re.split("[ =]", expected)[0]
+        assert file == f"{tmp_path}/config.toml" and note.startswith(expected)
+        assert config[int(line) - 1].startswith(f"{name} = ")
+        # What goes on from here on does without it.
+        assert config[int(line) - 1] not in (tmp_path / "config.toml").read_text().splitlines()
+    assert program.Run(tmp_path).column("step") == [1, 2, 3]
+
+
+def test_what_has_no_meaning_otherwise_is_refused(tmp_path):
+    """On the command line, and where the file's own choice leaves it without one."""
+    (tmp_path / "c.toml").write_text("zero-stage = 3\nprefetch-units = 2\nreshard-after-forward = false\n")
+    (tmp_path / "d.toml").write_text("zero-stage = 2\nreshard-after-forward = false\n")
+    (tmp_path / "e.toml").write_text("zero-stage = 3\nzero-shard-size = 2\n")
+
+    def line(*options, ranks=1):
+        ended = program.run(*TINY, *options, f"--out-dir={tmp_path}/run", ranks=ranks, check=False)
+        assert ended.returncode == 1 and ended.stdout == ""
+        return one_error(ended.stderr)
+
+    assert line(f"--config={tmp_path}/c.toml", "--zero-stage=0", "--prefetch-units=1").startswith("--prefetch-units is for --zero-stage 3")
+    assert line(f"--config={tmp_path}/d.toml").startswith(f"{tmp_path}/d.toml, line 2: --reshard-after-forward=false is for --zero-stage 3")
+    assert line(f"--config={tmp_path}/e.toml", ranks=3) == \
+        f"{tmp_path}/e.toml, line 2: --zero-shard-size 2 does not divide the 3 processes; 1, 3 would"
+
+
+@pytest.mark.parametrize("given", [[], ["--reduce-every=micro-batch"]], ids=["by default", "as given"])
+def test_when_gradients_are_reduced_follows_the_stage_unless_it_was_given(given, tmp_path):
+    def reduces(step):
+        return json.loads((tmp_path / f"checkpoint-{step:08}/manifest.json").read_text())["configuration"]["reduce-every"]
+
+    run, _, _ = train(tmp_path, *SAVED, "--zero-stage=2", *given, ranks=2)
+    assert run.record["configuration"]["reduce-every"] == reduces(2) == "micro-batch"
+    assert ("\nreduce-every = " in (tmp_path / "config.toml").read_text()) == bool(given)
+    out = resume(tmp_path, "--zero-stage=1")
+    assert reduces(3) == ("micro-batch" if given else "step")
+    assert ('--reduce-every is "step", in the checkpoint it was "micro-batch"' in out) == (not given)
+
+
+@pytest.mark.parametrize("ranks, options, who", [
+    (1, [], "one process has"), (2, ["--zero-shard-size=1"], "--zero-shard-size 1 leaves"),
+    (2, ["--pipeline-parallel=2"], "one data-parallel process has")], ids=["one", "groups of one", "pipeline"])
+def test_where_nothing_is_to_be_sharded_that_is_said(ranks, options, who, tmp_path):
+    run, _, out = train(tmp_path, *SAVED, "--zero-stage=3", *options, ranks=ranks)
+    assert f"\nnote: {who} nothing to shard: --zero-stage 3 changes nothing\n" in out
+    assert run.record["mesh"]["zero_stage"] == 0 and run.record["configuration"]["reduce-every"] == "step"
 
 
 # ---- what is refused

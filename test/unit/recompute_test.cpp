@@ -244,9 +244,7 @@ TEST(Recompute, TakesTheMemoryOfTheFormula) {
         for (const int slots : {1, 3}) {
             const auto arena = [&](const Recompute& recompute) {
                 MemoryLayout layout;
-                lay_out_activations(layout, {.config = config,
-                                             .dtype = dtype,
-                                             .batch = 3,
+                lay_out_activations(layout, {.sizes = {.config = config, .batch = 3, .dtype = dtype},
                                              .part = whole_model(5),
                                              .in_flight = {.slots = slots, .chunk_inputs = slots},
                                              .head_rows = 4,

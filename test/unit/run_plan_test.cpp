@@ -114,6 +114,40 @@ TEST_F(Plans, ARefusalNamesRecomputeBeforeZeroAndBothLast) {
     EXPECT_EQ(advice(10000, {}), smaller);
 }
 
+// The stage that would fit is one with the gradients that --reduce-every asks for.
+TEST_F(Plans, ARefusalKeepsTheReductionThatWasAskedFor) {
+    RunSpec spec{.config = {16, 2, 32, 8, 256},
+                 .mesh = {},
+                 .recompute = {.kind = RecomputeKind::block},
+                 .global_batch_tokens = std::int64_t{8} * 24,
+                 .micro_batch_sequences = 1};
+    const auto bytes = [&](int stage, bool each) {
+        spec.mesh.sharding = {.stage = stage, .shards = 8, .reduces_each_micro_batch = each};
+        return plan_run(spec, device_->ops(), 0).memory.total_bytes();
+    };
+    const std::size_t in_shards = bytes(2, true), whole = bytes(2, false), all_in_shards = bytes(3, false);
+    ASSERT_LT(in_shards, std::min(bytes(1, true), bytes(1, false)));
+    ASSERT_LT(in_shards, whole);
+    ASSERT_LT(all_in_shards, whole);
+    const auto advice = [&](std::size_t available, bool usual, bool each) {
+        RunSpec other = spec;
+        other.mesh.sharding = {.shards = 8, .reduces_each_micro_batch = each};
+        other.usual_reduction = usual;
+        other.machine.bytes = available;
+        try {
+            plan_run(other, device_->ops(), 0);
+        } catch (const UserError& fault) {
+            const std::string line = fault.what();
+            return line.substr(line.find_last_of(';') + 2);
+        }
+        return std::string();
+    };
+    EXPECT_EQ(advice(in_shards, true, false), "--zero-stage 2 would fit");
+    EXPECT_EQ(advice(in_shards, false, true), "--zero-stage 2 would fit");
+    EXPECT_NE(advice(in_shards, false, false), "--zero-stage 2 would fit");
+    EXPECT_EQ(advice(all_in_shards, false, false), "--zero-stage 3 would fit");
+}
+
 TEST_F(Plans, ARefusalNamesTheStageOfZeroThatWouldFit) {
     const auto mesh = [](int stage) {
         return Mesh{.sharding = {.stage = stage, .shards = 8, .reduces_each_micro_batch = stage >= 2}};

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -89,7 +90,7 @@ TEST(Sharding, SendsWhatTheFormulasSay) {
         const std::uint64_t r = s.reduces_each_micro_batch ? m : 1;
         const std::uint64_t once = s.reshards_after_forward ? w : W;
         const std::uint64_t whole[] = {(r + 1) * G, r * G + W, r * G + W, r * G + m * (2 * W - once)};
-        const BytesSent sent = bytes_sent(build_training_step(spec), units, 1000);
+        const BytesSent sent = bytes_sent(build_training_step(spec), units, {.stream = 1000});
         EXPECT_EQ(sent.stages + sent.tied, 0U);
         EXPECT_EQ(sent.inside, whole[s.stage] / N * (N - 1)) << text_of(spec);
         EXPECT_EQ(sent.across, 2 * r * (G / N) / R * (R - 1)) << text_of(spec);
@@ -169,6 +170,26 @@ TEST(Sharding, MemoryOfTheOptions) {
               bytes_by_arena({.shards = 8}, dtypes, 4).at(ArenaKind::gradients));
     EXPECT_EQ(bytes_by_arena(other, dtypes, 1), bytes_by_arena(stage_3, dtypes, 1))
         << "there is one micro-batch";
+}
+
+TEST(Sharding, TheNextStageHasMoreInShards) {
+    Sharding sharding{.shards = 4};
+    std::vector<double> shares;
+    for (std::optional<Sharding> next = sharding; next; next = next->next_stage(true)) {
+        shares.push_back(next->share_of_optimizer() + next->share_of_gradients() +
+                         next->share_of_parameters());
+        EXPECT_EQ(next->reduces_each_micro_batch, next->usually_reduces_each_micro_batch());
+        EXPECT_FALSE(next->holds_back_gradients());
+    }
+    EXPECT_EQ(shares, (std::vector{3.0, 2.25, 1.5, 0.75}));
+    // Somebody's own choice stays.
+    for (const bool each : {false, true}) {
+        sharding.reduces_each_micro_batch = each;
+        const auto second = sharding.next_stage(false)->next_stage(false);
+        EXPECT_EQ(second->reduces_each_micro_batch, each);
+        EXPECT_EQ(second->holds_back_gradients(), !each);
+    }
+    EXPECT_FALSE(Sharding{}.next_stage(true)) << "one rank";
 }
 
 // ---- order

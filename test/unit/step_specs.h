@@ -3,8 +3,10 @@
 
 #include <functional>
 #include <utility>
+#include <vector>
 
 #include "llmc/parallel/build_step.h"
+#include "llmc/parallel/pipeline_partition.h"
 #include "llmc/parallel/step_streams.h"
 
 namespace llmc {
@@ -16,6 +18,19 @@ inline StepSpec whole_spec(int layers, const Sharding& sharding, int micro_batch
             .pipeline = {.schedule = PipelineSchedule::naive, .micro_batches = micro_batches},
             .sharding = sharding,
             .rounds_gradients = rounds_gradients};
+}
+
+// Of each stage of a pipeline, with as many layers as there are; `spec` says the rest.
+inline std::vector<StepSpec> stage_specs(const PipelineSpec& pipeline, int layers, const StepSpec& spec) {
+    const std::vector<BlockRange> chunks = stages_of_layers(layers, pipeline.chunks(), {.head = 1.5});
+    std::vector<StepSpec> specs;
+    for (int stage = 0; stage < pipeline.stages; ++stage) {
+        StepSpec& of = specs.emplace_back(spec);
+        of.part = pipeline.stages == 1 ? whole_model(layers) : part_of_stage(chunks, pipeline.stages, stage);
+        of.stage = stage;
+        of.pipeline = pipeline;
+    }
+    return specs;
 }
 
 // Performs actions by a function; what is begun is done at once.

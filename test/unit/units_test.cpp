@@ -39,7 +39,7 @@ TEST(Units, TensorsAreAlignedAndDoNotOverlap) {
         for (const UnitLayout::Entry& entry : unit.entries()) {
             EXPECT_EQ(entry.offset % 128, 0) << unit.full_name(entry.spec);
             EXPECT_GE(entry.offset, end);
-            end = entry.offset + entry.spec.stored_shape().elements();
+            end = entry.offset + entry.stored.elements();
         }
         EXPECT_EQ(unit.elements(), end);
         for (const int ranks : {1, 2, 3, 8}) {
@@ -52,7 +52,7 @@ TEST(Units, TensorsAreAlignedAndDoNotOverlap) {
 TEST(Units, TheVocabularyIsPaddedTo128Rows) {
     const UnitLayout wte(gpt_units(odd)[wte_unit]);
     EXPECT_EQ(wte.entries()[0].spec.shape, (Shape{37, 15}));
-    EXPECT_EQ(wte.entries()[0].spec.stored_shape(), (Shape{128, 15}));
+    EXPECT_EQ(wte.entries()[0].stored, (Shape{128, 15}));
 }
 
 TEST(Units, MatricesDecayAndVectorsDoNot) {

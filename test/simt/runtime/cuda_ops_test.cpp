@@ -90,7 +90,7 @@ TEST(CudaOps, MatmulBackwardHasTheSameBitsInParts) {
                                       {"dweight", normal("dw", {40, 24})},
                                       {"dbias", normal("db", {40})}};
                 if (gelu) inputs["pre_gelu"] = normal("pre_gelu", {13, 24});
-                const auto run = [&](HostTensors some) {
+                const auto run = [&](const HostTensors& some) {
                     return probe::run_op(*device, "matmul_backward", X, some);
                 };
                 const HostTensors whole = run(inputs);

@@ -1,0 +1,197 @@
+#include "training_run.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <span>
+
+#include "llmc/device/arenas.h"
+#include "llmc/parallel/executor.h"
+#include "llmc/parallel/unit_transfer.h"
+#include "llmc/plan/run_plan.h"
+
+namespace llmc::test {
+
+namespace {
+
+// One for all runs, so that the primitives of its products are made once.
+Device& device() {
+    static const std::unique_ptr<Device> one = make_cpu_device(1);
+    return *one;
+}
+
+std::uint64_t bytes_of(const Communicator& ranks, CallKind kind) { return ranks.traffic(kind).bytes; }
+
+// So far.
+BytesSent counted_by(const MeshGroups& groups, const Mesh& mesh) {
+    BytesSent sent;
+    sent.inside =
+        bytes_of(groups.shards(), CallKind::reduce_scatter) + bytes_of(groups.shards(), CallKind::all_gather);
+    if (mesh.sharding.replicas > 1) sent.across = bytes_of(groups.replicas(), CallKind::all_reduce);
+    if (mesh.tensor > 1) {
+        const TensorParallel ranks = groups.tensor_parallel();
+        for (const CallKind kind : {CallKind::all_reduce, CallKind::all_gather, CallKind::reduce_scatter})
+            sent.tensor += bytes_of(ranks.group(), kind);
+    }
+    if (!groups.has_stages()) return sent;
+    if (mesh.stage() == 0 || mesh.stage() + 1 == mesh.pipeline)
+        sent.tied = bytes_of(groups.tied(), CallKind::all_reduce);
+    for (const ActionKind kind : {ActionKind::send_activation, ActionKind::send_gradient}) {
+        if (groups.link(kind).pair) sent.stages += bytes_of(*groups.link(kind).pair, CallKind::send);
+    }
+    return sent;
+}
+
+BytesSent difference(const BytesSent& a, const BytesSent& b) {
+    return {a.inside - b.inside, a.across - b.across, a.tied - b.tied, a.stages - b.stages,
+            a.tensor - b.tensor};
+}
+
+BytesSent times(const BytesSent& sent, int n) {
+    const auto count = static_cast<std::uint64_t>(n);
+    return {sent.inside * count, sent.across * count, sent.tied * count, sent.stages * count,
+            sent.tensor * count};
+}
+
+// The same bytes as the first rank's.
+void expect_like_first(Communicator& ranks, const Tensor& own, std::string_view what) {
+    std::vector<std::byte> first(own.data, own.data + own.bytes());
+    ranks.broadcast({first.data(), own.dtype, own.shape}, 0);
+    EXPECT_EQ(std::memcmp(first.data(), own.data, own.bytes()), 0) << what;
+}
+
+void expect_replicas_alike(const ParameterStore& store, const MeshGroups& groups, const Mesh& mesh) {
+    for (int unit = 0; unit < store.units(); ++unit) {
+        if (!store.has(unit)) continue;
+        const UnitBuffers& own = store.buffers(unit);
+        if (mesh.sharding.replicas > 1)
+            expect_like_first(groups.replicas(), own.parameter_shard, "shards of two groups");
+        if (mesh.sharding.keeps_parameters_whole())
+            expect_like_first(groups.data(), own.parameters, "parameters of data ranks");
+    }
+    // wte of the embedding's stage and of the head's.
+    if (mesh.pipeline == 1 || !store.has(wte_unit)) return;
+    for (const auto flat : {&UnitBuffers::parameter_shard, &UnitBuffers::m, &UnitBuffers::v})
+        expect_like_first(groups.tied(), store.buffers(wte_unit).*flat, "wte of two stages");
+}
+
+}  // namespace
+
+std::string to_string(const TrainingSetting& s) {
+    return fmt::format(
+        "{}, gradients {}, {} stages ({}, {} chunks each) x {} data ranks x {}{}, stage {} of ZeRO in {} "
+        "shards, "
+        "{} micro-batches, reduced each {}, recompute {} every {}",
+        name_of(s.dtype), name_of(s.gradients), s.pipeline, name_of(s.schedule), s.virtual_stages,
+        s.sharding.ranks(), s.tensor, s.sequence_parallel ? " of some tokens" : "", s.sharding.stage,
+        s.sharding.shards, s.micro_batches, s.sharding.reduces_each_micro_batch, name_of(s.recompute.kind),
+        s.recompute.every);
+}
+
+TrainingResult train(Communicator& ranks, const TrainingSetting& setting) {
+    const GPTConfig& config = setting.config;
+    const Mesh mesh{.pipeline = setting.pipeline,
+                    .tensor = setting.tensor,
+                    .sequence_parallel = setting.sequence_parallel,
+                    .sharding = setting.sharding,
+                    .rank = ranks.rank()};
+    const std::int64_t tokens = setting.sequences * config.sequence_length;
+    const RunPlan plan =
+        plan_run({.config = config,
+                  .dtype = setting.dtype,
+                  .gradient_dtype = setting.gradients,
+                  .mesh = mesh,
+                  .pipeline_schedule = setting.schedule,
+                  .virtual_stages = setting.virtual_stages,
+                  .recompute = setting.recompute,
+                  .global_batch_tokens = tokens,
+                  .micro_batch_sequences = setting.sequences / mesh.data_ranks() / setting.micro_batches},
+                 device().ops(), 0);
+    const Arenas arenas(device(), plan.memory);
+    ParameterStore store(device(), arenas, plan.store, 0.1, mesh.shard());
+    device().ops().set_workspace(arenas[plan.workspace]);
+    const MeshGroups groups(ranks, mesh, setting.virtual_stages > 1);
+    Executor executor(config, device(), groups, store, bind(plan.activations, arenas), setting.micro_batches,
+                      true);
+    store.initialize(1);
+    executor.run(plan.publication, {});
+
+    TrainingResult result;
+    const BytesSent before = counted_by(groups, mesh);
+    for (int step = 1; step <= setting.steps; ++step) {
+        const auto load = [&](int micro_batch, std::span<std::int32_t> inputs,
+                              std::span<std::int32_t> targets) {
+            const std::int64_t first =
+                mesh.data_rank() * plan.rank_sequences() + micro_batch * plan.micro_batch;
+            for (std::size_t i = 0; i < inputs.size(); ++i) {
+                const auto token = static_cast<std::int64_t>(i) + first * config.sequence_length;
+                inputs[i] = static_cast<std::int32_t>((7 * token + step) % config.vocabulary);
+                targets[i] = static_cast<std::int32_t>((5 * inputs[i] + 1) % config.vocabulary);
+            }
+        };
+        executor.run(plan.training, {.load = load,
+                                     .sequences = plan.micro_batch,
+                                     .loss_scale = 1.0F / static_cast<float>(tokens),
+                                     .adamw = {step, learning_rate, 0.9, 0.95, 1e-8, 1.0},
+                                     .rounding_seed = {}});
+        const StepResults results = executor.results();
+        result.losses.push_back(results.loss_sum);
+        result.norms.push_back(results.norm_squared);
+    }
+    result.counted = difference(counted_by(groups, mesh), before);
+    result.listed = times(plan.sent, setting.steps);
+    for (int unit = 0; unit < store.units(); ++unit) {
+        if (!store.part().counts_unit(unit)) continue;
+        const std::int64_t blocks = store.elements(unit) / norm_block_elements / mesh.sharding.shards;
+        result.of_squares +=
+            static_cast<std::uint64_t>(blocks * (mesh.sharding.shards - 1) * setting.steps) * sizeof(float);
+    }
+
+    // Where tensor-parallel ranks are all that share the model, they sum the squares too.
+    if (setting.tensor > 1 && setting.pipeline == 1) {
+        const auto n = static_cast<std::uint64_t>(arenas[plan.activations.norm_partials].elements());
+        const auto t = static_cast<std::uint64_t>(setting.tensor);
+        result.of_all_squares = static_cast<std::uint64_t>(setting.steps) * (t - 1) *
+                                (2 * (n - n % t) / t + n % t) * sizeof(float);
+    }
+
+    UnitTransfer transfer(device(), store, ranks, mesh, plan.parts);
+    for (const auto flat : {&UnitBuffers::master, &UnitBuffers::m, &UnitBuffers::v}) {
+        for (int unit = 0; unit < store.units(); ++unit) {
+            const std::span<const float> values = transfer.collect(unit, flat);
+            const auto elements = transfer.units()[static_cast<std::size_t>(unit)].elements();
+            if (transfer.is_root())
+                result.state.insert(result.state.end(), values.begin(), values.begin() + elements);
+        }
+    }
+    expect_replicas_alike(store, groups, mesh);
+    return result;
+}
+
+void expect_same(const TrainingResult& a, const TrainingResult& b) {
+    EXPECT_EQ(a.losses, b.losses);
+    EXPECT_EQ(a.norms, b.norms);
+    ASSERT_EQ(a.state.size(), b.state.size());
+    EXPECT_EQ(std::memcmp(a.state.data(), b.state.data(), a.state.size() * sizeof(float)), 0);
+}
+
+void expect_near_losses(const TrainingResult& result, const TrainingResult& expected, double relative) {
+    ASSERT_EQ(result.losses.size(), expected.losses.size());
+    for (std::size_t i = 0; i < expected.losses.size(); ++i) {
+        EXPECT_NEAR(result.losses[i], expected.losses[i], relative * std::abs(expected.losses[i]))
+            << "step " << i + 1;
+    }
+}
+
+void expect_bytes_of_list(const TrainingResult& result) {
+    EXPECT_EQ(result.counted.inside, result.listed.inside + result.of_squares);
+    EXPECT_EQ(result.counted.tensor, result.listed.tensor + result.of_all_squares);
+    EXPECT_EQ(result.counted.across, result.listed.across);
+    EXPECT_EQ(result.counted.tied, result.listed.tied);
+    EXPECT_EQ(result.counted.stages, result.listed.stages);
+}
+
+}  // namespace llmc::test

@@ -1,0 +1,300 @@
+// The lists of all stages of a pipeline together: those of every schedule agree, and what could be wrong in one is found.
+// (A list alone: step_test.cpp. Schedules: pipeline_test.cpp.)
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "llmc/core/error.h"
+#include "llmc/model/units.h"
+#include "llmc/parallel/build_step.h"
+#include "llmc/parallel/step.h"
+#include "test/unit/step_specs.h"
+
+namespace llmc {
+namespace {
+
+using enum ActionKind;
+using Lists = std::vector<Step>;
+using Build = Step (*)(const StepSpec&);
+
+// Schedules whose passes build_step.h makes actions of.
+constexpr std::array schedules = {PipelineSchedule::naive, PipelineSchedule::gpipe,
+                                  PipelineSchedule::one_f_one_b, PipelineSchedule::interleaved};
+
+Lists lists_of(const std::vector<StepSpec>& specs, Build build) {
+    Lists lists;
+    for (const StepSpec& spec : specs) lists.push_back(build(spec));
+    return lists;
+}
+
+void expect_sound(const std::vector<StepSpec>& specs, Build build, std::string_view name) {
+    try {
+        const Lists lists = lists_of(specs, build);
+        for (const Step& list : lists) check_step(list);
+        check_stages(lists);
+    } catch (const ProgrammingError& fault) {
+        const StepSpec& spec = specs.front();
+        ADD_FAILURE() << fault.what() << "\nof " << name << ", stage " << spec.sharding.stage << " of ZeRO, "
+                      << spec.sharding.shards << " x " << spec.sharding.replicas << ", reduced each "
+                      << spec.sharding.reduces_each_micro_batch << ", rounds " << spec.rounds_gradients
+                      << ", recompute " << name_of(spec.recompute.kind);
+    }
+}
+
+// Calls f with pipelines of 1 to 5 stages of 1 to 3 chunks.
+void for_all_pipelines(const std::function<void(const PipelineSpec&)>& f) {
+    for (const PipelineSchedule schedule : schedules) {
+        const bool is_interleaved = schedule == PipelineSchedule::interleaved;
+        for (int p = is_interleaved ? 2 : 1; p <= 5; ++p) {
+            for (int v = is_interleaved ? 2 : 1; v <= (is_interleaved ? 3 : 1); ++v) {
+                for (const int m : {1, 2, 3, 5, 8, 12}) {
+                    if (is_interleaved && m % p != 0) continue;
+                    const PipelineSpec spec{
+                        .schedule = schedule, .stages = p, .virtual_stages = v, .micro_batches = m};
+                    SCOPED_TRACE(fmt::format("{}, {} stages of {} chunks, {} micro-batches",
+                                             name_of(schedule), p, v, m));
+                    f(spec);
+                }
+            }
+        }
+    }
+}
+
+// Calls f with every way to shard, reduce, round and recompute.
+void for_all_settings(const std::function<void(const StepSpec&)>& f) {
+    std::vector<Sharding> shardings = {{.shards = 1}};
+    for (int stage = 0; stage <= 3; ++stage) {
+        shardings.push_back({.stage = stage, .shards = 2});
+        if (stage > 0) shardings.push_back({.stage = stage, .shards = 2, .replicas = 2});
+    }
+    shardings.push_back({.stage = 3, .shards = 2, .prefetch_units = 0});
+    shardings.push_back({.stage = 3, .shards = 2, .prefetch_units = 3, .reshards_after_forward = false});
+    for (Sharding& sharding : shardings) {
+        for (const bool each : {false, true}) {
+            sharding.reduces_each_micro_batch = each;
+            f({.sharding = sharding});
+            f({.sharding = sharding, .recompute = {.kind = RecomputeKind::block}});
+            f({.sharding = sharding,
+               .rounds_gradients = true,
+               .recompute = {.kind = RecomputeKind::selective, .every = 2}});
+        }
+    }
+}
+
+TEST(Stages, AgreeInEverySchedule) {
+    int checked = 0;
+    for_all_pipelines([&](const PipelineSpec& pipeline) {
+        // Chunks of 1 and of 2 blocks.
+        const int layers = pipeline.chunks() + pipeline.chunks() / 2;
+        for_all_settings([&](const StepSpec& spec) {
+            const std::vector<StepSpec> specs = stage_specs(pipeline, layers, spec);
+            expect_sound(specs, build_training_step, "training");
+            ++checked;
+            if (spec.rounds_gradients) return;
+            expect_sound(specs, build_evaluation_step, "evaluation");
+            if (pipeline.micro_batches == 1) expect_sound(specs, build_generation_step, "generation");
+            expect_sound(specs, build_publication, "publication");
+        });
+    });
+    EXPECT_GT(checked, 1000);
+}
+
+// ---- what is found: each fault is planted in sound lists
+
+class PlantedFaults : public testing::TestWithParam<PipelineSchedule> {
+  protected:
+    PlantedFaults() {
+        const bool is_interleaved = GetParam() == PipelineSchedule::interleaved;
+        const PipelineSpec pipeline{.schedule = GetParam(),
+                                    .stages = 3,
+                                    .virtual_stages = is_interleaved ? 2 : 1,
+                                    .micro_batches = 6};
+        lists = lists_of(stage_specs(pipeline, 6, {.sharding = {.shards = 2}}), build_training_step);
+        check_stages(lists);
+    }
+
+    // The n-th action of a kind.
+    std::size_t find(std::size_t stage, ActionKind kind, int n = 0) const {
+        const std::vector<Action>& actions = lists[stage].actions;
+        for (std::size_t i = 0; i < actions.size(); ++i) {
+            if (actions[i].kind == kind && n-- == 0) return i;
+        }
+        ADD_FAILURE() << "no " << name_of(kind);
+        return 0;
+    }
+    std::size_t last(std::size_t stage, ActionKind kind) const {
+        const std::vector<Action>& actions = lists[stage].actions;
+        const auto is = [&](const Action& action) { return action.kind == kind; };
+        const auto found = std::ranges::find_if(actions.rbegin(), actions.rend(), is);
+        return static_cast<std::size_t>(actions.rend() - found - 1);
+    }
+    void drop(std::size_t stage, std::size_t i) {
+        lists[stage].actions.erase(lists[stage].actions.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    void swap(std::size_t stage, std::size_t i, std::size_t j) {
+        std::swap(lists[stage].actions[i], lists[stage].actions[j]);
+    }
+    void move(std::size_t stage, std::size_t from, std::size_t to) {
+        const auto begin = lists[stage].actions.begin();
+        const auto at = [&](std::size_t i) { return begin + static_cast<std::ptrdiff_t>(i); };
+        from < to ? std::rotate(at(from), at(from + 1), at(to + 1))
+                  : std::rotate(at(to), at(from), at(from + 1));
+    }
+
+    // By the check of all stages, or of one.
+    std::string found_in_stages() {
+        return found([&] { check_stages(lists); });
+    }
+    std::string found_in(std::size_t stage) {
+        return found([&] { check_step(lists[stage]); });
+    }
+
+    Lists lists;
+
+  private:
+    std::string found(const std::function<void()>& check) {
+        for (Step& list : lists) order_streams(list);
+        try {
+            check();
+        } catch (const ProgrammingError& fault) {
+            return fault.what();
+        }
+        return "nothing";
+    }
+};
+
+void expect_says(const std::string& message, const std::string& words) {
+    EXPECT_NE(message.find(words), std::string::npos) << message;
+}
+
+constexpr std::array transfers = {send_activation, receive_activation, send_gradient, receive_gradient};
+
+// The middle stage has all of them.
+TEST_P(PlantedFaults, AMissingTransfer) {
+    const Lists sound = lists;
+    for (const ActionKind kind : transfers) {
+        SCOPED_TRACE(name_of(kind));
+        for (const int n : {0, 3}) {
+            lists = sound;
+            drop(1, find(1, kind, n));
+            const std::string message = found_in_stages();
+            EXPECT_TRUE(message.find("waits for ever") != std::string::npos ||
+                        message.find("receives it for") != std::string::npos)
+                << message;
+        }
+        // Of the last one nothing comes after that could be taken for it.
+        lists = sound;
+        drop(1, last(1, kind));
+        expect_says(found_in_stages(), "waits for ever");
+        lists = sound;
+        if (kind != receive_activation && kind != receive_gradient) continue;
+        drop(1, find(1, kind));
+        const std::string message = found_in(1);
+        EXPECT_TRUE(message.find("reads an activation") != std::string::npos) << message;
+    }
+}
+
+TEST_P(PlantedFaults, TransfersInAnotherOrder) {
+    const Lists sound = lists;
+    for (const ActionKind kind : transfers) {
+        SCOPED_TRACE(name_of(kind));
+        lists = sound;
+        swap(1, find(1, kind), find(1, kind, 1));
+        const std::string message = found_in_stages();
+        EXPECT_TRUE(message.find("receives it for") != std::string::npos ||
+                    message.find("waits for ever") != std::string::npos)
+            << message;
+    }
+}
+
+TEST_P(PlantedFaults, TransfersOfAnotherMicroBatch) {
+    for (const ActionKind kind : transfers) {
+        SCOPED_TRACE(name_of(kind));
+        int& micro_batch = lists[1].actions[find(1, kind)].micro_batch;
+        const int right = std::exchange(micro_batch, 5);
+        expect_says(found_in_stages(), "micro-batch 5");
+        lists[1].actions[find(1, kind)].micro_batch = right;
+    }
+    EXPECT_EQ(found_in_stages(), "nothing");
+}
+
+TEST_P(PlantedFaults, TiedGradientsThatOneStageDoesNotSum) {
+    const Lists sound = lists;
+    for (const std::size_t stage : {0, 2}) {
+        lists = sound;
+        drop(stage, find(stage, sum_tied));
+        expect_says(found_in_stages(), "waits for ever");
+        expect_says(found_in(stage), "updates tied weights from one stage's gradients");
+    }
+}
+
+TEST_P(PlantedFaults, TiedGradientsThatAreSummedTwice) {
+    for (const std::size_t stage : {0, 2}) {
+        const auto at = static_cast<std::ptrdiff_t>(find(stage, sum_tied));
+        std::vector<Action>& actions = lists[stage].actions;
+        actions.insert(actions.begin() + at, actions[static_cast<std::size_t>(at)]);
+        expect_says(found_in(stage), "a second time");
+    }
+}
+
+// All stages would wait for one that waits for them to receive.
+TEST_P(PlantedFaults, ALossThatIsReducedBeforeAllIsSent) {
+    const Lists sound = lists;
+    for (const std::size_t stage : {0, 1}) {
+        lists = sound;
+        move(stage, find(stage, reduce_loss), last(stage, send_activation));
+        expect_says(found_in_stages(), "waits for ever");
+    }
+    lists = sound;
+    move(1, find(1, reduce_loss), last(1, send_gradient));
+    expect_says(found_in_stages(), "waits for ever");
+}
+
+TEST_P(PlantedFaults, WhatOneStageAloneDoesNotDo) {
+    const Lists sound = lists;
+    for (const ActionKind kind : {reduce_loss, gather_squares}) {
+        for (const std::size_t stage : {0, 1, 2}) {
+            lists = sound;
+            drop(stage, find(stage, kind));
+            expect_says(found_in_stages(), "waits for ever");
+        }
+    }
+}
+
+TEST_P(PlantedFaults, TwoMicroBatchesInOneSlot) {
+    if (GetParam() == PipelineSchedule::naive) GTEST_SKIP() << "it has one";
+    std::vector<Action>& actions = lists[0].actions;
+    ASSERT_GT(buffers_in_flight(lists[0]).slots, 1);
+    for (Action& action : actions) action.slot = 0;
+    const std::string message = found_in(0);
+    EXPECT_TRUE(message.find("reads an activation of another micro-batch") != std::string::npos) << message;
+}
+
+TEST_P(PlantedFaults, TwoMicroBatchesInOneInput) {
+    std::vector<Action>& actions = lists[1].actions;
+    ASSERT_GT(buffers_in_flight(lists[1]).chunk_inputs, 1);
+    for (Action& action : actions) {
+        for (auto* uses : {&action.reads, &action.writes}) {
+            for (BufferUse& use : *uses) {
+                if (use.role == BufferRole::chunk_input) use.index = 0;
+            }
+        }
+    }
+    expect_says(found_in(1), "of another micro-batch");
+}
+
+INSTANTIATE_TEST_SUITE_P(Schedules, PlantedFaults, testing::ValuesIn(schedules), [](const auto& schedule) {
+    std::string name = "_" + std::string(name_of(schedule.param));
+    std::ranges::replace(name, '-', '_');
+    return name;
+});
+
+}  // namespace
+}  // namespace llmc

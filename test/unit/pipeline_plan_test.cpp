@@ -1,0 +1,315 @@
+// What the plan of a pipeline holds and sends, by the formulas of those who wrote the schedules: memory per stage and arena,
+// bytes between stages.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "llmc/core/error.h"
+#include "llmc/model/head.h"
+#include "llmc/model/units.h"
+#include "llmc/plan/run_plan.h"
+
+namespace llmc {
+namespace {
+
+// GPT-2 124M, in which every tensor is a whole number of 256 bytes.
+constexpr GPTConfig gpt2{
+    .layers = 12, .heads = 12, .channels = 768, .sequence_length = 1024, .vocabulary = 50257};
+constexpr std::int64_t B = 2, T = gpt2.sequence_length, C = gpt2.channels, NH = gpt2.heads;
+constexpr std::int64_t element = 2;  // bytes of bf16
+constexpr std::int64_t activation = B * T * C * element, row = B * T * 4;
+constexpr std::array schedules = {PipelineSchedule::naive, PipelineSchedule::gpipe,
+                                  PipelineSchedule::one_f_one_b, PipelineSchedule::interleaved};
+
+class PipelinePlans : public testing::Test {
+  protected:
+    RunPlan plan(RunSpec spec, int stage) {
+        spec.mesh.rank = spec.mesh.rank_of(stage, 0, 0);
+        return plan_run(spec, device_->ops(), 0);
+    }
+
+    // Calls f with the plans of all stages of meshes and schedules.
+    void for_all(const std::function<void(const std::vector<RunPlan>&)>& f, const Recompute& recompute = {}) {
+        for (const PipelineSchedule schedule : schedules) {
+            const bool is_interleaved = schedule == PipelineSchedule::interleaved;
+            for (const int stages : {2, 3, 4}) {
+                for (const int micro_batches : {1, 2, 3, 12}) {
+                    if (is_interleaved && micro_batches % stages != 0) continue;
+                    SCOPED_TRACE(fmt::format("{}, {} stages, {} micro-batches", name_of(schedule), stages,
+                                             micro_batches));
+                    const RunSpec spec{.config = gpt2,
+                                       .dtype = DType::bf16,
+                                       .mesh = {.pipeline = stages, .sharding = sharding},
+                                       .pipeline_schedule = schedule,
+                                       .virtual_stages = is_interleaved ? 2 : 1,
+                                       .recompute = recompute,
+                                       .global_batch_tokens = micro_batches * sharding.ranks() * B * T,
+                                       .micro_batch_sequences = B};
+                    std::vector<RunPlan> plans;
+                    for (int stage = 0; stage < stages; ++stage) plans.push_back(plan(spec, stage));
+                    f(plans);
+                }
+            }
+        }
+    }
+
+    Sharding sharding{};
+
+  private:
+    std::unique_ptr<Device> device_ = make_cpu_device(1);
+};
+
+// Of the formulas: passes of chunks whose activations a stage holds (its slots).
+int slots_of(const PipelineSpec& spec, int stage) {
+    const int p = spec.stages, v = spec.virtual_stages, m = spec.micro_batches;
+    switch (spec.schedule) {
+        case PipelineSchedule::naive:
+            return 1;
+        case PipelineSchedule::gpipe:
+            return m;
+        case PipelineSchedule::one_f_one_b:
+            return std::min(m, p - stage);
+        case PipelineSchedule::interleaved:
+            return std::min(m * v, (v + 1) * p - 2 * stage - 1);
+        case PipelineSchedule::zb_h1:
+            return std::min(m, p);
+    }
+    return -1;
+}
+
+// Whether a chunk's input is received while all slots are in use: another forward pass comes behind the backward pass that
+// frees one. In an evaluation one comes behind the only one there.
+bool receives_beside(const PipelineSpec& spec, int stage, int slots) {
+    const bool receives = stage > 0 || spec.virtual_stages > 1;
+    return receives && (slots < spec.micro_batches * spec.virtual_stages || slots == 1);
+}
+
+// Micro-batches between the embedding's forward and backward passes: those whose tokens are kept.
+int tokens_of(const PipelineSpec& spec, int stage) {
+    if (stage > 0) return 1;
+    int now = 0, most = 1;
+    const std::vector<std::vector<Pass>> passes = pipeline_passes(spec);
+    for (const Pass& pass : passes.front()) {
+        if (pass.chunk != 0) continue;
+        now += pass.kind == PassKind::forward ? 1 : -1;
+        most = std::max(most, now);
+    }
+    return most;
+}
+
+std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
+    return (n + multiple - 1) / multiple * multiple;
+}
+
+std::int64_t bytes(const RunPlan& plan, ArenaKind arena) {
+    return static_cast<std::int64_t>(plan.memory.bytes(arena));
+}
+
+// Of a block, beside its input: two layernorms (C), Q, K and V (3C), attention, the sum behind it, the MLP before and behind
+// GELU (4C each), its output; means and reciprocal deviations, and the log-sum-exp of each head.
+constexpr std::int64_t kept = 16 * activation + 4 * row + NH * row;
+// Selective recompute keeps neither layernorms nor GELU.
+constexpr std::int64_t made_again = 6 * activation;
+
+std::int64_t activations_of(const RunPlan& plan, int stage, std::int64_t of_block) {
+    const PipelineSpec& spec = plan.pipeline;
+    const int slots = slots_of(spec, stage);
+    const std::int64_t blocks = plan.part().most_blocks_of_a_chunk();
+    std::int64_t sum = slots * (blocks * of_block + activation);  // with each chunk's input
+    sum += (tokens_of(spec, stage) + 1) * 2 * row;                // and those of the next micro-batch
+    sum += 8 * activation;                                        // of a block under way
+    sum += activation;                                            // the gradient that is computed with
+    if (plan.part().has_head()) {
+        const std::int64_t rows =
+            head_rows({.config = gpt2, .batch = B, .dtype = DType::bf16}, plan.spec.logits_bytes);
+        sum += 2 * activation + 3 * row + rows * gpt2.padded_vocabulary() * element;
+    }
+    std::int64_t norm_blocks = 0;
+    for (const UnitLayout& unit : plan.store.units)
+        norm_blocks += unit.padded_elements(plan.spec.mesh.data_ranks()) / norm_block_elements;
+    return sum + 256 + round_up(4 * norm_blocks, 256);
+}
+
+TEST_F(PipelinePlans, ActivationsAreThoseInFlight) {
+    for_all([](const std::vector<RunPlan>& plans) {
+        for (int stage = 0; stage < std::ssize(plans); ++stage) {
+            const RunPlan& plan = plans[static_cast<std::size_t>(stage)];
+            EXPECT_EQ(plan.activations.slots.size(), slots_of(plan.pipeline, stage)) << "stage " << stage;
+            EXPECT_EQ(bytes(plan, ArenaKind::activations), activations_of(plan, stage, kept))
+                << "stage " << stage;
+        }
+    });
+}
+
+// 1F1B holds as many micro-batches as there are stages at most where GPipe holds all; the first stage most.
+TEST_F(PipelinePlans, OneForwardOneBackwardHoldsNoMoreForMoreMicroBatches) {
+    const auto activations = [&](PipelineSchedule schedule, int micro_batches, int stage) {
+        return bytes(plan({.config = gpt2,
+                           .dtype = DType::bf16,
+                           .mesh = {.pipeline = 4},
+                           .pipeline_schedule = schedule,
+                           .pipeline_layers = "3,3,3,3",
+                           .global_batch_tokens = micro_batches * B * T,
+                           .micro_batch_sequences = B},
+                          stage),
+                     ArenaKind::activations);
+    };
+    using enum PipelineSchedule;
+    const std::int64_t slot = 3 * kept + activation;
+    EXPECT_EQ(activations(one_f_one_b, 4, 0), activations(one_f_one_b, 64, 0));
+    EXPECT_EQ(activations(one_f_one_b, 4, 0), activations(gpipe, 4, 0));
+    // And the tokens of each.
+    EXPECT_EQ(activations(gpipe, 64, 0) - activations(one_f_one_b, 64, 0), 60 * (slot + 2 * row));
+    EXPECT_EQ(activations(one_f_one_b, 64, 1) - activations(one_f_one_b, 64, 2), slot);
+    EXPECT_EQ(activations(gpipe, 64, 1), activations(gpipe, 64, 2));
+}
+
+TEST_F(PipelinePlans, RecomputeKeepsLessOfEachInFlight) {
+    // What blocks make again is there once.
+    for_all(
+        [](const std::vector<RunPlan>& plans) {
+            for (int stage = 0; stage < std::ssize(plans); ++stage) {
+                const RunPlan& plan = plans[static_cast<std::size_t>(stage)];
+                EXPECT_EQ(bytes(plan, ArenaKind::activations),
+                          activations_of(plan, stage, kept - made_again) + made_again)
+                    << "stage " << stage;
+            }
+        },
+        {.kind = RecomputeKind::selective});
+    for_all(
+        [](const std::vector<RunPlan>& plans) {
+            for (int stage = 0; stage < std::ssize(plans); ++stage) {
+                const RunPlan& plan = plans[static_cast<std::size_t>(stage)];
+                EXPECT_EQ(bytes(plan, ArenaKind::activations),
+                          activations_of(plan, stage, activation) + kept - activation)
+                    << "stage " << stage;
+            }
+        },
+        {.kind = RecomputeKind::block});
+}
+
+// An input that is received ahead, and two gradients: one is received and one is sent beside that which is computed with.
+TEST_F(PipelinePlans, TheirOwnArenaHoldsWhatIsReceivedAndSent) {
+    for_all([](const std::vector<RunPlan>& plans) {
+        for (int stage = 0; stage < std::ssize(plans); ++stage) {
+            const RunPlan& plan = plans[static_cast<std::size_t>(stage)];
+            const PipelineSpec& spec = plan.pipeline;
+            const bool beside = receives_beside(spec, stage, slots_of(spec, stage));
+            const std::int64_t gradients = std::min(2, spec.micro_batches * spec.virtual_stages - 1);
+            EXPECT_EQ(bytes(plan, ArenaKind::pipeline), (gradients + (beside ? 1 : 0)) * activation)
+                << "stage " << stage;
+        }
+    });
+    EXPECT_EQ(
+        bytes(
+            plan({.config = gpt2, .mesh = {}, .global_batch_tokens = 12 * T, .micro_batch_sequences = B}, 0),
+            ArenaKind::pipeline),
+        0);
+}
+
+// ---- parameters
+
+// Elements of a unit with those of its shards.
+std::int64_t elements(const RunPlan& plan, int unit) {
+    return plan.store.units[static_cast<std::size_t>(unit)].padded_elements(plan.spec.mesh.data_ranks());
+}
+
+TEST_F(PipelinePlans, StateIsThatOfTheStagesUnits) {
+    for (int zero = 0; zero <= 3; ++zero) {
+        SCOPED_TRACE(fmt::format("stage {} of ZeRO", zero));
+        sharding = {.stage = zero, .shards = 4, .reduces_each_micro_batch = zero >= 2};
+        for_all([&](const std::vector<RunPlan>& plans) {
+            for (const RunPlan& plan : plans) {
+                std::int64_t all = 0, outside_blocks = 0;
+                for (int unit = 0; unit <= ln_f_unit(12); ++unit) {
+                    if (!plan.part().has_unit(unit)) continue;
+                    all += elements(plan, unit);
+                    const bool is_block = unit >= block_unit(0) && unit < ln_f_unit(12);
+                    outside_blocks += is_block ? 0 : elements(plan, unit);
+                }
+                // Two blocks' are there at a time.
+                const std::int64_t two =
+                    outside_blocks + std::min(2, plan.part().blocks()) * elements(plan, block_unit(0));
+                const std::int64_t shard = all / 4, updated = zero == 0 ? all : shard;
+                EXPECT_EQ(bytes(plan, ArenaKind::parameters), element * (zero < 3 ? all : two + shard));
+                EXPECT_EQ(bytes(plan, ArenaKind::gradients), 4 * (zero < 2 ? all : two + shard));
+                EXPECT_EQ(bytes(plan, ArenaKind::master), 4 * updated);
+                EXPECT_EQ(bytes(plan, ArenaKind::moments), 8 * updated);
+            }
+        });
+    }
+}
+
+// Every unit is some stage's, wte the first's and the last's.
+TEST_F(PipelinePlans, StagesHaveAllUnitsTogether) {
+    for_all([](const std::vector<RunPlan>& plans) {
+        for (int unit = 0; unit <= ln_f_unit(12); ++unit) {
+            int holding = 0, counting = 0;
+            for (const RunPlan& plan : plans) {
+                holding += plan.part().has_unit(unit) ? 1 : 0;
+                counting += plan.part().counts_unit(unit) ? 1 : 0;
+            }
+            EXPECT_EQ(holding, unit == wte_unit ? 2 : 1);
+            EXPECT_EQ(counting, 1);
+        }
+        EXPECT_TRUE(plans.front().part().has_unit(wte_unit) && plans.back().part().has_unit(wte_unit));
+    });
+}
+
+// ---- what is sent
+
+// Each way of each border between two chunks goes the residual stream of every micro-batch, or its gradient.
+TEST_F(PipelinePlans, BytesBetweenStagesAreThoseOfTheFormula) {
+    for (const int shards : {1, 2}) {
+        sharding = {.stage = shards == 1 ? 0 : 3, .shards = shards, .reduces_each_micro_batch = true};
+        for_all([&](const std::vector<RunPlan>& plans) {
+            const PipelineSpec& spec = plans.front().pipeline;
+            std::uint64_t sum = 0;
+            for (int stage = 0; stage < std::ssize(plans); ++stage) {
+                const RunPlan& plan = plans[static_cast<std::size_t>(stage)];
+                // A stage sends forward from each chunk but the model's last, and back from each but the first.
+                const bool is_end = stage == 0 || stage + 1 == spec.stages;
+                const int borders = 2 * spec.virtual_stages - (is_end ? 1 : 0);
+                EXPECT_EQ(plan.sent.stages,
+                          static_cast<std::uint64_t>(borders * spec.micro_batches * activation));
+                sum += plan.sent.stages;
+                // The two copies of wte exchange a shard of their gradients.
+                const std::int64_t wte = is_end ? 4 * elements(plan, wte_unit) / shards : 0;
+                EXPECT_EQ(plan.sent.tied, static_cast<std::uint64_t>(wte));
+                EXPECT_EQ(plan.sent.across, 0U);
+            }
+            EXPECT_EQ(sum,
+                      static_cast<std::uint64_t>(2 * (spec.chunks() - 1) * spec.micro_batches * activation));
+        });
+    }
+}
+
+// ---- what does not fit
+
+TEST_F(PipelinePlans, TheLargestStageDecidesWhatFits) {
+    RunSpec spec{.config = gpt2,
+                 .dtype = DType::bf16,
+                 .mesh = {.pipeline = 4},
+                 .global_batch_tokens = 16 * T,
+                 .micro_batch_sequences = 1};
+    std::size_t largest = 0;
+    for (int stage = 0; stage < 4; ++stage)
+        largest = std::max(largest, plan(spec, stage).memory.total_bytes());
+    for (int stage = 0; stage < 4; ++stage) {
+        EXPECT_EQ(plan(spec, stage).largest_memory, largest);
+        spec.machine.bytes = largest;
+        EXPECT_NO_THROW(plan(spec, stage));
+        spec.machine.bytes = largest - 1;
+        EXPECT_THROW(plan(spec, stage), UserError) << "on every rank alike";
+        spec.machine.bytes = 0;
+    }
+}
+
+}  // namespace
+}  // namespace llmc
