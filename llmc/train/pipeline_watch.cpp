@@ -65,7 +65,7 @@ void PipelineWatch::see(std::int64_t step, std::span<const ActionTime> times) {
 // Of every step that was kept. Each pass is measured on one stage, so that a sum over ranks is that stage's number.
 std::vector<std::vector<MeasuredPass>> PipelineWatch::passes_of_all() {
     const Mesh& mesh = plan_.spec.mesh;
-    const ClockOffset clock = clock_offset(world_, stages_behind_the_first(mesh));
+    const ClockOffset clock = clock_offset(world_, stages_behind_the_first(mesh), now_);
     constexpr std::size_t words = sizeof(MeasuredPass) / sizeof(double);
     static_assert(sizeof(MeasuredPass) == words * sizeof(double));
     const std::size_t size = plan_.pipeline.size();

@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "llmc/comm/communicator.h"
@@ -41,8 +42,9 @@ ClockOffset clock_offset(Communicator& world, std::span<const int> ranks, const 
 
 class PipelineWatch {
   public:
-    // Both outlive it.
-    PipelineWatch(const RunPlan& plan, Communicator& world) : plan_(plan), world_(world) {}
+    // Both outlive it. `now` is the clock of the times that it is given.
+    PipelineWatch(const RunPlan& plan, Communicator& world, Clock now = steady_seconds)
+        : plan_(plan), world_(world), now_(std::move(now)) {}
 
     // After a training step: when its actions ran.
     void see(std::int64_t step, std::span<const ActionTime> times);
@@ -60,6 +62,7 @@ class PipelineWatch {
 
     const RunPlan& plan_;
     Communicator& world_;
+    Clock now_;
     std::deque<Seen> seen_;
     bool has_first_ = true;  // whether the run's first step is among them
     double clock_error_ = 0;
