@@ -216,12 +216,12 @@ Mesh Options::mesh(int processes, int rank) const {
 
 void settle_mesh(Options& o, const Mesh& mesh) {
     if (!asked_sharding(o).keeps_optimizer_whole() && mesh.sharding.keeps_optimizer_whole()) {
-        o.notes.push_back(
-            fmt::format("{} nothing to shard: --zero-stage {} changes nothing",
-                        mesh.data_ranks() == 1
-                            ? fmt::format("one {}process has", mesh.pipeline > 1 ? "data-parallel " : "")
-                            : "--zero-shard-size 1 leaves",
-                        o.zero_stage));
+        o.notes.push_back(fmt::format(
+            "{} nothing to shard: --zero-stage {} changes nothing",
+            mesh.data_ranks() == 1
+                ? fmt::format("one {}process has", mesh.world() > mesh.data_ranks() ? "data-parallel " : "")
+                : "--zero-shard-size 1 leaves",
+            o.zero_stage));
     }
     if (o.reduce_every.empty()) {
         o.reduce_every = mesh.sharding.reduces_each_micro_batch ? each_micro_batch : "step";

@@ -230,9 +230,11 @@ def resume(folder, *options):
       "--micro-batch-size=3"],
      "--pipeline-parallel=1", [f"{name} is passed over: it is for --pipeline-parallel 2 or more"
                                for name in ("pipeline-schedule", "virtual-stages", "pipeline-layers")]),
+    (["--tensor-parallel=2", "--sequence-parallel"], "--tensor-parallel=1",
+     ["sequence-parallel is passed over: it is for --tensor-parallel 2 or more"]),
     (["--recompute=block", "--recompute-every=2"], "--recompute=none",
      ["recompute-every is passed over: it is for --recompute selective or block"]),
-], ids=["stage 0", "stage 2", "pipeline", "recompute"])
+], ids=["stage 0", "stage 2", "pipeline", "tensor", "recompute"])
 def test_what_another_choice_leaves_without_a_meaning_is_passed_over(saved, choice, passed_over, tmp_path):
     program.run(f"--out-dir={tmp_path}", *TINY, *SAVED, *saved, ranks=2)
     config = (tmp_path / "config.toml").read_text().splitlines()
@@ -280,7 +282,8 @@ def test_when_gradients_are_reduced_follows_the_stage_unless_it_was_given(given,
 
 @pytest.mark.parametrize("ranks, options, who", [
     (1, [], "one process has"), (2, ["--zero-shard-size=1"], "--zero-shard-size 1 leaves"),
-    (2, ["--pipeline-parallel=2"], "one data-parallel process has")], ids=["one", "groups of one", "pipeline"])
+    (2, ["--pipeline-parallel=2"], "one data-parallel process has"),
+    (2, ["--tensor-parallel=2"], "one data-parallel process has")], ids=["one", "groups of one", "pipeline", "tensor"])
 def test_where_nothing_is_to_be_sharded_that_is_said(ranks, options, who, tmp_path):
     run, _, out = train(tmp_path, *SAVED, "--zero-stage=3", *options, ranks=ranks)
     assert f"\nnote: {who} nothing to shard: --zero-stage 3 changes nothing\n" in out
