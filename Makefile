@@ -118,7 +118,7 @@ $(eval $(call remember,$(BUILD)/version.txt,VERSION_FLAGS))
 # ---- What a person types ---------------------------------------------------------------------------------
 
 .DEFAULT_GOAL := train_gpt
-.PHONY: help deps deps-gpu quickstart test test-long test-matrix test-programs bench-cpu bench-mpi bench-zero bench bench-check gpu-check bench-gpu-check bundle \
+.PHONY: help deps deps-gpu quickstart test test-long test-matrix test-programs bench-cpu bench-mpi bench-zero bench-pipeline bench bench-check gpu-check bench-gpu-check bundle \
     lint check-format check-shell check-python clang-tidy format clean
 .DELETE_ON_ERROR:
 
@@ -183,6 +183,11 @@ bench-mpi: deps  ## times the training step on 1, 2 and 4 processes, and what ov
 bench-zero: deps  ## times the training step at each stage of ZeRO, with what a process holds and sends
 	@$(MAKE) $(in_parallel) train_gpt
 	@$(PYTHON) dev/cpu/bench_zero.py $(dir $(PROGRAM))train_gpt $(BENCH_OPTIONS)
+
+# BENCH_OPTIONS go to dev/cpu/bench_pipeline.py.
+bench-pipeline: deps  ## times pipelines of 2 and 4 stages, and compares them with their simulation
+	@$(MAKE) $(in_parallel) train_gpt
+	@$(PYTHON) dev/cpu/bench_pipeline.py $(dir $(PROGRAM))train_gpt $(BENCH_OPTIONS)
 
 # The timings need a GPU; cuDNN, where it is, is timed beside attention.
 bench: deps  ## times every kernel of the lab (dev/) on this machine's GPU, into dev/results/

@@ -1,4 +1,4 @@
-"""Runs of the trainer on several processes, for bench_mpi.py and bench_zero.py."""
+"""Runs of the trainer on several processes, for bench_mpi.py, bench_zero.py and bench_pipeline.py."""
 
 import json
 import pathlib

@@ -47,12 +47,11 @@ bool is_receipt(const Action& action) {
     return action.kind == ActionKind::receive_activation || action.kind == ActionKind::receive_gradient;
 }
 
-// Whether an action may begin only when what its pass receives is there.
-bool awaits_input(const Step& step, const Action& action) {
+// Whether an action of a pass may begin only when what the pass receives is there.
+bool awaits_input(const Step& step, const PipelineSpec& spec, const Pass& pass, const Action& action) {
     return std::ranges::any_of(action.after, [&](int place) {
         const Action& earlier = step.actions[static_cast<std::size_t>(place)];
-        return is_receipt(earlier) && earlier.chunk == action.chunk &&
-               earlier.micro_batch == action.micro_batch;
+        return is_receipt(earlier) && receiver(step, spec, earlier) == pass;
     });
 }
 
@@ -79,6 +78,19 @@ std::vector<std::pair<Pass, std::vector<int>>> actions_of_passes(const Step& ste
     return passes;
 }
 
+// The pass of another chunk that takes a pass's result.
+std::optional<Pass> taker_of(const PipelineSpec& spec, const Pass& pass) {
+    if (pass.kind == PassKind::backward_weight) return std::nullopt;
+    const int chunk = pass.chunk + (pass.kind == PassKind::forward ? 1 : -1);
+    if (chunk < 0 || chunk >= spec.chunks()) return std::nullopt;
+    return Pass{pass.kind, chunk, pass.micro_batch};
+}
+
+// (Clocks of two stages may differ by more than it takes.)
+double sending(const MeasuredPass& source, const MeasuredPass& taker) {
+    return std::max(0.0, taker.arrived - std::max(source.end, taker.awaited));
+}
+
 double median(std::vector<double>& values) {
     if (values.empty()) return 0;
     std::ranges::sort(values);
@@ -101,8 +113,9 @@ std::vector<MeasuredPass> measured_passes(const Step& step, const PipelineSpec& 
         measured.end = time_of(places.back()).end;
         double before = 0;  // what it did before its input was there
         for (const int place : places) {
-            if (awaits_input(step, step.actions[static_cast<std::size_t>(place)])) {
+            if (awaits_input(step, spec, pass, step.actions[static_cast<std::size_t>(place)])) {
                 measured.begin = std::max(measured.begin, time_of(place).begin - before);
+                measured.prepared = before;
                 break;
             }
             before += time_of(place).end - time_of(place).begin;
@@ -132,40 +145,54 @@ Timeline measured_timeline(const PipelineSpec& spec, std::span<const MeasuredPas
     return timeline;
 }
 
+Timeline replayed_timeline(const PipelineSpec& spec, std::span<const MeasuredPass> passes) {
+    return simulate(spec, pipeline_passes(spec), [&](const Pass& pass) {
+        const MeasuredPass& measured = passes[spec.index_of(pass)];
+        const auto taker = taker_of(spec, pass);
+        return PassTime{.duration = measured.end - measured.begin,
+                        .prepared = measured.prepared,
+                        .communication = taker ? sending(measured, passes[spec.index_of(*taker)]) : 0};
+    });
+}
+
 std::vector<PassTimes> usual_times(const PipelineSpec& spec,
                                    std::span<const std::vector<MeasuredPass>> steps) {
     const PassKind back = spec.splits_backward() ? PassKind::backward_input : PassKind::backward;
     std::vector<PassTimes> times;
     for (int chunk = 0; chunk < spec.chunks(); ++chunk) {
-        const auto usual = [&](PassKind kind) {
-            std::vector<double> all;
+        // Of the chunk's passes of a kind, in all steps: measured(pass, the passes of its step).
+        const auto all_of = [&](PassKind kind, const auto& measured) {
             for (const std::vector<MeasuredPass>& passes : steps) {
-                for (int micro_batch = 0; micro_batch < spec.micro_batches; ++micro_batch) {
-                    const MeasuredPass& pass = passes[spec.index_of({kind, chunk, micro_batch})];
-                    all.push_back(pass.end - pass.begin);
-                }
+                for (int micro_batch = 0; micro_batch < spec.micro_batches; ++micro_batch)
+                    measured(Pass{kind, chunk, micro_batch}, passes);
             }
+        };
+        const auto usual = [&](PassKind kind, const auto& length) {
+            std::vector<double> all;
+            all_of(kind, [&](const Pass& pass, const std::vector<MeasuredPass>& passes) {
+                all.push_back(length(passes[spec.index_of(pass)]));
+            });
             return median(all);
         };
+        const auto whole = [](const MeasuredPass& pass) { return pass.end - pass.begin; };
+        const auto prepared = [](const MeasuredPass& pass) { return pass.prepared; };
         // What was awaited late may have been on its way before.
         std::vector<double> sent, sent_before;
-        for (const std::vector<MeasuredPass>& passes : steps) {
-            for (const PassKind kind : {PassKind::forward, back}) {
-                const int to = kind == PassKind::forward ? chunk + 1 : chunk - 1;
-                if (to < 0 || to >= spec.chunks() || spec.stage_of(to) == spec.stage_of(chunk)) continue;
-                for (int micro_batch = 0; micro_batch < spec.micro_batches; ++micro_batch) {
-                    const MeasuredPass& source = passes[spec.index_of({kind, chunk, micro_batch})];
-                    const MeasuredPass& taker = passes[spec.index_of({kind, to, micro_batch})];
-                    // Clocks of two stages may differ by more than this takes.
-                    const double took = std::max(0.0, taker.arrived - std::max(source.end, taker.awaited));
-                    (taker.awaited <= source.end ? sent : sent_before).push_back(took);
-                }
-            }
+        for (const PassKind kind : {PassKind::forward, back}) {
+            all_of(kind, [&](const Pass& pass, const std::vector<MeasuredPass>& passes) {
+                const auto other = taker_of(spec, pass);
+                if (!other || spec.stage_of(other->chunk) == spec.stage_of(chunk)) return;
+                const MeasuredPass &source = passes[spec.index_of(pass)],
+                                   &taker = passes[spec.index_of(*other)];
+                (taker.awaited <= source.end ? sent : sent_before).push_back(sending(source, taker));
+            });
         }
-        times.push_back({.forward = usual(PassKind::forward),
-                         .backward_input = usual(back),
-                         .backward_weight = spec.splits_backward() ? usual(PassKind::backward_weight) : 0,
-                         .communication = median(sent.empty() ? sent_before : sent)});
+        times.push_back(
+            {.forward = usual(PassKind::forward, whole),
+             .backward_input = usual(back, whole),
+             .backward_weight = spec.splits_backward() ? usual(PassKind::backward_weight, whole) : 0,
+             .communication = median(sent.empty() ? sent_before : sent),
+             .backward_prepared = usual(back, prepared)});
     }
     return times;
 }

@@ -30,6 +30,17 @@ std::vector<PassTimes> equal_times(const PipelineSpec& spec, const PassTimes& ti
 Timeline simulate(const PipelineSpec& spec, const std::vector<std::vector<Pass>>& passes,
                   const std::vector<PassTimes>& times) {
     check(times.size() == static_cast<std::size_t>(spec.chunks()), "pipeline: not one time of each chunk");
+    return simulate(spec, passes, [&](const Pass& pass) {
+        const PassTimes& time = times[static_cast<std::size_t>(pass.chunk)];
+        const bool waits = pass.kind == PassKind::backward || pass.kind == PassKind::backward_input;
+        return PassTime{.duration = duration(pass, time),
+                        .prepared = waits ? time.backward_prepared : 0,
+                        .communication = time.communication};
+    });
+}
+
+Timeline simulate(const PipelineSpec& spec, const std::vector<std::vector<Pass>>& passes,
+                  const std::function<PassTime(const Pass&)>& time_of) {
     Timeline timeline{spec.stages, spec.virtual_stages, {}};
     std::vector<double> ends(spec.size(), 0);
     std::vector<double> free(passes.size(), 0);  // from when on a stage has nothing to do
@@ -37,13 +48,13 @@ Timeline simulate(const PipelineSpec& spec, const std::vector<std::vector<Pass>>
         const auto source = source_of(spec, pass);
         if (!source) return 0.0;
         const bool is_sent = spec.stage_of(source->chunk) != spec.stage_of(pass.chunk);
-        return ends[spec.index_of(*source)] +
-               (is_sent ? times[static_cast<std::size_t>(source->chunk)].communication : 0);
+        return ends[spec.index_of(*source)] + (is_sent ? time_of(*source).communication : 0);
     };
     const auto run = run_through(spec, passes, [&](int stage, const Pass& pass) {
         double& now = free[static_cast<std::size_t>(stage)];
-        const double begin = std::max(now, arrival(pass));
-        now = begin + duration(pass, times[static_cast<std::size_t>(pass.chunk)]);
+        const PassTime time = time_of(pass);
+        const double begin = std::max(now, arrival(pass) - time.prepared);
+        now = begin + time.duration;
         ends[spec.index_of(pass)] = now;
         timeline.spans.push_back({stage, pass, begin, now});
     });

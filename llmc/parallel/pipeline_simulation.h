@@ -2,6 +2,7 @@
 // the time that stages wait (the "bubble") and the activations that they hold. pipeline_timeline.h draws it.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -16,10 +17,20 @@ struct PassTimes {
     double backward_weight = 0;  // the sum of both
     // From the end of a pass until its result has arrived on another stage. Both stages compute meanwhile.
     double communication = 0;
+    // What of a backward pass takes nothing of the chunk behind: recomputing, which is done before that has arrived.
+    double backward_prepared = 0;
 };
 double duration(const Pass& pass, const PassTimes& times);
 // All chunks alike.
 std::vector<PassTimes> equal_times(const PipelineSpec& spec, const PassTimes& times);
+
+// Of one pass, in seconds.
+struct PassTime {
+    double duration = 0;
+    double prepared =
+        0;  // of that, what does not take what another stage sends: done before that has arrived
+    double communication = 0;  // until its result has arrived on another stage
+};
 
 struct Span {
     int stage = 0;
@@ -52,9 +63,13 @@ struct Bubble {
 };
 Bubble bubble(const Timeline& timeline);
 
-// Each stage runs its passes in their order, each as soon as its source has arrived. `times` has one of each chunk of
+// Each stage runs its passes in their order, each as soon as its source has arrived, but for what can be prepared: that
+// counts as if it were done right before. `times` has one of each chunk of
 // the model. A ProgrammingError if the passes never end; check_passes says why.
 Timeline simulate(const PipelineSpec& spec, const std::vector<std::vector<Pass>>& passes,
                   const std::vector<PassTimes>& times);
+// The same with times for each pass.
+Timeline simulate(const PipelineSpec& spec, const std::vector<std::vector<Pass>>& passes,
+                  const std::function<PassTime(const Pass&)>& time_of);
 
 }  // namespace llmc

@@ -16,7 +16,10 @@ PassTimes cost_of(const Chunk& chunk, const GPTConfig& config, const Recompute& 
         cost.forward += costs.block;
         cost.backward_input += 2 * costs.block - weights;
         cost.backward_weight += weights;
-        if (recompute.of(block) == RecomputeKind::block) cost.backward_input += costs.block;
+        if (recompute.of(block) != RecomputeKind::block) continue;
+        cost.backward_input += costs.block;
+        // The backward pass begins with the chunk's last block, or with the head.
+        if (block + 1 == chunk.blocks() && !chunk.has_head) cost.backward_prepared = costs.block;
     }
     if (chunk.has_embedding) {
         cost.forward += costs.embedding;
@@ -31,11 +34,14 @@ PassTimes cost_of(const Chunk& chunk, const GPTConfig& config, const Recompute& 
 std::vector<PassTimes> estimated_times(const RunPlan& plan, std::optional<double> peak) {
     const GPTConfig& config = plan.spec.config;
     const auto tokens = static_cast<double>(plan.micro_batch * config.sequence_length);
-    const double unit = peak ? *peak / tokens : block_cost(config);
+    // The ranks of a stage share its operations.
+    const double unit = peak ? *peak * plan.spec.mesh.tensor / tokens : block_cost(config);
     std::vector<PassTimes> times;
     for (int number = 0; number < plan.pipeline.chunks(); ++number) {
         PassTimes time = cost_of(plan.chunk(number), config, plan.spec.recompute);
-        for (double* cost : {&time.forward, &time.backward_input, &time.backward_weight}) *cost /= unit;
+        for (double* cost :
+             {&time.forward, &time.backward_input, &time.backward_weight, &time.backward_prepared})
+            *cost /= unit;
         times.push_back(time);
     }
     return times;

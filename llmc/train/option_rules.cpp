@@ -132,7 +132,7 @@ bool Options::plans_only() const {
 }
 
 int Options::processes_of_plan(int started) const {
-    return plans_only() && started == 1 ? static_cast<int>(pipeline_parallel) : started;
+    return plans_only() && started == 1 ? static_cast<int>(pipeline_parallel * tensor_parallel) : started;
 }
 
 GPTConfig Options::config() const {

@@ -65,7 +65,7 @@ void PipelineWatch::see(std::int64_t step, std::span<const ActionTime> times) {
 // Of every step that was kept. Each pass is measured on one stage, so that a sum over ranks is that stage's number.
 std::vector<std::vector<MeasuredPass>> PipelineWatch::passes_of_all() {
     const Mesh& mesh = plan_.spec.mesh;
-    const ClockOffset clock = clock_offset(world_, stages_behind_the_first(mesh));
+    const ClockOffset clock = clock_offset(world_, stages_behind_the_first(mesh), now_);
     constexpr std::size_t words = sizeof(MeasuredPass) / sizeof(double);
     static_assert(sizeof(MeasuredPass) == words * sizeof(double));
     const std::size_t size = plan_.pipeline.size();
@@ -78,6 +78,7 @@ std::vector<std::vector<MeasuredPass>> PipelineWatch::passes_of_all() {
             for (const MeasuredPass& pass : seen.passes) {
                 for (const double time : {pass.begin, pass.end, pass.awaited, pass.arrived})
                     sums[at++] = time > 0 ? time + clock.offset : 0;
+                sums[at++] = pass.prepared;
             }
         }
         sums[at + static_cast<std::size_t>(mesh.stage())] = clock.error;
@@ -88,7 +89,7 @@ std::vector<std::vector<MeasuredPass>> PipelineWatch::passes_of_all() {
     std::size_t at = 0;
     for (std::vector<MeasuredPass>& passes : steps) {
         for (MeasuredPass& pass : passes) {
-            pass = {sums[at], sums[at + 1], sums[at + 2], sums[at + 3]};
+            pass = {sums[at], sums[at + 1], sums[at + 2], sums[at + 3], sums[at + 4]};
             at += words;
         }
     }
@@ -108,6 +109,7 @@ std::optional<MeasuredPipeline> PipelineWatch::gather() {
     std::ranges::stable_sort(order, {}, [&](std::size_t i) { return timelines[i].total(); });
     const std::size_t typical = order[(order.size() - 1) / 2];
     return MeasuredPipeline{.step = seen_[typical].step,
+                            .passes = steps[typical],
                             .timeline = std::move(timelines[typical]),
                             .steps = static_cast<int>(steps.size()),
                             .times = usual_times(plan_.pipeline, steps),

@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "llmc/comm/communicator.h"
@@ -16,11 +17,12 @@
 namespace llmc {
 
 struct MeasuredPipeline {
-    std::int64_t step = 0;         // the one whose passes took the median time, in all
-    Timeline timeline;             // of that step
-    int steps = 0;                 // that were kept
-    std::vector<PassTimes> times;  // what the passes of each chunk usually took
-    double clock_error = 0;        // seconds; by so much at most the stages' clocks differ
+    std::int64_t step = 0;             // the one whose passes took the median time, in all
+    std::vector<MeasuredPass> passes;  // of that step
+    Timeline timeline;                 // of these
+    int steps = 0;                     // that were kept
+    std::vector<PassTimes> times;      // what the passes of each chunk usually took
+    double clock_error = 0;            // seconds; by so much at most the stages' clocks differ
 };
 
 // Seconds since some time.
@@ -40,8 +42,9 @@ ClockOffset clock_offset(Communicator& world, std::span<const int> ranks, const 
 
 class PipelineWatch {
   public:
-    // Both outlive it.
-    PipelineWatch(const RunPlan& plan, Communicator& world) : plan_(plan), world_(world) {}
+    // Both outlive it. `now` is the clock of the times that it is given.
+    PipelineWatch(const RunPlan& plan, Communicator& world, Clock now = steady_seconds)
+        : plan_(plan), world_(world), now_(std::move(now)) {}
 
     // After a training step: when its actions ran.
     void see(std::int64_t step, std::span<const ActionTime> times);
@@ -59,6 +62,7 @@ class PipelineWatch {
 
     const RunPlan& plan_;
     Communicator& world_;
+    Clock now_;
     std::deque<Seen> seen_;
     bool has_first_ = true;  // whether the run's first step is among them
     double clock_error_ = 0;

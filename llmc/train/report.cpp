@@ -117,12 +117,17 @@ std::string sent_text(const RunPlan& plan) {
     add(sent.inside, "in its group");
     add(sent.across, "to other groups");
     add(sent.stages, "to the stages beside it");
+    add(sent.tensor, "to the ranks that share its layers");
     add(sent.tied, "of wte's gradients to its other stage");
     return text;
 }
 
 nlohmann::ordered_json sent_record(const BytesSent& sent) {
-    return {{"inside", sent.inside}, {"across", sent.across}, {"tied", sent.tied}, {"stages", sent.stages}};
+    return {{"inside", sent.inside},
+            {"across", sent.across},
+            {"tied", sent.tied},
+            {"stages", sent.stages},
+            {"tensor", sent.tensor}};
 }
 
 nlohmann::ordered_json memory_record(const MemoryLayout& memory) {

@@ -78,6 +78,18 @@ TEST(PipelineWatch, ShowsTheStepOfTheMedianTime) {
     EXPECT_EQ(measured->clock_error > 0, world().size() > 1);
 }
 
+TEST(PipelineWatch, TimesAreByTheClockOfRankZero) {
+    const RunPlan plan = plan_of(1);
+    const double ahead = 1000.0 * world().rank();
+    PipelineWatch watch(plan, world(), [&] { return steady_seconds() + ahead; });
+    watch.see(1, times_of(plan, 5000 + ahead, 1));
+    const auto measured = watch.gather();
+    ASSERT_TRUE(measured);
+    // A list has fewer than a hundred actions.
+    for (const Span& span : measured->timeline.spans)
+        EXPECT_NEAR(span.begin, 5050, 50 + measured->clock_error);
+}
+
 TEST(PipelineWatch, AFirstStepCountsOnlyAlone) {
     const RunPlan plan = plan_of(1);
     PipelineWatch none(plan, world());

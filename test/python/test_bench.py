@@ -1,4 +1,6 @@
-"""The programs of `make bench-cpu` work, on a model that takes steps in a moment; how fast they are nobody asks here."""
+"""The programs of `make bench-cpu` and `make bench-pipeline` work, on a model that takes steps in a moment; how fast they are
+nobody asks here.
+"""
 
 import re
 import subprocess
@@ -54,3 +56,18 @@ def test_what_is_no_command_is_one_line():
                             timeout=60 * program.PATIENCE)
     assert result.returncode == 1
     assert result.stderr == "error: bench_step knows no command 'stop'; give ceilings or step\n"
+
+
+def test_pipelines_are_timed_and_simulated():
+    schedules = ["gpipe", "interleaved"]
+    command = [sys.executable, "dev/cpu/bench_pipeline.py", program.PROGRAM, "--model", "tiny", "--layers", "4", "--turns", "2",
+               "--global-batch-tokens", "768", "--micro-batch-size", "3", "--stages", "2", "--schedules", *schedules]
+    result = subprocess.run(command, cwd=program.ROOT, capture_output=True, text=True, check=False,
+                            timeout=120 * program.PATIENCE)
+    assert result.returncode == 0, result.stderr
+    title, *table = [line for line in result.stdout.splitlines() if line]
+    assert title.startswith("tiny, 4 layers, fp32, 4 micro-batches of 3 sequences")
+    assert [row.split()[:2] for row in table[2:]] == [["2", schedule] for schedule in schedules]
+    for row in table[2:]:
+        step, measured, simulated, ratio, own, waits, would = map(float, re.findall(r"[\d.]+", row.split("|", 1)[1]))
+        assert 0 < measured < 2 * step and simulated > 0 and 0 < ratio < 2 and 0 < own <= 1 and 0 < waits < 100 and 0 < would < 100

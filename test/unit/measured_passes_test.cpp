@@ -40,6 +40,7 @@ double duration_of(const Action& action) {
 
 struct Example {
     PipelineSpec spec;
+    bool uneven = false;  // micro-batches take different times
     std::vector<Step> steps;
     std::vector<std::vector<ActionTime>> times;
 
@@ -106,7 +107,8 @@ bool run_on(Example& example, std::size_t stage) {
                 if (!sent) continue;
                 time.end = std::max(begin, *sent + sending);
             } else {
-                time.end = begin + duration_of(action);
+                const bool longer = example.uneven && action.micro_batch % 3 == 1;
+                time.end = begin + duration_of(action) * (longer ? 1.5 : 1);
             }
             moved = true;
         }
@@ -115,8 +117,9 @@ bool run_on(Example& example, std::size_t stage) {
     return moved;
 }
 
-Example run_through_lists(const PipelineSpec& spec, int layers, Recompute recompute = {}) {
-    Example example{.spec = spec, .steps = {}, .times = {}};
+Example run_through_lists(const PipelineSpec& spec, int layers, Recompute recompute = {},
+                          bool uneven = false) {
+    Example example{.spec = spec, .uneven = uneven, .steps = {}, .times = {}};
     const std::vector<BlockRange> chunks = stages_of_layers(layers, spec.chunks(), {});
     for (int stage = 0; stage < spec.stages; ++stage) {
         example.steps.push_back(build_training_step({.part = part_of_stage(chunks, spec.stages, stage),
@@ -183,13 +186,28 @@ TEST(MeasuredPasses, AreThoseOfTheSimulation) {
     }
 }
 
+// Recomputing, which does not wait for the gradient, included.
+TEST(MeasuredPasses, OfAnUnevenStepAreThoseOfTheSimulationWithTheirOwnTimes) {
+    for (const PipelineSpec& spec : some_specs()) {
+        for (const int layers : {spec.chunks(), 2 * spec.chunks() + 1}) {
+            for (const RecomputeKind kind : {RecomputeKind::none, RecomputeKind::block}) {
+                SCOPED_TRACE(name_of(spec) + ", recompute " + std::string(name_of(kind)));
+                const std::vector<MeasuredPass> passes =
+                    run_through_lists(spec, layers, {.kind = kind}, true).passes();
+                for (const Span& span : replayed_timeline(spec, passes).spans)
+                    EXPECT_EQ(passes[spec.index_of(span.pass)].begin, start + span.begin);
+            }
+        }
+    }
+}
+
 // What recomputes does not wait for the gradient: it is done before, and counts as if it were done behind.
 TEST(MeasuredPasses, WaitingForAnotherStageIsNoPartOfThem) {
     for (const PipelineSpec& spec : some_specs()) {
         if (spec.splits_backward()) continue;
         SCOPED_TRACE(name_of(spec));
-        const Example example =
-            run_through_lists(spec, 2 * spec.chunks(), {.kind = RecomputeKind::block, .every = 1});
+        const Example example = run_through_lists(spec, spec.stages == 3 ? 2 * spec.chunks() : spec.chunks(),
+                                                  {.kind = RecomputeKind::block});
         const std::vector<MeasuredPass> passes = example.passes();
         const Timeline timeline = measured_timeline(spec, passes);
         for (int stage = 0; stage < spec.stages; ++stage) {
