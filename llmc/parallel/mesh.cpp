@@ -16,7 +16,7 @@ std::string Mesh::description() const {
         };
         add(pipeline, "pipeline stages");
         add(data_ranks(), "data parallel");
-        add(tensor, "tensor parallel");
+        add(tensor, sequence_parallel ? "tensor parallel with their tokens divided" : "tensor parallel");
     } else {
         text += ", data parallel";
     }

@@ -434,3 +434,19 @@ def test_a_step_waits_for_nothing_but_its_loss(ranks, micro_batches, stage, expe
     allowed = 4 * ranks
     # Beside other processes work also goes on while the host is elsewhere, and may be done when it asks.
     assert polls == allowed or (ranks > 1 and 0 < polls <= allowed)
+
+
+@pytest.mark.parametrize("tokens", [[], ["--sequence-parallel"]], ids=["whole tokens", "divided tokens"])
+def test_ranks_that_share_layers_follow_the_cpu_device(tokens, experiment, tmp_path):
+    """To the bit the same whatever the stages' schedule, recompute, and the order of the queues' work."""
+    options = [*experiment.options("--dtype=fp32", "--micro-batch-size=1", steps=6), "--tensor-parallel=2", *tokens]
+
+    def trained(name, seed, *more):
+        run = train(tmp_path / name, *options, "--pipeline-parallel=2", *more, "--export", tmp_path / name / "w.safetensors",
+                    ranks=4, seed=seed, variables=cached(tmp_path))
+        return results(run), digest(tmp_path / name / "w.safetensors")
+
+    first = trained("1f1b", 0)
+    assert trained("zb-h1", 1, "--pipeline-schedule=zb-h1", "--recompute=selective") == first
+    cpu = train(tmp_path / "cpu", *experiment.options("--dtype=fp32", steps=6), "--device=cpu", executable=CPU)
+    assert np.abs(np.array(first[0][0]) - cpu.losses).max() <= model_bounds.LOSS_FP32

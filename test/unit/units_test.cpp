@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include <cmath>
 #include <numeric>
 #include <set>
@@ -53,6 +55,67 @@ TEST(Units, TheVocabularyIsPaddedTo128Rows) {
     const UnitLayout wte(gpt_units(odd)[wte_unit]);
     EXPECT_EQ(wte.entries()[0].spec.shape, (Shape{37, 15}));
     EXPECT_EQ(wte.entries()[0].stored, (Shape{128, 15}));
+}
+
+// Together ranks have each element of what they share once, and each all of the rest, in blocks of the norm of its own.
+TEST(Units, RanksShareTensors) {
+    constexpr GPTConfig config{
+        .layers = 2, .heads = 6, .channels = 30, .sequence_length = 7, .vocabulary = 300};
+    for (const int ranks : {2, 3, 6}) {
+        for (const UnitSpec& spec : gpt_units(config)) {
+            const UnitLayout first(spec, {0, ranks});
+            for (std::size_t i = 0; i < first.entries().size(); ++i) {
+                const ParamSpec& param = first.entries()[i].spec;
+                std::vector<int> times(static_cast<std::size_t>(param.shape.elements()));
+                for (int rank = 0; rank < ranks; ++rank) {
+                    const UnitLayout unit(spec, {rank, ranks});
+                    const UnitLayout::Entry& entry = unit.entries()[i];
+                    EXPECT_EQ(unit.elements(), first.elements());
+                    EXPECT_EQ(entry.offset, first.entries()[i].offset);
+                    EXPECT_EQ(entry.stored, first.entries()[i].stored);
+                    EXPECT_EQ(entry.offset >= unit.replicated_begin(), !param.tensor_dim) << param.name;
+                    std::int64_t own = 0;
+                    for (const TensorRun& run : runs_of(entry, unit.ranks())) {
+                        EXPECT_EQ(run.own, own);
+                        own += run.size;
+                        for (std::int64_t k = 0; k < run.size; ++k)
+                            ++times[static_cast<std::size_t>(run.whole + k)];
+                    }
+                    EXPECT_EQ(own, entry.shape.elements());
+                    EXPECT_LE(own, entry.stored.elements());
+                }
+                for (const int count : times) EXPECT_EQ(count, param.tensor_dim ? 1 : ranks) << param.name;
+            }
+            EXPECT_EQ(first.replicated_begin() % norm_block_elements, 0);
+        }
+    }
+}
+
+// A rank's initial weights are those of the whole tensor, at their places.
+TEST(Units, RanksInitializeTheSameModel) {
+    constexpr GPTConfig config{
+        .layers = 1, .heads = 2, .channels = 20, .sequence_length = 7, .vocabulary = 130};
+    for (const UnitSpec& spec : gpt_units(config)) {
+        const UnitLayout whole(spec);
+        std::vector<float> expected(static_cast<std::size_t>(whole.elements()));
+        initialize_unit(expected, 0, whole, 3);
+        for (int rank = 0; rank < 2; ++rank) {
+            const UnitLayout unit(spec, {rank, 2});
+            std::vector<float> values(static_cast<std::size_t>(unit.elements()));
+            initialize_unit(values, 0, unit, 3);
+            for (const UnitLayout::Entry& entry : unit.entries()) {
+                const auto same = std::ranges::find_if(whole.entries(), [&](const UnitLayout::Entry& other) {
+                    return other.spec.name == entry.spec.name;
+                });
+                for (const TensorRun& run : runs_of(entry, unit.ranks())) {
+                    for (std::int64_t k = 0; k < run.size; ++k) {
+                        EXPECT_EQ(values[static_cast<std::size_t>(entry.offset + run.own + k)],
+                                  expected[static_cast<std::size_t>(same->offset + run.whole + k)]);
+                    }
+                }
+            }
+        }
+    }
 }
 
 TEST(Units, MatricesDecayAndVectorsDoNot) {
