@@ -50,8 +50,8 @@ double least_memory(const RunSpec& spec) {
         (spec.dtype == DType::fp32 ? 8 : 12) * sharding.share_of_optimizer();
     const double tokens = static_cast<double>(std::max<std::int64_t>(1, spec.micro_batch_sequences)) *
                           static_cast<double>(config.sequence_length);
-    const auto layers = static_cast<double>(config.layers),
-               recomputing = static_cast<double>(config.layers / spec.recompute.every);
+    const std::int64_t whole_groups = config.layers / spec.recompute.every;  // whose last block recomputes
+    const auto layers = static_cast<double>(config.layers), recomputing = static_cast<double>(whole_groups);
     const double kept = numbers_kept(RecomputeKind::none) * (layers - recomputing) +
                         numbers_kept(spec.recompute.kind) * recomputing;
     return parameter * parameters_about(config) +
@@ -471,13 +471,13 @@ std::optional<int> stage_that_fits(RunSpec spec, const Ops& ops, std::size_t sta
 }
 
 // The options with which the run would fit, the one that costs least first: recompute, then ZeRO, then both.
-std::string what_would_fit(RunSpec spec, const Ops& ops, std::size_t staging_bytes,
+std::string what_would_fit(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes,
                            std::int64_t micro_batch) {
     constexpr Recompute all{.kind = RecomputeKind::block};
     RunSpec recomputing = spec;
     recomputing.recompute = all;
     const bool recomputes_all = spec.recompute == all;
-    const std::string recompute =
+    std::string recompute =
         fmt::format("--recompute block{}", spec.recompute.every > 1 ? " --recompute-every 1" : "");
     if (!recomputes_all &&
         fits(spec.machine, plan_that_fits(recomputing, ops, staging_bytes, micro_batch).largest_memory))

@@ -23,12 +23,12 @@ Sharding asked_sharding(const Options& o) { return {.stage = static_cast<int>(o.
 template <class T>
 DependentSetting dependent(std::string_view name, T Options::*member, std::string_view on,
                            std::string_view given, std::string_view purpose,
-                           std::function<bool(const Options&)> has_meaning) {
+                           bool (*has_meaning)(const Options&)) {
     return {.name = name,
             .on = on,
             .given = given,
             .purpose = purpose,
-            .has_meaning = std::move(has_meaning),
+            .has_meaning = has_meaning,
             .is_given = [member](const Options& o) { return o.*member != Options().*member; },
             .drop = [member](Options& o) { o.*member = Options().*member; }};
 }
