@@ -1,0 +1,107 @@
+#include "llmc/plan/micro_batches.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "llmc/core/error.h"
+
+namespace llmc {
+
+namespace {
+
+// Bounds on what is a slip of the keyboard: they keep sizes inside 64 bits, and a step's list of actions small.
+constexpr std::int64_t largest_micro_batch = 1 << 14;
+constexpr std::int64_t most_block_passes = 1 << 18;  // micro-batches times layers
+
+// The nearest positive multiples around `value`, as "1024 or 1536".
+std::string multiples_near(std::int64_t value, std::int64_t multiple) {
+    const std::int64_t below = value / multiple * multiple;
+    return below == 0 ? std::to_string(multiple) : fmt::format("{} or {}", below, below + multiple);
+}
+
+}  // namespace
+
+void check_global_batch(const RunSpec& spec) {
+    const std::int64_t T = spec.config.sequence_length, ranks = spec.mesh.data_ranks();
+    if (spec.global_batch_tokens < 1 || spec.global_batch_tokens > std::int64_t{1} << 40) {
+        user_error("--global-batch-tokens {} is out of range; give {} to {}", spec.global_batch_tokens,
+                   T * ranks, std::int64_t{1} << 40);
+    }
+    if (spec.global_batch_tokens % (T * ranks) != 0) {
+        user_error(
+            "--global-batch-tokens {} is not a multiple of {} ({} tokens a sequence x {} data-parallel "
+            "process{}); try {}",
+            spec.global_batch_tokens, T * ranks, T, ranks, ranks == 1 ? "" : "es",
+            multiples_near(spec.global_batch_tokens, T * ranks));
+    }
+}
+
+std::int64_t largest_divisor(std::int64_t n, std::int64_t limit) {
+    for (std::int64_t d = std::min(n, limit); d > 1; --d) {
+        if (n % d == 0) return d;
+    }
+    return 1;
+}
+
+std::int64_t best_micro_batch(const RunSpec& spec, std::int64_t limit) {
+    const std::int64_t sequences = spec.rank_sequences(), stages = spec.mesh.pipeline;
+    return largest_divisor(sequences % stages == 0 ? sequences / stages : sequences, limit);
+}
+
+void check_groups(const RunSpec& spec, std::int64_t micro_batch) {
+    const std::int64_t sequences = spec.rank_sequences(), stages = spec.mesh.pipeline;
+    if (spec.virtual_stages == 1 || sequences / micro_batch % stages == 0) return;
+    const auto refuse = [&](const std::string& why, const std::string& advice) {
+        user_error(
+            "--pipeline-schedule interleaved takes micro-batches in groups of --pipeline-parallel {}, and "
+            "{}; "
+            "try {}, or --pipeline-schedule 1f1b --virtual-stages 1",
+            stages, why, advice);
+    };
+    if (sequences % stages == 0) {
+        refuse(fmt::format("--micro-batch-size {} makes {} of a step", micro_batch, sequences / micro_batch),
+               fmt::format("--micro-batch-size {}", best_micro_batch(spec, micro_batch)));
+    }
+    const std::int64_t group = spec.config.sequence_length * spec.mesh.data_ranks() * stages;
+    refuse(fmt::format("--global-batch-tokens {} makes {} of a step at most", spec.global_batch_tokens,
+                       sequences),
+           fmt::format("--global-batch-tokens {}", multiples_near(spec.global_batch_tokens, group)));
+}
+
+std::int64_t choose_micro_batch(const RunSpec& spec) {
+    const std::int64_t sequences = spec.rank_sequences(), given = spec.micro_batch_sequences;
+    if (given > largest_micro_batch) {
+        user_error("--micro-batch-size {} is out of range; give 1 to {}", given, largest_micro_batch);
+    }
+    if (given == 0) {
+        return best_micro_batch(
+            spec, std::max<std::int64_t>(1, spec.usual_micro_batch_tokens / spec.config.sequence_length));
+    }
+    if (sequences % given != 0) {
+        user_error(
+            "--micro-batch-size {} does not divide the {} sequence{} of each process (--global-batch-tokens "
+            "{}); try --micro-batch-size {}",
+            given, sequences, sequences == 1 ? "" : "s", spec.global_batch_tokens,
+            largest_divisor(sequences, given));
+    }
+    return given;
+}
+
+std::int64_t most_micro_batches(const RunSpec& spec) { return most_block_passes / spec.config.layers; }
+
+void check_micro_batches(const RunPlan& plan) {
+    const std::int64_t most = most_micro_batches(plan.spec);
+    if (most == 0) {
+        user_error("--layers {} is out of range; give 1 to {}", plan.spec.config.layers, most_block_passes);
+    }
+    if (plan.micro_batches > most) {
+        user_error(
+            "--global-batch-tokens {} makes {} micro-batches a step, more than the {} that {} layers allow; "
+            "try a larger --micro-batch-size, more processes or fewer tokens",
+            plan.spec.global_batch_tokens, plan.micro_batches, most, plan.spec.config.layers);
+    }
+}
+
+}  // namespace llmc
