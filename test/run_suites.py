@@ -80,7 +80,7 @@ def find_suites(build, report, kind):
         if transport == "tcp":
             environment["MPI"] = "0"
             if len(transports) > 1:  # the same sums either way: the long trainings once
-                left_out += ":*ShardedTraining*:HybridSharding*"
+                left_out += ":*ShardedTraining*:HybridSharding*:*RecomputedTraining*:*WrongWeight*"
         command = ["scripts/launch.sh", "-np", str(ranks), f"{build}/test/mpi", *googletest_options(report(name)),
                    f"--gtest_filter=-{left_out}"]
         suites.append(Suite(name, command, MPI_TIMEOUT, environment))
