@@ -41,6 +41,7 @@ class RecomputedTraining : public testing::TestWithParam<Setting> {};
 TEST_P(RecomputedTraining, IsTheSameRun) {
     const Setting setting = GetParam();
     const int ranks = world().size();
+    if (ranks > 4) GTEST_SKIP() << "takes 4 ranks at most; the parallel matrix has more";
     // The whole matrix on one and two ranks.
     const std::vector<int> intervals = ranks <= 2 ? std::vector{1, 2, 3} : std::vector{2};
     const TrainingResult plain = train(setting, 0, {});
