@@ -78,8 +78,8 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("dtype", o.dtype, "Of computing; default bf16 on GPUs, fp32 on the CPU", Choices{"fp32", "bf16"});
     setting("gradient-dtype", o.gradient_dtype,
             "Keep and reduce gradients in this; bf16 only with --dtype bf16", Choices{"fp32", "bf16"});
-    setting("recompute", o.recompute,
-            "Of a block, for less memory: layernorms and GELU, or all that it computes", recompute_names());
+    setting("recompute", o.recompute, "For less memory: layernorms and GELU, or whole blocks",
+            recompute_names());
     setting("recompute-every", o.recompute_every, "Recompute one block of so many; default 1: every one",
             any);
     setting("device", o.device, "Where to compute; auto: on GPUs where there are any",
@@ -317,7 +317,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
         ->disable_flag_override()
         ->group("Training");
     app.add_flag("--pipeline-timeline", options.pipeline_timeline,
-                 "Draw when stages do what, expected and measured; with --steps 0 do no more")
+                 "Draw when stages do what; with --steps 0 do no more")
         ->configurable(false)
         ->disable_flag_override()
         ->group("Pipeline");
