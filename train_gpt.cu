@@ -28,6 +28,7 @@
 #include "llmc/data/data.h"
 #include "llmc/data/samples.h"
 #include "llmc/data/tokenizer.h"
+#include "llmc/data/training_batches.h"
 #include "llmc/device/cpu/openmp_wait.h"
 #include "llmc/device/device.h"
 #include "llmc/io/checkpoint.h"
@@ -70,6 +71,7 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     const Options& options = run.options;
     const GPTConfig& config = run.plan.spec.config;
     const TrainingSamples samples(*run.data.training, config.sequence_length, options.seed);
+    TrainingBatches batches(samples, run.plan.share(), config.sequence_length);
     std::optional<ValidationWindows> validation;
     if (run.data.validation) validation.emplace(*run.data.validation, config.sequence_length);
 
@@ -163,7 +165,7 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     }
     while (trainer.progress().step < options.steps && !stopping) {
         const bool compares = due(options.check_replicas_every, trainer.progress().step + 1);
-        StepMetrics line = trainer.train_step(samples, compares);
+        StepMetrics line = trainer.train_step(batches, compares);
         if (pipeline_watch) pipeline_watch->see(line.step, trainer.action_times());
         const bool last = line.step == options.steps;
         console.step(line);

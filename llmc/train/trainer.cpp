@@ -94,18 +94,10 @@ std::optional<std::uint64_t> Trainer::rounding_seed() const {
     return options_.stochastic_rounding ? std::optional(options_.seed) : std::nullopt;
 }
 
-StepMetrics Trainer::train_step(const TrainingSamples& samples, bool compares_replicas) {
+StepMetrics Trainer::train_step(TrainingBatches& batches, bool compares_replicas) {
     const std::int64_t T = plan_.spec.config.sequence_length, B = plan_.micro_batch;
-    // A rank's share of the batch is a run of samples, its micro-batches one after the other.
-    const std::int64_t first = progress_.samples + plan_.spec.mesh.data_rank() * plan_.rank_sequences();
     const auto load = [&](int micro_batch, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
-        const bool ahead = micro_batch == plan_.micro_batches;  // the next step's first
-        const std::int64_t sample =
-            ahead ? first + plan_.global_sequences() : first + std::int64_t{micro_batch} * B;
-        for (std::int64_t b = 0; b < B; ++b) {
-            const auto begin = static_cast<std::size_t>(b * T), count = static_cast<std::size_t>(T);
-            samples.read(sample + b, inputs.subspan(begin, count), targets.subspan(begin, count));
-        }
+        batches.read(progress_.samples, micro_batch, inputs, targets);
     };
 
     // Before ranks give each other what they have updated, which would hide what differs.

@@ -13,6 +13,7 @@
 
 #include "llmc/comm/communicator.h"
 #include "llmc/data/samples.h"
+#include "llmc/data/training_batches.h"
 #include "llmc/device/arenas.h"
 #include "llmc/device/device.h"
 #include "llmc/io/checkpoint.h"
@@ -50,9 +51,9 @@ class Trainer {
     // Those of all stages (Device::choices).
     const std::string& algorithms() const { return algorithms_; }
 
-    // The next step. UserError on all ranks if its loss or gradient is not finite, which names the first tensor that
+    // The next step, of batches that the plan's share() divides. UserError on all ranks if its loss or gradient is not finite, which names the first tensor that
     // is not; and with `compares_replicas`, if ranks that must have the same parameters or optimizer state do not.
-    StepMetrics train_step(const TrainingSamples& samples, bool compares_replicas = false);
+    StepMetrics train_step(TrainingBatches& batches, bool compares_replicas = false);
 
     // When the actions of steps ran (step_streams.h): whether that is measured, and of the last step.
     void watch_actions(bool on) { executor_.watch_actions(on); }
