@@ -25,7 +25,8 @@ TEST(Units, CountsGpt2sParameters) {
     const std::vector<std::pair<std::string, std::int64_t>> published = {{"gpt2", 124'439'808},
                                                                          {"gpt2-medium", 354'823'168},
                                                                          {"gpt2-large", 774'030'080},
-                                                                         {"gpt2-xl", 1'557'611'200}};
+                                                                         {"gpt2-xl", 1'557'611'200},
+                                                                         {"gpt3-6.7b", 6'658'404'352}};
     for (const auto& [name, parameters] : published) {
         for (const NamedModel& model : named_models()) {
             if (model.name != name) continue;
