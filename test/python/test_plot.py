@@ -1,6 +1,7 @@
 """scripts/plot.py: what it reads and draws, and the one line it says about what it cannot read."""
 
-import importlib.util
+import contextlib
+import io
 import json
 import os
 import pathlib
@@ -12,21 +13,28 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "plot.py"
+SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
+SCRIPT = SCRIPTS / "plot.py"
+sys.path.append(str(SCRIPTS))
+import metrics  # noqa: E402
+import plot as plot_module  # noqa: E402
+import plot_common  # noqa: E402
+import plot_loss  # noqa: E402
+
 RUN = {"run": {"configuration": {"model": "tiny", "layers": 4, "heads": 4, "channels": 128, "seq-len": 64,
                                  "global-batch-tokens": 1536, "dtype": "fp32"},
                "mesh": {"world": 2}, "parameters": 835072, "unigram_loss": 2.9, "source_entropy": 0.6}}
 
 
-def load_module():
-    spec = importlib.util.spec_from_file_location("plot", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def plot(*arguments):
-    return subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True)
+    """scripts/plot.py in this process, which has read matplotlib already; returns its CompletedProcess."""
+    output, complaint, status = io.StringIO(), "", 0
+    with contextlib.redirect_stdout(output):
+        try:
+            plot_module.main([str(argument) for argument in arguments])
+        except SystemExit as stop:
+            status, complaint = (1, f"{stop.code}\n") if isinstance(stop.code, str) else (stop.code or 0, "")
+    return subprocess.CompletedProcess(arguments, status, output.getvalue(), complaint)
 
 
 def write_run(directory, losses, first=RUN, validate_every=4):
@@ -68,16 +76,15 @@ def test_a_run_directory_is_drawn_beside_its_metrics(tmp_path):
     assert done.stdout == f"wrote {tmp_path}/run/loss.png\n"
     picture = imread(tmp_path / "run" / "loss.png")
     assert picture.shape[:2] == (1000, 1600)
-    module = load_module()
     # A line two pixels wide over a tenth of the width at least.
-    assert having(tmp_path / "run" / "loss.png", module.RUN_COLORS[0]).sum() > 2 * 160
-    assert having(tmp_path / "run" / "loss.png", module.VALIDATION_COLOR).sum() > 160
+    assert having(tmp_path / "run" / "loss.png", plot_loss.TRAINING_COLOR).sum() > 2 * 160
+    assert having(tmp_path / "run" / "loss.png", plot_loss.VALIDATION_COLOR).sum() > 160
 
 
 def python_without_modules(folder):
     """A folder in which python3 has the standard library alone."""
     folder.mkdir()
-    (folder / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    (folder / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} -E -s -S "$@"\n')
     (folder / "python3").chmod(0o755)
     return folder
 
@@ -99,7 +106,8 @@ def test_the_script_itself_finds_an_interpreter_with_matplotlib(tmp_path):
 
 def test_no_matplotlib_at_all_is_one_clear_line(tmp_path):
     bare = python_without_modules(tmp_path / "bin")
-    shutil.copy(SCRIPT, tmp_path / "plot.py")
+    for name in ("plot.py", "interpreter.py"):
+        shutil.copy(SCRIPTS / name, tmp_path)
     (tmp_path / "deps.sh").write_text(f"#!/bin/sh\necho {bare}/python3\n")
     (tmp_path / "deps.sh").chmod(0o755)
     done = run_itself(tmp_path / "plot.py", bare, write_run(tmp_path / "run", falling(10)))
@@ -120,25 +128,24 @@ def test_references_are_drawn_only_where_known(tmp_path):
 def test_several_runs_have_a_color_each(tmp_path):
     paths = [write_run(tmp_path / name, [loss + shift for loss in falling(count)])
              for name, count, shift in (("a", 40, 0), ("b", 25, 0.5), ("c", 60, 1))]
-    done = plot(*paths, "-o", tmp_path / "all.png")
+    done = plot(*paths, "--panels", "loss", "-o", tmp_path / "all.png")
     assert done.returncode == 0, done.stderr
-    for color in load_module().RUN_COLORS[:3]:
+    for color in plot_common.RUN_COLORS[:3]:
         assert having(tmp_path / "all.png", color).sum() > 160
 
 
 def test_one_diverged_run_does_not_flatten_the_others(tmp_path):
     """The good ones take up most of the height; a run that merely is higher than the other is seen whole."""
-    module = load_module()
     good = [write_run(tmp_path / "a", falling(60)), write_run(tmp_path / "b", [loss + 0.2 for loss in falling(60)])]
     diverged = write_run(tmp_path / "c", [*(loss + 0.5 for loss in falling(20)), *(1e9 for _ in range(40))])
     higher = write_run(tmp_path / "d", [loss + 3 for loss in falling(60)])
     for others in ([good[0], diverged], [diverged, *good], [good[0], higher]):
-        assert plot(*others, "-o", tmp_path / "all.png").returncode == 0
-        rows = np.flatnonzero(having(tmp_path / "all.png", module.RUN_COLORS[others.index(good[0])]).any(axis=-1))
+        assert plot(*others, "--panels=loss", "-o", tmp_path / "all.png").returncode == 0
+        rows = np.flatnonzero(having(tmp_path / "all.png", plot_common.RUN_COLORS[others.index(good[0])]).any(axis=-1))
         if diverged in others:
             assert rows.max() - rows.min() > 450  # of the 790 that the axes have
         else:
-            assert np.flatnonzero(having(tmp_path / "all.png", module.RUN_COLORS[1]).any(axis=-1)).min() > 130
+            assert np.flatnonzero(having(tmp_path / "all.png", plot_common.RUN_COLORS[1]).any(axis=-1)).min() > 130
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -147,18 +154,18 @@ def test_a_run_of_few_steps_is_drawn(tmp_path, count):
     done = plot(tmp_path)
     assert done.returncode == 0, done.stderr
     # A marker at least, 8 pixels high; the dotted line to its label is level and thin.
-    rows = having(tmp_path / "loss.png", load_module().RUN_COLORS[0]).any(axis=-1)
+    rows = having(tmp_path / "loss.png", plot_loss.TRAINING_COLOR).any(axis=-1)
     assert rows.sum() >= 6
 
 
 def test_half_a_last_line_is_a_run_in_progress(tmp_path):
     path = write_run(tmp_path, falling(10))
     path.write_text(path.read_text() + '{"step": 11, "lo')
-    assert len(load_module().read_run(path).steps) == 10
+    assert len(metrics.read_run(path).steps) == 10
 
 
 def test_smoothing_keeps_a_constant_and_averages_noise():
-    smooth = load_module().smooth
+    smooth = plot_common.smooth
     assert np.allclose(smooth(np.full(500, 2.0)), 2.0)
     noise = np.tile([1.0, 3.0], 200)
     # The mean of n alternating 1 and 3 is 2, or 2 +- 1/n where n is odd. Here n is 11 in the middle and falls to 6 at
@@ -168,7 +175,7 @@ def test_smoothing_keeps_a_constant_and_averages_noise():
 
 
 def test_labels_keep_their_distance_and_their_order():
-    heights = load_module().spread([1.0, 1.01, 1.02, 3.0], 0.2)
+    heights = plot_loss.spread([1.0, 1.01, 1.02, 3.0], 0.2)
     assert np.all(np.diff(heights) >= 0.2 - 1e-9)
     assert heights[3] == 3.0
     assert np.mean(heights[:3]) == pytest.approx(1.01)
@@ -181,17 +188,18 @@ def test_labels_keep_their_distance_and_their_order():
     ('[1]\n', "line 1: no `run`"),
     ('{"run": {}}\n', "holds no step"),
     ('{"run": {}}\n{"step": 1, "loss": 2.0}\n{"step": 2}\n', "line 3: no numbers"),
-    ('{"run": {}}\n{"step": 1, "loss": null}\n', "line 2: no numbers"),
+    ('{"run": {}}\n{"step": 1, "loss": "low"}\n', "line 2: no numbers"),
+    ('{"run": {}}\n{"step": null, "loss": 2}\n', "line 2: no numbers"),
     ('{"run": {}}\n{"step": 1, "loss": 2, "val_loss": "low"}\n', "line 2: `val_loss`"),
-    (b"\xff\xfe\x00", "not text"),
+    (b"\xff\xfe\x00\n", "not text"),
 ])
 def test_a_damaged_file_is_one_clear_line(tmp_path, text, complaint):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(SystemExit) as stop:
-        load_module().read_run(path)
-    message = stop.value.code
-    assert message.startswith("error: ") and "\n" not in message
+    with pytest.raises(metrics.MetricsError) as stop:
+        metrics.read_run(path)
+    message = str(stop.value)
+    assert "\n" not in message
     assert str(path) in message and complaint in message
 
 
