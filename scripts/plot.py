@@ -25,9 +25,9 @@ import numpy as np  # noqa: E402
 matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt  # noqa: E402
 
+from amounts import bytes_text, clipped, decimal, duration_text, short  # noqa: E402
 from metrics import MetricsError, distinct_names, find_metrics, is_number, read_run  # noqa: E402
-from plot_common import (FAINT, INK, Look, bytes_text, clipped, decimal, duration_text, finite,  # noqa: E402
-                         last_finite, positions, short, text_width)
+from plot_common import FAINT, INK, Look, finite, last_finite, positions, text_width  # noqa: E402
 from plot_loss import loss_figure, loss_panel  # noqa: E402
 from plot_panels import (NAME, NAME_SIZE, hellaswag_panel, memory_panel, mfu_panel, phase_times,  # noqa: E402
                          throughput_panel, time_panel)

@@ -7,9 +7,10 @@ the loss of a unigram model and the source's entropy, which no model goes below.
 import matplotlib.pyplot as plt
 import numpy as np
 
+from amounts import clipped, decimal, short
 from metrics import is_number
-from plot_common import (FAINT, INK, Look, clipped, decimal, dress, dress_x, finite, last_finite, positions, short,
-                         smooth, text_width, thinned)
+from plot_common import (FAINT, INK, Look, dress, dress_x, finite, last_finite, positions, smooth, text_width,
+                         thinned)
 
 TRAINING_COLOR, VALIDATION_COLOR = "#0072b2", "#e07a1f"  # of a single run; several runs have one color each
 NAME = 28  # the characters of a name at the end of a line

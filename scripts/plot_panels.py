@@ -8,8 +8,9 @@ import numpy as np
 from matplotlib.colors import to_rgb
 from matplotlib.ticker import FuncFormatter
 
-from plot_common import (FAINT, INK, Look, bytes_text, clipped, dress, dress_x, finite, last_finite, positions, short,
-                         smooth, text_width, thinned)
+from amounts import bytes_text, clipped, short
+from plot_common import (FAINT, INK, Look, dress, dress_x, finite, last_finite, positions, smooth, text_width,
+                         thinned)
 from plot_loss import set_x_limits
 
 # In the order in which they are stacked. Neighbours differ in lightness too.
