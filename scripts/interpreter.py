@@ -11,7 +11,9 @@ import subprocess
 import sys
 
 SCRIPTS = pathlib.Path(__file__).resolve().parent
-FROM_PYPI = SCRIPTS.parent / ".python"
+FROM_PYPI = str(SCRIPTS.parent / ".python")
+if FROM_PYPI not in sys.path:
+    sys.path.append(FROM_PYPI)  # last: what the system has goes first
 
 
 def lacks(modules):
@@ -28,8 +30,6 @@ def lacks(modules):
 def need(*modules):
     """Returns where all modules are there. Otherwise the script begins again under the interpreter that deps.sh chooses;
     where that one lacks some too the program ends with one line."""
-    if str(FROM_PYPI) not in sys.path:
-        sys.path.append(str(FROM_PYPI))  # last: what the system has goes first
     lacking = lacks(modules)
     if lacking is None:
         return
@@ -44,5 +44,4 @@ def need(*modules):
 
 def need_here(modules):
     """Exit status 1 where this interpreter lacks one of the modules."""
-    sys.path.append(str(FROM_PYPI))
     sys.exit(lacks(modules) is not None)

@@ -118,13 +118,12 @@ class EventFolder:
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
         self._writer = None
-        self._number = 0
 
     def is_open(self):
         return self._writer is not None
 
     def files(self):
-        return sorted(self.folder.glob(f"*.tfevents.*{SUFFIX}"))
+        return sorted(self.folder.glob(f"events.[0-9]*.out.tfevents.*{SUFFIX}"))
 
     def rows_there(self, run):
         """How many of the run's rows the files hold; None where they hold something else."""
@@ -133,8 +132,8 @@ class EventFolder:
                 event = last_event(path)
             except Exception:  # protobuf's, of a file that was damaged
                 return None
-            if event is None or event.HasField("file_version") or event.HasField("session_log"):
-                continue  # begun, and stopped before a step
+            if event is None or event.HasField("file_version"):
+                continue  # begun, and ended before a step
             rows = [row for row, step in enumerate(run.steps) if step == event.step]
             if not event.step or not rows:
                 return None
@@ -144,21 +143,20 @@ class EventFolder:
             return rows[0] + 1 if str(there) == str({value.tag: value.simple_value for value in wanted.value}) else None
         return None
 
-    def begin(self, forget_from=None):
-        """A new file; TensorBoard forgets what it has of the steps from `forget_from` on."""
+    def begin(self, forget_from=None, in_place_of=()):
+        """A new file; TensorBoard forgets what it has of the steps from `forget_from` on. Other files of ours may go."""
         self.close()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._number += 1
-        # Files are read in the order of their names, which begin with the seconds since 1970.
-        self._writer = EventsWriter(str(self.folder / "events"), f".{os.getpid()}.{self._number:04}{SUFFIX}")
+        # Files are read in the order of their names; a name that was read before is not read again.
+        number = max([0, *(int(path.name.split(".")[1]) for path in self.files())]) + 1
+        for path in in_place_of:
+            path.unlink()
+        self._writer = EventsWriter(str(self.folder / f"events.{number:06}"), SUFFIX)
         if forget_from is not None:
             self.write(Event(wall_time=time.time(), step=forget_from, session_log=SessionLog(status=SessionLog.START)))
 
     def begin_afresh(self, run, wall_time):
-        self.close()
-        for path in self.files():
-            path.unlink()
-        self.begin(forget_from=0)
+        self.begin(forget_from=0, in_place_of=self.files())
         for event in about_events(run, wall_time):
             self.write(event)
 
