@@ -8,15 +8,15 @@ import numpy as np
 from matplotlib.colors import to_rgb
 from matplotlib.ticker import FuncFormatter
 
-from amounts import bytes_text, clipped, short
+from amounts import bytes_text, clipped, duration_text, short
 from plot_common import (FAINT, INK, Look, dress, dress_x, finite, last_finite, positions, smooth, text_width,
                          thinned)
 from plot_loss import set_x_limits
 
 # In the order in which they are stacked. Neighbours differ in lightness too.
-ARENAS = {"parameters": "#0072b2", "gradients": "#8fc7ea", "master": "#5b3a8c", "moments": "#cc9bc0",
-          "activations": "#e69f00", "communication": "#00664b", "pipeline": "#6fd3b0", "workspace": "#9a9a9a"}
-PHASES = {"data": "#5b3a8c", "forward": "#8fc7ea", "backward": "#0072b2", "communication": "#d55e00", "norm": "#f0d48a",
+ARENAS = {"parameters": "#0072b2", "gradients": "#8fc7ea", "master": "#3d2466", "moments": "#cc9bc0",
+          "activations": "#e69f00", "communication": "#00664b", "pipeline": "#6fd3b0", "workspace": "#5f5f5f"}
+PHASES = {"data": "#2e1a4f", "forward": "#8fc7ea", "backward": "#0072b2", "communication": "#d55e00", "norm": "#f0d48a",
           "update": "#00664b", "other": "#b8b8b8"}
 SPARE_COLORS = ["#7a5230", "#c9b79c", "#444444"]
 NAME, NAME_SIZE = 20, 12.5  # the characters and the size of a run's name beside its bar
@@ -167,5 +167,5 @@ def memory_panel(axes, runs):
 
 def time_panel(axes, runs):
     bars_panel(axes, runs, [phase_times(run) for run in runs], PHASES,
-               lambda milliseconds: f"{milliseconds:.3g} ms" if milliseconds < 999.5 else f"{milliseconds / 1e3:.3g} s",
+               lambda milliseconds: f"{milliseconds:.3g} ms" if milliseconds < 999.5 else duration_text(milliseconds / 3.6e6),
                "Time of a step, by phase")

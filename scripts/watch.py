@@ -77,7 +77,7 @@ class State:
 
     @property
     def share(self):
-        return self.step / self.total if self.total else None
+        return self.step / self.total if self.begun and self.total else None
 
     @property
     def left(self):
@@ -99,7 +99,7 @@ class State:
     def status(self):
         """In a word or two, and its style."""
         if self.trouble:
-            return self.trouble, "red"
+            return "cannot be read", "red"
         if not self.begun:
             return "waiting for its first step", "yellow"
         if self.diverged():
@@ -195,6 +195,7 @@ def progress_text(state):
 def panel(state, width, ascii_only):
     """A run in full."""
     inner = max(10, width - 4)
+    overflow = "crop" if ascii_only else "ellipsis"
     lines = []
     status, style = state.status()
     words = progress_text(state)
@@ -212,9 +213,11 @@ def panel(state, width, ascii_only):
             line = Text(f"{label:>7} ", style="dim", no_wrap=True)
             lines.append(line.append(row, style="blue not dim"))
         lines += fact_lines(facts(state), inner)
-    return Panel(Group(*lines) if lines else Text(""), title=Text(state.run.name, style="bold", overflow="ellipsis"),
-                 subtitle=Text(status, style=style), box=ASCII if ascii_only else ROUNDED, width=width, border_style="dim",
-                 title_align="left", subtitle_align="right")
+    if state.trouble:
+        lines.append(Text(state.trouble, style="red"))
+    return Panel(Group(*lines) if lines else Text(""), title=Text(state.run.name, style="bold", overflow=overflow),
+                 subtitle=Text(status, style=style, overflow=overflow), width=width, title_align="left",
+                 subtitle_align="right", border_style="dim", box=ASCII if ascii_only else ROUNDED)
 
 
 def table(states, width, ascii_only):
@@ -224,7 +227,7 @@ def table(states, width, ascii_only):
 
     name_width = min(max(len(state.run.name) for state in states), max(12, width // 4))
     columns = [("run", name_width, lambda state: state.run.name),
-               ("done", 5, lambda state: number(state.share, lambda share: f"{100 * share:.0f}%") or f"{state.step}"),
+               ("done", 5, lambda state: number(state.share, lambda share: f"{100 * share:.0f}%") or (f"{state.step}" if state.begun else "")),
                ("loss", 7, lambda state: "nan" if state.diverged() else number(state.recent("loss"), lambda v: f"{v:.4f}")),
                ("val", 7, lambda state: number(state.last("val_loss"), lambda v: f"{v:.4f}")),
                ("left", 9, lambda state: number(state.left, clock) if not state.quiet else ""),
@@ -237,9 +240,10 @@ def table(states, width, ascii_only):
             break
         chosen.append(column)
         room -= column[1] + 2
+    overflow = "crop" if ascii_only else "ellipsis"
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
     for title, wide, _ in chosen:
-        grid.add_column(title, justify="left" if title in ("run", "state") else "right", no_wrap=True, overflow="ellipsis",
+        grid.add_column(title, justify="left" if title in ("run", "state") else "right", no_wrap=True, overflow=overflow,
                         max_width=name_width if title == "run" else None)
     plot_width = min(40, room - 18)
     if plot_width >= 8:
@@ -258,7 +262,7 @@ def view(states, console, tall):
     width, ascii_only = min(console.size.width, 140), console.options.ascii_only
     if len(states) * PANEL_ROWS <= tall:
         return Group(*(panel(state, width, ascii_only) for state in states))
-    return table(states, width, ascii_only)
+    return Group(table(states, width, ascii_only), *(Text(state.trouble, style="red") for state in states if state.trouble))
 
 
 class Watcher:
@@ -313,6 +317,7 @@ def main(words=None):
     arguments = parser.parse_args(words)
     if not arguments.interval > 0:
         sys.exit(f"error: --interval {arguments.interval:g} is not a time; give seconds, such as 1")
+    sys.stdout.reconfigure(errors="replace")  # names may have letters that a terminal has not
     console = Console(highlight=False)
     once = arguments.once or not console.is_terminal
     try:

@@ -2,9 +2,7 @@
 
 import contextlib
 import io
-import json
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
@@ -13,17 +11,16 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
-SCRIPT = SCRIPTS / "plot.py"
-sys.path.append(str(SCRIPTS))
-import metrics  # noqa: E402
-import plot as plot_module  # noqa: E402
-import plot_common  # noqa: E402
-import plot_loss  # noqa: E402
+from made_runs import ABOUT, SCRIPTS, falling, full_line, full_lines, write_lines
 
-RUN = {"run": {"configuration": {"model": "tiny", "layers": 4, "heads": 4, "channels": 128, "seq-len": 64,
-                                 "global-batch-tokens": 1536, "dtype": "fp32"},
-               "mesh": {"world": 2}, "parameters": 835072, "unigram_loss": 2.9, "source_entropy": 0.6}}
+import metrics
+import plot as plot_module
+import plot_common
+import plot_loss
+import plot_panels
+
+SCRIPT = SCRIPTS / "plot.py"
+RUN = {"run": ABOUT}
 
 
 def plot(*arguments):
@@ -44,13 +41,7 @@ def write_run(directory, losses, first=RUN, validate_every=4):
         lines.append({"step": step, "loss": loss})
         if step % validate_every == 0:
             lines[-1]["val_loss"] = loss + 0.05
-    path = directory / "metrics.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
-def falling(count):
-    return [0.8 + 4.7 * 0.9**step for step in range(count)]
+    return write_lines(directory / "metrics.jsonl", lines[1:], first["run"])
 
 
 def having(picture, color):
@@ -179,6 +170,163 @@ def test_labels_keep_their_distance_and_their_order():
     assert np.all(np.diff(heights) >= 0.2 - 1e-9)
     assert heights[3] == 3.0
     assert np.mean(heights[:3]) == pytest.approx(1.01)
+
+
+# ---- Comparisons -------------------------------------------------------------------------------------------
+
+KINDS_OF_RUNS = {
+    "plain": (full_lines(falling(60)), ABOUT),
+    "a name of so many words that no table and no panel has room for all of it": (full_lines(falling(50)), ABOUT),
+    "evaluated": (full_lines(falling(80), mfu=0.4, val_loss=2.0, hellaswag_acc_norm=0.3), ABOUT),
+    "other batches": (full_lines(falling(70), tokens=9e9), ABOUT | {"memory": {"activations": 5 << 30, "novel": 1 << 30}}),
+    "diverged": ([*full_lines(falling(30)), *full_lines([None] * 10, first=31)], ABOUT),
+    "resumed elsewhere": (full_lines(falling(40), first=400), ABOUT),
+    "one step": (full_lines([5.0]), ABOUT),
+    "nothing but losses": ([{"step": step, "loss": loss} for step, loss in enumerate(falling(40), 1)], {}),
+    "never finite": (full_lines([None] * 20), {"configuration": {"steps": "many"}, "mesh": 3, "memory": 5}),
+    "$x_1^2$ {odd} & 100%": (full_lines(falling(20), step_ms=3e6), ABOUT),
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return {name: metrics.read_run(write_lines(folder / str(i) / "metrics.jsonl", lines, about), name)
+            for i, (name, (lines, about)) in enumerate(KINDS_OF_RUNS.items())}
+
+
+@pytest.fixture
+def figures(monkeypatch, tmp_path):
+    """Draws a comparison; returns its figure, laid out."""
+    drawn = []
+    monkeypatch.setattr(plot_module.plt, "close", drawn.append)
+
+    def draw(runs, wanted=plot_module.PANELS, x=None):
+        plot_module.draw(runs, list(wanted), x, tmp_path / "out.png")
+        return drawn[-1]
+    yield draw
+    monkeypatch.undo()
+    plot_module.plt.close("all")
+
+
+def labels(figure):
+    """What the panels with lines show: (what it is drawn against, what)."""
+    return [(axes.get_xlabel(), axes.get_ylabel().split(",")[0]) for axes in figure.axes if axes.get_ylabel()]
+
+
+def texts(figure):
+    """All that is written in a figure, with its place."""
+    written = list(figure.texts)
+    for axes in figure.axes:
+        written += axes.texts
+        if axes.get_legend():
+            written += axes.get_legend().get_texts()
+        for axis in (axes.xaxis, axes.yaxis) if axes.axison else ():
+            low, high = sorted(axis.get_view_interval())
+            # Ticks beyond the ends of an axis are not drawn.
+            written += [axis.label, *(tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high)]
+    return [(text.get_text(), text.get_window_extent(figure.canvas.get_renderer())) for text in written if text.get_text()]
+
+
+def overlapping(figure):
+    places = texts(figure)
+    return [(a, b) for i, (a, p) in enumerate(places) for b, q in places[:i]
+            if min(p.x1, q.x1) - max(p.x0, q.x0) > 1 and min(p.y1, q.y1) - max(p.y0, q.y0) > 3]
+
+
+@pytest.mark.parametrize("names", [["plain"], ["plain", "diverged"], list(KINDS_OF_RUNS)[:8], list(KINDS_OF_RUNS), ["one step"],
+                                   ["nothing but losses"], ["never finite", "nothing but losses"], ["never finite"]],
+                         ids=lambda names: f"{len(names)} {names[0]}")
+def test_all_that_is_written_is_seen(made, figures, names):
+    """Nothing is beyond the picture's edge, and no text lies on another."""
+    figure = figures([made[name] for name in names])
+    for text, place in texts(figure):
+        assert place.x0 >= 0 and place.y0 >= 0 and place.x1 <= figure.bbox.x1 and place.y1 <= figure.bbox.y1, text
+    assert not overlapping(figure)
+
+
+def test_a_comparison_shows_what_runs_recorded(made, figures):
+    plain, evaluated, other = made["plain"], made["evaluated"], made["other batches"]
+    seconds = "seconds of training steps"
+    assert labels(figures([plain, made["diverged"]])) == [("step", "loss"), (seconds, "loss"), ("step", "tokens per second")]
+    # Where steps have different tokens the loss is drawn against tokens too.
+    assert labels(figures([evaluated, other])) == [
+        ("step", "loss"), ("tokens", "loss"), (seconds, "loss"), ("step", "tokens per second"), ("step", "MFU"),
+        ("step", "HellaSwag accuracy")]
+    assert labels(figures([plain, evaluated], x="tokens", wanted=["loss", "throughput", "memory"])) == [
+        ("tokens", "loss"), ("tokens", "tokens per second")]
+    assert labels(figures([made["nothing but losses"]], ["loss", "memory", "time"])) == [("step", "loss")]
+
+
+def test_lines_lie_where_the_numbers_are(made, figures):
+    run = made["evaluated"]
+    for kind, positions in (("steps", run.steps), ("tokens", run.tokens()), ("hours", run.hours())):
+        axes = next(axes for axes in figures([run, made["plain"]], x=kind).axes if axes.get_ylabel().startswith("loss"))
+        raw, validation = axes.lines[0], axes.lines[2]
+        assert np.allclose(raw.get_xdata(), positions) and np.allclose(raw.get_ydata(), run["loss"])
+        assert np.allclose(validation.get_xdata(), positions) and np.allclose(validation.get_ydata(), 2.0)
+
+
+def bars(figure, title):
+    """The widths of a panel's bars by row, as shares of the longest row."""
+    axes = next(axes for axes in figure.axes if any(title in text.get_text() for text in axes.texts))
+    rows = {}
+    for patch in axes.patches:
+        rows.setdefault(round(patch.get_y() + patch.get_height() / 2), []).append(patch.get_width())
+    longest = max(map(sum, rows.values()))
+    return {row: [width / longest for width in widths] for row, widths in rows.items()}
+
+
+def test_bars_are_as_long_as_what_they_stand_for(made, figures):
+    figure = figures([made["plain"], made["nothing but losses"], made["evaluated"]])
+    assert bars(figure, "Memory") == {row: pytest.approx([3 / 40, 3 / 40, 6 / 40, 28 / 40]) for row in (0, 2)}
+    assert bars(figure, "Time of a step") == {row: pytest.approx([0.01, 0.3, 0.6, 0.05, 0.04]) for row in (0, 2)}
+    # 40 MiB beside 6 GiB would not be seen: shares.
+    figure = figures([made["plain"], made["other batches"]])
+    assert bars(figure, "Memory of a process, by arena: shares") == {
+        0: pytest.approx([3 / 40, 3 / 40, 6 / 40, 28 / 40]), 1: pytest.approx([5 / 6, 1 / 6])}
+
+
+def test_the_first_step_is_not_in_the_time_of_a_step(tmp_path):
+    lines = [full_line(1, 1.0, step_ms=9000, phase_ms={"forward": 8000})]
+    lines += [full_line(step, 1.0, step_ms=ms, phase_ms={"forward": ms / 2}) for step, ms in ((2, 100), (3, 300))]
+    path = write_lines(tmp_path / "metrics.jsonl", lines)
+    assert plot_panels.phase_times(metrics.read_run(path)) == pytest.approx({"forward": 100, "other": 100})
+    assert plot_panels.phase_times(metrics.read_run(write_lines(path, lines[:1]))) == pytest.approx({"forward": 8000, "other": 1000})
+
+
+def test_the_table_says_what_became_of_a_run(made, tmp_path):
+    cells = {title: column for title, _, column in plot_module.table_of(list(made.values()))}
+    assert [cells["validation loss"][list(made).index(name)] for name in ("plain", "evaluated", "diverged", "never finite")] == [
+        "–", "2.000", "diverged after step 30", "diverged at step 1"]
+    best = [full_line(1, 2.0, val_loss=1.5), full_line(2, 2.0, val_loss=1.75)]
+    assert plot_module.loss_text(metrics.read_run(write_lines(tmp_path / "a.jsonl", best))) == "1.750 (best 1.500)"
+
+
+def test_the_late_part_of_a_comparison_is_seen(figures, tmp_path):
+    """Losses that differ by 0.1 in the end, after a start 100 times as high."""
+    runs = [metrics.read_run(write_lines(tmp_path / f"{end}.jsonl", full_lines([end + 10 * 0.9**step for step in range(400)])))
+            for end in (3.0, 3.1)]
+    low, high = figures(runs).axes[1].get_ylim()
+    assert high - low < 2 and low < 3.0 and high > 3.1
+
+
+def test_a_comparison_is_beside_the_first_run(tmp_path):
+    paths = [write_run(tmp_path / name, falling(20)) for name in "ab"]
+    assert plot(*paths).stdout == f"wrote {tmp_path}/a/comparison.png\n"
+    assert plot(paths[0], "--panels", "all").stdout == f"wrote {tmp_path}/a/comparison.png\n"
+    assert imread(tmp_path / "a" / "comparison.png").shape[1] == 1800
+
+
+# ---- Bad input ---------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("words, complaint", [
+    (["--x", "hours"], "no run says its hours"),
+    (["--panels", "mfu,time"], "recorded nothing that --panels mfu,time shows"),
+])
+def test_what_was_not_recorded_is_one_clear_line(tmp_path, words, complaint):
+    done = plot(write_lines(tmp_path / "metrics.jsonl", [{"step": 1, "loss": 2.0}]), *words)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1) and complaint in done.stderr
 
 
 @pytest.mark.parametrize("text, complaint", [
