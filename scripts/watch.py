@@ -22,7 +22,6 @@ import interpreter
 if __name__ == "__main__":
     interpreter.need("rich")
 
-from rich.box import ASCII, ROUNDED  # noqa: E402
 from rich.console import Console, Group  # noqa: E402
 from rich.live import Live  # noqa: E402
 from rich.panel import Panel  # noqa: E402
@@ -217,7 +216,7 @@ def panel(state, width, ascii_only):
         lines.append(Text(state.trouble, style="red"))
     return Panel(Group(*lines) if lines else Text(""), title=Text(state.run.name, style="bold", overflow=overflow),
                  subtitle=Text(status, style=style, overflow=overflow), width=width, title_align="left",
-                 subtitle_align="right", border_style="dim", box=ASCII if ascii_only else ROUNDED)
+                 subtitle_align="right", border_style="dim")
 
 
 def table(states, width, ascii_only):

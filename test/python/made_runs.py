@@ -5,7 +5,7 @@ import pathlib
 import sys
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
-sys.path.append(str(SCRIPTS))
+sys.path.insert(0, str(SCRIPTS))  # before a package that is called like one of ours
 
 ABOUT = {"configuration": {"model": "tiny", "layers": 4, "heads": 4, "channels": 128, "seq-len": 64, "steps": 40,
                            "global-batch-tokens": 1536, "dtype": "fp32"},

@@ -74,6 +74,14 @@ def test_a_file_that_is_written_again(path, lines, about, kept, how):
     assert follower.poll() is None
 
 
+def test_another_file_with_the_same_last_line(path):
+    write_lines(path, full_lines([5.5, 4.5]))
+    follower = metrics.Follower(path)
+    follower.poll()
+    write_lines(path, full_lines([3.5, 4.5, 2.5]))
+    assert follower.poll() == 0 and list(follower.run["loss"]) == [3.5, 4.5, 2.5]
+
+
 def test_the_same_file_again_is_no_change(path):
     write_lines(path, full_lines(falling(5)))
     follower = metrics.Follower(path)

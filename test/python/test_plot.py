@@ -165,6 +165,14 @@ def test_smoothing_keeps_a_constant_and_averages_noise():
     assert np.abs(smooth(noise)[-5:] - 2).max() <= 1 / 7 + 1e-9
 
 
+def test_smoothing_goes_around_what_is_not_finite():
+    values = np.full(500, 2.0)
+    values[[0, 250, 251, 499]] = np.nan
+    smoothed = plot_common.smooth(values)
+    assert np.array_equal(np.isnan(smoothed), np.isnan(values))
+    assert np.allclose(smoothed[np.isfinite(values)], 2.0)
+
+
 def test_labels_keep_their_distance_and_their_order():
     heights = plot_loss.spread([1.0, 1.01, 1.02, 3.0], 0.2)
     assert np.all(np.diff(heights) >= 0.2 - 1e-9)
@@ -176,11 +184,13 @@ def test_labels_keep_their_distance_and_their_order():
 
 KINDS_OF_RUNS = {
     "plain": (full_lines(falling(60)), ABOUT),
-    "a name of so many words that no table and no panel has room for all of it": (full_lines(falling(50)), ABOUT),
+    "a name of so many words that no table and no panel has room for all of it" * 3: (full_lines(falling(50)), ABOUT),
     "evaluated": (full_lines(falling(80), mfu=0.4, val_loss=2.0, hellaswag_acc_norm=0.3), ABOUT),
     "other batches": (full_lines(falling(70), tokens=9e9), ABOUT | {"memory": {"activations": 5 << 30, "novel": 1 << 30}}),
     "diverged": ([*full_lines(falling(30)), *full_lines([None] * 10, first=31)], ABOUT),
     "resumed elsewhere": (full_lines(falling(40), first=400), ABOUT),
+    "all": (full_lines(falling(9), phase_ms=dict.fromkeys(plot_panels.PHASES, 10.0)),
+            ABOUT | {"memory": dict.fromkeys(plot_panels.ARENAS, 1 << 30)}),
     "one step": (full_lines([5.0]), ABOUT),
     "nothing but losses": ([{"step": step, "loss": loss} for step, loss in enumerate(falling(40), 1)], {}),
     "never finite": (full_lines([None] * 20), {"configuration": {"steps": "many"}, "mesh": 3, "memory": 5}),
@@ -235,7 +245,7 @@ def overlapping(figure):
 
 
 @pytest.mark.parametrize("names", [["plain"], ["plain", "diverged"], list(KINDS_OF_RUNS)[:8], list(KINDS_OF_RUNS), ["one step"],
-                                   ["nothing but losses"], ["never finite", "nothing but losses"], ["never finite"]],
+                                   ["nothing but losses"], ["never finite", "nothing but losses"], ["never finite"], ["all"]],
                          ids=lambda names: f"{len(names)} {names[0]}")
 def test_all_that_is_written_is_seen(made, figures, names):
     """Nothing is beyond the picture's edge, and no text lies on another."""

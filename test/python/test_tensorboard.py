@@ -199,6 +199,8 @@ def test_what_is_the_runs_no_more_is_written_afresh(path, folder, lines, about):
     assert written(folder) == [line["step"] for line in lines]
     assert shown(folder) == pytest.approx({line["step"]: line["loss"] for line in lines})
     assert others.exists()
+    # A TensorBoard that has read the old files forgets them.
+    assert [step for _, step, _, forget in events(folder) if forget] == [0]
 
 
 def test_following_a_run_that_is_resumed_and_replaced(path, folder):
