@@ -81,8 +81,8 @@ def draw_references(axes, curves):
 def set_limits(axes, curves, references, late=False):
     """All of what is drawn, but not the height of a rare outlier of the training loss, nor that of one run of several
     that diverges: nothing much higher than where runs begin and half of them stay. With `late` the steep start is left
-    out where it would press all that follows together: what half of the runs have after a twentieth of their steps
-    is seen, and where each ends that is not very short."""
+    out where it would press all that follows together: what half of the runs have after a twentieth of their steps is
+    seen, but for a hundredth of it, and where each ends that is not very short."""
     heights, begins, values = [], [], [label[0] for label in references]
     for curve in curves:
         losses, smoothed = finite(curve.losses), finite(curve.smoothed)
@@ -97,10 +97,10 @@ def set_limits(axes, curves, references, late=False):
         usual = max([sorted(heights)[(len(heights) - 1) // 2], *begins])
         high = min(high, low + 1.25 * (usual - low))
     if late and heights:
-        longest = max(len(curve.smoothed) for curve in curves)
-        long_ones = [finite(curve.smoothed) for curve in curves if len(curve.smoothed) >= longest / 20]
-        settled = sorted(losses[len(losses) // 20] for losses in long_ones if len(losses))
-        ends = [low + 1.1 * (losses[-1] - low) for losses in long_ones if len(losses)]
+        longest = max(len(curve.losses) for curve in curves)
+        long_ones = [finite(curve.losses) for curve in curves if len(curve.losses) >= longest / 20]
+        settled = sorted(np.quantile(losses[len(losses) // 20:], 0.99) for losses in long_ones if len(losses))
+        ends = [low + 1.1 * (smooth(losses)[-1] - low) for losses in long_ones if len(losses)]
         high = min(high, max([settled[(len(settled) - 1) // 2], *ends])) if settled else high
     margin = 0.05 * (high - low) or 0.5
     axes.set_ylim(max(0, low - margin) if low >= 0 else low - margin, high + margin)

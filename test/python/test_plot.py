@@ -271,7 +271,7 @@ def test_a_comparison_shows_what_runs_recorded(made, figures):
 def test_lines_lie_where_the_numbers_are(made, figures):
     run = made["evaluated"]
     for kind, positions in (("steps", run.steps), ("tokens", run.tokens()), ("hours", run.hours())):
-        axes = next(axes for axes in figures([run, made["plain"]], x=kind).axes if axes.get_ylabel().startswith("loss"))
+        axes = next(axes for axes in figures([run, made["plain"]], ["loss", "memory"], x=kind).axes if axes.get_ylabel().startswith("loss"))
         raw, validation = axes.lines[0], axes.lines[2]
         assert np.allclose(raw.get_xdata(), positions) and np.allclose(raw.get_ydata(), run["loss"])
         assert np.allclose(validation.get_xdata(), positions) and np.allclose(validation.get_ydata(), 2.0)
@@ -288,11 +288,11 @@ def bars(figure, title):
 
 
 def test_bars_are_as_long_as_what_they_stand_for(made, figures):
-    figure = figures([made["plain"], made["nothing but losses"], made["evaluated"]])
+    figure = figures([made["plain"], made["nothing but losses"], made["evaluated"]], ["memory", "time"])
     assert bars(figure, "Memory") == {row: pytest.approx([3 / 40, 3 / 40, 6 / 40, 28 / 40]) for row in (0, 2)}
     assert bars(figure, "Time of a step") == {row: pytest.approx([0.01, 0.3, 0.6, 0.05, 0.04]) for row in (0, 2)}
     # 40 MiB beside 6 GiB would not be seen: shares.
-    figure = figures([made["plain"], made["other batches"]])
+    figure = figures([made["plain"], made["other batches"]], ["memory"])
     assert bars(figure, "Memory of a process, by arena: shares") == {
         0: pytest.approx([3 / 40, 3 / 40, 6 / 40, 28 / 40]), 1: pytest.approx([5 / 6, 1 / 6])}
 
@@ -317,7 +317,7 @@ def test_the_late_part_of_a_comparison_is_seen(figures, tmp_path):
     """Losses that differ by 0.1 in the end, after a start 100 times as high."""
     runs = [metrics.read_run(write_lines(tmp_path / f"{end}.jsonl", full_lines([end + 10 * 0.9**step for step in range(400)])))
             for end in (3.0, 3.1)]
-    low, high = figures(runs).axes[1].get_ylim()
+    low, high = figures(runs, ["loss", "time"]).axes[1].get_ylim()
     assert high - low < 2 and low < 3.0 and high > 3.1
 
 
