@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -25,6 +26,13 @@ using nlohmann::literals::operator""_json_pointer;
 // printed with them.
 double rounded(double value, int digits) {
     return std::isfinite(value) ? std::stod(fmt::format("{:.{}g}", value, digits)) : value;
+}
+
+// To the millisecond.
+double seconds_since_1970() {
+    using std::chrono::milliseconds, std::chrono::system_clock;
+    const auto now = std::chrono::duration_cast<milliseconds>(system_clock::now().time_since_epoch());
+    return static_cast<double>(now.count()) / 1e3;
 }
 
 // The whole lines of the first `done` steps, the run's line included, of a run of this identity; none if the file is
@@ -138,6 +146,7 @@ void MetricsWriter::write(const StepMetrics& metrics) {
         {"tokens_per_s", rounded(metrics.tokens_per_second, 6)},
         {"step_ms", rounded(metrics.step_ms, 6)},
         {"phase_ms", phases},
+        {"time", seconds_since_1970()},
     };
     if (metrics.model_flops_utilization) line["mfu"] = rounded(*metrics.model_flops_utilization, 4);
     if (metrics.val_loss) line["val_loss"] = rounded(*metrics.val_loss, 9);

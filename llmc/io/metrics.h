@@ -15,7 +15,8 @@
 
 namespace llmc {
 
-// One step's line. `loss` and `val_loss` are nats per token, and are written with 9 significant digits.
+// One step's line, which says its `time` too, seconds since 1970. `loss` and `val_loss` are nats per token, and are
+// written with 9 significant digits.
 struct StepMetrics {
     std::int64_t step = 0;  // from 1
     double loss = 0;        // on the step's batch, before its update
