@@ -1,9 +1,11 @@
 #include "llmc/data/bpe.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
+#include <bit>
 #include <functional>
 #include <limits>
-#include <queue>
 #include <utility>
 
 #include "llmc/core/error.h"
@@ -13,68 +15,120 @@
 namespace llmc {
 namespace {
 
-std::uint64_t pair_of(std::int32_t left, std::int32_t right) {
-    return std::uint64_t{static_cast<std::uint32_t>(left)} << 32 | static_cast<std::uint32_t>(right);
-}
+std::size_t hash_of(std::string_view word) { return XXH3_64bits(word.data(), word.size()); }
 
-}  // namespace
-
-// (The identity, which the standard library takes, would put all pairs with one right token next to each other.)
-std::size_t BytePairEncoder::PairHash::operator()(std::uint64_t pair) const {
-    const std::uint64_t product = pair * 0x9e3779b97f4a7c15U;
+std::size_t hash_of(std::int32_t left, std::int32_t right) {
+    const std::uint64_t pair =
+        std::uint64_t{static_cast<std::uint32_t>(left)} << 32 | static_cast<std::uint32_t>(right);
+    const std::uint64_t product = pair * 0x9e3779b97f4a7c15U;  // 2^64 over the golden ratio
     return product ^ product >> 32;
 }
 
+// The entry that `is_found`, or the free one where it would be, of a table of 2^n entries.
+template <class Table, class Free, class Found>
+auto& find(Table& table, std::size_t hash, Free&& is_free, Found&& is_found) {
+    const std::size_t mask = table.size() - 1;
+    std::size_t place = hash & mask;
+    while (!is_free(table[place]) && !is_found(table[place])) place = (place + 1) & mask;
+    return table[place];
+}
+
+std::size_t table_size(std::size_t entries) { return std::bit_ceil(2 * entries + 2); }
+
+}  // namespace
+
+struct BytePairEncoder::Part {
+    std::int32_t id;             // -1 once its left neighbour has taken it up
+    std::int32_t merged;         // what it and the next part would be
+    std::uint32_t next, before;  // places; of the last part `next` is the word's size
+};
+
+struct BytePairEncoder::Scratch {
+    std::vector<Part> parts;
+    std::vector<std::pair<std::int32_t, std::uint32_t>>
+        heap;  // what would be merged, and the place of its left part
+};
+
 BytePairEncoder::BytePairEncoder(std::vector<std::string> tokens) : tokens_(std::move(tokens)) {
     check(tokens_.size() < std::numeric_limits<std::int32_t>::max(), "ids are int32");
-    ids_.reserve(tokens_.size());
-    for (std::size_t id = 0; id < tokens_.size(); ++id)
-        ids_.emplace(tokens_[id], static_cast<std::int32_t>(id));
-    for (int byte = 0; byte < 256; ++byte)
-        check(ids_.contains(std::string(1, static_cast<char>(byte))), "every byte is a token");
+    const auto id_entry = [this](std::string_view word) -> std::int32_t& {
+        return find(
+            ids_, hash_of(word), [](std::int32_t id) { return id < 0; },
+            [&](std::int32_t id) { return tokens_[static_cast<std::size_t>(id)] == word; });
+    };
+    ids_.assign(table_size(tokens_.size()), -1);
+    for (std::size_t id = 0; id < tokens_.size(); ++id) {
+        std::int32_t& entry = id_entry(tokens_[id]);
+        if (entry < 0) entry = static_cast<std::int32_t>(id);
+    }
+    for (std::size_t byte = 0; byte < byte_ids_.size(); ++byte) {
+        const char name = static_cast<char>(byte);
+        byte_ids_[byte] = id_of({&name, 1});
+        check(byte_ids_[byte] >= 0, "every byte is a token");
+    }
 
-    // Two tokens are merged where what they make is one, whichever merge of the file made it first.
+    // Two tokens are merged where what they make is one, whichever two its own line of the file has.
+    std::vector<Merge> merges;
     for (std::size_t id = 0; id < tokens_.size(); ++id) {
         const std::string_view token = tokens_[id];
-        for (std::size_t left = 1; left < token.size(); ++left) {
-            const auto first = ids_.find(token.substr(0, left)), second = ids_.find(token.substr(left));
-            if (first != ids_.end() && second != ids_.end())
-                merges_.emplace(pair_of(first->second, second->second), static_cast<std::int32_t>(id));
+        for (std::size_t length = 1; length < token.size(); ++length) {
+            const std::int32_t left = id_of(token.substr(0, length));
+            const std::int32_t right = left < 0 ? -1 : id_of(token.substr(length));
+            if (right >= 0) merges.push_back({left, right, static_cast<std::int32_t>(id)});
         }
+    }
+    merges_.assign(table_size(merges.size()), {-1, -1, -1});
+    for (const Merge& merge : merges) {
+        find(
+            merges_, hash_of(merge.left, merge.right), [](const Merge& entry) { return entry.merged < 0; },
+            [](const Merge&) { return false; }) = merge;
     }
 }
 
-std::int32_t BytePairEncoder::merged(std::int32_t left, std::int32_t right) const {
-    const auto found = merges_.find(pair_of(left, right));
-    return found == merges_.end() ? -1 : found->second;
+std::int32_t BytePairEncoder::id_of(std::string_view word) const {
+    return find(
+        ids_, hash_of(word), [](std::int32_t id) { return id < 0; },
+        [&](std::int32_t id) { return tokens_[static_cast<std::size_t>(id)] == word; });
 }
 
-// Again and again the two neighbours whose token has the lowest id, and of several such the leftmost, become one. The
-// candidates wait in a heap, so that a word of any length takes n log n.
-void BytePairEncoder::merge(std::string_view word, std::vector<std::int32_t>& out) const {
-    check(word.size() <= std::numeric_limits<std::uint32_t>::max(), "a word has less than 4 GiB");
-    struct Part {
-        std::int32_t id;             // -1 once its left neighbour has taken it up
-        std::int32_t merged;         // what it and the next part would be
-        std::uint32_t next, before;  // places; the word's size after the last one
-    };
+std::int32_t BytePairEncoder::merged(std::int32_t left, std::int32_t right) const {
+    return find(
+               merges_, hash_of(left, right), [](const Merge& entry) { return entry.merged < 0; },
+               [&](const Merge& entry) { return entry.left == left && entry.right == right; })
+        .merged;
+}
+
+// Again and again the two neighbours whose token has the lowest id, and of several such the leftmost, become one. Those
+// that could wait in a heap, so that a word of n bytes takes n log n.
+void BytePairEncoder::merge(std::string_view word, Scratch& scratch, std::vector<std::int32_t>& out) const {
+    check(word.size() < std::numeric_limits<std::uint32_t>::max(), "a word has less than 4 GiB");
     const auto size = static_cast<std::uint32_t>(word.size());
-    std::vector<Part> parts(size);
-    std::vector<std::pair<std::int32_t, std::uint32_t>> storage;
-    storage.reserve(size);
-    std::priority_queue candidates(std::greater<>(), std::move(storage));
-    const auto consider = [&](std::uint32_t place) {
+    auto& [parts, heap] = scratch;
+    const auto candidate = [&](std::uint32_t place) {
         Part& part = parts[place];
         part.merged = part.next == size ? -1 : merged(part.id, parts[part.next].id);
-        if (part.merged >= 0) candidates.emplace(part.merged, place);
+        return part.merged >= 0;
+    };
+    const auto consider = [&](std::uint32_t place) {
+        if (!candidate(place)) return;
+        heap.emplace_back(parts[place].merged, place);
+        std::ranges::push_heap(heap, std::greater<>());
     };
 
-    for (std::uint32_t i = 0; i < size; ++i)
-        parts[i] = {.id = ids_.find(word.substr(i, 1))->second, .merged = -1, .next = i + 1, .before = i - 1};
-    for (std::uint32_t i = 0; i < size; ++i) consider(i);
-    while (!candidates.empty()) {
-        const auto [id, place] = candidates.top();
-        candidates.pop();
+    parts.clear();
+    heap.clear();
+    for (std::uint32_t i = 0; i < size; ++i) {
+        const std::int32_t id = byte_ids_[static_cast<unsigned char>(word[i])];
+        parts.push_back({.id = id, .merged = -1, .next = i + 1, .before = i - 1});
+    }
+    for (std::uint32_t i = 0; i < size; ++i) {
+        if (candidate(i)) heap.emplace_back(parts[i].merged, i);
+    }
+    std::ranges::make_heap(heap, std::greater<>());
+    while (!heap.empty()) {
+        std::ranges::pop_heap(heap, std::greater<>());
+        const auto [id, place] = heap.back();
+        heap.pop_back();
         Part& part = parts[place];
         // What has changed since is in the heap anew.
         if (part.id < 0 || part.merged != id) continue;
@@ -90,15 +144,15 @@ void BytePairEncoder::merge(std::string_view word, std::vector<std::int32_t>& ou
 }
 
 void BytePairEncoder::encode_ordinary(std::string_view text, std::vector<std::int32_t>& out) const {
+    Scratch scratch;
     std::string repaired;
     if (!is_utf8(text)) text = repaired = with_replacements(text);
     while (!text.empty()) {
         const std::string_view word = text.substr(0, first_word(text));
-        const auto whole = ids_.find(word);
-        if (whole != ids_.end()) {
-            out.push_back(whole->second);
+        if (const std::int32_t whole = id_of(word); whole >= 0) {
+            out.push_back(whole);
         } else {
-            merge(word, out);
+            merge(word, scratch, out);
         }
         text.remove_prefix(word.size());
     }

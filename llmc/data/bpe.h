@@ -2,11 +2,11 @@
 // bpe_files.h; how text is split into words first is in words.h.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 namespace llmc {
@@ -37,17 +37,24 @@ class BytePairEncoder {
     std::string decode(std::span<const std::int32_t> tokens) const;
 
   private:
-    struct PairHash {
-        std::size_t operator()(std::uint64_t pair) const;
+    // The id of a word that is a token, what two adjacent tokens are merged to; -1 where it is none, where they are not.
+    std::int32_t id_of(std::string_view word) const;
+    std::int32_t merged(std::int32_t left, std::int32_t right) const;
+
+    // One part of a word while it is merged.
+    struct Part;
+    struct Scratch;
+    void merge(std::string_view word, Scratch& scratch, std::vector<std::int32_t>& out) const;
+
+    struct Merge {
+        std::int32_t left, right, merged;  // -1 where there is none
     };
 
-    // What two adjacent tokens are merged to; -1 where they are not.
-    std::int32_t merged(std::int32_t left, std::int32_t right) const;
-    void merge(std::string_view word, std::vector<std::int32_t>& out) const;
-
     std::vector<std::string> tokens_;
-    std::unordered_map<std::string_view, std::int32_t> ids_;
-    std::unordered_map<std::uint64_t, std::int32_t, PairHash> merges_;
+    std::array<std::int32_t, 256> byte_ids_{};
+    // Tables with open addressing, of which at most half is taken: of ids, and of merges.
+    std::vector<std::int32_t> ids_;
+    std::vector<Merge> merges_;
 };
 
 }  // namespace llmc
