@@ -200,5 +200,18 @@ TEST_F(SmallEncoding, MissingFiles) {
     EXPECT_NE(line.find(bpe_merges_file), std::string::npos) << line;
 }
 
+TEST_F(SmallEncoding, IsThatOfItsVocabulary) {
+    EXPECT_EQ(find_bpe(folder_.string(), 262)->vocabulary(), 262);
+    EXPECT_FALSE(find_bpe("", 262));
+    try {
+        find_bpe(folder_.string(), 256);
+        FAIL();
+    } catch (const UserError& fault) {
+        const std::string line = fault.what();
+        EXPECT_TRUE(line.starts_with("--bpe-dir: ")) << line;
+        EXPECT_NE(line.find("has 262 tokens, and the model's vocabulary is 256"), std::string::npos) << line;
+    }
+}
+
 }  // namespace
 }  // namespace llmc
