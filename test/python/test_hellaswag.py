@@ -10,6 +10,7 @@ import torch
 import gpt2_bpe
 import program
 import reference_model
+import simulated
 from model_comparison import save_weights
 from reference_model import Sizes
 
@@ -92,6 +93,14 @@ MESHES = [(1, []), (4, []), (4, ["--pipeline-parallel=2", "--tensor-parallel=2",
 def test_scores_are_pytorchs(of_bytes, ranks, mesh):
     run = of_bytes.train(f"{ranks}{'-'.join(mesh)}", *mesh, ranks=ranks)
     assert_scores(run.lines[-1], of_bytes.scores())
+
+
+def test_scores_on_simulated_gpus(of_bytes, tmp_path):
+    if not os.path.exists(simulated.PLAIN):
+        pytest.skip(f"{simulated.PLAIN} was not built")
+    options = of_bytes.options("--steps=1", "--lr=0", "--eval-examples=4", "--pipeline-parallel=2", f"--global-batch-tokens={3 * SIZES.seq_len}")
+    run = simulated.train(tmp_path, *options, ranks=2, seed=SEED % 1000)
+    assert_scores(run.lines[-1], of_bytes.scores(4))
 
 
 def test_scores_with_gpt2s_tokens(tmp_path):
