@@ -69,6 +69,19 @@ def test_too_little_room(encoder):
     assert encoder.encode(b"", capacity=0).tolist() == []
 
 
+def test_prompts_and_samples_are_text(tmp_path):
+    program.write_token_file(tmp_path / "train.bin", [0, 50256] * 50)
+    options = ["--layers=1", "--heads=1", "--channels=8", "--seq-len=16", "--vocab-size=50257", f"--train-data={tmp_path}/train.bin",
+               "--global-batch-tokens=16", "--steps=1", "--sample-tokens=3", "--temperature=0"]
+    note = "note: samples and --prompt are token ids"
+    text = program.run(*options, f"--bpe-dir={gpt2_bpe.require_files()}", f"--out-dir={tmp_path}/text",
+                       "--prompt=Zürich, 東京\\n<|endoftext|>").stdout
+    assert "---\nZürich, 東京\n<|endoftext|>" in text and note not in text
+    if not (program.ROOT / "data/gpt2_bpe").exists():
+        text = program.run(*options, f"--out-dir={tmp_path}/ids", "--prompt=50256 0").stdout
+        assert "---\n50256 0 " in text and note in text
+
+
 def change(path, old, new):
     text = path.read_text(encoding="utf-8")
     assert old in text
