@@ -1,6 +1,7 @@
 #include "llmc/data/tokenizer.h"
 
 #include <charconv>
+#include <utility>
 
 #include "llmc/core/error.h"
 #include "llmc/core/utf8.h"
@@ -61,6 +62,21 @@ bool is_control(std::string_view character) {
     return first == 0xc2 && static_cast<unsigned char>(character[1]) < 0xa0;
 }
 
+// Takes whole characters from the bytes' beginning, as they are printed; with `ends`, whatever is there.
+std::string take_text(std::string& bytes, bool ends) {
+    std::string text;
+    std::string_view left = bytes;
+    while (!left.empty()) {
+        const Utf8Character character = first_character(left);
+        if (character.is_cut_off && !ends) break;
+        const std::string_view own = left.substr(0, character.length);
+        text += character.is_valid && !is_control(own) ? own : replacement_bytes;
+        left.remove_prefix(character.length);
+    }
+    bytes.erase(0, bytes.size() - left.size());
+    return text;
+}
+
 }  // namespace
 
 std::vector<std::int32_t> encode_prompt(std::string_view prompt, std::int64_t vocabulary,
@@ -85,24 +101,21 @@ std::vector<std::int32_t> encode_text(std::string_view text, const BytePairEncod
     return tokens;
 }
 
-std::string decode(std::span<const std::int32_t> tokens, std::int64_t vocabulary,
-                   const BytePairEncoder* bpe) {
-    if (bpe) return printable(bpe->decode(tokens));
-    if (vocabulary == byte_vocabulary) return printable(std::string(tokens.begin(), tokens.end()));
-    std::string ids;
-    for (const std::int32_t token : tokens) ids += (ids.empty() ? "" : " ") + std::to_string(token);
-    return ids;
+std::string TextStream::add(std::int32_t token) {
+    const bool is_first = !std::exchange(has_begun_, true);
+    if (!encodes_text(vocabulary_, bpe_)) return (is_first ? "" : " ") + std::to_string(token);
+    pending_ += bpe_ ? bpe_->decode({&token, 1}) : std::string(1, static_cast<char>(token));
+    return take_text(pending_, false);
 }
 
-std::string printable(std::string_view bytes) {
+std::string TextStream::rest() { return take_text(pending_, true); }
+
+std::string decode(std::span<const std::int32_t> tokens, std::int64_t vocabulary,
+                   const BytePairEncoder* bpe) {
+    TextStream stream(vocabulary, bpe);
     std::string text;
-    while (!bytes.empty()) {
-        const Utf8Character character = first_character(bytes);
-        const std::string_view own = bytes.substr(0, character.length);
-        text += character.is_valid && !is_control(own) ? own : replacement_bytes;
-        bytes.remove_prefix(character.length);
-    }
-    return text;
+    for (const std::int32_t token : tokens) text += stream.add(token);
+    return text + stream.rest();
 }
 
 }  // namespace llmc

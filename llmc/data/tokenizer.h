@@ -25,12 +25,27 @@ std::vector<std::int32_t> encode_prompt(std::string_view prompt, std::int64_t vo
 bool encodes_text(std::int64_t vocabulary, const BytePairEncoder* bpe);
 std::vector<std::int32_t> encode_text(std::string_view text, const BytePairEncoder* bpe);
 
-// Tokens as text to print (printable), or their ids.
+// Tokens as text to print, as they come, or their ids. Bytes that are not UTF-8 become U+FFFD (utf8.h), and control
+// characters, which could upset a terminal, become U+FFFD too.
+class TextStream {
+  public:
+    explicit TextStream(std::int64_t vocabulary, const BytePairEncoder* bpe = nullptr)
+        : vocabulary_(vocabulary), bpe_(bpe) {}
+
+    // What a further token makes whole: a character is given when all its bytes are there.
+    std::string add(std::int32_t token);
+    // What is left at the end: a character that was cut off, as U+FFFD.
+    std::string rest();
+
+  private:
+    std::int64_t vocabulary_;
+    const BytePairEncoder* bpe_;
+    bool has_begun_ = false;
+    std::string pending_;  // the bytes of a character that lacks some
+};
+
+// Tokens as text, all at once.
 std::string decode(std::span<const std::int32_t> tokens, std::int64_t vocabulary,
                    const BytePairEncoder* bpe = nullptr);
-
-// Bytes as text to print. Those that are not UTF-8 become U+FFFD (utf8.h), and control characters, which could upset a
-// terminal, become U+FFFD too.
-std::string printable(std::string_view bytes);
 
 }  // namespace llmc

@@ -152,6 +152,19 @@ TEST_F(SmallEncoding, PromptsAndSamplesAreText) {
     EXPECT_EQ(encode_prompt("low\\n<|endoftext|>", 262, &encoder), (Tokens{257, 198, 261}));
     EXPECT_EQ(encode_prompt("", 262, &encoder), (Tokens{261}));
     EXPECT_EQ(decode(Tokens{257, id_of('!')}, 262, &encoder), "low!");
+    // A character's bytes come one by one, and it when they are all there.
+    const Tokens euro = encoder.encode("\xe2\x82\xac");
+    ASSERT_EQ(euro.size(), 3U);
+    TextStream stream(262, &encoder);
+    EXPECT_EQ(stream.add(257), "low");
+    EXPECT_EQ(stream.add(euro[0]), "");
+    EXPECT_EQ(stream.add(euro[1]), "");
+    EXPECT_EQ(stream.add(euro[2]), "\xe2\x82\xac");
+    EXPECT_EQ(stream.add(euro[0]), "");
+    EXPECT_EQ(stream.add(257), std::string(replacement_bytes) + "low");  // it is never whole
+    EXPECT_EQ(stream.add(euro[1]), replacement_bytes);                   // nor does it begin with this
+    EXPECT_EQ(stream.add(euro[0]), "");
+    EXPECT_EQ(stream.rest(), replacement_bytes);
 }
 
 // The one line about a folder.
