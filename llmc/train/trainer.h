@@ -27,6 +27,10 @@
 
 namespace llmc {
 
+// Fills T inputs and T targets of a row (a sequence of its own); a target of ignored_target (-1) counts nothing.
+using ReadRow =
+    std::function<void(std::int64_t row, std::span<std::int32_t> inputs, std::span<std::int32_t> targets)>;
+
 // Called between the parts of what takes long, with the share that is done; gives it up by returning false.
 using Watch = std::function<bool(double share)>;
 
@@ -67,6 +71,11 @@ class Trainer {
     std::optional<double> validate(const ValidationWindows& validation, std::int64_t windows,
                                    const Watch& watch);
 
+    // The losses of each of so many rows in nats, summed over its targets; nothing if it was given up. Data ranks share the
+    // rows; all ranks receive all sums; `watch` must tell them the same.
+    std::optional<std::vector<double>> losses_of_rows(std::int64_t rows, const ReadRow& read,
+                                                      const Watch& watch);
+
     // Continues a prompt of at least one token by `count` tokens, with the options' temperature and top-k;
     // returns the new ones, nothing if it was given up. Of the same prompt, weights and step always the same.
     // Where it takes all ranks, `watch` must tell them the same; otherwise one may do it alone.
@@ -84,6 +93,11 @@ class Trainer {
     ForwardPasses forward_passes(int micro_batches,
                                  const std::function<void(int micro_batch, std::span<std::int32_t> inputs,
                                                           std::span<std::int32_t> targets)>& load);
+    // The sum of the losses of all targets of so many rows, on all ranks; nothing if it was given up. `what` is named where it
+    // is not finite. `see` is called where losses are made, with those of a row's T targets, fp32.
+    std::optional<double> evaluate(std::string_view what, std::int64_t rows, const ReadRow& read,
+                                   const std::function<void(std::int64_t row, std::span<const float>)>& see,
+                                   const Watch& watch);
     void require_equal_replicas();
     AdamWStep adamw_step() const;
     std::optional<std::uint64_t> rounding_seed() const;  // of stochastic rounding, where it is asked for

@@ -20,8 +20,9 @@ namespace {
 
 constexpr GPTConfig odd{.layers = 2, .heads = 3, .channels = 15, .sequence_length = 7, .vocabulary = 37};
 
-TEST(Units, CountsGpt2sParameters) {
-    // The published counts of GPT-2's four sizes.
+TEST(Units, CountsParameters) {
+    // The published counts of GPT-2's four sizes; GPT-3's 6.7B with GPT-2's vocabulary by the formula
+    // (V + T) C + L (12 C^2 + 13 C) + 2 C.
     const std::vector<std::pair<std::string, std::int64_t>> published = {{"gpt2", 124'439'808},
                                                                          {"gpt2-medium", 354'823'168},
                                                                          {"gpt2-large", 774'030'080},
