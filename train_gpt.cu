@@ -231,16 +231,74 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     return stopping ? Ending::stopped : Ending::done;
 }
 
+bool stopped_early(Communicator& world, Console& console, const StopSignals& signals) {
+    if (!signals.anywhere(world)) return false;
+    console.note("stopped before the first step: nothing was written");
+    return true;
+}
+
+// Ends the job with the line of the exception that is being handled. Options: null where they are what is wrong.
+[[noreturn]] void end_failed(const Job& job, const Options* options) {
+    try {
+        throw;
+    } catch (const DeviceFault& fault) {
+        const bool could_name = options != nullptr && !options->cuda_sync;
+        job.fail(fmt::format("{}{}", fault.what(),
+                             could_name ? "; if a kernel is to blame, --cuda-sync names it" : ""));
+    } catch (const UserError& fault) {
+        job.fail(options != nullptr ? with_place(*options, fault.what()) : fault.what());
+    } catch (const std::exception& fault) {
+        job.fail(fault.what());
+    }
+}
+
+// From the state in which the run begins, its checkpoint's or a fresh one; `notes` say how that one's options differ.
+Ending begin_and_train(Run& run, Trainer& trainer, const std::vector<std::string>& notes,
+                       HostCommunicator& world, Console& console, const StopSignals& signals) {
+    const Options& options = run.options;
+    const bool speaks = world.rank() == 0;
+    if (run.checkpoint) {
+        for (const std::string& note : notes) console.note(note);
+        naming_a_whole_one(options, run.out_dir, [&] { trainer.resume(*run.checkpoint); });
+        console.note(fmt::format("going on from {} after step {}", run.checkpoint->directory.string(),
+                                 trainer.progress().step));
+    } else if (options.resume) {
+        const std::string place =
+            (options.out_dir.empty() ? run.out_dir.parent_path() : run.out_dir).string();
+        console.note(holds_records(options, run.out_dir)
+                         ? fmt::format("the last run in {} saved no checkpoint: starting fresh", place)
+                         : fmt::format("there is no run in {} to go on with: starting fresh", place));
+    }
+    require_same_step(world, trainer.progress().step);
+    trainer.choose_algorithms(run.algorithms.earlier);
+    // All ranks have what they need: nothing is written before.
+    if (stopped_early(world, console, signals)) return Ending::stopped;
+    if (speaks) {
+        const std::int64_t chosen = keep_algorithms(run.algorithms, trainer.algorithms(), run.identity);
+        if (chosen > 0 && !run.algorithms.origin.empty())
+            console.note(fmt::format("{} chosen now, which no earlier run had", plural(chosen, "algorithm")));
+    }
+    if (!speaks || !options.out_dir.empty() || options.resume || !run.trains)
+        return train(run, trainer, world, console, signals);
+    const fs::path claimed = claim_directory(run.out_dir);
+    if (claimed != run.out_dir) console.note(fmt::format("results go to {}", claimed.string()));
+    run.out_dir = claimed;
+    try {
+        return train(run, trainer, world, console, signals);
+    } catch (...) {
+        // Where nothing came to be written (what is not empty stays).
+        std::error_code ignored;
+        fs::remove(claimed, ignored);
+        fs::remove(claimed.parent_path(), ignored);
+        throw;
+    }
+}
+
 Ending run_program(Options& options, const std::string& program, Job& job, Console& console,
                    const StopSignals& signals) {
     HostCommunicator& world = job.world();
     world.set_timeout(std::chrono::seconds(options.communication_timeout));
     const bool speaks = world.rank() == 0;
-    const auto stopped_early = [&] {
-        if (!signals.anywhere(world)) return false;
-        console.note("stopped before the first step: nothing was written");
-        return true;
-    };
 
     const Place here = open_device(options, job);
     Device& device = *here.device;
@@ -308,7 +366,7 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
     if (speaks) run.algorithms = find_algorithms(run.checkpoint, run.out_dir, device);
     // Whatever can be found wrong at once has been, on all ranks: only now memory is taken, which ranks count as
     // free before.
-    if (stopped_early()) return Ending::stopped;
+    if (stopped_early(world, console, signals)) return Ending::stopped;
 
     console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(run, device));
     for (const std::string& note : options.notes) console.note(note);
@@ -322,40 +380,13 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
     if (!run.trains && !has_given_weights(run) && !writes) return Ending::done;
     Trainer trainer(options, plan, device, world, ranks->groups, run.checkpoint.has_value());
     if (!ranks->nccl) world.set_staging(trainer.arenas()[plan.communication]);
-    if (run.checkpoint) {
-        for (const std::string& note : notes) console.note(note);
-        naming_a_whole_one(options, run.out_dir, [&] { trainer.resume(*run.checkpoint); });
-        console.note(fmt::format("going on from {} after step {}", run.checkpoint->directory.string(),
-                                 trainer.progress().step));
-    } else if (options.resume) {
-        const std::string place =
-            (options.out_dir.empty() ? run.out_dir.parent_path() : run.out_dir).string();
-        console.note(holds_records(options, run.out_dir)
-                         ? fmt::format("the last run in {} saved no checkpoint: starting fresh", place)
-                         : fmt::format("there is no run in {} to go on with: starting fresh", place));
-    }
-    require_same_step(world, trainer.progress().step);
-    trainer.choose_algorithms(run.algorithms.earlier);
-    // All ranks have what they need: nothing is written before.
-    if (stopped_early()) return Ending::stopped;
-    if (speaks) {
-        const std::int64_t chosen = keep_algorithms(run.algorithms, trainer.algorithms(), run.identity);
-        if (chosen > 0 && !run.algorithms.origin.empty())
-            console.note(fmt::format("{} chosen now, which no earlier run had", plural(chosen, "algorithm")));
-    }
-    if (!speaks || !options.out_dir.empty() || options.resume || !run.trains)
-        return train(run, trainer, world, console, signals);
-    const fs::path claimed = claim_directory(run.out_dir);
-    if (claimed != run.out_dir) console.note(fmt::format("results go to {}", claimed.string()));
-    run.out_dir = claimed;
     try {
-        return train(run, trainer, world, console, signals);
+        return begin_and_train(run, trainer, notes, world, console, signals);
     } catch (...) {
-        // Where nothing came to be written (what is not empty stays).
-        std::error_code ignored;
-        fs::remove(claimed, ignored);
-        fs::remove(claimed.parent_path(), ignored);
-        throw;
+        // A GPU's memory could not be freed before what is under way there ends, which may wait for ranks that are gone.
+        if (!device.queues()) throw;
+        console.remove_progress();
+        end_failed(job, &options);
     }
 }
 
@@ -394,14 +425,8 @@ int main(int argc, char** argv) {
             console.text(text);
         }
         console.require_written();
-    } catch (const llmc::DeviceFault& fault) {
-        const bool could_name = options && !options->cuda_sync;
-        job.fail(fmt::format("{}{}", fault.what(),
-                             could_name ? "; if a kernel is to blame, --cuda-sync names it" : ""));
-    } catch (const llmc::UserError& fault) {
-        job.fail(options ? llmc::with_place(*options, fault.what()) : fault.what());
-    } catch (const std::exception& fault) {
-        job.fail(fault.what());
+    } catch (const std::exception&) {
+        llmc::end_failed(job, options ? &*options : nullptr);
     }
     return 0;
 }

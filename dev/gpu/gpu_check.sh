@@ -62,6 +62,5 @@ if [[ ${1-} == run ]]; then
     LD_LIBRARY_PATH=$path exec "$here/bin/$program" "$@"
 fi
 # The arguments come first, and then what is missing.
-BUNDLE_PYTHON=$(command -v "$python")
-export BUNDLE_PYTHON BUNDLE_TROUBLE=$trouble
+export BUNDLE_TROUBLE=$trouble
 exec "$python" "$here/dev/gpu/main.py" "$@"

@@ -6,7 +6,6 @@ all lines there are. The exit status is 1 where a check failed.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import pathlib
@@ -42,9 +41,6 @@ def main():
     # What the launcher found to be missing.
     if trouble := os.environ.get("BUNDLE_TROUBLE"):
         sys.exit(trouble.rstrip("\n"))
-    if not importlib.util.find_spec("numpy"):
-        sys.exit(f"error: {os.environ.get('BUNDLE_PYTHON', sys.executable)} has no numpy; let PATH begin with a python3 that has, "
-                 "and PyTorch, or set PYTHON")
     # Algorithms are chosen afresh, and not among the user's own.
     with tempfile.TemporaryDirectory(prefix="gpu-check-cache-") as cache:
         os.environ["XDG_CACHE_HOME"] = cache

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the results of `make bench`: dev/results/GPU.md with a table for each operation, and a roofline picture.
+"""Writes the results of `make bench`: dev/results/GPU.md with a table for each operation, and a roofline picture
+where there is matplotlib.
 
     report.py TIMINGS.jsonl FOLDER
 
@@ -11,10 +12,12 @@ import pathlib
 import re
 import sys
 
-import matplotlib
-
-matplotlib.use("svg")
-import matplotlib.pyplot as plt  # noqa: E402  (after the choice of what draws)
+try:
+    import matplotlib
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+except ImportError:  # a machine with a GPU may lack it, and its report is then without the picture
+    plt = None
 
 # Kernels that multiply nothing worth counting stand side by side here on the roofline's axis, in operations a byte.
 MEMORY_ONLY = (0.1, 10)
@@ -61,7 +64,7 @@ def markdown(lines, picture):
              "(cuBLASLt): the ceilings. A kernel's own ceiling is the lower of the two for the bytes that it must move "
              "and the operations that it must do. Where there is a choice of block sizes the fastest is shown. Registers, shared "
              "memory and occupancy are those of the kernel that a variant launches with the most threads.",
-             f"![Roofline]({picture})"]
+             f"![Roofline]({picture})" if picture else "(No picture: python3 had no matplotlib.)"]
     for (operation, dtype, shape), group in groups(lines).items():
         sizes = ", ".join(f"{size} {name}" for size, name in zip(shape, group[0]["sizes"]))
         parts += [f"## {operation}, {dtype}, {sizes}", table(group)]
@@ -112,8 +115,10 @@ def main():
         sys.exit(f"error: {timings} has no timings")
     name = re.sub("[^a-z0-9]+", "-", lines[0]["gpu"].lower()).strip("-")
     folder.mkdir(parents=True, exist_ok=True)
-    draw(lines, folder / f"{name}.svg")
-    (folder / f"{name}.md").write_text(markdown(lines, f"{name}.svg"))
+    picture = f"{name}.svg" if plt else None
+    if picture:
+        draw(lines, folder / picture)
+    (folder / f"{name}.md").write_text(markdown(lines, picture))
     print(f"{folder / name}.md")
 
 

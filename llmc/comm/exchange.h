@@ -10,10 +10,9 @@
 #include <vector>
 
 #include "llmc/comm/transport.h"
+#include "llmc/comm/watchdog.h"
 
 namespace llmc {
-
-using Seconds = std::chrono::duration<double>;
 
 struct ExchangeOptions {
     // How long one wait may last without anything moving.
@@ -22,17 +21,11 @@ struct ExchangeOptions {
     std::size_t largest_message = std::size_t{1} << 30;
 };
 
-// Several ranks find the same peer dead at about the same moment, and only one may say so. Each has turns of
-// its own on the clock, apart from those of the others by as long as the end of a job takes. Ranks beyond the
-// first 16 come later still, so that the turns stay frequent.
-//   overdue: seconds since the time limit; clock: seconds since any moment that is common to the ranks
-bool is_turn_to_speak(int rank, int size, double overdue, double clock);
-
 // Messages that are under way together (see Messages), of any length, and the wait for them.
 class Exchange {
   public:
     Exchange(Transport& transport, const ExchangeOptions& options)
-        : transport_(transport), options_(options), under_way_(transport.messages()) {}
+        : options_(options), under_way_(transport.messages()), watchdog_(transport, options.timeout) {}
 
     // `call` names the communicator's call to a person.
     void begin(int tag, std::string_view call);
@@ -57,19 +50,13 @@ class Exchange {
     };
     template <class Post>
     void post_in_parts(std::size_t bytes, const Message& message, const Post& post);
-    void watch(Seconds waited);
     std::vector<int> awaited() const;
-    [[noreturn]] void report(const std::vector<int>& ranks, std::string_view what_they_do) const;
 
-    Transport& transport_;
     const ExchangeOptions& options_;
-    std::string_view call_;
     std::unique_ptr<Messages> under_way_;
     std::vector<Message> messages_;  // in the order of their posting
     std::uint64_t bytes_sent_ = 0;
-    Seconds waited_{0};  // without anything moving
-    std::chrono::steady_clock::time_point last_look_;
-    bool told_ = false;  // the other ranks that this one is waiting
+    Watchdog watchdog_;
 };
 
 }  // namespace llmc

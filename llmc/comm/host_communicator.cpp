@@ -13,6 +13,7 @@
 #include "llmc/comm/exchange.h"
 #include "llmc/comm/transport.h"
 #include "llmc/comm/tree_sum.h"
+#include "llmc/comm/watchdog.h"
 
 namespace llmc {
 namespace {
@@ -122,6 +123,8 @@ void HostCommunicator::set_staging(const Tensor& staging) {
 }
 
 void HostCommunicator::set_timeout(Seconds timeout) { shared_->options.timeout = timeout; }
+
+Watchdog HostCommunicator::watchdog() const { return {shared_->transport, shared_->options.timeout}; }
 
 Exchange& HostCommunicator::begin(Channel channel, std::string_view call, std::size_t slot) {
     Exchange& exchange = shared_->exchanges[slot];

@@ -19,6 +19,7 @@ namespace llmc {
 struct ExchangeOptions;
 class Exchange;
 class Transport;
+class Watchdog;
 
 class HostCommunicator final : public Communicator {
   public:
@@ -34,6 +35,8 @@ class HostCommunicator final : public Communicator {
     void set_staging(const Tensor& staging);
     // The time limit of one wait, for the same communicators.
     void set_timeout(std::chrono::duration<double> timeout);
+    // With the same limit, of waits for other ranks that are not for messages. It is of no use after the communicators.
+    Watchdog watchdog() const;
 
     int rank() const override { return rank_; }
     int size() const override { return static_cast<int>(ranks_.size()); }

@@ -56,6 +56,10 @@ class Transport {
     // after the other, and one of them speaks; the others hear of it before this returns.
     virtual bool speaks_of_failure() = 0;
 
+    // Ends the job where another rank is known to have failed or to be gone, with a line of one rank. (MPI's launcher
+    // does that by itself.)
+    virtual void end_if_lost() = 0;
+
     // The job's end at any time, with status 1: of all processes at once; of this one, where another has failed,
     // says so and ends the job. give_way returns if that one does not.
     virtual void abort() = 0;

@@ -132,6 +132,10 @@ class TcpTransport final : public Transport {
         std::_Exit(status);
     }
 
+    void end_if_lost() override {
+        if (has_trouble_) fail_job(*this, lost_line(find_lost()));
+    }
+
     [[noreturn]] void abort() override {
         take_the_end();
         say(Word::failed);
@@ -331,7 +335,7 @@ class TcpTransport final : public Transport {
     void end_busy_process() {
         if (ender_.load() != std::thread::id()) return;
         take_the_end();
-        fail_job(*this, lost_line(find_lost()));
+        end_if_lost();
     }
 
     int rank_;

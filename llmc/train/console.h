@@ -37,6 +37,9 @@ class Console {
     // As wide as there is room for (pipeline_timeline.h), and an empty line.
     void chart(const Timeline& timeline, std::string_view title);
 
+    // So that a line on standard error follows nothing.
+    void remove_progress() { terminal_.print("", ""); }
+
     // Where standard output did not take all that there was to print: a line for standard error that says why, and the
     // summary's command; empty where it did. The other one throws it as a UserError.
     std::string what_was_lost() const;

@@ -141,12 +141,11 @@ std::size_t staging_bytes(const Communicator& world, Device& device) {
     return device.queues() ? 0 : HostCommunicator::staging_bytes(world.size());
 }
 
-MeshRanks open_mesh(const Options& options, Communicator& world, Device& device, const Mesh& mesh) {
+MeshRanks open_mesh(const Options& options, HostCommunicator& world, Device& device, const Mesh& mesh) {
     const bool wraps = options.chunks_of_stage() > 1;
     if (!device.queues() || world.size() == 1) return {nullptr, MeshGroups(world, mesh, wraps)};
     const std::size_t before = device.memory_taken();
-    auto nccl = make_nccl_communicator(world, *device.queues(),
-                                       static_cast<double>(options.communication_timeout), options.share_gpu);
+    auto nccl = make_nccl_communicator(world, *device.queues(), options.share_gpu);
     MeshGroups groups(*nccl, mesh, wraps);
     connect(groups.data(), device);
     groups.for_each([&](Communicator& group) {

@@ -1,17 +1,18 @@
 """The program's whole model beside PyTorch's: gradients by the probe (test/probe/model_probe.cpp), steps of AdamW by the trainer.
 
-The tests compare the CPU device with it; dev/gpu/part_model.py a GPU, without pytest.
+The tests compare the CPU device with it; dev/gpu/part_model.py a GPU, without pytest, and without numpy, which PyTorch does not
+bring with it.
 """
 
+import array
 import subprocess
 
-import numpy as np
 import torch
 
 import model_bounds
 import program
 import reference_model
-import safetensors_numpy
+import safetensors_file
 from reference_model import Sizes
 
 # (sizes, batch, micro-batch): ordinary ones, and odd: T no multiple of 8, a head size that is no power of two, one
@@ -26,20 +27,33 @@ MODELS = [
 ]
 
 
+def bytes_of(tensor, type_code):
+    """Its elements as array.array has them: "f" float32, "i" int32."""
+    return array.array(type_code, tensor.flatten().tolist()).tobytes()
+
+
 def save_weights(path, weights):
-    safetensors_numpy.save(path, {name: weight.numpy().astype(np.float32) for name, weight in weights.items()})
+    safetensors_file.save(path, {name: ("F32", weight.shape, bytes_of(weight, "f")) for name, weight in weights.items()})
+
+
+def load_gradients(path):
+    """{name: tensor in fp64}."""
+    tensors = safetensors_file.load(path)
+    assert {dtype for dtype, _, _ in tensors.values()} == {"F32"}
+    return {name: torch.frombuffer(bytearray(data), dtype=torch.float32).view(shape).double()
+            for name, (_, shape, data) in tensors.items()}
 
 
 def run_probe(probe, folder, weights, sizes, dtype, tokens, micro_batch, device="cpu", environment=None):
     """(loss, squared norm of the gradient, gradients) of the program."""
     files = {name: folder / f"{name}.safetensors" for name in ("weights", "tokens", "gradients")}
     save_weights(files["weights"], weights)
-    safetensors_numpy.save(files["tokens"], {"tokens": tokens.numpy().astype(np.int32)})
+    safetensors_file.save(files["tokens"], {"tokens": ("I32", tokens.shape, bytes_of(tokens, "i"))})
     command = [probe, files["weights"], str(sizes.heads), dtype, str(micro_batch), files["tokens"], files["gradients"], device]
     result = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert result.returncode == 0, result.stderr
     loss, norm_squared = map(float, result.stdout.split())
-    return loss, norm_squared, safetensors_numpy.load(files["gradients"])
+    return loss, norm_squared, load_gradients(files["gradients"])
 
 
 def loss_and_gradients(probe, folder, sizes, batch, micro_batch, dtype, seed, **device):
@@ -53,7 +67,7 @@ def loss_and_gradients(probe, folder, sizes, batch, micro_batch, dtype, seed, **
     loss, norm_squared, gradients = run_probe(probe, folder, weights, sizes, dtype, tokens, micro_batch, **device)
 
     loss_bound, bounds = model_bounds.loss_and_gradient_bounds(dtype, weights, sizes, tokens)
-    shares = {name: np.linalg.norm(gradients[name].astype(np.float64) - gradient.numpy()) / bounds[name]
+    shares = {name: (gradients[name] - gradient).norm().item() / bounds[name]
               for name, gradient in expected.items()}
     worst = max(shares, key=shares.get)
     found = (f"loss {loss - expected_loss:+.2e} of {loss_bound:.2e} allowed, worst gradient {worst}, {shares[worst]:.2f} of "
@@ -62,7 +76,7 @@ def loss_and_gradients(probe, folder, sizes, batch, micro_batch, dtype, seed, **
     assert gradients.keys() == expected.keys()
     assert shares[worst] <= 1, found
 
-    own_norm = sum((g.astype(np.float64)**2).sum() for g in gradients.values())
+    own_norm = sum((g**2).sum().item() for g in gradients.values())
     # Squares summed in blocks of 1024 in fp32, then in fp64: a relative error of at most 1024 u, u = 2^-24.
     assert abs(norm_squared - own_norm) <= 1024 * 2.0**-24 * own_norm, f"the norm is {norm_squared}, not {own_norm}"
     return found
@@ -78,7 +92,7 @@ class Experiment:
         # One run of global-batch-tokens + 1 tokens, cut into windows that share their end tokens.
         run = torch.randint(sizes.vocab_size, (batch * sizes.seq_len + 1,), generator=generator)
         self.tokens = torch.stack([run[i * sizes.seq_len:(i + 1) * sizes.seq_len + 1] for i in range(batch)])
-        program.write_token_file(folder / "train.bin", run.numpy())
+        program.write_token_file(folder / "train.bin", run.tolist())
         save_weights(folder / "init.safetensors", self.weights)
 
     def options(self, steps, *more):

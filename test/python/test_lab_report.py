@@ -1,6 +1,7 @@
 """The report of `make bench` from timings made up here: every figure in its place, and a picture."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -20,9 +21,10 @@ LINES = [timing("layernorm_forward", "1", 4000), timing("layernorm_forward", "5"
          timing("matmul_forward", "5", 1000, flops=4e11), timing("matmul_forward", "cuBLASLt", 800, block=0, flops=4e11)]
 
 
-def report(tmp_path, lines):
+def report(tmp_path, lines, **environment):
     (tmp_path / "timings").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return subprocess.run([sys.executable, REPORT, tmp_path / "timings", tmp_path / "results"], capture_output=True, text=True)
+    return subprocess.run([sys.executable, REPORT, tmp_path / "timings", tmp_path / "results"], capture_output=True, text=True,
+                          env={**os.environ, **environment})
 
 
 def test_tables_and_picture(tmp_path):
@@ -36,6 +38,14 @@ def test_tables_and_picture(tmp_path):
     assert "| cuBLASLt | a story |  | 800.0 | 2500 | 500.0 | 50% |  |  |  |" in text
     picture = (tmp_path / "results/test-gpu-80gb.svg").read_text()
     assert picture.startswith("<?xml") and "</svg>" in picture
+
+
+def test_without_matplotlib_there_is_no_picture(tmp_path):
+    (tmp_path / "matplotlib.py").write_text("raise ImportError('none here')\n")
+    done = report(tmp_path, LINES, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "No picture" in (tmp_path / "results/test-gpu-80gb.md").read_text()
+    assert [path.suffix for path in (tmp_path / "results").iterdir()] == [".md"]
 
 
 def test_a_library_that_was_not_there(tmp_path):

@@ -12,6 +12,7 @@ import time
 import program
 import pytest
 import simulated
+import tcp_job
 from refused import one_error
 
 simulated.require()
@@ -169,25 +170,36 @@ def children_of(process):
             if path.exists() and path.read_text().rpartition(")")[2].split()[1] == str(process)]
 
 
-def end_while_training(signal_sent, folder, *options):
-    """Sends one of two ranks a signal in their third step; returns the status, standard error and the seconds."""
+ENDLESS = [*MODEL, "--layers=2", "--steps=1000000", "--seq-len=32", "--global-batch-tokens=256", "--micro-batch-size=1"]
+# A rank talks to others by several communicators, with work of each under way.
+MESHES = {"pipeline and tensor": ["--pipeline-parallel=2", "--tensor-parallel=2"],
+          "hybrid": ["--zero-stage=3", "--zero-shard-size=2"]}
+LIMIT = 5
+
+
+def wait_for_steps(folder, is_alive):
+    """Until three steps are done and the next one is under way."""
     # A step takes several tenths of a second, nearly all of it the GPUs' work.
+    metrics, deadline = folder / "run/metrics.jsonl", time.monotonic() + simulated.SECONDS
+    while not metrics.exists() or metrics.read_text().count("\n") < 3:
+        assert is_alive() and time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.1)
+
+
+def end_while_training(signal_sent, folder, options=(), ranks=2):
+    """Sends the last rank a signal in its fourth step; returns the status, standard error and the seconds."""
     command, environment = simulated.command_of(
-        simulated.PLAIN, [*MODEL, "--steps=1000000", "--seq-len=32", "--global-batch-tokens=256", "--out-dir", folder / "run",
-                          *options], folder, 2)
+        simulated.PLAIN, [*ENDLESS, "--out-dir", folder / "run", *options], folder, ranks)
     with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                           stdin=subprocess.DEVNULL) as job:
         try:
-            metrics, deadline = folder / "run/metrics.jsonl", time.monotonic() + simulated.SECONDS
-            while not metrics.exists() or metrics.read_text().count("\n") < 3:
-                assert job.poll() is None, job.communicate()[1]
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            time.sleep(0.1)
-            ranks = children_of(job.pid)
-            assert len(ranks) == 2
+            wait_for_steps(folder, lambda: job.poll() is None)
+            own_rank = f"OMPI_COMM_WORLD_RANK={ranks - 1}".encode()
+            last, = (child for child in children_of(job.pid)
+                     if own_rank in pathlib.Path(f"/proc/{child}/environ").read_bytes().split(b"\0"))
             begin = time.monotonic()
-            os.kill(max(ranks), signal_sent)
+            os.kill(last, signal_sent)
             stderr = job.communicate(timeout=simulated.SECONDS)[1]
             return job.returncode, stderr, time.monotonic() - begin
         finally:
@@ -195,22 +207,56 @@ def end_while_training(signal_sent, folder, *options):
                 job.terminate()  # on which mpirun ends its ranks
 
 
-def test_a_killed_rank_ends_the_job(tmp_path):
-    status, stderr, seconds = end_while_training(signal.SIGKILL, tmp_path)
+def end_over_tcp(signal_sent, folder, options, ranks=4):
+    """The same over TCP; returns the statuses of the others, standard error and the seconds."""
+    job = tcp_job.Job(ranks, seconds=simulated.SECONDS)
+    try:
+        job.start_all(simulated.PLAIN, *ENDLESS, "--out-dir", folder / "run", *options, SIMT_GPUS=str(ranks))
+        wait_for_steps(folder, lambda: job.processes[0].poll() is None)
+        begin = time.monotonic()
+        job.processes[-1].send_signal(signal_sent)
+        statuses = [process.wait(simulated.SECONDS) for process in job.processes[:-1]]
+        seconds = time.monotonic() - begin
+    finally:
+        for process in job.processes:
+            process.kill()
+        ended = job.end()
+    return statuses, ended.err, seconds
+
+
+@pytest.mark.parametrize("ranks, options", [(2, []), (4, MESHES["pipeline and tensor"])], ids=["data", "pipeline and tensor"])
+def test_a_killed_rank_ends_the_job(ranks, options, tmp_path):
+    status, stderr, seconds = end_while_training(signal.SIGKILL, tmp_path, options, ranks)
     assert status == 128 + signal.SIGKILL
     assert stderr.count("mpirun noticed that process rank") == 1
-    # The other rank may find it out from NCCL before mpirun ends it.
+    # Another rank may find it out from NCCL where mpirun takes long to end it.
     own = [line for line in stderr.splitlines() if line.startswith(("error:", "simt:"))]
-    assert not own or (len(own) == 1 and 'a collective under way: NCCL says "remote process exited' in own[0])
+    assert not own or (len(own) == 1 and 'NCCL says "remote process exited' in own[0])
     assert seconds < 10 * program.PATIENCE
 
 
-def test_a_stopped_rank_ends_the_job_with_one_line(tmp_path):
-    limit = 3
-    status, stderr, seconds = end_while_training(signal.SIGSTOP, tmp_path, f"--comm-timeout={limit}")
-    line = one_error(stderr)
-    assert status == 1
+def test_a_killed_rank_is_named_over_tcp(tmp_path):
+    statuses, stderr, seconds = end_over_tcp(signal.SIGKILL, tmp_path, MESHES["pipeline and tensor"])
+    assert re.fullmatch("rank 3 has gone: .*; the job ends", one_error(stderr))
+    assert statuses == [1] * 3 and seconds < 10 * program.PATIENCE
+
+
+def check_stopped(stderr, seconds, rank):
     # In the GPU's work, or between two steps, where the ranks agree on whether to stop.
-    assert re.fullmatch(r"rank \d has waited \d+ s for .*, in which another process is gone, stuck or too slow; .* --comm-timeout"
-                        rf"|rank \d waited {limit} s in \w+ for rank \d, which does not answer; the job ends", line), line
-    assert limit - 1 <= seconds < limit + 20 * program.PATIENCE
+    line = one_error(stderr)
+    assert re.fullmatch(rf"rank \d waited {LIMIT} s in (the GPU's work|\w+) for rank {rank}, which does not answer; the job ends",
+                        line), line
+    assert LIMIT - 1 <= seconds < LIMIT + 20 * program.PATIENCE
+
+
+@pytest.mark.parametrize("ranks, options", [(2, []), (4, MESHES["hybrid"])], ids=["data", "hybrid"])
+def test_a_stopped_rank_ends_the_job_with_one_line(ranks, options, tmp_path):
+    status, stderr, seconds = end_while_training(signal.SIGSTOP, tmp_path, [*options, f"--comm-timeout={LIMIT}"], ranks)
+    check_stopped(stderr, seconds, ranks - 1)
+    assert status == 1
+
+
+def test_a_stopped_rank_is_named_over_tcp(tmp_path):
+    statuses, stderr, seconds = end_over_tcp(signal.SIGSTOP, tmp_path, [*MESHES["pipeline and tensor"], f"--comm-timeout={LIMIT}"])
+    check_stopped(stderr, seconds, 3)
+    assert statuses == [1] * 3

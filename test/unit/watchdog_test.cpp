@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "llmc/comm/exchange.h"
+#include "llmc/comm/watchdog.h"
 
 namespace llmc {
 namespace {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <nccl.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdlib>
@@ -10,7 +11,9 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
+#include "llmc/comm/watchdog.h"
 #include "llmc/core/error.h"
 #include "llmc/device/cuda/cuda_queues.h"
 
@@ -52,16 +55,86 @@ void let_ranks_share_a_gpu(int rank) {
         setenv(name, value, 0);
 }
 
+// What the communicators of a process share: the queues, and the watchdog over all of them. Whatever the host waits for
+// may be queued behind collectives of several.
+class SharedWatch {
+  public:
+    SharedWatch(HostCommunicator& world, CudaQueues& queues)
+        : queues_(queues), watchdog_(world.watchdog()), rank_(world.rank()), size_(world.size()) {
+        number_ = queues_.add_watch([this](bool first) { look(first); });
+    }
+    ~SharedWatch() { queues_.remove_watch(number_); }
+    SharedWatch(const SharedWatch&) = delete;
+    SharedWatch& operator=(const SharedWatch&) = delete;
+
+    CudaQueues& queues() { return queues_; }
+
+    void add(ncclComm_t communicator) { communicators_.push_back(communicator); }
+    void remove(ncclComm_t communicator) { std::erase(communicators_, communicator); }
+
+    // Until the call of this communicator is no longer being worked on.
+    void finish_call(ncclComm_t communicator, ncclResult_t result, const char* call) {
+        watchdog_.begin(call);
+        while (result == ncclInProgress) {
+            require(communicator, ncclCommGetAsyncError(communicator, &result), "ncclCommGetAsyncError");
+            if (result != ncclInProgress) break;
+            watch_others();
+            std::this_thread::sleep_for(std::chrono::microseconds(20));
+        }
+        require(communicator, result, call);
+    }
+
+    // Ends the job unless `result` is ncclSuccess.
+    void require(ncclComm_t communicator, ncclResult_t result, const char* call) {
+        if (result == ncclSuccess) return;
+        const char* const detail = ncclGetLastError(communicator);
+        const bool known = detail != nullptr && *detail != '\0';
+        watchdog_.fail(fmt::format("{}: NCCL says \"{}\"{}{}; NCCL_DEBUG=INFO tells more", call,
+                                   ncclGetErrorString(result), known ? ": " : "", known ? detail : ""));
+    }
+
+  private:
+    // While the host waits for the GPU, which may be waiting for any other rank.
+    void look(bool first) {
+        if (first) watchdog_.begin("the GPU's work");
+        for (const ncclComm_t communicator : communicators_) {
+            ncclResult_t state = ncclSuccess;
+            require(communicator, ncclCommGetAsyncError(communicator, &state), "ncclCommGetAsyncError");
+            if (state != ncclInProgress) require(communicator, state, "a collective under way");
+        }
+        watch_others();
+    }
+
+    void watch_others() {
+        watchdog_.end_if_lost();
+        watchdog_.look(false, [this] { return others(); });
+    }
+
+    std::vector<int> others() const {
+        std::vector<int> ranks;
+        for (int rank = 0; rank < size_; ++rank)
+            if (rank != rank_) ranks.push_back(rank);
+        return ranks;
+    }
+
+    CudaQueues& queues_;
+    Watchdog watchdog_;
+    int rank_, size_;  // of the job
+    std::vector<ncclComm_t> communicators_;
+    int number_ = 0;  // of the queues' watch
+};
+
 class NcclCommunicator final : public Communicator {
   public:
-    NcclCommunicator(Communicator& host, CudaQueues& queues, double timeout)
-        : host_(host), queues_(queues), timeout_(timeout) {
+    NcclCommunicator(Communicator& host, std::shared_ptr<SharedWatch> watch)
+        : host_(host), watch_(std::move(watch)), queues_(watch_->queues()) {
         join();
-        watch_ = queues_.add_watch([this](double waited) { watch(waited); });
+        watch_->add(comm_);
     }
+    // Without waiting for ranks that may have failed.
     ~NcclCommunicator() override {
-        queues_.remove_watch(watch_);
-        leave();
+        watch_->remove(comm_);
+        ncclCommAbort(comm_);
     }
     NcclCommunicator(const NcclCommunicator&) = delete;
     NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -125,7 +198,7 @@ class NcclCommunicator final : public Communicator {
     std::unique_ptr<Communicator> split(int color, int key) override {
         auto group = host_.split(color, key);
         if (!group) return nullptr;
-        auto made = std::make_unique<NcclCommunicator>(*group, queues_, timeout_);
+        auto made = std::make_unique<NcclCommunicator>(*group, watch_);
         made->own_host_ = std::move(group);
         return made;
     }
@@ -138,7 +211,7 @@ class NcclCommunicator final : public Communicator {
     // wait.
     void join() {
         ncclUniqueId id{};
-        if (rank() == 0) require(ncclGetUniqueId(&id), "ncclGetUniqueId");
+        if (rank() == 0) watch_->require(nullptr, ncclGetUniqueId(&id), "ncclGetUniqueId");
         std::array<std::int32_t, sizeof id / sizeof(std::int32_t)> words{};
         std::memcpy(words.data(), &id, sizeof id);
         host_.broadcast({reinterpret_cast<std::byte*>(words.data()), DType::int32, {std::ssize(words)}}, 0);
@@ -149,70 +222,23 @@ class NcclCommunicator final : public Communicator {
         check_call(begun, "ncclCommInitRankConfig");
     }
 
-    // Waits where the call is still being worked on.
-    void check_call(ncclResult_t result, const char* call) {
-        const auto start = std::chrono::steady_clock::now();
-        while (result == ncclInProgress) {
-            const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
-            if (waited.count() > timeout_) give_up(call, waited.count());
-            require(ncclCommGetAsyncError(comm_, &result), "ncclCommGetAsyncError");
-            if (result == ncclInProgress) std::this_thread::sleep_for(std::chrono::microseconds(20));
-        }
-        require(result, call);
-    }
-
-    void require(ncclResult_t result, const char* call) const {
-        if (result == ncclSuccess) return;
-        const char* const detail = ncclGetLastError(comm_);
-        const bool known = detail != nullptr && *detail != '\0';
-        user_error("{}: NCCL says \"{}\"{}{}; NCCL_DEBUG=INFO tells more", call, ncclGetErrorString(result),
-                   known ? ": " : "", known ? detail : "");
-    }
-
-    // Without waiting for ranks that may have failed.
-    void leave() {
-        if (comm_) ncclCommAbort(comm_);
-        comm_ = nullptr;
-    }
-
-    // The host waits for the GPU, which may be waiting for another rank. What ends the wait also ends the collectives
-    // that are under way: memory could not be freed before.
-    void watch(double waited) {
-        if (!comm_) return;
-        try {
-            ncclResult_t state = ncclSuccess;
-            require(ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError");
-            if (state != ncclInProgress) require(state, "a collective under way");
-            if (waited > timeout_) give_up("the GPU's work", waited);
-        } catch (const UserError&) {
-            leave();
-            throw;
-        }
-    }
-
-    [[noreturn]] void give_up(const char* what, double waited) const {
-        user_error(
-            "rank {} has waited {:.0f} s for {}, in which another process is gone, stuck or too slow; if "
-            "they only need more time, give a larger --comm-timeout",
-            rank(), waited, what);
-    }
+    void check_call(ncclResult_t result, const char* call) { watch_->finish_call(comm_, result, call); }
 
     Communicator& host_;
     std::unique_ptr<Communicator> own_host_;  // of a communicator made by split
+    std::shared_ptr<SharedWatch> watch_;
     CudaQueues& queues_;
-    double timeout_;
     ncclComm_t comm_ = nullptr;
-    int watch_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, Queues& queues, double timeout,
+std::unique_ptr<Communicator> make_nccl_communicator(HostCommunicator& host, Queues& queues,
                                                      bool shares_gpu) {
     if (shares_gpu) let_ranks_share_a_gpu(host.rank());
     auto* const streams = dynamic_cast<CudaQueues*>(&queues);
     check(streams != nullptr, "NCCL works on a CUDA device's queues");
-    return std::make_unique<NcclCommunicator>(host, *streams, timeout);
+    return std::make_unique<NcclCommunicator>(host, std::make_shared<SharedWatch>(host, *streams));
 }
 
 }  // namespace llmc

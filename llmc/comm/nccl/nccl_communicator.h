@@ -8,15 +8,16 @@
 #include <memory>
 
 #include "llmc/comm/communicator.h"
+#include "llmc/comm/host_communicator.h"
 #include "llmc/device/queues.h"
 
 namespace llmc {
 
-// The ranks of `host`, each with a GPU of its own, whose queues (a CUDA device's) these are. `timeout`: seconds without
-// progress after which a wait for the GPU ends the job. All ranks call it. Both arguments outlive the result.
-// UserError if the program was built without NCCL, or if NCCL refuses.
+// All ranks of the job, `host`, each with a GPU of its own, whose queues (a CUDA device's) these are. All ranks call it.
+// Both arguments outlive the result. UserError if the program was built without NCCL.
+// The watchdog of `host`, with its time limit, watches this communicator and all that come from it by split, together:
+// where NCCL refuses or a peer is dead or stuck, it ends the job.
 //   shares_gpu: ranks may have one GPU, which NCCL is made to bear by ways that are slow, and for tests
-std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, Queues& queues, double timeout,
-                                                     bool shares_gpu);
+std::unique_ptr<Communicator> make_nccl_communicator(HostCommunicator& host, Queues& queues, bool shares_gpu);
 
 }  // namespace llmc

@@ -4,7 +4,7 @@
 
 namespace llmc {
 
-std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, Queues&, double, bool) {
+std::unique_ptr<Communicator> make_nccl_communicator(HostCommunicator& host, Queues&, bool) {
     user_error(
         "{} processes on GPUs talk by NCCL, and this program was built without it (nccl.h was not there): "
         "install NCCL and build again, or start one process",

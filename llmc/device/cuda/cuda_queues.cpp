@@ -38,16 +38,16 @@ cudaError_t CudaQueues::reach(int mark) {
     constexpr std::chrono::microseconds nap{20};
     constexpr Seconds between_watches{0.05};
     const auto start = Clock::now();
-    Seconds watched{0};
+    auto watched = start;
     while (true) {
         const cudaError_t state = cudaEventQuery(event(mark));
         if (state != cudaErrorNotReady) return state;
-        const Seconds waited = Clock::now() - start;
-        if (waited < spin) continue;
+        const auto now = Clock::now();
+        if (now - start < spin) continue;
         std::this_thread::sleep_for(nap);
-        if (waited < watched + between_watches) continue;
-        watched = waited;
-        for (const auto& [number, watch] : watches_) watch(waited.count());
+        if (now - watched < between_watches) continue;
+        for (const auto& [number, watch] : watches_) watch(watched == start);
+        watched = now;
     }
 }
 

@@ -23,9 +23,10 @@ class CudaQueues final : public Queues {
     void wait_on_host(int mark) override;
     double milliseconds(int from, int to) override;
 
-    // While the host waits for the device, all watches are called now and then with the seconds that this wait has
-    // taken; they may throw. Returns a number, by which a watch is removed.
-    using Watch = std::function<void(double seconds)>;
+    // While the host waits for the device, all watches are called now and then, with whether it is the first time in
+    // this wait. They may end the process; an exception would have memory freed that the device is still using. Returns
+    // a number, by which a watch is removed.
+    using Watch = std::function<void(bool first)>;
     int add_watch(Watch watch);
     void remove_watch(int number) { watches_.erase(number); }
     // The host waits until the selected queue is empty, or all of them; what went wrong there, as CUDA says it.

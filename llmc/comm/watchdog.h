@@ -1,0 +1,55 @@
+// The watchdog of a wait for other ranks, by messages (exchange.h) or on a device (nccl/): a wait in which nothing moves
+// for longer than the time limit ends the job with one line of one rank, which names those that do not answer.
+//
+// The process ends where it is. Nothing is unwound: what is under way on a device would have to end before its memory
+// can be freed, and the peers for which it waits may be gone.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "llmc/comm/transport.h"
+
+namespace llmc {
+
+using Seconds = std::chrono::duration<double>;
+
+// Several ranks find the same peer dead at about the same moment, and only one may say so. Each has turns of
+// its own on the clock, apart from those of the others by as long as the end of a job takes. Ranks beyond the
+// first 16 come later still, so that the turns stay frequent.
+//   overdue: seconds since the time limit; clock: seconds since any moment that is common to the ranks
+bool is_turn_to_speak(int rank, int size, double overdue, double clock);
+
+class Watchdog {
+  public:
+    // Both outlive it; the limit may change.
+    Watchdog(Transport& transport, const Seconds& limit) : transport_(transport), limit_(limit) {}
+
+    // A wait begins. `call` names it to a person.
+    void begin(std::string_view call);
+    // To be called now and then until the wait is over, with whether anything moved since. Does not return where the
+    // limit is exceeded and it is this rank's turn to say so.
+    //   awaited: the ranks of the job that the wait is for
+    void look(bool moved, const std::function<std::vector<int>()>& awaited);
+    // Without anything moving.
+    Seconds waited() const { return waited_; }
+
+    // Ends the job if a rank has failed or is gone, where the transport knows of such.
+    void end_if_lost() { transport_.end_if_lost(); }
+    // `what` has failed, perhaps since another rank is gone: ends the job with that, if it shows soon, or with `what`.
+    [[noreturn]] void fail(std::string_view what);
+
+  private:
+    [[noreturn]] void report(const std::vector<int>& ranks, std::string_view what_they_do) const;
+
+    Transport& transport_;
+    const Seconds& limit_;
+    std::string_view call_;
+    Seconds waited_{0};
+    std::chrono::steady_clock::time_point last_look_;
+    bool told_ = false;  // the other ranks that this one is waiting
+};
+
+}  // namespace llmc
