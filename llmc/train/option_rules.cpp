@@ -123,6 +123,7 @@ void check_ranges(const Options& o) {
     require_range<std::int64_t>("sample-tokens", o.sample_tokens, 0, 1 << 20);
     require_range("temperature", o.temperature, 0.0, large);
     require_range<std::int64_t>("top-k", o.top_k, 0, many);
+    require_range("top-p", o.top_p, 0.0, 1.0);
     require_range<std::int64_t>("checkpoint-every", o.checkpoint_every, 0, many);
 }
 

@@ -144,6 +144,7 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("prompt", o.prompt, "What samples begin with: text (\\n is a new line), or token ids", any);
     setting("temperature", o.temperature, "Divides the logits; 0 takes the likeliest token", any);
     setting("top-k", o.top_k, "Sample from the k likeliest tokens; 0: from all", any);
+    setting("top-p", o.top_p, "And of these the fewest that are as likely together; 1: from all", any);
 
     group("Results");
     setting("out-dir", o.out_dir, "Where results go; default runs/ and the time", any);

@@ -93,6 +93,7 @@ struct Options {
     std::string prompt;
     double temperature = 0.8;
     std::int64_t top_k = 0;
+    double top_p = 1;
 
     // actions, and what a saved configuration does not hold
     std::string config_file;                        // that was read
