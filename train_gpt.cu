@@ -40,6 +40,7 @@
 #include "llmc/train/command_line.h"
 #include "llmc/train/console.h"
 #include "llmc/train/devices.h"
+#include "llmc/train/generate.h"
 #include "llmc/train/options.h"
 #include "llmc/train/outputs.h"
 #include "llmc/train/pipeline_report.h"
@@ -200,8 +201,32 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     return stopping ? Ending::stopped : Ending::done;
 }
 
+// Continues the prompt, and does nothing else.
+void generate(const Options& options, const RunPlan& plan, Device& device, const MeshRanks& ranks,
+              HostCommunicator& world, StopSignals& signals) {
+    encode_prompt(options.prompt, plan.spec.config.vocabulary);
+    const std::optional<CheckpointInfo> checkpoint = find_checkpoint(options, choose_out_dir(options));
+    if (checkpoint) {
+        differences(*checkpoint, options);
+    } else {
+        naming_option("--init", [&] { check_weights(options.init, plan.store.units); });
+    }
+    if (world.rank() == 0) {
+        for (const std::string& note : options.notes) fmt::print(stderr, "note: {}\n", note);
+    }
+    signals.answer_silently();
+    Trainer trainer(options, plan, device, world, ranks.groups, checkpoint.has_value());
+    if (!ranks.nccl) world.set_staging(trainer.arenas()[plan.communication]);
+    if (checkpoint) trainer.resume(*checkpoint);
+    require_same_step(world, trainer.progress().step);
+    generate_text(
+        options, plan, trainer, world, signals,
+        checkpoint ? fmt::format("{} after step {}", checkpoint->directory.string(), trainer.progress().step)
+                   : options.init);
+}
+
 Ending run_program(Options& options, const std::string& program, Job& job, Console& console,
-                   const StopSignals& signals) {
+                   StopSignals& signals) {
     HostCommunicator& world = job.world();
     world.set_timeout(std::chrono::seconds(options.communication_timeout));
     const bool speaks = world.rank() == 0;
@@ -235,6 +260,10 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
     const RunPlan plan = plan_run(spec, device.ops(), staging);
     if (options.plans_only()) {
         if (speaks) show_plan(options, plan, device, staging, console);
+        return Ending::done;
+    }
+    if (options.generate) {
+        generate(options, plan, device, *ranks, world, signals);
         return Ending::done;
     }
 

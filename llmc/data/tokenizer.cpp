@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <utility>
 
 #include "llmc/core/error.h"
 
@@ -76,6 +77,35 @@ bool is_control(std::string_view character) {
     return first == 0xc2 && static_cast<unsigned char>(character[1]) < 0xa0;
 }
 
+// Whether the text begins a UTF-8 sequence, of which bytes are missing: whether there are bytes that complete it. (The
+// second byte has bounds of its own, of which one of the two is within, and the others have common ones.)
+bool lacks_bytes(std::string_view text) {
+    for (std::size_t length = text.size() + 1; length <= 4; ++length) {
+        for (const char filler : {'\x80', '\xa0'}) {
+            std::string whole(text);
+            whole.resize(length, filler);
+            if (utf8_length(whole) == length) return true;
+        }
+    }
+    return false;
+}
+
+// Takes whole characters from the bytes' beginning, as they are printed; with `ends`, whatever is there.
+std::string take_text(std::string& bytes, bool ends) {
+    constexpr std::string_view replacement = "\xef\xbf\xbd";  // U+FFFD
+    std::string text;
+    std::string_view rest = bytes;
+    while (!rest.empty()) {
+        const std::size_t length = utf8_length(rest);
+        if (length == 0 && !ends && lacks_bytes(rest)) break;
+        const bool printable = length > 0 && !is_control(rest.substr(0, length));
+        text += printable ? rest.substr(0, length) : replacement;
+        rest.remove_prefix(std::max<std::size_t>(length, 1));
+    }
+    bytes.erase(0, bytes.size() - rest.size());
+    return text;
+}
+
 }  // namespace
 
 std::vector<std::int32_t> encode_prompt(std::string_view prompt, std::int64_t vocabulary) {
@@ -88,24 +118,20 @@ std::vector<std::int32_t> encode_prompt(std::string_view prompt, std::int64_t vo
     return tokens;
 }
 
-std::string decode(std::span<const std::int32_t> tokens, std::int64_t vocabulary) {
-    if (vocabulary != byte_vocabulary) {
-        std::string ids;
-        for (const std::int32_t token : tokens) ids += (ids.empty() ? "" : " ") + std::to_string(token);
-        return ids;
-    }
-    std::string bytes;
-    for (const std::int32_t token : tokens) bytes += static_cast<char>(token);
+std::string TextStream::add(std::int32_t token) {
+    const bool is_first = !std::exchange(has_begun_, true);
+    if (vocabulary_ != byte_vocabulary) return (is_first ? "" : " ") + std::to_string(token);
+    pending_ += static_cast<char>(token);
+    return take_text(pending_, false);
+}
 
-    constexpr std::string_view replacement = "\xef\xbf\xbd";  // U+FFFD
+std::string TextStream::rest() { return take_text(pending_, true); }
+
+std::string decode(std::span<const std::int32_t> tokens, std::int64_t vocabulary) {
+    TextStream stream(vocabulary);
     std::string text;
-    for (std::string_view rest = bytes; !rest.empty();) {
-        const std::size_t length = utf8_length(rest);
-        const bool printable = length > 0 && !is_control(rest.substr(0, length));
-        text += printable ? rest.substr(0, length) : replacement;
-        rest.remove_prefix(std::max<std::size_t>(length, 1));
-    }
-    return text;
+    for (const std::int32_t token : tokens) text += stream.add(token);
+    return text + stream.rest();
 }
 
 }  // namespace llmc

@@ -15,8 +15,24 @@ namespace llmc {
 // of text (token 0 where the vocabulary is smaller). UserError for what is no prompt of the vocabulary.
 std::vector<std::int32_t> encode_prompt(std::string_view prompt, std::int64_t vocabulary);
 
-// Tokens as text to print. Bytes that are not UTF-8 become U+FFFD, and control characters, which could upset
-// a terminal, become U+FFFD too.
+// Tokens as text to print, as they come. Bytes that are not UTF-8 become U+FFFD, and control characters, which could
+// upset a terminal, become U+FFFD too.
+class TextStream {
+  public:
+    explicit TextStream(std::int64_t vocabulary) : vocabulary_(vocabulary) {}
+
+    // What a further token makes whole: a character is given when all its bytes are there.
+    std::string add(std::int32_t token);
+    // What is left at the end: a character that was cut off, as U+FFFD.
+    std::string rest();
+
+  private:
+    std::int64_t vocabulary_;
+    bool has_begun_ = false;
+    std::string pending_;  // the bytes of a character that lacks some
+};
+
+// Tokens as text, all at once.
 std::string decode(std::span<const std::int32_t> tokens, std::int64_t vocabulary);
 
 }  // namespace llmc

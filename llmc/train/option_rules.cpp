@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "llmc/core/error.h"
+#include "llmc/train/generate.h"
 #include "llmc/train/setting_values.h"
 
 namespace llmc {
@@ -228,6 +229,7 @@ Mesh Options::mesh(int processes, int rank) const {
 }
 
 void settle_mesh(Options& o, const Mesh& mesh) {
+    if (o.generate) settle_batch_of_generation(o, mesh);
     if (!asked_sharding(o).keeps_optimizer_whole() && mesh.sharding.keeps_optimizer_whole()) {
         o.notes.push_back(fmt::format(
             "{} nothing to shard: --zero-stage {} changes nothing",

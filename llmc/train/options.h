@@ -102,6 +102,7 @@ struct Options {
     // Settings that were not given and follow from others: with other ones they follow from those.
     std::set<std::string, std::less<>> derived;
     std::optional<std::string> resume;  // a checkpoint's directory; empty: the newest in out_dir
+    bool generate = false;
     bool print_step = false;
     bool pipeline_timeline = false;
     bool verbose = false;

@@ -1,0 +1,26 @@
+// --generate: the program as a writer. It continues the prompt with weights that it is given, and does nothing else: no
+// data is opened, no file is written. The text alone goes to standard output, token by token; what else there is to say
+// goes to standard error, a line before it and one behind.
+#pragma once
+
+#include <string>
+
+#include "llmc/comm/communicator.h"
+#include "llmc/train/options.h"
+#include "llmc/train/stop.h"
+#include "llmc/train/trainer.h"
+
+namespace llmc {
+
+// What follows from --generate: the checkpoint's model, where its sizes were not given; nothing to train, nothing kept
+// for a backward pass. UserError without weights, without such a checkpoint, and for options that ask for more than text.
+void settle_generation(Options& options);
+// The same, once the mesh is known: the smallest batch there is.
+void settle_batch_of_generation(Options& options, const Mesh& mesh);
+
+// Writes the prompt and its continuation, until it is asked to stop or nobody reads on; all ranks call it. `weights` says
+// where these are from. UserError where standard output takes no more for another reason.
+void generate_text(const Options& options, const RunPlan& plan, Trainer& trainer, Communicator& world,
+                   const StopSignals& signals, const std::string& weights);
+
+}  // namespace llmc
