@@ -252,10 +252,12 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
                           .virtual_stages = options.chunks_of_stage(),
                           .pipeline_layers = options.pipeline_layers,
                           .recompute = options.recomputation(),
+                          .trains = !options.generate,
                           .global_batch_tokens = *options.global_batch_tokens,
                           .micro_batch_sequences = options.micro_batch_size.value_or(0),
                           .usual_micro_batch_tokens = device.usual_tokens(),
-                          .logits_bytes = device.usual_logits_bytes(),
+                          // Of which generation needs a row.
+                          .logits_bytes = options.generate ? 0 : device.usual_logits_bytes(),
                           .machine = options.plans_only() ? MachineMemory{} : free_memory(here, world)};
     const RunPlan plan = plan_run(spec, device.ops(), staging);
     if (options.plans_only()) {

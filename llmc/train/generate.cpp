@@ -113,7 +113,7 @@ void settle_generation(Options& options) {
         take_model(options, *checkpoint);
     }
     options.steps = 0;
-    options.recompute = Options().recompute;
+    options.recompute = name_of(RecomputeKind::selective);
     options.recompute_every.reset();
 }
 

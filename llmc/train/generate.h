@@ -12,8 +12,8 @@
 
 namespace llmc {
 
-// What follows from --generate: the checkpoint's model, where its sizes were not given; nothing to train, nothing kept
-// for a backward pass. UserError without weights, without such a checkpoint, and for options that ask for more than text.
+// What follows from --generate: the checkpoint's model, where its sizes were not given; nothing to train, and nothing kept
+// for a backward pass but keys and values. UserError without weights, without such a checkpoint, and for options that ask for more than text.
 void settle_generation(Options& options);
 // The same, once the mesh is known: the smallest batch there is.
 void settle_batch_of_generation(Options& options, const Mesh& mesh);

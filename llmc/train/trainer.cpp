@@ -286,7 +286,7 @@ ForwardPasses Trainer::forward_passes(
 }
 
 void Trainer::resume(const CheckpointInfo& checkpoint) {
-    load_checkpoint(checkpoint, device_, store_, transfer_);
+    load_checkpoint(checkpoint, device_, store_, transfer_, plan_.spec.trains);
     progress_ = checkpoint.progress;
     first_step_ = progress_.step;
     has_checkpoint_ = true;
