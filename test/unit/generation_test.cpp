@@ -16,7 +16,7 @@ constexpr std::int64_t heads = 3;
 probe::Model make_model(DType dtype) {
     const auto weights =
         std::filesystem::path(__FILE__).parent_path() / "../reference/model_odd.weights.safetensors";
-    return {weights, heads, dtype, 1, 1};
+    return {weights, heads, dtype, 1, 1, 0, DType::fp32, make_cpu_device(1)};
 }
 
 std::vector<std::int32_t> text_of(const probe::Model& model) {
