@@ -42,6 +42,7 @@
 #include "llmc/train/command_line.h"
 #include "llmc/train/console.h"
 #include "llmc/train/devices.h"
+#include "llmc/train/generate.h"
 #include "llmc/train/options.h"
 #include "llmc/train/outputs.h"
 #include "llmc/train/pipeline_report.h"
@@ -252,6 +253,12 @@ bool stopped_early(Communicator& world, Console& console, const StopSignals& sig
     }
 }
 
+// The same on a GPU, whose memory could not be freed before what is under way there ends, which may wait for ranks that are
+// gone.
+void end_on_gpu(Device& device, const Job& job, const Options& options) {
+    if (device.queues()) end_failed(job, &options);
+}
+
 // From the state in which the run begins, its checkpoint's or a fresh one; `notes` say how that one's options differ.
 Ending begin_and_train(Run& run, Trainer& trainer, const std::vector<std::string>& notes,
                        HostCommunicator& world, Console& console, const StopSignals& signals) {
@@ -294,8 +301,46 @@ Ending begin_and_train(Run& run, Trainer& trainer, const std::vector<std::string
     }
 }
 
+// Continues the prompt, and does nothing else.
+void generate(const Options& options, const RunPlan& plan, Device& device, const MeshRanks& ranks, Job& job,
+              StopSignals& signals) {
+    HostCommunicator& world = job.world();
+    const std::optional<BytePairEncoder> bpe = find_bpe(options.bpe_directory, plan.spec.config.vocabulary);
+    const std::vector<std::int32_t> prompt =
+        encode_prompt(options.prompt, plan.spec.config.vocabulary, bpe ? &*bpe : nullptr);
+    const std::optional<CheckpointInfo> checkpoint = find_checkpoint(options, choose_out_dir(options));
+    if (checkpoint) {
+        differences(*checkpoint, options);
+    } else {
+        naming_option("--init", [&] { check_weights(options.init, plan.store.units); });
+    }
+    if (world.rank() == 0) {
+        for (const std::string& note : options.notes) fmt::print(stderr, "note: {}\n", note);
+    }
+    signals.answer_silently();
+    Trainer trainer(options, plan, device, world, ranks.groups, checkpoint.has_value());
+    if (!ranks.nccl) world.set_staging(trainer.arenas()[plan.communication]);
+    try {
+        if (checkpoint) trainer.resume(*checkpoint);
+        require_same_step(world, trainer.progress().step);
+        const std::string weights =
+            checkpoint
+                ? fmt::format("{} after step {}", checkpoint->directory.string(), trainer.progress().step)
+                : options.init;
+        generate_text({.options = options,
+                       .plan = plan,
+                       .prompt = prompt,
+                       .text = TextStream(plan.spec.config.vocabulary, bpe ? &*bpe : nullptr),
+                       .weights = weights},
+                      trainer, world, signals);
+    } catch (...) {
+        end_on_gpu(device, job, options);
+        throw;
+    }
+}
+
 Ending run_program(Options& options, const std::string& program, Job& job, Console& console,
-                   const StopSignals& signals) {
+                   StopSignals& signals) {
     HostCommunicator& world = job.world();
     world.set_timeout(std::chrono::seconds(options.communication_timeout));
     const bool speaks = world.rank() == 0;
@@ -316,14 +361,20 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
                           .virtual_stages = options.chunks_of_stage(),
                           .pipeline_layers = options.pipeline_layers,
                           .recompute = options.recomputation(),
+                          .trains = !options.generate,
                           .global_batch_tokens = *options.global_batch_tokens,
                           .micro_batch_sequences = options.micro_batch_size.value_or(0),
                           .usual_micro_batch_tokens = device.usual_tokens(),
-                          .logits_bytes = device.usual_logits_bytes(),
+                          // Of which generation needs a row.
+                          .logits_bytes = options.generate ? 0 : device.usual_logits_bytes(),
                           .machine = options.plans_only() ? MachineMemory{} : free_memory(here, world)};
     const RunPlan plan = plan_run(spec, device.ops(), staging);
     if (options.plans_only()) {
         if (speaks) show_plan(options, plan, device, staging, console);
+        return Ending::done;
+    }
+    if (options.generate) {
+        generate(options, plan, device, *ranks, job, signals);
         return Ending::done;
     }
 
@@ -383,10 +434,9 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
     try {
         return begin_and_train(run, trainer, notes, world, console, signals);
     } catch (...) {
-        // A GPU's memory could not be freed before what is under way there ends, which may wait for ranks that are gone.
-        if (!device.queues()) throw;
         console.remove_progress();
-        end_failed(job, &options);
+        end_on_gpu(device, job, options);
+        throw;
     }
 }
 

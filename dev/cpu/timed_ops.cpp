@@ -115,6 +115,17 @@ class TimedDevice::TimedOps final : public Ops {
                 [&] { ops_.attention_backward(dqkv, dout, qkv, out, lse); });
     }
 
+    void attention_cached_forward(const Tensor& out, const Tensor& cache, const Tensor& qkv,
+                                  std::int64_t position) override {
+        const double C = elements(qkv) / 3.0 / static_cast<double>(qkv.shape[0]);
+        const auto n = static_cast<double>(qkv.shape[0]), keys = static_cast<double>(position) + n;
+        // Of the cache, the rows so far are read and the new ones written.
+        const double cached = 2 * C * keys * static_cast<double>(size_of(qkv.dtype));
+        measure("attention_cached_forward", qkv.dtype, 4 * C * n * (keys - (n - 1) / 2),
+                bytes_of({out, qkv}) + cached,
+                [&] { ops_.attention_cached_forward(out, cache, qkv, position); });
+    }
+
     void fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
                           std::int64_t vocabulary, float scale, bool write_dlogits) override {
         measure("fused_classifier", DType::fp32, 0,

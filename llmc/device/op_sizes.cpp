@@ -144,6 +144,18 @@ HeadSizes attention_backward_sizes(const Tensor& dqkv, const Tensor& dout, const
     return s;
 }
 
+CachedHeadSizes attention_cached_forward_sizes(const Tensor& out, const Tensor& cache, const Tensor& qkv,
+                                               std::int64_t position) {
+    check(qkv.shape.dimensions() == 4 && qkv.shape[1] == 3, "qkv is (n,3,NH,HS)");
+    check(cache.shape.dimensions() == 4, "the cache is (T,2,NH,HS)");
+    const CachedHeadSizes s{qkv.shape[0], cache.shape[0], qkv.shape[2], qkv.shape[3]};
+    check_dtype(qkv, qkv.dtype, "qkv");
+    check_tensor(cache, qkv.dtype, {s.capacity, 2, s.heads, s.head_size}, "cache");
+    check_tensor(out, qkv.dtype, {s.rows, s.heads, s.head_size}, "out");
+    check(position >= 0 && position + s.rows <= s.capacity, "the cache has room for the rows");
+    return s;
+}
+
 RowSizes classifier_sizes(const Tensor& logits, const Tensor& losses, const Tensor& targets,
                           std::int64_t vocabulary) {
     check(vocabulary > 0, "there is a vocabulary");

@@ -49,6 +49,13 @@ HeadSizes attention_forward_sizes(const Tensor& out, const Tensor& lse, const Te
 HeadSizes attention_backward_sizes(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv,
                                    const Tensor& out, const Tensor& lse);
 
+// New rows, and the most that the cache holds.
+struct CachedHeadSizes {
+    std::int64_t rows, capacity, heads, head_size;
+};
+CachedHeadSizes attention_cached_forward_sizes(const Tensor& out, const Tensor& cache, const Tensor& qkv,
+                                               std::int64_t position);
+
 // Rows of logits, and their columns.
 RowSizes classifier_sizes(const Tensor& logits, const Tensor& losses, const Tensor& targets,
                           std::int64_t vocabulary);

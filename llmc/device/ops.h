@@ -153,6 +153,14 @@ class Ops {
     virtual void attention_backward(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv,
                                     const Tensor& out, const Tensor& lse) = 0;
 
+    // Of n rows that follow others of their sequence, of which a cache has the keys and values. With P = position,
+    // k_j, v_j = cache[j,0..1] and q_i = qkv[i,0], for each head and i = 0 ... n-1:
+    //   cache[P+i,0..1] = qkv[i,1..2];  s_j = q_i . k_j / sqrt(HS), j <= P+i;
+    //   out_i = sum_j exp(s_j) v_j / sum_j exp(s_j)
+    //   out X (n,NH,HS), cache X (T,2,NH,HS) in place, of which the first P rows count, qkv X (n,3,NH,HS); P + n <= T
+    virtual void attention_cached_forward(const Tensor& out, const Tensor& cache, const Tensor& qkv,
+                                          std::int64_t position) = 0;
+
     // ---- classifier ----
 
     // For each row n over the first `vocabulary` columns:

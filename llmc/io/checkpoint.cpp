@@ -258,10 +258,10 @@ std::optional<CheckpointInfo> newest_whole_checkpoint(const fs::path& out_dir) {
 }
 
 void load_checkpoint(const CheckpointInfo& checkpoint, Device& device, ParameterStore& store,
-                     UnitTransfer& transfer) {
+                     UnitTransfer& transfer, bool with_moments) {
     if (transfer.is_root()) verify_files(checkpoint.directory);
     load_weights(checkpoint.directory / model_file, store, transfer);
-    load_moments(checkpoint.directory / optimizer_file, device, store, transfer);
+    if (with_moments) load_moments(checkpoint.directory / optimizer_file, device, store, transfer);
 }
 
 }  // namespace llmc

@@ -65,9 +65,9 @@ std::optional<CheckpointInfo> newest_checkpoint(const std::filesystem::path& out
 // if there is none.
 std::optional<CheckpointInfo> newest_whole_checkpoint(const std::filesystem::path& out_dir);
 
-// Verifies the files' sizes and checksums and loads them; UserError names what is damaged or of another
+// Verifies the files' sizes and checksums and loads them, or the weights alone; UserError names what is damaged or of another
 // model. All ranks call it; the transfer's root reads.
 void load_checkpoint(const CheckpointInfo& checkpoint, Device& device, ParameterStore& store,
-                     UnitTransfer& transfer);
+                     UnitTransfer& transfer, bool with_moments = true);
 
 }  // namespace llmc

@@ -111,12 +111,13 @@ void head_forward_backward(Ops& ops, const TensorParallel& ranks, const GPTConfi
                            saved.ln_f_mean, saved.ln_f_rstd);
 }
 
-Tensor head_logits(Ops& ops, const TensorParallel& ranks, const Tensor& x, std::int64_t position,
-                   const HeadTensors& p, const HeadActivations<Tensor>& saved) {
-    layernorm(ops, x, p, saved);
-    const Tensor input = ranks.enter(saved.ln_f, saved.gathered).rows().slice(position, 1);
+Tensor head_logits(Ops& ops, const TensorParallel& ranks, const Tensor& row, const HeadTensors& p,
+                   const HeadActivations<Tensor>& saved) {
+    const Tensor input = saved.ln_f.flat(0, row.elements()).view(row.shape);
+    ops.layernorm_forward(input, saved.ln_f_mean.flat(0, 1), saved.ln_f_rstd.flat(0, 1), row, p.ln_f_weight,
+                          p.ln_f_bias);
     const Tensor logits = saved.logits.slice(0, 1);
-    ops.matmul_forward(logits, input, p.wte, {});
+    ops.matmul_forward(logits, input.rows(), p.wte, {});
     if (!ranks.is_shared()) return logits;
     // Whole rows, in the order of the tokens.
     const Tensor all = saved.all_columns->flat(0, ranks.size() * logits.elements());

@@ -60,8 +60,9 @@ void head_forward_backward(Ops& ops, const TensorParallel& ranks, const GPTConfi
                            const Tensor& x, const Tensor& targets, float scale, const HeadTensors& parameters,
                            const HeadTensors& gradients, const HeadActivations<Tensor>& saved);
 
-// The logits of one position of the first sequence, for generation.   returns X (1,Vp), Vp that of all ranks together
-Tensor head_logits(Ops& ops, const TensorParallel& ranks, const Tensor& x, std::int64_t position,
-                   const HeadTensors& parameters, const HeadActivations<Tensor>& saved);
+// The logits of one row, which every rank has, for generation.   row X (1,1,C); returns X (1,Vp), Vp that of all ranks
+// together
+Tensor head_logits(Ops& ops, const TensorParallel& ranks, const Tensor& row, const HeadTensors& parameters,
+                   const HeadActivations<Tensor>& saved);
 
 }  // namespace llmc

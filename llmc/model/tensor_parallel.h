@@ -51,6 +51,13 @@ class TensorParallel {
         return ranks;
     }
 
+    // The same ranks, of which each has the whole residual stream.
+    TensorParallel with_whole_stream() const {
+        TensorParallel ranks = *this;
+        ranks.split_.sequence_parallel = false;
+        return ranks;
+    }
+
     // all = the ranks' own, one after the other, among which is this one's
     void gather(const Tensor& all, const Tensor& own) const {
         if (!is_silent_) group_->all_gather(all, own);
@@ -70,10 +77,10 @@ class TensorParallel {
         return sums_replicated() ? of_one(gradient) : gradient;
     }
     bool sums_replicated() const { return divides_tokens(); }
-
-  private:
+    // Whether each has the residual stream of some tokens.
     bool divides_tokens() const { return is_shared() && split_.sequence_parallel; }
 
+  private:
     Communicator* group_ = nullptr;
     TensorSplit split_{};
     bool is_silent_ = false;

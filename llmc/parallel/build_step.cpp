@@ -50,11 +50,12 @@ class StepBuilder {
     }
 
     // The passes of this stage in their order. What comes from another stage is received one pass ahead, while the
-    // pass before computes.
+    // pass before computes; but for a few rows, which have one place.
     void run(std::span<const Pass> passes) {
-        if (!passes.empty()) receive(passes[0]);
+        const std::size_t ahead = generates() ? 0 : 1;
+        for (std::size_t i = 0; i < std::min(ahead, passes.size()); ++i) receive(passes[i]);
         for (std::size_t i = 0; i < passes.size(); ++i) {
-            if (i + 1 < passes.size()) receive(passes[i + 1]);
+            if (i + ahead < passes.size()) receive(passes[i + ahead]);
             const bool turns_round = i + 1 < passes.size() && makes_input_gradient(passes[i + 1].kind) &&
                                      passes[i + 1].chunk == passes[i].chunk &&
                                      passes[i + 1].micro_batch == passes[i].micro_batch;
@@ -97,6 +98,7 @@ class StepBuilder {
     int ln_f() const { return ln_f_unit(layers()); }
     int stages() const { return spec_.pipeline.stages; }
     int micro_batches() const { return spec_.pipeline.micro_batches; }
+    bool generates() const { return purpose_ == Purpose::logits; }
     bool has_others() const { return sharding_.ranks() > 1 || stages() > 1 || spec_.tensor.ranks > 1; }
     // wte's gradients are made in two stages.
     bool is_tied(int unit) const { return unit == wte_unit && stages() > 1; }
@@ -140,7 +142,7 @@ class StepBuilder {
         const ChunkPass key{local(pass), pass.micro_batch};
         if (pass.kind == PassKind::forward && !chunk_of(pass).has_embedding) {
             transfer(ActionKind::receive_activation, StreamKind::activations_in, pass, {},
-                     {{chunk_input, buffers_.take_input(key)}});
+                     {generates() ? BufferUse{rows} : BufferUse{chunk_input, buffers_.take_input(key)}});
         } else if (makes_input_gradient(pass.kind) && !chunk_of(pass).has_head) {
             transfer(ActionKind::receive_gradient, StreamKind::gradients_in, pass, {},
                      {{residual_gradient, buffers_.take_gradient(key)}});
@@ -165,7 +167,7 @@ class StepBuilder {
         const Chunk& chunk = chunk_of(pass);
         // What is not received is made here.
         if (pass.kind == PassKind::forward) {
-            if (chunk.has_embedding) buffers_.take_input(key);
+            if (chunk.has_embedding || generates()) buffers_.take_input(key);
             buffers_.take_slot(key);
         } else if (makes_input_gradient(pass.kind) && chunk.has_head) {
             buffers_.take_gradient(key);
@@ -173,10 +175,14 @@ class StepBuilder {
         place_ = buffers_.at(key);
         switch (pass.kind) {
             case PassKind::forward:
-                forward(chunk, turns_round);
+                if (generates()) {
+                    forward_rows(chunk);
+                } else {
+                    forward(chunk, turns_round);
+                }
                 if (!chunk.has_head)
                     transfer(ActionKind::send_activation, StreamKind::activations_out, pass,
-                             {stream(chunk.end_block)}, {});
+                             {output_of(chunk)}, {});
                 break;
             case PassKind::backward:
             case PassKind::backward_input:
@@ -212,11 +218,31 @@ class StepBuilder {
             const bool stays = turns_round && block + 1 == chunk.end_block;
             if (sharding_.reshards_after_forward && !stays) release(unit);
         }
-        if (chunk.has_head && purpose_ != Purpose::training) head(chunk);
+        if (chunk.has_head && purpose_ == Purpose::losses) head(chunk);
+    }
+
+    // Of a few rows, in place. What a block writes beside them is its cache, which it reads when the list runs again.
+    void forward_rows(const Chunk& chunk) {
+        if (chunk.has_embedding) {
+            load();
+            compute(ActionKind::forward_rows, {PartKind::embedding},
+                    {{tokens}, whole_parameters(wte_unit), whole_parameters(wpe_unit)}, {{rows}});
+            release(wpe_unit);
+            if (!part_.has_head()) release(wte_unit);
+        }
+        for (int block = chunk.first_block; block < chunk.end_block; ++block) {
+            const int unit = block_unit(block);
+            std::vector<BufferUse> cache = activations(block);
+            if (spec_.recompute.of(in_chunk(block)) == RecomputeKind::block) cache.push_back(stream(block));
+            compute(ActionKind::forward_rows, {PartKind::block, block}, {{rows}, whole_parameters(unit)},
+                    with(cache, {{rows}}));
+            if (sharding_.reshards_after_forward) release(unit);
+        }
+        if (chunk.has_head) head(chunk);
     }
 
     void head(const Chunk& chunk) {
-        const std::vector<BufferUse> reads = {stream(layers()), whole_parameters(ln_f()),
+        const std::vector<BufferUse> reads = {output_of(chunk), whole_parameters(ln_f()),
                                               whole_parameters(wte_unit)};
         if (purpose_ == Purpose::losses) {
             if (!chunk.has_embedding) load();
@@ -295,6 +321,9 @@ class StepBuilder {
     BufferUse stream(int block) const {
         if (in_chunk(block) == 0) return {chunk_input, place_.input};
         return {residual, in_chunk(block)};
+    }
+    BufferUse output_of(const Chunk& chunk) const {
+        return generates() ? BufferUse{rows} : stream(chunk.end_block);
     }
     // Chunks use the same slots.
     int in_chunk(int block) const { return block - chunk_at(chunk_).first_block; }

@@ -29,7 +29,7 @@ Step build_training_step(const StepSpec& spec);
 // The micro-batches up to the losses, summed over ranks, for validation.
 Step build_evaluation_step(const StepSpec& spec);
 
-// One micro-batch up to the logits of one position, for generation.
+// A few rows of one sequence up to the logits of the last, for generation: the rows follow those of earlier runs.
 Step build_generation_step(const StepSpec& spec);
 
 // What makes parameters whole after each rank was given its shard; empty where it has all, or needs no more.

@@ -86,6 +86,8 @@ void Executor::perform(const Action& action) {
             return;  // orders what comes after
         case ActionKind::forward:
             return forward(action);
+        case ActionKind::forward_rows:
+            return forward_rows(action);
         case ActionKind::recompute:
             return recompute(action);
         case ActionKind::backward:
@@ -98,8 +100,10 @@ void Executor::perform(const Action& action) {
         case ActionKind::send_gradient:
             return transfer(action);
         case ActionKind::logits:
-            logits_ = head_logits(ops_, ranks_, stream(action, action.reads), input_->position,
-                                  head_tensors(parameters), head());
+            logits_ = head_logits(
+                ops_, ranks_,
+                rows().view({input_->rows.count, 1, config_.channels}).slice(input_->rows.count - 1, 1),
+                head_tensors(parameters), *activations_.head);
             return;
         case ActionKind::round:
             return ops_.cast(store_.buffers(action.unit).gradients,
@@ -149,10 +153,10 @@ void Executor::transfer(const Action& action) {
     int& number = transfers_[static_cast<std::size_t>(&action - step_->actions.data())];
     switch (action.kind) {
         case ActionKind::receive_activation:
-            number = link.pair->start_recv(stream(action, action.writes), link.peer);
+            number = link.pair->start_recv(activation(action, action.writes), link.peer);
             return;
         case ActionKind::send_activation:
-            number = link.pair->start_send(stream(action, action.reads), link.peer);
+            number = link.pair->start_send(activation(action, action.reads), link.peer);
             return;
         case ActionKind::receive_gradient:
             number = link.pair->start_recv(gradient(action.writes), link.peer);
@@ -199,6 +203,15 @@ Tensor Executor::gradient(std::span<const BufferUse> uses) const {
     programming_error("an action without the residual stream's gradient");
 }
 
+Tensor Executor::rows() const {
+    const std::int64_t n = input_->rows.count, C = config_.channels;
+    return activations_.residual_gradients.front().flat(0, n * C).view({1, n, C});
+}
+
+Tensor Executor::activation(const Action& action, std::span<const BufferUse> uses) const {
+    return uses.front().role == BufferRole::rows ? rows() : stream(action, uses);
+}
+
 // Its buffers for the sequences of this run; what has rows of its own is not cut.
 HeadActivations<Tensor> Executor::head() const {
     HeadActivations<Tensor> head = activations_.head.value();
@@ -233,6 +246,22 @@ void Executor::forward(const Action& action) {
             return ops_.sum(loss_sum(), buffers.losses);
         }
     }
+}
+
+void Executor::forward_rows(const Action& action) {
+    const RowRange& range = input_->rows;
+    if (action.part.kind == PartKind::embedding) {
+        const Tensor tokens = tokens_of(action).inputs.flat(0, range.count).view({1, range.count});
+        return embedding_cached_forward(ops_, ranks_, rows(), range, tokens,
+                                        tensor_of(wte_unit, parameters, "weight"),
+                                        tensor_of(wpe_unit, parameters, "weight"), activations_.scratch);
+    }
+    const std::size_t place = place_in_chunk(action);
+    std::optional<Tensor> inputs;
+    if (step_->recompute.of(static_cast<std::int64_t>(place)) == RecomputeKind::block)
+        inputs = stream(action, action.writes);
+    block_cached_forward(ops_, ranks_, rows(), range, block_tensors(action.part.block, parameters), inputs,
+                         slot_of(action).blocks[place], activations_.scratch);
 }
 
 void Executor::recompute(const Action& action) {

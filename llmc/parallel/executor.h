@@ -11,6 +11,7 @@
 
 #include "llmc/device/device.h"
 #include "llmc/device/ops.h"
+#include "llmc/model/cached_forward.h"
 #include "llmc/model/config.h"
 #include "llmc/parallel/activations.h"
 #include "llmc/parallel/mesh_groups.h"
@@ -39,7 +40,9 @@ struct StepInput {
     std::optional<std::int64_t> step{};
     float loss_scale = 0;  // gradients are those of loss_scale * (sum of losses)
     AdamWStep adamw{};
-    std::int64_t position = 0;  // whose logits are wanted, in the first sequence
+    // Of generation: the rows of its one sequence that are computed, whose tokens `load` puts first. Those before them
+    // were computed last, by the same list.
+    RowRange rows{};
     // Called before the first update, with all ranks at the same place.
     std::function<void()> before_update{};
     std::optional<std::uint64_t> rounding_seed{};  // of stochastic rounding; without it the nearest is taken
@@ -77,6 +80,7 @@ class Executor final : private Performer {
     bool is_done(const Action& action) override;
     void load(const Action& action);
     void forward(const Action& action);
+    void forward_rows(const Action& action);
     void recompute(const Action& action);
     void backward(const Action& action);
     void backward_block(const Action& action);
@@ -107,6 +111,10 @@ class Executor final : private Performer {
     // The residual stream, or its gradient, that an action reads or writes, of the sequences of this run.
     Tensor stream(const Action& action, std::span<const BufferUse> uses) const;
     Tensor gradient(std::span<const BufferUse> uses) const;
+    // Those of generation, X (1,n,C).
+    Tensor rows() const;
+    // What goes from a stage to the next.
+    Tensor activation(const Action& action, std::span<const BufferUse> uses) const;
     HeadActivations<Tensor> head() const;
     // Of the chunk of a block's action, which it is.
     std::size_t place_in_chunk(const Action& action) const;

@@ -10,7 +10,7 @@ namespace llmc {
 
 StoreLayout lay_out_store(MemoryLayout& layout, const GPTConfig& config, const StoreDtypes& dtypes,
                           const StagePart& part, const Sharding& sharding, int micro_batches,
-                          TensorRank tensor) {
+                          TensorRank tensor, bool trains) {
     const DType dtype = dtypes.compute;
     check(dtypes.gradients == DType::fp32 || dtypes.gradients == dtype,
           "gradients are fp32 or of the compute dtype");
@@ -25,6 +25,7 @@ StoreLayout lay_out_store(MemoryLayout& layout, const GPTConfig& config, const S
         const std::int64_t elements = unit.padded_elements(sharding.ranks());
         const Shape whole{elements}, shard{elements / sharding.shards};
         const Shape& updated = sharding.keeps_optimizer_whole() ? whole : shard;
+        const auto of_training = [&](const Shape& shape) { return trains ? shape : Shape{0}; };
 
         // Where blocks take turns, the buffer of the first one that uses it.
         const auto at = [&](int place, BufferId UnitBufferIds::*buffer, auto&& make) {
@@ -36,21 +37,23 @@ StoreLayout lay_out_store(MemoryLayout& layout, const GPTConfig& config, const S
         if (!sharding.keeps_parameters_whole())
             ids.parameter_shard = layout.add(ArenaKind::parameters, unit.name() + ".shard", dtype, shard);
         ids.gradients =
-            at(place_of_gradients(sharding, micro_batches, number, part), &UnitBufferIds::gradients,
-               [&] { return layout.add(ArenaKind::gradients, unit.name(), dtypes.gradients, whole); });
+            at(place_of_gradients(sharding, micro_batches, number, part), &UnitBufferIds::gradients, [&] {
+                return layout.add(ArenaKind::gradients, unit.name(), dtypes.gradients, of_training(whole));
+            });
         if (sharding.keeps_gradient_shards(micro_batches))
-            ids.gradient_shard =
-                layout.add(ArenaKind::gradients, unit.name() + ".shard", dtypes.gradients, shard);
+            ids.gradient_shard = layout.add(ArenaKind::gradients, unit.name() + ".shard", dtypes.gradients,
+                                            of_training(shard));
         ids.gradient_sums =
             dtypes.gradients == DType::fp32
                 ? ids.gradients
                 : at(place_of_gradient_sums(number, part), &UnitBufferIds::gradient_sums, [&] {
-                      return layout.add(ArenaKind::gradients, unit.name() + ".sums", DType::fp32, whole);
+                      return layout.add(ArenaKind::gradients, unit.name() + ".sums", DType::fp32,
+                                        of_training(whole));
                   });
         if (dtype != DType::fp32)
             ids.master = layout.add(ArenaKind::master, unit.name(), DType::fp32, updated);
-        ids.m = layout.add(ArenaKind::moments, unit.name() + ".m", DType::fp32, updated);
-        ids.v = layout.add(ArenaKind::moments, unit.name() + ".v", DType::fp32, updated);
+        ids.m = layout.add(ArenaKind::moments, unit.name() + ".m", DType::fp32, of_training(updated));
+        ids.v = layout.add(ArenaKind::moments, unit.name() + ".v", DType::fp32, of_training(updated));
         store.buffers.push_back(ids);
     }
     return store;

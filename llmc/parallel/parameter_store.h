@@ -50,10 +50,11 @@ struct StoreLayout {
     std::vector<UnitBufferIds> buffers;  // one a unit, empty for those of other stages
 };
 
-// Of a stage's and a tensor-parallel rank's part of the model, for a training step of so many micro-batches.
+// Of a stage's and a tensor-parallel rank's part of the model, for a training step of so many micro-batches; or without
+// gradients and moments, of which there are then no elements.
 StoreLayout lay_out_store(MemoryLayout& layout, const GPTConfig& config, const StoreDtypes& dtypes,
                           const StagePart& part, const Sharding& sharding, int micro_batches,
-                          TensorRank tensor = {});
+                          TensorRank tensor = {}, bool trains = true);
 
 // A run of elements of a unit's whole flat buffer.
 struct ElementRange {

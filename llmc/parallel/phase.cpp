@@ -28,6 +28,7 @@ Phase phase_of(ActionKind kind) {
             return Phase::data;
         case ActionKind::release:
         case ActionKind::forward:
+        case ActionKind::forward_rows:
         case ActionKind::logits:
             return Phase::forward;
         case ActionKind::zero:

@@ -22,6 +22,7 @@ enum class ActionKind {
     release,             // a unit's whole parameters may be overwritten: where they lie, another's turn comes
     zero,                // what the backward pass adds a unit's gradients to = 0
     forward,             // a part of the model; the head's forward alone makes losses only
+    forward_rows,        // a part of the model, of a few rows (model/cached_forward.h)
     recompute,           // of a block: what it did not keep of its forward
     backward,            // the same part's; the head's includes its forward, since its logits are not kept
     backward_input,      // a block's: the gradient of its input, and of its outputs what the next needs
@@ -30,7 +31,7 @@ enum class ActionKind {
     send_activation,     // its output, to the stage after
     receive_gradient,    // the gradient of its output, from the stage after
     send_gradient,       // that of its input, to the stage before
-    logits,              // the head's forward for one position
+    logits,              // the head's forward for the last of these
     round,               // a unit's gradients = its gradient sums, rounded
     accumulate,          // a unit's gradients += its gradient sums, rounded
     reduce_scatter,      // a unit's gradients: each rank receives its shard of the sum over the group
@@ -73,9 +74,10 @@ enum class BufferRole {
     recomputed,       // index: 0; what blocks that recompute share. unit: the block's unit, whose it is now
     output_gradients,  // index: of the chunk's blocks; what the gradients of its parameters are made from later
     residual_gradient,  // index: of a few buffers; the gradient that flows back along the residual stream
-    logits,             // of one position
-    loss,               // of the micro-batches so far, then of all ranks
-    squares,            // the gradients' sums of squares, block by block
+    rows,     // the residual stream of a few rows, all along the model; where the first of these lies
+    logits,   // of one row
+    loss,     // of the micro-batches so far, then of all ranks
+    squares,  // the gradients' sums of squares, block by block
     norm,
 };
 

@@ -22,6 +22,8 @@ std::string_view name_of(ActionKind kind) {
             return "zero";
         case ActionKind::forward:
             return "forward";
+        case ActionKind::forward_rows:
+            return "forward_rows";
         case ActionKind::recompute:
             return "recompute";
         case ActionKind::backward:
@@ -98,7 +100,7 @@ bool belongs_to_unit(BufferRole role) {
 
 bool belongs_to_micro_batch(BufferRole role) {
     return lies_in_slot(role) || role == BufferRole::chunk_input || role == BufferRole::residual_gradient ||
-           role == BufferRole::logits;
+           role == BufferRole::rows || role == BufferRole::logits;
 }
 
 bool lies_in_slot(BufferRole role) {
@@ -136,6 +138,8 @@ std::string_view name_of(BufferRole role) {
             return "doutputs";
         case BufferRole::residual_gradient:
             return "dresidual";
+        case BufferRole::rows:
+            return "rows";
         case BufferRole::logits:
             return "logits";
         case BufferRole::loss:

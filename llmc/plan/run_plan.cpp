@@ -75,7 +75,7 @@ ActivationBytes activation_bytes(const RunPlan& plan) {
 
 std::size_t bytes_of_whole_gradients(const RunPlan& plan) {
     Sharding sharding = plan.spec.mesh.sharding;
-    if (!sharding.holds_back_gradients()) return 0;
+    if (!sharding.holds_back_gradients() || !plan.spec.trains) return 0;
     sharding.reduces_each_micro_batch = true;
     MemoryLayout otherwise;
     lay_out_store(otherwise, plan.spec.config, {plan.spec.dtype, plan.spec.gradient_dtype}, plan.part(),
@@ -170,9 +170,9 @@ BuffersInFlight in_flight(const RunPlan& plan) {
 
 void lay_out_memory(RunPlan& plan, const Ops& ops, std::size_t staging_bytes) {
     const RunSpec& spec = plan.spec;
-    plan.store =
-        lay_out_store(plan.memory, spec.config, {spec.dtype, spec.gradient_dtype}, plan.part(),
-                      spec.mesh.sharding, static_cast<int>(plan.micro_batches), spec.mesh.tensor_place());
+    plan.store = lay_out_store(plan.memory, spec.config, {spec.dtype, spec.gradient_dtype}, plan.part(),
+                               spec.mesh.sharding, static_cast<int>(plan.micro_batches),
+                               spec.mesh.tensor_place(), spec.trains);
     plan.sent = bytes_sent(plan.training, unit_bytes(spec, plan.store), activation_bytes(plan));
     plan.bytes_of_whole_gradients = bytes_of_whole_gradients(plan);
     std::int64_t norm_blocks = 0;

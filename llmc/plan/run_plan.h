@@ -40,6 +40,8 @@ struct RunSpec {
     // Blocks of each chunk, as a person gave them; empty: balanced by their cost.
     std::string pipeline_layers{};
     Recompute recompute{};
+    bool trains =
+        true;  // otherwise there is no memory for gradients and moments, and no training step is run
     std::int64_t global_batch_tokens = 0;
     std::int64_t micro_batch_sequences = 0;        // 0: as many as divide the batch, fit the memory, and
     std::int64_t usual_micro_batch_tokens = 2048;  // are not more tokens than this

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "llmc/core/error.h"
+#include "llmc/train/generate.h"
 #include "llmc/train/setting_values.h"
 
 namespace llmc {
@@ -131,6 +132,7 @@ void check_ranges(const Options& o) {
     require_range<std::int64_t>("sample-tokens", o.sample_tokens, 0, 1 << 20);
     require_range("temperature", o.temperature, 0.0, large);
     require_range<std::int64_t>("top-k", o.top_k, 0, many);
+    require_range("top-p", o.top_p, 0.0, 1.0);
     require_range<std::int64_t>("checkpoint-every", o.checkpoint_every, 0, many);
 }
 
@@ -235,6 +237,7 @@ Mesh Options::mesh(int processes, int rank) const {
 }
 
 void settle_mesh(Options& o, const Mesh& mesh) {
+    if (o.generate) settle_batch_of_generation(o, mesh);
     if (!asked_sharding(o).keeps_optimizer_whole() && mesh.sharding.keeps_optimizer_whole()) {
         o.notes.push_back(fmt::format(
             "{} nothing to shard: --zero-stage {} changes nothing",

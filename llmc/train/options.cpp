@@ -14,6 +14,7 @@
 #include "llmc/core/text.h"
 #include "llmc/core/version.h"
 #include "llmc/train/config_file.h"
+#include "llmc/train/generate.h"
 #include "llmc/train/option_rules.h"
 #include "llmc/train/setting_values.h"
 
@@ -151,6 +152,7 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("prompt", o.prompt, "What samples begin with: text (\\n is a new line), or token ids", any);
     setting("temperature", o.temperature, "Divides the logits; 0 takes the likeliest token", any);
     setting("top-k", o.top_k, "Sample from the k likeliest tokens; 0: from all", any);
+    setting("top-p", o.top_p, "And of these the fewest that are as likely together; 1: from all", any);
 
     group("Results");
     setting("out-dir", o.out_dir, "Where results go; default runs/ and the time", any);
@@ -293,7 +295,12 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
     app.get_formatter()->column_width(36);
     app.set_help_flag("-h,--help", "Print this and exit")->disable_flag_override();
     app.footer(
-        "\nSignals:\n"
+        "\nGeneration:\n"
+        "  --generate prints the prompt and --sample-tokens more, each as it comes; what is not text goes "
+        "to\n"
+        "  standard error. Where --seq-len tokens are full, the model goes on with the later half of "
+        "them.\n\n"
+        "Signals:\n"
         "  Ctrl-C, SIGUSR1 and, but for mpirun's processes, SIGTERM finish the step, save a checkpoint and\n"
         "  print the command that goes on; a second one ends the program at once. Under mpirun Ctrl-C ends\n"
         "  it at once: scripts/launch.sh passes it on as SIGUSR1.\n\n"
@@ -319,6 +326,11 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
             ->option_text("[DIR]")
             ->group("Results");
     resume_option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    app.add_flag("--generate", options.generate,
+                 "Only continue --prompt with the weights of --resume or --init")
+        ->configurable(false)
+        ->disable_flag_override()
+        ->group("Validation and samples");
     app.add_flag("--print-step", options.print_step, "Print the actions of one step and exit")
         ->configurable(false)
         ->disable_flag_override()
@@ -365,6 +377,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
         options.resume = resume;
     }
     try {
+        if (options.generate) settle_generation(options);
         resolve(options);
         check_ranges(options);
     } catch (const UserError& fault) {

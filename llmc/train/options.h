@@ -97,6 +97,7 @@ struct Options {
     std::string prompt;
     double temperature = 0.8;
     std::int64_t top_k = 0;
+    double top_p = 1;
 
     // actions, and what a saved configuration does not hold
     std::string config_file;                        // that was read
@@ -105,6 +106,7 @@ struct Options {
     // Settings that were not given and follow from others: with other ones they follow from those.
     std::set<std::string, std::less<>> derived;
     std::optional<std::string> resume;  // a checkpoint's directory; empty: the newest in out_dir
+    bool generate = false;
     bool print_step = false;
     bool pipeline_timeline = false;
     bool verbose = false;

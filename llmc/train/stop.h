@@ -28,6 +28,9 @@ class StopSignals {
     // it ends the process. Called once.
     void answer_with(std::string acknowledgement, std::string farewell);
 
+    // From now on nothing is written.
+    void answer_silently();
+
     // Whether this process was asked to stop.
     bool here() const;
     // Whether any rank was: so that all stop after the same step, though the signal may come to one rank in

@@ -246,48 +246,62 @@ std::optional<std::vector<double>> Trainer::losses_of_rows(std::int64_t rows, co
     return sums;
 }
 
-std::optional<std::vector<std::int32_t>> Trainer::generate(std::span<const std::int32_t> prompt,
-                                                           std::int64_t count, const Watch& watch) {
+std::optional<std::vector<std::int32_t>> Trainer::generate(
+    std::span<const std::int32_t> prompt, std::int64_t count, const Watch& watch,
+    const std::function<void(std::int32_t token)>& take) {
     check(!prompt.empty(), "a prompt has a token");
     const GPTConfig& config = plan_.spec.config;
     const RandomStream random(options_.seed, "generate " + std::to_string(progress_.step));
-    const SamplerOptions sampler{.temperature = options_.temperature, .top_k = options_.top_k};
     const auto T = static_cast<std::size_t>(config.sequence_length);
+    const auto rows_at_once = static_cast<std::size_t>(plan_.spec.mesh.split().stream_tokens(config));
 
     std::vector<std::int32_t> text(prompt.begin(), prompt.end());
-    std::vector<std::byte> row;
-    std::vector<float> logits(static_cast<std::size_t>(config.vocabulary));
+    // The context is text[begin, ...), of which the cache knows text[begin, known).
+    std::size_t begin = text.size() - std::min(text.size(), T), known = begin;
     for (std::int64_t i = 0; i < count; ++i) {
         if (!watch(static_cast<double>(i) / static_cast<double>(count))) return std::nullopt;
-        const std::size_t context = std::min(text.size(), T);
-        const auto load = [&](int, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
-            // What follows the context is not seen: attention is causal.
-            std::ranges::fill(inputs, 0);
-            std::ranges::fill(targets, ignored_target);
-            std::copy(text.end() - static_cast<std::ptrdiff_t>(context), text.end(), inputs.begin());
-        };
-        executor_.run(plan_.generation,
-                      {.load = load, .sequences = 1, .position = static_cast<std::int64_t>(context) - 1});
-        std::int32_t token = 0;
-        if (plan_.part().has_head()) {
-            const Tensor& on_device = executor_.logits();
-            row.resize(on_device.bytes());
-            device_.download(row.data(), on_device);
-            with_dtype(on_device.dtype, [&](auto element) {
-                const auto* values = reinterpret_cast<const decltype(element)*>(row.data());
-                std::transform(values, values + config.vocabulary, logits.begin(),
-                               [](auto x) { return to_float(x); });
-            });
-            token = sample_token(logits, sampler, random.uniform(static_cast<std::uint64_t>(i)));
+        if (text.size() - begin > T) begin = known = text.size() - std::max<std::size_t>(T / 2, 1);
+        while (known < text.size()) {
+            const std::size_t rows = std::min(rows_at_once, text.size() - known);
+            const auto load = [&](int, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+                std::ranges::fill(inputs, 0);
+                std::ranges::fill(targets, ignored_target);
+                std::ranges::copy(std::span(text).subspan(known, rows), inputs.begin());
+            };
+            executor_.run(plan_.generation, {.load = load,
+                                             .sequences = 1,
+                                             .rows = {static_cast<std::int64_t>(known - begin),
+                                                      static_cast<std::int64_t>(rows)}});
+            known += rows;
         }
-        const Mesh& mesh = plan_.spec.mesh;
-        if (mesh.pipeline > 1) {
-            const int head = mesh.rank_of(mesh.pipeline - 1, 0, 0);
-            world_.broadcast({reinterpret_cast<std::byte*>(&token), DType::int32, {1}}, head);
-        }
-        text.push_back(token);
+        text.push_back(sample(random.uniform(static_cast<std::uint64_t>(i))));
+        take(text.back());
     }
     return std::vector<std::int32_t>(text.begin() + std::ssize(prompt), text.end());
+}
+
+std::int32_t Trainer::sample(double uniform) {
+    const SamplerOptions sampler{
+        .temperature = options_.temperature, .top_k = options_.top_k, .top_p = options_.top_p};
+    std::int32_t token = 0;
+    if (plan_.part().has_head()) {
+        const Tensor& on_device = executor_.logits();
+        std::vector<std::byte> row(on_device.bytes());
+        device_.download(row.data(), on_device);
+        std::vector<float> logits(static_cast<std::size_t>(plan_.spec.config.vocabulary));
+        with_dtype(on_device.dtype, [&](auto element) {
+            const auto* values = reinterpret_cast<const decltype(element)*>(row.data());
+            std::transform(values, values + logits.size(), logits.begin(),
+                           [](auto x) { return to_float(x); });
+        });
+        token = sample_token(logits, sampler, uniform);
+    }
+    const Mesh& mesh = plan_.spec.mesh;
+    if (mesh.pipeline > 1) {
+        const int head = mesh.rank_of(mesh.pipeline - 1, 0, 0);
+        world_.broadcast({reinterpret_cast<std::byte*>(&token), DType::int32, {1}}, head);
+    }
+    return token;
 }
 
 ForwardPasses Trainer::forward_passes(
@@ -302,7 +316,7 @@ ForwardPasses Trainer::forward_passes(
 }
 
 void Trainer::resume(const CheckpointInfo& checkpoint) {
-    load_checkpoint(checkpoint, device_, store_, transfer_);
+    load_checkpoint(checkpoint, device_, store_, transfer_, plan_.spec.trains);
     progress_ = checkpoint.progress;
     first_step_ = progress_.step;
     has_checkpoint_ = true;

@@ -76,12 +76,16 @@ class Trainer {
     std::optional<std::vector<double>> losses_of_rows(std::int64_t rows, const ReadRow& read,
                                                       const Watch& watch);
 
-    // Continues a prompt of at least one token by `count` tokens, with the options' temperature and top-k;
-    // returns the new ones, nothing if it was given up. Of the same prompt, weights and step always the same.
+    // Continues a prompt of at least one token by `count` tokens, with the options' temperature, top-k and top-p;
+    // returns the new ones, nothing if it was given up. Of the same prompt, weights and step always the same. `take`
+    // is given each as soon as it is there. Where the text is longer than the model's context of T tokens, the last T of
+    // the prompt count; when the context is full it begins anew with its later half, as positions are learned and those
+    // of a window that moves on would all be others.
     // Where it takes all ranks, `watch` must tell them the same; otherwise one may do it alone.
     bool generates_together() const { return communicates(plan_.generation) || plan_.spec.mesh.tensor > 1; }
-    std::optional<std::vector<std::int32_t>> generate(std::span<const std::int32_t> prompt,
-                                                      std::int64_t count, const Watch& watch);
+    std::optional<std::vector<std::int32_t>> generate(
+        std::span<const std::int32_t> prompt, std::int64_t count, const Watch& watch,
+        const std::function<void(std::int32_t token)>& take = [](std::int32_t) {});
 
     void resume(const CheckpointInfo& checkpoint);
 
@@ -89,6 +93,8 @@ class Trainer {
     void saved() { has_checkpoint_ = true; }
 
   private:
+    // The next token, from the logits of the last rows that were computed; the same on all ranks that took part.
+    std::int32_t sample(double uniform);
     // Of the micro-batches that `load` fills, for first_non_finite.
     ForwardPasses forward_passes(int micro_batches,
                                  const std::function<void(int micro_batch, std::span<std::int32_t> inputs,

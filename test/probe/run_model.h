@@ -2,6 +2,7 @@
 // committed reference files share. It is put together from the same plan, store and executor as the trainer's.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -109,6 +110,34 @@ class Model {
                              .adamw = adamw,
                              .rounding_seed = rounding_seed});
         return executor_.results().loss_sum / tokens_in_all;
+    }
+
+    // Of one sequence, the full forward pass: the cross-entropy of a target at one position.
+    double loss_at(std::span<const std::int32_t> tokens, std::size_t position, std::int32_t target) {
+        const auto load = [&](int, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+            std::ranges::copy(tokens, inputs.begin());
+            std::ranges::fill(targets, ignored_target);
+            targets[position] = target;
+        };
+        executor_.run(plan_.diagnosis, {.load = load, .sequences = 1});
+        return executor_.results().loss_sum;
+    }
+
+    // Of one sequence, the next rows of generation: the logits of the last.
+    std::vector<double> next_rows(std::span<const std::int32_t> tokens, const RowRange& rows) {
+        const auto load = [&](int, std::span<std::int32_t> inputs, std::span<std::int32_t>) {
+            std::ranges::copy(
+                tokens.subspan(static_cast<std::size_t>(rows.position), static_cast<std::size_t>(rows.count)),
+                inputs.begin());
+        };
+        executor_.run(plan_.generation, {.load = load, .sequences = 1, .rows = rows});
+        std::vector<double> logits;
+        with_dtype(plan_.spec.dtype, [&](auto element) {
+            const std::span<decltype(element)> values = executor_.logits().span<decltype(element)>();
+            for (const auto x : values.first(static_cast<std::size_t>(config().vocabulary)))
+                logits.push_back(to_float(x));
+        });
+        return logits;
     }
 
     double norm_squared() const { return executor_.results().norm_squared; }

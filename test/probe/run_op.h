@@ -144,16 +144,23 @@ inline void attention_backward(Operands& o, Ops& ops) {
                            o.in("lse", fp32));
 }
 
+inline std::int64_t integer(Operands& o, std::string_view name) {
+    return static_cast<std::int64_t>(o.scalar(name));
+}
+
+inline void attention_cached_forward(Operands& o, Ops& ops) {
+    const Shape &qkv = o.shape("qkv"), &cache = o.shape("cache");
+    o.provide_workspace(attention_request(o.X, {1, cache[0], 3, qkv[2], qkv[3]}));
+    ops.attention_cached_forward(o.out("out", o.X, {qkv[0], qkv[2], qkv[3]}), o.in_out("cache", o.X),
+                                 o.in("qkv", o.X), integer(o, "position"));
+}
+
 inline void fused_classifier(Operands& o, Ops& ops) {
     const Shape& logits = o.shape("logits");
     o.provide_workspace(rows_request(o.X, logits));
     ops.fused_classifier(o.in_out("logits", o.X), o.out("losses", fp32, {logits[0]}), o.in("targets", int32),
                          static_cast<std::int64_t>(o.scalar("vocabulary")),
                          static_cast<float>(o.scalar("scale")), o.scalar("write_dlogits") != 0);
-}
-
-inline std::int64_t integer(Operands& o, std::string_view name) {
-    return static_cast<std::int64_t>(o.scalar(name));
 }
 
 inline void classifier_statistics(Operands& o, Ops& ops) {
@@ -258,6 +265,7 @@ inline const std::map<std::string, Call, std::less<>>& all_calls() {
         {"gelu_backward", calls::gelu_backward},
         {"attention_forward", calls::attention_forward},
         {"attention_backward", calls::attention_backward},
+        {"attention_cached_forward", calls::attention_cached_forward},
         {"fused_classifier", calls::fused_classifier},
         {"classifier_statistics", calls::classifier_statistics},
         {"classifier_from_statistics", calls::classifier_from_statistics},

@@ -12,7 +12,7 @@ import numpy as np
 
 from cases import Maker
 from reference_ops import (
-    GELU_HUGE_VALUES, GELU_VALUES, attention_backward, attention_forward, classifier_from_statistics,
+    GELU_HUGE_VALUES, GELU_VALUES, attention_backward, attention_cached_forward, attention_forward, classifier_from_statistics,
     classifier_statistics, encoder_backward, encoder_forward, fused_classifier, fused_residual_layernorm_forward, gelu_backward, gelu_forward, layernorm_backward,
     layernorm_forward, matmul_backward, matmul_forward)
 from reference_updates import accumulate, adamw, add, all_finite, cast, copy, fill, global_norm_squared, sum_fp64
@@ -76,6 +76,11 @@ OPERATIONS = {
         attention_backward, [of(1, 1, 1, 5), of(2, 5, 2, 3), of(1, 9, 1, 4, integers=6)],
         [of(2, 8, 4, 16), of(1, 1, 3, 8), of(2, 13, 1, 5), of(1, 37, 3, 20), of(2, 64, 4, 32), of(1, 65, 1, 8),
          of(1, 130, 2, 64), of(2, 33, 2, 16, integers=6), of(3, 1, 2, 1)]),
+    # Rows, the cache's, those in it before, heads.
+    "attention_cached_forward": Operation(
+        attention_cached_forward, [of(1, 1, 0, 1, 5, offset=3.0), of(1, 7, 4, 2, 3), of(3, 9, 5, 1, 4, integers=12)],
+        [of(1, 40, 39, 3, 16), of(5, 5, 0, 2, 8), of(1, 70, 66, 2, 20), of(13, 64, 30, 4, 32), of(1, 200, 131, 2, 64),
+         of(2, 40, 31, 1, 16, integers=12), of(2, 3, 1, 3, 1)]),
     "fused_classifier": Operation(
         fused_classifier, [of(3, 7, 9, ignored=1), of(4, 11, 11, write_dlogits=False), of(5, 8, 10, large=True)],
         [of(16, 32, 32), of(1, 37, 128, spread=1.0), of(13, 50, 128, ignored=5),

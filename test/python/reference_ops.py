@@ -321,6 +321,21 @@ def attention_backward(make, B, T, NH, HS, integers=0):
                      {"dqkv": dqkv.stored(make.dtype)})
 
 
+def attention_cached_forward(make, n, T, position, NH, HS, integers=0, offset=0.0):
+    """The last n rows of attention over position + n; the rows of the cache behind these must not matter, and stay."""
+    keys = position + n
+    qkv = attention_operand(make, 1, keys, NH, HS, integers, offset)
+    exact, _ = torch_attention(leaf(qkv))
+    out, _ = attention_formula(qkv, make.dtype)
+    cache = make.rounded(np.full((T, 2, NH, HS), 77.0))
+    cache[:position] = qkv[0, :position, 1:]
+    filled = cache.copy()
+    filled[position:keys] = qkv[0, position:, 1:]
+    return make_case({"qkv": qkv[0, position:], "cache": cache, "position": np.array([float(position)])},
+                     {"out": exact[0, position:], "cache": filled},
+                     {"out": out[0, position:].stored(make.dtype), "cache": Bounded(filled)})
+
+
 # ---- classifier
 
 

@@ -3,13 +3,13 @@
 import os
 import re
 
-import numpy as np
 import pytest
 import torch
 
 import model_bounds
 import program
 import reference_model
+from greedy_text import PROMPT, TOKENS, telling_weights
 from model_comparison import Experiment, save_weights
 from reference_model import Sizes
 
@@ -47,39 +47,6 @@ def test_validation(targets, ranks, tmp_path):
 
 
 # ---- sampling
-
-PROMPT = [3, 17, 4]
-TOKENS = 40
-
-
-def most_likely(weights, sizes, choose):
-    """(tokens after PROMPT, the smallest lead of one over the second): `choose` gives a text's inputs, and the row of
-    their logits to look at."""
-    text, lead = list(PROMPT), np.inf
-    for _ in range(TOKENS):
-        inputs, row = choose(text)
-        logits = reference_model.logits(weights, sizes, torch.tensor([inputs]))[0, row]
-        first, second = logits.topk(2).values
-        # The project promises losses, so differences of logits, within 1e-5 for logits of about 1.
-        lead = min(lead, ((first - second) / logits.abs().max()).item())
-        text.append(logits.argmax().item())
-    return text[len(PROMPT):], lead
-
-
-def telling_weights(sizes, seed):
-    """Weights with which the next token hangs on the whole context, and one of them always leads clearly."""
-    generator = torch.Generator().manual_seed(seed)
-    T = sizes.seq_len
-    while True:
-        weights = {name: 4 * weight if weight.dim() == 2 and name.startswith("h.") else weight
-                   for name, weight in reference_model.random_weights(sizes, generator).items()}
-        expected, lead = most_likely(weights, sizes, lambda text: (text[-T:], -1))
-        others = [most_likely(weights, sizes, choose)[0] for choose in (
-            lambda text: (text[:T], -1),  # not the end of the text
-            lambda text: (text[-T:], len(text[-T:]) // 2),  # not the last row
-            lambda text: (text[-T + 1:], -1))]  # one token less
-        if lead > 1e-3 and expected not in others and len(set(expected[T:])) > 3:
-            return weights, expected
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -17,6 +17,8 @@ import reference_model
 import safetensors_numpy
 import simulated
 import torch
+from greedy_text import PROMPT, telling_weights
+from model_comparison import save_weights
 from planted_faults import FAULTS
 from program import PROGRAM, ROOT, Run, write_token_file
 from reference_model import Sizes
@@ -126,6 +128,21 @@ def test_follows_the_cpu_in_micro_batches_validation_and_samples(experiment, bou
         assert abs(one - other) <= model_bounds.LOSS_FP32
     texts = [[line for line in run.output.splitlines() if "5 6 7" in line] for run in (cpu, gpu)]
     assert len(texts[0]) == 2 and texts[0] == texts[1]
+
+
+def test_generates_the_likeliest_text(seed, tmp_path):
+    """--generate: a prompt, rows one by one, a context that is full, and what tensor-parallel and sharded ranks say."""
+    weights, expected = telling_weights(SIZES, seed)
+    save_weights(tmp_path / "init.safetensors", weights)
+    count = SIZES.seq_len + 5
+    options = ["--generate", "--init", tmp_path / "init.safetensors", *SIZES.options(), "--dtype=fp32", "--temperature=0",
+               f"--prompt={' '.join(map(str, PROMPT))}", f"--sample-tokens={count}"]
+    meshes = [(1, []), (2, ["--tensor-parallel=2"]), (2, ["--zero-stage=3"]), (2, ["--pipeline-parallel=2"])]
+    runs = at_once(*[functools.partial(simulated.run, [*options, *mesh], tmp_path / str(i), ranks=ranks, seed=i)
+                     for i, (ranks, mesh) in enumerate(meshes)])
+    for run, mesh in zip(runs, meshes):
+        assert run.returncode == 0, f"{mesh}\n{run.stderr}"
+        assert [int(token) for token in run.stdout.split()] == [*PROMPT, *expected[:count]], mesh
 
 
 # ---- the same bits

@@ -42,6 +42,30 @@ TEST_F(Plans, MicroBatchIsTheLargestThatFits) {
     EXPECT_EQ(last, 1);
 }
 
+// Parameters, and for bf16 the master copies that these are rounded from, on one rank and in shards.
+TEST_F(Plans, WithoutTrainingThereAreNoGradientsOrMoments) {
+    for (const DType dtype : {DType::fp32, DType::bf16}) {
+        for (const int stage : {0, 1, 2, 3}) {
+            Mesh mesh;
+            if (stage > 0) mesh.sharding = {.stage = stage, .shards = 2};
+            RunSpec spec{.config = {2, 2, 32, 64, 256},
+                         .dtype = dtype,
+                         .gradient_dtype = dtype,
+                         .mesh = mesh,
+                         .global_batch_tokens = 128,
+                         .micro_batch_sequences = 1};
+            const RunPlan trains = plan_run(spec, device_->ops(), 0);
+            spec.trains = false;
+            const RunPlan generates = plan_run(spec, device_->ops(), 0);
+            for (const ArenaKind arena : all_arenas) {
+                const bool is_gone = arena == ArenaKind::gradients || arena == ArenaKind::moments;
+                EXPECT_EQ(generates.memory.bytes(arena), is_gone ? 0 : trains.memory.bytes(arena))
+                    << name_of(arena) << ", stage " << stage;
+            }
+        }
+    }
+}
+
 TEST_F(Plans, WhatDoesNotFitIsRefused) {
     const std::size_t least = plan(0, 1).memory.total_bytes();
     EXPECT_THROW(plan(least - 1), UserError);

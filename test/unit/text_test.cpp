@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,38 @@ TEST(Tokenizer, PrintsOnlyUtf8) {
     EXPECT_EQ(decode(Tokens{3, 70000}, 100000), "3 70000");
 }
 
+TEST(Tokenizer, StreamsWholeCharacters) {
+    const std::vector<std::string> pieces = {"a",
+                                             "\xc3\xa9",
+                                             "\xe0\xa4\x85",
+                                             "\xed\x9f\xbf",
+                                             "\xe2\x82\xac",
+                                             "\xf0\x9f\x98\x80",
+                                             "\xf4\x8f\xbf\xbf",
+                                             "b"};
+    TextStream stream(256);
+    for (const std::string& piece : pieces) {
+        for (std::size_t i = 0; i < piece.size(); ++i) {
+            const std::string text = stream.add(static_cast<unsigned char>(piece[i]));
+            EXPECT_EQ(text, i + 1 < piece.size() ? "" : piece) << i;
+        }
+    }
+    // What can become nothing is given at once, and what comes behind it.
+    const std::string bad = "\xef\xbf\xbd";
+    EXPECT_EQ(stream.add(0xf0), "");
+    EXPECT_EQ(stream.add('x'), bad + "x");
+    EXPECT_EQ(stream.add(0xe0), "");
+    EXPECT_EQ(stream.add(0x80), bad + bad);  // overlong
+    EXPECT_EQ(stream.add(0xff), bad);
+    EXPECT_EQ(stream.add(0xe2), "");
+    EXPECT_EQ(stream.add(0x82), "");
+    EXPECT_EQ(stream.rest(), bad);  // what could have begun a character is one
+    TextStream ids(1000);
+    EXPECT_EQ(ids.add(7), "7");
+    EXPECT_EQ(ids.add(999), " 999");
+    EXPECT_EQ(ids.rest(), "");
+}
+
 TEST(Sampler, TakesTheLikeliestAtTemperatureZero) {
     const std::vector<float> logits = {0, 3, 2, 3};
     EXPECT_EQ(sample_token(logits, {.temperature = 0}, 0.99), 1);
@@ -85,6 +118,38 @@ TEST(Sampler, KeepsToTheTopK) {
     }
     EXPECT_EQ(sample_token(logits, {.temperature = 1, .top_k = 1}, 0.999), 2);
     EXPECT_EQ(sample_token(logits, {.temperature = 1e-3}, std::nextafter(1.0, 0.0)), 4);
+}
+
+// Of probabilities 0.4, 0.3, 0.2, 0.1.
+TEST(Sampler, KeepsToTheTopP) {
+    std::vector<float> logits;
+    for (const double p : {0.2, 0.4, 0.1, 0.3}) logits.push_back(static_cast<float>(std::log(p)));
+    const auto chosen = [&](const SamplerOptions& options) {
+        std::set<std::int32_t> tokens;
+        for (int i = 0; i < 100; ++i) tokens.insert(sample_token(logits, options, i / 100.0));
+        return tokens;
+    };
+    using Set = std::set<std::int32_t>;
+    EXPECT_EQ(chosen({.top_p = 1}), (Set{0, 1, 2, 3}));
+    EXPECT_EQ(chosen({.top_p = 0.95}), (Set{0, 1, 2, 3}));
+    EXPECT_EQ(chosen({.top_p = 0.85}), (Set{0, 1, 3}));
+    EXPECT_EQ(chosen({.top_p = 0.65}), (Set{1, 3}));
+    EXPECT_EQ(chosen({.top_p = 0.35}), (Set{1}));
+    EXPECT_EQ(chosen({.top_p = 0}), (Set{1}));
+    // After top-k: of 0.4 and 0.3 the first has more than half.
+    EXPECT_EQ(chosen({.top_k = 2, .top_p = 0.55}), (Set{1}));
+    // With a temperature: squared, 16 : 9 : 4 : 1.
+    EXPECT_EQ(chosen({.temperature = 0.5, .top_p = 0.8}), (Set{1, 3}));
+}
+
+// More tokens than are sorted at first.
+TEST(Sampler, KeepsToTheTopPOfManyTokens) {
+    std::vector<float> logits(1000);
+    for (std::size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>(i % 500) * 1e-6F;
+    std::set<std::int32_t> tokens;
+    for (int i = 0; i < 5000; ++i) tokens.insert(sample_token(logits, {.top_p = 0.5}, i / 5000.0));
+    EXPECT_NEAR(static_cast<double>(tokens.size()), 500, 1);
+    for (const std::int32_t token : tokens) EXPECT_GE(token % 500, 249);
 }
 
 TEST(Console, WritesNumbersForPeople) {

@@ -177,7 +177,8 @@ void CpuOps::attention_forward(const Tensor& out, const Tensor& lse, const Tenso
 
 std::int64_t CpuOps::attention_floats(const WorkspaceRequest& request) const {
     const AttentionSizes s{request.batch, request.sequence, request.heads, request.channels / request.heads};
-    return threads_ * std::max(forward_scratch_floats(s), backward_scratch_floats(s));
+    return threads_ *
+           std::max({forward_scratch_floats(s), backward_scratch_floats(s), cached_scratch_floats(s)});
 }
 
 }  // namespace llmc::cpu

@@ -48,6 +48,7 @@ void with_elements(DType dtype, [[maybe_unused]] bool native_bf16, const F& f) {
 // The scratch memory of a thread, enough for either type of multiplied elements.
 std::int64_t forward_scratch_floats(const AttentionSizes& sizes);
 std::int64_t backward_scratch_floats(const AttentionSizes& sizes);
+std::int64_t cached_scratch_floats(const AttentionSizes& sizes);
 
 // The rows of one head, t = 0 ... T-1, `stride` elements apart.
 template <class X>

@@ -1,5 +1,8 @@
 // Of CudaOps: attention, by our own kernels or by cuDNN.
+#include <algorithm>
+
 #include "llmc/device/cuda/attention_backward.cuh"
+#include "llmc/device/cuda/attention_cached_forward.cuh"
 #include "llmc/device/cuda/attention_forward.cuh"
 #include "llmc/device/cuda/cuda_ops.h"
 #include "llmc/device/cuda/cuda_tensors.h"
@@ -41,6 +44,22 @@ void CudaOps::attention_backward(const Tensor& dqkv, const Tensor& dout, const T
         cuda::attention_backward(on(), elements<X>(dqkv), elements<X>(dout), elements<X>(qkv),
                                  elements<X>(out), elements<float>(lse), memory, sizes);
     });
+}
+
+void CudaOps::attention_cached_forward(const Tensor& out, const Tensor& cache, const Tensor& qkv,
+                                       std::int64_t position) {
+    const CachedHeadSizes s = attention_cached_forward_sizes(out, cache, qkv, position);
+    // A grid has no more rows.
+    constexpr std::int64_t most = 65535;
+    for (std::int64_t first = 0; first < s.rows; first += most) {
+        const std::int64_t rows = std::min(most, s.rows - first);
+        const CachedAttentionSizes sizes{to_int(rows), to_int(position + first), to_int(s.heads),
+                                         to_int(s.head_size)};
+        with_kernel_type(qkv.dtype, [&]<class X>() {
+            cuda::attention_cached_forward(on(), elements<X>(out.slice(first, rows)), elements<X>(cache),
+                                           elements<X>(qkv.slice(first, rows)), sizes);
+        });
+    }
 }
 
 std::size_t CudaOps::attention_workspace_bytes(const WorkspaceRequest& request) const {

@@ -1,0 +1,194 @@
+// Causal attention of new rows against a cache of keys and values, twice: for each head of n rows at positions P ... P+n-1,
+// the softmax of its products with the P + i + 1 keys so far, and with that the mean of their values
+// (llmc/device/ops.h).
+//
+// In generation n is 1. Then keys and values are read once, 2 (P+1) NH HS elements, and each takes part in two
+// operations: in bf16 one operation a byte, of which an H100 could do 20 in fp32 (3.3 TB/s, 67 Tflop/s). So the bound is
+// memory; and with one block a head, 12 blocks for GPT-2 124M, what a multiprocessor can have under way. Its 8 warps
+// ask for 4 keys and 4 values a lane at a time, 32 KiB a block.
+//   1  a warp does a head of a row; its lanes take the head's columns, one key after the other: 64 or 128 bytes a load,
+//      the next one only after a sum over the warp.
+//   2  a block does a head of a row; a row is read by few lanes, 16 bytes each, so that a warp has 4 to 8 keys at once
+//      and 4 times that under way; each group of lanes keeps a softmax of its own, and only in the end are they brought
+//      together (llmc/device/cuda/attention_cached_forward.cuh).
+// The rows of a prompt (n > 1) are few, once a text; each reads the keys anew, from cache.
+#include "llmc/device/cuda/attention_cached_forward.cuh"
+
+#include <vector>
+
+#include "dev/lab/lab.h"
+
+namespace lab::attention_cached_forward_variants {
+
+using namespace llmc::cuda;
+
+// ---- 1: a warp a head of a row ----
+
+template <class X>
+__global__ void attention_cached_forward_kernel1(X* out, X* cache, const X* qkv, CachedAttentionSizes sizes,
+                                                 float scale) {
+    constexpr int most = 4;  // columns a lane
+    const int head = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x % warp_threads);
+    const int row = static_cast<int>(blockIdx.y * (blockDim.x / warp_threads) + threadIdx.x / warp_threads);
+    if (row >= sizes.rows) return;
+    const int stride = sizes.heads * sizes.head_size;
+    const auto at = [&](int i) { return head * sizes.head_size + lane + i * 32; };
+    const auto is_there = [&](int i) { return lane + i * 32 < sizes.head_size; };
+
+    const X* const own = qkv + std::int64_t{row} * 3 * stride;
+    X* const kept = cache + (std::int64_t{sizes.position} + row) * 2 * stride;
+    float query[most] = {}, values[most] = {}, greatest = -INFINITY, sum = 0;
+    for (int i = 0; i < most; ++i) {
+        if (!is_there(i)) continue;
+        query[i] = to_float(own[at(i)]) * scale;
+        kept[at(i)] = own[stride + at(i)];
+        kept[stride + at(i)] = own[2 * stride + at(i)];
+    }
+    for (int j = 0; j <= sizes.position + row; ++j) {
+        const X* const key = j < sizes.position
+                                 ? cache + std::int64_t{j} * 2 * stride
+                                 : qkv + std::int64_t{j - sizes.position} * 3 * stride + stride;
+        float score = 0;
+        for (int i = 0; i < most; ++i) {
+            if (is_there(i)) score += query[i] * to_float(key[at(i)]);
+        }
+        score = warp_sum(score);
+        const float larger = fmaxf(greatest, score);
+        const float factor = exp2_approximate(greatest - larger), p = exp2_approximate(score - larger);
+        greatest = larger;
+        sum = sum * factor + p;
+        for (int i = 0; i < most; ++i) {
+            if (is_there(i)) values[i] = values[i] * factor + p * to_float(key[stride + at(i)]);
+        }
+    }
+    for (int i = 0; i < most; ++i) {
+        if (is_there(i)) out[std::int64_t{row} * stride + at(i)] = from_float<X>(values[i] / sum);
+    }
+}
+
+template <class X>
+class AttentionCachedForward : public Problem {
+  public:
+    AttentionCachedForward(const Shape& shape, Draw& draw)
+        : sizes_{static_cast<int>(shape[0]), static_cast<int>(shape[1]), static_cast<int>(shape[2]),
+                 static_cast<int>(shape[3])},
+          given_(2 * (shape[0] + shape[1]) * channels()),
+          cache_(given_.size()),
+          qkv_(3 * shape[0] * channels()),
+          out_(shape[0] * channels()) {
+        draw.normal(given_, 1);
+        draw.normal(qkv_, 1);
+        cache_.copy_from(given_);
+    }
+
+    void run(int variant, int block_size, const LaunchContext& on) override {
+        const float scale = log2_e / std::sqrt(static_cast<float>(sizes_.head_size));
+        const int warps = block_size / warp_threads;
+        switch (variant) {
+            case 1:
+                return launch(on, attention_cached_forward_kernel1<X>,
+                              dim3(static_cast<unsigned>(sizes_.heads),
+                                   static_cast<unsigned>(blocks_for(sizes_.rows, warps))),
+                              block_size, 0, out_.data(), cache_.data(), qkv_.data(), sizes_, scale);
+            case 2:
+                return attention_cached_forward(on, out_.data(), cache_.data(), qkv_.data(), sizes_);
+            default:
+                llmc::programming_error("no such variant");
+        }
+    }
+
+    void reset() override {
+        out_.clear();
+        cache_.copy_from(given_);
+    }
+
+    void compare(Comparison& comparison) override {
+        for (int row = 0; row < sizes_.rows; ++row) {
+            for (int head = 0; head < sizes_.heads; ++head) compare_row(comparison, row, head);
+            for (int part = 0; part < 2; ++part) {
+                for (std::int64_t c = 0; c < channels(); ++c) {
+                    const std::int64_t i = (2 * (sizes_.position + row) + part) * channels() + c;
+                    comparison.see_equal("cache", i, to_float(cache_[i]),
+                                         of_row(sizes_.position + row, part, c));
+                }
+            }
+        }
+    }
+
+    // The keys and values so far are read, the new rows are read and written.
+    double bytes() const override {
+        return static_cast<double>(given_.bytes()) + static_cast<double>(qkv_.bytes()) +
+               static_cast<double>(out_.bytes());
+    }
+    double flops() const override {
+        return 4.0 * static_cast<double>(out_.size()) * (sizes_.position + (sizes_.rows + 1) / 2.0);
+    }
+
+  private:
+    std::int64_t channels() const { return std::int64_t{sizes_.heads} * sizes_.head_size; }
+
+    // Key (0) or value (1) of any row.
+    double of_row(int row, int part, std::int64_t c) const {
+        if (row < sizes_.position) return to_float(given_[(2 * row + part) * channels() + c]);
+        return to_float(qkv_[(3 * (row - sizes_.position) + 1 + part) * channels() + c]);
+    }
+
+    void compare_row(Comparison& comparison, int row, int head) {
+        const int columns = sizes_.head_size, keys = sizes_.position + row + 1;
+        const std::int64_t first = std::int64_t{head} * columns;
+        const double scale = 1 / std::sqrt(static_cast<double>(columns));
+        std::vector<double> p;
+        double greatest = -HUGE_VAL, largest = 0;  // score; sum of the sizes of a score's terms
+        for (int j = 0; j < keys; ++j) {
+            double score = 0, size = 0;
+            for (int c = 0; c < columns; ++c) {
+                const double term =
+                    scale * to_float(qkv_[3 * row * channels() + first + c]) * of_row(j, 0, first + c);
+                score += term;
+                size += std::fabs(term);
+            }
+            p.push_back(score);
+            greatest = std::max(greatest, score);
+            largest = std::max(largest, size);
+        }
+        double sum = 0;
+        for (double& s : p) sum += s = std::exp(s - greatest);
+
+        // A score has HS roundings, 4 of the scale and the product with it, and 2 of its difference from the greatest,
+        // which is up to twice as large; of the differences between one greatest and the next the sum is at most that,
+        // too. A power of two has 2 ulp (4 u); one factor, and the product with it, for each key.
+        constexpr double u = unit_roundoff<float>;
+        const double n = keys;
+        const double weight_error = std::expm1((columns + 10) * u * largest + 5 * u * (n + 8));
+        for (int c = 0; c < columns; ++c) {
+            double value = 0, size = 0;
+            for (int j = 0; j < keys; ++j) {
+                const double v = of_row(j, 1, first + c), weight = p[static_cast<std::size_t>(j)] / sum;
+                value += weight * v;
+                size += weight * std::fabs(v);
+            }
+            // Weights and their sum err alike; the sums of n terms; the division.
+            const double error = size * (2 * weight_error + (3 * n + 4) * u);
+            const std::int64_t i = row * channels() + first + c;
+            comparison.see("out", i, to_float(out_[i]), value, rounded<X>(value, error));
+        }
+    }
+
+    CachedAttentionSizes sizes_;
+    Array<X> given_, cache_, qkv_, out_;
+};
+
+const Registration registration({
+    .name = "attention_cached_forward",
+    .sizes = {"rows", "position", "heads", "head size"},
+    .variants = {{1, "a warp does a head of a row", {32, 128}},
+                 {2, "a block does, several keys at once", {256}}},
+    .checked = {{1, 20, 1, 16}, {1, 0, 2, 64}, {3, 150, 2, 64}, {2, 33, 1, 128}, {1, 70, 1, 88}},
+    .timed = {{1, 1023, 12, 64}, {1, 1023, 25, 64}, {1, 4095, 32, 128}, {1024, 0, 12, 64}},
+    .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
+    .takes = {},
+    .make = make_problem<AttentionCachedForward>,
+    .checked_for_races = {{2, 20, 1, 16}, {1, 5, 1, 64}, {1, 5, 1, 128}},
+});
+
+}  // namespace lab::attention_cached_forward_variants

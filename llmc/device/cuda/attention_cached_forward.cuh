@@ -1,0 +1,179 @@
+// Causal attention of new rows against a cache of keys and values, for generation. A step of it reads the cache once and
+// computes a few operations a byte, so that memory is the bound and tensor cores would wait: all of it is in fp32.
+// Whole sequences are attention_forward.cuh's.
+#pragma once
+
+#include "llmc/device/cuda/attention_tiles.cuh"
+
+namespace llmc::cuda {
+
+// qkv (n,3,NH,HS), cache (T,2,NH,HS), out (n,NH,HS); `position` rows of the cache are before the new ones.
+struct CachedAttentionSizes {
+    int rows, position, heads, head_size;
+};
+
+// Heads of up to `columns`. A group of lanes reads a row of a head, 16 bytes each, and the block's groups take the keys
+// in turn, each with a softmax of its own, kept up to date; in the end these are brought together.
+template <class X, int columns_>
+struct CachedAttentionTiling {
+    static constexpr int columns = columns_, threads = 256, warps = threads / warp_threads;
+    static constexpr int group = columns / Packed<X>::size, groups_of_warp = warp_threads / group;
+    static constexpr int groups = threads / group;
+    // Keys whose loads a group has under way.
+    static constexpr int in_flight = 4;
+};
+
+namespace detail {
+
+// Of some keys: sum_j p_j and sum_j p_j v_j with p_j = 2^(s_j - greatest); without any, greatest is -infinity.
+template <int columns>
+struct PartialSoftmax {
+    float greatest = -INFINITY, sum = 0;
+    float values[columns] = {};
+
+    // What a part's sums are multiplied by under another greatest, no less than its own.
+    __device__ __forceinline__ static float factor(float greatest, float larger) {
+        return greatest == -INFINITY ? 0 : exp2_approximate(greatest - larger);
+    }
+
+    __device__ __forceinline__ void add_key(float score, const float (&value)[columns]) {
+        const float larger = fmaxf(greatest, score);
+        const float earlier = factor(greatest, larger), p = exp2_approximate(score - larger);
+        greatest = larger;
+        sum = fmaf(sum, earlier, p);
+#pragma unroll
+        for (int c = 0; c < columns; ++c) values[c] = fmaf(values[c], earlier, p * value[c]);
+    }
+
+    // With the part of the lane so far away, which does the same.
+    __device__ __forceinline__ void join_lane(int distance) {
+        const float other = __shfl_xor_sync(all_lanes, greatest, distance);
+        const float larger = fmaxf(greatest, other);
+        const float own = factor(greatest, larger), of_other = factor(other, larger);
+        greatest = larger;
+        sum = fmaf(sum, own, __shfl_xor_sync(all_lanes, sum, distance) * of_other);
+#pragma unroll
+        for (int c = 0; c < columns; ++c) {
+            values[c] = fmaf(values[c], own, __shfl_xor_sync(all_lanes, values[c], distance) * of_other);
+        }
+    }
+};
+
+template <class X>
+__device__ __forceinline__ void widen(float (&to)[Packed<X>::size], const Packed<X>& from) {
+#pragma unroll
+    for (int c = 0; c < Packed<X>::size; ++c) to[c] = to_float(from[c]);
+}
+
+}  // namespace detail
+
+// A block does a row of a head; block (x, y) head x of row y. It takes the new keys from qkv, so that it waits for no
+// other block to put them into the cache. `scale`: log2(e) / sqrt(HS)
+template <class X, int columns>
+__global__ void __launch_bounds__(CachedAttentionTiling<X, columns>::threads)
+    attention_cached_forward_kernel2(X* out, X* cache, const X* qkv, CachedAttentionSizes sizes,
+                                     float scale) {
+    using Tiling = CachedAttentionTiling<X, columns>;
+    constexpr int pack = Packed<X>::size, group = Tiling::group, in_flight = Tiling::in_flight;
+    SHARED(float, greatest_of_warps, [Tiling::warps]);
+    SHARED(float, sums_of_warps, [Tiling::warps]);
+    SHARED(float, values_of_warps, [Tiling::warps * columns]);
+
+    const int head = static_cast<int>(blockIdx.x), row = static_cast<int>(blockIdx.y);
+    const int lane = own_lane(), warp = own_warp();
+    const int column = lane % group * pack;
+    const bool has_columns = column < sizes.head_size;
+    const int stride = sizes.heads * sizes.head_size, place = head * sizes.head_size + column;
+    const X* const own_row = qkv + std::int64_t{row} * 3 * stride + place;
+    // Of part 1 (keys) or 2 (values).
+    const auto row_of = [&](int key, int part) {
+        return key < sizes.position ? cache + (std::int64_t{key} * 2 + part - 1) * stride + place
+                                    : qkv + (std::int64_t{key - sizes.position} * 3 + part) * stride + place;
+    };
+
+    Packed<X> packed_query{};
+    if (has_columns) packed_query = load(own_row);
+    if (warp == 0 && lane < group && has_columns) {
+        X* const kept = cache + (std::int64_t{sizes.position} + row) * 2 * stride + place;
+        store(kept, load(own_row + stride));
+        store(kept + stride, load(own_row + 2 * stride));
+    }
+    float query[pack];
+    detail::widen(query, packed_query);
+#pragma unroll
+    for (int c = 0; c < pack; ++c) query[c] *= scale;
+
+    const int keys = sizes.position + row + 1;
+    detail::PartialSoftmax<pack> softmax;
+    // Lanes of a warp go round together, whatever their keys, as they add up their parts of a score.
+    for (int first = warp * Tiling::groups_of_warp; first < keys; first += in_flight * Tiling::groups) {
+        Packed<X> key[in_flight], value[in_flight];
+#pragma unroll
+        for (int i = 0; i < in_flight; ++i) {
+            const int j = first + i * Tiling::groups + lane / group;
+            key[i] = value[i] = {};
+            if (j < keys && has_columns) {
+                key[i] = load(row_of(j, 1));
+                value[i] = load(row_of(j, 2));
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < in_flight; ++i) {
+            float wide[pack], score = 0;
+            detail::widen(wide, key[i]);
+#pragma unroll
+            for (int c = 0; c < pack; ++c) score = fmaf(query[c], wide[c], score);
+#pragma unroll
+            for (int distance = group / 2; distance > 0; distance /= 2) {
+                score += __shfl_xor_sync(all_lanes, score, distance);
+            }
+            detail::widen(wide, value[i]);
+            if (first + i * Tiling::groups + lane / group < keys) softmax.add_key(score, wide);
+        }
+    }
+
+#pragma unroll
+    for (int distance = group; distance < warp_threads; distance *= 2) softmax.join_lane(distance);
+    if (lane < group) {
+#pragma unroll
+        for (int c = 0; c < pack; ++c) values_of_warps[warp * columns + column + c] = softmax.values[c];
+        if (lane == 0) {
+            greatest_of_warps[warp] = softmax.greatest;
+            sums_of_warps[warp] = softmax.sum;
+        }
+    }
+    __syncthreads();
+
+    const int c = static_cast<int>(threadIdx.x);
+    if (c >= sizes.head_size) return;
+    float greatest = -INFINITY, sum = 0, value = 0;
+#pragma unroll
+    for (int w = 0; w < Tiling::warps; ++w) greatest = fmaxf(greatest, greatest_of_warps[w]);
+#pragma unroll
+    for (int w = 0; w < Tiling::warps; ++w) {
+        const float factor = detail::PartialSoftmax<pack>::factor(greatest_of_warps[w], greatest);
+        sum = fmaf(sums_of_warps[w], factor, sum);
+        value = fmaf(values_of_warps[w * columns + c], factor, value);
+    }
+    out[std::int64_t{row} * stride + head * sizes.head_size + c] = from_float<X>(value / sum);
+}
+
+// llmc/device/ops.h. Heads of a multiple of 8 up to 128; the most rows at once are 65535.
+template <class X>
+void attention_cached_forward(const LaunchContext& on, X* out, X* cache, const X* qkv,
+                              const CachedAttentionSizes& sizes) {
+    const int head_size = sizes.head_size;
+    check(head_size % 8 == 0 && head_size <= 128, "attention: heads are of a multiple of 8 up to 128");
+    check(sizes.rows <= 65535, "attention: too many new rows");
+    const float scale = log2_e / std::sqrt(static_cast<float>(head_size));
+    const auto run = [&]<int columns>() {
+        launch(on, attention_cached_forward_kernel2<X, columns>,
+               dim3(static_cast<unsigned>(sizes.heads), static_cast<unsigned>(sizes.rows)),
+               CachedAttentionTiling<X, columns>::threads, 0, out, cache, qkv, sizes, scale);
+    };
+    if (head_size <= 32) return run.template operator()<32>();
+    if (head_size <= 64) return run.template operator()<64>();
+    run.template operator()<128>();
+}
+
+}  // namespace llmc::cuda

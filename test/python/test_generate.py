@@ -1,0 +1,168 @@
+"""--generate: the text is PyTorch's on every mesh, comes token by token, and is all that the program makes."""
+
+import os
+import signal
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+
+import model_bounds
+import program
+import reference_model
+import refused
+from greedy_text import PROMPT, TOKENS, contexts, most_likely, telling_weights
+from model_comparison import save_weights
+from reference_model import Sizes
+
+SEED = int(os.environ.get("SEED", int.from_bytes(os.urandom(4), "little")))
+SIZES = Sizes(layers=4, heads=2, channels=32, seq_len=12, vocab_size=50)
+
+
+def as_prompt(tokens):
+    return f"--prompt={' '.join(map(str, tokens))}"
+
+
+def generate(*options, **how):
+    return program.run("--generate", *options, **how)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """(options, the likeliest text) of weights in a file."""
+    folder = tmp_path_factory.mktemp("generate")
+    weights, expected = telling_weights(SIZES, SEED)
+    save_weights(folder / "init.safetensors", weights)
+    options = [*SIZES.options(), f"--init={folder}/init.safetensors", f"--sample-tokens={TOKENS}", "--temperature=0",
+               "--device=cpu", "--dtype=fp32"]
+    return options, weights, expected
+
+
+PIPELINE, TENSOR = "--pipeline-parallel=2", "--tensor-parallel=2"
+SEQUENCE = "--sequence-parallel"
+
+
+@pytest.mark.parametrize("ranks, mesh", [
+    (1, []), (2, []), (2, ["--zero-stage=3"]), (2, [PIPELINE]), (2, [PIPELINE, "--virtual-stages=2"]), (2, [TENSOR]),
+    (2, [TENSOR, SEQUENCE]), (4, [PIPELINE, "--zero-stage=3"]), (4, [PIPELINE, TENSOR, SEQUENCE]),
+], ids=lambda value: " ".join(value) if isinstance(value, list) else str(value))
+def test_the_likeliest_text_on_every_mesh(model, ranks, mesh):
+    options, _, expected = model
+    result = generate(*options, as_prompt(PROMPT), *mesh, ranks=ranks)
+    assert result.stdout == " ".join(map(str, [*PROMPT, *expected])) + "\n", f"SEED={SEED}\n{result.stderr}"
+
+
+@pytest.mark.parametrize("ranks, options", [
+    (1, ["--recompute=block"]), (1, ["--recompute=block", "--recompute-every=2"]), (2, ["--recompute=selective", PIPELINE]),
+    (2, ["--recompute=block", TENSOR, SEQUENCE]), (2, ["--recompute=block", PIPELINE, "--virtual-stages=2"]),
+], ids=lambda value: " ".join(value) if isinstance(value, list) else str(value))
+def test_samples_where_activations_are_not_kept(model, ranks, options, tmp_path):
+    """The cache is where a training step keeps activations: another one where it does not."""
+    model_options, _, expected = model
+    stories = tmp_path / "text.bin"
+    program.write_token_file(stories, np.arange(500) % SIZES.vocab_size)
+    text = program.run(*model_options, as_prompt(PROMPT), *options, "--steps=0", f"--train-data={stories}",
+                       "--global-batch-tokens=48", "--micro-batch-size=1", f"--out-dir={tmp_path}/run", ranks=ranks).stdout
+    assert "\n" + " ".join(map(str, [*PROMPT, *expected])) + "\n" in text, f"SEED={SEED}"
+
+
+
+def test_a_prompt_longer_than_the_context(model):
+    options, weights, _ = model
+    prompt = [(7 * i * i + 3) % SIZES.vocab_size for i in range(30)]
+    expected, lead = most_likely(weights, SIZES, prompt=prompt)
+    text = generate(*options, as_prompt(prompt)).stdout.split()
+    assert [int(token) for token in text[:len(prompt)]] == prompt
+    # As far as one token leads clearly; the prompt was not chosen for that.
+    assert lead < 1e-3 or [int(token) for token in text[len(prompt):]] == expected, f"SEED={SEED}"
+
+
+def test_bf16(model):
+    """Each token is the likeliest within what bf16's roundings can move two logits (model_bounds.py)."""
+    options, weights, _ = model
+    held = {name: weight.to(torch.bfloat16).double() for name, weight in weights.items()}
+    text = [int(token) for token in generate(*options, "--dtype=bf16", as_prompt(PROMPT)).stdout.split()]
+    store = reference_model.rounded_activations(torch.Generator().manual_seed(0))
+    for i, begin in enumerate(contexts(PROMPT, TOKENS, SIZES.seq_len)):
+        context = torch.tensor([text[begin:len(PROMPT) + i]])
+        exact = reference_model.logits(held, SIZES, context)[0, -1]
+        best, chosen = exact.argmax().item(), text[len(PROMPT) + i]
+        behind = (exact[best] - exact[chosen]).item()
+        if behind == 0:
+            continue
+        draws = [reference_model.logits(held, SIZES, context, store=store)[0, -1] for _ in range(model_bounds.DRAWS)]
+        moved = [(drawn[best] - drawn[chosen]).item() - behind for drawn in draws]
+        assert behind <= model_bounds.DEVIATIONS * model_bounds.root_mean_square(moved), f"SEED={SEED}: token {i}"
+
+
+def test_choices(model):
+    options, _, expected = model
+    greedy = " ".join(map(str, [*PROMPT, *expected])) + "\n"
+
+    def text(*choice):
+        return generate(*options, as_prompt(PROMPT), "--temperature=3", *choice).stdout
+
+    assert text("--top-k=1") == text("--top-p=0") == greedy
+    assert text("--seed=4") == text("--seed=4")
+    assert len({text("--seed=4"), text("--seed=5"), text("--seed=4", "--top-p=0.3"), greedy}) == 4
+    assert generate(*options, as_prompt(PROMPT), "--sample-tokens=0").stdout == as_prompt(PROMPT)[9:] + "\n"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A checkpoint of a model of bytes, and the sample of its training."""
+    folder = tmp_path_factory.mktemp("trained")
+    text = program.run(*program.SMALL, "--steps=20", f"--out-dir={folder}/run", "--sample-tokens=30", "--prompt=The",
+                       "--val-batches=1", "--temperature=2").stdout
+    [sample] = text.split("sample after step 20 ")[1].split("\n", 1)[1:]
+    return folder / "run", sample[:sample.index("\n----")]
+
+
+PATH_OF_PROGRAM = str((program.ROOT / program.PROGRAM).resolve())
+
+
+def test_of_a_checkpoint(trained, tmp_path):
+    """Its model, without its sizes; the sample that its training made; and no file."""
+    run, sample = trained
+    before = refused.contents(run)
+    for resume in (["--resume", run / "checkpoint-00000020"], ["--resume", "--out-dir", run]):
+        result = subprocess.run([PATH_OF_PROGRAM, "--generate", *map(str, resume), "--prompt=The", "--sample-tokens=30", "--temperature=2"],
+                                cwd=tmp_path, capture_output=True, text=True, timeout=100 * program.PATIENCE)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout == sample + "\n"
+        said = result.stderr.splitlines()
+        assert len(said) == 2 and "checkpoint-00000020 after step 20" in said[0] and said[1].startswith("30 tokens, the first after")
+    assert refused.contents(run) == before and not list(tmp_path.iterdir())
+
+
+def start(run, *options):
+    return subprocess.Popen([PATH_OF_PROGRAM, "--generate", f"--resume={run}/checkpoint-00000020", "--sample-tokens=1000000",
+                             "--prompt=The", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_comes_as_a_stream_and_ends_with_ctrl_c(trained):
+    with start(trained[0]) as process:
+        first = process.stdout.read(300)
+        assert first.startswith(b"The") and process.poll() is None
+        process.send_signal(signal.SIGINT)
+        rest, said = process.communicate(timeout=60 * program.PATIENCE)
+    assert process.returncode == 0 and rest.endswith(b"\n")
+    (first + rest).decode()  # of whole characters
+    assert said.count(b"\n") == 2 and b"tokens/s" in said
+
+
+def test_ends_when_nobody_reads_on(trained):
+    with start(trained[0]) as process:
+        process.stdout.read(100)
+        process.stdout.close()
+        said = process.stderr.read()
+        assert process.wait(60 * program.PATIENCE) == 0, said
+    assert b"error" not in said
+
+
+def test_says_when_it_cannot_write(trained):
+    with open("/dev/full", "w") as full:
+        result = subprocess.run([PATH_OF_PROGRAM, "--generate", f"--resume={trained[0]}/checkpoint-00000020"], stdout=full,
+                                stderr=subprocess.PIPE, text=True, timeout=60 * program.PATIENCE)
+    assert result.returncode == 1 and "error: cannot write standard output: No space left on device" in result.stderr
