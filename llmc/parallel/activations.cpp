@@ -23,7 +23,7 @@ ActivationBuffers<BufferId> lay_out_activations(MemoryLayout& layout, const Acti
 
     ActivationBuffers<BufferId> ids;
     BlockActivations<BufferId> recomputed{};
-    if (spec.recompute.any(spec.part.most_blocks_of_a_chunk()))
+    if (spec.part.recomputes_any(spec.recompute))
         recomputed = lay_out_recomputed(layout, sizes, spec.recompute.kind);
     for (int slot = 0; slot < in_flight.slots; ++slot) {
         const std::string prefix = fmt::format("slot {}: ", slot);
@@ -31,8 +31,8 @@ ActivationBuffers<BufferId> lay_out_activations(MemoryLayout& layout, const Acti
         for (int i = 0; i < spec.part.most_blocks_of_a_chunk(); ++i) {
             buffers.residual.push_back(add(fmt::format("{}residual {}", prefix, i), dtype, stream));
             const std::string block = fmt::format("{}block {}", prefix, i);
-            buffers.blocks.push_back(
-                lay_out_block_activations(layout, block, sizes, spec.recompute.of(i), recomputed));
+            buffers.blocks.push_back(lay_out_block_activations(
+                layout, block, sizes, spec.recompute.of(in_flight.block_at(slot, i)), recomputed));
             if (spec.splits_backward)
                 buffers.output_gradients.push_back(lay_out_output_gradients(layout, block, sizes));
         }

@@ -166,7 +166,7 @@ class StepBuilder {
         // What is not received is made here.
         if (pass.kind == PassKind::forward) {
             if (chunk.has_embedding) buffers_.take_input(key);
-            buffers_.take_slot(key);
+            buffers_.take_slot(key, blocks_before_recompute(chunk));
         } else if (makes_input_gradient(pass.kind) && chunk.has_head) {
             buffers_.take_gradient(key);
         }
@@ -270,7 +270,7 @@ class StepBuilder {
         if (kind == ActionKind::backward) {
             compute(kind, part, with(kept, {gradient(), whole_parameters(unit)}), {gradient(), sums(unit)});
             release(unit);
-        } else if (spec_.recompute.recomputes(in_chunk(block))) {
+        } else if (spec_.recompute.recomputes(block)) {
             // What is made again is made of the parameters.
             compute(kind, part, with(kept, {later, whole_parameters(unit)}), {sums(unit)});
             release(unit);
@@ -296,13 +296,20 @@ class StepBuilder {
         if (in_chunk(block) == 0) return {chunk_input, place_.input};
         return {residual, in_chunk(block)};
     }
-    // Chunks use the same slots.
     int in_chunk(int block) const { return block - chunk_at(chunk_).first_block; }
+    // What slots of a chunk are made for: chunks that keep the same of their blocks use the same ones.
+    int blocks_before_recompute(const Chunk& chunk) const {
+        const int most = part_.most_blocks_of_a_chunk();
+        for (int place = 0; place < most; ++place) {
+            if (spec_.recompute.recomputes(chunk.first_block + place)) return place;
+        }
+        return most;
+    }
     BufferUse gradient() const { return {residual_gradient, place_.gradient}; }
 
     // What a block's backward needs of its forward.
     std::vector<BufferUse> activations(int block) const {
-        const RecomputeKind kind = spec_.recompute.of(in_chunk(block));
+        const RecomputeKind kind = spec_.recompute.of(block);
         std::vector<BufferUse> uses;
         if (kind != RecomputeKind::block) uses.push_back({saved, in_chunk(block)});
         if (kind != RecomputeKind::none) uses.push_back({recomputed, 0, block_unit(block)});

@@ -237,8 +237,8 @@ void Executor::forward(const Action& action) {
 void Executor::recompute(const Action& action) {
     const auto cut = first(input_->sequences);
     const std::size_t place = place_in_chunk(action);
-    block_recompute(ops_, ranks_, step_->recompute.of(static_cast<std::int64_t>(place)),
-                    stream(action, action.reads), block_tensors(action.part.block, parameters),
+    block_recompute(ops_, ranks_, step_->recompute.of(action.part.block), stream(action, action.reads),
+                    block_tensors(action.part.block, parameters),
                     slot_of(action).blocks[place].transform(cut), activations_.scratch.transform(cut));
 }
 

@@ -139,6 +139,15 @@ struct BuffersInFlight {
     int chunk_inputs = 1;
     int residual_gradients = 1;
     int tokens = 1;  // micro-batches whose tokens are needed
+    // Of the slots that a backward pass reads: the first block of a chunk that uses it. Those of others that do begin with
+    // blocks of which they keep the same.
+    std::vector<int> first_blocks{};
+
+    // Of the chunk of a slot: the number in the model of the block at this place.
+    int block_at(int slot, int place) const {
+        const auto index = static_cast<std::size_t>(slot);
+        return (index < first_blocks.size() ? first_blocks[index] : 0) + place;
+    }
 };
 BuffersInFlight buffers_in_flight(const Step& step);
 

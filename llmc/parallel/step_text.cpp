@@ -181,7 +181,7 @@ std::string to_string(const Step& step, std::span<const std::string> unit_names)
     std::string sharding = step.sharding.description();
     if (!sharding.empty()) sharding.insert(0, ", ");
     std::string recompute;
-    if (step.recompute.any(step.part.most_blocks_of_a_chunk())) {
+    if (step.part.recomputes_any(step.recompute)) {
         recompute = fmt::format(", recompute {}", name_of(step.recompute.kind));
         if (step.recompute.every > 1) recompute += fmt::format(" of 1 block in {}", step.recompute.every);
     }

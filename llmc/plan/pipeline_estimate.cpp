@@ -12,14 +12,14 @@ PassTimes cost_of(const Chunk& chunk, const GPTConfig& config, const Recompute& 
     const PartCosts costs = part_costs(config);
     const double weights = 24 * C * C;
     PassTimes cost;
-    for (int block = 0; block < chunk.blocks(); ++block) {
+    for (int block = chunk.first_block; block < chunk.end_block; ++block) {
         cost.forward += costs.block;
         cost.backward_input += 2 * costs.block - weights;
         cost.backward_weight += weights;
         if (recompute.of(block) != RecomputeKind::block) continue;
         cost.backward_input += costs.block;
         // The backward pass begins with the chunk's last block, or with the head.
-        if (block + 1 == chunk.blocks() && !chunk.has_head) cost.backward_prepared = costs.block;
+        if (block + 1 == chunk.end_block && !chunk.has_head) cost.backward_prepared = costs.block;
     }
     if (chunk.has_embedding) {
         cost.forward += costs.embedding;

@@ -164,6 +164,7 @@ BuffersInFlight in_flight(const RunPlan& plan) {
         most.chunk_inputs = std::max(most.chunk_inputs, of.chunk_inputs);
         most.residual_gradients = std::max(most.residual_gradients, of.residual_gradients);
         most.tokens = std::max(most.tokens, of.tokens);
+        if (list == &plan.training) most.first_blocks = of.first_blocks;
     }
     return most;
 }
