@@ -185,8 +185,9 @@ class StepBuilder {
                     transfer(ActionKind::send_gradient, StreamKind::gradients_out, pass, {gradient()}, {});
                 break;
             case PassKind::backward_weight:
-                for (int block = chunk.end_block - 1; block >= chunk.first_block; --block)
-                    backward_block(ActionKind::backward_weight, block);
+                for (int block = chunk.end_block - 1; block >= chunk.first_block; --block) {
+                    if (splits_backward(block)) backward_block(ActionKind::backward_weight, block);
+                }
                 accumulate_received();
                 break;
         }
@@ -229,7 +230,7 @@ class StepBuilder {
         release(ln_f());
     }
 
-    // With the gradients of parameters; or, of blocks, those of their inputs alone.
+    // With the gradients of parameters; or, of blocks whose backward pass comes in two parts, those of their inputs alone.
     void backward(const Chunk& chunk, bool whole) {
         if (chunk.has_head) {
             if (!chunk.has_embedding) load();
@@ -244,7 +245,8 @@ class StepBuilder {
             if (!chunk.has_embedding) end(wte_unit);
         }
         for (int block = chunk.end_block - 1; block >= chunk.first_block; --block)
-            backward_block(whole ? ActionKind::backward : ActionKind::backward_input, block);
+            backward_block(
+                whole || !splits_backward(block) ? ActionKind::backward : ActionKind::backward_input, block);
         if (chunk.has_embedding) {
             if (!chunk.has_head) begin(wte_unit);
             begin(wpe_unit);
@@ -270,15 +272,14 @@ class StepBuilder {
         if (kind == ActionKind::backward) {
             compute(kind, part, with(kept, {gradient(), whole_parameters(unit)}), {gradient(), sums(unit)});
             release(unit);
-        } else if (spec_.recompute.recomputes(block)) {
-            // What is made again is made of the parameters.
-            compute(kind, part, with(kept, {later, whole_parameters(unit)}), {sums(unit)});
-            release(unit);
         } else {
             compute(kind, part, with(kept, {later}), {sums(unit)});
         }
         end(unit);
     }
+
+    // Of a schedule that splits backward passes. What is made again would be made twice, from parameters gathered twice.
+    bool splits_backward(int block) const { return !spec_.recompute.recomputes(block); }
 
     void load() {
         add({.kind = ActionKind::load,
