@@ -170,6 +170,7 @@ class StepBuilder {
         } else if (makes_input_gradient(pass.kind) && chunk.has_head) {
             buffers_.take_gradient(key);
         }
+        if (pass.kind == PassKind::backward_input) buffers_.take_outputs(key);
         place_ = buffers_.at(key);
         switch (pass.kind) {
             case PassKind::forward:
@@ -261,7 +262,7 @@ class StepBuilder {
     void backward_block(ActionKind kind, int block) {
         const int unit = block_unit(block);
         const Part part{PartKind::block, block};
-        const BufferUse later{output_gradients, in_chunk(block)};
+        const BufferUse later = kept_for_weights(block);
         const std::vector<BufferUse> kept = with(activations(block), {stream(block)});
         if (kind == ActionKind::backward_input) {
             compute(kind, part, with(kept, {gradient(), whole_parameters(unit)}), {gradient(), later});
@@ -305,6 +306,17 @@ class StepBuilder {
             if (spec_.recompute.recomputes(chunk.first_block + place)) return place;
         }
         return most;
+    }
+    // The gradients of a block's outputs.
+    BufferUse kept_for_weights(int block) const {
+        const auto split_from = [&](int first, int end) {
+            int blocks = 0;
+            for (int number = first; number < end; ++number) blocks += splits_backward(number) ? 1 : 0;
+            return blocks;
+        };
+        const Chunk& chunk = chunk_at(chunk_);
+        return {output_gradients, place_.outputs * split_from(chunk.first_block, chunk.end_block) +
+                                      split_from(chunk.first_block, block)};
     }
     BufferUse gradient() const { return {residual_gradient, place_.gradient}; }
 

@@ -24,6 +24,7 @@ void ChunkBuffers::free(ChunkPass pass) {
     const auto found = places_.find(pass);
     slots_[static_cast<std::size_t>(found->second.slot)].is_used = false;
     inputs_[static_cast<std::size_t>(found->second.input)] = false;
+    if (found->second.outputs >= 0) outputs_[static_cast<std::size_t>(found->second.outputs)] = false;
     places_.erase(found);
 }
 

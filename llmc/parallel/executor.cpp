@@ -199,6 +199,13 @@ Tensor Executor::gradient(std::span<const BufferUse> uses) const {
     programming_error("an action without the residual stream's gradient");
 }
 
+BlockOutputGradients<Tensor> Executor::output_gradients(std::span<const BufferUse> uses) const {
+    const auto found = std::ranges::find(uses, BufferRole::output_gradients, &BufferUse::role);
+    check(found != uses.end(), "an action without the gradients of a block's outputs");
+    return activations_.output_gradients[static_cast<std::size_t>(found->index)].transform(
+        first(input_->sequences));
+}
+
 // Its buffers for the sequences of this run; what has rows of its own is not cut.
 HeadActivations<Tensor> Executor::head() const {
     HeadActivations<Tensor> head = activations_.head.value();
@@ -269,15 +276,15 @@ void Executor::backward_block(const Action& action) {
     const BlockActivations<Tensor> saved = slot_of(action).blocks[place].transform(cut);
     const BlockScratch<Tensor> scratch = activations_.scratch.transform(cut);
     const auto gradients = [&] { return block_tensors(action.part.block, gradient_sums); };
-    const auto outputs = [&] { return slot_of(action).output_gradients[place].transform(cut); };
     switch (action.kind) {
         case ActionKind::backward:
             return block_backward(ops_, ranks_, gradient(action.writes), x, p, gradients(), saved, scratch);
         case ActionKind::backward_input:
-            return block_backward_input(ops_, ranks_, gradient(action.writes), x, p, outputs(), saved,
-                                        scratch);
+            return block_backward_input(ops_, ranks_, gradient(action.writes), x, p,
+                                        output_gradients(action.writes), saved, scratch);
         default:
-            return block_backward_weight(ops_, ranks_, x, p, gradients(), outputs(), saved, scratch);
+            return block_backward_weight(ops_, ranks_, x, p, gradients(), output_gradients(action.reads),
+                                         saved, scratch);
     }
 }
 

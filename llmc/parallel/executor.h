@@ -104,6 +104,7 @@ class Executor final : private Performer {
     // The residual stream, or its gradient, that an action reads or writes, of the sequences of this run.
     Tensor stream(const Action& action, std::span<const BufferUse> uses) const;
     Tensor gradient(std::span<const BufferUse> uses) const;
+    BlockOutputGradients<Tensor> output_gradients(std::span<const BufferUse> uses) const;
     HeadActivations<Tensor> head() const;
     // Of the chunk of a block's action, which it is.
     std::size_t place_in_chunk(const Action& action) const;

@@ -68,6 +68,7 @@ BuffersInFlight buffers_in_flight(const Step& step) {
             for (const BufferUse& use : *uses) {
                 if (use.role == BufferRole::chunk_input) at_least(count.chunk_inputs, use.index);
                 if (use.role == BufferRole::residual_gradient) at_least(count.residual_gradients, use.index);
+                if (use.role == BufferRole::output_gradients) at_least(count.output_gradients, use.index);
                 if (use.role == BufferRole::tokens) last[action.micro_batch] = i;
             }
         }

@@ -98,12 +98,11 @@ bool belongs_to_unit(BufferRole role) {
 
 bool belongs_to_micro_batch(BufferRole role) {
     return lies_in_slot(role) || role == BufferRole::chunk_input || role == BufferRole::residual_gradient ||
-           role == BufferRole::logits;
+           role == BufferRole::output_gradients || role == BufferRole::logits;
 }
 
 bool lies_in_slot(BufferRole role) {
-    return role == BufferRole::tokens || role == BufferRole::residual || role == BufferRole::saved ||
-           role == BufferRole::output_gradients;
+    return role == BufferRole::tokens || role == BufferRole::residual || role == BufferRole::saved;
 }
 
 namespace {

@@ -163,6 +163,7 @@ BuffersInFlight in_flight(const RunPlan& plan) {
         most.slots = std::max(most.slots, of.slots);
         most.chunk_inputs = std::max(most.chunk_inputs, of.chunk_inputs);
         most.residual_gradients = std::max(most.residual_gradients, of.residual_gradients);
+        most.output_gradients = std::max(most.output_gradients, of.output_gradients);
         most.tokens = std::max(most.tokens, of.tokens);
         if (list == &plan.training) most.first_blocks = of.first_blocks;
     }
@@ -181,7 +182,6 @@ void lay_out_memory(RunPlan& plan, const Ops& ops, std::size_t staging_bytes) {
         norm_blocks += unit.padded_elements(spec.mesh.data_ranks()) / norm_block_elements;
     plan.activations = lay_out_activations(plan.memory, {.sizes = block_sizes(plan),
                                                          .part = plan.part(),
-                                                         .splits_backward = plan.pipeline.splits_backward(),
                                                          .in_flight = in_flight(plan),
                                                          .head_rows = rows_of_logits(plan),
                                                          .norm_blocks = norm_blocks,

@@ -133,5 +133,28 @@ TEST_F(PipelinesThatRecompute, ChunksThatKeepDifferentBlocks) {
     }
 }
 
+// ZB-H1: stage s has gradients of outputs of s + 1 micro-batches at once, of blocks that do not recompute.
+TEST_F(PipelinesThatRecompute, OutputGradientsAreThoseBetweenTheTwoParts) {
+    for (const int m : {1, 3, 8, 20}) {
+        for (const Recompute recompute :
+             {Recompute{}, Recompute{.kind = block, .every = 2}, {.kind = selective}}) {
+            for (const RunPlan& plan : plans(zb_h1, 8, 1, m, recompute, 16)) {
+                const int stage = plan.spec.mesh.stage();
+                SCOPED_TRACE(fmt::format("{} micro-batches, stage {}", m, stage));
+                int open = 0, most = 0;
+                const std::vector<std::vector<Pass>> passes = pipeline_passes(plan.pipeline);
+                for (const Pass& pass : passes[static_cast<std::size_t>(stage)]) {
+                    if (pass.kind == PassKind::backward_input) most = std::max(most, ++open);
+                    if (pass.kind == PassKind::backward_weight) --open;
+                }
+                EXPECT_EQ(most, std::min(m, stage + 1));
+                const int blocks = recompute.kind == none ? 2 : recompute.kind == block ? 1 : 0;
+                EXPECT_EQ(plan.activations.output_gradients.size(), most * blocks);
+                EXPECT_EQ(bytes_named(plan, "output gradients "), most * blocks * 11 * stream);
+            }
+        }
+    }
+}
+
 }  // namespace
 }  // namespace llmc
