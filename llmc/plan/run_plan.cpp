@@ -11,6 +11,7 @@
 #include "llmc/core/error.h"
 #include "llmc/model/head.h"
 #include "llmc/parallel/build_step.h"
+#include "llmc/parallel/mesh_sizes.h"
 #include "llmc/plan/memory_limit.h"
 #include "llmc/plan/micro_batches.h"
 
@@ -278,7 +279,12 @@ std::string what_would_fit(const RunSpec& spec, const Ops& ops, std::size_t stag
 
 RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes) {
     check_config(spec.config);
-    check_tensor_split(spec.mesh.split(), spec.config);
+    // Processes are those of the mesh.
+    check_mesh_sizes({.pipeline = spec.mesh.pipeline,
+                      .virtual_stages = spec.virtual_stages,
+                      .tensor = spec.mesh.tensor,
+                      .sequence_parallel = spec.mesh.sequence_parallel},
+                     spec.config);
     require_possible(spec);
     check_vocabulary(spec.config.vocabulary);
     check_global_batch(spec);
