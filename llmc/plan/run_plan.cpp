@@ -90,7 +90,7 @@ std::size_t bytes_of_whole_gradients(const RunPlan& plan) {
 std::vector<StagePart> parts_of_stages(const RunSpec& spec) {
     const auto layers = static_cast<int>(spec.config.layers);
     if (spec.mesh.pipeline == 1) return {whole_model(layers)};
-    const PartCosts costs = part_costs(spec.config);
+    const PartCosts costs = part_costs(spec.config, spec.recompute);
     const int chunks = spec.mesh.pipeline * spec.virtual_stages;
     const std::vector<BlockRange> blocks =
         spec.pipeline_layers.empty() ? stages_of_layers(layers, chunks, costs)
