@@ -88,6 +88,26 @@ TEST(PipelineEstimate, ABlockIsTheUnit) {
                 3 * head_cost(config) / block_cost(config), 1e-9);
 }
 
+// The split that is chosen is the one that takes least, where recompute makes blocks cost more than the head.
+TEST(PipelineEstimate, LayersAreBalancedWithTheirRecompute) {
+    const auto device = make_cpu_device(1);
+    const auto plan = [&](const std::string& layers) {
+        return plan_run(
+            {.config =
+                 {.layers = 12, .heads = 12, .channels = 768, .sequence_length = 256, .vocabulary = 50304},
+             .mesh = {.pipeline = 2},
+             .pipeline_layers = layers,
+             .recompute = {.kind = RecomputeKind::block},
+             .global_batch_tokens = 8192,
+             .micro_batch_sequences = 1},
+            device->ops(), 0);
+    };
+    EXPECT_EQ(plan("").parts[0].blocks(), 8);
+    const double chosen = estimated_timeline(plan(""), std::nullopt).total();
+    for (const char* other : {"7,5", "9,3", "6,6"})
+        EXPECT_LT(chosen, estimated_timeline(plan(other), std::nullopt).total());
+}
+
 TEST(PipelineEstimate, SaysItsUnit) {
     const RunPlan plan = plan_of(PipelineSchedule::one_f_one_b, 1);
     const Timeline blocks = estimated_timeline(plan, std::nullopt), seconds = estimated_timeline(plan, 1e9);
