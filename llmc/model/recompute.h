@@ -28,13 +28,11 @@ struct Recompute {
     RecomputeKind kind = RecomputeKind::none;
     std::int64_t every = 1;  // of so many blocks the last one recomputes
 
-    // What a block of the model does.
+    // What a block does, by its number in the whole model, whichever part of that a rank has.
     constexpr RecomputeKind of(std::int64_t block) const {
         return block % every == every - 1 ? kind : RecomputeKind::none;
     }
     constexpr bool recomputes(std::int64_t block) const { return of(block) != RecomputeKind::none; }
-    // Whether any of so many blocks does.
-    constexpr bool any(std::int64_t blocks) const { return kind != RecomputeKind::none && every <= blocks; }
     bool operator==(const Recompute&) const = default;
 };
 

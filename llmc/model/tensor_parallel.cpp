@@ -1,30 +1,6 @@
 #include "llmc/model/tensor_parallel.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
-#include <vector>
-
-#include "llmc/core/error.h"
-
 namespace llmc {
-
-void check_tensor_split(const TensorSplit& split, const GPTConfig& config) {
-    if (config.heads % split.ranks != 0) {
-        std::vector<std::int64_t> divisors;
-        for (std::int64_t d = 1; d <= config.heads; ++d) {
-            if (config.heads % d == 0) divisors.push_back(d);
-        }
-        user_error("--tensor-parallel {} does not divide the {} heads (--heads); {} would", split.ranks,
-                   config.heads, fmt::join(divisors, ", "));
-    }
-    if (split.sequence_parallel && config.sequence_length % split.ranks != 0) {
-        const std::int64_t below = config.sequence_length / split.ranks * split.ranks;
-        user_error("--sequence-parallel: --tensor-parallel {} does not divide --seq-len {}; try {}{}",
-                   split.ranks, config.sequence_length, below > 0 ? fmt::format("{} or ", below) : "",
-                   below + split.ranks);
-    }
-}
 
 Tensor TensorParallel::enter(const Tensor& own, const std::optional<Tensor>& gathered) const {
     if (!divides_tokens()) return own;

@@ -31,8 +31,6 @@ struct TensorSplit {
         return (config.vocabulary + multiple - 1) / multiple * vocabulary_multiple;
     }
 };
-// UserError, with what would do, if ranks cannot share a model so.
-void check_tensor_split(const TensorSplit& split, const GPTConfig& config);
 
 class TensorParallel {
   public:

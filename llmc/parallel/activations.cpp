@@ -23,7 +23,7 @@ ActivationBuffers<BufferId> lay_out_activations(MemoryLayout& layout, const Acti
 
     ActivationBuffers<BufferId> ids;
     BlockActivations<BufferId> recomputed{};
-    if (spec.recompute.any(spec.part.most_blocks_of_a_chunk()))
+    if (spec.part.recomputes_any(spec.recompute))
         recomputed = lay_out_recomputed(layout, sizes, spec.recompute.kind);
     for (int slot = 0; slot < in_flight.slots; ++slot) {
         const std::string prefix = fmt::format("slot {}: ", slot);
@@ -31,10 +31,8 @@ ActivationBuffers<BufferId> lay_out_activations(MemoryLayout& layout, const Acti
         for (int i = 0; i < spec.part.most_blocks_of_a_chunk(); ++i) {
             buffers.residual.push_back(add(fmt::format("{}residual {}", prefix, i), dtype, stream));
             const std::string block = fmt::format("{}block {}", prefix, i);
-            buffers.blocks.push_back(
-                lay_out_block_activations(layout, block, sizes, spec.recompute.of(i), recomputed));
-            if (spec.splits_backward)
-                buffers.output_gradients.push_back(lay_out_output_gradients(layout, block, sizes));
+            buffers.blocks.push_back(lay_out_block_activations(
+                layout, block, sizes, spec.recompute.of(in_flight.block_at(slot, i)), recomputed));
         }
     }
     for (int i = 0; i < in_flight.chunk_inputs; ++i) {
@@ -51,6 +49,9 @@ ActivationBuffers<BufferId> lay_out_activations(MemoryLayout& layout, const Acti
         ids.residual_gradients.push_back(
             add_to(beside(i > 0), fmt::format("residual gradient {}", i), dtype, stream));
     }
+    for (int i = 0; i < in_flight.output_gradients; ++i)
+        ids.output_gradients.push_back(
+            lay_out_output_gradients(layout, fmt::format("output gradients {}", i), sizes));
     ids.results = add("results", DType::fp64, {2});
     ids.norm_partials = add("norm partials", DType::fp32, {spec.norm_blocks});
     return ids;
@@ -63,8 +64,6 @@ ActivationBuffers<Tensor> bind(const ActivationBuffers<BufferId>& ids, const Are
         SlotBuffers<Tensor>& buffers = bound.slots.emplace_back();
         for (const BufferId id : slot.residual) buffers.residual.push_back(tensor(id));
         for (const auto& block : slot.blocks) buffers.blocks.push_back(block.transform(tensor));
-        for (const auto& block : slot.output_gradients)
-            buffers.output_gradients.push_back(block.transform(tensor));
     }
     for (const BufferId id : ids.chunk_inputs) bound.chunk_inputs.push_back(tensor(id));
     for (const TokenBuffers<BufferId>& tokens : ids.tokens)
@@ -72,6 +71,7 @@ ActivationBuffers<Tensor> bind(const ActivationBuffers<BufferId>& ids, const Are
     bound.scratch = ids.scratch.transform(tensor);
     if (ids.head) bound.head = ids.head->transform(tensor);
     for (const BufferId id : ids.residual_gradients) bound.residual_gradients.push_back(tensor(id));
+    for (const auto& block : ids.output_gradients) bound.output_gradients.push_back(block.transform(tensor));
     bound.results = tensor(ids.results);
     bound.norm_partials = tensor(ids.norm_partials);
     return bound;

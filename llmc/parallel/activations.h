@@ -27,7 +27,6 @@ template <class Buffer>
 struct SlotBuffers {
     std::vector<Buffer> residual;                  // X (B,T,C), the output of each block
     std::vector<BlockActivations<Buffer>> blocks;  // what they recompute is the same memory in all slots
-    std::vector<BlockOutputGradients<Buffer>> output_gradients;  // where backward passes come in two parts
 };
 
 template <class Buffer>
@@ -37,8 +36,9 @@ struct ActivationBuffers {
     std::vector<TokenBuffers<Buffer>>
         tokens;  // one more than are in use: for the micro-batch that comes ahead
     BlockScratch<Buffer> scratch;
-    std::optional<HeadActivations<Buffer>> head;  // of the stage that has it
-    std::vector<Buffer> residual_gradients;       // X (B,T,C)
+    std::optional<HeadActivations<Buffer>> head;                 // of the stage that has it
+    std::vector<Buffer> residual_gradients;                      // X (B,T,C)
+    std::vector<BlockOutputGradients<Buffer>> output_gradients;  // where backward passes come in two parts
     Buffer results;        // fp64 (2): the sum of the losses, the squared norm of the gradients
     Buffer norm_partials;  // fp32, one for every norm block of every unit
 };
@@ -46,7 +46,6 @@ struct ActivationBuffers {
 struct ActivationSpec {
     BlockSizes sizes;  // of a micro-batch
     StagePart part{};
-    bool splits_backward = false;
     BuffersInFlight in_flight{};
     std::int64_t head_rows = 1;  // of logits at a time
     std::int64_t norm_blocks = 0;

@@ -168,10 +168,11 @@ class StepBuilder {
         // What is not received is made here.
         if (pass.kind == PassKind::forward) {
             if (chunk.has_embedding || generates()) buffers_.take_input(key);
-            buffers_.take_slot(key);
+            buffers_.take_slot(key, blocks_before_recompute(chunk));
         } else if (makes_input_gradient(pass.kind) && chunk.has_head) {
             buffers_.take_gradient(key);
         }
+        if (pass.kind == PassKind::backward_input) buffers_.take_outputs(key);
         place_ = buffers_.at(key);
         switch (pass.kind) {
             case PassKind::forward:
@@ -191,8 +192,9 @@ class StepBuilder {
                     transfer(ActionKind::send_gradient, StreamKind::gradients_out, pass, {gradient()}, {});
                 break;
             case PassKind::backward_weight:
-                for (int block = chunk.end_block - 1; block >= chunk.first_block; --block)
-                    backward_block(ActionKind::backward_weight, block);
+                for (int block = chunk.end_block - 1; block >= chunk.first_block; --block) {
+                    if (splits_backward(block)) backward_block(ActionKind::backward_weight, block);
+                }
                 accumulate_received();
                 break;
         }
@@ -255,7 +257,7 @@ class StepBuilder {
         release(ln_f());
     }
 
-    // With the gradients of parameters; or, of blocks, those of their inputs alone.
+    // With the gradients of parameters; or, of blocks whose backward pass comes in two parts, those of their inputs alone.
     void backward(const Chunk& chunk, bool whole) {
         if (chunk.has_head) {
             if (!chunk.has_embedding) load();
@@ -270,7 +272,8 @@ class StepBuilder {
             if (!chunk.has_embedding) end(wte_unit);
         }
         for (int block = chunk.end_block - 1; block >= chunk.first_block; --block)
-            backward_block(whole ? ActionKind::backward : ActionKind::backward_input, block);
+            backward_block(
+                whole || !splits_backward(block) ? ActionKind::backward : ActionKind::backward_input, block);
         if (chunk.has_embedding) {
             if (!chunk.has_head) begin(wte_unit);
             begin(wpe_unit);
@@ -285,7 +288,7 @@ class StepBuilder {
     void backward_block(ActionKind kind, int block) {
         const int unit = block_unit(block);
         const Part part{PartKind::block, block};
-        const BufferUse later{output_gradients, in_chunk(block)};
+        const BufferUse later = kept_for_weights(block);
         const std::vector<BufferUse> kept = with(activations(block), {stream(block)});
         if (kind == ActionKind::backward_input) {
             compute(kind, part, with(kept, {gradient(), whole_parameters(unit)}), {gradient(), later});
@@ -296,15 +299,14 @@ class StepBuilder {
         if (kind == ActionKind::backward) {
             compute(kind, part, with(kept, {gradient(), whole_parameters(unit)}), {gradient(), sums(unit)});
             release(unit);
-        } else if (spec_.recompute.recomputes(in_chunk(block))) {
-            // What is made again is made of the parameters.
-            compute(kind, part, with(kept, {later, whole_parameters(unit)}), {sums(unit)});
-            release(unit);
         } else {
             compute(kind, part, with(kept, {later}), {sums(unit)});
         }
         end(unit);
     }
+
+    // Of a schedule that splits backward passes. What is made again would be made twice, from parameters gathered twice.
+    bool splits_backward(int block) const { return !spec_.recompute.recomputes(block); }
 
     void load() {
         add({.kind = ActionKind::load,
@@ -325,13 +327,31 @@ class StepBuilder {
     BufferUse output_of(const Chunk& chunk) const {
         return generates() ? BufferUse{rows} : stream(chunk.end_block);
     }
-    // Chunks use the same slots.
     int in_chunk(int block) const { return block - chunk_at(chunk_).first_block; }
+    // What slots of a chunk are made for: chunks that keep the same of their blocks use the same ones.
+    int blocks_before_recompute(const Chunk& chunk) const {
+        const int most = part_.most_blocks_of_a_chunk();
+        for (int place = 0; place < most; ++place) {
+            if (spec_.recompute.recomputes(chunk.first_block + place)) return place;
+        }
+        return most;
+    }
+    // The gradients of a block's outputs.
+    BufferUse kept_for_weights(int block) const {
+        const auto split_from = [&](int first, int end) {
+            int blocks = 0;
+            for (int number = first; number < end; ++number) blocks += splits_backward(number) ? 1 : 0;
+            return blocks;
+        };
+        const Chunk& chunk = chunk_at(chunk_);
+        return {output_gradients, place_.outputs * split_from(chunk.first_block, chunk.end_block) +
+                                      split_from(chunk.first_block, block)};
+    }
     BufferUse gradient() const { return {residual_gradient, place_.gradient}; }
 
     // What a block's backward needs of its forward.
     std::vector<BufferUse> activations(int block) const {
-        const RecomputeKind kind = spec_.recompute.of(in_chunk(block));
+        const RecomputeKind kind = spec_.recompute.of(block);
         std::vector<BufferUse> uses;
         if (kind != RecomputeKind::block) uses.push_back({saved, in_chunk(block)});
         if (kind != RecomputeKind::none) uses.push_back({recomputed, 0, block_unit(block)});

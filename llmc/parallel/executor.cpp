@@ -212,6 +212,13 @@ Tensor Executor::activation(const Action& action, std::span<const BufferUse> use
     return uses.front().role == BufferRole::rows ? rows() : stream(action, uses);
 }
 
+BlockOutputGradients<Tensor> Executor::output_gradients(std::span<const BufferUse> uses) const {
+    const auto found = std::ranges::find(uses, BufferRole::output_gradients, &BufferUse::role);
+    check(found != uses.end(), "an action without the gradients of a block's outputs");
+    return activations_.output_gradients[static_cast<std::size_t>(found->index)].transform(
+        first(input_->sequences));
+}
+
 // Its buffers for the sequences of this run; what has rows of its own is not cut.
 HeadActivations<Tensor> Executor::head() const {
     HeadActivations<Tensor> head = activations_.head.value();
@@ -267,8 +274,8 @@ void Executor::forward_rows(const Action& action) {
 void Executor::recompute(const Action& action) {
     const auto cut = first(input_->sequences);
     const std::size_t place = place_in_chunk(action);
-    block_recompute(ops_, ranks_, step_->recompute.of(static_cast<std::int64_t>(place)),
-                    stream(action, action.reads), block_tensors(action.part.block, parameters),
+    block_recompute(ops_, ranks_, step_->recompute.of(action.part.block), stream(action, action.reads),
+                    block_tensors(action.part.block, parameters),
                     slot_of(action).blocks[place].transform(cut), activations_.scratch.transform(cut));
 }
 
@@ -299,15 +306,15 @@ void Executor::backward_block(const Action& action) {
     const BlockActivations<Tensor> saved = slot_of(action).blocks[place].transform(cut);
     const BlockScratch<Tensor> scratch = activations_.scratch.transform(cut);
     const auto gradients = [&] { return block_tensors(action.part.block, gradient_sums); };
-    const auto outputs = [&] { return slot_of(action).output_gradients[place].transform(cut); };
     switch (action.kind) {
         case ActionKind::backward:
             return block_backward(ops_, ranks_, gradient(action.writes), x, p, gradients(), saved, scratch);
         case ActionKind::backward_input:
-            return block_backward_input(ops_, ranks_, gradient(action.writes), x, p, outputs(), saved,
-                                        scratch);
+            return block_backward_input(ops_, ranks_, gradient(action.writes), x, p,
+                                        output_gradients(action.writes), saved, scratch);
         default:
-            return block_backward_weight(ops_, ranks_, x, p, gradients(), outputs(), saved, scratch);
+            return block_backward_weight(ops_, ranks_, x, p, gradients(), output_gradients(action.reads),
+                                         saved, scratch);
     }
 }
 

@@ -115,6 +115,7 @@ class Executor final : private Performer {
     Tensor rows() const;
     // What goes from a stage to the next.
     Tensor activation(const Action& action, std::span<const BufferUse> uses) const;
+    BlockOutputGradients<Tensor> output_gradients(std::span<const BufferUse> uses) const;
     HeadActivations<Tensor> head() const;
     // Of the chunk of a block's action, which it is.
     std::size_t place_in_chunk(const Action& action) const;

@@ -121,6 +121,14 @@ std::vector<MeasuredPass> measured_passes(const Step& step, const PipelineSpec& 
             before += time_of(place).end - time_of(place).begin;
         }
     }
+    // Where nothing was left to do, no time passed.
+    const std::vector<std::vector<Pass>> order = pipeline_passes(spec);
+    double end = 0;
+    for (const Pass& pass : order[static_cast<std::size_t>(step.stage)]) {
+        MeasuredPass& measured = passes[spec.index_of(pass)];
+        if (measured.end == 0 && pass.kind == PassKind::backward_weight) measured.begin = measured.end = end;
+        end = measured.end;
+    }
     for (int place = 0; place < std::ssize(step.actions); ++place) {
         const Action& action = step.actions[static_cast<std::size_t>(place)];
         if (!is_receipt(action)) continue;

@@ -23,7 +23,8 @@ struct MeasuredPass {
 //
 // A pass is all that the compute stream does for one chunk and micro-batch, recomputing and the zeroing and rounding of
 // gradients included, and waiting within it for parameters too. What it does before its input has arrived counts as if
-// it were done right before that, so that waiting for another stage is no part of it (as in the simulation).
+// it were done right before that, so that waiting for another stage is no part of it (as in the simulation). A pass for
+// the gradients of weights is empty where all blocks recompute: it takes no time, behind the one before.
 std::vector<MeasuredPass> measured_passes(const Step& step, const PipelineSpec& spec,
                                           std::span<const ActionTime> times);
 

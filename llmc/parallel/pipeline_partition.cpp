@@ -23,8 +23,12 @@ double head_cost(const GPTConfig& config) {
 
 double embedding_cost(const GPTConfig& config) { return static_cast<double>(config.channels); }
 
-PartCosts part_costs(const GPTConfig& config) {
-    return {.block = block_cost(config), .embedding = embedding_cost(config), .head = head_cost(config)};
+PartCosts part_costs(const GPTConfig& config, const Recompute& recompute) {
+    const double again =
+        recompute.kind == RecomputeKind::block ? 1 / static_cast<double>(recompute.every) : 0;
+    return {.block = (3 + again) * block_cost(config),
+            .embedding = 3 * embedding_cost(config),
+            .head = 3 * head_cost(config)};
 }
 
 namespace {

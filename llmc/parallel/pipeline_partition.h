@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "llmc/model/config.h"
+#include "llmc/model/recompute.h"
 
 namespace llmc {
 
-// Floating-point operations of the forward pass, per token. The backward pass takes twice as many of each, so that one
-// set of numbers balances both. With C channels, T positions and V tokens:
+// Floating-point operations of the forward pass, per token. The backward pass takes twice as many of each. With C channels, T positions and V tokens:
 //   block      24 C^2 for its four products, and 2 T C for attention, whose masked half nobody computes
 //   head       2 V C
 //   embedding  C, its one addition
@@ -23,7 +23,9 @@ double embedding_cost(const GPTConfig& config);
 struct PartCosts {
     double block = 1, embedding = 0, head = 0;
 };
-PartCosts part_costs(const GPTConfig& config);
+// Of a training step: three times those numbers, and a block that is recomputed as a whole once more. Where one of several is,
+// each counts the average.
+PartCosts part_costs(const GPTConfig& config, const Recompute& recompute);
 
 // Blocks [first, end) of a chunk.
 struct BlockRange {

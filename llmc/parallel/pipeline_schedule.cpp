@@ -47,10 +47,7 @@ void check_pipeline(const PipelineSpec& spec, std::int64_t layers) {
     if (p < 1) user_error("--pipeline-parallel {} is out of range; give 1 or more", p);
     if (v < 1) user_error("--virtual-stages {} is out of range; give 1 or more", v);
     check(m >= 1, "a pipeline without micro-batches");
-    if (p > layers)
-        user_error(
-            "--pipeline-parallel {} needs a layer for each stage, and --layers is {}; give {} stages at most",
-            p, layers, layers);
+    check(p <= layers, "pipeline: fewer layers than stages");
     if (spec.schedule != PipelineSchedule::interleaved) {
         if (v > 1)
             user_error(

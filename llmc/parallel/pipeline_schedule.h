@@ -74,7 +74,8 @@ struct PipelineSpec {
     }
 };
 
-// Refuses with a UserError, in terms of the program's options, what a schedule cannot do, and more chunks than `layers`.
+// Refuses with a UserError, in terms of the program's options, what a schedule cannot do, and more chunks than `layers`. Of
+// stages there are no more (mesh_sizes.h).
 void check_pipeline(const PipelineSpec& spec, std::int64_t layers);
 
 // The passes of each stage, in order, of a spec that check_pipeline lets pass.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -20,19 +21,42 @@ namespace {
 
 // ---- the chart
 
+struct Shade {
+    int foreground, background;  // of the terminal's 256 colours: of letters, and of what is behind them
+};
+// Of a stage's chunks in their order, and again from the first: letters change their case, fillers every two chunks, colours
+// become lighter. Two shades of each, so that neighbours of a kind are told apart.
+constexpr std::size_t looks_of_chunks = 8, coloured_chunks = 4;
 struct Look {
-    char letter, filler;
-    // Two shades of the terminal's 256 colours, so that neighbours of a kind are told apart; of letters and of what is
-    // behind them.
-    std::array<int, 2> foreground, background;
+    char letter;
+    std::array<char, looks_of_chunks / 2> fillers;
+    std::array<std::array<Shade, 2>, coloured_chunks> shades;
     std::string_view meaning;
+
+    char letter_of(std::size_t turn) const {
+        return static_cast<char>(turn % 2 == 0 ? letter : std::tolower(letter));
+    }
+    char filler_of(std::size_t turn) const { return fillers.at(turn % looks_of_chunks / 2); }
 };
 
 const Look& look_of(PassKind kind) {
-    static constexpr Look forward{'F', '-', {231, 231}, {25, 32}, "forward"};
-    static constexpr Look backward{'B', '=', {231, 16}, {28, 71}, "backward"};
-    static constexpr Look input{'B', '=', {231, 16}, {28, 71}, "gradients of inputs"};
-    static constexpr Look weight{'W', '~', {16, 16}, {172, 215}, "gradients of weights"};
+    using Shades = std::array<std::array<Shade, 2>, coloured_chunks>;
+    static constexpr Shades blue{{{{{231, 25}, {231, 32}}},
+                                  {{{16, 67}, {16, 74}}},
+                                  {{{16, 110}, {16, 117}}},
+                                  {{{16, 153}, {16, 195}}}}},
+        green{{{{{231, 28}, {16, 71}}},
+               {{{16, 65}, {16, 108}}},
+               {{{16, 107}, {16, 150}}},
+               {{{16, 151}, {16, 194}}}}},
+        orange{{{{{16, 172}, {16, 215}}},
+                {{{16, 179}, {16, 222}}},
+                {{{16, 180}, {16, 223}}},
+                {{{16, 187}, {16, 230}}}}};
+    static constexpr Look forward{'F', {'-', ':', '+', '\''}, blue, "forward"};
+    static constexpr Look backward{'B', {'=', '#', '%', '"'}, green, "backward"};
+    static constexpr Look input{'B', {'=', '#', '%', '"'}, green, "gradients of inputs"};
+    static constexpr Look weight{'W', {'~', '^', '*', '_'}, orange, "gradients of weights"};
     switch (kind) {
         case PassKind::forward:
             return forward;
@@ -46,19 +70,21 @@ const Look& look_of(PassKind kind) {
     return weight;
 }
 
-std::string coloured(const Look& look, std::size_t shade, std::string_view text) {
-    return fmt::format("\x1b[38;5;{};48;5;{}m{}\x1b[0m", look.foreground[shade % 2],
-                       look.background[shade % 2], text);
+std::string coloured(const Look& look, std::size_t turn, std::size_t neighbour, std::string_view text) {
+    const Shade& shade = look.shades.at(turn % coloured_chunks).at(neighbour % 2);
+    return fmt::format("\x1b[38;5;{};48;5;{}m{}\x1b[0m", shade.foreground, shade.background, text);
 }
 
 // A pass in so many columns.
-std::string cell(const Span& span, std::size_t columns, bool colours, std::size_t shade) {
+std::string cell(const Span& span, std::size_t turn, std::size_t columns, bool colours,
+                 std::size_t neighbour) {
     const Look& look = look_of(span.pass.kind);
+    const char letter = look.letter_of(turn);
     std::string text = std::to_string(span.pass.micro_batch);
-    if (!colours) text = look.letter + text;
-    if (text.size() > columns) text = colours ? "" : std::string(1, look.letter);
-    text.resize(columns, colours ? ' ' : look.filler);
-    return colours ? coloured(look, shade, text) : text;
+    if (!colours) text = letter + text;
+    if (text.size() > columns) text = colours ? "" : std::string(1, letter);
+    text.resize(columns, colours ? ' ' : look.filler_of(turn));
+    return colours ? coloured(look, turn, neighbour, text) : text;
 }
 
 std::string row_of(const Timeline& timeline, int stage, std::size_t columns, bool colours) {
@@ -78,7 +104,8 @@ std::string row_of(const Timeline& timeline, int stage, std::size_t columns, boo
         const std::size_t shade = shades.at(static_cast<std::size_t>(span.pass.kind))++;
         if (first == end) continue;
         row.append(first - at, colours ? ' ' : '.');
-        row += cell(span, end - first, colours, shade);
+        const auto turn = static_cast<std::size_t>(span.pass.chunk / timeline.stages);
+        row += cell(span, turn, end - first, colours, shade);
         at = end;
     }
     if (!colours) row.append(columns - at, '.');
@@ -95,32 +122,60 @@ std::vector<PassKind> kinds_of(const Timeline& timeline) {
     return kinds;
 }
 
-// What the looks mean, in lines of at most so many columns.
+struct Entry {
+    std::string text;
+    std::size_t width;  // what is seen of it
+};
+// One after the other, in lines of at most so many columns.
+std::string in_lines(const std::vector<Entry>& entries, std::string_view gap, std::size_t columns) {
+    std::string lines;
+    std::size_t used = 0;
+    for (const auto& [text, width] : entries) {
+        const bool fits = used == 0 || used + gap.size() + width <= columns;
+        if (used > 0) lines += fits ? gap : "\n";
+        lines += text;
+        used = fits && used > 0 ? used + gap.size() + width : width;
+    }
+    return lines;
+}
+
+// What the looks mean.
 std::string legend_of(const Timeline& timeline, std::size_t columns, bool colours) {
-    struct Entry {
-        std::string sample;
-        std::size_t width;
-        std::string_view meaning;
-    };
     std::vector<Entry> entries;
+    const auto explain = [&](const std::string& sample, std::size_t width, std::string_view meaning) {
+        entries.push_back({fmt::format("{} {}", sample, meaning), width + 1 + meaning.size()});
+    };
+    const auto turns = std::min(static_cast<std::size_t>(timeline.virtual_stages),
+                                colours ? coloured_chunks : looks_of_chunks);
     for (const PassKind kind : kinds_of(timeline)) {
         const Look& look = look_of(kind);
-        const std::string sample = colours ? " 0 " : fmt::format("{}0{}", look.letter, look.filler);
-        entries.push_back({colours ? coloured(look, 0, sample) : sample, sample.size(), look.meaning});
+        std::string samples;
+        std::size_t width = 0;
+        for (std::size_t turn = 0; turn < turns; ++turn) {
+            const std::string sample =
+                colours ? " 0 " : fmt::format("{}0{}", look.letter_of(turn), look.filler_of(turn));
+            if (turn > 0 && !colours) samples += ' ';
+            width += sample.size() + (turn > 0 && !colours ? 1 : 0);
+            samples += colours ? coloured(look, turn, 0, sample) : sample;
+        }
+        explain(samples, width, look.meaning);
     }
-    if (!colours) entries.push_back({"...", 3, "idle"});
-    entries.push_back({"0 1 2", 5, "micro-batches"});
-    constexpr std::string_view gap = "   ";
-    std::string legend;
-    std::size_t used = 0;
-    for (const auto& [sample, width, meaning] : entries) {
-        const std::size_t wanted = width + 1 + meaning.size();
-        const bool fits = used == 0 || used + gap.size() + wanted <= columns;
-        if (used > 0) legend += fits ? gap : "\n";
-        legend += fmt::format("{} {}", sample, meaning);
-        used = fits && used > 0 ? used + gap.size() + wanted : wanted;
+    if (!colours) explain("...", 3, "idle");
+    explain("0 1 2", 5, "micro-batches");
+    if (turns > 1) entries.push_back({"chunks of a stage in their order", 32});
+    return in_lines(entries, "   ", columns);
+}
+
+// "activations held at most, stage by stage: 4, 3, 2, 1 micro-batches".
+std::string held_text(const Timeline& timeline, std::size_t columns) {
+    std::vector<Entry> entries;
+    const auto add = [&](const std::string& text) { entries.push_back({text, text.size()}); };
+    add("activations held at most, stage by stage:");
+    for (int stage = 0; stage < timeline.stages; ++stage) {
+        add(fmt::format("{:.3g}{}", timeline.peak_in_flight(stage), stage + 1 < timeline.stages ? "," : ""));
     }
-    return legend;
+    add("micro-batches");
+    return in_lines(entries, " ", columns);
 }
 
 }  // namespace
@@ -136,8 +191,8 @@ std::string timeline_chart(const Timeline& timeline, std::string_view title, int
                              row_of(timeline, stage, width, colours));
     }
     chart += fmt::format("{:{}}0{:>{}}\n", "", label, timeline.text_of(timeline.total()), width - 1);
-    return chart + fmt::format("{}\nbubble: {}\n", legend_of(timeline, label + width, colours),
-                               to_string(bubble(timeline)));
+    return chart + fmt::format("{}\nbubble: {}\n{}\n", legend_of(timeline, label + width, colours),
+                               to_string(bubble(timeline)), held_text(timeline, label + width));
 }
 
 // ---- the trace
@@ -173,13 +228,16 @@ std::string timeline_trace(const Timeline& timeline, std::string_view title) {
                           {"args", {{"micro_batch", span.pass.micro_batch}, {"chunk", span.pass.chunk}}}});
     }
     const Bubble found = bubble(timeline);
+    ordered_json held = ordered_json::array();
+    for (int stage = 0; stage < timeline.stages; ++stage) held.push_back(timeline.peak_in_flight(stage));
     const ordered_json trace = {{"traceEvents", std::move(events)},
                                 {"displayTimeUnit", "ms"},
                                 {"otherData",
                                  {{"title", title},
                                   {"second_is", timeline.unit.empty() ? "second" : timeline.unit},
                                   {"bubble_idle_over_total", found.over_total},
-                                  {"bubble_idle_over_useful", found.over_useful}}}};
+                                  {"bubble_idle_over_useful", found.over_useful},
+                                  {"peak_micro_batches_in_flight", std::move(held)}}}};
     return trace.dump() + "\n";
 }
 

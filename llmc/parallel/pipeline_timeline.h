@@ -13,7 +13,8 @@ namespace llmc {
 std::string to_string(const Bubble& bubble);
 
 // A row a stage, at most `columns` wide, with the number of a pass's micro-batch where it fits; then an axis, what is
-// what, and the bubble. Passes are told apart by colours, or without them by letters and by what fills them.
+// what, the bubble, and the most micro-batches whose activations each stage holds. Passes are told apart by colours, or
+// without them by letters and by what fills them; those of a stage's chunks too, up to eight.
 std::string timeline_chart(const Timeline& timeline, std::string_view title, int columns, bool colours);
 
 // A picture that stands alone, for light and dark backgrounds. Passes of later chunks of a stage are lighter; each says

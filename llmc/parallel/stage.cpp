@@ -47,6 +47,13 @@ int StagePart::most_blocks_of_a_chunk() const {
     return most;
 }
 
+bool StagePart::recomputes_any(const Recompute& recompute) const {
+    for (int place = 0; place < blocks(); ++place) {
+        if (recompute.recomputes(block_at(place))) return true;
+    }
+    return false;
+}
+
 StagePart whole_model(int layers) { return {.layers = layers, .chunks = {{.end_block = layers}}}; }
 
 StagePart part_of_stage(const std::vector<BlockRange>& chunks, int stages, int stage) {

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "llmc/model/recompute.h"
 #include "llmc/parallel/pipeline_partition.h"
 
 namespace llmc {
@@ -33,6 +34,7 @@ struct StagePart {
     int place_of_block(int block) const;
     int block_at(int place) const;
     int most_blocks_of_a_chunk() const;
+    bool recomputes_any(const Recompute& recompute) const;
 };
 
 StagePart whole_model(int layers);

@@ -72,7 +72,7 @@ enum class BufferRole {
     residual,         // index: l, the output of the chunk's l-th block, counted from 1
     saved,            // index: of the chunk's blocks; what one's backward needs beside the residual
     recomputed,       // index: 0; what blocks that recompute share. unit: the block's unit, whose it is now
-    output_gradients,  // index: of the chunk's blocks; what the gradients of its parameters are made from later
+    output_gradients,  // index: of a few buffers; what the gradients of a block's parameters are made from later
     residual_gradient,  // index: of a few buffers; the gradient that flows back along the residual stream
     rows,     // the residual stream of a few rows, all along the model; where the first of these lies
     logits,   // of one row
@@ -140,7 +140,17 @@ struct BuffersInFlight {
     int slots = 1;
     int chunk_inputs = 1;
     int residual_gradients = 1;
+    int output_gradients = 0;
     int tokens = 1;  // micro-batches whose tokens are needed
+    // Of the slots that a backward pass reads: the first block of a chunk that uses it. Those of others that do begin with
+    // blocks of which they keep the same.
+    std::vector<int> first_blocks{};
+
+    // Of the chunk of a slot: the number in the model of the block at this place.
+    int block_at(int slot, int place) const {
+        const auto index = static_cast<std::size_t>(slot);
+        return (index < first_blocks.size() ? first_blocks[index] : 0) + place;
+    }
 };
 BuffersInFlight buffers_in_flight(const Step& step);
 

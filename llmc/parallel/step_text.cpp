@@ -100,12 +100,11 @@ bool belongs_to_unit(BufferRole role) {
 
 bool belongs_to_micro_batch(BufferRole role) {
     return lies_in_slot(role) || role == BufferRole::chunk_input || role == BufferRole::residual_gradient ||
-           role == BufferRole::rows || role == BufferRole::logits;
+           role == BufferRole::output_gradients || role == BufferRole::rows || role == BufferRole::logits;
 }
 
 bool lies_in_slot(BufferRole role) {
-    return role == BufferRole::tokens || role == BufferRole::residual || role == BufferRole::saved ||
-           role == BufferRole::output_gradients;
+    return role == BufferRole::tokens || role == BufferRole::residual || role == BufferRole::saved;
 }
 
 namespace {
@@ -184,16 +183,21 @@ std::string counted(int n, std::string_view what) {
 std::string to_string(const Step& step, std::span<const std::string> unit_names) {
     std::string sharding = step.sharding.description();
     if (!sharding.empty()) sharding.insert(0, ", ");
+    std::string tensor;
+    if (step.tensor.ranks > 1) {
+        tensor = fmt::format(", {}{}", counted(step.tensor.ranks, "tensor rank"),
+                             step.tensor.sequence_parallel ? " with their tokens divided" : "");
+    }
     std::string recompute;
-    if (step.recompute.any(step.part.most_blocks_of_a_chunk())) {
+    if (step.part.recomputes_any(step.recompute)) {
         recompute = fmt::format(", recompute {}", name_of(step.recompute.kind));
         if (step.recompute.every > 1) recompute += fmt::format(" of 1 block in {}", step.recompute.every);
     }
     std::string text = fmt::format(
-        "one step of this rank: {} actions, {}{}, {}{}{}\n\n", step.actions.size(),
+        "one step of this rank: {} actions, {}{}, {}{}{}{}\n\n", step.actions.size(),
         step.stages == 1 ? "" : fmt::format("stage {} of {}, ", step.stage, step.stages),
         step.micro_batches == 1 ? "1 micro-batch" : fmt::format("{} micro-batches", step.micro_batches),
-        counted(step.sharding.ranks(), "data rank"), sharding, recompute);
+        counted(step.sharding.ranks(), "data rank"), tensor, sharding, recompute);
     text += fmt::format("{:>5}  {:>5}  {:<14} {:<17} {:<10} {:>5}  {}\n", "#", "after", "stream", "action",
                         "on", "micro", "reads -> writes");
     for (std::size_t i = 0; i < step.actions.size(); ++i) {

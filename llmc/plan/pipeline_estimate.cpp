@@ -9,23 +9,25 @@ namespace {
 // Floating-point operations a token.
 PassTimes cost_of(const Chunk& chunk, const GPTConfig& config, const Recompute& recompute) {
     const auto C = static_cast<double>(config.channels);
-    const PartCosts costs = part_costs(config);
     const double weights = 24 * C * C;
     PassTimes cost;
-    for (int block = 0; block < chunk.blocks(); ++block) {
-        cost.forward += costs.block;
-        cost.backward_input += 2 * costs.block - weights;
-        cost.backward_weight += weights;
+    for (int block = chunk.first_block; block < chunk.end_block; ++block) {
+        cost.forward += block_cost(config);
+        cost.backward_input += 2 * block_cost(config);
+        if (!recompute.recomputes(block)) {
+            cost.backward_input -= weights;
+            cost.backward_weight += weights;
+        }
         if (recompute.of(block) != RecomputeKind::block) continue;
-        cost.backward_input += costs.block;
+        cost.backward_input += block_cost(config);
         // The backward pass begins with the chunk's last block, or with the head.
-        if (block + 1 == chunk.blocks() && !chunk.has_head) cost.backward_prepared = costs.block;
+        if (block + 1 == chunk.end_block && !chunk.has_head) cost.backward_prepared = block_cost(config);
     }
     if (chunk.has_embedding) {
-        cost.forward += costs.embedding;
-        cost.backward_input += 2 * costs.embedding;
+        cost.forward += embedding_cost(config);
+        cost.backward_input += 2 * embedding_cost(config);
     }
-    if (chunk.has_head) cost.backward_input += 3 * costs.head;
+    if (chunk.has_head) cost.backward_input += 3 * head_cost(config);
     return cost;
 }
 

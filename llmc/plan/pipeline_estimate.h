@@ -15,7 +15,7 @@ namespace llmc {
 //
 // With the operations of pipeline_partition.h a block's forward is 24 C^2 + 2 T C a token; its backward twice as much, of which
 // 24 C^2 make the gradients of weights; block recompute adds a forward. The head's forward runs in the backward pass of its
-// chunk, which is not split for the head and the embedding.
+// chunk, which is not split for the head, the embedding and blocks that recompute.
 std::vector<PassTimes> estimated_times(const RunPlan& plan, std::optional<double> peak);
 
 // The step's passes with these times.

@@ -11,6 +11,7 @@
 #include "llmc/core/error.h"
 #include "llmc/model/head.h"
 #include "llmc/parallel/build_step.h"
+#include "llmc/parallel/mesh_sizes.h"
 #include "llmc/plan/memory_limit.h"
 #include "llmc/plan/micro_batches.h"
 
@@ -89,7 +90,7 @@ std::size_t bytes_of_whole_gradients(const RunPlan& plan) {
 std::vector<StagePart> parts_of_stages(const RunSpec& spec) {
     const auto layers = static_cast<int>(spec.config.layers);
     if (spec.mesh.pipeline == 1) return {whole_model(layers)};
-    const PartCosts costs = part_costs(spec.config);
+    const PartCosts costs = part_costs(spec.config, spec.recompute);
     const int chunks = spec.mesh.pipeline * spec.virtual_stages;
     const std::vector<BlockRange> blocks =
         spec.pipeline_layers.empty() ? stages_of_layers(layers, chunks, costs)
@@ -163,7 +164,9 @@ BuffersInFlight in_flight(const RunPlan& plan) {
         most.slots = std::max(most.slots, of.slots);
         most.chunk_inputs = std::max(most.chunk_inputs, of.chunk_inputs);
         most.residual_gradients = std::max(most.residual_gradients, of.residual_gradients);
+        most.output_gradients = std::max(most.output_gradients, of.output_gradients);
         most.tokens = std::max(most.tokens, of.tokens);
+        if (list == &plan.training) most.first_blocks = of.first_blocks;
     }
     return most;
 }
@@ -180,7 +183,6 @@ void lay_out_memory(RunPlan& plan, const Ops& ops, std::size_t staging_bytes) {
         norm_blocks += unit.padded_elements(spec.mesh.data_ranks()) / norm_block_elements;
     plan.activations = lay_out_activations(plan.memory, {.sizes = block_sizes(plan),
                                                          .part = plan.part(),
-                                                         .splits_backward = plan.pipeline.splits_backward(),
                                                          .in_flight = in_flight(plan),
                                                          .head_rows = rows_of_logits(plan),
                                                          .norm_blocks = norm_blocks,
@@ -277,7 +279,12 @@ std::string what_would_fit(const RunSpec& spec, const Ops& ops, std::size_t stag
 
 RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes) {
     check_config(spec.config);
-    check_tensor_split(spec.mesh.split(), spec.config);
+    // Processes are those of the mesh.
+    check_mesh_sizes({.pipeline = spec.mesh.pipeline,
+                      .virtual_stages = spec.virtual_stages,
+                      .tensor = spec.mesh.tensor,
+                      .sequence_parallel = spec.mesh.sequence_parallel},
+                     spec.config);
     require_possible(spec);
     check_vocabulary(spec.config.vocabulary);
     check_global_batch(spec);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "llmc/core/error.h"
+#include "llmc/parallel/mesh_sizes.h"
 #include "llmc/train/generate.h"
 #include "llmc/train/setting_values.h"
 
@@ -184,22 +185,20 @@ namespace {
 
 constexpr std::string_view each_micro_batch = "micro-batch";
 
-// `what`: of which a size is to divide so many.
-void require_divisor(std::string_view option, std::int64_t size, int count, std::string_view what) {
-    if (count % size == 0) return;
-    std::vector<std::int64_t> divisors;
-    for (std::int64_t d = 1; d <= count; ++d) {
-        if (count % d == 0) divisors.push_back(d);
+void check_shard_size(std::int64_t size, int processes, bool are_all) {
+    if (processes % size == 0) return;
+    std::vector<int> divisors;
+    for (int d = 1; d <= processes; ++d) {
+        if (processes % d == 0) divisors.push_back(d);
     }
-    user_error("--{} {} does not divide the {} {}{}; {} would", option, size, count, what,
-               count == 1 ? "" : "es", fmt::join(divisors, ", "));
+    user_error("--zero-shard-size {} does not divide the {} {}process{}; {} would", size, processes,
+               are_all ? "" : "data-parallel ", processes == 1 ? "" : "es", fmt::join(divisors, ", "));
 }
 
 // Of the data-parallel processes.
 Sharding sharding_of(const Options& o, int processes) {
     const std::int64_t size = o.zero_shard_size.value_or(processes);
-    require_divisor("zero-shard-size", size, processes,
-                    o.pipeline_parallel * o.tensor_parallel > 1 ? "data-parallel process" : "process");
+    check_shard_size(size, processes, o.pipeline_parallel * o.tensor_parallel == 1);
     Sharding sharding{.shards = processes};
     // One process has all shards: nothing is to be brought together.
     if (const Sharding asked = asked_sharding(o); !asked.keeps_optimizer_whole() && size > 1) {
@@ -217,21 +216,19 @@ Sharding sharding_of(const Options& o, int processes) {
 }  // namespace
 
 Mesh Options::mesh(int processes, int rank) const {
-    if (processes < pipeline_parallel) {
-        user_error(
-            "--pipeline-parallel {} takes a process for each stage, and there {}; start {}, as "
-            "with mpirun -np {}, or try --pipeline-parallel {}",
-            pipeline_parallel, processes == 1 ? "is 1" : fmt::format("are {}", processes), pipeline_parallel,
-            pipeline_parallel, processes);
-    }
-    require_divisor("pipeline-parallel", pipeline_parallel, processes, "process");
+    check_config(config());
+    const bool are_planned = plans_only() && processes == pipeline_parallel * tensor_parallel;
+    check_mesh_sizes({.processes = are_planned ? std::nullopt : std::optional<std::int64_t>(processes),
+                      .pipeline = pipeline_parallel,
+                      .virtual_stages = chunks_of_stage(),
+                      .tensor = tensor_parallel,
+                      .sequence_parallel = sequence_parallel},
+                     config());
     Mesh mesh{.pipeline = static_cast<int>(pipeline_parallel),
               .tensor = static_cast<int>(tensor_parallel),
               .sequence_parallel = sequence_parallel,
               .rank = rank};
     const int of_stage = processes / mesh.pipeline;
-    require_divisor("tensor-parallel", tensor_parallel, of_stage,
-                    mesh.pipeline > 1 ? "process of each stage" : "process");
     mesh.sharding = sharding_of(*this, of_stage / mesh.tensor);
     return mesh;
 }

@@ -59,7 +59,7 @@ def test_what_is_no_command_is_one_line():
 
 
 def test_pipelines_are_timed_and_simulated():
-    schedules = ["gpipe", "interleaved"]
+    schedules = ["naive", "gpipe", "interleaved"]
     command = [sys.executable, "dev/cpu/bench_pipeline.py", program.PROGRAM, "--model", "tiny", "--layers", "4", "--turns", "2",
                "--global-batch-tokens", "768", "--micro-batch-size", "3", "--stages", "2", "--schedules", *schedules]
     result = subprocess.run(command, cwd=program.ROOT, capture_output=True, text=True, check=False,
@@ -69,5 +69,6 @@ def test_pipelines_are_timed_and_simulated():
     assert title.startswith("tiny, 4 layers, fp32, 4 micro-batches of 3 sequences")
     assert [row.split()[:2] for row in table[2:]] == [["2", schedule] for schedule in schedules]
     for row in table[2:]:
-        step, measured, simulated, ratio, own, waits, would = map(float, re.findall(r"[\d.]+", row.split("|", 1)[1]))
+        step, expected, of_step, measured, simulated, ratio, own, waits, would = map(float, re.findall(r"[\d.]+", row.split("|", 1)[1]))
+        assert expected > simulated and abs(of_step - expected / step) < 0.01
         assert 0 < measured < 2 * step and simulated > 0 and 0 < ratio < 2 and 0 < own <= 1 and 0 < waits < 100 and 0 < would < 100

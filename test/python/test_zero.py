@@ -136,6 +136,30 @@ def test_open_mpi_sent_what_the_list_says(stage, tmp_path):
     assert besides == squares + 2 * 8 * 3
 
 
+@pytest.mark.skipif(not program.HAS_MPI, reason="make MPI=0")
+def test_open_mpi_sent_the_sums_of_tensor_parallel_ranks(tmp_path):
+    """Two data ranks of two tensor-parallel ranks, four micro-batches. Besides what the list says a step sends as much whatever
+    is recomputed and however the tokens are divided: sums of squares, loss, signals."""
+    options = ["--micro-batch-size=3", "--val-batches=1", "--sample-tokens=0", "--tensor-parallel=2"]
+    besides, tensor = [], []
+    for number, more in enumerate([[], ["--recompute=block"], ["--sequence-parallel"]]):
+        few, many = (sent(tmp_path / f"{number}-{steps}", *options, *more, f"--steps={steps}", ranks=4) for steps in (2, 6))
+        record = program.Run(tmp_path / f"{number}-2/run").record
+        assert record["micro_batches"] == 4
+        listed = record["bytes_sent"]
+        tensor.append(listed["tensor"])
+        besides.append((many - few) / 4 / 4 - sum(listed.values()))
+    assert besides[0] == besides[1] == besides[2]
+    blocks = sum(padded_units(4)) // 1024
+    assert 0 < besides[0] <= 2 * 8 * 3 + 4 * blocks / 2 + 4 * blocks
+    # A gather of the residual stream, 3 sequences of 16 tokens of 32 channels; the last of three blocks recomputes nothing.
+    af = 3 * 16 * 32 * 4 // 2
+    assert tensor[1] - tensor[0] == 4 * 2 * 2 * af
+    # Two gathers more a block; and once a step the sum of the layernorms' gradients and of two biases' of each block, with all
+    # but the last padded to 128.
+    assert tensor[2] - tensor[0] == 4 * 3 * 2 * af + 4 * (3 * (5 * 128 + 32) + 128 + 32)
+
+
 # ---- what is taken
 
 

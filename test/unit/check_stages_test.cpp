@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -286,12 +287,46 @@ TEST_P(PlantedFaults, TwoMicroBatchesInOneInput) {
     expect_says(found_in(1), "of another micro-batch");
 }
 
-// Where parameters are in shards, a block that is recomputed for its weight part has them for that.
+// A block that recomputes has its backward pass in one part, for which it recomputes, and is gathered where parameters are in
+// shards, once.
+TEST(ZeroBubble, RecomputesOnce) {
+    const PipelineSpec pipeline{.schedule = PipelineSchedule::zb_h1, .stages = 3, .micro_batches = 7};
+    const Sharding sharding{.stage = 3, .shards = 2};
+    const std::vector<Step> plain =
+        lists_of(stage_specs(pipeline, 7, {.sharding = sharding}), build_training_step);
+    for (const RecomputeKind kind : {RecomputeKind::selective, RecomputeKind::block}) {
+        for (const int every : {1, 2}) {
+            const StepSpec spec{.sharding = sharding, .recompute = {.kind = kind, .every = every}};
+            const std::vector<Step> lists = lists_of(stage_specs(pipeline, 7, spec), build_training_step);
+            for (std::size_t stage = 0; stage < lists.size(); ++stage) {
+                const auto gathers = [&](const Step& list) {
+                    return std::ranges::count(list.actions, gather_parameters, &Action::kind);
+                };
+                EXPECT_EQ(gathers(lists[stage]), gathers(plain[stage]));
+                std::map<std::pair<int, int>, std::vector<ActionKind>> passes;
+                for (const Action& action : lists[stage].actions) {
+                    if (action.part.kind == PartKind::block && action.stream == StreamKind::compute &&
+                        action.micro_batch >= 0 && action.kind != forward)
+                        passes[{action.part.block, action.micro_batch}].push_back(action.kind);
+                }
+                for (auto& [pass, kinds] : passes) {
+                    if (!spec.recompute.recomputes(pass.first)) {
+                        EXPECT_EQ(kinds, (std::vector{backward_input, backward_weight}));
+                        continue;
+                    }
+                    if (kinds.front() == recompute) kinds.erase(kinds.begin());
+                    EXPECT_EQ(kinds, std::vector{backward});
+                }
+            }
+        }
+    }
+}
+
 TEST(ZeroBubble, GathersParametersForWhatIsRecomputed) {
     const PipelineSpec pipeline{.schedule = PipelineSchedule::zb_h1, .stages = 2, .micro_batches = 4};
     const StepSpec spec{.sharding = {.stage = 3, .shards = 2},
                         .recompute = {.kind = RecomputeKind::selective}};
-    for (Step list : lists_of(stage_specs(pipeline, 4, spec), build_training_step)) {
+    for (Step list : lists_of(stage_specs(pipeline, 8, spec), build_training_step)) {
         const auto is = [](const Action& action) {
             return action.kind == recompute && std::ranges::find(action.reads, BufferRole::parameters,
                                                                  &BufferUse::role) != action.reads.end();

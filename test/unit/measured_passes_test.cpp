@@ -229,6 +229,22 @@ TEST(MeasuredPasses, WaitingForAnotherStageIsNoPartOfThem) {
     }
 }
 
+// A zero-bubble schedule has no weight parts of blocks that recompute.
+TEST(MeasuredPasses, WithoutAnythingToDoTakeNoTime) {
+    const PipelineSpec spec{.schedule = PipelineSchedule::zb_h1, .stages = 3, .micro_batches = 6};
+    for (const int every : {1, 2}) {
+        const Example example = run_through_lists(spec, 6, {.kind = RecomputeKind::block, .every = every});
+        const std::vector<MeasuredPass> passes = example.passes();
+        for (const Span& span : measured_timeline(spec, passes).spans) {
+            if (span.pass.kind == PassKind::backward_weight) {
+                EXPECT_EQ(span.end - span.begin, every == 1 ? 0 : 0.5);
+            }
+        }
+        for (const Span& span : replayed_timeline(spec, passes).spans)
+            EXPECT_EQ(passes[spec.index_of(span.pass)].begin, start + span.begin);
+    }
+}
+
 TEST(MeasuredPasses, TimesAreMediansOverMicroBatchesAndSteps) {
     const PipelineSpec spec{.stages = 2, .micro_batches = 2};
     std::vector<std::vector<MeasuredPass>> steps(3, std::vector<MeasuredPass>(spec.size()));

@@ -33,18 +33,40 @@ double sum_of(const std::vector<PassTimes>& chunks) {
 }
 
 TEST(PipelineEstimate, HasAllOperationsOfTheModel) {
-    const PartCosts costs = part_costs(config);
-    const double all = 3 * (6 * costs.block + costs.embedding + costs.head), tokens = 2 * 64;
+    const double block = block_cost(config);
+    const double all = 3 * (6 * block + embedding_cost(config) + head_cost(config)), tokens = 2 * 64;
     for (const auto& [schedule, v] :
          {std::pair{PipelineSchedule::gpipe, 1}, {PipelineSchedule::interleaved, 2}}) {
         const RunPlan plan = plan_of(schedule, v);
-        EXPECT_NEAR(sum_of(estimated_times(plan, std::nullopt)), all / costs.block, 1e-9);
+        EXPECT_NEAR(sum_of(estimated_times(plan, std::nullopt)), all / block, 1e-9);
         EXPECT_NEAR(sum_of(estimated_times(plan, 1e6)), all * tokens / 1e6, 1e-9);
     }
     const RunPlan recomputing = plan_of(PipelineSchedule::gpipe, 1, {.kind = RecomputeKind::block});
-    EXPECT_NEAR(sum_of(estimated_times(recomputing, std::nullopt)), all / costs.block + 6, 1e-9);
+    EXPECT_NEAR(sum_of(estimated_times(recomputing, std::nullopt)), all / block + 6, 1e-9);
     const RunPlan selective = plan_of(PipelineSchedule::gpipe, 1, {.kind = RecomputeKind::selective});
-    EXPECT_NEAR(sum_of(estimated_times(selective, std::nullopt)), all / costs.block, 1e-9);
+    EXPECT_NEAR(sum_of(estimated_times(selective, std::nullopt)), all / block, 1e-9);
+}
+
+// Of blocks that recompute nothing is left for the weight parts of a zero-bubble schedule.
+TEST(PipelineEstimate, WhatRecomputesIsNotSplit) {
+    const auto times = [](const Recompute& recompute) {
+        return estimated_times(plan_of(PipelineSchedule::zb_h1, 1, recompute), std::nullopt);
+    };
+    for (const RecomputeKind kind : {RecomputeKind::selective, RecomputeKind::block}) {
+        const std::vector<PassTimes> whole = times({.kind = kind}), plain = times({});
+        const int again = kind == RecomputeKind::block ? 6 : 0;
+        EXPECT_NEAR(sum_of(whole), sum_of(plain) + again, 1e-9);
+        for (const PassTimes& time : whole) EXPECT_EQ(time.backward_weight, 0);
+        // Every second block: half of the weight parts are left.
+        const std::vector<PassTimes> second = times({.kind = kind, .every = 2});
+        EXPECT_NEAR(sum_of(second), sum_of(plain) + again / 2, 1e-9);
+        const auto weights = [](const std::vector<PassTimes>& chunks) {
+            double sum = 0;
+            for (const PassTimes& time : chunks) sum += time.backward_weight;
+            return sum;
+        };
+        EXPECT_NEAR(weights(second), weights(plain) / 2, 1e-9);
+    }
 }
 
 // Attention has no weights: the gradients of a block's weights take less than its forward, those of its input more.
@@ -64,6 +86,26 @@ TEST(PipelineEstimate, ABlockIsTheUnit) {
     const double blocks = plan.chunk(2).blocks();
     EXPECT_NEAR(times[2].backward_input + times[2].backward_weight - 2 * blocks,
                 3 * head_cost(config) / block_cost(config), 1e-9);
+}
+
+// The split that is chosen is the one that takes least, where recompute makes blocks cost more than the head.
+TEST(PipelineEstimate, LayersAreBalancedWithTheirRecompute) {
+    const auto device = make_cpu_device(1);
+    const auto plan = [&](const std::string& layers) {
+        return plan_run(
+            {.config =
+                 {.layers = 12, .heads = 12, .channels = 768, .sequence_length = 256, .vocabulary = 50304},
+             .mesh = {.pipeline = 2},
+             .pipeline_layers = layers,
+             .recompute = {.kind = RecomputeKind::block},
+             .global_batch_tokens = 8192,
+             .micro_batch_sequences = 1},
+            device->ops(), 0);
+    };
+    EXPECT_EQ(plan("").parts[0].blocks(), 8);
+    const double chosen = estimated_timeline(plan(""), std::nullopt).total();
+    for (const char* other : {"7,5", "9,3", "6,6"})
+        EXPECT_LT(chosen, estimated_timeline(plan(other), std::nullopt).total());
 }
 
 TEST(PipelineEstimate, SaysItsUnit) {

@@ -82,7 +82,23 @@ TEST(PipelinePartition, CostsAreThoseOfTheModel) {
     EXPECT_EQ(embedding_cost(gpt2), 768);
     EXPECT_EQ(3 * (12 * block_cost(gpt2) + head_cost(gpt2)), training_flops_per_token(gpt2));
     // The head costs as much as five blocks, the embedding next to nothing.
-    EXPECT_EQ(counts_of(stages_of_layers(12, 4, part_costs(gpt2))), (std::vector{3, 4, 4, 1}));
+    EXPECT_EQ(counts_of(stages_of_layers(12, 4, part_costs(gpt2, {}))), (std::vector{3, 4, 4, 1}));
+    const PartCosts costs = part_costs(gpt2, {});
+    EXPECT_EQ(12 * costs.block + costs.head, training_flops_per_token(gpt2));
+}
+
+// A block that is recomputed goes forward twice, the head does not: it takes the room of fewer blocks.
+TEST(PipelinePartition, RecomputeCostsAForward) {
+    const GPTConfig config{
+        .layers = 12, .heads = 12, .channels = 768, .sequence_length = 256, .vocabulary = 50304};
+    const auto counts = [&](const Recompute& recompute) {
+        return counts_of(stages_of_layers(12, 2, part_costs(config, recompute)));
+    };
+    EXPECT_EQ(counts({}), (std::vector{9, 3}));
+    EXPECT_EQ(counts({.kind = RecomputeKind::block}), (std::vector{8, 4}));
+    // Next to nothing.
+    EXPECT_EQ(counts({.kind = RecomputeKind::selective}), (std::vector{9, 3}));
+    EXPECT_EQ(part_costs(config, {.kind = RecomputeKind::block, .every = 2}).block, 3.5 * block_cost(config));
 }
 
 TEST(PipelinePartition, AListGivenByHand) {

@@ -114,18 +114,20 @@ constexpr std::int64_t kept = 16 * activation + 4 * row + NH * row;
 // Selective recompute keeps neither layernorms nor GELU.
 constexpr std::int64_t made_again = 6 * activation;
 
-// Zero-bubble schedules keep the gradients of a block's outputs too: of the layernorms, Q, K and V, both projections, the MLP.
+// Zero-bubble schedules keep the gradients of a block's outputs from the first part of its backward pass to the second: of the layernorms, Q, K and V, both projections, the MLP.
 constexpr std::int64_t kept_for_weights = (1 + 3 + 1 + 1 + 4 + 1) * activation;
 
 std::int64_t activations_of(const RunPlan& plan, int stage, std::int64_t of_block) {
     const PipelineSpec& spec = plan.pipeline;
     const int slots = slots_of(spec, stage);
     const std::int64_t blocks = plan.part().most_blocks_of_a_chunk();
-    if (spec.splits_backward()) of_block += kept_for_weights;
     std::int64_t sum = slots * (blocks * of_block + activation);  // with each chunk's input
     sum += (tokens_of(spec, stage) + 1) * 2 * row;                // and those of the next micro-batch
-    sum += 8 * activation;                                        // of a block under way
-    sum += activation;                                            // the gradient that is computed with
+    // Of micro-batches between the two parts of their backward passes.
+    if (spec.splits_backward() && !plan.part().recomputes_any(plan.spec.recompute))
+        sum += std::min(spec.micro_batches, stage + 1) * blocks * kept_for_weights;
+    sum += 8 * activation;  // of a block under way
+    sum += activation;      // the gradient that is computed with
     if (plan.part().has_head()) {
         const std::int64_t rows =
             head_rows({.config = gpt2, .batch = B, .dtype = DType::bf16}, plan.spec.logits_bytes);

@@ -212,7 +212,6 @@ void expect_refused(const PipelineSpec& spec, int layers, const std::string& mes
 }
 
 TEST(CheckPipeline, SaysWhatWouldFit) {
-    expect_refused({.stages = 8}, 6, "give 6 stages at most");
     expect_refused({.stages = 0}, 6, "give 1 or more");
     expect_refused({.stages = 2, .virtual_stages = 0}, 6, "give 1 or more");
     expect_refused({.stages = 2, .virtual_stages = 2}, 6, "try --pipeline-schedule interleaved");

@@ -43,6 +43,16 @@ std::string without_colours(const std::string& text) {
     return std::regex_replace(text, std::regex("\x1b\\[[0-9;]*m"), "");
 }
 
+// The colours behind a row's passes, and how often each comes.
+std::map<std::string, int> backgrounds_of(const std::string& row) {
+    std::map<std::string, int> colours;
+    const std::regex colour("\x1b\\[38;5;[0-9]+;48;5;([0-9]+)m");
+    for (auto found = std::sregex_iterator(row.begin(), row.end(), colour); found != std::sregex_iterator();
+         ++found)
+        ++colours[(*found)[1]];
+    return colours;
+}
+
 std::vector<std::string> lines_of(const std::string& text) {
     std::vector<std::string> lines;
     for (std::size_t at = 0; at < text.size();) {
@@ -65,7 +75,47 @@ TEST(PipelineChart, LooksLikeThis) {
               "        0                                         24.0 s\n"
               "F0- forward   B0= backward   ... idle\n"
               "0 1 2 micro-batches\n"
-              "bubble: 25.0% idle over total, 33.3% idle over useful\n");
+              "bubble: 25.0% idle over total, 33.3% idle over useful\n"
+              "activations held at most, stage by stage: 2, 1\n"
+              "micro-batches\n");
+}
+
+// By letters' cases and what fills passes, or by colours; the legend has all of them.
+TEST(PipelineChart, ChunksAreToldApart) {
+    const Timeline timeline = timeline_of(
+        {.schedule = PipelineSchedule::interleaved, .stages = 2, .virtual_stages = 3, .micro_batches = 4},
+        {.forward = 3, .backward_input = 4});
+    const int columns = 8 + static_cast<int>(timeline.total());
+    const std::string chart = timeline_chart(timeline, "", columns, false);
+    const std::vector<std::string> lines = lines_of(chart);
+    const std::vector<std::string> forward = {"F-", "f-", "F:"}, backward = {"B==", "b==", "B##"};
+    for (const Span& span : timeline.spans) {
+        std::string cell =
+            (span.pass.kind == PassKind::forward ? forward
+                                                 : backward)[static_cast<std::size_t>(span.pass.chunk / 2)];
+        cell.insert(1, std::to_string(span.pass.micro_batch));
+        EXPECT_EQ(lines[static_cast<std::size_t>(span.stage) + 1].substr(
+                      8 + static_cast<std::size_t>(span.begin), cell.size()),
+                  cell);
+    }
+    EXPECT_NE(chart.find("F0- f0- F0: forward"), std::string::npos) << chart;
+    EXPECT_NE(chart.find("B0= b0= B0# backward"), std::string::npos) << chart;
+    EXPECT_NE(chart.find("chunks of a stage in their order"), std::string::npos) << chart;
+    // Two shades of the passes of three chunks, of two kinds.
+    EXPECT_EQ(backgrounds_of(lines_of(timeline_chart(timeline, "", columns, true))[1]).size(), 2U * 3 * 2);
+}
+
+// In micro-batches of the whole stage, as the picture has them.
+TEST(PipelineChart, SaysWhatStagesHold) {
+    for (const Timeline& timeline : some_timelines()) {
+        std::string chart = timeline_chart(timeline, "title", 100, false), expected;
+        std::ranges::replace(chart, '\n', ' ');
+        for (int stage = 0; stage < timeline.stages; ++stage)
+            expected += fmt::format("{}{:.3g}", stage > 0 ? ", " : ": ", timeline.peak_in_flight(stage));
+        EXPECT_NE(chart.find("held at most, stage by stage" + expected + " micro-batches "),
+                  std::string::npos)
+            << chart;
+    }
 }
 
 TEST(PipelineChart, KeepsToItsWidth) {
@@ -123,12 +173,7 @@ TEST(PipelineChart, ColoursTellKindsAndNeighboursApart) {
     const Timeline timeline =
         timeline_of({.schedule = PipelineSchedule::zb_h1, .stages = 1, .micro_batches = 2}, {1, 1, 1});
     const std::string row = lines_of(timeline_chart(timeline, "", 68, true))[1];
-    std::map<std::string, int> colours;
-    const std::regex colour("\x1b\\[38;5;[0-9]+;48;5;([0-9]+)m");
-    for (auto found = std::sregex_iterator(row.begin(), row.end(), colour); found != std::sregex_iterator();
-         ++found)
-        ++colours[(*found)[1]];
-    EXPECT_EQ(colours.size(), 6U) << "two shades of each of three kinds";
+    EXPECT_EQ(backgrounds_of(row).size(), 6U) << "two shades of each of three kinds";
 }
 
 // ---- the picture
@@ -224,6 +269,10 @@ TEST(PipelineTrace, EventsAreThePasses) {
         }
         const Bubble found = bubble(timeline);
         EXPECT_EQ(trace.at("otherData").at("bubble_idle_over_total"), found.over_total);
+        const nlohmann::json& held = trace.at("otherData").at("peak_micro_batches_in_flight");
+        ASSERT_EQ(held.size(), static_cast<std::size_t>(timeline.stages));
+        for (int stage = 0; stage < timeline.stages; ++stage)
+            EXPECT_EQ(held.at(static_cast<std::size_t>(stage)), timeline.peak_in_flight(stage));
     }
 }
 

@@ -61,10 +61,15 @@ TEST(Recompute, IsOfEveryKthBlock) {
         for (int i = 0; i < layers; ++i) recomputing += recompute.recomputes(i) ? 1 : 0;
         EXPECT_EQ(recomputing, layers / recompute.every);
         EXPECT_EQ(recompute.of(recompute.every - 1), recompute.kind);
-        EXPECT_TRUE(recompute.any(layers));
-        EXPECT_EQ(recompute.any(layers / 2), recompute.every <= layers / 2);
+        EXPECT_TRUE(whole_model(layers).recomputes_any(recompute));
+        EXPECT_EQ(whole_model(layers / 2).recomputes_any(recompute), recompute.every <= layers / 2);
+        // The second half of the model has the numbers from there on.
+        const StagePart last = part_of_stage({{0, layers / 2}, {layers / 2, layers}}, 2, 1);
+        bool any = false;
+        for (int i = layers / 2; i < layers; ++i) any = any || recompute.recomputes(i);
+        EXPECT_EQ(last.recomputes_any(recompute), any);
     });
-    EXPECT_FALSE(Recompute{}.any(layers));
+    EXPECT_FALSE(whole_model(layers).recomputes_any({}));
     EXPECT_FALSE((Recompute{.kind = none, .every = 2}.recomputes(1)));
 }
 

@@ -1,0 +1,93 @@
+// Meshes that do not fit: what is advised is all that would, and nothing else.
+#include "llmc/parallel/mesh_sizes.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "llmc/core/error.h"
+
+namespace llmc {
+namespace {
+
+constexpr GPTConfig tiny{.layers = 4, .heads = 4, .channels = 128, .sequence_length = 64, .vocabulary = 256};
+
+std::string refusal(const MeshSizes& sizes, const GPTConfig& config = tiny) {
+    try {
+        check_mesh_sizes(sizes, config);
+        return "";
+    } catch (const UserError& fault) {
+        return fault.what();
+    }
+}
+
+TEST(MeshSizes, AdviceFitsProcessesHeadsAndLayersAtOnce) {
+    EXPECT_EQ(refusal({.processes = 6, .pipeline = 2, .tensor = 2}),
+              "--tensor-parallel 2 does not divide the 3 processes of each stage; 1 would");
+    EXPECT_EQ(refusal({.processes = 6, .pipeline = 2, .tensor = 3}),
+              "--tensor-parallel 3 does not divide the 4 heads (--heads); 1 would");
+    EXPECT_EQ(refusal({.processes = 8, .pipeline = 2, .tensor = 3}),
+              "--tensor-parallel 3 does not divide the 4 heads (--heads); 1, 2, 4 would");
+    EXPECT_EQ(refusal({.processes = 6, .pipeline = 4}),
+              "--pipeline-parallel 4 does not divide the 6 processes; 1, 2, 3 would");
+    EXPECT_EQ(refusal({.processes = 6, .pipeline = 6}),
+              "--pipeline-parallel 6 needs a layer for each stage, and --layers is 4; 1, 2, 3 would");
+    EXPECT_EQ(refusal({.processes = 8, .pipeline = 3, .tensor = 2}),
+              "--pipeline-parallel 3 does not divide the 8 processes; 1, 2, 4 would");
+    // Two chunks of each stage.
+    EXPECT_EQ(refusal({.processes = 8, .pipeline = 3, .virtual_stages = 2}),
+              "--pipeline-parallel 3 does not divide the 8 processes; 1, 2 would");
+    // No number of stages does with this number of tensor-parallel ranks.
+    EXPECT_EQ(refusal({.processes = 9, .pipeline = 4, .tensor = 2}),
+              "--pipeline-parallel 4 does not divide the 9 processes; 1, 3 would, with --tensor-parallel 1");
+    GPTConfig odd = tiny;
+    odd.sequence_length = 6;
+    EXPECT_EQ(refusal({.processes = 4, .tensor = 3, .sequence_parallel = true}, odd),
+              "--tensor-parallel 3 does not divide the 4 heads (--heads); 1, 2 would");
+    EXPECT_EQ(refusal({.processes = 4, .tensor = 4, .sequence_parallel = true}, odd),
+              "--sequence-parallel: --tensor-parallel 4 does not divide --seq-len 6; try 4 or 8");
+}
+
+TEST(MeshSizes, TooFewProcessesAreToldHowManyToStart) {
+    EXPECT_EQ(
+        refusal({.processes = 1, .tensor = 2}),
+        "--tensor-parallel 2 takes as many processes, and there is 1; start 2, as with mpirun -np 2, or "
+        "try --tensor-parallel 1");
+    EXPECT_EQ(refusal({.processes = 1, .pipeline = 4}),
+              "--pipeline-parallel 4 takes a process for each stage, and there is 1; start 4, as with mpirun "
+              "-np 4, or try --pipeline-parallel 1");
+    // Three of three have four heads to share.
+    EXPECT_EQ(
+        refusal({.processes = 3, .tensor = 4}),
+        "--tensor-parallel 4 takes as many processes, and there are 3; start 4, as with mpirun -np 4, or "
+        "try --tensor-parallel 1");
+    EXPECT_EQ(
+        refusal({.processes = 2, .pipeline = 2, .tensor = 2}),
+        "--pipeline-parallel 2 x --tensor-parallel 2 take 4 processes, and there are 2; start 4, as with "
+        "mpirun -np 4, or try --pipeline-parallel 1 --tensor-parallel 2");
+}
+
+TEST(MeshSizes, OfAnyNumberOfProcesses) {
+    EXPECT_EQ(refusal({.pipeline = 6}),
+              "--pipeline-parallel 6 needs a layer for each stage, and --layers is 4; give 4 stages at most");
+    EXPECT_EQ(refusal({.pipeline = 3, .tensor = 3}),
+              "--tensor-parallel 3 does not divide the 4 heads (--heads); 1, 2, 4 would");
+    GPTConfig absurd = tiny;
+    absurd.heads = std::int64_t{1} << 61;
+    EXPECT_NE(refusal({.tensor = 3}, absurd).find("1, 2, 4, 8,"), std::string::npos);
+}
+
+// Whatever is refused, what the message advises is not; and what fits is not refused.
+TEST(MeshSizes, ThatFitAreNotRefused) {
+    for (int processes = 1; processes <= 12; ++processes)
+        for (int pipeline = 1; pipeline <= 6; ++pipeline)
+            for (int tensor = 1; tensor <= 6; ++tensor) {
+                const MeshSizes sizes{.processes = processes, .pipeline = pipeline, .tensor = tensor};
+                EXPECT_EQ(refusal(sizes).empty(), fits(sizes, tiny));
+                EXPECT_EQ(fits(sizes, tiny),
+                          processes % (pipeline * tensor) == 0 && pipeline <= 4 && 4 % tensor == 0);
+            }
+}
+
+}  // namespace
+}  // namespace llmc
