@@ -118,7 +118,7 @@ $(eval $(call remember,$(BUILD)/version.txt,VERSION_FLAGS))
 # ---- What a person types ---------------------------------------------------------------------------------
 
 .DEFAULT_GOAL := train_gpt
-.PHONY: help deps deps-gpu quickstart test test-long test-matrix test-programs bench-cpu bench-mpi bench-zero bench-pipeline bench bench-check gpu-check bench-gpu-check bundle \
+.PHONY: help deps deps-gpu tokenizer quickstart test test-long test-matrix test-programs bench-cpu bench-mpi bench-zero bench-pipeline bench bench-check gpu-check bench-gpu-check bundle \
     lint check-format check-shell check-python clang-tidy format clean
 .DELETE_ON_ERROR:
 
@@ -153,6 +153,12 @@ quickstart:  ## from nothing to a trained GPT: deps, builds, trains with 2 proce
 	@printf 'The loss curve is runs/quickstart/loss.png. Train again, your way: '
 	@printf 'scripts/launch.sh -np 2 ./train_gpt --help\n'
 
+# For Python's ctypes (llmc/data/bpe_c.h), which loads no sanitizers: it is always built without them.
+TOKENIZER := $(BUILD)/libgpt2_bpe.so
+TOKENIZER_OBJECTS := $(addprefix $(BUILD)/objects/shared/llmc/,data/bpe.o data/bpe_c.o data/bpe_files.o data/unicode_classes.o \
+    data/words.o core/text.o io/files.o)
+tokenizer: $(TOKENIZER)  ## GPT-2's byte-pair encoder for Python, build/libgpt2_bpe.so
+
 RUN_SUITES = $(PYTHON) test/run_suites.py --build $(BUILD) --program $(PROGRAM)
 test: deps  ## from nothing to all tests passed: deps, builds, runs every suite; the last line counts the tests
 	@$(MAKE) $(in_parallel) test-programs
@@ -166,7 +172,7 @@ test-matrix: deps  ## every combination of ZeRO, pipeline, recompute and accumul
 	@$(MAKE) $(in_parallel) $(BUILD)/test/mpi
 	@$(RUN_SUITES) --matrix $(SUITE)
 
-test-programs: $(PROGRAM) $(TEST_PROGRAMS) $(KERNEL_TESTS) $(RUNTIME_TESTS) $(SIMULATED_PROGRAMS) $(SIMULATED_PROBES) $(TESTED_OF_BUNDLE) $(KERNEL_REPORT)  ## builds what `make test` runs
+test-programs: $(PROGRAM) $(TOKENIZER) $(TEST_PROGRAMS) $(KERNEL_TESTS) $(RUNTIME_TESTS) $(SIMULATED_PROGRAMS) $(SIMULATED_PROBES) $(TESTED_OF_BUNDLE) $(KERNEL_REPORT)  ## builds what `make test` runs
 	@:
 
 # TORCH_PYTHON=python names one more interpreter, with a newer PyTorch; BENCH_OPTIONS go to dev/cpu/bench_cpu.py.
@@ -260,6 +266,14 @@ define compile_object
 $(QUIET)$(COMPILE) $(FILE_FLAGS) -MMD -MP -x c++ -c $< -o $@
 endef
 
+$(TOKENIZER): $(TOKENIZER_OBJECTS)
+	@echo 'link $@'
+	$(QUIET)$(CXX) -shared $(LDFLAGS) $^ $(shell pkg-config --libs fmt libxxhash 2>/dev/null) -o $@
+$(BUILD)/objects/shared/%.o: %.cpp $(BUILD)/flags.txt | $(BUILD)/libraries.ok
+	@echo 'compile $< for $(TOKENIZER)'
+	@mkdir -p $(@D)
+	$(QUIET)$(subst $(OPTIMIZE),-O3,$(COMPILE)) -fPIC -MMD -MP -c $< -o $@
+
 # A file is checked again when its object is older than a header, as for compiling.
 $(BUILD)/lint/%: %.cpp $(BUILD)/objects/%.o .clang-tidy
 	$(check_file)
@@ -303,4 +317,4 @@ $(BUILD)/libraries.ok: $(BUILD)/flags.txt $(BUILD)/mpi-or-not.txt
 	    or `make MPI=0` to do without MPI)))
 	@touch $@
 
--include $(patsubst %.o,%.d,$(call objects,$(SOURCES)))
+-include $(patsubst %.o,%.d,$(call objects,$(SOURCES)) $(TOKENIZER_OBJECTS))
