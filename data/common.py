@@ -45,7 +45,7 @@ import documents  # noqa: E402
 import encode  # noqa: E402
 import shards  # noqa: E402
 from download import Downloader, recorded_checksum  # noqa: E402
-from terminal import fail, plain_endings, progress, say  # noqa: E402
+from terminal import Parser, fail, plain_endings, progress, say  # noqa: E402
 
 
 @dataclasses.dataclass
@@ -97,7 +97,7 @@ def split_streams(read, files, fraction):
 
 def parse(description, name, add_options=None):
     """The options that all datasets have, and a dataset's own."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description)
     if add_options:
         add_options(parser)
     parser.add_argument("--out", type=pathlib.Path, metavar="DIR", help="folder of the results (default: data/ and the name of the dataset)")

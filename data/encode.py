@@ -74,7 +74,12 @@ class TiktokenTokenizer:
                                           special_tokens={"<|endoftext|>": END_OF_TEXT}, explicit_n_vocab=self.vocabulary)
 
     def encode(self, text):
-        return np.array(self.encoding.encode_ordinary(text.decode(errors="replace")), dtype=np.uint16)
+        try:
+            return np.array(self.encoding.encode_ordinary(text.decode(errors="replace")), dtype=np.uint16)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # its own, and of no class that can be named
+                raise
+            fail("tiktoken cannot encode a document that has a million white spaces in a row; --encoder native can")
 
 
 def characters_of_bytes():

@@ -6,14 +6,13 @@
 They stay text: `./train_gpt --eval-hellaswag data/hellaswag/hellaswag_val.jsonl` makes the tokens itself.
 """
 
-import argparse
 import json
 import pathlib
 
 import common
 import shards
 from download import RemoteFile
-from terminal import fail, plain_endings, say
+from terminal import Parser, fail, plain_endings, say
 
 URL = "https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_{}.jsonl"
 SPLITS = ["val", "train", "test"]
@@ -38,7 +37,7 @@ def count_questions(path, labelled):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--out", type=pathlib.Path, default=common.ROOT / "data" / "hellaswag", metavar="DIR",
                         help="folder of the results (default: data/hellaswag)")
     common.add_download_options(parser)

@@ -1,5 +1,6 @@
 """What a person sees of the dataset scripts: errors in one line, notes and progress. Not run by itself."""
 
+import argparse
 import contextlib
 import os
 import signal
@@ -11,6 +12,16 @@ from tqdm import tqdm
 def fail(message):
     """Ends the script with one line: what is wrong, why, and what would do. Exit status 1."""
     sys.exit(f"error: {message}")
+
+
+class Parser(argparse.ArgumentParser):
+    """Its help begins with the script's own description, as it is written there."""
+
+    def __init__(self, description):
+        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def error(self, message):
+        fail(f"{message}; --help lists the options")
 
 
 def say(message):
@@ -49,7 +60,7 @@ def plain_endings():
     def stop(number, frame):
         raise SystemExit(128 + number)
 
-    signal.signal(signal.SIGTERM, stop)
+    before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     except KeyboardInterrupt:
@@ -59,3 +70,5 @@ def plain_endings():
         fail(f"{error.filename or 'a file'}: {reason(error)}; when that is mended, the same command goes on from here")
     except MemoryError:
         fail("memory has run out; fewer --processes take less, and the same command goes on from here")
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -35,6 +35,8 @@ build nlohmann-json3-dev   header:nlohmann/json.hpp
 run   openmpi-bin          command:ompi_info
 run   python3-matplotlib   python:matplotlib
 run   python3-numpy        python:numpy
+run   python3-requests     python:requests
+run   python3-tqdm         python:tqdm
 run   libboost-context-dev header:boost/context/fiber.hpp
 run   libgtest-dev         header:gtest/gtest.h
 run   libopenblas0-pthread debian
@@ -64,7 +66,7 @@ END
 
 # Debian's Python modules are seen by /usr/bin/python3 only, and another python3 may come first in PATH.
 choose_python() {
-    if imports python3 torch numpy pytest matplotlib pyflakes; then command -v python3; else echo /usr/bin/python3; fi
+    if imports python3 torch numpy pytest matplotlib pyflakes requests tqdm; then command -v python3; else echo /usr/bin/python3; fi
 }
 
 # CUDA's compiler and headers, which the tests of the kernels need: a toolkit's, or these packages in .cuda/.
