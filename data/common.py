@@ -229,8 +229,15 @@ class Writing:
             if stream.name not in self.manifest["complete"]:
                 self.write_stream(stream)
                 self.manifest["complete"].append(stream.name)
-                shards.write_manifest(self.out, self.manifest)
+                self.save()
         self.finish()
+
+    def save(self):
+        """Writes the manifest, in the order of the streams whichever was made last."""
+        order = [stream.name for stream in self.plan.streams]
+        self.manifest["shards"].sort(key=lambda entry: order.index(entry["stream"]))
+        self.manifest["complete"].sort(key=order.index)
+        shards.write_manifest(self.out, self.manifest)
 
     def finish(self):
         tokens = {split: sum(entry["tokens"] for entry in self.manifest["shards"] if entry["file"].startswith(split))
@@ -239,7 +246,7 @@ class Writing:
             fail(f"all of the {tokens['val']:,} tokens went into the first shard, which is for validation; give --overwrite and "
                  "a smaller --shard-tokens")
         self.manifest["tokens"], self.manifest["finished"] = tokens, True
-        shards.write_manifest(self.out, self.manifest)
+        self.save()
         folder = os.path.relpath(self.out, ROOT) if self.out.resolve().is_relative_to(ROOT) else self.out
         say(f"{folder}: {tokens['train']:,} tokens to train on, {tokens['val']:,} to validate on")
         model = "gpt2" if self.tokenizer.name == "gpt2" else "mini"
@@ -283,7 +290,7 @@ class Writing:
                 written += entry["tokens"]
                 done.append(entry)
                 self.manifest["shards"].append(entry)
-                shards.write_manifest(self.out, self.manifest)
+                self.save()
                 say(f"{self.out / name}: {entry['tokens']:,} tokens")
 
     def tokens_from(self, stream, start):

@@ -19,7 +19,7 @@ import requests
 from shards import checksum, sync_folder, write_whole
 from terminal import fail, naming, progress, reason, say
 
-BLOCK = 1 << 20
+BLOCK = 1 << 16  # bytes that are waited for; what is less is lost where the script is stopped
 TIMEOUTS = (20, 60)  # seconds for a connection, and between two pieces of what it brings
 LONGEST_PAUSE = 300  # seconds
 QUICK_TRIES = 2  # where no server has answered yet: who is offline shall hear so soon
@@ -242,6 +242,7 @@ def span_of(response):
 def write_body(response, part, have, total, name):
     """Appends what comes to the `have` bytes of `part`; returns the bytes it has then."""
     size = have
+    response.raw.enforce_content_length = False  # it would keep the last bytes of a broken connection from us
     with naming(part), open(part, "r+b" if have else "wb") as file, progress(name, "B", total if total >= 0 else None, have) as bar:
         file.seek(have)
         file.truncate()
@@ -272,8 +273,10 @@ def seconds_to_wait(response):
 def last_words(error):
     """Of a trouble with a connection what the system said; the libraries wrap it several times."""
     text = reason(error)
-    found = re.findall(r"\[(?:Errno|SSL)[^\]]*\] ?[^'\")>]+", text) or re.findall(r": ([^:'\")>]+)['\")>]*$", text)
-    return found[-1].strip() if found else text
+    for pattern in (r"\[(?:Errno|SSL)[^\]]*\] ?[^'\")>]+", r"\(\d+, '([^']+)'\)", r": ([^:'\")>]+)['\")>]*$"):
+        if found := re.findall(pattern, text):
+            return found[-1].strip()
+    return text
 
 
 def hub_files(downloader, repository, folder, wanted, list_file):

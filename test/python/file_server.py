@@ -3,6 +3,8 @@
 import contextlib
 import http.server
 import re
+import socket
+import struct
 import threading
 import urllib.parse
 
@@ -59,6 +61,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def drop_after(length):
     """Only so many bytes of what was asked for, though all are announced."""
     return lambda handler, file: handler.serve(file, length) or True
+
+
+def reset_after(length):
+    """The same, and the connection is broken by the server."""
+    def serve(handler, file):
+        handler.serve(file, length)
+        handler.wfile.flush()
+        handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        handler.connection.close()
+        return True
+    return serve
 
 
 def status(code, **headers):

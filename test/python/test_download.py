@@ -9,7 +9,7 @@ import time
 
 import file_server
 import pytest
-from file_server import File, change_to, drop_after, ignoring_if_range, status, wrong_bytes
+from file_server import File, change_to, drop_after, ignoring_if_range, reset_after, status, wrong_bytes
 
 import program
 
@@ -123,6 +123,13 @@ def test_wrong_bytes_of_a_linked_checksum(place):
     (place.folder / "file.txt.sha256").unlink()
     place.file.faults = [wrong_bytes] * 2
     assert "arrived twice" in place.refused()
+
+
+def test_reset_connections(place):
+    """Broken by the other side, not only closed."""
+    place.file.faults = [reset_after(200_000)]
+    assert place.fetch().read_bytes() == BODY
+    assert place.ranges[1] is None or 0 < int(place.ranges[1][6:-1]) <= 200_000
 
 
 def test_no_validator(place):
