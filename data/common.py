@@ -105,7 +105,7 @@ def parse(description, name, add_options=None):
     add_download_options(parser)
     arguments = parser.parse_args()
     arguments.dataset = name(arguments) if callable(name) else name
-    arguments.out = arguments.out or ROOT / "data" / arguments.dataset
+    arguments.out = arguments.out or pathlib.Path(os.path.relpath(ROOT / "data" / arguments.dataset))
     return arguments
 
 
@@ -113,6 +113,7 @@ def add_tokens_options(parser):
     parser.add_argument("--tokenizer", choices=["gpt2", "bytes"], default="gpt2", help="GPT-2's BPE (default), or bytes as tokens")
     parser.add_argument("--bpe-dir", type=pathlib.Path, metavar="DIR",
                         help="folder of GPT-2's encoder.json and vocab.bpe (default: data/gpt2_bpe, downloaded once)")
+    parser.add_argument("--bpe-mirror", default="", metavar="URL", help="as --mirror, of the server of encoder.json and vocab.bpe")
     parser.add_argument("--encoder", choices=["tiktoken", "native"],
                         help="what computes GPT-2's BPE; the tokens are the same (default: tiktoken where installed)")
     parser.add_argument("--shard-tokens", type=number(16, shards.LARGEST_SHARD), default=100_000_000, metavar="N",
@@ -127,7 +128,6 @@ def add_tokens_options(parser):
 def add_download_options(parser):
     parser.add_argument("--mirror", default="", metavar="URL",
                         help="server that stands in place of the dataset's: https://HOST of all addresses becomes URL")
-    parser.add_argument("--bpe-mirror", default="", metavar="URL", help="the same for GPT-2's encoder.json and vocab.bpe")
     parser.add_argument("--tries", type=number(1), default=8, metavar="N", help="failures in a row before giving up (default: 8)")
     parser.add_argument("--pause", type=seconds, default=1.0, metavar="SECONDS",
                         help="wait after a first failure, twice as long after each further one (default: 1)")
@@ -181,7 +181,8 @@ def choose_tokenizer(arguments):
     """What open_tokenizer takes."""
     if arguments.tokenizer == "bytes":
         return "bytes", None
-    own = Downloader(arguments.bpe_mirror, arguments.tries, arguments.pause)
+    remedy = "--bpe-mirror URL takes another server, --bpe-dir DIR the files encoder.json and vocab.bpe that you have"
+    own = Downloader(arguments.bpe_mirror, arguments.tries, arguments.pause, remedy)
     folder = arguments.bpe_dir or ROOT / "data" / "gpt2_bpe"
     return encode.prepare_gpt2(folder, None if arguments.bpe_dir else own, arguments.encoder), folder
 
@@ -243,8 +244,8 @@ class Writing:
         tokens = {split: sum(entry["tokens"] for entry in self.manifest["shards"] if entry["file"].startswith(split))
                   for split in ("train", "val")}
         if tokens["train"] == 0:
-            fail(f"all of the {tokens['val']:,} tokens went into the first shard, which is for validation; give --overwrite and "
-                 "a smaller --shard-tokens")
+            remedy = "--overwrite and a smaller --shard-tokens" if "all" in self.manifest["complete"] else "more text"
+            fail(f"all of the {tokens['val']:,} tokens are for validation, and none is left to train on; give {remedy}")
         self.manifest["tokens"], self.manifest["finished"] = tokens, True
         self.save()
         folder = os.path.relpath(self.out, ROOT) if self.out.resolve().is_relative_to(ROOT) else self.out

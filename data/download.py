@@ -63,10 +63,11 @@ def record(path, sha256):
 
 
 class Downloader:
-    def __init__(self, mirror="", tries=8, pause=1.0):
+    def __init__(self, mirror="", tries=8, pause=1.0, remedy="--mirror URL takes another server"):
         """`mirror` stands in place of https://HOST in all addresses; `pause` seconds are waited after a first failure,
-        twice as long after each further one, and given up after so many `tries` that brought nothing."""
+        twice as long after each further one, and given up after so many `tries` that brought nothing. `remedy` is what a person could do then."""
         self.mirror, self.tries, self.pause = mirror.rstrip("/"), tries, pause
+        self.remedy = remedy
         self.session = requests.Session()
         self.session.headers.update({"Accept-Encoding": "identity", "User-Agent": "train_gpt-data"})
         self.answered = False  # whether any server ever has
@@ -104,7 +105,7 @@ class Downloader:
             if last_try:
                 earlier = record_of(path)
                 whose = (f"{earlier} has of an earlier download; if the source has changed and shall be taken as it is now, "
-                         f"remove {earlier}" if known and not remote.sha256 else "it should have; --mirror URL takes another server")
+                         f"remove {earlier}" if known and not remote.sha256 else f"it should have; {self.remedy}")
                 fail(f"{self.address(remote.url)} arrived twice with the sha256 {found}, not {right} that {whose}")
             say(f"{path.name} arrived damaged: downloading it once more")
         record(path, found)
@@ -139,8 +140,8 @@ class Downloader:
         if failures >= (self.tries if self.answered else min(self.tries, QUICK_TRIES)):
             host = urllib.parse.urlsplit(self.address(url)).netloc
             if not self.answered:
-                fail(f"cannot reach {host} ({trouble}); are you offline? What has arrived is kept: with a connection, or with "
-                     "--mirror URL, the same command goes on")
+                fail(f"cannot reach {host} ({trouble}); are you offline? The same command goes on from what has arrived; "
+                     f"{self.remedy}")
             fail(f"{self.address(url)}: {trouble}, {failures} times in a row; the same command tries again, and goes on from "
                  "what has arrived")
         pause = self.pause * 2 ** (failures - 1) if trouble.pause is None else trouble.pause
@@ -154,12 +155,12 @@ class Downloader:
         try:
             response = self.session.get(address, headers=headers, stream=True, timeout=TIMEOUTS)
         except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema, requests.exceptions.InvalidSchema):
-            fail(f"'{address}' is no address of a web server; --mirror takes https://HOST, for example")
+            fail(f"'{address}' is no address of a web server; a mirror is https://HOST, for example")
         except requests.exceptions.SSLError as error:
             fail(f"{address}: the server's certificate is not trusted ({last_words(error)}); set REQUESTS_CA_BUNDLE to your "
                  "network's own certificates, if it has some")
         except requests.exceptions.TooManyRedirects:
-            fail(f"{address} is redirected in circles; --mirror URL takes another server")
+            fail(f"{address} is redirected in circles; {self.remedy}")
         except requests.RequestException as error:
             raise Transient(last_words(error))
         self.answered = True
@@ -169,7 +170,7 @@ class Downloader:
         response.close()
         if status in (408, 425, 429) or status >= 500:
             raise Transient(f"the server answers {status} {response.reason}", seconds_to_wait(response))
-        fail(f"{address}: the server answers {status} {response.reason}; --mirror URL takes another server")
+        fail(f"{address}: the server answers {status} {response.reason}; {self.remedy}")
 
     def receive(self, remote, part, version_file):
         """Completes `part` as far as one connection brings it; returns what the server says of the file's version.

@@ -36,8 +36,8 @@ WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 
 PIECE = 1 << 20  # bytes, of documents that are longer
 BATCH = 1 << 20  # bytes that a process is given at once
-# A single space or new line between visible characters: it always begins a word.
-BETWEEN_WORDS = re.compile(rb"[!-~](?=[ \n][!-~])")
+# White space after a visible character always begins a word.
+BETWEEN_WORDS = re.compile(rb"[!-~](?=[ \n])")
 
 
 def cut(document):
@@ -232,10 +232,11 @@ def encode_in_order(pieces, tokenizer, kind, folder, processes):
             if processes == 1 or (pool is None and ends and not waiting):  # nothing to share
                 yield from zip((piece[0] for piece in batch), encode_pieces(tokenizer, [piece[1:] for piece in batch]))
                 continue
+            # Spawned, not forked: nothing of the parent's connections and files stays open in them. (Beginning the pool may
+            # start Python's own helper, which lets Ctrl-C through again.)
+            pool = pool or concurrent.futures.ProcessPoolExecutor(
+                processes, multiprocessing.get_context("spawn"), Worker.begin, (kind, folder))
             with interruption_later():
-                # Spawned, not forked: nothing of the parent's connections and files stays open in them.
-                pool = pool or concurrent.futures.ProcessPoolExecutor(
-                    processes, multiprocessing.get_context("spawn"), Worker.begin, (kind, folder))
                 waiting.append((batch, pool.submit(Worker.encode, [piece[1:] for piece in batch])))
             while waiting and (ends or len(waiting) > 2 * processes):
                 yield from first_done()

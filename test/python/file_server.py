@@ -48,6 +48,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.answer(206, {**headers, "Content-Range": f"bytes {start}-{size - 1}/{size}"}, file.body[start:], length)
 
     def answer(self, status, headers=None, body=b"", length=None):
+        self.server.answers.append(status)
         self.send_response(status)
         for name, value in {"Content-Length": len(body), "Connection": "close", **(headers or {})}.items():
             if value is not None:
@@ -118,11 +119,12 @@ class Hang:
 
 @contextlib.contextmanager
 def serving(files=None):
-    """A server of {path: File or bytes}; its `url`, its `requests` so far as (path, range), its `files`."""
+    """A server of {path: File or bytes}; its `url`, its `requests` so far as (path, range), its `answers` (statuses),
+    its `files`."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads, server.block_on_close = True, False
     server.files = {path: file if isinstance(file, File) else File(file) for path, file in (files or {}).items()}
-    server.requests = []
+    server.requests, server.answers = [], []
     server.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

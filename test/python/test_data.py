@@ -115,6 +115,17 @@ def test_bytes_are_the_text(texts, tmp_path):
     assert [entry["sha256"] for entry in manifest["files"]] == [hashlib.sha256(text).hexdigest() for text in (one, two)]
 
 
+def test_divided_within_a_document(tmp_path):
+    """Not within a character, and what goes on in the validation shard has no end of text before it."""
+    path, out = tmp_path / "text.txt", tmp_path / "out"
+    path.write_text("a" + "é" * 33)  # nine tenths of its 67 bytes are 60, in the middle of the 30th é
+    run_here("text.py", path, "--out", out, *BYTES)
+    assert bytes(tokens_of(out, "val").astype(np.uint8)).decode() == "é" * 3
+    folder = gpt2_bpe.require_files()
+    run_here("text.py", path, "--out", out, "--bpe-dir", folder, "--encoder", "native", "--overwrite")
+    assert tokens_of(out, "train")[0] == 50256 and 50256 not in tokens_of(out, "val")
+
+
 def test_documents_of_gpt2(tmp_path, seed):
     folder = gpt2_bpe.require_files()
     out, path = tmp_path / "out", tmp_path / "texts.jsonl"
@@ -270,13 +281,14 @@ def test_stopped_while_downloading(tmp_path, seed, parquet_of_lines, number):
     with file_server.serving(hub_of("HuggingFaceFW/fineweb-edu", files, "sample/10BT/")) as server:
         options = ["--mirror", server.url, *BYTES, "--shard-tokens", 400_000]
         server.files["/store/001_00000.parquet"].faults = [hang]
-        process = dataset_scripts.start("fineweb.py", *options, "--out", out, "--processes", 2)
+        process = dataset_scripts.start("fineweb.py", *options, "--out", out, "--processes", 2, start_new_session=True)
         assert hang.reached.wait(60 * program.PATIENCE)
         wait_until(lambda: (out / "download/001_00000.parquet.part").exists() and
                    (out / "download/001_00000.parquet.part").stat().st_size == arrived)
         children = children_of(process.pid)
         assert len(children) >= 2
-        process.send_signal(number)
+        # A terminal sends Ctrl-C to all of them, a person's `kill` its signal to one.
+        os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
         errors = process.communicate(timeout=60 * program.PATIENCE)[1]
         hang.released.set()
         assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[number]
@@ -291,6 +303,17 @@ def test_stopped_while_downloading(tmp_path, seed, parquet_of_lines, number):
         assert not any("000_00000" in path or "/api/" in path for path, _ in server.requests)
         run_here("fineweb.py", *options, "--out", tmp_path / "whole")
     assert results_in(out) == results_in(tmp_path / "whole")
+
+
+def test_interrupted_while_processes_start(tmp_path, seed):
+    """None of them has something to say about it."""
+    path = tmp_path / "text.txt"
+    path.write_bytes(random_text(seed, 100_000) * 40)
+    process = dataset_scripts.start("text.py", path, "--out", tmp_path / "out", *BYTES, "--processes", 2, start_new_session=True)
+    wait_until(lambda: len(children_of(process.pid)) >= 2)  # one is Python's own helper
+    os.killpg(process.pid, signal.SIGINT)
+    errors = process.communicate(timeout=60 * program.PATIENCE)[1]
+    assert process.returncode == 130 and errors == "\ninterrupted; the same command goes on from here\n"
 
 
 def test_finished_and_damaged(texts, tmp_path, capsys):
@@ -342,6 +365,7 @@ def test_refused(texts, tmp_path):
     (["-", "-"], "standard input (-) is given twice"),
     (["EMPTY"], "there is no text in it"),
     (["BAD.jsonl"], "line 2: not JSON"),
+    (["ONE"], "and none is left to train on; give more text"),
     (["GOOD.jsonl", "--field", "body"], "line 1: no text in the field 'body' (its fields: text)"),
     (["TEXT", "--shard-tokens", "3e9"], "'3e9' is no whole number of 16 to 2,147,483,647"),
     (["TEXT", "--shard-tokens", "1e99999999999"], "is no whole number"),
@@ -356,6 +380,7 @@ def test_refused(texts, tmp_path):
 def test_wrong_options(tmp_path, options, line):
     (tmp_path / "FOLDER").mkdir()
     (tmp_path / "EMPTY").touch()
+    (tmp_path / "ONE").write_text("1")
     (tmp_path / "TEXT").write_text("a text of some letters")
     (tmp_path / "BAD.jsonl").write_text('{"text": "a"}\n{"text": \n')
     (tmp_path / "GOOD.jsonl").write_text('{"text": "a"}\n')
@@ -469,7 +494,7 @@ def test_too_little_for_training(tmp_path, parquet_of_lines):
     files = {FINEWEB[0]: parquet_of_lines(["a short text"])}
     with file_server.serving(hub_of("HuggingFaceFW/fineweb-edu", files, "sample/10BT/")) as server:
         text = refused_here("fineweb.py", "--mirror", server.url, "--out", tmp_path / "out", *BYTES)
-    assert "all of the 12 tokens went into the first shard, which is for validation" in text
+    assert "all of the 12 tokens are for validation, and none is left to train on; give --overwrite and a smaller --shard-tokens" in text
 
 
 def test_parquet_without_its_module(tmp_path, monkeypatch):
@@ -499,6 +524,10 @@ def test_hellaswag(tmp_path, monkeypatch, capsys):
         server.files["/rowanz/hellaswag/master/data/hellaswag_val.jsonl"].body = b"<html>\n"
         with pytest.raises(SystemExit, match="line 1: no HellaSwag question"):
             hellaswag.main()
+    for wrong in ({"endings": ["a"]}, {"label": 4}, {"ctx": 1}):
+        (tmp_path / "wrong.jsonl").write_text(f"{json.dumps(question)}\n{json.dumps({**question, **wrong})}\n")
+        with pytest.raises(SystemExit, match="line 2: no HellaSwag question"):
+            hellaswag.count_questions(tmp_path / "wrong.jsonl", labelled=True)
 
 
 def test_vocabulary_is_downloaded_once(tmp_path):

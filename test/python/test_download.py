@@ -99,6 +99,7 @@ def test_changed_while_it_arrives(place, answer):
         return answer(handler, file) if answer else None
     place.file.faults = [drop_after(1000), changed]
     assert place.fetch().read_bytes() == OTHER
+    assert place.ranges == [None, "bytes=1000-"] + [None] * (answer is not None)
 
 
 def test_linked_checksum_changed(place):
@@ -110,6 +111,11 @@ def test_linked_checksum_changed(place):
     def changed(handler, file):
         file.headers["X-Linked-Etag"] = f'"{sha256(OTHER)}"'
         server.files["/store"].body = OTHER
+    server.files["/store"].faults = [drop_after(1000), change_to(BODY, '"y"')]
+    assert place.fetch().read_bytes() == BODY
+    assert server.answers[-1] == 206  # whatever the store calls it, it is the same file
+    place.path.unlink()
+    (place.folder / "file.txt.sha256").unlink()
     server.files["/store"].faults = [drop_after(1000)]
     server.files["/some/file.txt"].faults = [None, changed]
     assert place.fetch().read_bytes() == OTHER
