@@ -155,8 +155,8 @@ quickstart:  ## from nothing to a trained GPT: deps, builds, trains with 2 proce
 
 # For Python's ctypes (llmc/data/bpe_c.h), which loads no sanitizers: it is always built without them.
 TOKENIZER := $(BUILD)/libgpt2_bpe.so
-TOKENIZER_OBJECTS := $(addprefix $(BUILD)/objects/shared/llmc/,data/bpe.o data/bpe_c.o data/bpe_files.o data/unicode_classes.o \
-    data/words.o core/text.o io/files.o)
+TOKENIZER_SOURCES := $(wildcard llmc/data/bpe*.cpp $(addprefix llmc/,data/unicode_classes.cpp data/words.cpp core/text.cpp io/files.cpp))
+TOKENIZER_OBJECTS := $(patsubst %.cpp,$(BUILD)/objects/shared/%.o,$(TOKENIZER_SOURCES))
 tokenizer: $(TOKENIZER)  ## GPT-2's byte-pair encoder for Python, build/libgpt2_bpe.so
 
 RUN_SUITES = $(PYTHON) test/run_suites.py --build $(BUILD) --program $(PROGRAM)
@@ -266,9 +266,9 @@ define compile_object
 $(QUIET)$(COMPILE) $(FILE_FLAGS) -MMD -MP -x c++ -c $< -o $@
 endef
 
-$(TOKENIZER): $(TOKENIZER_OBJECTS)
+$(TOKENIZER): $(TOKENIZER_OBJECTS) $(BUILD)/link.txt
 	@echo 'link $@'
-	$(QUIET)$(CXX) -shared $(LDFLAGS) $^ $(shell pkg-config --libs fmt libxxhash 2>/dev/null) -o $@
+	$(QUIET)$(CXX) -shared $(LDFLAGS) $(filter %.o,$^) $(shell pkg-config --libs fmt libxxhash 2>/dev/null) -o $@
 $(BUILD)/objects/shared/%.o: %.cpp $(BUILD)/flags.txt | $(BUILD)/libraries.ok
 	@echo 'compile $< for $(TOKENIZER)'
 	@mkdir -p $(@D)

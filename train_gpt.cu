@@ -25,9 +25,11 @@
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
 #include "llmc/core/version.h"
+#include "llmc/data/bpe_files.h"
 #include "llmc/data/data.h"
 #include "llmc/data/samples.h"
 #include "llmc/data/tokenizer.h"
+#include "llmc/data/training_batches.h"
 #include "llmc/device/cpu/openmp_wait.h"
 #include "llmc/device/device.h"
 #include "llmc/io/checkpoint.h"
@@ -70,6 +72,7 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     const Options& options = run.options;
     const GPTConfig& config = run.plan.spec.config;
     const TrainingSamples samples(*run.data.training, config.sequence_length, options.seed);
+    TrainingBatches batches(samples, run.plan.share(), config.sequence_length);
     std::optional<ValidationWindows> validation;
     if (run.data.validation) validation.emplace(*run.data.validation, config.sequence_length);
 
@@ -115,7 +118,21 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
         if (loss) outcome.see_validation(*loss, trainer.progress().step);
         return loss;
     };
-    const std::vector<std::int32_t> prompt = encode_prompt(options.prompt, config.vocabulary);
+    const auto score = [&]() -> std::optional<HellaSwagScore> {
+        if (!run.hellaswag) return std::nullopt;
+        const auto watch = [&](double share) {
+            console.doing("scoring", share);
+            return !ask_all();
+        };
+        const auto read = [&](std::int64_t row, auto inputs, auto targets) {
+            run.hellaswag->read(row, inputs, targets);
+        };
+        const auto losses = trainer.losses_of_rows(run.hellaswag->rows(), read, watch);
+        if (!losses) return std::nullopt;
+        return run.hellaswag->score(*losses);
+    };
+    const BytePairEncoder* const bpe = run.bpe ? &*run.bpe : nullptr;
+    const std::vector<std::int32_t> prompt = encode_prompt(options.prompt, config.vocabulary, bpe);
     const auto sample = [&] {
         const bool together = trainer.generates_together();
         if (options.sample_tokens == 0 || (!speaks && !together)) return;
@@ -127,7 +144,7 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
         const auto more = trainer.generate(prompt, options.sample_tokens, watch);
         if (!more || !speaks) return;
         tokens.insert(tokens.end(), more->begin(), more->end());
-        console.sample(trainer.progress().step, decode(tokens, config.vocabulary));
+        console.sample(trainer.progress().step, decode(tokens, config.vocabulary, bpe));
     };
     const auto save = [&] {
         console.doing("saving", 0);
@@ -142,6 +159,10 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
         return step == options.steps || due(options.val_every, step);
     };
 
+    const auto scores_after = [&](std::int64_t step) {
+        return run.hellaswag && (step == options.steps || due(options.eval_every, step));
+    };
+
     const auto start = std::chrono::steady_clock::now();
     const std::int64_t first_step = trainer.progress().step;
     console.begin(first_step + 1, options.steps);
@@ -154,6 +175,8 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     // when it was asked to stop.
     const bool lacks_validation =
         validates_after(first_step) && on_any_rank(world, metrics && metrics->lacks_validation());
+    const bool lacks_score =
+        scores_after(first_step) && on_any_rank(world, metrics && metrics->lacks_hellaswag());
     const bool looks = run.trains || has_given_weights(run);
     if (looks && (lacks_validation || first_step >= options.steps)) {
         if (const auto loss = validate()) {
@@ -161,15 +184,23 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
             console.validation(first_step, *loss);
         }
     }
+    if (looks && (lacks_score || first_step >= options.steps)) {
+        if (const auto scored = score()) {
+            if (speaks && lacks_score) metrics->add_hellaswag(*scored);
+            console.hellaswag(first_step, *scored);
+        }
+    }
     while (trainer.progress().step < options.steps && !stopping) {
         const bool compares = due(options.check_replicas_every, trainer.progress().step + 1);
-        StepMetrics line = trainer.train_step(samples, compares);
+        StepMetrics line = trainer.train_step(batches, compares);
         if (pipeline_watch) pipeline_watch->see(line.step, trainer.action_times());
         const bool last = line.step == options.steps;
         console.step(line);
         if (validates_after(line.step)) line.val_loss = validate();
+        if (scores_after(line.step) && !stopping) line.hellaswag = score();
         if (metrics) metrics->write(line);
         if (line.val_loss) console.validation(line.step, *line.val_loss);
+        if (line.hellaswag) console.hellaswag(line.step, *line.hellaswag);
         if (!last && due(options.sample_every, line.step)) sample();
         if (ask_all() || last || due(options.checkpoint_every, line.step)) save();
     }
@@ -255,7 +286,10 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
             .trains = options.steps > 0,
             .writes = {},
             .communicator_memory = ranks->memory,
-            .algorithms = {}};
+            .algorithms = {},
+            .bpe = find_bpe(options.bpe_directory, plan.spec.config.vocabulary),
+            .hellaswag = {}};
+    const BytePairEncoder* const bpe = run.bpe ? &*run.bpe : nullptr;
     run.checkpoint = find_checkpoint(options, run.out_dir);
     if (options.resume && !options.resume->empty() && run.checkpoint->progress.step >= options.steps)
         run.trains = false;
@@ -263,7 +297,10 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
     run.lineage = run.checkpoint ? run.checkpoint->lineage : run.identity;
     const std::vector<std::string> notes =
         run.checkpoint ? differences(*run.checkpoint, options) : std::vector<std::string>();
-    encode_prompt(options.prompt, plan.spec.config.vocabulary);
+    encode_prompt(options.prompt, plan.spec.config.vocabulary, bpe);
+    if (!options.eval_hellaswag.empty()) {
+        run.hellaswag.emplace(options.eval_hellaswag, options.eval_examples, plan.spec.config, bpe);
+    }
     if (speaks)
         check_outputs(options, run.out_dir, run.writes, data.files, count_parameters(plan.spec.config));
     if (!options.init.empty() && !run.checkpoint)
@@ -275,6 +312,11 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
 
     console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(run, device));
     for (const std::string& note : options.notes) console.note(note);
+    if (!bpe && plan.spec.config.vocabulary == gpt2_vocabulary && options.sample_tokens > 0) {
+        console.note(fmt::format(
+            "samples and --prompt are token ids; with GPT-2's {} and {} in {} or --bpe-dir they are text",
+            bpe_ids_file, bpe_merges_file, usual_bpe_directory));
+    }
     if (options.verbose) console.text(places_text(plan) + "\n");
     const bool writes = run.writes.record || run.writes.metrics || !options.export_file.empty();
     if (!run.trains && !has_given_weights(run) && !writes) return Ending::done;

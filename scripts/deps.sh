@@ -2,7 +2,7 @@
 # What the project needs from the system: finds what is missing, and installs it on Debian and Ubuntu.
 #
 #   scripts/deps.sh            installs what building, testing and plotting need, after saying what that is
-#   scripts/deps.sh train      the same without CUDA's compiler
+#   scripts/deps.sh train      the same without what comes from PyPI: CUDA's compiler, TensorBoard's writer
 #   scripts/deps.sh lint       the same, and the tools of `make lint`
 #   scripts/deps.sh missing    prints what the build lacks, on one line; nothing where it lacks nothing
 #   scripts/deps.sh python     prints the python3 to use: the first that has the modules below
@@ -37,6 +37,8 @@ run   python3-matplotlib   python:matplotlib
 run   python3-numpy        python:numpy
 run   python3-requests     python:requests
 run   python3-tqdm         python:tqdm
+run   python3-protobuf     python:google.protobuf
+run   python3-rich         python:rich
 run   libboost-context-dev header:boost/context/fiber.hpp
 run   libgtest-dev         header:gtest/gtest.h
 run   libopenblas0-pthread debian
@@ -66,7 +68,8 @@ END
 
 # Debian's Python modules are seen by /usr/bin/python3 only, and another python3 may come first in PATH.
 choose_python() {
-    if imports python3 torch numpy pytest matplotlib pyflakes requests tqdm; then command -v python3; else echo /usr/bin/python3; fi
+    local modules=(torch numpy pytest matplotlib pyflakes rich google.protobuf requests tqdm)
+    if imports python3 "${modules[@]}"; then command -v python3; else echo /usr/bin/python3; fi
 }
 
 # CUDA's compiler and headers, which the tests of the kernels need: a toolkit's, or these packages in .cuda/.
@@ -83,17 +86,20 @@ choose_cuda() {
 }
 # nv/target is what its headers include of the package nvidia-cuda-cccl.
 has_cuda() { [[ -x $(choose_cuda)/bin/nvcc && -e $(choose_cuda)/include/nv/target ]]; }
+# What scripts/tensorboard.py writes with; the scripts look for it in .python/ too (scripts/interpreter.py).
+python_from_pypi=(tensorboardX==2.6.4)
+has_python_from_pypi() { [[ -e .python/tensorboardX/__init__.py ]] || imports "$(choose_python)" tensorboardX; }
 has_pip() { python3 -m pip --version >/dev/null 2>&1; }
 
-# Installs PyPI's packages $2... into .cuda/, unless the file $1 is there. Their versions are pinned, and nothing they
-# depend on comes with them.
+# Installs PyPI's packages $2... into the first folder of the path of file $1, unless that is there. Their versions are
+# pinned, and nothing they depend on comes with them.
 install_from_pypi() {
-    local file=$1
+    local file=$1 folder=${1%%/*}
     shift
     [[ -e $file ]] && return
-    echo "deps: will install from PyPI, into .cuda/: $*"
+    echo "deps: will install from PyPI, into $folder/: $*"
     if ! python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --upgrade \
-        --target .cuda "$@" || ! [[ -e $file ]]; then
+        --target "$folder" "$@" || ! [[ -e $file ]]; then
         echo "error: PyPI's packages could not be installed: $*" >&2
         exit 1
     fi
@@ -167,8 +173,9 @@ install_missing() {
 case ${1-} in
     train) install_missing 'build|run' ;;
     '')
-        install_missing "build|run$(is_debian_12 && echo '|style')$(has_cuda || has_pip || echo '|pip')"
+        install_missing "build|run$(is_debian_12 && echo '|style')$( { has_cuda && has_python_from_pypi; } || has_pip || echo '|pip')"
         has_cuda || install_from_pypi .cuda/nvidia/cu13/include/nv/target "${cuda_from_pypi[@]}"
+        has_python_from_pypi || install_from_pypi .python/tensorboardX/__init__.py "${python_from_pypi[@]}"
         ;;
     lint) install_missing 'build|run|style|lint' ;;
     missing) missing build | sed -E 's/^(.*) [a-z-]+:(.*)/\1 (\2)/; s/^(.*) \(\1\)$/\1/' | paste -sd, | sed 's/,/, /g' ;;

@@ -1,274 +1,236 @@
 #!/usr/bin/env python3
-"""Draws the loss of one run, or of several in one picture.
+"""Draws one run's loss, or compares several runs, in one picture.
 
-    scripts/plot.py runs/quickstart                       writes runs/quickstart/loss.png
-    scripts/plot.py runs/a runs/b/metrics.jsonl -o ab.png
+    scripts/plot.py runs/quickstart                     the loss of a run: writes runs/quickstart/loss.png
+    scripts/plot.py runs/a runs/b                       compares runs: writes runs/a/comparison.png
+    scripts/plot.py runs/a runs/b --panels loss --x hours -o ab.png
 
-A run is its directory or its metrics file (JSON lines: first `run`, then a line per step). Drawn are the training
-loss, as it is and smoothed, the validation loss, and where they are known the loss of a unigram model and the
-source's entropy, which no model goes below. Losses are in nats per token.
+A run is its directory or its metrics file. A comparison shows what its runs recorded: the loss against steps, hours and,
+where steps differ in tokens, against tokens; throughput; MFU; HellaSwag accuracy; memory by arena; time by phase. How
+each is drawn is said in plot_loss.py and plot_panels.py.
 """
 
 import argparse
-import json
-import math
-import os
 import pathlib
-import subprocess
 import sys
 
+import interpreter
 
-def go_on_elsewhere(fault):
-    """Runs this script by the interpreter that scripts/deps.sh chooses, where this one lacks a module."""
-    deps = pathlib.Path(__file__).resolve().parent / "deps.sh"
-    chosen = subprocess.run([deps, "python"], capture_output=True, text=True).stdout.strip()
-    if subprocess.run([chosen, "-c", "import matplotlib, numpy"], capture_output=True).returncode != 0:
-        sys.exit(f"error: neither {sys.executable} nor {chosen} has matplotlib and numpy ({fault}); run `make deps`")
-    os.execv(chosen, [chosen, *sys.argv])
+if __name__ == "__main__":
+    interpreter.need("matplotlib", "numpy")
 
-
-try:
-    import matplotlib
-    import numpy as np
-except ImportError as fault:
-    if __name__ != "__main__":
-        raise
-    go_on_elsewhere(fault)
+import matplotlib  # noqa: E402
+import numpy as np  # noqa: E402
 
 matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.ticker import FuncFormatter, MaxNLocator  # noqa: E402
 
-RUN_COLORS = ["#2a6fbb", "#d1495b", "#2e8b57", "#8e5bb5", "#c98a12", "#3aa6a6", "#7a5230", "#5b6470"]
-VALIDATION_COLOR = "#e07a1f"  # of a single run; several runs have one color each
-INK, FAINT = "#2b2b2b", "#7d7d7d"
+from amounts import bytes_text, clipped, decimal, duration_text, short  # noqa: E402
+from metrics import MetricsError, distinct_names, find_metrics, is_number, read_run  # noqa: E402
+from plot_common import FAINT, INK, Look, finite, last_finite, positions, text_width  # noqa: E402
+from plot_loss import loss_figure, loss_panel  # noqa: E402
+from plot_panels import (NAME, NAME_SIZE, hellaswag_panel, memory_panel, mfu_panel, phase_times,  # noqa: E402
+                         throughput_panel, time_panel)
 
-
-class Run:
-    """What is drawn of one metrics file."""
-
-    def __init__(self, name, about, lines):
-        self.name = name
-        self.about = about
-        self.steps = np.array([line["step"] for line in lines])
-        self.losses = np.array([line["loss"] for line in lines], dtype=float)
-        validated = [line for line in lines if "val_loss" in line]
-        self.validation_steps = np.array([line["step"] for line in validated])
-        self.validation_losses = np.array([line["val_loss"] for line in validated], dtype=float)
+KINDS = ["steps", "tokens", "hours"]
+PANELS = ["loss", "throughput", "mfu", "hellaswag", "memory", "time"]
+WIDTH, LEFT, RIGHT = 1800, 110, 45  # pixels of a comparison, and its margins
+LINE_HEIGHT, LINE_GAP = 400, 90  # of a panel with lines, and below it
+ROW = 28  # of the table, and of a bar
 
 
 def fail(message):
     sys.exit(f"error: {message}")
 
 
-def metrics_file(argument):
-    path = pathlib.Path(argument)
-    if path.is_dir():
-        if not (path / "metrics.jsonl").is_file():
-            fail(f"{path} holds no metrics.jsonl; give a run's directory or its metrics file")
-        return path / "metrics.jsonl"
-    if not path.is_file():
-        fail(f"there is no {path}; give a run's directory or its metrics file")
-    return path
+def has(run, column):
+    return bool(len(finite(run[column])))
 
 
-def is_number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def kinds_of(runs, x):
+    """What losses are drawn against. Tokens show nothing new where they are the same multiple of every run's steps."""
+    known = [kind for kind in KINDS if any(np.isfinite(positions(run, kind)).any() for run in runs)]
+    if x:
+        if x not in known:
+            fail(f"no run says its {x} (--x {x}); its lines have no `{'step_ms' if x == 'hours' else 'tokens'}`")
+        return [x]
+    ratios = np.concatenate([positions(run, "tokens") / np.maximum(positions(run, "steps"), 1) for run in runs])
+    ratios = finite(ratios)
+    return [kind for kind in known if kind != "tokens" or not np.allclose(ratios, ratios[0])]
 
 
-def parse_line(text, number, path):
-    """One line as an object; fails with the file and the line where it is not one of ours."""
-    try:
-        line = json.loads(text)
-    except ValueError:
-        fail(f"{path}, line {number}: not JSON")
-    if number == 1:
-        if not isinstance(line, dict) or not isinstance(line.get("run"), dict):
-            fail(f"{path}, line 1: no `run` object; is this a metrics file?")
-    elif not isinstance(line, dict) or not all(is_number(line.get(key)) for key in ("step", "loss")):
-        fail(f"{path}, line {number}: no numbers `step` and `loss`")
-    elif not is_number(line.get("val_loss", 0)):
-        fail(f"{path}, line {number}: `val_loss` is not a number")
-    return line
+def line_panels(runs, wanted, x):
+    """The panels with lines: functions of the axes."""
+    panels = []
+    if "loss" in wanted:
+        panels += [lambda axes, kind=kind: loss_panel(axes, runs, kind) for kind in kinds_of(runs, x)]
+    kind = kinds_of(runs, x)[0] if x else "steps"
+    for name, column, draw in (("throughput", "tokens_per_s", throughput_panel), ("mfu", "mfu", mfu_panel),
+                               ("hellaswag", "hellaswag_acc_norm", hellaswag_panel)):
+        if name in wanted and any(has(run, column) for run in runs):
+            panels.append(lambda axes, draw=draw: draw(axes, runs, kind))
+    return panels
 
 
-def read_run(path):
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"cannot read {path}: {error.strerror if isinstance(error, OSError) else 'not text'}")
-    # A run that is being written may end in half a line.
-    whole = text[: text.rfind("\n") + 1].splitlines()
-    if not whole:
-        fail(f"{path} is empty")
-    lines = [parse_line(line, number, path) for number, line in enumerate(whole, 1)]
-    if len(lines) == 1:
-        fail(f"{path} holds no step")
-    name = path.resolve().parent.name if path.name == "metrics.jsonl" else path.stem
-    return Run(name, lines[0]["run"], lines[1:])
+def bar_panels(runs, wanted):
+    panels = []
+    if "memory" in wanted and any(run.memory() for run in runs):
+        panels.append(lambda axes: memory_panel(axes, runs))
+    if "time" in wanted and any(phase_times(run) for run in runs):
+        panels.append(lambda axes: time_panel(axes, runs))
+    return panels
 
 
-def smooth(values):
-    """The mean over a window of a fortieth of the run: narrower at the steep start, one-sided at the end."""
-    half = len(values) // 80
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    index = np.arange(len(values))
-    first = index - np.minimum(half, index)
-    last = np.minimum(index + np.minimum(half, index), len(values) - 1)
-    return (sums[last + 1] - sums[first]) / (last + 1 - first)
+def rows_of(panels):
+    """As few rows of three at most as there can be, filled alike: 4 are 2 and 2, 5 are 3 and 2."""
+    rows = -(-len(panels) // 3)
+    lengths = [len(panels) // rows + (row < len(panels) % rows) for row in range(rows)] if rows else []
+    begins = np.cumsum([0, *lengths])
+    return [panels[begin:begin + length] for begin, length in zip(begins, lengths)]
 
 
-def describe(run):
-    """The title and the line below it, from what the run says about itself."""
-    about, configuration = run.about, run.about.get("configuration", {})
-    title = f"{configuration['model']} GPT" if "model" in configuration else run.name
-    sizes = [f"{configuration[key]} {word}" if key != "seq-len" else f"context {configuration[key]}"
-             for key, word in (("layers", "layers"), ("heads", "heads"), ("channels", "channels"), ("seq-len", ""))
-             if key in configuration]
-    if is_number(about.get("parameters")):
-        sizes.append(f"{short(about['parameters'])} parameters")
-    facts = [", ".join(sizes)]
-    if "dtype" in configuration:
-        facts.append(configuration["dtype"])
-    if is_number(configuration.get("global-batch-tokens")):
-        facts.append(f"{configuration['global-batch-tokens']:,} tokens a step")
-    world = about.get("mesh", {}).get("world")
-    if is_number(world):
-        facts.append("1 process" if world == 1 else f"{world} processes")
-    return title, "  ·  ".join(fact for fact in facts if fact)
+def loss_text(run):
+    """The last validation loss, and the best where that is another one; or what became of training."""
+    rows, values = run.points("val_loss")
+    end = last_finite(np.array(run["loss"]))
+    diverged = end is None or end + 1 < len(run)
+    if diverged:
+        return "diverged at step 1" if end is None else f"diverged after step {run.steps[end]:,.0f}"
+    if not values:
+        return "–"
+    text = decimal(values[-1])
+    return text if min(values) == values[-1] else f"{text} (best {decimal(min(values))})"
 
 
-def short(number):
-    """837,632 -> 0.84 M"""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= 0.5 * size:
-            return f"{number / size:.{3 if number >= size else 2}g} {unit}"
-    return str(number)
+def table_of(runs):
+    """What tells runs apart, in words: a list of columns, each its title, its alignment and its cells."""
+    def known(value, text):
+        return text(value) if is_number(value) and np.isfinite(value) else "–"
+
+    def typical(run, column):
+        values = finite(run[column])
+        return np.median(values) if len(values) else np.nan
+
+    def processes(run):
+        mesh = run.about.get("mesh")
+        return known(mesh.get("world") if isinstance(mesh, dict) else None, lambda world: f"{world:,}")
+
+    def last(values):
+        end = last_finite(np.array(values, dtype=float))
+        return np.nan if end is None else values[end]
+
+    columns = [
+        ("run", "left", [clipped(run.name, 34) for run in runs]),
+        ("validation loss", "left", [loss_text(run) for run in runs]),
+        ("parameters", "right", [known(run.about.get("parameters"), short) for run in runs]),
+        ("processes", "right", [processes(run) for run in runs]),
+        ("dtype", "right", [str(run.configuration.get("dtype", "–")) for run in runs]),
+        ("steps", "right", [f"{run.steps[-1]:,.0f}" for run in runs]),
+        ("tokens", "right", [known(last(run.tokens()), short) for run in runs]),
+        ("time", "right", [known(last(run.hours()), duration_text) for run in runs]),
+        ("tokens/s", "right", [known(typical(run, "tokens_per_s"), short) for run in runs]),
+        ("MFU", "right", [known(typical(run, "mfu"), lambda mfu: f"{100 * mfu:.1f}%") for run in runs]),
+        ("HellaSwag", "right", [known((run.points("hellaswag_acc_norm")[1] or [np.nan])[-1], lambda share: f"{100 * share:.1f}%")
+                                for run in runs]),
+        ("memory", "right", [known(sum(run.memory().values()) or None, bytes_text) for run in runs]),
+    ]
+    return [column for column in columns if any(cell != "–" for cell in column[2])]
 
 
-def decimal(loss):
-    """2.345, or 1.23e+09"""
-    return f"{loss:.3f}" if abs(loss) < 1e5 else f"{loss:.3g}"
+def draw_table(axes, runs):
+    """The table is the legend: a run's line, marker and name, and what it came to."""
+    columns = table_of(runs)
+    # Each as wide as its widest cell; what is left of the width lies between the columns.
+    pixels = np.array([max(text_width(axes.figure, cell, 12.5, "bold" if title == "run" else "normal")
+                           for cell in [title, *cells]) for title, _, cells in columns])
+    gap = min(90, (axes.bbox.width - 60 - pixels.sum()) / max(1, len(columns) - 1))
+    axes.set_xlim(0, axes.bbox.width)
+    axes.set_ylim(len(runs) + 0.5, -0.5)
+    axes.axis("off")
+    for row in range(len(runs)):
+        look = Look(row)
+        axes.plot([0, 22, 44], [row + 1] * 3, color=look.color, linewidth=2.4, linestyle=look.line, marker=look.marker,
+                  markevery=[1], markersize=8, markeredgecolor="white", clip_on=False)
+    left = 60.0
+    for (title, alignment, cells), width in zip(columns, pixels):
+        x = left if alignment == "left" else left + width
+        axes.text(x, 0, title, ha=alignment, va="center", fontsize=12, color=FAINT)
+        for row, cell in enumerate(cells):
+            first = title == "run"
+            axes.text(x, row + 1, cell, ha=alignment, va="center", fontsize=12.5, color=Look(row).color if first else INK,
+                      fontweight="bold" if first else None)
+        left += width + gap
 
 
-def spread(heights, gap):
-    """Moves sorted label heights apart until neighbours differ by `gap`, as little as needed."""
-    groups = []  # [first index, count, mean wanted center]
-    for i, height in enumerate(heights):
-        groups.append([i, 1, height])
-        while len(groups) > 1:
-            (first, m, a), (_, n, b) = groups[-2:]
-            if b - a >= gap * (m + n) / 2:
-                break
-            groups[-2:] = [[first, m + n, (m * a + n * b) / (m + n)]]
-    return [center + gap * (i - (count - 1) / 2) for _, count, center in groups for i in range(count)]
+def comparison_figure(runs, wanted, x):
+    lines, bars = rows_of(line_panels(runs, wanted, x)), bar_panels(runs, wanted)
+    if not lines and not bars:
+        fail(f"the runs recorded nothing that --panels {','.join(wanted)} shows")
+    head = 70 + ROW * (len(runs) + 1) + 45
+    bar_height = ROW * len(runs) + 14
+    height = head + len(lines) * (LINE_HEIGHT + LINE_GAP) + (bar_height + 105 if bars else 0)
+    figure = plt.figure(figsize=(WIDTH / 100, height / 100), dpi=100)
+
+    def axes_at(left, top, width, tall):
+        return figure.add_axes((left / WIDTH, 1 - (top + tall) / height, width / WIDTH, tall / height))
+
+    title = f"{len(runs)} runs compared" if len(runs) > 1 else clipped(runs[0].name, 80)
+    figure.text(LEFT / 2 / WIDTH, 1 - 48 / height, title, fontsize=21, fontweight="bold")
+    draw_table(axes_at(LEFT / 2, 70, WIDTH - LEFT / 2 - RIGHT, ROW * (len(runs) + 1)), runs)
+    top = head
+    for row in lines:
+        width = (WIDTH - len(row) * LEFT - RIGHT) / len(row)
+        for place, draw in enumerate(row):
+            draw(axes_at(LEFT + place * (width + LEFT), top, width, LINE_HEIGHT))
+        top += LINE_HEIGHT + LINE_GAP
+    names = 45 + max(text_width(figure, clipped(run.name, NAME), NAME_SIZE) for run in runs)  # beside the bars
+    for place, draw in enumerate(bars):
+        width = (WIDTH - RIGHT) / len(bars) - names
+        draw(axes_at(names + place * (width + names), top + 70, width, bar_height))
+    return figure
 
 
-def draw_run(axes, run, color, validation_color, alone):
-    """Draws a run; returns its labels as (loss, text, color, step)."""
-    axes.plot(run.steps, run.losses, color=color, alpha=0.22 if alone else 0.12, linewidth=1, zorder=2)
-    smoothed = smooth(run.losses)
-    axes.plot(run.steps, smoothed, color=color, linewidth=2, zorder=4, marker="o" if len(run.steps) < 10 else None)
-    labels = []
-    if alone:
-        labels.append((smoothed[-1], f"training {decimal(smoothed[-1])}", color, run.steps[-1]))
-    if len(run.validation_losses):
-        axes.plot(run.validation_steps, run.validation_losses, color=validation_color, linewidth=1.6,
-                  linestyle="-" if alone else (0, (4, 2)), marker="o", markersize=5, markeredgecolor="white",
-                  markeredgewidth=0.8, zorder=5)
-        last = run.validation_losses[-1]
-        text = f"validation {decimal(last)}" if alone else f"{run.name} {decimal(last)}"
-        labels.append((last, text, validation_color, run.validation_steps[-1]))
-    elif not alone:
-        labels.append((smoothed[-1], f"{run.name} {decimal(smoothed[-1])}", color, run.steps[-1]))
-    return labels
-
-
-def draw_references(axes, runs):
-    """Draws each different unigram loss and entropy once; returns their labels."""
-    labels = []
-    end = max(run.steps[-1] for run in runs)
-    for key, text in (("unigram_loss", "unigram model"), ("source_entropy", "source entropy")):
-        for value in sorted({run.about[key] for run in runs if is_number(run.about.get(key))}):
-            axes.axhline(value, color=FAINT, linewidth=1.3, linestyle=(0, (5, 4)), zorder=3)
-            labels.append((value, f"{text} {decimal(value)}", FAINT, end))
-    return labels
-
-
-def set_limits(axes, runs, labels):
-    """All of what is drawn, but not the height of a rare outlier of the training loss, nor that of one run of several
-    that diverges: nothing much higher than where runs begin and half of them stay."""
-    heights = []
-    for run in runs:
-        values = [smooth(run.losses).max(), np.quantile(run.losses, 0.995), *run.validation_losses]
-        heights.append(max((value for value in values if math.isfinite(value)), default=0))
-    values = [label[0] for label in labels] + [value for run in runs for value in run.validation_losses]
-    values += [*heights, *(run.losses.min() for run in runs)]
-    values = [value for value in values if math.isfinite(value)]
-    low, high = min(values), max(values)
-    if len(runs) > 1:
-        usual = max([sorted(heights)[(len(runs) - 1) // 2], *(smooth(run.losses)[0] for run in runs)])
-        high = min(high, low + 1.25 * (usual - low))
-    margin = 0.05 * (high - low) or 0.5
-    axes.set_ylim(max(0, low - margin) if low >= 0 else low - margin, high + margin)
-    last = max(run.steps[-1] for run in runs)
-    first = min(run.steps[0] for run in runs)
-    axes.set_xlim(first - 0.01 * (last - first) - 0.5, last + 0.5)
-
-
-def draw(runs, path):
+def draw(runs, wanted, x, path):
     plt.rcParams.update({"font.size": 13, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": "#b5b5b5",
-                         "xtick.color": FAINT, "ytick.color": FAINT})
-    figure, axes = plt.subplots(figsize=(16, 10), dpi=100)
-    figure.subplots_adjust(left=0.07, right=0.825, bottom=0.09, top=0.88)
-
-    alone = len(runs) == 1
-    labels = []
-    for i, run in enumerate(runs):
-        color = RUN_COLORS[i % len(RUN_COLORS)]
-        labels += draw_run(axes, run, color, VALIDATION_COLOR if alone else color, alone)
-    labels += draw_references(axes, runs)
-    set_limits(axes, runs, labels)
-
-    # Lines are named where they end, at the right.
-    bottom, top = axes.get_ylim()
-    labels = sorted(((min(value, top), *rest) for value, *rest in labels), key=lambda label: label[0])
-    heights = spread([label[0] for label in labels], 0.032 * (top - bottom))
-    for height, (value, text, color, step) in zip(heights, labels):
-        axes.annotate(text, xy=(step, value), xytext=(1.025, height), xycoords="data",
-                      textcoords=axes.get_yaxis_transform(), color=color, fontsize=13, va="center",
-                      arrowprops={"arrowstyle": "-", "color": color, "linewidth": 1, "linestyle": (0, (1, 2)),
-                                  "shrinkA": 1, "shrinkB": 3})
-
-    title, subtitle = describe(runs[0])
-    if not alone:
-        title = f"{len(runs)} runs"
-        subtitle = "validation loss dashed, with its last value" if any(
-            len(run.validation_losses) for run in runs) else "training loss, with its last smoothed value"
-    axes.text(0, 1.075, title, transform=axes.transAxes, fontsize=21, fontweight="bold")
-    axes.text(0, 1.03, subtitle, transform=axes.transAxes, fontsize=13, color=FAINT)
-    axes.set_xlabel("step", fontsize=14, labelpad=10)
-    axes.set_ylabel("loss, nats per token", fontsize=14, labelpad=12)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=10, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:,.0f}"))
-    axes.grid(color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(length=0, pad=8)
+                         "xtick.color": FAINT, "ytick.color": FAINT, "text.parse_math": False})
+    if wanted == ["loss"]:
+        figure = loss_figure(runs, kinds_of(runs, x or "steps")[0])
+    else:
+        figure = comparison_figure(runs, wanted, x)
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
         fail(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
+    plt.close(figure)
 
 
-def main():
-    parser = argparse.ArgumentParser(description="Draws the loss of one run, or of several in one picture.")
+def panels_of(text):
+    names = text.split(",")
+    for name in names:
+        if name not in [*PANELS, "all"]:
+            raise argparse.ArgumentTypeError(f"there is no panel {name!r}; there are {', '.join(PANELS)} and all")
+    return [name for name in PANELS if name in names or "all" in names]
+
+
+def main(words=None):
+    parser = argparse.ArgumentParser(description="Draws one run's loss, or compares several runs, in one picture.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory or its metrics file")
-    parser.add_argument("-o", "--output", metavar="FILE", help="picture (default: loss.png beside the first run's metrics)")
-    arguments = parser.parse_args()
-    paths = [metrics_file(run) for run in arguments.runs]
-    output = pathlib.Path(arguments.output) if arguments.output else paths[0].parent / "loss.png"
-    draw([read_run(path) for path in paths], output)
+    parser.add_argument("-o", "--output", metavar="FILE", help="picture (default: loss.png beside the run's metrics, of "
+                        "several runs comparison.png beside the first's)")
+    parser.add_argument("--x", choices=KINDS, help="what is drawn against (default: the loss against all that say "
+                        "something of their own, the rest against steps)")
+    parser.add_argument("--panels", type=panels_of, metavar="LIST", help=f"some of {','.join(PANELS)}, or all (default: loss "
+                        "for one run, all for several)")
+    arguments = parser.parse_args(words)
+    wanted = arguments.panels or (["loss"] if len(arguments.runs) == 1 else PANELS)
+    try:
+        paths = [find_metrics(run) for run in arguments.runs]
+        runs = [read_run(path, name) for path, name in zip(paths, distinct_names(paths))]
+    except MetricsError as error:
+        fail(error)
+    default = "loss.png" if wanted == ["loss"] and len(runs) == 1 else "comparison.png"
+    output = pathlib.Path(arguments.output) if arguments.output else paths[0].parent / default
+    draw(runs, wanted, arguments.x, output)
     print(f"wrote {output}")
 
 

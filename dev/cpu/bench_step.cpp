@@ -18,6 +18,7 @@
 #include "llmc/comm/bootstrap.h"
 #include "llmc/data/data.h"
 #include "llmc/data/samples.h"
+#include "llmc/data/training_batches.h"
 #include "llmc/device/cpu/openmp_wait.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/options.h"
@@ -65,6 +66,7 @@ void run(int threads, const Options& options, HostCommunicator& world) {
     const MeshGroups groups(world, plan.spec.mesh);
     Trainer trainer(options, plan, timed, world, groups);
     const TrainingSamples samples(*data.training, plan.spec.config.sequence_length, options.seed);
+    TrainingBatches batches(samples, plan.share(), plan.spec.config.sequence_length);
     say({{"device", device->description()},
          {"note", device->note(plan.spec.dtype)},
          {"parameters", count_parameters(plan.spec.config)},
@@ -79,7 +81,7 @@ void run(int threads, const Options& options, HostCommunicator& world) {
                  {"bytes", bench::memory_ceiling(threads)}});
         } else if (command == "step") {
             timed.take_work();
-            const StepMetrics metrics = trainer.train_step(samples);
+            const StepMetrics metrics = trainer.train_step(batches);
             say({{"ms", metrics.step_ms},
                  {"loss", metrics.loss},
                  {"operations", to_json(timed.take_work())}});

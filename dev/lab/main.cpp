@@ -4,6 +4,7 @@
 
 #include "dev/lab/gpu.h"
 #include "dev/lab/session.h"
+#include "llmc/core/error.h"
 
 int main(int argc, char** argv) try {
     const lab::Operation& operation = lab::operations().front();
@@ -17,7 +18,13 @@ int main(int argc, char** argv) try {
     app.add_option("--seed", options.seed, "of the inputs, for the same ones again");
     app.add_flag("--check", check_only, "does not time, even on a GPU");
     app.add_option("--json", options.json, "file that gets a line for each timing");
-    CLI11_PARSE(app, argc, argv);
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::Success& asked) {  // --help
+        return app.exit(asked);
+    } catch (const CLI::ParseError& fault) {
+        llmc::user_error("{}; --help lists the options", fault.what());
+    }
     options.time = !check_only;
     lab::use_executor(options.seed);
     return lab::run_session(operation, options) ? 0 : 1;

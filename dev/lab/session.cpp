@@ -102,6 +102,9 @@ class Session {
         fmt::print("{} in {}, seed {}\n", operation_.name, options_.dtype, options_.seed);
         const bool good = !options_.check || check();
         if (timed_) time();
+        if (!timed_ && !options_.json.empty())
+            fmt::print("{} gets nothing: there are no timings {}\n", options_.json,
+                       options_.time ? "without a GPU" : "with --check");
         return good;
     }
 

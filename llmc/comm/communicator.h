@@ -3,8 +3,8 @@
 //
 // - Every rank of the group issues the same calls in the same order.
 // - Sums are deterministic: the same call on the same ranks gives the same bits. The host's (HostCommunicator) add
-//   element by element in fp32 (fp64 for fp64) as a tree of adjacent pairs ((0+1)+(2+3))+..., whatever the size of the
-//   buffer; NCCL's go in the order that it chooses for the ranks' topology.
+//   element by element, as a tree of adjacent pairs ((0+1)+(2+3))+..., whatever the size of the buffer; each sum of two
+//   is rounded to the elements' dtype, so that sums of groups of 2^k ranks, summed in turn, are the sum over all; NCCL's go in the order that it chooses for the ranks' topology.
 // - In place, as NCCL has it: reduce_scatter when `recv` is the rank's own part of `send`, all_gather when `send`
 //   is the rank's own part of `recv`, all_reduce and broadcast when both are the same memory.
 // - A peer that is dead or stuck ends the job with one message within the watchdog's limit; no rank hangs.

@@ -1,6 +1,6 @@
 // The one order in which contributions of ranks are added: a tree of adjacent pairs ((0+1)+(2+3))+..., where
 // an odd one out moves up unchanged. Each element is summed for itself, so its bits depend on the
-// contributions alone, and the sums of aligned groups of 2^k ranks, summed in turn, are the sum over all
+// contributions alone, and (since what is in bf16 is rounded after the sum of each pair) the sums of aligned groups of 2^k ranks, summed in turn, are the sum over all
 // ranks.
 #pragma once
 
@@ -15,7 +15,8 @@
 
 namespace llmc {
 
-// bf16 is widened, added in fp32 and rounded once at the end.
+// Where sums are added: fp32 for bf16, of which the sum of each pair is rounded, or else the sums of groups, which are
+// bf16 when they are summed in turn, would not give the bits of the sum over all.
 template <class T>
 using SumType = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
@@ -33,6 +34,15 @@ SumType<T> widen(T x) {
     }
 }
 
+template <class T>
+SumType<T> pair_sum(SumType<T> a, SumType<T> b) {
+    if constexpr (std::is_same_v<T, bfloat16>) {
+        return to_float(to_bfloat16(a + b));
+    } else {
+        return a + b;
+    }
+}
+
 // out[i] = the tree sum of element first + i of all pieces, for i < count <= block_elements.
 template <class T>
 void sum_block(SumType<T>* out, std::span<const std::byte* const> pieces, std::size_t first,
@@ -45,7 +55,7 @@ void sum_block(SumType<T>* out, std::span<const std::byte* const> pieces, std::s
         for (std::size_t i = 0; i < count; ++i) out[i] = widen(only[i]);
     } else if (pieces.size() == 2) {
         const T *a = elements_of(0), *b = elements_of(1);
-        for (std::size_t i = 0; i < count; ++i) out[i] = widen(a[i]) + widen(b[i]);
+        for (std::size_t i = 0; i < count; ++i) out[i] = pair_sum<T>(widen(a[i]), widen(b[i]));
     } else {
         // Pairing neighbours level by level puts the largest power of two below the number of pieces left of
         // the root.
@@ -53,7 +63,7 @@ void sum_block(SumType<T>* out, std::span<const std::byte* const> pieces, std::s
         std::array<SumType<T>, block_elements> right_sum;
         sum_block<T>(out, pieces.first(left), first, count);
         sum_block<T>(right_sum.data(), pieces.subspan(left), first, count);
-        for (std::size_t i = 0; i < count; ++i) out[i] += right_sum[i];
+        for (std::size_t i = 0; i < count; ++i) out[i] = pair_sum<T>(out[i], right_sum[i]);
     }
 }
 
@@ -70,7 +80,7 @@ void tree_sum(T* out, std::span<const std::byte* const> pieces, std::size_t coun
         sum_block<T>(sum.data(), pieces, first, elements);
         for (std::size_t i = 0; i < elements; ++i) {
             if constexpr (std::is_same_v<T, bfloat16>) {
-                out[first + i] = to_bfloat16(sum[i]);
+                out[first + i] = to_bfloat16(sum[i]);  // exact
             } else {
                 out[first + i] = sum[i];
             }

@@ -14,6 +14,7 @@ struct Utf8Character {
     char32_t code;       // replacement_character where the bytes are none
     std::size_t length;  // in bytes; of bytes that are no character, those that one replacement stands for
     bool is_valid;
+    bool is_cut_off = false;  // no character, but with bytes after the text's end it would be one
 };
 
 // The first character of a text that is not empty. Of bytes that are not UTF-8 as many are taken together as could have
@@ -31,7 +32,7 @@ inline Utf8Character first_character(std::string_view text) {
     for (std::size_t i = 1; i < length; ++i) {
         const bool follows =
             i < text.size() && byte(i) >= (i == 1 ? low : 0x80U) && byte(i) <= (i == 1 ? high : 0xbfU);
-        if (!follows) return {replacement_character, i, false};
+        if (!follows) return {replacement_character, i, false, i == text.size()};
         code = code << 6 | (byte(i) & 0x3fU);
     }
     if (length == 1) return {replacement_character, 1, false};

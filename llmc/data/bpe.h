@@ -11,6 +11,7 @@
 
 namespace llmc {
 
+inline constexpr std::int64_t gpt2_vocabulary = 50257;
 inline constexpr std::string_view end_of_text_name = "<|endoftext|>";
 
 // A token is a sequence of bytes, and its id says how early it is merged: the 256 single bytes come first, in any order,

@@ -130,4 +130,23 @@ BytePairEncoder read_bpe(const fs::path& directory) {
     return BytePairEncoder(std::move(tokens));
 }
 
+std::optional<BytePairEncoder> find_bpe(const std::string& directory, std::int64_t vocabulary) {
+    if (directory.empty()) {
+        std::error_code ignored;
+        const bool usual = vocabulary == gpt2_vocabulary &&
+                           fs::exists(fs::path(usual_bpe_directory) / bpe_ids_file, ignored);
+        if (!usual) return std::nullopt;
+        return naming_option("--bpe-dir", [] { return read_bpe(usual_bpe_directory); });
+    }
+    BytePairEncoder bpe = naming_option("--bpe-dir", [&] { return read_bpe(directory); });
+    if (bpe.vocabulary() != vocabulary) {
+        user_error(
+            "--bpe-dir: the encoding in '{}' has {} tokens, and the model's vocabulary is {}; leave it out, "
+            "or try "
+            "--vocab-size {}",
+            directory, bpe.vocabulary(), vocabulary, bpe.vocabulary());
+    }
+    return bpe;
+}
+
 }  // namespace llmc

@@ -58,6 +58,20 @@ class TrainingSamples {
     std::vector<std::int64_t> first_window_;  // of each shard, and the sum of all at the end
 };
 
+// How a step's samples are divided: each data-parallel rank has a run of them, its micro-batches one after the other.
+struct BatchShare {
+    std::int64_t global_sequences;  // of a step
+    std::int64_t data_ranks = 1, data_rank = 0;
+    std::int64_t micro_batch = 1;  // sequences
+
+    std::int64_t rank_sequences() const { return global_sequences / data_ranks; }
+    std::int64_t micro_batches() const { return rank_sequences() / micro_batch; }
+    // The first sample of a micro-batch in the step that begins with sample `step_first`.
+    std::int64_t first_sample(std::int64_t step_first, std::int64_t index) const {
+        return step_first + data_rank * rank_sequences() + index * micro_batch;
+    }
+};
+
 // The whole of a source in order: every token but the first of each shard is a target exactly once. A shard's
 // last window may have fewer than T targets: the others are ignored_target (-1), with 0 as their inputs.
 class ValidationWindows {

@@ -1,19 +1,21 @@
 #include "llmc/data/tokenizer.h"
 
-#include <algorithm>
 #include <charconv>
+#include <utility>
 
 #include "llmc/core/error.h"
+#include "llmc/core/utf8.h"
+#include "llmc/data/bpe.h"
 
 namespace llmc {
 
 namespace {
 
-constexpr std::int64_t byte_vocabulary = 256;
-constexpr std::int32_t gpt2_end_of_text = 50256;
+constexpr auto gpt2_end_of_text = static_cast<std::int32_t>(gpt2_vocabulary - 1);
 
-std::vector<std::int32_t> encode_bytes(std::string_view prompt) {
-    std::vector<std::int32_t> tokens;
+// The text that a prompt stands for.
+std::string unescaped(std::string_view prompt) {
+    std::string text;
     for (std::size_t i = 0; i < prompt.size(); ++i) {
         char c = prompt[i];
         if (c == '\\' && i + 1 < prompt.size()) {
@@ -23,8 +25,14 @@ std::vector<std::int32_t> encode_bytes(std::string_view prompt) {
                 ++i;
             }
         }
-        tokens.push_back(static_cast<unsigned char>(c));
+        text += c;
     }
+    return text;
+}
+
+std::vector<std::int32_t> encode_bytes(std::string_view text) {
+    std::vector<std::int32_t> tokens;
+    for (const char c : text) tokens.push_back(static_cast<unsigned char>(c));
     return tokens;
 }
 
@@ -47,28 +55,6 @@ std::vector<std::int32_t> parse_ids(std::string_view prompt, std::int64_t vocabu
     }
 }
 
-// The length of the UTF-8 sequence that begins the text, 0 if none does (RFC 3629).
-std::size_t utf8_length(std::string_view text) {
-    const auto byte = [&](std::size_t i) {
-        return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U;
-    };
-    const auto follows = [&](std::size_t i, unsigned low = 0x80, unsigned high = 0xbf) {
-        return byte(i) >= low && byte(i) <= high;
-    };
-    const unsigned first = byte(0);
-    if (first < 0x80) return 1;
-    if (first >= 0xc2 && first <= 0xdf) return follows(1) ? 2 : 0;
-    if (first >= 0xe0 && first <= 0xef) {
-        const unsigned low = first == 0xe0 ? 0xa0 : 0x80, high = first == 0xed ? 0x9f : 0xbf;
-        return follows(1, low, high) && follows(2) ? 3 : 0;
-    }
-    if (first >= 0xf0 && first <= 0xf4) {
-        const unsigned low = first == 0xf0 ? 0x90 : 0x80, high = first == 0xf4 ? 0x8f : 0xbf;
-        return follows(1, low, high) && follows(2) && follows(3) ? 4 : 0;
-    }
-    return 0;
-}
-
 // C0 but for line feed and tab, DEL, and C1 (U+0080 to U+009F), which terminals obey as well.
 bool is_control(std::string_view character) {
     const auto first = static_cast<unsigned char>(character[0]);
@@ -76,36 +62,60 @@ bool is_control(std::string_view character) {
     return first == 0xc2 && static_cast<unsigned char>(character[1]) < 0xa0;
 }
 
+// Takes whole characters from the bytes' beginning, as they are printed; with `ends`, whatever is there.
+std::string take_text(std::string& bytes, bool ends) {
+    std::string text;
+    std::string_view left = bytes;
+    while (!left.empty()) {
+        const Utf8Character character = first_character(left);
+        if (character.is_cut_off && !ends) break;
+        const std::string_view own = left.substr(0, character.length);
+        text += character.is_valid && !is_control(own) ? own : replacement_bytes;
+        left.remove_prefix(character.length);
+    }
+    bytes.erase(0, bytes.size() - left.size());
+    return text;
+}
+
 }  // namespace
 
-std::vector<std::int32_t> encode_prompt(std::string_view prompt, std::int64_t vocabulary) {
-    std::vector<std::int32_t> tokens =
-        vocabulary == byte_vocabulary ? encode_bytes(prompt) : parse_ids(prompt, vocabulary);
-    if (tokens.empty()) {
-        if (vocabulary == byte_vocabulary) return {'\n'};
-        return {vocabulary > gpt2_end_of_text ? gpt2_end_of_text : 0};
-    }
+std::vector<std::int32_t> encode_prompt(std::string_view prompt, std::int64_t vocabulary,
+                                        const BytePairEncoder* bpe) {
+    std::vector<std::int32_t> tokens = bpe                             ? bpe->encode(unescaped(prompt))
+                                       : vocabulary == byte_vocabulary ? encode_bytes(unescaped(prompt))
+                                                                       : parse_ids(prompt, vocabulary);
+    if (!tokens.empty()) return tokens;
+    if (bpe) return {bpe->end_of_text()};
+    if (vocabulary == byte_vocabulary) return {'\n'};
+    return {vocabulary > gpt2_end_of_text ? gpt2_end_of_text : 0};
+}
+
+bool encodes_text(std::int64_t vocabulary, const BytePairEncoder* bpe) {
+    return bpe || vocabulary == byte_vocabulary;
+}
+
+std::vector<std::int32_t> encode_text(std::string_view text, const BytePairEncoder* bpe) {
+    if (!bpe) return encode_bytes(text);
+    std::vector<std::int32_t> tokens;
+    bpe->encode_ordinary(text, tokens);
     return tokens;
 }
 
-std::string decode(std::span<const std::int32_t> tokens, std::int64_t vocabulary) {
-    if (vocabulary != byte_vocabulary) {
-        std::string ids;
-        for (const std::int32_t token : tokens) ids += (ids.empty() ? "" : " ") + std::to_string(token);
-        return ids;
-    }
-    std::string bytes;
-    for (const std::int32_t token : tokens) bytes += static_cast<char>(token);
+std::string TextStream::add(std::int32_t token) {
+    const bool is_first = !std::exchange(has_begun_, true);
+    if (!encodes_text(vocabulary_, bpe_)) return (is_first ? "" : " ") + std::to_string(token);
+    pending_ += bpe_ ? bpe_->decode({&token, 1}) : std::string(1, static_cast<char>(token));
+    return take_text(pending_, false);
+}
 
-    constexpr std::string_view replacement = "\xef\xbf\xbd";  // U+FFFD
+std::string TextStream::rest() { return take_text(pending_, true); }
+
+std::string decode(std::span<const std::int32_t> tokens, std::int64_t vocabulary,
+                   const BytePairEncoder* bpe) {
+    TextStream stream(vocabulary, bpe);
     std::string text;
-    for (std::string_view rest = bytes; !rest.empty();) {
-        const std::size_t length = utf8_length(rest);
-        const bool printable = length > 0 && !is_control(rest.substr(0, length));
-        text += printable ? rest.substr(0, length) : replacement;
-        rest.remove_prefix(std::max<std::size_t>(length, 1));
-    }
-    return text;
+    for (const std::int32_t token : tokens) text += stream.add(token);
+    return text + stream.rest();
 }
 
 }  // namespace llmc

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -27,12 +28,25 @@ double rounded(double value, int digits) {
     return std::isfinite(value) ? std::stod(fmt::format("{:.{}g}", value, digits)) : value;
 }
 
+// To the millisecond.
+double seconds_since_1970() {
+    using std::chrono::milliseconds, std::chrono::system_clock;
+    const auto now = std::chrono::duration_cast<milliseconds>(system_clock::now().time_since_epoch());
+    return static_cast<double>(now.count()) / 1e3;
+}
+
+constexpr const char* hellaswag_key = "hellaswag_acc_norm";
+
+Json as_json(const HellaSwagScore& score) {
+    return {{"hellaswag_acc", rounded(score.accuracy, 6)}, {hellaswag_key, rounded(score.accuracy_norm, 6)}};
+}
+
 // The whole lines of the first `done` steps, the run's line included, of a run of this identity; none if the file is
 // another's. A line cut off by a crash ends them.
 struct Kept {
     std::string lines;
     std::vector<MetricsWriter::Validation> validations;
-    std::int64_t last_step = 0;
+    std::int64_t last_step = 0, last_hellaswag = 0;
 };
 Kept lines_until(std::string_view text, std::int64_t done, const Json& identity) {
     Kept kept;
@@ -47,6 +61,7 @@ Kept lines_until(std::string_view text, std::int64_t done, const Json& identity)
             kept.last_step = step;
             if (json.contains("val_loss") && json["val_loss"].is_number())
                 kept.validations.push_back({step, json["val_loss"]});
+            if (json.contains(hellaswag_key)) kept.last_hellaswag = step;
         }
         kept.lines += line;
         kept.lines += '\n';
@@ -97,6 +112,7 @@ MetricsWriter::MetricsWriter(std::filesystem::path path, const Json& run, std::i
     earlier_ = std::move(earlier.validations);
     lacks_validation_ =
         goes_on && earlier.last_step == done && (earlier_.empty() || earlier_.back().step != done);
+    lacks_hellaswag_ = goes_on && earlier.last_step == done && earlier.last_hellaswag != done;
     // A crash or a full disk here must not lose the lines of an earlier run: the new file replaces it whole.
     const std::filesystem::path kept = of_another ? kept_as(path_) : std::filesystem::path();
     try {
@@ -114,11 +130,15 @@ void MetricsWriter::open() {
     if (!file_) fail();
 }
 
-void MetricsWriter::add_validation(double loss) {
+void MetricsWriter::add_validation(double loss) { add_to_last_line({{"val_loss", rounded(loss, 9)}}); }
+
+void MetricsWriter::add_hellaswag(const HellaSwagScore& score) { add_to_last_line(as_json(score)); }
+
+void MetricsWriter::add_to_last_line(const Json& more) {
     std::string lines = read_file(path_);
     const std::size_t last = lines.rfind('\n', lines.size() - 2) + 1;
     Json line = Json::parse(lines.substr(last));
-    line["val_loss"] = rounded(loss, 9);
+    line.update(more);
     lines.replace(last, std::string::npos, line.dump() + "\n");
     replace_file(path_, lines);
     open();
@@ -138,9 +158,11 @@ void MetricsWriter::write(const StepMetrics& metrics) {
         {"tokens_per_s", rounded(metrics.tokens_per_second, 6)},
         {"step_ms", rounded(metrics.step_ms, 6)},
         {"phase_ms", phases},
+        {"time", seconds_since_1970()},
     };
     if (metrics.model_flops_utilization) line["mfu"] = rounded(*metrics.model_flops_utilization, 4);
     if (metrics.val_loss) line["val_loss"] = rounded(*metrics.val_loss, 9);
+    if (metrics.hellaswag) line.update(as_json(*metrics.hellaswag));
     write_line(line.dump() + "\n");
 }
 

@@ -15,7 +15,14 @@
 
 namespace llmc {
 
-// One step's line. `loss` and `val_loss` are nats per token, and are written with 9 significant digits.
+// The shares of examples whose right ending has the lowest loss of the four: summed over its tokens, and their mean.
+struct HellaSwagScore {
+    double accuracy = 0, accuracy_norm = 0;
+    std::int64_t examples = 0;
+};
+
+// One step's line, which says its `time` too, seconds since 1970. `loss` and `val_loss` are nats per token, and are
+// written with 9 significant digits.
 struct StepMetrics {
     std::int64_t step = 0;  // from 1
     double loss = 0;        // on the step's batch, before its update
@@ -29,6 +36,7 @@ struct StepMetrics {
     // peak is known.
     std::optional<double> model_flops_utilization;
     std::optional<double> val_loss;
+    std::optional<HellaSwagScore> hellaswag{};
 };
 
 // Whether a file holds a step of some run.
@@ -51,23 +59,26 @@ class MetricsWriter {
         double loss;
     };
     const std::vector<Validation>& earlier_validations() const { return earlier_; }
-    // Whether the last line that was kept is of the last step that is done, and has no validation; and what adds
-    // one to it, before the first new line.
+    // Whether the last line that was kept is of the last step that is done, and has no validation, or no score; and what
+    // adds one to it, before the first new line.
     bool lacks_validation() const { return lacks_validation_; }
+    bool lacks_hellaswag() const { return lacks_hellaswag_; }
     void add_validation(double loss);
+    void add_hellaswag(const HellaSwagScore& score);
 
   private:
     struct Close {
         void operator()(std::FILE* file) const { std::fclose(file); }
     };
     void write_line(const std::string& line);
+    void add_to_last_line(const nlohmann::ordered_json& more);
     [[noreturn]] void fail() const;
 
     void open();
 
     std::filesystem::path path_;
     std::vector<Validation> earlier_;
-    bool lacks_validation_ = false;
+    bool lacks_validation_ = false, lacks_hellaswag_ = false;
     std::unique_ptr<std::FILE, Close> file_;
 };
 

@@ -16,6 +16,7 @@ std::span<const NamedModel> named_models() {
         NamedModel{"gpt2-medium", {24, 16, 1024, 1024, 50257}, 3e-4},
         NamedModel{"gpt2-large", {36, 20, 1280, 1024, 50257}, 2.5e-4},
         NamedModel{"gpt2-xl", {48, 25, 1600, 1024, 50257}, 2e-4},
+        NamedModel{"gpt3-6.7b", {32, 32, 4096, 2048, 50257}, 1.2e-4},
     };
     return models;
 }

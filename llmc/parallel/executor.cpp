@@ -229,6 +229,7 @@ void Executor::forward(const Action& action) {
             const HeadActivations<Tensor> buffers = head();
             head_forward(ops_, ranks_, config_, stream(action, action.reads), tokens_of(action).targets,
                          head_tensors(parameters), buffers);
+            if (input_->see_losses) input_->see_losses(action.micro_batch, buffers.losses);
             return ops_.sum(loss_sum(), buffers.losses);
         }
     }

@@ -43,6 +43,9 @@ struct StepInput {
     // Called before the first update, with all ranks at the same place.
     std::function<void()> before_update{};
     std::optional<std::uint64_t> rounding_seed{};  // of stochastic rounding; without it the nearest is taken
+    // Called where the head is after the forward pass of each micro-batch of an evaluation, with the losses of its tokens,
+    // fp32 (sequences, T), before the next ones overwrite them.
+    std::function<void(int micro_batch, const Tensor& losses)> see_losses{};
 };
 
 class Executor final : private Performer {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "llmc/core/memory_layout.h"
+#include "llmc/data/samples.h"
 #include "llmc/device/ops.h"
 #include "llmc/model/config.h"
 #include "llmc/model/recompute.h"
@@ -80,6 +81,13 @@ struct RunPlan {
 
     std::int64_t global_sequences() const { return spec.global_sequences(); }
     std::int64_t rank_sequences() const { return spec.rank_sequences(); }
+    // What this rank computes of a step.
+    BatchShare share() const {
+        return {.global_sequences = global_sequences(),
+                .data_ranks = spec.mesh.data_ranks(),
+                .data_rank = spec.mesh.data_rank(),
+                .micro_batch = micro_batch};
+    }
     const StagePart& part() const { return parts[static_cast<std::size_t>(spec.mesh.stage())]; }
     // One of the model's chunks, whichever stage has it.
     const Chunk& chunk(int number) const {

@@ -142,6 +142,16 @@ void Console::validation(std::int64_t step, double loss) {
           "\n");
 }
 
+void Console::hellaswag(std::int64_t step, const HellaSwagScore& score) {
+    print(
+        terminal_.styled(Style::result,
+                         fmt::format("-- HellaSwag after step {}: {:.2f}% right by mean loss, {:.2f}% by its "
+                                     "sum, of {}",
+                                     step, 100 * score.accuracy_norm, 100 * score.accuracy,
+                                     plural(score.examples, "example"))) +
+        "\n");
+}
+
 void Console::sample(std::int64_t step, std::string_view text) {
     while (text.starts_with('\n')) text.remove_prefix(1);
     constexpr int columns = 72;

@@ -28,6 +28,7 @@ class Console {
     // A line a step; on a terminal also the progress at the bottom.
     void step(const StepMetrics& metrics);
     void validation(std::int64_t step, double loss);
+    void hellaswag(std::int64_t step, const HellaSwagScore& score);
     void sample(std::int64_t step, std::string_view text);
     // After the last step; `command` goes on from there and is one line, however long, to be copied.
     void summary(const Rows& rows, std::string_view command);

@@ -41,6 +41,8 @@ std::vector<DependentSetting> dependent_settings() {
     const auto is_pipeline = [](const Options& o) { return o.pipeline_parallel > 1; };
     const auto shares_layers = [](const Options& o) { return o.tensor_parallel > 1; };
     const auto recomputes = [](const Options& o) { return o.recompute != "none"; };
+    const auto evaluates = [](const Options& o) { return !o.eval_hellaswag.empty(); };
+    constexpr std::string_view of_evaluation = "is for --eval-hellaswag";
     constexpr std::string_view of_gathering = "is for --zero-stage 3, which gathers parameters";
     constexpr std::string_view of_pipelines = "is for --pipeline-parallel 2 or more";
     return {
@@ -58,6 +60,10 @@ std::vector<DependentSetting> dependent_settings() {
                   of_pipelines, is_pipeline),
         dependent("sequence-parallel", &Options::sequence_parallel, "tensor-parallel", "sequence-parallel",
                   "is for --tensor-parallel 2 or more", shares_layers),
+        dependent("eval-every", &Options::eval_every, "eval-hellaswag", "eval-every", of_evaluation,
+                  evaluates),
+        dependent("eval-examples", &Options::eval_examples, "eval-hellaswag", "eval-examples", of_evaluation,
+                  evaluates),
         dependent("recompute-every", &Options::recompute_every, "recompute", "recompute-every",
                   "is for --recompute selective or block, which recompute something", recomputes),
     };
@@ -119,6 +125,8 @@ void check_ranges(const Options& o) {
     require_range("grad-clip", o.grad_clip, 0.0, large);
     require_range<std::int64_t>("val-every", o.val_every, 0, many);
     require_range<std::int64_t>("val-batches", o.val_batches, 0, many);
+    require_range<std::int64_t>("eval-every", o.eval_every, 0, many);
+    require_range<std::int64_t>("eval-examples", o.eval_examples, 0, many);
     require_range<std::int64_t>("sample-every", o.sample_every, 0, many);
     require_range<std::int64_t>("sample-tokens", o.sample_tokens, 0, 1 << 20);
     require_range("temperature", o.temperature, 0.0, large);

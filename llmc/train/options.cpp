@@ -69,6 +69,9 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("train-data", o.train_data, "FILE.txt as bytes or shards 'PATTERN*.bin'; default stories", any);
     setting("val-data", o.val_data, "For validation; default a text's last tenth, none for shards", any);
 
+    setting("bpe-dir", o.bpe_directory, "GPT-2's encoder.json, vocab.bpe; default data/gpt2_bpe if there",
+            any);
+
     group("Training");
     setting("steps", o.steps, "Optimizer steps; 0 shows what would run and its memory", any);
     setting("global-batch-tokens", o.global_batch_tokens,
@@ -138,6 +141,10 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     group("Validation and samples");
     setting("val-every", o.val_every, "Validate every so many steps and after the last; 0: only then", any);
     setting("val-batches", o.val_batches, "Global batches of a validation; 0: all there are", any);
+    setting("eval-hellaswag", o.eval_hellaswag, "Score the endings in FILE.jsonl (HellaSwag's own lines)",
+            any);
+    setting("eval-every", o.eval_every, "Score every so many steps and after the last; 0: only then", any);
+    setting("eval-examples", o.eval_examples, "Score the first so many examples; 0: all there are", any);
     setting("sample-every", o.sample_every, "Sample every so many steps and after the last; 0: only then",
             any);
     setting("sample-tokens", o.sample_tokens, "Tokens of a sample; 0: no samples", any);

@@ -31,6 +31,7 @@ struct Options {
     // data
     std::string train_data;
     std::string val_data;
+    std::string bpe_directory;  // by default data/gpt2_bpe, where it is and the vocabulary is GPT-2's
 
     // training
     std::int64_t steps = 1200;
@@ -88,6 +89,9 @@ struct Options {
     // validation and samples
     std::int64_t val_every = 100;
     std::int64_t val_batches = 20;
+    std::string eval_hellaswag;
+    std::int64_t eval_every = 0;
+    std::int64_t eval_examples = 0;
     std::int64_t sample_every = 0;
     std::int64_t sample_tokens = 400;
     std::string prompt;

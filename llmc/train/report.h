@@ -9,12 +9,14 @@
 #include <optional>
 #include <string>
 
+#include "llmc/data/bpe.h"
 #include "llmc/data/data.h"
 #include "llmc/device/device.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/algorithms.h"
 #include "llmc/train/console.h"
+#include "llmc/train/hellaswag.h"
 #include "llmc/train/options.h"
 #include "llmc/train/outputs.h"
 
@@ -35,6 +37,8 @@ struct Run {
     Writes writes;
     std::size_t communicator_memory = 0;  // that the device's communicator took (devices.h)
     Algorithms algorithms;
+    std::optional<BytePairEncoder> bpe;  // of the vocabulary
+    std::optional<HellaSwag> hellaswag;
 };
 
 // What came of it.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <string>
 
 #include "llmc/core/error.h"
@@ -94,18 +95,10 @@ std::optional<std::uint64_t> Trainer::rounding_seed() const {
     return options_.stochastic_rounding ? std::optional(options_.seed) : std::nullopt;
 }
 
-StepMetrics Trainer::train_step(const TrainingSamples& samples, bool compares_replicas) {
+StepMetrics Trainer::train_step(TrainingBatches& batches, bool compares_replicas) {
     const std::int64_t T = plan_.spec.config.sequence_length, B = plan_.micro_batch;
-    // A rank's share of the batch is a run of samples, its micro-batches one after the other.
-    const std::int64_t first = progress_.samples + plan_.spec.mesh.data_rank() * plan_.rank_sequences();
     const auto load = [&](int micro_batch, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
-        const bool ahead = micro_batch == plan_.micro_batches;  // the next step's first
-        const std::int64_t sample =
-            ahead ? first + plan_.global_sequences() : first + std::int64_t{micro_batch} * B;
-        for (std::int64_t b = 0; b < B; ++b) {
-            const auto begin = static_cast<std::size_t>(b * T), count = static_cast<std::size_t>(T);
-            samples.read(sample + b, inputs.subspan(begin, count), targets.subspan(begin, count));
-        }
+        batches.read(progress_.samples, micro_batch, inputs, targets);
     };
 
     // Before ranks give each other what they have updated, which would hide what differs.
@@ -181,39 +174,76 @@ void Trainer::require_finite() {
     }
 }
 
-std::optional<double> Trainer::validate(const ValidationWindows& validation, std::int64_t windows,
+std::optional<double> Trainer::evaluate(std::string_view what, std::int64_t rows, const ReadRow& read,
+                                        const std::function<void(std::int64_t, std::span<const float>)>& see,
                                         const Watch& watch) {
     const std::int64_t T = plan_.spec.config.sequence_length, B = plan_.micro_batch;
     const std::int64_t ranks = plan_.spec.mesh.data_ranks(), at_once = plan_.evaluation_sequences() * ranks;
     double loss = 0;
-    for (std::int64_t round = 0; round * at_once < windows; ++round) {
-        if (!watch(static_cast<double>(round * at_once) / static_cast<double>(windows))) return std::nullopt;
-        const auto load = [&](int micro_batch, std::span<std::int32_t> inputs,
-                              std::span<std::int32_t> targets) {
+    std::vector<float> losses;
+    for (std::int64_t round = 0; round * at_once < rows; ++round) {
+        if (!watch(static_cast<double>(round * at_once) / static_cast<double>(rows))) return std::nullopt;
+        // Calls f(row, its first token) for the sequences of a micro-batch; those behind the last row are none.
+        const auto for_each_row = [&](int micro_batch, auto&& f) {
             const std::int64_t first =
                 round * at_once + (micro_batch * ranks + plan_.spec.mesh.data_rank()) * B;
-            for (std::int64_t b = 0; b < B; ++b) {
-                const auto begin = static_cast<std::size_t>(b * T), count = static_cast<std::size_t>(T);
-                if (first + b < windows) {
-                    validation.read(first + b, inputs.subspan(begin, count), targets.subspan(begin, count));
+            for (std::int64_t b = 0; b < B; ++b) f(first + b, static_cast<std::size_t>(b * T));
+        };
+        const auto load = [&](int micro_batch, std::span<std::int32_t> inputs,
+                              std::span<std::int32_t> targets) {
+            for_each_row(micro_batch, [&](std::int64_t row, std::size_t begin) {
+                const auto count = static_cast<std::size_t>(T);
+                if (row < rows) {
+                    read(row, inputs.subspan(begin, count), targets.subspan(begin, count));
                 } else {
                     std::ranges::fill(inputs.subspan(begin, count), 0);
                     std::ranges::fill(targets.subspan(begin, count), ignored_target);
                 }
-            }
+            });
         };
-        executor_.run(plan_.evaluation, {.load = load, .sequences = B});
+        std::function<void(int, const Tensor&)> see_losses;
+        if (see) {
+            see_losses = [&](int micro_batch, const Tensor& on_device) {
+                losses.resize(static_cast<std::size_t>(B * T));
+                device_.download(losses.data(), on_device);
+                for_each_row(micro_batch, [&](std::int64_t row, std::size_t begin) {
+                    if (row < rows) see(row, std::span(losses).subspan(begin, static_cast<std::size_t>(T)));
+                });
+            };
+        }
+        executor_.run(plan_.evaluation, {.load = load, .sequences = B, .see_losses = see_losses});
         loss += executor_.results().loss_sum;
         if (!std::isfinite(loss)) {
             const ForwardPasses passes = forward_passes(plan_.evaluation.micro_batches, load);
             user_error(
-                "the loss of the validation after step {} is {}; the first tensor that is not finite is {}; "
-                "{}",
+                "the loss of the {} after step {} is {}; the first tensor that is not finite is {}; {}", what,
                 progress_.step, named(loss),
                 first_non_finite(plan_, arenas_, device_, store_, world_, passes), what_would_do());
         }
     }
-    return loss / static_cast<double>(validation.targets(windows));
+    return loss;
+}
+
+std::optional<double> Trainer::validate(const ValidationWindows& validation, std::int64_t windows,
+                                        const Watch& watch) {
+    const auto read = [&](std::int64_t window, std::span<std::int32_t> inputs,
+                          std::span<std::int32_t> targets) { validation.read(window, inputs, targets); };
+    const auto loss = evaluate("validation", windows, read, {}, watch);
+    if (!loss) return std::nullopt;
+    return *loss / static_cast<double>(validation.targets(windows));
+}
+
+std::optional<std::vector<double>> Trainer::losses_of_rows(std::int64_t rows, const ReadRow& read,
+                                                           const Watch& watch) {
+    std::vector<double> sums(static_cast<std::size_t>(rows));
+    // Of ranks that share a row one counts it; the others' zeros change nothing.
+    const bool counts = plan_.spec.mesh.tensor_rank() == 0;
+    const auto see = [&](std::int64_t row, std::span<const float> losses) {
+        if (counts) sums[static_cast<std::size_t>(row)] = std::accumulate(losses.begin(), losses.end(), 0.0);
+    };
+    if (!evaluate("evaluation", rows, read, see, watch)) return std::nullopt;
+    world_.all_reduce({reinterpret_cast<std::byte*>(sums.data()), DType::fp64, {rows}});
+    return sums;
 }
 
 std::optional<std::vector<std::int32_t>> Trainer::generate(std::span<const std::int32_t> prompt,

@@ -13,6 +13,7 @@
 
 #include "llmc/comm/communicator.h"
 #include "llmc/data/samples.h"
+#include "llmc/data/training_batches.h"
 #include "llmc/device/arenas.h"
 #include "llmc/device/device.h"
 #include "llmc/io/checkpoint.h"
@@ -25,6 +26,10 @@
 #include "llmc/train/options.h"
 
 namespace llmc {
+
+// Fills T inputs and T targets of a row (a sequence of its own); a target of ignored_target (-1) counts nothing.
+using ReadRow =
+    std::function<void(std::int64_t row, std::span<std::int32_t> inputs, std::span<std::int32_t> targets)>;
 
 // Called between the parts of what takes long, with the share that is done; gives it up by returning false.
 using Watch = std::function<bool(double share)>;
@@ -50,9 +55,9 @@ class Trainer {
     // Those of all stages (Device::choices).
     const std::string& algorithms() const { return algorithms_; }
 
-    // The next step. UserError on all ranks if its loss or gradient is not finite, which names the first tensor that
+    // The next step, of batches that the plan's share() divides. UserError on all ranks if its loss or gradient is not finite, which names the first tensor that
     // is not; and with `compares_replicas`, if ranks that must have the same parameters or optimizer state do not.
-    StepMetrics train_step(const TrainingSamples& samples, bool compares_replicas = false);
+    StepMetrics train_step(TrainingBatches& batches, bool compares_replicas = false);
 
     // When the actions of steps ran (step_streams.h): whether that is measured, and of the last step.
     void watch_actions(bool on) { executor_.watch_actions(on); }
@@ -65,6 +70,11 @@ class Trainer {
     // `watch` must tell them the same.
     std::optional<double> validate(const ValidationWindows& validation, std::int64_t windows,
                                    const Watch& watch);
+
+    // The losses of each of so many rows in nats, summed over its targets; nothing if it was given up. Data ranks share the
+    // rows; all ranks receive all sums; `watch` must tell them the same.
+    std::optional<std::vector<double>> losses_of_rows(std::int64_t rows, const ReadRow& read,
+                                                      const Watch& watch);
 
     // Continues a prompt of at least one token by `count` tokens, with the options' temperature and top-k;
     // returns the new ones, nothing if it was given up. Of the same prompt, weights and step always the same.
@@ -83,6 +93,11 @@ class Trainer {
     ForwardPasses forward_passes(int micro_batches,
                                  const std::function<void(int micro_batch, std::span<std::int32_t> inputs,
                                                           std::span<std::int32_t> targets)>& load);
+    // The sum of the losses of all targets of so many rows, on all ranks; nothing if it was given up. `what` is named where it
+    // is not finite. `see` is called where losses are made, with those of a row's T targets, fp32.
+    std::optional<double> evaluate(std::string_view what, std::int64_t rows, const ReadRow& read,
+                                   const std::function<void(std::int64_t row, std::span<const float>)>& see,
+                                   const Watch& watch);
     void require_equal_replicas();
     AdamWStep adamw_step() const;
     std::optional<std::uint64_t> rounding_seed() const;  // of stochastic rounding, where it is asked for

@@ -51,12 +51,22 @@ std::vector<T> contribution(int rank, std::size_t count) {
     return values;
 }
 
+// Two contributions' sum, in fp32 (fp64) and rounded to their type.
+template <class T>
+T sum_of(T a, T b) {
+    if constexpr (std::is_same_v<T, double>) {
+        return a + b;
+    } else {
+        return from_float<T>(to_float(a) + to_float(b));
+    }
+}
+
 // Pairs of neighbours level by level, one element at a time: the definition, unlike the implementation.
-template <class S>
-S add_as_tree(std::vector<S> level) {
+template <class T>
+T add_as_tree(std::vector<T> level) {
     while (level.size() > 1) {
-        std::vector<S> next;
-        for (std::size_t i = 0; i + 1 < level.size(); i += 2) next.push_back(level[i] + level[i + 1]);
+        std::vector<T> next;
+        for (std::size_t i = 0; i + 1 < level.size(); i += 2) next.push_back(sum_of(level[i], level[i + 1]));
         if (level.size() % 2 == 1) next.push_back(level.back());
         level = next;
     }
@@ -69,15 +79,9 @@ std::vector<T> expected_sum(int ranks, std::size_t count) {
     for (int rank = 0; rank < ranks; ++rank) all.push_back(contribution<T>(rank, count));
     std::vector<T> sum(count);
     for (std::size_t i = 0; i < count; ++i) {
-        if constexpr (std::is_same_v<T, double>) {
-            std::vector<double> addends;
-            for (const auto& values : all) addends.push_back(values[i]);
-            sum[i] = add_as_tree(addends);
-        } else {
-            std::vector<float> addends;
-            for (const auto& values : all) addends.push_back(to_float(values[i]));
-            sum[i] = from_float<T>(add_as_tree(addends));
-        }
+        std::vector<T> addends;
+        for (const auto& values : all) addends.push_back(values[i]);
+        sum[i] = add_as_tree(addends);
     }
     return sum;
 }
@@ -107,12 +111,6 @@ template <class T>
 class Sums : public testing::Test {};
 using SumTypes = testing::Types<float, bfloat16, double>;
 TYPED_TEST_SUITE(Sums, SumTypes);
-
-// Not bf16, which is rounded after each sum.
-template <class T>
-class UnroundedSums : public testing::Test {};
-using UnroundedTypes = testing::Types<float, double>;
-TYPED_TEST_SUITE(UnroundedSums, UnroundedTypes);
 
 template <class T>
 class Copies : public testing::Test {};
@@ -168,7 +166,7 @@ TYPED_TEST(Sums, AllReduceIsReduceScatterThenAllGather) {
 }
 
 // The sum inside aligned groups of 2^k ranks, then across the groups, is the sum over all, to the bit.
-TYPED_TEST(UnroundedSums, HybridSumsAreFlatSums) {
+TYPED_TEST(Sums, HybridSumsAreFlatSums) {
     use_chunks(4096);
     for (int group = 1; group <= world().size(); group *= 2) {
         if (world().size() % group != 0) continue;

@@ -206,18 +206,19 @@ class TrainingRun {
                          device_->ops(), 0)),
           groups_(world(), mesh_),
           samples_(*stories().training, context, options_.seed),
+          batches_(samples_, plan_.share(), context),
           trainer_(options_, plan_, *device_, world(), groups_) {}
 
     // What the comparison in a step says; nothing where it finds no difference.
     std::string step_with_comparison() {
         try {
-            trainer_.train_step(samples_, true);
+            trainer_.train_step(batches_, true);
         } catch (const UserError& fault) {
             return fault.what();
         }
         return "";
     }
-    void step() { trainer_.train_step(samples_); }
+    void step() { trainer_.train_step(batches_); }
     std::optional<std::string> difference() { return differing_replica(*device_, trainer_.store(), world()); }
     const ParameterStore& store() { return trainer_.store(); }
     const Sharding& sharding() const { return mesh_.sharding; }
@@ -239,6 +240,7 @@ class TrainingRun {
     RunPlan plan_;
     MeshGroups groups_;
     TrainingSamples samples_;
+    TrainingBatches batches_;
     Trainer trainer_;
 };
 

@@ -64,8 +64,6 @@ TEST_P(ShardedTraining, IsTheSameRunAtEveryStage) {
     EXPECT_LT(whole.losses.back(), whole.losses.front());
     for (const Sharding& sharding : shardings(ranks, true)) {
         SCOPED_TRACE(sharding.description());
-        // Gradients in bf16 are rounded once more between a group's sum and that over groups.
-        if (sharding.replicas > 1 && setting.gradients == DType::bf16) continue;
         const TrainingResult sharded = train(world(), sharding, setting, sequences);
         expect_same(sharded, whole);
     }

@@ -21,6 +21,7 @@
 #include "llmc/comm/bootstrap.h"
 #include "llmc/data/data.h"
 #include "llmc/data/samples.h"
+#include "llmc/data/training_batches.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/options.h"
 #include "llmc/train/trainer.h"
@@ -157,13 +158,14 @@ void run(const Options& options, Job& job) {
     Trainer trainer(options, plan, *device, world, groups);
     world.set_staging(trainer.arenas()[plan.communication]);
     const TrainingSamples samples(*data.training, plan.spec.config.sequence_length, options.seed);
+    TrainingBatches batches(samples, plan.share(), plan.spec.config.sequence_length);
 
     Stack first{};
     backtrace(first.data(), most_frames);  // loads what it needs
     // The first steps make the products' primitives, start threads and let vectors grow.
-    for (int step = 0; step < 2; ++step) trainer.train_step(samples);
+    for (int step = 0; step < 2; ++step) trainer.train_step(batches);
     counting = true;
-    while (trainer.progress().step < options.steps) trainer.train_step(samples);
+    while (trainer.progress().step < options.steps) trainer.train_step(batches);
     counting = false;
     if (!counts) fmt::print("allocations are not counted in a build with address checks\n");
     fmt::print("rank {}: {} of ours, {} of libraries\n", world.rank(), ours.load(), of_libraries.load());

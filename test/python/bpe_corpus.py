@@ -5,7 +5,7 @@ Not for timing: they are nothing like the text that people write, but in the gro
 
 import hashlib
 
-DOCUMENTS, LENGTH = 30, 1500  # in each group; characters of the longest
+DOCUMENTS, LENGTH = 60, 3000  # in each group; characters of the longest
 
 WORDS = """the of and to a in is it you that he was for on are with as his they be at one have this from or had by hot but
     some what there we can out other were all your when up use word how said an each she which do their time if will way about
@@ -99,11 +99,11 @@ def all_code_points():
         yield "".join(f"a{chr(code)}a0{chr(code)}0" for code in codes[begin:begin + per_document]).encode()
 
 
-def documents(group):
+def documents(group, seed=0):
     """Bytes objects."""
     if group == "code_points":
         return list(all_code_points())
-    random = Random(group)
+    random = Random(f"{group} {seed}")
     return [GROUPS[group](random, 1 + random.below(LENGTH)) for _ in range(DOCUMENTS)]
 
 

@@ -1,6 +1,7 @@
 """GPT-2's byte-pair encoders: the project's own through build/libgpt2_bpe.so, and tiktoken's from the same files."""
 
 import ctypes
+import hashlib
 import json
 import os
 import pathlib
@@ -74,3 +75,11 @@ def tiktoken_encoding(folder):
 def tiktoken_ids(encoding, text):
     """int32 ids of bytes."""
     return np.array(encoding.encode_ordinary(text.decode("utf-8", errors="replace")), np.int32)
+
+
+def summary(documents, encode):
+    """What test/reference/gpt2_bpe.json holds of texts."""
+    ids = [np.append(encode(text), np.int32(-1)) for text in documents]
+    return {"bytes": sum(map(len, documents)), "tokens": sum(map(len, ids)) - len(ids),
+            "text": hashlib.sha256(b"".join(documents)).hexdigest(),
+            "ids": hashlib.sha256(b"".join(part.astype("<i4").tobytes() for part in ids)).hexdigest()}

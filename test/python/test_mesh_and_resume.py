@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import shutil
 import subprocess
 
@@ -56,11 +57,11 @@ def micro_batch_norms(tmp_path_factory):
 def rounding_bound(norms, ranks):
     """How far, in the norm, the gradient in bf16 of a step may be from the sum of its micro-batches' gradients.
 
-    A rank rounds once a micro-batch, each time to U of the sum so far; the sum over ranks, in fp32, is rounded once. A
-    sum's norm is at most the sum of norms; 1.05 is for products of errors (1 + U)^8 and sums in fp32.
+    A rank rounds once a micro-batch, each time to U of the sum so far; over ranks sums of two are rounded, in as many levels
+    as a tree of pairs has. A sum's norm is at most the sum of norms; 1.05 is for products of errors (1 + U)^8 and sums in fp32.
     """
     partial = [own[:k].sum() for own in np.split(norms, ranks) for k in range(1, len(own) + 1)]
-    return 1.05 * U * (sum(partial) + (norms.sum() if ranks > 1 else 0))
+    return 1.05 * U * (sum(partial) + math.ceil(math.log2(ranks)) * norms.sum())
 
 
 def train_in_bf16(folder, *options, ranks=1):

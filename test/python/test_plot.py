@@ -1,9 +1,8 @@
 """scripts/plot.py: what it reads and draws, and the one line it says about what it cannot read."""
 
-import importlib.util
-import json
+import contextlib
+import io
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
@@ -12,21 +11,27 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "plot.py"
-RUN = {"run": {"configuration": {"model": "tiny", "layers": 4, "heads": 4, "channels": 128, "seq-len": 64,
-                                 "global-batch-tokens": 1536, "dtype": "fp32"},
-               "mesh": {"world": 2}, "parameters": 835072, "unigram_loss": 2.9, "source_entropy": 0.6}}
+from made_runs import ABOUT, SCRIPTS, falling, full_line, full_lines, write_lines
 
+import metrics
+import plot as plot_module
+import plot_common
+import plot_loss
+import plot_panels
 
-def load_module():
-    spec = importlib.util.spec_from_file_location("plot", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+SCRIPT = SCRIPTS / "plot.py"
+RUN = {"run": ABOUT}
 
 
 def plot(*arguments):
-    return subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True)
+    """scripts/plot.py in this process, which has read matplotlib already; returns its CompletedProcess."""
+    output, complaint, status = io.StringIO(), "", 0
+    with contextlib.redirect_stdout(output):
+        try:
+            plot_module.main([str(argument) for argument in arguments])
+        except SystemExit as stop:
+            status, complaint = (1, f"{stop.code}\n") if isinstance(stop.code, str) else (stop.code or 0, "")
+    return subprocess.CompletedProcess(arguments, status, output.getvalue(), complaint)
 
 
 def write_run(directory, losses, first=RUN, validate_every=4):
@@ -36,13 +41,7 @@ def write_run(directory, losses, first=RUN, validate_every=4):
         lines.append({"step": step, "loss": loss})
         if step % validate_every == 0:
             lines[-1]["val_loss"] = loss + 0.05
-    path = directory / "metrics.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
-def falling(count):
-    return [0.8 + 4.7 * 0.9**step for step in range(count)]
+    return write_lines(directory / "metrics.jsonl", lines[1:], first["run"])
 
 
 def having(picture, color):
@@ -68,16 +67,15 @@ def test_a_run_directory_is_drawn_beside_its_metrics(tmp_path):
     assert done.stdout == f"wrote {tmp_path}/run/loss.png\n"
     picture = imread(tmp_path / "run" / "loss.png")
     assert picture.shape[:2] == (1000, 1600)
-    module = load_module()
     # A line two pixels wide over a tenth of the width at least.
-    assert having(tmp_path / "run" / "loss.png", module.RUN_COLORS[0]).sum() > 2 * 160
-    assert having(tmp_path / "run" / "loss.png", module.VALIDATION_COLOR).sum() > 160
+    assert having(tmp_path / "run" / "loss.png", plot_loss.TRAINING_COLOR).sum() > 2 * 160
+    assert having(tmp_path / "run" / "loss.png", plot_loss.VALIDATION_COLOR).sum() > 160
 
 
 def python_without_modules(folder):
     """A folder in which python3 has the standard library alone."""
     folder.mkdir()
-    (folder / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    (folder / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} -E -s -S "$@"\n')
     (folder / "python3").chmod(0o755)
     return folder
 
@@ -99,7 +97,8 @@ def test_the_script_itself_finds_an_interpreter_with_matplotlib(tmp_path):
 
 def test_no_matplotlib_at_all_is_one_clear_line(tmp_path):
     bare = python_without_modules(tmp_path / "bin")
-    shutil.copy(SCRIPT, tmp_path / "plot.py")
+    for name in ("plot.py", "interpreter.py"):
+        shutil.copy(SCRIPTS / name, tmp_path)
     (tmp_path / "deps.sh").write_text(f"#!/bin/sh\necho {bare}/python3\n")
     (tmp_path / "deps.sh").chmod(0o755)
     done = run_itself(tmp_path / "plot.py", bare, write_run(tmp_path / "run", falling(10)))
@@ -120,25 +119,24 @@ def test_references_are_drawn_only_where_known(tmp_path):
 def test_several_runs_have_a_color_each(tmp_path):
     paths = [write_run(tmp_path / name, [loss + shift for loss in falling(count)])
              for name, count, shift in (("a", 40, 0), ("b", 25, 0.5), ("c", 60, 1))]
-    done = plot(*paths, "-o", tmp_path / "all.png")
+    done = plot(*paths, "--panels", "loss", "-o", tmp_path / "all.png")
     assert done.returncode == 0, done.stderr
-    for color in load_module().RUN_COLORS[:3]:
+    for color in plot_common.RUN_COLORS[:3]:
         assert having(tmp_path / "all.png", color).sum() > 160
 
 
 def test_one_diverged_run_does_not_flatten_the_others(tmp_path):
     """The good ones take up most of the height; a run that merely is higher than the other is seen whole."""
-    module = load_module()
     good = [write_run(tmp_path / "a", falling(60)), write_run(tmp_path / "b", [loss + 0.2 for loss in falling(60)])]
     diverged = write_run(tmp_path / "c", [*(loss + 0.5 for loss in falling(20)), *(1e9 for _ in range(40))])
     higher = write_run(tmp_path / "d", [loss + 3 for loss in falling(60)])
     for others in ([good[0], diverged], [diverged, *good], [good[0], higher]):
-        assert plot(*others, "-o", tmp_path / "all.png").returncode == 0
-        rows = np.flatnonzero(having(tmp_path / "all.png", module.RUN_COLORS[others.index(good[0])]).any(axis=-1))
+        assert plot(*others, "--panels=loss", "-o", tmp_path / "all.png").returncode == 0
+        rows = np.flatnonzero(having(tmp_path / "all.png", plot_common.RUN_COLORS[others.index(good[0])]).any(axis=-1))
         if diverged in others:
             assert rows.max() - rows.min() > 450  # of the 790 that the axes have
         else:
-            assert np.flatnonzero(having(tmp_path / "all.png", module.RUN_COLORS[1]).any(axis=-1)).min() > 130
+            assert np.flatnonzero(having(tmp_path / "all.png", plot_common.RUN_COLORS[1]).any(axis=-1)).min() > 130
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -147,18 +145,18 @@ def test_a_run_of_few_steps_is_drawn(tmp_path, count):
     done = plot(tmp_path)
     assert done.returncode == 0, done.stderr
     # A marker at least, 8 pixels high; the dotted line to its label is level and thin.
-    rows = having(tmp_path / "loss.png", load_module().RUN_COLORS[0]).any(axis=-1)
+    rows = having(tmp_path / "loss.png", plot_loss.TRAINING_COLOR).any(axis=-1)
     assert rows.sum() >= 6
 
 
 def test_half_a_last_line_is_a_run_in_progress(tmp_path):
     path = write_run(tmp_path, falling(10))
     path.write_text(path.read_text() + '{"step": 11, "lo')
-    assert len(load_module().read_run(path).steps) == 10
+    assert len(metrics.read_run(path).steps) == 10
 
 
 def test_smoothing_keeps_a_constant_and_averages_noise():
-    smooth = load_module().smooth
+    smooth = plot_common.smooth
     assert np.allclose(smooth(np.full(500, 2.0)), 2.0)
     noise = np.tile([1.0, 3.0], 200)
     # The mean of n alternating 1 and 3 is 2, or 2 +- 1/n where n is odd. Here n is 11 in the middle and falls to 6 at
@@ -167,11 +165,178 @@ def test_smoothing_keeps_a_constant_and_averages_noise():
     assert np.abs(smooth(noise)[-5:] - 2).max() <= 1 / 7 + 1e-9
 
 
+def test_smoothing_goes_around_what_is_not_finite():
+    values = np.full(500, 2.0)
+    values[[0, 250, 251, 499]] = np.nan
+    smoothed = plot_common.smooth(values)
+    assert np.array_equal(np.isnan(smoothed), np.isnan(values))
+    assert np.allclose(smoothed[np.isfinite(values)], 2.0)
+
+
 def test_labels_keep_their_distance_and_their_order():
-    heights = load_module().spread([1.0, 1.01, 1.02, 3.0], 0.2)
+    heights = plot_loss.spread([1.0, 1.01, 1.02, 3.0], 0.2)
     assert np.all(np.diff(heights) >= 0.2 - 1e-9)
     assert heights[3] == 3.0
     assert np.mean(heights[:3]) == pytest.approx(1.01)
+
+
+# ---- Comparisons -------------------------------------------------------------------------------------------
+
+KINDS_OF_RUNS = {
+    "plain": (full_lines(falling(60)), ABOUT),
+    "a name of so many words that no table and no panel has room for all of it" * 3: (full_lines(falling(50)), ABOUT),
+    "evaluated": (full_lines(falling(80), mfu=0.4, val_loss=2.0, hellaswag_acc_norm=0.3), ABOUT),
+    "other batches": (full_lines(falling(70), tokens=9e9), ABOUT | {"memory": {"activations": 5 << 30, "novel": 1 << 30}}),
+    "diverged": ([*full_lines(falling(30)), *full_lines([None] * 10, first=31)], ABOUT),
+    "resumed elsewhere": (full_lines(falling(40), first=400), ABOUT),
+    "all": (full_lines(falling(9), phase_ms=dict.fromkeys(plot_panels.PHASES, 10.0)),
+            ABOUT | {"memory": dict.fromkeys(plot_panels.ARENAS, 1 << 30)}),
+    "one step": (full_lines([5.0]), ABOUT),
+    "nothing but losses": ([{"step": step, "loss": loss} for step, loss in enumerate(falling(40), 1)], {}),
+    "never finite": (full_lines([None] * 20), {"configuration": {"steps": "many"}, "mesh": 3, "memory": 5}),
+    "$x_1^2$ {odd} & 100%": (full_lines(falling(20), step_ms=3e6), ABOUT),
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return {name: metrics.read_run(write_lines(folder / str(i) / "metrics.jsonl", lines, about), name)
+            for i, (name, (lines, about)) in enumerate(KINDS_OF_RUNS.items())}
+
+
+@pytest.fixture
+def figures(monkeypatch, tmp_path):
+    """Draws a comparison; returns its figure, laid out."""
+    drawn = []
+    monkeypatch.setattr(plot_module.plt, "close", drawn.append)
+
+    def draw(runs, wanted=plot_module.PANELS, x=None):
+        plot_module.draw(runs, list(wanted), x, tmp_path / "out.png")
+        return drawn[-1]
+    yield draw
+    monkeypatch.undo()
+    plot_module.plt.close("all")
+
+
+def labels(figure):
+    """What the panels with lines show: (what it is drawn against, what)."""
+    return [(axes.get_xlabel(), axes.get_ylabel().split(",")[0]) for axes in figure.axes if axes.get_ylabel()]
+
+
+def texts(figure):
+    """All that is written in a figure, with its place."""
+    written = list(figure.texts)
+    for axes in figure.axes:
+        written += axes.texts
+        if axes.get_legend():
+            written += axes.get_legend().get_texts()
+        for axis in (axes.xaxis, axes.yaxis) if axes.axison else ():
+            low, high = sorted(axis.get_view_interval())
+            # Ticks beyond the ends of an axis are not drawn.
+            written += [axis.label, *(tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high)]
+    return [(text.get_text(), text.get_window_extent(figure.canvas.get_renderer())) for text in written if text.get_text()]
+
+
+def overlapping(figure):
+    places = texts(figure)
+    return [(a, b) for i, (a, p) in enumerate(places) for b, q in places[:i]
+            if min(p.x1, q.x1) - max(p.x0, q.x0) > 1 and min(p.y1, q.y1) - max(p.y0, q.y0) > 3]
+
+
+@pytest.mark.parametrize("names", [["plain"], ["plain", "diverged"], list(KINDS_OF_RUNS)[:8], list(KINDS_OF_RUNS), ["one step"],
+                                   ["nothing but losses"], ["never finite", "nothing but losses"], ["never finite"], ["all"]],
+                         ids=lambda names: f"{len(names)} {names[0]}")
+def test_all_that_is_written_is_seen(made, figures, names):
+    """Nothing is beyond the picture's edge, and no text lies on another."""
+    figure = figures([made[name] for name in names])
+    for text, place in texts(figure):
+        assert place.x0 >= 0 and place.y0 >= 0 and place.x1 <= figure.bbox.x1 and place.y1 <= figure.bbox.y1, text
+    assert not overlapping(figure)
+
+
+def test_a_comparison_shows_what_runs_recorded(made, figures):
+    plain, evaluated, other = made["plain"], made["evaluated"], made["other batches"]
+    seconds = "seconds of training steps"
+    assert labels(figures([plain, made["diverged"]])) == [("step", "loss"), (seconds, "loss"), ("step", "tokens per second")]
+    # Where steps have different tokens the loss is drawn against tokens too.
+    assert labels(figures([evaluated, other])) == [
+        ("step", "loss"), ("tokens", "loss"), (seconds, "loss"), ("step", "tokens per second"), ("step", "MFU"),
+        ("step", "HellaSwag accuracy")]
+    assert labels(figures([plain, evaluated], x="tokens", wanted=["loss", "throughput", "memory"])) == [
+        ("tokens", "loss"), ("tokens", "tokens per second")]
+    assert labels(figures([made["nothing but losses"]], ["loss", "memory", "time"])) == [("step", "loss")]
+
+
+def test_lines_lie_where_the_numbers_are(made, figures):
+    run = made["evaluated"]
+    for kind, positions in (("steps", run.steps), ("tokens", run.tokens()), ("hours", run.hours())):
+        axes = next(axes for axes in figures([run, made["plain"]], ["loss", "memory"], x=kind).axes if axes.get_ylabel().startswith("loss"))
+        raw, validation = axes.lines[0], axes.lines[2]
+        assert np.allclose(raw.get_xdata(), positions) and np.allclose(raw.get_ydata(), run["loss"])
+        assert np.allclose(validation.get_xdata(), positions) and np.allclose(validation.get_ydata(), 2.0)
+
+
+def bars(figure, title):
+    """The widths of a panel's bars by row, as shares of the longest row."""
+    axes = next(axes for axes in figure.axes if any(title in text.get_text() for text in axes.texts))
+    rows = {}
+    for patch in axes.patches:
+        rows.setdefault(round(patch.get_y() + patch.get_height() / 2), []).append(patch.get_width())
+    longest = max(map(sum, rows.values()))
+    return {row: [width / longest for width in widths] for row, widths in rows.items()}
+
+
+def test_bars_are_as_long_as_what_they_stand_for(made, figures):
+    figure = figures([made["plain"], made["nothing but losses"], made["evaluated"]], ["memory", "time"])
+    assert bars(figure, "Memory") == {row: pytest.approx([3 / 40, 3 / 40, 6 / 40, 28 / 40]) for row in (0, 2)}
+    assert bars(figure, "Time of a step") == {row: pytest.approx([0.01, 0.3, 0.6, 0.05, 0.04]) for row in (0, 2)}
+    # 40 MiB beside 6 GiB would not be seen: shares.
+    figure = figures([made["plain"], made["other batches"]], ["memory"])
+    assert bars(figure, "Memory of a process, by arena: shares") == {
+        0: pytest.approx([3 / 40, 3 / 40, 6 / 40, 28 / 40]), 1: pytest.approx([5 / 6, 1 / 6])}
+
+
+def test_the_first_step_is_not_in_the_time_of_a_step(tmp_path):
+    lines = [full_line(1, 1.0, step_ms=9000, phase_ms={"forward": 8000})]
+    lines += [full_line(step, 1.0, step_ms=ms, phase_ms={"forward": ms / 2}) for step, ms in ((2, 100), (3, 300))]
+    path = write_lines(tmp_path / "metrics.jsonl", lines)
+    assert plot_panels.phase_times(metrics.read_run(path)) == pytest.approx({"forward": 100, "other": 100})
+    assert plot_panels.phase_times(metrics.read_run(write_lines(path, lines[:1]))) == pytest.approx({"forward": 8000, "other": 1000})
+
+
+def test_the_table_says_what_became_of_a_run(made, tmp_path):
+    cells = {title: column for title, _, column in plot_module.table_of(list(made.values()))}
+    assert [cells["validation loss"][list(made).index(name)] for name in ("plain", "evaluated", "diverged", "never finite")] == [
+        "–", "2.000", "diverged after step 30", "diverged at step 1"]
+    best = [full_line(1, 2.0, val_loss=1.5), full_line(2, 2.0, val_loss=1.75)]
+    assert plot_module.loss_text(metrics.read_run(write_lines(tmp_path / "a.jsonl", best))) == "1.750 (best 1.500)"
+
+
+def test_the_late_part_of_a_comparison_is_seen(figures, tmp_path):
+    """Losses that differ by 0.1 in the end, after a start 100 times as high."""
+    runs = [metrics.read_run(write_lines(tmp_path / f"{end}.jsonl", full_lines([end + 10 * 0.9**step for step in range(400)])))
+            for end in (3.0, 3.1)]
+    low, high = figures(runs, ["loss", "time"]).axes[1].get_ylim()
+    assert high - low < 2 and low < 3.0 and high > 3.1
+
+
+def test_a_comparison_is_beside_the_first_run(tmp_path):
+    paths = [write_run(tmp_path / name, falling(20)) for name in "ab"]
+    assert plot(*paths).stdout == f"wrote {tmp_path}/a/comparison.png\n"
+    assert plot(paths[0], "--panels", "all").stdout == f"wrote {tmp_path}/a/comparison.png\n"
+    assert imread(tmp_path / "a" / "comparison.png").shape[1] == 1800
+
+
+# ---- Bad input ---------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("words, complaint", [
+    (["--x", "hours"], "no run says its hours"),
+    (["--panels", "mfu,time"], "recorded nothing that --panels mfu,time shows"),
+])
+def test_what_was_not_recorded_is_one_clear_line(tmp_path, words, complaint):
+    done = plot(write_lines(tmp_path / "metrics.jsonl", [{"step": 1, "loss": 2.0}]), *words)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1) and complaint in done.stderr
 
 
 @pytest.mark.parametrize("text, complaint", [
@@ -181,17 +346,18 @@ def test_labels_keep_their_distance_and_their_order():
     ('[1]\n', "line 1: no `run`"),
     ('{"run": {}}\n', "holds no step"),
     ('{"run": {}}\n{"step": 1, "loss": 2.0}\n{"step": 2}\n', "line 3: no numbers"),
-    ('{"run": {}}\n{"step": 1, "loss": null}\n', "line 2: no numbers"),
+    ('{"run": {}}\n{"step": 1, "loss": "low"}\n', "line 2: no numbers"),
+    ('{"run": {}}\n{"step": null, "loss": 2}\n', "line 2: no numbers"),
     ('{"run": {}}\n{"step": 1, "loss": 2, "val_loss": "low"}\n', "line 2: `val_loss`"),
-    (b"\xff\xfe\x00", "not text"),
+    (b"\xff\xfe\x00\n", "not text"),
 ])
 def test_a_damaged_file_is_one_clear_line(tmp_path, text, complaint):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(SystemExit) as stop:
-        load_module().read_run(path)
-    message = stop.value.code
-    assert message.startswith("error: ") and "\n" not in message
+    with pytest.raises(metrics.MetricsError) as stop:
+        metrics.read_run(path)
+    message = str(stop.value)
+    assert "\n" not in message
     assert str(path) in message and complaint in message
 
 

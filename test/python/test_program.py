@@ -28,7 +28,7 @@ def test_metrics(stories):
     assert 0 < run.record["source_entropy"] < run.record["unigram_loss"] < math.log(256)
     assert run.column("step") == [1, 2, 3, 4]
     for line in run.lines:
-        assert {"step", "loss", "grad_norm", "lr", "tokens", "tokens_per_s", "step_ms", "phase_ms"} <= line.keys()
+        assert {"step", "loss", "grad_norm", "lr", "tokens", "tokens_per_s", "step_ms", "phase_ms", "time"} <= line.keys()
         assert line["tokens"] == 384 * line["step"]
         assert line["tokens_per_s"] == pytest.approx(384 / line["step_ms"] * 1000, rel=1e-4)
         assert sum(line["phase_ms"].values()) <= line["step_ms"] * 1.001

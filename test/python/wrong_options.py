@@ -13,11 +13,25 @@ def config(text):
     return lambda folder: (folder / "c.toml").write_text(text)
 
 
+EXAMPLE = '{"ctx": "once", "endings": ["a", "b", "c", "d"], "label": 2}\n'
+
 OPTIONS = [
     Case("unknown option", ["--layerz=3"], ["no option --layerz", "--layers"], ranks=(1, 2)),
     Case("unknown option spelled out", ["--learning-rate=1e-3"], ["no option --learning-rate", "the nearest is --lr"]),
     Case("unknown option with a value apart", ["--globl-batch-tokens", "3"],
          ["--globl-batch-tokens", "--global-batch-tokens"]),
+    Case("no encoding", ["--vocab-size=50257", "--bpe-dir={}"], ["--bpe-dir: there is no file", "encoder.json", "give the folder"], ranks=(1, 2)),
+    Case("no examples to score", ["--eval-hellaswag={}/x.jsonl"], ["--eval-hellaswag: ", "x.jsonl", "No such file"], ranks=(1, 2)),
+    Case("an empty file to score", ["--eval-hellaswag={}/c.toml"], ["--eval-hellaswag: ", "has no examples"], config("")),
+    Case("no example to score", ["--eval-hellaswag={}/c.toml"], ["--eval-hellaswag: ", "line 2: it is no JSON object"], config(EXAMPLE + "{]\n")),
+    Case("an example of the test set", ["--eval-hellaswag={}/c.toml"], ["line 1: it has no \"label\""],
+         config(EXAMPLE.replace("label", "lable"))),
+    Case("three endings", ["--eval-hellaswag={}/c.toml"], ["line 1: its \"endings\" are not 4 texts"], config(EXAMPLE.replace('"a", ', ""))),
+    Case("a fifth ending", ["--eval-hellaswag={}/c.toml"], ["line 1: its \"label\" is not 0 to 3"], config(EXAMPLE.replace("2", "4"))),
+    Case("an example without a beginning", ["--eval-hellaswag={}/c.toml"], ["line 1: it has no text \"ctx\""], config(EXAMPLE.replace("once", ""))),
+    Case("text to score without an encoding", ["--vocab-size=300", "--eval-hellaswag={}/c.toml"],
+         ["--eval-hellaswag: ", "vocabulary of 300", "--bpe-dir"], config(EXAMPLE)),
+    Case("scoring nothing now and then", ["--eval-every=5"], ["--eval-every is for --eval-hellaswag; leave it out"]),
     Case("unknown short option", ["-z"], ["-z", "--help"]),
     Case("the beginning of an option", ["--lay=3"], ["no option --lay; the nearest is --layers"]),
     Case("an option like no other", ["--np", "4"], ["no option --np; ./train_gpt --help"]),

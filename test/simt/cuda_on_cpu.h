@@ -138,10 +138,7 @@ T* aligned(T* pointer, const Site& site) {
 // ---- barriers and warp collectives ----
 
 inline void __syncthreads(SIMT_SITE) { simt::meet_block(site); }
-inline void __syncwarp(std::uint32_t mask = ~0u, SIMT_SITE) {
-    simt::meet_warp(
-        mask, [](simt::Lanes, const simt::Site&) {}, nullptr, site);
-}
+inline void __syncwarp(std::uint32_t mask = ~0u, SIMT_SITE) { simt::sync_warp(mask, site); }
 
 template <class T>
 T __shfl_sync(std::uint32_t mask, T value, int source, int width = 32, SIMT_SITE) {

@@ -330,7 +330,9 @@ void check_launch(const Chip& chip, const Grid& grid) {
     const auto* of_chip = figures_on(options().report, chip.architecture);
     if (!of_chip) return;  // nothing was compiled for it (GPU_ARCH)
     const auto figures = of_chip->find(symbol_of(grid.kernel));
-    if (figures == of_chip->end()) refuse("the compiler's report" + on_chip + " lacks this kernel");
+    if (figures == of_chip->end())
+        refuse("the compiler's report" + on_chip +
+               " lacks this kernel; make the program again if it is older");
     check_shared_memory(chip, grid.dynamic_shared,
                         static_cast<std::size_t>(figures->second.static_shared_bytes), refuse);
     // CUDA's "invalid configuration".
@@ -393,9 +395,14 @@ void meet_warp(std::uint32_t mask, Together together, void* argument, const Site
     self.together = together;
     self.argument = argument;
     self.site = site;
-    char* const sync_place = warp_sync_place(self, mask);
-    release_to(sync_place);
     self.fiber->suspend();
+}
+
+void sync_warp(std::uint32_t mask, const Site& site) {
+    char* const sync_place = warp_sync_place(*run.current, mask);
+    release_to(sync_place);
+    meet_warp(
+        mask, [](Lanes, const Site&) {}, nullptr, site);
     acquire_from(sync_place);
 }
 

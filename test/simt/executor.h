@@ -63,6 +63,9 @@ int lane();
 using Lanes = void* const*;
 using Together = void (*)(Lanes lanes, const Site& site);
 void meet_warp(std::uint32_t mask, Together together, void* argument, const Site& site);
+// Barriers: what threads did to memory before them happens before what the others do after. No other meeting orders
+// memory, shuffles and votes included, as CUDA says of them.
+void sync_warp(std::uint32_t mask, const Site& site);
 void meet_block(const Site& site);
 
 // Shared memory. A variable is known by a key, its address the same in all threads of a block.

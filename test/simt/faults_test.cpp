@@ -62,6 +62,7 @@ const Planted all_planted[] = {
     PLANTED(missing_barrier, thread, nullptr),
     PLANTED(missing_second_barrier, thread, nullptr),
     PLANTED(missing_warp_barrier, thread, nullptr),
+    PLANTED(shuffle_for_a_warp_barrier, thread, nullptr),
     PLANTED(adds_of_a_block, thread, nullptr),
     PLANTED(adds_of_blocks, thread, nullptr),
 };

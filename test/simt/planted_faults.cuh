@@ -127,6 +127,17 @@ __global__ void missing_warp_barrier(float* out, const float* in) {
     out[i] = values[mirrored] == in[mirrored] ? in[i] + in[threads - 1 - i] : 0;
 }
 
+// Lanes meet in a shuffle, which orders none of their accesses to memory.
+template <bool faulty>
+__global__ void shuffle_for_a_warp_barrier(float* out, const float* in) {
+    SHARED(float, values, [threads]);
+    const int i = thread(), mirrored = i ^ 31;
+    values[i] = in[i];
+    const float own = __shfl_sync(all_lanes, in[i], i % 32);
+    if (!faulty) __syncwarp();
+    out[i] = values[mirrored] == in[mirrored] ? own + in[threads - 1 - i] : 0;
+}
+
 template <bool faulty>
 __global__ void missing_copy_wait(float* out, const float* in) {
     SHARED(float4, values, [threads / 4]);

@@ -20,12 +20,14 @@ namespace {
 
 constexpr GPTConfig odd{.layers = 2, .heads = 3, .channels = 15, .sequence_length = 7, .vocabulary = 37};
 
-TEST(Units, CountsGpt2sParameters) {
-    // The published counts of GPT-2's four sizes.
+TEST(Units, CountsParameters) {
+    // The published counts of GPT-2's four sizes; GPT-3's 6.7B with GPT-2's vocabulary by the formula
+    // (V + T) C + L (12 C^2 + 13 C) + 2 C.
     const std::vector<std::pair<std::string, std::int64_t>> published = {{"gpt2", 124'439'808},
                                                                          {"gpt2-medium", 354'823'168},
                                                                          {"gpt2-large", 774'030'080},
-                                                                         {"gpt2-xl", 1'557'611'200}};
+                                                                         {"gpt2-xl", 1'557'611'200},
+                                                                         {"gpt3-6.7b", 6'658'404'352}};
     for (const auto& [name, parameters] : published) {
         for (const NamedModel& model : named_models()) {
             if (model.name != name) continue;

@@ -174,6 +174,7 @@ template <class T>
 __device__ __forceinline__ void store_sums(HeadRows<bf16> to, int first, const AttentionSizes& s,
                                            typename T::Sums& sums, float factor, typename T::Owned tile,
                                            int row) {
+    __syncwarp();  // what other lanes read from the tile they have
 #pragma unroll
     for (int m = 0; m < T::row_blocks; ++m) {
 #pragma unroll

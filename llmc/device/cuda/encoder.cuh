@@ -195,8 +195,8 @@ __global__ void __launch_bounds__(512)
             order[start + rank] = row;
             __syncwarp(matching);
             if (rank == 0) place[key] = start + __popc(same);
-            __syncwarp(matching);
         }
+        __syncwarp();  // the lanes that read it next are others
     });
 }
 

@@ -52,7 +52,8 @@ std::size_t train(const Options& options, Job& job, Device& device, int steps) {
     Trainer trainer(options, plan, device, world, groups);
     world.set_staging(trainer.arenas()[plan.communication]);
     const TrainingSamples samples(*data.training, plan.spec.config.sequence_length, options.seed);
-    for (int step = 0; step < steps; ++step) trainer.train_step(samples);
+    TrainingBatches batches(samples, plan.share(), plan.spec.config.sequence_length);
+    for (int step = 0; step < steps; ++step) trainer.train_step(batches);
     world.set_staging({});
     return plan.memory.total_bytes();
 }

@@ -1,0 +1,121 @@
+#include "llmc/train/hellaswag.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
+
+#include "llmc/core/error.h"
+#include "llmc/core/text.h"
+#include "llmc/data/tokenizer.h"
+#include "llmc/device/ops.h"
+#include "llmc/io/files.h"
+
+namespace llmc {
+namespace {
+
+constexpr const char* option = "--eval-hellaswag";
+
+// What a line says; UserError with the reason where it is no example.
+struct Line {
+    std::string context;
+    std::vector<std::string> endings;
+    std::size_t label;
+};
+Line parse(std::string_view text) {
+    const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
+    if (!json.is_object()) user_error("it is no JSON object");
+    const auto ctx = json.find("ctx"), endings = json.find("endings"), label = json.find("label");
+    const auto is_text = [](const nlohmann::json& value) {
+        return value.is_string() && !value.get_ref<const std::string&>().empty();
+    };
+    if (ctx == json.end() || !is_text(*ctx)) user_error("it has no text \"ctx\"");
+    if (endings == json.end() || !endings->is_array() || endings->size() != HellaSwag::endings ||
+        !std::ranges::all_of(*endings, is_text))
+        user_error("its \"endings\" are not {} texts", HellaSwag::endings);
+    if (label == json.end()) user_error("it has no \"label\"; those of the test set are not public");
+    if (!label->is_number_unsigned() || label->get<std::uint64_t>() >= HellaSwag::endings)
+        user_error("its \"label\" is not 0 to {}", HellaSwag::endings - 1);
+    return {*ctx, *endings, label->get<std::size_t>()};
+}
+
+}  // namespace
+
+HellaSwag::HellaSwag(const std::string& path, std::int64_t limit, const GPTConfig& config,
+                     const BytePairEncoder* bpe)
+    : sequence_length_(static_cast<std::size_t>(config.sequence_length)) {
+    if (!encodes_text(config.vocabulary, bpe)) {
+        user_error(
+            "{}: the tokens of text are not known in a vocabulary of {}; try --vocab-size 256 (bytes), or "
+            "GPT-2's {} "
+            "with --bpe-dir",
+            option, config.vocabulary, gpt2_vocabulary);
+    }
+    const std::string text = naming_option(option, [&] { return read_file(path); });
+    std::int64_t number = 0;
+    for (std::string_view rest = text; !rest.empty() && (limit == 0 || examples() < limit);) {
+        const std::string_view line = rest.substr(0, rest.find('\n'));
+        rest.remove_prefix(std::min(line.size() + 1, rest.size()));
+        number += 1;
+        if (line.find_first_not_of(" \r\t") == std::string_view::npos) continue;
+        try {
+            const Line parsed = parse(line);
+            Example& example = examples_.emplace_back();
+            example.context = encode_text(parsed.context, bpe);
+            for (std::size_t i = 0; i < endings; ++i)
+                example.ending[i] = encode_text(" " + parsed.endings[i], bpe);
+            example.label = parsed.label;
+        } catch (const UserError& fault) {
+            user_error(
+                "{}: '{}', line {}: {}; give HellaSwag's own lines of JSON, such as its hellaswag_val.jsonl",
+                option, path, number, fault.what());
+        }
+    }
+    if (examples_.empty())
+        user_error("{}: '{}' has no examples; give HellaSwag's own lines of JSON", option, path);
+}
+
+std::size_t HellaSwag::targets_of(const Example& example, std::size_t ending) const {
+    return std::min(example.ending[ending].size(), sequence_length_);
+}
+
+void HellaSwag::read(std::int64_t row, std::span<std::int32_t> inputs,
+                     std::span<std::int32_t> targets) const {
+    const auto place = static_cast<std::size_t>(row);
+    const Example& example = examples_.at(place / endings);
+    const std::vector<std::int32_t>& ending = example.ending[place % endings];
+    std::vector<std::int32_t> tokens = example.context;
+    tokens.insert(tokens.end(), ending.begin(), ending.end());
+    const std::size_t kept = std::min(tokens.size(), sequence_length_ + 1),
+                      scored = targets_of(example, place % endings);
+    const std::span last = std::span(tokens).last(kept);
+
+    std::ranges::fill(inputs, 0);
+    std::ranges::fill(targets, ignored_target);
+    std::ranges::copy(last.first(kept - 1), inputs.begin());
+    std::ranges::copy(last.last(scored), targets.begin() + static_cast<std::ptrdiff_t>(kept - 1 - scored));
+}
+
+HellaSwagScore HellaSwag::score(std::span<const double> row_losses) const {
+    check(std::ssize(row_losses) == rows(), "a loss for each row");
+    HellaSwagScore score{.examples = examples()};
+    for (std::size_t i = 0; i < examples_.size(); ++i) {
+        const std::span sums = row_losses.subspan(i * endings, endings);
+        std::array<double, endings> means{};
+        for (std::size_t k = 0; k < endings; ++k)
+            means[k] = sums[k] / static_cast<double>(targets_of(examples_[i], k));
+        const auto is_right = [&](const auto& losses) {
+            return std::ranges::min_element(losses) - losses.begin() ==
+                   static_cast<std::ptrdiff_t>(examples_[i].label);
+        };
+        if (is_right(sums)) score.accuracy += 1;
+        if (is_right(means)) score.accuracy_norm += 1;
+    }
+    score.accuracy /= static_cast<double>(examples());
+    score.accuracy_norm /= static_cast<double>(examples());
+    return score;
+}
+
+}  // namespace llmc

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# GPT-2 124M, on 10 billion tokens of FineWeb-Edu.
+#
+#   python data/fineweb.py --name edu --size 10B && python data/hellaswag.py
+#   scripts/gpt2_124M.sh          # one GPU
+#   scripts/gpt2_124M.sh 8        # eight GPUs: the same run
+#   scripts/gpt2_124M.sh 8 --steps 100 --out-dir runs/try
+#
+# What it trains is in gpt2_124M.toml. Options override it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+exec scripts/launch.sh -np "${1:-1}" ./train_gpt --config scripts/gpt2_124M.toml "${@:2}"

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# GPT-2 large (774M), on 100 billion tokens of FineWeb-Edu.
+#
+#   python data/fineweb.py --name edu --size 100B && python data/hellaswag.py
+#   scripts/gpt2_774M.sh          # one GPU
+#   scripts/gpt2_774M.sh 8        # eight GPUs: the same run
+#   scripts/gpt2_774M.sh 8 --steps 100 --out-dir runs/try
+#
+# What it trains is in gpt2_774M.toml. Options override it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+exec scripts/launch.sh -np "${1:-1}" ./train_gpt --config scripts/gpt2_774M.toml "${@:2}"

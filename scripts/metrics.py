@@ -1,0 +1,276 @@
+"""Reads the metrics of runs, and follows those of runs that go on: JSON lines, first `run`, then a line per step.
+
+What a run recorded becomes columns of numbers. What is shown of them is said in plot.py, tensorboard.py and watch.py.
+Only Python's own modules are needed.
+"""
+
+import array
+import json
+import math
+import os
+import pathlib
+
+NAN = float("nan")
+
+
+class MetricsError(Exception):
+    """What is wrong with a metrics file, in one line."""
+
+
+def is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def flat(fields):
+    """{"loss": 2, "phase_ms": {"forward": 5}} -> ("loss", 2.0), ("phase_ms/forward", 5.0); null, as which JSON has what is not
+    finite, is NaN, and what is no number is left out."""
+    for name, value in fields.items():
+        if is_number(value) or value is None:
+            yield name, NAN if value is None else float(value)
+        elif isinstance(value, dict):
+            for inner, number in flat(value):
+                yield f"{name}/{inner}", number
+
+
+class Columns:
+    """A row per step and a column per field; NaN where a line has no such field."""
+
+    def __init__(self):
+        self.rows = 0
+        self._columns = {}
+
+    def __getitem__(self, name):
+        """The column as an array of doubles; all NaN where no line has the field."""
+        return self._columns.get(name) or array.array("d", [NAN]) * self.rows
+
+    def names(self):
+        return list(self._columns)
+
+    def append(self, fields):
+        for name, value in flat(fields):
+            if name not in self._columns:
+                self._columns[name] = array.array("d", [NAN]) * self.rows
+            self._columns[name].append(value)
+        self.rows += 1
+        for column in self._columns.values():
+            if len(column) < self.rows:
+                column.append(NAN)
+
+    def row(self, index):
+        """The numbers of one step by name, without those that are NaN."""
+        return {name: column[index] for name, column in self._columns.items() if not math.isnan(column[index])}
+
+    def cut(self, rows):
+        """Keeps the first rows."""
+        self.rows = min(rows, self.rows)
+        for column in self._columns.values():
+            del column[self.rows:]
+
+    def alike(self, other):
+        """How many of the first rows are the same in both, to the bit."""
+        rows = min(self.rows, other.rows)
+        for name in {*self._columns, *other._columns}:
+            mine, theirs = self[name][:rows], other[name][:rows]
+            if mine.tobytes() != theirs.tobytes():
+                rows = next(i for i in range(rows) if mine[i:i + 1].tobytes() != theirs[i:i + 1].tobytes())
+        return rows
+
+
+class Run:
+    """What a metrics file says: `about`, the object of its first line, and the columns of its steps."""
+
+    def __init__(self, name):
+        self.name = name
+        self.about = {}
+        self.columns = Columns()
+
+    def __len__(self):
+        return self.columns.rows
+
+    def __getitem__(self, name):
+        return self.columns[name]
+
+    @property
+    def steps(self):
+        return self.columns["step"]
+
+    @property
+    def configuration(self):
+        value = self.about.get("configuration")
+        return value if isinstance(value, dict) else {}
+
+    def points(self, name):
+        """The rows and the values of a field that only some lines have, such as val_loss."""
+        column = self.columns[name]
+        rows = [row for row, value in enumerate(column) if math.isfinite(value)]
+        return rows, [column[row] for row in rows]
+
+    def tokens(self):
+        """Trained on after each step; NaN where neither the line nor the configuration says so."""
+        batch = self.configuration.get("global-batch-tokens")
+        batch = batch if is_number(batch) else NAN
+        return [step * batch if math.isnan(said) else said for step, said in zip(self.steps, self.columns["tokens"])]
+
+    def step_seconds(self):
+        """Of each step; where a line does not say so those of the step before."""
+        seconds, last = [], NAN
+        for value in self.columns["step_ms"]:
+            last = last if math.isnan(value) else value / 1e3
+            seconds.append(last)
+        known = next((value for value in seconds if not math.isnan(value)), NAN)
+        return [known if math.isnan(value) else value for value in seconds]
+
+    def hours(self):
+        """Spent on steps until the end of each. Validation, saving and the time between a stop and its resumption are not
+        in it, so that a resumed run goes on where it stopped."""
+        total, hours = 0.0, []
+        for seconds in self.step_seconds():
+            total += seconds / 3600
+            hours.append(total)
+        return hours
+
+    def memory(self):
+        """Bytes of a process by arena; of a pipeline those of the stage that needs most."""
+        pipeline = self.about.get("pipeline")
+        stages = pipeline.get("memory") if isinstance(pipeline, dict) else None
+        stages = stages if isinstance(stages, list) and stages else [self.about.get("memory")]
+        stages = [{arena: size for arena, size in stage.items() if is_number(size) and size > 0}
+                  for stage in stages if isinstance(stage, dict)]
+        return max(stages, key=lambda stage: sum(stage.values()), default={})
+
+    def take(self, line):
+        """Adds a line. One whose step is not after the last replaces that step and those after it: a run that was resumed
+        from there. Returns how many rows there were before it."""
+        if "step" not in line:
+            self.about = line["run"]
+            return len(self)
+        while len(self) and self.steps[-1] >= line["step"]:
+            self.columns.cut(len(self) - 1)
+        self.columns.append(line)
+        return len(self) - 1
+
+
+def parse_line(text, number, path):
+    """One line as an object; MetricsError with the file and the line where it is not one of ours."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        raise MetricsError(f"{path}, line {number}: not JSON") from None
+    if not isinstance(line, dict):
+        line = {}
+    if isinstance(line.get("run"), dict):
+        return {"run": line["run"]}
+    if number == 1:
+        raise MetricsError(f"{path}, line 1: no `run` object; is this a metrics file?")
+    loss = line.get("loss", "")
+    if not is_number(line.get("step")) or not (is_number(loss) or loss is None):
+        raise MetricsError(f"{path}, line {number}: no numbers `step` and `loss`")
+    for key, value in line.items():
+        if key == "val_loss" and not is_number(value) and value is not None:
+            raise MetricsError(f"{path}, line {number}: `{key}` is not a number")
+    return line
+
+
+class Follower:
+    """A run's metrics file, which may grow, be replaced or cut (as a resumed run does), or not be there yet."""
+
+    def __init__(self, path, name=None):
+        self.path = pathlib.Path(path)
+        self.run = Run(name or name_of(self.path))
+        self.last_change = 0.0  # the file's, in seconds since 1970
+        self.lines = 0  # that were read
+        self._inode = None
+        self._offset = 0  # of the first byte that was not read: what follows the last whole line
+        self._last_line = b""
+
+    def poll(self):
+        """Reads what is new. Returns how many of the rows that the run had stayed as they were: all of them where it only
+        grew, or None where nothing has changed. MetricsError where the file is none of ours."""
+        try:
+            with open(self.path, "rb") as file:
+                state = os.fstat(file.fileno())
+                self.last_change = state.st_mtime
+                if state.st_ino == self._inode and self._goes_on(file):
+                    return self._append(file)
+                return self._begin_again(file, state.st_ino)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise MetricsError(f"cannot read {self.path}: {error.strerror}") from None
+
+    def _goes_on(self, file):
+        """Whether the line that was read last is still where it was."""
+        file.seek(self._offset - len(self._last_line))
+        return file.read(len(self._last_line)) == self._last_line
+
+    def _begin_again(self, file, inode):
+        old = self.run
+        self.run = Run(old.name)
+        self._inode, self._offset, self._last_line, self.lines = inode, 0, b"", 0
+        file.seek(0)
+        self._append(file)
+        # Another run shares its first steps by chance at most.
+        kept = old.columns.alike(self.run.columns) if old.about == self.run.about else 0
+        return None if kept == len(old) == len(self.run) and old.about == self.run.about else kept
+
+    def _append(self, file):
+        data = file.read()
+        data = data[:data.rfind(b"\n") + 1]  # a line that is being written is not whole
+        if not data:
+            return None
+        kept = len(self.run)
+        for line in data.splitlines(keepends=True):
+            try:
+                text = line.decode()
+            except UnicodeDecodeError:
+                raise MetricsError(f"cannot read {self.path}: not text") from None
+            kept = min(kept, self.run.take(parse_line(text, self.lines + 1, self.path)))
+            self.lines += 1
+            self._offset += len(line)
+            self._last_line = line
+        return kept
+
+
+def name_of(path):
+    """A run is called as its directory, or as its metrics file where that has a name of its own."""
+    path = pathlib.Path(path).absolute()
+    return path.parent.name if path.name == "metrics.jsonl" else path.stem
+
+
+def distinct_names(paths):
+    """Names of runs, with as many of the folders above as tell them apart."""
+    paths = [pathlib.Path(path).absolute() for path in paths]
+    parts = [[*path.parts[1:-2], name_of(path)] if path.name == "metrics.jsonl" else [*path.parts[1:-1], name_of(path)]
+             for path in paths]
+    names = []
+    for path, own in zip(paths, parts):
+        others = [part for other, part in zip(paths, parts) if other != path]
+        depth = 1
+        while depth < len(own) and any(other[-depth:] == own[-depth:] for other in others):
+            depth += 1
+        names.append("/".join(own[-depth:]))
+    return names
+
+
+def find_metrics(argument, later=False):
+    """The metrics file that is meant by a run's directory or by itself; with `later` it need not be there yet."""
+    path = pathlib.Path(argument)
+    if path.is_dir():
+        path = path / "metrics.jsonl"
+        if not path.is_file() and not later:
+            raise MetricsError(f"{path.parent} holds no metrics.jsonl; give a run's directory or its metrics file")
+    elif not path.is_file():
+        if not later or path.exists():
+            raise MetricsError(f"there is no {path}; give a run's directory or its metrics file")
+        if path.suffix != ".jsonl":
+            path = path / "metrics.jsonl"
+    return path
+
+
+def read_run(path, name=None):
+    """The run of a metrics file that has one step at least; MetricsError otherwise."""
+    follower = Follower(path, name)
+    follower.poll()
+    if not len(follower.run):
+        raise MetricsError(f"{path} holds no step" if follower.lines else f"{path} is empty")
+    return follower.run

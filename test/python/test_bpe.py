@@ -1,0 +1,112 @@
+"""GPT-2's byte-pair encoder as Python's scripts use it, against tiktoken: its recorded ids, and itself where it is installed."""
+
+import concurrent.futures
+import importlib.util
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import bpe_corpus
+import gpt2_bpe
+import program
+
+REFERENCES = json.loads((program.ROOT / "test/reference/gpt2_bpe.json").read_text())["groups"]
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    encoder = gpt2_bpe.Encoder(gpt2_bpe.require_files())
+    yield encoder
+    encoder.close()
+
+
+@pytest.mark.parametrize("group", bpe_corpus.ALL_GROUPS)
+def test_ids_are_tiktokens(encoder, group):
+    summary = gpt2_bpe.summary(bpe_corpus.documents(group), encoder.encode)
+    assert summary == REFERENCES[group]
+
+
+def require_tiktoken():
+    if importlib.util.find_spec("tiktoken") is None:
+        pytest.skip("tiktoken is not installed (PyPI's); its recorded ids are compared all the same")
+
+
+def test_ids_of_new_texts_are_tiktokens(encoder, seed):
+    require_tiktoken()
+    encoding = gpt2_bpe.tiktoken_encoding(gpt2_bpe.require_files())
+    for group in bpe_corpus.GROUPS:
+        for text in bpe_corpus.documents(group, seed):
+            assert encoder.encode(text).tolist() == gpt2_bpe.tiktoken_ids(encoding, text).tolist(), text
+
+
+def test_character_classes_are_tiktokens():
+    require_tiktoken()
+    path = program.ROOT / "dev/data/make_unicode_classes.py"
+    spec = importlib.util.spec_from_file_location("make_unicode_classes", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.FILE.read_text().splitlines()[1:] == module.source().splitlines()[1:]
+
+
+def test_one_encoder_serves_many_threads(encoder):
+    texts = [text for group in bpe_corpus.GROUPS for text in bpe_corpus.documents(group)]
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        for ids, text in zip(threads.map(encoder.encode, texts), texts):
+            assert np.array_equal(ids, encoder.encode(text))
+
+
+def test_long_words(encoder):
+    """Which a quadratic search for merges would take minutes for."""
+    length = 1_000_000
+    assert encoder.encode(b"a" * length).tolist() == [24794] * (length // 4)  # "aaaa"
+
+
+def test_too_little_room(encoder):
+    assert encoder.encode(b"one two three", capacity=3).tolist() == [505, 734, 1115]
+    assert encoder.encode(b"one two three", capacity=2) is None
+    assert encoder.encode(b"", capacity=0).tolist() == []
+
+
+def test_prompts_and_samples_are_text(tmp_path):
+    program.write_token_file(tmp_path / "train.bin", [0, 50256] * 50)
+    options = ["--layers=1", "--heads=1", "--channels=8", "--seq-len=16", "--vocab-size=50257", f"--train-data={tmp_path}/train.bin",
+               "--global-batch-tokens=16", "--steps=1", "--sample-tokens=3", "--temperature=0"]
+    note = "note: samples and --prompt are token ids"
+    text = program.run(*options, f"--bpe-dir={gpt2_bpe.require_files()}", f"--out-dir={tmp_path}/text",
+                       "--prompt=Zürich, 東京\\n<|endoftext|>").stdout
+    assert "---\nZürich, 東京\n<|endoftext|>" in text and note not in text
+    if not (program.ROOT / "data/gpt2_bpe").exists():
+        text = program.run(*options, f"--out-dir={tmp_path}/ids", "--prompt=50256 0").stdout
+        assert "---\n50256 0 " in text and note in text
+
+
+def change(path, old, new):
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+WRONG_FILES = {
+    "no files": (lambda folder: (folder / "encoder.json").unlink(), ["there is no file", "encoder.json", "give the folder"]),
+    "no merges": (lambda folder: (folder / "vocab.bpe").unlink(), ["there is no file", "vocab.bpe"]),
+    "cut off": (lambda folder: change(folder / "encoder.json", '"!": 0', '"!": '), ["encoder.json", "it is no JSON at byte 7"]),
+    "a merge is lost": (lambda folder: change(folder / "vocab.bpe", "Ġg azed\n", ""), ["encoder.json", "has 50257 tokens", "vocab.bpe beside it has 49999 merges"]),
+    "merges in another order": (lambda folder: change(folder / "vocab.bpe", "Ġ t\nĠ a\n", "Ġ a\nĠ t\n"), ["'Ġ", "merges"]),
+    "half a merge": (lambda folder: change(folder / "vocab.bpe", "\nĠ t\n", "\nĠt\n"), ["vocab.bpe", "line 2", "two tokens"]),
+    "two ids exchanged": (lambda folder: change(folder / "encoder.json", '"!": 0', '"!": 1'), ["'!' is 1"]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_FILES)
+def test_wrong_files(tmp_path, name):
+    for file in ("encoder.json", "vocab.bpe"):
+        shutil.copyfile(gpt2_bpe.require_files() / file, tmp_path / file)
+    spoil, words = WRONG_FILES[name]
+    spoil(tmp_path)
+    with pytest.raises(ValueError) as fault:
+        gpt2_bpe.Encoder(tmp_path)
+    line = str(fault.value)
+    assert "\n" not in line and str(tmp_path) in line
+    assert all(word in line for word in words), line

@@ -1,0 +1,131 @@
+"""HellaSwag scores of given weights against PyTorch in fp64 with a tokenization of its own, on several meshes."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+
+import gpt2_bpe
+import program
+import reference_model
+import simulated
+from model_comparison import save_weights
+from reference_model import Sizes
+
+SEED = int(os.environ.get("SEED", int.from_bytes(os.urandom(4), "little")))
+SIZES = Sizes(layers=2, heads=2, channels=32, seq_len=24, vocab_size=256)
+WORDS = "a the man dog runs sits eats café of to and then quickly 3 — slowly, looks up!".split()
+EXAMPLES = 40
+
+
+def some_text(random, least, most):
+    return " ".join(random.choice(WORDS, random.integers(least, most + 1)))
+
+
+def row_losses(weights, sizes, context, ending):
+    """Of each target of the ending, in the last T+1 tokens."""
+    tokens = [*context, *ending][-sizes.seq_len - 1:]
+    logits = reference_model.logits(weights, sizes, torch.tensor([tokens[:-1]]))[0]
+    scored = min(len(ending), sizes.seq_len)
+    losses = torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[1:]), reduction="none")
+    return losses[-scored:].numpy()
+
+
+def make_examples(weights, sizes, encode):
+    """(lines, right): examples in which one ending leads clearly by sum and one by mean, labelled with one of them or any; and
+    of each whether the one is right, and the other."""
+    random = np.random.default_rng(SEED)
+    lines, right = [], []
+    while len(lines) < EXAMPLES:
+        context, endings = some_text(random, 1, 9), [some_text(random, 1, 7) for _ in range(4)]
+        losses = [row_losses(weights, sizes, encode(context), encode(" " + ending)) for ending in endings]
+        choices = []
+        for values in ([row.sum() for row in losses], [row.mean() for row in losses]):
+            first, second = sorted(values)[:2]
+            if second - first > 1e-3 * second:
+                choices.append(int(np.argmin(values)))
+        # Where they agree little is to be seen: a few are enough.
+        if len(choices) < 2 or (choices[0] == choices[1] and random.random() < 0.8):
+            continue
+        label = [choices[0], choices[1], int(random.integers(4))][len(lines) % 3]
+        lines.append(json.dumps({"ind": len(lines), "ctx_a": "", "ctx": context, "endings": endings, "label": label}, ensure_ascii=False))
+        right.append([label == choice for choice in choices])
+    return lines, np.array(right)
+
+
+class Experiment:
+    def __init__(self, folder, sizes, encode):
+        self.folder, self.sizes = folder, sizes
+        weights = reference_model.random_weights(sizes, torch.Generator().manual_seed(SEED))
+        save_weights(folder / "init.safetensors", weights)
+        lines, self.right = make_examples(weights, sizes, encode)
+        (folder / "examples.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def scores(self, examples=EXAMPLES):
+        """What hellaswag_acc and hellaswag_acc_norm must be."""
+        return self.right[:examples].mean(axis=0)
+
+    def options(self, *more):
+        return [*self.sizes.options(), f"--init={self.folder}/init.safetensors", f"--eval-hellaswag={self.folder}/examples.jsonl",
+                "--micro-batch-size=3", f"--global-batch-tokens={12 * self.sizes.seq_len}", "--dtype=fp32", *more]
+
+    def train(self, name, *more, ranks=1):
+        # Without a learning rate the step before the scores changes nothing.
+        return program.train(self.folder / name, *self.options("--steps=1", "--lr=0", *more), ranks=ranks)
+
+
+def assert_scores(line, scores):
+    assert [line["hellaswag_acc"], line["hellaswag_acc_norm"]] == pytest.approx(scores, abs=1e-6), f"SEED={SEED}"
+
+
+@pytest.fixture(scope="module")
+def of_bytes(tmp_path_factory):
+    return Experiment(tmp_path_factory.mktemp("bytes"), SIZES, lambda text: list(text.encode()))
+
+
+MESHES = [(1, []), (4, []), (4, ["--pipeline-parallel=2", "--tensor-parallel=2", "--sequence-parallel"]),
+          (4, ["--pipeline-parallel=2", "--zero-stage=3", "--pipeline-schedule=1f1b"])]
+
+
+@pytest.mark.parametrize("ranks, mesh", MESHES, ids=["1", "data", "pipeline and tensor", "pipeline and data"])
+def test_scores_are_pytorchs(of_bytes, ranks, mesh):
+    run = of_bytes.train(f"{ranks}{'-'.join(mesh)}", *mesh, ranks=ranks)
+    assert_scores(run.lines[-1], of_bytes.scores())
+
+
+def test_scores_on_simulated_gpus(of_bytes, tmp_path):
+    if not os.path.exists(simulated.PLAIN):
+        pytest.skip(f"{simulated.PLAIN} was not built")
+    options = of_bytes.options("--steps=1", "--lr=0", "--eval-examples=4", "--pipeline-parallel=2", f"--global-batch-tokens={3 * SIZES.seq_len}")
+    run = simulated.train(tmp_path, *options, ranks=2, seed=SEED % 1000)
+    assert_scores(run.lines[-1], of_bytes.scores(4))
+
+
+def test_scores_with_gpt2s_tokens(tmp_path):
+    folder = gpt2_bpe.require_files()
+    encoder = gpt2_bpe.Encoder(folder)
+    sizes = Sizes(layers=1, heads=2, channels=16, seq_len=24, vocab_size=50257)
+    experiment = Experiment(tmp_path, sizes, lambda text: encoder.encode(text.encode()).tolist())
+    encoder.close()
+    program.write_token_file(tmp_path / "train.bin", np.arange(500) % 50257)
+    run = experiment.train("run", f"--bpe-dir={folder}", f"--train-data={tmp_path}/train.bin")
+    assert_scores(run.lines[-1], experiment.scores())
+
+
+def test_evaluation_alone(of_bytes):
+    """Of given weights, without training; and of a part of the examples."""
+    text = program.run(*of_bytes.options("--steps=0", "--sample-tokens=0", "--eval-examples=7")).stdout
+    acc, norm = 100 * of_bytes.scores(7)
+    assert f"-- HellaSwag after step 0: {norm:.2f}% right by mean loss, {acc:.2f}% by its sum, of 7 examples\n" in text, f"SEED={SEED}"
+
+
+def test_scores_while_training_and_after_a_resume(of_bytes):
+    options = of_bytes.options("--lr=1e-3", "--eval-every=2", "--checkpoint-every=3")
+    run = program.train(of_bytes.folder / "whole", *options, "--steps=5")
+    scored = [line["step"] for line in run.lines if "hellaswag_acc_norm" in line]
+    assert scored == [2, 4, 5]
+    program.run(*options, f"--out-dir={of_bytes.folder}/whole", "--sample-tokens=0", "--steps=5", f"--resume={of_bytes.folder}/whole/checkpoint-00000003")
+    again = program.Run(of_bytes.folder / "whole")
+    assert [line.get("hellaswag_acc") for line in again.lines] == [line.get("hellaswag_acc") for line in run.lines]

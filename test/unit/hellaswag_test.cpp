@@ -1,0 +1,83 @@
+// HellaSwag's rows and scores, by hand. The losses, and whole scores against PyTorch: test/python/test_hellaswag.py.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "llmc/train/hellaswag.h"
+
+namespace llmc {
+namespace {
+
+namespace fs = std::filesystem;
+
+class HellaSwagFile : public testing::Test {
+  protected:
+    HellaSwagFile() {
+        std::ofstream(path_)
+            << R"({"ctx": "abc", "endings": ["d", "ef", "ghi", "jklmn"], "label": 1, "ind": 7})"
+               "\n\n"
+               R"({"label": 3, "endings": ["p", "q", "r", "s"], "ctx": "o"})";
+    }
+    ~HellaSwagFile() override { fs::remove(path_); }
+
+    HellaSwag read(std::int64_t sequence_length, std::int64_t limit = 0) const {
+        return {path_.string(), limit, {.sequence_length = sequence_length, .vocabulary = 256}, nullptr};
+    }
+
+    // A row's inputs, and its targets, of which '.' are ignored and '_' are input 0.
+    static std::string text_of(const HellaSwag& data, std::int64_t row, std::size_t sequence_length) {
+        std::vector<std::int32_t> inputs(sequence_length, 99), targets(sequence_length, 99);
+        data.read(row, inputs, targets);
+        std::string text;
+        for (const std::int32_t token : inputs) text += token == 0 ? '_' : static_cast<char>(token);
+        text += '|';
+        for (const std::int32_t token : targets) text += token == -1 ? '.' : static_cast<char>(token);
+        return text;
+    }
+
+    fs::path path_ = fs::temp_directory_path() / ("llmc_hellaswag_test_" + std::to_string(getpid()));
+};
+
+TEST_F(HellaSwagFile, EndingsAreTargets) {
+    const HellaSwag data = read(8);
+    EXPECT_EQ(data.examples(), 2);
+    EXPECT_EQ(data.rows(), 8);
+    EXPECT_EQ(text_of(data, 0, 8), "abc ____|.. d....");
+    EXPECT_EQ(text_of(data, 2, 8), "abc gh__|.. ghi..");
+    EXPECT_EQ(text_of(data, 3, 8), "abc jklm|.. jklmn");
+    EXPECT_EQ(text_of(data, 7, 8), "o ______| s......");
+    EXPECT_EQ(read(8, 1).examples(), 1);
+    EXPECT_EQ(read(8, 5).examples(), 2);
+}
+
+TEST_F(HellaSwagFile, TheLastTokensOfALongRowRemain) {
+    const HellaSwag data = read(4);
+    EXPECT_EQ(text_of(data, 0, 4), "abc |.. d");
+    EXPECT_EQ(text_of(data, 1, 4), "bc e|. ef");
+    EXPECT_EQ(text_of(data, 2, 4), "c gh| ghi");
+    EXPECT_EQ(text_of(data, 3, 4), "jklm|klmn");
+}
+
+TEST_F(HellaSwagFile, ScoresBySumAndByMean) {
+    const HellaSwag data = read(8);
+    // Targets of the first example: 2, 3, 4 and 6. By sum its first ending leads, by mean the second, which is right; in the
+    // other example, of 2 targets each, the last one.
+    const HellaSwagScore score = data.score(std::vector<double>{5, 6, 9, 13, 3, 4, 5, 2});
+    EXPECT_EQ(score.examples, 2);
+    EXPECT_EQ(score.accuracy, 0.5);
+    EXPECT_EQ(score.accuracy_norm, 1.0);
+    // The first of equal ones.
+    EXPECT_EQ(data.score(std::vector<double>(8, 0.0)).accuracy, 0.0);
+}
+
+TEST_F(HellaSwagFile, ALongEndingHasNoMoreTargetsThanTheSequence) {
+    // Means over 2, 3, 4 and, of 6, 4: 2, 1.3, 2 and 1.4; over all 6 the last would lead.
+    EXPECT_EQ(read(4, 1).score(std::vector<double>{4, 3.9, 8, 5.6}).accuracy_norm, 1.0);
+}
+
+}  // namespace
+}  // namespace llmc

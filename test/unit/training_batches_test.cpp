@@ -1,0 +1,213 @@
+// What the ranks of any mesh read of an epoch, and that reading ahead changes nothing of it.
+#include "llmc/data/training_batches.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "llmc/core/error.h"
+#include "llmc/device/device.h"
+#include "llmc/plan/run_plan.h"
+#include "test/unit/numbered_source.h"
+
+namespace llmc {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t T = 8;
+
+struct Tokens {
+    std::vector<std::int32_t> inputs, targets;
+    bool operator==(const Tokens&) const = default;
+};
+
+Tokens read(TrainingBatches& batches, const BatchShare& share, std::int64_t step_first, std::int64_t index) {
+    const auto count = static_cast<std::size_t>(share.micro_batch * T);
+    Tokens tokens{std::vector<std::int32_t>(count, -7), std::vector<std::int32_t>(count, -7)};
+    batches.read(step_first, index, tokens.inputs, tokens.targets);
+    return tokens;
+}
+
+// The same without anything read ahead.
+Tokens read_now(const TrainingSamples& samples, const BatchShare& share, std::int64_t step_first,
+                std::int64_t index) {
+    const auto count = static_cast<std::size_t>(share.micro_batch * T), row = static_cast<std::size_t>(T);
+    Tokens tokens{std::vector<std::int32_t>(count), std::vector<std::int32_t>(count)};
+    for (std::int64_t b = 0; b < share.micro_batch; ++b) {
+        const std::size_t begin = static_cast<std::size_t>(b) * row;
+        samples.read(share.first_sample(step_first, index) + b, std::span(tokens.inputs).subspan(begin, row),
+                     std::span(tokens.targets).subspan(begin, row));
+    }
+    return tokens;
+}
+
+// Two shards without a left-over token: of 48 windows, which are three steps of 16 sequences.
+const std::vector<std::int64_t> lengths = {20 * T + 1, 28 * T + 1};
+
+// Each mesh's ranks read an epoch as their plans say: every token but a shard's first is a target once, of one data rank,
+// whose other ranks (stages, and parts of layers) read the same.
+TEST(TrainingBatches, OfAllRanksAreEachTokenOnceAnEpoch) {
+    const NumberedSource source(lengths);
+    const TrainingSamples samples(source, T, 3);
+    const std::unique_ptr<Device> device = make_cpu_device(1);
+    std::multiset<std::int32_t> every_token;
+    for (std::int32_t shard = 0; shard < 2; ++shard) {
+        for (std::int32_t i = 1; i < lengths[static_cast<std::size_t>(shard)]; ++i)
+            every_token.insert(1000 * shard + i);
+    }
+    struct Sizes {
+        int pipeline, data, tensor;
+        std::int64_t micro_batch;
+    };
+    for (const auto& [P, D, t, B] :
+         {Sizes{1, 1, 1, 16}, Sizes{1, 1, 1, 1}, Sizes{1, 2, 1, 4}, Sizes{1, 4, 1, 2}, Sizes{1, 8, 1, 1},
+          Sizes{2, 2, 1, 2}, Sizes{2, 2, 2, 4}, Sizes{1, 16, 1, 1}}) {
+        // By step, what each data rank read.
+        for (std::int64_t epoch = 0; epoch < 2; ++epoch) {
+            std::map<std::int64_t, std::vector<Tokens>> read_by;
+            std::multiset<std::int32_t> targets;
+            for (int rank = 0; rank < P * D * t; ++rank) {
+                const Mesh mesh{.pipeline = P, .tensor = t, .sharding = {.shards = D}, .rank = rank};
+                const RunPlan plan = plan_run({.config = {2, 2, 32, T, 4000},
+                                               .mesh = mesh,
+                                               .global_batch_tokens = 16 * T,
+                                               .micro_batch_sequences = B},
+                                              device->ops(), 0);
+                TrainingBatches batches(samples, plan.share(), T);
+                std::vector<Tokens> all;
+                for (std::int64_t step = 0; step < 3; ++step) {
+                    for (std::int64_t i = 0; i < plan.micro_batches; ++i)
+                        all.push_back(read(batches, plan.share(), (epoch * 3 + step) * 16, i));
+                }
+                const auto [place, first] = read_by.emplace(mesh.data_rank(), all);
+                EXPECT_EQ(place->second, all) << "ranks of one data rank read the same";
+                if (!first) continue;
+                for (const Tokens& tokens : all) targets.insert(tokens.targets.begin(), tokens.targets.end());
+            }
+            EXPECT_EQ(targets, every_token) << P << " x " << D << " x " << t << ", epoch " << epoch;
+        }
+    }
+}
+
+TEST(TrainingBatches, AreWhatIsReadWithoutThem) {
+    const NumberedSource source(lengths);
+    const TrainingSamples samples(source, T, 1);
+    const BatchShare share{.global_sequences = 12, .data_ranks = 2, .data_rank = 1, .micro_batch = 2};
+    ASSERT_EQ(share.micro_batches(), 3);
+    for (const int ahead : {1, 2, 7}) {
+        TrainingBatches batches(samples, share, T, ahead);
+        const auto expect = [&](std::int64_t step_first, std::int64_t index) {
+            EXPECT_EQ(read(batches, share, step_first, index), read_now(samples, share, step_first, index))
+                << ahead << ": " << step_first << ", " << index;
+        };
+        for (std::int64_t step = 0; step < 10; ++step)
+            for (std::int64_t i = 0; i < 3; ++i) expect(12 * step, i);
+        // The next step's first by its other name, and then the one behind it.
+        EXPECT_EQ(read(batches, share, 108, 3), read_now(samples, share, 120, 0));
+        expect(120, 1);
+        // Elsewhere, with anything read ahead or being read: a step again, one further on, another run's steps.
+        for (const std::int64_t step_first : {120, 0, 12, 600, 5, 17, 17, 3}) {
+            expect(step_first, 0);
+            expect(step_first, 2);
+            expect(step_first, 2);
+        }
+    }
+}
+
+// A source of which one token cannot be read.
+class FaultySource final : public TokenSource {
+  public:
+    std::size_t shards() const override { return 1; }
+    std::int64_t tokens(std::size_t) const override { return 6 * T + 1; }
+    void read(std::size_t, std::int64_t first, std::span<std::int32_t> out) const override {
+        if (first <= 3 * T && first + std::ssize(out) > 3 * T) user_error("token {} is no token", 3 * T);
+    }
+};
+
+TEST(TrainingBatches, ThrowWhatIsWrongWithAMicroBatchWhereItIsUsed) {
+    const FaultySource source;
+    const TrainingSamples samples(source, T, 1);
+    const BatchShare share{.global_sequences = 6};
+    TrainingBatches batches(samples, share, T);
+    std::vector<std::int64_t> faulty;
+    for (std::int64_t step = 0; step < 2; ++step) {
+        for (std::int64_t i = 0; i < 6; ++i) {
+            bool expected = false, thrown = false;
+            try {
+                read_now(samples, share, 6 * step, i);
+            } catch (const UserError&) {
+                expected = true;
+            }
+            try {
+                read(batches, share, 6 * step, i);
+            } catch (const UserError& fault) {
+                thrown = true;
+                EXPECT_STREQ(fault.what(), "token 24 is no token");
+            }
+            EXPECT_EQ(thrown, expected) << step << ", " << i;
+            if (thrown) faulty.push_back(i);
+        }
+    }
+    EXPECT_EQ(faulty.size(), 4U) << "its window and the one before, whose last target it is, in both epochs";
+}
+
+// Three files of holes, which take no room on the disk, with a token at the end of each.
+TEST(TrainingBatches, ReachTokensBeyondTwoToTheThirtySecond) {
+    const fs::path folder =
+        fs::temp_directory_path() / ("llmc_training_batches_test_" + std::to_string(getpid()));
+    fs::create_directories(folder);
+    constexpr std::int64_t most = (std::int64_t{1} << 31) - 1, long_T = std::int64_t{1} << 20;
+    std::vector<std::string> files;
+    for (const int width : {2, 2, 4}) {
+        files.push_back((folder / fmt::format("{}.bin", files.size())).string());
+        const std::array<std::int32_t, 3> header = {width == 2 ? 20240520 : 20240801, width == 2 ? 1 : 7,
+                                                    static_cast<std::int32_t>(most)};
+        const auto token = static_cast<std::uint32_t>(1 + files.size());
+        std::ofstream file(files.back(), std::ios::binary);
+        file.write(reinterpret_cast<const char*>(header.data()), sizeof(header));
+        file.seekp(1024 + (most - 1) * width);
+        file.write(reinterpret_cast<const char*>(&token), width);
+    }
+    const std::unique_ptr<TokenSource> source = open_token_shards(files, 50257, "--train-data");
+    EXPECT_EQ(source->tokens(), 3 * most);
+    const TrainingSamples samples(*source, long_T, 1);
+    // A shard's last tokens are in its last window in those epochs that begin it with the last of what is left over.
+    const std::int64_t windows = (most - 1) / long_T, left_over = (most - 1) % long_T;
+    EXPECT_EQ(samples.windows(), 3 * windows);
+    std::array<std::int64_t, 3> last{};
+    for (std::int64_t i = 0; i < samples.windows(); ++i) {
+        const auto [shard, first] = samples.window(i);
+        last.at(shard) = std::max(last.at(shard), first);
+    }
+    for (const std::int64_t first : last) {
+        EXPECT_GE(first, (windows - 1) * long_T);
+        EXPECT_LE(first, (windows - 1) * long_T + left_over);
+    }
+    for (std::size_t shard = 0; shard < 3; ++shard) {
+        std::array<std::int32_t, 2> tokens{-7, -7};
+        source->read(shard, most - 2, tokens);
+        EXPECT_EQ(tokens, (std::array<std::int32_t, 2>{0, static_cast<std::int32_t>(2 + shard)}));
+    }
+    const ValidationWindows all(*source, 8);
+    EXPECT_EQ(all.targets(all.windows()), 3 * (most - 1));
+    Tokens tokens{std::vector<std::int32_t>(8), std::vector<std::int32_t>(8)};
+    all.read(all.windows() - 1, tokens.inputs, tokens.targets);
+    EXPECT_EQ(tokens.targets[static_cast<std::size_t>((most - 2) % 8)], 4);
+    fs::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace llmc
