@@ -34,6 +34,8 @@ END_OF_TEXT = 50256
 # How GPT-2 divides text into words before it merges bytes.
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
+ENDINGS = {signal.SIGINT, signal.SIGTERM}
+
 PIECE = 1 << 20  # bytes, of documents that are longer
 BATCH = 1 << 20  # bytes that a process is given at once
 # White space after a visible character always begins a word.
@@ -167,8 +169,9 @@ class Worker:
 
     @classmethod
     def begin(cls, kind, folder):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the work
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        for number in ENDINGS:  # sent to all of a job's processes, often; the parent ends the work
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
         threading.Thread(target=cls.end_with_parent, daemon=True).start()
         cls.tokenizer = open_tokenizer(kind, folder)
 
@@ -208,13 +211,20 @@ def batches_of(pieces):
 
 
 @contextlib.contextmanager
-def interruption_later():
-    """Ctrl-C waits until the end of it; processes that start in it ignore Ctrl-C until Worker.begin has said how."""
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def ending_later():
+    """Ctrl-C and SIGTERM wait until the end of it, and for processes that start in it until Worker.begin has said how."""
+    came = []
+    handlers = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in ENDINGS}
+    # Blocked for the new processes; here other threads may still take a signal, which the handlers are for.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 def encode_in_order(pieces, tokenizer, kind, folder, processes):
@@ -236,7 +246,7 @@ def encode_in_order(pieces, tokenizer, kind, folder, processes):
             # start Python's own helper, which lets Ctrl-C through again.)
             pool = pool or concurrent.futures.ProcessPoolExecutor(
                 processes, multiprocessing.get_context("spawn"), Worker.begin, (kind, folder))
-            with interruption_later():
+            with ending_later():
                 waiting.append((batch, pool.submit(Worker.encode, [piece[1:] for piece in batch])))
             while waiting and (ends or len(waiting) > 2 * processes):
                 yield from first_done()
