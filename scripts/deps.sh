@@ -35,6 +35,8 @@ build nlohmann-json3-dev   header:nlohmann/json.hpp
 run   openmpi-bin          command:ompi_info
 run   python3-matplotlib   python:matplotlib
 run   python3-numpy        python:numpy
+run   python3-requests     python:requests
+run   python3-tqdm         python:tqdm
 run   python3-protobuf     python:google.protobuf
 run   python3-rich         python:rich
 run   libboost-context-dev header:boost/context/fiber.hpp
@@ -66,7 +68,7 @@ END
 
 # Debian's Python modules are seen by /usr/bin/python3 only, and another python3 may come first in PATH.
 choose_python() {
-    local modules=(torch numpy pytest matplotlib pyflakes rich google.protobuf)
+    local modules=(torch numpy pytest matplotlib pyflakes rich google.protobuf requests tqdm)
     if imports python3 "${modules[@]}"; then command -v python3; else echo /usr/bin/python3; fi
 }
 

@@ -1,0 +1,330 @@
+"""What the scripts of all datasets share: their options, and the way from documents to shards. Not run by itself.
+
+A script has a function plan(arguments, downloader), which says what the documents are, and main() here does the rest.
+In the folder --out it leaves
+
+    train_000001.bin ...  val_000000.bin    tokens (shards.py)
+    manifest.json                           what they are, with checksums; `finished` once all are there
+    download/                               what was downloaded, with checksums (download.py)
+
+The shards are a function of the documents and the options alone. A run that was interrupted or killed goes on after its
+last whole shard, whose entry in the manifest says where in the source the next one begins: in which part, which piece of
+it (encode.py) and which token of that.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import fractions
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import typing
+
+NEEDED = ["numpy", "requests", "tqdm"]
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def go_on_elsewhere(missing):
+    """Runs the script by the interpreter that scripts/deps.sh chooses, where this one lacks a module."""
+    deps = ROOT / "scripts" / "deps.sh"
+    chosen = subprocess.run([deps, "python"], capture_output=True, text=True).stdout.strip()
+    if not chosen or subprocess.run([chosen, "-c", "import " + ", ".join(NEEDED)], capture_output=True).returncode != 0:
+        sys.exit(f"error: {sys.executable} has no {' and no '.join(missing)}; run `make deps`, or "
+                 "`pip install -r data/requirements.txt`")
+    os.execv(chosen, [chosen, *sys.argv])
+
+
+if absent := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+    go_on_elsewhere(absent)
+
+import documents  # noqa: E402
+import encode  # noqa: E402
+import shards  # noqa: E402
+from download import Downloader, recorded_checksum  # noqa: E402
+from terminal import Parser, fail, plain_endings, progress, say  # noqa: E402
+
+
+@dataclasses.dataclass
+class Part:
+    """A piece of the source that is opened on its own: mostly a file."""
+
+    open: typing.Callable  # yields (document, whether it begins here); downloads the file where need be
+    files: typing.Callable = list  # what it was made of, for the manifest: [{"file", "sha256", "url"}]
+
+
+@dataclasses.dataclass
+class Stream:
+    """Documents in a row, and the shards that they fill."""
+
+    name: str  # val, train, or all: the first shard for validation, the others for training
+    parts: list
+
+
+@dataclasses.dataclass
+class Plan:
+    """What a dataset is."""
+
+    source: str  # where it comes from, for people
+    streams: list
+    settings: dict = dataclasses.field(default_factory=dict)  # what shards of this dataset depend on besides
+
+
+def remote_part(remote, downloader, folder, texts):
+    """The documents texts(path) of a file that is downloaded."""
+    def read():
+        path = downloader.fetch(remote, folder)
+        return ((text, True) for text in texts(path))
+
+    def files():
+        return [{"file": remote.name, "sha256": recorded_checksum(folder / remote.name), "url": remote.url}]
+
+    return Part(read, files)
+
+
+def split_streams(read, files, fraction):
+    """Streams for validation and training: the last `fraction` of the bytes of the documents read(), and the others."""
+    total = sum(len(document) for document in read())
+    if total == 0:
+        fail("there is no text in it; give files that have some")
+    place = int(total * (1 - fraction))  # as `train_gpt --train-data TEXT` has it for a tenth
+    streams = [Stream("train", [Part(lambda: documents.before(read(), place), files)])]
+    return streams + [Stream("val", [Part(lambda: documents.after(read(), place), files)])] * (place < total)
+
+
+def parse(description, name, add_options=None):
+    """The options that all datasets have, and a dataset's own."""
+    parser = Parser(description)
+    if add_options:
+        add_options(parser)
+    parser.add_argument("--out", type=pathlib.Path, metavar="DIR", help="folder of the results (default: data/ and the name of the dataset)")
+    add_tokens_options(parser)
+    add_download_options(parser)
+    arguments = parser.parse_args()
+    arguments.dataset = name(arguments) if callable(name) else name
+    arguments.out = arguments.out or pathlib.Path(os.path.relpath(ROOT / "data" / arguments.dataset))
+    return arguments
+
+
+def add_tokens_options(parser):
+    parser.add_argument("--tokenizer", choices=["gpt2", "bytes"], default="gpt2", help="GPT-2's BPE (default), or bytes as tokens")
+    parser.add_argument("--bpe-dir", type=pathlib.Path, metavar="DIR",
+                        help="folder of GPT-2's encoder.json and vocab.bpe (default: data/gpt2_bpe, downloaded once)")
+    parser.add_argument("--bpe-mirror", default="", metavar="URL", help="as --mirror, of the server of encoder.json and vocab.bpe")
+    parser.add_argument("--encoder", choices=["tiktoken", "native"],
+                        help="what computes GPT-2's BPE; the tokens are the same (default: tiktoken where installed)")
+    parser.add_argument("--shard-tokens", type=number(16, shards.LARGEST_SHARD), default=100_000_000, metavar="N",
+                        help="tokens of a whole shard (default: 100 million)")
+    parser.add_argument("--limit-tokens", type=number(20), metavar="N",
+                        help="for a small try: stop after N tokens in all, a tenth of them for validation")
+    parser.add_argument("--processes", type=number(1, 1024), default=len(os.sched_getaffinity(0)), metavar="N",
+                        help="processes that tokenize (default: one for each core); the shards are the same for any N")
+    parser.add_argument("--overwrite", action="store_true", help="make all shards anew, whatever is in the folder")
+
+
+def add_download_options(parser):
+    parser.add_argument("--mirror", default="", metavar="URL",
+                        help="server that stands in place of the dataset's: https://HOST of all addresses becomes URL")
+    parser.add_argument("--tries", type=number(1), default=8, metavar="N", help="failures in a row before giving up (default: 8)")
+    parser.add_argument("--pause", type=seconds, default=1.0, metavar="SECONDS",
+                        help="wait after a first failure, twice as long after each further one (default: 1)")
+
+
+def number(least, most=2**63):
+    """Reads a whole number of a range; 100_000_000 and 1e8 are such."""
+    def read(text):
+        sound = re.fullmatch(r"\d[\d_]*(\.\d+)?([eE]\d{1,2})?", text)
+        value = fractions.Fraction(text.replace("_", "")) if sound else fractions.Fraction(-1)
+        if value.denominator != 1 or not least <= value <= most:
+            upper = f" to {most:,}" if most < 2**63 else " or more"
+            raise argparse.ArgumentTypeError(f"'{text}' is no whole number of {least:,}{upper}")
+        return int(value)
+
+    return read
+
+
+def seconds(text):
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds")
+    return value
+
+
+def make_downloader(arguments):
+    return Downloader(arguments.mirror, arguments.tries, arguments.pause)
+
+
+def main(description, name, plan, add_options=None):
+    """Runs the script of a dataset that becomes tokens. `name` may be a function of the arguments."""
+    arguments = parse(description, name, add_options)
+    with plain_endings(), shards.locked(arguments.out):
+        if not arguments.overwrite:
+            refuse_strangers(arguments.out)
+        kind, bpe_folder = choose_tokenizer(arguments)
+        Writing(arguments, plan(arguments, make_downloader(arguments)), kind, bpe_folder).run()
+
+
+def refuse_strangers(out):
+    """Shards of other origin would be trained on together with the new ones."""
+    strangers = shards.shards_in(out)
+    if strangers and shards.read_manifest(out) is None:
+        fail(f"{out} has {strangers[0].name}, which no {shards.MANIFEST} tells of; give another --out, or --overwrite to remove it")
+
+
+def choose_tokenizer(arguments):
+    """What open_tokenizer takes."""
+    if arguments.tokenizer == "bytes":
+        return "bytes", None
+    remedy = "--bpe-mirror URL takes another server, --bpe-dir DIR the files encoder.json and vocab.bpe that you have"
+    own = Downloader(arguments.bpe_mirror, arguments.tries, arguments.pause, remedy)
+    folder = arguments.bpe_dir or ROOT / "data" / "gpt2_bpe"
+    return encode.prepare_gpt2(folder, None if arguments.bpe_dir else own, arguments.encoder), folder
+
+
+class Writing:
+    """The way from a plan to shards."""
+
+    def __init__(self, arguments, plan, kind, bpe_folder):
+        self.out, self.plan, self.kind, self.bpe_folder = arguments.out, plan, kind, bpe_folder
+        self.tokenizer = encode.open_tokenizer(kind, bpe_folder)
+        self.processes, self.capacity, self.limit = arguments.processes, arguments.shard_tokens, arguments.limit_tokens
+        self.val_limit = self.limit // 10 if self.limit else None
+        self.settings = {"dataset": arguments.dataset, "source": plan.source, "tokenizer": self.tokenizer.name,
+                         "vocabulary": self.tokenizer.vocabulary, "separator": self.tokenizer.separator,
+                         "shard_tokens": self.capacity, "limit_tokens": self.limit, **plan.settings}
+        self.manifest = self.begin(arguments.overwrite)
+
+    def begin(self, overwrite):
+        """The manifest to go on from, and no shard in the folder that it does not tell of."""
+        manifest = None if overwrite else shards.read_manifest(self.out)
+        if manifest is None:
+            manifest = {"finished": False, "settings": self.settings, "files": [], "shards": [], "complete": []}
+        elif manifest["settings"] != self.settings:
+            self.refuse(manifest["settings"])
+        for name in shards.keep_whole_shards(self.out, manifest):
+            say(f"{self.out / name} is missing or damaged: making it again, and those after it")
+        shards.write_manifest(self.out, manifest)
+        listed = {entry["file"] for entry in manifest["shards"]}
+        for path in shards.shards_in(self.out):
+            if path.name not in listed:
+                path.unlink()
+        return manifest
+
+    def refuse(self, earlier):
+        key = next(key for key in {**earlier, **self.settings} if earlier.get(key) != self.settings.get(key))
+        fail(f"{self.out} has shards of another run, whose {key} was {earlier.get(key)} and not {self.settings.get(key)}; "
+             "give the same options, another --out, or --overwrite to make them anew")
+
+    def run(self):
+        if self.manifest["finished"]:
+            say(f"{self.out} is finished already, and its checksums are right")
+        elif self.manifest["shards"]:
+            say(f"going on after {self.manifest['shards'][-1]['file']}")
+        for stream in self.plan.streams:
+            if stream.name not in self.manifest["complete"]:
+                self.write_stream(stream)
+                self.manifest["complete"].append(stream.name)
+                self.save()
+        self.finish()
+
+    def save(self):
+        """Writes the manifest, in the order of the streams whichever was made last."""
+        order = [stream.name for stream in self.plan.streams]
+        self.manifest["shards"].sort(key=lambda entry: order.index(entry["stream"]))
+        self.manifest["complete"].sort(key=order.index)
+        shards.write_manifest(self.out, self.manifest)
+
+    def finish(self):
+        tokens = {split: sum(entry["tokens"] for entry in self.manifest["shards"] if entry["file"].startswith(split))
+                  for split in ("train", "val")}
+        if tokens["train"] == 0:
+            remedy = "--overwrite and a smaller --shard-tokens" if "all" in self.manifest["complete"] else "more text"
+            fail(f"all of the {tokens['val']:,} tokens are for validation, and none is left to train on; give {remedy}")
+        self.manifest["tokens"], self.manifest["finished"] = tokens, True
+        self.save()
+        folder = os.path.relpath(self.out, ROOT) if self.out.resolve().is_relative_to(ROOT) else self.out
+        say(f"{folder}: {tokens['train']:,} tokens to train on, {tokens['val']:,} to validate on")
+        model = "gpt2" if self.tokenizer.name == "gpt2" else "mini"
+        validation = f" --val-data '{folder}/val_*.bin'" if tokens["val"] else ""
+        say(f"train with: ./train_gpt --model {model} --train-data '{folder}/train_*.bin'{validation}")
+
+    def shard_of(self, stream, count):
+        """The name and the room of the shard after `count` ones of a stream."""
+        if stream.name == "all":
+            head = min(self.capacity, self.val_limit or self.capacity)
+            return ("val_000000.bin", head) if count == 0 else (f"train_{count:06}.bin", self.capacity)
+        return f"{stream.name}_{count + (stream.name == 'train'):06}.bin", self.capacity
+
+    def limit_of(self, stream):
+        if self.limit is None:
+            return None
+        return {"all": self.limit, "val": self.val_limit, "train": self.limit - self.val_limit}[stream.name]
+
+    def write_stream(self, stream):
+        done = [entry for entry in self.manifest["shards"] if entry["stream"] == stream.name]
+        position = done[-1]["next"] if done else [0, 0, 0]
+        written, tokens = sum(entry["tokens"] for entry in done), ()
+        limit = self.limit_of(stream)
+        encoded = self.tokens_from(stream, position or [0, 0, 0])
+        with contextlib.closing(encoded), progress(stream.name, " tokens", limit, written) as bar:
+            while position is not None and (limit is None or written < limit):
+                name, capacity = self.shard_of(stream, len(done))
+                room = capacity if limit is None else min(capacity, limit - written)
+                with shards.ShardWriter(self.out / name, room) as writer:
+                    while writer.room and position is not None:
+                        if len(tokens) == 0:
+                            position, tokens = next(encoded, (None, ()))
+                            continue
+                        taken, tokens = tokens[:writer.room], tokens[writer.room:]
+                        writer.append(taken)
+                        bar.update(len(taken))
+                        position = [*position[:2], position[2] + len(taken)]
+                    if writer.tokens == 0:
+                        break
+                    entry = {"stream": stream.name, **writer.finish(), "next": position}
+                written += entry["tokens"]
+                done.append(entry)
+                self.manifest["shards"].append(entry)
+                self.save()
+                say(f"{self.out / name}: {entry['tokens']:,} tokens")
+
+    def tokens_from(self, stream, start):
+        """Yields (position, tokens), where the position is that of the first of these tokens, from `start` on."""
+        first_part, first_piece, offset = start
+
+        def pieces():
+            for part in range(first_part, len(stream.parts)):
+                number = 0
+                for document, begins in self.opened(stream.parts[part]):
+                    for text in encode.cut(document):
+                        separated = begins and (self.tokenizer.separates_first or bool(part or number))
+                        if part > first_part or number >= first_piece:
+                            yield (part, number), text, separated
+                        begins = False
+                        number += 1
+                yield None
+
+        encoded = encode.encode_in_order(pieces(), self.tokenizer, self.kind, self.bpe_folder, self.processes)
+        with contextlib.closing(encoded):
+            for (part, piece), tokens in encoded:
+                skipped = offset if (part, piece) == (first_part, first_piece) else 0
+                if len(tokens) > skipped:
+                    yield [part, piece, skipped], tokens[skipped:]
+
+    def opened(self, part):
+        """The documents of a part, whose files the manifest then tells of."""
+        found = part.open()
+        for file in part.files():
+            earlier = next((entry for entry in self.manifest["files"] if entry["file"] == file["file"]), None)
+            if earlier is None:
+                self.manifest["files"].append(file)
+            elif earlier["sha256"] != file["sha256"]:
+                fail(f"{file['file']} has changed since the shards in {self.out} were begun; give --overwrite to make them anew, "
+                     "or another --out")
+        return found

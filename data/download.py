@@ -1,0 +1,315 @@
+"""Downloads files, however often the connection drops. Not run by itself: the scripts of the datasets use it.
+
+A file appears under its name only when it is whole and its checksum is right. Beside it lie NAME.sha256, its checksum in
+the format of `sha256sum -c`, and while it is arriving NAME.part and NAME.part.json, which tells of what version of the
+file that is a part. Checksums come from the script, from the server's list (Hugging Face has one), or else from the
+first download, and hold for all later ones.
+"""
+
+import dataclasses
+import email.utils
+import json
+import os
+import re
+import time
+import urllib.parse
+
+import requests
+
+from shards import checksum, sync_folder, write_whole
+from terminal import fail, naming, progress, reason, say
+
+BLOCK = 1 << 16  # bytes that are waited for; what is less is lost where the script is stopped
+TIMEOUTS = (20, 60)  # seconds for a connection, and between two pieces of what it brings
+LONGEST_PAUSE = 300  # seconds
+QUICK_TRIES = 2  # where no server has answered yet: who is offline shall hear so soon
+
+
+@dataclasses.dataclass
+class RemoteFile:
+    url: str
+    name: str  # of the file that it becomes
+    sha256: str = ""  # empty: as the first download had it
+    size: int = -1  # bytes; -1: as the server says
+
+
+class Transient(Exception):
+    """A trouble that may be gone in a moment."""
+
+    def __init__(self, why, pause=None, progressed=False):
+        super().__init__(why)
+        self.pause = pause  # seconds, where the server said how long
+        self.progressed = progressed  # whether something has arrived before
+
+
+def record_of(path):
+    return path.with_name(path.name + ".sha256")
+
+
+def recorded_checksum(path):
+    """What an earlier download recorded beside the file; empty where there was none."""
+    try:
+        found = re.match(r"[0-9a-f]{64}\b", record_of(path).read_text(errors="replace"))
+    except FileNotFoundError:
+        return ""
+    if not found:
+        fail(f"{record_of(path)} holds no checksum; remove it to have {path.name} downloaded again")
+    return found[0]
+
+
+def record(path, sha256):
+    if recorded_checksum(path) != sha256:
+        write_whole(record_of(path), f"{sha256}  {path.name}\n".encode())
+
+
+class Downloader:
+    def __init__(self, mirror="", tries=8, pause=1.0, remedy="--mirror URL takes another server"):
+        """`mirror` stands in place of https://HOST in all addresses; `pause` seconds are waited after a first failure,
+        twice as long after each further one, and given up after so many `tries` that brought nothing. `remedy` is what a person could do then."""
+        self.mirror, self.tries, self.pause = mirror.rstrip("/"), tries, pause
+        self.remedy = remedy
+        self.session = requests.Session()
+        self.session.headers.update({"Accept-Encoding": "identity", "User-Agent": "train_gpt-data"})
+        self.answered = False  # whether any server ever has
+
+    def address(self, url):
+        if not self.mirror:
+            return url
+        parts = urllib.parse.urlsplit(url)
+        return f"{self.mirror}{parts.path}" + (f"?{parts.query}" if parts.query else "")
+
+    def fetch(self, remote, folder):
+        """The whole and verified file in `folder`, downloaded unless it is there."""
+        path = folder / remote.name
+        known = remote.sha256 or recorded_checksum(path)
+        if path.exists():
+            found = checksum(path)
+            if found == (known or found):
+                record(path, found)
+                return path
+            say(f"{path} is not what was downloaded (its sha256 is {found}, not {known}): downloading it again")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.receive_verified(remote, path, known)
+        return path
+
+    def receive_verified(self, remote, path, known):
+        part = path.with_name(path.name + ".part")
+        version_file = path.with_name(path.name + ".part.json")
+        for last_try in (False, True):
+            version = self.with_patience(remote.url, lambda: self.receive(remote, part, version_file))
+            found, right = checksum(part), known or version.get("sha256")
+            if found == (right or found):
+                break
+            # Perhaps parts of two versions; as a whole once more.
+            part.unlink()
+            if last_try:
+                earlier = record_of(path)
+                whose = (f"{earlier} has of an earlier download; if the source has changed and shall be taken as it is now, "
+                         f"remove {earlier}" if known and not remote.sha256 else f"it should have; {self.remedy}")
+                fail(f"{self.address(remote.url)} arrived twice with the sha256 {found}, not {right} that {whose}")
+            say(f"{path.name} arrived damaged: downloading it once more")
+        record(path, found)
+        os.replace(part, path)
+        version_file.unlink(missing_ok=True)
+        sync_folder(path.parent)
+
+    def get_json(self, url):
+        """The JSON object at an address, and the address of its next page or None."""
+        def attempt():
+            with self.get(url) as response:
+                try:
+                    return response.json(), response.links.get("next", {}).get("url")
+                except ValueError:
+                    raise Transient("the answer is not JSON")
+                except requests.RequestException as error:
+                    raise Transient(f"the connection broke ({last_words(error)})")
+
+        return self.with_patience(url, attempt)
+
+    def with_patience(self, url, attempt):
+        """The result of `attempt`, called again after transient troubles."""
+        failures = 0
+        while True:
+            try:
+                return attempt()
+            except Transient as trouble:
+                failures = 1 if trouble.progressed else failures + 1
+                self.pause_or_fail(url, trouble, failures)
+
+    def pause_or_fail(self, url, trouble, failures):
+        if failures >= (self.tries if self.answered else min(self.tries, QUICK_TRIES)):
+            host = urllib.parse.urlsplit(self.address(url)).netloc
+            if not self.answered:
+                fail(f"cannot reach {host} ({trouble}); are you offline? The same command goes on from what has arrived; "
+                     f"{self.remedy}")
+            fail(f"{self.address(url)}: {trouble}, {failures} times in a row; the same command tries again, and goes on from "
+                 "what has arrived")
+        pause = self.pause * 2 ** (failures - 1) if trouble.pause is None else trouble.pause
+        pause = min(pause, LONGEST_PAUSE)
+        say(f"{urllib.parse.urlsplit(url).path.split('/')[-1]}: {trouble}; trying again in {pause:g} s")
+        time.sleep(pause)
+
+    def get(self, url, headers=None):
+        """The answer of the server: 2xx, or 416. Of others, those that may pass are Transient and the rest fail."""
+        address = self.address(url)
+        try:
+            response = self.session.get(address, headers=headers, stream=True, timeout=TIMEOUTS)
+        except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema, requests.exceptions.InvalidSchema):
+            fail(f"'{address}' is no address of a web server; a mirror is https://HOST, for example")
+        except requests.exceptions.SSLError as error:
+            fail(f"{address}: the server's certificate is not trusted ({last_words(error)}); set REQUESTS_CA_BUNDLE to your "
+                 "network's own certificates, if it has some")
+        except requests.exceptions.TooManyRedirects:
+            fail(f"{address} is redirected in circles; {self.remedy}")
+        except requests.RequestException as error:
+            raise Transient(last_words(error))
+        self.answered = True
+        status = response.status_code
+        if 200 <= status < 300 or status == 416:
+            return response
+        response.close()
+        if status in (408, 425, 429) or status >= 500:
+            raise Transient(f"the server answers {status} {response.reason}", seconds_to_wait(response))
+        fail(f"{address}: the server answers {status} {response.reason}; {self.remedy}")
+
+    def receive(self, remote, part, version_file):
+        """Completes `part` as far as one connection brings it; returns what the server says of the file's version.
+        Transient where that was not all."""
+        have, version = kept_part(remote.url, part, version_file)
+        headers = {}
+        if have and have == remote.size:
+            return version
+        if have:
+            headers["Range"] = f"bytes={have}-"
+            # Of a file with a checksum the server of its address tells the version, and another one sends it.
+            if not version["sha256"]:
+                headers["If-Range"] = version["etag"] or version["modified"]
+        with self.get(remote.url, headers) as response:
+            new = version_of(response, remote.url)
+            start, total = span_of(response)
+            if response.status_code == 416 and have == total and have:
+                return version
+            if response.status_code == 416 or (response.status_code == 206 and (start != have or not same_version(version, new))):
+                part.unlink(missing_ok=True)
+                raise Transient("the file has changed since its download began, which begins anew", 0)
+            if response.status_code != 206:
+                have = 0
+            if total >= 0 and remote.size >= 0 and total != remote.size:
+                fail(f"{self.address(remote.url)} has {total:,} bytes, and should have {remote.size:,}; it has changed at the "
+                     "source, or the mirror has another version")
+            write_whole(version_file, json.dumps(new).encode())
+            size = write_body(response, part, have, total, remote.name)
+            if total >= 0 and size != total:
+                if size > total:
+                    part.unlink()
+                raise Transient(f"the connection ended after {size:,} of {total:,} bytes", progressed=size > have)
+            return new
+
+
+def kept_part(url, part, version_file):
+    """How many bytes of the file are here, and of what version; 0 where it cannot be told whether the rest would fit."""
+    try:
+        version = json.loads(version_file.read_bytes())
+        usable = version["url"] == url and (version["sha256"] or version["etag"] or version["modified"])
+        return (part.stat().st_size, version) if usable else (0, {})
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return 0, {}
+
+
+def version_of(response, url):
+    """What identifies the version of a file. A weak ETag does not tell versions apart byte by byte."""
+    linked = [answer.headers["X-Linked-Etag"].strip('"') for answer in [*response.history, response]
+              if "X-Linked-Etag" in answer.headers]
+    sha256 = next((etag for etag in linked if re.fullmatch("[0-9a-f]{64}", etag)), "")
+    etag = response.headers.get("ETag", "")
+    return {"url": url, "sha256": sha256, "etag": "" if etag.startswith("W/") else etag,
+            "modified": response.headers.get("Last-Modified", "")}
+
+
+def same_version(old, new):
+    return next((old[key] == new[key] for key in ("sha256", "etag", "modified") if old[key]), False)
+
+
+def span_of(response):
+    """The first byte that comes, and the size of the whole file (-1: unknown)."""
+    content_range = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+)", response.headers.get("Content-Range", ""))
+    if response.status_code != 200 and content_range:
+        return int(content_range[1] or 0), int(content_range[2])
+    if response.status_code == 200 and response.headers.get("Content-Length", "").isdigit():
+        return 0, int(response.headers["Content-Length"])
+    return 0, -1
+
+
+def write_body(response, part, have, total, name):
+    """Appends what comes to the `have` bytes of `part`; returns the bytes it has then."""
+    size = have
+    response.raw.enforce_content_length = False  # it would keep the last bytes of a broken connection from us
+    with naming(part), open(part, "r+b" if have else "wb") as file, progress(name, "B", total if total >= 0 else None, have) as bar:
+        file.seek(have)
+        file.truncate()
+        try:
+            for block in response.iter_content(BLOCK):
+                file.write(block)
+                size += len(block)
+                bar.update(len(block))
+        except requests.RequestException as error:
+            file.flush()
+            raise Transient(f"the connection broke after {size:,} bytes ({last_words(error)})", progressed=size > have)
+        file.flush()
+        os.fsync(file.fileno())
+    return size
+
+
+def seconds_to_wait(response):
+    """Retry-After in seconds: a number, or a date. None without one."""
+    wanted = response.headers.get("Retry-After", "")
+    if wanted.isdigit():
+        return float(wanted)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(wanted).timestamp() - time.time())
+    except (TypeError, ValueError):
+        return None
+
+
+def last_words(error):
+    """Of a trouble with a connection what the system said; the libraries wrap it several times."""
+    text = reason(error)
+    for pattern in (r"\[(?:Errno|SSL)[^\]]*\] ?[^'\")>]+", r"\(\d+, '([^']+)'\)", r": ([^:'\")>]+)['\")>]*$"):
+        if found := re.findall(pattern, text):
+            return found[-1].strip()
+    return text
+
+
+def hub_files(downloader, repository, folder, wanted, list_file):
+    """The files in a folder of a dataset on huggingface.co whose names the regular expression `wanted` matches, in the
+    order of their names. The revision of the first call is kept in `list_file` and holds for all later ones, so that a
+    run that goes on does not mix two. Returns the revision and RemoteFiles with their checksums."""
+    try:
+        kept = json.loads(list_file.read_bytes())
+        return kept["revision"], [RemoteFile(**entry) for entry in kept["files"]]
+    except FileNotFoundError:
+        pass
+    except (ValueError, KeyError, TypeError):
+        fail(f"{list_file} is damaged; remove it")
+    api = f"https://huggingface.co/api/datasets/{repository}"
+    try:
+        about, _ = downloader.get_json(api)
+        revision = about["sha"]
+        following = f"{api}/tree/{revision}/{folder}".rstrip("/")
+        entries = []
+        while following:
+            page, following = downloader.get_json(following)
+            entries += page
+        files = [RemoteFile(f"https://huggingface.co/datasets/{repository}/resolve/{revision}/{entry['path']}",
+                            entry["path"].rsplit("/", 1)[-1], (entry.get("lfs") or {}).get("oid", ""), entry["size"])
+                 for entry in sorted(entries, key=lambda entry: entry["path"])
+                 if entry["type"] == "file" and re.fullmatch(wanted, entry["path"].rsplit("/", 1)[-1])]
+    except (KeyError, TypeError, AttributeError):
+        fail(f"{downloader.address(api)} answers in a way that this script does not know; is --mirror a mirror of huggingface.co?")
+    if not files:
+        fail(f"{downloader.address(api)}: the folder '{folder}' of the dataset has no files like {wanted}; it has changed at "
+             "its source")
+    list_file.parent.mkdir(parents=True, exist_ok=True)
+    kept = {"revision": revision, "files": [dataclasses.asdict(file) for file in files]}
+    write_whole(list_file, json.dumps(kept, indent=1).encode())
+    return revision, files

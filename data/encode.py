@@ -1,0 +1,258 @@
+"""From text to tokens, in several processes. Not run by itself: the scripts of the datasets use it.
+
+Text travels as bytes. Long documents are cut into pieces where no token of GPT-2 can lie across, so that the tokens are
+those of the whole document, and so that they do not depend on how many processes there are.
+"""
+
+import collections
+import contextlib
+import concurrent.futures
+import concurrent.futures.process
+import ctypes
+import importlib.util
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import threading
+
+import numpy as np
+
+from download import RemoteFile
+from shards import checksum
+from terminal import fail, say
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+BPE_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main"
+BPE_FILES = {"encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+             "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"}
+END_OF_TEXT = 50256
+# How GPT-2 divides text into words before it merges bytes.
+WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+ENDINGS = {signal.SIGINT, signal.SIGTERM}
+
+PIECE = 1 << 20  # bytes, of documents that are longer
+BATCH = 1 << 20  # bytes that a process is given at once
+# White space after a visible character always begins a word.
+BETWEEN_WORDS = re.compile(rb"[!-~](?=[ \n])")
+
+
+def cut(document):
+    """The pieces of a document (bytes or a view of them), as bytes."""
+    begin = 0
+    while begin < len(document):
+        found = BETWEEN_WORDS.search(document, begin + PIECE) if begin + PIECE < len(document) else None
+        end = found.end() if found else len(document)
+        yield bytes(document[begin:end])
+        begin = end
+
+
+class ByteTokenizer:
+    """A byte is a token. A new line stands between documents; the first has none before it, so that the tokens of one
+    document are its bytes."""
+
+    name, vocabulary, separator, separates_first = "bytes", 256, 10, False
+
+    def encode(self, text):
+        return np.frombuffer(text, dtype=np.uint8)
+
+
+class TiktokenTokenizer:
+    """GPT-2's tokens by tiktoken, from the local files alone: its own loaders may take the net or a cache."""
+
+    name, vocabulary, separator, separates_first = "gpt2", 50257, END_OF_TEXT, True
+
+    def __init__(self, folder):
+        import tiktoken
+        ids = json.loads(pathlib.Path(folder, "encoder.json").read_bytes())
+        byte_of = {char: byte for byte, char in enumerate(characters_of_bytes())}
+        ranks = {bytes(map(byte_of.get, token)): rank for token, rank in ids.items() if rank != END_OF_TEXT}
+        self.encoding = tiktoken.Encoding("gpt2", pat_str=WORDS, mergeable_ranks=ranks,
+                                          special_tokens={"<|endoftext|>": END_OF_TEXT}, explicit_n_vocab=self.vocabulary)
+
+    def encode(self, text):
+        try:
+            return np.array(self.encoding.encode_ordinary(text.decode(errors="replace")), dtype=np.uint16)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # its own, and of no class that can be named
+                raise
+            fail("tiktoken cannot encode a document that has a million white spaces in a row; --encoder native can")
+
+
+def characters_of_bytes():
+    """How encoder.json writes each of the 256 bytes: the visible ones of Latin-1 as they are, the others by characters
+    from 256 on."""
+    visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in visible else next(others)) for byte in range(256)]
+
+
+class NativeTokenizer:
+    """GPT-2's tokens by the project's own encoder (llmc/data/bpe_c.h)."""
+
+    name, vocabulary, separator, separates_first = "gpt2", 50257, END_OF_TEXT, True
+
+    def __init__(self, folder):
+        self.library = ctypes.CDLL(str(native_library()))
+        self.library.gpt2_bpe_open.restype = ctypes.c_void_p
+        self.library.gpt2_bpe_open.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
+        self.library.gpt2_bpe_encode.restype = ctypes.c_int64
+        self.library.gpt2_bpe_encode.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p,
+                                                 ctypes.c_size_t]
+        error = ctypes.create_string_buffer(1024)
+        self.encoder = self.library.gpt2_bpe_open(os.fsencode(folder), error, len(error))
+        if not self.encoder:
+            fail(error.value.decode(errors="replace"))
+
+    def encode(self, text):
+        ids = np.empty(len(text), dtype=np.int32)
+        count = self.library.gpt2_bpe_encode(self.encoder, text, len(text), ids.ctypes.data, len(ids))
+        if count < 0:
+            raise MemoryError
+        return ids[:count].astype(np.uint16)
+
+
+def native_library():
+    return ROOT / "build" / "libgpt2_bpe.so"
+
+
+def build_native_library():
+    """Has it built where it is missing, in the ordinary way whatever a surrounding make is doing."""
+    if native_library().exists():
+        return
+    say("building the project's own encoder: make tokenizer")
+    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "SANITIZE")}
+    try:
+        built = subprocess.run(["make", "-s", "tokenizer", "BUILD=build"], cwd=ROOT, env=environment, capture_output=True, text=True)
+        complaint = (built.stderr or built.stdout).strip().splitlines()[-1:] if built.returncode else []
+    except OSError as error:
+        complaint = [error.strerror]
+    if complaint or not native_library().exists():
+        fail(f"neither tiktoken is installed (pip install tiktoken) nor can `make tokenizer` build the project's own encoder: "
+             f"{(complaint or ['it made nothing'])[0]}")
+
+
+def prepare_gpt2(folder, downloader, encoder):
+    """Sees that GPT-2's vocabulary is in the folder and that an encoder is there; a name that open_tokenizer takes."""
+    for name, sha256 in BPE_FILES.items():
+        path = folder / name
+        if downloader:
+            downloader.fetch(RemoteFile(f"{BPE_URL}/{name}", name, sha256), folder)
+        elif not path.is_file():
+            fail(f"--bpe-dir {folder} has no {name}; leave the option out to have GPT-2's downloaded")
+        elif checksum(path) != sha256:
+            fail(f"{path} is not GPT-2's (its sha256 should be {sha256}); leave --bpe-dir out to have GPT-2's downloaded")
+    has_tiktoken = importlib.util.find_spec("tiktoken") is not None
+    if encoder == "tiktoken" and not has_tiktoken:
+        fail("--encoder tiktoken: it is not installed; `pip install tiktoken`, or leave the option out")
+    if encoder == "tiktoken" or (encoder is None and has_tiktoken):
+        return "tiktoken"
+    build_native_library()
+    return "native"
+
+
+def open_tokenizer(kind, folder):
+    """`kind`: bytes, tiktoken or native."""
+    return {"bytes": lambda: ByteTokenizer(), "tiktoken": lambda: TiktokenTokenizer(folder),
+            "native": lambda: NativeTokenizer(folder)}[kind]()
+
+
+class Worker:
+    """What a tokenizing process keeps."""
+
+    tokenizer = None
+
+    @classmethod
+    def begin(cls, kind, folder):
+        for number in ENDINGS:  # sent to all of a job's processes, often; the parent ends the work
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
+        threading.Thread(target=cls.end_with_parent, daemon=True).start()
+        cls.tokenizer = open_tokenizer(kind, folder)
+
+    @staticmethod
+    def end_with_parent():
+        """A parent that is killed says nothing to its processes."""
+        multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+        os._exit(1)
+
+    @classmethod
+    def encode(cls, texts):
+        return encode_pieces(cls.tokenizer, texts)
+
+
+def encode_pieces(tokenizer, pieces):
+    """The tokens of each piece (text, separated), as uint16 arrays; a separated one begins with the separator."""
+    encoded = []
+    for text, separated in pieces:
+        tokens = tokenizer.encode(text)
+        out = np.empty(len(tokens) + separated, dtype=np.uint16)
+        out[:separated] = tokenizer.separator
+        out[separated:] = tokens
+        encoded.append(out)
+    return encoded
+
+
+def batches_of(pieces):
+    """Lists of (position, text, separated) with BATCH bytes or a little more, each with whether the part ends with it."""
+    batch, size = [], 0
+    for piece in pieces:
+        if piece is not None:
+            batch.append(piece)
+            size += len(piece[1]) + 64  # short documents have their cost too
+        if piece is None or size >= BATCH:
+            yield batch, piece is None
+            batch, size = [], 0
+
+
+@contextlib.contextmanager
+def ending_later():
+    """Ctrl-C and SIGTERM wait until the end of it, and for processes that start in it until Worker.begin has said how."""
+    came = []
+    handlers = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in ENDINGS}
+    # Blocked for the new processes; here other threads may still take a signal, which the handlers are for.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
+
+
+def encode_in_order(pieces, tokenizer, kind, folder, processes):
+    """Takes (position, text, separated), and None where a part of the source ends, and yields (position, tokens) in the same
+    order, computed by so many processes. A few batches are read ahead, none beyond the end of a part: opening the next one
+    may take a download, which may turn out not to be needed."""
+    pool, waiting = None, collections.deque()
+
+    def first_done():
+        batch, future = waiting.popleft()
+        return zip((piece[0] for piece in batch), future.result())
+
+    try:
+        for batch, ends in batches_of(pieces):
+            if processes == 1 or (pool is None and ends and not waiting):  # nothing to share
+                yield from zip((piece[0] for piece in batch), encode_pieces(tokenizer, [piece[1:] for piece in batch]))
+                continue
+            # Spawned, not forked: nothing of the parent's connections and files stays open in them. (Beginning the pool may
+            # start Python's own helper, which lets Ctrl-C through again.)
+            pool = pool or concurrent.futures.ProcessPoolExecutor(
+                processes, multiprocessing.get_context("spawn"), Worker.begin, (kind, folder))
+            with ending_later():
+                waiting.append((batch, pool.submit(Worker.encode, [piece[1:] for piece in batch])))
+            while waiting and (ends or len(waiting) > 2 * processes):
+                yield from first_done()
+    except concurrent.futures.process.BrokenProcessPool:
+        fail("a tokenizing process was killed, perhaps for want of memory; fewer --processes take less, and the same command "
+             "goes on from here")
+    finally:
+        if pool:
+            pool.shutdown(cancel_futures=True)

@@ -1,0 +1,26 @@
+#!/usr/bin/env python3
+"""OpenWebText: an open copy of what GPT-2 was trained on, 8 million web pages.
+
+    python data/openwebtext.py                           9 billion tokens of GPT-2, in data/openwebtext
+    python data/openwebtext.py --limit-tokens 100_000_000
+
+A page is a document. The first shard is for validation. Files are downloaded as they are needed.
+"""
+
+import common
+import documents
+from download import hub_files
+
+REPOSITORY = "Skylion007/openwebtext"
+
+
+def plan(arguments, downloader):
+    documents.require_parquet()
+    folder = arguments.out / "download"
+    revision, files = hub_files(downloader, REPOSITORY, "plain_text", r"train-.*\.parquet", folder / "files.json")
+    parts = [common.remote_part(remote, downloader, folder, documents.parquet_texts) for remote in files]
+    return common.Plan(f"https://huggingface.co/datasets/{REPOSITORY}", [common.Stream("all", parts)], {"revision": revision})
+
+
+if __name__ == "__main__":
+    common.main(__doc__, "openwebtext", plan)

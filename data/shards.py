@@ -1,0 +1,171 @@
+"""Token shards and the manifest that tells of them. Not run by itself: the scripts of the datasets use it.
+
+A shard is a file in the field's .bin format: 256 int32, of which the first are 20240520, 1 and the number of tokens and
+the rest 0, then the tokens as uint16, all little-endian. A shard appears under its name only when it is whole, and then
+in the manifest: its checksum, and where in the source the next one begins.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+
+import numpy as np
+
+from terminal import fail, naming, progress
+
+MAGIC, VERSION, HEADER_NUMBERS = 20240520, 1, 256
+LARGEST_SHARD = 2**31 - 1  # tokens: their number is an int32
+SHARD_NAME = re.compile(r"(train|val)_\d{6}\.bin")
+MANIFEST = "manifest.json"
+
+
+def sync_folder(folder):
+    """Makes the names of files in a folder survive a crash of the machine."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def checksum(path):
+    """The sha256 of a file, in hexadecimal digits."""
+    sha256 = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            sha256.update(block)
+    return sha256.hexdigest()
+
+
+def write_whole(path, data):
+    """Writes a file that is either there as a whole or as it was before."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with naming(path), open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def header(tokens):
+    numbers = np.zeros(HEADER_NUMBERS, dtype="<i4")
+    numbers[:3] = MAGIC, VERSION, tokens
+    return numbers.tobytes()
+
+
+class ShardWriter:
+    """A context that writes one shard of up to `capacity` tokens; nothing of it is seen unless finish() is reached."""
+
+    def __init__(self, path, capacity):
+        self.path, self.capacity, self.tokens = path, capacity, 0
+        self.temporary = path.with_name(f".{path.name}.tmp")
+
+    def __enter__(self):
+        self.file = open(self.temporary, "wb")
+        self.file.write(header(0))
+        return self
+
+    def __exit__(self, *trouble):
+        # Closing writes what is left, which a full disk refuses again.
+        with contextlib.suppress(OSError):
+            self.file.close()
+        self.temporary.unlink(missing_ok=True)
+
+    @property
+    def room(self):
+        return self.capacity - self.tokens
+
+    def append(self, tokens):
+        """uint16 tokens, no more than there is room for."""
+        assert len(tokens) <= self.room
+        with naming(self.path):
+            self.file.write(tokens.astype("<u2", copy=False).tobytes())
+        self.tokens += len(tokens)
+
+    def finish(self):
+        """Makes the shard appear; returns its entry in the manifest."""
+        with naming(self.path):
+            self.file.seek(0)
+            self.file.write(header(self.tokens))
+            self.file.flush()
+            os.fsync(self.file.fileno())
+        sha256 = checksum(self.temporary)
+        os.replace(self.temporary, self.path)
+        sync_folder(self.path.parent)
+        return {"file": self.path.name, "tokens": self.tokens, "sha256": sha256}
+
+
+def is_whole(path, entry):
+    """Whether a shard is there and is what the manifest says."""
+    try:
+        return path.stat().st_size == 4 * HEADER_NUMBERS + 2 * entry["tokens"] and checksum(path) == entry["sha256"]
+    except FileNotFoundError:
+        return False
+
+
+def keep_whole_shards(folder, manifest):
+    """Leaves in the manifest the shards of each stream up to the first that is missing or damaged; returns the names of
+    those first ones."""
+    kept, broken = [], {}
+    with progress("checking", " shards", len(manifest["shards"])) as bar:
+        for entry in manifest["shards"]:
+            if entry["stream"] not in broken and not is_whole(folder / entry["file"], entry):
+                broken[entry["stream"]] = entry["file"]
+            if entry["stream"] not in broken:
+                kept.append(entry)
+            bar.update()
+    manifest["shards"] = kept
+    manifest["complete"] = [stream for stream in manifest["complete"] if stream not in broken]
+    manifest["finished"] = manifest["finished"] and not broken
+    return list(broken.values())
+
+
+@contextlib.contextmanager
+def locked(folder):
+    """Within it no other run writes into the folder, which is made where it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / ".lock", "w")
+    except OSError as error:
+        fail(f"--out {folder} is no folder to write into ({error.strerror}); give another one")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fail(f"another run is writing into {folder}; wait for it, or give another --out")
+        yield
+
+
+def read_manifest(folder):
+    """The manifest of a folder, or None."""
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+        sound = {"settings", "finished", "files", "complete"} <= manifest.keys() and all(
+            SHARD_NAME.fullmatch(entry["file"]) and {"stream", "tokens", "sha256", "next"} <= entry.keys()
+            for entry in manifest["shards"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        sound = False
+    if not sound:
+        fail(f"{path} is damaged; --overwrite makes all shards anew")
+    return manifest
+
+
+def write_manifest(folder, manifest):
+    write_whole(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+
+
+def shards_in(folder):
+    """The files of a folder that are called like shards, and what a killed run left of them."""
+    return sorted(path for path in folder.iterdir()
+                  if SHARD_NAME.fullmatch(path.name) or re.fullmatch(rf"\.{SHARD_NAME.pattern}\.tmp", path.name))

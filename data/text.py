@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Tokens of your own text: files, .jsonl files with a text in each line, or `-` for standard input.
+
+    python data/text.py book.txt letters.txt --out data/mine
+    python data/text.py notes.jsonl --field body --val-fraction 0.05
+    zcat *.gz | python data/text.py - --out data/mine
+
+A file is a document, and of a .jsonl file each line. The last tenth of all bytes is for validation, or --val-fraction.
+"""
+
+import argparse
+import fractions
+import os
+import pathlib
+import re
+import shutil
+import sys
+
+import common
+import documents
+from shards import checksum
+from terminal import fail
+
+
+def add_options(parser):
+    parser.add_argument("files", nargs="+", metavar="FILE", help="text, *.jsonl, or - for standard input")
+    parser.add_argument("--field", default="text", metavar="NAME", help="of the objects in .jsonl files: where the text is (default: text)")
+    parser.add_argument("--val-fraction", type=fraction, default=fractions.Fraction(1, 10), metavar="X",
+                        help="share of the text, its end, that is for validation (default: 0.1; 0: none)")
+
+
+def fraction(text):
+    value = fractions.Fraction(text) if re.fullmatch(r"\d*\.?\d+", text) else fractions.Fraction(-1)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is no share from 0 to less than 1")
+    return value
+
+
+def name(arguments):
+    first = arguments.files[0]
+    return "stdin" if first == "-" else pathlib.Path(first).stem
+
+
+def keep_standard_input(folder):
+    """What comes is read several times, and so it is kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, temporary = folder / "stdin.txt", folder / ".stdin.txt.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def plan(arguments, downloader):
+    if arguments.files.count("-") > 1:
+        fail("standard input (-) is given twice; it can be read once")
+    paths = [keep_standard_input(arguments.out / "download") if file == "-" else pathlib.Path(file) for file in arguments.files]
+    for path in paths:
+        try:
+            open(path, "rb").close()
+        except OSError as error:
+            fail(f"cannot read {path}: {error.strerror}")
+    inputs = [{"file": str(path), "sha256": checksum(path)} for path in paths]
+
+    def read():
+        for path in paths:
+            if path.suffix == ".jsonl":
+                yield from documents.json_line_texts(path, arguments.field)
+            else:
+                yield documents.file_bytes(path)
+
+    streams = common.split_streams(read, lambda: inputs, arguments.val_fraction)
+    settings = {"inputs": [entry["sha256"] for entry in inputs], "field": arguments.field, "val_fraction": str(arguments.val_fraction)}
+    return common.Plan(", ".join(arguments.files), streams, settings)
+
+
+if __name__ == "__main__":
+    common.main(__doc__, name, plan, add_options)

@@ -1,0 +1,135 @@
+"""A web server on this machine that serves small files to the tests of data/, and misbehaves as it is told."""
+
+import contextlib
+import http.server
+import re
+import socket
+import struct
+import threading
+import urllib.parse
+
+
+class File:
+    """What is served at a path. `faults` are used up one a request: a function (server's handler, file) that answers in
+    the file's stead, and says with True that it has done so."""
+
+    def __init__(self, body, etag='"1"', modified="", headers=None, location=None):
+        self.body, self.etag, self.modified, self.headers, self.location = body, etag, modified, headers or {}, location
+        self.faults = []
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+    def do_GET(self):
+        path = urllib.parse.unquote(self.path)
+        self.server.requests.append((path, self.headers.get("Range")))
+        file = self.server.files.get(path)
+        if file is None:
+            return self.answer(404)
+        fault = file.faults.pop(0) if file.faults else None
+        if fault is None or not fault(self, file):
+            self.serve(file)
+
+    def serve(self, file, length=None, honour_if_range=True):
+        """The file, or what is asked of it; of its body only `length` bytes where that is given."""
+        if file.location:
+            return self.answer(302, {"Location": file.location, **file.headers})
+        headers = {**file.headers, **({"ETag": file.etag} if file.etag else {}),
+                   **({"Last-Modified": file.modified} if file.modified else {})}
+        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        condition = self.headers.get("If-Range")
+        if not wanted or (honour_if_range and condition not in (None, file.etag, file.modified)):
+            return self.answer(200, headers, file.body, length)
+        start, size = int(wanted[1]), len(file.body)
+        if start >= size:
+            return self.answer(416, {"Content-Range": f"bytes */{size}"})
+        self.answer(206, {**headers, "Content-Range": f"bytes {start}-{size - 1}/{size}"}, file.body[start:], length)
+
+    def answer(self, status, headers=None, body=b"", length=None):
+        self.server.answers.append(status)
+        self.send_response(status)
+        for name, value in {"Content-Length": len(body), "Connection": "close", **(headers or {})}.items():
+            if value is not None:
+                self.send_header(name, str(value))
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            self.wfile.write(body[:length])
+        self.close_connection = True
+
+
+def drop_after(length):
+    """Only so many bytes of what was asked for, though all are announced."""
+    return lambda handler, file: handler.serve(file, length) or True
+
+
+def reset_after(length):
+    """The same, and the connection is broken by the server."""
+    def serve(handler, file):
+        handler.serve(file, length)
+        handler.wfile.flush()
+        handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        handler.connection.close()
+        return True
+    return serve
+
+
+def status(code, **headers):
+    headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda handler, file: handler.answer(code, headers) or True
+
+
+def wrong_bytes(handler, file):
+    served = File(bytes(byte ^ 1 for byte in file.body), file.etag, file.modified, file.headers)
+    handler.serve(served)
+    return True
+
+
+def change_to(body, etag):
+    """The file is another one from now on."""
+    def change(handler, file):
+        file.body, file.etag = body, etag
+    return change
+
+
+def ignoring_if_range(handler, file):
+    handler.serve(file, honour_if_range=False)
+    return True
+
+
+class Hang:
+    """Serves so many bytes and then nothing until it is released; `reached` tells that it is there."""
+
+    def __init__(self, length):
+        self.length, self.reached, self.released = length, threading.Event(), threading.Event()
+
+    def __call__(self, handler, file):
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(file.body)))
+        handler.send_header("ETag", file.etag)
+        handler.end_headers()
+        handler.wfile.write(file.body[:self.length])
+        handler.wfile.flush()
+        self.reached.set()
+        self.released.wait(60)
+        handler.close_connection = True
+        return True
+
+
+@contextlib.contextmanager
+def serving(files=None):
+    """A server of {path: File or bytes}; its `url`, its `requests` so far as (path, range), its `answers` (statuses),
+    its `files`."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads, server.block_on_close = True, False
+    server.files = {path: file if isinstance(file, File) else File(file) for path, file in (files or {}).items()}
+    server.requests, server.answers = [], []
+    server.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()

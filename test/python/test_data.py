@@ -1,0 +1,543 @@
+"""The scripts of data/: the tokens that they make of documents, and how they go on after whatever stopped them."""
+
+import hashlib
+import importlib.util
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import dataset_scripts
+import file_server
+import gpt2_bpe
+import numpy as np
+import pytest
+from dataset_scripts import manifest_of, read_shard, results_in, run, run_dying, run_here, tokens_of
+from file_server import File, Hang, wrong_bytes
+
+import program
+
+import common  # noqa: E402  (of data/, where dataset_scripts looks)
+import download  # noqa: E402
+import encode  # noqa: E402
+import hellaswag  # noqa: E402
+import shards  # noqa: E402
+import tinyshakespeare  # noqa: E402
+from download import Downloader  # noqa: E402
+
+BYTES = ["--tokenizer", "bytes"]
+# What stands in place of pyarrow, where that is not installed: texts are lines of JSON.
+PARQUET_OF_LINES = """
+import json, types
+class ArrowException(Exception): pass
+class ParquetFile:
+    def __init__(self, path): self.file = open(path)
+    def __enter__(self): return self
+    def __exit__(self, *trouble): self.file.close()
+    def iter_batches(self, batch_size, columns):
+        assert columns == ["text"]
+        for line in self.file:
+            try: texts = json.loads(line)
+            except ValueError: raise ArrowException("no lines of JSON")
+            yield types.SimpleNamespace(column=lambda i: types.SimpleNamespace(to_pylist=lambda: texts))
+"""
+
+
+def random_text(seed, size):
+    words = random.Random(seed)
+    pieces = ["Hello", " world", ",", " the", " of", "\n", "\n\n", "  ", " naïve", "東京", " it's", " 1234", "\t", "\r\n", " e", "é"]
+    return "".join(words.choice(pieces) for _ in range(size // 4)).encode()
+
+
+@pytest.fixture
+def texts(tmp_path, seed):
+    """Two text files."""
+    paths = [tmp_path / "one.txt", tmp_path / "two.txt"]
+    for i, path in enumerate(paths):
+        path.write_bytes(random_text(seed + i, 6000))
+    return paths
+
+
+@pytest.fixture
+def parquet_of_lines(tmp_path, monkeypatch):
+    """Scripts find PARQUET_OF_LINES as pyarrow; returns what makes such a file."""
+    folder = tmp_path / "modules" / "pyarrow"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(PARQUET_OF_LINES)
+    (folder / "parquet.py").write_text("from pyarrow import ParquetFile\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder.parent))
+    monkeypatch.syspath_prepend(folder.parent)
+    kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "pyarrow"}
+    yield lambda texts: "".join(json.dumps(texts[i:i + 3]) + "\n" for i in range(0, len(texts), 3)).encode()
+    for name in ("pyarrow", "pyarrow.parquet"):
+        sys.modules.pop(name, None)
+    sys.modules.update(kept)
+
+
+def hub_of(repository, files, folder=""):
+    """What huggingface.co serves of a dataset, as {path: File}; `files` are {name: bytes}."""
+    tree = [{"type": "file", "path": f"{folder}{name}", "size": len(body), "oid": "0" * 40,
+             "lfs": {"oid": hashlib.sha256(body).hexdigest()}} for name, body in files.items()]
+    served = {f"/api/datasets/{repository}": File(b'{"sha": "c0ffee"}'),
+              f"/api/datasets/{repository}/tree/c0ffee/{folder}".rstrip("/"): File(json.dumps(tree).encode())}
+    for name, body in files.items():
+        headers = {"X-Linked-Etag": f'"{hashlib.sha256(body).hexdigest()}"'}
+        served[f"/datasets/{repository}/resolve/c0ffee/{folder}{name}"] = File(b"", location=f"/store/{name}", headers=headers)
+        served[f"/store/{name}"] = File(body)
+    return served
+
+
+# ---- Tokens and shards
+
+
+def test_bytes_are_the_text(texts, tmp_path):
+    out = tmp_path / "out"
+    run_here("text.py", *texts, "--out", out, *BYTES, "--shard-tokens", 1000)
+    one, two = (path.read_bytes() for path in texts)
+    both, place = one + two, (len(one) + len(two)) * 9 // 10
+    while both[place] & 0xC0 == 0x80:
+        place += 1
+    assert bytes(tokens_of(out, "train").astype(np.uint8)) == one + b"\n" + both[len(one):place]
+    assert bytes(tokens_of(out, "val").astype(np.uint8)) == both[place:]
+    names = [path.name for path in sorted(out.glob("*.bin"))]
+    train = len([name for name in names if name.startswith("train")])
+    assert names == [f"train_{i:06}.bin" for i in range(1, train + 1)] + [f"val_{i:06}.bin" for i in range(len(names) - train)]
+    assert [len(read_shard(out / name)) for name in names[:train - 1]] == [1000] * (train - 1)
+    manifest = manifest_of(out)
+    assert manifest["finished"] and manifest["tokens"] == {"train": len(tokens_of(out, "train")), "val": len(tokens_of(out, "val"))}
+    assert {entry["file"]: entry["sha256"] for entry in manifest["shards"]} == {
+        name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in names}
+    assert [entry["sha256"] for entry in manifest["files"]] == [hashlib.sha256(text).hexdigest() for text in (one, two)]
+
+
+def test_divided_within_a_document(tmp_path):
+    """Not within a character, and what goes on in the validation shard has no end of text before it."""
+    path, out = tmp_path / "text.txt", tmp_path / "out"
+    path.write_text("a" + "é" * 33)  # nine tenths of its 67 bytes are 60, in the middle of the 30th é
+    run_here("text.py", path, "--out", out, *BYTES)
+    assert bytes(tokens_of(out, "val").astype(np.uint8)).decode() == "é" * 3
+    folder = gpt2_bpe.require_files()
+    run_here("text.py", path, "--out", out, "--bpe-dir", folder, "--encoder", "native", "--overwrite")
+    assert tokens_of(out, "train")[0] == 50256 and 50256 not in tokens_of(out, "val")
+
+
+def test_documents_of_gpt2(tmp_path, seed):
+    folder = gpt2_bpe.require_files()
+    out, path = tmp_path / "out", tmp_path / "texts.jsonl"
+    documents = [random_text(seed + i, 300).decode() for i in range(20)] + ["", "a \ud800 b <|endoftext|>"]
+    path.write_text("".join(json.dumps({"body": text}) + "\n\n" for text in documents))
+    run_here("text.py", path, "--field", "body", "--out", out, "--bpe-dir", folder, "--encoder", "native", "--val-fraction", 0)
+    encoder = gpt2_bpe.Encoder(folder)
+    documents[-1] = documents[-1].replace("\ud800", "\ufffd")
+    wanted = [np.concatenate([[50256], encoder.encode(text.encode())]) for text in documents if text]
+    assert np.array_equal(tokens_of(out, "train"), np.concatenate(wanted))
+    assert not list(out.glob("val*")) and encoder.encode(b"<|endoftext|>").max() < 50256
+
+
+def encoders(folder):
+    kinds = ["native"] + ["tiktoken"] * (importlib.util.find_spec("tiktoken") is not None)
+    return [encode.open_tokenizer(kind, folder) for kind in kinds]
+
+
+def test_pieces_have_the_tokens_of_the_whole(seed, monkeypatch):
+    folder = gpt2_bpe.require_files()
+    encode.build_native_library()
+    numbers = random.Random(seed)
+    for tokenizer in encoders(folder):
+        for trial in range(60):
+            text = random_text(seed + trial, 400)
+            if trial % 3 == 0:  # not UTF-8
+                text = bytes(numbers.randrange(256) if numbers.random() < 0.1 else byte for byte in text)
+            monkeypatch.setattr(encode, "PIECE", numbers.randrange(1, 50))
+            pieces = list(encode.cut(memoryview(text)))
+            assert b"".join(pieces) == text and len(pieces) > 1
+            assert np.array_equal(np.concatenate([tokenizer.encode(piece) for piece in pieces]), tokenizer.encode(text))
+
+
+def test_tiktoken_and_the_native_encoder_agree(texts, tmp_path):
+    pytest.importorskip("tiktoken", reason="tiktoken is not installed (PyPI has it), so it cannot be compared with")
+    folder = gpt2_bpe.require_files()
+    outs = [tmp_path / kind for kind in ("native", "tiktoken")]
+    for out in outs:
+        run_here("text.py", *texts, "--out", out, "--bpe-dir", folder, "--encoder", out.name)
+    assert results_in(outs[0]) == results_in(outs[1])
+    path = tmp_path / "spaces.txt"
+    path.write_bytes(b" " * 2_000_000)
+    assert "a million white spaces" in refused_here("text.py", path, "--out", tmp_path / "x", "--bpe-dir", folder, "--encoder", "tiktoken")
+
+
+def test_any_number_of_processes(tmp_path, seed):
+    path = tmp_path / "text.jsonl"
+    text = random_text(seed, 300_000).decode()
+    path.write_text("".join(json.dumps({"text": text[i:] + text[:i]}) + "\n" for i in range(12)))
+    outs = [tmp_path / str(processes) for processes in (1, 2)]
+    for out in outs:
+        run("text.py", path, "--out", out, *BYTES, "--shard-tokens", 1_000_000, "--processes", out.name)
+    assert results_in(outs[0]) == results_in(outs[1])
+    assert [entry["tokens"] for entry in manifest_of(outs[0])["shards"][:2]] == [1_000_000] * 2
+
+
+def test_standard_input(texts, tmp_path):
+    out, text = tmp_path / "out", texts[0].read_bytes()
+    with open(texts[0]) as stdin:
+        run("text.py", "-", "--out", out, *BYTES, "--val-fraction", "0.5", stdin=stdin)
+    assert bytes(np.concatenate([tokens_of(out, "train"), tokens_of(out, "val")]).astype(np.uint8)) == text
+    assert abs(len(tokens_of(out, "val")) - len(text) / 2) <= 4
+
+
+def test_trained_on(texts, tmp_path):
+    """Bytes in shards are to the trainer what the text is; GPT-2's tokens fit its vocabulary."""
+    text = texts[0]
+    text.write_bytes(text.read_bytes().decode().encode("ascii", "replace"))
+    run_here("text.py", text, "--out", tmp_path / "bytes", *BYTES)
+    options = [*program.SMALL, "--steps=2", "--val-every=2", "--global-batch-tokens=64"]
+    of_text = program.train(tmp_path / "of-text", f"--train-data={text}", *options)
+    data = lambda name: [f"--train-data={tmp_path / name}/train_*.bin", f"--val-data={tmp_path / name}/val_*.bin"]  # noqa: E731
+    of_shards = program.train(tmp_path / "of-shards", *data("bytes"), *options)
+    assert of_text.losses == of_shards.losses and of_text.lines[-1]["val_loss"] == of_shards.lines[-1]["val_loss"]
+    folder = gpt2_bpe.require_files()
+    run_here("text.py", text, "--out", tmp_path / "gpt2", "--bpe-dir", folder, "--encoder", "native")
+    run = program.train(tmp_path / "of-gpt2", *data("gpt2"), *options, "--vocab-size=50257")
+    assert len(run.losses) == 2 and abs(run.losses[0] - np.log(50257)) < 0.5
+
+
+# ---- Going on
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(encode, "PIECE", 300)
+    monkeypatch.setattr(encode, "BATCH", 500)
+
+
+@pytest.mark.parametrize("where", ["sync_folder", "append"])
+def test_killed_anywhere(texts, tmp_path, small_pieces, monkeypatch, where):
+    """Ended at once at every place where something was just written, and started again: the same bytes."""
+    options = [*texts, *BYTES, "--shard-tokens", 1500]
+    run_here("text.py", *options, "--out", tmp_path / "whole")
+    whole = results_in(tmp_path / "whole")
+    target = shards if where == "sync_folder" else shards.ShardWriter
+    original = getattr(target, where)
+
+    def die_at(count):
+        def die():
+            calls = iter(range(count))
+
+            def dying(*arguments):
+                original(*arguments)
+                if next(calls, None) is None:
+                    os._exit(9)
+            setattr(target, where, dying)
+        return die
+
+    count, finished = 0, False
+    while not finished:
+        out = tmp_path / f"killed-{count}"
+        finished = run_dying(die_at(count), "text.py", *options, "--out", out)
+        for name, data in results_in(out).items():
+            assert name.startswith(".") or name == "manifest.json" or data == whole[name]  # whole or not there
+        if count % 3 == 0:  # killed twice
+            run_dying(die_at(count // 2), "text.py", *options, "--out", out)
+        run_here("text.py", *options, "--out", out)
+        assert results_in(out) == whole
+        shutil.rmtree(out)
+        count += 1
+    assert count > len(whole)
+
+
+def children_of(process):
+    with open(f"/proc/{process}/task/{process}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def is_alive(process):
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(condition, seconds=60):
+    end = time.monotonic() + seconds * program.PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_stopped_while_downloading(tmp_path, seed, parquet_of_lines, number):
+    """A signal while the second file arrives, with tokenizing processes waiting; then the rest, from where it was."""
+    text = random_text(seed, 200_000).decode()
+    tokens_of_first = sum(len(text[i:].encode()) + 1 for i in range(10)) - 1
+    files = {"000_00000.parquet": parquet_of_lines([text[i:] for i in range(10)]), "001_00000.parquet": parquet_of_lines([text[:100_000]] * 2)}
+    arrived = 2 * download.BLOCK
+    out, hang = tmp_path / "out", Hang(arrived)
+    with file_server.serving(hub_of("HuggingFaceFW/fineweb-edu", files, "sample/10BT/")) as server:
+        options = ["--mirror", server.url, *BYTES, "--shard-tokens", 400_000]
+        server.files["/store/001_00000.parquet"].faults = [hang]
+        process = dataset_scripts.start("fineweb.py", *options, "--out", out, "--processes", 2, start_new_session=True)
+        assert hang.reached.wait(60 * program.PATIENCE)
+        wait_until(lambda: (out / "download/001_00000.parquet.part").exists() and
+                   (out / "download/001_00000.parquet.part").stat().st_size == arrived)
+        children = children_of(process.pid)
+        assert len(children) >= 2
+        # A terminal sends Ctrl-C to all of them, a person's `kill` its signal to one.
+        os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+        errors = process.communicate(timeout=60 * program.PATIENCE)[1]
+        hang.released.set()
+        assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[number]
+        if number != signal.SIGKILL:  # of which Python's own helper may have something to say
+            assert errors.strip() == ("interrupted; the same command goes on from here" if number == signal.SIGINT else "")
+        wait_until(lambda: not any(map(is_alive, children)))
+        assert number == signal.SIGKILL or not list(out.glob(".*.tmp"))
+        assert not manifest_of(out)["finished"] and len(manifest_of(out)["shards"]) == tokens_of_first // 400_000
+        server.requests.clear()
+        run_here("fineweb.py", *options, "--out", out)
+        assert ("/store/001_00000.parquet", f"bytes={arrived}-") in server.requests
+        assert not any("000_00000" in path or "/api/" in path for path, _ in server.requests)
+        run_here("fineweb.py", *options, "--out", tmp_path / "whole")
+    assert results_in(out) == results_in(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_while_processes_start(tmp_path, seed, number):
+    """None of them has something to say about it."""
+    path = tmp_path / "text.txt"
+    path.write_bytes(random_text(seed, 100_000) * 40)
+    process = dataset_scripts.start("text.py", path, "--out", tmp_path / "out", *BYTES, "--processes", 2, start_new_session=True)
+    wait_until(lambda: len(children_of(process.pid)) >= 2)  # one is Python's own helper
+    os.killpg(process.pid, number)
+    errors = process.communicate(timeout=60 * program.PATIENCE)[1]
+    assert process.returncode == 128 + number
+    assert errors.strip() == ("interrupted; the same command goes on from here" if number == signal.SIGINT else "")
+
+
+def test_finished_and_damaged(texts, tmp_path, capsys):
+    out, options = tmp_path / "out", [*texts, *BYTES, "--shard-tokens", 1000, "--out", tmp_path / "out"]
+    run_here("text.py", *options)
+    whole = results_in(out)
+    changed = (out / "train_000001.bin").stat().st_mtime_ns
+    run_here("text.py", *options)
+    assert "finished already, and its checksums are right" in capsys.readouterr().out
+    assert (out / "train_000001.bin").stat().st_mtime_ns == changed
+    for damage in (lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-1] + b"x"),
+                   lambda path: path.write_bytes(path.read_bytes()[:-2])):
+        damage(out / "train_000003.bin")
+        run_here("text.py", *options)
+        assert "train_000003.bin is missing or damaged: making it again" in capsys.readouterr().out
+        assert results_in(out) == whole
+        assert (out / "train_000001.bin").stat().st_mtime_ns == changed
+    run_here("text.py", *texts, *BYTES, "--out", out, "--overwrite")
+    assert sorted(path.name for path in out.glob("*.bin")) == ["train_000001.bin", "val_000000.bin"]
+
+
+def refused_here(script, *options):
+    with pytest.raises(SystemExit) as ending:
+        run_here(script, *options)
+    text = str(ending.value)
+    assert text.startswith("error: ") and "\n" not in text
+    return text
+
+
+def test_refused(texts, tmp_path):
+    out, options = tmp_path / "out", [*texts, *BYTES, "--out", tmp_path / "out"]
+    run_here("text.py", *options)
+    assert "whose shard_tokens was 100000000 and not 5000" in refused_here("text.py", *options, "--shard-tokens", 5000)
+    assert "whose limit_tokens was None and not 500" in refused_here("text.py", *options, "--limit-tokens", 500)
+    texts[1].write_bytes(b"other")
+    assert "whose inputs was" in refused_here("text.py", *options)
+    (out / "manifest.json").write_text('{"settings": 1}')
+    assert "manifest.json is damaged; --overwrite" in refused_here("text.py", *options)
+    (out / "manifest.json").unlink()
+    assert "has train_000001.bin, which no manifest.json tells of" in refused_here("text.py", *options)
+    with shards.locked(out):
+        assert "another run is writing into" in refused_here("text.py", *options)
+
+
+@pytest.mark.parametrize("options, line", [
+    ([], "FILE; --help lists the options"),
+    (["nowhere.txt"], "cannot read nowhere.txt: No such file or directory"),
+    (["FOLDER"], "Is a directory"),
+    (["-", "-"], "standard input (-) is given twice"),
+    (["EMPTY"], "there is no text in it"),
+    (["BAD.jsonl"], "line 2: not JSON"),
+    (["ONE"], "and none is left to train on; give more text"),
+    (["GOOD.jsonl", "--field", "body"], "line 1: no text in the field 'body' (its fields: text)"),
+    (["TEXT", "--shard-tokens", "3e9"], "'3e9' is no whole number of 16 to 2,147,483,647"),
+    (["TEXT", "--shard-tokens", "1e99999999999"], "is no whole number"),
+    (["TEXT", "--limit-tokens", "1.5"], "'1.5' is no whole number of 20 or more"),
+    (["TEXT", "--processes", "0"], "is no whole number of 1 to 1,024"),
+    (["TEXT", "--val-fraction", "1"], "is no share from 0 to less than 1"),
+    (["TEXT", "--out", "TEXT/x"], "is no folder to write into (Not a directory); give another one"),
+    (["TEXT", "--tokenizer", "gpt2", "--bpe-dir", "FOLDER"], "has no encoder.json; leave the option out"),
+    (["TEXT", "--tokenizer", "gpt2", "--bpe-dir", "BPE"], "is not GPT-2's"),
+    (["TEXT", "--tokenizer", "word"], "invalid choice: 'word'"),
+])
+def test_wrong_options(tmp_path, options, line):
+    (tmp_path / "FOLDER").mkdir()
+    (tmp_path / "EMPTY").touch()
+    (tmp_path / "ONE").write_text("1")
+    (tmp_path / "TEXT").write_text("a text of some letters")
+    (tmp_path / "BAD.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    (tmp_path / "GOOD.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "BPE").mkdir()
+    for name in ("encoder.json", "vocab.bpe"):
+        (tmp_path / "BPE" / name).write_text("{}")
+    options = [str(tmp_path / option) if option.split("/")[0].split(".")[0].isupper() else option for option in options]
+    out = [] if "--out" in options else ["--out", tmp_path / "out"]
+    assert line in refused_here("text.py", *BYTES, *out, *options)
+
+
+def test_full_disk(texts, tmp_path):
+    """No file may have more than 8 KiB: as where a disk is full, one line, and nothing half written is seen."""
+    out = tmp_path / "out"
+    limited = run("text.py", *texts, *BYTES, "--out", out, "--processes", 1, "--shard-tokens", 10_000, check=False,
+                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)))
+    assert limited.returncode == 1
+    assert limited.stderr == f"error: {out / 'train_000001.bin'}: File too large; when that is mended, the same command goes on from here\n"
+    assert list(results_in(out)) == ["manifest.json"]
+    run_here("text.py", *texts, *BYTES, "--out", out, "--shard-tokens", 10_000)
+
+
+def test_python_without_the_modules(tmp_path):
+    """Another interpreter has them: the script goes on by that one."""
+    result = subprocess.run([sys.executable, "-S", dataset_scripts.DATA / "text.py", "--help"], capture_output=True, text=True)
+    assert result.returncode == 0 and "--val-fraction" in result.stdout, result.stderr
+
+
+# ---- Each dataset
+
+
+def test_tinyshakespeare(tmp_path, monkeypatch):
+    text = b"First Citizen:\nBefore we proceed any further, hear me speak.\n" * 50
+    out = tmp_path / "out"
+    with file_server.serving({"/karpathy/char-rnn/master/data/tinyshakespeare/input.txt": text}) as server:
+        options = ["tinyshakespeare.py", "--mirror", server.url, "--out", str(out), *BYTES, "--pause", "0"]
+        assert "should have" in refused_here(*options)  # it is not the text that it should be
+        monkeypatch.setattr(sys, "argv", options)
+        monkeypatch.setattr(tinyshakespeare, "SHA256", hashlib.sha256(text).hexdigest())
+        common.main(tinyshakespeare.__doc__, "tinyshakespeare", tinyshakespeare.plan)
+    assert bytes(np.concatenate([tokens_of(out, "train"), tokens_of(out, "val")]).astype(np.uint8)) == text
+    assert len(tokens_of(out, "train")) == len(text) * 9 // 10
+    assert manifest_of(out)["files"] == [{"file": "tinyshakespeare.txt", "sha256": hashlib.sha256(text).hexdigest(), "url": tinyshakespeare.URL}]
+
+
+def test_tinystories(tmp_path):
+    files = {"TinyStoriesV2-GPT4-train.txt": b"One day a cat.\n<|endoftext|>\n\nThen a dog.\n\n<|endoftext|>\n <|endoftext|>The end",
+             "TinyStoriesV2-GPT4-valid.txt": b"A bird.\n<|endoftext|>\nA fish.\n<|endoftext|>\n", "other.txt": b"x"}
+    out = tmp_path / "out"
+    with file_server.serving(hub_of("roneneldan/TinyStories", files)) as server:
+        server.files["/store/TinyStoriesV2-GPT4-train.txt"].faults = [wrong_bytes]
+        run_here("tinystories.py", "--mirror", server.url, "--out", out, *BYTES)
+        assert not any("other.txt" in path for path, _ in server.requests)
+    assert bytes(tokens_of(out, "train").astype(np.uint8)) == b"One day a cat.\nThen a dog.\nThe end"
+    assert bytes(tokens_of(out, "val").astype(np.uint8)) == b"A bird.\nA fish."
+    assert manifest_of(out)["settings"]["revision"] == "c0ffee"
+
+
+def web_texts(seed):
+    return [[random_text(seed + 10 * part + i, 1000).decode() for i in range(7)] for part in range(3)]
+
+
+def check_web_texts(script, repository, folder, names, out, make_file, texts, *options):
+    files = {name: make_file(part) for name, part in zip(names, texts)}
+    with file_server.serving(hub_of(repository, files, folder)) as server:
+        options = [script, *options, "--mirror", server.url, *BYTES, "--shard-tokens", 2000]
+        run_here(*options, "--out", out)
+        every = np.concatenate([tokens_of(out, "val"), tokens_of(out, "train")])
+        assert bytes(every.astype(np.uint8)).decode() == "\n".join(text for part in texts for text in part)
+        assert len(tokens_of(out, "val")) == 2000 and (out / "train_000002.bin").exists()
+        assert [entry["file"] for entry in manifest_of(out)["files"]] == names
+        # A small try, which needs the first file only.
+        server.requests.clear()
+        small = out.with_name("small")
+        run_here(*options, "--out", small, "--limit-tokens", 1500)
+        assert np.array_equal(np.concatenate([tokens_of(small, "val"), tokens_of(small, "train")]), every[:1500])
+        assert len(tokens_of(small, "val")) == 150
+        assert [path for path, _ in server.requests if path.startswith("/store/")] == [f"/store/{names[0]}"]
+
+
+FINEWEB = ["000_00000.parquet", "001_00000.parquet", "002_00000.parquet"]
+
+
+@pytest.mark.parametrize("name, repository", [("edu", "HuggingFaceFW/fineweb-edu"), ("classic", "HuggingFaceFW/fineweb")])
+def test_fineweb(tmp_path, seed, parquet_of_lines, name, repository):
+    check_web_texts("fineweb.py", repository, "sample/100BT/", FINEWEB, tmp_path / "out", parquet_of_lines, web_texts(seed), "--name", name,
+                    "--size", "100B")
+
+
+def test_openwebtext(tmp_path, seed, parquet_of_lines):
+    names = [f"train-{i:05}-of-00003.parquet" for i in range(3)]
+    check_web_texts("openwebtext.py", "Skylion007/openwebtext", "plain_text/", names, tmp_path / "out", parquet_of_lines, web_texts(seed))
+
+
+def test_real_parquet(tmp_path, seed):
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed (PyPI has it, Debian has not): a stand-in read the files")
+    import pyarrow
+    import pyarrow.parquet
+
+    def make_file(texts):
+        path = tmp_path / "made.parquet"
+        table = pyarrow.table({"id": list(range(len(texts))), "text": texts})
+        pyarrow.parquet.write_table(table, path, row_group_size=3, compression="zstd")
+        return path.read_bytes()
+    check_web_texts("fineweb.py", "HuggingFaceFW/fineweb-edu", "sample/10BT/", FINEWEB, tmp_path / "out", make_file, web_texts(seed))
+    with file_server.serving(hub_of("HuggingFaceFW/fineweb-edu", {FINEWEB[0]: b"no parquet"}, "sample/10BT/")) as server:
+        assert "is no parquet file" in refused_here("fineweb.py", "--mirror", server.url, "--out", tmp_path / "bad", *BYTES)
+
+
+def test_too_little_for_training(tmp_path, parquet_of_lines):
+    files = {FINEWEB[0]: parquet_of_lines(["a short text"])}
+    with file_server.serving(hub_of("HuggingFaceFW/fineweb-edu", files, "sample/10BT/")) as server:
+        text = refused_here("fineweb.py", "--mirror", server.url, "--out", tmp_path / "out", *BYTES)
+    assert "all of the 12 tokens are for validation, and none is left to train on; give --overwrite and a smaller --shard-tokens" in text
+
+
+def test_parquet_without_its_module(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "which the Python module pyarrow reads; `pip install -r" in refused_here("fineweb.py", "--out", tmp_path / "out", *BYTES)
+
+
+def test_hellaswag(tmp_path, monkeypatch, capsys):
+    out, question = tmp_path / "out", {"ctx": "A man", "endings": ["a", "b", "c", "d"], "label": 2}
+    bodies = {"val": [question] * 3, "train": [question] * 2, "test": [{**question, "label": ""}]}
+    served = {f"/rowanz/hellaswag/master/data/hellaswag_{split}.jsonl": "".join(json.dumps(line) + "\n" for line in lines).encode()
+              for split, lines in bodies.items()}
+    with file_server.serving(served) as server:
+        options = ["hellaswag.py", "--mirror", server.url, "--out", str(out), "--pause", "0"]
+        monkeypatch.setattr(sys, "argv", options)
+        with pytest.raises(SystemExit, match="should have"):  # results are compared on the questions that it should be
+            hellaswag.main()
+        monkeypatch.setattr(hellaswag, "SHA256", {})
+        hellaswag.main()
+        assert "hellaswag_val.jsonl: 3 questions" in capsys.readouterr().out
+        assert {entry["file"]: entry["questions"] for entry in manifest_of(out)["files"]} == {
+            f"hellaswag_{split}.jsonl": len(lines) for split, lines in bodies.items()}
+        for split in bodies:
+            assert (out / f"hellaswag_{split}.jsonl").read_bytes() == served[f"/rowanz/hellaswag/master/data/hellaswag_{split}.jsonl"]
+        shutil.rmtree(out)
+        server.files["/rowanz/hellaswag/master/data/hellaswag_val.jsonl"].body = b"<html>\n"
+        with pytest.raises(SystemExit, match="line 1: no HellaSwag question"):
+            hellaswag.main()
+    for wrong in ({"endings": ["a"]}, {"label": 4}, {"ctx": 1}):
+        (tmp_path / "wrong.jsonl").write_text(f"{json.dumps(question)}\n{json.dumps({**question, **wrong})}\n")
+        with pytest.raises(SystemExit, match="line 2: no HellaSwag question"):
+            hellaswag.count_questions(tmp_path / "wrong.jsonl", labelled=True)
+
+
+def test_vocabulary_is_downloaded_once(tmp_path):
+    folder = gpt2_bpe.require_files()
+    encode.build_native_library()
+    served = {f"/gpt-2/encodings/main/{name}": (folder / name).read_bytes() for name in encode.BPE_FILES}
+    with file_server.serving(served) as server:
+        for _ in range(2):
+            assert encode.prepare_gpt2(tmp_path / "bpe", Downloader(server.url), "native") == "native"
+        assert len(server.requests) == 2
+    assert encode.prepare_gpt2(tmp_path / "bpe", None, "native") == "native"

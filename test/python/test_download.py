@@ -1,0 +1,302 @@
+"""data/download.py: files arrive whole and right over connections that drop, servers that fail and sources that change."""
+
+import email.utils
+import hashlib
+import json
+import socket
+import sys
+import time
+
+import file_server
+import pytest
+from file_server import File, change_to, drop_after, ignoring_if_range, reset_after, status, wrong_bytes
+
+import program
+
+sys.path.insert(0, str(program.ROOT / "data"))
+import download  # noqa: E402
+import shards  # noqa: E402
+from download import Downloader, RemoteFile  # noqa: E402
+
+BODY = bytes(i * i % 251 for i in range(300_000))
+OTHER = BODY[::-1]
+
+
+def sha256(body):
+    return hashlib.sha256(body).hexdigest()
+
+
+class Place:
+    """A server with one file, and what a Downloader does with it."""
+
+    def __init__(self, server, folder, file):
+        self.server, self.folder, self.file = server, folder, file
+        server.files["/some/file.txt"] = file
+        self.path = folder / "file.txt"
+
+    def fetch(self, sha256="", size=-1, tries=8):
+        remote = RemoteFile("https://source.example/some/file.txt", "file.txt", sha256, size)
+        return Downloader(self.server.url, tries=tries).fetch(remote, self.folder)
+
+    def refused(self, **arguments):
+        with pytest.raises(SystemExit) as ending:
+            self.fetch(**arguments)
+        text = str(ending.value)
+        assert text.startswith("error: ") and "\n" not in text
+        return text
+
+    @property
+    def ranges(self):
+        return [asked for _, asked in self.server.requests]
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """The seconds that were waited; nothing is."""
+    waited = []
+    monkeypatch.setattr(download.time, "sleep", waited.append)
+    return waited
+
+
+@pytest.fixture
+def place(tmp_path, pauses):
+    with file_server.serving() as server:
+        yield Place(server, tmp_path / "download", File(BODY))
+
+
+def test_download_and_record(place):
+    assert place.fetch() == place.path and place.path.read_bytes() == BODY
+    assert (place.folder / "file.txt.sha256").read_text() == f"{sha256(BODY)}  file.txt\n"
+    assert sorted(path.name for path in place.folder.iterdir()) == ["file.txt", "file.txt.sha256"]
+    place.fetch()
+    assert len(place.server.requests) == 1  # what is there is checked, not downloaded
+
+
+@pytest.mark.parametrize("file", [File(BODY), File(BODY, etag="", modified="Wed, 21 Oct 2015 07:28:00 GMT"),
+                                  File(BODY, headers={"X-Linked-Etag": f'"{sha256(BODY)}"'})], ids=["etag", "date", "linked"])
+def test_dropped_connections(place, pauses, file):
+    place.server.files["/some/file.txt"] = file
+    file.faults = [drop_after(100_000), drop_after(50_000), drop_after(7)]
+    assert place.fetch().read_bytes() == BODY
+    assert place.ranges == [None, "bytes=100000-", "bytes=150000-", "bytes=150007-"]
+    assert pauses == [1, 1, 1]  # each brought something
+
+
+def test_a_later_run_goes_on(place):
+    place.file.faults = [drop_after(1000), *[status(503)] * 2]
+    assert "3 times in a row" in place.refused(tries=3)
+    assert not place.path.exists() and (place.folder / "file.txt.part").stat().st_size == 1000
+    place.file.faults = []
+    place.server.requests.clear()
+    assert place.fetch().read_bytes() == BODY
+    assert place.ranges == ["bytes=1000-"]
+
+
+@pytest.mark.parametrize("answer", [None, ignoring_if_range], ids=["whole", "part of another version"])
+def test_changed_while_it_arrives(place, answer):
+    def changed(handler, file):
+        change_to(OTHER, '"2"')(handler, file)
+        return answer(handler, file) if answer else None
+    place.file.faults = [drop_after(1000), changed]
+    assert place.fetch().read_bytes() == OTHER
+    assert place.ranges == [None, "bytes=1000-"] + [None] * (answer is not None)
+
+
+def test_linked_checksum_changed(place):
+    """Hugging Face tells a file's checksum where it redirects to it; the place it redirects to has validators of its own."""
+    server = place.server
+    server.files["/some/file.txt"] = File(b"", location="/store", headers={"X-Linked-Etag": f'"{sha256(BODY)}"'})
+    server.files["/store"] = File(BODY, etag='"x"')
+
+    def changed(handler, file):
+        file.headers["X-Linked-Etag"] = f'"{sha256(OTHER)}"'
+        server.files["/store"].body = OTHER
+    server.files["/store"].faults = [drop_after(1000), change_to(BODY, '"y"')]
+    assert place.fetch().read_bytes() == BODY
+    assert server.answers[-1] == 206  # whatever the store calls it, it is the same file
+    place.path.unlink()
+    (place.folder / "file.txt.sha256").unlink()
+    server.files["/store"].faults = [drop_after(1000)]
+    server.files["/some/file.txt"].faults = [None, changed]
+    assert place.fetch().read_bytes() == OTHER
+
+
+def test_wrong_bytes_of_a_linked_checksum(place):
+    place.file.headers = {"X-Linked-Etag": f'"{sha256(BODY)}"'}
+    place.file.faults = [wrong_bytes]
+    assert place.fetch().read_bytes() == BODY
+    place.path.unlink()
+    (place.folder / "file.txt.sha256").unlink()
+    place.file.faults = [wrong_bytes] * 2
+    assert "arrived twice" in place.refused()
+
+
+def test_reset_connections(place):
+    """Broken by the other side, not only closed."""
+    place.file.faults = [reset_after(200_000)]
+    assert place.fetch().read_bytes() == BODY
+    assert place.ranges[1] is None or 0 < int(place.ranges[1][6:-1]) <= 200_000
+
+
+def test_no_validator(place):
+    """Where nothing tells versions apart, a part is not continued."""
+    place.file.etag = ""
+    place.file.faults = [drop_after(1000)]
+    assert place.fetch().read_bytes() == BODY
+    assert place.ranges == [None, None]
+
+
+def test_weak_validator(place):
+    place.file.etag = 'W/"1"'
+    place.file.faults = [drop_after(1000)]
+    assert place.fetch().read_bytes() == BODY
+    assert place.ranges == [None, None]
+
+
+def test_wrong_bytes(place):
+    place.file.faults = [wrong_bytes]
+    assert place.fetch(sha256(BODY)).read_bytes() == BODY
+    place.path.unlink()
+    place.file.faults = [wrong_bytes, wrong_bytes]
+    assert "it should have" in place.refused(sha256=sha256(BODY))
+    assert not place.path.exists() and not (place.folder / "file.txt.part").exists()
+
+
+def test_wrong_bytes_in_a_part(place):
+    """A drop, and then the rest of it wrong."""
+    place.file.faults = [drop_after(1000), wrong_bytes]
+    assert place.fetch(sha256(BODY)).read_bytes() == BODY
+    assert place.ranges == [None, "bytes=1000-", None]
+
+
+def test_recorded_checksum(place):
+    place.fetch()
+    place.path.unlink()
+    change_to(OTHER, '"2"')(None, place.file)
+    text = place.refused()
+    assert sha256(BODY) in text and "remove" in text and "file.txt.sha256" in text
+    assert not place.path.exists()
+    (place.folder / "file.txt.sha256").unlink()
+    assert place.fetch().read_bytes() == OTHER
+
+
+def test_damaged_here(place, capsys):
+    place.fetch()
+    place.path.write_bytes(BODY[:-1] + b"x")
+    assert place.fetch().read_bytes() == BODY
+    assert "downloading it again" in capsys.readouterr().out
+
+
+def test_damaged_record(place):
+    place.fetch()
+    (place.folder / "file.txt.sha256").write_text("nonsense")
+    assert "holds no checksum; remove it" in place.refused()
+
+
+def test_failing_server(place, pauses):
+    soon = email.utils.formatdate(time.time() + 100, usegmt=True)
+    place.file.faults = [status(503), status(500), status(429, Retry_After="7"), status(503, Retry_After=soon),
+                         status(429, Retry_After="1000000"), status(503, Retry_After="later")]
+    assert place.fetch().read_bytes() == BODY
+    assert pauses[:3] == [1, 2, 7] and 90 < pauses[3] <= 100 and pauses[4:] == [300, 32]
+
+
+def test_giving_up(place, pauses):
+    place.file.faults = [status(503)] * 8
+    assert "503 Service Unavailable, 8 times in a row" in place.refused()
+    assert pauses == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_nothing_ever_comes(place, pauses):
+    place.file.faults = [drop_after(0)] * 8
+    assert "8 times in a row" in place.refused()
+
+
+def test_not_there(place, pauses):
+    del place.server.files["/some/file.txt"]
+    assert "404 Not Found" in place.refused()
+    assert pauses == []
+
+
+def test_complete_but_not_renamed(place):
+    """Killed before the last step."""
+    place.file.faults = [drop_after(1000), *[status(503)] * 7]
+    place.refused()
+    (place.folder / "file.txt.part").write_bytes(BODY)
+    place.server.requests.clear()
+    assert place.fetch().read_bytes() == BODY
+    assert place.ranges == ["bytes=300000-"]  # answered 416
+
+
+def test_part_too_long(place):
+    place.file.faults = [drop_after(1000), *[status(503)] * 7]
+    place.refused()
+    (place.folder / "file.txt.part").write_bytes(BODY + b"more")
+    assert place.fetch().read_bytes() == BODY
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense", b"{}", b"[1]"])
+def test_damaged_state(place, damage):
+    place.file.faults = [drop_after(1000), *[status(503)] * 7]
+    place.refused()
+    (place.folder / "file.txt.part.json").write_bytes(damage)
+    assert place.fetch().read_bytes() == BODY
+
+
+def test_another_size(place):
+    assert "has 300,000 bytes, and should have 7" in place.refused(size=7)
+
+
+def test_offline(tmp_path, pauses):
+    with socket.socket() as free:  # a port that nobody listens at
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(SystemExit, match="^error: cannot reach 127.0.0.1:.*Connection refused.*offline.*"):
+            Downloader(url).fetch(RemoteFile("https://source.example/x", "x"), tmp_path)
+    assert pauses == [1]
+
+
+@pytest.mark.parametrize("mirror", ["nonsense", "ftp://x", "http://"])
+def test_wrong_mirror(tmp_path, mirror):
+    with pytest.raises(SystemExit, match="is no address of a web server"):
+        Downloader(mirror).fetch(RemoteFile("https://source.example/x", "x"), tmp_path)
+
+
+def test_files_of_the_hub(place, tmp_path):
+    """The list comes in pages, and holds for later runs, whose revision is that of the first."""
+    def entry(name, lfs=True):
+        return {"type": "file", "path": f"a/{name}", "size": 5, "oid": "0" * 40, **({"lfs": {"oid": sha256(b"12345")}} if lfs else {})}
+
+    server, tree = place.server, "/api/datasets/some/set/tree/abc/a"
+    server.files["/api/datasets/some/set"] = File(json.dumps({"sha": "abc"}).encode())
+    server.files[tree] = File(json.dumps([entry("2.parquet"), {"type": "directory", "path": "a/3.parquet"}]).encode(),
+                              headers={"Link": f'<https://huggingface.co{tree}?cursor=x>; rel="next"'})
+    server.files[tree + "?cursor=x"] = File(json.dumps([entry("1.parquet", lfs=False), entry("README.md")]).encode())
+    server.files["/api/datasets/some/set"].faults = [status(503), drop_after(3)]
+    downloader = Downloader(server.url)
+    wanted = ("abc", [RemoteFile("https://huggingface.co/datasets/some/set/resolve/abc/a/1.parquet", "1.parquet", "", 5),
+                      RemoteFile("https://huggingface.co/datasets/some/set/resolve/abc/a/2.parquet", "2.parquet", sha256(b"12345"), 5)])
+    list_file = tmp_path / "x" / "files.json"
+    assert download.hub_files(downloader, "some/set", "a", r".*\.parquet", list_file) == wanted
+    server.files.clear()
+    assert download.hub_files(downloader, "some/set", "a", r".*\.parquet", list_file) == wanted
+    list_file.write_text("{")
+    with pytest.raises(SystemExit, match="files.json is damaged; remove it"):
+        download.hub_files(downloader, "some/set", "a", "", list_file)
+    list_file.unlink()
+    server.files["/api/datasets/some/set"] = File(b"[]")
+    with pytest.raises(SystemExit, match="answers in a way that this script does not know"):
+        download.hub_files(downloader, "some/set", "a", "", list_file)
+
+
+def test_files_appear_whole(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    shards.write_whole(path, b"before")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+    monkeypatch.setattr(shards.os, "fsync", full)
+    with pytest.raises(OSError) as error:
+        shards.write_whole(path, b"after")
+    assert error.value.filename == str(path)
+    assert path.read_bytes() == b"before" and [entry.name for entry in tmp_path.iterdir()] == ["file"]
