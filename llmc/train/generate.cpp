@@ -34,7 +34,8 @@ void take_model(Options& options, const CheckpointInfo& checkpoint) {
     take(options.channels, "channels");
     take(options.sequence_length, "seq-len");
     take(options.vocabulary, "vocab-size");
-    if (options.bpe_directory.empty() && then.contains("bpe-dir")) options.bpe_directory = then["bpe-dir"];
+    if (options.bpe_directory.empty() && then.contains("bpe-dir") && then["bpe-dir"].is_string())
+        options.bpe_directory = then["bpe-dir"];
 }
 
 // Standard output as far as somebody reads it.

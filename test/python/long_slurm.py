@@ -121,7 +121,7 @@ def test_a_job_that_is_stopped_goes_on_by_itself(slurm, tmp_path):
     wait_for(lambda: state_of(job)["Restarts"] == "1", 60)
     wait_for(lambda: state_of(job)["JobState"] == "COMPLETED", 300)
     log = (place / f"slurm-{job}.out").read_text()
-    assert "2 processes" in log and f"--resume" in log, log
+    assert "2 processes" in log and "--resume" in log, log
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [line["step"] for line in lines[1:]] == list(range(1, 3001))
 

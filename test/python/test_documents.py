@@ -26,7 +26,7 @@ def named_paths(document):
     spans, blocks = code_of(document)
     # A text of several words is a command; of these, and of indented lines, only what begins like a path here.
     words = [span for span in spans if not re.search(r"\s", span)]
-    commands = [word.strip("'") for line in [*spans, *blocks] for word in line.split()]
+    commands = [word.strip("':") for line in [*spans, *blocks] for word in line.split()]
     top = {path.name for path in ROOT.iterdir()}
     paths = [word for word in words if "/" in word or SOURCE_FILE.search(word)]
     paths += [word for word in commands if word.split("/")[0] in top and ("/" in word or SOURCE_FILE.search(word))]
@@ -35,10 +35,12 @@ def named_paths(document):
 
 def is_made(path):
     """Whether git ignores what the path begins with, or a lab in dev/ is its source: building and running make it."""
-    if path.startswith("dev/") and (ROOT / f"{path}.cu").exists():
-        return True
+    if path.startswith("dev/"):
+        return (ROOT / f"{path}.cu").exists()
     ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()]
-    return any(fnmatch.fnmatch(path.split("/")[0], pattern) for pattern in ignored)
+    folders = ["/".join(path.split("/")[:count]) for count in (1, 2)]
+    return any(fnmatch.fnmatchcase(folder, pattern) and folder.count("/") == pattern.count("/")
+               for folder in folders for pattern in ignored)
 
 
 def exists(path):
@@ -71,7 +73,7 @@ def test_scripts_run_as_they_are_typed(document):
     """What begins a command, variables before it and `exec` aside, is executable."""
     spans, blocks = code_of(document)
     typed = {re.sub(r"^((exec|\w+=\S*) )*", "", code).split()[0].removeprefix("./") for code in [*spans, *blocks]}
-    scripts = {path for path in typed if (ROOT / path).is_file() and (ROOT / path).read_bytes().startswith(b"#!")}
+    scripts = {path for path in typed if re.match(r"[\w./]+$", path) and (ROOT / path).is_file() and (ROOT / path).read_bytes().startswith(b"#!")}
     assert "scripts/launch.sh" in scripts
     assert not [path for path in sorted(scripts) if not os.access(ROOT / path, os.X_OK)]
 
@@ -88,6 +90,8 @@ def test_targets_exist(document):
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_options_exist(document):
     options = set(re.findall(r"^ +(?:-\w,)?--([a-z0-9-]+)", program.run("--help").stdout, re.MULTILINE))
+    for script in [*ROOT.glob("data/*.py"), *ROOT.glob("scripts/*.py")]:
+        options |= set(re.findall(r"add_argument\([^)]*?\"--([a-z0-9-]+)", script.read_text()))
     named = named_options(document)
     assert "config" in named
     assert named <= options
