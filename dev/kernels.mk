@@ -28,6 +28,9 @@ GPU_ARCH := $(or $(sort $(OWN_CHIPS:90=90a)),80 90a)
 # For chips to come: 90a's own code does not run there.
 GPU_PTX := $(if $(OWN_CHIPS),,90)
 endif
+ifneq (,$(if $(strip $(GPU_ARCH)),$(filter-out 8% 9% 10% 11% 12%,$(GPU_ARCH)),none))
+$(error GPU_ARCH='$(GPU_ARCH)': the kernels take sm_80 and later; give the chips' numbers, such as GPU_ARCH='80 90a')
+endif
 
 # The trainer's GPU part: with nvcc and cuBLASLt, unless CUDA=0 leaves it out.
 CUBLASLT := $(call cuda_library,cublasLt)

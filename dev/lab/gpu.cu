@@ -8,6 +8,7 @@
 
 #include "dev/lab/memory.h"
 #include "dev/lab/rivals.h"
+#include "llmc/device/cuda/kernel_name.h"
 
 namespace lab {
 namespace {
@@ -121,7 +122,10 @@ double product_rate() {
 std::optional<KernelFigures> kernel_figures(const llmc::cuda::Chip&, const void* kernel) {
     cudaFuncAttributes attributes;
     check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
-    return KernelFigures{attributes.numRegs, static_cast<int>(attributes.sharedSizeBytes),
+    const char* symbol = nullptr;
+    check_cuda(cudaFuncGetName(&symbol, kernel), "cudaFuncGetName");
+    return KernelFigures{llmc::cuda::kernel_name(symbol), attributes.numRegs,
+                         static_cast<int>(attributes.sharedSizeBytes),
                          static_cast<int>(attributes.localSizeBytes)};
 }
 

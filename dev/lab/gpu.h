@@ -27,6 +27,7 @@ double copy_bandwidth();
 double product_rate();
 
 struct KernelFigures {
+    std::string name;
     int registers;  // a thread
     int static_shared_bytes;
     int local_bytes;  // stack and spills

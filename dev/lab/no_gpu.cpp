@@ -27,7 +27,8 @@ std::optional<KernelFigures> kernel_figures(const llmc::cuda::Chip& chip, const 
     const auto figures = of_chip->find(simt::symbol_of(kernel));
     if (figures == of_chip->end()) return std::nullopt;
     const auto& f = figures->second;
-    return KernelFigures{f.registers, f.static_shared_bytes, f.stack_bytes + f.spill_bytes};
+    return KernelFigures{simt::name_of_kernel(kernel), f.registers, f.static_shared_bytes,
+                         f.stack_bytes + f.spill_bytes};
 }
 
 }  // namespace lab

@@ -42,11 +42,11 @@ def cells(line):
     ours = line["block"] > 0  # not a library's
     return [line["variant"], line["story"], str(line["block"]) if ours else "", f"{line['microseconds']:.1f}",
             f"{line['bytes'] / seconds / 1e9:.0f}", rate, f"{line['share']:.0%}",
-            str(line["registers"]) if ours else "", str(line["shared_bytes"]) if ours else "",
-            f"{line['occupancy']:.0%}" if ours else ""]
+            "<br>".join(f"{k['name']}: {k['registers']}, {k['shared_bytes']}, {k['occupancy']:.0%}" for k in line["kernels"])]
 
 
-TITLES = ["variant", "", "block", "us", "GB/s", "TFLOP/s", "of the ceiling", "registers", "shared bytes", "occupancy"]
+TITLES = ["variant", "", "block", "us", "GB/s", "TFLOP/s", "of the ceiling",
+          "kernels: registers, shared bytes, occupancy"]
 
 
 def table(lines):
@@ -62,8 +62,8 @@ def markdown(lines, picture):
              f"device-to-device copy reached {first['copy_bytes_a_second'] / 1e9:.0f} GB/s (bytes read and written) "
              f"and an 8192 x 8192 x 8192 product in bf16 {first['product_flops_a_second'] / 1e12:.0f} TFLOP/s "
              "(cuBLASLt): the ceilings. A kernel's own ceiling is the lower of the two for the bytes that it must move "
-             "and the operations that it must do. Where there is a choice of block sizes the fastest is shown. Registers, shared "
-             "memory and occupancy are those of the kernel that a variant launches with the most threads.",
+             "and the operations that it must do. Where there is a choice of block sizes the fastest is shown. Beside it "
+             "stands what each kernel takes that a variant launches.",
              f"![Roofline]({picture})" if picture else "(No picture: python3 had no matplotlib.)"]
     for (operation, dtype, shape), group in groups(lines).items():
         sizes = ", ".join(f"{size} {name}" for size, name in zip(shape, group[0]["sizes"]))

@@ -34,38 +34,27 @@ class Launches : public llmc::cuda::LaunchObserver {
     std::vector<llmc::cuda::LaunchRecord> records;
 };
 
-// What a kernel takes at the block size that suits it best; of a variant's several kernels, the one that was launched with
-// the most threads in all: the others clear a flag, or add what it left.
-Resources resources_of(const Launches& launches, const llmc::cuda::Chip& chip) {
-    struct Kernel {
-        Resources resources;
-        std::uint64_t threads = 0;  // of its largest launch
-    };
-    std::map<const void*, Kernel> kernels;
+// What each of a variant's kernels takes, in the order in which they are launched first: at its largest shape, since shared
+// memory may grow with it, and there at the block size that suits best. None where nothing is known.
+std::vector<Resources> resources_of(const Launches& launches, const llmc::cuda::Chip& chip) {
+    std::vector<Resources> kernels;
     for (const auto& record : launches.records) {
         const auto figures = kernel_figures(chip, record.kernel);
         if (!figures) return {};
         const int threads = static_cast<int>(record.block.x * record.block.y * record.block.z);
-        const std::size_t shared =
-            record.dynamic_shared_bytes + static_cast<std::size_t>(figures->static_shared_bytes);
-        const int blocks = blocks_at_a_time(chip, threads, figures->registers, shared);
+        const auto shared = static_cast<int>(record.dynamic_shared_bytes) + figures->static_shared_bytes;
+        const int blocks =
+            blocks_at_a_time(chip, threads, figures->registers, static_cast<std::size_t>(shared));
         const double occupancy = static_cast<double>(blocks) * threads / chip.threads_per_multiprocessor;
-        Kernel& kernel = kernels[record.kernel];
-        const std::uint64_t blocks_in_all =
-            std::uint64_t{record.grid.x} * record.grid.y * std::uint64_t{record.grid.z};
-        kernel.threads = std::max(kernel.threads, blocks_in_all * static_cast<std::uint64_t>(threads));
-        Resources& of_kernel = kernel.resources;
-        // The largest shape's, since shared memory may grow with it; there the block size that suits best.
-        const bool larger = static_cast<int>(shared) > of_kernel.shared_bytes;
-        if (!of_kernel.known || larger || occupancy > of_kernel.occupancy) {
-            of_kernel = {true, figures->registers, static_cast<int>(shared), occupancy};
+        const Resources own{figures->name, figures->registers, shared, occupancy, figures->local_bytes};
+        const auto known = std::ranges::find(kernels, figures->name, &Resources::kernel);
+        if (known == kernels.end()) {
+            kernels.push_back(own);
+        } else if (shared > known->shared_bytes || occupancy > known->occupancy) {
+            *known = own;
         }
     }
-    Kernel largest;
-    for (const auto& [symbol, kernel] : kernels) {
-        if (kernel.threads > largest.threads) largest = kernel;
-    }
-    return largest.resources;
+    return kernels;
 }
 
 // "32 128 512"
@@ -115,14 +104,15 @@ class Session {
             "Checked on {}, {} shapes, with blocks of these sizes; error: the largest, as a share of its "
             "bound\n",
             where.empty() ? "the CPU (test/simt)" : where, operation_.checked.size());
-        Table table({"variant", "", "block", "error", "registers", "shared bytes", "occupancy"});
+        Table table(
+            {"variant", "", "block", "error", "registers", "stack, spills", "shared bytes", "occupancy"});
         bool fixed = false;  // some variant's block size
         bool all_good = true;
         for (const Variant& variant : operation_.variants) {
             if (!chosen(options_, variant)) continue;
             if (!has_variant(operation_, variant, dtype_)) {
                 table.row({std::to_string(variant.number), variant.story, "", "not in " + options_.dtype, "",
-                           "", ""});
+                           "", "", ""});
                 continue;
             }
             Launches launches;
@@ -131,18 +121,21 @@ class Session {
             const auto result = check_variant(operation_, variant, dtype_, on, options_.seed);
             const auto resources = resources_of(launches, on_.chip);
             fixed = fixed || variant.block_sizes.size() == 1;
+            const std::string unknown = resources.empty() ? "?" : "";
             table.row({std::to_string(variant.number), variant.story, text(variant.block_sizes),
-                       result.good() ? fmt::format("{:.2f}", result.worst()) : "WRONG",
-                       resources.registers_text(), resources.shared_text(), resources.occupancy_text()});
+                       result.good() ? fmt::format("{:.2f}", result.worst()) : "WRONG", unknown, unknown,
+                       unknown, unknown});
+            for (const Resources& kernel : resources) {
+                table.row({"", "  " + kernel.kernel, "", "", std::to_string(kernel.registers),
+                           std::to_string(kernel.local_bytes), std::to_string(kernel.shared_bytes),
+                           fmt::format("{:.0f}%", kernel.occupancy * 100)});
+            }
             if (!result.good())
                 fmt::print(stderr, "wrong: variant {}: {}\n", variant.number, result.first_failure());
             all_good = all_good && result.good();
         }
         table.print();
         if (fixed) fmt::print("Where there is one block size, the variant's tiling fixes it.\n");
-        fmt::print(
-            "Registers, shared memory and occupancy are those of the kernel that a variant launches with the "
-            "most threads.\n");
         if (where.empty()) {
             fmt::print(
                 "Registers are the compiler's for sm_{}; shared memory and occupancy are of these small "
@@ -200,7 +193,8 @@ class Session {
     }
 
     void add(Table& table, const std::string& name, const std::string& story, int block, const Shape& shape,
-             double ms, const Problem& problem, const Ceilings& ceilings, const Resources& resources) {
+             double ms, const Problem& problem, const Ceilings& ceilings,
+             const std::vector<Resources>& kernels) {
         const double bytes_a_second = problem.bytes() / (ms * 1e-3),
                      flops_a_second = problem.flops() / (ms * 1e-3);
         // The roofline: whichever bound is the higher time.
@@ -211,6 +205,14 @@ class Session {
                    fmt::format("{:.0f}", bytes_a_second / 1e9),
                    problem.flops() == 0 ? "" : fmt::format("{:.1f}", flops_a_second / 1e12),
                    fmt::format("{:.0f}%", share * 100)});
+        nlohmann::json of_kernels = nlohmann::json::array();
+        for (const Resources& kernel : kernels) {
+            of_kernels.push_back({{"name", kernel.kernel},
+                                  {"registers", kernel.registers},
+                                  {"local_bytes", kernel.local_bytes},
+                                  {"shared_bytes", kernel.shared_bytes},
+                                  {"occupancy", kernel.occupancy}});
+        }
         write({{"operation", operation_.name},
                {"dtype", options_.dtype},
                {"shape", shape},
@@ -222,9 +224,7 @@ class Session {
                {"bytes", problem.bytes()},
                {"flops", problem.flops()},
                {"share", share},
-               {"registers", resources.registers},
-               {"shared_bytes", resources.shared_bytes},
-               {"occupancy", resources.occupancy},
+               {"kernels", of_kernels},
                {"gpu", gpu_name()},
                {"copy_bytes_a_second", ceilings.bytes_a_second},
                {"product_flops_a_second", ceilings.flops_a_second}});

@@ -7,12 +7,6 @@
 
 namespace lab {
 
-std::string Resources::registers_text() const { return known ? std::to_string(registers) : "?"; }
-std::string Resources::shared_text() const { return known ? std::to_string(shared_bytes) : "?"; }
-std::string Resources::occupancy_text() const {
-    return known ? fmt::format("{:.0f}%", occupancy * 100) : "?";
-}
-
 void Table::print() const {
     std::vector<std::size_t> widths;
     for (const std::string& title : titles_) widths.push_back(title.size());

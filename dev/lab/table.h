@@ -8,15 +8,11 @@ namespace lab {
 
 // What a launch takes of a multiprocessor.
 struct Resources {
-    bool known = false;
+    std::string kernel;
     int registers = 0;     // a thread
     int shared_bytes = 0;  // a block, static and dynamic
     double occupancy = 0;  // threads that run at a time, of those the multiprocessor has places for
-
-    // "?" where nothing is known.
-    std::string registers_text() const;
-    std::string shared_text() const;
-    std::string occupancy_text() const;
+    int local_bytes = 0;   // stack and spills, a thread
 };
 
 class Table {

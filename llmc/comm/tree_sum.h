@@ -1,7 +1,7 @@
 // The one order in which contributions of ranks are added: a tree of adjacent pairs ((0+1)+(2+3))+..., where
 // an odd one out moves up unchanged. Each element is summed for itself, so its bits depend on the
-// contributions alone, and (since what is in bf16 is rounded after the sum of each pair) the sums of aligned groups of 2^k ranks, summed in turn, are the sum over all
-// ranks.
+// contributions alone. The sums of aligned groups of 2^k ranks, summed in turn, are the sum over all ranks; in bf16
+// too, where the sum of each pair is rounded.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 #include "llmc/train/devices.h"
 
 #include <fmt/format.h>
+#include <omp.h>
 
 #include <algorithm>
 #include <array>
@@ -113,6 +114,8 @@ Place open_device(Options& options, Job& job) {
         std::memcpy(found.uuid.data(), gpus.all[static_cast<std::size_t>(own)].uuid.data(),
                     sizeof found.uuid);
     }
+    // Of the loops that no device does, which make weights and lay them out for files.
+    if (!std::getenv("OMP_NUM_THREADS")) omp_set_num_threads(job.cores());
     const std::vector<Found> all = found_by_all(found, world);
     const bool any = std::ranges::count(all, 1, &Found::gpu) > 0;
     if (options.device == "cuda" && !any)

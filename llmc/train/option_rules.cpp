@@ -243,6 +243,14 @@ void settle_mesh(Options& o, const Mesh& mesh) {
                 : "--zero-shard-size 1 leaves",
             o.zero_stage));
     }
+    const bool alike =
+        mesh.data_ranks() > 1 && (mesh.sharding.keeps_parameters_whole() || mesh.sharding.replicas > 1);
+    if (o.check_replicas_every > 0 && !alike && mesh.pipeline == 1 && mesh.tensor == 1) {
+        o.notes.push_back(fmt::format("{}: --check-replicas-every {} compares nothing",
+                                      mesh.world() == 1 ? "one process has no replica"
+                                                        : "at --zero-stage 3 no process has what another has",
+                                      o.check_replicas_every));
+    }
     if (o.reduce_every.empty()) {
         o.reduce_every = mesh.sharding.reduces_each_micro_batch ? each_micro_batch : "step";
         o.derived.insert("reduce-every");

@@ -1,7 +1,7 @@
 // The parallel matrix: {stages of ZeRO} x {pipeline stages and their schedules} x {data ranks} x {tensor-parallel ranks, and
 // whether they divide tokens} x {recompute} x {micro-batches, and when they are reduced} x {dtypes}, all that takes as many
-// ranks as there are. `make test-matrix` trains
-// each of them; `make test` as many as make every two values meet on some number of ranks.
+// ranks as there are. `make test-matrix` trains each of them; `make test` as many as make every two values meet on some
+// number of ranks.
 //
 // Where only the schedule, the stage of ZeRO or recompute differs, runs are the same to the bit; in fp32 every run is near
 // that of one process.

@@ -9,11 +9,14 @@ import sys
 REPORT = pathlib.Path(__file__).resolve().parents[2] / "dev/lab/report.py"
 
 
+KERNEL = {"name": "a_kernel5", "registers": 40, "local_bytes": 0, "shared_bytes": 2048, "occupancy": 0.75}
+
+
 def timing(operation, variant, microseconds, block=128, flops=0.0, **more):
     size = 2e9
     return {"operation": operation, "dtype": "bf16", "shape": [8192, 768], "sizes": ["rows", "channels"],
             "variant": variant, "story": "a story", "block": block, "microseconds": microseconds, "bytes": size,
-            "flops": flops, "share": 0.5, "registers": 40, "shared_bytes": 2048, "occupancy": 0.75, "gpu": "Test GPU 80GB",
+            "kernels": [KERNEL] if block else [], "flops": flops, "share": 0.5, "gpu": "Test GPU 80GB",
             "copy_bytes_a_second": 2e12, "product_flops_a_second": 7e14} | more
 
 
@@ -34,8 +37,8 @@ def test_tables_and_picture(tmp_path):
     assert "# The kernel lab on one Test GPU 80GB" in text
     assert "2000 GB/s (bytes read and written)" in text and "700 TFLOP/s" in text
     assert "## layernorm_forward, bf16, 8192 rows, 768 channels" in text
-    assert "| 5 | a story | 128 | 2000.0 | 1000 |  | 50% | 40 | 2048 | 75% |" in text
-    assert "| cuBLASLt | a story |  | 800.0 | 2500 | 500.0 | 50% |  |  |  |" in text
+    assert "| 5 | a story | 128 | 2000.0 | 1000 |  | 50% | a_kernel5: 40, 2048, 75% |" in text
+    assert "| cuBLASLt | a story |  | 800.0 | 2500 | 500.0 | 50% |  |" in text
     picture = (tmp_path / "results/test-gpu-80gb.svg").read_text()
     assert picture.startswith("<?xml") and "</svg>" in picture
 
@@ -54,7 +57,7 @@ def test_a_library_that_was_not_there(tmp_path):
     done = report(tmp_path, [*LINES[:2], missing, *LINES[2:]])
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "results/test-gpu-80gb.md").read_text()
-    assert "| 75% |\n\ncuDNN was not timed: no library here\n\n## matmul_forward" in text
+    assert "75% |\n\ncuDNN was not timed: no library here\n\n## matmul_forward" in text
     assert "| cuDNN" not in text
 
 

@@ -2,7 +2,6 @@
 // SIMT_ADDRESS or SIMT_THREAD says which one the kernels are compiled with.
 #include "simt/executor.h"
 
-#include <cxxabi.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include <set>
 #include <vector>
 
+#include "llmc/device/cuda/kernel_name.h"
 #include "simt/cuda_on_cpu.h"
 #include "simt/fiber.h"
 
@@ -109,16 +109,8 @@ char* warp_sync_place(Thread& thread, std::uint32_t mask) {
 
 char* block_sync_place(Thread& thread) { return run.block_sync_places[thread.barriers++ % 2]; }
 
-// "layernorm_forward_kernel5<float>": without namespaces of its own, result and parameters.
 std::string name_of(const std::string& symbol) {
-    int status = 0;
-    const std::unique_ptr<char, decltype(&std::free)> demangled(
-        abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status), &std::free);
-    std::string name = status == 0 ? demangled.get() : symbol.empty() ? "(a local function)" : symbol;
-    name = name.substr(0, name.find('('));
-    const std::size_t arguments = std::min(name.find('<'), name.size());
-    const std::size_t start = name.find_last_of(": ", arguments);
-    return start == std::string::npos ? name : name.substr(start + 1);
+    return symbol.empty() ? "(a local function)" : llmc::cuda::kernel_name(symbol);
 }
 
 std::string place(const Site& site) {

@@ -263,8 +263,8 @@ __global__ void __launch_bounds__(Tiling::threads, Tiling::blocks)
         }
     }
     detail::scale_rows(sums, reciprocals);
-    // Through the tile of queries, of which a warp reads and writes its own rows only, so that whole rows go out.
-    __syncwarp();
+    // Through the tile of queries, of which a warp reads and writes its own rows only, so that whole rows go out. (All have
+    // read them before the last barrier.)
 #pragma unroll
     for (int r = 0; r < row_blocks; ++r) {
 #pragma unroll

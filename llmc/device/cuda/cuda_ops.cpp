@@ -1,13 +1,12 @@
 #include "llmc/device/cuda/cuda_ops.h"
 
-#include <cxxabi.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <string>
 
 #include "llmc/device/cuda/cudnn_attention.h"
+#include "llmc/device/cuda/kernel_name.h"
 
 namespace llmc::cuda {
 
@@ -30,19 +29,12 @@ class WaitForEach final : public LaunchObserver {
         const cudaError_t error = queues_.wait_until_empty();
         if (error == cudaSuccess) return;
         const dim3 &g = record.grid, &b = record.block;
-        user_error("kernel {} ({} x {} x {} blocks of {} x {} threads) failed: {}", name_of(mangled), g.x,
-                   g.y, g.z, b.x, b.y, cudaGetErrorString(error));
+        user_error("kernel {} ({} x {} x {} blocks of {} x {} threads) failed: {}",
+                   mangled ? kernel_name(mangled) : "(without a name)", g.x, g.y, g.z, b.x, b.y,
+                   cudaGetErrorString(error));
     }
 
   private:
-    static std::string name_of(const char* mangled) {
-        if (!mangled) return "(without a name)";
-        int status = 0;
-        const std::unique_ptr<char, void (*)(void*)> name(
-            abi::__cxa_demangle(mangled, nullptr, nullptr, &status), std::free);
-        return status == 0 ? name.get() : mangled;
-    }
-
     CudaQueues& queues_;
 };
 

@@ -12,6 +12,7 @@
 
 #include "llmc/comm/bootstrap.h"
 #include "llmc/data/data.h"
+#include "llmc/device/cpu/openmp_wait.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/options.h"
 #include "llmc/train/trainer.h"
@@ -78,6 +79,7 @@ void run(const Options& options, Job& job) {
 }  // namespace llmc
 
 int main(int argc, char** argv) {
+    llmc::let_waiting_threads_sleep(argv);
     llmc::Job job;
     try {
         std::string text;
