@@ -1,16 +1,19 @@
 """Every command in README.md runs as it stands there, in a folder like a clone after the commands before it.
 
 A comment before each block of commands says how; a block without one fails the test:
-    <!-- run -->            as it is
-    <!-- run: tiny -->      train_gpt with the sizes of a tiny model and few steps in place of what is given
-    <!-- run: make -n -->   make says what it would do; what it would train or draw is done, as tiny as that
+    <!-- run -->                  as it is
+    <!-- run: tiny -->            train_gpt with a tiny model's sizes and few steps in place of those that are given
+    <!-- run: mirror -->          the same, and what data/ downloads comes from a server here
+    <!-- run: then Ctrl-C -->     what goes on until Ctrl-C gets one after a few seconds
     <!-- run: slurm -->, <!-- run: gpu -->, <!-- run: net -->   where there is one: skipped here
-    <!-- prints -->         no commands, but what some print, or a picture of the folders
+    <!-- prints -->               no commands, but what some print, or a picture of the folders
+make only says what it would do, but what it would train and draw is done.
 """
 
+import contextlib
+import itertools
 import json
 import os
-import pathlib
 import re
 import shlex
 import shutil
@@ -21,37 +24,47 @@ import sys
 import numpy as np
 import pytest
 
+import file_server
+import gpt2_bpe
 import program
 
 ROOT = program.ROOT
 README = (ROOT / "README.md").read_text()
 BLOCK = re.compile(r"(?:^<!-- (.*?) -->\n\n?)?((?:^    .*\n|^\n(?=    ))+)", re.MULTILINE)
-HOWS = {"run", "run: tiny", "run: make -n", "run: slurm", "run: gpu", "run: net", "prints"}
+HOWS = {"run", "run: tiny", "run: mirror", "run: then Ctrl-C", "run: slurm", "run: gpu", "run: net", "prints"}
 SKIPPED = {"run: slurm": "no Slurm is set up; test/python/long_slurm.py starts one",
            "run: gpu": "it takes a GPU, and CUDA's libraries",
-           "run: net": "it installs from the net"}
+           "run: net": "it downloads or installs from the net"}
 # What replaces an option of this name, and is added where it is not given.
-TINY = {"layers": "4", "heads": "4", "channels": "32", "seq-len": "16", "global-batch-tokens": "1024", "steps": "2",
-        "sample-tokens": "5", "device": "cpu"}
-KEEPS_STEPS = {"--resume"}  # of a run that went as far as it should
+TINY = {"layers": "4", "heads": "4", "channels": "32", "seq-len": "16", "vocab-size": "256", "global-batch-tokens": "1024",
+        "steps": "2", "warmup-steps": "1", "val-every": "0", "val-batches": "1", "sample-tokens": "5", "device": "cpu"}
 
-# Stands where ./train_gpt does. Options that a configuration gives stay as they are there.
-WRAPPER = """#!{python}
+# Stands where ./train_gpt does.
+TRAIN_GPT = """#!{python}
 import os, sys
 tiny, given, out = {tiny!r}, sys.argv[1:], []
-if {is_tiny} and not any(word in ("--help", "--version", "--config") for word in given):
-    while given:
-        word = given.pop(0)
-        name = word[2:].split("=")[0]
-        if not word.startswith("--") or name not in tiny:
-            out.append(word)
-            continue
-        value = word.split("=", 1)[1] if "=" in word else given.pop(0)
-        if name == "steps" and value == "0":
-            tiny = {{key: kept for key, kept in tiny.items() if key != "steps"}}
-            out.append("--steps=0")
-    given = out + [f"--{{key}}={{value}}" for key, value in tiny.items()]
-os.execv({program!r}, ["./train_gpt", *given])
+while tiny and given:
+    word = given.pop(0)
+    name = word[2:].split("=")[0]
+    if not word.startswith("--") or name not in tiny:
+        out.append(word)
+        continue
+    value = word.split("=", 1)[1] if "=" in word else given.pop(0)
+    if name == "steps" and value == "0":
+        tiny["steps"] = "0"
+os.execv({program!r}, ["./train_gpt", *out, *given, *(f"--{{key}}={{value}}" for key, value in tiny.items())])
+"""
+
+# Stands where make does: a test builds nothing, and installs nothing.
+MAKE = """#!/usr/bin/env bash
+set -euo pipefail
+would=$({make} -n "$@")
+grep -E '^(scripts/launch\\.sh|\\S*python3? scripts/)' <<<"$would" | bash -e || [[ $* != quickstart ]]
+"""
+
+# Stands where python does: what data/ downloads comes from here.
+PYTHON = """#!/usr/bin/env bash
+exec {python} "$@" --mirror {url} --bpe-dir {bpe}
 """
 
 
@@ -75,60 +88,79 @@ def test_every_block_says_how_it_is_run():
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
-    """A clone with what README.md speaks of: scripts and sources by link, small data, runs x, a and b."""
+    """A clone with what README.md speaks of: scripts and sources, small data and weights, runs x, a, b and quickstart."""
     place = tmp_path_factory.mktemp("clone")
     for path in ROOT.iterdir():
-        if path.name not in ("runs", "train_gpt", "data", "scripts") and not path.name.startswith(".pytest"):
+        if path.name not in ("runs", "train_gpt", "data", "scripts"):
             (place / path.name).symlink_to(path)
     for name in ("scripts", "data"):  # which say where they are, or are written to
         (place / name).mkdir()
         for path in (ROOT / name).iterdir():
-            if path.suffix in (".py", ".sh", ".txt", ".toml", ".sbatch"):
+            if path.is_file():
                 shutil.copy(path, place / name)
     tokens = np.random.default_rng(1).integers(0, 256, 20000)
-    for name in ("train_000001", "val_000000"):
-        program.write_token_file(place / f"data/{name}.bin", tokens)
+    for folder, name in itertools.product(["data", "data/fineweb_edu_10B"], ["train_000001", "val_000000"]):
+        (place / folder).mkdir(exist_ok=True)
+        program.write_token_file(place / f"{folder}/{name}.bin", tokens)
     (place / "book.txt").write_text("It was a dark and stormy night. " * 500)
     example = {"ctx": "A man sits. He", "label": 2, "endings": ["flies.", "is red.", "gets up.", "rains."]}
-    (place / "hellaswag_val.jsonl").write_text(2 * (json.dumps(example) + "\n"))
-    for name in ("x", "a", "b"):
-        program.run("--layers=1", "--heads=1", "--channels=16", "--seq-len=16", "--steps=3", "--sample-tokens=0", "--device=cpu",
-                    f"--out-dir={place}/runs/{name}")
+    (place / "data/hellaswag").mkdir()
+    (place / "data/hellaswag/hellaswag_val.jsonl").write_text(2 * (json.dumps(example) + "\n"))
+    sizes = [f"--{name}={TINY[name]}" for name in ("layers", "heads", "channels", "seq-len", "vocab-size", "device")]
+    for name in ("x", "a", "b", "quickstart"):
+        program.run(*sizes, "--steps=3", "--warmup-steps=1", "--sample-tokens=0", f"--out-dir={place}/runs/{name}",
+                    f"--export={place}/gpt2.safetensors")
+    (place / "bin").mkdir()
+    write_command(place / "bin/make", MAKE.format(make=shutil.which("make")))
     return place
 
 
-def make_wrapper(place, is_tiny):
-    wrapper = place / "train_gpt"
-    wrapper.write_text(WRAPPER.format(python=sys.executable, tiny=TINY, is_tiny=is_tiny, program=program.PROGRAM))
-    wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
+def write_command(path, text):
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
 def run_in(place, command):
-    environment = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"}
+    # An MPI that is set up to our liking, where many processes share few cores.
+    environment = {**os.environ, "PATH": f"{place}/bin:{os.environ['PATH']}", "OMPI_MCA_rmaps_base_oversubscribe": "1",
+                   "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
         environment.pop(name, None)
     done = subprocess.run(["bash", "-ec", command], cwd=place, capture_output=True, text=True, env=environment,
                           timeout=200 * program.PATIENCE)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
-    return done.stdout
 
 
-@pytest.mark.parametrize("line, how, commands", COMMANDS, ids=[f"{commands[0]}" for _, _, commands in COMMANDS])
+@pytest.mark.parametrize("line, how, commands", COMMANDS, ids=[commands[0] for _, _, commands in COMMANDS])
 def test_the_commands_run(clone, line, how, commands):
     if how in SKIPPED:
         pytest.skip(SKIPPED[how])
     words = {word for command in commands for word in shlex.split(command, comments=True)}
     lacking = [name for name in ("torchrun", "mpirun") if name in words and not shutil.which(name)]
-    if lacking:
-        pytest.skip(f"no {' or '.join(lacking)} here")
-    make_wrapper(clone, how != "run")
-    if how != "run: make -n":
-        run_in(clone, "\n".join(commands))
-        return
-    for command in commands:
-        if not command.startswith("make"):
-            run_in(clone, command)
-            continue
-        said = run_in(clone, command.split("#")[0] + " -n")
-        for would in re.findall(r"^(?:scripts/launch\.sh|\S*python3? scripts/).*$", said, re.MULTILINE):
-            run_in(clone, would.replace("runs/quickstart", "runs/quick"))
+    if lacking or ("mpirun" in words and not program.HAS_MPI):
+        pytest.skip(f"no {' or '.join(lacking) or 'MPI'} here")
+    if "torchrun" in words and subprocess.run(["torchrun", "--no_python", "true"], capture_output=True).returncode != 0:
+        pytest.skip("the torchrun here starts nothing (Debian's PyTorch 1.13 on Python 3.11)")
+    tiny = dict(TINY) if how in ("run: tiny", "run: mirror") else {}
+    script = "\n".join(commands)
+    with contextlib.ExitStack() as stack:
+        if how == "run: mirror":
+            del tiny["vocab-size"]
+            text, bpe = shared_text(), gpt2_bpe.require_files().resolve()
+            server = stack.enter_context(file_server.serving(
+                {"/karpathy/char-rnn/master/data/tinyshakespeare/input.txt": text}))
+            write_command(clone / "bin/python", PYTHON.format(python=sys.executable, url=server.url, bpe=bpe))
+        if how == "run: then Ctrl-C":
+            # (timeout says 124 where it had to.)
+            commands = [f"timeout --signal=INT 5 {command.split('#')[0]} || [[ $? == 124 ]]" for command in commands]
+            script = "\n".join(commands)
+        write_command(clone / "train_gpt", TRAIN_GPT.format(python=sys.executable, tiny=tiny, program=program.PROGRAM))
+        run_in(clone, script)
+
+
+def shared_text():
+    for folder in gpt2_bpe.FOLDERS:
+        path = ROOT / folder / "tinyshakespeare.txt"
+        if path.exists():
+            return path.read_bytes()
+    pytest.skip(f"tinyshakespeare.txt is in none of {', '.join(dict.fromkeys(gpt2_bpe.FOLDERS))}; TRAIN_GPT_DATA=folder says where")

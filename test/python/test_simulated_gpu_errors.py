@@ -70,7 +70,7 @@ CASES = [
       for number, ranks in ((1, 1), (300, 1), (300, 2))),
     *(Case(f"launch {number} fails and is named", ["--cuda-sync"],
            [], {"SIMT_FAIL": f"launch:{number}"}, ranks, late=True, pattern=
-           r"kernel void llmc::cuda::.* threads\) failed: an illegal memory access was encountered"
+           r"kernel \w+_kernel\d+\S*( \w+>)? \(.* threads\) failed: an illegal memory access was encountered"
            rf"|(timing )?the product \d+x\d+x\d+ .*: {re.escape(ILLEGAL)}")
       for number, ranks in ((1, 1), (7, 1), (8, 1), (20, 1), (60, 1), (150, 1), (300, 1), (20, 2), (300, 2))),
     Case("a copy fails", [], ["cudaMemcpyAsync: " + FAULT], {"SIMT_FAIL": "memcpy:5"}, late=True),
