@@ -321,8 +321,8 @@ class AttentionBackward : public Problem {
                 return s_.head_size <= 64 ? run2<64>(on) : run2<128>(on);
             case 5:
                 return llmc::cuda::attention_backward(on, dqkv_.data(), dout_.data(), qkv_.data(),
-                                                      out_.data(), lse_.data(),
-                                                      scratch(0, workspace_floats()), s_);
+                                                      out_.data(), lse_.data(), scratch(workspace_floats()),
+                                                      s_);
             default:
                 llmc::programming_error("no such variant");
         }
@@ -332,6 +332,7 @@ class AttentionBackward : public Problem {
         dqkv_.clear();
         row_values_.clear();
         if (scratch_) scratch_->clear();
+        if (weights_) weights_->clear();
     }
 
     void compare(Comparison& comparison) override {
@@ -362,9 +363,9 @@ class AttentionBackward : public Problem {
         return static_cast<std::int64_t>(attention_backward_workspace_bytes(s_) / sizeof(float));
     }
     // Memory that only some variants need, from `start` on, of `floats` in all.
-    float* scratch(std::int64_t start, std::int64_t floats) {
+    float* scratch(std::int64_t floats) {
         if (!scratch_ || scratch_->size() < floats) scratch_ = std::make_unique<Array<float>>(floats);
-        return scratch_->data() + start;
+        return scratch_->data();
     }
     unsigned heads() const { return static_cast<unsigned>(s_.all_heads()); }
 
@@ -376,7 +377,9 @@ class AttentionBackward : public Problem {
 
     void run1(int block_size, const LaunchContext& on) {
         const std::int64_t matrix = s_.all_heads() * s_.sequence * s_.sequence;
-        float *p = scratch(0, 2 * matrix), *ds = scratch(matrix, 2 * matrix);
+        // Each has red zones of its own in the tests.
+        if (!weights_ || weights_->size() < matrix) weights_ = std::make_unique<Array<float>>(matrix);
+        float *p = weights_->data(), *ds = scratch(matrix);
         const auto sequence = static_cast<unsigned>(s_.sequence);
         make_row_values(block_size, on);
         launch(on, attention_backward_scores_kernel1<X>,
@@ -416,14 +419,14 @@ class AttentionBackward : public Problem {
             SharedAllocator::bytes<bf16>(2 * T::stages * T::Moving::elements);
         make_row_values(T::threads, on);
         launch(on, attention_backward_kernel4<columns>, heads(), T::threads, shared_bytes, dqkv_.data(),
-               scratch(0, s_.all_heads() * s_.sequence * columns), row_values_.data(), dout_.data(),
-               qkv_.data(), s_, padded_sequence(), attention_scale(s_));
+               scratch(s_.all_heads() * s_.sequence * columns), row_values_.data(), dout_.data(), qkv_.data(),
+               s_, padded_sequence(), attention_scale(s_));
     }
 
     AttentionSizes s_;
     Array<X> qkv_, out_, dout_, dqkv_;
     Array<float> lse_, row_values_;
-    std::unique_ptr<Array<float>> scratch_;
+    std::unique_ptr<Array<float>> scratch_, weights_;
     std::unique_ptr<AttentionGradients> reference_;
 };
 

@@ -120,8 +120,8 @@ class EncoderBackward : public Problem {
           dwpe_before_(sequence_ * channels_),
           dwte_(dwte_before_.size()),
           dwpe_(dwpe_before_.size()),
-          workspace_(
-              static_cast<std::int64_t>(encoder_backward_workspace_bytes(batch_ * sequence_, channels_))) {
+          order_(batch_ * sequence_),
+          partials_(encoder_partials(batch_ * sequence_, channels_)) {
         // Zipf's law: as many tokens from 1 to 2 as from 2 to 4 and from 4 to 8.
         for (std::int64_t i = 0; i < tokens_.size(); ++i) {
             const double power = static_cast<double>(draw.below(1 << 20)) / (1 << 20);
@@ -148,7 +148,7 @@ class EncoderBackward : public Problem {
                    blocks(sequence_ * channels_ / pack, block_size), block_size, 0, dwpe, dout, batch_,
                    sequence_ * channels_);
         };
-        auto* const order = reinterpret_cast<std::int32_t*>(workspace_.data());
+        std::int32_t* const order = order_.data();
         switch (variant) {
             case 1:
                 return launch(on, encoder_backward_kernel1<X>, blocks(channels_, block_size), block_size, 0,
@@ -164,7 +164,7 @@ class EncoderBackward : public Problem {
                               tokens, order, rows, channels_, vocabulary_, token_class_bits(vocabulary_));
             case 4:
                 return encoder_backward(on, dwte, dwpe, dout, tokens, {0, vocabulary_}, batch_, sequence_,
-                                        channels_, workspace_.data(), block_size);
+                                        channels_, {order, partials_.data()}, block_size);
             default:
                 llmc::programming_error("no such variant");
         }
@@ -173,7 +173,8 @@ class EncoderBackward : public Problem {
     void reset() override {
         dwte_.copy_from(dwte_before_);
         dwpe_.copy_from(dwpe_before_);
-        workspace_.clear();
+        order_.clear();
+        partials_.clear();
     }
 
     void compare(Comparison& comparison) override {
@@ -228,7 +229,8 @@ class EncoderBackward : public Problem {
     Array<std::int32_t> tokens_;
     Array<X> dout_;
     Array<float> dwte_before_, dwpe_before_, dwte_, dwpe_;
-    Array<std::byte> workspace_;
+    Array<std::int32_t> order_;
+    Array<float> partials_;
     std::vector<Sum> sums_;
 };
 

@@ -78,13 +78,15 @@ struct Gradients {
     }
 
     void run(const LaunchContext& on, TableRows table) {
-        Array<std::byte> workspace(static_cast<std::int64_t>(
-            llmc::cuda::encoder_backward_workspace_bytes(batch * sequence, channels)));
-        workspace.clear();
+        // Each with red zones of its own, and without values that mean something (-1 is no row).
+        Array<std::int32_t> order(batch * sequence);
+        Array<float> partials(llmc::cuda::encoder_partials(batch * sequence, channels));
+        for (std::int64_t i = 0; i < order.size(); ++i) order[i] = 1 << 30;
+        partials.clear();
         dwte.copy_from(dwte_before);
         dwpe.copy_from(dwpe_before);
         llmc::cuda::encoder_backward(on, dwte.data(), dwpe.data(), dout.data(), tokens.data(), table, batch,
-                                     sequence, channels, workspace.data());
+                                     sequence, channels, {order.data(), partials.data()});
         synchronize();
     }
 

@@ -365,19 +365,14 @@ __global__ void __launch_bounds__(512)
     add_to(dwpe + i, sum);
 }
 
-namespace detail {
+// Scratch memory of encoder_backward: the rows in the order of their tokens, and sums of parts of a token's rows.
+struct EncoderScratch {
+    std::int32_t* order;  // (rows)
+    float* partials;      // (encoder_partials), aligned to 16 bytes
+};
 
-// Where the order ends and the partial sums begin in the workspace.
-constexpr std::size_t encoder_order_bytes(std::int64_t rows) {
-    return SharedAllocator::bytes<std::int32_t>(static_cast<std::size_t>(rows));
-}
-
-}  // namespace detail
-
-constexpr std::size_t encoder_backward_workspace_bytes(std::int64_t rows, int channels) {
-    const std::int64_t tiles = blocks_for<std::int64_t>(rows, tile_rows);
-    return detail::encoder_order_bytes(rows) +
-           sizeof(float) * static_cast<std::size_t>(tiles * partial_sums * channels);
+constexpr std::int64_t encoder_partials(std::int64_t rows, int channels) {
+    return blocks_for<std::int64_t>(rows, tile_rows) * partial_sums * channels;
 }
 
 // dwte fp32 (table.count, channels), dwpe fp32 (at least sequence, channels), dout X (batch, sequence, channels),
@@ -385,7 +380,7 @@ constexpr std::size_t encoder_backward_workspace_bytes(std::int64_t rows, int ch
 template <class X>
 void encoder_backward(const LaunchContext& on, float* dwte, float* dwpe, const X* dout,
                       const std::int32_t* tokens, TableRows table, int batch, std::int64_t sequence,
-                      int channels, void* workspace, int block_threads = 256) {
+                      int channels, EncoderScratch scratch, int block_threads = 256) {
     constexpr int pack = Packed<X>::size;
     check(channels % pack == 0, "encoder: channels are not a multiple of 16 bytes");
     check(block_threads <= 256, "encoder: too many threads in a block");
@@ -395,9 +390,7 @@ void encoder_backward(const LaunchContext& on, float* dwte, float* dwpe, const X
     const auto blocks = [](std::int64_t n, int size) {
         return static_cast<unsigned>(blocks_for<std::int64_t>(n, size));
     };
-    auto* const order = static_cast<std::int32_t*>(workspace);
-    auto* const partials =
-        reinterpret_cast<float*>(static_cast<std::byte*>(workspace) + detail::encoder_order_bytes(rows));
+    const auto [order, partials] = scratch;
     launch(on, encoder_backward_positions_kernel4<X>, blocks(sequence * channels / pack, block_threads),
            block_threads, 0, dwpe, dout, batch, sequence * channels);
 

@@ -8,6 +8,20 @@
 
 namespace llmc::cuda {
 
+namespace {
+
+// Where the order ends in the workspace, and the partial sums begin.
+std::size_t encoder_order_bytes(std::int64_t rows) {
+    return SharedAllocator::bytes<std::int32_t>(static_cast<std::size_t>(rows));
+}
+
+std::size_t encoder_backward_workspace_bytes(std::int64_t rows, int channels) {
+    return encoder_order_bytes(rows) +
+           sizeof(float) * static_cast<std::size_t>(encoder_partials(rows, channels));
+}
+
+}  // namespace
+
 void CudaOps::encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte, const Tensor& wpe,
                               std::optional<std::int64_t> first_row) {
     const EncoderSizes s = encoder_forward_sizes(out, tokens, wte, wpe);
@@ -21,12 +35,15 @@ void CudaOps::encoder_forward(const Tensor& out, const Tensor& tokens, const Ten
 void CudaOps::encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
                                const Tensor& tokens, std::optional<std::int64_t> first_row) {
     const EncoderSizes s = encoder_backward_sizes(dwte, dwpe, dout, tokens);
-    void* const memory =
-        workspace(encoder_backward_workspace_bytes(s.batch * s.sequence, to_int(s.channels)));
+    const std::int64_t rows = s.batch * s.sequence;
+    auto* const memory =
+        static_cast<std::byte*>(workspace(encoder_backward_workspace_bytes(rows, to_int(s.channels))));
+    const EncoderScratch scratch{reinterpret_cast<std::int32_t*>(memory),
+                                 reinterpret_cast<float*>(memory + encoder_order_bytes(rows))};
     with_kernel_type(dout.dtype, [&]<class X>() {
         cuda::encoder_backward(on(), elements<float>(dwte), elements<float>(dwpe), elements<X>(dout),
                                elements<std::int32_t>(tokens), {first_row.value_or(0), to_int(s.rows_of_wte)},
-                               to_int(s.batch), s.sequence, to_int(s.channels), memory);
+                               to_int(s.batch), s.sequence, to_int(s.channels), scratch);
     });
 }
 
