@@ -402,12 +402,14 @@ class StepBuilder {
     // Before the first backward of a micro-batch that writes a unit's gradients.
     void begin(int unit) {
         if (!starts_afresh() && !spec_.rounds_gradients) return;
+        if (!spec_.rounds_gradients) make_room(unit);
         add({.kind = ActionKind::zero, .unit = unit, .reads = {}, .writes = {sums(unit)}});
     }
 
     // After the last one.
     void end(int unit) {
         if (spec_.rounds_gradients && starts_afresh()) {
+            make_room(unit);
             add({.kind = ActionKind::round,
                  .unit = unit,
                  .reads = {sums(unit)},
@@ -479,6 +481,13 @@ class StepBuilder {
              .unit = unit,
              .reads = {whole_gradients(unit), reduced(unit)},
              .writes = {reduced(unit)}});
+    }
+
+    // Before a unit's whole gradients are written anew: a shard may have been received in that very buffer, which blocks
+    // take in turn, where those of a pass that make gradients are not neighbours.
+    void make_room(int unit) {
+        if (received_ >= 0 && whole_gradients(received_).index == whole_gradients(unit).index)
+            accumulate_received();
     }
 
     // A unit's parameters, on ranks that keep them whole and have updated a shard.
