@@ -165,6 +165,8 @@ class StepBuilder {
         chunk_ = local(pass);
         const ChunkPass key{chunk_, micro_batch_};
         const Chunk& chunk = chunk_of(pass);
+        const bool is_split = has_weight_part(chunk, spec_.recompute);
+        if (pass.kind == PassKind::backward_weight && !is_split) return;
         // What is not received is made here.
         if (pass.kind == PassKind::forward) {
             if (chunk.has_embedding || generates()) buffers_.take_input(key);
@@ -172,7 +174,7 @@ class StepBuilder {
         } else if (makes_input_gradient(pass.kind) && chunk.has_head) {
             buffers_.take_gradient(key);
         }
-        if (pass.kind == PassKind::backward_input) buffers_.take_outputs(key);
+        if (pass.kind == PassKind::backward_input && is_split) buffers_.take_outputs(key);
         place_ = buffers_.at(key);
         switch (pass.kind) {
             case PassKind::forward:
@@ -198,7 +200,8 @@ class StepBuilder {
                 accumulate_received();
                 break;
         }
-        const bool ends = pass.kind == PassKind::backward || pass.kind == PassKind::backward_weight;
+        const bool ends = pass.kind == PassKind::backward || pass.kind == PassKind::backward_weight ||
+                          (pass.kind == PassKind::backward_input && !is_split);
         // One micro-batch alone leaves what it computed, for who looks for what went wrong.
         const bool is_over = purpose_ != Purpose::training && micro_batches() > 1;
         if (ends || is_over) buffers_.free(key);
@@ -402,12 +405,14 @@ class StepBuilder {
     // Before the first backward of a micro-batch that writes a unit's gradients.
     void begin(int unit) {
         if (!starts_afresh() && !spec_.rounds_gradients) return;
+        if (!spec_.rounds_gradients) make_room(unit);
         add({.kind = ActionKind::zero, .unit = unit, .reads = {}, .writes = {sums(unit)}});
     }
 
     // After the last one.
     void end(int unit) {
         if (spec_.rounds_gradients && starts_afresh()) {
+            make_room(unit);
             add({.kind = ActionKind::round,
                  .unit = unit,
                  .reads = {sums(unit)},
@@ -481,6 +486,13 @@ class StepBuilder {
              .writes = {reduced(unit)}});
     }
 
+    // Before a unit's whole gradients are written anew: a shard may have been received in that very buffer, which blocks
+    // take in turn, where those of a pass that make gradients are not neighbours.
+    void make_room(int unit) {
+        if (received_ >= 0 && whole_gradients(received_).index == whole_gradients(unit).index)
+            accumulate_received();
+    }
+
     // A unit's parameters, on ranks that keep them whole and have updated a shard.
     void publish(int unit) {
         if (sharding_.keeps_optimizer_whole() || !sharding_.keeps_parameters_whole()) return;
@@ -517,6 +529,13 @@ std::vector<Pass> forward_passes(const StepSpec& spec, int micro_batches) {
 }
 
 }  // namespace
+
+bool has_weight_part(const Chunk& chunk, const Recompute& recompute) {
+    for (int block = chunk.first_block; block < chunk.end_block; ++block) {
+        if (!recompute.recomputes(block)) return true;
+    }
+    return false;
+}
 
 Step build_training_step(const StepSpec& spec) {
     StepBuilder build(spec);

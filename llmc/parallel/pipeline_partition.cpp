@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <functional>
 #include <string>
+#include <utility>
 
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
@@ -24,11 +26,12 @@ double head_cost(const GPTConfig& config) {
 double embedding_cost(const GPTConfig& config) { return static_cast<double>(config.channels); }
 
 PartCosts part_costs(const GPTConfig& config, const Recompute& recompute) {
-    const double again =
-        recompute.kind == RecomputeKind::block ? 1 / static_cast<double>(recompute.every) : 0;
-    return {.block = (3 + again) * block_cost(config),
+    const bool is_costly = recompute.kind == RecomputeKind::block;
+    return {.block = 3 * block_cost(config),
             .embedding = 3 * embedding_cost(config),
-            .head = 3 * head_cost(config)};
+            .head = 3 * head_cost(config),
+            .again = is_costly ? block_cost(config) : 0,
+            .every = is_costly ? recompute.every : 1};
 }
 
 namespace {
@@ -43,20 +46,57 @@ std::vector<BlockRange> ranges_of(const std::vector<int>& counts) {
     return ranges;
 }
 
-// Blocks are alike, so that any numbers of them can be had side by side, and each next one best goes where it makes the
-// least sum: a split that had it elsewhere would only lose by the exchange.
+double cost_of(int chunk, int chunks, int first, int end, const PartCosts& costs) {
+    return (chunk == 0 ? costs.embedding : 0) + (chunk == chunks - 1 ? costs.head : 0) +
+           costs.of_blocks(first, end);
+}
+
+// What the costliest chunk costs where all have as many blocks: no chunk of the best split costs more.
+double most_when_even(int layers, int chunks, const PartCosts& costs) {
+    double most = 0;
+    for (int chunk = 0, first = 0; chunk < chunks; ++chunk) {
+        const int end = first + layers / chunks + (chunk < layers % chunks ? 1 : 0);
+        most = std::max(most, cost_of(chunk, chunks, first, end, costs));
+        first = end;
+    }
+    return most;
+}
+
+// The best split of the blocks from one on, over the chunks from one on.
+struct Split {
+    int first_end = 0;               // where the first of these chunks ends
+    std::vector<double> costs = {};  // of all of them, the largest first; none: there is no such split
+};
+
+// From the last chunk to the first. What is best with a chunk in front is best without it too: the same cost more does not
+// change which of two lists is the lesser. A chunk's ends are tried from the longest on, which stays where others are equal.
 std::vector<int> balanced_counts(int layers, int chunks, const PartCosts& costs) {
-    std::vector<int> counts(static_cast<std::size_t>(chunks), 1);
-    const auto cost = [&](int chunk) {
-        const double ends = (chunk == 0 ? costs.embedding : 0) + (chunk == chunks - 1 ? costs.head : 0);
-        return ends + counts[static_cast<std::size_t>(chunk)] * costs.block;
-    };
-    for (int block = chunks; block < layers; ++block) {
-        int cheapest = 0;
-        for (int chunk = 1; chunk < chunks; ++chunk) {
-            if (cost(chunk) < cost(cheapest)) cheapest = chunk;
+    const auto number = [](int n) { return static_cast<std::size_t>(n); };
+    const double most = most_when_even(layers, chunks, costs);
+    std::vector<std::vector<Split>> best(number(chunks), std::vector<Split>(number(layers)));
+    for (int chunk = chunks - 1; chunk >= 0; --chunk) {
+        const bool is_last = chunk == chunks - 1;
+        for (int first = chunk == 0 ? 0 : layers - (chunks - chunk); first >= chunk; --first) {
+            Split& split = best[number(chunk)][number(first)];
+            const int longest = layers - (chunks - 1 - chunk), shortest = is_last ? layers : first + 1;
+            for (int end = longest; end >= shortest; --end) {
+                const double cost = cost_of(chunk, chunks, first, end, costs);
+                if (cost > most) continue;
+                std::vector<double> all;
+                if (!is_last) {
+                    all = best[number(chunk) + 1][number(end)].costs;
+                    if (all.empty()) continue;
+                }
+                all.insert(std::ranges::upper_bound(all, cost, std::greater<>()), cost);
+                if (split.costs.empty() || all < split.costs) split = {end, std::move(all)};
+            }
         }
-        ++counts[static_cast<std::size_t>(cheapest)];
+    }
+    std::vector<int> counts;
+    for (int chunk = 0, first = 0; chunk < chunks; ++chunk) {
+        const int end = best[number(chunk)][number(first)].first_end;
+        counts.push_back(end - first);
+        first = end;
     }
     return counts;
 }

@@ -22,9 +22,16 @@ double embedding_cost(const GPTConfig& config);
 
 struct PartCosts {
     double block = 1, embedding = 0, head = 0;
+    double again = 0;  // what the last of every `every` blocks costs beside that
+    std::int64_t every = 1;
+
+    // Of blocks [first, end) by their numbers in the model.
+    double of_blocks(int first, int end) const {
+        const std::int64_t costlier = end / every - first / every;
+        return (end - first) * block + static_cast<double>(costlier) * again;
+    }
 };
-// Of a training step: three times those numbers, and a block that is recomputed as a whole once more. Where one of several is,
-// each counts the average.
+// Of a training step: three times those numbers, and a block that is recomputed as a whole once more.
 PartCosts part_costs(const GPTConfig& config, const Recompute& recompute);
 
 // Blocks [first, end) of a chunk.
@@ -35,8 +42,8 @@ struct BlockRange {
 };
 
 // Each chunk's blocks, in the order of the model, at least one each. The costliest chunk costs as little as can be; of
-// several such splits, the second costliest does, and so on; of equal chunks the earlier has more blocks. A
-// ProgrammingError if there are fewer layers than chunks (check_pipeline refuses that).
+// several such splits, the second costliest does, and so on; of equal splits the one whose earlier chunks have more
+// blocks. A ProgrammingError if there are fewer layers than chunks (check_pipeline refuses that).
 std::vector<BlockRange> stages_of_layers(int layers, int chunks, const PartCosts& costs);
 
 // The split that a person gave as numbers of blocks, one a chunk, in the order of the model: "7,6,6,5". A UserError

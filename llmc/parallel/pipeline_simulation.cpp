@@ -93,6 +93,18 @@ double Timeline::peak_in_flight(int stage) const {
     return static_cast<double>(most) / virtual_stages;
 }
 
+Timeline without_empty_parts(const Timeline& timeline, const std::function<bool(int chunk)>& is_split) {
+    Timeline whole = timeline;
+    std::erase_if(whole.spans, [&](const Span& span) {
+        return span.pass.kind == PassKind::backward_weight && !is_split(span.pass.chunk);
+    });
+    for (Span& span : whole.spans) {
+        if (span.pass.kind == PassKind::backward_input && !is_split(span.pass.chunk))
+            span.pass.kind = PassKind::backward;
+    }
+    return whole;
+}
+
 Bubble bubble(const Timeline& timeline) {
     double idle = 0, work = 0;
     for (int stage = 0; stage < timeline.stages; ++stage) {

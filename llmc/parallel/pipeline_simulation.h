@@ -56,6 +56,10 @@ struct Timeline {
     double peak_in_flight(int stage) const;
 };
 
+// The same, where a chunk of which `is_split` says no has all of its backward pass in the first part of it: that is the pass
+// then, and the second part is left out.
+Timeline without_empty_parts(const Timeline& timeline, const std::function<bool(int chunk)>& is_split);
+
 // The share of time in which stages wait, all stages together. Literature has both.
 struct Bubble {
     double over_total = 0;   // idle / (idle + work)

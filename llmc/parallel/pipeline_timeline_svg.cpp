@@ -231,7 +231,10 @@ class Picture {
         };
         const bool is_split = has(PassKind::backward_weight);
         explain(PassKind::forward, "forward");
-        explain(PassKind::backward, is_split ? "gradients of inputs" : "backward");
+        const bool has_whole = has(PassKind::backward);
+        explain(PassKind::backward, !is_split   ? "backward"
+                                    : has_whole ? "backward, or gradients of inputs"
+                                                : "gradients of inputs");
         if (is_split) explain(PassKind::backward_weight, "gradients of weights");
         square("class=\"idle\"");
         say("idle");

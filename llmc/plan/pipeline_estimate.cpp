@@ -1,5 +1,6 @@
 #include "llmc/plan/pipeline_estimate.h"
 
+#include "llmc/parallel/build_step.h"
 #include "llmc/parallel/pipeline_partition.h"
 
 namespace llmc {
@@ -49,8 +50,17 @@ std::vector<PassTimes> estimated_times(const RunPlan& plan, std::optional<double
     return times;
 }
 
+bool splits_backward(const RunPlan& plan, int chunk) {
+    return plan.pipeline.splits_backward() && has_weight_part(plan.chunk(chunk), plan.spec.recompute);
+}
+
+Timeline as_performed(const RunPlan& plan, const Timeline& timeline) {
+    return without_empty_parts(timeline, [&](int chunk) { return splits_backward(plan, chunk); });
+}
+
 Timeline estimated_timeline(const RunPlan& plan, std::optional<double> peak) {
-    Timeline timeline = simulate(plan.pipeline, pipeline_passes(plan.pipeline), estimated_times(plan, peak));
+    Timeline timeline = as_performed(
+        plan, simulate(plan.pipeline, pipeline_passes(plan.pipeline), estimated_times(plan, peak)));
     if (!peak) timeline.unit = "block forwards";
     return timeline;
 }

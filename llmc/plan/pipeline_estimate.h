@@ -18,6 +18,11 @@ namespace llmc {
 // chunk, which is not split for the head, the embedding and blocks that recompute.
 std::vector<PassTimes> estimated_times(const RunPlan& plan, std::optional<double> peak);
 
+// Whether the backward passes of a chunk come in two parts: the schedule splits them, and something is left for the second.
+bool splits_backward(const RunPlan& plan, int chunk);
+// A timeline of the plan's pipeline, without parts in which nothing is done.
+Timeline as_performed(const RunPlan& plan, const Timeline& timeline);
+
 // The step's passes with these times.
 Timeline estimated_timeline(const RunPlan& plan, std::optional<double> peak);
 

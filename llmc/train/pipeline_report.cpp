@@ -28,7 +28,7 @@ TitledTimeline estimated_pipeline(const RunPlan& plan, std::optional<double> pea
 }
 
 TitledTimeline measured_pipeline(const RunPlan& plan, const MeasuredPipeline& measured) {
-    return {measured.timeline,
+    return {as_performed(plan, measured.timeline),
             fmt::format("{}: measured in step {}, the median of {}; clocks agree within {}",
                         schedule_text(plan.pipeline), measured.step, plural(measured.steps, "step"),
                         human_seconds(measured.clock_error))};
@@ -36,7 +36,7 @@ TitledTimeline measured_pipeline(const RunPlan& plan, const MeasuredPipeline& me
 
 TitledTimeline simulated_pipeline(const RunPlan& plan, const MeasuredPipeline& measured) {
     const PipelineSpec& spec = plan.pipeline;
-    Timeline timeline = simulate(spec, pipeline_passes(spec), measured.times);
+    Timeline timeline = as_performed(plan, simulate(spec, pipeline_passes(spec), measured.times));
     const double total = measured.timeline.total();
     std::string title = fmt::format(
         "{}: simulated with the median times of passes; takes {:.3f} of the measured time, {:.3f} with each "
@@ -47,17 +47,19 @@ TitledTimeline simulated_pipeline(const RunPlan& plan, const MeasuredPipeline& m
 }
 
 std::string pass_times_text(const RunPlan& plan, const MeasuredPipeline& measured) {
-    const bool splits = plan.pipeline.splits_backward();
+    bool any = false;
+    for (int chunk = 0; chunk < plan.pipeline.chunks(); ++chunk) any |= splits_backward(plan, chunk);
     const auto milliseconds = [](double seconds) { return fmt::format("{:.3f}", 1e3 * seconds); };
     std::string text = fmt::format("{:>5}  {:>5}  {:>10}  {:>10}{}  {:>10}   median ms of a pass\n", "chunk",
-                                   "stage", "forward", splits ? "inputs'" : "backward",
-                                   splits ? fmt::format("  {:>10}", "weights'") : "", "to send");
+                                   "stage", "forward", any ? "inputs'" : "backward",
+                                   any ? fmt::format("  {:>10}", "weights'") : "", "to send");
     for (int chunk = 0; chunk < plan.pipeline.chunks(); ++chunk) {
         const PassTimes& times = measured.times[static_cast<std::size_t>(chunk)];
+        const std::string weights =
+            splits_backward(plan, chunk) ? milliseconds(times.backward_weight) : "with them";
         text += fmt::format("{:>5}  {:>5}  {:>10}  {:>10}{}  {:>10}\n", chunk, plan.pipeline.stage_of(chunk),
                             milliseconds(times.forward), milliseconds(times.backward_input),
-                            splits ? fmt::format("  {:>10}", milliseconds(times.backward_weight)) : "",
-                            milliseconds(times.communication));
+                            any ? fmt::format("  {:>10}", weights) : "", milliseconds(times.communication));
     }
     return text;
 }

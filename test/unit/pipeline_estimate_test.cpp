@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "llmc/device/device.h"
+#include "llmc/parallel/pipeline_timeline.h"
 
 namespace llmc {
 namespace {
@@ -67,6 +68,45 @@ TEST(PipelineEstimate, WhatRecomputesIsNotSplit) {
         };
         EXPECT_NEAR(weights(second), weights(plain) / 2, 1e-9);
     }
+}
+
+// Where all blocks recompute, nothing is left for the second parts of zero-bubble schedules, and nothing is held for them.
+TEST(PipelineEstimate, DrawsNoEmptyParts) {
+    const auto drawn = [](PipelineSchedule schedule, const Recompute& recompute) {
+        return estimated_timeline(plan_of(schedule, 1, recompute), std::nullopt);
+    };
+    const Timeline usual = drawn(PipelineSchedule::one_f_one_b, {.kind = RecomputeKind::block}),
+                   whole = drawn(PipelineSchedule::zb_h1, {.kind = RecomputeKind::block});
+    ASSERT_EQ(whole.spans.size(), usual.spans.size());
+    for (const Span& span : whole.spans) {
+        EXPECT_TRUE(span.pass.kind == PassKind::forward || span.pass.kind == PassKind::backward);
+        EXPECT_GT(span.end, span.begin);
+    }
+    for (int stage = 0; stage < 3; ++stage)
+        EXPECT_EQ(whole.peak_in_flight(stage), usual.peak_in_flight(stage));
+    EXPECT_NEAR(whole.total(), usual.total(), 1e-9);
+}
+
+TEST(PipelineEstimate, DrawsThePartsOfChunksThatHaveThem) {
+    // A layer a chunk.
+    const std::unique_ptr<Device> device = make_cpu_device(1);
+    const RunPlan plan = plan_run({.config = config,
+                                   .mesh = {.pipeline = 6},
+                                   .pipeline_schedule = PipelineSchedule::zb_h1,
+                                   .recompute = {.kind = RecomputeKind::block, .every = 2},
+                                   .global_batch_tokens = std::int64_t{64} * 12,
+                                   .micro_batch_sequences = 2},
+                                  device->ops(), 0);
+    const Timeline timeline = estimated_timeline(plan, std::nullopt);
+    EXPECT_EQ(timeline.spans.size(), 6U * (3 * 3 + 3 * 2));
+    for (const Span& span : timeline.spans) {
+        EXPECT_GT(span.end, span.begin);
+        if (span.pass.kind == PassKind::forward) continue;
+        EXPECT_EQ(span.pass.kind == PassKind::backward, span.pass.chunk % 2 == 1) << to_string(span.pass);
+        EXPECT_EQ(splits_backward(plan, span.pass.chunk), span.pass.chunk % 2 == 0);
+    }
+    const std::string picture = timeline_svg(timeline, "");
+    EXPECT_NE(picture.find(">backward, or gradients of inputs<"), std::string::npos);
 }
 
 // Attention has no weights: the gradients of a block's weights take less than its forward, those of its input more.

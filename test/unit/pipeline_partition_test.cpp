@@ -24,7 +24,12 @@ std::vector<int> counts_of(const std::vector<BlockRange>& ranges) {
 // Costs of the chunks, the largest first.
 std::vector<double> sorted_costs(const std::vector<int>& counts, const PartCosts& costs) {
     std::vector<double> all;
-    for (const int count : counts) all.push_back(count * costs.block);
+    int block = 0;
+    for (const int count : counts) {
+        double& cost = all.emplace_back(0);
+        for (const int end = block + count; block < end; ++block)
+            cost += costs.block + (block % costs.every == costs.every - 1 ? costs.again : 0);
+    }
     all.front() += costs.embedding;
     all.back() += costs.head;
     std::ranges::sort(all, std::greater<>());
@@ -44,28 +49,53 @@ void for_all_splits(int layers, int chunks, std::vector<int>& counts,
     }
 }
 
+void expect_no_better_split(int layers, int chunks, const PartCosts& costs) {
+    SCOPED_TRACE(fmt::format("{} layers, {} chunks, embedding {}, head {}, {} more of one of {}", layers,
+                             chunks, costs.embedding, costs.head, costs.again, costs.every));
+    const std::vector<BlockRange> found = stages_of_layers(layers, chunks, costs);
+    ASSERT_EQ(found.size(), static_cast<std::size_t>(chunks));
+    int end = 0;
+    for (const BlockRange& range : found) {
+        EXPECT_EQ(range.first, end);
+        EXPECT_GE(range.count(), 1);
+        end = range.end;
+    }
+    EXPECT_EQ(end, layers);
+    const std::vector<int> ours = counts_of(found);
+    const std::vector<double> cost = sorted_costs(ours, costs);
+    std::vector<int> counts;
+    for_all_splits(layers, chunks, counts, [&](const std::vector<int>& other) {
+        const std::vector<double> others = sorted_costs(other, costs);
+        EXPECT_TRUE(cost < others || (cost == others && ours >= other))
+            << fmt::format("{} against {}", fmt::join(ours, ","), fmt::join(other, ","));
+    });
+}
+
 TEST(PipelinePartition, NoSplitIsMoreEven) {
     for (int layers = 1; layers <= 12; ++layers)
         for (int chunks = 1; chunks <= std::min(layers, 6); ++chunks)
             for (const double embedding : {0.0, 0.5, 3.0})
-                for (const double head : {0.0, 0.25, 1.0, 1.5, 2.0, 7.0}) {
-                    const PartCosts costs{.block = 1, .embedding = embedding, .head = head};
-                    const std::vector<BlockRange> found = stages_of_layers(layers, chunks, costs);
-                    ASSERT_EQ(found.size(), static_cast<std::size_t>(chunks));
-                    int end = 0;
-                    for (const BlockRange& range : found) {
-                        EXPECT_EQ(range.first, end);
-                        EXPECT_GE(range.count(), 1);
-                        end = range.end;
-                    }
-                    EXPECT_EQ(end, layers);
-                    const std::vector<double> ours = sorted_costs(counts_of(found), costs);
-                    std::vector<int> counts;
-                    for_all_splits(layers, chunks, counts, [&](const std::vector<int>& other) {
-                        EXPECT_LE(ours, sorted_costs(other, costs)) << fmt::format(
-                            "{} against {}", fmt::join(counts_of(found), ","), fmt::join(other, ","));
-                    });
-                }
+                for (const double head : {0.0, 0.25, 1.0, 1.5, 2.0, 7.0})
+                    expect_no_better_split(layers, chunks,
+                                           {.block = 1, .embedding = embedding, .head = head});
+}
+
+// Blocks that recompute cost a third more.
+TEST(PipelinePartition, NoSplitIsMoreEvenWhereSomeRecompute) {
+    for (int layers = 1; layers <= 11; ++layers)
+        for (int chunks = 1; chunks <= std::min(layers, 5); ++chunks)
+            for (int every = 1; every <= layers; ++every)
+                for (const double head : {0.0, 1.0, 4.5, 15.0})
+                    expect_no_better_split(
+                        layers, chunks,
+                        {.block = 3, .embedding = 0.25, .head = head, .again = 1, .every = every});
+}
+
+// Many chunks of a deep model take no time to speak of.
+TEST(PipelinePartition, DividesDeepModels) {
+    const std::vector<BlockRange> chunks =
+        stages_of_layers(400, 120, {.block = 3, .head = 4, .again = 1, .every = 7});
+    EXPECT_EQ(chunks.back().end, 400);
 }
 
 TEST(PipelinePartition, TheHeadTakesTheRoomOfBlocks) {
@@ -98,7 +128,13 @@ TEST(PipelinePartition, RecomputeCostsAForward) {
     EXPECT_EQ(counts({.kind = RecomputeKind::block}), (std::vector{8, 4}));
     // Next to nothing.
     EXPECT_EQ(counts({.kind = RecomputeKind::selective}), (std::vector{9, 3}));
-    EXPECT_EQ(part_costs(config, {.kind = RecomputeKind::block, .every = 2}).block, 3.5 * block_cost(config));
+    const double block = block_cost(config);
+    const PartCosts third = part_costs(config, {.kind = RecomputeKind::block, .every = 3});
+    EXPECT_EQ(third.of_blocks(0, 2), 6 * block);
+    EXPECT_EQ(third.of_blocks(2, 3), 4 * block);
+    EXPECT_EQ(third.of_blocks(1, 9), 27 * block);
+    EXPECT_EQ(part_costs(config, {.kind = RecomputeKind::selective, .every = 3}).of_blocks(0, 12),
+              36 * block);
 }
 
 TEST(PipelinePartition, AListGivenByHand) {

@@ -118,14 +118,16 @@ constexpr std::int64_t made_again = 6 * activation;
 constexpr std::int64_t kept_for_weights = (1 + 3 + 1 + 1 + 4 + 1) * activation;
 
 std::int64_t activations_of(const RunPlan& plan, int stage, std::int64_t of_block) {
-    const PipelineSpec& spec = plan.pipeline;
+    PipelineSpec spec = plan.pipeline;
+    // Blocks recompute all or none.
+    if (spec.splits_backward() && plan.part().recomputes_any(plan.spec.recompute))
+        spec.schedule = PipelineSchedule::one_f_one_b;
     const int slots = slots_of(spec, stage);
     const std::int64_t blocks = plan.part().most_blocks_of_a_chunk();
     std::int64_t sum = slots * (blocks * of_block + activation);  // with each chunk's input
     sum += (tokens_of(spec, stage) + 1) * 2 * row;                // and those of the next micro-batch
     // Of micro-batches between the two parts of their backward passes.
-    if (spec.splits_backward() && !plan.part().recomputes_any(plan.spec.recompute))
-        sum += std::min(spec.micro_batches, stage + 1) * blocks * kept_for_weights;
+    if (spec.splits_backward()) sum += std::min(spec.micro_batches, stage + 1) * blocks * kept_for_weights;
     sum += 8 * activation;  // of a block under way
     sum += activation;      // the gradient that is computed with
     if (plan.part().has_head()) {

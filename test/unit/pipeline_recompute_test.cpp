@@ -156,5 +156,29 @@ TEST_F(PipelinesThatRecompute, OutputGradientsAreThoseBetweenTheTwoParts) {
     }
 }
 
+// ZB-H1 where all blocks of a stage recompute: nothing is left to be held for a second part, and it is 1F1B.
+TEST_F(PipelinesThatRecompute, NothingIsHeldForPartsThatAreEmpty) {
+    for (const int m : {1, 3, 8, 20}) {
+        for (const Recompute recompute :
+             {Recompute{.kind = selective}, {.kind = block}, {.kind = block, .every = 2}}) {
+            const std::vector<RunPlan> zero_bubble = plans(zb_h1, 8, 1, m, recompute, 8),
+                                       usual = plans(one_f_one_b, 8, 1, m, recompute, 8);
+            for (std::size_t stage = 0; stage < usual.size(); ++stage) {
+                SCOPED_TRACE(fmt::format("{} every {}, {} micro-batches, stage {}", name_of(recompute.kind),
+                                         recompute.every, m, stage));
+                const RunPlan& plan = zero_bubble[stage];
+                const bool is_same = recompute.recomputes(static_cast<std::int64_t>(stage));
+                const int held = std::min(m, is_same ? 8 - static_cast<int>(stage) : 8);
+                EXPECT_EQ(std::ssize(plan.activations.slots), held);
+                if (!is_same) continue;
+                for (std::size_t arena = 0; arena < all_arenas.size(); ++arena)
+                    EXPECT_EQ(plan.memory.bytes(all_arenas[arena]),
+                              usual[stage].memory.bytes(all_arenas[arena]));
+                EXPECT_EQ(plan.training.actions.size(), usual[stage].training.actions.size());
+            }
+        }
+    }
+}
+
 }  // namespace
 }  // namespace llmc

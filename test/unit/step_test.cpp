@@ -1,6 +1,7 @@
 // The list of actions: what it holds, what its checks find, what is read off it.
 #include "llmc/parallel/step.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -150,6 +151,42 @@ TEST(Step, PrintsALineAnAction) {
     EXPECT_EQ(std::ranges::count(text, '\n'), static_cast<std::int64_t>(step.actions.size()) + 3);
     EXPECT_NE(text.find("reduce_scatter"), std::string::npos);
     EXPECT_NE(text.find("gradients h.0"), std::string::npos);
+}
+
+// Every second block, or third, makes its gradients in another pass than the others: those that take turns with a buffer are
+// not neighbours then.
+TEST(Step, BlocksThatRecomputeMayLieAnywhere) {
+    const auto expect_sound = [](const PipelineSpec& pipeline, int blocks, const StepSpec& rest) {
+        std::vector<Step> stages;
+        for (const StepSpec& of : stage_specs(pipeline, blocks, rest))
+            check_step(stages.emplace_back(build_training_step(of)));
+        check_stages(stages);
+    };
+    for (const PipelineSchedule schedule : all_pipeline_schedules)
+        for (const int blocks : {4, 5, 6, 7, 8, 12})
+            for (const int p : {2, 3, 4})
+                for (const int every : {1, 2, 3, 4})
+                    for (const RecomputeKind kind : {RecomputeKind::selective, RecomputeKind::block})
+                        for (const bool rounds : {false, true})
+                            for (int zero = 0; zero <= 3; ++zero) {
+                                const bool is_interleaved = schedule == PipelineSchedule::interleaved;
+                                const PipelineSpec pipeline{.schedule = schedule,
+                                                            .stages = p,
+                                                            .virtual_stages = is_interleaved ? 2 : 1,
+                                                            .micro_batches = is_interleaved ? p : 3};
+                                if (pipeline.chunks() > blocks) continue;
+                                const Sharding sharding{
+                                    .stage = zero, .shards = 2, .reduces_each_micro_batch = zero > 0};
+                                SCOPED_TRACE(fmt::format(
+                                    "{}, {} blocks, {} stages, {} every {}, ZeRO-{}, gradients rounded: {}",
+                                    name_of(schedule), blocks, p, name_of(kind), every, zero, rounds));
+                                ASSERT_NO_THROW(expect_sound(pipeline, blocks,
+                                                             {.part = {},
+                                                              .pipeline = {},
+                                                              .sharding = sharding,
+                                                              .rounds_gradients = rounds,
+                                                              .recompute = {.kind = kind, .every = every}}));
+                            }
 }
 
 // ---- what check_step finds: each fault is planted in a sound list -----------------------------------------
