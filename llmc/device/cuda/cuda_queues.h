@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <functional>
 #include <map>
 #include <memory>
@@ -11,6 +12,14 @@
 #include "llmc/device/queues.h"
 
 namespace llmc::cuda {
+
+// A wait of the host for the device.
+enum class HostWait {
+    begins,
+    stands,
+    moves,  // marks have been reached since the last call
+    ends
+};
 
 class CudaQueues final : public Queues {
   public:
@@ -23,10 +32,10 @@ class CudaQueues final : public Queues {
     void wait_on_host(int mark) override;
     double milliseconds(int from, int to) override;
 
-    // While the host waits for the device, all watches are called now and then, with whether it is the first time in
-    // this wait. They may end the process; an exception would have memory freed that the device is still using. Returns
-    // a number, by which a watch is removed.
-    using Watch = std::function<void(bool first)>;
+    // While the host waits for the device, all watches are called now and then, unless the wait is short. They may end
+    // the process; an exception would have memory freed that the device is still using. Returns a number, by which a
+    // watch is removed.
+    using Watch = std::function<void(HostWait)>;
     int add_watch(Watch watch);
     void remove_watch(int number) { watches_.erase(number); }
     // The host waits until the selected queue is empty, or all of them; what went wrong there, as CUDA says it.
@@ -39,6 +48,8 @@ class CudaQueues final : public Queues {
 
   private:
     cudaError_t reach(int mark);
+    std::ptrdiff_t count_reached() const;
+    void call_watches(HostWait wait) const;
     cudaEvent_t event(int mark) const { return marks_[static_cast<std::size_t>(mark)]->get(); }
 
     std::array<std::unique_ptr<StreamOwner>, all_streams.size()> streams_;  // by StreamKind
