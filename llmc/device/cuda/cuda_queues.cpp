@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -38,9 +39,10 @@ cudaError_t CudaQueues::reach(int mark) {
     constexpr Seconds spin{2e-3};  // longer waits leave the core to others
     constexpr std::chrono::microseconds nap{20};
     constexpr Seconds between_watches{0.05};
+    constexpr Seconds long_wait{0.5};  // in which it matters whether something moves
     const auto start = Clock::now();
     auto watched = start;
-    std::ptrdiff_t reached = 0;
+    std::optional<std::ptrdiff_t> reached;
     while (true) {
         const cudaError_t state = cudaEventQuery(event(mark));
         if (state != cudaErrorNotReady) {
@@ -52,11 +54,13 @@ cudaError_t CudaQueues::reach(int mark) {
         std::this_thread::sleep_for(nap);
         if (now - watched < between_watches) continue;
         if (watches_.empty()) continue;
-        // Nobody sets marks meanwhile: what is reached stays so.
-        const std::ptrdiff_t before = std::exchange(reached, count_reached());
-        call_watches(watched == start    ? HostWait::begins
-                     : reached != before ? HostWait::moves
-                                         : HostWait::stands);
+        HostWait wait = watched == start ? HostWait::begins : HostWait::stands;
+        if (now - start >= long_wait) {
+            // Nobody sets marks meanwhile: what is reached stays so.
+            const auto before = std::exchange(reached, count_reached());
+            if (before && *before != *reached) wait = HostWait::moves;
+        }
+        call_watches(wait);
         watched = now;
     }
 }

@@ -17,7 +17,7 @@ namespace llmc::cuda {
 enum class HostWait {
     begins,
     stands,
-    moves,  // marks have been reached since the last call
+    moves,  // it is long, and marks have been reached since the last call
     ends
 };
 
