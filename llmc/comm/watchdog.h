@@ -40,8 +40,9 @@ class Watchdog {
     // limit is exceeded and it is this rank's turn to say so.
     //   awaited: the ranks of the job that the wait is for
     void look(bool moved, const std::function<std::vector<int>()>& awaited);
-    // Without anything moving.
+    // Without anything moving; whether that is so long that it is worth an effort to see what moves.
     Seconds waited() const { return waited_; }
+    bool has_waited_long() const { return waited_ > limit_ / 4; }
 
     // Ends the job if a rank has failed or is gone, where the transport knows of such.
     void end_if_lost() { transport_.end_if_lost(); }

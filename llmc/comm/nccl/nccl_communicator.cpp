@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -104,13 +105,22 @@ class SharedWatch {
     // While the host waits for the GPU, which may be waiting for any other rank.
     void look(HostWait wait) {
         if (wait == HostWait::ends) return watchdog_.end();
-        if (wait == HostWait::begins) watchdog_.begin("the GPU's work", advice_on_gpus);
+        if (wait == HostWait::begins) {
+            watchdog_.begin("the GPU's work", advice_on_gpus);
+            reached_.reset();
+        }
         for (const ncclComm_t communicator : communicators_) {
             ncclResult_t state = ncclSuccess;
             require(communicator, ncclCommGetAsyncError(communicator, &state), "ncclCommGetAsyncError");
             if (state != ncclInProgress) require(communicator, state, "a collective under way");
         }
-        watch_others(wait == HostWait::moves);
+        watch_others(watchdog_.has_waited_long() && has_moved());
+    }
+
+    // Whether the GPU has reached marks since the last time.
+    bool has_moved() {
+        const std::optional<std::ptrdiff_t> before = std::exchange(reached_, queues_.count_reached());
+        return before && *before != *reached_;
     }
 
     void watch_others(bool moved) {
@@ -127,7 +137,8 @@ class SharedWatch {
 
     CudaQueues& queues_;
     Watchdog watchdog_;
-    int rank_, size_;  // of the job
+    int rank_, size_;                        // of the job
+    std::optional<std::ptrdiff_t> reached_;  // marks, in this wait
     std::vector<ncclComm_t> communicators_;
     int number_ = 0;  // of the queues' watch
 };

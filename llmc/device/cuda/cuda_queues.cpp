@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <optional>
 #include <thread>
 #include <utility>
 
@@ -39,10 +38,8 @@ cudaError_t CudaQueues::reach(int mark) {
     constexpr Seconds spin{2e-3};  // longer waits leave the core to others
     constexpr std::chrono::microseconds nap{20};
     constexpr Seconds between_watches{0.05};
-    constexpr Seconds long_wait{0.5};  // in which it matters whether something moves
     const auto start = Clock::now();
     auto watched = start;
-    std::optional<std::ptrdiff_t> reached;
     while (true) {
         const cudaError_t state = cudaEventQuery(event(mark));
         if (state != cudaErrorNotReady) {
@@ -53,14 +50,7 @@ cudaError_t CudaQueues::reach(int mark) {
         if (now - start < spin) continue;
         std::this_thread::sleep_for(nap);
         if (now - watched < between_watches) continue;
-        if (watches_.empty()) continue;
-        HostWait wait = watched == start ? HostWait::begins : HostWait::stands;
-        if (now - start >= long_wait) {
-            // Nobody sets marks meanwhile: what is reached stays so.
-            const auto before = std::exchange(reached, count_reached());
-            if (before && *before != *reached) wait = HostWait::moves;
-        }
-        call_watches(wait);
+        call_watches(watched == start ? HostWait::begins : HostWait::goes_on);
         watched = now;
     }
 }

@@ -14,12 +14,7 @@
 namespace llmc::cuda {
 
 // A wait of the host for the device.
-enum class HostWait {
-    begins,
-    stands,
-    moves,  // it is long, and marks have been reached since the last call
-    ends
-};
+enum class HostWait { begins, goes_on, ends };
 
 class CudaQueues final : public Queues {
   public:
@@ -38,6 +33,9 @@ class CudaQueues final : public Queues {
     using Watch = std::function<void(HostWait)>;
     int add_watch(Watch watch);
     void remove_watch(int number) { watches_.erase(number); }
+    // So many marks are reached, or were never set. In a long wait, where nobody sets any, a watch sees by it whether
+    // something moves.
+    std::ptrdiff_t count_reached() const;
     // The host waits until the selected queue is empty, or all of them; what went wrong there, as CUDA says it.
     cudaError_t wait_until_empty();
     void finish();
@@ -48,7 +46,6 @@ class CudaQueues final : public Queues {
 
   private:
     cudaError_t reach(int mark);
-    std::ptrdiff_t count_reached() const;
     void call_watches(HostWait wait) const;
     cudaEvent_t event(int mark) const { return marks_[static_cast<std::size_t>(mark)]->get(); }
 
