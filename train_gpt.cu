@@ -339,18 +339,12 @@ void generate(const Options& options, const RunPlan& plan, Device& device, const
     }
 }
 
-Ending run_program(Options& options, const std::string& program, Job& job, Console& console,
-                   StopSignals& signals) {
+// What the options ask for, on the ranks' mesh (none where a plan is all).
+Ending run_on_mesh(Options& options, const std::string& program, const Place& here, const Mesh& mesh,
+                   const std::optional<MeshRanks>& ranks, Job& job, Console& console, StopSignals& signals) {
     HostCommunicator& world = job.world();
-    world.set_timeout(std::chrono::seconds(options.communication_timeout));
     const bool speaks = world.rank() == 0;
-
-    const Place here = open_device(options, job);
     Device& device = *here.device;
-    const Mesh mesh = options.mesh(options.processes_of_plan(world.size()), world.rank());
-    settle_mesh(options, mesh);
-    std::optional<MeshRanks> ranks;
-    if (!options.plans_only()) ranks.emplace(open_mesh(options, world, device, mesh));
     const std::size_t staging = staging_bytes(world, device);
     const RunSpec spec = {.config = options.config(),
                           .dtype = options.compute_dtype(),
@@ -438,6 +432,21 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
         end_on_gpu(device, job, options);
         throw;
     }
+}
+
+Ending run_program(Options& options, const std::string& program, Job& job, Console& console,
+                   StopSignals& signals) {
+    HostCommunicator& world = job.world();
+    world.set_timeout(std::chrono::seconds(options.communication_timeout));
+    const Place here = open_device(options, job);
+    const Mesh mesh = options.mesh(options.processes_of_plan(world.size()), world.rank());
+    settle_mesh(options, mesh);
+    std::optional<MeshRanks> ranks;
+    if (!options.plans_only()) ranks.emplace(open_mesh(options, world, *here.device, mesh));
+    const Ending ending = run_on_mesh(options, program, here, mesh, ranks, job, console, signals);
+    // NCCL's communicators end without waiting for others, which may still need this rank's part.
+    if (ranks && ranks->nccl) ranks->nccl->barrier();
+    return ending;
 }
 
 }  // namespace

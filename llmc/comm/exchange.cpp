@@ -53,9 +53,11 @@ void Exchange::wait() {
 }
 
 bool Exchange::is_done() {
-    if (under_way_->open() == 0) return true;
-    const bool moved = under_way_->poll();
-    if (under_way_->open() == 0) return true;
+    const bool moved = under_way_->open() > 0 && under_way_->poll();
+    if (under_way_->open() == 0) {
+        watchdog_.end();
+        return true;
+    }
     watchdog_.look(moved, [this] { return awaited(); });
     return false;
 }

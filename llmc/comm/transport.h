@@ -43,9 +43,12 @@ class Transport {
 
     virtual std::unique_ptr<Messages> messages() = 0;
 
-    // Apart from all messages, and until the job ends: this rank has waited for long; whether another one said so.
-    virtual void tell_waiting() = 0;
-    virtual bool has_told_waiting(int rank) = 0;
+    // Apart from all messages: tells all others that a wait of this rank has become long, or that one such is over (each
+    // that was told is taken back once); whether another rank's is now, as far as its news has come.
+    virtual void tell_waiting(bool waits) = 0;
+    virtual bool is_waiting(int rank) = 0;
+    // Takes in such news, which would heap up where a rank never asks for it. To be called now and then.
+    virtual void hear() = 0;
 
     // The job's end, which all ranks come to at about the same time: of this process's part; of the whole job, with
     // a status that is not 0, silently. (Does not return, nor does abort; g++ knows no [[noreturn]] of virtual ones.)

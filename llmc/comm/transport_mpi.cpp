@@ -23,11 +23,11 @@ constexpr std::chrono::seconds patience{10};
 // How long a notice that a rank has failed may be under way.
 constexpr std::chrono::milliseconds crossing_time{100};
 
-// Tags of notices, which are messages of no bytes: a rank has waited for long, it has failed. Those of other messages
-// begin at first_tag.
-enum class Notice { waits, failed };
+// Tags of notices, which are messages of no bytes: a wait of a rank has become long, one such is over, the rank has failed.
+// Those of other messages begin at first_tag.
+enum class Notice { waits, goes_on, failed };
 constexpr int tag_of(Notice notice) { return static_cast<int>(notice); }
-constexpr int first_tag = 2;
+constexpr int first_tag = 3;
 
 // Throws a ProgrammingError with MPI's own text unless `code` is MPI_SUCCESS.
 void check_mpi(int code, std::string_view call,
@@ -134,6 +134,7 @@ class MpiTransport final : public Transport {
         check_mpi(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest, &found), "MPI_Comm_get_attr");
         check(found != 0, "MPI says no largest tag");
         largest_tag_ = *largest - first_tag;
+        long_waits_.resize(static_cast<std::size_t>(size_));
         require_peers();
     }
 
@@ -143,8 +144,16 @@ class MpiTransport final : public Transport {
 
     std::unique_ptr<Messages> messages() override { return std::make_unique<MpiMessages>(rank_); }
 
-    void tell_waiting() override { tell_others(Notice::waits); }
-    bool has_told_waiting(int rank) override { return has_told(rank, Notice::waits); }
+    void tell_waiting(bool waits) override { tell_others(waits ? Notice::waits : Notice::goes_on); }
+    bool is_waiting(int rank) override {
+        hear();
+        return long_waits_[static_cast<std::size_t>(rank)] > 0;
+    }
+    // Notices of the two kinds may overtake each other, and are counted for that.
+    void hear() override {
+        receive(Notice::waits, 1);
+        receive(Notice::goes_on, -1);
+    }
 
     // The first one speaks. On one machine the system says which that is; of several machines whose notices cross,
     // the one of the lowest rank.
@@ -191,15 +200,31 @@ class MpiTransport final : public Transport {
         }
     }
 
-    bool has_told(int rank, Notice notice) {
+    // All notices of a kind that are there, each of which adds so much to the sender's long waits.
+    void receive(Notice notice, int change) {
+        const int tag = tag_of(notice);
+        while (true) {
+            int there = 0;
+            MPI_Status status{};
+            check_mpi(MPI_Iprobe(MPI_ANY_SOURCE, tag, MPI_COMM_WORLD, &there, &status), "MPI_Iprobe");
+            if (there == 0) return;
+            check_mpi(
+                MPI_Recv(nullptr, 0, MPI_BYTE, status.MPI_SOURCE, tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE),
+                "MPI_Recv");
+            long_waits_[static_cast<std::size_t>(status.MPI_SOURCE)] += change;
+        }
+    }
+
+    bool has_failed(int rank) {
         int told = 0;
-        check_mpi(MPI_Iprobe(rank, tag_of(notice), MPI_COMM_WORLD, &told, MPI_STATUS_IGNORE), "MPI_Iprobe");
+        check_mpi(MPI_Iprobe(rank, tag_of(Notice::failed), MPI_COMM_WORLD, &told, MPI_STATUS_IGNORE),
+                  "MPI_Iprobe");
         return told != 0;
     }
 
     int lowest_failed() {
         int rank = 0;
-        while (rank < size_ && (rank == rank_ || !has_told(rank, Notice::failed))) ++rank;
+        while (rank < size_ && (rank == rank_ || !has_failed(rank))) ++rank;
         return rank;
     }
 
@@ -220,6 +245,7 @@ class MpiTransport final : public Transport {
     int rank_ = 0;
     int size_ = 1;
     int largest_tag_ = 0;
+    std::vector<int> long_waits_;  // that are under way, by rank
     LocalWord first_to_fail_{"failed"};
 };
 

@@ -34,7 +34,8 @@ constexpr std::chrono::milliseconds busy_time{1000};
 
 // What is said on the connections for notices, a byte each.
 enum Word : char {
-    waits = 'w',
+    waits = 'w',    // for long by now
+    goes_on = 'o',  // one such wait is over
     asks = 'a',     // whether it may say why the job fails
     granted = 'g',  // yes
     refused = 'r',  // no, another one may
@@ -45,7 +46,7 @@ enum Word : char {
 
 // What another rank has said; written by the thread that listens, read by the one that communicates.
 struct Heard {
-    std::atomic<bool> waits = false;
+    std::atomic<int> long_waits = 0;  // that are under way
     std::atomic<bool> granted = false;
     std::atomic<bool> refused = false;
     std::atomic<bool> failed = false;
@@ -106,8 +107,9 @@ class TcpTransport final : public Transport {
     int largest_tag() const override { return std::numeric_limits<int>::max(); }
     std::unique_ptr<Messages> messages() override { return std::make_unique<TcpMessages>(*this); }
 
-    void tell_waiting() override { say(Word::waits); }
-    bool has_told_waiting(int rank) override { return heard_[static_cast<std::size_t>(rank)].waits; }
+    void tell_waiting(bool waits) override { say(waits ? Word::waits : Word::goes_on); }
+    bool is_waiting(int rank) override { return heard_[static_cast<std::size_t>(rank)].long_waits > 0; }
+    void hear() override {}  // the thread that listens does
 
     // Rank 0 lets the first one speak that asks; where it has gone or does not answer, rank 1 does, and so on. Its thread
     // that listens answers, whatever it computes.
@@ -302,7 +304,10 @@ class TcpTransport final : public Transport {
         for (std::size_t i = 0; i < part.bytes; ++i) {
             switch (static_cast<Word>(words[i])) {
                 case Word::waits:
-                    heard.waits = true;
+                    ++heard.long_waits;
+                    break;
+                case Word::goes_on:
+                    --heard.long_waits;
                     break;
                 case Word::asks:
                     say(may_speak(rank) ? Word::granted : Word::refused, rank);

@@ -151,6 +151,24 @@ def test_a_stuck_rank_ends_the_job_with_one_line(transport, probe, ranks, call, 
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("call", ["all_gather", "barrier"])
+def test_who_waited_long_before_is_named_all_the_same(transport, probe, call):
+    """All waited for rank 0 for three quarters of the limit, rank 3 too, which then stops."""
+    status, _, err = run(transport, probe, 4, "faults", call, 3, "relapse", TIMEOUT)
+    assert status == 1
+    assert re.fullmatch(rf"error: rank [0-2] waited {TIMEOUT:g} s in {CALLS[call]} for rank 3, which does not answer; the job ends\n",
+                        err), err
+
+
+def test_one_rank_of_many_speaks(probe):
+    """Of more than 32, ranks have turns in common. The one that is stuck is not one that others ask."""
+    status, _, err = run("tcp", probe, 36, "faults", "all_gather", 35, "sleep", TIMEOUT)
+    assert status == 1
+    assert re.fullmatch(rf"error: rank \d+ waited {TIMEOUT:g} s in all_gather for rank 35, which does not answer; the job ends\n",
+                        err), err
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_ranks_that_wait_for_each_other_end_the_job_with_one_line(transport, probe):
     status, _, err = run(transport, probe, 2, "faults", "all_reduce", 1, "differ", TIMEOUT)
     assert status == 1

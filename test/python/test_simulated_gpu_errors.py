@@ -244,8 +244,10 @@ def test_a_killed_rank_is_named_over_tcp(tmp_path):
 def check_stopped(stderr, seconds, rank):
     # In the GPU's work, or between two steps, where the ranks agree on whether to stop.
     line = one_error(stderr)
-    assert re.fullmatch(rf"rank \d waited {LIMIT} s in (the GPU's work|\w+) for rank {rank}, which does not answer; the job ends",
-                        line), line
+    advice = "; if a step takes that long on these GPUs, give a longer --comm-timeout"
+    match = re.fullmatch(rf"rank \d waited {LIMIT} s in (the GPU's work|\w+) for rank {rank}, which does not answer; the job ends(.*)",
+                         line)
+    assert match and match[2] == (advice if match[1] == "the GPU's work" else ""), line
     assert LIMIT - 1 <= seconds < LIMIT + 20 * program.PATIENCE
 
 

@@ -1,6 +1,13 @@
-// Who may say that a peer does not answer: at any moment one rank at most, with a pause to the next.
+// Who may say that a peer does not answer: at any moment one rank at most, with a pause to the next. What a rank tells
+// others of its waits, and when it ends the job.
 
 #include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "llmc/comm/watchdog.h"
 
@@ -41,8 +48,116 @@ TEST(TurnToSpeak, RanksBeyondSixteenComeLater) {
     EXPECT_TRUE(speaks_within(15, 0.0));
     EXPECT_FALSE(speaks_within(16, 3.1));
     EXPECT_TRUE(speaks_within(16, 3.3));
-    EXPECT_FALSE(speaks_within(999, 198.3));
-    EXPECT_TRUE(speaks_within(999, 198.5));
+    EXPECT_FALSE(speaks_within(999, 3.1));
+    EXPECT_TRUE(speaks_within(999, 3.3));
+}
+
+TEST(TurnToSpeak, OthersHaveHadTheirsInBoundedTime) {
+    const auto last_turn = [](int rank, int size) {
+        double overdue = 0;
+        while (!is_turn_to_speak(rank, size, overdue, 1000.15 + overdue)) overdue += 0.01;
+        return overdue;
+    };
+    for (const int size : {2, 4, 16, 40, 1024}) {
+        for (int rank = 0; rank < size; ++rank)
+            EXPECT_LE(last_turn(rank, size), time_for_others(size, 0)) << rank << " of " << size;
+    }
+    // A rank that begins to wait half of the limit later.
+    EXPECT_GE(time_for_others(4, 3), 1.5);
+    EXPECT_LE(time_for_others(1024, 1e6), 12);
+    EXPECT_LE(time_for_others(1024, 1), 7);
+}
+
+// Another rank, of two; what is told, and what it tells.
+class FakeTransport final : public Transport {
+  public:
+    int rank() const override { return 0; }
+    int size() const override { return 2; }
+    int largest_tag() const override { return 0; }
+    std::unique_ptr<Messages> messages() override { return nullptr; }
+    void tell_waiting(bool waits) override { told.push_back(waits); }
+    bool is_waiting(int) override { return other_waits; }
+    void hear() override { ++hearings; }
+    void finish() override {}
+    void end(int) override {}
+    bool speaks_of_failure() override { return true; }
+    void end_if_lost() override {}
+    void abort() override { throw Aborted(); }
+    void give_way() override {}
+
+    struct Aborted {};
+    std::vector<bool> told;
+    bool other_waits = false;
+    int hearings = 0;
+};
+
+class Watching : public testing::Test {
+  protected:
+    // Until the job ends, which leaves its line, or so many seconds are over.
+    std::string look_for(double seconds, bool moved = false) {
+        using Clock = std::chrono::steady_clock;
+        const auto end = Clock::now() + std::chrono::duration<double>(seconds);
+        testing::internal::CaptureStderr();
+        try {
+            while (Clock::now() < end) {
+                watchdog.look(moved, [] { return std::vector{1}; });
+                std::this_thread::sleep_for(std::chrono::milliseconds(5));
+            }
+        } catch (const FakeTransport::Aborted&) {
+        }
+        return testing::internal::GetCapturedStderr();
+    }
+
+    FakeTransport transport;
+    Seconds limit{0.6};
+    Watchdog watchdog{transport, limit};
+};
+
+TEST_F(Watching, ALongWaitIsToldOnceAndTakenBackWhenItIsOver) {
+    watchdog.begin("a call");
+    EXPECT_EQ(look_for(0.05), "");
+    watchdog.end();
+    EXPECT_EQ(transport.told, std::vector<bool>());
+    watchdog.begin("a call");
+    EXPECT_EQ(look_for(0.45), "");
+    EXPECT_EQ(transport.told, std::vector<bool>({true}));
+    watchdog.end();
+    watchdog.end();
+    EXPECT_EQ(transport.told, std::vector<bool>({true, false}));
+    EXPECT_EQ(transport.hearings, 1);
+}
+
+TEST_F(Watching, ALongWaitIsTakenBackWhenSomethingMoves) {
+    watchdog.begin("a call");
+    EXPECT_EQ(look_for(0.45), "");
+    EXPECT_EQ(look_for(0.01, true), "");
+    EXPECT_EQ(transport.told, std::vector<bool>({true, false}));
+    EXPECT_EQ(look_for(0.45), "");
+    EXPECT_EQ(transport.told, std::vector<bool>({true, false, true}));
+    // One that was left without an end.
+    watchdog.begin("another call");
+    EXPECT_EQ(transport.told, std::vector<bool>({true, false, true, false}));
+}
+
+TEST_F(Watching, MovementHoldsTheEndOff) {
+    watchdog.begin("a call");
+    EXPECT_EQ(look_for(1.5, true), "");
+}
+
+TEST_F(Watching, TheLineNamesWhatMayBeTheReason) {
+    watchdog.begin("a call", "try another");
+    EXPECT_EQ(look_for(5),
+              "error: rank 0 waited 0.6 s in a call for rank 1, which does not answer; the job ends; try "
+              "another\n");
+}
+
+TEST_F(Watching, WhoWaitsTooIsNamedLateAndNotForEver) {
+    transport.other_waits = true;
+    watchdog.begin("a call");
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_EQ(look_for(5),
+              "error: rank 0 waited 0.6 s in a call for rank 1, which waits too; the job ends\n");
+    EXPECT_GE(std::chrono::steady_clock::now() - begin, Seconds(0.6 + time_for_others(2, 0.6)));
 }
 
 }  // namespace

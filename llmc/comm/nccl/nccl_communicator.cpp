@@ -8,7 +8,9 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -22,6 +24,7 @@ namespace llmc {
 namespace {
 
 using cuda::CudaQueues;
+using cuda::HostWait;
 
 ncclDataType_t type_of(DType dtype) {
     switch (dtype) {
@@ -55,13 +58,17 @@ void let_ranks_share_a_gpu(int rank) {
         setenv(name, value, 0);
 }
 
+// A GPU that computes for long between two marks of a step looks like one that waits.
+constexpr std::string_view advice_on_gpus =
+    "if a step takes that long on these GPUs, give a longer --comm-timeout";
+
 // What the communicators of a process share: the queues, and the watchdog over all of them. Whatever the host waits for
 // may be queued behind collectives of several.
 class SharedWatch {
   public:
     SharedWatch(HostCommunicator& world, CudaQueues& queues)
         : queues_(queues), watchdog_(world.watchdog()), rank_(world.rank()), size_(world.size()) {
-        number_ = queues_.add_watch([this](bool first) { look(first); });
+        number_ = queues_.add_watch([this](HostWait wait) { look(wait); });
     }
     ~SharedWatch() { queues_.remove_watch(number_); }
     SharedWatch(const SharedWatch&) = delete;
@@ -78,9 +85,10 @@ class SharedWatch {
         while (result == ncclInProgress) {
             require(communicator, ncclCommGetAsyncError(communicator, &result), "ncclCommGetAsyncError");
             if (result != ncclInProgress) break;
-            watch_others();
+            watch_others(false);
             std::this_thread::sleep_for(std::chrono::microseconds(20));
         }
+        watchdog_.end();
         require(communicator, result, call);
     }
 
@@ -95,19 +103,29 @@ class SharedWatch {
 
   private:
     // While the host waits for the GPU, which may be waiting for any other rank.
-    void look(bool first) {
-        if (first) watchdog_.begin("the GPU's work");
+    void look(HostWait wait) {
+        if (wait == HostWait::ends) return watchdog_.end();
+        if (wait == HostWait::begins) {
+            watchdog_.begin("the GPU's work", advice_on_gpus);
+            reached_.reset();
+        }
         for (const ncclComm_t communicator : communicators_) {
             ncclResult_t state = ncclSuccess;
             require(communicator, ncclCommGetAsyncError(communicator, &state), "ncclCommGetAsyncError");
             if (state != ncclInProgress) require(communicator, state, "a collective under way");
         }
-        watch_others();
+        watch_others(watchdog_.has_waited_long() && has_moved());
     }
 
-    void watch_others() {
+    // Whether the GPU has reached marks since the last time.
+    bool has_moved() {
+        const std::optional<std::ptrdiff_t> before = std::exchange(reached_, queues_.count_reached());
+        return before && *before != *reached_;
+    }
+
+    void watch_others(bool moved) {
         watchdog_.end_if_lost();
-        watchdog_.look(false, [this] { return others(); });
+        watchdog_.look(moved, [this] { return others(); });
     }
 
     std::vector<int> others() const {
@@ -119,7 +137,8 @@ class SharedWatch {
 
     CudaQueues& queues_;
     Watchdog watchdog_;
-    int rank_, size_;  // of the job
+    int rank_, size_;                        // of the job
+    std::optional<std::ptrdiff_t> reached_;  // marks, in this wait
     std::vector<ncclComm_t> communicators_;
     int number_ = 0;  // of the queues' watch
 };

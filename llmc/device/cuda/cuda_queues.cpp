@@ -1,5 +1,6 @@
 #include "llmc/device/cuda/cuda_queues.h"
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -41,14 +42,26 @@ cudaError_t CudaQueues::reach(int mark) {
     auto watched = start;
     while (true) {
         const cudaError_t state = cudaEventQuery(event(mark));
-        if (state != cudaErrorNotReady) return state;
+        if (state != cudaErrorNotReady) {
+            if (watched != start) call_watches(HostWait::ends);
+            return state;
+        }
         const auto now = Clock::now();
         if (now - start < spin) continue;
         std::this_thread::sleep_for(nap);
         if (now - watched < between_watches) continue;
-        for (const auto& [number, watch] : watches_) watch(watched == start);
+        call_watches(watched == start ? HostWait::begins : HostWait::goes_on);
         watched = now;
     }
+}
+
+std::ptrdiff_t CudaQueues::count_reached() const {
+    return std::ranges::count_if(marks_,
+                                 [](const auto& mark) { return cudaEventQuery(mark->get()) == cudaSuccess; });
+}
+
+void CudaQueues::call_watches(HostWait wait) const {
+    for (const auto& [number, watch] : watches_) watch(wait);
 }
 
 int CudaQueues::add_watch(Watch watch) {

@@ -5,7 +5,7 @@
 //   communicator_probe faults CALL RANK FAULT SECONDS
 //       all make CALL a few times under a time limit of SECONDS, in the middle of which the fault befalls
 //       RANK: sleep (for ever), stop, kill, pause (for three quarters of the limit), differ (it makes another
-//       call)
+//       call); relapse (rank 0 pauses, and later RANK stops)
 //   communicator_probe fail one|all
 //       one rank or all end the job with an error
 //   communicator_probe world
@@ -99,11 +99,14 @@ void repeat_with_fault(Job& job, std::string_view call, int faulty_rank, std::st
     // So many calls that in a ring, where each rank is ahead of its neighbour by one, none comes to the end.
     for (int i = 0; i < 5 + world.size(); ++i) {
         std::string_view made = call;
+        if (i == 1 && world.rank() == 0 && fault == "relapse")
+            std::this_thread::sleep_for(Seconds(0.75 * seconds));
         if (i == 3 && world.rank() == faulty_rank) {
             if (fault == "sleep") std::this_thread::sleep_for(std::chrono::hours(1));
             if (fault == "stop") raise(SIGSTOP);
             if (fault == "kill") raise(SIGKILL);
             if (fault == "pause") std::this_thread::sleep_for(Seconds(0.75 * seconds));
+            if (fault == "relapse") raise(SIGSTOP);
             if (fault == "differ") made = call == "barrier" ? "all_reduce" : "barrier";
         }
         call_once(world, made, tensor_of(x));
