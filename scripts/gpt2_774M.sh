@@ -9,4 +9,6 @@
 # What it trains is in gpt2_774M.toml. Options override it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-exec scripts/launch.sh -np "${1:-1}" ./train_gpt --config scripts/gpt2_774M.toml "${@:2}"
+processes=1
+if [[ ${1-} =~ ^[0-9]+$ ]]; then processes=$1 && shift; fi
+exec scripts/launch.sh -np "$processes" ./train_gpt --config scripts/gpt2_774M.toml "$@"

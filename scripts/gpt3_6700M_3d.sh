@@ -10,4 +10,6 @@
 # What it trains is in gpt3_6700M_3d.toml. Options override it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-exec scripts/launch.sh -np "${1:-64}" ${HOSTFILE:+--hostfile "$HOSTFILE"} ./train_gpt --config scripts/gpt3_6700M_3d.toml "${@:2}"
+processes=64
+if [[ ${1-} =~ ^[0-9]+$ ]]; then processes=$1 && shift; fi
+exec scripts/launch.sh -np "$processes" ${HOSTFILE:+--hostfile "$HOSTFILE"} ./train_gpt --config scripts/gpt3_6700M_3d.toml "$@"
