@@ -179,18 +179,23 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
     const bool lacks_score =
         scores_after(first_step) && on_any_rank(world, metrics && metrics->lacks_hellaswag());
     const bool looks = run.trains || has_given_weights(run);
+    std::optional<double> loss_before;
+    std::optional<HellaSwagScore> score_before;
     if (looks && (lacks_validation || first_step >= options.steps)) {
-        if (const auto loss = validate()) {
-            if (speaks && lacks_validation) metrics->add_validation(*loss);
-            console.validation(first_step, *loss);
+        loss_before = validate();
+        if (loss_before) {
+            if (speaks && lacks_validation) metrics->add_validation(*loss_before);
+            console.validation(first_step, *loss_before);
         }
     }
     if (looks && (lacks_score || first_step >= options.steps)) {
-        if (const auto scored = score()) {
-            if (speaks && lacks_score) metrics->add_hellaswag(*scored);
-            console.hellaswag(first_step, *scored);
+        score_before = score();
+        if (score_before) {
+            if (speaks && lacks_score) metrics->add_hellaswag(*score_before);
+            console.hellaswag(first_step, *score_before);
         }
     }
+    if (metrics && !run.trains) metrics->write_evaluation(first_step, loss_before, score_before);
     while (trainer.progress().step < options.steps && !stopping) {
         const bool compares = due(options.check_replicas_every, trainer.progress().step + 1);
         StepMetrics line = trainer.train_step(batches, compares);

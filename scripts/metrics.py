@@ -162,7 +162,8 @@ def parse_line(text, number, path):
         return {"run": line["run"]}
     if number == 1:
         raise MetricsError(f"{path}, line 1: no `run` object; is this a metrics file?")
-    loss = line.get("loss", "")
+    # An evaluation of weights that are not trained has no loss of a step's own.
+    loss = line.get("loss", None if "val_loss" in line or "hellaswag_acc_norm" in line else "")
     if not is_number(line.get("step")) or not (is_number(loss) or loss is None):
         raise MetricsError(f"{path}, line {number}: no numbers `step` and `loss`")
     for key, value in line.items():

@@ -52,12 +52,13 @@ class State:
         self.step = int(run.steps[-1]) if self.begun else 0
         steps = run.configuration.get("steps")
         # A run that was resumed for longer keeps its first line, which does not know how long.
+        self.evaluates = steps == 0  # weights as they are: no step has a loss
         self.total = int(steps) if is_number(steps) and steps >= self.step and steps > 0 else None
         self.seconds = self._seconds_of_a_step()
         self.done = self.total is not None and self.step == self.total
         age = now - follower.last_change
         # Longer than a validation or a checkpoint takes, mostly.
-        self.quiet = age if self.begun and not self.done and age > max(60, 20 * (self.seconds or 0)) else None
+        self.quiet = age if self.begun and not (self.done or self.evaluates) and age > max(60, 20 * (self.seconds or 0)) else None
 
     def _seconds_of_a_step(self):
         """The mean of the last ones, by the clock, so that validation counts, where lines tell the time."""
@@ -93,7 +94,7 @@ class State:
         return value if math.isfinite(value) else None
 
     def diverged(self):
-        return self.begun and not math.isfinite(self.run["loss"][-1])
+        return self.begun and not self.evaluates and not math.isfinite(self.run["loss"][-1])
 
     def status(self):
         """In a word or two, and its style."""
@@ -103,6 +104,8 @@ class State:
             return "waiting for its first step", "yellow"
         if self.diverged():
             return "the loss is not finite", "red"
+        if self.evaluates:
+            return "evaluated", "green"
         if self.done:
             return "done", "green"
         if self.quiet:
@@ -150,7 +153,7 @@ def facts(state):
         if value is not None:
             pairs.append((name, text(value)))
 
-    add("loss", state.recent("loss") if not state.diverged() else None, lambda value: f"{value:.4f}")
+    add(f"loss, mean of {min(RECENT, len(state.run['loss']))}", state.recent("loss") if not state.diverged() else None, lambda value: f"{value:.4f}")
     validations = run.points("val_loss")[1]
     if validations:
         best = min(validations)

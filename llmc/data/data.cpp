@@ -31,8 +31,10 @@ std::vector<std::string> matching_files(const std::string& pattern, const std::s
         return files;
     }
     if (pattern.find_first_of("*?[") == std::string::npos) return {pattern};
-    user_error("{}: no file matches '{}'; give a text file, or token shards as 'PATTERN*.bin' in quotes",
-               option, pattern);
+    user_error(
+        "{}: no file matches '{}'; give a text file, or token shards as 'PATTERN*.bin' in quotes, which the "
+        "scripts in data/ make",
+        option, pattern);
 }
 
 bool is_shard(const std::string& file) { return file.ends_with(".bin"); }

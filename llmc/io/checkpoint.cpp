@@ -80,7 +80,10 @@ Json read_manifest(const fs::path& directory) {
         user_error("no checkpoint: {}: {}", directory.string(), error.message());
     if (!fs::is_directory(status)) user_error("no checkpoint: {} is not a directory", directory.string());
     if (fs::status(path, error).type() == fs::file_type::not_found)
-        user_error("no checkpoint: {} has no {}", directory.string(), manifest_file);
+        user_error(
+            "no checkpoint: {} has no {}; give a checkpoint's directory, or the run's with --out-dir {} "
+            "--resume",
+            directory.string(), manifest_file, directory.string());
     try {
         Json manifest = Json::parse(read_file(path));
         if (manifest.at("format") != format || manifest.at("version") != version) {

@@ -134,6 +134,16 @@ void MetricsWriter::add_validation(double loss) { add_to_last_line({{"val_loss",
 
 void MetricsWriter::add_hellaswag(const HellaSwagScore& score) { add_to_last_line(as_json(score)); }
 
+void MetricsWriter::write_evaluation(std::int64_t step, const std::optional<double>& val_loss,
+                                     const std::optional<HellaSwagScore>& hellaswag) {
+    if (!val_loss && !hellaswag) return;
+    Json line = {{"step", step}};
+    if (val_loss) line["val_loss"] = rounded(*val_loss, 9);
+    if (hellaswag) line.update(as_json(*hellaswag));
+    line["time"] = seconds_since_1970();
+    write_line(line.dump() + "\n");
+}
+
 void MetricsWriter::add_to_last_line(const Json& more) {
     std::string lines = read_file(path_);
     const std::size_t last = lines.rfind('\n', lines.size() - 2) + 1;

@@ -4,6 +4,7 @@ here for the test: a job trains, is stopped before its time, goes back into the 
 import getpass
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -128,6 +129,19 @@ def test_a_job_that_is_stopped_goes_on_by_itself(slurm, tmp_path):
     # The same run, without Slurm and without a stop.
     whole = program.train(tmp_path / "whole", *MODEL, "--steps=3000", "--lr=1e-3", "--warmup-steps=10", ranks=2)
     assert [line["loss"] for line in lines[1:]] == whole.losses
+
+
+def test_readmes_commands_run_in_a_script(slurm, tmp_path):
+    place = tmp_path / "clone"
+    place.mkdir()
+    (place / "train_gpt").symlink_to(os.environ["PROGRAM"])
+    block = re.search(r"<!-- run: slurm -->\n\n((?:    .*\n)+)", (ROOT / "README.md").read_text())[1]
+    commands = block.replace("    ", "", 1).replace("\n    ", "\n").replace("./train_gpt'", f"./train_gpt {' '.join(MODEL)} --steps=3 --out-dir=run'")
+    (place / "job").write_text("#!/usr/bin/env bash\nset -e\n" + commands)
+    done = subprocess.run(["sbatch", "--parsable", "--wait", "--nodes=1", "--ntasks-per-node=2", "job"], cwd=place,
+                          capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, "".join(path.read_text() for path in place.glob("slurm-*.out"))
+    assert len((place / "run/metrics.jsonl").read_text().splitlines()) == 4
 
 
 def test_a_job_that_fails_fails(slurm, tmp_path):

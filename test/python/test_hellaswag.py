@@ -116,9 +116,13 @@ def test_scores_with_gpt2s_tokens(tmp_path):
 
 def test_evaluation_alone(of_bytes):
     """Of given weights, without training; and of a part of the examples."""
-    text = program.run(*of_bytes.options("--steps=0", "--sample-tokens=0", "--eval-examples=7")).stdout
+    out_dir = of_bytes.folder / "alone"
+    text = program.run(*of_bytes.options("--steps=0", "--sample-tokens=0", "--eval-examples=7"), f"--out-dir={out_dir}").stdout
     acc, norm = 100 * of_bytes.scores(7)
     assert f"-- HellaSwag after step 0: {norm:.2f}% right by mean loss, {acc:.2f}% by its sum, of 7 examples\n" in text, f"SEED={SEED}"
+    (line,) = program.Run(out_dir).lines
+    assert line["step"] == 0 and "loss" not in line and "val_loss" in line
+    assert_scores(line, of_bytes.scores(7))
 
 
 def test_scores_while_training_and_after_a_resume(of_bytes):
