@@ -94,7 +94,7 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("share-gpu", o.share_gpu, "Let processes share a GPU, as a test", any);
     setting("seed", o.seed, "Of initial weights, order of the data, samples, rounding", any);
     setting("comm-timeout", o.communication_timeout,
-            "Seconds to wait for a process that does not answer; on GPUs longer than a step takes", any);
+            "Seconds to wait for silent processes; on GPUs longer than a step", any);
 
     group("Sharding (ZeRO, FSDP)");
     setting("zero-stage", o.zero_stage, "In shards 1: optimizer state, 2: gradients too, 3: all", any);
