@@ -332,12 +332,12 @@ void generate(const Options& options, const RunPlan& plan, Device& device, const
             checkpoint
                 ? fmt::format("{} after step {}", checkpoint->directory.string(), trainer.progress().step)
                 : options.init;
-        generate_text({.options = options,
-                       .plan = plan,
-                       .prompt = prompt,
-                       .text = TextStream(plan.spec.config.vocabulary, bpe ? &*bpe : nullptr),
-                       .weights = weights},
-                      trainer, world, signals);
+        Generation generation{.options = options,
+                              .plan = plan,
+                              .prompt = prompt,
+                              .text = TextStream(plan.spec.config.vocabulary, bpe ? &*bpe : nullptr),
+                              .weights = weights};
+        generate_text(generation, trainer, world, signals);
     } catch (...) {
         end_on_gpu(device, job, options);
         throw;

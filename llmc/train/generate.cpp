@@ -124,7 +124,8 @@ void settle_batch_of_generation(Options& options, const Mesh& mesh) {
     options.global_batch_tokens = *options.sequence_length * mesh.data_ranks() * mesh.pipeline;
 }
 
-void generate_text(Generation generation, Trainer& trainer, Communicator& world, const StopSignals& signals) {
+void generate_text(Generation& generation, Trainer& trainer, Communicator& world,
+                   const StopSignals& signals) {
     auto& [options, plan, prompt, text, weights] = generation;
     const bool together = trainer.generates_together(), speaks = world.rank() == 0;
     if (!speaks && !together) return;

@@ -32,6 +32,6 @@ struct Generation {
 
 // Writes the prompt and its continuation, until it is asked to stop or nobody reads on; all ranks call it. UserError where
 // standard output takes no more for another reason.
-void generate_text(Generation generation, Trainer& trainer, Communicator& world, const StopSignals& signals);
+void generate_text(Generation& generation, Trainer& trainer, Communicator& world, const StopSignals& signals);
 
 }  // namespace llmc
