@@ -9,6 +9,7 @@ import json
 import math
 import os
 import pathlib
+import signal
 
 NAN = float("nan")
 
@@ -275,3 +276,17 @@ def read_run(path, name=None):
     if not len(follower.run):
         raise MetricsError(f"{path} holds no step" if follower.lines else f"{path} is empty")
     return follower.run
+
+
+def require_interval(interval):
+    """Of seconds between two looks at files, which a person gave: MetricsError where it is none."""
+    if not interval > 0:
+        raise MetricsError(f"--interval {interval:g} is not a time; give seconds, such as 1")
+
+
+def end_as_by_ctrl_c():
+    """SIGTERM ends what follows files as Ctrl-C does."""
+    def end(number, frame):
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, end)

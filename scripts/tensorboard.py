@@ -16,7 +16,6 @@ import json
 import math
 import os
 import pathlib
-import signal
 import struct
 import sys
 import time
@@ -33,7 +32,7 @@ from tensorboardX.event_file_writer import EventsWriter  # noqa: E402
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # noqa: E402
 from tensorboardX.proto.summary_pb2 import Summary  # noqa: E402
 
-from metrics import Follower, MetricsError, distinct_names, find_metrics  # noqa: E402
+from metrics import Follower, MetricsError, distinct_names, end_as_by_ctrl_c, find_metrics, require_interval  # noqa: E402
 
 SUFFIX = ".train_gpt"  # what tells our files from others in the same folder
 TAGS = {"loss": "train/loss", "val_loss": "val/loss", "tokens_per_s": "tokens_per_second",
@@ -236,10 +235,6 @@ def follow(converters, interval):
         time.sleep(interval)
 
 
-def end(number, frame):
-    raise KeyboardInterrupt
-
-
 def main(words=None):
     parser = argparse.ArgumentParser(description="Turns the metrics of runs into TensorBoard's event files.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory or its metrics file")
@@ -248,15 +243,14 @@ def main(words=None):
     parser.add_argument("--follow", action="store_true", help="goes on as the runs do, also those that begin later")
     parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="between two looks (default 2)")
     arguments = parser.parse_args(words)
-    if not arguments.interval > 0:
-        sys.exit(f"error: --interval {arguments.interval:g} is not a time; give seconds, such as 2")
     converters = []
     try:
+        require_interval(arguments.interval)
         paths = [find_metrics(run, later=arguments.follow) for run in arguments.runs]
         names = distinct_names(paths)
         converters = [Converter(path, name, folder_of(path, name, arguments.logdir)) for path, name in zip(paths, names)]
         if arguments.follow:
-            signal.signal(signal.SIGTERM, end)
+            end_as_by_ctrl_c()
             follow(converters, arguments.interval)
         for converter in converters:
             steps = converter.advance()

@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import math
 import pathlib
-import signal
 import sys
 import termios
 import time
@@ -29,7 +28,7 @@ from rich.table import Table  # noqa: E402
 from rich.text import Text  # noqa: E402
 
 from amounts import bytes_text, clock, short  # noqa: E402
-from metrics import Follower, MetricsError, distinct_names, find_metrics, is_number  # noqa: E402
+from metrics import Follower, MetricsError, distinct_names, end_as_by_ctrl_c, find_metrics, is_number, require_interval  # noqa: E402
 
 LEVELS, ASCII_LEVELS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 RECENT = 50  # steps, of which means are taken
@@ -306,10 +305,6 @@ def unechoed_keys():
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-def end(number, frame):
-    raise KeyboardInterrupt
-
-
 def main(words=None):
     parser = argparse.ArgumentParser(description="Shows runs on the terminal while they go on.")
     parser.add_argument("runs", nargs="*", metavar="RUN", help="a run's directory or its metrics file (default: the newest in "
@@ -317,18 +312,17 @@ def main(words=None):
     parser.add_argument("--once", action="store_true", help="shows how they stand, and ends")
     parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two looks (default 1)")
     arguments = parser.parse_args(words)
-    if not arguments.interval > 0:
-        sys.exit(f"error: --interval {arguments.interval:g} is not a time; give seconds, such as 1")
     sys.stdout.reconfigure(errors="replace")  # names may have letters that a terminal has not
     console = Console(highlight=False)
     once = arguments.once or not console.is_terminal
     try:
+        require_interval(arguments.interval)
         watcher = Watcher([find_metrics(run, later=not once) for run in arguments.runs] or [newest_run()])
         if once:
             states = watcher.states()
             console.print(view(states, console, math.inf))
             sys.exit(1 if any(state.trouble for state in states) else 0)
-        signal.signal(signal.SIGTERM, end)
+        end_as_by_ctrl_c()
         with unechoed_keys(), Live(console=console, auto_refresh=False) as live:
             while True:
                 begin = time.monotonic()

@@ -326,24 +326,16 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
             ->option_text("[DIR]")
             ->group("Results");
     resume_option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-    app.add_flag("--generate", options.generate,
-                 "Only continue --prompt with the weights of --resume or --init")
-        ->configurable(false)
-        ->disable_flag_override()
-        ->group("Validation and samples");
-    app.add_flag("--print-step", options.print_step, "Print the actions of one step and exit")
-        ->configurable(false)
-        ->disable_flag_override()
-        ->group("Training");
-    app.add_flag("--pipeline-timeline", options.pipeline_timeline,
-                 "Draw when stages do what; with --steps 0 do no more")
-        ->configurable(false)
-        ->disable_flag_override()
-        ->group("Pipeline");
-    app.add_flag("--verbose", options.verbose, "Print each process's place, layers and memory")
-        ->configurable(false)
-        ->disable_flag_override()
-        ->group("Results");
+    // What is asked of one start of the program, and no configuration holds.
+    const auto flag = [&app](const char* name, bool& value, const char* help, const char* group) {
+        app.add_flag(name, value, help)->configurable(false)->disable_flag_override()->group(group);
+    };
+    flag("--generate", options.generate, "Only continue --prompt with the weights of --resume or --init",
+         "Validation and samples");
+    flag("--print-step", options.print_step, "Print the actions of one step and exit", "Training");
+    flag("--pipeline-timeline", options.pipeline_timeline,
+         "Draw when stages do what; with --steps 0 do no more", "Pipeline");
+    flag("--verbose", options.verbose, "Print each process's place, layers and memory", "Results");
     app.add_option("--config", options.config_file,
                    "Read options from FILE.toml; the command line overrides it")
         ->option_text("FILE")
