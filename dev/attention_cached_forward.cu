@@ -16,6 +16,7 @@
 
 #include <vector>
 
+#include "dev/attention_forward_reference.h"
 #include "dev/lab/lab.h"
 
 namespace lab::attention_cached_forward_variants {
@@ -136,37 +137,19 @@ class AttentionCachedForward : public Problem {
     void compare_row(Comparison& comparison, int row, int head) {
         const int columns = sizes_.head_size, keys = sizes_.position + row + 1;
         const std::int64_t first = std::int64_t{head} * columns;
-        const double scale = 1 / std::sqrt(static_cast<double>(columns));
-        std::vector<double> p;
-        double greatest = -HUGE_VAL, largest = 0;  // score; sum of the sizes of a score's terms
-        for (int j = 0; j < keys; ++j) {
-            double score = 0, size = 0;
-            for (int c = 0; c < columns; ++c) {
-                const double term =
-                    scale * to_float(qkv_[3 * row * channels() + first + c]) * of_row(j, 0, first + c);
-                score += term;
-                size += std::fabs(term);
-            }
-            p.push_back(score);
-            greatest = std::max(greatest, score);
-            largest = std::max(largest, size);
-        }
-        double sum = 0;
-        for (double& s : p) sum += s = std::exp(s - greatest);
+        const AttentionRow attention(
+            keys, columns, [&](int c) { return to_float(qkv_[3 * row * channels() + first + c]); },
+            [&](int j, int c) { return of_row(j, 0, first + c); });
 
         // A score has HS roundings, 4 of the scale and the product with it, and 2 of its difference from the greatest,
         // which is up to twice as large; of the differences between one greatest and the next the sum is at most that,
         // too. A power of two has 2 ulp (4 u); one factor, and the product with it, for each key.
         constexpr double u = unit_roundoff<float>;
         const double n = keys;
-        const double weight_error = std::expm1((columns + 10) * u * largest + 5 * u * (n + 8));
+        const double weight_error =
+            std::expm1((columns + 10) * u * attention.largest_size() + 5 * u * (n + 8));
         for (int c = 0; c < columns; ++c) {
-            double value = 0, size = 0;
-            for (int j = 0; j < keys; ++j) {
-                const double v = of_row(j, 1, first + c), weight = p[static_cast<std::size_t>(j)] / sum;
-                value += weight * v;
-                size += weight * std::fabs(v);
-            }
+            const auto [value, size] = attention.output([&](int j) { return of_row(j, 1, first + c); });
             // Weights and their sum err alike; the sums of n terms; the division.
             const double error = size * (2 * weight_error + (3 * n + 4) * u);
             const std::int64_t i = row * channels() + first + c;

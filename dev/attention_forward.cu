@@ -21,6 +21,7 @@
 #include <optional>
 #include <vector>
 
+#include "dev/attention_forward_reference.h"
 #include "dev/lab/lab.h"
 
 namespace lab::attention_forward_variants {
@@ -333,42 +334,23 @@ class AttentionForward : public Problem {
 
     void compare_row(Comparison& comparison, std::int64_t head, int t) {
         const int columns = sizes_.head_size;
-        const double scale = 1 / std::sqrt(static_cast<double>(columns));
-        std::vector<double> p;
-        double greatest = -HUGE_VAL, largest = 0;  // score; sum of the sizes of a score's terms
-        for (int j = 0; j <= t; ++j) {
-            double score = 0, size = 0;
-            for (int c = 0; c < columns; ++c) {
-                const double term =
-                    scale * to_float(qkv_[at(head, t, 0, c)]) * to_float(qkv_[at(head, j, 1, c)]);
-                score += term;
-                size += std::fabs(term);
-            }
-            p.push_back(score);
-            greatest = std::max(greatest, score);
-            largest = std::max(largest, size);
-        }
-        double sum = 0;
-        for (double& s : p) sum += s = std::exp(s - greatest);
-        const double lse = greatest + std::log(sum);
+        const AttentionRow attention(
+            t + 1, columns, [&](int c) { return to_float(qkv_[at(head, t, 0, c)]); },
+            [&](int j, int c) { return to_float(qkv_[at(head, j, 1, c)]); });
 
         // A score has HS roundings, which tensor cores make by cutting off (2 u each), 4 of the scale and of the
         // product with it, and 2 of its difference from the greatest, which is up to twice as large. Of the
         // differences between one greatest and the next the sum is at most that, too. A power of two has 2 ulp
         // (4 u); one factor, and the product with it, for each 32 keys.
         constexpr double u = unit_roundoff<float>;
-        const double n = t + 1;
-        const double weight_error = std::expm1((2 * columns + 10) * u * largest + 5 * u * (n / 32 + 2));
+        const double n = t + 1, largest_size = attention.largest_size();
+        const double weight_error = std::expm1((2 * columns + 10) * u * largest_size + 5 * u * (n / 32 + 2));
         // The sum's n roundings; the logarithm's; those of the greatest, times ln 2.
-        comparison.see("lse", head * sizes_.sequence + t, lse_[head * sizes_.sequence + t], lse,
-                       weight_error + n * u + 5 * u * (std::log(n) + largest));
+        comparison.see("lse", head * sizes_.sequence + t, lse_[head * sizes_.sequence + t],
+                       attention.log_sum_exp(), weight_error + n * u + 5 * u * (std::log(n) + largest_size));
         for (int c = 0; c < columns; ++c) {
-            double value = 0, size = 0;
-            for (int j = 0; j <= t; ++j) {
-                const double v = to_float(qkv_[at(head, j, 2, c)]);
-                value += p[static_cast<std::size_t>(j)] / sum * v;
-                size += p[static_cast<std::size_t>(j)] / sum * std::fabs(v);
-            }
+            const auto [value, size] =
+                attention.output([&](int j) { return to_float(qkv_[at(head, j, 2, c)]); });
             // Weights and their sum err alike. In bf16 weights are rounded to bf16. The sum of n terms, cut off;
             // the sum of weights; the division.
             const double rounding = std::is_same_v<X, bf16> ? unit_roundoff<bf16> : 0;
