@@ -238,7 +238,7 @@ class StepBuilder {
         for (int block = chunk.first_block; block < chunk.end_block; ++block) {
             const int unit = block_unit(block);
             std::vector<BufferUse> cache = activations(block);
-            if (spec_.recompute.of(in_chunk(block)) == RecomputeKind::block) cache.push_back(stream(block));
+            if (spec_.recompute.of(block) == RecomputeKind::block) cache.push_back(stream(block));
             compute(ActionKind::forward_rows, {PartKind::block, block}, {{rows}, whole_parameters(unit)},
                     with(cache, {{rows}}));
             if (sharding_.reshards_after_forward) release(unit);

@@ -265,7 +265,7 @@ void Executor::forward_rows(const Action& action) {
     }
     const std::size_t place = place_in_chunk(action);
     std::optional<Tensor> inputs;
-    if (step_->recompute.of(static_cast<std::int64_t>(place)) == RecomputeKind::block)
+    if (step_->recompute.of(action.part.block) == RecomputeKind::block)
         inputs = stream(action, action.writes);
     block_cached_forward(ops_, ranks_, rows(), range, block_tensors(action.part.block, parameters), inputs,
                          slot_of(action).blocks[place], activations_.scratch);

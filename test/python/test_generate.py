@@ -56,6 +56,8 @@ def test_the_likeliest_text_on_every_mesh(model, ranks, mesh):
 @pytest.mark.parametrize("ranks, options", [
     (1, ["--recompute=block"]), (1, ["--recompute=block", "--recompute-every=2"]), (2, ["--recompute=selective", PIPELINE]),
     (2, ["--recompute=block", TENSOR, SEQUENCE]), (2, ["--recompute=block", PIPELINE, "--virtual-stages=2"]),
+    # Chunks of one block, of which the model's second and fourth are made again: the first of their chunks.
+    (2, ["--recompute=block", "--recompute-every=2", PIPELINE, "--virtual-stages=2"]),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else str(value))
 def test_samples_where_activations_are_not_kept(model, ranks, options, tmp_path):
     """The cache is where a training step keeps activations: another one where it does not."""
