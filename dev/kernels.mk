@@ -154,31 +154,36 @@ endef
 
 # nvcc's parser stops at fmt's checks of format strings, which g++ makes anyway. Code for several chips
 # in a third of the size takes no longer to make. Of the files that are kept, compile_nvcc reads the PTX.
-NVCC_COMPILE = $(NVCC) -std=c++20 -O3 --keep -DFMT_CONSTEVAL= -DFMT_USE_CONSTEXPR=1 --threads 0 --compress-mode=size \
+NVCC_CHIPS = $(NVCC) -std=c++20 -O3 --keep -DFMT_CONSTEVAL= -DFMT_USE_CONSTEXPR=1 --threads 0 --compress-mode=size \
     $(foreach arch,$(GPU_ARCH),-gencode=arch=compute_$(arch),code=sm_$(arch)) \
-    $(foreach arch,$(GPU_PTX),-gencode=arch=compute_$(arch),code=compute_$(arch)) \
     -Xcompiler -Wall,-Wextra,-Wno-unknown-pragmas -I. -Itest $(LIBRARY_CFLAGS)
+NVCC_COMPILE = $(NVCC_CHIPS) $(foreach arch,$(GPU_PTX),-gencode=arch=compute_$(arch),code=compute_$(arch)) -c
+# Without the host's half, which is most of the time: the compiler's figures for the lab, where nothing runs it on a GPU.
+NVCC_REPORT = $(NVCC_CHIPS) -fatbin
 $(eval $(call remember,$(BUILD)/nvcc-flags.txt,NVCC_COMPILE))
 
 $(BUILD)/nvcc/%.o: %.cu $(BUILD)/nvcc-flags.txt | $(BUILD)/libraries.ok
-	$(compile_nvcc)
+	$(call compile_nvcc,$(NVCC_COMPILE))
 $(BUILD)/nvcc/%.o: %.cpp $(BUILD)/nvcc-flags.txt | $(BUILD)/libraries.ok
-	$(compile_nvcc)
+	$(call compile_nvcc,$(NVCC_COMPILE))
+$(BUILD)/nvcc/%.fatbin: %.cu $(BUILD)/nvcc-flags.txt | $(BUILD)/libraries.ok
+	$(call compile_nvcc,$(NVCC_REPORT))
 define compile_nvcc
 @echo 'nvcc $<'
-@mkdir -p $(@:.o=.kept)
-$(QUIET)$(NVCC_COMPILE) --keep-dir $(@:.o=.kept) -Xptxas -v -MMD -MP -x cu -c $< -o $@ 2>$(@:.o=.log) || \
-    { cat $(@:.o=.log); exit 1; }
-@sed -n '/^\.target\|^\.maxntid\|\.entry/p' $(@:.o=.kept)/*.ptx >>$(@:.o=.log)
-@rm -r $(@:.o=.kept)
+@mkdir -p $@.kept
+$(QUIET)$(1) --keep-dir $@.kept -Xptxas -v -MMD -MF $@.d -MP -x cu $< -o $@ 2>$@.log || \
+    { cat $@.log; exit 1; }
+@sed -n '/^\.target\|^\.maxntid\|\.entry/p' $@.kept/*.ptx >>$@.log
+@rm -r $@.kept
 endef
--include $(patsubst %.o,%.d,$(call nvcc_objects,$(LAB_SOURCES) $(ON_GPU) $(GPU_SOURCES) dev/lab/main.cpp))
+LAB_FIGURES := $(LAB_SOURCES:%.cu=$(BUILD)/nvcc/%.fatbin)
+-include $(addsuffix .d,$(call nvcc_objects,$(LAB_SOURCES) $(ON_GPU) $(GPU_SOURCES) dev/lab/main.cpp) $(LAB_FIGURES))
 
 # What the compiler says of every kernel of the lab, and of those that the trainer links.
 KERNEL_REPORT := $(if $(NVCC),$(BUILD)/nvcc/report.txt)
-$(BUILD)/nvcc/report.txt: $(call nvcc_objects,$(LAB_SOURCES) $(if $(WITH_CUDA),$(GPU_SOURCES))) dev/lab/kernel_report.py \
+$(BUILD)/nvcc/report.txt: $(LAB_FIGURES) $(if $(WITH_CUDA),$(call nvcc_objects,$(GPU_SOURCES))) dev/lab/kernel_report.py \
     $(BUILD)/kernels.txt $(BUILD)/gpu.txt
-	$(QUIET)$(PYTHON) dev/lab/kernel_report.py $(patsubst %.o,%.log,$(filter %.o,$^)) >$@
+	$(QUIET)$(PYTHON) dev/lab/kernel_report.py $(patsubst %,%.log,$(filter %.o %.fatbin,$^)) >$@
 
 # ---- The programs ----------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@
 #include "llmc/parallel/chunk_buffers.h"
 #include "llmc/parallel/insert_recomputes.h"
 #include "llmc/parallel/prefetch.h"
+#include "llmc/parallel/unit_actions.h"
 
 namespace llmc {
 
@@ -32,7 +33,8 @@ class StepBuilder {
           purpose_(purpose),
           sharding_(spec.sharding),
           part_(spec.part),
-          buffers_(spec.pipeline.stages > 1) {
+          buffers_(spec.pipeline.stages > 1),
+          units_(spec, step_) {
         step_.part = spec.part;
         step_.stage = spec.stage;
         step_.stages = stages();
@@ -63,35 +65,7 @@ class StepBuilder {
         }
     }
 
-    void norm_and_update() {
-        accumulate_received();
-        finish_tied();
-        Action square{.kind = ActionKind::square, .reads = {}, .writes = {{squares}}};
-        for_each_unit([&](int unit) {
-            if (part_.counts_unit(unit)) square.reads.push_back(reduced(unit));
-        });
-        add(std::move(square));
-        if (has_others())
-            communicate({.kind = ActionKind::gather_squares, .reads = {{squares}}, .writes = {{squares}}});
-        add({.kind = ActionKind::norm, .reads = {{squares}}, .writes = {{norm}}});
-        for_each_unit([&](int unit) {
-            const bool whole = sharding_.keeps_optimizer_whole();
-            add({.kind = ActionKind::update,
-                 .unit = unit,
-                 .reads = {whole ? whole_gradients(unit) : reduced(unit), {norm}, {optimizer, unit, unit}},
-                 .writes = {{optimizer, unit, unit}, own_parameters(unit)}});
-            publish(unit);
-        });
-    }
-
-    void publish_all() {
-        for_each_unit([&](int unit) { publish(unit); });
-    }
-
-    void reduce_loss() {
-        if (has_others())
-            communicate({.kind = ActionKind::reduce_loss, .reads = {{loss}}, .writes = {{loss}}});
-    }
+    UnitActions& units() { return units_; }
 
   private:
     int layers() const { return part_.layers; }
@@ -99,16 +73,6 @@ class StepBuilder {
     int stages() const { return spec_.pipeline.stages; }
     int micro_batches() const { return spec_.pipeline.micro_batches; }
     bool generates() const { return purpose_ == Purpose::logits; }
-    bool has_others() const { return sharding_.ranks() > 1 || stages() > 1 || spec_.tensor.ranks > 1; }
-    // wte's gradients are made in two stages.
-    bool is_tied(int unit) const { return unit == wte_unit && stages() > 1; }
-
-    template <class F>
-    void for_each_unit(F&& f) const {
-        for (int unit = 0; unit <= ln_f(); ++unit) {
-            if (part_.has_unit(unit)) f(unit);
-        }
-    }
 
     void add(Action action) { step_.actions.push_back(std::move(action)); }
 
@@ -121,15 +85,6 @@ class StepBuilder {
              .slot = place_.slot,
              .reads = std::move(reads),
              .writes = std::move(writes)});
-    }
-
-    void communicate(Action action) {
-        action.stream = StreamKind::communication;
-        add(std::move(action));
-    }
-    // Where there are data ranks to talk to.
-    void communicate_data(Action action) {
-        if (sharding_.ranks() > 1) communicate(std::move(action));
     }
 
     // ---- the passes of chunks
@@ -197,7 +152,7 @@ class StepBuilder {
                 for (int block = chunk.end_block - 1; block >= chunk.first_block; --block) {
                     if (splits_backward(block)) backward_block(ActionKind::backward_weight, block);
                 }
-                accumulate_received();
+                units_.accumulate_received();
                 break;
         }
         const bool ends = pass.kind == PassKind::backward || pass.kind == PassKind::backward_weight ||
@@ -211,17 +166,19 @@ class StepBuilder {
         if (chunk.has_embedding) {
             load();
             compute(ActionKind::forward, {PartKind::embedding},
-                    {{tokens}, whole_parameters(wte_unit), whole_parameters(wpe_unit)}, {stream(0)});
-            release(wpe_unit);
-            if (!part_.has_head()) release(wte_unit);
+                    {{tokens}, units_.whole_parameters(wte_unit), units_.whole_parameters(wpe_unit)},
+                    {stream(0)});
+            units_.release(wpe_unit);
+            if (!part_.has_head()) units_.release(wte_unit);
         }
         for (int block = chunk.first_block; block < chunk.end_block; ++block) {
             const int unit = block_unit(block);
-            compute(ActionKind::forward, {PartKind::block, block}, {stream(block), whole_parameters(unit)},
+            compute(ActionKind::forward, {PartKind::block, block},
+                    {stream(block), units_.whole_parameters(unit)},
                     with(activations(block), {stream(block + 1)}));
             // The backward pass begins with the last block.
             const bool stays = turns_round && block + 1 == chunk.end_block;
-            if (sharding_.reshards_after_forward && !stays) release(unit);
+            if (sharding_.reshards_after_forward && !stays) units_.release(unit);
         }
         if (chunk.has_head && purpose_ == Purpose::losses) head(chunk);
     }
@@ -231,24 +188,25 @@ class StepBuilder {
         if (chunk.has_embedding) {
             load();
             compute(ActionKind::forward_rows, {PartKind::embedding},
-                    {{tokens}, whole_parameters(wte_unit), whole_parameters(wpe_unit)}, {{rows}});
-            release(wpe_unit);
-            if (!part_.has_head()) release(wte_unit);
+                    {{tokens}, units_.whole_parameters(wte_unit), units_.whole_parameters(wpe_unit)},
+                    {{rows}});
+            units_.release(wpe_unit);
+            if (!part_.has_head()) units_.release(wte_unit);
         }
         for (int block = chunk.first_block; block < chunk.end_block; ++block) {
             const int unit = block_unit(block);
             std::vector<BufferUse> cache = activations(block);
             if (spec_.recompute.of(block) == RecomputeKind::block) cache.push_back(stream(block));
-            compute(ActionKind::forward_rows, {PartKind::block, block}, {{rows}, whole_parameters(unit)},
-                    with(cache, {{rows}}));
-            if (sharding_.reshards_after_forward) release(unit);
+            compute(ActionKind::forward_rows, {PartKind::block, block},
+                    {{rows}, units_.whole_parameters(unit)}, with(cache, {{rows}}));
+            if (sharding_.reshards_after_forward) units_.release(unit);
         }
         if (chunk.has_head) head(chunk);
     }
 
     void head(const Chunk& chunk) {
-        const std::vector<BufferUse> reads = {output_of(chunk), whole_parameters(ln_f()),
-                                              whole_parameters(wte_unit)};
+        const std::vector<BufferUse> reads = {output_of(chunk), units_.whole_parameters(ln_f()),
+                                              units_.whole_parameters(wte_unit)};
         if (purpose_ == Purpose::losses) {
             if (!chunk.has_embedding) load();
             compute(ActionKind::forward, {PartKind::head}, {{tokens}, reads[0], reads[1], reads[2]},
@@ -256,36 +214,39 @@ class StepBuilder {
         } else {
             compute(ActionKind::logits, {PartKind::head}, reads, {{logits}});
         }
-        release(wte_unit);
-        release(ln_f());
+        units_.release(wte_unit);
+        units_.release(ln_f());
     }
 
     // With the gradients of parameters; or, of blocks whose backward pass comes in two parts, those of their inputs alone.
     void backward(const Chunk& chunk, bool whole) {
         if (chunk.has_head) {
             if (!chunk.has_embedding) load();
-            begin(wte_unit);
-            begin(ln_f());
+            units_.begin(wte_unit, micro_batch_);
+            units_.begin(ln_f(), micro_batch_);
             compute(ActionKind::backward, {PartKind::head},
-                    {{tokens}, stream(layers()), whole_parameters(ln_f()), whole_parameters(wte_unit)},
-                    {gradient(), sums(ln_f()), sums(wte_unit), {loss}});
-            release(wte_unit);
-            release(ln_f());
-            end(ln_f());
-            if (!chunk.has_embedding) end(wte_unit);
+                    {{tokens},
+                     stream(layers()),
+                     units_.whole_parameters(ln_f()),
+                     units_.whole_parameters(wte_unit)},
+                    {gradient(), units_.sums(ln_f()), units_.sums(wte_unit), {loss}});
+            units_.release(wte_unit);
+            units_.release(ln_f());
+            units_.end(ln_f(), micro_batch_);
+            if (!chunk.has_embedding) units_.end(wte_unit, micro_batch_);
         }
         for (int block = chunk.end_block - 1; block >= chunk.first_block; --block)
             backward_block(
                 whole || !splits_backward(block) ? ActionKind::backward : ActionKind::backward_input, block);
         if (chunk.has_embedding) {
-            if (!chunk.has_head) begin(wte_unit);
-            begin(wpe_unit);
+            if (!chunk.has_head) units_.begin(wte_unit, micro_batch_);
+            units_.begin(wpe_unit, micro_batch_);
             compute(ActionKind::backward, {PartKind::embedding}, {{tokens}, gradient()},
-                    {sums(wte_unit), sums(wpe_unit)});
-            end(wpe_unit);
-            end(wte_unit);
+                    {units_.sums(wte_unit), units_.sums(wpe_unit)});
+            units_.end(wpe_unit, micro_batch_);
+            units_.end(wte_unit, micro_batch_);
         }
-        accumulate_received();
+        units_.accumulate_received();
     }
 
     void backward_block(ActionKind kind, int block) {
@@ -294,18 +255,19 @@ class StepBuilder {
         const BufferUse later = kept_for_weights(block);
         const std::vector<BufferUse> kept = with(activations(block), {stream(block)});
         if (kind == ActionKind::backward_input) {
-            compute(kind, part, with(kept, {gradient(), whole_parameters(unit)}), {gradient(), later});
-            release(unit);
+            compute(kind, part, with(kept, {gradient(), units_.whole_parameters(unit)}), {gradient(), later});
+            units_.release(unit);
             return;
         }
-        begin(unit);
+        units_.begin(unit, micro_batch_);
         if (kind == ActionKind::backward) {
-            compute(kind, part, with(kept, {gradient(), whole_parameters(unit)}), {gradient(), sums(unit)});
-            release(unit);
+            compute(kind, part, with(kept, {gradient(), units_.whole_parameters(unit)}),
+                    {gradient(), units_.sums(unit)});
+            units_.release(unit);
         } else {
-            compute(kind, part, with(kept, {later}), {sums(unit)});
+            compute(kind, part, with(kept, {later}), {units_.sums(unit)});
         }
-        end(unit);
+        units_.end(unit, micro_batch_);
     }
 
     // Of a schedule that splits backward passes. What is made again would be made twice, from parameters gathered twice.
@@ -365,153 +327,16 @@ class StepBuilder {
         return uses;
     }
 
-    // ---- where a unit's numbers are
-
-    BufferUse whole_parameters(int unit) const {
-        return {parameters, place_of_parameters(sharding_, unit, part_), unit};
-    }
-    // What the rank's update makes.
-    BufferUse own_parameters(int unit) const {
-        if (sharding_.keeps_parameters_whole()) return whole_parameters(unit);
-        return {parameter_shard, unit, unit};
-    }
-    BufferUse whole_gradients(int unit) const {
-        return {gradients, place_of_gradients(sharding_, micro_batches(), unit, part_), unit};
-    }
-    // The rank's shard of the sum over ranks and micro-batches.
-    BufferUse reduced(int unit) const {
-        if (!sharding_.keeps_gradient_shards(micro_batches())) return whole_gradients(unit);
-        return {gradient_shard, unit, unit};
-    }
-    // What the backward pass adds a unit's gradients to: they themselves, or the sums of this micro-batch alone.
-    BufferUse sums(int unit) const {
-        if (!spec_.rounds_gradients) return whole_gradients(unit);
-        return {gradient_sums, place_of_gradient_sums(unit, part_), unit};
-    }
-
-    // ---- what is done around a part of the model
-
-    void release(int unit) {
-        if (sharding_.keeps_parameters_whole()) return;
-        add({.kind = ActionKind::release, .unit = unit, .reads = {}, .writes = {whole_parameters(unit)}});
-    }
-
-    bool is_first() const { return micro_batch_ == 0; }
-    bool is_last() const { return micro_batch_ + 1 == micro_batches(); }
-
-    // Whether the whole gradients are those of one micro-batch.
-    bool starts_afresh() const { return is_first() || sharding_.accumulates_shards(micro_batches()); }
-
-    // Before the first backward of a micro-batch that writes a unit's gradients.
-    void begin(int unit) {
-        if (!starts_afresh() && !spec_.rounds_gradients) return;
-        if (!spec_.rounds_gradients) make_room(unit);
-        add({.kind = ActionKind::zero, .unit = unit, .reads = {}, .writes = {sums(unit)}});
-    }
-
-    // After the last one.
-    void end(int unit) {
-        if (spec_.rounds_gradients && starts_afresh()) {
-            make_room(unit);
-            add({.kind = ActionKind::round,
-                 .unit = unit,
-                 .reads = {sums(unit)},
-                 .writes = {whole_gradients(unit)}});
-        } else if (spec_.rounds_gradients) {
-            add({.kind = ActionKind::accumulate,
-                 .unit = unit,
-                 .reads = {sums(unit), whole_gradients(unit)},
-                 .writes = {whole_gradients(unit)}});
-        }
-        accumulate_received();
-        if (is_last() || sharding_.accumulates_shards(micro_batches())) {
-            sum_replicated(unit);
-            reduce(unit);
-        }
-    }
-
-    // Layernorms see a rank's own tokens with sequence parallelism.
-    void sum_replicated(int unit) {
-        if (!spec_.tensor.sequence_parallel || unit == wte_unit || unit == wpe_unit) return;
-        add({.kind = ActionKind::sum_replicated,
-             .unit = unit,
-             .reads = {whole_gradients(unit)},
-             .writes = {whole_gradients(unit)}});
-    }
-
-    // All-reduce is reduce-scatter then all-gather (idea 3).
-    void reduce(int unit) {
-        const BufferUse whole = whole_gradients(unit), sum = reduced(unit);
-        const bool adds = sharding_.accumulates_shards(micro_batches()) && !is_first();
-        const BufferUse received = adds ? whole : sum;
-        communicate_data(
-            {.kind = ActionKind::reduce_scatter, .unit = unit, .reads = {whole}, .writes = {received}});
-        if (sharding_.replicas > 1) {
-            communicate(
-                {.kind = ActionKind::all_reduce, .unit = unit, .reads = {received}, .writes = {received}});
-        }
-        if (adds) received_ = unit;
-        if (!is_last() || is_tied(unit)) return;
-        gather_gradients(unit);
-    }
-
-    // Where the whole gradients are updated from.
-    void gather_gradients(int unit) {
-        if (!sharding_.keeps_optimizer_whole()) return;
-        accumulate_received();
-        communicate_data({.kind = ActionKind::gather_gradients,
-                          .unit = unit,
-                          .reads = {reduced(unit)},
-                          .writes = {whole_gradients(unit)}});
-    }
-
-    // The stages of the embedding and of the head have each made a part of wte's gradients. At the end of the list, where
-    // neither has anything to do for the other any more.
-    void finish_tied() {
-        if (!is_tied(wte_unit) || !part_.has_unit(wte_unit)) return;
-        communicate({.kind = ActionKind::sum_tied,
-                     .unit = wte_unit,
-                     .reads = {reduced(wte_unit)},
-                     .writes = {reduced(wte_unit)}});
-        gather_gradients(wte_unit);
-    }
-
-    // The shard that was received last. A part later than its reduction, which the backward pass need not wait for.
-    void accumulate_received() {
-        if (received_ < 0) return;
-        const int unit = std::exchange(received_, -1);
-        add({.kind = ActionKind::accumulate_shard,
-             .unit = unit,
-             .reads = {whole_gradients(unit), reduced(unit)},
-             .writes = {reduced(unit)}});
-    }
-
-    // Before a unit's whole gradients are written anew: a shard may have been received in that very buffer, which blocks
-    // take in turn, where those of a pass that make gradients are not neighbours.
-    void make_room(int unit) {
-        if (received_ >= 0 && whole_gradients(received_).index == whole_gradients(unit).index)
-            accumulate_received();
-    }
-
-    // A unit's parameters, on ranks that keep them whole and have updated a shard.
-    void publish(int unit) {
-        if (sharding_.keeps_optimizer_whole() || !sharding_.keeps_parameters_whole()) return;
-        communicate_data({.kind = ActionKind::gather_parameters,
-                          .unit = unit,
-                          .reads = {own_parameters(unit)},
-                          .writes = {whole_parameters(unit)}});
-    }
-
     const StepSpec& spec_;
     Purpose purpose_;
     const Sharding& sharding_;
     const StagePart& part_;
     Step step_;
     ChunkBuffers buffers_;
+    UnitActions units_;
     // Of the pass that is under way.
     int chunk_ = 0, micro_batch_ = 0;
     ChunkPlace place_;
-    int received_ = -1;  // the unit whose shard waits to be added to the sum, if there is one
 };
 
 // The forward passes of this stage: as many micro-batches as there are stages go through one chunk after the other, so that
@@ -540,15 +365,15 @@ bool has_weight_part(const Chunk& chunk, const Recompute& recompute) {
 Step build_training_step(const StepSpec& spec) {
     StepBuilder build(spec);
     build.run(pipeline_passes(spec.pipeline)[static_cast<std::size_t>(spec.stage)]);
-    build.reduce_loss();
-    build.norm_and_update();
+    build.units().reduce_loss();
+    build.units().norm_and_update();
     return build.finish();
 }
 
 Step build_evaluation_step(const StepSpec& spec) {
     StepBuilder build(spec, Purpose::losses);
     build.run(forward_passes(spec, spec.pipeline.micro_batches));
-    build.reduce_loss();
+    build.units().reduce_loss();
     return build.finish();
 }
 
@@ -560,7 +385,7 @@ Step build_generation_step(const StepSpec& spec) {
 
 Step build_publication(const StepSpec& spec) {
     StepBuilder build(spec);
-    build.publish_all();
+    build.units().publish_all();
     return build.finish();
 }
 

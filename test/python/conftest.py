@@ -1,14 +1,31 @@
 """What the Python tests share: the seed of this run, and the programs under test."""
 
+import json
 import os
 import pathlib
 import secrets
 import signal
+import sys
 import tempfile
 
 import pytest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+# What stands in place of pyarrow, where that is not installed: texts are lines of JSON.
+PARQUET_OF_LINES = """
+import json, types
+class ArrowException(Exception): pass
+class ParquetFile:
+    def __init__(self, path): self.file = open(path)
+    def __enter__(self): return self
+    def __exit__(self, *trouble): self.file.close()
+    def iter_batches(self, batch_size, columns):
+        assert columns == ["text"]
+        for line in self.file:
+            try: texts = json.loads(line)
+            except ValueError: raise ArrowException("no lines of JSON")
+            yield types.SimpleNamespace(column=lambda i: types.SimpleNamespace(to_pylist=lambda: texts))
+"""
 
 
 def pytest_configure(config):
@@ -41,3 +58,19 @@ def op_probe():
     programs = sorted(folder.glob("*/op_probe"))
     assert programs, f"{folder} has no op_probe: `make test-programs` builds it"
     return programs[0]
+
+
+@pytest.fixture
+def parquet_of_lines(tmp_path, monkeypatch):
+    """Scripts find PARQUET_OF_LINES as pyarrow; returns what makes such a file."""
+    folder = tmp_path / "modules" / "pyarrow"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(PARQUET_OF_LINES)
+    (folder / "parquet.py").write_text("from pyarrow import ParquetFile\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder.parent))
+    monkeypatch.syspath_prepend(folder.parent)
+    kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "pyarrow"}
+    yield lambda texts: "".join(json.dumps(texts[i:i + 3]) + "\n" for i in range(0, len(texts), 3)).encode()
+    for name in ("pyarrow", "pyarrow.parquet"):
+        sys.modules.pop(name, None)
+    sys.modules.update(kept)

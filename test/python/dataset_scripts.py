@@ -1,19 +1,24 @@
 """Runs the scripts of data/ as a person does, or within the tests' own process, and reads the shards that they leave."""
 
 import contextlib
+import hashlib
 import json
 import os
 import pathlib
+import random
 import runpy
 import subprocess
 import sys
 
 import numpy as np
+import pytest
+from file_server import File
 
 import program
 
 DATA = program.ROOT / "data"
 sys.path.insert(0, str(DATA))
+BYTES = ["--tokenizer", "bytes"]
 
 
 def command(script, *options):
@@ -59,6 +64,14 @@ def run_dying(die, script, *options):
     return status == 0
 
 
+def refused_here(script, *options):
+    with pytest.raises(SystemExit) as ending:
+        run_here(script, *options)
+    text = str(ending.value)
+    assert text.startswith("error: ") and "\n" not in text
+    return text
+
+
 def read_shard(path):
     """The tokens of a shard, whose header is right."""
     data = pathlib.Path(path).read_bytes()
@@ -80,3 +93,22 @@ def results_in(folder):
     """{name: bytes} of everything in the folder but the lock; what lies in its folders too."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*"))
             if path.is_file() and path.name != ".lock"}
+
+
+def random_text(seed, size):
+    words = random.Random(seed)
+    pieces = ["Hello", " world", ",", " the", " of", "\n", "\n\n", "  ", " naïve", "東京", " it's", " 1234", "\t", "\r\n", " e", "é"]
+    return "".join(words.choice(pieces) for _ in range(size // 4)).encode()
+
+
+def hub_of(repository, files, folder=""):
+    """What huggingface.co serves of a dataset, as {path: File}; `files` are {name: bytes}."""
+    tree = [{"type": "file", "path": f"{folder}{name}", "size": len(body), "oid": "0" * 40,
+             "lfs": {"oid": hashlib.sha256(body).hexdigest()}} for name, body in files.items()]
+    served = {f"/api/datasets/{repository}": File(b'{"sha": "c0ffee"}'),
+              f"/api/datasets/{repository}/tree/c0ffee/{folder}".rstrip("/"): File(json.dumps(tree).encode())}
+    for name, body in files.items():
+        headers = {"X-Linked-Etag": f'"{hashlib.sha256(body).hexdigest()}"'}
+        served[f"/datasets/{repository}/resolve/c0ffee/{folder}{name}"] = File(b"", location=f"/store/{name}", headers=headers)
+        served[f"/store/{name}"] = File(body)
+    return served

@@ -17,41 +17,15 @@ import file_server
 import gpt2_bpe
 import numpy as np
 import pytest
-from dataset_scripts import manifest_of, read_shard, results_in, run, run_dying, run_here, tokens_of
-from file_server import File, Hang, wrong_bytes
+from dataset_scripts import (BYTES, hub_of, manifest_of, random_text, read_shard, refused_here, results_in, run, run_dying, run_here,
+                             tokens_of)
+from file_server import Hang
 
 import program
 
-import common  # noqa: E402  (of data/, where dataset_scripts looks)
-import download  # noqa: E402
+import download  # noqa: E402  (of data/, where dataset_scripts looks)
 import encode  # noqa: E402
-import hellaswag  # noqa: E402
 import shards  # noqa: E402
-import tinyshakespeare  # noqa: E402
-from download import Downloader  # noqa: E402
-
-BYTES = ["--tokenizer", "bytes"]
-# What stands in place of pyarrow, where that is not installed: texts are lines of JSON.
-PARQUET_OF_LINES = """
-import json, types
-class ArrowException(Exception): pass
-class ParquetFile:
-    def __init__(self, path): self.file = open(path)
-    def __enter__(self): return self
-    def __exit__(self, *trouble): self.file.close()
-    def iter_batches(self, batch_size, columns):
-        assert columns == ["text"]
-        for line in self.file:
-            try: texts = json.loads(line)
-            except ValueError: raise ArrowException("no lines of JSON")
-            yield types.SimpleNamespace(column=lambda i: types.SimpleNamespace(to_pylist=lambda: texts))
-"""
-
-
-def random_text(seed, size):
-    words = random.Random(seed)
-    pieces = ["Hello", " world", ",", " the", " of", "\n", "\n\n", "  ", " naïve", "東京", " it's", " 1234", "\t", "\r\n", " e", "é"]
-    return "".join(words.choice(pieces) for _ in range(size // 4)).encode()
 
 
 @pytest.fixture
@@ -61,35 +35,6 @@ def texts(tmp_path, seed):
     for i, path in enumerate(paths):
         path.write_bytes(random_text(seed + i, 6000))
     return paths
-
-
-@pytest.fixture
-def parquet_of_lines(tmp_path, monkeypatch):
-    """Scripts find PARQUET_OF_LINES as pyarrow; returns what makes such a file."""
-    folder = tmp_path / "modules" / "pyarrow"
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text(PARQUET_OF_LINES)
-    (folder / "parquet.py").write_text("from pyarrow import ParquetFile\n")
-    monkeypatch.setenv("PYTHONPATH", str(folder.parent))
-    monkeypatch.syspath_prepend(folder.parent)
-    kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "pyarrow"}
-    yield lambda texts: "".join(json.dumps(texts[i:i + 3]) + "\n" for i in range(0, len(texts), 3)).encode()
-    for name in ("pyarrow", "pyarrow.parquet"):
-        sys.modules.pop(name, None)
-    sys.modules.update(kept)
-
-
-def hub_of(repository, files, folder=""):
-    """What huggingface.co serves of a dataset, as {path: File}; `files` are {name: bytes}."""
-    tree = [{"type": "file", "path": f"{folder}{name}", "size": len(body), "oid": "0" * 40,
-             "lfs": {"oid": hashlib.sha256(body).hexdigest()}} for name, body in files.items()]
-    served = {f"/api/datasets/{repository}": File(b'{"sha": "c0ffee"}'),
-              f"/api/datasets/{repository}/tree/c0ffee/{folder}".rstrip("/"): File(json.dumps(tree).encode())}
-    for name, body in files.items():
-        headers = {"X-Linked-Etag": f'"{hashlib.sha256(body).hexdigest()}"'}
-        served[f"/datasets/{repository}/resolve/c0ffee/{folder}{name}"] = File(b"", location=f"/store/{name}", headers=headers)
-        served[f"/store/{name}"] = File(body)
-    return served
 
 
 # ---- Tokens and shards
@@ -337,14 +282,6 @@ def test_finished_and_damaged(texts, tmp_path, capsys):
     assert sorted(path.name for path in out.glob("*.bin")) == ["train_000001.bin", "val_000000.bin"]
 
 
-def refused_here(script, *options):
-    with pytest.raises(SystemExit) as ending:
-        run_here(script, *options)
-    text = str(ending.value)
-    assert text.startswith("error: ") and "\n" not in text
-    return text
-
-
 def test_refused(texts, tmp_path):
     out, options = tmp_path / "out", [*texts, *BYTES, "--out", tmp_path / "out"]
     run_here("text.py", *options)
@@ -409,135 +346,3 @@ def test_python_without_the_modules(tmp_path):
     """Another interpreter has them: the script goes on by that one."""
     result = subprocess.run([sys.executable, "-S", dataset_scripts.DATA / "text.py", "--help"], capture_output=True, text=True)
     assert result.returncode == 0 and "--val-fraction" in result.stdout, result.stderr
-
-
-# ---- Each dataset
-
-
-def test_tinyshakespeare(tmp_path, monkeypatch):
-    text = b"First Citizen:\nBefore we proceed any further, hear me speak.\n" * 50
-    out = tmp_path / "out"
-    with file_server.serving({"/karpathy/char-rnn/master/data/tinyshakespeare/input.txt": text}) as server:
-        options = ["tinyshakespeare.py", "--mirror", server.url, "--out", str(out), *BYTES, "--pause", "0"]
-        assert "should have" in refused_here(*options)  # it is not the text that it should be
-        monkeypatch.setattr(sys, "argv", options)
-        monkeypatch.setattr(tinyshakespeare, "SHA256", hashlib.sha256(text).hexdigest())
-        common.main(tinyshakespeare.__doc__, "tinyshakespeare", tinyshakespeare.plan)
-    assert bytes(np.concatenate([tokens_of(out, "train"), tokens_of(out, "val")]).astype(np.uint8)) == text
-    assert len(tokens_of(out, "train")) == len(text) * 9 // 10
-    assert manifest_of(out)["files"] == [{"file": "tinyshakespeare.txt", "sha256": hashlib.sha256(text).hexdigest(), "url": tinyshakespeare.URL}]
-
-
-def test_tinystories(tmp_path):
-    files = {"TinyStoriesV2-GPT4-train.txt": b"One day a cat.\n<|endoftext|>\n\nThen a dog.\n\n<|endoftext|>\n <|endoftext|>The end",
-             "TinyStoriesV2-GPT4-valid.txt": b"A bird.\n<|endoftext|>\nA fish.\n<|endoftext|>\n", "other.txt": b"x"}
-    out = tmp_path / "out"
-    with file_server.serving(hub_of("roneneldan/TinyStories", files)) as server:
-        server.files["/store/TinyStoriesV2-GPT4-train.txt"].faults = [wrong_bytes]
-        run_here("tinystories.py", "--mirror", server.url, "--out", out, *BYTES)
-        assert not any("other.txt" in path for path, _ in server.requests)
-    assert bytes(tokens_of(out, "train").astype(np.uint8)) == b"One day a cat.\nThen a dog.\nThe end"
-    assert bytes(tokens_of(out, "val").astype(np.uint8)) == b"A bird.\nA fish."
-    assert manifest_of(out)["settings"]["revision"] == "c0ffee"
-
-
-def web_texts(seed):
-    return [[random_text(seed + 10 * part + i, 1000).decode() for i in range(7)] for part in range(3)]
-
-
-def check_web_texts(script, repository, folder, names, out, make_file, texts, *options):
-    files = {name: make_file(part) for name, part in zip(names, texts)}
-    with file_server.serving(hub_of(repository, files, folder)) as server:
-        options = [script, *options, "--mirror", server.url, *BYTES, "--shard-tokens", 2000]
-        run_here(*options, "--out", out)
-        every = np.concatenate([tokens_of(out, "val"), tokens_of(out, "train")])
-        assert bytes(every.astype(np.uint8)).decode() == "\n".join(text for part in texts for text in part)
-        assert len(tokens_of(out, "val")) == 2000 and (out / "train_000002.bin").exists()
-        assert [entry["file"] for entry in manifest_of(out)["files"]] == names
-        # A small try, which needs the first file only.
-        server.requests.clear()
-        small = out.with_name("small")
-        run_here(*options, "--out", small, "--limit-tokens", 1500)
-        assert np.array_equal(np.concatenate([tokens_of(small, "val"), tokens_of(small, "train")]), every[:1500])
-        assert len(tokens_of(small, "val")) == 150
-        assert [path for path, _ in server.requests if path.startswith("/store/")] == [f"/store/{names[0]}"]
-
-
-FINEWEB = ["000_00000.parquet", "001_00000.parquet", "002_00000.parquet"]
-
-
-@pytest.mark.parametrize("name, repository", [("edu", "HuggingFaceFW/fineweb-edu"), ("classic", "HuggingFaceFW/fineweb")])
-def test_fineweb(tmp_path, seed, parquet_of_lines, name, repository):
-    check_web_texts("fineweb.py", repository, "sample/100BT/", FINEWEB, tmp_path / "out", parquet_of_lines, web_texts(seed), "--name", name,
-                    "--size", "100B")
-
-
-def test_openwebtext(tmp_path, seed, parquet_of_lines):
-    names = [f"train-{i:05}-of-00003.parquet" for i in range(3)]
-    check_web_texts("openwebtext.py", "Skylion007/openwebtext", "plain_text/", names, tmp_path / "out", parquet_of_lines, web_texts(seed))
-
-
-def test_real_parquet(tmp_path, seed):
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed (PyPI has it, Debian has not): a stand-in read the files")
-    import pyarrow
-    import pyarrow.parquet
-
-    def make_file(texts):
-        path = tmp_path / "made.parquet"
-        table = pyarrow.table({"id": list(range(len(texts))), "text": texts})
-        pyarrow.parquet.write_table(table, path, row_group_size=3, compression="zstd")
-        return path.read_bytes()
-    check_web_texts("fineweb.py", "HuggingFaceFW/fineweb-edu", "sample/10BT/", FINEWEB, tmp_path / "out", make_file, web_texts(seed))
-    with file_server.serving(hub_of("HuggingFaceFW/fineweb-edu", {FINEWEB[0]: b"no parquet"}, "sample/10BT/")) as server:
-        assert "is no parquet file" in refused_here("fineweb.py", "--mirror", server.url, "--out", tmp_path / "bad", *BYTES)
-
-
-def test_too_little_for_training(tmp_path, parquet_of_lines):
-    files = {FINEWEB[0]: parquet_of_lines(["a short text"])}
-    with file_server.serving(hub_of("HuggingFaceFW/fineweb-edu", files, "sample/10BT/")) as server:
-        text = refused_here("fineweb.py", "--mirror", server.url, "--out", tmp_path / "out", *BYTES)
-    assert "all of the 12 tokens are for validation, and none is left to train on; give --overwrite and a smaller --shard-tokens" in text
-
-
-def test_parquet_without_its_module(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "which the Python module pyarrow reads; `pip install -r" in refused_here("fineweb.py", "--out", tmp_path / "out", *BYTES)
-
-
-def test_hellaswag(tmp_path, monkeypatch, capsys):
-    out, question = tmp_path / "out", {"ctx": "A man", "endings": ["a", "b", "c", "d"], "label": 2}
-    bodies = {"val": [question] * 3, "train": [question] * 2, "test": [{**question, "label": ""}]}
-    served = {f"/rowanz/hellaswag/master/data/hellaswag_{split}.jsonl": "".join(json.dumps(line) + "\n" for line in lines).encode()
-              for split, lines in bodies.items()}
-    with file_server.serving(served) as server:
-        options = ["hellaswag.py", "--mirror", server.url, "--out", str(out), "--pause", "0"]
-        monkeypatch.setattr(sys, "argv", options)
-        with pytest.raises(SystemExit, match="should have"):  # results are compared on the questions that it should be
-            hellaswag.main()
-        monkeypatch.setattr(hellaswag, "SHA256", {})
-        hellaswag.main()
-        assert "hellaswag_val.jsonl: 3 questions" in capsys.readouterr().out
-        assert {entry["file"]: entry["questions"] for entry in manifest_of(out)["files"]} == {
-            f"hellaswag_{split}.jsonl": len(lines) for split, lines in bodies.items()}
-        for split in bodies:
-            assert (out / f"hellaswag_{split}.jsonl").read_bytes() == served[f"/rowanz/hellaswag/master/data/hellaswag_{split}.jsonl"]
-        shutil.rmtree(out)
-        server.files["/rowanz/hellaswag/master/data/hellaswag_val.jsonl"].body = b"<html>\n"
-        with pytest.raises(SystemExit, match="line 1: no HellaSwag question"):
-            hellaswag.main()
-    for wrong in ({"endings": ["a"]}, {"label": 4}, {"ctx": 1}):
-        (tmp_path / "wrong.jsonl").write_text(f"{json.dumps(question)}\n{json.dumps({**question, **wrong})}\n")
-        with pytest.raises(SystemExit, match="line 2: no HellaSwag question"):
-            hellaswag.count_questions(tmp_path / "wrong.jsonl", labelled=True)
-
-
-def test_vocabulary_is_downloaded_once(tmp_path):
-    folder = gpt2_bpe.require_files()
-    encode.build_native_library()
-    served = {f"/gpt-2/encodings/main/{name}": (folder / name).read_bytes() for name in encode.BPE_FILES}
-    with file_server.serving(served) as server:
-        for _ in range(2):
-            assert encode.prepare_gpt2(tmp_path / "bpe", Downloader(server.url), "native") == "native"
-        assert len(server.requests) == 2
-    assert encode.prepare_gpt2(tmp_path / "bpe", None, "native") == "native"

@@ -1,0 +1,179 @@
+#include "llmc/parallel/unit_actions.h"
+
+#include <utility>
+
+#include "llmc/model/units.h"
+
+namespace llmc {
+
+using enum BufferRole;
+
+template <class F>
+void UnitActions::for_each_unit(F&& f) const {
+    for (int unit = 0; unit <= ln_f_unit(part_.layers); ++unit) {
+        if (part_.has_unit(unit)) f(unit);
+    }
+}
+
+void UnitActions::communicate(Action action) {
+    action.stream = StreamKind::communication;
+    add(std::move(action));
+}
+
+void UnitActions::communicate_data(Action action) {
+    if (sharding_.ranks() > 1) communicate(std::move(action));
+}
+
+// ---- where a unit's numbers are
+
+BufferUse UnitActions::own_parameters(int unit) const {
+    if (sharding_.keeps_parameters_whole()) return whole_parameters(unit);
+    return {parameter_shard, unit, unit};
+}
+
+BufferUse UnitActions::reduced(int unit) const {
+    if (!sharding_.keeps_gradient_shards(micro_batches())) return whole_gradients(unit);
+    return {gradient_shard, unit, unit};
+}
+
+BufferUse UnitActions::sums(int unit) const {
+    if (!spec_.rounds_gradients) return whole_gradients(unit);
+    return {gradient_sums, place_of_gradient_sums(unit, part_), unit};
+}
+
+// ---- around the parts of the model
+
+void UnitActions::release(int unit) {
+    if (sharding_.keeps_parameters_whole()) return;
+    add({.kind = ActionKind::release, .unit = unit, .reads = {}, .writes = {whole_parameters(unit)}});
+}
+
+void UnitActions::begin(int unit, int micro_batch) {
+    if (!starts_afresh(micro_batch) && !spec_.rounds_gradients) return;
+    if (!spec_.rounds_gradients) make_room(unit);
+    add({.kind = ActionKind::zero, .unit = unit, .reads = {}, .writes = {sums(unit)}});
+}
+
+void UnitActions::end(int unit, int micro_batch) {
+    if (spec_.rounds_gradients && starts_afresh(micro_batch)) {
+        make_room(unit);
+        add({.kind = ActionKind::round,
+             .unit = unit,
+             .reads = {sums(unit)},
+             .writes = {whole_gradients(unit)}});
+    } else if (spec_.rounds_gradients) {
+        add({.kind = ActionKind::accumulate,
+             .unit = unit,
+             .reads = {sums(unit), whole_gradients(unit)},
+             .writes = {whole_gradients(unit)}});
+    }
+    accumulate_received();
+    if (micro_batch + 1 == micro_batches() || sharding_.accumulates_shards(micro_batches())) {
+        sum_replicated(unit);
+        reduce(unit, micro_batch);
+    }
+}
+
+// Before a unit's whole gradients are written anew: a shard may have been received in that very buffer, which blocks take in
+// turn, where those of a pass that make gradients are not neighbours.
+void UnitActions::make_room(int unit) {
+    if (received_ >= 0 && whole_gradients(received_).index == whole_gradients(unit).index)
+        accumulate_received();
+}
+
+// Layernorms see a rank's own tokens with sequence parallelism.
+void UnitActions::sum_replicated(int unit) {
+    if (!spec_.tensor.sequence_parallel || unit == wte_unit || unit == wpe_unit) return;
+    add({.kind = ActionKind::sum_replicated,
+         .unit = unit,
+         .reads = {whole_gradients(unit)},
+         .writes = {whole_gradients(unit)}});
+}
+
+// All-reduce is reduce-scatter then all-gather (idea 3).
+void UnitActions::reduce(int unit, int micro_batch) {
+    const BufferUse whole = whole_gradients(unit), sum = reduced(unit);
+    const bool adds = sharding_.accumulates_shards(micro_batches()) && micro_batch > 0;
+    const BufferUse received = adds ? whole : sum;
+    communicate_data(
+        {.kind = ActionKind::reduce_scatter, .unit = unit, .reads = {whole}, .writes = {received}});
+    if (sharding_.replicas > 1) {
+        communicate(
+            {.kind = ActionKind::all_reduce, .unit = unit, .reads = {received}, .writes = {received}});
+    }
+    if (adds) received_ = unit;
+    if (micro_batch + 1 < micro_batches() || is_tied(unit)) return;
+    gather_gradients(unit);
+}
+
+// Where the whole gradients are updated from.
+void UnitActions::gather_gradients(int unit) {
+    if (!sharding_.keeps_optimizer_whole()) return;
+    accumulate_received();
+    communicate_data({.kind = ActionKind::gather_gradients,
+                      .unit = unit,
+                      .reads = {reduced(unit)},
+                      .writes = {whole_gradients(unit)}});
+}
+
+void UnitActions::accumulate_received() {
+    if (received_ < 0) return;
+    const int unit = std::exchange(received_, -1);
+    add({.kind = ActionKind::accumulate_shard,
+         .unit = unit,
+         .reads = {whole_gradients(unit), reduced(unit)},
+         .writes = {reduced(unit)}});
+}
+
+// ---- behind all passes
+
+void UnitActions::reduce_loss() {
+    if (has_others()) communicate({.kind = ActionKind::reduce_loss, .reads = {{loss}}, .writes = {{loss}}});
+}
+
+void UnitActions::norm_and_update() {
+    accumulate_received();
+    finish_tied();
+    Action square{.kind = ActionKind::square, .reads = {}, .writes = {{squares}}};
+    for_each_unit([&](int unit) {
+        if (part_.counts_unit(unit)) square.reads.push_back(reduced(unit));
+    });
+    add(std::move(square));
+    if (has_others())
+        communicate({.kind = ActionKind::gather_squares, .reads = {{squares}}, .writes = {{squares}}});
+    add({.kind = ActionKind::norm, .reads = {{squares}}, .writes = {{norm}}});
+    for_each_unit([&](int unit) {
+        const bool whole = sharding_.keeps_optimizer_whole();
+        add({.kind = ActionKind::update,
+             .unit = unit,
+             .reads = {whole ? whole_gradients(unit) : reduced(unit), {norm}, {optimizer, unit, unit}},
+             .writes = {{optimizer, unit, unit}, own_parameters(unit)}});
+        publish(unit);
+    });
+}
+
+// The stages of the embedding and of the head have each made a part of wte's gradients. At the end of the list, where
+// neither has anything to do for the other any more.
+void UnitActions::finish_tied() {
+    if (!is_tied(wte_unit) || !part_.has_unit(wte_unit)) return;
+    communicate({.kind = ActionKind::sum_tied,
+                 .unit = wte_unit,
+                 .reads = {reduced(wte_unit)},
+                 .writes = {reduced(wte_unit)}});
+    gather_gradients(wte_unit);
+}
+
+void UnitActions::publish_all() {
+    for_each_unit([&](int unit) { publish(unit); });
+}
+
+// A unit's parameters, on ranks that keep them whole and have updated a shard.
+void UnitActions::publish(int unit) {
+    if (sharding_.keeps_optimizer_whole() || !sharding_.keeps_parameters_whole()) return;
+    communicate_data({.kind = ActionKind::gather_parameters,
+                      .unit = unit,
+                      .reads = {own_parameters(unit)},
+                      .writes = {whole_parameters(unit)}});
+}
+
+}  // namespace llmc
