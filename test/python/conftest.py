@@ -74,3 +74,9 @@ def parquet_of_lines(tmp_path, monkeypatch):
     for name in ("pyarrow", "pyarrow.parquet"):
         sys.modules.pop(name, None)
     sys.modules.update(kept)
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory, seed):
+    from simulated_experiment import Experiment  # takes PyTorch
+    return Experiment(tmp_path_factory.mktemp("experiment"), seed)

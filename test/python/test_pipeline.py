@@ -48,6 +48,18 @@ def test_every_schedule_is_the_same_run(tmp_path):
         assert np.abs(tensor - others[name]).max() <= TOLERANCE, name
 
 
+@pytest.mark.parametrize("mesh_of_8", [mesh(2, "--pipeline-schedule=zb-h1"), ["--tensor-parallel=2", "--sequence-parallel"]],
+                         ids=["stages", "tensor"])
+def test_groups_of_shards_beside_other_splits_are_the_same_run(mesh_of_8, tmp_path):
+    """Hybrid sharding: four data ranks have the shards twice."""
+    options = [*SMALL, "--steps=4", "--reduce-every=micro-batch", "--sample-tokens=0", *mesh_of_8]
+    _, whole, _ = train(tmp_path / "whole", *options, ranks=8)
+    for stage in (1, 3):
+        run, results, _ = train(tmp_path / str(stage), *options, f"--zero-stage={stage}", "--zero-shard-size=2", ranks=8)
+        assert results == whole
+        assert run.record["mesh"]["replicas"] == 2
+
+
 MESHES = {"one process": ([], 1), "2 stages x 2": (mesh(2, "--zero-stage=3"), 4), "4 stages": (mesh(4, "--pipeline-schedule=gpipe"), 4),
           "2 stages": (mesh(2, "--pipeline-schedule=interleaved"), 2), "3 data ranks": (["--zero-stage=2"], 3)}
 

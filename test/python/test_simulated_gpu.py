@@ -1,64 +1,28 @@
 """Trainings by the CUDA device's own host code and kernels, without a GPU (simulated.py).
 
-They follow the CPU device; they are the same, bit for bit, in whatever order the streams' work runs, as far as events
-allow; and where an event is missing (planted_faults.py) they are not, or the runtime says so.
+They follow the CPU device; where an event is missing (planted_faults.py) they are another run, or the runtime says so; and they
+wait for nothing and allocate nothing but what they must.
 """
 
 import collections
 import functools
-import hashlib
 import json
-import re
 
 import model_bounds
 import numpy as np
 import pytest
-import reference_model
-import safetensors_numpy
 import simulated
 import torch
 from greedy_text import PROMPT, telling_weights
 from model_comparison import save_weights
 from planted_faults import FAULTS
-from program import PROGRAM, ROOT, Run, write_token_file
-from reference_model import Sizes
+from program import Run
 from simulated import at_once, train
+from simulated_experiment import CPU, ROUNDED, SEQUENCES, SIZES, STEPS, STOCHASTIC, results
 
 simulated.require()
-torch.set_num_threads(1)  # beside the programs
 
-CPU = str((ROOT / PROGRAM).resolve())
-SIZES = Sizes(layers=2, heads=2, channels=16, seq_len=16, vocab_size=64)
-SEQUENCES, STEPS = 4, 20
 CONNECTING_BYTES = 8 << 20  # of which NCCL's ranks get connected (llmc/train/devices.cpp)
-BF16 = ["--dtype=bf16"]
-STOCHASTIC = [*BF16, "--stochastic-rounding"]
-ROUNDED = [*BF16, "--gradient-dtype=bf16", "--micro-batch-size=1"]
-
-
-class Experiment:
-    """Random weights and one batch, which every step repeats, in files."""
-
-    def __init__(self, folder, seed):
-        generator = torch.Generator().manual_seed(seed)
-        self.weights = reference_model.random_weights(SIZES, generator)
-        T = SIZES.seq_len
-        # One run of tokens, cut into windows that share their end tokens.
-        run = torch.randint(SIZES.vocab_size, (SEQUENCES * T + 1,), generator=generator)
-        self.tokens = torch.stack([run[i * T:(i + 1) * T + 1] for i in range(SEQUENCES)])
-        self.data, self.init = folder / "train.bin", folder / "init.safetensors"
-        write_token_file(self.data, run.numpy())
-        safetensors_numpy.save(self.init, {name: w.numpy().astype(np.float32) for name, w in self.weights.items()})
-
-    def options(self, *more, steps=STEPS):
-        return ["--init", self.init, "--train-data", self.data, f"--global-batch-tokens={SEQUENCES * SIZES.seq_len}",
-                *SIZES.options(), f"--steps={steps}", "--lr=1e-3", "--lr-schedule=constant", "--warmup-steps=0",
-                "--weight-decay=0.1", "--grad-clip=0.5", *more]
-
-
-@pytest.fixture(scope="module")
-def experiment(tmp_path_factory, seed):
-    return Experiment(tmp_path_factory.mktemp("experiment"), seed)
 
 
 @pytest.fixture(scope="module")
@@ -72,15 +36,6 @@ def bounds(experiment, seed):
             experiment.weights, SIZES, [experiment.tokens] * STEPS, (micro_batches,) * ranks, rounds_gradients, draws=6,
             generator=torch.Generator().manual_seed(seed), lr=1e-3, weight_decay=0.1, betas=(0.9, 0.95), grad_clip=0.5)
     return bound
-
-
-def digest(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def results(run):
-    """What must have the same bits."""
-    return run.losses, run.column("grad_norm"), [line.get("val_loss") for line in run.lines]
 
 
 # ---- against the CPU device
@@ -143,222 +98,6 @@ def test_generates_the_likeliest_text(seed, tmp_path):
     for run, mesh in zip(runs, meshes):
         assert run.returncode == 0, f"{mesh}\n{run.stderr}"
         assert [int(token) for token in run.stdout.split()] == [*PROMPT, *expected[:count]], mesh
-
-
-# ---- the same bits
-
-
-def cached(folder):
-    """For a run with a cache of its own."""
-    return {"XDG_CACHE_HOME": str(folder / "cache")}
-
-
-def row(run):
-    """The header's row about algorithms, on one line."""
-    return " ".join(re.search(r"^  algorithms (.*(\n    .*)*)", run.output, re.MULTILINE)[1].split())
-
-
-def choices(file):
-    """Of an algorithms.txt: {kind of GPU and library: {product: algorithm}}."""
-    paragraphs = [paragraph.splitlines() for paragraph in file.read_text(errors="replace").split("\n\n")]
-    return {lines[0]: dict(line.split(":", 1) for line in lines[1:]) for lines in paragraphs}
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_command_that_is_repeated_gives_the_same_bits(ranks, experiment, tmp_path):
-    """Algorithms are chosen by time, once: by the first run of the command."""
-    options, cache = experiment.options(*BF16, steps=3), tmp_path / "cache/train_gpt/algorithms.txt"
-
-    def trained(name, cache_of=tmp_path):
-        run = train(tmp_path / name, *options, ranks=ranks, variables=cached(cache_of))
-        return run, digest(run.out_dir / "checkpoint-00000003/model.safetensors"), choices(run.out_dir / "algorithms.txt")
-
-    first, weights, chosen = trained("first")
-    assert row(first) == f"chosen now, and kept in {cache}"
-    assert choices(cache) == chosen and [path.name for path in cache.parent.iterdir()] == [cache.name]
-    for name in ("second", "third"):
-        run, again, taken = trained(name)
-        assert row(run) == f"as in {cache}" and "chosen now" not in run.output
-        assert (results(run), again, taken) == (results(first), weights, chosen)
-    # Which were chosen is a matter of time: with another cache they may be others, and then so are the bits.
-    other, others_weights, others_chosen = trained("other", tmp_path / "another")
-    assert row(other).startswith("chosen now")
-    assert others_weights == weights or others_chosen != chosen
-
-
-def test_algorithms_are_those_of_the_checkpoint_then_of_the_directory_then_of_the_cache(experiment, tmp_path):
-    """Each place has its mark in the last word of its algorithms, of which the library makes no use."""
-    options = experiment.options(*BF16, "--checkpoint-every=1", steps=2)
-    run = train(tmp_path, *options, variables=cached(tmp_path))
-    cache, own = tmp_path / "cache/train_gpt/algorithms.txt", run.out_dir / "algorithms.txt"
-    checkpoint = run.out_dir / "checkpoint-00000001"
-    (kind, chosen), = choices(cache).items()
-
-    def mark(place, word, products=tuple(chosen)):
-        def paragraph(of_kind, word, products):
-            return "\n".join([of_kind, *(f"{product}:{chosen[product].rpartition(' ')[0]} {word}" for product in products), ""])
-
-        place.write_text("\n".join([paragraph("another GPU", "c", chosen), paragraph(kind, word, products),
-                                    paragraph("one more GPU", "d", chosen)]))
-
-    def taken(*more):
-        """Where from, and the marks of all algorithms, as the run leaves them in its directory."""
-        again = train(tmp_path, *options, *more, variables=cached(tmp_path))
-        return row(again), {algorithm.split()[-1] for algorithm in choices(own)[kind].values()}
-
-    mark(cache, "a")
-    mark(own, "b")
-    assert taken() == (f"as in {own}", {"b"})  # and so its checkpoints have
-    own.unlink()
-    assert taken(f"--resume={checkpoint}") == (f"as in {checkpoint}", {"b"})
-    own.unlink()
-    assert taken() == (f"as in {cache}", {"a"})
-    # What the directory has not, the cache has.
-    mark(own, "b", list(chosen)[:2])
-    assert taken() == (f"as in {own}", {"a", "b"})
-
-
-def test_what_no_earlier_run_has_is_added_to_the_cache(experiment, tmp_path):
-    cache = tmp_path / "cache/train_gpt/algorithms.txt"
-    train(tmp_path / "first", *experiment.options(*BF16, steps=1), variables=cached(tmp_path))
-    first = choices(cache)
-    other = train(tmp_path / "other", *experiment.options("--dtype=fp32", steps=1), variables=cached(tmp_path))
-    assert row(other) == f"as in {cache}"
-    added = int(re.search(r"(\d+) algorithms chosen now, which no earlier run had", other.output)[1])
-    (kind, both), = choices(cache).items()
-    assert first[kind].items() <= both.items() and len(both) == len(first[kind]) + added
-    # Of another kind of GPU nothing is taken, and nothing lost.
-    last = train(tmp_path / "last", *experiment.options(*BF16, steps=1), variables={**cached(tmp_path), "SIMT_CHIP": "90"})
-    assert row(last) == f"chosen now, and kept in {cache}"
-    all_of_them = choices(cache)
-    assert len(all_of_them) == 2 and all_of_them[kind] == both
-
-
-def test_a_cache_that_cannot_be_used_stops_nothing(experiment, tmp_path):
-    options = experiment.options(*BF16, steps=1)
-
-    def row_with(name, variables):
-        run = train(tmp_path / name, *options, variables=variables)
-        assert run.out_dir.joinpath("algorithms.txt").exists()
-        return row(run)
-
-    (tmp_path / "file").write_text("")
-    folder = tmp_path / "cache/train_gpt/algorithms.txt"
-    folder.mkdir(parents=True)
-    assert "is not a directory" in row_with("below a file", {"XDG_CACHE_HOME": str(tmp_path / "file")})
-    assert row_with("a directory", cached(tmp_path)) == f"chosen now, and not kept: {folder} is a directory; give the name of a file"
-    assert row_with("none", {"XDG_CACHE_HOME": "", "HOME": ""}) == "chosen now, and not kept: neither XDG_CACHE_HOME nor HOME is set"
-    assert row_with("home", {"XDG_CACHE_HOME": "not/absolute", "HOME": str(tmp_path)}) == \
-        f"chosen now, and kept in {tmp_path}/.cache/train_gpt/algorithms.txt"
-    # Damaged: what is no algorithm is chosen again.
-    file = tmp_path / ".cache/train_gpt/algorithms.txt"
-    whole = choices(file)
-    file.write_bytes(file.read_bytes().replace(b": 1", b": f").replace(b"align", b"\0\xff:"))
-    assert row_with("damaged", {"XDG_CACHE_HOME": "", "HOME": str(tmp_path)}) == f"as in {file}"
-    (kind, products), = whole.items()
-    assert products.keys() <= choices(file)[kind].keys()
-
-
-@pytest.mark.parametrize("ranks, options", [(1, ["--dtype=fp32", "--micro-batch-size=1"]), (2, [*STOCHASTIC, *ROUNDED])],
-                         ids=["fp32", "2 processes, bf16 throughout"])
-def test_any_order_of_work_and_a_resumed_run_give_the_same_bits(ranks, options, experiment, tmp_path):
-    options = [*experiment.options(*options, steps=6), "--checkpoint-every=3", "--val-data", experiment.data, "--val-every=2"]
-
-    def trained(folder, *more, seed):
-        run = train(folder, *options, "--export", folder / "w.safetensors", *more, ranks=ranks, seed=seed)
-        return run, digest(folder / "w.safetensors")
-
-    # Work in the order of its issue; as events allow; and what the first three steps left.
-    whole, weights = trained(tmp_path / "whole", seed=0)
-    checkpoint = whole.out_dir / "checkpoint-00000003"
-    *others, (resumed, resumed_weights) = at_once(
-        *(functools.partial(trained, tmp_path / str(seed), seed=seed) for seed in (1, 2)),
-        functools.partial(trained, tmp_path / "resumed", "--resume", checkpoint, seed=3))
-    for run, own_weights in others:
-        assert results(run) == results(whole)
-        assert own_weights == weights
-    assert results(resumed) == tuple(column[3:] for column in results(whole))
-    assert resumed_weights == weights
-
-
-HYBRID = ["--zero-stage=3", "--zero-shard-size=2"]
-# Of so many processes: dtype, micro-batches a step, when gradients are reduced; and what trains the same run as stage 0.
-SHARDED = {
-    2: {("bf16", 2, "micro-batch"): [["--zero-stage=1"], ["--zero-stage=2"], ["--zero-stage=3"]],
-        ("fp32", 2, "step"): [["--zero-stage=1"], ["--zero-stage=2", "--overlap-grad-reduce=false"]]},
-    4: {("bf16", 2, "step"): [["--zero-stage=2"], ["--zero-stage=3"]],
-        ("fp32", 1, "step"): [["--zero-stage=1"], ["--zero-stage=3", "--prefetch-units=2"], HYBRID]},
-}
-
-
-@pytest.mark.parametrize("ranks", SHARDED)
-def test_every_stage_of_zero_gives_the_same_bits(ranks, experiment, seed, tmp_path):
-    """10 steps; the order of the queues' work is another one in each run."""
-    tokens = 2 * ranks * SIZES.seq_len
-    write_token_file(tmp_path / "train.bin", np.random.default_rng(seed).integers(SIZES.vocab_size, size=tokens + 1))
-    options = [*experiment.options(steps=10), "--train-data", tmp_path / "train.bin", f"--global-batch-tokens={tokens}"]
-
-    def trained(setting, stage, seed):
-        dtype, micro_batches, reduce_every = setting
-        folder = tmp_path / str(seed)
-        run = train(folder, *options, f"--dtype={dtype}", f"--micro-batch-size={2 // micro_batches}", f"--reduce-every={reduce_every}",
-                    *stage, "--export", folder / "w.safetensors", ranks=ranks, seed=seed, variables=cached(tmp_path / dtype))
-        assert run.record["micro_batches"] == micro_batches
-        return results(run), digest(folder / "w.safetensors")
-
-    def all_of(runs, first_seed):
-        return at_once(*(functools.partial(trained, *run, seed=seed) for seed, run in enumerate(runs, first_seed)))
-
-    settings = SHARDED[ranks]
-    # Those first, whose algorithms the others take.
-    whole = dict(zip(settings, all_of([(setting, []) for setting in settings], 0)))
-    runs = [(setting, stage) for setting, stages in settings.items() for stage in stages]
-    for (setting, stage), own in zip(runs, all_of(runs, len(settings))):
-        if stage == HYBRID:  # NCCL adds in an order of its own
-            assert own[0][0] == pytest.approx(whole[setting][0][0], rel=1e-5)
-        else:
-            assert own == whole[setting], (setting, stage)
-
-
-@pytest.mark.parametrize("ranks, options", [(1, ["--dtype=fp32"]), (1, ["--dtype=bf16", "--micro-batch-size=2"]),
-                                            (2, ["--dtype=bf16", "--micro-batch-size=1", "--zero-stage=3"])],
-                         ids=["fp32", "bf16", "2 processes, bf16, ZeRO-3"])
-def test_recompute_gives_the_same_bits(ranks, options, experiment, tmp_path):
-    """The operations of the forward pass, once more with the same inputs; the embedding's and the head's are not made again."""
-    def trained(recompute, seed):
-        folder = tmp_path / recompute
-        run = train(folder, *experiment.options(*options), f"--recompute={recompute}", "--export", folder / "w.safetensors",
-                    ranks=ranks, seed=seed, variables=cached(tmp_path))
-        return results(run), digest(folder / "w.safetensors")
-
-    whole = trained("none", seed=0)
-    assert at_once(functools.partial(trained, "selective", 1), functools.partial(trained, "block", 2)) == [whole, whole]
-
-
-# Stages, ranks, options: 4 ranks of 2 stages are 2 data ranks.
-PIPELINES = [(2, 2, ["--pipeline-schedule=1f1b", "--recompute=selective"]), (2, 2, ["--pipeline-schedule=interleaved"]),
-             (2, 2, ["--pipeline-schedule=zb-h1", "--recompute=block"]), (4, 4, ["--pipeline-schedule=1f1b"])]
-PIPELINES_OF_PAIRS = [(2, 4, ["--zero-stage=0", "--pipeline-schedule=gpipe"]),
-                      (2, 4, ["--zero-stage=3", "--pipeline-schedule=interleaved", "--recompute=block"])]
-
-
-@pytest.mark.parametrize("dtype, pipelines", [("bf16", PIPELINES), ("fp32", PIPELINES_OF_PAIRS)], ids=["bf16", "fp32, two data ranks"])
-def test_every_pipeline_gives_the_same_bits(dtype, pipelines, experiment, bounds, tmp_path):
-    """And, in fp32, follows the CPU device. The order of the queues' work is another one in each run."""
-    options = [*experiment.options("--layers=4", "--micro-batch-size=1", "--reduce-every=micro-batch", steps=6)]
-    options = [option for option in options if option not in ("--init", experiment.init) and not str(option).startswith("--layers=2")]
-
-    def trained(folder, stages, ranks, more, seed):
-        run = train(folder, *options, f"--dtype={dtype}", f"--pipeline-parallel={stages}", *more, "--export",
-                    folder / "w.safetensors", ranks=ranks, seed=seed, variables=cached(tmp_path))
-        return results(run), digest(folder / "w.safetensors")
-
-    first, *others = [trained(tmp_path / str(number), *pipeline, seed=number) for number, pipeline in enumerate(pipelines)]
-    for own, pipeline in zip(others, pipelines[1:]):
-        assert own == first, pipeline
-    if dtype == "fp32":
-        cpu = train(tmp_path / "cpu", *options, "--dtype=fp32", "--device=cpu", executable=CPU)
-        assert np.abs(np.array(first[0][0]) - cpu.losses).max() <= model_bounds.LOSS_FP32
 
 
 # ---- planted faults
@@ -451,19 +190,3 @@ def test_a_step_waits_for_nothing_but_its_loss(ranks, micro_batches, stage, expe
     allowed = 4 * ranks
     # Beside other processes work also goes on while the host is elsewhere, and may be done when it asks.
     assert polls == allowed or (ranks > 1 and 0 < polls <= allowed)
-
-
-@pytest.mark.parametrize("tokens", [[], ["--sequence-parallel"]], ids=["whole tokens", "divided tokens"])
-def test_ranks_that_share_layers_follow_the_cpu_device(tokens, experiment, tmp_path):
-    """To the bit the same whatever the stages' schedule, recompute, and the order of the queues' work."""
-    options = [*experiment.options("--dtype=fp32", "--micro-batch-size=1", steps=6), "--tensor-parallel=2", *tokens]
-
-    def trained(name, seed, *more):
-        run = train(tmp_path / name, *options, "--pipeline-parallel=2", *more, "--export", tmp_path / name / "w.safetensors",
-                    ranks=4, seed=seed, variables=cached(tmp_path))
-        return results(run), digest(tmp_path / name / "w.safetensors")
-
-    first = trained("1f1b", 0)
-    assert trained("zb-h1", 1, "--pipeline-schedule=zb-h1", "--recompute=selective") == first
-    cpu = train(tmp_path / "cpu", *experiment.options("--dtype=fp32", steps=6), "--device=cpu", executable=CPU)
-    assert np.abs(np.array(first[0][0]) - cpu.losses).max() <= model_bounds.LOSS_FP32

@@ -20,6 +20,7 @@
 #include "llmc/device/cuda/kernel_name.h"
 #include "simt/cuda_on_cpu.h"
 #include "simt/fiber.h"
+#include "simt/launch_limits.h"
 
 namespace simt {
 namespace {
@@ -285,61 +286,6 @@ void run_block(unsigned index) {
     run.current = nullptr;
 }
 
-// With `static_bytes` of the kernel's own arrays
-template <class Refuse>
-void check_shared_memory(const Chip& chip, const DynamicShared& dynamic, std::size_t static_bytes,
-                         const Refuse& refuse) {
-    const std::size_t bytes = static_bytes + dynamic.bytes;
-    const std::string what = std::to_string(bytes) + " bytes of shared memory (" +
-                             std::to_string(static_bytes) + " of them the kernel's own arrays); a block has ";
-    if (bytes > chip.shared_bytes_per_block) {
-        refuse(what + std::to_string(chip.shared_bytes_per_block) + " on sm_" +
-               std::to_string(chip.architecture));
-    }
-    if (bytes > dynamic.limit) {
-        refuse(what + std::to_string(dynamic.limit) + " unless more are asked for");
-    }
-}
-
-void check_launch(const Chip& chip, const Grid& grid) {
-    const auto refuse = [](const std::string& why) { stop("launch refused: " + why); };
-    const auto on_chip = " on sm_" + std::to_string(chip.architecture);
-    const std::uint64_t threads = std::uint64_t{grid.threads.x} * grid.threads.y * grid.threads.z;
-    if (threads < 1 || threads > Chip::threads_per_block) {
-        refuse(std::to_string(threads) + " threads in a block; 1 to " +
-               std::to_string(Chip::threads_per_block) + " are possible");
-    }
-    if (grid.threads.z > 64) {
-        refuse(std::to_string(grid.threads.z) + " threads of a block in its third dimension; at most 64");
-    }
-    if (grid.blocks.x == 0 || grid.blocks.y == 0 || grid.blocks.z == 0 || grid.blocks.x > 0x7fffffff ||
-        grid.blocks.y > 65535 || grid.blocks.z > 65535) {
-        refuse("a grid of (" + std::to_string(grid.blocks.x) + ", " + std::to_string(grid.blocks.y) + ", " +
-               std::to_string(grid.blocks.z) + ") blocks; at least 1 and at most (2^31-1, 65535, 65535)");
-    }
-    check_shared_memory(chip, grid.dynamic_shared, 0, refuse);
-    if (options().report.empty()) return;
-    const auto* of_chip = figures_on(options().report, chip.architecture);
-    if (!of_chip) return;  // nothing was compiled for it (GPU_ARCH)
-    const auto figures = of_chip->find(symbol_of(grid.kernel));
-    if (figures == of_chip->end())
-        refuse("the compiler's report" + on_chip +
-               " lacks this kernel; make the program again if it is older");
-    check_shared_memory(chip, grid.dynamic_shared,
-                        static_cast<std::size_t>(figures->second.static_shared_bytes), refuse);
-    // CUDA's "invalid configuration".
-    if (threads > static_cast<std::uint64_t>(figures->second.most_threads)) {
-        refuse(std::to_string(threads) + " threads in a block; the kernel's __launch_bounds__ grants " +
-               std::to_string(figures->second.most_threads));
-    }
-    const int registers = figures->second.registers;
-    if (llmc::cuda::block_registers(static_cast<int>(threads), registers) >
-        Chip::registers_per_multiprocessor) {
-        refuse(std::to_string(threads) + " threads with " + std::to_string(registers) +
-               " registers each; a block has " + std::to_string(Chip::registers_per_multiprocessor));
-    }
-}
-
 // Where a kernel of no sanitizer touches what no memory is: with an index that nobody has written yet, say.
 void name_kernels_that_crash() {
 #if !defined(SIMT_ADDRESS) && !defined(SIMT_THREAD)
@@ -417,7 +363,8 @@ void* static_shared(const void* key, std::size_t bytes, std::size_t alignment) {
     if (static_bytes() > Chip::static_shared_bytes) {
         stop("more than " + std::to_string(Chip::static_shared_bytes) + " bytes of shared arrays");
     }
-    check_shared_memory(*run.chip, run.grid->dynamic_shared, static_bytes(), stop);
+    const std::string why = why_no_room_in_shared(*run.chip, run.grid->dynamic_shared, static_bytes());
+    if (!why.empty()) stop(why);
     return run.static_arrays.back().memory.get();
 }
 
@@ -479,7 +426,8 @@ void run_grid(const Chip& chip, const Grid& grid) {
     run.kernel_name = name_of(symbol);
     run.launched.insert(symbol);
     run.current = nullptr;
-    check_launch(chip, grid);
+    if (const std::string why = why_refused(chip, grid, options().report, symbol); !why.empty())
+        stop("launch refused: " + why);
     if (run.launches == 0) name_kernels_that_crash();
     gridDim = grid.blocks;
     blockDim = grid.threads;

@@ -1,0 +1,53 @@
+"""What the trainings on simulated GPUs (simulated.py) train: a tiny model on one batch; and what of two runs must be the same."""
+
+import hashlib
+
+import numpy as np
+import reference_model
+import safetensors_numpy
+import torch
+from program import PROGRAM, ROOT, write_token_file
+from reference_model import Sizes
+
+torch.set_num_threads(1)  # beside the programs
+
+CPU = str((ROOT / PROGRAM).resolve())  # the program whose CPU device they follow
+SIZES = Sizes(layers=2, heads=2, channels=16, seq_len=16, vocab_size=64)
+SEQUENCES, STEPS = 4, 20
+BF16 = ["--dtype=bf16"]
+STOCHASTIC = [*BF16, "--stochastic-rounding"]
+ROUNDED = [*BF16, "--gradient-dtype=bf16", "--micro-batch-size=1"]
+
+
+class Experiment:
+    """Random weights and one batch, which every step repeats, in files."""
+
+    def __init__(self, folder, seed):
+        generator = torch.Generator().manual_seed(seed)
+        self.weights = reference_model.random_weights(SIZES, generator)
+        T = SIZES.seq_len
+        # One run of tokens, cut into windows that share their end tokens.
+        run = torch.randint(SIZES.vocab_size, (SEQUENCES * T + 1,), generator=generator)
+        self.tokens = torch.stack([run[i * T:(i + 1) * T + 1] for i in range(SEQUENCES)])
+        self.data, self.init = folder / "train.bin", folder / "init.safetensors"
+        write_token_file(self.data, run.numpy())
+        safetensors_numpy.save(self.init, {name: w.numpy().astype(np.float32) for name, w in self.weights.items()})
+
+    def options(self, *more, steps=STEPS):
+        return ["--init", self.init, "--train-data", self.data, f"--global-batch-tokens={SEQUENCES * SIZES.seq_len}",
+                *SIZES.options(), f"--steps={steps}", "--lr=1e-3", "--lr-schedule=constant", "--warmup-steps=0",
+                "--weight-decay=0.1", "--grad-clip=0.5", *more]
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def results(run):
+    """What must have the same bits."""
+    return run.losses, run.column("grad_norm"), [line.get("val_loss") for line in run.lines]
+
+
+def cached(folder):
+    """For a run with a cache of its own."""
+    return {"XDG_CACHE_HOME": str(folder / "cache")}

@@ -1,0 +1,140 @@
+"""Which algorithms the matrix products take on simulated GPUs (simulated.py): chosen once, kept, and taken again by the command that
+is repeated, by who resumes, and in whatever order the queues' work runs."""
+
+import functools
+import re
+
+import pytest
+import simulated
+from simulated import at_once, train
+from simulated_experiment import BF16, ROUNDED, STOCHASTIC, cached, digest, results
+
+simulated.require()
+
+
+def row(run):
+    """The header's row about algorithms, on one line."""
+    return " ".join(re.search(r"^  algorithms (.*(\n    .*)*)", run.output, re.MULTILINE)[1].split())
+
+
+def choices(file):
+    """Of an algorithms.txt: {kind of GPU and library: {product: algorithm}}."""
+    paragraphs = [paragraph.splitlines() for paragraph in file.read_text(errors="replace").split("\n\n")]
+    return {lines[0]: dict(line.split(":", 1) for line in lines[1:]) for lines in paragraphs}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_command_that_is_repeated_gives_the_same_bits(ranks, experiment, tmp_path):
+    """Algorithms are chosen by time, once: by the first run of the command."""
+    options, cache = experiment.options(*BF16, steps=3), tmp_path / "cache/train_gpt/algorithms.txt"
+
+    def trained(name, cache_of=tmp_path):
+        run = train(tmp_path / name, *options, ranks=ranks, variables=cached(cache_of))
+        return run, digest(run.out_dir / "checkpoint-00000003/model.safetensors"), choices(run.out_dir / "algorithms.txt")
+
+    first, weights, chosen = trained("first")
+    assert row(first) == f"chosen now, and kept in {cache}"
+    assert choices(cache) == chosen and [path.name for path in cache.parent.iterdir()] == [cache.name]
+    for name in ("second", "third"):
+        run, again, taken = trained(name)
+        assert row(run) == f"as in {cache}" and "chosen now" not in run.output
+        assert (results(run), again, taken) == (results(first), weights, chosen)
+    # Which were chosen is a matter of time: with another cache they may be others, and then so are the bits.
+    other, others_weights, others_chosen = trained("other", tmp_path / "another")
+    assert row(other).startswith("chosen now")
+    assert others_weights == weights or others_chosen != chosen
+
+
+def test_algorithms_are_those_of_the_checkpoint_then_of_the_directory_then_of_the_cache(experiment, tmp_path):
+    """Each place has its mark in the last word of its algorithms, of which the library makes no use."""
+    options = experiment.options(*BF16, "--checkpoint-every=1", steps=2)
+    run = train(tmp_path, *options, variables=cached(tmp_path))
+    cache, own = tmp_path / "cache/train_gpt/algorithms.txt", run.out_dir / "algorithms.txt"
+    checkpoint = run.out_dir / "checkpoint-00000001"
+    (kind, chosen), = choices(cache).items()
+
+    def mark(place, word, products=tuple(chosen)):
+        def paragraph(of_kind, word, products):
+            return "\n".join([of_kind, *(f"{product}:{chosen[product].rpartition(' ')[0]} {word}" for product in products), ""])
+
+        place.write_text("\n".join([paragraph("another GPU", "c", chosen), paragraph(kind, word, products),
+                                    paragraph("one more GPU", "d", chosen)]))
+
+    def taken(*more):
+        """Where from, and the marks of all algorithms, as the run leaves them in its directory."""
+        again = train(tmp_path, *options, *more, variables=cached(tmp_path))
+        return row(again), {algorithm.split()[-1] for algorithm in choices(own)[kind].values()}
+
+    mark(cache, "a")
+    mark(own, "b")
+    assert taken() == (f"as in {own}", {"b"})  # and so its checkpoints have
+    own.unlink()
+    assert taken(f"--resume={checkpoint}") == (f"as in {checkpoint}", {"b"})
+    own.unlink()
+    assert taken() == (f"as in {cache}", {"a"})
+    # What the directory has not, the cache has.
+    mark(own, "b", list(chosen)[:2])
+    assert taken() == (f"as in {own}", {"a", "b"})
+
+
+def test_what_no_earlier_run_has_is_added_to_the_cache(experiment, tmp_path):
+    cache = tmp_path / "cache/train_gpt/algorithms.txt"
+    train(tmp_path / "first", *experiment.options(*BF16, steps=1), variables=cached(tmp_path))
+    first = choices(cache)
+    other = train(tmp_path / "other", *experiment.options("--dtype=fp32", steps=1), variables=cached(tmp_path))
+    assert row(other) == f"as in {cache}"
+    added = int(re.search(r"(\d+) algorithms chosen now, which no earlier run had", other.output)[1])
+    (kind, both), = choices(cache).items()
+    assert first[kind].items() <= both.items() and len(both) == len(first[kind]) + added
+    # Of another kind of GPU nothing is taken, and nothing lost.
+    last = train(tmp_path / "last", *experiment.options(*BF16, steps=1), variables={**cached(tmp_path), "SIMT_CHIP": "90"})
+    assert row(last) == f"chosen now, and kept in {cache}"
+    all_of_them = choices(cache)
+    assert len(all_of_them) == 2 and all_of_them[kind] == both
+
+
+def test_a_cache_that_cannot_be_used_stops_nothing(experiment, tmp_path):
+    options = experiment.options(*BF16, steps=1)
+
+    def row_with(name, variables):
+        run = train(tmp_path / name, *options, variables=variables)
+        assert run.out_dir.joinpath("algorithms.txt").exists()
+        return row(run)
+
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "cache/train_gpt/algorithms.txt"
+    folder.mkdir(parents=True)
+    assert "is not a directory" in row_with("below a file", {"XDG_CACHE_HOME": str(tmp_path / "file")})
+    assert row_with("a directory", cached(tmp_path)) == f"chosen now, and not kept: {folder} is a directory; give the name of a file"
+    assert row_with("none", {"XDG_CACHE_HOME": "", "HOME": ""}) == "chosen now, and not kept: neither XDG_CACHE_HOME nor HOME is set"
+    assert row_with("home", {"XDG_CACHE_HOME": "not/absolute", "HOME": str(tmp_path)}) == \
+        f"chosen now, and kept in {tmp_path}/.cache/train_gpt/algorithms.txt"
+    # Damaged: what is no algorithm is chosen again.
+    file = tmp_path / ".cache/train_gpt/algorithms.txt"
+    whole = choices(file)
+    file.write_bytes(file.read_bytes().replace(b": 1", b": f").replace(b"align", b"\0\xff:"))
+    assert row_with("damaged", {"XDG_CACHE_HOME": "", "HOME": str(tmp_path)}) == f"as in {file}"
+    (kind, products), = whole.items()
+    assert products.keys() <= choices(file)[kind].keys()
+
+
+@pytest.mark.parametrize("ranks, options", [(1, ["--dtype=fp32", "--micro-batch-size=1"]), (2, [*STOCHASTIC, *ROUNDED])],
+                         ids=["fp32", "2 processes, bf16 throughout"])
+def test_any_order_of_work_and_a_resumed_run_give_the_same_bits(ranks, options, experiment, tmp_path):
+    options = [*experiment.options(*options, steps=6), "--checkpoint-every=3", "--val-data", experiment.data, "--val-every=2"]
+
+    def trained(folder, *more, seed):
+        run = train(folder, *options, "--export", folder / "w.safetensors", *more, ranks=ranks, seed=seed)
+        return run, digest(folder / "w.safetensors")
+
+    # Work in the order of its issue; as events allow; and what the first three steps left.
+    whole, weights = trained(tmp_path / "whole", seed=0)
+    checkpoint = whole.out_dir / "checkpoint-00000003"
+    *others, (resumed, resumed_weights) = at_once(
+        *(functools.partial(trained, tmp_path / str(seed), seed=seed) for seed in (1, 2)),
+        functools.partial(trained, tmp_path / "resumed", "--resume", checkpoint, seed=3))
+    for run, own_weights in others:
+        assert results(run) == results(whole)
+        assert own_weights == weights
+    assert results(resumed) == tuple(column[3:] for column in results(whole))
+    assert resumed_weights == weights

@@ -1,0 +1,109 @@
+"""The mesh on simulated GPUs (simulated.py): whatever the stage of ZeRO, the pipeline, recompute and the order of the queues' work,
+a run has the same bits, and tensor-parallel ranks follow the CPU device."""
+
+import functools
+
+import model_bounds
+import numpy as np
+import pytest
+import simulated
+from program import write_token_file
+from simulated import at_once, train
+from simulated_experiment import CPU, SIZES, cached, digest, results
+
+simulated.require()
+
+HYBRID = ["--zero-stage=3", "--zero-shard-size=2"]
+# Of so many processes: dtype, micro-batches a step, when gradients are reduced; and what trains the same run as stage 0.
+SHARDED = {
+    2: {("bf16", 2, "micro-batch"): [["--zero-stage=1"], ["--zero-stage=2"], ["--zero-stage=3"]],
+        ("fp32", 2, "step"): [["--zero-stage=1"], ["--zero-stage=2", "--overlap-grad-reduce=false"]]},
+    4: {("bf16", 2, "step"): [["--zero-stage=2"], ["--zero-stage=3"]],
+        ("fp32", 1, "step"): [["--zero-stage=1"], ["--zero-stage=3", "--prefetch-units=2"], HYBRID]},
+}
+
+
+@pytest.mark.parametrize("ranks", SHARDED)
+def test_every_stage_of_zero_gives_the_same_bits(ranks, experiment, seed, tmp_path):
+    """5 steps; the order of the queues' work is another one in each run."""
+    tokens = 2 * ranks * SIZES.seq_len
+    write_token_file(tmp_path / "train.bin", np.random.default_rng(seed).integers(SIZES.vocab_size, size=tokens + 1))
+    options = [*experiment.options(steps=5), "--train-data", tmp_path / "train.bin", f"--global-batch-tokens={tokens}"]
+
+    def trained(setting, stage, seed):
+        dtype, micro_batches, reduce_every = setting
+        folder = tmp_path / str(seed)
+        run = train(folder, *options, f"--dtype={dtype}", f"--micro-batch-size={2 // micro_batches}", f"--reduce-every={reduce_every}",
+                    *stage, "--export", folder / "w.safetensors", ranks=ranks, seed=seed, variables=cached(tmp_path / dtype))
+        assert run.record["micro_batches"] == micro_batches
+        return results(run), digest(folder / "w.safetensors")
+
+    def all_of(runs, first_seed):
+        return at_once(*(functools.partial(trained, *run, seed=seed) for seed, run in enumerate(runs, first_seed)))
+
+    settings = SHARDED[ranks]
+    # Those first, whose algorithms the others take.
+    whole = dict(zip(settings, all_of([(setting, []) for setting in settings], 0)))
+    runs = [(setting, stage) for setting, stages in settings.items() for stage in stages]
+    for (setting, stage), own in zip(runs, all_of(runs, len(settings))):
+        if stage == HYBRID:  # NCCL adds in an order of its own
+            assert own[0][0] == pytest.approx(whole[setting][0][0], rel=1e-5)
+        else:
+            assert own == whole[setting], (setting, stage)
+
+
+@pytest.mark.parametrize("ranks, options", [(1, ["--dtype=fp32"]), (1, ["--dtype=bf16", "--micro-batch-size=2"]),
+                                            (2, ["--dtype=bf16", "--micro-batch-size=1", "--zero-stage=3"])],
+                         ids=["fp32", "bf16", "2 processes, bf16, ZeRO-3"])
+def test_recompute_gives_the_same_bits(ranks, options, experiment, tmp_path):
+    """The operations of the forward pass, once more with the same inputs; the embedding's and the head's are not made again."""
+    def trained(recompute, seed):
+        folder = tmp_path / recompute
+        run = train(folder, *experiment.options(*options, steps=5), f"--recompute={recompute}", "--export", folder / "w.safetensors",
+                    ranks=ranks, seed=seed, variables=cached(tmp_path))
+        return results(run), digest(folder / "w.safetensors")
+
+    whole = trained("none", seed=0)
+    assert at_once(functools.partial(trained, "selective", 1), functools.partial(trained, "block", 2)) == [whole, whole]
+
+
+# Stages, ranks, options: 4 ranks of 2 stages are 2 data ranks.
+PIPELINES = [(2, 2, ["--pipeline-schedule=1f1b", "--recompute=selective"]), (2, 2, ["--pipeline-schedule=interleaved"]),
+             (2, 2, ["--pipeline-schedule=zb-h1", "--recompute=block"]), (4, 4, ["--pipeline-schedule=1f1b"])]
+PIPELINES_OF_PAIRS = [(2, 4, ["--zero-stage=0", "--pipeline-schedule=gpipe"]),
+                      (2, 4, ["--zero-stage=3", "--pipeline-schedule=interleaved", "--recompute=block"])]
+
+
+@pytest.mark.parametrize("dtype, pipelines", [("bf16", PIPELINES), ("fp32", PIPELINES_OF_PAIRS)], ids=["bf16", "fp32, two data ranks"])
+def test_every_pipeline_gives_the_same_bits(dtype, pipelines, experiment, tmp_path):
+    """And, in fp32, follows the CPU device. The order of the queues' work is another one in each run."""
+    options = [*experiment.options("--layers=4", "--micro-batch-size=1", "--reduce-every=micro-batch", steps=6)]
+    options = [option for option in options if option not in ("--init", experiment.init) and not str(option).startswith("--layers=2")]
+
+    def trained(folder, stages, ranks, more, seed):
+        run = train(folder, *options, f"--dtype={dtype}", f"--pipeline-parallel={stages}", *more, "--export",
+                    folder / "w.safetensors", ranks=ranks, seed=seed, variables=cached(tmp_path))
+        return results(run), digest(folder / "w.safetensors")
+
+    first, *others = [trained(tmp_path / str(number), *pipeline, seed=number) for number, pipeline in enumerate(pipelines)]
+    for own, pipeline in zip(others, pipelines[1:]):
+        assert own == first, pipeline
+    if dtype == "fp32":
+        cpu = train(tmp_path / "cpu", *options, "--dtype=fp32", "--device=cpu", executable=CPU)
+        assert np.abs(np.array(first[0][0]) - cpu.losses).max() <= model_bounds.LOSS_FP32
+
+
+@pytest.mark.parametrize("tokens", [[], ["--sequence-parallel"]], ids=["whole tokens", "divided tokens"])
+def test_ranks_that_share_layers_follow_the_cpu_device(tokens, experiment, tmp_path):
+    """To the bit the same whatever the stages' schedule, recompute, and the order of the queues' work."""
+    options = [*experiment.options("--dtype=fp32", "--micro-batch-size=1", steps=6), "--tensor-parallel=2", *tokens]
+
+    def trained(name, seed, *more):
+        run = train(tmp_path / name, *options, "--pipeline-parallel=2", *more, "--export", tmp_path / name / "w.safetensors",
+                    ranks=4, seed=seed, variables=cached(tmp_path))
+        return results(run), digest(tmp_path / name / "w.safetensors")
+
+    first = trained("1f1b", 0)
+    assert trained("zb-h1", 1, "--pipeline-schedule=zb-h1", "--recompute=selective") == first
+    cpu = train(tmp_path / "cpu", *experiment.options("--dtype=fp32", steps=6), "--device=cpu", executable=CPU)
+    assert np.abs(np.array(first[0][0]) - cpu.losses).max() <= model_bounds.LOSS_FP32
