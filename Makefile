@@ -134,7 +134,8 @@ deps:  ## installs what is missing (Debian, Ubuntu), after saying what that is
 deps-gpu:  ## installs what `--attention cudnn` needs to be built: the headers of cuDNN's frontend, into .cuda/
 	@scripts/deps.sh gpu
 
-$(PROGRAM): $(BUILD)/objects/train_gpt.o $(LIBRARY) $(GPU_OBJECTS) $(BUILD)/gpu.txt
+# What takes longest to compile begins first.
+$(PROGRAM): $(GPU_OBJECTS) $(BUILD)/objects/train_gpt.o $(LIBRARY) $(BUILD)/gpu.txt
 $(PROGRAM): LIBRARIES += $(GPU_LIBRARIES)
 ifneq ($(PROGRAM),train_gpt)
 .PHONY: train_gpt

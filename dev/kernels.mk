@@ -52,7 +52,7 @@ CUDA_VERSION := $(shell awk '/^.define CUDART_VERSION / { printf "%d.%d", $$3 / 
     $(CUDA_FOLDER)/include/cuda_runtime_api.h)
 GPU_PART := CUDA $(CUDA_VERSION) for $(GPU_ARCH:%=sm_%)$(if $(GPU_PTX), and later)$(comma) $(if $(NCCL),,no )NCCL$(comma) \
     $(if $(CUDNN_FRONTEND),,no )cuDNN
-GPU_OBJECTS = $(call objects,$(CUDA_HOST)) $(call nvcc_objects,$(GPU_SOURCES))
+GPU_OBJECTS = $(call nvcc_objects,$(GPU_SOURCES)) $(call objects,$(CUDA_HOST))
 # cuDNN is looked for when it is needed, there too.
 GPU_LIBRARIES := $(CUBLASLT) $(NCCL) $(CUDART) -ldl -lrt $(patsubst %/,-Wl$(comma)-rpath$(comma)%,$(sort $(dir $(CUBLASLT) $(NCCL) \
     $(if $(CUDNN_FRONTEND),$(call cuda_library,cudnn)))))
