@@ -16,30 +16,14 @@ import argparse
 import contextlib
 import dataclasses
 import fractions
-import importlib.util
 import os
 import pathlib
 import re
-import subprocess
-import sys
 import typing
 
-NEEDED = ["numpy", "requests", "tqdm"]
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from modules import ROOT, need
 
-
-def go_on_elsewhere(missing):
-    """Runs the script by the interpreter that scripts/deps.sh chooses, where this one lacks a module."""
-    deps = ROOT / "scripts" / "deps.sh"
-    chosen = subprocess.run([deps, "python"], capture_output=True, text=True).stdout.strip()
-    if not chosen or subprocess.run([chosen, "-c", "import " + ", ".join(NEEDED)], capture_output=True).returncode != 0:
-        sys.exit(f"error: {sys.executable} has no {' and no '.join(missing)}; run `make deps`, or "
-                 "`pip install -r data/requirements.txt`")
-    os.execv(chosen, [chosen, *sys.argv])
-
-
-if absent := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-    go_on_elsewhere(absent)
+need("numpy", "requests", "tqdm")
 
 import documents  # noqa: E402
 import encode  # noqa: E402

@@ -105,7 +105,7 @@ def test_pieces_have_the_tokens_of_the_whole(seed, monkeypatch):
 
 
 def test_tiktoken_and_the_native_encoder_agree(texts, tmp_path):
-    pytest.importorskip("tiktoken", reason="tiktoken is not installed (PyPI has it), so it cannot be compared with")
+    pytest.importorskip("tiktoken", reason="tiktoken is not installed (`make deps` has it from PyPI), so it cannot be compared with")
     folder = gpt2_bpe.require_files()
     outs = [tmp_path / kind for kind in ("native", "tiktoken")]
     for out in outs:
