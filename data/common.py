@@ -19,6 +19,7 @@ import fractions
 import os
 import pathlib
 import re
+import shlex
 import typing
 
 from modules import ROOT, need
@@ -171,6 +172,11 @@ def choose_tokenizer(arguments):
     return encode.prepare_gpt2(folder, None if arguments.bpe_dir else own, arguments.encoder), folder
 
 
+def shell_pattern(folder, split):
+    """The shards of a split as one word of a command."""
+    return shlex.quote(f"{folder}/{split}_*.bin")
+
+
 class Writing:
     """The way from a plan to shards."""
 
@@ -202,6 +208,9 @@ class Writing:
 
     def refuse(self, earlier):
         key = next(key for key in {**earlier, **self.settings} if earlier.get(key) != self.settings.get(key))
+        if key == "inputs":  # the checksums of the files that `source` names
+            fail(f"{self.plan.source}: the text has changed since the shards in {self.out} were begun; give --overwrite to make them "
+                 "anew, or another --out")
         fail(f"{self.out} has shards of another run, whose {key} was {earlier.get(key)} and not {self.settings.get(key)}; "
              "give the same options, another --out, or --overwrite to make them anew")
 
@@ -232,11 +241,13 @@ class Writing:
             fail(f"all of the {tokens['val']:,} tokens are for validation, and none is left to train on; give {remedy}")
         self.manifest["tokens"], self.manifest["finished"] = tokens, True
         self.save()
-        folder = os.path.relpath(self.out, ROOT) if self.out.resolve().is_relative_to(ROOT) else self.out
+        # As it works in the repository's root, wherever this was typed.
+        folder = self.out.resolve()
+        folder = folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder
         say(f"{folder}: {tokens['train']:,} tokens to train on, {tokens['val']:,} to validate on")
         model = "gpt2" if self.tokenizer.name == "gpt2" else "mini"
-        validation = f" --val-data '{folder}/val_*.bin'" if tokens["val"] else ""
-        say(f"train with: ./train_gpt --model {model} --train-data '{folder}/train_*.bin'{validation}")
+        validation = f" --val-data {shell_pattern(folder, 'val')}" if tokens["val"] else ""
+        say(f"train with: ./train_gpt --model {model} --train-data {shell_pattern(folder, 'train')}{validation}")
 
     def shard_of(self, stream, count):
         """The name and the room of the shard after `count` ones of a stream."""
