@@ -6,14 +6,17 @@ import re
 import shutil
 import sys
 
+import dataset_scripts
 import file_server
 import gpt2_bpe
 import numpy as np
+import pseudo_terminal
 import pytest
-from dataset_scripts import BYTES, hub_of, manifest_of, random_text, refused_here, run_here, tokens_of
-from file_server import wrong_bytes
+from dataset_scripts import BYTES, hub_of, manifest_of, random_text, refused_here, run, run_here, tokens_of
+from file_server import in_pieces, wrong_bytes
 
 import common  # noqa: E402  (of data/, where dataset_scripts looks)
+import download  # noqa: E402
 import encode  # noqa: E402
 import hellaswag  # noqa: E402
 import tinyshakespeare  # noqa: E402
@@ -46,6 +49,22 @@ def test_tinystories(tmp_path):
     assert bytes(tokens_of(out, "train").astype(np.uint8)) == b"One day a cat.\nThen a dog.\nThe end"
     assert bytes(tokens_of(out, "val").astype(np.uint8)) == b"A bird.\nA fish."
     assert manifest_of(out)["settings"]["revision"] == "c0ffee"
+
+
+def test_progress_on_a_terminal(tmp_path):
+    """Bars of what arrives and of the tokens, which are gone in the end; none in a pipe."""
+    name = "TinyStoriesV2-GPT4-train.txt"
+    with file_server.serving(hub_of("roneneldan/TinyStories", {name: b"A story. " * 43691, name.replace("train", "valid"): b"Another."})) as server:
+        server.files[f"/store/{name}"].faults = [in_pieces(download.BLOCK, 0.2), in_pieces(download.BLOCK, 0)]
+        options = [sys.executable, dataset_scripts.DATA / "tinystories.py", "--mirror", server.url, *BYTES]
+        status, text = pseudo_terminal.run([*options, "--out", tmp_path / "terminal"], 300)
+        piped = run("tinystories.py", *options[2:], "--out", tmp_path / "pipe")
+    assert status == 0, text
+    shares = [int(share) for share in re.findall(rf"\r{name}: +(\d+)%\|[^\r\n]*393k", text)]
+    assert shares == sorted(shares) and len({share for share in shares if 0 < share < 100}) >= 2, text
+    assert re.search(r"\rtrain: [\d.]+k? tokens \[", text)
+    stays = [line for line in pseudo_terminal.screen(text.replace("/terminal", "/pipe")) if line]
+    assert stays == piped.stdout.splitlines() and piped.stderr == ""
 
 
 def web_texts(seed):
