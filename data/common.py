@@ -145,9 +145,12 @@ def make_downloader(arguments):
     return Downloader(arguments.mirror, arguments.tries, arguments.pause)
 
 
-def main(description, name, plan, add_options=None):
-    """Runs the script of a dataset that becomes tokens. `name` may be a function of the arguments."""
+def main(description, name, plan, add_options=None, require=None):
+    """Runs the script of a dataset that becomes tokens. `name` may be a function of the arguments; require() ends the script
+    where this dataset's own modules are missing."""
     arguments = parse(description, name, add_options)
+    if require:
+        require()
     with plain_endings(), shards.locked(arguments.out):
         if not arguments.overwrite:
             refuse_strangers(arguments.out)

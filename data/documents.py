@@ -6,7 +6,7 @@ Documents are bytes, or views of a file's bytes; text is UTF-8, and bytes that a
 import json
 import mmap
 
-from modules import REMEDY, why_not
+from modules import why_not
 from terminal import fail
 
 END_OF_TEXT = b"<|endoftext|>"  # as text files write it between documents
@@ -69,7 +69,7 @@ def parquet_texts(path):
 def require_parquet():
     """Says before any download that parquet files could not be read."""
     if trouble := why_not("pyarrow"):
-        fail(f"this dataset comes as parquet files, which the Python module pyarrow reads, and that {trouble}; {REMEDY}")
+        fail(f"this dataset comes as parquet files, which the Python module pyarrow reads, and that {trouble}")
 
 
 def boundary(document, position):

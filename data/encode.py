@@ -22,7 +22,7 @@ import threading
 import numpy as np
 
 from download import RemoteFile
-from modules import REMEDY, ROOT, why_not
+from modules import ROOT, why_not
 from shards import checksum
 from terminal import fail, say
 
@@ -148,7 +148,7 @@ def prepare_gpt2(folder, downloader, encoder):
             fail(f"{path} is not GPT-2's (its sha256 should be {sha256}); leave --bpe-dir out to have GPT-2's downloaded")
     trouble = why_not("tiktoken") if encoder != "native" else ""
     if encoder == "tiktoken" and trouble:
-        fail(f"--encoder tiktoken: it {trouble}; {REMEDY}, or leave the option out")
+        fail(f"--encoder tiktoken: it {trouble}; or leave the option out")
     if encoder != "native" and not trouble:
         return "tiktoken"
     build_native_library()

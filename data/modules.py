@@ -14,7 +14,8 @@ sys.path.append(str(ROOT / "scripts"))
 
 import interpreter  # noqa: E402
 
-REMEDY = f"run `make deps`, or `pip install -r {REQUIREMENTS}`"
+WITH_PIP = f"`pip install -r {REQUIREMENTS}`"
+REMEDY = f"run `make deps`, or {WITH_PIP}"
 
 
 def need(*modules):
@@ -23,12 +24,12 @@ def need(*modules):
 
 
 def why_not(module):
-    """Why a module cannot be imported, in words that follow its name; empty where it can."""
+    """Why a module cannot be imported and what would do, in words that follow its name; empty where it can."""
     try:
         importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        return "is not installed" if error.name == module else f"is installed and cannot be imported ({error})"
-    except Exception as error:  # what is installed for another Python or another NumPy can raise anything
+    except Exception as error:  # what was installed for another Python or another NumPy can raise anything
+        if isinstance(error, ModuleNotFoundError) and error.name == module:
+            return f"is not installed; {REMEDY}"
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return f"is installed and cannot be imported ({reason})"
+        return f"is installed and cannot be imported ({reason}); {WITH_PIP} installs one that can be"
     return ""

@@ -1,5 +1,6 @@
 """scripts/slurm.sbatch under a Slurm of one node, from Debian's packages (slurmctld, slurmd, slurm-client), which is started
-here for the test: a job trains, is stopped before its time, goes back into the queue and goes on to the end; and each block of README.md that is for Slurm runs, tiny and on that node."""
+here for the test: a job trains, is stopped before its time, goes back into the queue and goes on to the end; and each block
+of README.md that is for Slurm runs, tiny and on that node."""
 
 import getpass
 import json
