@@ -16,30 +16,15 @@ import argparse
 import contextlib
 import dataclasses
 import fractions
-import importlib.util
 import os
 import pathlib
 import re
-import subprocess
-import sys
+import shlex
 import typing
 
-NEEDED = ["numpy", "requests", "tqdm"]
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from modules import ROOT, need
 
-
-def go_on_elsewhere(missing):
-    """Runs the script by the interpreter that scripts/deps.sh chooses, where this one lacks a module."""
-    deps = ROOT / "scripts" / "deps.sh"
-    chosen = subprocess.run([deps, "python"], capture_output=True, text=True).stdout.strip()
-    if not chosen or subprocess.run([chosen, "-c", "import " + ", ".join(NEEDED)], capture_output=True).returncode != 0:
-        sys.exit(f"error: {sys.executable} has no {' and no '.join(missing)}; run `make deps`, or "
-                 "`pip install -r data/requirements.txt`")
-    os.execv(chosen, [chosen, *sys.argv])
-
-
-if absent := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-    go_on_elsewhere(absent)
+need("numpy", "requests", "tqdm")
 
 import documents  # noqa: E402
 import encode  # noqa: E402
@@ -160,9 +145,12 @@ def make_downloader(arguments):
     return Downloader(arguments.mirror, arguments.tries, arguments.pause)
 
 
-def main(description, name, plan, add_options=None):
-    """Runs the script of a dataset that becomes tokens. `name` may be a function of the arguments."""
+def main(description, name, plan, add_options=None, require=None):
+    """Runs the script of a dataset that becomes tokens. `name` may be a function of the arguments; require() ends the script
+    where this dataset's own modules are missing."""
     arguments = parse(description, name, add_options)
+    if require:
+        require()
     with plain_endings(), shards.locked(arguments.out):
         if not arguments.overwrite:
             refuse_strangers(arguments.out)
@@ -185,6 +173,11 @@ def choose_tokenizer(arguments):
     own = Downloader(arguments.bpe_mirror, arguments.tries, arguments.pause, remedy)
     folder = arguments.bpe_dir or ROOT / "data" / "gpt2_bpe"
     return encode.prepare_gpt2(folder, None if arguments.bpe_dir else own, arguments.encoder), folder
+
+
+def shell_pattern(folder, split):
+    """The shards of a split as one word of a command."""
+    return shlex.quote(f"{folder}/{split}_*.bin")
 
 
 class Writing:
@@ -218,6 +211,9 @@ class Writing:
 
     def refuse(self, earlier):
         key = next(key for key in {**earlier, **self.settings} if earlier.get(key) != self.settings.get(key))
+        if key == "inputs":  # the checksums of the files that `source` names
+            fail(f"{self.plan.source}: the text has changed since the shards in {self.out} were begun; give --overwrite to make them "
+                 "anew, or another --out")
         fail(f"{self.out} has shards of another run, whose {key} was {earlier.get(key)} and not {self.settings.get(key)}; "
              "give the same options, another --out, or --overwrite to make them anew")
 
@@ -248,11 +244,13 @@ class Writing:
             fail(f"all of the {tokens['val']:,} tokens are for validation, and none is left to train on; give {remedy}")
         self.manifest["tokens"], self.manifest["finished"] = tokens, True
         self.save()
-        folder = os.path.relpath(self.out, ROOT) if self.out.resolve().is_relative_to(ROOT) else self.out
+        # As it works in the repository's root, wherever this was typed.
+        folder = self.out.resolve()
+        folder = folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder
         say(f"{folder}: {tokens['train']:,} tokens to train on, {tokens['val']:,} to validate on")
         model = "gpt2" if self.tokenizer.name == "gpt2" else "mini"
-        validation = f" --val-data '{folder}/val_*.bin'" if tokens["val"] else ""
-        say(f"train with: ./train_gpt --model {model} --train-data '{folder}/train_*.bin'{validation}")
+        validation = f" --val-data {shell_pattern(folder, 'val')}" if tokens["val"] else ""
+        say(f"train with: ./train_gpt --model {model} --train-data {shell_pattern(folder, 'train')}{validation}")
 
     def shard_of(self, stream, count):
         """The name and the room of the shard after `count` ones of a stream."""

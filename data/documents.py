@@ -3,11 +3,10 @@
 Documents are bytes, or views of a file's bytes; text is UTF-8, and bytes that are none stay as they are here.
 """
 
-import importlib.util
 import json
 import mmap
-import pathlib
 
+from modules import why_not
 from terminal import fail
 
 END_OF_TEXT = b"<|endoftext|>"  # as text files write it between documents
@@ -69,9 +68,8 @@ def parquet_texts(path):
 
 def require_parquet():
     """Says before any download that parquet files could not be read."""
-    if importlib.util.find_spec("pyarrow") is None:
-        fail("this dataset comes as parquet files, which the Python module pyarrow reads; `pip install -r "
-             f"{pathlib.Path(__file__).with_name('requirements.txt')}` (Debian has no package of it)")
+    if trouble := why_not("pyarrow"):
+        fail(f"this dataset comes as parquet files, which the Python module pyarrow reads, and that {trouble}")
 
 
 def boundary(document, position):

@@ -36,10 +36,10 @@ class RemoteFile:
 class Transient(Exception):
     """A trouble that may be gone in a moment."""
 
-    def __init__(self, why, pause=None, progressed=False):
+    def __init__(self, why, pause=None, reached=0):
         super().__init__(why)
         self.pause = pause  # seconds, where the server said how long
-        self.progressed = progressed  # whether something has arrived before
+        self.reached = reached  # how many bytes of the file are here then
 
 
 def record_of(path):
@@ -127,13 +127,15 @@ class Downloader:
         return self.with_patience(url, attempt)
 
     def with_patience(self, url, attempt):
-        """The result of `attempt`, called again after transient troubles."""
-        failures = 0
+        """The result of `attempt`, called again after transient troubles: without end as long as each of them comes further
+        than all before. (What arrives once more, where a server cannot go on from the middle, brings nothing.)"""
+        failures = furthest = 0
         while True:
             try:
                 return attempt()
             except Transient as trouble:
-                failures = 1 if trouble.progressed else failures + 1
+                failures = 1 if trouble.reached > furthest else failures + 1
+                furthest = max(furthest, trouble.reached)
                 self.pause_or_fail(url, trouble, failures)
 
     def pause_or_fail(self, url, trouble, failures):
@@ -185,6 +187,9 @@ class Downloader:
             if not version["sha256"]:
                 headers["If-Range"] = version["etag"] or version["modified"]
         with self.get(remote.url, headers) as response:
+            encoding = response.headers.get("Content-Encoding", "identity")
+            if encoding != "identity":  # whose bytes are not those that the server counts
+                fail(f"{self.address(remote.url)} comes as {encoding}, though the server was asked for the file as it is; {self.remedy}")
             new = version_of(response, remote.url)
             start, total = span_of(response)
             if response.status_code == 416 and have == total and have:
@@ -199,10 +204,11 @@ class Downloader:
                      "source, or the mirror has another version")
             write_whole(version_file, json.dumps(new).encode())
             size = write_body(response, part, have, total, remote.name)
-            if total >= 0 and size != total:
-                if size > total:
-                    part.unlink()
-                raise Transient(f"the connection ended after {size:,} of {total:,} bytes", progressed=size > have)
+            if 0 <= total < size:
+                part.unlink()
+                raise Transient(f"{size:,} bytes came where {total:,} were announced")
+            if size < total:
+                raise Transient(f"the connection ended after {size:,} of {total:,} bytes", reached=size)
             return new
 
 
@@ -227,7 +233,7 @@ def version_of(response, url):
 
 
 def same_version(old, new):
-    return next((old[key] == new[key] for key in ("sha256", "etag", "modified") if old[key]), False)
+    return next((old[key] == new[key] for key in ("sha256", "etag", "modified") if old.get(key)), False)
 
 
 def span_of(response):
@@ -254,7 +260,7 @@ def write_body(response, part, have, total, name):
                 bar.update(len(block))
         except requests.RequestException as error:
             file.flush()
-            raise Transient(f"the connection broke after {size:,} bytes ({last_words(error)})", progressed=size > have)
+            raise Transient(f"the connection broke after {size:,} bytes ({last_words(error)})", reached=size)
         file.flush()
         os.fsync(file.fileno())
     return size
@@ -274,6 +280,8 @@ def seconds_to_wait(response):
 def last_words(error):
     """Of a trouble with a connection what the system said; the libraries wrap it several times."""
     text = reason(error)
+    if re.search("IncompleteRead|InvalidChunkLength", text):  # what Python's http.client makes of it
+        return "it ended before the answer did"
     for pattern in (r"\[(?:Errno|SSL)[^\]]*\] ?[^'\")>]+", r"\(\d+, '([^']+)'\)", r": ([^:'\")>]+)['\")>]*$"):
         if found := re.findall(pattern, text):
             return found[-1].strip()

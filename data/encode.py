@@ -9,7 +9,6 @@ import contextlib
 import concurrent.futures
 import concurrent.futures.process
 import ctypes
-import importlib.util
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -23,10 +22,10 @@ import threading
 import numpy as np
 
 from download import RemoteFile
+from modules import ROOT, why_not
 from shards import checksum
 from terminal import fail, say
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 BPE_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main"
 BPE_FILES = {"encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
              "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"}
@@ -133,7 +132,7 @@ def build_native_library():
     except OSError as error:
         complaint = [error.strerror]
     if complaint or not native_library().exists():
-        fail(f"neither tiktoken is installed (pip install tiktoken) nor can `make tokenizer` build the project's own encoder: "
+        fail(f"neither tiktoken is installed (`make deps`) nor can `make tokenizer` build the project's own encoder: "
              f"{(complaint or ['it made nothing'])[0]}")
 
 
@@ -147,10 +146,10 @@ def prepare_gpt2(folder, downloader, encoder):
             fail(f"--bpe-dir {folder} has no {name}; leave the option out to have GPT-2's downloaded")
         elif checksum(path) != sha256:
             fail(f"{path} is not GPT-2's (its sha256 should be {sha256}); leave --bpe-dir out to have GPT-2's downloaded")
-    has_tiktoken = importlib.util.find_spec("tiktoken") is not None
-    if encoder == "tiktoken" and not has_tiktoken:
-        fail("--encoder tiktoken: it is not installed; `pip install tiktoken`, or leave the option out")
-    if encoder == "tiktoken" or (encoder is None and has_tiktoken):
+    trouble = why_not("tiktoken") if encoder != "native" else ""
+    if encoder == "tiktoken" and trouble:
+        fail(f"--encoder tiktoken: it {trouble}; or leave the option out")
+    if encoder != "native" and not trouble:
         return "tiktoken"
     build_native_library()
     return "native"

@@ -21,7 +21,6 @@ def add_options(parser):
 
 
 def plan(arguments, downloader):
-    documents.require_parquet()
     folder, repository = arguments.out / "download", REPOSITORIES[arguments.name]
     revision, files = hub_files(downloader, repository, FOLDERS[arguments.size], r".*\.parquet", folder / "files.json")
     parts = [common.remote_part(remote, downloader, folder, documents.parquet_texts) for remote in files]
@@ -30,4 +29,5 @@ def plan(arguments, downloader):
 
 
 if __name__ == "__main__":
-    common.main(__doc__, lambda arguments: f"fineweb_{arguments.name}_{arguments.size}", plan, add_options)
+    common.main(__doc__, lambda arguments: f"fineweb_{arguments.name}_{arguments.size}", plan, add_options,
+                documents.require_parquet)

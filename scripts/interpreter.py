@@ -27,9 +27,9 @@ def lacks(modules):
     return None
 
 
-def need(*modules):
+def need(*modules, remedy="run `make deps`"):
     """Returns where all modules are there. Otherwise the script begins again under the interpreter that deps.sh chooses;
-    where that one lacks some too the program ends with one line."""
+    where that one lacks some too the program ends with one line, which says what would do."""
     lacking = lacks(modules)
     if lacking is None:
         return
@@ -38,7 +38,7 @@ def need(*modules):
     if not chosen or subprocess.run([chosen, "-c", question], capture_output=True).returncode != 0:
         wanted = " and ".join(filter(None, [", ".join(modules[:-1]), modules[-1]]))
         both = f"neither {sys.executable} nor {chosen} has" if chosen else f"{sys.executable} has not"
-        sys.exit(f"error: {both} {wanted} ({lacking} is missing); run `make deps`")
+        sys.exit(f"error: {both} {wanted} ({lacking} is missing); {remedy}")
     os.execv(chosen, [chosen, *sys.argv])
 
 

@@ -36,7 +36,7 @@ from metrics import Follower, MetricsError, distinct_names, end_as_by_ctrl_c, fi
 
 SUFFIX = ".train_gpt"  # what tells our files from others in the same folder
 TAGS = {"loss": "train/loss", "val_loss": "val/loss", "tokens_per_s": "tokens_per_second",
-        "hellaswag_acc_norm": "hellaswag/acc_norm"}
+        "hellaswag_acc": "hellaswag/acc", "hellaswag_acc_norm": "hellaswag/acc_norm"}
 NO_TAGS = {"step", "time"}
 
 

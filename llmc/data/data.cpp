@@ -1,5 +1,6 @@
 #include "llmc/data/data.h"
 
+#include <fmt/format.h>
 #include <glob.h>
 
 #include <algorithm>
@@ -151,7 +152,21 @@ void open_validation(Data& data, const DataOptions& options) {
     }
 }
 
-void check_training_windows(const Data& data, const DataOptions& options) {
+// "2 of 3 shards, 12 tokens: a sample takes 17 tokens in a row (--seq-len 16 and one more)".
+std::string too_short(const TokenSource& source, std::int64_t sequence_length) {
+    std::int64_t count = 0, tokens = 0;
+    for (std::size_t shard = 0; shard < source.shards(); ++shard) {
+        if (source.tokens(shard) > sequence_length) continue;
+        ++count;
+        tokens += source.tokens(shard);
+    }
+    if (count == 0) return "";
+    return fmt::format("{} of {}, {}: a sample takes {} in a row (--seq-len {} and one more)", grouped(count),
+                       plural(static_cast<std::int64_t>(source.shards()), "shard"), plural(tokens, "token"),
+                       plural(sequence_length + 1, "token"), sequence_length);
+}
+
+void count_training_windows(Data& data, const DataOptions& options) {
     const std::int64_t T = options.sequence_length, windows = training_windows(*data.training, T);
     if (windows == 0) {
         user_error(
@@ -165,6 +180,8 @@ void check_training_windows(const Data& data, const DataOptions& options) {
             "or a smaller --global-batch-tokens, {} at most",
             data.training_description, plural(windows, "sequence"), T, options.sequences, windows * T);
     }
+    data.epoch_tokens = windows * T;
+    data.too_short = too_short(*data.training, T);
 }
 
 }  // namespace
@@ -172,7 +189,7 @@ void check_training_windows(const Data& data, const DataOptions& options) {
 Data open_data(const DataOptions& options) {
     Data data;
     open_training(data, options);
-    check_training_windows(data, options);
+    count_training_windows(data, options);
     if (!options.val_data.empty()) open_validation(data, options);
     if (data.validation && ValidationWindows(*data.validation, options.sequence_length).windows() == 0) {
         user_error(

@@ -28,6 +28,9 @@ struct Data {
     // For people: "first 90% of the embedded stories, 1,800,000 tokens".
     std::string training_description;
     std::string validation_description;  // empty if there is none
+    // What of the training source is in no sample, since its shard is shorter than one; empty if nothing is.
+    std::string too_short;
+    std::int64_t epoch_tokens = 0;  // that an epoch learns from: those of whole windows (samples.h)
 
     // The cross-entropy on the validation source (on the training source if there is none), in nats per
     // token, of a model that knows how often each token of the vocabulary is in the training source, with one

@@ -97,14 +97,23 @@ void settle_generation(Options& options) {
             "one, "
             "or --init with a file");
     }
-    const auto refuse = [](bool given, std::string_view option) {
-        if (given) user_error("--generate prints text and does no more; leave out {}", option);
+    // What a configuration file has for the run that it is of is passed over.
+    const auto refuse = [&](bool given, std::string_view option) {
+        if (given && !options.lines.contains(option))
+            user_error("--generate prints text and does no more; leave out --{}", option);
     };
-    refuse(!options.export_file.empty(), "--export");
-    refuse(!options.metrics.empty(), "--metrics");
-    refuse(options.print_step, "--print-step");
-    refuse(options.pipeline_timeline, "--pipeline-timeline");
+    refuse(!options.export_file.empty(), "export");
+    refuse(!options.metrics.empty(), "metrics");
+    refuse(!options.eval_hellaswag.empty(), "eval-hellaswag");
+    refuse(!options.train_data.empty(), "train-data");
+    refuse(!options.val_data.empty(), "val-data");
+    refuse(options.checkpoint_every > 0, "checkpoint-every");
+    refuse(options.sample_every > 0, "sample-every");
+    refuse(options.print_step, "print-step");
+    refuse(options.pipeline_timeline, "pipeline-timeline");
     if (options.resume) {
+        if (!options.init.empty() && !options.lines.contains("init"))
+            user_error("--generate takes its weights from --resume or from --init; leave one out");
         const std::filesystem::path out_dir = choose_out_dir(options);
         const std::optional<CheckpointInfo> checkpoint = find_checkpoint(options, out_dir);
         if (!checkpoint) {

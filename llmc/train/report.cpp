@@ -173,7 +173,7 @@ std::string schedule_text(const Run& run) {
     const double rate = *options.learning_rate;
     const std::int64_t steps = options.steps > 0 ? options.steps : Options().steps;
     const auto tokens = static_cast<double>(steps) * static_cast<double>(run.plan.spec.global_batch_tokens);
-    const double epochs = tokens / static_cast<double>(run.data.training->tokens());
+    const double epochs = tokens / static_cast<double>(run.data.epoch_tokens);
     const std::string length = fmt::format("{} tokens, {:.2f} epochs", human_count(tokens), epochs);
     const std::string when = options.steps > 0
                                  ? fmt::format("{}, {}", plural(steps, "step"), length)
@@ -230,6 +230,7 @@ Rows header_rows(const Run& run, const Device& device) {
         {"sends", sent_text(run.plan)},
         {"algorithms", kind_of_choices(device).empty() ? "" : run.algorithms.row()},
         {"training", run.data.training_description},
+        {"too short", run.data.too_short},
         {"validation", validation_text(run)},
     };
     std::erase_if(rows, [](const auto& row) { return row.second.empty(); });

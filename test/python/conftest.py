@@ -11,7 +11,8 @@ import tempfile
 import pytest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-# What stands in place of pyarrow, where that is not installed: texts are lines of JSON.
+sys.path.append(str(REPOSITORY / ".python"))  # what `make deps` installs from PyPI, as the scripts find it
+# What stands in place of pyarrow, so that tests need no real files of it: texts are lines of JSON.
 PARQUET_OF_LINES = """
 import json, types
 class ArrowException(Exception): pass

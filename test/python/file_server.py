@@ -6,6 +6,7 @@ import re
 import socket
 import struct
 import threading
+import time
 import urllib.parse
 
 
@@ -64,6 +65,28 @@ def drop_after(length):
     return lambda handler, file: handler.serve(file, length) or True
 
 
+def drop_whole_after(length):
+    """The same of a server that knows no ranges, and begins anew each time."""
+    return lambda handler, file: handler.answer(200, {"ETag": file.etag}, file.body, length) or True
+
+
+def too_much(handler, file):
+    """All of the file from where the rest was asked for, and more than is announced."""
+    start, size = int(re.findall(r"\d+", handler.headers.get("Range", "0"))[0]), len(file.body)
+    handler.answer(206, {"ETag": file.etag, "Content-Range": f"bytes {start}-{size - 1}/{size}"}, file.body)
+    return True
+
+
+def in_chunks(*chunks, ends=False):
+    """Without saying how much it is. (size, bytes) of each chunk; after the last one the connection ends, as it should or not."""
+    def serve(handler, file):
+        handler.protocol_version = "HTTP/1.1"
+        handler.answer(200, {"ETag": file.etag, "Content-Length": None, "Transfer-Encoding": "chunked"},
+                       b"".join(b"%x\r\n%s" % chunk for chunk in chunks) + b"0\r\n\r\n" * ends)
+        return True
+    return serve
+
+
 def reset_after(length):
     """The same, and the connection is broken by the server."""
     def serve(handler, file):
@@ -96,6 +119,17 @@ def change_to(body, etag):
 def ignoring_if_range(handler, file):
     handler.serve(file, honour_if_range=False)
     return True
+
+
+def in_pieces(size, seconds):
+    """So many bytes, and so many seconds later the next ones."""
+    def serve(handler, file):
+        handler.answer(200, {"ETag": file.etag, "Content-Length": len(file.body)})
+        for begin in range(0, len(file.body), size):
+            handler.wfile.write(file.body[begin:begin + size])
+            time.sleep(seconds)
+        return True
+    return serve
 
 
 class Hang:

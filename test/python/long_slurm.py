@@ -1,5 +1,6 @@
 """scripts/slurm.sbatch under a Slurm of one node, from Debian's packages (slurmctld, slurmd, slurm-client), which is started
-here for the test: a job trains, is stopped before its time, goes back into the queue and goes on to the end."""
+here for the test: a job trains, is stopped before its time, goes back into the queue and goes on to the end; and each block
+of README.md that is for Slurm runs, tiny and on that node."""
 
 import getpass
 import json
@@ -9,16 +10,20 @@ import shutil
 import socket
 import subprocess
 import time
+import tomllib
 
 import pytest
 
 import program
+import recipe_clone
+import test_readme
 
 ROOT = program.ROOT
 NEEDED = ["slurmctld", "slurmd", "sbatch", "srun", "scontrol"]
 MODEL = ["--layers=2", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384", "--device=cpu"]
 
-# No authentication, accounting or control groups: what a user who is nobody's administrator can start.
+# No authentication, accounting or control groups: what a user who is nobody's administrator can start. The node has the
+# processors that it is said to have, so that eight processes are started on any machine.
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -29,6 +34,7 @@ CredType=cred/none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
+SlurmdParameters=config_overrides
 SwitchType=switch/none
 MpiDefault=none
 SlurmctldPort={controller}
@@ -66,7 +72,7 @@ def slurm(tmp_path, monkeypatch):
     configuration = folder / "slurm.conf"
     host = socket.gethostname().split(".")[0]
     configuration.write_text(CONFIGURATION.format(
-        host=host, user=getpass.getuser(), controller=free_port(), node=free_port(), folder=folder, cores=os.cpu_count()))
+        host=host, user=getpass.getuser(), controller=free_port(), node=free_port(), folder=folder, cores=max(8, os.cpu_count())))
     for gpu in range(8):  # what stands where their devices would: the script asks for 8
         (folder / f"gpu{gpu}").touch()
     (folder / "gres.conf").write_text(f"NodeName={host} Name=gpu File={folder}/gpu[0-7]\n")
@@ -131,17 +137,52 @@ def test_a_job_that_is_stopped_goes_on_by_itself(slurm, tmp_path):
     assert [line["loss"] for line in lines[1:]] == whole.losses
 
 
-def test_readmes_commands_run_in_a_script(slurm, tmp_path):
+BLOCKS = [commands for _, how, commands in test_readme.COMMANDS if how == "run: slurm"]
+
+
+def test_readme_has_blocks_for_slurm():
+    assert len(BLOCKS) >= 2 and any("sbatch" in command for commands in BLOCKS for command in commands)
+
+
+@pytest.mark.parametrize("commands", [block for block in BLOCKS if "sbatch" not in block[0]], ids=lambda commands: commands[-1])
+def test_readmes_commands_run_in_a_script(slurm, tmp_path, commands):
     place = tmp_path / "clone"
     place.mkdir()
     (place / "train_gpt").symlink_to(os.environ["PROGRAM"])
-    block = re.search(r"<!-- run: slurm -->\n\n((?:    .*\n)+)", (ROOT / "README.md").read_text())[1]
-    commands = block.replace("    ", "", 1).replace("\n    ", "\n").replace("./train_gpt'", f"./train_gpt {' '.join(MODEL)} --steps=3 --out-dir=run'")
-    (place / "job").write_text("#!/usr/bin/env bash\nset -e\n" + commands)
+    script = "\n".join(commands).replace("./train_gpt'", f"./train_gpt {' '.join(MODEL)} --steps=3 --out-dir=run'")
+    (place / "job").write_text(f"#!/usr/bin/env bash\nset -e\n{script}\n")
     done = subprocess.run(["sbatch", "--parsable", "--wait", "--nodes=1", "--ntasks-per-node=2", "job"], cwd=place,
                           capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, "".join(path.read_text() for path in place.glob("slurm-*.out"))
     assert len((place / "run/metrics.jsonl").read_text().splitlines()) == 4
+
+
+# Stands where sbatch does: one node in place of those that are asked for, a job that is waited for, and a tiny model.
+SBATCH = """#!/usr/bin/env bash
+exec {sbatch} --wait --parsable "${{@:1:$#-2}}" --nodes=1 --ntasks-per-node={tasks} --cpus-per-task=1 "${{@: -2}}" {options}
+"""
+
+
+@pytest.mark.parametrize("command", [command for block in BLOCKS for command in block if command.startswith("sbatch ")])
+def test_readmes_recipes_are_submitted(slurm, tmp_path, monkeypatch, command):
+    """As they stand there, with the recipe's own configuration, as far as one node can."""
+    place = tmp_path / "clone"
+    recipe_clone.make(place)
+    mesh = recipe_clone.SMALLER_MESH if "3d" in command else []
+    tasks = 8 if mesh else 2
+    (place / "bin").mkdir()
+    test_readme.write_command(place / "bin/sbatch", SBATCH.format(
+        sbatch=shutil.which("sbatch"), tasks=tasks, options=" ".join([*recipe_clone.options(), *mesh])))
+    monkeypatch.setenv("PATH", f"{place}/bin:{os.environ['PATH']}")
+    done = subprocess.run(["bash", "-ec", command], cwd=place, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr + "".join(path.read_text() for path in place.glob("slurm-*.out"))
+    metrics = place / f"runs/slurm-{done.stdout.strip()}/metrics.jsonl"
+    first, *steps = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [line["step"] for line in steps] == [1, 2, 3] and "hellaswag_acc_norm" in steps[-1]
+    run = first["run"]
+    [recipe] = re.findall(r"scripts/\S+\.toml", command)
+    assert run["mesh"]["world"] == tasks
+    assert run["configuration"]["model"] == tomllib.loads((ROOT / recipe).read_text())["model"]
 
 
 def test_a_job_that_fails_fails(slurm, tmp_path):

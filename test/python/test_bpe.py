@@ -30,7 +30,7 @@ def test_ids_are_tiktokens(encoder, group):
 
 def require_tiktoken():
     if importlib.util.find_spec("tiktoken") is None:
-        pytest.skip("tiktoken is not installed (PyPI's); its recorded ids are compared all the same")
+        pytest.skip("tiktoken is not installed (`make deps` has it from PyPI); its recorded ids are compared all the same")
 
 
 def test_ids_of_new_texts_are_tiktokens(encoder, seed):

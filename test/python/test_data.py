@@ -23,7 +23,8 @@ from file_server import Hang
 
 import program
 
-import download  # noqa: E402  (of data/, where dataset_scripts looks)
+import common  # noqa: E402  (of data/, where dataset_scripts looks)
+import download  # noqa: E402
 import encode  # noqa: E402
 import shards  # noqa: E402
 
@@ -105,7 +106,7 @@ def test_pieces_have_the_tokens_of_the_whole(seed, monkeypatch):
 
 
 def test_tiktoken_and_the_native_encoder_agree(texts, tmp_path):
-    pytest.importorskip("tiktoken", reason="tiktoken is not installed (PyPI has it), so it cannot be compared with")
+    pytest.importorskip("tiktoken", reason="tiktoken is not installed (`make deps` has it from PyPI), so it cannot be compared with")
     folder = gpt2_bpe.require_files()
     outs = [tmp_path / kind for kind in ("native", "tiktoken")]
     for out in outs:
@@ -288,13 +289,27 @@ def test_refused(texts, tmp_path):
     assert "whose shard_tokens was 100000000 and not 5000" in refused_here("text.py", *options, "--shard-tokens", 5000)
     assert "whose limit_tokens was None and not 500" in refused_here("text.py", *options, "--limit-tokens", 500)
     texts[1].write_bytes(b"other")
-    assert "whose inputs was" in refused_here("text.py", *options)
+    assert f"{texts[0]}, {texts[1]}: the text has changed since the shards in {out} were begun; give --overwrite" in refused_here("text.py", *options)
+    assert "whose source was" in refused_here("text.py", texts[0], *options[2:])
     (out / "manifest.json").write_text('{"settings": 1}')
     assert "manifest.json is damaged; --overwrite" in refused_here("text.py", *options)
     (out / "manifest.json").unlink()
     assert "has train_000001.bin, which no manifest.json tells of" in refused_here("text.py", *options)
     with shards.locked(out):
         assert "another run is writing into" in refused_here("text.py", *options)
+
+
+@pytest.mark.parametrize("root, shown", [(".", "out of mine"), ("elsewhere", "{}/out of mine")])
+def test_the_command_that_is_printed_works_in_the_root(texts, tmp_path, monkeypatch, capsys, root, shown):
+    """Wherever the script was called, and however its folder was named there."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(common, "ROOT", (tmp_path / root).resolve())
+    run_here("text.py", *texts, "--out", "../out of mine", *BYTES)
+    folder = shown.format(tmp_path)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"train with: ./train_gpt --model mini --train-data '{folder}/train_*.bin' --val-data '{folder}/val_*.bin'"
 
 
 @pytest.mark.parametrize("options, line", [

@@ -2,22 +2,26 @@
 
 import hashlib
 import json
+import re
 import shutil
 import sys
 
+import dataset_scripts
 import file_server
 import gpt2_bpe
 import numpy as np
+import pseudo_terminal
 import pytest
-from dataset_scripts import BYTES, hub_of, manifest_of, random_text, refused_here, run_here, tokens_of
-from file_server import wrong_bytes
+from dataset_scripts import BYTES, hub_of, manifest_of, random_text, refused_here, run, run_here, tokens_of
+from file_server import in_pieces, wrong_bytes
 
 import common  # noqa: E402  (of data/, where dataset_scripts looks)
+import download  # noqa: E402
 import encode  # noqa: E402
 import hellaswag  # noqa: E402
 import tinyshakespeare  # noqa: E402
 from download import Downloader  # noqa: E402
-
+from modules import why_not  # noqa: E402
 
 
 def test_tinyshakespeare(tmp_path, monkeypatch):
@@ -45,6 +49,22 @@ def test_tinystories(tmp_path):
     assert bytes(tokens_of(out, "train").astype(np.uint8)) == b"One day a cat.\nThen a dog.\nThe end"
     assert bytes(tokens_of(out, "val").astype(np.uint8)) == b"A bird.\nA fish."
     assert manifest_of(out)["settings"]["revision"] == "c0ffee"
+
+
+def test_progress_on_a_terminal(tmp_path):
+    """Bars of what arrives and of the tokens, which are gone in the end; none in a pipe."""
+    name = "TinyStoriesV2-GPT4-train.txt"
+    with file_server.serving(hub_of("roneneldan/TinyStories", {name: b"A story. " * 43691, name.replace("train", "valid"): b"Another."})) as server:
+        server.files[f"/store/{name}"].faults = [in_pieces(download.BLOCK, 0.2), in_pieces(download.BLOCK, 0)]
+        options = [sys.executable, dataset_scripts.DATA / "tinystories.py", "--mirror", server.url, *BYTES]
+        status, text = pseudo_terminal.run([*options, "--out", tmp_path / "terminal"], 300)
+        piped = run("tinystories.py", *options[2:], "--out", tmp_path / "pipe")
+    assert status == 0, text
+    shares = [int(share) for share in re.findall(rf"\r{name}: +(\d+)%\|[^\r\n]*393k", text)]
+    assert shares == sorted(shares) and len({share for share in shares if 0 < share < 100}) >= 2, text
+    assert re.search(r"\rtrain: [\d.]+k? tokens \[", text)
+    stays = [line for line in pseudo_terminal.screen(text.replace("/terminal", "/pipe")) if line]
+    assert stays == piped.stdout.splitlines() and piped.stderr == ""
 
 
 def web_texts(seed):
@@ -84,7 +104,9 @@ def test_openwebtext(tmp_path, seed, parquet_of_lines):
 
 
 def test_real_parquet(tmp_path, seed):
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed (PyPI has it, Debian has not): a stand-in read the files")
+    if (trouble := why_not("pyarrow")).startswith("is not installed"):
+        pytest.skip("pyarrow is not installed (`make deps` has it from PyPI, Debian has not): a stand-in read the files")
+    assert not trouble, f"pyarrow {trouble}"
     import pyarrow
     import pyarrow.parquet
 
@@ -105,10 +127,45 @@ def test_too_little_for_training(tmp_path, parquet_of_lines):
     assert "all of the 12 tokens are for validation, and none is left to train on; give --overwrite and a smaller --shard-tokens" in text
 
 
-def test_parquet_without_its_module(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "which the Python module pyarrow reads; `pip install -r" in refused_here("fineweb.py", "--out", tmp_path / "out", *BYTES)
+# What is in the module, where it is installed; what is said of it.
+@pytest.mark.parametrize("module, trouble", [
+    (None, "and that is not installed; run `make deps`, or `pip install -r "),
+    ('raise ImportError("pyarrow requires NumPy 2.0 or newer, found 1.24.2")',
+     "and that is installed and cannot be imported (pyarrow requires NumPy 2.0 or newer, found 1.24.2); `pip install -r "),
+    ("import pyarrow.lib", "is installed and cannot be imported (No module named 'pyarrow.lib')"),
+    ("raise RuntimeError", "is installed and cannot be imported (RuntimeError)"),
+], ids=["absent", "another NumPy", "another Python", "any other trouble"])
+@pytest.mark.parametrize("script", ["fineweb.py", "openwebtext.py"])
+def test_parquet_without_its_module(tmp_path, monkeypatch, script, module, trouble):
+    """Said before anything is downloaded."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "pyarrow"]:
+        monkeypatch.delitem(sys.modules, name)
+    if module is None:
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+    else:
+        (tmp_path / "modules/pyarrow").mkdir(parents=True)
+        (tmp_path / "modules/pyarrow/__init__.py").write_text(module)
+        monkeypatch.syspath_prepend(tmp_path / "modules")
+    with file_server.serving() as server:
+        text = refused_here(script, "--out", tmp_path / "out", "--mirror", server.url, "--bpe-mirror", server.url)
+        assert trouble in text and not server.requests and not (tmp_path / "out").exists(), text
+
+
+@pytest.mark.parametrize("module, trouble", [("raise ImportError('for another Python')", "is installed and cannot be imported (for another Python)"),
+                                             (None, "is not installed")])
+def test_tiktoken_that_cannot_be_imported(tmp_path, monkeypatch, module, trouble):
+    """Where it was not asked for, the project's own encoder is there."""
+    folder = gpt2_bpe.require_files()
+    encode.build_native_library()
+    monkeypatch.delitem(sys.modules, "tiktoken", raising=False)
+    if module is None:
+        monkeypatch.setitem(sys.modules, "tiktoken", None)
+    else:
+        (tmp_path / "tiktoken.py").write_text(module)
+        monkeypatch.syspath_prepend(tmp_path)
+    assert encode.prepare_gpt2(folder, None, None) == "native"
+    with pytest.raises(SystemExit, match=re.escape(f"--encoder tiktoken: it {trouble}; ")):
+        encode.prepare_gpt2(folder, None, "tiktoken")
 
 
 def test_hellaswag(tmp_path, monkeypatch, capsys):

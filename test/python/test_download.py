@@ -1,6 +1,7 @@
 """data/download.py: files arrive whole and right over connections that drop, servers that fail and sources that change."""
 
 import email.utils
+import gzip
 import hashlib
 import json
 import socket
@@ -9,7 +10,8 @@ import time
 
 import file_server
 import pytest
-from file_server import File, change_to, drop_after, ignoring_if_range, reset_after, status, wrong_bytes
+from file_server import (File, change_to, drop_after, drop_whole_after, ignoring_if_range, in_chunks, reset_after, status, too_much,
+                         wrong_bytes)
 
 import program
 
@@ -210,6 +212,53 @@ def test_giving_up(place, pauses):
 def test_nothing_ever_comes(place, pauses):
     place.file.faults = [drop_after(0)] * 8
     assert "8 times in a row" in place.refused()
+
+
+def test_always_dropped_at_the_same_place(place, pauses):
+    """By a server that cannot go on from there: the same again is no progress, and more than ever before is some."""
+    place.file.faults = [drop_whole_after(200_000)] * 100
+    assert "the connection ended after 200,000 of 300,000 bytes, 8 times in a row" in place.refused()
+    assert len(place.server.requests) == 8 and pauses == [1, 2, 4, 8, 16, 32, 64]
+    pauses.clear()
+    place.file.faults = [drop_whole_after(length) for length in (5000, 4000, 5000, 6000, 3000, 6000, 7000)]
+    assert place.fetch().read_bytes() == BODY
+    assert pauses == [1, 2, 4, 1, 2, 4, 1]
+
+
+def test_more_than_was_announced(place):
+    place.file.faults = [drop_after(1000), too_much]
+    assert place.fetch().read_bytes() == BODY
+    place.path.unlink()
+    place.file.faults = [drop_after(1000), too_much] * 50
+    assert "301,000 bytes came where 300,000 were announced, 8 times in a row" in place.refused()
+
+
+def test_a_part_that_nobody_asked_for(place):
+    place.file.faults = [too_much]
+    assert place.fetch().read_bytes() == BODY
+
+
+def test_compressed_on_the_way(place, pauses):
+    """As nobody asked for it."""
+    place.file.body = gzip.compress(BODY)
+    place.file.headers = {"Content-Encoding": "gzip"}
+    assert "/some/file.txt comes as gzip, though the server was asked for the file as it is; --mirror URL" in place.refused()
+    assert pauses == [] and not place.path.exists()
+
+
+def test_of_unknown_size(place):
+    place.file.faults = [in_chunks((5000, BODY[:5000] + b"\r\n"), ends=True)]
+    assert place.fetch().read_bytes() == BODY[:5000]
+
+
+@pytest.mark.parametrize("chunks", [[(5000, BODY[:4000])], [(5000, BODY[:5000] + b"\r\n")], [(5000, BODY[:5000] + b"\r\nnonsense\r\n")]],
+                         ids=["within a chunk", "between two", "nonsense"])
+def test_unknown_size_and_dropped(place, capsys, chunks):
+    place.file.faults = [in_chunks(*chunks)] * 100
+    text = place.refused()
+    came = 5000 if len(chunks[0][1]) > 5000 else 0  # of a chunk that is not whole nothing is handed on
+    assert f"the connection broke after {came:,} bytes (it ended before the answer did), 8 times in a row" in text
+    assert capsys.readouterr().out.count("(it ended before the answer did); trying again in ") == 7
 
 
 def test_not_there(place, pauses):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 
 import numpy as np
@@ -138,9 +139,31 @@ def test_of_a_checkpoint(trained, tmp_path):
     assert refused.contents(run) == before and not list(tmp_path.iterdir())
 
 
+def test_of_a_runs_configuration(trained, tmp_path):
+    """What it has for the training, such as files to export and to score, is passed over."""
+    run, sample = trained
+    configuration = tmp_path / "c.toml"
+    configuration.write_text(f'export = "{tmp_path}/x"\nmetrics = "{tmp_path}/m"\ninit = "{tmp_path}/none"\neval-hellaswag = "{tmp_path}/h"\n')
+    text = generate(f"--config={configuration}", f"--resume={run}/checkpoint-00000020", "--prompt=The", "--sample-tokens=30",
+                    "--temperature=2").stdout
+    assert text == sample + "\n" and list(tmp_path.iterdir()) == [configuration]
+
+
 def start(run, *options):
     return subprocess.Popen([PATH_OF_PROGRAM, "--generate", f"--resume={run}/checkpoint-00000020", "--sample-tokens=1000000",
                              "--prompt=The", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_each_token_is_written_on_its_own(model):
+    """Standard output is a socket that keeps what was written at once together."""
+    options, _, expected = model
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, subprocess.Popen([PATH_OF_PROGRAM, "--generate", *options, as_prompt(PROMPT)], stdout=theirs, stderr=subprocess.PIPE) as process:
+        theirs.close()
+        written = list(iter(lambda: ours.recv(1 << 16).decode(), ""))
+        said = process.stderr.read()
+    assert process.returncode == 0, said
+    assert [int(piece) for piece in written[:-1]] == [*PROMPT, *expected] and written[-1] == "\n"
 
 
 def test_comes_as_a_stream_and_ends_with_ctrl_c(trained):

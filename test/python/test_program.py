@@ -153,6 +153,16 @@ def test_a_look_at_what_would_run_leaves_nothing(ranks, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"c.toml", "x.safetensors"}
 
 
+def test_what_is_too_short_is_named_and_in_no_epoch(tmp_path):
+    """24 whole sequences of 16 tokens are in the one shard that has any: a step's."""
+    for shard, tokens in enumerate([5, 400, 16]):
+        program.write_token_file(tmp_path / f"{shard}.bin", range(tokens) if tokens < 256 else [7] * tokens)
+    text = " ".join(program.run(*program.SMALL, "--steps=0", f"--train-data={tmp_path}/*.bin").stdout.split())
+    assert (f"training 3 token shards {tmp_path}/*.bin, 421 tokens too short 2 of 3 shards, 21 tokens: a sample takes 17 tokens in a "
+            "row (--seq-len 16 and one more) validation none") in text
+    assert "the default 1,200 would be 460,800 tokens, 1200.00 epochs" in text
+
+
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
     """The first weights of the small model, as an option."""

@@ -3,7 +3,7 @@
 A comment before each block of commands says how; a block without one fails the test:
     <!-- run -->                  as it is
     <!-- run: tiny -->            train_gpt with a tiny model's sizes and few steps in place of those that are given
-    <!-- run: mirror -->          the same, and what data/ downloads comes from a server here
+    <!-- run: mirror -->          the same, and what data/ downloads are small files of a server here, few tokens of them
     <!-- run: then Ctrl-C -->     what goes on until Ctrl-C gets one after a few seconds
     <!-- run: slurm -->, <!-- run: gpu -->, <!-- run: net -->   where there is one: skipped here
     <!-- prints -->               no commands, but what some print, or a picture of the folders
@@ -11,6 +11,7 @@ make only says what it would do, but what it would train and draw is done, and a
 """
 
 import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -27,6 +28,7 @@ import pytest
 import file_server
 import gpt2_bpe
 import program
+from dataset_scripts import hub_of
 
 ROOT = program.ROOT
 README = (ROOT / "README.md").read_text()
@@ -63,9 +65,14 @@ would=$({make} -n "$@")
 grep -E '^(scripts/launch\\.sh|\\S*python3? scripts/)' <<<"$would" | bash -e || [[ $* != quickstart ]]
 """
 
-# Stands where python does: what data/ downloads comes from here.
+# Stands where python does: what data/ downloads comes from here. (The recipes' data are bytes, as they are for the tiny models.)
 PYTHON = """#!/usr/bin/env bash
-exec {python} "$@" --mirror {url} --bpe-dir {bpe}
+case $1 in
+    data/hellaswag.py) options=() ;;
+    data/fineweb.py) options=(--tokenizer bytes --limit-tokens 20_000) ;;
+    *) options=(--bpe-dir "{bpe}" --limit-tokens 20_000) ;;
+esac
+exec {python} "$@" --mirror {url} "${{options[@]}}"
 """
 
 
@@ -133,7 +140,7 @@ def run_in(place, command):
 
 
 @pytest.mark.parametrize("line, how, commands", COMMANDS, ids=[commands[0] for _, _, commands in COMMANDS])
-def test_the_commands_run(clone, line, how, commands):
+def test_the_commands_run(clone, parquet_of_lines, line, how, commands):
     if how in SKIPPED:
         pytest.skip(SKIPPED[how])
     words = {word for command in commands for word in shlex.split(command, comments=True)}
@@ -149,9 +156,17 @@ def test_the_commands_run(clone, line, how, commands):
     with contextlib.ExitStack() as stack:
         if how == "run: mirror":
             del tiny["vocab-size"]
-            text, bpe = shared_text(), gpt2_bpe.require_files().resolve()
-            server = stack.enter_context(file_server.serving(
-                {"/karpathy/char-rnn/master/data/tinyshakespeare/input.txt": text}))
+            server = stack.enter_context(file_server.serving())
+            bpe = ""
+            if "data/tinyshakespeare.py" in words:
+                server.files["/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"] = file_server.File(shared_text())
+                bpe = gpt2_bpe.require_files().resolve()
+            if "data/fineweb.py" in words:
+                files = {"000_00000.parquet": parquet_of_lines(["It was a dark and stormy night. " * 10] * 100)}
+                server.files.update(hub_of("HuggingFaceFW/fineweb-edu", files, "sample/10BT/"))
+                shutil.rmtree(clone / "data/fineweb_edu_10B")
+            if "data/hellaswag.py" in words:
+                serve_hellaswag(server, clone)
             write_command(clone / "bin/python", PYTHON.format(python=sys.executable, url=server.url, bpe=bpe))
         if how == "run: then Ctrl-C":
             # (timeout says 124 where it had to.)
@@ -159,6 +174,16 @@ def test_the_commands_run(clone, line, how, commands):
             script = "\n".join(commands)
         write_command(clone / "train_gpt", TRAIN_GPT.format(python=sys.executable, tiny=tiny, program=program.PROGRAM))
         run_in(clone, script)
+
+
+def serve_hellaswag(server, clone):
+    """A few questions, and the script of this clone takes them for those that it should get."""
+    questions = (clone / "data/hellaswag/hellaswag_val.jsonl").read_bytes()
+    for split in ("val", "train", "test"):
+        server.files[f"/rowanz/hellaswag/master/data/hellaswag_{split}.jsonl"] = file_server.File(questions)
+    script = clone / "data/hellaswag.py"
+    script.write_text(re.sub('"[0-9a-f]{64}"', f'"{hashlib.sha256(questions).hexdigest()}"', script.read_text()))
+    (clone / "data/hellaswag/hellaswag_val.jsonl").unlink()
 
 
 def shared_text():

@@ -126,7 +126,7 @@ def folder(path):
 
 def test_every_number_of_a_run(path, folder):
     lines = full_lines(falling(3))
-    lines[1] |= {"val_loss": 2.25, "hellaswag_acc_norm": 0.3, "mfu": 0.4}
+    lines[1] |= {"val_loss": 2.25, "hellaswag_acc": 0.35, "hellaswag_acc_norm": 0.3, "mfu": 0.4}
     write_lines(path, lines)
     done = convert(path.parent)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"run: 3 steps into {folder}\n", "")
@@ -134,7 +134,7 @@ def test_every_number_of_a_run(path, folder):
     assert losses == pytest.approx(dict(enumerate(falling(3), 1)), rel=1e-7)
     for tag, value in (("grad_norm", 1.5), ("lr", 1e-3), ("tokens_per_second", 15360), ("phase_ms/backward", 60), ("step_ms", 100)):
         assert shown(folder, tag) == pytest.approx(dict.fromkeys([1, 2, 3], value))
-    for tag, value in (("val/loss", 2.25), ("hellaswag/acc_norm", 0.3), ("mfu", 0.4)):
+    for tag, value in (("val/loss", 2.25), ("hellaswag/acc", 0.35), ("hellaswag/acc_norm", 0.3), ("mfu", 0.4)):
         assert shown(folder, tag) == pytest.approx({2: value})
     assert shown(folder, "tokens") == {1: 1536, 2: 3072, 3: 4608}
     assert {step: wall for wall, step, values, _ in events(folder) if "lr" in values} == {1: 1.7e9 + 1, 2: 1.7e9 + 2, 3: 1.7e9 + 3}

@@ -1,14 +1,11 @@
 """What a person sees: plain lines in a pipe, a status line and colours on a terminal (a pseudo-terminal here)."""
 
-import fcntl
 import os
-import pty
 import re
-import struct
 import subprocess
-import termios
 
 import program
+import pseudo_terminal
 import pytest
 
 QUICK = [*program.SMALL, "--steps=12", "--sample-tokens=20", "--val-every=5", "--val-batches=1"]
@@ -22,23 +19,9 @@ def on_terminal(*options, ranks=1, columns=90, status=0, **environment):
     command = [program.PROGRAM, *map(str, options)]
     if ranks > 1:
         command = ["scripts/launch.sh", "-np", str(ranks), *command]
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    process = subprocess.Popen(command, cwd=program.ROOT, stdin=theirs, stdout=theirs, stderr=theirs,
-                               env=os.environ | {"TERM": "xterm", "NO_COLOR": ""} | environment)
-    os.close(theirs)
-    written = b""
-    while True:
-        try:
-            piece = os.read(ours, 1 << 16)
-        except OSError:  # what Linux says when the other side is closed
-            break
-        if not piece:
-            break
-        written += piece
-    os.close(ours)
-    assert process.wait() == status, written.decode()
-    return written.decode().replace("\r\n", "\n")
+    returned, text = pseudo_terminal.run(command, columns, **environment)
+    assert returned == status, text
+    return text
 
 
 def lines_above_status(text):

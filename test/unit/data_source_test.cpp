@@ -169,6 +169,7 @@ TEST_F(DataFiles, TextIsSplit) {
     EXPECT_FALSE(data.source_entropy);
     EXPECT_EQ(data.training_description, "first 90% of " + path("t.txt") + ", 902 tokens");
     EXPECT_EQ(data.validation_description, "last 10% of " + path("t.txt") + ", 101 tokens");
+    EXPECT_EQ(data.too_short, "");
 }
 
 TEST_F(DataFiles, TextWithValidationIsWhole) {
@@ -191,6 +192,9 @@ TEST_F(DataFiles, PatternsAreSortedShards) {
     EXPECT_FALSE(data.validation);
     EXPECT_EQ(data.validation_description, "");
     EXPECT_EQ(data.training_description, "3 token shards " + path("train_*.bin") + ", 6 tokens");
+    EXPECT_EQ(data.too_short,
+              "1 of 3 shards, 1 token: a sample takes 2 tokens in a row (--seq-len 1 and one more)");
+    EXPECT_EQ(data.epoch_tokens, 2 + 1);
     EXPECT_EQ(open(path("train_*0*")).training->shards(), 3U);  // a pattern need not end in .bin
     EXPECT_EQ(open(path("*.bin"), path("train_0?.bin")).validation->shards(), 2U);
 }
