@@ -76,6 +76,11 @@ CASES = [
     Case("a copy fails", [], ["cudaMemcpyAsync: " + FAULT], {"SIMT_FAIL": "memcpy:5"}, late=True),
     Case("a copy fails, and kernels are waited for", ["--cuda-sync"], [], {"SIMT_FAIL": "memcpy:5"}, late=True,
          pattern=re.escape("cudaMemcpyAsync: " + ILLEGAL)),
+    # ---- NCCL fails, with all processes alive: seen while the host waits, or else by what it calls next
+    *(Case(f"operation {number} of NCCL fails", ["--zero-stage=1"], [], {"SIMT_FAIL": f"nccl:{number}", "SIMT_NCCL_SECONDS": "20"}, 2,
+           late=True, pattern=r'(a collective under way|nccl\w+): NCCL says "unhandled system error .*": the simulated network failed; '
+                              "NCCL_DEBUG=INFO tells more")
+      for number in (1, 4, 9)),
     # ---- options
     Case("attention by cuDNN", ["--attention=cudnn"], ["built without cuDNN's frontend", "nvidia-cudnn-frontend",
                                                        "take --attention flash"]),
