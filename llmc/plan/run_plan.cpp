@@ -255,24 +255,63 @@ std::optional<int> stage_that_fits(RunSpec spec, const Ops& ops, std::size_t sta
     return std::nullopt;
 }
 
-// The options with which the run would fit, the one that costs least first: recompute, then ZeRO, then both.
+// With twice as many GPUs or more, where the batch can be shared: "4 GPUs and --zero-stage 3"; empty where none would do.
+std::string gpus_that_fit(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes,
+                          std::int64_t micro_batch) {
+    constexpr int most_times = 16;
+    if (!spec.machine.more_processes_bring_more || !spec.trains) return "";
+    for (int times = 2; times <= most_times; times *= 2) {
+        RunSpec wider = spec;
+        wider.mesh.sharding.shards *= times;
+        if (wider.global_sequences() % wider.mesh.data_ranks() != 0) break;
+        // From the stage that was asked for, with as much more in shards as it takes.
+        const std::int64_t first = best_micro_batch(wider, micro_batch);
+        const auto would_do = [&] {
+            return fits(spec.machine, plan_that_fits(wider, ops, staging_bytes, first).largest_memory);
+        };
+        std::optional<int> stage;
+        if (wider.mesh.sharding.stage > 0 && would_do()) stage = wider.mesh.sharding.stage;
+        if (!stage) stage = stage_that_fits(wider, ops, staging_bytes, first);
+        if (stage) return fmt::format("{} GPUs and --zero-stage {}", wider.mesh.world(), *stage);
+    }
+    return "";
+}
+
+// The options with which the run would fit, the one that costs least first: recompute, then ZeRO, then both; gradients in
+// bf16; and more GPUs.
 std::string what_would_fit(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes,
                            std::int64_t micro_batch) {
     constexpr Recompute all{.kind = RecomputeKind::block};
     RunSpec recomputing = spec;
     recomputing.recompute = all;
     const bool recomputes_all = spec.recompute == all;
-    std::string recompute =
+    const std::string recompute =
         fmt::format("--recompute block{}", spec.recompute.every > 1 ? " --recompute-every 1" : "");
-    if (!recomputes_all &&
-        fits(spec.machine, plan_that_fits(recomputing, ops, staging_bytes, micro_batch).largest_memory))
-        return recompute;
-    if (const auto stage = stage_that_fits(spec, ops, staging_bytes, micro_batch))
-        return fmt::format("--zero-stage {}", *stage);
-    if (recomputes_all) return "";
-    if (const auto stage = stage_that_fits(recomputing, ops, staging_bytes, micro_batch))
-        return fmt::format("{} with --zero-stage {}", recompute, *stage);
-    return "";
+    const auto would_do = [&](const RunSpec& other) {
+        return fits(spec.machine, plan_that_fits(other, ops, staging_bytes, micro_batch).largest_memory);
+    };
+    // Without it, and with it where that is not asked for already.
+    const auto with_either = [&](const auto& options_for) {
+        std::string options = options_for(spec);
+        if (!options.empty() || recomputes_all) return options;
+        options = options_for(recomputing);
+        return options.empty() ? options : fmt::format("{} with {}", recompute, options);
+    };
+    if (!recomputes_all && would_do(recomputing)) return recompute;
+    std::string options = with_either([&](const RunSpec& run) {
+        const auto stage = stage_that_fits(run, ops, staging_bytes, micro_batch);
+        return stage ? fmt::format("--zero-stage {}", *stage) : std::string();
+    });
+    if (!options.empty()) return options;
+    options = with_either([&](RunSpec run) {
+        if (run.dtype != DType::bf16 || run.gradient_dtype == DType::bf16 || !run.trains)
+            return std::string();
+        run.gradient_dtype = DType::bf16;
+        return would_do(run) ? std::string("--gradient-dtype bf16") : std::string();
+    });
+    if (!options.empty()) return options;
+    return with_either(
+        [&](const RunSpec& run) { return gpus_that_fit(run, ops, staging_bytes, micro_batch); });
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ CASES = [
          r"\(the largest arenas are activations 5\.\d GiB, moments 949\.\d MiB and \w+ 474\.\d MiB\), and the GPU has 3\.8 GiB free; "
          "--micro-batch-size 4 would fit"),
     Case("what no micro-batch makes fit", [*GPT2, "--micro-batch-size=16"],
-         ["too large a model: 124,439,808 parameters and a micro-batch of 1 sequence need", "; give a smaller --model"],
+         ["too large a model: 124,439,808 parameters and a micro-batch of 1 sequence need", "; give a smaller --model; 4 GPUs and --zero-stage 1 would fit"],
          {"SIMT_GPU_MEMORY": "2000000000"}),
     *(Case(f"no memory for the {arena}", [],
            [f"the arena {arena} needs ", "iB of the GPU's memory, of which 4.0 GiB of 4.0 GiB are free; give a smaller --model"],
