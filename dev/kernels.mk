@@ -13,10 +13,16 @@ cuda_library = $(abspath $(firstword $(wildcard $(foreach folder,$(CUDA_FOLDER)/
 NCCL_HEADER := $(call cuda_header,nccl.h,nccl)
 CUDNN_HEADER := $(call cuda_header,cudnn.h,cudnn)
 CUBLASLT_HEADER := $(wildcard $(CUDA_FOLDER)/include/cublasLt.h)
-# cuDNN's frontend is PyPI's (`make deps-gpu`): its versions call different libraries.
-CUDNN_FRONTEND := $(and $(CUDNN_HEADER),$(wildcard .cuda/include/cudnn_frontend.h))
-CUDA_INCLUDES := $(patsubst %/,-isystem %,$(CUDA_FOLDER)/include/ \
-    $(filter-out /usr/include/ $(CUDA_FOLDER)/include/,$(sort $(dir $(NCCL_HEADER) $(CUDNN_HEADER))))) -isystem .cuda/include
+# cuDNN's frontend is headers alone: those of `make deps-gpu`, of the toolkit, of the system, or of Python's package.
+FRONTEND_OF_PYTHON = $(shell $(PYTHON) -c 'import importlib.metadata as m; print(next(f.locate().resolve() for f in \
+    m.files("nvidia-cudnn-frontend") if f.name == "cudnn_frontend.h"))' 2>/dev/null)
+CUDNN_FRONTEND := $(if $(CUDNN_HEADER),$(or $(firstword $(wildcard $(patsubst %,%/include/cudnn_frontend.h,.cuda $(CUDA_FOLDER) /usr))),\
+    $(FRONTEND_OF_PYTHON)))
+CUDA_INCLUDES := $(patsubst %/,-isystem %,$(CUDA_FOLDER)/include/ $(filter-out /usr/include/ $(CUDA_FOLDER)/include/,\
+    $(sort $(dir $(NCCL_HEADER) $(CUDNN_HEADER) $(CUDNN_FRONTEND)))))
+# For what can do without it.
+get_cudnn_frontend = $(if $(CUDNN_FRONTEND),,@$(if $(CUDNN_HEADER),scripts/deps.sh gpu optional,echo 'warning: no cudnn.h here; going on \
+    without cuDNN' >&2))
 
 # The chips to compile for, such as 90a: Hopper's own instructions are in no other's code, and sm_80's code runs on sm_86
 # and sm_89 too. This machine's chips, if it has any that the kernels run on.
@@ -28,7 +34,9 @@ GPU_ARCH := $(or $(sort $(OWN_CHIPS:90=90a)),80 90a)
 # For chips to come: 90a's own code does not run there.
 GPU_PTX := $(if $(OWN_CHIPS),,90)
 endif
-ifneq (,$(if $(strip $(GPU_ARCH)),$(filter-out 8% 9% 10% 11% 12%,$(GPU_ARCH)),none))
+# sm_80 to sm_129, and those with instructions of their own or of their family's.
+CHIPS := $(foreach tens,8 9 10 11 12,$(foreach unit,0 1 2 3 4 5 6 7 8 9,$(patsubst %,$(tens)$(unit)%,a f) $(tens)$(unit)))
+ifneq (,$(if $(strip $(GPU_ARCH)),$(filter-out $(CHIPS),$(GPU_ARCH)),none))
 $(error GPU_ARCH='$(GPU_ARCH)': the kernels take sm_80 and later; give the chips' numbers, such as GPU_ARCH='80 90a')
 endif
 

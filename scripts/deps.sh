@@ -7,7 +7,8 @@
 #   scripts/deps.sh lint       the same, and the tools of `make lint`
 #   scripts/deps.sh missing    prints what the build lacks, on one line; nothing where it lacks nothing
 #   scripts/deps.sh python     prints the python3 to use: the first that has the modules below
-#   scripts/deps.sh gpu        installs what building with cuDNN needs: its frontend's headers, from PyPI
+#   scripts/deps.sh gpu        installs what building with cuDNN needs: its frontend's headers, from PyPI; with `optional`
+#                              behind it a warning is all where that fails
 #   scripts/deps.sh cuda       prints the folder of CUDA's headers: a toolkit's (CUDA_HOME, if nvcc is there, or where
 #                              PATH finds it, or /usr/local/cuda), or else PyPI's in .cuda/
 #
@@ -189,7 +190,15 @@ case ${1-} in
     lint) install_missing 'build|run|style|lint' ;;
     missing) missing build | sed -E 's/^(.*) [a-z-]+:(.*)/\1 (\2)/; s/^(.*) \(\1\)$/\1/' | paste -sd, | sed 's/,/, /g' ;;
     python) choose_python ;;
-    gpu) install_from_pypi .cuda/include/cudnn_frontend.h nvidia-cudnn-frontend==1.14.1 ;;
+    gpu)
+        frontend=(.cuda/include/cudnn_frontend.h nvidia-cudnn-frontend==1.14.1)
+        if [[ ${2-} == optional ]]; then
+            (install_from_pypi "${frontend[@]}") 2>/dev/null ||
+                echo "warning: PyPI's ${frontend[1]} could not be installed; going on without cuDNN (\`make deps-gpu\` says why)" >&2
+        else
+            install_from_pypi "${frontend[@]}"
+        fi
+        ;;
     cuda) choose_cuda ;;
     *)
         sed -n '2,16s/^# \{0,1\}//p' "$0" >&2

@@ -32,7 +32,7 @@ bench-gpu-check: gpu-check  ## the kernel tests and the lab of `gpu-check` alone
 
 bundle: deps  ## a folder that runs `gpu-check` on a machine with a GPU, CUDA's libraries and Python alone
 	@$(if $(and $(WITH_CUDA),$(NCCL)),,echo 'error: the bundle is made with nvcc, cublasLt.h and nccl.h, which are not all here' >&2; exit 1)
-	@scripts/deps.sh gpu
+	$(get_cudnn_frontend)
 	@$(MAKE) $(in_parallel) $(BUNDLE_PROGRAMS) $(BUILD)/gpu/kernels $(PROFILER)
 	@dev/gpu/bundle.sh $(BUILD)/bundle $(PROFILER) $(BUNDLE_PROGRAMS) $(BUILD)/gpu/kernels
 

@@ -50,28 +50,36 @@ class Extent:
 def run(results, tiny):
     extent = Extent(tiny)
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as name:
-        folder = Path(name)
-        for dtype in ("fp32", "bf16"):
-            results.attempt(f"loss and gradients against PyTorch, {dtype}", gradients, extent, folder, dtype)
-        results.attempt(f"{extent.pytorch_steps} steps of AdamW against PyTorch, fp32", adamw_steps, extent, folder)
-        for dtype, attention, steps in (("fp32", "flash", extent.fp32_steps), ("bf16", "flash", extent.bf16_steps),
-                                        ("bf16", "cudnn", extent.bf16_steps)):
-            results.attempt(f"{steps} steps against the CPU device, {dtype}, {attention} attention", against_cpu, extent,
-                            folder, dtype, attention, steps)
-        results.attempt(f"{extent.own_steps} steps twice, bit for bit", repeated, extent, folder)
-        results.attempt(f"stopped after {extent.own_steps // 2} steps and resumed, bit for bit", resumed, extent, folder)
-        for ranks in extent.ranks:
-            results.attempt(f"{extent.own_steps} steps on {ranks} NCCL ranks that share the GPU, fp32", on_ranks, extent,
-                            folder, ranks, seconds=30)
-        for ranks, dtype, micro_batches, reduce_every in extent.zero:
-            what = f"{micro_batches} micro-batches, reduced every {reduce_every}" if micro_batches > 1 else "1 micro-batch"
-            results.attempt(f"{extent.own_steps} steps of each ZeRO stage on {ranks} NCCL ranks, bit for bit, {dtype}, {what}",
-                            stages, extent, folder / f"zero-{ranks}-{dtype}-{micro_batches}", ranks, dtype, micro_batches,
-                            reduce_every, seconds=60)
-        for number in extent.ranks:
-            results.attempt(f"{extent.own_steps} steps of each schedule of a pipeline of {number} NCCL ranks, bit for bit, bf16", schedules,
-                            extent, folder / f"pipeline-{number}", number, seconds=60)
-        results.attempt(f"{extent.long_steps} steps against the CPU device, bf16", many_steps, extent, folder, seconds=30)
+        results.attempt_all(checks(extent, Path(name)))
+
+
+def checks(extent, folder):
+    """[(name, check, its arguments, the seconds it takes where they are many)], the most valuable first."""
+    found = []
+
+    def add(name, check, *arguments, seconds=0):
+        found.append((name, check, (extent, folder, *arguments), seconds))
+
+    for dtype in ("fp32", "bf16"):
+        add(f"loss and gradients against PyTorch, {dtype}", gradients, dtype)
+    add(f"{extent.pytorch_steps} steps of AdamW against PyTorch, fp32", adamw_steps)
+    for dtype, attention, steps in (("fp32", "flash", extent.fp32_steps), ("bf16", "flash", extent.bf16_steps),
+                                    ("bf16", "cudnn", extent.bf16_steps)):
+        add(f"{steps} steps against the CPU device, {dtype}, {attention} attention", against_cpu, dtype, attention, steps)
+    add(f"{extent.long_steps} steps against the CPU device, bf16", many_steps, seconds=30)
+    for attention in ("flash", "cudnn"):
+        add(f"{extent.own_steps} steps twice, bit for bit, {attention} attention", repeated, attention)
+        add(f"stopped after {extent.own_steps // 2} steps and resumed, bit for bit, {attention} attention", resumed, attention)
+    for ranks in extent.ranks:
+        add(f"{extent.own_steps} steps on {ranks} NCCL ranks that share the GPU, fp32", on_ranks, ranks, seconds=30)
+    for ranks, dtype, micro_batches, reduce_every in extent.zero:
+        what = f"{micro_batches} micro-batches, reduced every {reduce_every}" if micro_batches > 1 else "1 micro-batch"
+        add(f"{extent.own_steps} steps of each ZeRO stage on {ranks} NCCL ranks, bit for bit, {dtype}, {what}", stages, ranks, dtype,
+            micro_batches, reduce_every, seconds=60)
+    for number in extent.ranks:
+        add(f"{extent.own_steps} steps of each schedule of a pipeline of {number} NCCL ranks, bit for bit, bf16", schedules, number,
+            seconds=60)
+    return found
 
 
 def have_pytorch():
@@ -115,16 +123,21 @@ def adamw_steps(extent, folder):
     return within(trained.losses, expected, model_bounds.LOSS_FP32, "PyTorch's")
 
 
-def against_cpu(extent, folder, dtype, attention, steps):
-    data = experiment(extent, folder / f"cpu-{dtype}-{attention}")
-    import model_bounds
-    options = data.options(steps, *CONSTANT_RATE, f"--dtype={dtype}")
+def train_with(attention, out_dir, *options):
+    """Skips what was built without cuDNN."""
     try:
-        gpu = programs.train(data.folder / "gpu", *options, f"--attention={attention}")
+        return programs.train(out_dir, *options, f"--attention={attention}")
     except CheckFailed as refused:
         if attention == "cudnn" and "--attention cudnn" in str(refused):
             raise Skipped(str(refused)) from refused
         raise
+
+
+def against_cpu(extent, folder, dtype, attention, steps):
+    data = experiment(extent, folder / f"cpu-{dtype}-{attention}")
+    import model_bounds
+    options = data.options(steps, *CONSTANT_RATE, f"--dtype={dtype}")
+    gpu = train_with(attention, data.folder / "gpu", *options)
     cpu = programs.train(data.folder / "cpu", *options, device="cpu")
     if dtype == "fp32":
         bound = model_bounds.LOSS_FP32
@@ -138,24 +151,22 @@ def against_cpu(extent, folder, dtype, attention, steps):
 SAME = {"detail": "losses, norms and weights are the same"}
 
 
-def own_options(extent):
-    return [*extent.text_model(), "--dtype=bf16", "--lr-schedule=constant"]
+def own_run(extent, out_dir, attention, steps, *more):
+    return train_with(attention, out_dir, *extent.text_model(), "--dtype=bf16", "--lr-schedule=constant", f"--steps={steps}", *more)
 
 
-def repeated(extent, folder):
-    steps = f"--steps={extent.own_steps}"
-    first = programs.train(folder / "first", *own_options(extent), steps)
-    same_run(first, programs.train(folder / "again", *own_options(extent), steps), extent.own_steps)
+def repeated(extent, folder, attention):
+    first, again = (own_run(extent, folder / attention / name, attention, extent.own_steps) for name in ("first", "again"))
+    same_run(first, again, extent.own_steps)
     return SAME
 
 
-def resumed(extent, folder):
-    if not (folder / "first/metrics.jsonl").exists():
-        raise Skipped("the run to compare with failed")
-    parted = folder / "parted"
-    programs.train(parted, *own_options(extent), f"--steps={extent.own_steps // 2}")
-    whole = programs.train(parted, *own_options(extent), f"--steps={extent.own_steps}", "--resume")
-    same_run(programs.program.Run(folder / "first"), whole, extent.own_steps)
+def resumed(extent, folder, attention):
+    steps, first, parted = extent.own_steps, folder / attention / "first", folder / attention / "parted"
+    # Its run to compare with may have been of an earlier run of the part.
+    whole = programs.program.Run(first) if (first / "metrics.jsonl").exists() else own_run(extent, first, attention, steps)
+    own_run(extent, parted, attention, steps // 2)
+    same_run(whole, own_run(extent, parted, attention, steps, "--resume"), steps)
     return SAME
 
 
@@ -182,6 +193,7 @@ def on_ranks(extent, folder, ranks):
 
 def stages(extent, folder, ranks, dtype, micro_batches, reduce_every):
     """A stage is only where a buffer lies."""
+    folder = folder / f"zero-{ranks}-{dtype}-{micro_batches}"
     sequences = 2 * ranks if extent.tiny else 24  # 1536 tokens of the named model, of 64 each
     options = [*extent.text_model(), f"--dtype={dtype}", f"--steps={extent.own_steps}", f"--reduce-every={reduce_every}",
                f"--micro-batch-size={sequences // ranks // micro_batches}"]
@@ -199,6 +211,7 @@ def stages(extent, folder, ranks, dtype, micro_batches, reduce_every):
 
 def schedules(extent, folder, number):
     """The order of a pipeline's work changes no bit."""
+    folder = folder / f"pipeline-{number}"
     options = [*extent.text_model(), "--dtype=bf16", f"--steps={extent.own_steps}", "--layers=8", f"--pipeline-parallel={number}",
                "--micro-batch-size=1" if extent.tiny else "--micro-batch-size=3"]
     if extent.tiny:

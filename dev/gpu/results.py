@@ -37,6 +37,26 @@ class Results:
         if len(kept) != len(lines):
             self.path.write_text("".join(json.dumps(line) + "\n" for line in kept))
 
+    def has_passed(self, name):
+        """At this commit, in this run of the part or an earlier one."""
+        return any((line["part"], line["name"], line["status"]) == (self.part, name, "passed") for line in read(self.path))
+
+    def left(self):
+        """How many checks of the part still lack the time that they take."""
+        return sum(line["part"] == self.part and line["status"] == "skipped" and line["detail"].startswith(TIME_OVER)
+                   for line in read(self.path))
+
+    def attempt_all(self, checks):
+        """Attempts (name, check, arguments, seconds), each as attempt() does. What passed at this commit comes last, so that a run of
+        the part goes on where another stopped."""
+        for name, check, arguments, seconds in sorted(checks, key=lambda check: self.has_passed(check[0])):
+            self.attempt(name, check, *arguments, seconds=seconds)
+
+    def lack_time(self, name, detail, **figures):
+        """What passed before has passed."""
+        if not self.has_passed(name):
+            self.add(name, "skipped", detail, **figures)
+
     def seconds_left(self):
         return self.end - time.monotonic()
 
@@ -55,7 +75,7 @@ class Results:
         It is skipped where fewer `seconds` are left than it needs. Returns the dictionary, {} where it did not pass.
         """
         if seconds > 0 and self.seconds_left() < seconds:
-            self.add(name, "skipped", f"{TIME_OVER}; it takes about {seconds} s")
+            self.lack_time(name, f"{TIME_OVER}; it takes about {seconds} s")
             return {}
         start = time.monotonic()
         try:
@@ -63,9 +83,11 @@ class Results:
         except Skipped as reason:
             self.add(name, "skipped", str(reason))
         except CheckFailed as failure:
-            of_time = isinstance(failure, Late) and self.seconds_left() < 1
-            self.add(name, "skipped" if of_time else "failed", TIME_OVER if of_time else str(failure),
-                     seconds=round(time.monotonic() - start, 1))
+            taken = round(time.monotonic() - start, 1)
+            if isinstance(failure, Late) and self.seconds_left() < 1:
+                self.lack_time(name, TIME_OVER, seconds=taken)
+            else:
+                self.add(name, "failed", str(failure), seconds=taken)
         except Exception as error:  # whatever it is, it must not hide the other results
             traceback.print_exc()
             self.add(name, "failed", f"{type(error).__name__}: {error}", seconds=round(time.monotonic() - start, 1))

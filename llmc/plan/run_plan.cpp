@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "llmc/parallel/mesh_sizes.h"
 #include "llmc/plan/memory_limit.h"
 #include "llmc/plan/micro_batches.h"
+#include "llmc/plan/what_fits.h"
 
 namespace llmc {
 
@@ -232,83 +232,6 @@ RunPlan plan_with(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes
     return own;
 }
 
-// With a step of a few micro-batches: more than any schedule has in flight at once, and so with hardly less memory than that of
-// thousands, whose plan takes seconds.
-bool short_step_fits(RunSpec spec, const Ops& ops, std::size_t staging_bytes, std::int64_t micro_batch) {
-    const std::int64_t few = std::int64_t{4} * spec.mesh.pipeline * spec.virtual_stages;
-    const std::int64_t sequences =
-        std::min(spec.rank_sequences(), few * micro_batch) * spec.mesh.data_ranks();
-    spec.global_batch_tokens = sequences * spec.config.sequence_length;
-    return fits(spec.machine, plan_with(spec, ops, staging_bytes, micro_batch).largest_memory);
-}
-
-std::optional<std::int64_t> smaller_micro_batch(const RunSpec& spec, std::int64_t micro_batch) {
-    if (micro_batch == 1) return std::nullopt;
-    const std::int64_t smaller = best_micro_batch(spec, micro_batch - 1);
-    if (spec.rank_sequences() / smaller > most_micro_batches(spec)) return std::nullopt;
-    return smaller;
-}
-
-// The largest micro-batch, of at most so many sequences, with which a run may fit the memory; the smallest if none does.
-std::int64_t micro_batch_to_try(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes,
-                                std::int64_t micro_batch) {
-    while (!short_step_fits(spec, ops, staging_bytes, micro_batch)) {
-        const auto smaller = smaller_micro_batch(spec, micro_batch);
-        if (!smaller) break;
-        micro_batch = *smaller;
-    }
-    return micro_batch;
-}
-
-// With the largest micro-batches, of at most so many sequences, that fit the memory; with the smallest if none do.
-RunPlan plan_that_fits(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes,
-                       std::int64_t micro_batch) {
-    micro_batch = micro_batch_to_try(spec, ops, staging_bytes, micro_batch);
-    RunPlan plan = plan_with(spec, ops, staging_bytes, micro_batch);
-    while (!fits(spec.machine, plan.largest_memory)) {
-        const auto smaller = smaller_micro_batch(spec, micro_batch);
-        if (!smaller) break;
-        micro_batch = *smaller;
-        plan = plan_with(spec, ops, staging_bytes, micro_batch);
-    }
-    return plan;
-}
-
-// Whether some micro-batch of at most so many sequences makes it fit.
-bool would_fit(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes, std::int64_t micro_batch) {
-    const std::int64_t smaller = micro_batch_to_try(spec, ops, staging_bytes, micro_batch);
-    return short_step_fits(spec, ops, staging_bytes, smaller) &&
-           fits(spec.machine, plan_that_fits(spec, ops, staging_bytes, smaller).largest_memory);
-}
-
-// The first stage of ZeRO at which the run would fit, beyond the one that was asked for.
-std::optional<int> stage_that_fits(RunSpec spec, const Ops& ops, std::size_t staging_bytes,
-                                   std::int64_t micro_batch) {
-    while (const auto next = spec.mesh.sharding.next_stage(spec.usual_reduction)) {
-        spec.mesh.sharding = *next;
-        if (would_fit(spec, ops, staging_bytes, micro_batch)) return next->stage;
-    }
-    return std::nullopt;
-}
-
-// The options with which the run would fit, the one that costs least first: recompute, then ZeRO, then both.
-std::string what_would_fit(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes,
-                           std::int64_t micro_batch) {
-    constexpr Recompute all{.kind = RecomputeKind::block};
-    RunSpec recomputing = spec;
-    recomputing.recompute = all;
-    const bool recomputes_all = spec.recompute == all;
-    std::string recompute =
-        fmt::format("--recompute block{}", spec.recompute.every > 1 ? " --recompute-every 1" : "");
-    if (!recomputes_all && would_fit(recomputing, ops, staging_bytes, micro_batch)) return recompute;
-    if (const auto stage = stage_that_fits(spec, ops, staging_bytes, micro_batch))
-        return fmt::format("--zero-stage {}", *stage);
-    if (recomputes_all) return "";
-    if (const auto stage = stage_that_fits(recomputing, ops, staging_bytes, micro_batch))
-        return fmt::format("{} with --zero-stage {}", recompute, *stage);
-    return "";
-}
-
 }  // namespace
 
 RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes) {
@@ -324,16 +247,19 @@ RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes)
     check_global_batch(spec);
     const std::int64_t micro_batch = choose_micro_batch(spec);
     check_groups(spec, micro_batch);
+    const MakePlan make_plan = [&](const RunSpec& other, std::int64_t sequences) {
+        return plan_with(other, ops, staging_bytes, sequences);
+    };
     // The memory decides, where nobody else has.
-    RunPlan plan = spec.micro_batch_sequences == 0 ? plan_that_fits(spec, ops, staging_bytes, micro_batch)
-                                                   : plan_with(spec, ops, staging_bytes, micro_batch);
+    RunPlan plan = spec.micro_batch_sequences == 0 ? plan_that_fits(spec, make_plan, micro_batch)
+                                                   : make_plan(spec, micro_batch);
     if (!fits(spec.machine, plan.largest_memory)) {
         RunSpec any = spec;
         any.micro_batch_sequences = 0;
-        const RunPlan smaller = plan_that_fits(any, ops, staging_bytes, plan.micro_batch);
+        const RunPlan smaller = plan_that_fits(any, make_plan, plan.micro_batch);
         std::string other;
         if (!fits(spec.machine, smaller.largest_memory))
-            other = what_would_fit(any, ops, staging_bytes, plan.micro_batch);
+            other = what_would_fit(any, make_plan, plan.micro_batch);
         refuse_memory(plan, smaller, other);
     }
     return plan;

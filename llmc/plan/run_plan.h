@@ -26,6 +26,7 @@ struct MachineMemory {
     std::size_t bytes = 0;  // 0: not known
     int processes = 1;
     std::string_view name = "this machine";  // in a message
+    bool more_processes_bring_more = false;  // as where each has a GPU of its own
 };
 
 struct RunSpec {

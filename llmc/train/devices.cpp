@@ -171,7 +171,8 @@ MachineMemory free_memory(const Place& place, Communicator& world) {
         *std::ranges::min_element(all, {}, [](const Free& f) { return f.bytes / f.processes; });
     return {.bytes = static_cast<std::size_t>(least.bytes),
             .processes = static_cast<int>(least.processes),
-            .name = place.device->queues() ? "the GPU" : "this machine"};
+            .name = place.device->queues() ? "the GPU" : "this machine",
+            .more_processes_bring_more = place.device->queues() != nullptr && least.processes == 1};
 }
 
 }  // namespace llmc

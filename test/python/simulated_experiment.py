@@ -1,6 +1,10 @@
-"""What the trainings on simulated GPUs (simulated.py) train: a tiny model on one batch; and what of two runs must be the same."""
+"""What the trainings on simulated GPUs (simulated.py) train: a tiny model on one batch; and what of two runs must be the same, and what they
+asked of the runtime."""
 
+import collections
+import functools
 import hashlib
+import json
 
 import numpy as np
 import reference_model
@@ -8,6 +12,7 @@ import safetensors_numpy
 import torch
 from program import PROGRAM, ROOT, write_token_file
 from reference_model import Sizes
+from simulated import at_once, train
 
 torch.set_num_threads(1)  # beside the programs
 
@@ -51,3 +56,22 @@ def results(run):
 def cached(folder):
     """For a run with a cache of its own."""
     return {"XDG_CACHE_HOME": str(folder / "cache")}
+
+
+def counted(folder, *options, ranks=1, variables=None):
+    """A run, and of each process what its runtime counted (test/simt/runtime/counts.h)."""
+    run = train(folder, *options, ranks=ranks, variables={"SIMT_COUNT": str(folder / "count"), **(variables or {})})
+    counts = [json.loads(path.read_text()) for path in folder.glob("count.*")]
+    assert len(counts) == ranks
+    return run, counts
+
+
+def in_four_steps(folder, *options, ranks=1):
+    """What all processes together counted in four steps: {kind: Counter}."""
+    runs = at_once(*(functools.partial(counted, folder / str(steps), *options, f"--steps={steps}", ranks=ranks) for steps in (2, 6)))
+
+    def total(kind, counts):
+        return sum((collections.Counter(count.get(kind, {})) for count in counts), collections.Counter())
+
+    few, more = (counts for _, counts in runs)
+    return {kind: total(kind, more) - total(kind, few) for kind in ("waits", "uploads", "launches", "NCCL")}

@@ -1,4 +1,5 @@
-"""The quick checks of `make lint`: how the C++ files are formatted, and what shellcheck and pyflakes find."""
+"""The quick checks of `make lint`: how the C++ files are formatted, and what shellcheck and pyflakes find; and that the files
+of `make test-long` can be read."""
 
 import importlib.util
 import os
@@ -30,3 +31,14 @@ def test_is_clean(target, tmp_path):
     check = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     if check.returncode != 0:
         pytest.fail(f"{remedy}:\n{check.stdout}{check.stderr}", pytrace=False)
+
+
+def test_long_suites_are_collected():
+    """Otherwise what they import could go, and only `make test-long` would tell."""
+    files = sorted((ROOT / "test/python").glob("long_*.py"))
+    assert files
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-q", *files]
+    environment = {"BUILD_DIR": str(ROOT / "build"), **os.environ}
+    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    # The second where all of them skip themselves here.
+    assert found.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED), found.stdout + found.stderr

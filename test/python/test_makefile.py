@@ -257,6 +257,9 @@ class Toolkit:
         """What the build says that it has for GPUs."""
         return next(line for line in self.would(*arguments) if "link train_gpt" in line).split(" with ")[1].strip("'")
 
+    def includes(self, *arguments):
+        return re.findall(r"-isystem (\S+)", next(line for line in self.would(*arguments) if "-c llmc/device/cuda/cudnn_attention.cpp" in line))
+
     def targets(self, *arguments, **variables):
         nvcc = next(line for line in self.would(*arguments, **variables) if "bin/nvcc -std" in line)
         return re.findall(r"-gencode=arch=(\S+)", nvcc)
@@ -286,6 +289,10 @@ def test_chips(toolkit):
         assert toolkit.targets("GPU=/dev/nvidia0", **own) == code(*chips)
         assert toolkit.targets("GPU=/dev/nvidia0", "GPU_ARCH=86", **own) == code("86")
         assert toolkit.targets(**own) == default, "no GPU is here"
+    for wrong in ("80,90a", "75", "90b", "sm_90", ""):
+        refused = subprocess.run(["make", "-n", "CUDA_FOLDER=none", f"GPU_ARCH={wrong}"], cwd=toolkit.project.folder, text=True,
+                                 capture_output=True)
+        assert refused.returncode == 2 and f"GPU_ARCH='{wrong}': the kernels take sm_80 and later" in refused.stderr, refused.stderr
     # Neither words nor chips that the kernels do not run on.
     for says in ("NVIDIA-SMI has failed", "7.5", "[N/A]", ""):
         assert toolkit.targets("GPU=/dev/nvidia0", **toolkit.gpus(says)) == default
@@ -310,6 +317,71 @@ def test_what_the_gpu_part_has(toolkit):
     beside = toolkit.folder.parent
     assert f"{toolkit.folder}/lib/libcublasLt.so.13" in link and f"{beside}/nccl/lib/libnccl.so.2" in link
     assert f"-Wl,-rpath,{beside}/cudnn/lib" in link and not any("libcudnn" in word for word in link)
+
+
+def with_nccl(toolkit):
+    toolkit.add("include/nccl.h")
+    toolkit.add("lib/libnccl.so.2")
+
+
+def has_cudnn(said):
+    return said.endswith(", cuDNN")
+
+
+def test_headers_of_cudnns_frontend(toolkit, tmp_path):
+    """They may lie in .cuda/, beside CUDA's, or in a package of the Python in use."""
+    # Python's package, as pip leaves it.
+    package = tmp_path / "modules"
+    (package / "include").mkdir(parents=True)
+    (package / "include/cudnn_frontend.h").write_text("")
+    about = package / "nvidia_cudnn_frontend-1.14.1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-cudnn-frontend\nVersion: 1.14.1\n")
+    (about / "RECORD").write_text("include/cudnn_frontend.h,,\n")
+    python = f"PYTHON=PYTHONPATH={package} /usr/bin/python3"
+    assert not has_cudnn(toolkit.says(python)), "cudnn.h is not here"
+    toolkit.add("include/cudnn.h")
+    assert not has_cudnn(toolkit.says("PYTHON=/usr/bin/python3 -I -S"))
+    assert has_cudnn(toolkit.says(python)) and str(package / "include") in toolkit.includes(python)
+    toolkit.add("include/cudnn_frontend.h")
+    assert has_cudnn(toolkit.says("PYTHON=/usr/bin/python3 -I -S"))
+    toolkit.project.write(".cuda/include/cudnn_frontend.h", "")
+    assert has_cudnn(toolkit.says()) and ".cuda/include" in toolkit.includes()
+
+
+@pytest.mark.parametrize("target", ["bundle", "gpu-check", "bench"])
+def test_what_can_do_without_cudnn_does(target, toolkit):
+    with_nccl(toolkit)
+    command = ["make", "-n", target, f"CUDA_FOLDER={toolkit.folder}", "GPU=/dev/nvidia0", "GPU_ARCH=90a",
+               "PYTHON=/usr/bin/python3 -I -S"]
+
+    def asked():
+        # The project has not all the files of what would be built then.
+        would = subprocess.run(command, cwd=toolkit.project.folder, capture_output=True, text=True).stdout
+        assert "build/gpu/kernels" in would
+        return [line for line in would.splitlines() if "deps.sh gpu" in line or "without cuDNN" in line]
+
+    assert asked() == ["echo 'warning: no cudnn.h here; going on without cuDNN' >&2"]
+    toolkit.add("include/cudnn.h")
+    assert asked() == ["scripts/deps.sh gpu optional"]
+    toolkit.add("include/cudnn_frontend.h")
+    assert asked() == []
+
+
+def test_without_the_internet_cudnns_frontend_is_a_warning_where_it_is_optional(toolkit, tmp_path):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "python3").write_text("#!/bin/sh\necho 'ERROR: Could not find a version' >&2\nexit 1\n")
+    (tools / "python3").chmod(0o755)
+
+    def deps(*arguments):
+        return subprocess.run(["scripts/deps.sh", *arguments], cwd=toolkit.project.folder, capture_output=True, text=True,
+                              env=os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"})
+
+    optional, asked_for = deps("gpu", "optional"), deps("gpu")
+    assert optional.returncode == 0
+    assert re.fullmatch("warning: PyPI's nvidia-cudnn-frontend==.* could not be installed; going on without cuDNN .*\n", optional.stderr)
+    assert asked_for.returncode == 1 and "error: PyPI's packages could not be installed" in asked_for.stderr
 
 
 @pytest.mark.parametrize("missing, why", [(None, "CUDA=0"), ("bin/nvcc", "no nvcc here")] +

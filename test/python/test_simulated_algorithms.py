@@ -7,7 +7,7 @@ import re
 import pytest
 import simulated
 from simulated import at_once, train
-from simulated_experiment import BF16, ROUNDED, STOCHASTIC, cached, digest, results
+from simulated_experiment import BF16, ROUNDED, STOCHASTIC, cached, counted, digest, results
 
 simulated.require()
 
@@ -21,6 +21,26 @@ def choices(file):
     """Of an algorithms.txt: {kind of GPU and library: {product: algorithm}}."""
     paragraphs = [paragraph.splitlines() for paragraph in file.read_text(errors="replace").split("\n\n")]
     return {lines[0]: dict(line.split(":", 1) for line in lines[1:]) for lines in paragraphs}
+
+
+@pytest.mark.parametrize("ranks, options", [(1, BF16), (1, ["--dtype=fp32"]), (2, BF16)], ids=["bf16", "fp32", "2 processes"])
+def test_the_fastest_with_the_same_bits_each_time_is_taken_by_all(ranks, options, experiment, tmp_path):
+    """It is neither the first that the library offers nor the fastest of all (test/simt/runtime/cublaslt_algorithms.cpp)."""
+    options = experiment.options(*options, steps=2)
+    train(tmp_path / "chooses", *options, ranks=ranks, variables=cached(tmp_path))
+    _, counts = counted(tmp_path / "takes", *options, ranks=ranks, variables=cached(tmp_path))
+    assert [set(count["products"]) for count in counts] == [{"algorithm 33"}] * ranks
+
+
+def test_tf32_is_taken_where_it_is_asked_for(experiment, tmp_path):
+    """It rounds, to 10 bits; and its algorithms are chosen apart."""
+    exact, rounded, again = (train(tmp_path / str(i), *experiment.options("--dtype=fp32", *more, steps=5), variables=cached(tmp_path))
+                             for i, more in enumerate(([], ["--tf32"], ["--tf32"])))
+    assert all(a != b and abs(a - b) < 2e-3 * a for a, b in zip(exact.losses, rounded.losses))
+    assert [row(run).split()[0] for run in (exact, rounded, again)] == ["chosen", "chosen", "as"]
+    assert results(again) == results(rounded)
+    kinds = set(choices(tmp_path / "cache/train_gpt/algorithms.txt"))
+    assert len(kinds) == 2 and {kind.removesuffix(", TF32") for kind in kinds} < kinds
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

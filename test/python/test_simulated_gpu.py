@@ -4,9 +4,7 @@ They follow the CPU device; where an event is missing (planted_faults.py) they a
 wait for nothing and allocate nothing but what they must.
 """
 
-import collections
 import functools
-import json
 
 import model_bounds
 import numpy as np
@@ -18,10 +16,11 @@ from model_comparison import save_weights
 from planted_faults import FAULTS
 from program import Run
 from simulated import at_once, train
-from simulated_experiment import CPU, ROUNDED, SEQUENCES, SIZES, STEPS, STOCHASTIC, results
+from simulated_experiment import CPU, ROUNDED, SEQUENCES, SIZES, STEPS, STOCHASTIC, counted, in_four_steps, results
 
 simulated.require()
 
+GREATEST = "priority -5"  # of the simulated GPU's streams
 CONNECTING_BYTES = 8 << 20  # of which NCCL's ranks get connected (llmc/train/devices.cpp)
 
 
@@ -146,14 +145,6 @@ def test_a_planted_fault_is_found(fault, right, experiment, tmp_path):
 # ---- memory and waits
 
 
-def counted(folder, *options, ranks=1, **how):
-    """A run, and of each process what its runtime counted (test/simt/runtime/counts.h)."""
-    run = train(folder, *options, ranks=ranks, variables={"SIMT_COUNT": str(folder / "count")}, **how)
-    counts = [json.loads(path.read_text()) for path in folder.glob("count.*")]
-    assert len(counts) == ranks
-    return run, counts
-
-
 @pytest.mark.parametrize("ranks, options", [(1, ["--dtype=fp32"]), (2, [*STOCHASTIC, *ROUNDED])],
                          ids=["fp32", "2 processes, bf16 throughout"])
 def test_an_arena_is_one_allocation_and_nothing_else_is(ranks, options, experiment, tmp_path):
@@ -176,17 +167,21 @@ def test_memory_beside_the_arenas_is_told_apart(ranks, text, experiment, tmp_pat
 def test_a_step_waits_for_nothing_but_its_loss(ranks, micro_batches, stage, experiment, tmp_path):
     """Once by polling, so that the watchdog lives, and once for the copy."""
     options = [*experiment.options(), f"--micro-batch-size={SEQUENCES // ranks // micro_batches}", f"--zero-stage={stage}"]
-    (_, few), (_, more) = at_once(*(functools.partial(counted, tmp_path / str(steps), *options, f"--steps={steps}", ranks=ranks)
-                                    for steps in (2, 6)))
-
-    def waits(counts):
-        return sum((collections.Counter(count["waits"]) for count in counts), collections.Counter())
-
-    in_four_steps = waits(more)
-    in_four_steps.subtract(waits(few))
-    polls = in_four_steps.pop("cudaEventQuery")
-    assert {call: number for call, number in in_four_steps.items() if number} == {
-        "cudaMemcpyAsync": 4 * ranks, "cudaStreamSynchronize": 4 * ranks}
+    counts = in_four_steps(tmp_path, *options, ranks=ranks)
+    polls = counts["waits"].pop("cudaEventQuery")
+    assert counts["waits"] == {"cudaMemcpyAsync": 4 * ranks, "cudaStreamSynchronize": 4 * ranks}
     allowed = 4 * ranks
     # Beside other processes work also goes on while the host is elsewhere, and may be done when it asks.
     assert polls == allowed or (ranks > 1 and 0 < polls <= allowed)
+    check_streams(counts, ranks, micro_batches)
+
+
+def check_streams(counts, ranks, micro_batches):
+    """Tokens come from pinned memory, beside the kernels and not among them; NCCL's work goes before others'."""
+    print(counts)
+    # Inputs and targets.
+    (place, number), = counts["uploads"].items()
+    memory, stream = place.split(", ")
+    assert (memory, number) == ("pinned", 2 * 4 * ranks * micro_batches)
+    assert counts["launches"] and stream not in counts["launches"]
+    assert set(counts["NCCL"]) == ({GREATEST} if ranks > 1 else set())

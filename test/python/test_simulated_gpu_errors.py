@@ -59,7 +59,7 @@ CASES = [
          r"\(the largest arenas are activations 5\.\d GiB, moments 949\.\d MiB and \w+ 474\.\d MiB\), and the GPU has 3\.8 GiB free; "
          "--micro-batch-size 4 would fit"),
     Case("what no micro-batch makes fit", [*GPT2, "--micro-batch-size=16"],
-         ["too large a model: 124,439,808 parameters and a micro-batch of 1 sequence need", "; give a smaller --model"],
+         ["too large a model: 124,439,808 parameters and a micro-batch of 1 sequence need", "; give a smaller --model; 4 GPUs and --zero-stage 1 would fit"],
          {"SIMT_GPU_MEMORY": "2000000000"}),
     *(Case(f"no memory for the {arena}", [],
            [f"the arena {arena} needs ", "iB of the GPU's memory, of which 4.0 GiB of 4.0 GiB are free; give a smaller --model"],
@@ -76,6 +76,11 @@ CASES = [
     Case("a copy fails", [], ["cudaMemcpyAsync: " + FAULT], {"SIMT_FAIL": "memcpy:5"}, late=True),
     Case("a copy fails, and kernels are waited for", ["--cuda-sync"], [], {"SIMT_FAIL": "memcpy:5"}, late=True,
          pattern=re.escape("cudaMemcpyAsync: " + ILLEGAL)),
+    # ---- NCCL fails, with all processes alive: seen while the host waits, or else by what it calls next
+    *(Case(f"operation {number} of NCCL fails", ["--zero-stage=1"], [], {"SIMT_FAIL": f"nccl:{number}", "SIMT_NCCL_SECONDS": "20"}, 2,
+           late=True, pattern=r'(a collective under way|nccl\w+): NCCL says "unhandled system error .*": the simulated network failed; '
+                              "NCCL_DEBUG=INFO tells more")
+      for number in (1, 4, 9)),
     # ---- options
     Case("attention by cuDNN", ["--attention=cudnn"], ["built without cuDNN's frontend", "nvidia-cudnn-frontend",
                                                        "take --attention flash"]),

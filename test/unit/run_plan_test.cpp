@@ -138,6 +138,46 @@ TEST_F(Plans, ARefusalNamesRecomputeBeforeZeroAndBothLast) {
     EXPECT_EQ(advice(10000, {}), smaller);
 }
 
+// Which change the sums, and what a run costs: after all else.
+TEST_F(Plans, ARefusalNamesGradientsInBf16AndMoreGpusLast) {
+    const RunSpec asked{.config = {8, 2, 32, 64, 256},
+                        .dtype = DType::bf16,
+                        .mesh = {},
+                        .recompute = {.kind = RecomputeKind::block},
+                        .global_batch_tokens = std::int64_t{64} * 24,
+                        .micro_batch_sequences = 1};
+    const auto bytes = [&](DType gradients, int stage, int ranks) {
+        RunSpec spec = asked;
+        spec.gradient_dtype = gradients;
+        spec.mesh.sharding = {.stage = stage, .shards = ranks, .reduces_each_micro_batch = stage >= 2};
+        return plan_run(spec, device_->ops(), 0).memory.total_bytes();
+    };
+    const auto advice = [&](std::size_t available, bool gpus, const Recompute& recompute,
+                            DType gradients = DType::fp32) {
+        RunSpec spec = asked;
+        spec.gradient_dtype = gradients;
+        spec.recompute = recompute;
+        spec.machine = {.bytes = available, .name = "the GPU", .more_processes_bring_more = gpus};
+        try {
+            plan_run(spec, device_->ops(), 0);
+        } catch (const UserError& fault) {
+            const std::string line = fault.what();
+            return line.substr(line.find_last_of(';') + 2);
+        }
+        return std::string();
+    };
+    const std::size_t rounded = bytes(DType::bf16, 0, 1);
+    ASSERT_LT(rounded, bytes(DType::fp32, 0, 1));
+    EXPECT_EQ(advice(rounded, true, asked.recompute), "--gradient-dtype bf16 would fit");
+    EXPECT_EQ(advice(rounded, true, {}), "--recompute block with --gradient-dtype bf16 would fit");
+    EXPECT_EQ(advice(rounded - 1, false, asked.recompute), "give a smaller --model");
+    EXPECT_EQ(advice(bytes(DType::fp32, 1, 2), true, asked.recompute), "2 GPUs and --zero-stage 1 would fit");
+    EXPECT_EQ(advice(bytes(DType::fp32, 3, 8), true, {}),
+              "--recompute block with 8 GPUs and --zero-stage 3 would fit");
+    // 24 sequences are not shared by 16.
+    EXPECT_EQ(advice(bytes(DType::fp32, 3, 8) / 2, true, {}), "give a smaller --model");
+}
+
 // The stage that would fit is one with the gradients that --reduce-every asks for.
 TEST_F(Plans, ARefusalKeepsTheReductionThatWasAskedFor) {
     RunSpec spec{.config = {16, 2, 32, 8, 256},

@@ -7,13 +7,18 @@
 namespace simt::runtime {
 
 void Counts::write(const std::string& file) const {
-    std::string text = "{\"waits\": {";
+    std::string text = "{";
     const char* separator = "";
-    for (const auto& [call, number] : waits_) {
-        text += separator + ("\"" + call + "\": ") + std::to_string(number);
-        separator = ", ";
+    for (const auto& [kind, numbers] : numbers_) {
+        text += "\"" + kind + "\": {";
+        separator = "";
+        for (const auto& [which, number] : numbers) {
+            text += separator + ("\"" + which + "\": ") + std::to_string(number);
+            separator = ", ";
+        }
+        text += "}, ";
     }
-    text += "}, \"cudaMalloc\": [";
+    text += "\"cudaMalloc\": [";
     separator = "";
     for (const std::size_t bytes : allocations_) {
         text += separator + std::to_string(bytes);

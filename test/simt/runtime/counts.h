@@ -12,14 +12,21 @@ namespace simt::runtime {
 class Counts {
   public:
     // The host waits in a call, or finds by polling that work is not done yet.
-    void waits(const char* call) { ++waits_[call]; }
+    void waits(const char* call) { ++numbers_["waits"][call]; }
     void allocates(std::size_t bytes) { allocations_.push_back(bytes); }
+    // A copy of the host's memory, pinned or not, to a device.
+    void uploads(bool pinned, unsigned stream) {
+        ++numbers_["uploads"][(pinned ? "pinned, stream " : "pageable, stream ") + std::to_string(stream)];
+    }
+    void launches(unsigned stream) { ++numbers_["launches"]["stream " + std::to_string(stream)]; }
+    void multiplies(int algorithm) { ++numbers_["products"]["algorithm " + std::to_string(algorithm)]; }
+    void communicates(int priority) { ++numbers_["NCCL"]["priority " + std::to_string(priority)]; }
 
-    // As JSON: {"waits": {call: number}, "cudaMalloc": [bytes of each]}.
+    // As JSON: {"waits": {call: number}, "uploads": {...}, ..., "cudaMalloc": [bytes of each]}. What never was is left out.
     void write(const std::string& file) const;
 
   private:
-    std::map<std::string, std::uint64_t> waits_;
+    std::map<std::string, std::map<std::string, std::uint64_t>> numbers_;  // {kind: {which: number}}
     std::vector<std::size_t> allocations_;
 };
 

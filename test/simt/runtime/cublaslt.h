@@ -72,6 +72,9 @@ cublasStatus_t make_problem(cublasLtMatmulDesc_t description, cublasLtMatrixLayo
                             cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                             Problem* problem);
 
+// Of an algorithm, by the clock of events.
+enum class Speed { takes_no_time, as_it_is, slow };
+
 // What lies in a cublasLtMatmulAlgo_t.
 struct Algorithm {
     std::int32_t id;
@@ -81,6 +84,7 @@ struct Algorithm {
     std::uint32_t alignment = 16;  // of every matrix, in bytes
 
     std::size_t workspace_bytes(const Problem& problem) const;
+    Speed speed() const;
 };
 Algorithm algorithm_in(const cublasLtMatmulAlgo_t& algo);
 // Whether it exists as it is configured.

@@ -1,5 +1,6 @@
 // cublasLtMatmul: the CPU device's product (llmc/device/cpu/products.h), with sums in fp32 and one rounding of the result.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <functional>
 #include <optional>
@@ -251,6 +252,22 @@ void compute(const Product& p) {
     if (p.workspace) std::memset(p.workspace, 0xff, p.algorithm.workspace_bytes(problem));
 }
 
+// By the clock of events, which algorithms are chosen by.
+void compute_in_its_time(Runtime& r, const Product& p) {
+    using std::chrono::steady_clock;
+    const auto start = steady_clock::now();
+    compute(p);
+    r.counts.multiplies(p.algorithm.id);
+    switch (p.algorithm.speed()) {
+        case Speed::takes_no_time:
+            return r.streams.add_time(start - steady_clock::now());
+        case Speed::as_it_is:
+            return;
+        case Speed::slow:
+            return r.streams.add_time(std::chrono::milliseconds(50));
+    }
+}
+
 }  // namespace
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t description, const void* alpha,
@@ -290,7 +307,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         r.streams.add(
             stream, "cublasLtMatmul",
             [&r, p] {
-                if (!r.strikes("launch")) compute(p);
+                if (!r.strikes("launch")) compute_in_its_time(r, p);
                 return true;
             },
             accesses_of(p));

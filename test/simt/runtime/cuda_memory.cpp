@@ -42,6 +42,9 @@ cudaError_t copy(Runtime& r, const char* call, void* to, const void* from, std::
     if (!r.memory.is_one_piece(to, bytes) || !r.memory.is_one_piece(from, bytes))
         return cudaErrorInvalidValue;
     if (bytes == 0) return cudaSuccess;
+    if (to_place == Place::device && from_place != Place::device) {
+        r.counts.uploads(from_place == Place::pinned, r.streams.get(stream).number);
+    }
     std::vector<Access> accesses;
     if (to_place != Place::pageable) accesses.push_back(writes(to, bytes));
     if (from_place != Place::pageable) accesses.push_back(reads(from, bytes));

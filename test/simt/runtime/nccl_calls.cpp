@@ -77,10 +77,17 @@ void queue(Runtime& r, ncclComm& communicator, const std::vector<Call>& calls, c
     }
     const auto operation = std::make_shared<Operation>(calls, communicator.rank, std::move(orders));
     const std::uint64_t turn = communicator.issued++;
+    r.counts.communicates(r.streams.get(stream).priority);
     const auto run = [&r, &communicator, operation, turn, since = steady_clock::time_point{}]() mutable {
         if (communicator.aborted) return true;
         if (communicator.done < turn) return false;
-        if (since == steady_clock::time_point{}) since = steady_clock::now();
+        if (since == steady_clock::time_point{}) {
+            since = steady_clock::now();
+            if (r.is_struck("nccl")) {
+                communicator.error = ncclSystemError;
+                communicator.last_error = "the simulated network failed";
+            }
+        }
         bool done = false;
         try {
             done = communicator.error == ncclSuccess && operation->run(communicator.sockets);

@@ -151,6 +151,8 @@ const char* ncclGetErrorString(ncclResult_t result) {
             return "no error";
         case ncclUnhandledCudaError:
             return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
+        case ncclSystemError:
+            return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
         case ncclInvalidArgument:
             return "invalid argument (run with NCCL_DEBUG=WARN for details)";
         case ncclInvalidUsage:

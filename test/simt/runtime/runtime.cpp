@@ -52,14 +52,15 @@ Settings read_settings() {
         s.fails_at = number("SIMT_FAIL", fails.substr(colon + 1));
     }
     if (!fails.empty() && s.fails != "launch" && s.fails != "malloc" && s.fails != "memcpy" &&
-        s.fails != "memory") {
-        stop("SIMT_FAIL is launch:N, malloc:N, memcpy:N or memory:N");
+        s.fails != "memory" && s.fails != "nccl") {
+        stop("SIMT_FAIL is launch:N, malloc:N, memcpy:N, memory:N or nccl:N");
     }
     return s;
 }
 
 void queue_launch(cudaStream_t stream, const void* kernel, const std::function<void()>& run) {
     api_call([&](Runtime& r) {
+        r.counts.launches(r.streams.get(stream).number);
         r.streams.add(stream, name_of_kernel(kernel), [&r, run] {
             if (!r.strikes("launch")) run();
             return true;

@@ -10,7 +10,8 @@
 //   SIMT_CONTEXT_BYTES=N  of these that CUDA's context takes, and SIMT_NCCL_BYTES=N that a communicator takes; 0 without
 //   SIMT_GPU_UUID=TEXT    of device 0, instead of one that all processes have in common
 //   SIMT_FAIL=WHAT:N      the Nth launch that runs, or call of malloc or memcpy, fails as an illegal address does; with
-//                         memory:N the Nth cudaMalloc finds none, as where other processes take it
+//                         memory:N the Nth cudaMalloc finds none, as where other processes take it; with nccl:N the Nth
+//                         of NCCL's operations fails, as where the network does, while all processes live
 //   SIMT_NCCL_SECONDS=N   how long a collective may wait for its peers
 //   SIMT_COUNT=FILE       what was asked of it is counted (counts.h), into FILE and the process's number
 //   KERNEL_REPORT=FILE    the compiler's figures, by which launches are refused
@@ -39,7 +40,7 @@ struct Settings {
     std::size_t gpu_memory = std::size_t{4} << 30;
     std::size_t context_bytes = 0, nccl_bytes = 0;
     std::string gpu_uuid;
-    std::string fails;  // "launch", "malloc", "memcpy" or "memory"
+    std::string fails;  // "launch", "malloc", "memcpy", "memory" or "nccl"
     std::uint64_t fails_at = 0;
     double nccl_seconds = 120;
     std::string count_file;

@@ -89,8 +89,8 @@ void Streams::record(cudaEvent_t event, cudaStream_t stream) {
     const auto record = std::make_shared<Record>();
     get_event(event).latest = record;
     // The work that marks it is of the stream, and so what is ordered before it.
-    add(stream, "cudaEventRecord", [record] {
-        record->time = steady_clock::now();
+    add(stream, "cudaEventRecord", [this, record] {
+        record->time = steady_clock::now() + added_;
         return record->done = true;
     });
     record->clock = get(stream).clock;

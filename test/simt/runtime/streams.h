@@ -85,6 +85,8 @@ class Streams {
 
     void add(cudaStream_t handle, const std::string& what, Task run, std::span<const Access> accesses = {});
     void record(cudaEvent_t event, cudaStream_t stream);
+    // Changes what events measure: as though work that runs now took so much longer, or shorter.
+    void add_time(std::chrono::nanoseconds time) { added_ += time; }
     void wait(cudaStream_t handle, cudaEvent_t event);
 
     // The host waits; `call` names what it waits in.
@@ -126,6 +128,7 @@ class Streams {
     std::mt19937_64 random_;
     const bool shuffled_;
     std::uint64_t next_order_ = 0;
+    std::chrono::nanoseconds added_{0};
     const void* asked_for_ = nullptr;  // by the last query: a stream or a record
     bool waits_for_peers_ = false;     // some work did, in the last step
     // Never freed, so that a destroyed one is known. The first is the null stream.
