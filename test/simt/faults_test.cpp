@@ -30,6 +30,12 @@ const Planted all_planted[] = {
     PLANTED(barrier_in_branch, executor, "returned without this barrier|returned before this barrier"),
     PLANTED(two_barriers, executor,
             "planted_faults.cuh:[0-9]+: threads of the block wait at another barrier, .*:[0-9]+"),
+    PLANTED(two_sums_of_a_block, executor,
+            "planted_faults.cuh:[0-9]+: threads of the block wait at another barrier, "
+            ".*planted_faults.cuh:[0-9]+"),
+    PLANTED(two_maxima_of_a_warp, executor,
+            "planted_faults.cuh:[0-9]+: lanes of the warp are in another collective, "
+            ".*planted_faults.cuh:[0-9]+"),
     PLANTED(return_before_barrier, executor, "returned without this barrier|returned before this barrier"),
     PLANTED(mask_wider_than_branch, executor, "lanes? in the mask of this collective (have )?returned"),
     PLANTED(return_before_collective, executor, "lanes? in the mask of this collective (have )?returned"),

@@ -35,6 +35,19 @@ __global__ void two_barriers(float* out, const float* in) {
     out[i] = in[i] + in[threads - 1 - i];
 }
 
+// A barrier in a function is known by who calls it.
+template <bool faulty>
+__global__ void two_sums_of_a_block(float* out, const float* in) {
+    const int i = thread();
+    float sum;
+    if (faulty && i < 32) {
+        sum = llmc::cuda::block_sum(in[i]);
+    } else {
+        sum = llmc::cuda::block_sum(in[i]);
+    }
+    out[i] = in[i] + in[threads - 1 - i] + 0 * sum;
+}
+
 template <bool faulty>
 __global__ void return_before_barrier(float* out, const float* in) {
     const int i = thread();
@@ -67,6 +80,18 @@ __global__ void two_collectives(float* out, const float* in) {
         __syncwarp();
     }
     out[i] = in[i] + in[threads - 1 - i];
+}
+
+template <bool faulty>
+__global__ void two_maxima_of_a_warp(float* out, const float* in) {
+    const int i = thread();
+    float greatest;
+    if (faulty && i % 2 == 0) {
+        greatest = llmc::cuda::warp_maximum(in[i]);
+    } else {
+        greatest = llmc::cuda::warp_maximum(in[i]);
+    }
+    out[i] = in[i] + in[threads - 1 - i] + 0 * greatest;
 }
 
 template <bool faulty>

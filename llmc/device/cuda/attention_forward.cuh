@@ -32,7 +32,8 @@ struct RunningSoftmax {
     // Takes the greatest of further scores. What was summed before must be multiplied by `factors`.
     template <int key_blocks>
     __device__ __forceinline__ void raise(float (&factors)[row_blocks][2],
-                                          const Block (&scores)[row_blocks][key_blocks], float scale) {
+                                          const Block (&scores)[row_blocks][key_blocks],
+                                          float scale LLMC_SITE) {
 #pragma unroll
         for (int r = 0; r < row_blocks; ++r) {
 #pragma unroll
@@ -46,7 +47,7 @@ struct RunningSoftmax {
                             fmaxf(larger, fmaxf(scores[r][j][n][2 * half], scores[r][j][n][2 * half + 1]));
                     }
                 }
-                larger = fmaxf(greatest[r][half], row_reduce(larger, Maximum{}) * scale);
+                larger = fmaxf(greatest[r][half], row_reduce(larger, Maximum() LLMC_PASS_SITE) * scale);
                 factors[r][half] = exp2_approximate(greatest[r][half] - larger);
                 greatest[r][half] = larger;
                 sum[r][half] *= factors[r][half];
@@ -70,12 +71,12 @@ struct RunningSoftmax {
     }
 
     // Completes the sums.
-    __device__ __forceinline__ void finish(float (&reciprocals)[row_blocks][2]) {
+    __device__ __forceinline__ void finish(float (&reciprocals)[row_blocks][2] LLMC_SITE) {
 #pragma unroll
         for (int r = 0; r < row_blocks; ++r) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                sum[r][half] = row_reduce(sum[r][half], Sum{});
+                sum[r][half] = row_reduce(sum[r][half], Sum() LLMC_PASS_SITE);
                 reciprocals[r][half] = __fdividef(1, sum[r][half]);
             }
         }
@@ -85,19 +86,19 @@ struct RunningSoftmax {
 // scores += q k^T, of the queries from `row` on
 template <int row_blocks, int key_blocks, class QueryTile, class KeyTile>
 __device__ __forceinline__ void multiply_queries(Block (&scores)[row_blocks][key_blocks], QueryTile queries,
-                                                 int row, KeyTile keys) {
+                                                 int row, KeyTile keys LLMC_SITE) {
     const int lane = own_lane_again();
 #pragma unroll
     for (int column = 0; column < KeyTile::columns; column += 16) {
         Operand q[row_blocks];
 #pragma unroll
-        for (int r = 0; r < row_blocks; ++r) load_a(q[r], queries, row + 16 * r, column, lane);
+        for (int r = 0; r < row_blocks; ++r) load_a(q[r], queries, row + 16 * r, column, lane LLMC_PASS_SITE);
 #pragma unroll
         for (int j = 0; j < key_blocks; ++j) {
             Operand k;
-            load_b_transposed(k, keys, 16 * j, column, lane);
+            load_b_transposed(k, keys, 16 * j, column, lane LLMC_PASS_SITE);
 #pragma unroll
-            for (int r = 0; r < row_blocks; ++r) multiply_add(scores[r][j], q[r], k);
+            for (int r = 0; r < row_blocks; ++r) multiply_add(scores[r][j], q[r], k LLMC_PASS_SITE);
         }
     }
 }
@@ -144,7 +145,7 @@ template <int row_blocks, int key_blocks, int column_blocks, class ValueTile>
 __device__ __forceinline__ void multiply_values(Block (&sums)[row_blocks][column_blocks],
                                                 RunningSoftmax<row_blocks>& softmax,
                                                 Block (&scores)[row_blocks][key_blocks], float scale,
-                                                ValueTile values) {
+                                                ValueTile values LLMC_SITE) {
     const int lane = own_lane_again();
 #pragma unroll
     for (int j = 0; j < key_blocks; ++j) {
@@ -157,9 +158,9 @@ __device__ __forceinline__ void multiply_values(Block (&sums)[row_blocks][column
 #pragma unroll
         for (int c = 0; c < column_blocks; ++c) {
             Operand v;
-            load_b(v, values, 16 * j, 16 * c, lane);
+            load_b(v, values, 16 * j, 16 * c, lane LLMC_PASS_SITE);
 #pragma unroll
-            for (int r = 0; r < row_blocks; ++r) multiply_add(sums[r][c], p[r], v);
+            for (int r = 0; r < row_blocks; ++r) multiply_add(sums[r][c], p[r], v LLMC_PASS_SITE);
         }
     }
 }

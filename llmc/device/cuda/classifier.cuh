@@ -45,16 +45,16 @@ __device__ __forceinline__ float loss_of(const ExponentialSum& total, float targ
 }
 
 // Over a block. With one barrier: the next call must have other `partials` (one for each of up to 32 warps).
-__device__ __forceinline__ ExponentialSum block_sum(ExponentialSum mine, ExponentialSum* partials) {
+__device__ __forceinline__ ExponentialSum block_sum(ExponentialSum mine, ExponentialSum* partials LLMC_SITE) {
     const unsigned warp = threadIdx.x / warp_threads, lane = threadIdx.x % warp_threads;
-    const auto sum_of_warp = [](ExponentialSum x) {
-        x.rescale(warp_maximum(x.maximum));
-        x.sum = warp_sum(x.sum);
+    const auto sum_of_warp = [&](ExponentialSum x) {
+        x.rescale(warp_maximum(x.maximum LLMC_PASS_SITE));
+        x.sum = warp_sum(x.sum LLMC_PASS_SITE);
         return x;
     };
     mine = sum_of_warp(mine);
     if (lane == 0) partials[warp] = mine;
-    __syncthreads();
+    __syncthreads(LLMC_PASS_ONLY_SITE);
     return sum_of_warp(lane < blockDim.x / warp_threads ? partials[lane] : ExponentialSum::none());
 }
 

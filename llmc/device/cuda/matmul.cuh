@@ -173,25 +173,25 @@ __device__ __forceinline__ int warp_column() { return static_cast<int>(threadIdx
 // `step` counts 16 channels.
 template <class Place>
 __device__ __forceinline__ void load_fragments(Fragments& f, const bf16* a, const bf16* b, int step,
-                                               Place place) {
+                                               Place place LLMC_SITE) {
     const int lane = static_cast<int>(threadIdx.x) % warp_threads;
     const bf16* const of_a = a + place(warp_row() + lane % 16, step * 2 + lane / 16);
     const bf16* const of_b = b + place(warp_column() + lane % 8 + lane / 16 * 8, step * 2 + lane / 8 % 2);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) ldmatrix_x4(f.a[i], of_a + i * 16 * tile_depth);
+    for (int i = 0; i < 4; ++i) ldmatrix_x4(f.a[i], of_a + i * 16 * tile_depth LLMC_PASS_SITE);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) ldmatrix_x4(f.b[j], of_b + j * 16 * tile_depth);
+    for (int j = 0; j < 4; ++j) ldmatrix_x4(f.b[j], of_b + j * 16 * tile_depth LLMC_PASS_SITE);
 }
 
 using Sums = float[4][8][4];  // of 16 rows and 8 columns each
 
-__device__ __forceinline__ void multiply(Sums& sums, const Fragments& f) {
+__device__ __forceinline__ void multiply(Sums& sums, const Fragments& f LLMC_SITE) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             const std::uint32_t b[2] = {f.b[j / 2][j % 2 * 2], f.b[j / 2][j % 2 * 2 + 1]};
-            mma_m16n8k16(sums[i][j], f.a[i], b);
+            mma_m16n8k16(sums[i][j], f.a[i], b LLMC_PASS_SITE);
         }
     }
 }
@@ -202,13 +202,13 @@ __device__ __forceinline__ int fetched_chunk() { return static_cast<int>(threadI
 
 // Starts copying the tile that begins with channel k; zeros stand for what is past the last row or channel.
 __device__ __forceinline__ void copy_tile_async(bf16* tile, const RowsOfThread<bf16>& of, int k,
-                                                int channels) {
+                                                int channels LLMC_SITE) {
     bf16* const to = tile + Swizzled{}(fetched_row(), fetched_chunk());
     const bool inside = k + fetched_chunk() * 8 < channels;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         copy_async_16(to + i * 32 * tile_depth, of.from + k + i * std::int64_t{32} * channels,
-                      inside && i * 32 < of.left);
+                      inside && i * 32 < of.left LLMC_PASS_SITE);
     }
 }
 
@@ -216,7 +216,7 @@ __device__ __forceinline__ void copy_tile_async(bf16* tile, const RowsOfThread<b
 // leaves them a lane would store 4 bytes here and there; from there it stores 16, and eight lanes a whole row
 // of 128 bytes.
 __device__ __forceinline__ void store_sums(const MatmulForward<bf16>& product, const MatmulTile& tile,
-                                           const Sums& sums, bf16* staging) {
+                                           const Sums& sums, bf16* staging LLMC_SITE) {
     const int lane = static_cast<int>(threadIdx.x) % warp_threads;
     const auto place = [](int row, int chunk) { return row * 64 + ((chunk ^ (row % 8)) * 8); };
     const int first_column = tile.column + warp_column();
@@ -239,7 +239,7 @@ __device__ __forceinline__ void store_sums(const MatmulForward<bf16>& product, c
             }
         }
     }
-    __syncwarp();
+    __syncwarp(~0u LLMC_PASS_SITE);
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
         const int row = i * 4 + lane / 8, chunk = lane % 8;
