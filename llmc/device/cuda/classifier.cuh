@@ -3,7 +3,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cfloat>
 
+#include "llmc/device/cuda/grid.cuh"
 #include "llmc/device/cuda/packed.cuh"
 #include "llmc/device/cuda/ptx.cuh"
 #include "llmc/device/cuda/reduce.cuh"
@@ -16,8 +18,9 @@ struct ExponentialSum {
     float maximum;
     float sum;
 
-    // Finite below any logit: two infinities have no difference.
-    __device__ static ExponentialSum none() { return {-1e30f, 0}; }
+    // Finite, since two infinities have no difference, and below any logit that log2(e) leaves finite: of a row whose
+    // logits are all below -2.3e38 nothing is left, and its loss is NaN.
+    __device__ static ExponentialSum none() { return {-FLT_MAX, 0}; }
 
     __device__ __forceinline__ void rescale(float new_maximum) {
         sum *= exp2_approximate(maximum - new_maximum);
@@ -202,10 +205,7 @@ void fused_classifier(const LaunchContext& on, X* logits, float* losses, const s
     const std::size_t shared_bytes =
         partial_bytes + SharedAllocator::bytes<X>(static_cast<std::size_t>(held));
     const int threads = std::min(block_threads, blocks_for(pieces, warp_threads) * warp_threads);
-    constexpr int registers = Chip::registers_per_multiprocessor / Chip::threads_per_block;
-    const std::int64_t blocks =
-        on.chip.multiprocessors * blocks_at_a_time(on.chip, threads, registers, shared_bytes);
-    launch(on, fused_classifier_kernel5<X>, static_cast<unsigned>(std::min(rows, blocks)), threads,
+    launch(on, fused_classifier_kernel5<X>, staying_blocks(on.chip, rows, threads, shared_bytes), threads,
            shared_bytes, logits, losses, targets, rows, columns, vocabulary, held, scale, write_dlogits);
 }
 
