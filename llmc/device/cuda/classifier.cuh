@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cfloat>
 
 #include "llmc/device/cuda/grid.cuh"
 #include "llmc/device/cuda/packed.cuh"
@@ -18,9 +17,9 @@ struct ExponentialSum {
     float maximum;
     float sum;
 
-    // Finite, since two infinities have no difference, and below any logit that log2(e) leaves finite: of a row whose
-    // logits are all below -2.3e38 nothing is left, and its loss is NaN.
-    __device__ static ExponentialSum none() { return {-FLT_MAX, 0}; }
+    // Finite, since two infinities have no difference, and far below any logit that there may be: above 1e9 in size, log2(e)
+    // x is rounded by more than an exponent holds, and a row's loss may be infinite or NaN.
+    __device__ static ExponentialSum none() { return {-1e30f, 0}; }
 
     __device__ __forceinline__ void rescale(float new_maximum) {
         sum *= exp2_approximate(maximum - new_maximum);
