@@ -167,15 +167,15 @@ __device__ __forceinline__ void multiply_values(Block (&sums)[row_blocks][column
 
 }  // namespace detail
 
-// How attention_forward_kernel6 divides its work: heads of up to `columns`; four warps, each with `warp_rows`
+// How attention_forward_kernel6 divides its work: heads of up to `columns`; `warps`, each with `warp_rows`
 // queries; tiles of 64 keys or values, of which `places` are in shared memory; registers for `blocks` blocks a
 // multiprocessor. 32 queries a warp use each key that it reads from shared memory twice, and tensor cores wait
 // less for shared memory. Those take all registers that there are: from sm_100 on, a thread spills 8 or 16 bytes.
-template <int columns_, int warp_rows_, int blocks_>
+template <int columns_, int warp_rows_, int blocks_, int warps = 4>
 struct AttentionForwardTiling {
     static constexpr int columns = columns_, warp_rows = warp_rows_, blocks = blocks_;
-    static constexpr int threads = 4 * warp_threads;
-    using QueryTile = Tile<4 * warp_rows, columns>;
+    static constexpr int threads = warps * warp_threads;
+    using QueryTile = Tile<warps * warp_rows, columns>;
     using KeyTile = Tile<64, columns>;
     static constexpr std::size_t shared_bytes = SharedAllocator::bytes<bf16>(QueryTile::elements) +
                                                 2 * SharedAllocator::bytes<bf16>(KeyTile::elements);
@@ -293,14 +293,21 @@ void launch_attention_forward(const LaunchContext& on, bf16* out, float* lse, co
 
 }  // namespace detail
 
+// With blocks of 256 threads eight warps have 16 queries each: as many to a tile, half of the work a thread, and twice
+// the warps to wait for one another. `block_threads` is bf16's alone.
 // out X (B,T,NH,HS), lse fp32 (B,NH,T), qkv X (B,T,3,NH,HS); HS a multiple of 8 up to 128
 template <class X>
-void attention_forward(const LaunchContext& on, X* out, float* lse, const X* qkv,
-                       const AttentionSizes& sizes) {
+void attention_forward(const LaunchContext& on, X* out, float* lse, const X* qkv, const AttentionSizes& sizes,
+                       int block_threads = 128) {
     check(sizes.head_size % 8 == 0 && sizes.head_size <= 128,
           "attention: the head size is not a multiple of 8 up to 128");
+    check(block_threads == 128 || block_threads == 256, "attention: blocks have 128 or 256 threads");
     if constexpr (std::is_same_v<X, float>) {
         attention_forward_without_tensor_cores(on, out, lse, qkv, sizes);
+    } else if (block_threads == 256 && sizes.head_size <= 64) {
+        detail::launch_attention_forward<AttentionForwardTiling<64, 16, 2, 8>>(on, out, lse, qkv, sizes);
+    } else if (block_threads == 256) {
+        detail::launch_attention_forward<AttentionForwardTiling<128, 16, 1, 8>>(on, out, lse, qkv, sizes);
     } else if (sizes.head_size <= 64) {
         detail::launch_attention_forward<AttentionForwardTiling<64, 32, 3>>(on, out, lse, qkv, sizes);
     } else if (on.chip.shared_bytes_per_multiprocessor > (160 << 10)) {
