@@ -15,7 +15,8 @@
 //   5  chunks of a row trade places (c ^ row & 7): no bank conflicts. cp.async loads values during the product with
 //      the keys, and the next keys during the product with the values.
 //   6  32 queries a warp: a key read from shared memory is used twice, and reads take half of tensor cores' time, not
-//      all of it. Masks on the diagonal only, longest tiles first, whole rows out (attention_forward.cuh).
+//      all of it. Masks on the diagonal only, longest tiles first, whole rows out (attention_forward.cuh). With blocks of
+//      256 threads eight warps share the tile instead, 16 queries each.
 #include "llmc/device/cuda/attention_forward.cuh"
 
 #include <optional>
@@ -300,7 +301,7 @@ class AttentionForward : public Problem {
                 }
                 [[fallthrough]];
             case 6:
-                return attention_forward(on, out, lse_.data(), qkv, sizes_);
+                return attention_forward(on, out, lse_.data(), qkv, sizes_, block_size);
             default:
                 llmc::programming_error("no such variant");
         }
@@ -376,7 +377,7 @@ const Registration registration({
                  {3, "tiles in shared memory, fp32", {256}},
                  {4, "tensor cores", {128}},
                  {5, "cp.async, no bank conflicts", {128}},
-                 {6, "32 queries a warp, longest first", {128}}},
+                 {6, "32 queries a warp, longest first", {128, 256}}},
     .checked = {{1, 70, 1, 16}, {1, 1, 2, 64}, {2, 129, 2, 64}, {1, 66, 3, 128}, {1, 150, 1, 88}},
     .timed = {{8, 1024, 12, 64}, {2, 4096, 12, 64}, {4, 1024, 16, 128}, {1, 4096, 16, 128}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},

@@ -212,6 +212,8 @@ endif
 # The lab and the kernels' tests, as one program for a GPU.
 $(BUILD)/gpu/kernels: $(call nvcc_objects,$(ON_GPU)) $(LAB_LIBRARY) $(BUILD)/kernels.txt
 	$(link_nvcc) -lgtest
+# All of it by nvcc takes long.
+LONG_PROGRAMS += $(if $(SANITIZED),,$(and $(WITH_CUDA),$(BUILD)/gpu/kernels))
 
 define link_nvcc
 @echo 'link $@'

@@ -20,6 +20,8 @@
 //      ahead, the tiles that run together share operands in L2, and results leave in rows of 128 bytes. 64x64
 //      elements a warp: 4 KB of fragments for 64 Ki multiplications, half of what shared memory delivers in
 //      the time an A100's tensor cores take. (llmc/device/cuda/matmul.cuh)
+// Blocks of 256 threads (4 to 6) do 256x128 elements: three tiles are fetched where two blocks of 128 threads fetch four, but
+// eight warps wait for one another. Variant 3 has one block size: its tile is as high and as wide as its threads fetch rows.
 // Hopper's tensor cores need wgmma for their full rate; by published measurements mma.sync reaches about 60%
 // of it.
 #include "llmc/device/cuda/matmul.cuh"
@@ -89,36 +91,39 @@ struct Unswizzled {
 };
 
 // Fetch, wait, compute, wait: the tensor cores of a block stand still while it fetches.
-template <class Place>
+template <int threads, class Place>
 __device__ __forceinline__ void matmul_with_tensor_cores(const MatmulForward<bf16>& p, Place place) {
     using namespace llmc::cuda::detail;
     SharedAllocator shared;
-    bf16* const a = shared.take<bf16>(tile_elements);
-    bf16* const b = shared.take<bf16>(tile_elements);
-    const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x) * matmul_tile;
+    bf16* const a = shared.take<bf16>(threads * tile_depth);
+    bf16* const b = shared.take<bf16>(matmul_tile * tile_depth);
+    const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x) * threads;
     const int first_column = static_cast<int>(blockIdx.y) * matmul_tile;
     const int to = place(fetched_row(), fetched_chunk());
-    const RowsOfThread<bf16> of_a(p.in, first_row, p.rows, p.in_channels, fetched_row(), fetched_chunk() * 8);
+    const RowsOfThread<bf16> of_a(p.in, first_row, p.rows, p.in_channels, fetched_row(), fetched_chunk() * 8,
+                                  threads);
     const RowsOfThread<bf16> of_b(p.weight, first_column, p.out_channels, p.in_channels, fetched_row(),
                                   fetched_chunk() * 8);
 
-    const auto fetch = [&](bf16* tile, const RowsOfThread<bf16>& of, int k) {
+    constexpr int apart = threads / 4;
+    const auto fetch = [&]<int rows>(bf16* tile, const RowsOfThread<bf16>& of, int k) {
         const bool inside = k + fetched_chunk() * 8 < p.in_channels;
-        Packed<bf16> fetched[4];
+        Packed<bf16> fetched[rows / apart];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            fetched[i] = inside && i * 32 < of.left ? load(of.from + k + i * std::int64_t{32} * p.in_channels)
-                                                    : from_bits<bf16>(uint4{});
+        for (int i = 0; i < rows / apart; ++i) {
+            fetched[i] = inside && i * apart < of.left
+                             ? load(of.from + k + i * std::int64_t{apart} * p.in_channels)
+                             : from_bits<bf16>(uint4{});
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) store(tile + to + i * 32 * tile_depth, fetched[i]);
+        for (int i = 0; i < rows / apart; ++i) store(tile + to + i * apart * tile_depth, fetched[i]);
     };
 
     Sums sums = {};
     Fragments fragments;
     for (int channel = 0; channel < p.in_channels; channel += tile_depth) {
-        fetch(a, of_a, channel);
-        fetch(b, of_b, channel);
+        fetch.template operator()<threads>(a, of_a, channel);
+        fetch.template operator()<matmul_tile>(b, of_b, channel);
         __syncthreads();
 #pragma unroll
         for (int step = 0; step < tile_depth / 16; ++step) {
@@ -146,12 +151,16 @@ __device__ __forceinline__ void matmul_with_tensor_cores(const MatmulForward<bf1
     }
 }
 
-__global__ void __launch_bounds__(128, 2) matmul_forward_kernel4(MatmulForward<bf16> product) {
-    matmul_with_tensor_cores(product, Unswizzled{});
+template <int threads>
+__global__ void __launch_bounds__(threads, 256 / threads)
+    matmul_forward_kernel4(MatmulForward<bf16> product) {
+    matmul_with_tensor_cores<threads>(product, Unswizzled{});
 }
 
-__global__ void __launch_bounds__(128, 2) matmul_forward_kernel5(MatmulForward<bf16> product) {
-    matmul_with_tensor_cores(product, llmc::cuda::detail::Swizzled{});
+template <int threads>
+__global__ void __launch_bounds__(threads, 256 / threads)
+    matmul_forward_kernel5(MatmulForward<bf16> product) {
+    matmul_with_tensor_cores<threads>(product, llmc::cuda::detail::Swizzled{});
 }
 
 template <class X>
@@ -174,9 +183,9 @@ class MatmulForwardProblem : public Problem {
     void run(int variant, int block_size, const LaunchContext& on) override {
         const MatmulForward<X> product{out_.data(), in_.data(),    weight_.data(), bias_.data(),
                                        rows_,       out_channels_, in_channels_};
-        const auto tiles = [&](int edge) {
-            return dim3(static_cast<unsigned>(blocks_for<std::int64_t>(rows_, edge)),
-                        static_cast<unsigned>(blocks_for(out_channels_, edge)));
+        const auto tiles = [&](int rows, int columns) {
+            return dim3(static_cast<unsigned>(blocks_for<std::int64_t>(rows_, rows)),
+                        static_cast<unsigned>(blocks_for(out_channels_, columns)));
         };
         switch (variant) {
             case 1:
@@ -186,25 +195,29 @@ class MatmulForwardProblem : public Problem {
             case 2:
                 return launch(
                     on, block_size == 256 ? matmul_forward_kernel2<X, 256> : matmul_forward_kernel2<X, 1024>,
-                    tiles(32), block_size, 0, product);
+                    tiles(32, 32), block_size, 0, product);
             case 3:
                 return launch(on, matmul_forward_kernel3<X>, matmul_blocks(product), block_size, 0, product);
             default:
                 break;
         }
         if constexpr (std::is_same_v<X, bf16>) {
-            const std::size_t shared_bytes =
-                2 * SharedAllocator::bytes<bf16>(llmc::cuda::detail::tile_elements);
+            const auto launch_tiles = [&](auto kernel) {
+                const int elements = llmc::cuda::detail::tile_elements(block_size);
+                launch(on, kernel, tiles(block_size, matmul_tile), block_size,
+                       SharedAllocator::bytes<bf16>(static_cast<std::size_t>(elements)), product);
+            };
             switch (variant) {
                 case 4:
-                    return launch(on, matmul_forward_kernel4, tiles(matmul_tile), block_size, shared_bytes,
-                                  product);
+                    return launch_tiles(block_size == 128 ? matmul_forward_kernel4<128>
+                                                          : matmul_forward_kernel4<256>);
                 case 5:
-                    return launch(on, matmul_forward_kernel5, tiles(matmul_tile), block_size, shared_bytes,
-                                  product);
+                    return launch_tiles(block_size == 128 ? matmul_forward_kernel5<128>
+                                                          : matmul_forward_kernel5<256>);
                 case 6:
-                    return llmc::cuda::matmul_forward(on, out_.data(), in_.data(), weight_.data(),
-                                                      bias_.data(), rows_, out_channels_, in_channels_);
+                    return llmc::cuda::matmul_forward<X>(on, out_.data(), in_.data(), weight_.data(),
+                                                         bias_.data(), rows_, out_channels_, in_channels_,
+                                                         nullptr, block_size);
                 default:
                     break;
             }
@@ -263,9 +276,9 @@ const Registration registration({
     .variants = {{1, "a thread an element", {64, 256}},
                  {2, "32x32 tiles in shared memory", {256, 1024}},
                  {3, "8x8 elements a thread", {256}},
-                 {4, "tensor cores", {128}},
-                 {5, "without bank conflicts", {128}},
-                 {6, "a pipeline of cp.async", {128}}},
+                 {4, "tensor cores", {128, 256}},
+                 {5, "without bank conflicts", {128, 256}},
+                 {6, "a pipeline of cp.async", {128, 256}}},
     .checked = {{3, 8, 16}, {1, 40, 8}, {130, 200, 136}, {257, 64, 264}, {64, 168, 128}},
     .timed = {{8192, 768, 768}, {8192, 768, 3072}, {8192, 3072, 768}, {8192, 768, 50304}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},

@@ -15,7 +15,9 @@ int main(int argc, char** argv) try {
     app.add_option("--dtype", options.dtype, "of the tensors")
         ->check(CLI::IsMember({"bf16", "fp32"}))
         ->capture_default_str();
-    app.add_option("--seed", options.seed, "of the inputs, for the same ones again");
+    app.add_option("--seed", options.seed,
+                   "of the inputs, for the same ones again; on the CPU also of the order of threads, which 0 "
+                   "does not shuffle");
     app.add_flag("--check", check_only, "does not time, even on a GPU");
     app.add_option("--json", options.json, "file that gets a line for each timing");
     try {

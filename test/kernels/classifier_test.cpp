@@ -160,5 +160,42 @@ TYPED_TEST(Classifier, ExtremeLogits) {
     }
 }
 
+// As large as they may be (ExponentialSum::none).
+TYPED_TEST(Classifier, LogitsOfTheGreatestSize) {
+    using X = TypeParam;
+    constexpr int vocabulary = 300, columns = 384;
+    Array<X> logits(columns);
+    Array<float> losses(1);
+    Array<std::int32_t> targets(1);
+    targets[0] = 7;
+    for (const float size : {-1e9f, 1e9f}) {
+        for (int v = 0; v < columns; ++v) logits[v] = llmc::cuda::from_float<X>(size);
+        llmc::cuda::fused_classifier(launch_contexts().front(), logits.data(), losses.data(), targets.data(),
+                                     1, columns, vocabulary, 1, true);
+        synchronize();
+        EXPECT_TRUE(std::isfinite(losses[0]));  // log(300) is below the logits' last place
+        Comparison comparison;
+        for (int v = 0; v < vocabulary; ++v) {
+            const double expected = 1.0 / vocabulary - (v == 7);
+            comparison.see("dlogits", v, to_float(logits[v]), expected,
+                           twice_rounded<X>(expected, 300 * lab::unit_roundoff<float> * std::fabs(expected)));
+        }
+        EXPECT_TRUE(comparison.good()) << comparison.first_failure();
+    }
+}
+
+// A grid of no blocks would leave the logits as they are.
+TYPED_TEST(Classifier, RefusesBlocksThatDoNotFit) {
+    using X = TypeParam;
+    constexpr int columns = 1 << 14;
+    Array<X> logits(columns);
+    Array<float> losses(1);
+    Array<std::int32_t> targets(1);
+    targets[0] = 0;
+    EXPECT_THROW(llmc::cuda::fused_classifier(launch_contexts().front(), logits.data(), losses.data(),
+                                              targets.data(), 1, columns, columns, 1, true, 2048),
+                 llmc::ProgrammingError);
+}
+
 }  // namespace
 }  // namespace kernel_test

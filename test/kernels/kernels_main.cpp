@@ -1,8 +1,10 @@
 // The kernels' tests: those of llmc/ against the CPU device, and every variant of the kernel lab (dev/) against
 // its reference. Compiled for a GPU it also times the lab.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
+#include <regex>
 #include <string_view>
 
 #include "dev/lab/gpu.h"
@@ -11,6 +13,8 @@
 
 namespace kernel_test {
 
+// KERNEL_SEED=N: of the inputs and of the order of threads, which 0 leaves as their numbers are: then no test looks for
+// missing barriers by their results.
 std::uint64_t seed() {
     static const std::uint64_t value = [] {
         const char* given = std::getenv("KERNEL_SEED");
@@ -54,15 +58,55 @@ llmc::Ops& cpu() {
 
 namespace {
 
-// A variant of an operation in a dtype.
+// What the lab runs on. Races are looked for on a chip of few multiprocessors, where the blocks of a small shape have several
+// pieces of work each.
+LaunchContext lab_context() {
+    LaunchContext on = lab::gpu_context();
+#ifdef SIMT_THREAD
+    on.chip.multiprocessors = 8;
+#endif
+    return on;
+}
+
+#ifndef __CUDACC__
+// The greatest number that a kernel of llmc/ has in its name: 3 of llmc::cuda::add_kernel3<float>.
+class GreatestNumber : public llmc::cuda::LaunchObserver {
+  public:
+    void launched(const llmc::cuda::LaunchRecord& record) override {
+        static const std::regex of_llmc("_ZN4llmc4cuda.*_kernel([0-9]+).*");
+        std::smatch found;
+        const std::string symbol = simt::symbol_of(record.kernel);
+        if (std::regex_match(symbol, found, of_llmc)) value = std::max(value, std::stoi(found[1]));
+    }
+    int value = 0;
+};
+
+bool is_best(const lab::Operation& operation, const lab::Variant& variant, llmc::DType dtype) {
+    for (const lab::Variant& other : operation.variants) {
+        if (other.number > variant.number && has_variant(operation, other, dtype)) return false;
+    }
+    return true;
+}
+#endif
+
+// A variant of an operation in a dtype. The best is llmc's, by the number in its kernel's name.
 class LabTest : public testing::Test {
   public:
     LabTest(const lab::Operation& operation, const lab::Variant& variant, llmc::DType dtype)
         : operation_(operation), variant_(variant), dtype_(dtype) {}
 
     void TestBody() override {
-        const auto result = check_variant(operation_, variant_, dtype_, lab::gpu_context(), seed());
+        LaunchContext on = lab_context();
+#ifndef __CUDACC__
+        GreatestNumber number;
+        on.observer = &number;
+#endif
+        const auto result = check_variant(operation_, variant_, dtype_, on, seed());
         EXPECT_TRUE(result.good()) << result.first_failure();
+#ifndef __CUDACC__
+        if (!is_best(operation_, variant_, dtype_)) return;
+        EXPECT_EQ(number.value, variant_.number) << "of llmc's kernel, which is the best variant";
+#endif
     }
 
   private:

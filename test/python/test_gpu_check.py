@@ -150,16 +150,11 @@ def test_arguments_come_before_what_is_missing(simulated, tmp_path):
 
 
 def test_size(tmp_path):
-    """The bundle as `make bundle` makes it, where its programs are built, is small enough; one too large is refused."""
+    """A bundle that is too large is refused. (long_bundle.py makes one of the programs that `make bundle` takes.)"""
     large = tmp_path / "large"
     large.write_bytes(pathlib.Path("/bin/true").read_bytes())
     padded = make_bundle(tmp_path / "bundle", [large], profiler=padding(tmp_path))
     assert padded.returncode == 1 and "larger than 60 MB" in padded.stderr
-    programs = [BUILD / "gpu" / name for name in ("train_gpt", "model_probe", "kernels")]
-    if not all(program.exists() for program in programs):
-        pytest.skip("the programs for GPUs are not all built here: `make bundle` builds them")
-    made = make_bundle(tmp_path / "bundle", programs, BUILD / "gpu/libkernel_times.so")
-    assert made.returncode == 0, made.stderr
 
 
 def padding(tmp_path):

@@ -87,17 +87,6 @@ def test_no_kernel_of_the_trainer_is_missing(report):
         assert not missing, f"the report for sm_{chip} lacks {missing}"
 
 
-def test_the_best_variant_of_each_lab_is_llmcs(report):
-    """A lab includes llmc's kernel, whose number is one of its variants'."""
-    for path in sorted((ROOT / "dev").glob("*.cu")):
-        text = path.read_text()
-        assert '#include "llmc/device/cuda/' in text, path.name
-        own = set(re.findall(r"\b\w+_kernel(\d+)\(", text))
-        variants = set(re.findall(r"\{(\d+), \"", text.split(".variants = ")[1].split(".checked")[0]))
-        assert len(variants) >= 2, path.name
-        assert variants - own, f"{path.name}: no variant is left for llmc's kernel"
-
-
 def test_all_kernels_compile_together(tmp_path):
     headers = sorted(path.relative_to(ROOT) for path in (ROOT / "llmc/device/cuda").glob("*.cuh"))
     (tmp_path / "all.cpp").write_text("".join(f'#include "{header}"\n' for header in headers))

@@ -198,6 +198,9 @@ void arrive_in_warp(Thread& thread) {
 
 void has_returned(Thread& thread) {
     thread.fiber.reset();
+    if (!thread.copies.empty()) {
+        fail(thread.copies.front().site, "the thread returned without waiting for this copy");
+    }
     ++run.returned;
     Warp& warp = run.warps[thread.warp()];
     warp.returned |= thread.lane_bit();

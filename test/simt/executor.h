@@ -6,7 +6,8 @@
 // - a barrier or warp collective that some of its threads miss, or where they meet others' at another line,
 // - more threads, registers or shared memory than the chip has, a misaligned 16-byte access,
 // - what a test finds by itself since memory that was never written reads as NaN: shared arrays begin as 0xff
-//   bytes, and the target of a cp.async holds 0xff until the copy is waited for.
+//   bytes, and the target of a cp.async holds 0xff until the copy is waited for,
+// - a thread that returns without having waited for its copies.
 // With a seed, warps and lanes take turns in a random order, and blocks too, so that a missing barrier shows as
 // a wrong result. Compiled with -fsanitize=address every shared array has red zones; with -fsanitize=thread a
 // missing barrier, or two blocks that write one place, is reported as a data race.
@@ -73,10 +74,12 @@ void* static_shared(const void* key, std::size_t bytes, std::size_t alignment);
 void* dynamic_shared(unsigned index, std::size_t offset, std::size_t bytes);
 bool is_shared(const void* memory, std::size_t bytes);
 
-// cp.async: a copy is done when its thread waits for it, no earlier.
+// cp.async: a copy is done when its thread waits for it, no earlier. A thread that returns first is a fault: the copy
+// is still under way on a GPU, and nobody may read what it brings.
 struct AsyncCopy {
     void* to;
     const void* from;  // null: zeros
+    Site site;
 };
 void add_copy(const AsyncCopy& copy);
 void commit_copies();

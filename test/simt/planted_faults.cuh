@@ -35,6 +35,19 @@ __global__ void two_barriers(float* out, const float* in) {
     out[i] = in[i] + in[threads - 1 - i];
 }
 
+// A barrier in a function is known by who calls it.
+template <bool faulty>
+__global__ void two_sums_of_a_block(float* out, const float* in) {
+    const int i = thread();
+    float sum;
+    if (faulty && i < 32) {
+        sum = llmc::cuda::block_sum(in[i]);
+    } else {
+        sum = llmc::cuda::block_sum(in[i]);
+    }
+    out[i] = in[i] + in[threads - 1 - i] + 0 * sum;
+}
+
 template <bool faulty>
 __global__ void return_before_barrier(float* out, const float* in) {
     const int i = thread();
@@ -67,6 +80,18 @@ __global__ void two_collectives(float* out, const float* in) {
         __syncwarp();
     }
     out[i] = in[i] + in[threads - 1 - i];
+}
+
+template <bool faulty>
+__global__ void two_maxima_of_a_warp(float* out, const float* in) {
+    const int i = thread();
+    float greatest;
+    if (faulty && i % 2 == 0) {
+        greatest = llmc::cuda::warp_maximum(in[i]);
+    } else {
+        greatest = llmc::cuda::warp_maximum(in[i]);
+    }
+    out[i] = in[i] + in[threads - 1 - i] + 0 * greatest;
 }
 
 template <bool faulty>
@@ -147,6 +172,7 @@ __global__ void missing_copy_wait(float* out, const float* in) {
     llmc::cuda::copy_async_wait<faulty ? 1 : 0>();
     __syncthreads();
     out[i] = in[i] + reinterpret_cast<const float*>(values)[threads - 1 - i];
+    llmc::cuda::copy_async_wait<0>();
 }
 
 // What is there before the copy is the same, so that only the copy itself can show that it is not waited for.
@@ -162,6 +188,49 @@ __global__ void copy_of_the_same_values(float* out, const float* in) {
     llmc::cuda::copy_async_wait<faulty ? 1 : 0>();
     __syncthreads();
     out[i] = in[i] + floats[threads - 1 - i];
+    llmc::cuda::copy_async_wait<0>();
+}
+
+// What is copied is written before, without a barrier between the two; there is one before the wait.
+template <bool faulty>
+__global__ void copy_before_barrier(float* out, const float* in) {
+    SHARED(float4, values, [threads / 4]);
+    const int i = thread();
+    out[i] = in[i];
+    if (!faulty) __syncthreads();
+    if (i < threads / 4) llmc::cuda::copy_async_16(&values[i], out + 4 * i, true);
+    llmc::cuda::copy_async_commit();
+    __syncthreads();
+    llmc::cuda::copy_async_wait<0>();
+    __syncthreads();
+    out[i] = in[i] + reinterpret_cast<const float*>(values)[threads - 1 - i];
+}
+
+// Written while it is copied.
+template <bool faulty>
+__global__ void barrier_before_copy_wait(float* out, const float* in) {
+    SHARED(float4, values, [threads / 4]);
+    const int i = thread();
+    out[i] = in[i];
+    __syncthreads();
+    if (i < threads / 4) llmc::cuda::copy_async_16(&values[i], out + 4 * i, true);
+    llmc::cuda::copy_async_commit();
+    if (!faulty) llmc::cuda::copy_async_wait<0>();
+    __syncthreads();
+    out[i] = in[i];
+    llmc::cuda::copy_async_wait<0>();
+    __syncthreads();
+    out[i] = in[i] + reinterpret_cast<const float*>(values)[threads - 1 - i];
+}
+
+template <bool faulty>
+__global__ void copy_never_waited_for(float* out, const float* in) {
+    SHARED(float4, values, [threads / 4]);
+    const int i = thread();
+    if (i < threads / 4) llmc::cuda::copy_async_16(&values[i], in + 4 * i, true);
+    if (!faulty) llmc::cuda::copy_async_commit();
+    llmc::cuda::copy_async_wait<0>();
+    out[i] = in[i] + in[threads - 1 - i];
 }
 
 template <bool faulty>
@@ -235,6 +304,17 @@ __global__ void write_past_global_array(float* out, const float* in) {
     const int i = thread();
     out[i] = in[i] + in[threads - 1 - i];
     if (i == threads - 1) out[i + 1 + faulty] = 0;
+}
+
+// Found though nobody waits for the copy.
+template <bool faulty>
+__global__ void copy_past_global_array(float* out, const float* in) {
+    SHARED(float4, values, [threads]);
+    const int i = thread();
+    out[i] = in[i] + in[threads - 1 - i];
+    llmc::cuda::copy_async_16(&values[i], in + (faulty ? threads + 4 * i : i / 4 * 4), true);
+    llmc::cuda::copy_async_commit();
+    if (!faulty) llmc::cuda::copy_async_wait<0>();
 }
 
 template <bool faulty>

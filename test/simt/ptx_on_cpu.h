@@ -87,11 +87,19 @@ inline void ldmatrix_x4(std::uint32_t (&fragments)[4], const void* row, bool tra
     meet_warp(~0u, transposed ? ldmatrix_together<true> : ldmatrix_together<false>, &argument, site);
 }
 
+// Reads 16 bytes and forgets them.
+inline void touch_16(const void* memory) {
+    for (int i = 0; i < 2; ++i) (void)static_cast<const volatile std::uint64_t*>(memory)[i];
+}
+
+// The source is read at any time from here to the wait: by the sanitizers here, where an address may be wrong or a
+// write before may race, and once more at the wait, which a write after may race with.
 inline void copy_async_16(void* to, const void* from, bool valid, const Site& site) {
     check_shared_16(to, site);
     aligned(static_cast<const uint4*>(from), site);
     *static_cast<uint4*>(to) = {~0u, ~0u, ~0u, ~0u};  // NaN until the copy is waited for
-    add_copy({to, valid ? from : nullptr});
+    if (valid) touch_16(from);
+    add_copy({to, valid ? from : nullptr, site});
 }
 
 inline void finish_copies(int groups_left) {

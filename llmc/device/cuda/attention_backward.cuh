@@ -78,14 +78,15 @@ __device__ __forceinline__ float dot_pairs(std::uint32_t a, std::uint32_t b) {
 }
 
 // Transposes what the four lanes of a row have: x[i] of its lane t becomes x[t] of its lane i.
-__device__ __forceinline__ void exchange_in_row(std::uint32_t (&x)[4]) {
+__device__ __forceinline__ void exchange_in_row(std::uint32_t (&x)[4] LLMC_SITE) {
 #pragma unroll
     for (int bit = 1; bit < 4; bit *= 2) {
         const bool upper = (own_lane() & bit) != 0;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             if ((i & bit) != 0) continue;
-            const std::uint32_t other = __shfl_xor_sync(all_lanes, upper ? x[i] : x[i | bit], bit);
+            const std::uint32_t other =
+                __shfl_xor_sync(all_lanes, upper ? x[i] : x[i | bit], bit, warp_threads LLMC_PASS_SITE);
             x[i] = upper ? other : x[i];
             x[i | bit] = upper ? x[i | bit] : other;
         }
@@ -95,15 +96,15 @@ __device__ __forceinline__ void exchange_in_row(std::uint32_t (&x)[4]) {
 // Two first operands straight from a head in memory: rows first ..., columns column ... column + 31, and zeros outside.
 // A lane loads 16 bytes of a row, of which it needs four, as it does of the three beside it.
 __device__ __forceinline__ void load_two_a(Operand& left, Operand& right, HeadRows<const bf16> from,
-                                           int first, int column, const AttentionSizes& s) {
+                                           int first, int column, const AttentionSizes& s LLMC_SITE) {
     const int lane = own_lane();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int t = first + lane / 4 + half * 8, c = column + lane % 4 * 8;
         const bool inside = t < s.sequence && c < s.head_size;
-        const uint4 bits = inside ? to_bits(load(from.row(t) + c)) : uint4{};
+        const uint4 bits = inside ? to_bits(load(from.row(t) + c LLMC_PASS_SITE)) : uint4{};
         std::uint32_t x[4] = {bits.x, bits.y, bits.z, bits.w};
-        exchange_in_row(x);
+        exchange_in_row(x LLMC_PASS_SITE);
         left[half] = x[0];
         left[half + 2] = x[1];
         right[half] = x[2];
@@ -119,7 +120,7 @@ __device__ __forceinline__ void copy_operand(Operand& to, const Operand& from) {
 // scores += rows . tile^T. load(a, m, k) gives the first operand, block m of the rows and k of their columns.
 template <class T, class Load>
 __device__ __forceinline__ void score_products(typename T::Scores& scores, const Load& load,
-                                               typename T::Moving tile) {
+                                               typename T::Moving tile LLMC_SITE) {
     const int lane = own_lane_again();
 #pragma unroll
     for (int k = 0; k < T::depth; ++k) {
@@ -129,9 +130,9 @@ __device__ __forceinline__ void score_products(typename T::Scores& scores, const
 #pragma unroll
         for (int n = 0; n < T::step_blocks; ++n) {
             Operand b;
-            load_b_transposed(b, tile, 16 * n, 16 * k, lane);
+            load_b_transposed(b, tile, 16 * n, 16 * k, lane LLMC_PASS_SITE);
 #pragma unroll
-            for (int m = 0; m < T::row_blocks; ++m) multiply_add(scores[m][n], a[m], b);
+            for (int m = 0; m < T::row_blocks; ++m) multiply_add(scores[m][n], a[m], b LLMC_PASS_SITE);
         }
     }
 }
@@ -139,7 +140,7 @@ __device__ __forceinline__ void score_products(typename T::Scores& scores, const
 // sums += weights . tile
 template <class T>
 __device__ __forceinline__ void add_products(typename T::Sums& sums, const typename T::Scores& weights,
-                                             typename T::Moving tile) {
+                                             typename T::Moving tile LLMC_SITE) {
     const int lane = own_lane_again();
 #pragma unroll
     for (int k = 0; k < T::step_blocks; ++k) {
@@ -149,9 +150,9 @@ __device__ __forceinline__ void add_products(typename T::Sums& sums, const typen
 #pragma unroll
         for (int n = 0; n < T::depth; ++n) {
             Operand b;
-            load_b(b, tile, 16 * k, 16 * n, lane);
+            load_b(b, tile, 16 * k, 16 * n, lane LLMC_PASS_SITE);
 #pragma unroll
-            for (int m = 0; m < T::row_blocks; ++m) multiply_add(sums[m][n], a[m], b);
+            for (int m = 0; m < T::row_blocks; ++m) multiply_add(sums[m][n], a[m], b LLMC_PASS_SITE);
         }
     }
 }
@@ -173,8 +174,8 @@ __device__ __forceinline__ void for_each_score(const F& f) {
 template <class T>
 __device__ __forceinline__ void store_sums(HeadRows<bf16> to, int first, const AttentionSizes& s,
                                            typename T::Sums& sums, float factor, typename T::Owned tile,
-                                           int row) {
-    __syncwarp();  // what other lanes read from the tile they have
+                                           int row LLMC_SITE) {
+    __syncwarp(all_lanes LLMC_PASS_SITE);  // what other lanes read from the tile they have
 #pragma unroll
     for (int m = 0; m < T::row_blocks; ++m) {
 #pragma unroll
@@ -184,7 +185,7 @@ __device__ __forceinline__ void store_sums(HeadRows<bf16> to, int first, const A
             round_to_tile(tile, row + 16 * m, 16 * n, sums[m][n]);
         }
     }
-    __syncwarp();
+    __syncwarp(all_lanes LLMC_PASS_SITE);
     store_rows<T::warp_rows>(to, first, s.sequence, s.head_size, tile, row);
 }
 

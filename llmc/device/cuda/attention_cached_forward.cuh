@@ -46,15 +46,18 @@ struct PartialSoftmax {
     }
 
     // With the part of the lane so far away, which does the same.
-    __device__ __forceinline__ void join_lane(int distance) {
-        const float other = __shfl_xor_sync(all_lanes, greatest, distance);
+    __device__ __forceinline__ void join_lane(int distance LLMC_SITE) {
+        const float other = __shfl_xor_sync(all_lanes, greatest, distance, warp_threads LLMC_PASS_SITE);
         const float larger = fmaxf(greatest, other);
         const float own = factor(greatest, larger), of_other = factor(other, larger);
         greatest = larger;
-        sum = fmaf(sum, own, __shfl_xor_sync(all_lanes, sum, distance) * of_other);
+        sum =
+            fmaf(sum, own, __shfl_xor_sync(all_lanes, sum, distance, warp_threads LLMC_PASS_SITE) * of_other);
 #pragma unroll
         for (int c = 0; c < columns; ++c) {
-            values[c] = fmaf(values[c], own, __shfl_xor_sync(all_lanes, values[c], distance) * of_other);
+            values[c] =
+                fmaf(values[c], own,
+                     __shfl_xor_sync(all_lanes, values[c], distance, warp_threads LLMC_PASS_SITE) * of_other);
         }
     }
 };

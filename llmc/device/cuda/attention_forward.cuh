@@ -32,7 +32,8 @@ struct RunningSoftmax {
     // Takes the greatest of further scores. What was summed before must be multiplied by `factors`.
     template <int key_blocks>
     __device__ __forceinline__ void raise(float (&factors)[row_blocks][2],
-                                          const Block (&scores)[row_blocks][key_blocks], float scale) {
+                                          const Block (&scores)[row_blocks][key_blocks],
+                                          float scale LLMC_SITE) {
 #pragma unroll
         for (int r = 0; r < row_blocks; ++r) {
 #pragma unroll
@@ -46,7 +47,7 @@ struct RunningSoftmax {
                             fmaxf(larger, fmaxf(scores[r][j][n][2 * half], scores[r][j][n][2 * half + 1]));
                     }
                 }
-                larger = fmaxf(greatest[r][half], row_reduce(larger, Maximum{}) * scale);
+                larger = fmaxf(greatest[r][half], row_reduce(larger, Maximum() LLMC_PASS_SITE) * scale);
                 factors[r][half] = exp2_approximate(greatest[r][half] - larger);
                 greatest[r][half] = larger;
                 sum[r][half] *= factors[r][half];
@@ -70,12 +71,12 @@ struct RunningSoftmax {
     }
 
     // Completes the sums.
-    __device__ __forceinline__ void finish(float (&reciprocals)[row_blocks][2]) {
+    __device__ __forceinline__ void finish(float (&reciprocals)[row_blocks][2] LLMC_SITE) {
 #pragma unroll
         for (int r = 0; r < row_blocks; ++r) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                sum[r][half] = row_reduce(sum[r][half], Sum{});
+                sum[r][half] = row_reduce(sum[r][half], Sum() LLMC_PASS_SITE);
                 reciprocals[r][half] = __fdividef(1, sum[r][half]);
             }
         }
@@ -85,19 +86,19 @@ struct RunningSoftmax {
 // scores += q k^T, of the queries from `row` on
 template <int row_blocks, int key_blocks, class QueryTile, class KeyTile>
 __device__ __forceinline__ void multiply_queries(Block (&scores)[row_blocks][key_blocks], QueryTile queries,
-                                                 int row, KeyTile keys) {
+                                                 int row, KeyTile keys LLMC_SITE) {
     const int lane = own_lane_again();
 #pragma unroll
     for (int column = 0; column < KeyTile::columns; column += 16) {
         Operand q[row_blocks];
 #pragma unroll
-        for (int r = 0; r < row_blocks; ++r) load_a(q[r], queries, row + 16 * r, column, lane);
+        for (int r = 0; r < row_blocks; ++r) load_a(q[r], queries, row + 16 * r, column, lane LLMC_PASS_SITE);
 #pragma unroll
         for (int j = 0; j < key_blocks; ++j) {
             Operand k;
-            load_b_transposed(k, keys, 16 * j, column, lane);
+            load_b_transposed(k, keys, 16 * j, column, lane LLMC_PASS_SITE);
 #pragma unroll
-            for (int r = 0; r < row_blocks; ++r) multiply_add(scores[r][j], q[r], k);
+            for (int r = 0; r < row_blocks; ++r) multiply_add(scores[r][j], q[r], k LLMC_PASS_SITE);
         }
     }
 }
@@ -144,7 +145,7 @@ template <int row_blocks, int key_blocks, int column_blocks, class ValueTile>
 __device__ __forceinline__ void multiply_values(Block (&sums)[row_blocks][column_blocks],
                                                 RunningSoftmax<row_blocks>& softmax,
                                                 Block (&scores)[row_blocks][key_blocks], float scale,
-                                                ValueTile values) {
+                                                ValueTile values LLMC_SITE) {
     const int lane = own_lane_again();
 #pragma unroll
     for (int j = 0; j < key_blocks; ++j) {
@@ -157,24 +158,24 @@ __device__ __forceinline__ void multiply_values(Block (&sums)[row_blocks][column
 #pragma unroll
         for (int c = 0; c < column_blocks; ++c) {
             Operand v;
-            load_b(v, values, 16 * j, 16 * c, lane);
+            load_b(v, values, 16 * j, 16 * c, lane LLMC_PASS_SITE);
 #pragma unroll
-            for (int r = 0; r < row_blocks; ++r) multiply_add(sums[r][c], p[r], v);
+            for (int r = 0; r < row_blocks; ++r) multiply_add(sums[r][c], p[r], v LLMC_PASS_SITE);
         }
     }
 }
 
 }  // namespace detail
 
-// How attention_forward_kernel6 divides its work: heads of up to `columns`; four warps, each with `warp_rows`
+// How attention_forward_kernel6 divides its work: heads of up to `columns`; `warps`, each with `warp_rows`
 // queries; tiles of 64 keys or values, of which `places` are in shared memory; registers for `blocks` blocks a
 // multiprocessor. 32 queries a warp use each key that it reads from shared memory twice, and tensor cores wait
 // less for shared memory. Those take all registers that there are: from sm_100 on, a thread spills 8 or 16 bytes.
-template <int columns_, int warp_rows_, int blocks_>
+template <int columns_, int warp_rows_, int blocks_, int warps = 4>
 struct AttentionForwardTiling {
     static constexpr int columns = columns_, warp_rows = warp_rows_, blocks = blocks_;
-    static constexpr int threads = 4 * warp_threads;
-    using QueryTile = Tile<4 * warp_rows, columns>;
+    static constexpr int threads = warps * warp_threads;
+    using QueryTile = Tile<warps * warp_rows, columns>;
     using KeyTile = Tile<64, columns>;
     static constexpr std::size_t shared_bytes = SharedAllocator::bytes<bf16>(QueryTile::elements) +
                                                 2 * SharedAllocator::bytes<bf16>(KeyTile::elements);
@@ -292,14 +293,21 @@ void launch_attention_forward(const LaunchContext& on, bf16* out, float* lse, co
 
 }  // namespace detail
 
+// With blocks of 256 threads eight warps have 16 queries each: as many to a tile, half of the work a thread, and twice
+// the warps to wait for one another. `block_threads` is bf16's alone.
 // out X (B,T,NH,HS), lse fp32 (B,NH,T), qkv X (B,T,3,NH,HS); HS a multiple of 8 up to 128
 template <class X>
-void attention_forward(const LaunchContext& on, X* out, float* lse, const X* qkv,
-                       const AttentionSizes& sizes) {
+void attention_forward(const LaunchContext& on, X* out, float* lse, const X* qkv, const AttentionSizes& sizes,
+                       int block_threads = 128) {
     check(sizes.head_size % 8 == 0 && sizes.head_size <= 128,
           "attention: the head size is not a multiple of 8 up to 128");
+    check(block_threads == 128 || block_threads == 256, "attention: blocks have 128 or 256 threads");
     if constexpr (std::is_same_v<X, float>) {
         attention_forward_without_tensor_cores(on, out, lse, qkv, sizes);
+    } else if (block_threads == 256 && sizes.head_size <= 64) {
+        detail::launch_attention_forward<AttentionForwardTiling<64, 16, 2, 8>>(on, out, lse, qkv, sizes);
+    } else if (block_threads == 256) {
+        detail::launch_attention_forward<AttentionForwardTiling<128, 16, 1, 8>>(on, out, lse, qkv, sizes);
     } else if (sizes.head_size <= 64) {
         detail::launch_attention_forward<AttentionForwardTiling<64, 32, 3>>(on, out, lse, qkv, sizes);
     } else if (on.chip.shared_bytes_per_multiprocessor > (160 << 10)) {

@@ -49,10 +49,10 @@ __device__ __forceinline__ void store_four(bf16* to, const float (&x)[4]) {
 
 // Over the 16 neighbouring threads that share queries.
 template <class Operation>
-__device__ __forceinline__ float half_warp_reduce(float x, Operation operation) {
+__device__ __forceinline__ float half_warp_reduce(float x, Operation operation LLMC_SITE) {
 #pragma unroll
     for (int distance = 8; distance > 0; distance /= 2) {
-        x = operation(x, __shfl_xor_sync(all_lanes, x, distance));
+        x = operation(x, __shfl_xor_sync(all_lanes, x, distance, warp_threads LLMC_PASS_SITE));
     }
     return x;
 }

@@ -56,8 +56,9 @@ __device__ __forceinline__ HeadRows<X> head_of_out(X* out, const AttentionSizes&
 }
 
 // The thread's warp; its compiler then knows that it is the same for all of a warp.
-__device__ __forceinline__ int own_warp() {
-    return __shfl_sync(all_lanes, static_cast<int>(threadIdx.x / warp_threads), 0);
+__device__ __forceinline__ int own_warp(LLMC_ONLY_SITE) {
+    return __shfl_sync(all_lanes, static_cast<int>(threadIdx.x / warp_threads), 0,
+                       warp_threads LLMC_PASS_SITE);
 }
 // The thread's place in it
 __device__ __forceinline__ int own_lane() { return static_cast<int>(threadIdx.x % warp_threads); }
@@ -112,11 +113,11 @@ struct TileCopy {
 
     // Starts to copy. The caller commits the group, waits for it, and has a barrier after that.
     template <int rows>
-    __device__ __forceinline__ void start(Tile<rows, columns> to) const {
+    __device__ __forceinline__ void start(Tile<rows, columns> to LLMC_SITE) const {
 #pragma unroll
         for (int i = 0; i < rows; i += rows_at_a_time) {
             copy_async_16(to.chunk(own_row() + i, own_chunk()), source + std::int64_t{i} * stride,
-                          i < rows_left);
+                          i < rows_left LLMC_PASS_SITE);
         }
     }
     // Goes to the tile that many rows further.
@@ -132,8 +133,8 @@ struct TileCopy {
 // Starts to copy rows first ... of a head into a tile.
 template <int threads, int rows, int columns>
 __device__ __forceinline__ void load_tile(Tile<rows, columns> to, HeadRows<const bf16> from, int first,
-                                          int sequence, int head_size) {
-    TileCopy<threads, columns>(from, first, sequence, head_size).start(to);
+                                          int sequence, int head_size LLMC_SITE) {
+    TileCopy<threads, columns>(from, first, sequence, head_size).start(to LLMC_PASS_SITE);
 }
 
 // Writes rows [row, row + count) of a tile to rows first + row ... of a head, by one warp (count a multiple of 4).
@@ -169,9 +170,9 @@ __device__ __forceinline__ int block_column(int n, int i) {
     return 8 * n + 2 * (static_cast<int>(threadIdx.x % 4)) + i % 2;
 }
 
-__device__ __forceinline__ void multiply_add(Block& d, const Operand& a, const Operand& b) {
-    mma_m16n8k16(d[0], a, {b[0], b[1]});
-    mma_m16n8k16(d[1], a, {b[2], b[3]});
+__device__ __forceinline__ void multiply_add(Block& d, const Operand& a, const Operand& b LLMC_SITE) {
+    mma_m16n8k16(d[0], a, {b[0], b[1]} LLMC_PASS_SITE);
+    mma_m16n8k16(d[1], a, {b[2], b[3]} LLMC_PASS_SITE);
 }
 
 // The registers of an operand that belong to one half of it must be neighbours, so that each kind of operand reads
@@ -187,25 +188,27 @@ __device__ __forceinline__ const bf16* row_rightwards(AnyTile tile, int row, int
 
 // The first operand from a tile: a[i][k] = tile[row + i][column + k]
 template <class AnyTile>
-__device__ __forceinline__ void load_a(Operand& a, AnyTile tile, int row, int column, int lane = own_lane()) {
-    ldmatrix_x4(a, row_downwards(tile, row, column, lane));
+__device__ __forceinline__ void load_a(Operand& a, AnyTile tile, int row, int column,
+                                       int lane = own_lane() LLMC_SITE) {
+    ldmatrix_x4(a, row_downwards(tile, row, column, lane) LLMC_PASS_SITE);
 }
 // of the tile transposed: a[i][k] = tile[row + k][column + i]
 template <class AnyTile>
 __device__ __forceinline__ void load_a_transposed(Operand& a, AnyTile tile, int row, int column,
-                                                  int lane = own_lane()) {
-    ldmatrix_x4_transposed(a, row_rightwards(tile, row, column, lane));
+                                                  int lane = own_lane() LLMC_SITE) {
+    ldmatrix_x4_transposed(a, row_rightwards(tile, row, column, lane) LLMC_PASS_SITE);
 }
 // The second operand from a tile: b[k][j] = tile[row + k][column + j]
 template <class AnyTile>
-__device__ __forceinline__ void load_b(Operand& b, AnyTile tile, int row, int column, int lane = own_lane()) {
-    ldmatrix_x4_transposed(b, row_downwards(tile, row, column, lane));
+__device__ __forceinline__ void load_b(Operand& b, AnyTile tile, int row, int column,
+                                       int lane = own_lane() LLMC_SITE) {
+    ldmatrix_x4_transposed(b, row_downwards(tile, row, column, lane) LLMC_PASS_SITE);
 }
 // of the tile transposed: b[k][j] = tile[row + j][column + k]
 template <class AnyTile>
 __device__ __forceinline__ void load_b_transposed(Operand& b, AnyTile tile, int row, int column,
-                                                  int lane = own_lane()) {
-    ldmatrix_x4(b, row_rightwards(tile, row, column, lane));
+                                                  int lane = own_lane() LLMC_SITE) {
+    ldmatrix_x4(b, row_rightwards(tile, row, column, lane) LLMC_PASS_SITE);
 }
 // The first operand from a block that was computed, rounded to bf16.
 __device__ __forceinline__ void round_to_a(Operand& a, const Block& block) {
@@ -229,9 +232,9 @@ __device__ __forceinline__ void round_to_tile(AnyTile tile, int row, int column,
 
 // Over the four lanes that hold a row of a block.
 template <class Operation>
-__device__ __forceinline__ float row_reduce(float x, Operation operation) {
-    x = operation(x, __shfl_xor_sync(all_lanes, x, 1));
-    return operation(x, __shfl_xor_sync(all_lanes, x, 2));
+__device__ __forceinline__ float row_reduce(float x, Operation operation LLMC_SITE) {
+    x = operation(x, __shfl_xor_sync(all_lanes, x, 1, warp_threads LLMC_PASS_SITE));
+    return operation(x, __shfl_xor_sync(all_lanes, x, 2, warp_threads LLMC_PASS_SITE));
 }
 
 }  // namespace llmc::cuda

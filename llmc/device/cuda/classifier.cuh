@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "llmc/device/cuda/grid.cuh"
 #include "llmc/device/cuda/packed.cuh"
 #include "llmc/device/cuda/ptx.cuh"
 #include "llmc/device/cuda/reduce.cuh"
@@ -16,7 +17,8 @@ struct ExponentialSum {
     float maximum;
     float sum;
 
-    // Finite below any logit: two infinities have no difference.
+    // Finite, since two infinities have no difference, and far below any logit that there may be: above 1e9 in size, log2(e)
+    // x is rounded by more than an exponent holds, and a row's loss may be infinite or NaN.
     __device__ static ExponentialSum none() { return {-1e30f, 0}; }
 
     __device__ __forceinline__ void rescale(float new_maximum) {
@@ -45,16 +47,16 @@ __device__ __forceinline__ float loss_of(const ExponentialSum& total, float targ
 }
 
 // Over a block. With one barrier: the next call must have other `partials` (one for each of up to 32 warps).
-__device__ __forceinline__ ExponentialSum block_sum(ExponentialSum mine, ExponentialSum* partials) {
+__device__ __forceinline__ ExponentialSum block_sum(ExponentialSum mine, ExponentialSum* partials LLMC_SITE) {
     const unsigned warp = threadIdx.x / warp_threads, lane = threadIdx.x % warp_threads;
-    const auto sum_of_warp = [](ExponentialSum x) {
-        x.rescale(warp_maximum(x.maximum));
-        x.sum = warp_sum(x.sum);
+    const auto sum_of_warp = [&](ExponentialSum x) {
+        x.rescale(warp_maximum(x.maximum LLMC_PASS_SITE));
+        x.sum = warp_sum(x.sum LLMC_PASS_SITE);
         return x;
     };
     mine = sum_of_warp(mine);
     if (lane == 0) partials[warp] = mine;
-    __syncthreads();
+    __syncthreads(LLMC_PASS_ONLY_SITE);
     return sum_of_warp(lane < blockDim.x / warp_threads ? partials[lane] : ExponentialSum::none());
 }
 
@@ -202,10 +204,7 @@ void fused_classifier(const LaunchContext& on, X* logits, float* losses, const s
     const std::size_t shared_bytes =
         partial_bytes + SharedAllocator::bytes<X>(static_cast<std::size_t>(held));
     const int threads = std::min(block_threads, blocks_for(pieces, warp_threads) * warp_threads);
-    constexpr int registers = Chip::registers_per_multiprocessor / Chip::threads_per_block;
-    const std::int64_t blocks =
-        on.chip.multiprocessors * blocks_at_a_time(on.chip, threads, registers, shared_bytes);
-    launch(on, fused_classifier_kernel5<X>, static_cast<unsigned>(std::min(rows, blocks)), threads,
+    launch(on, fused_classifier_kernel5<X>, staying_blocks(on.chip, rows, threads, shared_bytes), threads,
            shared_bytes, logits, losses, targets, rows, columns, vocabulary, held, scale, write_dlogits);
 }
 

@@ -142,17 +142,10 @@ __global__ void __launch_bounds__(1024)
 
 namespace detail {
 
-// As many threads as a row has pieces, up to `block_threads`, and as many blocks as run at a time.
+// As many threads as a row has pieces, up to `block_threads`.
 inline dim3 threads_of_row(int columns, int pack, int block_threads) {
     const int threads = blocks_for(blocks_for(columns, pack), warp_threads) * warp_threads;
     return dim3(static_cast<unsigned>(std::clamp(threads, warp_threads, block_threads)));
-}
-
-inline unsigned blocks_of_rows(const Chip& chip, std::int64_t rows, dim3 threads) {
-    constexpr int registers = Chip::registers_per_multiprocessor / Chip::threads_per_block;
-    const std::int64_t resident = std::int64_t{chip.multiprocessors} *
-                                  blocks_at_a_time(chip, static_cast<int>(threads.x), registers, 0);
-    return static_cast<unsigned>(std::min(rows, resident));
 }
 
 }  // namespace detail
@@ -167,7 +160,8 @@ void classifier_statistics(const LaunchContext& on, float* statistics, const X* 
     check(columns % pack == 0, "classifier: a row of logits is not a multiple of 16 bytes");
     check(own.count >= 0 && own.count <= columns, "classifier: the vocabulary is not inside the columns");
     const dim3 threads = detail::threads_of_row(own.count, pack, block_threads);
-    launch(on, classifier_statistics_kernel3<X>, detail::blocks_of_rows(on.chip, rows, threads), threads, 0,
+    launch(on, classifier_statistics_kernel3<X>,
+           staying_blocks(on.chip, rows, static_cast<int>(threads.x), 0), threads, 0,
            reinterpret_cast<RowStatistics*>(statistics), logits, targets, rows, columns, own);
 }
 
@@ -181,9 +175,10 @@ void classifier_from_statistics(const LaunchContext& on, X* logits, float* losse
     check(columns % pack == 0, "classifier: a row of logits is not a multiple of 16 bytes");
     check(own.count >= 0 && own.count <= columns, "classifier: the vocabulary is not inside the columns");
     const dim3 threads = detail::threads_of_row(write_dlogits ? columns : 0, pack, block_threads);
-    launch(on, classifier_from_statistics_kernel3<X>, detail::blocks_of_rows(on.chip, rows, threads), threads,
-           0, logits, losses, reinterpret_cast<const RowStatistics*>(statistics), targets, ranks, rows,
-           columns, own, scale, write_dlogits);
+    launch(on, classifier_from_statistics_kernel3<X>,
+           staying_blocks(on.chip, rows, static_cast<int>(threads.x), 0), threads, 0, logits, losses,
+           reinterpret_cast<const RowStatistics*>(statistics), targets, ranks, rows, columns, own, scale,
+           write_dlogits);
 }
 
 }  // namespace llmc::cuda

@@ -52,13 +52,13 @@ void global_norm_squared(const LaunchContext& on, float* partials, const X* x, s
 inline constexpr int sum_threads = 256;
 
 // In thread 0 of a block of sum_threads.
-__device__ __forceinline__ double block_sum_fp64(double x) {
+__device__ __forceinline__ double block_sum_fp64(double x LLMC_SITE) {
     SHARED(double, sums, [sum_threads]);
     const auto thread = static_cast<int>(threadIdx.x);
     sums[thread] = x;
 #pragma unroll 1
     for (int half = sum_threads / 2; half > 0; half /= 2) {
-        __syncthreads();
+        __syncthreads(LLMC_PASS_ONLY_SITE);
         if (thread < half) sums[thread] += sums[thread + half];
     }
     return sums[thread];

@@ -18,6 +18,17 @@ inline unsigned streaming_blocks(const Chip& chip, std::int64_t pieces, int bloc
         std::clamp<std::int64_t>(blocks_for<std::int64_t>(pieces, block_threads), 1, resident));
 }
 
+// Blocks for `pieces` of work, one a block at a time, where the kernel's __launch_bounds__ grant blocks of all threads that
+// there are. None would do nothing, and say nothing.
+inline unsigned staying_blocks(const Chip& chip, std::int64_t pieces, int block_threads,
+                               std::size_t shared_bytes) {
+    constexpr int registers = Chip::registers_per_multiprocessor / Chip::threads_per_block;
+    const int at_a_time = blocks_at_a_time(chip, block_threads, registers, shared_bytes);
+    check(at_a_time > 0, fmt::format("a block of {} threads and {} bytes of shared memory does not fit sm_{}",
+                                     block_threads, shared_bytes, chip.architecture));
+    return static_cast<unsigned>(std::min(pieces, std::int64_t{chip.multiprocessors} * at_a_time));
+}
+
 // The thread's number in the grid, and the number of threads.
 __device__ __forceinline__ std::int64_t grid_thread() {
     return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;

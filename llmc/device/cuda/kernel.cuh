@@ -15,15 +15,21 @@
 // A shared array that has the size it is declared with: SHARED(float, partial, [32]); Aligned for 16-byte accesses
 // wherever the compiler puts it, as it is on the CPU.
 #define SHARED(type, name, size) __shared__ __align__(16) type name size
-// The last parameter of what the executor reports by its caller's line, and its last argument.
+// The last parameter of what the executor reports by its caller's line, and its last argument: every function with a
+// barrier or a warp collective in it, so that threads that call it in two places are seen to wait for each other.
 #define LLMC_SITE
 #define LLMC_PASS_SITE
+// The same where there is no other.
+#define LLMC_ONLY_SITE
+#define LLMC_PASS_ONLY_SITE
 #else
 #include "simt/cuda_on_cpu.h"
 // NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration
 #define SHARED(type, name, size) auto& name = simt::shared_variable<type size>([] {})
 #define LLMC_SITE , SIMT_SITE
 #define LLMC_PASS_SITE , site
+#define LLMC_ONLY_SITE SIMT_SITE
+#define LLMC_PASS_ONLY_SITE site
 #endif
 
 #include "llmc/core/error.h"

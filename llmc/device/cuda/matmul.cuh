@@ -23,7 +23,7 @@ struct MatmulForward {
     int out_channels, in_channels;
 };
 
-// A block computes a tile of 128 rows and 128 columns.
+// A block computes a tile of 128 columns, and of as many rows if nothing else is said.
 inline constexpr int matmul_tile = 128;
 
 struct MatmulTile {
@@ -34,21 +34,22 @@ struct MatmulTile {
 // Blocks with neighbouring numbers run together. Taken in bands of 16 tiles of rows, those that run together
 // make about a square, and share more of both operands in L2 than a row or a column of tiles would.
 template <class X>
-__device__ __forceinline__ MatmulTile matmul_tile_of_block(const MatmulForward<X>& product) {
+__device__ __forceinline__ MatmulTile matmul_tile_of_block(const MatmulForward<X>& product,
+                                                           int tile_rows = matmul_tile) {
     constexpr int band = 16;
-    const int rows = static_cast<int>(blocks_for<std::int64_t>(product.rows, matmul_tile));
+    const int rows = static_cast<int>(blocks_for<std::int64_t>(product.rows, tile_rows));
     const int columns = blocks_for(product.out_channels, matmul_tile);
     const int block = static_cast<int>(blockIdx.x);
     const int first_row = block / (band * columns) * band;
     const int height = rows - first_row < band ? rows - first_row : band;
     const int in_band = block % (band * columns);
-    return {std::int64_t{first_row + in_band % height} * matmul_tile, in_band / height * matmul_tile};
+    return {std::int64_t{first_row + in_band % height} * tile_rows, in_band / height * matmul_tile};
 }
 
 template <class X>
-unsigned matmul_blocks(const MatmulForward<X>& product) {
+unsigned matmul_blocks(const MatmulForward<X>& product, int tile_rows = matmul_tile) {
     const std::int64_t blocks =
-        blocks_for<std::int64_t>(product.rows, matmul_tile) * blocks_for(product.out_channels, matmul_tile);
+        blocks_for<std::int64_t>(product.rows, tile_rows) * blocks_for(product.out_channels, matmul_tile);
     check(blocks < (std::int64_t{1} << 31), "matmul: more tiles than a grid has blocks");
     return static_cast<unsigned>(blocks);
 }
@@ -60,9 +61,9 @@ struct RowsOfThread {
     int left;       // rows of the tile from the first on; none or less: past the end
 
     __device__ __forceinline__ RowsOfThread(const X* matrix, std::int64_t first_row, std::int64_t rows,
-                                            int channels, int row, int channel)
+                                            int channels, int row, int channel, int tile_rows = matmul_tile)
         : from(matrix + (first_row + row) * channels + channel),
-          left(static_cast<int>(rows - first_row < matmul_tile ? rows - first_row : matmul_tile) - row) {}
+          left(static_cast<int>(rows - first_row < tile_rows ? rows - first_row : tile_rows) - row) {}
 };
 
 // ---- fp32 ----
@@ -145,14 +146,14 @@ __global__ void __launch_bounds__(256, 2) matmul_forward_kernel3(MatmulForward<X
 
 namespace detail {
 
-// A tile of an operand in shared memory: 128 rows of 32 channels, in chunks of 8 (16 bytes). Two rows make
+// A tile of an operand in shared memory: rows of 32 channels, in chunks of 8 (16 bytes). Two rows make
 // the 128 bytes that all banks together deliver. Where a chunk lies is mixed with the number of its pair of
 // rows, so that the 8 rows that ldmatrix reads at a time, at one place in each, are on different banks. Rows
 // a multiple of 8 apart are mixed alike: their places differ by whole rows, and a thread works out one place
 // for all its rows.
 inline constexpr int tile_depth = 32;
-inline constexpr int tile_elements = matmul_tile * tile_depth;
-inline constexpr int tensor_threads = 128;
+// Of both operands. A block of 128 threads does 128 rows, and one of 256 does 256 rows.
+__host__ __device__ constexpr int tile_elements(int threads) { return (threads + matmul_tile) * tile_depth; }
 
 struct Swizzled {
     __device__ __forceinline__ int operator()(int row, int chunk) const {
@@ -166,49 +167,50 @@ struct Fragments {
     std::uint32_t b[4][4];  // two times 8 columns each
 };
 
-// The four warps of a block share its tile as a square.
+// A warp of a block does a square of its tile, and two beside each other do all columns.
 __device__ __forceinline__ int warp_row() { return static_cast<int>(threadIdx.x) / 64 * 64; }
 __device__ __forceinline__ int warp_column() { return static_cast<int>(threadIdx.x) / 32 % 2 * 64; }
 
 // `step` counts 16 channels.
 template <class Place>
 __device__ __forceinline__ void load_fragments(Fragments& f, const bf16* a, const bf16* b, int step,
-                                               Place place) {
+                                               Place place LLMC_SITE) {
     const int lane = static_cast<int>(threadIdx.x) % warp_threads;
     const bf16* const of_a = a + place(warp_row() + lane % 16, step * 2 + lane / 16);
     const bf16* const of_b = b + place(warp_column() + lane % 8 + lane / 16 * 8, step * 2 + lane / 8 % 2);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) ldmatrix_x4(f.a[i], of_a + i * 16 * tile_depth);
+    for (int i = 0; i < 4; ++i) ldmatrix_x4(f.a[i], of_a + i * 16 * tile_depth LLMC_PASS_SITE);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) ldmatrix_x4(f.b[j], of_b + j * 16 * tile_depth);
+    for (int j = 0; j < 4; ++j) ldmatrix_x4(f.b[j], of_b + j * 16 * tile_depth LLMC_PASS_SITE);
 }
 
 using Sums = float[4][8][4];  // of 16 rows and 8 columns each
 
-__device__ __forceinline__ void multiply(Sums& sums, const Fragments& f) {
+__device__ __forceinline__ void multiply(Sums& sums, const Fragments& f LLMC_SITE) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             const std::uint32_t b[2] = {f.b[j / 2][j % 2 * 2], f.b[j / 2][j % 2 * 2 + 1]};
-            mma_m16n8k16(sums[i][j], f.a[i], b);
+            mma_m16n8k16(sums[i][j], f.a[i], b LLMC_PASS_SITE);
         }
     }
 }
 
-// Four lanes fetch a row of a tile, and a thread every 32nd row.
+// Four lanes fetch a row of a tile, and a thread every so many-th row.
 __device__ __forceinline__ int fetched_row() { return static_cast<int>(threadIdx.x) / 4; }
 __device__ __forceinline__ int fetched_chunk() { return static_cast<int>(threadIdx.x) % 4; }
 
 // Starts copying the tile that begins with channel k; zeros stand for what is past the last row or channel.
+template <int rows, int threads>
 __device__ __forceinline__ void copy_tile_async(bf16* tile, const RowsOfThread<bf16>& of, int k,
-                                                int channels) {
+                                                int channels LLMC_SITE) {
     bf16* const to = tile + Swizzled{}(fetched_row(), fetched_chunk());
     const bool inside = k + fetched_chunk() * 8 < channels;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        copy_async_16(to + i * 32 * tile_depth, of.from + k + i * std::int64_t{32} * channels,
-                      inside && i * 32 < of.left);
+    for (int row = 0; row < rows; row += threads / 4) {
+        copy_async_16(to + row * tile_depth, of.from + k + std::int64_t{row} * channels,
+                      inside && row < of.left LLMC_PASS_SITE);
     }
 }
 
@@ -216,7 +218,7 @@ __device__ __forceinline__ void copy_tile_async(bf16* tile, const RowsOfThread<b
 // leaves them a lane would store 4 bytes here and there; from there it stores 16, and eight lanes a whole row
 // of 128 bytes.
 __device__ __forceinline__ void store_sums(const MatmulForward<bf16>& product, const MatmulTile& tile,
-                                           const Sums& sums, bf16* staging) {
+                                           const Sums& sums, bf16* staging LLMC_SITE) {
     const int lane = static_cast<int>(threadIdx.x) % warp_threads;
     const auto place = [](int row, int chunk) { return row * 64 + ((chunk ^ (row % 8)) * 8); };
     const int first_column = tile.column + warp_column();
@@ -239,7 +241,7 @@ __device__ __forceinline__ void store_sums(const MatmulForward<bf16>& product, c
             }
         }
     }
-    __syncwarp();
+    __syncwarp(~0u LLMC_PASS_SITE);
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
         const int row = i * 4 + lane / 8, chunk = lane % 8;
@@ -254,37 +256,40 @@ __device__ __forceinline__ void store_sums(const MatmulForward<bf16>& product, c
 }  // namespace detail
 
 // Shared memory of kernel6.
-constexpr std::size_t matmul_pipeline_bytes(int stages) {
-    return SharedAllocator::bytes<bf16>(static_cast<std::size_t>(stages) * 2 * detail::tile_elements);
+constexpr std::size_t matmul_pipeline_bytes(int stages, int threads) {
+    return SharedAllocator::bytes<bf16>(static_cast<std::size_t>(stages * detail::tile_elements(threads)));
 }
 
 // `stages` tiles of both operands are in shared memory: one is computed with, the others are on their way.
 // Within a tile, the fragments of the next 16 channels are loaded while the tensor cores work on these.
-template <int stages>
-__global__ void __launch_bounds__(detail::tensor_threads, 2)
+template <int stages, int threads>
+__global__ void __launch_bounds__(threads, 256 / threads)
     matmul_forward_kernel6(MatmulForward<bf16> product) {
     using namespace detail;
     SharedAllocator shared;
-    bf16* const pipeline = shared.take<bf16>(stages * 2 * tile_elements);
-    const MatmulTile tile = matmul_tile_of_block(product);
+    constexpr int stage_elements = tile_elements(threads);
+    static_assert(stages * stage_elements >= threads / warp_threads * 64 * 64, "the way out");
+    bf16* const pipeline = shared.take<bf16>(stages * stage_elements);
+    const MatmulTile tile = matmul_tile_of_block(product, threads);
     const int tiles = blocks_for(product.in_channels, tile_depth);
 
     const RowsOfThread<bf16> of_a(product.in, tile.row, product.rows, product.in_channels, fetched_row(),
-                                  fetched_chunk() * 8);
+                                  fetched_chunk() * 8, threads);
     const RowsOfThread<bf16> of_b(product.weight, tile.column, product.out_channels, product.in_channels,
                                   fetched_row(), fetched_chunk() * 8);
 
     const auto fetch = [&](int t) {
         if (t < tiles) {
-            bf16* const stage = pipeline + t % stages * 2 * tile_elements;
-            copy_tile_async(stage, of_a, t * tile_depth, product.in_channels);
-            copy_tile_async(stage + tile_elements, of_b, t * tile_depth, product.in_channels);
+            bf16* const stage = pipeline + t % stages * stage_elements;
+            copy_tile_async<threads, threads>(stage, of_a, t * tile_depth, product.in_channels);
+            copy_tile_async<matmul_tile, threads>(stage + threads * tile_depth, of_b, t * tile_depth,
+                                                  product.in_channels);
         }
         copy_async_commit();  // an empty group too, so that waits count the same everywhere
     };
     const auto load_step = [&](Fragments& fragments, int t, int step) {
-        const bf16* const stage = pipeline + t % stages * 2 * tile_elements;
-        load_fragments(fragments, stage, stage + tile_elements, step, Swizzled{});
+        const bf16* const stage = pipeline + t % stages * stage_elements;
+        load_fragments(fragments, stage, stage + threads * tile_depth, step, Swizzled{});
     };
     // All but the newest stages - 2 tiles have arrived, for all threads.
     const auto wait = [] {
@@ -311,24 +316,33 @@ __global__ void __launch_bounds__(detail::tensor_threads, 2)
 }
 
 // out X (rows, OC), in X (rows, IC), weight X (OC,IC), bias X (OC) or null. With pre_gelu X (rows, OC) the product goes
-// there, and out is GELU of it: of the rounded product, so that a launch of its own gives the bits of ops.h.
+// there, and out is GELU of it: of the rounded product, so that a launch of its own gives the bits of ops.h. `block_threads`, 128
+// or 256, is bf16's alone.
 template <class X>
 void matmul_forward(const LaunchContext& on, X* out, const X* in, const X* weight, const X* bias,
-                    std::int64_t rows, int out_channels, int in_channels, X* pre_gelu = nullptr) {
+                    std::int64_t rows, int out_channels, int in_channels, X* pre_gelu = nullptr,
+                    int block_threads = 128) {
     if (pre_gelu) {
-        matmul_forward(on, pre_gelu, in, weight, bias, rows, out_channels, in_channels);
+        matmul_forward<X>(on, pre_gelu, in, weight, bias, rows, out_channels, in_channels, nullptr,
+                          block_threads);
         return gelu_forward(on, out, pre_gelu, rows * out_channels);
     }
     check(in_channels % Packed<X>::size == 0 && out_channels % Packed<X>::size == 0,
           "matmul: channels are not a multiple of 16 bytes");
+    check(block_threads == 128 || block_threads == 256, "matmul: blocks have 128 or 256 threads");
     const MatmulForward<X> product{out, in, weight, bias, rows, out_channels, in_channels};
     if constexpr (std::is_same_v<X, float>) {
         launch(on, matmul_forward_kernel3<float>, matmul_blocks(product), 256, 0, product);
+    } else if (block_threads == 256) {
+        // One block fits a multiprocessor, for its registers, and on every chip with four stages.
+        launch(on, matmul_forward_kernel6<4, 256>, matmul_blocks(product, 256), 256,
+               matmul_pipeline_bytes(4, 256), product);
     } else {
         // Four stages where two blocks of four fit a multiprocessor, three elsewhere.
-        const bool four = 2 * (matmul_pipeline_bytes(4) + 1024) <= on.chip.shared_bytes_per_multiprocessor;
-        launch(on, four ? matmul_forward_kernel6<4> : matmul_forward_kernel6<3>, matmul_blocks(product),
-               detail::tensor_threads, matmul_pipeline_bytes(four ? 4 : 3), product);
+        const bool four =
+            2 * (matmul_pipeline_bytes(4, 128) + 1024) <= on.chip.shared_bytes_per_multiprocessor;
+        launch(on, four ? matmul_forward_kernel6<4, 128> : matmul_forward_kernel6<3, 128>,
+               matmul_blocks(product), 128, matmul_pipeline_bytes(four ? 4 : 3, 128), product);
     }
 }
 

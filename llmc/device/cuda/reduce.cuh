@@ -18,29 +18,36 @@ struct Maximum {
 
 // The result is in every lane.
 template <class Operation>
-__device__ __forceinline__ float warp_reduce(float x, Operation operation) {
+__device__ __forceinline__ float warp_reduce(float x, Operation operation LLMC_SITE) {
 #pragma unroll
     for (int distance = warp_threads / 2; distance > 0; distance /= 2) {
-        x = operation(x, __shfl_xor_sync(all_lanes, x, distance));
+        x = operation(x, __shfl_xor_sync(all_lanes, x, distance, warp_threads LLMC_PASS_SITE));
     }
     return x;
 }
-__device__ __forceinline__ float warp_sum(float x) { return warp_reduce(x, Sum{}); }
-__device__ __forceinline__ float warp_maximum(float x) { return warp_reduce(x, Maximum{}); }
+__device__ __forceinline__ float warp_sum(float x LLMC_SITE) { return warp_reduce(x, Sum() LLMC_PASS_SITE); }
+__device__ __forceinline__ float warp_maximum(float x LLMC_SITE) {
+    return warp_reduce(x, Maximum() LLMC_PASS_SITE);
+}
 
 // The result is in every thread of a block of whole warps. Ends with a barrier, so that it can be called again.
 template <class Operation>
-__device__ __forceinline__ float block_reduce(float x, Operation operation) {
+__device__ __forceinline__ float block_reduce(float x, Operation operation LLMC_SITE) {
     SHARED(float, partial, [warp_threads]);
     const unsigned warp = threadIdx.x / warp_threads, lane = threadIdx.x % warp_threads;
-    x = warp_reduce(x, operation);
+    x = warp_reduce(x, operation LLMC_PASS_SITE);
     if (lane == 0) partial[warp] = x;
-    __syncthreads();
-    x = warp_reduce(lane < blockDim.x / warp_threads ? partial[lane] : Operation::identity, operation);
-    __syncthreads();
+    __syncthreads(LLMC_PASS_ONLY_SITE);
+    x = warp_reduce(lane < blockDim.x / warp_threads ? partial[lane] : Operation::identity,
+                    operation LLMC_PASS_SITE);
+    __syncthreads(LLMC_PASS_ONLY_SITE);
     return x;
 }
-__device__ __forceinline__ float block_sum(float x) { return block_reduce(x, Sum{}); }
-__device__ __forceinline__ float block_maximum(float x) { return block_reduce(x, Maximum{}); }
+__device__ __forceinline__ float block_sum(float x LLMC_SITE) {
+    return block_reduce(x, Sum() LLMC_PASS_SITE);
+}
+__device__ __forceinline__ float block_maximum(float x LLMC_SITE) {
+    return block_reduce(x, Maximum() LLMC_PASS_SITE);
+}
 
 }  // namespace llmc::cuda
