@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <random>
-#include <regex>
+#include <string>
 #include <string_view>
 
 #include "dev/lab/gpu.h"
@@ -73,10 +73,11 @@ LaunchContext lab_context() {
 class GreatestNumber : public llmc::cuda::LaunchObserver {
   public:
     void launched(const llmc::cuda::LaunchRecord& record) override {
-        static const std::regex of_llmc("_ZN4llmc4cuda.*_kernel([0-9]+).*");
-        std::smatch found;
+        constexpr std::string_view name_end = "_kernel";
         const std::string symbol = simt::symbol_of(record.kernel);
-        if (std::regex_match(symbol, found, of_llmc)) value = std::max(value, std::stoi(found[1]));
+        const std::size_t place = symbol.find(name_end);
+        if (!symbol.starts_with("_ZN4llmc4cuda") || place == std::string::npos) return;
+        value = std::max(value, std::atoi(symbol.c_str() + place + name_end.size()));
     }
     int value = 0;
 };
