@@ -133,6 +133,13 @@ def test_is_measured_in_a_run(name, recompute, tmp_path):
     out = program.run(*options, "--pipeline-timeline", f"--out-dir={tmp_path / 'a'}", ranks=stages).stdout
     expected, measured, simulated = rows_of(out)
     assert "estimated" in expected[0]
+    # Said in the header and above each chart, on the terminal and in the picture.
+    note = "zb-h1 (all blocks recompute: in the order of 1f1b)"
+    is_noted = name == "zb-h1" and bool(recompute)
+    assert out.count(note) == (4 if is_noted else 0)
+    assert ((f"  pipeline    {note}; stages of 2 and 2 layers\n") in out) == is_noted
+    for file in (tmp_path / "a").glob("pipeline-*"):
+        assert (note in file.read_text()) == is_noted
     assert all(len(chart) == 1 + stages for chart in (expected, measured, simulated))
     step = int(re.search(r": measured in step ([2-5]), the median of 4 steps; clocks agree within ", measured[0]).group(1))
     chunks = stages * (2 if name == "interleaved" else 1)
