@@ -67,7 +67,7 @@ std::string pass_times_text(const RunPlan& plan, const MeasuredPipeline& measure
 
 std::vector<std::string> pipeline_files() {
     std::vector<std::string> files;
-    for (const std::string_view name : {measured_name, simulated_name}) {
+    for (const std::string_view name : {estimated_name, measured_name, simulated_name}) {
         for (const char* ending : {".svg", ".json"}) files.push_back(std::string(name) + ending);
     }
     return files;
@@ -82,7 +82,7 @@ void write_timeline(const std::filesystem::path& folder, std::string_view name, 
 void show_expected(Console& console, const RunPlan& plan, std::optional<double> peak,
                    const std::optional<std::filesystem::path>& folder) {
     const TitledTimeline expected = estimated_pipeline(plan, peak);
-    if (folder) write_timeline(*folder, simulated_name, expected);
+    if (folder) write_timeline(*folder, estimated_name, expected);
     console.chart(expected.timeline, expected.title);
 }
 
