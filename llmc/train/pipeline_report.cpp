@@ -41,8 +41,8 @@ TitledTimeline simulated_pipeline(const RunPlan& plan, const MeasuredPipeline& m
     const double total = measured.timeline.total();
     std::string title = fmt::format(
         "{}: simulated with the median times of passes; takes {:.3f} of the measured time, {:.3f} with each "
-        "pass's own",
-        schedule_text(plan), timeline.total() / total,
+        "step's means, {:.3f} with each pass's own",
+        schedule_text(plan), timeline.total() / total, measured.explained,
         replayed_timeline(spec, measured.passes).total() / total);
     return {std::move(timeline), std::move(title)};
 }

@@ -23,8 +23,8 @@ struct TitledTimeline {
 // As plan/pipeline_estimate.h has it, at the device's peak if that is known.
 TitledTimeline estimated_pipeline(const RunPlan& plan, std::optional<double> peak);
 TitledTimeline measured_pipeline(const RunPlan& plan, const MeasuredPipeline& measured);
-// The simulation of passes that take what they usually took. Its title says how much of the measured step that explains; and
-// how much the times of this step's own passes do, which lacks only what stages lose between passes.
+// The simulation of passes that take what they usually took. Its title says how much of the measured step that explains;
+// how much of each step its own means do; and how much the times of this step's own passes do, which lacks only what stages lose between passes.
 TitledTimeline simulated_pipeline(const RunPlan& plan, const MeasuredPipeline& measured);
 
 // What the passes of each chunk usually took: a table.
