@@ -1,6 +1,7 @@
 #include "llmc/parallel/measured_passes.h"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -91,11 +92,61 @@ double sending(const MeasuredPass& source, const MeasuredPass& taker) {
     return std::max(0.0, taker.arrived - std::max(source.end, taker.awaited));
 }
 
+double mean(std::vector<double>& values) {
+    return values.empty()
+               ? 0
+               : std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
 double median(std::vector<double>& values) {
     if (values.empty()) return 0;
     std::ranges::sort(values);
     const std::size_t middle = values.size() / 2;
     return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+// What passes of each chunk took, by one number of many: typical(all of them).
+using Typical = double (*)(std::vector<double>&);
+std::vector<PassTimes> typical_times(const PipelineSpec& spec,
+                                     std::span<const std::vector<MeasuredPass>> steps, Typical typical) {
+    const PassKind back = spec.splits_backward() ? PassKind::backward_input : PassKind::backward;
+    std::vector<PassTimes> times;
+    for (int chunk = 0; chunk < spec.chunks(); ++chunk) {
+        // Of the chunk's passes of a kind, in all steps: measured(pass, the passes of its step).
+        const auto all_of = [&](PassKind kind, const auto& measured) {
+            for (const std::vector<MeasuredPass>& passes : steps) {
+                for (int micro_batch = 0; micro_batch < spec.micro_batches; ++micro_batch)
+                    measured(Pass{kind, chunk, micro_batch}, passes);
+            }
+        };
+        const auto usual = [&](PassKind kind, const auto& length) {
+            std::vector<double> all;
+            all_of(kind, [&](const Pass& pass, const std::vector<MeasuredPass>& passes) {
+                all.push_back(length(passes[spec.index_of(pass)]));
+            });
+            return typical(all);
+        };
+        const auto whole = [](const MeasuredPass& pass) { return pass.end - pass.begin; };
+        const auto prepared = [](const MeasuredPass& pass) { return pass.prepared; };
+        // What was awaited late may have been on its way before.
+        std::vector<double> sent, sent_before;
+        for (const PassKind kind : {PassKind::forward, back}) {
+            all_of(kind, [&](const Pass& pass, const std::vector<MeasuredPass>& passes) {
+                const auto other = taker_of(spec, pass);
+                if (!other || spec.stage_of(other->chunk) == spec.stage_of(chunk)) return;
+                const MeasuredPass &source = passes[spec.index_of(pass)],
+                                   &taker = passes[spec.index_of(*other)];
+                (taker.awaited <= source.end ? sent : sent_before).push_back(sending(source, taker));
+            });
+        }
+        times.push_back(
+            {.forward = usual(PassKind::forward, whole),
+             .backward_input = usual(back, whole),
+             .backward_weight = spec.splits_backward() ? usual(PassKind::backward_weight, whole) : 0,
+             .communication = typical(sent.empty() ? sent_before : sent),
+             .backward_prepared = usual(back, prepared)});
+    }
+    return times;
 }
 
 }  // namespace
@@ -165,44 +216,13 @@ Timeline replayed_timeline(const PipelineSpec& spec, std::span<const MeasuredPas
 
 std::vector<PassTimes> usual_times(const PipelineSpec& spec,
                                    std::span<const std::vector<MeasuredPass>> steps) {
-    const PassKind back = spec.splits_backward() ? PassKind::backward_input : PassKind::backward;
-    std::vector<PassTimes> times;
-    for (int chunk = 0; chunk < spec.chunks(); ++chunk) {
-        // Of the chunk's passes of a kind, in all steps: measured(pass, the passes of its step).
-        const auto all_of = [&](PassKind kind, const auto& measured) {
-            for (const std::vector<MeasuredPass>& passes : steps) {
-                for (int micro_batch = 0; micro_batch < spec.micro_batches; ++micro_batch)
-                    measured(Pass{kind, chunk, micro_batch}, passes);
-            }
-        };
-        const auto usual = [&](PassKind kind, const auto& length) {
-            std::vector<double> all;
-            all_of(kind, [&](const Pass& pass, const std::vector<MeasuredPass>& passes) {
-                all.push_back(length(passes[spec.index_of(pass)]));
-            });
-            return median(all);
-        };
-        const auto whole = [](const MeasuredPass& pass) { return pass.end - pass.begin; };
-        const auto prepared = [](const MeasuredPass& pass) { return pass.prepared; };
-        // What was awaited late may have been on its way before.
-        std::vector<double> sent, sent_before;
-        for (const PassKind kind : {PassKind::forward, back}) {
-            all_of(kind, [&](const Pass& pass, const std::vector<MeasuredPass>& passes) {
-                const auto other = taker_of(spec, pass);
-                if (!other || spec.stage_of(other->chunk) == spec.stage_of(chunk)) return;
-                const MeasuredPass &source = passes[spec.index_of(pass)],
-                                   &taker = passes[spec.index_of(*other)];
-                (taker.awaited <= source.end ? sent : sent_before).push_back(sending(source, taker));
-            });
-        }
-        times.push_back(
-            {.forward = usual(PassKind::forward, whole),
-             .backward_input = usual(back, whole),
-             .backward_weight = spec.splits_backward() ? usual(PassKind::backward_weight, whole) : 0,
-             .communication = median(sent.empty() ? sent_before : sent),
-             .backward_prepared = usual(back, prepared)});
-    }
-    return times;
+    return typical_times(spec, steps, median);
+}
+
+double share_explained(const PipelineSpec& spec, std::span<const MeasuredPass> passes) {
+    const std::vector<std::vector<MeasuredPass>> steps = {{passes.begin(), passes.end()}};
+    const double measured = measured_timeline(spec, passes).total();
+    return simulate(spec, pipeline_passes(spec), typical_times(spec, steps, mean)).total() / measured;
 }
 
 }  // namespace llmc

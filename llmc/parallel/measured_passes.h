@@ -39,4 +39,9 @@ Timeline replayed_timeline(const PipelineSpec& spec, std::span<const MeasuredPas
 std::vector<PassTimes> usual_times(const PipelineSpec& spec,
                                    std::span<const std::vector<MeasuredPass>> steps);
 
+// How much of a step's time the simulation explains with what its passes of a chunk and kind took on average in that very
+// step: the share of the measured time. Where passes follow each other their sum counts, which means keep and medians do not;
+// and what slowed a whole step down is on both sides.
+double share_explained(const PipelineSpec& spec, std::span<const MeasuredPass> passes);
+
 }  // namespace llmc

@@ -4,6 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -24,11 +26,15 @@ bool fits_model(const MeshSizes& sizes, const GPTConfig& config) {
            (!sizes.sequence_parallel || config.sequence_length % sizes.tensor == 0);
 }
 
+// No size of a mesh is larger.
+std::int64_t largest_of(const MeshSizes& sizes, const GPTConfig& config) {
+    return std::min(sizes.processes.value_or(std::max(config.layers, config.heads)), largest_size);
+}
+
 // Those of one size with which the rest of the mesh fits.
 std::vector<std::int64_t> that_fit(MeshSizes sizes, Size size, const GPTConfig& config) {
-    const std::int64_t most =
-        std::min(sizes.processes.value_or(std::max(config.layers, config.heads)), largest_size);
     std::vector<std::int64_t> found;
+    const std::int64_t most = largest_of(sizes, config);
     for (std::int64_t candidate = 1; candidate <= most; ++candidate) {
         sizes.*size = candidate;
         if (fits(sizes, config)) found.push_back(candidate);
@@ -36,30 +42,42 @@ std::vector<std::int64_t> that_fit(MeshSizes sizes, Size size, const GPTConfig& 
     return found;
 }
 
-// "1, 2, 4 would"; where none does with the other size as it is, with that at 1.
-std::string what_would(MeshSizes sizes, Size size, const GPTConfig& config) {
-    const bool is_pipeline = size == &MeshSizes::pipeline;
-    const Size other = is_pipeline ? &MeshSizes::tensor : &MeshSizes::pipeline;
-    if (const auto found = that_fit(sizes, size, config); !found.empty())
-        return fmt::format("{} would", fmt::join(found, ", "));
-    sizes.*other = 1;
-    return fmt::format("{} would, with --{} 1", fmt::join(that_fit(sizes, size, config), ", "),
-                       is_pipeline ? "tensor-parallel" : "pipeline-parallel");
-}
-
-// The largest mesh of those processes whose sizes are no larger than those, as options.
-std::string what_they_would_do(const MeshSizes& sizes, const GPTConfig& config) {
-    MeshSizes best = sizes, tried = sizes;
-    best.pipeline = best.tensor = 1;
-    for (tried.pipeline = 1; tried.pipeline <= sizes.pipeline; ++tried.pipeline) {
-        for (tried.tensor = 1; tried.tensor <= sizes.tensor; ++tried.tensor) {
-            if (tried.pipeline * tried.tensor > best.pipeline * best.tensor && fits(tried, config))
-                best = tried;
+// The mesh of all processes that fits with sizes nearest to those, by how many times larger or smaller they are.
+MeshSizes nearest_that_fits(const MeshSizes& sizes, const GPTConfig& config) {
+    const auto distance = [&](const MeshSizes& mesh, Size size) {
+        return std::abs(std::log(static_cast<double>(mesh.*size) / static_cast<double>(sizes.*size)));
+    };
+    MeshSizes nearest = sizes, tried = sizes;
+    double least = std::numeric_limits<double>::infinity();
+    const std::int64_t most = largest_of(sizes, config);
+    for (tried.pipeline = 1; tried.pipeline <= most; ++tried.pipeline) {
+        for (tried.tensor = 1; tried.tensor <= most; ++tried.tensor) {
+            const double far = distance(tried, &MeshSizes::pipeline) + distance(tried, &MeshSizes::tensor);
+            if (far >= least || !fits(tried, config)) continue;
+            least = far;
+            nearest = tried;
         }
     }
+    return nearest;
+}
+
+// Of that mesh, the options that were given or are needed: " --pipeline-parallel 3 --tensor-parallel 2".
+std::string nearest_text(const MeshSizes& sizes, const GPTConfig& config) {
+    const MeshSizes nearest = nearest_that_fits(sizes, config);
     std::string text;
-    if (sizes.pipeline > 1) text += fmt::format(" --pipeline-parallel {}", best.pipeline);
-    if (sizes.tensor > 1) text += fmt::format(" --tensor-parallel {}", best.tensor);
+    if (sizes.pipeline > 1 || nearest.pipeline > 1)
+        text += fmt::format(" --pipeline-parallel {}", nearest.pipeline);
+    if (sizes.tensor > 1 || nearest.tensor > 1) text += fmt::format(" --tensor-parallel {}", nearest.tensor);
+    return text;
+}
+
+// "1, 2, 4 would"; where another mesh is nearer, or none does with the other size as it is, with that.
+std::string what_would(const MeshSizes& sizes, Size size, const GPTConfig& config) {
+    const Size other = size == &MeshSizes::pipeline ? &MeshSizes::tensor : &MeshSizes::pipeline;
+    const std::vector<std::int64_t> found = that_fit(sizes, size, config);
+    if (found.empty()) return "try" + nearest_text(sizes, config);
+    std::string text = fmt::format("{} would", fmt::join(found, ", "));
+    if (nearest_that_fits(sizes, config).*other != sizes.*other) text += ", or" + nearest_text(sizes, config);
     return text;
 }
 
@@ -73,7 +91,7 @@ std::string what_they_would_do(const MeshSizes& sizes, const GPTConfig& config) 
                                             sizes.pipeline, sizes.tensor, needed);
     user_error("{}, and there {}; start {}, as with mpirun -np {}, or try{}", what,
                there == 1 ? "is 1" : fmt::format("are {}", there), needed, needed,
-               what_they_would_do(sizes, config));
+               nearest_text(sizes, config));
 }
 
 std::string counted_processes(std::int64_t n) { return fmt::format("{} process{}", n, n == 1 ? "" : "es"); }

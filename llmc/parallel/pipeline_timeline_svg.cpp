@@ -18,7 +18,8 @@ constexpr double left = 84, right = 140, top = 92, bottom = 76;
 constexpr double row_height = 30, row_distance = 37;
 constexpr double narrowest = 760, widest = 2600;  // of the axis; between these, a pass has this width:
 constexpr double usual_pass = 24;
-constexpr double digit = 6.8;  // a digit's width, at 11 pixels
+constexpr double digit = 6.8;         // a digit's width, at 11 pixels
+constexpr double title_letter = 8.8;  // a letter's of the title, at 17, if most are small
 
 // Colours of the passes do for both backgrounds; all others change with it.
 constexpr std::string_view style = R"(
@@ -124,7 +125,8 @@ class Picture {
         double work = 0;
         for (int stage = 0; stage < timeline.stages; ++stage) work += timeline.work(stage);
         const double wanted = work > 0 ? total_ / (work / passes) * usual_pass : 0;
-        width_ = std::clamp(wanted, narrowest, widest);
+        const double of_title = 24 + static_cast<double>(title.size()) * title_letter - left;
+        width_ = std::clamp(std::max(wanted, of_title), narrowest, widest);
         floor_ = top + timeline.stages * row_distance;
     }
 

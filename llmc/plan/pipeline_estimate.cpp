@@ -1,5 +1,7 @@
 #include "llmc/plan/pipeline_estimate.h"
 
+#include <fmt/format.h>
+
 #include "llmc/parallel/build_step.h"
 #include "llmc/parallel/pipeline_partition.h"
 
@@ -52,6 +54,16 @@ std::vector<PassTimes> estimated_times(const RunPlan& plan, std::optional<double
 
 bool splits_backward(const RunPlan& plan, int chunk) {
     return plan.pipeline.splits_backward() && has_weight_part(plan.chunk(chunk), plan.spec.recompute);
+}
+
+std::string schedule_name(const RunPlan& plan) {
+    bool splits = false;
+    for (int chunk = 0; chunk < plan.pipeline.chunks(); ++chunk) splits |= splits_backward(plan, chunk);
+    const bool is_whole = plan.pipeline.splits_backward() && !splits;
+    return fmt::format("{}{}", name_of(plan.pipeline.schedule),
+                       is_whole ? fmt::format(" (all blocks recompute: in the order of {})",
+                                              name_of(PipelineSchedule::one_f_one_b))
+                                : "");
 }
 
 Timeline as_performed(const RunPlan& plan, const Timeline& timeline) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "llmc/parallel/pipeline_simulation.h"
@@ -20,6 +21,9 @@ std::vector<PassTimes> estimated_times(const RunPlan& plan, std::optional<double
 
 // Whether the backward passes of a chunk come in two parts: the schedule splits them, and something is left for the second.
 bool splits_backward(const RunPlan& plan, int chunk);
+// The schedule as it is performed: "1f1b", or of one that splits no backward pass, since all blocks recompute,
+// "zb-h1 (all blocks recompute: in the order of 1f1b)".
+std::string schedule_name(const RunPlan& plan);
 // A timeline of the plan's pipeline, without parts in which nothing is done.
 Timeline as_performed(const RunPlan& plan, const Timeline& timeline);
 

@@ -12,8 +12,9 @@ namespace llmc {
 namespace {
 
 // "interleaved, 4 stages of 2 chunks, 8 micro-batches"
-std::string schedule_text(const PipelineSpec& spec) {
-    return fmt::format("{}, {}{}, {}", name_of(spec.schedule), plural(spec.stages, "stage"),
+std::string schedule_text(const RunPlan& plan) {
+    const PipelineSpec& spec = plan.pipeline;
+    return fmt::format("{}, {}{}, {}", schedule_name(plan), plural(spec.stages, "stage"),
                        spec.virtual_stages > 1 ? fmt::format(" of {} chunks", spec.virtual_stages) : "",
                        plural(spec.micro_batches, "micro-batch", "es"));
 }
@@ -23,15 +24,15 @@ std::string schedule_text(const PipelineSpec& spec) {
 TitledTimeline estimated_pipeline(const RunPlan& plan, std::optional<double> peak) {
     const std::string how = peak ? "as if at the device's peak" : "one block's forward is the unit of time";
     return {estimated_timeline(plan, peak),
-            fmt::format("{}: estimated from the model's floating-point operations; {}",
-                        schedule_text(plan.pipeline), how)};
+            fmt::format("{}: estimated from the model's floating-point operations; {}", schedule_text(plan),
+                        how)};
 }
 
 TitledTimeline measured_pipeline(const RunPlan& plan, const MeasuredPipeline& measured) {
-    return {as_performed(plan, measured.timeline),
-            fmt::format("{}: measured in step {}, the median of {}; clocks agree within {}",
-                        schedule_text(plan.pipeline), measured.step, plural(measured.steps, "step"),
-                        human_seconds(measured.clock_error))};
+    return {
+        as_performed(plan, measured.timeline),
+        fmt::format("{}: measured in step {}, the median of {}; clocks agree within {}", schedule_text(plan),
+                    measured.step, plural(measured.steps, "step"), human_seconds(measured.clock_error))};
 }
 
 TitledTimeline simulated_pipeline(const RunPlan& plan, const MeasuredPipeline& measured) {
@@ -40,8 +41,8 @@ TitledTimeline simulated_pipeline(const RunPlan& plan, const MeasuredPipeline& m
     const double total = measured.timeline.total();
     std::string title = fmt::format(
         "{}: simulated with the median times of passes; takes {:.3f} of the measured time, {:.3f} with each "
-        "pass's own",
-        schedule_text(spec), timeline.total() / total,
+        "step's means, {:.3f} with each pass's own",
+        schedule_text(plan), timeline.total() / total, measured.explained,
         replayed_timeline(spec, measured.passes).total() / total);
     return {std::move(timeline), std::move(title)};
 }
@@ -66,7 +67,7 @@ std::string pass_times_text(const RunPlan& plan, const MeasuredPipeline& measure
 
 std::vector<std::string> pipeline_files() {
     std::vector<std::string> files;
-    for (const std::string_view name : {measured_name, simulated_name}) {
+    for (const std::string_view name : {estimated_name, measured_name, simulated_name}) {
         for (const char* ending : {".svg", ".json"}) files.push_back(std::string(name) + ending);
     }
     return files;
@@ -81,7 +82,7 @@ void write_timeline(const std::filesystem::path& folder, std::string_view name, 
 void show_expected(Console& console, const RunPlan& plan, std::optional<double> peak,
                    const std::optional<std::filesystem::path>& folder) {
     const TitledTimeline expected = estimated_pipeline(plan, peak);
-    if (folder) write_timeline(*folder, simulated_name, expected);
+    if (folder) write_timeline(*folder, estimated_name, expected);
     console.chart(expected.timeline, expected.title);
 }
 

@@ -23,15 +23,16 @@ struct TitledTimeline {
 // As plan/pipeline_estimate.h has it, at the device's peak if that is known.
 TitledTimeline estimated_pipeline(const RunPlan& plan, std::optional<double> peak);
 TitledTimeline measured_pipeline(const RunPlan& plan, const MeasuredPipeline& measured);
-// The simulation of passes that take what they usually took. Its title says how much of the measured step that explains; and
-// how much the times of this step's own passes do, which lacks only what stages lose between passes.
+// The simulation of passes that take what they usually took. Its title says how much of the measured step that explains;
+// how much of each step its own means do; and how much the times of this step's own passes do, which lacks only what stages lose between passes.
 TitledTimeline simulated_pipeline(const RunPlan& plan, const MeasuredPipeline& measured);
 
 // What the passes of each chunk usually took: a table.
 std::string pass_times_text(const RunPlan& plan, const MeasuredPipeline& measured);
 
-// The files of a run: the second takes the place of what was estimated when something has been measured.
-constexpr std::string_view measured_name = "pipeline-measured", simulated_name = "pipeline-simulated";
+// The files of a run: the first is there before it, the others when something has been measured.
+constexpr std::string_view estimated_name = "pipeline-estimated", measured_name = "pipeline-measured",
+                           simulated_name = "pipeline-simulated";
 std::vector<std::string> pipeline_files();
 // NAME.svg and NAME.json, a trace. UserError where they cannot be written.
 void write_timeline(const std::filesystem::path& folder, std::string_view name, const TitledTimeline& drawn);

@@ -102,8 +102,12 @@ std::optional<MeasuredPipeline> PipelineWatch::gather() {
     if (seen_.empty()) return std::nullopt;
     const std::vector<std::vector<MeasuredPass>> steps = passes_of_all();
     std::vector<Timeline> timelines;
-    for (const std::vector<MeasuredPass>& passes : steps)
+    std::vector<double> explained;
+    for (const std::vector<MeasuredPass>& passes : steps) {
         timelines.push_back(measured_timeline(plan_.pipeline, passes));
+        explained.push_back(share_explained(plan_.pipeline, passes));
+    }
+    std::ranges::sort(explained);
     std::vector<std::size_t> order(steps.size());
     std::iota(order.begin(), order.end(), 0);
     std::ranges::stable_sort(order, {}, [&](std::size_t i) { return timelines[i].total(); });
@@ -113,6 +117,7 @@ std::optional<MeasuredPipeline> PipelineWatch::gather() {
                             .timeline = std::move(timelines[typical]),
                             .steps = static_cast<int>(steps.size()),
                             .times = usual_times(plan_.pipeline, steps),
+                            .explained = explained[(explained.size() - 1) / 2],
                             .clock_error = clock_error_};
 }
 

@@ -22,6 +22,7 @@ struct MeasuredPipeline {
     Timeline timeline;                 // of these
     int steps = 0;                     // that were kept
     std::vector<PassTimes> times;      // what the passes of each chunk usually took
+    double explained = 1;              // of a step, by the simulation with its own means: the median of steps
     double clock_error = 0;            // seconds; by so much at most the stages' clocks differ
 };
 

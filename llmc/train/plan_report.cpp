@@ -40,7 +40,7 @@ void show_plan(const Options& options, const RunPlan& plan, Device& device, std:
         make_directory(folder);
         show_expected(console, plan, device.peak_flops(plan.spec.dtype), folder);
     });
-    console.note(fmt::format("drawn in {}/{}.svg, and as a trace in .json", folder.string(), simulated_name));
+    console.note(fmt::format("drawn in {}/{}.svg, and as a trace in .json", folder.string(), estimated_name));
 }
 
 }  // namespace llmc

@@ -9,6 +9,7 @@
 
 #include "llmc/core/text.h"
 #include "llmc/core/version.h"
+#include "llmc/plan/pipeline_estimate.h"
 #include "llmc/train/command_line.h"
 
 namespace llmc {
@@ -68,9 +69,9 @@ std::string pipeline_text(const RunPlan& plan) {
         const bool last = chunk + 1 == spec.chunks();
         layers += fmt::format("{}{}", chunk == 0 ? "" : last ? " and " : ", ", plan.chunk(chunk).blocks());
     }
-    return spec.virtual_stages == 1 ? fmt::format("{}; stages of {} layers", name_of(spec.schedule), layers)
-                                    : fmt::format("{}; chunks of {} layers, {} a stage",
-                                                  name_of(spec.schedule), layers, spec.virtual_stages);
+    return spec.virtual_stages == 1 ? fmt::format("{}; stages of {} layers", schedule_name(plan), layers)
+                                    : fmt::format("{}; chunks of {} layers, {} a stage", schedule_name(plan),
+                                                  layers, spec.virtual_stages);
 }
 
 // "embedding, layers 0 to 2, 6, head".

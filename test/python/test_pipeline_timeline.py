@@ -82,18 +82,18 @@ def test_is_expected_without_processes(name, tmp_path):
     out = program.run(*MODEL, *options, f"--pipeline-parallel={stages}", "--steps=0", "--pipeline-timeline", f"--out-dir={tmp_path}").stdout
     (title, *rows), = rows_of(out)
     assert title.startswith(f"{name}, {stages} stages") and "6 micro-batches: estimated" in title and len(rows) == stages
-    passes, about = drawn(tmp_path, "pipeline-simulated")
+    passes, about = drawn(tmp_path, "pipeline-estimated")
     assert about["title"] == title
     assert about["second_is"] == "block forwards" and re.search(r"^ +0 +\S+ block forwards$", out, re.M)
     check_passes(passes, kinds_of(name), stages, stages * (2 if name == "interleaved" else 1), 6)
     # One block's forward is the unit.
     _, begin, end = passes["forward", 1, 0]
     assert end - begin == pytest.approx(1e6 * 4 / stages / (2 if name == "interleaved" else 1))
-    assert {file.name for file in tmp_path.iterdir()} == {"pipeline-simulated.svg", "pipeline-simulated.json"}
+    assert {file.name for file in tmp_path.iterdir()} == {"pipeline-estimated.svg", "pipeline-estimated.json"}
     held = {"1f1b": "2, 1", "gpipe": "6, 6, 6, 6", "interleaved": "2.5, 1.5", "zb-h1": "2, 2"}[name]
     assert f"activations held at most, stage by stage: {held} micro-batches" in out
     assert about["peak_micro_batches_in_flight"] == [float(number) for number in held.split(", ")]
-    assert f"note: drawn in {tmp_path}/pipeline-simulated.svg" in out
+    assert f"note: drawn in {tmp_path}/pipeline-estimated.svg" in out
 
 
 def test_goes_where_results_go(tmp_path):
@@ -103,7 +103,7 @@ def test_goes_where_results_go(tmp_path):
     folders = list((tmp_path / "runs").iterdir())
     assert len(folders) == 2
     for folder in folders:
-        drawn(folder, "pipeline-simulated")
+        drawn(folder, "pipeline-estimated")
 
 
 def test_several_processes_draw_once(tmp_path):
@@ -133,6 +133,13 @@ def test_is_measured_in_a_run(name, recompute, tmp_path):
     out = program.run(*options, "--pipeline-timeline", f"--out-dir={tmp_path / 'a'}", ranks=stages).stdout
     expected, measured, simulated = rows_of(out)
     assert "estimated" in expected[0]
+    # Said in the header and above each chart, on the terminal and in the picture.
+    note = "zb-h1 (all blocks recompute: in the order of 1f1b)"
+    is_noted = name == "zb-h1" and bool(recompute)
+    assert out.count(note) == (4 if is_noted else 0)
+    assert ((f"  pipeline    {note}; stages of 2 and 2 layers\n") in out) == is_noted
+    for file in (tmp_path / "a").glob("pipeline-*"):
+        assert (note in file.read_text()) == is_noted
     assert all(len(chart) == 1 + stages for chart in (expected, measured, simulated))
     step = int(re.search(r": measured in step ([2-5]), the median of 4 steps; clocks agree within ", measured[0]).group(1))
     chunks = stages * (2 if name == "interleaved" else 1)
@@ -145,12 +152,16 @@ def test_is_measured_in_a_run(name, recompute, tmp_path):
     run = program.Run(tmp_path / "a")
     assert total(passes) < 1e3 * run.lines[step - 1]["step_ms"]
 
-    # What is simulated then is this schedule with these times, and takes the place of what was expected.
+    # What was expected is still there.
+    estimated, about = drawn(tmp_path / "a", "pipeline-estimated")
+    assert about["title"] == expected[0] and estimated.keys() == passes.keys()
+
+    # What is simulated then is this schedule with these times.
     again, about = drawn(tmp_path / "a", "pipeline-simulated")
     assert about["title"] == simulated[0] and again.keys() == passes.keys()
-    usual, own = re.search(r"with the median times of passes; takes (\S+) of the measured time, (\S+) with each pass's own$",
-                           simulated[0]).groups()
-    assert 0 < float(own) <= 1  # nothing takes longer than it took
+    usual, means, own = re.search(r"with the median times of passes; takes (\S+) of the measured time, (\S+) with each step's means, "
+                                  r"(\S+) with each pass's own$", simulated[0]).groups()
+    assert 0 < float(own) <= 1 and 0 < float(means) < 1.5  # nothing takes longer than it took
     assert total(again) / total(passes) == pytest.approx(float(usual), abs=6e-4)
     table = [line.split() for line in re.findall(r"^ +\d +\d(?: +\d+\.\d+)+$", out, re.M)]
     assert [(int(chunk), int(stage)) for chunk, stage, *_ in table] == [(chunk, chunk % stages) for chunk in range(chunks)]

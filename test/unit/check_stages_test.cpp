@@ -45,46 +45,6 @@ void expect_sound(const std::vector<StepSpec>& specs, Build build, std::string_v
     }
 }
 
-// Calls f with pipelines of 1 to 5 stages of 1 to 3 chunks.
-void for_all_pipelines(const std::function<void(const PipelineSpec&)>& f) {
-    for (const PipelineSchedule schedule : all_pipeline_schedules) {
-        const bool is_interleaved = schedule == PipelineSchedule::interleaved;
-        for (int p = is_interleaved ? 2 : 1; p <= 5; ++p) {
-            for (int v = is_interleaved ? 2 : 1; v <= (is_interleaved ? 3 : 1); ++v) {
-                for (const int m : {1, 2, 3, 5, 8, 12}) {
-                    if (is_interleaved && m % p != 0) continue;
-                    const PipelineSpec spec{
-                        .schedule = schedule, .stages = p, .virtual_stages = v, .micro_batches = m};
-                    SCOPED_TRACE(fmt::format("{}, {} stages of {} chunks, {} micro-batches",
-                                             name_of(schedule), p, v, m));
-                    f(spec);
-                }
-            }
-        }
-    }
-}
-
-// Calls f with every way to shard, reduce, round and recompute.
-void for_all_settings(const std::function<void(const StepSpec&)>& f) {
-    std::vector<Sharding> shardings = {{.shards = 1}};
-    for (int stage = 0; stage <= 3; ++stage) {
-        shardings.push_back({.stage = stage, .shards = 2});
-        if (stage > 0) shardings.push_back({.stage = stage, .shards = 2, .replicas = 2});
-    }
-    shardings.push_back({.stage = 3, .shards = 2, .prefetch_units = 0});
-    shardings.push_back({.stage = 3, .shards = 2, .prefetch_units = 3, .reshards_after_forward = false});
-    for (Sharding& sharding : shardings) {
-        for (const bool each : {false, true}) {
-            sharding.reduces_each_micro_batch = each;
-            f({.sharding = sharding});
-            f({.sharding = sharding, .recompute = {.kind = RecomputeKind::block}});
-            f({.sharding = sharding,
-               .rounds_gradients = true,
-               .recompute = {.kind = RecomputeKind::selective, .every = 2}});
-        }
-    }
-}
-
 TEST(Stages, AgreeInEverySchedule) {
     int checked = 0;
     for_all_pipelines([&](const PipelineSpec& pipeline) {

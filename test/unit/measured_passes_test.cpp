@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string>
 #include <vector>
@@ -175,6 +176,7 @@ TEST(MeasuredPasses, AreThoseOfTheSimulation) {
         ASSERT_EQ(measured.spans.size(), simulated.spans.size());
         EXPECT_EQ(measured.begin(), start);
         EXPECT_EQ(measured.total(), simulated.total());
+        EXPECT_EQ(share_explained(spec, passes), 1);
         for (int stage = 0; stage < spec.stages; ++stage)
             EXPECT_EQ(measured.work(stage), simulated.work(stage));
         // The simulation goes from stage to stage.
@@ -199,6 +201,17 @@ TEST(MeasuredPasses, OfAnUnevenStepAreThoseOfTheSimulationWithTheirOwnTimes) {
             }
         }
     }
+}
+
+// One after the other: their means add up to the step, however uneven they are.
+TEST(MeasuredPasses, ThatFollowEachOtherAreExplainedByTheirMeans) {
+    const PipelineSpec spec{.schedule = PipelineSchedule::naive, .stages = 3, .micro_batches = 5};
+    const std::vector<MeasuredPass> passes = run_through_lists(spec, 6, {}, true).passes();
+    EXPECT_NEAR(share_explained(spec, passes), 1, 1e-12);
+    const double by_medians = simulate(spec, pipeline_passes(spec),
+                                       usual_times(spec, std::vector<std::vector<MeasuredPass>>{passes}))
+                                  .total();
+    EXPECT_GT(std::abs(by_medians / measured_timeline(spec, passes).total() - 1), 0.01);
 }
 
 // What recomputes does not wait for the gradient: it is done before, and counts as if it were done behind.

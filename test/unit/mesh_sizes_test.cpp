@@ -23,9 +23,11 @@ std::string refusal(const MeshSizes& sizes, const GPTConfig& config = tiny) {
 
 TEST(MeshSizes, AdviceFitsProcessesHeadsAndLayersAtOnce) {
     EXPECT_EQ(refusal({.processes = 6, .pipeline = 2, .tensor = 2}),
-              "--tensor-parallel 2 does not divide the 3 processes of each stage; 1 would");
+              "--tensor-parallel 2 does not divide the 3 processes of each stage; 1 would, or "
+              "--pipeline-parallel 3 --tensor-parallel 2");
     EXPECT_EQ(refusal({.processes = 6, .pipeline = 2, .tensor = 3}),
-              "--tensor-parallel 3 does not divide the 4 heads (--heads); 1 would");
+              "--tensor-parallel 3 does not divide the 4 heads (--heads); 1 would, or --pipeline-parallel 3 "
+              "--tensor-parallel 2");
     EXPECT_EQ(refusal({.processes = 8, .pipeline = 2, .tensor = 3}),
               "--tensor-parallel 3 does not divide the 4 heads (--heads); 1, 2, 4 would");
     EXPECT_EQ(refusal({.processes = 6, .pipeline = 4}),
@@ -39,7 +41,8 @@ TEST(MeshSizes, AdviceFitsProcessesHeadsAndLayersAtOnce) {
               "--pipeline-parallel 3 does not divide the 8 processes; 1, 2 would");
     // No number of stages does with this number of tensor-parallel ranks.
     EXPECT_EQ(refusal({.processes = 9, .pipeline = 4, .tensor = 2}),
-              "--pipeline-parallel 4 does not divide the 9 processes; 1, 3 would, with --tensor-parallel 1");
+              "--pipeline-parallel 4 does not divide the 9 processes; try --pipeline-parallel 3 "
+              "--tensor-parallel 1");
     GPTConfig odd = tiny;
     odd.sequence_length = 6;
     EXPECT_EQ(refusal({.processes = 4, .tensor = 3, .sequence_parallel = true}, odd),
@@ -77,6 +80,21 @@ TEST(MeshSizes, OfAnyNumberOfProcesses) {
     EXPECT_NE(refusal({.tensor = 3}, absurd).find("1, 2, 4, 8,"), std::string::npos);
 }
 
+// A mesh that is named by its options.
+void expect_advice_fits(MeshSizes sizes) {
+    const std::string text = refusal(sizes), start = text.substr(0, text.find(';') + 1);
+    const auto named = [&](const std::string& option, std::int64_t& size) {
+        const auto found = text.find(option, start.size());
+        if (found != std::string::npos) size = std::stoll(text.substr(found + option.size()));
+        return found != std::string::npos;
+    };
+    const bool stages = named("--pipeline-parallel ", sizes.pipeline),
+               ranks = named("--tensor-parallel ", sizes.tensor);
+    if (stages || ranks) {
+        EXPECT_TRUE(fits(sizes, tiny)) << text;
+    }
+}
+
 // Whatever is refused, what the message advises is not; and what fits is not refused.
 TEST(MeshSizes, ThatFitAreNotRefused) {
     for (int processes = 1; processes <= 12; ++processes)
@@ -84,6 +102,7 @@ TEST(MeshSizes, ThatFitAreNotRefused) {
             for (int tensor = 1; tensor <= 6; ++tensor) {
                 const MeshSizes sizes{.processes = processes, .pipeline = pipeline, .tensor = tensor};
                 EXPECT_EQ(refusal(sizes).empty(), fits(sizes, tiny));
+                expect_advice_fits(sizes);
                 EXPECT_EQ(fits(sizes, tiny),
                           processes % (pipeline * tensor) == 0 && pipeline <= 4 && 4 % tensor == 0);
             }

@@ -148,6 +148,19 @@ TEST(PipelineEstimate, LayersAreBalancedWithTheirRecompute) {
         EXPECT_LT(chosen, estimated_timeline(plan(other), std::nullopt).total());
 }
 
+TEST(PipelineEstimate, NamesTheScheduleAsItIsPerformed) {
+    const auto name = [](PipelineSchedule schedule, const Recompute& recompute) {
+        return schedule_name(plan_of(schedule, 1, recompute));
+    };
+    using enum PipelineSchedule;
+    for (const RecomputeKind kind : {RecomputeKind::selective, RecomputeKind::block}) {
+        EXPECT_EQ(name(zb_h1, {.kind = kind}), "zb-h1 (all blocks recompute: in the order of 1f1b)");
+        EXPECT_EQ(name(zb_h1, {.kind = kind, .every = 2}), "zb-h1");
+        EXPECT_EQ(name(gpipe, {.kind = kind}), "gpipe");
+    }
+    EXPECT_EQ(name(zb_h1, {}), "zb-h1");
+}
+
 TEST(PipelineEstimate, SaysItsUnit) {
     const RunPlan plan = plan_of(PipelineSchedule::one_f_one_b, 1);
     const Timeline blocks = estimated_timeline(plan, std::nullopt), seconds = estimated_timeline(plan, 1e9);

@@ -1,5 +1,5 @@
 // What the plan of a pipeline holds and sends, by the formulas of those who wrote the schedules: memory per stage and arena,
-// bytes between stages.
+// on tensor-parallel ranks too, and bytes between stages.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "llmc/core/error.h"
-#include "llmc/model/head.h"
 #include "llmc/model/units.h"
 #include "llmc/plan/run_plan.h"
 
@@ -24,6 +23,9 @@ constexpr GPTConfig gpt2{
 constexpr std::int64_t B = 2, T = gpt2.sequence_length, C = gpt2.channels, NH = gpt2.heads;
 constexpr std::int64_t element = 2;  // bytes of bf16
 constexpr std::int64_t activation = B * T * C * element, row = B * T * 4;
+// One rank has all, or ranks share each layer, and with sequence parallelism the tokens between products.
+constexpr std::array<TensorSplit, 5> splits{{{1, false}, {2, false}, {2, true}, {4, false}, {4, true}}};
+
 class PipelinePlans : public testing::Test {
   protected:
     RunPlan plan(RunSpec spec, int stage) {
@@ -42,7 +44,10 @@ class PipelinePlans : public testing::Test {
                                              micro_batches));
                     const RunSpec spec{.config = gpt2,
                                        .dtype = DType::bf16,
-                                       .mesh = {.pipeline = stages, .sharding = sharding},
+                                       .mesh = {.pipeline = stages,
+                                                .tensor = split.ranks,
+                                                .sequence_parallel = split.sequence_parallel,
+                                                .sharding = sharding},
                                        .pipeline_schedule = schedule,
                                        .virtual_stages = is_interleaved ? 2 : 1,
                                        .recompute = recompute,
@@ -56,7 +61,18 @@ class PipelinePlans : public testing::Test {
         }
     }
 
+    // The same on each split.
+    void for_all_splits(const std::function<void(const std::vector<RunPlan>&)>& f,
+                        const Recompute& recompute = {}) {
+        for (const TensorSplit& of : splits) {
+            SCOPED_TRACE(fmt::format("{} tensor ranks, tokens divided: {}", of.ranks, of.sequence_parallel));
+            split = of;
+            for_all(f, recompute);
+        }
+    }
+
     Sharding sharding{};
+    TensorSplit split{};
 
   private:
     std::unique_ptr<Device> device_ = make_cpu_device(1);
@@ -108,33 +124,56 @@ std::int64_t bytes(const RunPlan& plan, ArenaKind arena) {
     return static_cast<std::int64_t>(plan.memory.bytes(arena));
 }
 
-// Of a block, beside its input: two layernorms (C), Q, K and V (3C), attention, the sum behind it, the MLP before and behind
-// GELU (4C each), its output; means and reciprocal deviations, and the log-sum-exp of each head.
-constexpr std::int64_t kept = 16 * activation + 4 * row + NH * row;
-// Selective recompute keeps neither layernorms nor GELU.
-constexpr std::int64_t made_again = 6 * activation;
+// What of a rank is shared among tensor-parallel ranks; and what lies between products, where only tokens are.
+struct Sizes {
+    explicit Sizes(const TensorSplit& split)
+        : tensor(split.ranks),
+          tokens(split.sequence_parallel ? split.ranks : 1),
+          vocabulary(round_up(gpt2.vocabulary, 128 * tensor) / tensor) {}
 
-// Zero-bubble schedules keep the gradients of a block's outputs from the first part of its backward pass to the second: of the layernorms, Q, K and V, both projections, the MLP.
-constexpr std::int64_t kept_for_weights = (1 + 3 + 1 + 1 + 4 + 1) * activation;
+    std::int64_t tensor, tokens;
+    std::int64_t vocabulary;  // columns of the logits
+    std::int64_t stream = activation / tokens, own_row = row / tokens;
+
+    // Of a block, beside its input: two layernorms (C), Q, K and V (3C), attention, the sum behind it, the MLP before and
+    // behind GELU (4C each), its output; means and reciprocal deviations, and the log-sum-exp of each head.
+    std::int64_t kept = 4 * stream + 12 * activation / tensor + 4 * own_row + NH / tensor * row;
+    // Selective recompute keeps neither layernorms nor GELU.
+    std::int64_t made_again = 2 * stream + 4 * activation / tensor;
+    // Zero-bubble schedules keep the gradients of a block's outputs from the first part of its backward pass to the second: of
+    // the layernorms, both projections; Q, K and V, the MLP.
+    std::int64_t kept_for_weights = 4 * stream + (3 + 4) * activation / tensor;
+    // Of a block under way: a product's addend or input, Q, K and V, the MLP; and what ranks have of each other's tokens.
+    std::int64_t gathered = tokens > 1 ? activation : 0;
+    std::int64_t scratch = activation + (3 + 4) * activation / tensor + gathered;
+
+    // Layernorm's output, its statistics and what flows back to it, losses, some rows of logits; where ranks have some of the
+    // columns, what they tell each other of each row: a maximum, a sum and the target's logit; and for generation a whole row.
+    std::int64_t head(std::int64_t logits_bytes) const {
+        const std::int64_t rows =
+            std::clamp<std::int64_t>(logits_bytes / (vocabulary * element) / 128 * 128, 1, B * T);
+        const std::int64_t told =
+            tensor > 1 ? round_up(tensor * rows * 3 * 4, 256) + tensor * vocabulary * element : 0;
+        return stream + 2 * own_row + activation + row + rows * vocabulary * element + told + gathered;
+    }
+};
 
 std::int64_t activations_of(const RunPlan& plan, int stage, std::int64_t of_block) {
+    const Sizes sizes(plan.spec.mesh.split());
     PipelineSpec spec = plan.pipeline;
     // Blocks recompute all or none.
     if (spec.splits_backward() && plan.part().recomputes_any(plan.spec.recompute))
         spec.schedule = PipelineSchedule::one_f_one_b;
     const int slots = slots_of(spec, stage);
     const std::int64_t blocks = plan.part().most_blocks_of_a_chunk();
-    std::int64_t sum = slots * (blocks * of_block + activation);  // with each chunk's input
-    sum += (tokens_of(spec, stage) + 1) * 2 * row;                // and those of the next micro-batch
+    std::int64_t sum = slots * (blocks * of_block + sizes.stream);  // with each chunk's input
+    sum += (tokens_of(spec, stage) + 1) * 2 * row;                  // and those of the next micro-batch
     // Of micro-batches between the two parts of their backward passes.
-    if (spec.splits_backward()) sum += std::min(spec.micro_batches, stage + 1) * blocks * kept_for_weights;
-    sum += 8 * activation;  // of a block under way
-    sum += activation;      // the gradient that is computed with
-    if (plan.part().has_head()) {
-        const std::int64_t rows =
-            head_rows({.config = gpt2, .batch = B, .dtype = DType::bf16}, plan.spec.logits_bytes);
-        sum += 2 * activation + 3 * row + rows * gpt2.padded_vocabulary() * element;
-    }
+    if (spec.splits_backward())
+        sum += std::min(spec.micro_batches, stage + 1) * blocks * sizes.kept_for_weights;
+    sum += sizes.scratch;
+    sum += sizes.stream;  // the gradient that is computed with
+    if (plan.part().has_head()) sum += sizes.head(static_cast<std::int64_t>(plan.spec.logits_bytes));
     std::int64_t norm_blocks = 0;
     for (const UnitLayout& unit : plan.store.units)
         norm_blocks += unit.padded_elements(plan.spec.mesh.data_ranks()) / norm_block_elements;
@@ -142,11 +181,11 @@ std::int64_t activations_of(const RunPlan& plan, int stage, std::int64_t of_bloc
 }
 
 TEST_F(PipelinePlans, ActivationsAreThoseInFlight) {
-    for_all([](const std::vector<RunPlan>& plans) {
+    for_all_splits([&](const std::vector<RunPlan>& plans) {
         for (int stage = 0; stage < std::ssize(plans); ++stage) {
             const RunPlan& plan = plans[static_cast<std::size_t>(stage)];
             EXPECT_EQ(plan.activations.slots.size(), slots_of(plan.pipeline, stage)) << "stage " << stage;
-            EXPECT_EQ(bytes(plan, ArenaKind::activations), activations_of(plan, stage, kept))
+            EXPECT_EQ(bytes(plan, ArenaKind::activations), activations_of(plan, stage, Sizes(split).kept))
                 << "stage " << stage;
         }
     });
@@ -166,7 +205,7 @@ TEST_F(PipelinePlans, OneForwardOneBackwardHoldsNoMoreForMoreMicroBatches) {
                      ArenaKind::activations);
     };
     using enum PipelineSchedule;
-    const std::int64_t slot = 3 * kept + activation;
+    const std::int64_t slot = 3 * Sizes({}).kept + activation;
     EXPECT_EQ(activations(one_f_one_b, 4, 0), activations(one_f_one_b, 64, 0));
     EXPECT_EQ(activations(one_f_one_b, 4, 0), activations(gpipe, 4, 0));
     // And the tokens of each.
@@ -177,37 +216,32 @@ TEST_F(PipelinePlans, OneForwardOneBackwardHoldsNoMoreForMoreMicroBatches) {
 
 TEST_F(PipelinePlans, RecomputeKeepsLessOfEachInFlight) {
     // What blocks make again is there once.
-    for_all(
-        [](const std::vector<RunPlan>& plans) {
-            for (int stage = 0; stage < std::ssize(plans); ++stage) {
-                const RunPlan& plan = plans[static_cast<std::size_t>(stage)];
-                EXPECT_EQ(bytes(plan, ArenaKind::activations),
-                          activations_of(plan, stage, kept - made_again) + made_again)
-                    << "stage " << stage;
-            }
-        },
-        {.kind = RecomputeKind::selective});
-    for_all(
-        [](const std::vector<RunPlan>& plans) {
-            for (int stage = 0; stage < std::ssize(plans); ++stage) {
-                const RunPlan& plan = plans[static_cast<std::size_t>(stage)];
-                EXPECT_EQ(bytes(plan, ArenaKind::activations),
-                          activations_of(plan, stage, activation) + kept - activation)
-                    << "stage " << stage;
-            }
-        },
-        {.kind = RecomputeKind::block});
+    const auto expect = [&](RecomputeKind kind, const std::function<std::int64_t(const Sizes&)>& lost) {
+        for_all_splits(
+            [&](const std::vector<RunPlan>& plans) {
+                const Sizes sizes(split);
+                for (int stage = 0; stage < std::ssize(plans); ++stage) {
+                    const RunPlan& plan = plans[static_cast<std::size_t>(stage)];
+                    EXPECT_EQ(bytes(plan, ArenaKind::activations),
+                              activations_of(plan, stage, sizes.kept - lost(sizes)) + lost(sizes))
+                        << "stage " << stage;
+                }
+            },
+            {.kind = kind});
+    };
+    expect(RecomputeKind::selective, [](const Sizes& sizes) { return sizes.made_again; });
+    expect(RecomputeKind::block, [](const Sizes& sizes) { return sizes.kept - sizes.stream; });
 }
 
 // An input that is received ahead, and two gradients: one is received and one is sent beside that which is computed with.
 TEST_F(PipelinePlans, TheirOwnArenaHoldsWhatIsReceivedAndSent) {
-    for_all([](const std::vector<RunPlan>& plans) {
+    for_all_splits([&](const std::vector<RunPlan>& plans) {
         for (int stage = 0; stage < std::ssize(plans); ++stage) {
             const RunPlan& plan = plans[static_cast<std::size_t>(stage)];
             const PipelineSpec& spec = plan.pipeline;
             const bool beside = receives_beside(spec, stage, slots_of(spec, stage));
             const std::int64_t gradients = std::min(2, spec.micro_batches * spec.virtual_stages - 1);
-            EXPECT_EQ(bytes(plan, ArenaKind::pipeline), (gradients + (beside ? 1 : 0)) * activation)
+            EXPECT_EQ(bytes(plan, ArenaKind::pipeline), (gradients + (beside ? 1 : 0)) * Sizes(split).stream)
                 << "stage " << stage;
         }
     });
@@ -220,16 +254,31 @@ TEST_F(PipelinePlans, TheirOwnArenaHoldsWhatIsReceivedAndSent) {
 
 // ---- parameters
 
-// Elements of a unit with those of its shards.
+// Elements of a unit with those of its shards. Tensors begin at a multiple of 128 elements; what tensor-parallel ranks share,
+// and behind it what each has whole, in norm blocks of their own, of which shards have whole ones.
 std::int64_t elements(const RunPlan& plan, int unit) {
-    return plan.store.units[static_cast<std::size_t>(unit)].padded_elements(plan.spec.mesh.data_ranks());
+    const std::int64_t tensor = plan.spec.mesh.tensor, layers = gpt2.layers;
+    std::int64_t shared = 0, whole = 0;
+    if (unit == wte_unit) {
+        shared = Sizes(plan.spec.mesh.split()).vocabulary * C;
+    } else if (unit == wpe_unit) {
+        whole = T * C;
+    } else if (unit == ln_f_unit(static_cast<int>(layers))) {
+        whole = 2 * C;
+    } else {
+        for (const std::int64_t size : {3 * C * C, 3 * C, C * C, 4 * C * C, 4 * C, 4 * C * C})
+            shared += round_up(size / tensor, 128);
+        whole = 6 * C;  // layernorms, and the biases of sums
+    }
+    if (tensor > 1) shared = round_up(shared, norm_block_elements);
+    return round_up(shared + whole, norm_block_elements * plan.spec.mesh.data_ranks());
 }
 
 TEST_F(PipelinePlans, StateIsThatOfTheStagesUnits) {
     for (int zero = 0; zero <= 3; ++zero) {
         SCOPED_TRACE(fmt::format("stage {} of ZeRO", zero));
         sharding = {.stage = zero, .shards = 4, .reduces_each_micro_batch = zero >= 2};
-        for_all([&](const std::vector<RunPlan>& plans) {
+        for_all_splits([&](const std::vector<RunPlan>& plans) {
             for (const RunPlan& plan : plans) {
                 std::int64_t all = 0, outside_blocks = 0;
                 for (int unit = 0; unit <= ln_f_unit(12); ++unit) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -21,11 +22,24 @@ namespace {
 using enum RecomputeKind;
 using enum PipelineSchedule;
 
-constexpr GPTConfig config{.layers = 8, .heads = 2, .channels = 64, .sequence_length = 64, .vocabulary = 256};
-// Of a sequence, in fp32, every tensor a whole number of 256 bytes: the residual stream; a number a token.
-constexpr std::int64_t stream = 64 * 64 * 4, row = 64 * 4;
-// Of a block beside its input, its output included (block.h).
-constexpr std::int64_t kept = 16 * stream + 4 * row + 2 * row;
+constexpr GPTConfig config{
+    .layers = 8, .heads = 4, .channels = 64, .sequence_length = 256, .vocabulary = 256};
+
+// Of a sequence, in fp32, every tensor a whole number of 256 bytes.
+struct Sizes {
+    explicit Sizes(const TensorSplit& split)
+        : tensor(split.ranks), tokens(split.sequence_parallel ? split.ranks : 1) {}
+
+    std::int64_t tensor, tokens;
+    std::int64_t whole = 256 * 64 * 4;                     // the residual stream of all tokens
+    std::int64_t stream = whole / tokens;                  // and of a rank's own
+    std::int64_t row = 256 * 4 / tokens;                   // a number a token
+    std::int64_t heads = config.heads * 256 * 4 / tensor;  // and of each head
+    // Of a block beside its input, its output included (block.h).
+    std::int64_t kept = 4 * stream + 12 * whole / tensor + 4 * row + heads;
+    std::int64_t light = 2 * stream + 4 * whole / tensor;  // what selective recompute does not keep
+    std::int64_t output_gradients = 4 * stream + 7 * whole / tensor;
+};
 
 class PipelinesThatRecompute : public testing::Test {
   protected:
@@ -36,22 +50,34 @@ class PipelinesThatRecompute : public testing::Test {
         std::string each;
         for (int chunk = 0; chunk < chunks; ++chunk)
             each += fmt::format("{}{}", chunk > 0 ? "," : "", layers / chunks);
-        RunSpec spec{.config = config,
-                     .mesh = {.pipeline = stages},
-                     .pipeline_schedule = schedule,
-                     .virtual_stages = virtual_stages,
-                     .pipeline_layers = each,
-                     .recompute = recompute,
-                     .global_batch_tokens = micro_batches * config.sequence_length,
-                     .micro_batch_sequences = 1};
+        RunSpec spec{
+            .config = config,
+            .mesh = {.pipeline = stages, .tensor = split.ranks, .sequence_parallel = split.sequence_parallel},
+            .pipeline_schedule = schedule,
+            .virtual_stages = virtual_stages,
+            .pipeline_layers = each,
+            .recompute = recompute,
+            .global_batch_tokens = micro_batches * config.sequence_length,
+            .micro_batch_sequences = 1};
         spec.config.layers = layers;
         std::vector<RunPlan> all;
         for (int stage = 0; stage < stages; ++stage) {
-            spec.mesh.rank = stage;
+            spec.mesh.rank = spec.mesh.rank_of(stage, 0, 0);
             all.push_back(plan_run(spec, device_->ops(), 0));
         }
         return all;
     }
+
+    // On one rank, and on ranks that share each layer.
+    void for_all_splits(const std::function<void(const Sizes&)>& f) {
+        for (const TensorSplit& of : {TensorSplit{}, {2, false}, {2, true}, {4, false}, {4, true}}) {
+            SCOPED_TRACE(fmt::format("{} tensor ranks, tokens divided: {}", of.ranks, of.sequence_parallel));
+            split = of;
+            f(Sizes(of));
+        }
+    }
+
+    TensorSplit split{};
 
   private:
     std::unique_ptr<Device> device_ = make_cpu_device(1);
@@ -80,80 +106,86 @@ std::int64_t times(const RunPlan& plan, ActionKind kind, int block) {
 
 // The last of every four blocks of the model, whose stages have two each: a stage's own number 4 there is none.
 TEST_F(PipelinesThatRecompute, BlocksByTheirNumberInTheModel) {
-    constexpr int m = 4;
-    for (const RecomputeKind kind : {selective, block}) {
-        const std::vector<RunPlan> with = plans(gpipe, 4, 1, m, {.kind = kind, .every = 4}),
-                                   without = plans(gpipe, 4, 1, m, {});
-        const std::int64_t shared = kind == selective ? 6 * stream : kept - stream;
-        for (int stage = 0; stage < 4; ++stage) {
-            SCOPED_TRACE(fmt::format("{}, stage {}", name_of(kind), stage));
-            const RunPlan& plan = with[static_cast<std::size_t>(stage)];
-            const bool recomputes = stage == 1 || stage == 3;
-            for (int number = 2 * stage; number < 2 * stage + 2; ++number) {
-                // The forward pass that comes last is of another micro-batch than the first backward pass.
-                EXPECT_EQ(times(plan, ActionKind::recompute, number), number % 4 == 3 ? m : 0);
+    for_all_splits([&](const Sizes& sizes) {
+        constexpr int m = 4;
+        for (const RecomputeKind kind : {selective, block}) {
+            const std::vector<RunPlan> with = plans(gpipe, 4, 1, m, {.kind = kind, .every = 4}),
+                                       without = plans(gpipe, 4, 1, m, {});
+            const std::int64_t shared = kind == selective ? sizes.light : sizes.kept - sizes.stream;
+            for (int stage = 0; stage < 4; ++stage) {
+                SCOPED_TRACE(fmt::format("{}, stage {}", name_of(kind), stage));
+                const RunPlan& plan = with[static_cast<std::size_t>(stage)];
+                const bool recomputes = stage == 1 || stage == 3;
+                for (int number = 2 * stage; number < 2 * stage + 2; ++number) {
+                    // The forward pass that comes last is of another micro-batch than the first backward pass.
+                    EXPECT_EQ(times(plan, ActionKind::recompute, number), number % 4 == 3 ? m : 0);
+                }
+                EXPECT_EQ(activations_of(without[static_cast<std::size_t>(stage)]) - activations_of(plan),
+                          recomputes ? (m - 1) * shared : 0);
+                EXPECT_EQ(to_string(plan.training, std::vector<std::string>(12)).find("recompute ") !=
+                              std::string::npos,
+                          recomputes);
             }
-            EXPECT_EQ(activations_of(without[static_cast<std::size_t>(stage)]) - activations_of(plan),
-                      recomputes ? (m - 1) * shared : 0);
-            EXPECT_EQ(to_string(plan.training, std::vector<std::string>(12)).find("recompute ") !=
-                          std::string::npos,
-                      recomputes);
         }
-    }
+    });
 }
 
 // Chunks of one block, of which every second is made again: on an even number of stages all of a stage's or none, on an odd
 // number some of each stage's, in slots of their own.
 TEST_F(PipelinesThatRecompute, ChunksThatKeepDifferentBlocks) {
-    const Recompute second{.kind = block, .every = 2};
-    for (const auto& [stages, layers] : {std::pair{2, 4}, {3, 6}}) {
-        for (const RunPlan& plan : plans(interleaved, stages, 2, 2 * stages, second, layers)) {
-            SCOPED_TRACE(fmt::format("{} stages, stage {}", stages, plan.spec.mesh.stage()));
-            std::int64_t expected = 0;
-            for (int slot = 0; slot < std::ssize(plan.activations.slots); ++slot) {
-                std::vector<int> of_slot;
-                for (const Action& action : plan.training.actions) {
-                    if (action.slot == slot && action.part.kind == PartKind::block &&
-                        action.micro_batch >= 0 && action.stream == StreamKind::compute)
-                        of_slot.push_back(action.part.block % 2);
+    for_all_splits([&](const Sizes& sizes) {
+        const Recompute second{.kind = block, .every = 2};
+        for (const auto& [stages, layers] : {std::pair{2, 4}, {3, 6}}) {
+            for (const RunPlan& plan : plans(interleaved, stages, 2, 2 * stages, second, layers)) {
+                SCOPED_TRACE(fmt::format("{} stages, stage {}", stages, plan.spec.mesh.stage()));
+                std::int64_t expected = 0;
+                for (int slot = 0; slot < std::ssize(plan.activations.slots); ++slot) {
+                    std::vector<int> of_slot;
+                    for (const Action& action : plan.training.actions) {
+                        if (action.slot == slot && action.part.kind == PartKind::block &&
+                            action.micro_batch >= 0 && action.stream == StreamKind::compute)
+                            of_slot.push_back(action.part.block % 2);
+                    }
+                    ASSERT_FALSE(of_slot.empty());
+                    EXPECT_EQ(std::ranges::count(of_slot, of_slot.front()), std::ssize(of_slot));
+                    expected += of_slot.front() == 1 ? sizes.stream : sizes.kept;
                 }
-                ASSERT_FALSE(of_slot.empty());
-                EXPECT_EQ(std::ranges::count(of_slot, of_slot.front()), std::ssize(of_slot));
-                expected += of_slot.front() == 1 ? stream : kept;
-            }
-            EXPECT_EQ(bytes_named(plan, "slot "), expected);
-            const bool any = stages == 3 || plan.spec.mesh.stage() == 1;
-            EXPECT_EQ(bytes_named(plan, "recomputed."), any ? kept - stream : 0);
-            for (const Chunk& chunk : plan.part().chunks) {
-                // The last block's backward pass follows its forward pass.
-                EXPECT_EQ(times(plan, ActionKind::recompute, chunk.first_block) > 0,
-                          chunk.first_block % 2 == 1 && !chunk.has_head);
+                EXPECT_EQ(bytes_named(plan, "slot "), expected);
+                const bool any = stages == 3 || plan.spec.mesh.stage() == 1;
+                EXPECT_EQ(bytes_named(plan, "recomputed."), any ? sizes.kept - sizes.stream : 0);
+                for (const Chunk& chunk : plan.part().chunks) {
+                    // The last block's backward pass follows its forward pass.
+                    EXPECT_EQ(times(plan, ActionKind::recompute, chunk.first_block) > 0,
+                              chunk.first_block % 2 == 1 && !chunk.has_head);
+                }
             }
         }
-    }
+    });
 }
 
 // ZB-H1: stage s has gradients of outputs of s + 1 micro-batches at once, of blocks that do not recompute.
 TEST_F(PipelinesThatRecompute, OutputGradientsAreThoseBetweenTheTwoParts) {
-    for (const int m : {1, 3, 8, 20}) {
-        for (const Recompute recompute :
-             {Recompute{}, Recompute{.kind = block, .every = 2}, {.kind = selective}}) {
-            for (const RunPlan& plan : plans(zb_h1, 8, 1, m, recompute, 16)) {
-                const int stage = plan.spec.mesh.stage();
-                SCOPED_TRACE(fmt::format("{} micro-batches, stage {}", m, stage));
-                int open = 0, most = 0;
-                const std::vector<std::vector<Pass>> passes = pipeline_passes(plan.pipeline);
-                for (const Pass& pass : passes[static_cast<std::size_t>(stage)]) {
-                    if (pass.kind == PassKind::backward_input) most = std::max(most, ++open);
-                    if (pass.kind == PassKind::backward_weight) --open;
+    for_all_splits([&](const Sizes& sizes) {
+        for (const int m : {1, 3, 8, 20}) {
+            for (const Recompute recompute :
+                 {Recompute{}, Recompute{.kind = block, .every = 2}, {.kind = selective}}) {
+                for (const RunPlan& plan : plans(zb_h1, 8, 1, m, recompute, 16)) {
+                    const int stage = plan.spec.mesh.stage();
+                    SCOPED_TRACE(fmt::format("{} micro-batches, stage {}", m, stage));
+                    int open = 0, most = 0;
+                    const std::vector<std::vector<Pass>> passes = pipeline_passes(plan.pipeline);
+                    for (const Pass& pass : passes[static_cast<std::size_t>(stage)]) {
+                        if (pass.kind == PassKind::backward_input) most = std::max(most, ++open);
+                        if (pass.kind == PassKind::backward_weight) --open;
+                    }
+                    EXPECT_EQ(most, std::min(m, stage + 1));
+                    const int blocks = recompute.kind == none ? 2 : recompute.kind == block ? 1 : 0;
+                    EXPECT_EQ(plan.activations.output_gradients.size(), most * blocks);
+                    EXPECT_EQ(bytes_named(plan, "output gradients "), most * blocks * sizes.output_gradients);
                 }
-                EXPECT_EQ(most, std::min(m, stage + 1));
-                const int blocks = recompute.kind == none ? 2 : recompute.kind == block ? 1 : 0;
-                EXPECT_EQ(plan.activations.output_gradients.size(), most * blocks);
-                EXPECT_EQ(bytes_named(plan, "output gradients "), most * blocks * 11 * stream);
             }
         }
-    }
+    });
 }
 
 // ZB-H1 where all blocks of a stage recompute: nothing is left to be held for a second part, and it is 1F1B.

@@ -237,6 +237,18 @@ TEST(PipelinePicture, PassesLieOnTheAxisWithoutOverlap) {
 
 // ---- the trace
 
+TEST(PipelinePicture, IsAsWideAsItsTitle) {
+    const Timeline timeline = timeline_of({.stages = 2, .micro_batches = 2}, {.forward = 1});
+    const auto width = [&](std::size_t letters) {
+        const std::string picture = timeline_svg(timeline, std::string(letters, 'a'));
+        std::smatch found;
+        EXPECT_TRUE(std::regex_search(picture, found, std::regex("^<svg [^>]* width=\"([0-9]+)\"")));
+        return std::stoi(found[1]);
+    };
+    EXPECT_EQ(width(1), width(60));
+    EXPECT_GT(width(200), 200 * 8);
+}
+
 TEST(PipelineTrace, EventsAreThePasses) {
     for (Timeline& timeline : some_timelines()) {
         for (Span& span : timeline.spans) {  // a measured one begins anywhere

@@ -243,35 +243,56 @@ std::size_t bytes(std::int64_t elements, DType dtype) {
     return (size + buffer_alignment - 1) / buffer_alignment * buffer_alignment;
 }
 
-TEST(Recompute, TakesTheMemoryOfTheFormula) {
-    const GPTConfig config{.layers = 5, .heads = 3, .channels = 24, .sequence_length = 7, .vocabulary = 40};
-    for (const DType dtype : {DType::fp32, DType::bf16}) {
-        for (const int slots : {1, 3}) {
-            const auto arena = [&](const Recompute& recompute) {
-                MemoryLayout layout;
-                lay_out_activations(layout, {.sizes = {.config = config, .batch = 3, .dtype = dtype},
-                                             .part = whole_model(5),
-                                             .in_flight = {.slots = slots, .chunk_inputs = slots},
-                                             .head_rows = 4,
-                                             .norm_blocks = 10,
-                                             .recompute = recompute});
-                return layout.bytes(ArenaKind::activations);
-            };
-            const std::int64_t N = 3 * config.sequence_length, C = config.channels;
-            const std::size_t light = 2 * bytes(N * C, dtype) + bytes(4 * N * C, dtype);
-            // The whole block: these, the residual, attention's output, q, k and v, GELU's input, and numbers of rows.
-            const std::size_t whole = light + 2 * bytes(N * C, dtype) + bytes(3 * N * C, dtype) +
-                                      bytes(4 * N * C, dtype) + 4 * bytes(N, DType::fp32) +
-                                      bytes(N * config.heads, DType::fp32);
-            for (const std::int64_t every : {1, 2, 3, 5}) {
-                // What is not kept is there once.
-                const auto lost = static_cast<std::size_t>(slots * (config.layers / every) - 1);
-                EXPECT_EQ(arena({.kind = selective, .every = every}), arena({}) - lost * light);
-                EXPECT_EQ(arena({.kind = block, .every = every}), arena({}) - lost * whole);
-            }
-            EXPECT_EQ(arena({.kind = block, .every = 6}), arena({}));
-        }
+void expect_memory_of_the_formula(const TensorSplit& split, DType dtype, int slots) {
+    const GPTConfig config{.layers = 5, .heads = 4, .channels = 24, .sequence_length = 8, .vocabulary = 40};
+    const auto arena = [&](const Recompute& recompute) {
+        MemoryLayout layout;
+        lay_out_activations(layout, {.sizes = {.config = config, .split = split, .batch = 3, .dtype = dtype},
+                                     .part = whole_model(5),
+                                     .in_flight = {.slots = slots, .chunk_inputs = slots},
+                                     .head_rows = 4,
+                                     .norm_blocks = 10,
+                                     .recompute = recompute});
+        return layout.bytes(ArenaKind::activations);
+    };
+    const std::int64_t N = 3 * config.sequence_length, C = config.channels, R = split.ranks;
+    const std::int64_t own_N = split.sequence_parallel ? N / R : N;
+    const std::size_t light = 2 * bytes(own_N * C, dtype) + bytes(4 * N * C / R, dtype);
+    // The whole block: these, the residual, attention's output, q, k and v, GELU's input, and numbers of rows.
+    const std::size_t whole = light + bytes(own_N * C, dtype) + bytes(N * C / R, dtype) +
+                              bytes(3 * N * C / R, dtype) + bytes(4 * N * C / R, dtype) +
+                              4 * bytes(own_N, DType::fp32) + bytes(N * config.heads / R, DType::fp32);
+    // Everything: what slots keep, their inputs and outputs, and the gradient; tokens and those that come ahead; of a block
+    // under way and of the head; results and partial sums.
+    const bool gathers = split.sequence_parallel;
+    const std::size_t scratch = bytes(N * C, dtype) + bytes(3 * N * C / R, dtype) +
+                                bytes(4 * N * C / R, dtype) + (gathers ? bytes(N * C, dtype) : 0);
+    // 128 columns a rank are stored.
+    const std::size_t told = R > 1 ? bytes(R * 4 * 3, DType::fp32) + bytes(R * 128, dtype) : 0;
+    const std::size_t head = bytes(own_N * C, dtype) + 2 * bytes(own_N, DType::fp32) + bytes(N * C, dtype) +
+                             bytes(4 * 128, dtype) + bytes(N, DType::fp32) + told +
+                             (gathers ? bytes(N * C, dtype) : 0);
+    const auto all_slots = static_cast<std::size_t>(slots);
+    EXPECT_EQ(arena({}), all_slots * (5 * whole + 6 * bytes(own_N * C, dtype)) + bytes(own_N * C, dtype) +
+                             4 * bytes(N, DType::int32) + scratch + head + bytes(2, DType::fp64) +
+                             bytes(10, DType::fp32));
+    for (const std::int64_t every : {1, 2, 3, 5}) {
+        // What is not kept is there once.
+        const auto lost = static_cast<std::size_t>(slots * (config.layers / every) - 1);
+        EXPECT_EQ(arena({.kind = selective, .every = every}), arena({}) - lost * light);
+        EXPECT_EQ(arena({.kind = block, .every = every}), arena({}) - lost * whole);
     }
+    EXPECT_EQ(arena({.kind = block, .every = 6}), arena({}));
+}
+
+TEST(Recompute, TakesTheMemoryOfTheFormula) {
+    for (const TensorSplit& split : {TensorSplit{}, {2, false}, {2, true}, {4, false}, {4, true}})
+        for (const DType dtype : {DType::fp32, DType::bf16})
+            for (const int slots : {1, 3}) {
+                SCOPED_TRACE(fmt::format("{} tensor ranks, tokens divided: {}, {} slots", split.ranks,
+                                         split.sequence_parallel, slots));
+                expect_memory_of_the_formula(split, dtype, slots);
+            }
 }
 
 // ---- the same bits

@@ -1,0 +1,128 @@
+// What the streams of a list wait for: what its reads and writes ask for, found here pair by pair, and no more; so that what
+// is sent and received runs beside what is computed.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bitset>
+#include <compare>
+#include <map>
+#include <vector>
+
+#include "llmc/parallel/build_step.h"
+#include "llmc/parallel/step.h"
+#include "test/unit/step_specs.h"
+
+namespace llmc {
+namespace {
+
+using enum ActionKind;
+using Buffers = std::bitset<512>;
+
+struct Uses {
+    Buffers reads, writes;
+
+    // Whether the two must keep their order.
+    bool meets(const Uses& other) const {
+        return ((reads | writes) & other.writes).any() || (writes & other.reads).any();
+    }
+};
+
+std::vector<Uses> uses_of(const Step& step) {
+    struct Memory {
+        BufferRole role;
+        int index, slot;
+        auto operator<=>(const Memory&) const = default;
+    };
+    std::map<Memory, std::size_t> numbers;
+    const auto number_of = [&](const Action& action, const BufferUse& use) {
+        const bool is_in_slot = use.role == BufferRole::tokens || use.role == BufferRole::residual ||
+                                use.role == BufferRole::saved;
+        const Memory memory{use.role, use.index, is_in_slot ? action.slot : 0};
+        return numbers.emplace(memory, numbers.size()).first->second;
+    };
+    std::vector<Uses> all;
+    for (const Action& action : step.actions) {
+        Uses& uses = all.emplace_back();
+        for (const BufferUse& use : action.reads) uses.reads.set(number_of(action, use));
+        for (const BufferUse& use : action.writes) uses.writes.set(number_of(action, use));
+    }
+    return all;
+}
+
+// Of each other stream the last earlier action that an action meets.
+std::vector<int> needed_by(const Step& step, const std::vector<Uses>& uses, std::size_t place) {
+    std::vector<int> needed(all_streams.size(), -1);
+    for (std::size_t earlier = 0; earlier < place; ++earlier) {
+        const StreamKind stream = step.actions[earlier].stream;
+        if (stream != step.actions[place].stream && uses[place].meets(uses[earlier]))
+            needed[static_cast<std::size_t>(stream)] = static_cast<int>(earlier);
+    }
+    std::erase(needed, -1);
+    return needed;
+}
+
+bool is_send(const Action& action) { return action.kind == send_activation || action.kind == send_gradient; }
+
+// Calls f with the training lists of all stages, up to the first with a fault.
+template <class F>
+void for_all_lists(F&& f) {
+    for_all_pipelines([&](const PipelineSpec& pipeline) {
+        const int layers = pipeline.chunks() + pipeline.chunks() / 2;
+        for_all_settings([&](const StepSpec& spec) {
+            for (const StepSpec& of : stage_specs(pipeline, layers, spec)) {
+                if (testing::Test::HasFailure()) return;
+                SCOPED_TRACE(fmt::format("stage {}, ZeRO-{}, rounds {}, recompute {}", of.stage,
+                                         of.sharding.stage, of.rounds_gradients, name_of(of.recompute.kind)));
+                f(build_training_step(of), of);
+            }
+        });
+    });
+}
+
+TEST(StepWaits, AreThoseOfReadsAndWritesAndNoMore) {
+    for_all_lists([](const Step& step, const StepSpec&) {
+        if (!communicates(step)) {
+            for (const Action& action : step.actions) ASSERT_TRUE(action.after.empty());
+            return;
+        }
+        const std::vector<Uses> uses = uses_of(step);
+        for (std::size_t place = 0; place < uses.size(); ++place)
+            ASSERT_EQ(step.actions[place].after, needed_by(step, uses, place)) << "action " << place;
+    });
+}
+
+// What is sent is read only, and what is received is written only: computing waits for a send where it writes that buffer
+// anew, and a receipt for the last that used its own. Between a send and the first action that waits for it lies another
+// pass at least, but where a stage has one micro-batch at a time.
+TEST(StepWaits, SendsAndReceiptsRunBesideComputing) {
+    int overlapped = 0;
+    for_all_lists([&](const Step& step, const StepSpec& of) {
+        const std::vector<Uses> uses = uses_of(step);
+        for (std::size_t place = 0; place < uses.size(); ++place) {
+            const Action& action = step.actions[place];
+            if (!is_between_stages(action.kind)) continue;
+            ASSERT_EQ(uses[place].reads.count(), is_send(action) ? 1U : 0U);
+            ASSERT_EQ(uses[place].writes.count(), is_send(action) ? 0U : 1U);
+            if (!is_send(action) || of.pipeline.schedule == PipelineSchedule::naive) continue;
+            // The passes behind it until the first that waits.
+            std::vector<const Action*> passes;
+            for (std::size_t later = place + 1; later < uses.size(); ++later) {
+                const Action& next = step.actions[later];
+                if (next.stream != StreamKind::compute || next.micro_batch < 0) continue;
+                const bool is_forward = next.kind == forward;
+                if (passes.empty() || passes.back()->micro_batch != next.micro_batch ||
+                    passes.back()->chunk != next.chunk || (passes.back()->kind == forward) != is_forward)
+                    passes.push_back(&next);
+                if (!std::ranges::count(next.after, static_cast<int>(place))) continue;
+                ASSERT_GT(passes.size(), 1U) << "action " << later << " waits for " << place;
+                ++overlapped;
+                break;
+            }
+        }
+    });
+    EXPECT_GT(overlapped, 1000);
+}
+
+}  // namespace
+}  // namespace llmc
