@@ -21,7 +21,7 @@ struct MeshSizes {
 bool fits(const MeshSizes& sizes, const GPTConfig& config);
 
 // UserError that names the option and sizes of it that fit together with the others, if a mesh does not. Of several chunks a
-// stage for which there are too few layers check_pipeline says more.
+// stage for which there are too few layers check_chunks says more.
 void check_mesh_sizes(const MeshSizes& sizes, const GPTConfig& config);
 
 }  // namespace llmc

@@ -43,7 +43,7 @@ struct BlockRange {
 
 // Each chunk's blocks, in the order of the model, at least one each. The costliest chunk costs as little as can be; of
 // several such splits, the second costliest does, and so on; of equal splits the one whose earlier chunks have more
-// blocks. A ProgrammingError if there are fewer layers than chunks (check_pipeline refuses that).
+// blocks. A ProgrammingError if there are fewer layers than chunks (check_chunks refuses that).
 std::vector<BlockRange> stages_of_layers(int layers, int chunks, const PartCosts& costs);
 
 // The split that a person gave as numbers of blocks, one a chunk, in the order of the model: "7,6,6,5". A UserError

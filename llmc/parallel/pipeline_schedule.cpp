@@ -42,11 +42,10 @@ std::string to_string(const Pass& pass) {
     return fmt::format("{} of micro-batch {}, chunk {}", name_of(pass.kind), pass.micro_batch, pass.chunk);
 }
 
-void check_pipeline(const PipelineSpec& spec, std::int64_t layers) {
-    const int p = spec.stages, v = spec.virtual_stages, m = spec.micro_batches;
+void check_chunks(const PipelineSpec& spec, std::int64_t layers) {
+    const int p = spec.stages, v = spec.virtual_stages;
     if (p < 1) user_error("--pipeline-parallel {} is out of range; give 1 or more", p);
     if (v < 1) user_error("--virtual-stages {} is out of range; give 1 or more", v);
-    check(m >= 1, "a pipeline without micro-batches");
     check(p <= layers, "pipeline: fewer layers than stages");
     if (spec.schedule != PipelineSchedule::interleaved) {
         if (v > 1)
@@ -70,13 +69,6 @@ void check_pipeline(const PipelineSpec& spec, std::int64_t layers) {
             v, p, static_cast<std::int64_t>(p) * v, layers,
             most > 1 ? fmt::format("--virtual-stages {}", most)
                      : "--pipeline-schedule 1f1b --virtual-stages 1");
-    }
-    if (m % p != 0) {
-        user_error(
-            "--pipeline-schedule interleaved takes micro-batches in groups of --pipeline-parallel {}, and a "
-            "step has "
-            "{}; try a batch that makes {}{}, or --pipeline-schedule 1f1b",
-            p, m, m > p ? fmt::format("{} or ", m / p * p) : "", (m / p + 1) * p);
     }
 }
 
@@ -136,6 +128,8 @@ std::vector<Pass> passes_of_stage(const PipelineSpec& spec, int stage) {
 }  // namespace
 
 std::vector<std::vector<Pass>> pipeline_passes(const PipelineSpec& spec) {
+    check(spec.virtual_stages == 1 || spec.micro_batches % spec.stages == 0,
+          "interleaved: micro-batches that are no groups of the stages");
     std::vector<std::vector<Pass>> passes;
     for (int stage = 0; stage < spec.stages; ++stage) passes.push_back(passes_of_stage(spec, stage));
     return passes;

@@ -74,11 +74,12 @@ struct PipelineSpec {
     }
 };
 
-// Refuses with a UserError, in terms of the program's options, what a schedule cannot do, and more chunks than `layers`. Of
-// stages there are no more (mesh_sizes.h).
-void check_pipeline(const PipelineSpec& spec, std::int64_t layers);
+// Refuses with a UserError, in terms of the program's options, chunks that a schedule does not have, and more of them than
+// `layers`, whatever the micro-batches. Of stages there are no more (mesh_sizes.h).
+void check_chunks(const PipelineSpec& spec, std::int64_t layers);
 
-// The passes of each stage, in order, of a spec that check_pipeline lets pass.
+// The passes of each stage, in order, of a spec that check_chunks lets pass, with micro-batches in the groups that interleaved
+// stages take (plan/micro_batches.h refuses others).
 std::vector<std::vector<Pass>> pipeline_passes(const PipelineSpec& spec);
 
 // The pass of another chunk whose result a pass takes: a forward pass that of the chunk before, a backward pass that of

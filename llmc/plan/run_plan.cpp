@@ -205,7 +205,6 @@ RunPlan plan_of_stage(const RunSpec& spec, const Ops& ops, std::size_t staging_b
                      .stages = spec.mesh.pipeline,
                      .virtual_stages = spec.virtual_stages,
                      .micro_batches = static_cast<int>(plan.micro_batches)};
-    if (spec.mesh.pipeline > 1) check_pipeline(plan.pipeline, spec.config.layers);
     plan.parts = parts_of_stages(spec);
     build_lists(plan);
     lay_out_memory(plan, ops, staging_bytes);
@@ -242,6 +241,12 @@ RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes)
                       .tensor = spec.mesh.tensor,
                       .sequence_parallel = spec.mesh.sequence_parallel},
                      spec.config);
+    if (spec.mesh.pipeline > 1) {
+        check_chunks({.schedule = spec.pipeline_schedule,
+                      .stages = spec.mesh.pipeline,
+                      .virtual_stages = spec.virtual_stages},
+                     spec.config.layers);
+    }
     require_possible(spec);
     check_vocabulary(spec.config.vocabulary);
     check_global_batch(spec);

@@ -260,6 +260,8 @@ MESHES = [
     Case("micro-batches that are no groups", [*INTERLEAVED, "--layers=4", "--micro-batch-size=8"],
          ["in groups of --pipeline-parallel 2, and --micro-batch-size 8 makes 3 of a step", "try --micro-batch-size 6, or"],
          ranks=(2,)),
+    Case("neither layers for the chunks nor a batch for the groups", [*INTERLEAVED, "--layers=3", "--micro-batch-size=8"],
+         ["--virtual-stages 2 x --pipeline-parallel 2 makes 4 chunks", "try --pipeline-schedule 1f1b"], ranks=(2,)),
     Case("a batch that makes no groups", [*INTERLEAVED, "--layers=4", "--global-batch-tokens=48"],
          ["--global-batch-tokens 48 makes 3 of a step at most", "try --global-batch-tokens 32 or 64, or"], ranks=(2,)),
     Case("too few numbers of layers", [*STAGES, "--pipeline-layers=2"], ["--pipeline-layers 2 has 1 number", "2 chunks",
