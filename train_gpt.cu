@@ -420,6 +420,7 @@ Ending run_on_mesh(Options& options, const std::string& program, const Place& he
 
     console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(run, device));
     for (const std::string& note : options.notes) console.note(note);
+    if (!data.note.empty()) console.note(data.note);
     if (!bpe && plan.spec.config.vocabulary == gpt2_vocabulary && options.sample_tokens > 0) {
         console.note(fmt::format(
             "samples and --prompt are token ids; with GPT-2's {} and {} in {} or --bpe-dir they are text",

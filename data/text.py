@@ -63,11 +63,14 @@ def plan(arguments, downloader):
             open(path, "rb").close()
         except OSError as error:
             fail(f"cannot read {path}: {error.strerror}")
+        with open(path, "rb") as file:
+            if b"\0" in file.read(1 << 16):
+                fail(f"{path} has NUL bytes, as no text in UTF-8 has; unpack it (zcat, with - as the file), or convert it (iconv -t UTF-8)")
     inputs = [{"file": str(path), "sha256": checksum(path)} for path in paths]
 
     def read():
         for path in paths:
-            if path.suffix == ".jsonl":
+            if path.suffix.lower() == ".jsonl":
                 yield from documents.json_line_texts(path, arguments.field)
             else:
                 yield documents.file_bytes(path)

@@ -35,6 +35,7 @@ build libtomlplusplus-dev  pkg-config:tomlplusplus
 build libxxhash-dev        header:xxhash.h
 build nlohmann-json3-dev   header:nlohmann/json.hpp
 run   openmpi-bin          command:ompi_info
+run   python-is-python3    command:python
 run   python3-matplotlib   python:matplotlib
 run   python3-numpy        python:numpy
 run   python3-requests     python:requests

@@ -1,4 +1,5 @@
-"""Reads the metrics of runs, and follows those of runs that go on: JSON lines, first `run`, then a line per step.
+"""Reads the metrics of runs, and follows those of runs that go on: JSON lines, first `run`, then a line per step; a
+resumed run has a `run` of its own where it goes on, and the last one counts.
 
 What a run recorded becomes columns of numbers. What is shown of them is said in plot.py, tensorboard.py and watch.py.
 Only Python's own modules are needed.
@@ -78,7 +79,7 @@ class Columns:
 
 
 class Run:
-    """What a metrics file says: `about`, the object of its first line, and the columns of its steps."""
+    """What a metrics file says: `about`, the object of its last `run` line, and the columns of its steps."""
 
     def __init__(self, name):
         self.name = name

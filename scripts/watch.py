@@ -50,7 +50,7 @@ class State:
         self.begun = len(run) > 0
         self.step = int(run.steps[-1]) if self.begun else 0
         steps = run.configuration.get("steps")
-        # A run that was resumed for longer keeps its first line, which does not know how long.
+        # (Of versions whose resumed runs kept the first line alone that does not know how long.)
         self.evaluates = steps == 0  # weights as they are: no step has a loss
         self.total = int(steps) if is_number(steps) and steps >= self.step and steps > 0 else None
         self.seconds = self._seconds_of_a_step()

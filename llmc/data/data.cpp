@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
@@ -17,6 +19,8 @@
 
 namespace llmc {
 namespace {
+
+using nlohmann::literals::operator""_json_pointer;
 
 constexpr std::int64_t unigram_limit = 100'000'000;
 
@@ -74,6 +78,25 @@ Text part(const Text& text, std::size_t begin, std::size_t end) {
             text.position + static_cast<std::int64_t>(begin), text.file};
 }
 
+// Whether token shards are of bytes, by the manifest that the scripts in data/ leave beside them.
+bool are_bytes(const std::vector<std::string>& shards) {
+    std::ifstream file(std::filesystem::path(shards.at(0)).parent_path() / "manifest.json");
+    const auto manifest = nlohmann::json::parse(file, nullptr, false);
+    return manifest.is_object() && manifest.value("/settings/tokenizer"_json_pointer, "") == "bytes";
+}
+
+// Training on them goes well, and what comes of it is a model of bytes as large as GPT-2.
+std::string note_on_bytes(const std::string& pattern, const Found& found, std::int64_t vocabulary) {
+    if (vocabulary <= 256 || (!found.text && !are_bytes(found.files))) return "";
+    const std::string remedy =
+        found.text ? fmt::format("`python data/text.py {}` makes GPT-2's tokens of it", pattern)
+                   : "the scripts in data/ make GPT-2's tokens without --tokenizer bytes";
+    return fmt::format(
+        "{}'s tokens are its bytes, of which there are 256 in a vocabulary of {}; {}, and --model mini is "
+        "for bytes",
+        pattern, grouped(vocabulary), remedy);
+}
+
 std::string describe(const std::string& what, const TokenSource& source) {
     return what + ", " + plural(source.tokens(), "token");
 }
@@ -120,6 +143,7 @@ void open_training(Data& data, const DataOptions& options) {
     } else {
         found = find(options.train_data, "--train-data");
         data.files.insert(data.files.end(), found.files.begin(), found.files.end());
+        data.note = note_on_bytes(options.train_data, found, options.vocabulary);
     }
     if (!found.text) {
         data.training = open_token_shards(found.files, options.vocabulary, "--train-data");

@@ -30,6 +30,8 @@ struct Data {
     std::string validation_description;  // empty if there is none
     // What of the training source is in no sample, since its shard is shorter than one; empty if nothing is.
     std::string too_short;
+    // Said of bytes where the vocabulary has more, as GPT-2's has; empty where there is nothing to say.
+    std::string note;
     std::int64_t epoch_tokens = 0;  // that an epoch learns from: those of whole windows (samples.h)
 
     // The cross-entropy on the validation source (on the training source if there is none), in nats per

@@ -42,14 +42,16 @@ Json as_json(const HellaSwagScore& score) {
 }
 
 // The whole lines of the first `done` steps, the run's line included, of a run of this identity; none if the file is
-// another's. A line cut off by a crash ends them.
+// another's. A line cut off by a crash ends them. A `run` line that no step follows is left out, but for the first.
 struct Kept {
     std::string lines;
+    Json run;  // of the last `run` line
     std::vector<MetricsWriter::Validation> validations;
     std::int64_t last_step = 0, last_hellaswag = 0;
 };
 Kept lines_until(std::string_view text, std::int64_t done, const Json& identity) {
     Kept kept;
+    std::string resumed;  // a later `run` line, until a step follows
     for (std::size_t end = text.find('\n'); end != std::string_view::npos; end = text.find('\n')) {
         const std::string_view line = text.substr(0, end);
         const Json json = Json::parse(line, nullptr, false);
@@ -63,8 +65,10 @@ Kept lines_until(std::string_view text, std::int64_t done, const Json& identity)
                 kept.validations.push_back({step, json["val_loss"]});
             if (json.contains(hellaswag_key)) kept.last_hellaswag = step;
         }
-        kept.lines += line;
-        kept.lines += '\n';
+        const bool holds = !json.contains("run") || kept.lines.empty();
+        if (holds) kept.lines += std::exchange(resumed, "");
+        if (json.contains("run")) kept.run = json["run"];
+        (holds ? kept.lines : resumed = "").append(line).append("\n");
         text.remove_prefix(end + 1);
     }
     return kept;
@@ -108,7 +112,8 @@ MetricsWriter::MetricsWriter(std::filesystem::path path, const Json& run, std::i
     Kept earlier = goes_on ? lines_until(read_file(path_), done, run.at("identity")) : Kept{};
     std::string& lines = earlier.lines;
     const bool of_another = regular && lines.empty() && holds_steps(path_);
-    if (lines.empty()) lines = Json{{"run", run}}.dump() + "\n";
+    // A resumed run may have another mesh, more steps: it says so in a line of its own, where it goes on.
+    if (lines.empty() || earlier.run != run) lines += Json{{"run", run}}.dump() + "\n";
     earlier_ = std::move(earlier.validations);
     lacks_validation_ =
         goes_on && earlier.last_step == done && (earlier_.empty() || earlier_.back().step != done);
@@ -146,10 +151,11 @@ void MetricsWriter::write_evaluation(std::int64_t step, const std::optional<doub
 
 void MetricsWriter::add_to_last_line(const Json& more) {
     std::string lines = read_file(path_);
-    const std::size_t last = lines.rfind('\n', lines.size() - 2) + 1;
-    Json line = Json::parse(lines.substr(last));
+    // Behind it may be the `run` line of this run.
+    const std::size_t last = lines.rfind("\n{\"step\":") + 1, length = lines.find('\n', last) - last;
+    Json line = Json::parse(lines.substr(last, length));
     line.update(more);
-    lines.replace(last, std::string::npos, line.dump() + "\n");
+    lines.replace(last, length, line.dump());
     replace_file(path_, lines);
     open();
 }

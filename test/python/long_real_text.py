@@ -45,8 +45,8 @@ def test_the_whole_path(tmp_path):
 
     program.run(*options, "--resume", ranks=2, timeout=3000)
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines[1:]] == list(range(1, STEPS + 1))
-    validation = {line["step"]: line["val_loss"] for line in lines[1:] if "val_loss" in line}
+    assert [line["step"] for line in lines if "step" in line] == list(range(1, STEPS + 1))
+    validation = {line["step"]: line["val_loss"] for line in lines if "val_loss" in line}
     unigram = lines[0]["run"]["unigram_loss"]
     print(f"stopped after step {stopped_after}; validation losses {validation}, a unigram model's {unigram}")
     # What seed 1 reaches is 4.93; a model that knows nothing but how often each token occurs has 6.7.

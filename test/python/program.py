@@ -37,7 +37,9 @@ class Run:
     def __init__(self, out_dir):
         self.out_dir = pathlib.Path(out_dir)
         lines = [json.loads(line) for line in (self.out_dir / "metrics.jsonl").read_text().splitlines()]
-        self.record, self.lines = lines[0]["run"], lines[1:]
+        # A resumed run that is not like the one before it has a line of its own.
+        self.record = [line["run"] for line in lines if "run" in line][-1]
+        self.lines = [line for line in lines if "run" not in line]
 
     def column(self, name):
         return [line[name] for line in self.lines]

@@ -361,3 +361,12 @@ def test_python_without_the_modules(tmp_path):
     """Another interpreter has them: the script goes on by that one."""
     result = subprocess.run([sys.executable, "-S", dataset_scripts.DATA / "text.py", "--help"], capture_output=True, text=True)
     assert result.returncode == 0 and "--val-fraction" in result.stdout, result.stderr
+
+
+def test_what_is_no_text_is_refused_and_capitals_are_json_lines_too(tmp_path):
+    for name, text in (("wide.txt", "A story.".encode("utf-16")), ("a.gz", b"\x1f\x8b\x08\0\0")):
+        (tmp_path / name).write_bytes(text)
+        assert "has NUL bytes" in refused_here("text.py", tmp_path / name, "--out", tmp_path / "out", *BYTES)
+    (tmp_path / "A.JSONL").write_text('{"text": "one"}\n{"text": "two"}\n')
+    run_here("text.py", tmp_path / "A.JSONL", "--out", tmp_path / "lines", *BYTES, "--val-fraction", 0)
+    assert bytes(tokens_of(tmp_path / "lines", "train").astype("uint8")) == b"one\ntwo"

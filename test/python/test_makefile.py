@@ -379,6 +379,27 @@ def test_without_the_internet_cudnns_frontend_is_a_warning_where_it_is_optional(
     assert asked_for.returncode == 1 and "error: PyPI's packages could not be installed" in asked_for.stderr
 
 
+def test_python_is_installed_where_there_is_none_of_that_name(tmp_path):
+    """The commands of README.md begin with `python`, which Debian has in a package of its own. Here a system without apt has all else."""
+    for name in ("bash", "awk", "sed", "grep", "cut"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+
+    def add(*names, does=""):
+        for name in names:
+            (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+            (tmp_path / name).chmod(0o755)
+
+    def says():
+        done = subprocess.run([ROOT / "scripts/deps.sh", "train"], cwd=tmp_path, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+        return done.stdout + done.stderr
+
+    add("pkg-config", "ompi_info", "python3")
+    add("g++", does="while read -r line; do :; done")
+    assert says() == "error: missing: python-is-python3 (Debian's names); install what your system calls them\n"
+    add("python")
+    assert says() == "deps: everything needed is installed\n"
+
+
 @pytest.mark.parametrize("missing, why", [(None, "CUDA=0"), ("bin/nvcc", "no nvcc here")] +
                          [(name, "no cuBLASLt here") for name in Toolkit.FILES[1:]])
 def test_no_gpu_part(toolkit, missing, why):

@@ -353,6 +353,25 @@ def test_a_directory_of_results_can_be_moved(tmp_path):
     assert (tmp_path / "b" / "checkpoint-00000004").is_dir()
 
 
+def test_a_resumed_run_says_what_it_is_where_it_goes_on(tmp_path):
+    """Its steps and mesh may be others; of tries that came to no step the last one's line stays."""
+    def lines():
+        return [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+
+    program.train(tmp_path, *MODEL, "--steps=2")
+    program.train(tmp_path, *MODEL, "--steps=4", "--val-every=2", "--val-batches=1", "--zero-stage=3", "--resume", ranks=2)
+    first, *one, second, three, four = lines()
+    assert [line["step"] for line in (*one, three, four)] == [1, 2, 3, 4]
+    assert "val_loss" in one[1]  # of the step before, which a run with other options lacked
+    assert (first["run"]["configuration"]["steps"], first["run"]["mesh"]["world"]) == (2, 1)
+    assert (second["run"]["configuration"]["steps"], second["run"]["mesh"]["world"]) == (4, 2)
+
+    shutil.rmtree(tmp_path / "checkpoint-00000004")
+    program.train(tmp_path, *MODEL, "--steps=3", "--resume")
+    assert ["run" in line for line in lines()] == [True, False, False, True, False]
+    assert lines()[3]["run"]["mesh"]["world"] == 1
+
+
 @pytest.mark.parametrize("ending", ["", "/", "/."])
 def test_a_resumed_run_stays_in_its_directory(ending, tmp_path):
     program.train(tmp_path / "run", *MODEL, "--steps=2")

@@ -227,6 +227,30 @@ def test_token_shards(tmp_path):
     assert re.search(r"^17 4 \d+ \d+ \d+$", result.stdout, re.MULTILINE)
 
 
+@pytest.mark.parametrize("vocabulary, noted", [(256, False), (50257, True)])
+def test_bytes_are_noted_where_the_vocabulary_has_more(tmp_path, vocabulary, noted):
+    """A text's, and those of shards whose manifest says so."""
+    tokens = np.tile(np.arange(100), 10)
+    (tmp_path / "text.txt").write_bytes(bytes(tokens.astype(np.uint8)))
+    for tokenizer in ("bytes", "gpt2"):
+        (tmp_path / tokenizer).mkdir()
+        (tmp_path / tokenizer / "manifest.json").write_text(json.dumps({"settings": {"tokenizer": tokenizer}}))
+        program.write_token_file(tmp_path / tokenizer / "train.bin", tokens)
+    (tmp_path / "gpt2/broken").mkdir()
+    (tmp_path / "gpt2/broken/manifest.json").write_text("[")
+    program.write_token_file(tmp_path / "gpt2/broken/train.bin", tokens)
+
+    def notes(data):
+        out = program.run(*program.SMALL, f"--vocab-size={vocabulary}", f"--train-data={tmp_path}/{data}", "--steps=0", "--sample-tokens=0").stdout
+        return [line for line in out.splitlines() if line.startswith("note: ")]
+
+    text = (f"note: {tmp_path}/text.txt's tokens are its bytes, of which there are 256 in a vocabulary of 50,257; "
+            f"`python data/text.py {tmp_path}/text.txt` makes GPT-2's tokens of it, and --model mini is for bytes")
+    assert notes("text.txt") == ([text] if noted else [])
+    assert len(notes("bytes/*.bin")) == noted
+    assert notes("gpt2/*.bin") == notes("gpt2/broken/*.bin") == []
+
+
 def test_one_batch_is_repeated(tmp_path):
     program.write_token_file(tmp_path / "one.bin", np.random.RandomState(1).randint(0, 256, 385))
     run = program.train(tmp_path / "run", *QUICK, "--steps=40", "--lr=1e-2", f"--train-data={tmp_path}/one.bin")

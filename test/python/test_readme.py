@@ -94,6 +94,15 @@ def test_every_block_says_how_it_is_run():
     assert len(COMMANDS) > 20
 
 
+def test_what_quickstart_prints_has_the_rows_that_are_printed(tmp_path):
+    def rows(lines):
+        return [line.split()[0] for line in lines if re.match("  [a-z]", line) and "launch.sh" not in line]
+
+    [block] = [lines for _, how, lines in blocks() if how == "prints" and re.match(r"train_gpt .*\(commit", lines[0])]
+    out = program.run("--steps=1", "--val-batches=1", "--sample-tokens=0", f"--out-dir={tmp_path}", ranks=2).stdout
+    assert rows(block) == rows(out.splitlines())
+
+
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
     """A clone with what README.md speaks of: scripts and sources, small data and weights, runs x, a, b and quickstart."""

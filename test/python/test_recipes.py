@@ -2,6 +2,7 @@
 own sizes make a plan."""
 
 import json
+import os
 import pathlib
 import subprocess
 import tomllib
@@ -55,3 +56,49 @@ def test_a_recipe_trains(clone, name, count, options):
 def test_a_recipe_of_its_own_sizes_has_a_plan(name):
     done = program.run("--config", ROOT / f"scripts/{name}.toml", "--device=cpu", "--print-step")
     assert done.stdout.count("update") >= 1
+
+
+# Stand where Slurm's do: one process, which gets SIGUSR1 after a step the first time, as --signal asks for.
+SRUN = """#!/usr/bin/env bash
+shift 2
+export SLURM_NTASKS=1 SLURM_NTASKS_PER_NODE=1 SLURM_PROCID=0 SLURM_LOCALID=0
+[[ -e stopped ]] && exec "$@"
+"$@" &
+job=$!
+until grep -qs '"step"' {results}/metrics.jsonl; do sleep 0.05; done
+touch stopped
+kill -USR1 $job
+wait $job
+"""
+SCONTROL = """#!/usr/bin/env bash
+[[ $1 != show ]] || exec echo localhost
+echo "$@" >>requeued
+"""
+
+
+@pytest.mark.parametrize("words, results", [((), "runs/slurm-8"), (("--out-dir", "runs/mine"), "runs/mine"), (("--out-dir=runs/mine",), "runs/mine")])
+def test_a_job_of_slurm_goes_on_where_its_results_are(tmp_path, words, results):
+    recipe_clone.make(tmp_path)
+    (tmp_path / "bin").mkdir()
+    for name, text in (("srun", SRUN.format(results=results)), ("scontrol", SCONTROL)):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "8", "SLURM_SUBMIT_DIR": str(tmp_path),
+                   "SLURM_JOB_NODELIST": "x"}
+
+    def submitted(steps):
+        done = subprocess.run(["scripts/slurm.sbatch", "scripts/gpt2_124M.toml", *recipe_clone.options(), f"--steps={steps}", *words],
+                              cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60 * program.PATIENCE)
+        assert done.returncode == 0, done.stderr
+
+    def lines():
+        return [line for line in map(json.loads, (tmp_path / results / "metrics.jsonl").read_text().splitlines()) if "step" in line]
+
+    submitted(100_000)
+    assert (tmp_path / "requeued").read_text() == "requeue 8\n"
+    before = lines()
+    submitted(len(before) + 3)
+    after = lines()
+    assert [line["step"] for line in after] == list(range(1, len(before) + 4))
+    assert [line["time"] for line in after[:len(before)]] == [line["time"] for line in before]  # not trained again
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [pathlib.Path(results).name]

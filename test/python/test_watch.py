@@ -182,6 +182,12 @@ def test_the_time_that_is_left_is_by_the_clock(tmp_path):
     # Resumed for longer than its first line says.
     longer = state_of(write_lines(path, full_lines(falling(41))))
     assert longer.left is None and longer.status()[0] == "running" and "step 41" in shown([longer])
+    # It says so where it goes on: at the end of the first part it is not done.
+    write_lines(path, full_lines(falling(40)))
+    assert state_of(path).done
+    append(path, [{"run": ABOUT | {"configuration": ABOUT["configuration"] | {"steps": 80}}}])
+    resumed = state_of(path)
+    assert not resumed.done and resumed.total == 80 and resumed.left == pytest.approx(40)
 
 
 @pytest.mark.parametrize("width", [20, 33, 40, 60, 80, 120, 200])
