@@ -111,6 +111,26 @@ def test_a_sanitizer_that_the_end_cuts_off_lacks_time(minutes, said, monkeypatch
     assert (found.left() > 0) == (said == results.TIME_OVER)
 
 
+@pytest.mark.parametrize("minutes, status", [(0.03, "skipped"), (1, "failed")])
+def test_timings_of_kernels_that_the_end_cuts_off_lack_time(minutes, status, monkeypatch, tmp_path):
+    """In the middle of a line. With time left, the program is to blame."""
+    slow = tmp_path / "kernels"
+    slow.write_text("""#!/bin/sh
+echo '{"operation": "gelu", "shape": [8], "variant": 1, "microseconds": 5, "share": 0.5}' > $2
+printf '{"operation"' >> $2
+exec sleep 100
+""")
+    slow.chmod(0o755)
+    found = results.Results(tmp_path / "gpu.jsonl", "bench", minutes, "new")
+    monkeypatch.setattr(programs, "KERNELS", slow)
+    monkeypatch.setattr(programs.Clock, "end", found.end)
+    monkeypatch.setattr(part_bench, "KERNEL_SECONDS", 2)
+    found.attempt(part_bench.BESIDE, part_bench.kernels, found, False)
+    cut = by_name(tmp_path)[part_bench.BESIDE]
+    assert cut["status"] == status and found.failed == (status == "failed")
+    assert cut["detail"] == (results.TIME_OVER if status == "skipped" else "ended after 1 timings")
+
+
 def test_a_bench_goes_on_where_it_stopped(tmp_path):
     """Models whose contest is whole come last: of the first all is measured, of the second a turn lacked its time."""
     found = results.Results(tmp_path / "gpu.jsonl", "bench", minutes=1, commit="new")
