@@ -17,7 +17,7 @@ import threading
 import kernel_times
 import machine
 import programs
-from results import TIME_OVER, CheckFailed, Skipped, read
+from results import TIME_OVER, CheckFailed, Late, Skipped, read
 
 V = 50304
 # layers, heads, channels, sequences at once (the first that fits), by value.
@@ -112,6 +112,8 @@ def kernels(results, tiny):
                         f"{timing['microseconds']:.0f} us, {timing['share']:.0%} of the ceiling", timing=timing)
             count += 1
         program.end()
+    if program.late:
+        raise Late(f"ended after {count} timings")
     if program.process.returncode:
         raise CheckFailed(f"after {count} timings: status {program.process.returncode}; {programs.tail(program.said['stderr'])}")
     return {"detail": f"{count} timings"}

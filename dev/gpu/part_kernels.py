@@ -9,7 +9,7 @@ import shutil
 import time
 
 import programs
-from results import TIME_OVER, CheckFailed, Late, Skipped, require
+from results import CheckFailed, Late, Skipped, TimeOver, require
 
 AT_ONCE = 4  # the tests' references run on the CPU
 SUITE_SECONDS = 150
@@ -20,19 +20,19 @@ SANITIZER_SECONDS = 100
 
 
 def run(results, tiny):
-    suites = sorted(list_suites(), key=results.has_passed)  # what an earlier run had no time for comes first
-    if tiny:
-        suites = suites[:2]
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        at_once = {pool.submit(run_suite, results, suite): suite for suite in suites}
-        for done in concurrent.futures.as_completed(at_once):
-            results.attempt(at_once[done], done.result)
+    checks = [(suite, run_suite, results, suite) for suite in list_suites()[:2 if tiny else None]]
     sanitizer = find_sanitizer()
     for tool in ("memcheck", "racecheck"):
         if not sanitizer:
             results.add(f"compute-sanitizer {tool}", "skipped", "compute-sanitizer is not here")
             continue
-        try_out(results, sanitizer, tool, SANITIZED[:1] if tiny else SANITIZED)
+        refusal = []
+        checks += [(f"compute-sanitizer {tool}, {pattern}", sanitize, results, sanitizer, tool, pattern, refusal)
+                   for pattern in SANITIZED[:1 if tiny else None]]
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        at_once = {pool.submit(check, *arguments): name for name, check, *arguments in results.left_first(checks)}
+        for done in concurrent.futures.as_completed(at_once):
+            results.attempt(at_once[done], done.result)
 
 
 def list_suites():
@@ -45,7 +45,7 @@ def list_suites():
 
 def run_suite(results, suite):
     if results.seconds_left() < 5:
-        raise Skipped(TIME_OVER)
+        raise TimeOver
     done = programs.run([programs.KERNELS, f"--gtest_filter={suite}.*", "--gtest_color=no"], SUITE_SECONDS)
     passed = len(re.findall(r"^\[       OK \]", done.stdout, re.M))
     failed = sorted(set(re.findall(r"^\[  FAILED  \] (\S+?),? ", done.stdout, re.M)))
@@ -63,28 +63,19 @@ def find_sanitizer():
     return shutil.which("compute-sanitizer", path=path)
 
 
-def try_out(results, sanitizer, tool, patterns):
-    """Stops at a refusal, which would repeat."""
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        at_once = {}
-        refusal = []
-        for pattern in patterns:
-            at_once[pool.submit(sanitize, results, sanitizer, tool, pattern, refusal)] = pattern
-        for done in concurrent.futures.as_completed(at_once):
-            results.attempt(f"compute-sanitizer {tool}, {at_once[done]}", done.result)
-
-
 def sanitize(results, sanitizer, tool, pattern, refusal):
-    """`refusal` gets why the tool does not work here, for those that come after."""
+    """`refusal` tells those that come after that the tool does not work here, which would repeat."""
     if refusal:
         raise Skipped("refused, as above")
     seconds = min(SANITIZER_SECONDS, results.seconds_left())
     if seconds < 10:
-        raise Skipped(TIME_OVER)
+        raise TimeOver
     start = time.monotonic()
     try:
         done = programs.run([sanitizer, "--tool", tool, programs.KERNELS, f"--gtest_filter={pattern}"], seconds)
     except Late as late:
+        if seconds < SANITIZER_SECONDS:
+            raise TimeOver from late
         raise Skipped(f"it takes longer than {seconds:.0f} s") from late
     said = done.stdout + done.stderr
     summary = re.search(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazards? displayed \((\d+) error", said)

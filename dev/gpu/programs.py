@@ -130,7 +130,7 @@ class TimedSteps:
         self.kill()
 
     def next_line(self):
-        """Empty where the program ended."""
+        """Empty where the program ended, whatever it had begun to write."""
         if not self.file:
             return self.process.stdout.readline()
         line = ""
@@ -141,7 +141,7 @@ class TimedSteps:
             if self.lines is not None:
                 line += self.lines.readline()
             if ended:
-                return line
+                return line if line.endswith("\n") else ""
             time.sleep(self.POLL_SECONDS)
         return line
 

@@ -19,6 +19,13 @@ class Skipped(Exception):
     """What this machine cannot show; the message says why."""
 
 
+class TimeOver(Skipped):
+    """What the part has no time left for; another run of it may have."""
+
+    def __init__(self):
+        super().__init__(TIME_OVER)
+
+
 class Results:
     """The lines of one part of the check in a file that holds those of other parts too.
 
@@ -46,10 +53,14 @@ class Results:
         return sum(line["part"] == self.part and line["status"] == "skipped" and line["detail"].startswith(TIME_OVER)
                    for line in read(self.path))
 
+    def left_first(self, checks):
+        """Checks begin with their names. What passed at this commit comes last, so that a run of the part goes on where another
+        stopped."""
+        return sorted(checks, key=lambda check: self.has_passed(check[0]))
+
     def attempt_all(self, checks):
-        """Attempts (name, check, arguments, seconds), each as attempt() does. What passed at this commit comes last, so that a run of
-        the part goes on where another stopped."""
-        for name, check, arguments, seconds in sorted(checks, key=lambda check: self.has_passed(check[0])):
+        """Attempts (name, check, arguments, seconds), each as attempt() does."""
+        for name, check, arguments, seconds in self.left_first(checks):
             self.attempt(name, check, *arguments, seconds=seconds)
 
     def lack_time(self, name, detail, **figures):
@@ -80,6 +91,8 @@ class Results:
         start = time.monotonic()
         try:
             found = check(*arguments)
+        except TimeOver as reason:
+            self.lack_time(name, str(reason))
         except Skipped as reason:
             self.add(name, "skipped", str(reason))
         except CheckFailed as failure:

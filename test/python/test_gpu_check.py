@@ -1,5 +1,5 @@
 """`make bundle` and `make gpu-check` without a GPU: the folder on a machine that has only what such machines have, the parts of
-the check with the trainer on the tests' CUDA runtime, what is said where things are missing or fail, and the report."""
+the check with the trainer on the tests' CUDA runtime, and what is said where things are missing or fail."""
 
 import json
 import os
@@ -19,9 +19,7 @@ SIMULATED = [BUILD / "test" / f"{name}-plain" for name in ("train_gpt", "model_p
 PATIENCE = float(os.environ.get("PATIENCE", 1))
 
 sys.path.insert(0, str(ROOT / "dev/gpu"))
-import kernel_times  # noqa: E402
 import part_bench  # noqa: E402
-import report  # noqa: E402
 import results  # noqa: E402
 
 
@@ -296,28 +294,6 @@ def test_kernel_tests_run(copy, tmp_path):
     assert len(tests) == 2 and min(tests) > 0
 
 
-# ---- Results and report -------------------------------------------------------------------------------------
-
-
-def test_results_are_written_at_once(tmp_path):
-    path = tmp_path / "gpu.jsonl"
-    path.write_text('{"part": "model", "name": "of another commit", "status": "passed", "commit": "old"}\n'
-                    '{"part": "bench", "name": "kept", "status": "passed"}\n'
-                    '{"part": "model", "name": "first", "status": "passed", "commit": "new", "detail": "replaced"}\n')
-    found = results.Results(path, "model", minutes=1, commit="new")
-
-    def look():
-        return {"detail": "", "names": [line["name"] for line in results.read(path)]}
-
-    assert found.attempt("first", look)["names"] == ["kept", "first"]
-    assert found.attempt("second", look)["names"] == ["kept", "first"]
-    assert found.attempt("long", look, seconds=100) == {}
-    found.attempt("wrong", lambda: results.require(False, "it is wrong"))
-    found.attempt("error", lambda: 1 // 0)
-    assert [line["status"] for line in results.read(path)[1:]] == ["passed", "passed", "skipped", "failed", "failed"]
-    assert found.failed == 2 and "ZeroDivisionError" in path.read_text()
-
-
 def test_a_part_ends_when_its_time_is_over(copy, tmp_path):
     """Whatever hangs is ended then, and what did not run is said."""
     plant(copy, "train_gpt", "\ncase $* in *steps=0*) ;; *) exec sleep 1000 ;; esac")
@@ -330,84 +306,3 @@ def test_a_part_ends_when_its_time_is_over(copy, tmp_path):
     assert (cut["status"], cut["detail"]) == ("skipped", results.TIME_OVER)
     left = sum(line["detail"].startswith(results.TIME_OVER) for line in found.values())
     assert run.stdout.splitlines()[-1].endswith(f"; 0 failed, {left} lacked the time: run it again, and they come first")
-
-
-def test_a_part_goes_on_where_it_stopped(tmp_path):
-    """What passed at this commit comes last, and stays passed where there is no time for it."""
-    def part(commit, minutes):
-        found = results.Results(tmp_path / "gpu.jsonl", "model", minutes, commit)
-        tried = []
-
-        def attempt(name):
-            tried.append(name)
-            if name == "late":
-                raise results.Skipped(results.TIME_OVER)
-            return {"detail": ""}
-
-        found.attempt_all([(name, attempt, (name,), seconds) for name, seconds in (("first", 0), ("late", 0), ("long", 100), ("last", 0))])
-        return tried, found.left()
-
-    assert part("new", minutes=1) == (["first", "late", "last"], 2)
-    assert part("new", minutes=2) == (["late", "long", "first", "last"], 1)
-    # Of what passed nothing is lost.
-    found = results.Results(tmp_path / "gpu.jsonl", "model", 1, "new")
-    found.attempt("long", lambda: 1 // 0, seconds=100)
-    assert found.has_passed("long") and found.left() == 1
-    assert part("newer", minutes=2) == (["first", "late", "long", "last"], 1)
-
-
-def test_a_bench_goes_on_where_it_stopped(tmp_path):
-    """Models whose contest is whole come last: of the first all is measured, of the second a turn lacked its time."""
-    found = results.Results(tmp_path / "gpu.jsonl", "bench", minutes=1, commit="new")
-    models = ["124M", "1558M", "350M"]
-    for model in models[:2]:
-        found.add(f"{model}, turn 1, PyTorch", "passed")
-        found.add(part_bench.outside(model), "skipped", "there is no profiler here")
-    found.add("1558M, turn 2, PyTorch", "skipped", f"{results.TIME_OVER}; it takes about 20 s")
-    assert part_bench.left_first(found, models) == ["1558M", "350M", "124M"]
-    found.add("1558M, turn 2, PyTorch", "passed")
-    assert part_bench.left_first(found, models) == ["350M", "124M", "1558M"]
-
-
-def turn(model, program, tokens, **more):
-    return {"part": "bench", "name": f"{model}, {program}", "status": "passed", "detail": "", "model": model, "program": program,
-            "tokens_a_second": tokens, "flops_a_second": tokens * 1e9, "batch": 64, "clocks": {"clocks.sm": "1980 MHz"},
-            "clocks_while": {"clocks.sm": "1700 MHz", "slowed by": "power cap"}} | more
-
-
-def test_report():
-    lines = [{"part": "bench", "name": "machine", "status": "measured", "detail": "", "gpu": "NVIDIA H200", "driver": "580.1",
-              "commit": "abc1234", "date": "today"},
-             {"part": "bench", "name": "rates", "status": "passed", "detail": "a large product", "product_flops_a_second": 8e14},
-             turn("124M", "train_gpt, flash attention", 400_000, outside_lists=0.01),
-             turn("124M", "train_gpt, cudnn attention", 600_000, outside_lists=0.02),
-             turn("124M", "train_gpt, cudnn attention", 660_000, outside_lists=0.02),
-             turn("124M", "PyTorch", 500_000, outside_kernels=0.05),
-             turn("1558M", "train_gpt, flash attention", 49_000, flops_a_second=494.5e12),
-             {"part": "bench", "name": "124M, time outside kernels, train_gpt", "status": "passed", "detail": "", "model": "124M",
-              "outside_kernels": 0.04},
-             {"part": "model", "name": "a check", "status": "failed", "detail": "off by 1 | 2"},
-             {"part": "model", "name": "another", "status": "passed", "detail": "fine"}]
-    goals = {goal: (found, share) for goal, found, share in report.goals(lines)}
-    assert goals["124M: 550,000 tokens/s"] == ("630,000", pytest.approx(630 / 550))
-    assert goals["124M: 1.2 times PyTorch"] == ("1.26 times", pytest.approx(1.05))
-    assert goals["1558M: 50% of 989 TFLOP/s"] == ("50.0%", pytest.approx(1.0))
-    assert goals["124M: below 2% of the time outside kernels"] == ("4.00%", pytest.approx(0.5))
-    text = report.markdown(lines)
-    assert "# train_gpt on NVIDIA H200" in text and "commit abc1234, today" in text and "driver 580.1" in text
-    assert ("| 124M | train_gpt, cudnn attention | 64 | 630,000 | 600,000 to 660,000 | 63.7% | 78.8% | 1.26 | 2.00% | 4.00% |" in text)
-    assert "| 124M | PyTorch | 64 | 500,000 |  | 50.6% | 62.5% | 1.00 |  | 5.00% |" in text
-    assert "| 1980 MHz | 1700 MHz |" in text and "power cap" in text
-    assert "## model: 1 passed, 1 failed, 0 skipped" in text and "| FAILED | a check | off by 1 \\| 2 |" in text
-    assert report.markdown([]).startswith("# train_gpt")
-
-
-def test_time_outside_kernels(tmp_path):
-    """Overlapping spans count once; what was before the steps not at all."""
-    file = tmp_path / "times"
-    file.write_text("0 10\n100 120\n110 150\n105 107\n175 200\n19")
-    spans = kernel_times.read(file)
-    assert len(spans) == 5
-    assert kernel_times.outside(spans) == pytest.approx(1 - 85 / 200)
-    assert kernel_times.outside(spans, 100) == pytest.approx(25 / 100)
-    assert kernel_times.outside(spans, 90) == pytest.approx(25 / 90)

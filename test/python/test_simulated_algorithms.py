@@ -2,6 +2,7 @@
 is repeated, by who resumes, and in whatever order the queues' work runs."""
 
 import functools
+import json
 import re
 
 import pytest
@@ -111,6 +112,38 @@ def test_what_no_earlier_run_has_is_added_to_the_cache(experiment, tmp_path):
     assert row(last) == f"chosen now, and kept in {cache}"
     all_of_them = choices(cache)
     assert len(all_of_them) == 2 and all_of_them[kind] == both
+
+
+def test_algorithms_are_for_one_version_of_the_library_and_one_alignment(experiment, tmp_path):
+    """Those of another are not taken: they have a mark in their last word."""
+    options, cache = experiment.options(*BF16, steps=1), tmp_path / "cache/train_gpt/algorithms.txt"
+    train(tmp_path / "first", *options, variables=cached(tmp_path))
+    (kind, chosen), = choices(cache).items()
+
+    def taken_with(name, kind_kept, pattern, by):
+        """The header's row, and whether a mark was taken."""
+        lines = [f"{re.sub(pattern, by, product)}:{algorithm.rpartition(' ')[0]} a" for product, algorithm in chosen.items()]
+        cache.write_text("\n".join([kind_kept, *lines, ""]))
+        run = train(tmp_path / name, *options, variables=cached(tmp_path))
+        own = choices(run.out_dir / "algorithms.txt")[kind]
+        return row(run), "a" in {own[product].split()[-1] for product in chosen}
+
+    assert taken_with("same", kind, "", "") == (f"as in {cache}", True)
+    other = re.sub(r"cuBLASLt \d+", "cuBLASLt 1", kind)
+    assert other != kind
+    assert taken_with("version", other, "", "") == (f"chosen now, and kept in {cache}", False)
+    assert not taken_with("alignment", kind, "align .*", "align 1,1,1,1")[1]
+
+
+def test_rank_0_chooses_for_all(experiment, tmp_path):
+    """By its own clock: by that of rank 1 another algorithm is the fastest."""
+    script = 'SIMT_SLOW_ALGORITHM=$((11 + 22 * OMPI_COMM_WORLD_RANK)) exec "$0" "$@"'
+    options = ["-c", script, simulated.PLAIN, "--out-dir", tmp_path / "run", "--sample-tokens=0", *experiment.options(*BF16, steps=1)]
+    result = simulated.run(options, tmp_path, 2, executable="/bin/sh", variables=cached(tmp_path) | {"SIMT_COUNT": str(tmp_path / "count")})
+    assert result.returncode == 0, result.stderr
+    measured = [set(json.loads(path.read_text())["products"]) for path in tmp_path.glob("count.*")]
+    # One measured all three, and the other took what that chose.
+    assert sorted(measured, key=len)[0] == {"algorithm 33"} and len(measured) == 2
 
 
 def test_a_cache_that_cannot_be_used_stops_nothing(experiment, tmp_path):

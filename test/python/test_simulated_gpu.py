@@ -16,7 +16,7 @@ from model_comparison import save_weights
 from planted_faults import FAULTS
 from program import Run
 from simulated import at_once, train
-from simulated_experiment import CPU, ROUNDED, SEQUENCES, SIZES, STEPS, STOCHASTIC, counted, in_four_steps, results
+from simulated_experiment import BF16, CPU, ROUNDED, SEQUENCES, SIZES, STEPS, STOCHASTIC, counted, in_four_steps, results
 
 simulated.require()
 
@@ -69,7 +69,10 @@ def test_follows_the_cpu_with_gradients_in_bf16(experiment, bounds, tmp_path):
 
 def test_follows_the_cpu_with_stochastic_rounding(experiment, bounds, tmp_path):
     """Both devices take the same random bits."""
-    follow(tmp_path, experiment, bounds("bf16", 1, 1, False), STOCHASTIC, (2,))
+    cpu, (gpu,) = follow(tmp_path, experiment, bounds("bf16", 1, 1, False), STOCHASTIC, (2,))
+    # The first step's loss is that of the same weights, and the second's of those that it rounded.
+    nearest = train(tmp_path / "nearest", *experiment.options(*BF16, steps=2), ranks=2, seed=2).losses
+    assert gpu.losses[0] == nearest[0] and gpu.losses[1] != nearest[1]
 
 
 def test_follows_the_cpu_in_micro_batches_validation_and_samples(experiment, bounds, tmp_path):

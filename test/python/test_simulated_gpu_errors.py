@@ -147,6 +147,19 @@ def test_processes_share_a_gpu_where_they_are_told_to(tmp_path):
     assert run.record["configuration"]["device"] == "cuda" and len(run.lines) == 2
 
 
+@pytest.mark.parametrize("uuid", ["gpu$OMPI_COMM_WORLD_RANK", "gpu0"], ids=["GPUs of their own", "one GPU"])
+def test_gpus_are_told_apart_by_their_uuids(uuid, tmp_path):
+    """Each process sees one GPU, at index 0."""
+    options = ["-c", f'SIMT_GPUS=1 SIMT_GPU_UUID={uuid} exec "$0" "$@"', simulated.PLAIN, *MODEL, "--out-dir", tmp_path / "run"]
+    result = simulated.run(options, tmp_path, 2, executable="/bin/sh")
+    if uuid == "gpu0":
+        assert result.returncode == 1 and one_error(result.stderr).startswith("processes 0 and 1 would share one GPU")
+    else:
+        assert result.returncode == 0, result.stderr
+        run = program.Run(tmp_path / "run")
+        assert run.record["configuration"]["device"] == "cuda" and len(run.lines) == 2
+
+
 def test_a_process_without_a_gpu_among_others_with_one_is_refused(tmp_path):
     """Where one rank of two finds none."""
     options = ["-c", 'SIMT_GPUS=$OMPI_COMM_WORLD_RANK exec "$0" "$@"', simulated.PLAIN, *MODEL, "--out-dir", tmp_path / "run"]

@@ -1,6 +1,6 @@
 // cuBLASLt's algorithms. There are three, so that a program that chooses has something to choose from; the first that may
 // be taken is never the fastest by the clock of events:
-//   11  one sum over k; takes 50 ms longer than it does
+//   11  one sum over k; takes 50 ms longer than it does, as another does where SIMT_SLOW_ALGORITHM names it
 //   22  k in two parts that are added where they end, in an order that differs from run to run: it is offered first,
 //       takes no time, and gives other bits each time
 //   33  k in two parts that are added in a fixed order, in a workspace
@@ -73,7 +73,7 @@ std::size_t Algorithm::workspace_bytes(const Problem& problem) const {
 
 Speed Algorithm::speed() const {
     if (id == split_in_place) return Speed::takes_no_time;
-    return id == plain ? Speed::slow : Speed::as_it_is;
+    return id == runtime().settings.slow_algorithm ? Speed::slow : Speed::as_it_is;
 }
 
 Algorithm algorithm_in(const cublasLtMatmulAlgo_t& algo) {

@@ -44,6 +44,7 @@ Settings read_settings() {
     s.context_bytes = number("SIMT_CONTEXT_BYTES", std::uint64_t{0});
     s.nccl_bytes = number("SIMT_NCCL_BYTES", std::uint64_t{0});
     s.gpu_uuid = variable("SIMT_GPU_UUID");
+    s.slow_algorithm = static_cast<int>(number("SIMT_SLOW_ALGORITHM", std::uint64_t{11}));
     s.nccl_seconds = static_cast<double>(number("SIMT_NCCL_SECONDS", std::uint64_t{120}));
     s.count_file = variable("SIMT_COUNT");
     const std::string fails = variable("SIMT_FAIL");

@@ -40,7 +40,8 @@ struct Settings {
     std::size_t gpu_memory = std::size_t{4} << 30;
     std::size_t context_bytes = 0, nccl_bytes = 0;
     std::string gpu_uuid;
-    std::string fails;  // "launch", "malloc", "memcpy", "memory" or "nccl"
+    int slow_algorithm = 11;  // of cuBLASLt (cublaslt_algorithms.cpp)
+    std::string fails;        // "launch", "malloc", "memcpy", "memory" or "nccl"
     std::uint64_t fails_at = 0;
     double nccl_seconds = 120;
     std::string count_file;

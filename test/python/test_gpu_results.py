@@ -1,0 +1,188 @@
+"""What the parts of `make gpu-check` (dev/gpu/) do with their results and their time, and the report, without its programs."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "dev/gpu"))
+import kernel_times  # noqa: E402
+import part_bench  # noqa: E402
+import part_kernels  # noqa: E402
+import programs  # noqa: E402
+import report  # noqa: E402
+import results  # noqa: E402
+
+
+def by_name(folder):
+    return {line["name"]: line for line in results.read(folder / "gpu.jsonl")}
+
+
+def test_results_are_written_at_once(tmp_path):
+    path = tmp_path / "gpu.jsonl"
+    path.write_text('{"part": "model", "name": "of another commit", "status": "passed", "commit": "old"}\n'
+                    '{"part": "bench", "name": "kept", "status": "passed"}\n'
+                    '{"part": "model", "name": "first", "status": "passed", "commit": "new", "detail": "replaced"}\n')
+    found = results.Results(path, "model", minutes=1, commit="new")
+
+    def look():
+        return {"detail": "", "names": [line["name"] for line in results.read(path)]}
+
+    assert found.attempt("first", look)["names"] == ["kept", "first"]
+    assert found.attempt("second", look)["names"] == ["kept", "first"]
+    assert found.attempt("long", look, seconds=100) == {}
+    found.attempt("wrong", lambda: results.require(False, "it is wrong"))
+    found.attempt("error", lambda: 1 // 0)
+    assert [line["status"] for line in results.read(path)[1:]] == ["passed", "passed", "skipped", "failed", "failed"]
+    assert found.failed == 2 and "ZeroDivisionError" in path.read_text()
+
+
+def test_a_part_goes_on_where_it_stopped(tmp_path):
+    """What passed at this commit comes last, and stays passed where there is no time for it."""
+    def part(commit, minutes):
+        found = results.Results(tmp_path / "gpu.jsonl", "model", minutes, commit)
+        tried = []
+
+        def attempt(name):
+            tried.append(name)
+            if name == "late":
+                raise results.TimeOver
+            return {"detail": ""}
+
+        found.attempt_all([(name, attempt, (name,), seconds) for name, seconds in (("first", 0), ("late", 0), ("long", 100), ("last", 0))])
+        return tried, found.left()
+
+    assert part("new", minutes=1) == (["first", "late", "last"], 2)
+    assert part("new", minutes=2) == (["late", "long", "first", "last"], 1)
+    # Of what passed nothing is lost.
+    found = results.Results(tmp_path / "gpu.jsonl", "model", 1, "new")
+    found.attempt("long", lambda: 1 // 0, seconds=100)
+    assert found.has_passed("long") and found.left() == 1
+    assert part("newer", minutes=2) == (["first", "late", "long", "last"], 1)
+
+
+def test_what_passed_stays_passed_without_time(tmp_path):
+    def over():
+        raise results.TimeOver
+
+    found = results.Results(tmp_path / "gpu.jsonl", "kernels", 1, "new")
+    found.attempt("check", lambda: {"detail": "12 passed"})
+    found.attempt("check", over)
+    assert found.has_passed("check") and found.left() == 0
+
+
+def run_kernels(monkeypatch, folder, take, minutes=1):
+    """The part `kernels` with two suites, whose programs are take(results, command, seconds); returns the Results."""
+    found = results.Results(folder / "gpu.jsonl", "kernels", minutes, "new")
+    monkeypatch.setattr(part_kernels, "list_suites", lambda: ["A", "B"])
+    monkeypatch.setattr(part_kernels, "find_sanitizer", lambda: "compute-sanitizer")
+    monkeypatch.setattr(programs, "run", lambda command, seconds: take(found, command, seconds))
+    part_kernels.run(found, tiny=False)
+    return found
+
+
+def test_the_kernels_go_on_where_they_stopped(monkeypatch, tmp_path):
+    """A sanitizer's run takes 3 of the part's 60 seconds, as its clock has it, of which it begins none in the last 10."""
+    def take(found, command, _):
+        if "--tool" not in command:
+            return subprocess.CompletedProcess(command, 0, "[       OK ] A.a (1 ms)\n", "")
+        found.end -= 3
+        return subprocess.CompletedProcess(command, 0, "========= ERROR SUMMARY: 0 errors\n", "")
+
+    checks = 2 + 2 * len(part_kernels.SANITIZED)
+    left = run_kernels(monkeypatch, tmp_path, take).left()
+    assert 0 < left < checks - 2
+    again = run_kernels(monkeypatch, tmp_path, take)
+    assert again.left() == again.failed == 0
+    assert sum(line["status"] == "passed" for line in by_name(tmp_path).values()) == checks
+
+
+@pytest.mark.parametrize("minutes, said", [(1, results.TIME_OVER), (5, "it takes longer than 100 s")])
+def test_a_sanitizer_that_the_end_cuts_off_lacks_time(minutes, said, monkeypatch, tmp_path):
+    def take(_, command, seconds):
+        if "--tool" in command:
+            raise results.Late(f"ended after {seconds} s")
+        return subprocess.CompletedProcess(command, 0, "[       OK ] A.a (1 ms)\n", "")
+
+    found = run_kernels(monkeypatch, tmp_path, take, minutes)
+    cut = by_name(tmp_path)["compute-sanitizer memcheck, Ptx*"]
+    assert (cut["status"], cut["detail"]) == ("skipped", said)
+    assert (found.left() > 0) == (said == results.TIME_OVER)
+
+
+@pytest.mark.parametrize("minutes, status", [(0.03, "skipped"), (1, "failed")])
+def test_timings_of_kernels_that_the_end_cuts_off_lack_time(minutes, status, monkeypatch, tmp_path):
+    """In the middle of a line. With time left, the program is to blame."""
+    slow = tmp_path / "kernels"
+    slow.write_text("""#!/bin/sh
+echo '{"operation": "gelu", "shape": [8], "variant": 1, "microseconds": 5, "share": 0.5}' > $2
+printf '{"operation"' >> $2
+exec sleep 100
+""")
+    slow.chmod(0o755)
+    found = results.Results(tmp_path / "gpu.jsonl", "bench", minutes, "new")
+    monkeypatch.setattr(programs, "KERNELS", slow)
+    monkeypatch.setattr(programs.Clock, "end", found.end)
+    monkeypatch.setattr(part_bench, "KERNEL_SECONDS", 2)
+    found.attempt(part_bench.BESIDE, part_bench.kernels, found, False)
+    cut = by_name(tmp_path)[part_bench.BESIDE]
+    assert cut["status"] == status and found.failed == (status == "failed")
+    assert cut["detail"] == (results.TIME_OVER if status == "skipped" else "ended after 1 timings")
+
+
+def test_a_bench_goes_on_where_it_stopped(tmp_path):
+    """Models whose contest is whole come last: of the first all is measured, of the second a turn lacked its time."""
+    found = results.Results(tmp_path / "gpu.jsonl", "bench", minutes=1, commit="new")
+    models = ["124M", "1558M", "350M"]
+    for model in models[:2]:
+        found.add(f"{model}, turn 1, PyTorch", "passed")
+        found.add(part_bench.outside(model), "skipped", "there is no profiler here")
+    found.add("1558M, turn 2, PyTorch", "skipped", f"{results.TIME_OVER}; it takes about 20 s")
+    assert part_bench.left_first(found, models) == ["1558M", "350M", "124M"]
+    found.add("1558M, turn 2, PyTorch", "passed")
+    assert part_bench.left_first(found, models) == ["350M", "124M", "1558M"]
+
+
+def turn(model, program, tokens, **more):
+    return {"part": "bench", "name": f"{model}, {program}", "status": "passed", "detail": "", "model": model, "program": program,
+            "tokens_a_second": tokens, "flops_a_second": tokens * 1e9, "batch": 64, "clocks": {"clocks.sm": "1980 MHz"},
+            "clocks_while": {"clocks.sm": "1700 MHz", "slowed by": "power cap"}} | more
+
+
+def test_report():
+    lines = [{"part": "bench", "name": "machine", "status": "measured", "detail": "", "gpu": "NVIDIA H200", "driver": "580.1",
+              "commit": "abc1234", "date": "today"},
+             {"part": "bench", "name": "rates", "status": "passed", "detail": "a large product", "product_flops_a_second": 8e14},
+             turn("124M", "train_gpt, flash attention", 400_000, outside_lists=0.01),
+             turn("124M", "train_gpt, cudnn attention", 600_000, outside_lists=0.02),
+             turn("124M", "train_gpt, cudnn attention", 660_000, outside_lists=0.02),
+             turn("124M", "PyTorch", 500_000, outside_kernels=0.05),
+             turn("1558M", "train_gpt, flash attention", 49_000, flops_a_second=494.5e12),
+             {"part": "bench", "name": "124M, time outside kernels, train_gpt", "status": "passed", "detail": "", "model": "124M",
+              "outside_kernels": 0.04},
+             {"part": "model", "name": "a check", "status": "failed", "detail": "off by 1 | 2"},
+             {"part": "model", "name": "another", "status": "passed", "detail": "fine"}]
+    goals = {goal: (found, share) for goal, found, share in report.goals(lines)}
+    assert goals["124M: 550,000 tokens/s"] == ("630,000", pytest.approx(630 / 550))
+    assert goals["124M: 1.2 times PyTorch"] == ("1.26 times", pytest.approx(1.05))
+    assert goals["1558M: 50% of 989 TFLOP/s"] == ("50.0%", pytest.approx(1.0))
+    assert goals["124M: below 2% of the time outside kernels"] == ("4.00%", pytest.approx(0.5))
+    text = report.markdown(lines)
+    assert "# train_gpt on NVIDIA H200" in text and "commit abc1234, today" in text and "driver 580.1" in text
+    assert ("| 124M | train_gpt, cudnn attention | 64 | 630,000 | 600,000 to 660,000 | 63.7% | 78.8% | 1.26 | 2.00% | 4.00% |" in text)
+    assert "| 124M | PyTorch | 64 | 500,000 |  | 50.6% | 62.5% | 1.00 |  | 5.00% |" in text
+    assert "| 1980 MHz | 1700 MHz |" in text and "power cap" in text
+    assert "## model: 1 passed, 1 failed, 0 skipped" in text and "| FAILED | a check | off by 1 \\| 2 |" in text
+    assert report.markdown([]).startswith("# train_gpt")
+
+
+def test_time_outside_kernels(tmp_path):
+    """Overlapping spans count once; what was before the steps not at all."""
+    file = tmp_path / "times"
+    file.write_text("0 10\n100 120\n110 150\n105 107\n175 200\n19")
+    spans = kernel_times.read(file)
+    assert len(spans) == 5
+    assert kernel_times.outside(spans) == pytest.approx(1 - 85 / 200)
+    assert kernel_times.outside(spans, 100) == pytest.approx(25 / 100)
+    assert kernel_times.outside(spans, 90) == pytest.approx(25 / 90)
