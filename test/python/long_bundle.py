@@ -22,5 +22,5 @@ def test_kernels_and_ptx_conformance_are_in_it():
     listed = subprocess.run([PROGRAMS[-1], "--gtest_list_tests"], capture_output=True, text=True)
     assert listed.returncode == 0, listed.stderr
     for operation in ROOT.glob("dev/*.cu"):
-        assert f"Lab.{operation.stem}\n" in listed.stdout
+        assert f"Lab.{operation.stem}.\n" in listed.stdout
     assert "Ptx" in listed.stdout
