@@ -20,6 +20,7 @@
 //      it has multiprocessors.
 //   5  The same in two kernels of 3 and 4 products: more arithmetic, but nothing is exchanged, no sum is read
 //      back, and there is a block for each 128 queries or keys (llmc/device/cuda/attention_backward.cuh).
+// The tiles of 2 to 5 fix their number of threads, as a thread's or warp's share of a tile: they have one block size.
 #include "llmc/device/cuda/attention_backward.cuh"
 
 #include "dev/attention_backward_reference.h"

@@ -10,7 +10,7 @@
 //      the next one only after a sum over the warp.
 //   2  a block does a head of a row; a row is read by few lanes, 16 bytes each, so that a warp has 4 to 8 keys at once
 //      and 4 times that under way; each group of lanes keeps a softmax of its own, and only in the end are they brought
-//      together (llmc/device/cuda/attention_cached_forward.cuh).
+//      together (llmc/device/cuda/attention_cached_forward.cuh). Its shared memory is for 8 warps: one block size.
 // The rows of a prompt (n > 1) are few, once a text; each reads the keys anew, from cache.
 #include "llmc/device/cuda/attention_cached_forward.cuh"
 

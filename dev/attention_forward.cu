@@ -17,6 +17,7 @@
 //   6  32 queries a warp: a key read from shared memory is used twice, and reads take half of tensor cores' time, not
 //      all of it. Masks on the diagonal only, longest tiles first, whole rows out (attention_forward.cuh). With blocks of
 //      256 threads eight warps share the tile instead, 16 queries each.
+// The tiles of 3 to 5 fix their number of threads, as a thread's or warp's share of a tile: they have one block size.
 #include "llmc/device/cuda/attention_forward.cuh"
 
 #include <optional>

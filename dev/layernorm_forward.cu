@@ -65,7 +65,7 @@ __global__ void layernorm_forward_kernel2(X* out, float* mean, float* rstd, cons
     const std::int64_t row = blockIdx.x;
     normalize_row(out + row * channels, mean + row, rstd + row, in + row * channels, gamma, beta, channels,
                   static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x),
-                  [](float x) { return block_sum(x); });
+                  [](float x LLMC_SITE) { return block_sum(x LLMC_PASS_SITE); });
 }
 
 template <class X>
@@ -76,7 +76,7 @@ __global__ void layernorm_forward_kernel3(X* out, float* mean, float* rstd, cons
     if (row >= rows) return;
     normalize_row(out + row * channels, mean + row, rstd + row, in + row * channels, gamma, beta, channels,
                   static_cast<int>(threadIdx.x) % warp_threads, warp_threads,
-                  [](float x) { return warp_sum(x); });
+                  [](float x LLMC_SITE) { return warp_sum(x LLMC_PASS_SITE); });
 }
 
 template <class X>

@@ -4,6 +4,7 @@
 //   1  a thread makes one element and reads 2 numbers for each multiplication: bound by loads.
 //   2  a block makes 64x64 elements from tiles in shared memory, a thread 4x4 of them: 8 numbers for 16
 //      multiplications, and each number is read from memory by one block in 64 (llmc/device/cuda/matmul_backward.cuh).
+//      4x4 of 64x64 are 256 threads: one block size.
 #include "llmc/device/cuda/matmul_backward.cuh"
 
 #include "dev/lab/lab.h"

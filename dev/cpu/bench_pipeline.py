@@ -65,6 +65,7 @@ def main():
         for turn in range(arguments.turns):
             for stages, schedule in kinds:
                 place = os.path.join(folder, f"{turn}-{stages}-{schedule}")
+                print(f"turn {turn + 1} of {arguments.turns}: {stages} stages, {schedule}", file=sys.stderr)
                 record, timed = run(arguments.program, stages, STEPS, place, *options, "--pipeline-parallel", stages,
                                     "--pipeline-schedule", schedule, *SCHEDULES[schedule])
                 micro_batches = record["micro_batches"]

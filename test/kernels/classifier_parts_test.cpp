@@ -27,6 +27,9 @@ const std::vector<Shape> part_shapes = {
     // exp(-300) is 0 in fp32, and so is a sum that does not begin far below the logits.
     {4, {100, 60}, 128, 108, -300}};
 
+// The second: blocks of several warps, and several rows for each.
+const std::vector<Shape> part_shapes_for_races = {{40, {40, 30}, 40, 1}, {70, {700, 600}, 704, 1}};
+
 template <class X>
 class ClassifierParts : public Kernels<X> {};
 TYPED_TEST_SUITE(ClassifierParts, Dtypes);
@@ -116,7 +119,7 @@ class Run {
 
 TYPED_TEST(ClassifierParts, StatisticsLossesAndGradient) {
     using X = TypeParam;
-    for (const Shape& shape : shapes(part_shapes)) {
+    for (const Shape& shape : shapes(part_shapes, part_shapes_for_races)) {
         Draw draw(seed()), same_draw(seed());
         Run<X> gpu(shape, draw), expected(shape, same_draw);
         expected.on_cpu();
@@ -161,7 +164,7 @@ TYPED_TEST(ClassifierParts, StatisticsLossesAndGradient) {
 
 TYPED_TEST(ClassifierParts, LossesAloneLeaveTheLogits) {
     using X = TypeParam;
-    for (const Shape& shape : shapes(part_shapes)) {
+    for (const Shape& shape : shapes(part_shapes, part_shapes_for_races)) {
         Draw draw(seed());
         Run<X> run(shape, draw);
         const LaunchContext on = launch_contexts().front();
@@ -176,7 +179,7 @@ TYPED_TEST(ClassifierParts, LossesAloneLeaveTheLogits) {
 
 TYPED_TEST(ClassifierParts, SameBitsFromRunToRun) {
     using X = TypeParam;
-    for (const Shape& shape : shapes(part_shapes)) {
+    for (const Shape& shape : shapes(part_shapes, part_shapes_for_races)) {
         Draw draw(seed());
         Run<X> run(shape, draw);
         const LaunchContext on = launch_contexts().front();

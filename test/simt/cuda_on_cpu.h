@@ -133,7 +133,9 @@ T* aligned(T* pointer, const Site& site) {
 
 }  // namespace simt
 
-#define SIMT_SITE const simt::Site& site = simt::Site::current()
+#define SIMT_SITE const simt::Site& site = std::source_location::current()
+// Of a call in a function that has a site itself.
+#define SIMT_SITE_IN_CALLER simt::Site(std::source_location::current(), &site)
 
 // ---- barriers and warp collectives ----
 

@@ -114,12 +114,22 @@ std::string name_of(const std::string& symbol) {
     return symbol.empty() ? "(a local function)" : llmc::cuda::kernel_name(symbol);
 }
 
+// From the kernel's line to that of the barrier.
 std::string place(const Site& site) {
-    return std::string(site.file_name()) + ":" + std::to_string(site.line());
+    const std::string own = std::string(site.line.file_name()) + ":" + std::to_string(site.line.line());
+    return site.caller ? place(*site.caller) + " > " + own : own;
 }
 
-bool same_place(const Site& a, const Site& b) {
-    return a.line() == b.line() && a.column() == b.column() && std::strcmp(a.file_name(), b.file_name()) == 0;
+bool same_line(const std::source_location& a, const std::source_location& b) {
+    return a.line() == b.line() && a.column() == b.column() &&
+           (a.file_name() == b.file_name() || std::strcmp(a.file_name(), b.file_name()) == 0);
+}
+
+bool same_place(const Site* a, const Site* b) {
+    for (; a && b && a != b; a = a->caller, b = b->caller) {
+        if (!same_line(a->line, b->line)) return false;
+    }
+    return a == b;
 }
 
 // A fault that has no line in the kernel.
@@ -160,7 +170,7 @@ void arrive_at_barrier(Thread& thread) {
     if (run.returned > 0) fail(thread.site, "a thread of the block returned before this barrier");
     if (!run.at_barrier.empty()) {
         const Site& other = run.at_barrier.front()->site;
-        if (!same_place(other, thread.site)) {
+        if (!same_place(&other, &thread.site)) {
             fail(thread.site, "threads of the block wait at another barrier, " + place(other));
         }
     }
@@ -182,7 +192,7 @@ void arrive_in_warp(Thread& thread) {
     std::array<void*, warp_threads> arguments{};
     meeting->present |= thread.lane_bit();
     const Thread& other = first[std::countr_zero(meeting->present)];
-    if (other.together != thread.together || !same_place(other.site, thread.site)) {
+    if (other.together != thread.together || !same_place(&other.site, &thread.site)) {
         fail(thread.site, "lanes of the warp are in another collective, " + place(other.site));
     }
     if (meeting->present != meeting->mask) return;
@@ -199,7 +209,7 @@ void arrive_in_warp(Thread& thread) {
 void has_returned(Thread& thread) {
     thread.fiber.reset();
     if (!thread.copies.empty()) {
-        fail(thread.copies.front().site, "the thread returned without waiting for this copy");
+        fail({thread.copies.front().line}, "the thread returned without waiting for this copy");
     }
     ++run.returned;
     Warp& warp = run.warps[thread.warp()];
@@ -326,6 +336,12 @@ std::string name_of_kernel(const void* kernel) { return name_of(symbol_of(kernel
 const std::set<std::string>& launched_kernels() { return run.launched; }
 
 void fail(const Site& site, const std::string& message) { stop(place(site) + ": " + message); }
+
+std::source_location line_of_kernel(const Site& site) {
+    const Site* first = &site;
+    while (first->caller) first = first->caller;
+    return first->line;
+}
 
 int lane() { return static_cast<int>(run.current->index % warp_threads); }
 

@@ -3,7 +3,8 @@
 // wait, so what one does between two barriers is done at once: what that hides, ThreadSanitizer finds.
 //
 // Faults end the process with one line that names the kernel, the line in it, block and thread:
-// - a barrier or warp collective that some of its threads miss, or where they meet others' at another line,
+// - a barrier or warp collective that some of its threads miss, or where they meet others' at another line or come
+//   through another call,
 // - more threads, registers or shared memory than the chip has, a misaligned 16-byte access,
 // - what a test finds by itself since memory that was never written reads as NaN: shared arrays begin as 0xff
 //   bytes, and the target of a cp.async holds 0xff until the copy is waited for,
@@ -50,10 +51,20 @@ std::string name_of_kernel(const void* kernel);
 // The symbols of all kernels launched until now.
 const std::set<std::string>& launched_kernels();
 
-using Site = std::source_location;  // where in the kernel a thread waits
+// Where a thread waits, and through which functions it came there from its kernel.
+struct Site {
+    // Not explicit: g++ 12 knows the caller's line only where std::source_location::current() is the whole default argument.
+    Site(const std::source_location& line_ = {}, const Site* caller_ = nullptr)
+        : line(line_), caller(caller_) {}
+    std::source_location line;
+    const Site* caller;  // lies on the waiting thread's stack
+};
 
 // Ends the process with the message, and says where the thread is.
 [[noreturn]] void fail(const Site& site, const std::string& message);
+
+// The line of the kernel itself.
+std::source_location line_of_kernel(const Site& site);
 
 // The running thread's place in its warp.
 int lane();
@@ -78,8 +89,8 @@ bool is_shared(const void* memory, std::size_t bytes);
 // is still under way on a GPU, and nobody may read what it brings.
 struct AsyncCopy {
     void* to;
-    const void* from;  // null: zeros
-    Site site;
+    const void* from;           // null: zeros
+    std::source_location line;  // the kernel's
 };
 void add_copy(const AsyncCopy& copy);
 void commit_copies();

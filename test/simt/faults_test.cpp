@@ -31,11 +31,17 @@ const Planted all_planted[] = {
     PLANTED(two_barriers, executor,
             "planted_faults.cuh:[0-9]+: threads of the block wait at another barrier, .*:[0-9]+"),
     PLANTED(two_sums_of_a_block, executor,
-            "planted_faults.cuh:[0-9]+: threads of the block wait at another barrier, "
-            ".*planted_faults.cuh:[0-9]+"),
+            "planted_faults.cuh:[0-9]+ > .*reduce.cuh:[0-9]+: threads of the block wait at another barrier, "
+            ".*planted_faults.cuh:[0-9]+ > .*reduce.cuh:[0-9]+"),
+    PLANTED(two_barriers_of_a_function, executor,
+            "planted_faults.cuh:[0-9]+: threads of the block wait at another barrier, "),
+    PLANTED(two_reductions_of_a_function, executor,
+            "reduce.cuh:[0-9]+: threads of the block wait at another barrier, "),
+    PLANTED(lambda_in_two_branches, executor,
+            "planted_faults.cuh:[0-9]+: threads of the block wait at another barrier, "),
     PLANTED(two_maxima_of_a_warp, executor,
-            "planted_faults.cuh:[0-9]+: lanes of the warp are in another collective, "
-            ".*planted_faults.cuh:[0-9]+"),
+            "planted_faults.cuh:[0-9]+ > .*reduce.cuh:[0-9]+: lanes of the warp are in another collective, "
+            ".*planted_faults.cuh:[0-9]+ > .*reduce.cuh:[0-9]+"),
     PLANTED(return_before_barrier, executor, "returned without this barrier|returned before this barrier"),
     PLANTED(mask_wider_than_branch, executor, "lanes? in the mask of this collective (have )?returned"),
     PLANTED(return_before_collective, executor, "lanes? in the mask of this collective (have )?returned"),

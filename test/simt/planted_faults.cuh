@@ -48,6 +48,46 @@ __global__ void two_sums_of_a_block(float* out, const float* in) {
     out[i] = in[i] + in[threads - 1 - i] + 0 * sum;
 }
 
+__device__ inline void wait_twice(bool skip_first LLMC_SITE) {
+    if (!skip_first) __syncthreads(LLMC_PASS_ONLY_SITE);
+    __syncthreads(LLMC_PASS_ONLY_SITE);
+}
+
+// And by its own line: the first of a function's barriers is not its second.
+template <bool faulty>
+__global__ void two_barriers_of_a_function(float* out, const float* in) {
+    const int i = thread();
+    wait_twice(faulty && i < 32);
+    if (faulty && i < 32) __syncthreads();
+    out[i] = in[i] + in[threads - 1 - i];
+}
+
+// And by all the calls between: the second sum of the block is not its third.
+template <bool faulty>
+__global__ void two_reductions_of_a_function(float* out, const float* in) {
+    const int i = thread();
+    const auto sums = [&](bool skip_first LLMC_SITE) {
+        float sum = 0;
+        if (!skip_first) sum += llmc::cuda::block_sum(in[i] LLMC_PASS_SITE);
+        return sum + llmc::cuda::block_sum(in[i] LLMC_PASS_SITE);
+    };
+    float sum = sums(faulty && i < 32);
+    if (faulty && i < 32) sum += llmc::cuda::block_sum(in[i]);
+    out[i] = in[i] + in[threads - 1 - i] + 0 * sum;
+}
+
+template <bool faulty>
+__global__ void lambda_in_two_branches(float* out, const float* in) {
+    const int i = thread();
+    const auto wait = [](LLMC_ONLY_SITE) { __syncthreads(LLMC_PASS_ONLY_SITE); };
+    if (faulty && i < 32) {
+        wait();
+    } else {
+        wait();
+    }
+    out[i] = in[i] + in[threads - 1 - i];
+}
+
 template <bool faulty>
 __global__ void return_before_barrier(float* out, const float* in) {
     const int i = thread();

@@ -6,7 +6,8 @@
 
 #include "simt/cuda_on_cpu.h"
 
-namespace simt {
+// Not in simt itself, where calls of the wrappers, which hand on a simt::Site, would find these too.
+namespace simt::ptx {
 
 struct MmaArgument {
     float* d;
@@ -99,7 +100,7 @@ inline void copy_async_16(void* to, const void* from, bool valid, const Site& si
     aligned(static_cast<const uint4*>(from), site);
     *static_cast<uint4*>(to) = {~0u, ~0u, ~0u, ~0u};  // NaN until the copy is waited for
     if (valid) touch_16(from);
-    add_copy({to, valid ? from : nullptr, site});
+    add_copy({to, valid ? from : nullptr, line_of_kernel(site)});
 }
 
 inline void finish_copies(int groups_left) {
@@ -108,4 +109,4 @@ inline void finish_copies(int groups_left) {
     }
 }
 
-}  // namespace simt
+}  // namespace simt::ptx

@@ -46,18 +46,20 @@ __device__ __forceinline__ float loss_of(const ExponentialSum& total, float targ
     return fmaf(total.maximum, ln_2, logf(total.sum)) - target_logit;
 }
 
+__device__ __forceinline__ ExponentialSum warp_sum(ExponentialSum x LLMC_SITE) {
+    x.rescale(warp_maximum(x.maximum LLMC_PASS_SITE));
+    x.sum = warp_sum(x.sum LLMC_PASS_SITE);
+    return x;
+}
+
 // Over a block. With one barrier: the next call must have other `partials` (one for each of up to 32 warps).
 __device__ __forceinline__ ExponentialSum block_sum(ExponentialSum mine, ExponentialSum* partials LLMC_SITE) {
     const unsigned warp = threadIdx.x / warp_threads, lane = threadIdx.x % warp_threads;
-    const auto sum_of_warp = [&](ExponentialSum x) {
-        x.rescale(warp_maximum(x.maximum LLMC_PASS_SITE));
-        x.sum = warp_sum(x.sum LLMC_PASS_SITE);
-        return x;
-    };
-    mine = sum_of_warp(mine);
+    mine = warp_sum(mine LLMC_PASS_SITE);
     if (lane == 0) partials[warp] = mine;
     __syncthreads(LLMC_PASS_ONLY_SITE);
-    return sum_of_warp(lane < blockDim.x / warp_threads ? partials[lane] : ExponentialSum::none());
+    return warp_sum(lane < blockDim.x / warp_threads ? partials[lane]
+                                                     : ExponentialSum::none() LLMC_PASS_SITE);
 }
 
 // The logits of a piece in fp32. `left`: columns of the vocabulary from its first on; what is beyond them counts

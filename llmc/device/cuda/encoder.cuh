@@ -91,24 +91,26 @@ constexpr int token_class_bits(int vocabulary) {
 __device__ __forceinline__ int class_of(int token, int class_bits) { return token & ((1 << class_bits) - 1); }
 __device__ __forceinline__ int key_in_class(int token, int class_bits) { return token >> class_bits; }
 
+// The sum of x over the lanes up to this one.
+__device__ __forceinline__ int warp_sum_up_to(int x, int lane LLMC_SITE) {
+#pragma unroll
+    for (int distance = 1; distance < warp_threads; distance *= 2) {
+        const int other = __shfl_up_sync(all_lanes, x, distance, warp_threads LLMC_PASS_SITE);
+        if (lane >= distance) x += other;
+    }
+    return x;
+}
+
 // The sum of x over the threads before this one, and over the block in `total`, by a block of whole warps.
 __device__ __forceinline__ int block_sum_before(int x, int* total LLMC_SITE) {
     SHARED(int, sums, [warp_threads]);
     const int warp = static_cast<int>(threadIdx.x) / warp_threads;
     const int lane = static_cast<int>(threadIdx.x) % warp_threads;
     const int warps = static_cast<int>(blockDim.x) / warp_threads;
-    const auto sum_up_to = [&](int value) {
-#pragma unroll
-        for (int distance = 1; distance < warp_threads; distance *= 2) {
-            const int other = __shfl_up_sync(all_lanes, value, distance, warp_threads LLMC_PASS_SITE);
-            if (lane >= distance) value += other;
-        }
-        return value;
-    };
-    const int up_to = sum_up_to(x);
+    const int up_to = warp_sum_up_to(x, lane LLMC_PASS_SITE);
     if (lane == warp_threads - 1) sums[warp] = up_to;
     __syncthreads(LLMC_PASS_ONLY_SITE);
-    const int warps_up_to = sum_up_to(lane < warps ? sums[lane] : 0);
+    const int warps_up_to = warp_sum_up_to(lane < warps ? sums[lane] : 0, lane LLMC_PASS_SITE);
     *total = __shfl_sync(all_lanes, warps_up_to, warp_threads - 1, warp_threads LLMC_PASS_SITE);
     const int warps_before =
         __shfl_sync(all_lanes, warps_up_to, warp == 0 ? 0 : warp - 1, warp_threads LLMC_PASS_SITE);

@@ -15,8 +15,9 @@
 // A shared array that has the size it is declared with: SHARED(float, partial, [32]); Aligned for 16-byte accesses
 // wherever the compiler puts it, as it is on the CPU.
 #define SHARED(type, name, size) __shared__ __align__(16) type name size
-// The last parameter of what the executor reports by its caller's line, and its last argument: every function with a
-// barrier or a warp collective in it, so that threads that call it in two places are seen to wait for each other.
+// For the executor, which tells barriers and warp collectives apart by their line and by those of the calls that led
+// there: the last parameter of each function or lambda that has one in it and that a kernel calls at more than one
+// place, and the last argument of calls in there.
 #define LLMC_SITE
 #define LLMC_PASS_SITE
 // The same where there is no other.
@@ -27,9 +28,9 @@
 // NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration
 #define SHARED(type, name, size) auto& name = simt::shared_variable<type size>([] {})
 #define LLMC_SITE , SIMT_SITE
-#define LLMC_PASS_SITE , site
+#define LLMC_PASS_SITE , SIMT_SITE_IN_CALLER
 #define LLMC_ONLY_SITE SIMT_SITE
-#define LLMC_PASS_ONLY_SITE site
+#define LLMC_PASS_ONLY_SITE SIMT_SITE_IN_CALLER
 #endif
 
 #include "llmc/core/error.h"

@@ -287,14 +287,15 @@ __global__ void __launch_bounds__(threads, 256 / threads)
         }
         copy_async_commit();  // an empty group too, so that waits count the same everywhere
     };
-    const auto load_step = [&](Fragments& fragments, int t, int step) {
+    const auto load_step = [&](Fragments& fragments, int t, int step LLMC_SITE) {
         const bf16* const stage = pipeline + t % stages * stage_elements;
-        load_fragments(fragments, stage, stage + threads * tile_depth, step, Swizzled{});
+        load_fragments(
+            fragments, stage, stage + threads * tile_depth, step, Swizzled {} LLMC_PASS_SITE);
     };
     // All but the newest stages - 2 tiles have arrived, for all threads.
-    const auto wait = [] {
+    const auto wait = [](LLMC_ONLY_SITE) {
         copy_async_wait<stages - 2>();
-        __syncthreads();
+        __syncthreads(LLMC_PASS_ONLY_SITE);
     };
 
     for (int t = 0; t < stages - 1; ++t) fetch(t);

@@ -31,7 +31,7 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const std::uint32_t 
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
-    simt::mma_m16n8k16(d, a, b, site);
+    simt::ptx::mma_m16n8k16(d, a, b, site);
 #endif
 }
 
@@ -44,7 +44,7 @@ __device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&fragments)[4], const
                  : "r"(shared_address(row))
                  : "memory");
 #else
-    simt::ldmatrix_x4(fragments, row, false, site);
+    simt::ptx::ldmatrix_x4(fragments, row, false, site);
 #endif
 }
 
@@ -57,7 +57,7 @@ __device__ __forceinline__ void ldmatrix_x4_transposed(std::uint32_t (&fragments
                  : "r"(shared_address(row))
                  : "memory");
 #else
-    simt::ldmatrix_x4(fragments, row, true, site);
+    simt::ptx::ldmatrix_x4(fragments, row, true, site);
 #endif
 }
 
@@ -70,7 +70,7 @@ __device__ __forceinline__ void copy_async_16(void* to, const void* from, bool v
                  : "r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0)
                  : "memory");
 #else
-    simt::copy_async_16(to, from, valid, site);
+    simt::ptx::copy_async_16(to, from, valid, site);
 #endif
 }
 
@@ -89,7 +89,7 @@ __device__ __forceinline__ void copy_async_wait() {
 #ifdef __CUDACC__
     asm volatile("cp.async.wait_group %0;" ::"n"(groups_left) : "memory");
 #else
-    simt::finish_copies(groups_left);
+    simt::ptx::finish_copies(groups_left);
 #endif
 }
 
