@@ -26,24 +26,32 @@ bool fits_model(const MeshSizes& sizes, const GPTConfig& config) {
            (!sizes.sequence_parallel || config.sequence_length % sizes.tensor == 0);
 }
 
+// Whether it also divides the batch: worth advising.
+bool suits(const MeshSizes& sizes, const GPTConfig& config) {
+    if (!fits(sizes, config)) return false;
+    return !sizes.processes || !sizes.batch_sequences ||
+           *sizes.batch_sequences % (*sizes.processes / (sizes.pipeline * sizes.tensor)) == 0;
+}
+
 // No size of a mesh is larger.
 std::int64_t largest_of(const MeshSizes& sizes, const GPTConfig& config) {
     return std::min(sizes.processes.value_or(std::max(config.layers, config.heads)), largest_size);
 }
 
-// Those of one size with which the rest of the mesh fits.
-std::vector<std::int64_t> that_fit(MeshSizes sizes, Size size, const GPTConfig& config) {
+// Those of one size with which the rest of the mesh suits.
+std::vector<std::int64_t> that_suit(MeshSizes sizes, Size size, const GPTConfig& config) {
     std::vector<std::int64_t> found;
     const std::int64_t most = largest_of(sizes, config);
     for (std::int64_t candidate = 1; candidate <= most; ++candidate) {
         sizes.*size = candidate;
-        if (fits(sizes, config)) found.push_back(candidate);
+        if (suits(sizes, config)) found.push_back(candidate);
     }
     return found;
 }
 
-// The mesh of all processes that fits with sizes nearest to those, by how many times larger or smaller they are.
-MeshSizes nearest_that_fits(const MeshSizes& sizes, const GPTConfig& config) {
+// The mesh of all processes that suits with sizes nearest to those, by how many times larger or smaller they are. Where no
+// mesh divides the batch it is not asked for.
+MeshSizes nearest_that_suits(const MeshSizes& sizes, const GPTConfig& config) {
     const auto distance = [&](const MeshSizes& mesh, Size size) {
         return std::abs(std::log(static_cast<double>(mesh.*size) / static_cast<double>(sizes.*size)));
     };
@@ -53,17 +61,22 @@ MeshSizes nearest_that_fits(const MeshSizes& sizes, const GPTConfig& config) {
     for (tried.pipeline = 1; tried.pipeline <= most; ++tried.pipeline) {
         for (tried.tensor = 1; tried.tensor <= most; ++tried.tensor) {
             const double far = distance(tried, &MeshSizes::pipeline) + distance(tried, &MeshSizes::tensor);
-            if (far >= least || !fits(tried, config)) continue;
+            if (far >= least || !suits(tried, config)) continue;
             least = far;
             nearest = tried;
         }
+    }
+    if (std::isinf(least) && sizes.batch_sequences) {
+        tried = sizes;
+        tried.batch_sequences.reset();
+        return nearest_that_suits(tried, config);
     }
     return nearest;
 }
 
 // Of that mesh, the options that were given or are needed: " --pipeline-parallel 3 --tensor-parallel 2".
 std::string nearest_text(const MeshSizes& sizes, const GPTConfig& config) {
-    const MeshSizes nearest = nearest_that_fits(sizes, config);
+    const MeshSizes nearest = nearest_that_suits(sizes, config);
     std::string text;
     if (sizes.pipeline > 1 || nearest.pipeline > 1)
         text += fmt::format(" --pipeline-parallel {}", nearest.pipeline);
@@ -74,10 +87,11 @@ std::string nearest_text(const MeshSizes& sizes, const GPTConfig& config) {
 // "1, 2, 4 would"; where another mesh is nearer, or none does with the other size as it is, with that.
 std::string what_would(const MeshSizes& sizes, Size size, const GPTConfig& config) {
     const Size other = size == &MeshSizes::pipeline ? &MeshSizes::tensor : &MeshSizes::pipeline;
-    const std::vector<std::int64_t> found = that_fit(sizes, size, config);
+    const std::vector<std::int64_t> found = that_suit(sizes, size, config);
     if (found.empty()) return "try" + nearest_text(sizes, config);
     std::string text = fmt::format("{} would", fmt::join(found, ", "));
-    if (nearest_that_fits(sizes, config).*other != sizes.*other) text += ", or" + nearest_text(sizes, config);
+    if (nearest_that_suits(sizes, config).*other != sizes.*other)
+        text += ", or" + nearest_text(sizes, config);
     return text;
 }
 

@@ -1,5 +1,5 @@
 // Which meshes fit the processes and the model, and what is said of one that does not: with sizes that do, all of which are
-// found here. What a mesh makes of the global batch is checked elsewhere (plan/micro_batches.h), as are schedules
+// found here. Whether a mesh divides the global batch is checked elsewhere (plan/micro_batches.h), as are schedules
 // (pipeline_schedule.h).
 #pragma once
 
@@ -14,6 +14,8 @@ struct MeshSizes {
     std::optional<std::int64_t> processes{};  // nothing: as many as the mesh takes
     std::int64_t pipeline = 1, virtual_stages = 1, tensor = 1;
     bool sequence_parallel = false;
+    // Of the global batch, which data-parallel ranks share: what is advised divides it, where anything does.
+    std::optional<std::int64_t> batch_sequences{};
 };
 
 // Whether the processes divide into stages and these among tensor-parallel ranks, each chunk has a layer, and heads (with

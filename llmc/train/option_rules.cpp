@@ -222,7 +222,8 @@ Mesh Options::mesh(int processes, int rank) const {
                       .pipeline = pipeline_parallel,
                       .virtual_stages = chunks_of_stage(),
                       .tensor = tensor_parallel,
-                      .sequence_parallel = sequence_parallel},
+                      .sequence_parallel = sequence_parallel,
+                      .batch_sequences = global_batch_tokens.value_or(0) / *sequence_length},
                      config());
     Mesh mesh{.pipeline = static_cast<int>(pipeline_parallel),
               .tensor = static_cast<int>(tensor_parallel),

@@ -114,24 +114,6 @@ std::string name_of(const std::string& symbol) {
     return symbol.empty() ? "(a local function)" : llmc::cuda::kernel_name(symbol);
 }
 
-// From the kernel's line to that of the barrier.
-std::string place(const Site& site) {
-    const std::string own = std::string(site.line.file_name()) + ":" + std::to_string(site.line.line());
-    return site.caller ? place(*site.caller) + " > " + own : own;
-}
-
-bool same_line(const std::source_location& a, const std::source_location& b) {
-    return a.line() == b.line() && a.column() == b.column() &&
-           (a.file_name() == b.file_name() || std::strcmp(a.file_name(), b.file_name()) == 0);
-}
-
-bool same_place(const Site* a, const Site* b) {
-    for (; a && b && a != b; a = a->caller, b = b->caller) {
-        if (!same_line(a->line, b->line)) return false;
-    }
-    return a == b;
-}
-
 // A fault that has no line in the kernel.
 [[noreturn]] void stop(const std::string& message) {
     std::string where;
@@ -170,8 +152,8 @@ void arrive_at_barrier(Thread& thread) {
     if (run.returned > 0) fail(thread.site, "a thread of the block returned before this barrier");
     if (!run.at_barrier.empty()) {
         const Site& other = run.at_barrier.front()->site;
-        if (!same_place(&other, &thread.site)) {
-            fail(thread.site, "threads of the block wait at another barrier, " + place(other));
+        if (!same_place(other, thread.site)) {
+            fail(thread.site, "threads of the block wait at another barrier, " + text(other));
         }
     }
     run.at_barrier.push_back(&thread);
@@ -192,8 +174,8 @@ void arrive_in_warp(Thread& thread) {
     std::array<void*, warp_threads> arguments{};
     meeting->present |= thread.lane_bit();
     const Thread& other = first[std::countr_zero(meeting->present)];
-    if (other.together != thread.together || !same_place(&other.site, &thread.site)) {
-        fail(thread.site, "lanes of the warp are in another collective, " + place(other.site));
+    if (other.together != thread.together || !same_place(other.site, thread.site)) {
+        fail(thread.site, "lanes of the warp are in another collective, " + text(other.site));
     }
     if (meeting->present != meeting->mask) return;
     for (unsigned i = 0; i < warp_threads; ++i) {
@@ -228,7 +210,7 @@ void has_returned(Thread& thread) {
 [[noreturn]] void report_deadlock() {
     std::map<std::string, int> waiting;
     for (const Thread& thread : run.threads) {
-        if (thread.waiting != Waiting::returned) ++waiting[place(thread.site)];
+        if (thread.waiting != Waiting::returned) ++waiting[text(thread.site)];
     }
     std::string message = "the block waits for itself:";
     for (const auto& [where, count] : waiting)
@@ -335,13 +317,7 @@ std::string name_of_kernel(const void* kernel) { return name_of(symbol_of(kernel
 
 const std::set<std::string>& launched_kernels() { return run.launched; }
 
-void fail(const Site& site, const std::string& message) { stop(place(site) + ": " + message); }
-
-std::source_location line_of_kernel(const Site& site) {
-    const Site* first = &site;
-    while (first->caller) first = first->caller;
-    return first->line;
-}
+void fail(const Site& site, const std::string& message) { stop(text(site) + ": " + message); }
 
 int lane() { return static_cast<int>(run.current->index % warp_threads); }
 

@@ -23,11 +23,11 @@
 #include <cstdint>
 #include <functional>
 #include <set>
-#include <source_location>
 #include <string>
 
 #include "llmc/device/cuda/chip.h"
 #include "simt/kernel_report.h"
+#include "simt/site.h"
 
 struct CUstream_st;  // what a cudaStream_t points to
 
@@ -51,20 +51,8 @@ std::string name_of_kernel(const void* kernel);
 // The symbols of all kernels launched until now.
 const std::set<std::string>& launched_kernels();
 
-// Where a thread waits, and through which functions it came there from its kernel.
-struct Site {
-    // Not explicit: g++ 12 knows the caller's line only where std::source_location::current() is the whole default argument.
-    Site(const std::source_location& line_ = {}, const Site* caller_ = nullptr)
-        : line(line_), caller(caller_) {}
-    std::source_location line;
-    const Site* caller;  // lies on the waiting thread's stack
-};
-
 // Ends the process with the message, and says where the thread is.
 [[noreturn]] void fail(const Site& site, const std::string& message);
-
-// The line of the kernel itself.
-std::source_location line_of_kernel(const Site& site);
 
 // The running thread's place in its warp.
 int lane();

@@ -51,6 +51,19 @@ TEST(MeshSizes, AdviceFitsProcessesHeadsAndLayersAtOnce) {
               "--sequence-parallel: --tensor-parallel 4 does not divide --seq-len 6; try 4 or 8");
 }
 
+TEST(MeshSizes, AdviceDividesTheBatchWhereAnythingDoes) {
+    EXPECT_EQ(refusal({.processes = 8, .pipeline = 3, .batch_sequences = 4}),
+              "--pipeline-parallel 3 does not divide the 8 processes; 2, 4 would");
+    EXPECT_EQ(refusal({.processes = 8, .pipeline = 3, .batch_sequences = 1}),
+              "--pipeline-parallel 3 does not divide the 8 processes; try --pipeline-parallel 4 "
+              "--tensor-parallel 2");
+    EXPECT_EQ(refusal({.processes = 6, .pipeline = 4, .batch_sequences = 1}),
+              "--pipeline-parallel 4 does not divide the 6 processes; try --pipeline-parallel 3 "
+              "--tensor-parallel 2");
+    EXPECT_EQ(refusal({.processes = 7, .pipeline = 2, .batch_sequences = 4}),
+              "--pipeline-parallel 2 does not divide the 7 processes; try --pipeline-parallel 1");
+}
+
 TEST(MeshSizes, TooFewProcessesAreToldHowManyToStart) {
     EXPECT_EQ(
         refusal({.processes = 1, .tensor = 2}),
