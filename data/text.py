@@ -6,7 +6,7 @@
     zcat *.gz | python data/text.py - --out data/mine
 
 A file is a document, and of a .jsonl file each line. The last tenth of all bytes is for validation, or --val-fraction.
-Of standard input --limit-tokens reads no more than so many tokens take, 16 bytes for each of GPT-2's.
+Of standard input --limit-tokens reads no more than so many tokens take, about 16 bytes for each of GPT-2's.
 """
 
 import argparse

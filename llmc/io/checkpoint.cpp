@@ -82,8 +82,7 @@ Json read_manifest(const fs::path& directory) {
     if (fs::status(path, error).type() == fs::file_type::not_found)
         user_error(
             "no checkpoint: {} has neither {} nor a run's checkpoints; give the directory of a checkpoint, "
-            "or of "
-            "a run that saved one",
+            "or of a run that saved one",
             directory.string(), manifest_file);
     try {
         Json manifest = Json::parse(read_file(path));

@@ -140,8 +140,7 @@ void check_ranges(const Options& o) {
     if (o.steps == 0 && asks_for_score && !o.resume && o.init.empty()) {
         user_error(
             "--eval-hellaswag: with --steps 0 the weights are as the seed makes them, and those are not "
-            "scored; "
-            "give --resume or --init with a file");
+            "scored; give --resume or --init with a file");
     }
 }
 
