@@ -79,7 +79,7 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
 
     std::optional<MetricsWriter> metrics;
     if (!run.trains && run.checkpoint && holds_records(options, run.out_dir))
-        console.note("nothing to train: the records of the earlier run stay as they are");
+        console.note(records_stay(options, run.out_dir, run.writes));
     // The metrics first: where they cannot be written nothing is.
     if (speaks && run.writes.metrics) {
         metrics.emplace(metrics_file(options, run.out_dir), run_record(run, trainer.device()),

@@ -6,14 +6,15 @@
     zcat *.gz | python data/text.py - --out data/mine
 
 A file is a document, and of a .jsonl file each line. The last tenth of all bytes is for validation, or --val-fraction.
+Of standard input --limit-tokens reads no more than so many tokens take, about 16 bytes for each of GPT-2's.
 """
 
 import argparse
 import fractions
+import math
 import os
 import pathlib
 import re
-import shutil
 import sys
 
 import common
@@ -41,13 +42,26 @@ def name(arguments):
     return "stdin" if first == "-" else pathlib.Path(first).stem
 
 
-def keep_standard_input(folder):
-    """What comes is read several times, and so it is kept."""
+# More than there are on the average of any text: English has 4 to 5 a token, and source code at most 8.
+BYTES_OF_TOKEN = {"gpt2": 16, "bytes": 1}
+
+
+def bytes_of_limit(arguments):
+    """How many hold as many tokens as are asked for, in the part that is not for validation; all there are without a limit."""
+    if arguments.limit_tokens is None:
+        return math.inf
+    return math.ceil(arguments.limit_tokens * BYTES_OF_TOKEN[arguments.tokenizer] / (1 - arguments.val_fraction))
+
+
+def keep_standard_input(folder, room):
+    """What comes is read several times, and so it is kept: so many bytes at most, since it may never end."""
     folder.mkdir(parents=True, exist_ok=True)
     path, temporary = folder / "stdin.txt", folder / ".stdin.txt.tmp"
     try:
         with open(temporary, "wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
+            while room and (block := sys.stdin.buffer.read(min(room, 1 << 20))):
+                file.write(block)
+                room -= len(block)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -57,7 +71,8 @@ def keep_standard_input(folder):
 def plan(arguments, downloader):
     if arguments.files.count("-") > 1:
         fail("standard input (-) is given twice; it can be read once")
-    paths = [keep_standard_input(arguments.out / "download") if file == "-" else pathlib.Path(file) for file in arguments.files]
+    paths = [keep_standard_input(arguments.out / "download", bytes_of_limit(arguments)) if file == "-" else pathlib.Path(file)
+             for file in arguments.files]
     for path in paths:
         try:
             open(path, "rb").close()

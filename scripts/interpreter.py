@@ -16,6 +16,17 @@ if FROM_PYPI not in sys.path:
     sys.path.append(FROM_PYPI)  # last: what the system has goes first
 
 
+def end_plainly(kind, error, traceback):
+    """Ctrl-C while a script still imports its modules, which takes a while, ends it with one line and no traceback."""
+    if issubclass(kind, KeyboardInterrupt):
+        print("\ninterrupted", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, traceback)
+
+
+sys.excepthook = end_plainly
+
+
 def lacks(modules):
     """The first of the modules that this interpreter does not find, or None."""
     for module in modules:

@@ -212,6 +212,21 @@ def panels_of(text):
     return [name for name in PANELS if name in names or "all" in names]
 
 
+def read_runs(words):
+    """The metrics files and the runs that can be read, and a line about each other one."""
+    paths, runs, faults = [], [], []
+    for word in words:
+        try:
+            path = find_metrics(word)
+            runs.append(read_run(path))
+            paths.append(path)
+        except MetricsError as error:
+            faults.append(f"error: {error}")
+    for run, name in zip(runs, distinct_names(paths)):
+        run.name = name
+    return paths, runs, faults
+
+
 def main(words=None):
     parser = argparse.ArgumentParser(description="Draws one run's loss, or compares several runs, in one picture.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory or its metrics file")
@@ -223,15 +238,15 @@ def main(words=None):
                         "for one run, all for several)")
     arguments = parser.parse_args(words)
     wanted = arguments.panels or (["loss"] if len(arguments.runs) == 1 else PANELS)
-    try:
-        paths = [find_metrics(run) for run in arguments.runs]
-        runs = [read_run(path, name) for path, name in zip(paths, distinct_names(paths))]
-    except MetricsError as error:
-        fail(error)
+    paths, runs, faults = read_runs(arguments.runs)
+    if not runs:
+        sys.exit("\n".join(faults))
     default = "loss.png" if wanted == ["loss"] and len(runs) == 1 else "comparison.png"
     output = pathlib.Path(arguments.output) if arguments.output else paths[0].parent / default
     draw(runs, wanted, arguments.x, output)
-    print(f"wrote {output}")
+    print(f"wrote {output}", flush=True)
+    if faults:
+        sys.exit("\n".join(faults))
 
 
 if __name__ == "__main__":

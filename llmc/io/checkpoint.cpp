@@ -81,9 +81,9 @@ Json read_manifest(const fs::path& directory) {
     if (!fs::is_directory(status)) user_error("no checkpoint: {} is not a directory", directory.string());
     if (fs::status(path, error).type() == fs::file_type::not_found)
         user_error(
-            "no checkpoint: {} has no {}; give a checkpoint's directory, or the run's with --out-dir {} "
-            "--resume",
-            directory.string(), manifest_file, directory.string());
+            "no checkpoint: {} has neither {} nor a run's checkpoints; give the directory of a checkpoint, "
+            "or of a run that saved one",
+            directory.string(), manifest_file);
     try {
         Json manifest = Json::parse(read_file(path));
         if (manifest.at("format") != format || manifest.at("version") != version) {

@@ -135,6 +135,13 @@ void check_ranges(const Options& o) {
     require_range<std::int64_t>("top-k", o.top_k, 0, many);
     require_range("top-p", o.top_p, 0.0, 1.0);
     require_range<std::int64_t>("checkpoint-every", o.checkpoint_every, 0, many);
+    // (A configuration's is for its training.)
+    const bool asks_for_score = !o.eval_hellaswag.empty() && !o.lines.contains("eval-hellaswag");
+    if (o.steps == 0 && asks_for_score && !o.resume && o.init.empty()) {
+        user_error(
+            "--eval-hellaswag: with --steps 0 the weights are as the seed makes them, and those are not "
+            "scored; give --resume or --init with a file");
+    }
 }
 
 bool Options::plans_only() const {

@@ -16,6 +16,7 @@
 #include "llmc/train/config_file.h"
 #include "llmc/train/generate.h"
 #include "llmc/train/option_rules.h"
+#include "llmc/train/resume.h"
 #include "llmc/train/setting_values.h"
 
 namespace llmc {
@@ -320,7 +321,8 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
 
     std::string resume;
     CLI::Option* resume_option =
-        app.add_option("--resume", resume, "Go on from a checkpoint; alone: newest in --out-dir or runs/")
+        app.add_option("--resume", resume,
+                       "Go on from a checkpoint, or a run's newest; alone: in --out-dir or runs/")
             ->expected(0, 1)
             ->configurable(false)
             ->option_text("[DIR]")
@@ -369,6 +371,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
         options.resume = resume;
     }
     try {
+        settle_resume(options);
         if (options.generate) settle_generation(options);
         resolve(options);
         check_ranges(options);

@@ -102,6 +102,17 @@ bool holds_records(const Options& options, const fs::path& out_dir) {
     return holds_run(out_dir) || holds_steps(metrics_file(options, out_dir));
 }
 
+std::string records_stay(const Options& options, const fs::path& out_dir, const Writes& writes) {
+    std::string text = "nothing to train: the records of the earlier run stay as they are";
+    // Its training may be under way and writing there, and its lines are of its own steps in their order.
+    if (!writes.metrics) {
+        text +=
+            fmt::format("; what is evaluated is not added to {}, and --metrics with a new file records it",
+                        metrics_file(options, out_dir).string());
+    }
+    return text;
+}
+
 void check_outputs(const Options& options, const fs::path& out_dir, const Writes& writes,
                    std::span<const std::string> inputs, std::int64_t parameters) {
     const fs::path metrics = metrics_file(options, out_dir), exported = options.export_file;

@@ -34,6 +34,8 @@ Writes what_is_written(const Options& options, const std::filesystem::path& out_
                        bool goes_on);
 // Whether there are such records.
 bool holds_records(const Options& options, const std::filesystem::path& out_dir);
+// Says that they stay as they are, and what then is not recorded.
+std::string records_stay(const Options& options, const std::filesystem::path& out_dir, const Writes& writes);
 
 // UserError if the results (out_dir, --metrics, --export) could not be written, if one would overwrite another or
 // one of `inputs`, or if the disk has no room for a checkpoint of `parameters` and the export. Leaves nothing behind.

@@ -77,6 +77,19 @@ std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std:
     return found;
 }
 
+void settle_resume(Options& options) {
+    std::error_code ignored;
+    if (!options.resume || options.resume->empty() ||
+        !std::filesystem::is_directory(*options.resume, ignored))
+        return;
+    Options alone = options;
+    alone.resume = "";
+    const std::optional<CheckpointInfo> newest = find_checkpoint(alone, *options.resume);
+    if (!newest) return;  // it is a checkpoint itself, or nothing
+    if (options.out_dir.empty()) options.out_dir = *options.resume;
+    options.resume = newest->directory.string();
+}
+
 std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Options& options) {
     const nlohmann::ordered_json now = to_json(options), then = checkpoint.configuration;
     const auto differs = [&](const char* name) { return then.contains(name) && then[name] != now[name]; };

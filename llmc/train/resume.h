@@ -23,6 +23,9 @@ void naming_a_whole_one(const Options& options, const std::filesystem::path& out
 // saved or else the one it went on from, nothing if there is neither; nothing without --resume.
 std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std::filesystem::path& out_dir);
 
+// --resume DIR may name a run's directory: it becomes what --resume alone finds there.
+void settle_resume(Options& options);
+
 // UserError if the checkpoint is of another model or beyond the last step. Otherwise a line for each other setting that makes the run
 // go on differently from how it began.
 std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Options& options);

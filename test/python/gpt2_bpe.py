@@ -27,6 +27,15 @@ def require_files():
     return folder
 
 
+def shared_text():
+    """The bytes of tinyshakespeare."""
+    for folder in FOLDERS:
+        path = program.ROOT / folder / "tinyshakespeare.txt"
+        if path.exists():
+            return path.read_bytes()
+    pytest.skip(f"tinyshakespeare.txt is in none of {', '.join(dict.fromkeys(FOLDERS))}; TRAIN_GPT_DATA=folder says where")
+
+
 class Encoder:
     """The C interface of llmc/data/bpe_c.h; ValueError with its line where the files are not as they should be."""
 

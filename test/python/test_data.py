@@ -136,6 +136,23 @@ def test_standard_input(texts, tmp_path):
     assert abs(len(tokens_of(out, "val")) - len(text) / 2) <= 4
 
 
+@pytest.mark.parametrize("tokenizer, fraction", [("bytes", "0.1"), ("bytes", "0.5"), ("gpt2", "0.1")])
+def test_standard_input_is_read_as_far_as_the_limit(tmp_path, tokenizer, fraction):
+    """Of one that never ends."""
+    options = ["--tokenizer", "gpt2", "--bpe-dir", gpt2_bpe.require_files()] if tokenizer == "gpt2" else BYTES
+    with subprocess.Popen(["yes", "It was a dark and stormy night."], stdout=subprocess.PIPE) as endless:
+        run("text.py", "-", "--out", tmp_path / "out", *options, "--limit-tokens", 20_000, "--val-fraction", fraction, stdin=endless.stdout)
+        endless.stdout.close()
+    assert manifest_of(tmp_path / "out")["tokens"] == {"train": 18_000, "val": 2_000}
+    assert (tmp_path / "out/download/stdin.txt").stat().st_size <= 20_000 * 16 / 0.9 + 1
+
+
+def test_ctrl_c_during_the_imports_is_one_line(texts, tmp_path):
+    (tmp_path / "tqdm.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    done = run("text.py", texts[0], "--out", tmp_path / "out", check=False, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "\ninterrupted\n")
+
+
 def test_trained_on(texts, tmp_path):
     """Bytes in shards are to the trainer what the text is; GPT-2's tokens fit its vocabulary."""
     text = texts[0]

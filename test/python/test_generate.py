@@ -129,7 +129,7 @@ def test_of_a_checkpoint(trained, tmp_path):
     """Its model, without its sizes; the sample that its training made; and no file."""
     run, sample = trained
     before = refused.contents(run)
-    for resume in (["--resume", run / "checkpoint-00000020"], ["--resume", "--out-dir", run]):
+    for resume in (["--resume", run / "checkpoint-00000020"], ["--resume", run], ["--resume", "--out-dir", run]):
         result = subprocess.run([PATH_OF_PROGRAM, "--generate", *map(str, resume), "--prompt=The", "--sample-tokens=30", "--temperature=2"],
                                 cwd=tmp_path, capture_output=True, text=True, timeout=100 * program.PATIENCE)
         assert result.returncode == 0, result.stderr

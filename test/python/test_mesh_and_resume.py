@@ -281,6 +281,11 @@ def test_metrics_of_another_run_are_not_continued(tmp_path):
     assert resumed.column("step") == [7, 8] and resumed.record["configuration"]["seed"] == 1
 
 
+def said(result):
+    """In one line, however it was broken into several."""
+    return " ".join(result.stdout.split())
+
+
 def test_looking_at_a_checkpoint_leaves_its_run_as_it_is(tmp_path):
     program.train(tmp_path, *MODEL, "--steps=6", "--checkpoint-every=3")
     before = {name: digest(tmp_path / name) for name in ("metrics.jsonl", "run.json", "config.toml")}
@@ -289,8 +294,28 @@ def test_looking_at_a_checkpoint_leaves_its_run_as_it_is(tmp_path):
         result = program.run(*MODEL, "--sample-tokens=0", *options)
         assert "validation after" in result.stdout and "stay as they are" in result.stdout
         assert {name: digest(tmp_path / name) for name in before} == before
+    # What comes of it is said not to be recorded, and is where there is a file for it.
+    result = program.run(*MODEL, "--sample-tokens=0", "--steps=0", "--resume", tmp_path, f"--out-dir={tmp_path}")
+    assert f"what is evaluated is not added to {tmp_path}/metrics.jsonl, and --metrics with a new file records it" in said(result)
+    assert {name: digest(tmp_path / name) for name in before} == before
+    result = program.run(*MODEL, "--sample-tokens=0", "--steps=0", "--resume", tmp_path, f"--metrics={tmp_path}/look.jsonl")
+    assert "stay as they are" in said(result) and "not added" not in said(result)
+    look = [json.loads(line) for line in (tmp_path / "look.jsonl").read_text().splitlines()]
+    assert look[-1]["step"] == 6 and "val_loss" in look[-1] and len(look) == 2
     resumed = program.train(tmp_path, *MODEL, "--steps=7", "--resume")
     assert resumed.column("step") == list(range(1, 8))
+
+
+def test_a_runs_directory_stands_for_its_newest_checkpoint(tmp_path):
+    whole = program.train(tmp_path / "a", *MODEL, "--steps=6", "--checkpoint-every=3")
+    result = program.run(*MODEL, "--sample-tokens=0", "--steps=7", "--resume", tmp_path / "a")
+    assert "checkpoint-00000006 after step 6" in said(result)
+    assert program.Run(tmp_path / "a").losses[:6] == whole.losses
+    # One that saved none yet stands for what it went on from, and goes on where its own results are.
+    program.train(tmp_path / "b", *MODEL, "--steps=4", "--resume", tmp_path / "a/checkpoint-00000003")
+    shutil.rmtree(tmp_path / "b/checkpoint-00000004")
+    program.run(*MODEL, "--sample-tokens=0", "--steps=5", "--resume", tmp_path / "b")
+    assert program.Run(tmp_path / "b").column("step") == [4, 5] and program.Run(tmp_path / "a").column("step") == list(range(1, 8))
 
 
 def test_a_run_whose_beginning_is_gone_begins_afresh(tmp_path):

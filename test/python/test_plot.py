@@ -365,8 +365,24 @@ def test_missing_files_are_one_clear_line(tmp_path):
     good = write_run(tmp_path / "good", falling(4))
     damaged = tmp_path / "damaged.jsonl"
     damaged.write_text("{}\n")
-    for arguments in ([tmp_path / "nothing"], [tmp_path], [good, damaged],
+    for arguments in ([tmp_path / "nothing"], [tmp_path], [damaged],
                       [good, "-o", tmp_path / "no" / "such.png"], [good, "-o", tmp_path / "a.unknown"]):
         done = plot(*arguments)
         assert done.returncode == 1
         assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_runs_that_cannot_be_read_do_not_keep_the_others_from_being_drawn(tmp_path):
+    good = [write_run(tmp_path / name / "run", falling(20)) for name in "ab"]
+    (tmp_path / "empty").mkdir()
+    done = plot(good[0].parent, tmp_path / "empty", good[1].parent, tmp_path / "nothing")
+    assert done.stdout == f"wrote {tmp_path}/a/run/comparison.png\n"
+    faults = done.stderr.splitlines()
+    assert done.returncode == 1 and len(faults) == 2 and all(fault.startswith("error: ") for fault in faults)
+    assert f"{tmp_path}/empty holds no metrics.jsonl" in faults[0] and f"there is no {tmp_path}/nothing" in faults[1]
+    drawn = imread(tmp_path / "a/run/comparison.png")
+    plot(*good)
+    assert np.array_equal(drawn, imread(tmp_path / "a/run/comparison.png"))  # their names tell them apart
+    # Where none can be read nothing is drawn.
+    done = plot(tmp_path / "empty", tmp_path / "nothing", "-o", tmp_path / "none.png")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 2) and not (tmp_path / "none.png").exists()

@@ -6,7 +6,7 @@ A comment before each block of commands says how; a block without one fails the 
     <!-- run: mirror -->          the same, and what data/ downloads are small files of a server here, few tokens of them
     <!-- run: then Ctrl-C -->     what goes on until Ctrl-C gets one after a few seconds
     <!-- run: slurm -->, <!-- run: gpu -->, <!-- run: net -->   where there is one: skipped here
-    <!-- prints -->               no commands, but what some print, or a picture of the folders
+    <!-- prints -->               no commands, but what some print (test_readme_prints.py), or a picture of the folders
 make only says what it would do, but what it would train and draw is done, and a lab in dev/ is linked.
 """
 
@@ -29,10 +29,9 @@ import file_server
 import gpt2_bpe
 import program
 from dataset_scripts import hub_of
+from readme import blocks, printed, shape
 
 ROOT = program.ROOT
-README = (ROOT / "README.md").read_text()
-BLOCK = re.compile(r"(?:^<!-- (.*?) -->\n\n?)?((?:^    .*\n|^\n(?=    ))+)", re.MULTILINE)
 HOWS = {"run", "run: tiny", "run: mirror", "run: then Ctrl-C", "run: slurm", "run: gpu", "run: net", "prints"}
 SKIPPED = {"run: slurm": "no Slurm is set up; test/python/long_slurm.py starts one",
            "run: gpu": "it takes a GPU, and CUDA's libraries",
@@ -76,15 +75,6 @@ exec {python} "$@" --mirror {url} "${{options[@]}}"
 """
 
 
-def blocks():
-    """(line, how, commands) of each indented block."""
-    found = []
-    for match in BLOCK.finditer(README):
-        how, text = match.groups()
-        found.append((README[:match.start(2)].count("\n") + 1, how, [line[4:] for line in text.splitlines() if line.strip()]))
-    return found
-
-
 COMMANDS = [(line, how, commands) for line, how, commands in blocks() if how != "prints"]
 
 
@@ -92,15 +82,6 @@ def test_every_block_says_how_it_is_run():
     untold = [f"README.md:{line}: {commands[0]}" for line, how, commands in blocks() if how not in HOWS]
     assert not untold, "\n".join(untold)
     assert len(COMMANDS) > 20
-
-
-def test_what_quickstart_prints_has_the_rows_that_are_printed(tmp_path):
-    def rows(lines):
-        return [line.split()[0] for line in lines if re.match("  [a-z]", line) and "launch.sh" not in line]
-
-    [block] = [lines for _, how, lines in blocks() if how == "prints" and re.match(r"train_gpt .*\(commit", lines[0])]
-    out = program.run("--steps=1", "--val-batches=1", "--sample-tokens=0", f"--out-dir={tmp_path}", ranks=2).stdout
-    assert rows(block) == rows(out.splitlines())
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +127,7 @@ def run_in(place, command):
     done = subprocess.run(["bash", "-ec", command], cwd=place, capture_output=True, text=True, env=environment,
                           timeout=200 * program.PATIENCE)
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
 
 
 @pytest.mark.parametrize("line, how, commands", COMMANDS, ids=[commands[0] for _, _, commands in COMMANDS])
@@ -168,7 +150,7 @@ def test_the_commands_run(clone, parquet_of_lines, line, how, commands):
             server = stack.enter_context(file_server.serving())
             bpe = ""
             if "data/tinyshakespeare.py" in words:
-                server.files["/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"] = file_server.File(shared_text())
+                server.files["/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"] = file_server.File(gpt2_bpe.shared_text())
                 bpe = gpt2_bpe.require_files().resolve()
             if "data/fineweb.py" in words:
                 files = {"000_00000.parquet": parquet_of_lines(["It was a dark and stormy night. " * 10] * 100)}
@@ -185,6 +167,18 @@ def test_the_commands_run(clone, parquet_of_lines, line, how, commands):
         run_in(clone, script)
 
 
+@pytest.mark.skipif("SANITIZE" in os.environ, reason="this build has no lab (one with SANITIZE=1)")
+def test_the_lab_prints_what_is_shown(clone):
+    out = run_in(clone, "make dev/layernorm_forward; ./dev/layernorm_forward")
+    block = [shape(line) for line in printed("layernorm_forward in ")]
+    now = [shape(line) for line in out.splitlines() if line.strip()]
+    first = now.index(block[0])
+    if "Registers are" not in out:  # no compiler has told: what the CPU's run finds
+        block, now = ([line for line in lines if re.match("N [a-z]", line)] for lines in (block, now[first:]))
+        first = 0
+    assert now[first:first + len(block)] == block
+
+
 def serve_hellaswag(server, clone):
     """A few questions, and the script of this clone takes them for those that it should get."""
     questions = (clone / "data/hellaswag/hellaswag_val.jsonl").read_bytes()
@@ -193,11 +187,3 @@ def serve_hellaswag(server, clone):
     script = clone / "data/hellaswag.py"
     script.write_text(re.sub('"[0-9a-f]{64}"', f'"{hashlib.sha256(questions).hexdigest()}"', script.read_text()))
     (clone / "data/hellaswag/hellaswag_val.jsonl").unlink()
-
-
-def shared_text():
-    for folder in gpt2_bpe.FOLDERS:
-        path = ROOT / folder / "tinyshakespeare.txt"
-        if path.exists():
-            return path.read_bytes()
-    pytest.skip(f"tinyshakespeare.txt is in none of {', '.join(dict.fromkeys(gpt2_bpe.FOLDERS))}; TRAIN_GPT_DATA=folder says where")

@@ -4,6 +4,7 @@ own sizes make a plan."""
 import json
 import os
 import pathlib
+import re
 import subprocess
 import tomllib
 
@@ -27,6 +28,35 @@ def test_every_recipe_is_a_configuration_and_a_command():
         assert configuration["out-dir"] == f"runs/{name}"
         assert {"model", "train-data", "val-data", "eval-hellaswag", "steps", "global-batch-tokens"} <= set(configuration)
     assert {name for name, *_ in RUNS} == set(RECIPES)
+
+
+def parameters_of(model):
+    """As the program counts them: in its header, or where the machine is too small for them in the line that says so."""
+    done = program.run(f"--model={model}", "--steps=0", "--device=cpu", "--micro-batch-size=1", check=False)
+    return int(re.search(r"parameters +([\d,]+)\n|([\d,]+) parameters and", done.stdout + done.stderr).group(1, 2)[done.returncode].replace(",", ""))
+
+
+def mesh_of(name, configuration):
+    """In README's words."""
+    stages, parts = configuration.get("pipeline-parallel", 1), configuration.get("tensor-parallel", 1)
+    if stages * parts == 1:
+        return f"data-parallel, ZeRO-{configuration['zero-stage']}"
+    gpus = int(re.search(r"^processes=(\d+)$", (ROOT / f"scripts/{name}.sh").read_text(), re.MULTILINE).group(1))
+    return f"{gpus} GPUs: {gpus // (stages * parts)} data x {stages} pipeline x {parts} tensor, ZeRO-{configuration['zero-stage']}"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_as_readme_has_it(name):
+    configuration = tomllib.loads((ROOT / f"scripts/{name}.toml").read_text())
+    batch = configuration["global-batch-tokens"]
+    tokens = configuration["steps"] * batch
+    billions = round(tokens / 1e9)
+    assert abs(tokens - billions * 10**9) < batch  # as near as whole steps come
+    assert f"| `scripts/{name}.sh` | {parameters_of(configuration['model']) / 1e6:,.0f}M | {billions} billion | {batch:,} | " \
+        f"{mesh_of(name, configuration)} |\n" in (ROOT / "README.md").read_text()
+    # And as it is introduced itself: "19,073 steps of 524,288 tokens, which are 10 billion".
+    introduction = " ".join((ROOT / f"scripts/{name}.toml").read_text().split("\nmodel")[0].replace("#", " ").split())
+    assert f"{configuration['steps']:,} steps of {batch:,} tokens" in introduction and f"{billions} billion" in introduction
 
 
 @pytest.fixture(scope="module")
