@@ -175,7 +175,7 @@ DAMAGED_MANIFEST = ["the checkpoint is damaged: ", "manifest.json is no manifest
 CHECKPOINTS = [
     Case("no such checkpoint", ["--resume=none"], ["no checkpoint: none is not a directory"], ranks=(1, 2, 4)),
     Case("checkpoint is a file", ["--resume={}/x"], ["x is not a directory"], file("x", b"x")),
-    Case("directory without a manifest", ["--resume={}"], ["has no manifest.json"]),
+    Case("directory without a manifest", ["--resume={}"], ["neither manifest.json nor"]),
     Case("checkpoint leads to itself", ["--resume={}/x"], ["no checkpoint: ", "x: ", "symbolic links"],
          lambda folder: (folder / "x").symlink_to("x"), ranks=(1, 2)),
     Case("checkpoint of too long a name", ["--resume=" + "x" * 300], ["no checkpoint: ", "File name too long"]),
@@ -186,7 +186,7 @@ CHECKPOINTS = [
     Case("the run's record leads to itself", NEWEST, ["run.json: ", "symbolic links"],
          checkpoint(lambda folder: ((folder.parent / "run.json").unlink(),
                                     (folder.parent / "run.json").symlink_to("run.json")))),
-    Case("manifest missing", NEWEST, [CHECKPOINT, "has no manifest.json"], without("manifest.json"), ranks=(1, 2)),
+    Case("manifest missing", NEWEST, [CHECKPOINT, "neither manifest.json nor"], without("manifest.json"), ranks=(1, 2)),
     Case("manifest empty", RESUME, DAMAGED_MANIFEST, manifest(lambda text: "")),
     Case("manifest cut off", RESUME, DAMAGED_MANIFEST, manifest(lambda text: text[:-20]), ranks=(1, 2)),
     Case("manifest of something else", RESUME, DAMAGED_MANIFEST, manifest(lambda text: "{}")),
