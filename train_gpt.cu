@@ -133,7 +133,6 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
         return run.hellaswag->score(*losses);
     };
     const BytePairEncoder* const bpe = run.bpe ? &*run.bpe : nullptr;
-    const std::vector<std::int32_t> prompt = encode_prompt(options.prompt, config.vocabulary, bpe);
     const auto sample = [&] {
         const bool together = trainer.generates_together();
         if (options.sample_tokens == 0 || (!speaks && !together)) return;
@@ -141,8 +140,8 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
             console.doing("sampling", share);
             return together ? !ask_all() : !signals.here();
         };
-        std::vector<std::int32_t> tokens = prompt;
-        const auto more = trainer.generate(prompt, options.sample_tokens, watch);
+        std::vector<std::int32_t> tokens = run.prompt;
+        const auto more = trainer.generate(run.prompt, options.sample_tokens, watch);
         if (!more || !speaks) return;
         tokens.insert(tokens.end(), more->begin(), more->end());
         console.sample(trainer.progress().step, decode(tokens, config.vocabulary, bpe));
@@ -282,7 +281,7 @@ Ending begin_and_train(Run& run, Trainer& trainer, const std::vector<std::string
                          : fmt::format("there is no run in {} to go on with: starting fresh", place));
     }
     require_same_step(world, trainer.progress().step);
-    trainer.choose_algorithms(run.algorithms.earlier);
+    trainer.choose_algorithms(run.algorithms.earlier, std::ssize(run.prompt));
     // All ranks have what they need: nothing is written before.
     if (stopped_early(world, console, signals)) return Ending::stopped;
     if (speaks) {
@@ -396,6 +395,7 @@ Ending run_on_mesh(Options& options, const std::string& program, const Place& he
             .communicator_memory = ranks->memory,
             .algorithms = {},
             .bpe = find_bpe(options.bpe_directory, plan.spec.config.vocabulary),
+            .prompt = {},
             .hellaswag = {}};
     const BytePairEncoder* const bpe = run.bpe ? &*run.bpe : nullptr;
     run.checkpoint = find_checkpoint(options, run.out_dir);
@@ -405,7 +405,7 @@ Ending run_on_mesh(Options& options, const std::string& program, const Place& he
     run.lineage = run.checkpoint ? run.checkpoint->lineage : run.identity;
     const std::vector<std::string> notes =
         run.checkpoint ? differences(*run.checkpoint, options) : std::vector<std::string>();
-    encode_prompt(options.prompt, plan.spec.config.vocabulary, bpe);
+    run.prompt = encode_prompt(options.prompt, plan.spec.config.vocabulary, bpe);
     if (!options.eval_hellaswag.empty()) {
         run.hellaswag.emplace(options.eval_hellaswag, options.eval_examples, plan.spec.config, bpe);
     }

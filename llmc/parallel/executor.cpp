@@ -48,12 +48,12 @@ void Executor::run(const Step& step, const StepInput& input) {
     streams_->run(step, *this);
 }
 
-void Executor::rehearse(const Step& step, std::int64_t sequences) {
+void Executor::rehearse(const Step& step, std::int64_t sequences, const RowRange& rows) {
     const auto zeros = [](int, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
         std::ranges::fill(inputs, 0);
         std::ranges::fill(targets, 0);
     };
-    const StepInput input{.load = zeros, .sequences = sequences};
+    const StepInput input{.load = zeros, .sequences = sequences, .rows = rows};
     step_ = &step;
     input_ = &input;
     ranks_ = ranks_.silent();

@@ -69,8 +69,8 @@ class Executor final : private Performer {
     std::span<const ActionTime> action_times() { return streams_->action_times(); }
 
     // Performs what a list computes before its first update, with any tokens and no other ranks, so that the device
-    // meets every operation with its shape.
-    void rehearse(const Step& step, std::int64_t sequences);
+    // meets every operation with its shape. `rows` is of generation.
+    void rehearse(const Step& step, std::int64_t sequences, const RowRange& rows = {});
 
     // X (1,Vp), of the last generation step, where the head is.
     const Tensor& logits() const { return logits_; }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <functional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -68,9 +69,9 @@ struct Split {
     std::vector<double> costs = {};  // of all of them, the largest first; none: there is no such split
 };
 
-// From the last chunk to the first. What is best with a chunk in front is best without it too: the same cost more does not
+// With a chunk a stage: from the last chunk to the first. What is best with a chunk in front is best without it too: the same cost more does not
 // change which of two lists is the lesser. A chunk's ends are tried from the longest on, which stays where others are equal.
-std::vector<int> balanced_counts(int layers, int chunks, const PartCosts& costs) {
+std::vector<int> counts_of_stages(int layers, int chunks, const PartCosts& costs) {
     const auto number = [](int n) { return static_cast<std::size_t>(n); };
     const double most = most_when_even(layers, chunks, costs);
     std::vector<std::vector<Split>> best(number(chunks), std::vector<Split>(number(layers)));
@@ -101,19 +102,60 @@ std::vector<int> balanced_counts(int layers, int chunks, const PartCosts& costs)
     return counts;
 }
 
-}  // namespace
-
-std::vector<BlockRange> stages_of_layers(int layers, int chunks, const PartCosts& costs) {
-    check(chunks >= 1 && layers >= chunks, "pipeline: fewer layers than chunks");
-    return ranges_of(balanced_counts(layers, chunks, costs));
+// Gives blocks one after the other to whom they leave cheapest, the first of several. Where all blocks cost the same no other
+// way has a lesser list of costs, the largest first.
+void deal(int blocks, double block_cost, std::span<int> counts, std::span<double> costs) {
+    for (; blocks > 0; --blocks) {
+        const auto cheapest = std::ranges::min_element(costs) - costs.begin();
+        ++counts[static_cast<std::size_t>(cheapest)];
+        costs[static_cast<std::size_t>(cheapest)] += block_cost;
+    }
 }
 
-std::vector<BlockRange> parse_pipeline_layers(std::string_view text, int layers, int chunks,
+// To the stages first, and then to each one's chunks.
+std::vector<int> counts_of_chunks(int layers, int chunks, int stages, const PartCosts& costs) {
+    const double block = costs.average_block();
+    const int of_stage = chunks / stages;
+    const auto cost_of_others = [&](int chunk) {
+        return (chunk == 0 ? costs.embedding : 0) + (chunk == chunks - 1 ? costs.head : 0);
+    };
+    std::vector<int> stage_counts(static_cast<std::size_t>(stages), of_stage);
+    std::vector<double> stage_costs(stage_counts.size(), of_stage * block);
+    stage_costs.front() += cost_of_others(0);
+    stage_costs.back() += cost_of_others(chunks - 1);
+    deal(layers - chunks, block, stage_counts, stage_costs);
+
+    std::vector<int> counts(static_cast<std::size_t>(chunks));
+    for (int stage = 0; stage < stages; ++stage) {
+        std::vector<int> own(static_cast<std::size_t>(of_stage), 1);
+        std::vector<double> own_costs;
+        for (int chunk = stage; chunk < chunks; chunk += stages)
+            own_costs.push_back(block + cost_of_others(chunk));
+        deal(stage_counts[static_cast<std::size_t>(stage)] - of_stage, block, own, own_costs);
+        for (int i = 0; i < of_stage; ++i)
+            counts[static_cast<std::size_t>(stage + i * stages)] = own[static_cast<std::size_t>(i)];
+    }
+    return counts;
+}
+
+std::vector<int> balanced_counts(int layers, int chunks, int stages, const PartCosts& costs) {
+    check(stages >= 1 && chunks % stages == 0, "pipeline: stages have as many chunks each");
+    check(layers >= chunks, "pipeline: fewer layers than chunks");
+    return chunks == stages ? counts_of_stages(layers, chunks, costs)
+                            : counts_of_chunks(layers, chunks, stages, costs);
+}
+
+}  // namespace
+
+std::vector<BlockRange> stages_of_layers(int layers, int chunks, int stages, const PartCosts& costs) {
+    return ranges_of(balanced_counts(layers, chunks, stages, costs));
+}
+
+std::vector<BlockRange> parse_pipeline_layers(std::string_view text, int layers, int chunks, int stages,
                                               const PartCosts& costs) {
-    check(chunks >= 1 && layers >= chunks, "pipeline: fewer layers than chunks");
     const auto refuse = [&](std::string_view why) {
         user_error("--pipeline-layers {} {}; try --pipeline-layers {}", one_line(text), why,
-                   fmt::join(balanced_counts(layers, chunks, costs), ","));
+                   fmt::join(balanced_counts(layers, chunks, stages, costs), ","));
     };
     std::vector<int> counts;
     std::int64_t sum = 0;

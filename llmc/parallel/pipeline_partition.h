@@ -25,6 +25,7 @@ struct PartCosts {
     double again = 0;  // what the last of every `every` blocks costs beside that
     std::int64_t every = 1;
 
+    double average_block() const { return block + again / static_cast<double>(every); }
     // Of blocks [first, end) by their numbers in the model.
     double of_blocks(int first, int end) const {
         const std::int64_t costlier = end / every - first / every;
@@ -41,14 +42,16 @@ struct BlockRange {
     bool operator==(const BlockRange&) const = default;
 };
 
-// Each chunk's blocks, in the order of the model, at least one each. The costliest chunk costs as little as can be; of
-// several such splits, the second costliest does, and so on; of equal splits the one whose earlier chunks have more
-// blocks. A ProgrammingError if there are fewer layers than chunks (check_chunks refuses that).
-std::vector<BlockRange> stages_of_layers(int layers, int chunks, const PartCosts& costs);
+// Each chunk's blocks, in the order of the model, at least one each; chunk c lies on stage c % stages. The costliest stage
+// costs as little as can be; of several such splits, the second costliest does, and so on; of equal splits the earlier
+// stages have more blocks. A stage's chunks share its blocks in the same way. (With several chunks a stage a block counts as
+// what blocks cost on the average, where some recompute.) A ProgrammingError if there are fewer layers than chunks
+// (check_chunks refuses that).
+std::vector<BlockRange> stages_of_layers(int layers, int chunks, int stages, const PartCosts& costs);
 
 // The split that a person gave as numbers of blocks, one a chunk, in the order of the model: "7,6,6,5". A UserError
 // that names the option and a split that would do if it is no such list.
-std::vector<BlockRange> parse_pipeline_layers(std::string_view text, int layers, int chunks,
+std::vector<BlockRange> parse_pipeline_layers(std::string_view text, int layers, int chunks, int stages,
                                               const PartCosts& costs);
 
 }  // namespace llmc

@@ -91,13 +91,13 @@ std::vector<StagePart> parts_of_stages(const RunSpec& spec) {
     const auto layers = static_cast<int>(spec.config.layers);
     if (spec.mesh.pipeline == 1) return {whole_model(layers)};
     const PartCosts costs = part_costs(spec.config, spec.recompute);
-    const int chunks = spec.mesh.pipeline * spec.virtual_stages;
+    const int stages = spec.mesh.pipeline, chunks = stages * spec.virtual_stages;
     const std::vector<BlockRange> blocks =
-        spec.pipeline_layers.empty() ? stages_of_layers(layers, chunks, costs)
-                                     : parse_pipeline_layers(spec.pipeline_layers, layers, chunks, costs);
+        spec.pipeline_layers.empty()
+            ? stages_of_layers(layers, chunks, stages, costs)
+            : parse_pipeline_layers(spec.pipeline_layers, layers, chunks, stages, costs);
     std::vector<StagePart> parts;
-    for (int stage = 0; stage < spec.mesh.pipeline; ++stage)
-        parts.push_back(part_of_stage(blocks, spec.mesh.pipeline, stage));
+    for (int stage = 0; stage < stages; ++stage) parts.push_back(part_of_stage(blocks, stages, stage));
     return parts;
 }
 

@@ -38,6 +38,7 @@ struct Run {
     std::size_t communicator_memory = 0;  // that the device's communicator took (devices.h)
     Algorithms algorithms;
     std::optional<BytePairEncoder> bpe;  // of the vocabulary
+    std::vector<std::int32_t> prompt;    // that samples continue
     std::optional<HellaSwag> hellaswag;
 };
 

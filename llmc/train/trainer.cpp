@@ -61,17 +61,35 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
     executor_.run(plan_.publication, {});
 }
 
-void Trainer::choose_algorithms(std::string_view earlier) {
+std::set<std::int64_t> Trainer::row_counts(std::int64_t prompt_tokens) const {
+    const GPTConfig& config = plan_.spec.config;
+    const std::int64_t T = config.sequence_length, most = plan_.spec.mesh.split().stream_tokens(config);
+    std::set<std::int64_t> counts = {1};
+    for (const std::int64_t context : {std::min(prompt_tokens, T), std::max<std::int64_t>(T / 2, 1)}) {
+        if (context >= most) counts.insert(most);
+        if (context % most != 0) counts.insert(context % most);
+    }
+    return counts;
+}
+
+void Trainer::choose_algorithms(std::string_view earlier, std::int64_t prompt_tokens) {
     if (!device_.queues()) return;
     device_.adopt_choices(broadcast_text(world_, std::string(earlier), 0));
-    // Stages have other shapes each, and many in common: one after the other measures what those before have not.
-    for (int stage = 0; stage < plan_.spec.mesh.pipeline; ++stage) {
-        const int root = plan_.spec.mesh.rank_of(stage, 0, 0);
+    const Mesh& mesh = plan_.spec.mesh;
+    // Stages have other shapes each, and many in common; and of ranks that share a layer only the first adds the biases of
+    // what they sum up. One after the other measures what those before have not.
+    std::vector<int> roots;
+    for (int stage = 0; stage < mesh.pipeline; ++stage) {
+        for (int tensor = 0; tensor < std::min(mesh.tensor, 2); ++tensor)
+            roots.push_back(mesh.rank_of(stage, 0, tensor));
+    }
+    for (const int root : roots) {
         if (world_.rank() == root) {
             device_.measure(true);
             executor_.rehearse(plan_.training, plan_.micro_batch);
             executor_.rehearse(plan_.evaluation, plan_.micro_batch);
-            executor_.rehearse(plan_.generation, 1);
+            for (const std::int64_t rows : row_counts(prompt_tokens))
+                executor_.rehearse(plan_.generation, 1, {.position = 0, .count = rows});
             device_.synchronize();
             device_.measure(false);
         }

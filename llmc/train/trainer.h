@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -50,8 +51,9 @@ class Trainer {
     const Progress& progress() const { return progress_; }
 
     // Has the device meet every operation, and choose how it computes it: as it did `earlier` (Device::adopt_choices; rank
-    // 0's counts), where it can, or as rank 0 measures. After the weights are there; all ranks choose alike.
-    void choose_algorithms(std::string_view earlier);
+    // 0's counts), where it can, or as the first rank measures that has an operation. Samples continue so many tokens. After
+    // the weights are there; all ranks choose alike.
+    void choose_algorithms(std::string_view earlier, std::int64_t prompt_tokens);
     // Those of all stages (Device::choices).
     const std::string& algorithms() const { return algorithms_; }
 
@@ -95,6 +97,8 @@ class Trainer {
   private:
     // The next token, from the logits of the last rows that were computed; the same on all ranks that took part.
     std::int32_t sample(double uniform);
+    // How many rows generation computes at once: of a prompt, of a token, and where a full context begins anew.
+    std::set<std::int64_t> row_counts(std::int64_t prompt_tokens) const;
     // Of the micro-batches that `load` fills, for first_non_finite.
     ForwardPasses forward_passes(int micro_batches,
                                  const std::function<void(int micro_batch, std::span<std::int32_t> inputs,

@@ -43,7 +43,7 @@ RunPlan plan_of(int micro_batches) {
     const int stages = world().size();
     plan.spec.mesh = {.pipeline = stages, .rank = world().rank()};
     plan.pipeline = {.stages = stages, .micro_batches = micro_batches};
-    const std::vector<BlockRange> chunks = stages_of_layers(2 * stages, stages, {});
+    const std::vector<BlockRange> chunks = stages_of_layers(2 * stages, stages, stages, {});
     plan.training = build_training_step({.part = part_of_stage(chunks, stages, world().rank()),
                                          .stage = world().rank(),
                                          .pipeline = plan.pipeline});

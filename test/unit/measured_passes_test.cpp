@@ -121,7 +121,7 @@ bool run_on(Example& example, std::size_t stage) {
 Example run_through_lists(const PipelineSpec& spec, int layers, Recompute recompute = {},
                           bool uneven = false) {
     Example example{.spec = spec, .uneven = uneven, .steps = {}, .times = {}};
-    const std::vector<BlockRange> chunks = stages_of_layers(layers, spec.chunks(), {});
+    const std::vector<BlockRange> chunks = stages_of_layers(layers, spec.chunks(), spec.stages, {});
     for (int stage = 0; stage < spec.stages; ++stage) {
         example.steps.push_back(build_training_step({.part = part_of_stage(chunks, spec.stages, stage),
                                                      .stage = stage,

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "llmc/core/error.h"
@@ -21,9 +22,14 @@ std::vector<int> counts_of(const std::vector<BlockRange>& ranges) {
     return counts;
 }
 
-// Costs of the chunks, the largest first.
-std::vector<double> sorted_costs(const std::vector<int>& counts, const PartCosts& costs) {
-    std::vector<double> all;
+struct Costs {
+    std::vector<double> stages, chunks;  // the largest first
+    std::vector<int> blocks;             // of each stage
+};
+Costs sorted_costs(const std::vector<int>& counts, int stages, const PartCosts& costs) {
+    const auto number = static_cast<std::size_t>(stages);
+    std::vector<double> all, of_stages(number);
+    std::vector<int> blocks(number);
     int block = 0;
     for (const int count : counts) {
         double& cost = all.emplace_back(0);
@@ -32,8 +38,11 @@ std::vector<double> sorted_costs(const std::vector<int>& counts, const PartCosts
     }
     all.front() += costs.embedding;
     all.back() += costs.head;
+    for (std::size_t chunk = 0; chunk < all.size(); ++chunk) of_stages[chunk % number] += all[chunk];
+    for (std::size_t chunk = 0; chunk < all.size(); ++chunk) blocks[chunk % number] += counts[chunk];
     std::ranges::sort(all, std::greater<>());
-    return all;
+    std::ranges::sort(of_stages, std::greater<>());
+    return {of_stages, all, blocks};
 }
 
 void for_all_splits(int layers, int chunks, std::vector<int>& counts,
@@ -49,10 +58,10 @@ void for_all_splits(int layers, int chunks, std::vector<int>& counts,
     }
 }
 
-void expect_no_better_split(int layers, int chunks, const PartCosts& costs) {
-    SCOPED_TRACE(fmt::format("{} layers, {} chunks, embedding {}, head {}, {} more of one of {}", layers,
-                             chunks, costs.embedding, costs.head, costs.again, costs.every));
-    const std::vector<BlockRange> found = stages_of_layers(layers, chunks, costs);
+void expect_no_better_split(int layers, int chunks, int stages, const PartCosts& costs) {
+    SCOPED_TRACE(fmt::format("{} layers, {} chunks, {} stages, embedding {}, head {}, {} more of one of {}",
+                             layers, chunks, stages, costs.embedding, costs.head, costs.again, costs.every));
+    const std::vector<BlockRange> found = stages_of_layers(layers, chunks, stages, costs);
     ASSERT_EQ(found.size(), static_cast<std::size_t>(chunks));
     int end = 0;
     for (const BlockRange& range : found) {
@@ -62,11 +71,14 @@ void expect_no_better_split(int layers, int chunks, const PartCosts& costs) {
     }
     EXPECT_EQ(end, layers);
     const std::vector<int> ours = counts_of(found);
-    const std::vector<double> cost = sorted_costs(ours, costs);
+    const Costs cost = sorted_costs(ours, stages, costs);
     std::vector<int> counts;
     for_all_splits(layers, chunks, counts, [&](const std::vector<int>& other) {
-        const std::vector<double> others = sorted_costs(other, costs);
-        EXPECT_TRUE(cost < others || (cost == others && ours >= other))
+        const Costs others = sorted_costs(other, stages, costs);
+        const bool no_better_chunks =
+            cost.chunks < others.chunks || (cost.chunks == others.chunks && ours >= other);
+        EXPECT_TRUE(cost.stages < others.stages ||
+                    (cost.stages == others.stages && (no_better_chunks || cost.blocks != others.blocks)))
             << fmt::format("{} against {}", fmt::join(ours, ","), fmt::join(other, ","));
     });
 }
@@ -76,8 +88,19 @@ TEST(PipelinePartition, NoSplitIsMoreEven) {
         for (int chunks = 1; chunks <= std::min(layers, 6); ++chunks)
             for (const double embedding : {0.0, 0.5, 3.0})
                 for (const double head : {0.0, 0.25, 1.0, 1.5, 2.0, 7.0})
-                    expect_no_better_split(layers, chunks,
+                    expect_no_better_split(layers, chunks, chunks,
                                            {.block = 1, .embedding = embedding, .head = head});
+}
+
+// What a stage does is what counts, not what each of its chunks does.
+TEST(PipelinePartition, NoSplitIsMoreEvenOfSeveralChunksAStage) {
+    for (int layers = 4; layers <= 13; ++layers)
+        for (const auto& [stages, chunks] : {std::pair{2, 4}, {2, 6}, {3, 6}})
+            for (const double embedding : {0.0, 0.5})
+                for (const double head : {0.0, 0.25, 1.0, 1.5, 4.75, 7.0})
+                    if (layers >= chunks)
+                        expect_no_better_split(layers, chunks, stages,
+                                               {.block = 1, .embedding = embedding, .head = head});
 }
 
 // Blocks that recompute cost a third more.
@@ -87,22 +110,22 @@ TEST(PipelinePartition, NoSplitIsMoreEvenWhereSomeRecompute) {
             for (int every = 1; every <= layers; ++every)
                 for (const double head : {0.0, 1.0, 4.5, 15.0})
                     expect_no_better_split(
-                        layers, chunks,
+                        layers, chunks, chunks,
                         {.block = 3, .embedding = 0.25, .head = head, .again = 1, .every = every});
 }
 
 // Many chunks of a deep model take no time to speak of.
 TEST(PipelinePartition, DividesDeepModels) {
     const std::vector<BlockRange> chunks =
-        stages_of_layers(400, 120, {.block = 3, .head = 4, .again = 1, .every = 7});
+        stages_of_layers(400, 120, 120, {.block = 3, .head = 4, .again = 1, .every = 7});
     EXPECT_EQ(chunks.back().end, 400);
 }
 
 TEST(PipelinePartition, TheHeadTakesTheRoomOfBlocks) {
     const PartCosts alike{};
-    EXPECT_EQ(counts_of(stages_of_layers(10, 4, alike)), (std::vector{3, 3, 2, 2}));
-    EXPECT_EQ(counts_of(stages_of_layers(24, 4, {.head = 1.5})), (std::vector{7, 6, 6, 5}));
-    EXPECT_EQ(counts_of(stages_of_layers(6, 2, {.head = 100})), (std::vector{5, 1}));
+    EXPECT_EQ(counts_of(stages_of_layers(10, 4, 4, alike)), (std::vector{3, 3, 2, 2}));
+    EXPECT_EQ(counts_of(stages_of_layers(24, 4, 4, {.head = 1.5})), (std::vector{7, 6, 6, 5}));
+    EXPECT_EQ(counts_of(stages_of_layers(6, 2, 2, {.head = 100})), (std::vector{5, 1}));
 }
 
 TEST(PipelinePartition, CostsAreThoseOfTheModel) {
@@ -112,7 +135,9 @@ TEST(PipelinePartition, CostsAreThoseOfTheModel) {
     EXPECT_EQ(embedding_cost(gpt2), 768);
     EXPECT_EQ(3 * (12 * block_cost(gpt2) + head_cost(gpt2)), training_flops_per_token(gpt2));
     // The head costs as much as five blocks, the embedding next to nothing.
-    EXPECT_EQ(counts_of(stages_of_layers(12, 4, part_costs(gpt2, {}))), (std::vector{3, 4, 4, 1}));
+    EXPECT_EQ(counts_of(stages_of_layers(12, 4, 4, part_costs(gpt2, {}))), (std::vector{3, 4, 4, 1}));
+    // Of two stages the second has the head and four blocks.
+    EXPECT_EQ(counts_of(stages_of_layers(12, 4, 2, part_costs(gpt2, {}))), (std::vector{4, 3, 4, 1}));
     const PartCosts costs = part_costs(gpt2, {});
     EXPECT_EQ(12 * costs.block + costs.head, training_flops_per_token(gpt2));
 }
@@ -122,7 +147,7 @@ TEST(PipelinePartition, RecomputeCostsAForward) {
     const GPTConfig config{
         .layers = 12, .heads = 12, .channels = 768, .sequence_length = 256, .vocabulary = 50304};
     const auto counts = [&](const Recompute& recompute) {
-        return counts_of(stages_of_layers(12, 2, part_costs(config, recompute)));
+        return counts_of(stages_of_layers(12, 2, 2, part_costs(config, recompute)));
     };
     EXPECT_EQ(counts({}), (std::vector{9, 3}));
     EXPECT_EQ(counts({.kind = RecomputeKind::block}), (std::vector{8, 4}));
@@ -138,12 +163,12 @@ TEST(PipelinePartition, RecomputeCostsAForward) {
 }
 
 TEST(PipelinePartition, AListGivenByHand) {
-    EXPECT_EQ(counts_of(parse_pipeline_layers("7,6,6,5", 24, 4, {})), (std::vector{7, 6, 6, 5}));
-    EXPECT_EQ(parse_pipeline_layers("1,2", 3, 2, {})[1], (BlockRange{1, 3}));
-    EXPECT_EQ(counts_of(parse_pipeline_layers("3", 3, 1, {})), std::vector{3});
+    EXPECT_EQ(counts_of(parse_pipeline_layers("7,6,6,5", 24, 4, 4, {})), (std::vector{7, 6, 6, 5}));
+    EXPECT_EQ(parse_pipeline_layers("1,2", 3, 2, 2, {})[1], (BlockRange{1, 3}));
+    EXPECT_EQ(counts_of(parse_pipeline_layers("3", 3, 1, 1, {})), std::vector{3});
     const auto refused = [](const std::string& text) -> std::string {
         try {
-            parse_pipeline_layers(text, 24, 4, {.head = 1.5});
+            parse_pipeline_layers(text, 24, 4, 4, {.head = 1.5});
             return "not refused";
         } catch (const UserError& fault) {
             return fault.what();

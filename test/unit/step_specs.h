@@ -25,7 +25,8 @@ inline StepSpec whole_spec(int layers, const Sharding& sharding, int micro_batch
 
 // Of each stage of a pipeline, with as many layers as there are; `spec` says the rest.
 inline std::vector<StepSpec> stage_specs(const PipelineSpec& pipeline, int layers, const StepSpec& spec) {
-    const std::vector<BlockRange> chunks = stages_of_layers(layers, pipeline.chunks(), {.head = 1.5});
+    const std::vector<BlockRange> chunks =
+        stages_of_layers(layers, pipeline.chunks(), pipeline.stages, {.head = 1.5});
     std::vector<StepSpec> specs;
     for (int stage = 0; stage < pipeline.stages; ++stage) {
         StepSpec& of = specs.emplace_back(spec);
