@@ -61,12 +61,15 @@ def test_groups_of_shards_beside_other_splits_are_the_same_run(mesh_of_8, tmp_pa
 
 
 MESHES = {"one process": ([], 1), "2 stages x 2": (mesh(2, "--zero-stage=3"), 4), "4 stages": (mesh(4, "--pipeline-schedule=gpipe"), 4),
-          "2 stages": (mesh(2, "--pipeline-schedule=interleaved"), 2), "3 data ranks": (["--zero-stage=2"], 3)}
+          "2 stages": (mesh(2, "--pipeline-schedule=interleaved"), 2), "3 data ranks": (["--zero-stage=2"], 3),
+          "2 stages x 2 tensor": (mesh(2, "--tensor-parallel=2", "--sequence-parallel"), 4)}
 
 
 @pytest.mark.parametrize("saved, resumed", [("2 stages x 2", "2 stages x 2"), ("2 stages x 2", "one process"),
                                             ("one process", "2 stages x 2"), ("4 stages", "2 stages"),
-                                            ("2 stages", "4 stages"), ("3 data ranks", "4 stages")])
+                                            ("2 stages", "4 stages"), ("3 data ranks", "4 stages"),
+                                            ("2 stages x 2 tensor", "2 stages x 2 tensor"), ("2 stages x 2 tensor", "one process"),
+                                            ("3 data ranks", "2 stages x 2 tensor")])
 def test_a_checkpoint_of_one_mesh_goes_on_on_another(saved, resumed, tmp_path):
     options = [*SMALL, "--lr-schedule=constant", "--sample-tokens=0", "--checkpoint-every=3", "--reduce-every=micro-batch"]
     where, ranks = MESHES[saved]
