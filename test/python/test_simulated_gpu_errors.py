@@ -62,9 +62,12 @@ CASES = [
          ["too large a model: 124,439,808 parameters and a micro-batch of 1 sequence need", "; give a smaller --model; 4 GPUs and --zero-stage 1 would fit"],
          {"SIMT_GPU_MEMORY": "2000000000"}),
     *(Case(f"no memory for the {arena}", [],
-           [f"the arena {arena} needs ", "iB of the GPU's memory, of which 4.0 GiB of 4.0 GiB are free; give a smaller --model"],
+           [f"the arena {arena} needs ",
+            f"iB of the GPU's memory, of which 4.0 GiB of 4.0 GiB are free; end what else uses it, which nvidia-smi lists{advice}"],
            {"SIMT_FAIL": f"memory:{number}"}, ranks, late=True)
-      for ranks, number, arena in ((1, 1, "parameters"), (1, 3, "master"), (1, 6, "workspace"), (2, 1, "that connects processes"), (2, 3, "gradients"))),
+      for ranks, number, arena, advice in ((1, 1, "parameters", ", or give a smaller --model, or more GPUs"), (1, 3, "master", ", or give a smaller --model"),
+                                           (1, 5, "activations", ", or give a smaller --micro-batch-size or --recompute block"),
+                                           (1, 6, "workspace", ""), (2, 1, "that connects processes", ""), (2, 3, "gradients", ", or give a smaller --model"))),
     # ---- a kernel fails, while algorithms are timed and in a step
     *(Case(f"launch {number} fails", [], [FAULT], {"SIMT_FAIL": f"launch:{number}"}, ranks, late=True)
       for number, ranks in ((1, 1), (300, 1), (300, 2))),

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "llmc/core/memory_layout.h"
 #include "llmc/core/text.h"
 
 namespace llmc {
@@ -21,6 +22,16 @@ constexpr std::size_t kept_for_code = std::size_t{256} << 20;
 struct Memory {
     std::size_t free = 0, total = 0;
 };
+
+// Of an arena without room, where the plan had it: somebody else computes on this GPU.
+std::string_view what_would_shrink(std::string_view arena) {
+    const auto is_one_of = [&](auto... kinds) { return ((arena == name_of(kinds)) || ...); };
+    if (is_one_of(ArenaKind::activations, ArenaKind::pipeline))
+        return ", or give a smaller --micro-batch-size or --recompute block";
+    if (is_one_of(ArenaKind::parameters, ArenaKind::gradients, ArenaKind::master, ArenaKind::moments))
+        return ", or give a smaller --model, or more GPUs and a higher --zero-stage";
+    return "";
+}
 
 Memory memory_now() {
     Memory memory;
@@ -132,9 +143,11 @@ std::byte* CudaDevice::allocate(std::size_t bytes, std::string_view arena) {
         cudaGetLastError();  // it is told here
         const Memory now = memory_now();
         user_error(
-            "the arena {} needs {} of the GPU's memory, of which {} of {} are free; give a smaller "
-            "--model or --micro-batch-size",
-            arena, human_bytes(bytes), human_bytes(now.free), human_bytes(now.total));
+            "the arena {} needs {} of the GPU's memory, of which {} of {} are free; end what else uses it, "
+            "which "
+            "nvidia-smi lists{}",
+            arena, human_bytes(bytes), human_bytes(now.free), human_bytes(now.total),
+            what_would_shrink(arena));
     }
     check_cuda(error, "cudaMalloc");
     check_cuda(cudaMemsetAsync(memory, 0, bytes, queues_.selected()), "cudaMemsetAsync");
