@@ -3,7 +3,7 @@
 
     torch_step.py LAYERS HEADS CHANNELS T V BATCH MICRO_BATCH DEVICE PROFILED
 
-bf16 by autocast, torch.compile, scaled_dot_product_attention, fused AdamW, gradient clipping, tokens from pinned memory.
+bf16 by autocast, torch.compile, its flash attention, fused AdamW, gradient clipping, tokens from pinned memory.
 Deep models are compiled a block at a time, which PyTorch recommends where a whole one would take minutes. Writes a line about
 itself, then one of JSON a step, until it is killed; a line on standard input makes it profile PROFILED steps first, and write
 the share of their time outside kernels.
@@ -23,6 +23,15 @@ from torch_step import GPT  # noqa: E402
 import kernel_times  # noqa: E402
 
 DEEP = 24  # layers
+
+
+def take_flash_attention():
+    """PyTorch's own, and no other: which it takes by itself depends on its version and the GPU."""
+    torch.backends.cuda.enable_flash_sdp(True)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_math_sdp(False)
+    if hasattr(torch.backends.cuda, "enable_cudnn_sdp"):
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def make_adamw(model, device):
@@ -72,6 +81,8 @@ def main():
     device, count = sys.argv[8], int(sys.argv[9])
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("high")
+    if device == "cuda":
+        take_flash_attention()
     model = WithHead(layers, heads, channels, T, V).to(device)
     step_model, how = compiled(model, layers, device)
     adamw = make_adamw(model, device)
