@@ -320,7 +320,7 @@ void generate(const Options& options, const RunPlan& plan, Device& device, const
         naming_option("--init", [&] { check_weights(options.init, plan.store.units); });
     }
     if (world.rank() == 0) {
-        for (const std::string& note : options.notes) fmt::print(stderr, "note: {}\n", note);
+        for (const std::string& note : options.notes) say_beside_text("note: " + note);
     }
     signals.answer_silently();
     Trainer trainer(options, plan, device, world, ranks.groups, checkpoint.has_value());
