@@ -195,7 +195,8 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
             console.hellaswag(first_step, *score_before);
         }
     }
-    if (metrics && !run.trains) metrics->write_evaluation(first_step, loss_before, score_before);
+    if (metrics && !run.trains)
+        metrics->write_evaluation(first_step, trainer.tokens(), loss_before, score_before);
     while (trainer.progress().step < options.steps && !stopping) {
         const bool compares = due(options.check_replicas_every, trainer.progress().step + 1);
         StepMetrics line = trainer.train_step(batches, compares);

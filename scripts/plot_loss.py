@@ -45,7 +45,7 @@ def draw_curve(axes, curve, look, validation_color, alone):
                   markevery=max(1, len(curve.validations) // (25 if alone else 8)), markeredgecolor="white", markeredgewidth=0.8,
                   zorder=5)
     end = last_finite(curve.losses)
-    if end is not None and end + 1 < len(curve.losses):  # it diverged: what follows is not a number
+    if end is not None and curve.run.diverged():
         axes.plot(curve.x[end], curve.smoothed[end], color=look.color, marker="x", markersize=10, markeredgewidth=2.5,
                   zorder=6)
 
@@ -57,7 +57,7 @@ def labels_of(curve, color, validation_color, alone):
     name = clipped(curve.run.name, NAME)
     if end is not None and (alone or not len(curve.validations)):
         text = "training" if alone else name
-        if end + 1 < len(curve.losses):
+        if curve.run.diverged():
             text += " diverged from"
         labels.append((curve.smoothed[end], f"{text} {decimal(curve.smoothed[end])}", color, curve.x[end]))
     if len(curve.validations):
@@ -189,8 +189,10 @@ def loss_figure(runs, kind):
     ends = np.concatenate([finite(curve.x)[[0, -1]] for curve in drawn])
     set_x_limits(axes, ends, kind)
 
-    if not any(len(finite(curve.losses)) for curve in drawn):
-        axes.text(0.5, 0.5, "no step has a finite loss", transform=axes.transAxes, ha="center", fontsize=16, color=FAINT)
+    if not any(len(finite(curve.losses)) or len(curve.validations) for curve in drawn):
+        trained = any(any(curve.run.trained) for curve in drawn)
+        text = "no step has a finite loss" if trained else "no loss was recorded"
+        axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", fontsize=16, color=FAINT)
         axes.set_yticks([])
     widest = max((text_width(figure, label[1], 13) for label in labels + references), default=0)
     figure.subplots_adjust(right=min(0.825, 1 - (widest + 50) / (figure.get_figwidth() * figure.dpi)))
