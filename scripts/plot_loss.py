@@ -127,6 +127,33 @@ def spread(heights, gap):
     return [center + gap * (i - (count - 1) / 2) for _, count, center in groups for i in range(count)]
 
 
+def covered(axes, curve, box):
+    """How many columns of pixels in which a run's smoothed losses go through a box."""
+    known = np.isfinite(curve.x) & np.isfinite(curve.smoothed)
+    if not known.any():
+        return 0
+    x, y = axes.transData.transform(np.column_stack([curve.x[known], curve.smoothed[known]])).T
+    columns = np.arange(box.x0, box.x1)
+    rows = np.interp(columns, x, y, left=np.nan, right=np.nan)
+    return int(((rows > box.y0) & (rows < box.y1)).sum())
+
+
+def label_beside_curves(axes, curves, value, text):
+    """Writes over or under a level line, at its right or left end: in the first of these places that no curve goes through, or
+    where the least of them does."""
+    labels = []
+    for x, side in ((1, "right"), (0, "left")):
+        for offset, alignment in ((4, "bottom"), (-4, "top")):
+            label = axes.annotate(text, xy=(x, value), xycoords=axes.get_yaxis_transform(), xytext=(0, offset), fontsize=11,
+                                  color=FAINT, textcoords="offset points", ha=side, va=alignment, zorder=6)
+            box = label.get_window_extent(axes.figure.canvas.get_renderer())
+            outside = box.y0 < axes.bbox.y0 or box.y1 > axes.bbox.y1
+            labels.append((outside, sum(covered(axes, curve, box) for curve in curves), len(labels), label))
+    labels.sort(key=lambda label: label[:3])
+    for *_, label in labels[1:]:
+        label.remove()
+
+
 def loss_panel(axes, runs, kind):
     """The losses of runs in a panel of a comparison, whose table names them."""
     curves = [Curve(run, kind) for run in runs]
@@ -144,8 +171,7 @@ def loss_panel(axes, runs, kind):
     for value, text, *_ in references:
         if not bottom <= value <= top:
             continue
-        axes.annotate(text, xy=(1, value), xycoords=axes.get_yaxis_transform(), xytext=(0, 4), fontsize=11, color=FAINT,
-                      textcoords="offset points", ha="right", zorder=6)
+        label_beside_curves(axes, drawn, value, text)
     axes.set_ylabel("loss, nats per token", labelpad=10)
 
 

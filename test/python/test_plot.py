@@ -352,6 +352,20 @@ def test_the_late_part_of_a_comparison_is_seen(figures, tmp_path):
     assert high - low < 2 and low < 3.0 and high > 3.1
 
 
+@pytest.mark.parametrize("losses", [[2.6 + 2.9 * 0.9**step for step in range(60)], [2.85 + 0.3 * 0.95**step for step in range(60)],
+                                    [3.0] * 30 + [1.0] * 30, [5.0] * 30 + [2.8 + 0.01 * step for step in range(30)]])
+def test_no_curve_goes_through_the_label_of_a_reference(figures, tmp_path, losses):
+    run = metrics.read_run(write_lines(tmp_path / "metrics.jsonl", full_lines(losses), ABOUT | {"source_entropy": 0.5}))
+    figure = figures([run], ["loss", "time"])
+    axes = next(axes for axes in figure.axes if axes.get_ylabel())
+    [label] = [text for text in axes.texts if text.get_text().startswith("unigram")]
+    box = label.get_window_extent(figure.canvas.get_renderer())
+    x, y = axes.transData.transform(np.column_stack([run.steps, run["loss"]])).T
+    columns = np.arange(box.x0, box.x1)
+    rows = np.interp(columns, x, y, left=np.nan, right=np.nan)
+    assert not ((rows > box.y0) & (rows < box.y1)).any() and not overlapping(figure)
+
+
 def test_a_comparison_is_beside_the_first_run(tmp_path):
     paths = [write_run(tmp_path / name, falling(20)) for name in "ab"]
     assert plot(*paths).stdout == f"wrote {tmp_path}/a/comparison.png\n"
