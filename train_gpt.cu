@@ -194,7 +194,8 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
             console.hellaswag(first_step, *score_before);
         }
     }
-    if (metrics && !run.trains) metrics->write_evaluation(first_step, loss_before, score_before);
+    if (metrics && !run.trains)
+        metrics->write_evaluation(first_step, trainer.tokens(), loss_before, score_before);
     while (trainer.progress().step < options.steps && !stopping) {
         const bool compares = due(options.check_replicas_every, trainer.progress().step + 1);
         StepMetrics line = trainer.train_step(batches, compares);
@@ -319,7 +320,7 @@ void generate(const Options& options, const RunPlan& plan, Device& device, const
         naming_option("--init", [&] { check_weights(options.init, plan.store.units); });
     }
     if (world.rank() == 0) {
-        for (const std::string& note : options.notes) fmt::print(stderr, "note: {}\n", note);
+        for (const std::string& note : options.notes) say_beside_text("note: " + note);
     }
     signals.answer_silently();
     Trainer trainer(options, plan, device, world, ranks.groups, checkpoint.has_value());

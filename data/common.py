@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import dataclasses
 import fractions
+import glob
 import os
 import pathlib
 import re
@@ -31,6 +32,9 @@ import encode  # noqa: E402
 import shards  # noqa: E402
 from download import Downloader, recorded_checksum  # noqa: E402
 from terminal import Parser, fail, plain_endings, progress, say  # noqa: E402
+
+
+USUAL_BPE = ROOT / "data" / "gpt2_bpe"
 
 
 @dataclasses.dataclass
@@ -171,13 +175,19 @@ def choose_tokenizer(arguments):
         return "bytes", None
     remedy = "--bpe-mirror URL takes another server, --bpe-dir DIR the files encoder.json and vocab.bpe that you have"
     own = Downloader(arguments.bpe_mirror, arguments.tries, arguments.pause, remedy)
-    folder = arguments.bpe_dir or ROOT / "data" / "gpt2_bpe"
+    folder = arguments.bpe_dir or USUAL_BPE
     return encode.prepare_gpt2(folder, None if arguments.bpe_dir else own, arguments.encoder), folder
 
 
+def in_root(folder):
+    """As a command in the repository's root names it, wherever this was typed."""
+    folder = folder.resolve()
+    return folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder
+
+
 def shell_pattern(folder, split):
-    """The shards of a split as one word of a command."""
-    return shlex.quote(f"{folder}/{split}_*.bin")
+    """The shards of a split as one word of a command, in which the trainer takes the folder's own characters as they are."""
+    return shlex.quote(glob.escape(str(folder).replace("\\", "\\\\")) + f"/{split}_*.bin")
 
 
 class Writing:
@@ -240,17 +250,17 @@ class Writing:
         tokens = {split: sum(entry["tokens"] for entry in self.manifest["shards"] if entry["file"].startswith(split))
                   for split in ("train", "val")}
         if tokens["train"] == 0:
-            remedy = "--overwrite and a smaller --shard-tokens" if "all" in self.manifest["complete"] else "more text"
+            remedy = ("--overwrite and a smaller --shard-tokens" if "all" in self.manifest["complete"] else
+                      "more text, or --overwrite and a smaller --val-fraction" if "val_fraction" in self.settings else "more text")
             fail(f"all of the {tokens['val']:,} tokens are for validation, and none is left to train on; give {remedy}")
         self.manifest["tokens"], self.manifest["finished"] = tokens, True
         self.save()
-        # As it works in the repository's root, wherever this was typed.
-        folder = self.out.resolve()
-        folder = folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder
+        folder = in_root(self.out)
         say(f"{folder}: {tokens['train']:,} tokens to train on, {tokens['val']:,} to validate on")
         model = "gpt2" if self.tokenizer.name == "gpt2" else "mini"
         validation = f" --val-data {shell_pattern(folder, 'val')}" if tokens["val"] else ""
-        say(f"train with: ./train_gpt --model {model} --train-data {shell_pattern(folder, 'train')}{validation}")
+        bpe = f" --bpe-dir {shlex.quote(str(in_root(self.bpe_folder)))}" if self.bpe_folder not in (None, USUAL_BPE) else ""
+        say(f"train with: ./train_gpt --model {model} --train-data {shell_pattern(folder, 'train')}{validation}{bpe}")
 
     def shard_of(self, stream, count):
         """The name and the room of the shard after `count` ones of a stream."""

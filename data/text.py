@@ -74,6 +74,8 @@ def plan(arguments, downloader):
     paths = [keep_standard_input(arguments.out / "download", bytes_of_limit(arguments)) if file == "-" else pathlib.Path(file)
              for file in arguments.files]
     for path in paths:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # (which opening would begin to read)
+            fail(f"{path} can be read once only, and a file is read several times; give - in its place, and it as standard input")
         try:
             open(path, "rb").close()
         except OSError as error:
@@ -91,7 +93,9 @@ def plan(arguments, downloader):
                 yield documents.file_bytes(path)
 
     streams = common.split_streams(read, lambda: inputs, arguments.val_fraction)
-    settings = {"inputs": [entry["sha256"] for entry in inputs], "field": arguments.field, "val_fraction": str(arguments.val_fraction)}
+    # Which files these are their checksums say, wherever they are.
+    source = ", ".join(path.name for path in map(pathlib.Path, arguments.files))
+    settings = {"source": source, "inputs": [entry["sha256"] for entry in inputs], "field": arguments.field, "val_fraction": str(arguments.val_fraction)}
     return common.Plan(", ".join(arguments.files), streams, settings)
 
 

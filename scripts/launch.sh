@@ -124,6 +124,11 @@ fi
 TRAIN_GPT_LAUNCHED=$(printf '%q\n' ${MPI:+"MPI=$MPI"} "$0" -np "$processes" "$@")$'\n'
 export TRAIN_GPT_LAUNCHED
 
+# Standard output and standard error go to one place, but what stands here between them and the program can swap what it
+# wrote to the one and then to the other.
+unset TRAIN_GPT_ONE_STREAM
+[[ ! /dev/fd/1 -ef /dev/fd/2 ]] || export TRAIN_GPT_ONE_STREAM=1
+
 # On a terminal train_gpt's progress stands at the bottom, and what other processes say must not be appended to it.
 erase=
 [[ ! -t 1 || ${TERM:-dumb} == dumb ]] || erase=$'\r\e[K'

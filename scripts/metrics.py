@@ -85,6 +85,7 @@ class Run:
         self.name = name
         self.about = {}
         self.columns = Columns()
+        self.trained = bytearray()  # of each row, whether it is a step's: an evaluation of given weights has no loss
 
     def __len__(self):
         return self.columns.rows
@@ -101,6 +102,11 @@ class Run:
         value = self.about.get("configuration")
         return value if isinstance(value, dict) else {}
 
+    def diverged(self):
+        """Whether the loss of the last step is not finite."""
+        last = self.trained.rfind(True)
+        return last >= 0 and not math.isfinite(self["loss"][last])
+
     def points(self, name):
         """The rows and the values of a field that only some lines have, such as val_loss."""
         column = self.columns[name]
@@ -108,10 +114,12 @@ class Run:
         return rows, [column[row] for row in rows]
 
     def tokens(self):
-        """Trained on after each step; NaN where neither the line nor the configuration says so."""
+        """Trained on after each step; NaN where neither the line nor the configuration says so. (That of an evaluation is not
+        of the steps that made its weights.)"""
         batch = self.configuration.get("global-batch-tokens")
         batch = batch if is_number(batch) else NAN
-        return [step * batch if math.isnan(said) else said for step, said in zip(self.steps, self.columns["tokens"])]
+        return [step * (batch if trained else NAN) if math.isnan(said) else said
+                for step, said, trained in zip(self.steps, self.columns["tokens"], self.trained)]
 
     def step_seconds(self):
         """Of each step; where a line does not say so those of the step before."""
@@ -148,6 +156,8 @@ class Run:
             return len(self)
         while len(self) and self.steps[-1] >= line["step"]:
             self.columns.cut(len(self) - 1)
+        del self.trained[len(self):]
+        self.trained.append("loss" in line)
         self.columns.append(line)
         return len(self) - 1
 

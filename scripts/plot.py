@@ -91,10 +91,9 @@ def rows_of(panels):
 
 def loss_text(run):
     """The last validation loss, and the best where that is another one; or what became of training."""
-    rows, values = run.points("val_loss")
-    end = last_finite(np.array(run["loss"]))
-    diverged = end is None or end + 1 < len(run)
-    if diverged:
+    values = run.points("val_loss")[1]
+    if run.diverged():
+        end = last_finite(np.array(run["loss"]))
         return "diverged at step 1" if end is None else f"diverged after step {run.steps[end]:,.0f}"
     if not values:
         return "–"

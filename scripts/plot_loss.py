@@ -45,7 +45,7 @@ def draw_curve(axes, curve, look, validation_color, alone):
                   markevery=max(1, len(curve.validations) // (25 if alone else 8)), markeredgecolor="white", markeredgewidth=0.8,
                   zorder=5)
     end = last_finite(curve.losses)
-    if end is not None and end + 1 < len(curve.losses):  # it diverged: what follows is not a number
+    if end is not None and curve.run.diverged():
         axes.plot(curve.x[end], curve.smoothed[end], color=look.color, marker="x", markersize=10, markeredgewidth=2.5,
                   zorder=6)
 
@@ -57,7 +57,7 @@ def labels_of(curve, color, validation_color, alone):
     name = clipped(curve.run.name, NAME)
     if end is not None and (alone or not len(curve.validations)):
         text = "training" if alone else name
-        if end + 1 < len(curve.losses):
+        if curve.run.diverged():
             text += " diverged from"
         labels.append((curve.smoothed[end], f"{text} {decimal(curve.smoothed[end])}", color, curve.x[end]))
     if len(curve.validations):
@@ -127,6 +127,33 @@ def spread(heights, gap):
     return [center + gap * (i - (count - 1) / 2) for _, count, center in groups for i in range(count)]
 
 
+def covered(axes, curve, box):
+    """How many columns of pixels in which a run's smoothed losses go through a box."""
+    known = np.isfinite(curve.x) & np.isfinite(curve.smoothed)
+    if not known.any():
+        return 0
+    x, y = axes.transData.transform(np.column_stack([curve.x[known], curve.smoothed[known]])).T
+    columns = np.arange(box.x0, box.x1)
+    rows = np.interp(columns, x, y, left=np.nan, right=np.nan)
+    return int(((rows > box.y0) & (rows < box.y1)).sum())
+
+
+def label_beside_curves(axes, curves, value, text):
+    """Writes over or under a level line, at its right or left end: in the first of these places that no curve goes through, or
+    where the least of them does."""
+    labels = []
+    for x, side in ((1, "right"), (0, "left")):
+        for offset, alignment in ((4, "bottom"), (-4, "top")):
+            label = axes.annotate(text, xy=(x, value), xycoords=axes.get_yaxis_transform(), xytext=(0, offset), fontsize=11,
+                                  color=FAINT, textcoords="offset points", ha=side, va=alignment, zorder=6)
+            box = label.get_window_extent(axes.figure.canvas.get_renderer())
+            outside = box.y0 < axes.bbox.y0 or box.y1 > axes.bbox.y1
+            labels.append((outside, sum(covered(axes, curve, box) for curve in curves), len(labels), label))
+    labels.sort(key=lambda label: label[:3])
+    for *_, label in labels[1:]:
+        label.remove()
+
+
 def loss_panel(axes, runs, kind):
     """The losses of runs in a panel of a comparison, whose table names them."""
     curves = [Curve(run, kind) for run in runs]
@@ -144,8 +171,7 @@ def loss_panel(axes, runs, kind):
     for value, text, *_ in references:
         if not bottom <= value <= top:
             continue
-        axes.annotate(text, xy=(1, value), xycoords=axes.get_yaxis_transform(), xytext=(0, 4), fontsize=11, color=FAINT,
-                      textcoords="offset points", ha="right", zorder=6)
+        label_beside_curves(axes, drawn, value, text)
     axes.set_ylabel("loss, nats per token", labelpad=10)
 
 
@@ -189,8 +215,10 @@ def loss_figure(runs, kind):
     ends = np.concatenate([finite(curve.x)[[0, -1]] for curve in drawn])
     set_x_limits(axes, ends, kind)
 
-    if not any(len(finite(curve.losses)) for curve in drawn):
-        axes.text(0.5, 0.5, "no step has a finite loss", transform=axes.transAxes, ha="center", fontsize=16, color=FAINT)
+    if not any(len(finite(curve.losses)) or len(curve.validations) for curve in drawn):
+        trained = any(any(curve.run.trained) for curve in drawn)
+        text = "no step has a finite loss" if trained else "no loss was recorded"
+        axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", fontsize=16, color=FAINT)
         axes.set_yticks([])
     widest = max((text_width(figure, label[1], 13) for label in labels + references), default=0)
     figure.subplots_adjust(right=min(0.825, 1 - (widest + 50) / (figure.get_figwidth() * figure.dpi)))

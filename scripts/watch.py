@@ -50,8 +50,8 @@ class State:
         self.begun = len(run) > 0
         self.step = int(run.steps[-1]) if self.begun else 0
         steps = run.configuration.get("steps")
+        self.evaluates = self.begun and not any(run.trained)  # weights as they are
         # (Of versions whose resumed runs kept the first line alone that does not know how long.)
-        self.evaluates = steps == 0  # weights as they are: no step has a loss
         self.total = int(steps) if is_number(steps) and steps >= self.step and steps > 0 else None
         self.seconds = self._seconds_of_a_step()
         self.done = self.total is not None and self.step == self.total
@@ -93,7 +93,7 @@ class State:
         return value if math.isfinite(value) else None
 
     def diverged(self):
-        return self.begun and not self.evaluates and not math.isfinite(self.run["loss"][-1])
+        return self.run.diverged()
 
     def status(self):
         """In a word or two, and its style."""

@@ -139,10 +139,11 @@ void MetricsWriter::add_validation(double loss) { add_to_last_line({{"val_loss",
 
 void MetricsWriter::add_hellaswag(const HellaSwagScore& score) { add_to_last_line(as_json(score)); }
 
-void MetricsWriter::write_evaluation(std::int64_t step, const std::optional<double>& val_loss,
+void MetricsWriter::write_evaluation(std::int64_t step, std::int64_t tokens,
+                                     const std::optional<double>& val_loss,
                                      const std::optional<HellaSwagScore>& hellaswag) {
     if (!val_loss && !hellaswag) return;
-    Json line = {{"step", step}};
+    Json line = {{"step", step}, {"tokens", tokens}};
     if (val_loss) line["val_loss"] = rounded(*val_loss, 9);
     if (hellaswag) line.update(as_json(*hellaswag));
     line["time"] = seconds_since_1970();

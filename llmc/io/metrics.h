@@ -66,8 +66,9 @@ class MetricsWriter {
     void add_validation(double loss);
     void add_hellaswag(const HellaSwagScore& score);
 
-    // A line of what weights come to that are not trained, if there is anything: `step`, and `val_loss` and HellaSwag's fields.
-    void write_evaluation(std::int64_t step, const std::optional<double>& val_loss,
+    // A line of what weights come to that are not trained, if there is anything: the `step` and `tokens` that they are from,
+    // and `val_loss` and HellaSwag's fields.
+    void write_evaluation(std::int64_t step, std::int64_t tokens, const std::optional<double>& val_loss,
                           const std::optional<HellaSwagScore>& hellaswag);
 
   private:

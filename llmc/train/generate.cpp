@@ -7,6 +7,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <string_view>
@@ -133,6 +134,12 @@ void settle_batch_of_generation(Options& options, const Mesh& mesh) {
     options.global_batch_tokens = *options.sequence_length * mesh.data_ranks() * mesh.pipeline;
 }
 
+void say_beside_text(std::string_view line) {
+    std::FILE* const stream = std::getenv("TRAIN_GPT_ONE_STREAM") != nullptr ? stdout : stderr;
+    fmt::print(stream, "{}\n", line);
+    std::fflush(stream);
+}
+
 void generate_text(Generation& generation, Trainer& trainer, Communicator& world,
                    const StopSignals& signals) {
     auto& [options, plan, prompt, text, weights] = generation;
@@ -140,9 +147,9 @@ void generate_text(Generation& generation, Trainer& trainer, Communicator& world
     if (!speaks && !together) return;
     std::signal(SIGPIPE, SIG_IGN);
     if (speaks) {
-        fmt::print(stderr, "train_gpt {}: {}, {} parameters, {}, {}\n", version(), weights,
-                   grouped(count_parameters(plan.spec.config)), name_of(plan.spec.dtype),
-                   trainer.device().description());
+        say_beside_text(fmt::format("train_gpt {}: {}, {} parameters, {}, {}", version(), weights,
+                                    grouped(count_parameters(plan.spec.config)), name_of(plan.spec.dtype),
+                                    trainer.device().description()));
     }
     TextOutput output;
     Clock clock;
@@ -163,7 +170,7 @@ void generate_text(Generation& generation, Trainer& trainer, Communicator& world
     if (!speaks) return;
     output.write(text.rest());
     output.finish();
-    fmt::print(stderr, "{}\n", clock.summary());
+    say_beside_text(clock.summary());
     output.require_written();
 }
 

@@ -1,10 +1,12 @@
 // --generate: the program as a writer. It continues the prompt with weights that it is given, and does nothing else: no
 // data is opened, no file is written. The text alone goes to standard output, token by token; what else there is to say
-// goes to standard error, a line before it and one behind.
+// goes to standard error, a line before it and one behind; all of it to standard output where scripts/launch.sh says that
+// both end in one place, to which it leads them by ways of their own: one would overtake the other.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "llmc/comm/communicator.h"
@@ -21,6 +23,9 @@ namespace llmc {
 void settle_generation(Options& options);
 // The same, once the mesh is known: the smallest batch there is.
 void settle_batch_of_generation(Options& options, const Mesh& mesh);
+
+// A line beside the text.
+void say_beside_text(std::string_view line);
 
 struct Generation {
     const Options& options;

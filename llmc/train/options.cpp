@@ -321,8 +321,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
 
     std::string resume;
     CLI::Option* resume_option =
-        app.add_option("--resume", resume,
-                       "Go on from a checkpoint, or a run's newest; alone: in --out-dir or runs/")
+        app.add_option("--resume", resume, "Go on from a checkpoint or a run; alone: in --out-dir or runs/")
             ->expected(0, 1)
             ->configurable(false)
             ->option_text("[DIR]")

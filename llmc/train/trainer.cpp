@@ -114,7 +114,7 @@ std::optional<std::uint64_t> Trainer::rounding_seed() const {
 }
 
 StepMetrics Trainer::train_step(TrainingBatches& batches, bool compares_replicas) {
-    const std::int64_t T = plan_.spec.config.sequence_length, B = plan_.micro_batch;
+    const std::int64_t B = plan_.micro_batch;
     const auto load = [&](int micro_batch, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
         batches.read(progress_.samples, micro_batch, inputs, targets);
     };
@@ -151,7 +151,7 @@ StepMetrics Trainer::train_step(TrainingBatches& batches, bool compares_replicas
             .loss = loss,
             .grad_norm = norm,
             .learning_rate = learning_rate(schedule_, progress_.step),
-            .tokens = progress_.samples * T,
+            .tokens = tokens(),
             .tokens_per_second = global_tokens / elapsed.count(),
             .step_ms = 1e3 * elapsed.count(),
             .phase_ms = executor_.times(),

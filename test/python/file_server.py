@@ -133,18 +133,19 @@ def in_pieces(size, seconds):
 
 
 class Hang:
-    """Serves so many bytes and then nothing until it is released; `reached` tells that it is there."""
+    """Serves so many bytes (None: no answer at all) and then nothing until it is released; `reached` tells that it is there."""
 
     def __init__(self, length):
         self.length, self.reached, self.released = length, threading.Event(), threading.Event()
 
     def __call__(self, handler, file):
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(len(file.body)))
-        handler.send_header("ETag", file.etag)
-        handler.end_headers()
-        handler.wfile.write(file.body[:self.length])
-        handler.wfile.flush()
+        if self.length is not None:
+            handler.send_response(200)
+            handler.send_header("Content-Length", str(len(file.body)))
+            handler.send_header("ETag", file.etag)
+            handler.end_headers()
+            handler.wfile.write(file.body[:self.length])
+            handler.wfile.flush()
         self.reached.set()
         self.released.wait(60)
         handler.close_connection = True

@@ -23,7 +23,8 @@ NEEDED = ["slurmctld", "slurmd", "sbatch", "srun", "scontrol"]
 MODEL = ["--layers=2", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384", "--device=cpu"]
 
 # No authentication, accounting or control groups: what a user who is nobody's administrator can start. The node has the
-# processors that it is said to have, so that eight processes are started on any machine.
+# processors that it is said to have, so that eight processes are started on any machine. A job goes back into the queue, and
+# adds to its log then, where it asks for that itself.
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -48,6 +49,8 @@ SlurmdLogFile={folder}/slurmd.log
 SchedulerParameters=requeue_delay=1
 ReturnToService=2
 MinJobAge=600
+JobRequeue=0
+JobFileAppend=0
 GresTypes=gpu
 NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} RealMemory=500 Gres=gpu:8 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
@@ -123,18 +126,32 @@ def test_a_job_that_is_stopped_goes_on_by_itself(slurm, tmp_path):
     job = submit(place, trains=["--steps=3000"])
     metrics = place / f"runs/slurm-{job}/metrics.jsonl"
     wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 20, 60)
-    # What --signal=USR1@180 sends three minutes before the time is over: to the processes, not to the script.
+    # As the script's --signal has it, to the processes and not to the script.
     subprocess.run(["scancel", "--signal=USR1", job], check=True)
     wait_for(lambda: state_of(job)["Restarts"] == "1", 60)
     wait_for(lambda: state_of(job)["JobState"] == "COMPLETED", 300)
     log = (place / f"slurm-{job}.out").read_text()
-    assert "2 processes" in log and "--resume" in log, log
+    assert log.count("\n  mesh  ") == 2 and "--resume" in log, log  # of both tries
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [line["step"] for line in lines if "step" in line] == list(range(1, 3001))
 
     # The same run, without Slurm and without a stop.
     whole = program.train(tmp_path / "whole", *MODEL, "--steps=3000", "--lr=1e-3", "--warmup-steps=10", ranks=2)
     assert [line["loss"] for line in lines if "step" in line] == whole.losses
+
+
+def test_it_is_stopped_three_minutes_before_its_time_is_over(slurm, tmp_path):
+    """By the script's own --signal. Slurm looks every half minute, and sends it as much earlier as that may be late."""
+    place = tmp_path / "clone"
+    place.mkdir()
+    job = submit(place, "--time=4", trains=["--steps=10000000"])
+    metrics = place / f"runs/slurm-{job}/metrics.jsonl"
+    wait_for(metrics.exists, 60)
+    begin = time.monotonic()
+    wait_for(lambda: state_of(job)["Restarts"] == "1", 90)
+    assert 15 < time.monotonic() - begin < 75
+    subprocess.run(["scancel", job], check=True)
+    assert list((place / f"runs/slurm-{job}").glob("checkpoint-*"))
 
 
 BLOCKS = [commands for _, how, commands in test_readme.COMMANDS if how == "run: slurm"]

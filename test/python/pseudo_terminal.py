@@ -32,9 +32,10 @@ def run(command, columns=90, **environment):
 
 
 def screen(text):
-    """The lines that are seen in the end on a terminal wide enough, of characters, \\r, \\n and the sequence for a line up."""
+    """The lines that are seen in the end on a terminal wide enough, of characters, \\r, \\n and the sequences for a line up and for
+    erasing what follows in the line."""
     lines, row, column = [""], 0, 0
-    for piece in re.findall(r"\r|\n|\x1b\[A|[^\r\n\x1b]+", text):
+    for piece in re.findall(r"\r|\n|\x1b\[A|\x1b\[K|[^\r\n\x1b]+", text):
         if piece == "\r":
             column = 0
         elif piece == "\n":
@@ -42,6 +43,8 @@ def screen(text):
             lines += [""] * (row == len(lines))
         elif piece == "\x1b[A":
             row -= 1
+        elif piece == "\x1b[K":
+            lines[row] = lines[row][:column]
         else:
             line = lines[row].ljust(column)
             lines[row] = line[:column] + piece + line[column + len(piece):]

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -153,7 +154,7 @@ def test_ctrl_c_during_the_imports_is_one_line(texts, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "\ninterrupted\n")
 
 
-def test_trained_on(texts, tmp_path):
+def test_trained_on(texts, tmp_path, capsys):
     """Bytes in shards are to the trainer what the text is; GPT-2's tokens fit its vocabulary."""
     text = texts[0]
     text.write_bytes(text.read_bytes().decode().encode("ascii", "replace"))
@@ -165,6 +166,7 @@ def test_trained_on(texts, tmp_path):
     assert of_text.losses == of_shards.losses and of_text.lines[-1]["val_loss"] == of_shards.lines[-1]["val_loss"]
     folder = gpt2_bpe.require_files()
     run_here("text.py", text, "--out", tmp_path / "gpt2", "--bpe-dir", folder, "--encoder", "native")
+    assert capsys.readouterr().out.rstrip().endswith(f" --bpe-dir {shlex.quote(str(folder.resolve()))}")
     run = program.train(tmp_path / "of-gpt2", *data("gpt2"), *options, "--vocab-size=50257")
     assert len(run.losses) == 2 and abs(run.losses[0] - np.log(50257)) < 0.5
 
@@ -300,7 +302,7 @@ def test_finished_and_damaged(texts, tmp_path, capsys):
     assert sorted(path.name for path in out.glob("*.bin")) == ["train_000001.bin", "val_000000.bin"]
 
 
-def test_refused(texts, tmp_path):
+def test_refused(texts, tmp_path, monkeypatch, capsys):
     out, options = tmp_path / "out", [*texts, *BYTES, "--out", tmp_path / "out"]
     run_here("text.py", *options)
     assert "whose shard_tokens was 100000000 and not 5000" in refused_here("text.py", *options, "--shard-tokens", 5000)
@@ -308,12 +310,34 @@ def test_refused(texts, tmp_path):
     texts[1].write_bytes(b"other")
     assert f"{texts[0]}, {texts[1]}: the text has changed since the shards in {out} were begun; give --overwrite" in refused_here("text.py", *options)
     assert "whose source was" in refused_here("text.py", texts[0], *options[2:])
+    # The same files by other names of their folders are the same text.
+    run_here("text.py", *options, "--overwrite")
+    monkeypatch.chdir(tmp_path)
+    run_here("text.py", *(os.path.relpath(path) for path in texts), *options[2:])
+    assert "is finished already" in capsys.readouterr().out.splitlines()[-3]
     (out / "manifest.json").write_text('{"settings": 1}')
     assert "manifest.json is damaged; --overwrite" in refused_here("text.py", *options)
     (out / "manifest.json").unlink()
     assert "has train_000001.bin, which no manifest.json tells of" in refused_here("text.py", *options)
     with shards.locked(out):
         assert "another run is writing into" in refused_here("text.py", *options)
+
+
+def test_the_printed_folder_is_one_to_the_trainer_too(texts, tmp_path, capsys):
+    """Which takes what is in brackets for a pattern."""
+    run_here("text.py", *texts, "--out", tmp_path / "a [6] * ?", *BYTES)
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1].removeprefix("train with: ./train_gpt"))
+    assert "  validation  " in program.run(*command, "--steps=0", "--device=cpu").stdout
+
+
+def test_a_pipe_is_refused_before_it_is_read(tmp_path):
+    ours, theirs = os.pipe()
+    os.write(theirs, b"A text.")
+    os.close(theirs)
+    path = f"/dev/fd/{ours}"  # as bash makes of <(cat text)
+    assert f"{path} can be read once only" in refused_here("text.py", path, "--out", tmp_path / "out", *BYTES)
+    with open(ours, "rb") as pipe:
+        assert pipe.read() == b"A text."
 
 
 @pytest.mark.parametrize("root, shown", [(".", "out of mine"), ("elsewhere", "{}/out of mine")])
@@ -337,6 +361,8 @@ def test_the_command_that_is_printed_works_in_the_root(texts, tmp_path, monkeypa
     (["EMPTY"], "there is no text in it"),
     (["BAD.jsonl"], "line 2: not JSON"),
     (["ONE"], "and none is left to train on; give more text"),
+    (["TEXT", "--val-fraction", "0.9999"], "and none is left to train on; give more text, or --overwrite and a smaller --val-fraction"),
+    (["/dev/null"], "/dev/null can be read once only, and a file is read several times; give - in its place"),
     (["GOOD.jsonl", "--field", "body"], "line 1: no text in the field 'body' (its fields: text)"),
     (["TEXT", "--shard-tokens", "3e9"], "'3e9' is no whole number of 16 to 2,147,483,647"),
     (["TEXT", "--shard-tokens", "1e99999999999"], "is no whole number"),

@@ -209,6 +209,19 @@ def test_giving_up(place, pauses):
     assert pauses == [1, 2, 4, 8, 16, 32, 64]
 
 
+def test_a_server_that_falls_silent(place, pauses, monkeypatch):
+    """Before it answers, and in the middle of the file: the time that is waited for it is over then."""
+    monkeypatch.setattr(download, "TIMEOUTS", tuple(seconds / 200 for seconds in download.TIMEOUTS))
+    hangs = [file_server.Hang(None), file_server.Hang(100_000)]
+    place.file.faults = list(hangs)
+    begin = time.monotonic()
+    assert place.fetch().read_bytes() == BODY
+    assert time.monotonic() - begin < 30 and len(place.server.requests) == 3  # they hold on for a minute
+    assert place.ranges[-1] is not None and place.ranges[-1] != "bytes=0-"  # not from the begin
+    for hang in hangs:
+        hang.released.set()
+
+
 def test_nothing_ever_comes(place, pauses):
     place.file.faults = [drop_after(0)] * 8
     assert "8 times in a row" in place.refused()

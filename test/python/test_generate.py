@@ -11,6 +11,7 @@ import torch
 
 import model_bounds
 import program
+import pseudo_terminal
 import reference_model
 import refused
 from greedy_text import PROMPT, TOKENS, contexts, most_likely, telling_weights
@@ -177,6 +178,18 @@ def test_comes_as_a_stream_and_ends_with_ctrl_c(trained):
     assert rest.endswith(b"\n")
     (first + rest).decode()  # of whole characters
     assert said.count(b"\n") == 2 and b"tokens/s" in said
+
+
+@pytest.mark.parametrize("launch", [{}, {"MPI": "0"}], ids=["mpirun", "no MPI"])
+def test_the_text_of_two_processes_is_whole_on_a_terminal(model, launch):
+    """What is said beside it takes another way through launch.sh, and would come later and over it: as often as not."""
+    options, _, expected = model
+    command = ["scripts/launch.sh", "-np", "2", program.PROGRAM, "--generate", *options, as_prompt(PROMPT)]
+    for _ in range(5):
+        status, written = pseudo_terminal.run(command, **launch)
+        lines = pseudo_terminal.screen(written)
+        assert status == 0 and lines[0].startswith("train_gpt ") and lines[2].startswith(f"{TOKENS} tokens, the first after "), written
+        assert lines[1] == " ".join(map(str, [*PROMPT, *expected])) and not any(lines[3:]), f"SEED={SEED}: {written}"
 
 
 def test_ends_when_nobody_reads_on(trained):

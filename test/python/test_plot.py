@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+import program
 from made_runs import ABOUT, SCRIPTS, falling, full_line, full_lines, write_lines
 
 import metrics
@@ -313,12 +314,56 @@ def test_the_table_says_what_became_of_a_run(made, tmp_path):
     assert plot_module.loss_text(metrics.read_run(write_lines(tmp_path / "a.jsonl", best))) == "1.750 (best 1.500)"
 
 
+@pytest.fixture(scope="module")
+def looked_at(tmp_path_factory):
+    """The metrics, as the program writes them, of weights that it evaluates and does not train: a file's, and a checkpoint's."""
+    folder = tmp_path_factory.mktemp("looked_at")
+    *sizes, _ = program.SMALL
+    program.train(folder / "run", *program.SMALL, "--steps=4", f"--export={folder}/weights.safetensors")
+    look = [*sizes, "--global-batch-tokens=192", "--val-batches=1", "--sample-tokens=0", "--steps=0"]
+    program.run(*look, f"--init={folder}/weights.safetensors", f"--out-dir={folder}/init")
+    program.run(*look, f"--resume={folder}/run", f"--metrics={folder}/checkpoint.jsonl")
+    return [metrics.read_run(folder / path) for path in ("init/metrics.jsonl", "checkpoint.jsonl")]
+
+
+def test_weights_that_were_only_evaluated(made, looked_at, figures):
+    """They have a validation loss and none of a step, which is not to diverge, and the tokens of the steps that made them."""
+    losses = [plot_module.decimal(run["val_loss"][-1]) for run in looked_at]
+    cells = {title: column for title, _, column in plot_module.table_of(looked_at)}
+    assert cells["validation loss"] == losses and [list(run.steps) for run in looked_at] == [[0], [4]]
+    assert [run.tokens() for run in looked_at] == [[0], [4 * 384]]
+    for run, loss in zip(looked_at, losses):
+        written = [text for text, _ in texts(figures([run], ["loss"]))]
+        assert f"validation {loss}" in written and not any("no loss" in text or "finite" in text for text in written)
+        assert not overlapping(figures([run, made["plain"]]))
+    # Metrics of earlier versions do not know the tokens, which are not those of the evaluation's own batches.
+    old = metrics.Run("old")
+    for line in ({"run": ABOUT}, {"step": 4, "hellaswag_acc_norm": 0.5}):
+        old.take(line)
+    assert np.isnan(old.tokens()).all() and plot_module.loss_text(old) == "–"
+    assert "no loss was recorded" in [text for text, _ in texts(figures([old], ["loss"]))]
+
+
 def test_the_late_part_of_a_comparison_is_seen(figures, tmp_path):
     """Losses that differ by 0.1 in the end, after a start 100 times as high."""
     runs = [metrics.read_run(write_lines(tmp_path / f"{end}.jsonl", full_lines([end + 10 * 0.9**step for step in range(400)])))
             for end in (3.0, 3.1)]
     low, high = figures(runs, ["loss", "time"]).axes[1].get_ylim()
     assert high - low < 2 and low < 3.0 and high > 3.1
+
+
+@pytest.mark.parametrize("losses", [[2.6 + 2.9 * 0.9**step for step in range(60)], [2.85 + 0.3 * 0.95**step for step in range(60)],
+                                    [3.0] * 30 + [1.0] * 30, [5.0] * 30 + [2.8 + 0.01 * step for step in range(30)]])
+def test_no_curve_goes_through_the_label_of_a_reference(figures, tmp_path, losses):
+    run = metrics.read_run(write_lines(tmp_path / "metrics.jsonl", full_lines(losses), ABOUT | {"source_entropy": 0.5}))
+    figure = figures([run], ["loss", "time"])
+    axes = next(axes for axes in figure.axes if axes.get_ylabel())
+    [label] = [text for text in axes.texts if text.get_text().startswith("unigram")]
+    box = label.get_window_extent(figure.canvas.get_renderer())
+    x, y = axes.transData.transform(np.column_stack([run.steps, run["loss"]])).T
+    columns = np.arange(box.x0, box.x1)
+    rows = np.interp(columns, x, y, left=np.nan, right=np.nan)
+    assert not ((rows > box.y0) & (rows < box.y1)).any() and not overlapping(figure)
 
 
 def test_a_comparison_is_beside_the_first_run(tmp_path):

@@ -29,7 +29,7 @@ import file_server
 import gpt2_bpe
 import program
 from dataset_scripts import hub_of
-from readme import blocks, printed, shape
+from readme import README, blocks, printed, shape
 
 ROOT = program.ROOT
 HOWS = {"run", "run: tiny", "run: mirror", "run: then Ctrl-C", "run: slurm", "run: gpu", "run: net", "prints"}
@@ -82,6 +82,14 @@ def test_every_block_says_how_it_is_run():
     untold = [f"README.md:{line}: {commands[0]}" for line, how, commands in blocks() if how not in HOWS]
     assert not untold, "\n".join(untold)
     assert len(COMMANDS) > 20
+
+
+def test_every_option_is_in_a_table():
+    tables = "".join(re.findall(r"^\| option \|.*\n((?:\|.*\n)+)", README, re.MULTILINE))
+    described = set(re.findall(r"`[^`]*`", tables))
+    described = {option for words in described for option in re.findall(r"--[a-z0-9-]+", words)}
+    options = re.findall(r"^  (--[a-z0-9-]+)", program.run("--help").stdout, re.MULTILINE)
+    assert len(options) > 60 and set(options) - {"--version"} == described
 
 
 @pytest.fixture(scope="module")

@@ -161,6 +161,7 @@ def test_bad_input_is_one_clear_line(tmp_path, monkeypatch, words, complaint):
     (full_lines(falling(20)), 3723, "no step for 1:02:03"),
     (full_lines(falling(20), time=None, step_ms=300e3), 600, "running"),  # its steps take 5 minutes
     ([*full_lines(falling(20)), full_line(21, None)], 1, "the loss is not finite"),
+    ([{"step": 40, "tokens": 61440, "val_loss": 2.0}], 1e6, "evaluated"),  # a checkpoint, with no step behind it
     ([], 1, "waiting for its first step"),
 ])
 def test_the_state_of_a_run(tmp_path, lines, age, status):
