@@ -173,9 +173,8 @@ class Session {
                 names += fmt::format("{}sm_{}", names.empty() ? "" : " / ", chip.architecture);
             if (known.empty()) {
                 fmt::print(
-                    "Registers, shared memory and occupancy are unknown: they are shown for sm_80, sm_86 and "
-                    "sm_90, and no "
-                    "report of nvcc on one of them is here (GPU_ARCH chooses). Times need a GPU.\n");
+                    "Registers, shared memory and occupancy are unknown: nvcc made no report here on sm_80, "
+                    "sm_86 or sm_90 (GPU_ARCH chooses). Times need a GPU.\n");
             } else {
                 fmt::print(
                     "Registers are the compiler's for {}; shared memory and occupancy are of these small "
