@@ -85,6 +85,7 @@ const Registration registration({
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<Accumulate>,
+    .checked_for_races = {{531}},
 });
 
 }  // namespace lab::accumulate_variants

@@ -86,6 +86,7 @@ const Registration registration({
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<Add>,
+    .checked_for_races = {{531}},
 });
 
 }  // namespace lab::add_variants

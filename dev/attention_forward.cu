@@ -388,7 +388,7 @@ const Registration registration({
             return variant <= 3 || dtype == llmc::DType::bf16;
         },
     .make = make_problem<AttentionForward>,
-    .checked_for_races = {{1, 70, 1, 16}, {1, 34, 1, 128}},
+    .checked_for_races = {{1, 130, 1, 16}, {1, 130, 1, 128}},
 });
 
 }  // namespace lab::attention_forward_variants

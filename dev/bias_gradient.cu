@@ -160,6 +160,7 @@ const Registration registration({
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<BiasGradient>,
+    .checked_for_races = {{70, 72}},
 });
 
 }  // namespace lab::bias_gradient_variants

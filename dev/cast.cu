@@ -89,6 +89,7 @@ const Registration registration({
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<Cast>,
+    .checked_for_races = {{531}},
 });
 
 }  // namespace lab::cast_variants

@@ -246,6 +246,7 @@ const Registration registration({
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<EncoderBackward>,
+    .checked_for_races = {{3, 24, 40, 7}},
 });
 
 }  // namespace lab::encoder_backward_variants

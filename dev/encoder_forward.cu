@@ -122,6 +122,7 @@ const Registration registration({
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<EncoderForward>,
+    .checked_for_races = {{5, 5, 72, 7}},
 });
 
 }  // namespace lab::encoder_forward_variants

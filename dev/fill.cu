@@ -54,6 +54,7 @@ const Registration registration({
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<Fill>,
+    .checked_for_races = {{531}},
 });
 
 }  // namespace lab::fill_variants

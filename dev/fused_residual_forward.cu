@@ -217,6 +217,7 @@ const Registration registration({
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<FusedResidualForward>,
+    .checked_for_races = {{3, 96}},
 });
 
 }  // namespace lab::fused_residual_forward_variants

@@ -95,6 +95,7 @@ const Registration registration({
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<GeluForward>,
+    .checked_for_races = {{2072}},
 });
 
 }  // namespace lab::gelu_forward_variants

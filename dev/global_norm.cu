@@ -119,6 +119,7 @@ const Registration registration({
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<GlobalNorm>,
+    .checked_for_races = {{34}},
 });
 
 }  // namespace lab::global_norm_variants

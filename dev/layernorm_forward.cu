@@ -191,6 +191,7 @@ const Registration registration({
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<LayerNormForward>,
+    .checked_for_races = {{34, 8}},
 });
 
 }  // namespace lab::layernorm_forward_variants

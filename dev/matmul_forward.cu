@@ -285,6 +285,7 @@ const Registration registration({
     .takes = [](int variant, llmc::DType dtype,
                 const Shape&) { return variant <= 3 || dtype == llmc::DType::bf16; },
     .make = make_problem<MatmulForwardProblem>,
+    .checked_for_races = {{34, 72, 136}},
 });
 
 }  // namespace lab::matmul_forward_variants

@@ -75,6 +75,8 @@ llmc::cuda::LaunchContext gpu_context() {
     return {.chip = chip};
 }
 
+std::vector<llmc::cuda::Chip> known_chips() { return {gpu_context().chip}; }
+
 void synchronize() { check_cuda(cudaDeviceSynchronize(), "a kernel"); }
 
 void use_executor(std::uint64_t) {}

@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "llmc/device/cuda/kernel.cuh"
 
@@ -13,6 +14,8 @@ namespace lab {
 // Empty on the executor. Stops with one line where CUDA finds no GPU.
 std::string gpu_name();
 llmc::cuda::LaunchContext gpu_context();
+// Whose figures are at hand: the GPU; on the executor those of sm_80, sm_86 and sm_90 that are in the compiler's report.
+std::vector<llmc::cuda::Chip> known_chips();
 void synchronize();
 // Before the first launch, on the executor: the seed of the order of threads, and the compiler's report. Nothing on
 // a GPU.

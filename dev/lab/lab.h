@@ -49,7 +49,8 @@ struct Operation {
     // Whether a variant takes the dtype and shape; all do without.
     std::function<bool(int variant, llmc::DType, const Shape&)> takes;
     std::function<std::unique_ptr<Problem>(llmc::DType, const Shape&, Draw&)> make;
-    // Under ThreadSanitizer, which is slow: small ones that reach every kernel. Without, the first of `checked`.
+    // Under ThreadSanitizer, which is slow: small ones that run every kernel in two blocks or more, with two turns of a loop
+    // that has barriers. Without, the first of `checked`.
     std::vector<Shape> checked_for_races = {};
 };
 

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <map>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "dev/lab/gpu.h"
@@ -57,6 +57,28 @@ std::vector<Resources> resources_of(const Launches& launches, const llmc::cuda::
     return kernels;
 }
 
+// The kernels of any chip, each once.
+std::vector<std::string> kernels_of(const std::vector<std::vector<Resources>>& of_chips) {
+    std::vector<std::string> names;
+    for (const auto& of_chip : of_chips) {
+        for (const Resources& own : of_chip) {
+            if (std::ranges::find(names, own.kernel) == names.end()) names.push_back(own.kernel);
+        }
+    }
+    return names;
+}
+
+// "38 / 40": a kernel's figure on each chip, "-" where another kernel does its work there.
+std::string on_each_chip(const std::vector<std::vector<Resources>>& of_chips, const std::string& kernel,
+                         const std::function<std::string(const Resources&)>& figure) {
+    std::vector<std::string> figures;
+    for (const auto& of_chip : of_chips) {
+        const auto own = std::ranges::find(of_chip, kernel, &Resources::kernel);
+        figures.push_back(own == of_chip.end() ? "-" : figure(*own));
+    }
+    return fmt::format("{}", fmt::join(figures, " / "));
+}
+
 // "32 128 512"
 std::string text(const std::vector<int>& block_sizes) {
     return fmt::format("{}", fmt::join(block_sizes, " "));
@@ -106,6 +128,8 @@ class Session {
             where.empty() ? "the CPU (test/simt)" : where, operation_.checked.size());
         Table table(
             {"variant", "", "block", "error", "registers", "stack, spills", "shared bytes", "occupancy"});
+        const auto known = known_chips();
+        const auto chips = known.empty() ? std::vector{on_.chip} : known;
         bool fixed = false;  // some variant's block size
         bool all_good = true;
         for (const Variant& variant : operation_.variants) {
@@ -115,20 +139,27 @@ class Session {
                            "", "", ""});
                 continue;
             }
-            Launches launches;
-            auto on = on_;
-            on.observer = &launches;
-            const auto result = check_variant(operation_, variant, dtype_, on, options_.seed);
-            const auto resources = resources_of(launches, on_.chip);
+            Comparison result;  // the worst of all chips
+            std::vector<std::vector<Resources>> resources;
+            for (const auto& chip : chips) {
+                Launches launches;
+                const auto on_chip = check_variant(operation_, variant, dtype_,
+                                                   {.chip = chip, .observer = &launches}, options_.seed);
+                if (on_chip.worst() > result.worst()) result = on_chip;
+                resources.push_back(resources_of(launches, chip));
+            }
             fixed = fixed || variant.block_sizes.size() == 1;
-            const std::string unknown = resources.empty() ? "?" : "";
             table.row({std::to_string(variant.number), variant.story, text(variant.block_sizes),
-                       result.good() ? fmt::format("{:.2f}", result.worst()) : "WRONG", unknown, unknown,
-                       unknown, unknown});
-            for (const Resources& kernel : resources) {
-                table.row({"", "  " + kernel.kernel, "", "", std::to_string(kernel.registers),
-                           std::to_string(kernel.local_bytes), std::to_string(kernel.shared_bytes),
-                           fmt::format("{:.0f}%", kernel.occupancy * 100)});
+                       result.good() ? fmt::format("{:.2f}", result.worst()) : "WRONG", "", "", "", ""});
+            for (const std::string& kernel : kernels_of(resources)) {
+                const auto figures = [&](auto text) { return on_each_chip(resources, kernel, text); };
+                table.row({"", "  " + kernel, "", "",
+                           figures([](const Resources& own) { return std::to_string(own.registers); }),
+                           figures([](const Resources& own) { return std::to_string(own.local_bytes); }),
+                           figures([](const Resources& own) { return std::to_string(own.shared_bytes); }),
+                           figures([](const Resources& own) {
+                               return fmt::format("{:.0f}%", own.occupancy * 100);
+                           })});
             }
             if (!result.good())
                 fmt::print(stderr, "wrong: variant {}: {}\n", variant.number, result.first_failure());
@@ -137,10 +168,19 @@ class Session {
         table.print();
         if (fixed) fmt::print("Where there is one block size, the variant's tiling fixes it.\n");
         if (where.empty()) {
-            fmt::print(
-                "Registers are the compiler's for sm_{}; shared memory and occupancy are of these small "
-                "shapes. Times need a GPU.\n",
-                on_.chip.architecture);
+            std::string names;
+            for (const auto& chip : known)
+                names += fmt::format("{}sm_{}", names.empty() ? "" : " / ", chip.architecture);
+            if (known.empty()) {
+                fmt::print(
+                    "Registers, shared memory and occupancy are unknown: nvcc made no report here on sm_80, "
+                    "sm_86 or sm_90 (GPU_ARCH chooses). Times need a GPU.\n");
+            } else {
+                fmt::print(
+                    "Registers are the compiler's for {}; shared memory and occupancy are of these small "
+                    "shapes. Times need a GPU.\n",
+                    names);
+            }
         }
         return all_good;
     }

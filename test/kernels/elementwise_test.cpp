@@ -24,6 +24,8 @@ struct Piece {
 };
 const std::vector<Piece> pieces = {{37, 0},   {1, 0},      {3, 1},      {4096, 0},
                                    {4099, 3}, {100003, 0}, {100000, 8}, {18832, 0}};
+// Several blocks of either kind, by packs and by elements.
+const std::vector<Piece> pieces_for_races = {{2203, 0}, {600, 1}};
 
 // A piece in the middle of memory that must stay as it is.
 template <class T>
@@ -77,7 +79,7 @@ template <class To, class From>
 void test_cast() {
     Draw draw(seed());
     for (const auto& on : contexts()) {
-        for (const Piece& piece : shapes(pieces)) {
+        for (const Piece& piece : shapes(pieces, pieces_for_races)) {
             Guarded<From> in(piece);
             Guarded<To> out(piece), expected(piece);
             draw_bits(in, draw);
@@ -95,7 +97,7 @@ TYPED_TEST(Elementwise, Add) {
     using X = TypeParam;
     Draw draw(seed());
     for (const auto& on : contexts()) {
-        for (const Piece& piece : shapes(pieces)) {
+        for (const Piece& piece : shapes(pieces, pieces_for_races)) {
             Guarded<X> a(piece), b(piece), out(piece), expected(piece);
             draw_bits(a, draw);
             draw_bits(b, draw);
@@ -134,7 +136,7 @@ TYPED_TEST(Elementwise, Accumulate) {
     using X = TypeParam;
     Draw draw(seed());
     for (const auto& on : contexts()) {
-        for (const Piece& piece : shapes(pieces)) {
+        for (const Piece& piece : shapes(pieces, pieces_for_races)) {
             Guarded<X> out(piece), expected(piece);
             Guarded<float> in(piece);
             draw_bits(out, draw);
@@ -155,7 +157,7 @@ TYPED_TEST(Elementwise, Accumulate) {
 template <class T>
 void test_fill() {
     for (const auto& on : contexts()) {
-        for (const Piece& piece : shapes(pieces)) {
+        for (const Piece& piece : shapes(pieces, pieces_for_races)) {
             Guarded<T> out(piece), expected(piece);
             T value;
             if constexpr (std::is_same_v<T, bf16>) {

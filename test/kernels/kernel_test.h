@@ -42,8 +42,8 @@ class UnreportedKernels {
     UnreportedKernels& operator=(const UnreportedKernels&) = delete;
 };
 
-// Under ThreadSanitizer, which is slow, only those that are `for_races`: small ones that reach every kernel of the
-// operation. Without, the first of all.
+// Under ThreadSanitizer, which is slow, only those that are `for_races`: small ones that run every kernel of the operation,
+// in two blocks or more, with two turns of a loop that has barriers. Without, the first of all.
 template <class Shape>
 std::vector<Shape> shapes(const std::vector<Shape>& all,
                           [[maybe_unused]] const std::vector<Shape>& for_races = {}) {

@@ -181,10 +181,20 @@ def test_the_lab_prints_what_is_shown(clone):
     block = [shape(line) for line in printed("layernorm_forward in ")]
     now = [shape(line) for line in out.splitlines() if line.strip()]
     first = now.index(block[0])
-    if "Registers are" not in out:  # no compiler has told: what the CPU's run finds
+    if "sm_80 / sm_90" not in out:  # no compiler has told, or of other chips: what the CPU's run finds
         block, now = ([line for line in lines if re.match("N [a-z]", line)] for lines in (block, now[first:]))
         first = 0
     assert now[first:first + len(block)] == block
+
+
+@pytest.mark.skipif("SANITIZE" in os.environ, reason="this build has no lab (one with SANITIZE=1)")
+def test_the_lab_shows_the_figures_of_the_chips_that_were_compiled_for(clone):
+    kernel = "_ZN4llmc4cuda25layernorm_forward_kernel5I13__nv_bfloat16Lb0EEEvPT_S4_PfS5_PKS3_S7_S7_S7_li"
+    sees = {"86": "46 +0 +12288 +83%\n.* for sm_86;", "90": "46 +0 +12288 +62%\n.* for sm_90;", "120": "are unknown: nvcc made no report here"}
+    for chip, line in sees.items():
+        (clone / "of_one_chip.txt").write_text(f"{chip} {kernel} 46 0 0 0 256\n")
+        out = run_in(clone, "make dev/layernorm_forward >&2; KERNEL_REPORT=of_one_chip.txt ./dev/layernorm_forward 5")
+        assert re.search(line, out), out
 
 
 def serve_hellaswag(server, clone):

@@ -14,7 +14,6 @@
 #include <memory>
 #include <numeric>
 #include <random>
-#include <set>
 #include <vector>
 
 #include "llmc/device/cuda/kernel_name.h"
@@ -80,7 +79,7 @@ struct Run {
     unsigned returned = 0;
     unsigned turn = 0;  // another one for each block
     std::uint64_t launches = 0;
-    std::set<std::string> launched;  // symbols
+    std::map<std::string, std::size_t> launched;  // the most blocks, by symbol
     Thread* current = nullptr;
     std::vector<SharedArray> static_arrays, dynamic_arrays;
     // Of blocks that ended. Freed when the launch has: free counts as a write, and blocks are not ordered.
@@ -315,7 +314,7 @@ Options& options() {
 
 std::string name_of_kernel(const void* kernel) { return name_of(symbol_of(kernel)); }
 
-const std::set<std::string>& launched_kernels() { return run.launched; }
+const std::map<std::string, std::size_t>& launched_kernels() { return run.launched; }
 
 void fail(const Site& site, const std::string& message) { stop(text(site) + ": " + message); }
 
@@ -419,7 +418,6 @@ void run_grid(const Chip& chip, const Grid& grid) {
     run.grid = &grid;
     const std::string symbol = symbol_of(grid.kernel);
     run.kernel_name = name_of(symbol);
-    run.launched.insert(symbol);
     run.current = nullptr;
     if (const std::string why = why_refused(chip, grid, options().report, symbol); !why.empty())
         stop("launch refused: " + why);
@@ -431,6 +429,8 @@ void run_grid(const Chip& chip, const Grid& grid) {
     run.warps.resize((run.threads.size() + warp_threads - 1) / warp_threads);
     run.warp_order.resize(run.warps.size());
     std::vector<unsigned> order(std::size_t{grid.blocks.x} * grid.blocks.y * grid.blocks.z);
+    std::size_t& most_blocks = run.launched[symbol];
+    most_blocks = std::max(most_blocks, order.size());
     std::iota(order.begin(), order.end(), 0u);
     if (options().seed != 0) std::shuffle(order.begin(), order.end(), run.random);
     release_to(&run.turn);  // what the host wrote before the launch

@@ -22,7 +22,7 @@
 
 #include <cstdint>
 #include <functional>
-#include <set>
+#include <map>
 #include <string>
 
 #include "llmc/device/cuda/chip.h"
@@ -48,8 +48,8 @@ Options& options();
 // What a person calls a kernel: "gelu_forward_kernel<float>".
 std::string name_of_kernel(const void* kernel);
 
-// The symbols of all kernels launched until now.
-const std::set<std::string>& launched_kernels();
+// The symbols of all kernels launched until now, and how many blocks the largest grid of each had.
+const std::map<std::string, std::size_t>& launched_kernels();
 
 // Ends the process with the message, and says where the thread is.
 [[noreturn]] void fail(const Site& site, const std::string& message);
