@@ -48,12 +48,14 @@ def has(run, column):
 
 
 def kinds_of(runs, x):
-    """What losses are drawn against. Tokens show nothing new where they are the same multiple of every run's steps."""
+    """What losses are drawn against. Of one run tokens show nothing new where they are the same multiple of all steps."""
     known = [kind for kind in KINDS if any(np.isfinite(positions(run, kind)).any() for run in runs)]
     if x:
         if x not in known:
             fail(f"no run says its {x} (--x {x}); its lines have no `{'step_ms' if x == 'hours' else 'tokens'}`")
         return [x]
+    if len(runs) > 1:
+        return known
     ratios = np.concatenate([positions(run, "tokens") / np.maximum(positions(run, "steps"), 1) for run in runs])
     ratios = finite(ratios)
     return [kind for kind in known if kind != "tokens" or not np.allclose(ratios, ratios[0])]

@@ -216,12 +216,13 @@ std::string timeline_trace(const Timeline& timeline, std::string_view title) {
         describe("thread_name", stage, {{"name", fmt::format("stage {}", stage)}});
         describe("thread_sort_index", stage, {{"sort_index", stage}});
     }
+    const double begin = timeline.begin();  // looks at all passes
     for (const Span& span : timeline.spans) {
         const std::string_view kind = name_of(span.pass.kind);
         events.push_back({{"name", fmt::format("{} {}", kind, span.pass.micro_batch)},
                           {"cat", kind},
                           {"ph", "X"},
-                          {"ts", (span.begin - timeline.begin()) * microseconds},
+                          {"ts", (span.begin - begin) * microseconds},
                           {"dur", (span.end - span.begin) * microseconds},
                           {"pid", process},
                           {"tid", thread(span.stage)},

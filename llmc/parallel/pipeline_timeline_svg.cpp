@@ -191,7 +191,7 @@ class Picture {
     }
 
     void draw_pass(const Span& span) {
-        const double begin = span.begin - timeline_.begin(), end = span.end - timeline_.begin();
+        const double begin = span.begin - begin_, end = span.end - begin_;
         const double x = x_at(begin), full = x_at(end) - x, y = y_of(span.stage);
         // Between two passes a hair of the background is left where they are wide enough.
         const double width = full > 3 ? full - 1 : full;
@@ -250,7 +250,7 @@ class Picture {
 
     const Timeline& timeline_;
     std::string title_;
-    double total_ = timeline_.total();
+    double begin_ = timeline_.begin(), total_ = timeline_.total();  // each looks at all passes
     double width_ = 0, floor_ = 0;
     std::string out_;
 };

@@ -78,7 +78,7 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("steps", o.steps, "Optimizer steps; 0 shows what would run and its memory", any);
     setting("global-batch-tokens", o.global_batch_tokens,
             "Tokens of a step over all processes; default 24 sequences", any);
-    setting("micro-batch-size", o.micro_batch_size, "Sequences computed at once; default up to 2048 tokens",
+    setting("micro-batch-size", o.micro_batch_size, "Sequences at once; default 2048 tokens, 65536 on GPUs",
             any);
     setting("dtype", o.dtype, "Of computing; default bf16 on GPUs, fp32 on the CPU", Choices{"fp32", "bf16"});
     setting("gradient-dtype", o.gradient_dtype,

@@ -259,8 +259,9 @@ def test_all_that_is_written_is_seen(made, figures, names):
 def test_a_comparison_shows_what_runs_recorded(made, figures):
     plain, evaluated, other = made["plain"], made["evaluated"], made["other batches"]
     seconds = "seconds of training steps"
-    assert labels(figures([plain, made["diverged"]])) == [("step", "loss"), (seconds, "loss"), ("step", "tokens per second")]
-    # Where steps have different tokens the loss is drawn against tokens too.
+    assert labels(figures([plain, made["diverged"]])) == [("step", "loss"), ("tokens", "loss"), (seconds, "loss"), ("step", "tokens per second")]
+    # Of one run only where steps have different tokens.
+    assert labels(figures([plain], wanted=["loss", "throughput"])) == [("step", "loss"), (seconds, "loss"), ("step", "tokens per second")]
     assert labels(figures([evaluated, other])) == [
         ("step", "loss"), ("tokens", "loss"), (seconds, "loss"), ("step", "tokens per second"), ("step", "MFU"),
         ("step", "HellaSwag accuracy")]
@@ -276,6 +277,13 @@ def test_lines_lie_where_the_numbers_are(made, figures):
         raw, validation = axes.lines[0], axes.lines[2]
         assert np.allclose(raw.get_xdata(), positions) and np.allclose(raw.get_ydata(), run["loss"])
         assert np.allclose(validation.get_xdata(), positions) and np.allclose(validation.get_ydata(), 2.0)
+
+
+@pytest.mark.parametrize("panel, label, column", [("throughput", "tokens per second", "tokens_per_s"), ("mfu", "MFU", "mfu")])
+def test_other_lines_lie_where_their_numbers_are(made, figures, panel, label, column):
+    run = made["evaluated"]
+    [axes] = (axes for axes in figures([run, made["other batches"]], [panel, "memory"]).axes if axes.get_ylabel().startswith(label))
+    assert np.allclose(axes.lines[0].get_ydata(), plot_common.smooth(np.array(run[column])), equal_nan=True)
 
 
 def bars(figure, title):

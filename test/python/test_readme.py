@@ -82,6 +82,9 @@ def test_every_block_says_how_it_is_run():
     untold = [f"README.md:{line}: {commands[0]}" for line, how, commands in blocks() if how not in HOWS]
     assert not untold, "\n".join(untold)
     assert len(COMMANDS) > 20
+    other = re.findall(r"^\s*(?:```|~~~).*|^ *[-*\d.]* +(?:\./train_gpt|scripts/|python3? |make |mpirun ).*", re.sub(r"^    .*", "", README, flags=re.MULTILINE),
+                       re.MULTILINE)
+    assert not other, "commands that blocks() does not see: " + "; ".join(other)
 
 
 def test_every_option_is_in_a_table():
