@@ -48,6 +48,8 @@ def json_line_texts(path, field):
             except ValueError:
                 fail(f"{path}, line {number}: not JSON; a .jsonl file has one object a line")
             if not isinstance(entry, dict) or not isinstance(entry.get(field), str):
+                if isinstance(entry, dict) and field in entry:
+                    fail(f"{path}, line {number}: the field '{field}' holds no text but {json.dumps(entry[field])[:40]}")
                 fields = ", ".join(sorted(entry)) if isinstance(entry, dict) else "none, it is no object"
                 fail(f"{path}, line {number}: no text in the field '{field}' (its fields: {fields}); --field says which it is")
             yield to_bytes(entry[field])

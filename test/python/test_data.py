@@ -364,6 +364,7 @@ def test_the_command_that_is_printed_works_in_the_root(texts, tmp_path, monkeypa
     (["TEXT", "--val-fraction", "0.9999"], "and none is left to train on; give more text, or --overwrite and a smaller --val-fraction"),
     (["/dev/null"], "/dev/null can be read once only, and a file is read several times; give - in its place"),
     (["GOOD.jsonl", "--field", "body"], "line 1: no text in the field 'body' (its fields: text)"),
+    (["NULL.jsonl"], "line 2: the field 'text' holds no text but null"),
     (["TEXT", "--shard-tokens", "3e9"], "'3e9' is no whole number of 16 to 2,147,483,647"),
     (["TEXT", "--shard-tokens", "1e99999999999"], "is no whole number"),
     (["TEXT", "--limit-tokens", "1.5"], "'1.5' is no whole number of 20 or more"),
@@ -381,6 +382,7 @@ def test_wrong_options(tmp_path, options, line):
     (tmp_path / "TEXT").write_text("a text of some letters")
     (tmp_path / "BAD.jsonl").write_text('{"text": "a"}\n{"text": \n')
     (tmp_path / "GOOD.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "NULL.jsonl").write_text('{"text": "a"}\n{"text": null}\n')
     (tmp_path / "BPE").mkdir()
     for name in ("encoder.json", "vocab.bpe"):
         (tmp_path / "BPE" / name).write_text("{}")

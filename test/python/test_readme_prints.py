@@ -109,11 +109,11 @@ def test_the_first_dataset(tmp_path):
     for name in ("data", "scripts"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=lambda folder, names: [name for name in names if os.path.isdir(f"{folder}/{name}")])
     (tmp_path / "build").symlink_to(ROOT / program.BUILD)
+    (tmp_path / "data/gpt2_bpe").symlink_to(gpt2_bpe.require_files().resolve())
     text = gpt2_bpe.shared_text()
     with file_server.serving() as server:
         server.files["/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"] = file_server.File(text)
-        done = subprocess.run([sys.executable, "data/tinyshakespeare.py", "--bpe-dir", gpt2_bpe.require_files().resolve(), "--mirror", server.url],
-                              cwd=tmp_path, capture_output=True, text=True, timeout=120 * program.PATIENCE)
+        done = subprocess.run([sys.executable, "data/tinyshakespeare.py", "--mirror", server.url], cwd=tmp_path, capture_output=True, text=True, timeout=120 * program.PATIENCE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == printed("data/tinyshakespeare/")
 

@@ -106,6 +106,12 @@ echo "$@" >>requeued
 """
 
 
+def test_a_job_of_slurm_that_is_submitted_elsewhere_is_refused(tmp_path):
+    done = subprocess.run([program.ROOT / "scripts/slurm.sbatch", "scripts/gpt2_124M.toml"], cwd=tmp_path, check=False, capture_output=True, text=True,
+                          env={**os.environ, "SLURM_JOB_ID": "8", "SLURM_SUBMIT_DIR": str(tmp_path)})
+    assert (done.returncode, done.stderr) == (1, f"error: no train_gpt in {tmp_path}; submit where `make train_gpt` has built it\n")
+
+
 @pytest.mark.parametrize("words, results", [((), "runs/slurm-8"), (("--out-dir", "runs/mine"), "runs/mine"), (("--out-dir=runs/mine",), "runs/mine")])
 def test_a_job_of_slurm_goes_on_where_its_results_are(tmp_path, words, results):
     recipe_clone.make(tmp_path)
