@@ -43,6 +43,7 @@ Json as_json(const HellaSwagScore& score) {
 
 // The whole lines of the first `done` steps, the run's line included, of a run of this identity; none if the file is
 // another's. A line cut off by a crash ends them. A `run` line that no step follows is left out, but for the first.
+// NOLINTNEXTLINE(bugprone-exception-escape): the library's move constructor is noexcept by its word
 struct Kept {
     std::string lines;
     Json run;  // of the last `run` line

@@ -19,7 +19,7 @@ struct Site {
 std::string text(const Site& site);
 
 // In all lines.
-bool same_place(const Site& a, const Site& b);
+bool same_place(const Site& first, const Site& second);
 
 // The line of the kernel itself.
 std::source_location line_of_kernel(const Site& site);
