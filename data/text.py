@@ -77,12 +77,12 @@ def plan(arguments, downloader):
         if path.exists() and not (path.is_file() or path.is_dir()):  # (which opening would begin to read)
             fail(f"{path} can be read once only, and a file is read several times; give - in its place, and it as standard input")
         try:
-            open(path, "rb").close()
+            with open(path, "rb") as file:
+                begin = file.read(1 << 16)
         except OSError as error:
             fail(f"cannot read {path}: {error.strerror}")
-        with open(path, "rb") as file:
-            if b"\0" in file.read(1 << 16):
-                fail(f"{path} has NUL bytes, as no text in UTF-8 has; unpack it (zcat, with - as the file), or convert it (iconv -t UTF-8)")
+        if b"\0" in begin:
+            fail(f"{path} has NUL bytes, as no text in UTF-8 has; unpack it (zcat, with - as the file), or convert it (iconv -t UTF-8)")
     inputs = [{"file": str(path), "sha256": checksum(path)} for path in paths]
 
     def read():

@@ -4,11 +4,28 @@
 #
 #   scripts/local_job.sh N PROGRAM [ARGUMENT...]
 #
-# SIGUSR1 is passed on, SIGTSTP and SIGCONT stop and continue the processes, and SIGTERM ends them. If one of them fails
-# the others have two seconds to say so; the exit status is that of the first one that failed.
+# SIGUSR1 is passed on (and ends a job that has not begun), SIGTSTP and SIGCONT stop and continue the processes, and SIGTERM
+# ends them. If one of them fails the others have two seconds to say so; the exit status is that of the first one that
+# failed.
 set -u
 count=$1
 shift
+
+ranks=()
+all_started=
+early= # what was to be passed on before
+# shellcheck disable=SC2317  # traps call it
+pass_on() { # signal
+    if [[ $all_started ]]; then
+        kill "-$1" "${ranks[@]}"
+    elif [[ $1 != STOP && $1 != CONT ]]; then
+        early=$1
+    fi
+}
+trap 'pass_on KILL' TERM
+trap 'pass_on USR1' USR1
+trap 'pass_on STOP' TSTP
+trap 'pass_on CONT' CONT
 
 # A port that nobody has, below those that the system gives to connections.
 port=$((20000 + RANDOM % 12000))
@@ -19,11 +36,6 @@ done
 unset OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_RANK PMIX_RANK PMI_RANK TORCHELASTIC_USE_AGENT_STORE
 export WORLD_SIZE=$count LOCAL_WORLD_SIZE=$count MASTER_ADDR=localhost MASTER_PORT=$port
 
-ranks=()
-trap 'kill -KILL "${ranks[@]}"' TERM
-trap 'kill -USR1 "${ranks[@]}"' USR1
-trap 'kill -STOP "${ranks[@]}"' TSTP
-trap 'kill -CONT "${ranks[@]}"' CONT
 exec {input}<&0
 for ((rank = 0; rank < count; rank++)); do
     # Standard input is the first one's, as with mpirun.
@@ -33,6 +45,10 @@ for ((rank = 0; rank < count; rank++)); do
 done
 exec {input}<&-
 exec 2>/dev/null # the shell would report what became of them
+
+all_started=yes
+# One that has just been started may miss any other signal.
+[[ ! $early ]] || kill -KILL "${ranks[@]}"
 
 status=0
 killer=
@@ -55,4 +71,5 @@ while ((${#ranks[@]} > 0)); do
     fi
 done
 [[ ! $killer ]] || kill "$killer"
+[[ ! $early ]] || status=$((128 + $(kill -l "$early")))
 exit "$status"

@@ -143,8 +143,10 @@ class Session {
             std::vector<std::vector<Resources>> resources;
             for (const auto& chip : chips) {
                 Launches launches;
-                const auto on_chip = check_variant(operation_, variant, dtype_,
-                                                   {.chip = chip, .observer = &launches}, options_.seed);
+                auto on = on_;
+                on.chip = chip;
+                on.observer = &launches;
+                const auto on_chip = check_variant(operation_, variant, dtype_, on, options_.seed);
                 if (on_chip.worst() > result.worst()) result = on_chip;
                 resources.push_back(resources_of(launches, chip));
             }

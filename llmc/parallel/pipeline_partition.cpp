@@ -69,8 +69,9 @@ struct Split {
     std::vector<double> costs = {};  // of all of them, the largest first; none: there is no such split
 };
 
-// With a chunk a stage: from the last chunk to the first. What is best with a chunk in front is best without it too: the same cost more does not
-// change which of two lists is the lesser. A chunk's ends are tried from the longest on, which stays where others are equal.
+// Where each stage has one chunk: from the last to the first. What is best with a chunk in front is best without it too: the
+// same cost more does not change which of two lists is the lesser. A chunk's ends are tried from the longest on, which stays
+// where others are equal.
 std::vector<int> counts_of_stages(int layers, int chunks, const PartCosts& costs) {
     const auto number = [](int n) { return static_cast<std::size_t>(n); };
     const double most = most_when_even(layers, chunks, costs);
@@ -112,17 +113,16 @@ void deal(int blocks, double block_cost, std::span<int> counts, std::span<double
     }
 }
 
-// To the stages first, and then to each one's chunks.
+// Where each stage has several: to the stages first, and then to each one's chunks. Which of a stage's blocks recompute is not
+// known before all are dealt, and so a block costs what it does on the average.
 std::vector<int> counts_of_chunks(int layers, int chunks, int stages, const PartCosts& costs) {
     const double block = costs.average_block();
     const int of_stage = chunks / stages;
-    const auto cost_of_others = [&](int chunk) {
-        return (chunk == 0 ? costs.embedding : 0) + (chunk == chunks - 1 ? costs.head : 0);
-    };
+    const auto cost_without_blocks = [&](int chunk) { return cost_of(chunk, chunks, 0, 0, costs); };
     std::vector<int> stage_counts(static_cast<std::size_t>(stages), of_stage);
     std::vector<double> stage_costs(stage_counts.size(), of_stage * block);
-    stage_costs.front() += cost_of_others(0);
-    stage_costs.back() += cost_of_others(chunks - 1);
+    stage_costs.front() += cost_without_blocks(0);
+    stage_costs.back() += cost_without_blocks(chunks - 1);
     deal(layers - chunks, block, stage_counts, stage_costs);
 
     std::vector<int> counts(static_cast<std::size_t>(chunks));
@@ -130,7 +130,7 @@ std::vector<int> counts_of_chunks(int layers, int chunks, int stages, const Part
         std::vector<int> own(static_cast<std::size_t>(of_stage), 1);
         std::vector<double> own_costs;
         for (int chunk = stage; chunk < chunks; chunk += stages)
-            own_costs.push_back(block + cost_of_others(chunk));
+            own_costs.push_back(block + cost_without_blocks(chunk));
         deal(stage_counts[static_cast<std::size_t>(stage)] - of_stage, block, own, own_costs);
         for (int i = 0; i < of_stage; ++i)
             counts[static_cast<std::size_t>(stage + i * stages)] = own[static_cast<std::size_t>(i)];

@@ -281,6 +281,17 @@ def test_a_signal_before_the_first_step_leaves_nothing(launcher, delay, tmp_path
     expect_no_process(f"{tmp_path}/run")
 
 
+def test_a_signal_before_the_launcher_without_mpirun_has_processes(tmp_path):
+    slow = tmp_path / "grep"  # with which it looks for a port
+    slow.write_text(f"#!/bin/sh\nsleep 0.5\nexec {shutil.which('grep')} \"$@\"\n")
+    slow.chmod(0o755)
+    job = subprocess.Popen(["scripts/local_job.sh", "2", "sleep", "60"], cwd=program.ROOT, stderr=subprocess.PIPE,
+                           env=ENVIRONMENT | {"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    time.sleep(0.25)
+    job.send_signal(signal.SIGUSR1)
+    assert job.communicate(timeout=10 * program.PATIENCE)[1] == b"" and job.returncode == 128 + signal.SIGUSR1
+
+
 @pytest.mark.parametrize("launcher", ["alone", "launch-2"])
 def test_a_signal_ends_a_validation(launcher, tmp_path):
     """What was not validated is when the run goes on, so that nothing is missing from its metrics."""
@@ -293,7 +304,7 @@ def test_a_signal_ends_a_validation(launcher, tmp_path):
     run.read_until("^ +10 ")
     time.sleep(0.3)
     run.send(signal.SIGINT)
-    assert run.wait(15) == STOPPED  # it would go on for longer
+    assert run.wait(15) == STOPPED  # of 70,000 batches, which are minutes
     assert "stopped     after step 10 of 20" in run.text and "validation after" not in run.text
     stopped = program.Run(tmp_path / "run")
     assert stopped.column("step") == list(range(1, 11)) and "val_loss" not in stopped.lines[-1]
@@ -311,7 +322,7 @@ def test_a_signal_ends_a_sample(tmp_path):
     run.read_until("^ +10 ")
     time.sleep(0.3)
     run.send(signal.SIGINT)
-    assert run.wait(15) == STOPPED  # it would go on for longer
+    assert run.wait(15) == STOPPED  # of a million tokens
     assert "stopped     after step 10 of 20" in run.text and "sample after" not in run.text
 
 

@@ -58,8 +58,8 @@ __device__ __forceinline__ ExponentialSum block_sum(ExponentialSum mine, Exponen
     mine = warp_sum(mine LLMC_PASS_SITE);
     if (lane == 0) partials[warp] = mine;
     __syncthreads(LLMC_PASS_ONLY_SITE);
-    return warp_sum(lane < blockDim.x / warp_threads ? partials[lane]
-                                                     : ExponentialSum::none() LLMC_PASS_SITE);
+    mine = lane < blockDim.x / warp_threads ? partials[lane] : ExponentialSum::none();
+    return warp_sum(mine LLMC_PASS_SITE);
 }
 
 // The logits of a piece in fp32. `left`: columns of the vocabulary from its first on; what is beyond them counts

@@ -144,8 +144,7 @@ std::byte* CudaDevice::allocate(std::size_t bytes, std::string_view arena) {
         const Memory now = memory_now();
         user_error(
             "the arena {} needs {} of the GPU's memory, of which {} of {} are free; end what else uses it, "
-            "which "
-            "nvidia-smi lists{}",
+            "which nvidia-smi lists{}",
             arena, human_bytes(bytes), human_bytes(now.free), human_bytes(now.total),
             what_would_shrink(arena));
     }

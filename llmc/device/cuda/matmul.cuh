@@ -289,8 +289,8 @@ __global__ void __launch_bounds__(threads, 256 / threads)
     };
     const auto load_step = [&](Fragments& fragments, int t, int step LLMC_SITE) {
         const bf16* const stage = pipeline + t % stages * stage_elements;
-        load_fragments(
-            fragments, stage, stage + threads * tile_depth, step, Swizzled {} LLMC_PASS_SITE);
+        constexpr Swizzled place{};
+        load_fragments(fragments, stage, stage + threads * tile_depth, step, place LLMC_PASS_SITE);
     };
     // All but the newest stages - 2 tiles have arrived, for all threads.
     const auto wait = [](LLMC_ONLY_SITE) {
