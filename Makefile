@@ -206,8 +206,8 @@ bench: deps  ## times every kernel of the lab (dev/) on this machine's GPU, into
 	@$(PYTHON) dev/lab/report.py $(BUILD)/gpu/timings.jsonl dev/results
 
 bench-check: deps  ## runs every kernel of the lab (dev/) on the CPU, to see that it computes what it should
-	@$(MAKE) $(in_parallel) $(BUILD)/test/kernels-plain $(KERNEL_REPORT)
-	@KERNEL_REPORT=$(KERNEL_REPORT) $(BUILD)/test/kernels-plain --gtest_filter='Lab*'
+	@$(MAKE) $(in_parallel) $(LAB_CHECK) $(KERNEL_REPORT)
+	@KERNEL_REPORT=$(KERNEL_REPORT) $(LAB_CHECK) --gtest_filter='Lab*'
 
 # Versions are pinned: another clang-format formats otherwise, and clang-tidy knows std::source_location from 15 on.
 CLANG_FORMAT := clang-format-14

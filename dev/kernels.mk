@@ -84,13 +84,18 @@ SIMT_SOURCES := $(filter-out $(SIMT_TEST_SOURCES),$(sort $(wildcard test/simt/*.
 
 # ---- On the executor -------------------------------------------------------------------------------------
 
-# Their checks exclude each other, and a build with SANITIZE=1 has one already.
+# Their checks exclude each other, and a build with SANITIZE=1 has one already. What the plain kind would find the checked
+# ones find too; it is the fastest, and runs many orders of the threads in `make test-long`.
 SIMT_KINDS := $(if $(SANITIZED),,plain address thread)
-KERNEL_TESTS := $(SIMT_KINDS:%=$(BUILD)/test/kernels-%)
+KERNEL_TESTS := $(patsubst %,$(BUILD)/test/kernels-%,$(filter-out plain,$(SIMT_KINDS)))
+LONG_PROGRAMS := $(patsubst %,$(BUILD)/test/kernels-%,$(filter plain,$(SIMT_KINDS)))
+# The one that `make bench-check` runs: of what `make test` has built, where it has.
+LAB_CHECK := $(BUILD)/test/kernels-$(if $(SANITIZED),plain,address)
 # A local variable that was not set reads as a large number or NaN, where it would often be 0.
-CHECKS_plain := -O2 -ftrivial-auto-var-init=pattern
+UNSET := -ftrivial-auto-var-init=pattern
+CHECKS_plain := -O2 $(UNSET)
 # Without those checks of undefined behaviour that double the time to compile and find nothing in kernels.
-CHECKS_address := -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize=null,vptr,object-size \
+CHECKS_address := -O1 -g1 $(UNSET) -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize=null,vptr,object-size \
     -fno-sanitize-recover=all
 CHECKS_thread := -O1 -g1 -fsanitize=thread
 DEFINE_address := -DSIMT_ADDRESS
@@ -102,7 +107,7 @@ LAB_ON_GPU := dev/lab/gpu.cu dev/lab/rivals.cu dev/lab/matmul_rival.cu dev/lab/r
 LT_PRODUCTS := llmc/device/cuda/lt_products.cpp llmc/device/cuda/cuda_queues.cpp
 ON_GPU := $(LAB_SOURCES) $(LAB_COMMON) $(LAB_ON_GPU) $(KERNEL_TEST_SOURCES)
 
-# What runs on the executor beside the executor.
+# What runs on the executor beside the executor itself.
 ON_EXECUTOR := $(LAB_SOURCES) $(LAB_COMMON) dev/lab/no_gpu.cpp $(KERNEL_TEST_SOURCES) $(SIMT_TEST_SOURCES)
 KERNEL_LIST := $(SIMT_SOURCES) $(ON_EXECUTOR)
 
@@ -114,10 +119,11 @@ $(eval $(call remember,$(BUILD)/kernels.txt,KERNEL_LIST))
 simt_objects = $(patsubst %,$(BUILD)/simt/$(1)/%.o,$(basename $(2)))
 
 define simt_kind
-# The executor's bookkeeping is unchecked in every kind; it only tells the sanitizers of its fibers.
+# The executor's bookkeeping is unchecked in every kind; it only tells the sanitizers of its fibers. Nor are there kernels in
+# the lab's common files.
 $(call simt_objects,$(1),$(SIMT_SOURCES)): CHECKS := -O2 $(DEFINE_$(1))
-$(call simt_objects,$(1),$(ON_EXECUTOR) dev/lab/main.cpp): \
-    CHECKS := $(CHECKS_$(1)) $(DEFINE_$(1))
+$(call simt_objects,$(1),$(LAB_COMMON) dev/lab/no_gpu.cpp dev/lab/main.cpp): CHECKS := -O1 $(DEFINE_$(1))
+$(call simt_objects,$(1),$(LAB_SOURCES) $(KERNEL_TEST_SOURCES) $(SIMT_TEST_SOURCES)): CHECKS := $(CHECKS_$(1)) $(DEFINE_$(1))
 $(BUILD)/simt/$(1)/%.o: %.cpp $(BUILD)/simt-flags.txt | $(BUILD)/libraries.ok
 	$$(compile_simt)
 $(BUILD)/simt/$(1)/%.o: %.cu $(BUILD)/simt-flags.txt | $(BUILD)/libraries.ok

@@ -25,7 +25,8 @@ import xml.etree.ElementTree as ElementTree
 
 RANKS = [1, 2, 3, 4, 8]
 MATRIX_RANKS = [1, 2, 4, 8]  # what the meshes of the parallel matrix take
-KERNEL_KINDS = ["plain", "address", "thread"]  # how the kernels are compiled for the executor (dev/kernels.mk)
+KERNEL_KINDS = ["address", "thread"]  # how the kernels are compiled for the executor (dev/kernels.mk)
+LONG_KERNEL_KINDS = ["plain"]
 RUNTIME_KINDS = ["plain"]  # the same of the CUDA runtime of the tests (test/simt/runtime.mk)
 LONG_RUNTIME_KINDS = ["address"]
 # Many suites wait for most of their time (for processes, for time limits), and others have one thread.
@@ -69,7 +70,8 @@ def find_suites(build, report, kind):
     if kind == "matrix":
         return [matrix_suite(build, ranks, report) for ranks in MATRIX_RANKS]
     if kind == "long":
-        return ([runtime_suite(build, kind, report) for kind in LONG_RUNTIME_KINDS] +
+        return (kernel_suites(build, LONG_KERNEL_KINDS, report) +
+                [runtime_suite(build, kind, report) for kind in LONG_RUNTIME_KINDS] +
                 [python_suite(path, report, LONG_TIMEOUT) for path in sorted(pathlib.Path("test/python").glob("long_*.py"))])
     suites = [Suite("unit", [f"{build}/test/unit", *googletest_options(report("unit"))], UNIT_TIMEOUT)]
     transports = ["tcp"] if os.environ.get("MPI") == "0" else ["mpi", "tcp"]
@@ -84,17 +86,20 @@ def find_suites(build, report, kind):
         command = ["scripts/launch.sh", "-np", str(ranks), f"{build}/test/mpi", *googletest_options(report(name)),
                    f"--gtest_filter=-{left_out}"]
         suites.append(Suite(name, command, MPI_TIMEOUT, environment))
-    for kind in KERNEL_KINDS:
-        name = f"kernels-{kind}"
-        program = pathlib.Path(build, "test", name)
-        if program.exists():  # not in a build with sanitizers of its own
-            suites.append(Suite(name, [program, *googletest_options(report(name))], KERNEL_TIMEOUT,
-                                {"KERNEL_REPORT": f"{build}/nvcc/report.txt"}))
-    if any(suite.name.startswith("kernels-") for suite in suites):
+    of_kernels = kernel_suites(build, KERNEL_KINDS, report)
+    suites += of_kernels
+    if of_kernels:
         suites += [runtime_suite(build, kind, report) for kind in RUNTIME_KINDS]
     for path in sorted(pathlib.Path("test/python").glob("test_*.py")):
         suites.append(python_suite(path, report, PYTHON_TIMEOUT))
     return suites
+
+
+def kernel_suites(build, kinds, report):
+    programs = [pathlib.Path(build, "test", f"kernels-{kind}") for kind in kinds]
+    return [Suite(program.name, [program, *googletest_options(report(program.name))], KERNEL_TIMEOUT,
+                  {"KERNEL_REPORT": f"{build}/nvcc/report.txt"})
+            for program in programs if program.exists()]  # not in a build with sanitizers of its own
 
 
 def runtime_suite(build, kind, report):

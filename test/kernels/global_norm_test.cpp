@@ -39,7 +39,7 @@ TYPED_TEST(GlobalNormOf, SquaresOfBlocks) {
 TEST(GlobalNorm, SumInFp64) {
     for (const auto& on : launch_contexts()) {
         // One element, one short part, parts that do not come out even, more elements than 256 parts of 1024.
-        for (const std::int64_t n : shapes<std::int64_t>({1500, 1, 1024, 262145, 300001})) {
+        for (const std::int64_t n : shapes<std::int64_t>({1500, 1, 1024, 262145})) {
             Draw draw(seed());
             Array<float> x(n);
             Array<double> out(1), again(1), expected(1);

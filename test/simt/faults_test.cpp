@@ -154,8 +154,7 @@ INSTANTIATE_TEST_SUITE_P(, Faults, testing::ValuesIn([] {
 #ifdef SIMT_THREAD
                                  const bool here = planted.finder == Finder::thread;
 #elif defined SIMT_ADDRESS
-                                 const bool here =
-                                     planted.finder == Finder::address || planted.finder == Finder::undefined;
+                                 const bool here = planted.finder != Finder::thread;
 #else
                                  const bool here =
                                      planted.finder == Finder::executor || planted.finder == Finder::result;

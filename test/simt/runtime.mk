@@ -12,7 +12,7 @@ RUNTIME_LIST := $(if $(HAS_RUNTIME_HEADERS),$(RUNTIME_SOURCES) $(RUNTIME_TEST_SO
 RUNTIME_KINDS := $(if $(HAS_RUNTIME_HEADERS),$(filter plain address,$(SIMT_KINDS)))
 RUNTIME_TESTS := $(patsubst %,$(BUILD)/test/cuda-runtime-%,$(filter plain,$(RUNTIME_KINDS)))
 # What takes long to build (make test-long): those with address checks here.
-LONG_PROGRAMS := $(foreach kind,$(filter address,$(RUNTIME_KINDS)),$(BUILD)/test/cuda-runtime-$(kind) $(BUILD)/test/train_gpt-$(kind))
+LONG_PROGRAMS += $(foreach kind,$(filter address,$(RUNTIME_KINDS)),$(BUILD)/test/cuda-runtime-$(kind) $(BUILD)/test/train_gpt-$(kind))
 $(eval $(call remember,$(BUILD)/runtime.txt,RUNTIME_LIST))
 
 # The CUDA device.

@@ -20,12 +20,10 @@ using enum ActionKind;
 using Buffers = std::bitset<512>;
 
 struct Uses {
-    Buffers reads, writes;
+    Buffers reads, writes, all;
 
     // Whether the two must keep their order.
-    bool meets(const Uses& other) const {
-        return ((reads | writes) & other.writes).any() || (writes & other.reads).any();
-    }
+    bool meets(const Uses& other) const { return (all & other.writes).any() || (writes & other.all).any(); }
 };
 
 std::vector<Uses> uses_of(const Step& step) {
@@ -46,6 +44,7 @@ std::vector<Uses> uses_of(const Step& step) {
         Uses& uses = all.emplace_back();
         for (const BufferUse& use : action.reads) uses.reads.set(number_of(action, use));
         for (const BufferUse& use : action.writes) uses.writes.set(number_of(action, use));
+        uses.all = uses.reads | uses.writes;
     }
     return all;
 }
@@ -53,10 +52,14 @@ std::vector<Uses> uses_of(const Step& step) {
 // Of each other stream the last earlier action that an action meets.
 std::vector<int> needed_by(const Step& step, const std::vector<Uses>& uses, std::size_t place) {
     std::vector<int> needed(all_streams.size(), -1);
-    for (std::size_t earlier = 0; earlier < place; ++earlier) {
+    auto open = static_cast<std::ptrdiff_t>(all_streams.size()) - 1;  // streams of which none is found yet
+    for (std::size_t earlier = place; open > 0 && earlier-- > 0;) {
         const StreamKind stream = step.actions[earlier].stream;
-        if (stream != step.actions[place].stream && uses[place].meets(uses[earlier]))
-            needed[static_cast<std::size_t>(stream)] = static_cast<int>(earlier);
+        int& of_stream = needed[static_cast<std::size_t>(stream)];
+        if (stream == step.actions[place].stream || of_stream >= 0 || !uses[place].meets(uses[earlier]))
+            continue;
+        of_stream = static_cast<int>(earlier);
+        --open;
     }
     std::erase(needed, -1);
     return needed;
