@@ -196,8 +196,8 @@ class Downloader:
             is_part = response.status_code == 206
             # A server may answer with the part that begins the file; of another one nothing can be made.
             if not have and (response.status_code == 416 or (is_part and (start > 0 or total < 0))):
-                fail(f"{self.address(remote.url)}: the server answers {response.status_code} {response.reason}, though the whole file "
-                     f"was asked for; {self.remedy}")
+                fail(f"{self.address(remote.url)}: the server answers {response.status_code} {response.reason}, though the "
+                     f"whole file was asked for; {self.remedy}")
             if response.status_code == 416 or (is_part and have and (start != have or not same_version(version, new))):
                 part.unlink(missing_ok=True)
                 raise Transient("the file has changed since its download began, which begins anew", 0)

@@ -19,10 +19,12 @@ RECIPES = sorted(path.stem for path in (ROOT / "scripts").glob("gpt*.sh"))
 # (recipe, processes, options): on one process and on several.
 RUNS = [(name, count, []) for name in RECIPES if "3d" not in name for count in (1, 2)]
 RUNS.append(("gpt3_6700M_3d", 8, SMALLER_MESH))
-# Of GPT-3's models of these sizes (Brown et al., 2020, table 2.1): millions of tokens a step, in powers of two, and learning rate.
-PAPER = {"gpt2_124M": (0.5, 6e-4), "gpt2_350M": (0.5, 3e-4), "gpt2_774M": (0.5, 2.5e-4), "gpt2_1558M": (1, 2e-4), "gpt3_6700M_3d": (2, 1.2e-4)}
+# Of GPT-3's models of these sizes (Brown et al., 2020, table 2.1): tokens a step in 2^20, and the learning rate.
+PAPER = {"gpt2_124M": (0.5, 6e-4), "gpt2_350M": (0.5, 3e-4), "gpt2_774M": (0.5, 2.5e-4), "gpt2_1558M": (1, 2e-4),
+         "gpt3_6700M_3d": (2, 1.2e-4)}
 # And of all of them (its appendix B).
-OPTIMIZER = {"lr-schedule": "cosine", "min-lr-fraction": 0.1, "weight-decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "grad-clip": 1.0}
+OPTIMIZER = {"lr-schedule": "cosine", "min-lr-fraction": 0.1, "weight-decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
+             "grad-clip": 1.0}
 WARMUP_TOKENS = 375e6
 
 
@@ -66,11 +68,12 @@ def test_a_recipe_is_as_readme_has_it(name):
 
 def test_recipes_learn_as_the_paper_says():
     assert set(PAPER) == set(RECIPES)
-    for name, (millions, learning_rate) in PAPER.items():
+    for name, (mebitokens, learning_rate) in PAPER.items():
         configuration = tomllib.loads((ROOT / f"scripts/{name}.toml").read_text())
         batch = configuration["global-batch-tokens"]
-        assert (batch, configuration["lr"]) == (millions * 2**20, learning_rate), name
-        assert configuration["warmup-steps"] * batch == pytest.approx(WARMUP_TOKENS, rel=0.03), name  # in round numbers of steps
+        assert (batch, configuration["lr"]) == (mebitokens * 2**20, learning_rate), name
+        # In round numbers of steps.
+        assert configuration["warmup-steps"] * batch == pytest.approx(WARMUP_TOKENS, rel=0.03), name
 
 
 @pytest.fixture(scope="module")

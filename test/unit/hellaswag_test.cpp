@@ -56,8 +56,8 @@ TEST_F(HellaSwagFile, EndingsAreTargets) {
 
 // As Python's json reads it and tiktoken encodes it; a pair is one character, and behind \\ no escape begins.
 TEST_F(HellaSwagFile, HalfOfAPairOfSurrogatesIsReplaced) {
-    std::ofstream(path_)
-        << R"({"ctx": "\ud800", "endings": ["\\ud800!", "\ud83d\ude00!", "\ude00\uD83D!", "\ud800\ud83d\ude00\"!"], "label": 0})";
+    std::ofstream(path_) << R"({"ctx": "\ud800", "endings": ["\\ud800!", "\ud83d\ude00!", "\ude00\uD83D!", )"
+                            R"("\ud800\ud83d\ude00\"!"], "label": 0})";
     const HellaSwag data = read(32);
     const auto inputs = [&](std::int64_t row) {  // all but the last token
         const std::string text = text_of(data, row, 32);
