@@ -88,7 +88,6 @@ class Downloader:
                 record(path, found)
                 return path
             say(f"{path} is not what was downloaded (its sha256 is {found}, not {known}): downloading it again")
-        folder.mkdir(parents=True, exist_ok=True)
         self.receive_verified(remote, path, known)
         return path
 
@@ -194,14 +193,20 @@ class Downloader:
             start, total = span_of(response)
             if response.status_code == 416 and have == total and have:
                 return version
-            if response.status_code == 416 or (response.status_code == 206 and (start != have or not same_version(version, new))):
+            is_part = response.status_code == 206
+            # A server may answer with the part that begins the file; of another one nothing can be made.
+            if not have and (response.status_code == 416 or (is_part and (start > 0 or total < 0))):
+                fail(f"{self.address(remote.url)}: the server answers {response.status_code} {response.reason}, though the "
+                     f"whole file was asked for; {self.remedy}")
+            if response.status_code == 416 or (is_part and have and (start != have or not same_version(version, new))):
                 part.unlink(missing_ok=True)
                 raise Transient("the file has changed since its download began, which begins anew", 0)
-            if response.status_code != 206:
+            if not is_part:
                 have = 0
             if total >= 0 and remote.size >= 0 and total != remote.size:
                 fail(f"{self.address(remote.url)} has {total:,} bytes, and should have {remote.size:,}; it has changed at the "
                      "source, or the mirror has another version")
+            part.parent.mkdir(parents=True, exist_ok=True)  # not before there is something to keep in it
             write_whole(version_file, json.dumps(new).encode())
             size = write_body(response, part, have, total, remote.name)
             if 0 <= total < size:

@@ -106,6 +106,7 @@ void settle_generation(Options& options) {
     refuse(!options.export_file.empty(), "export");
     refuse(!options.metrics.empty(), "metrics");
     refuse(!options.eval_hellaswag.empty(), "eval-hellaswag");
+    refuse(options.steps != Options().steps, "steps");
     refuse(!options.train_data.empty(), "train-data");
     refuse(!options.val_data.empty(), "val-data");
     refuse(options.checkpoint_every > 0, "checkpoint-every");

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
@@ -18,6 +19,35 @@ namespace {
 
 constexpr const char* option = "--eval-hellaswag";
 
+// JSON can write half of a pair of surrogates (\ud800), which UTF-8 cannot hold: U+FFFD stands for it, as in data/ and in
+// tiktoken.
+std::string without_half_surrogates(std::string_view json) {
+    const auto escape_at = [&](std::size_t place) {  // \uXXXX
+        unsigned value = 0;
+        const char* const digits = json.data() + std::min(place + 2, json.size());
+        const char* const end = json.data() + std::min(place + 6, json.size());
+        const bool is_one =
+            json.substr(place, 2) == "\\u" && std::from_chars(digits, end, value, 16).ptr == digits + 4;
+        return is_one ? value : 0;
+    };
+    const auto is_high = [](unsigned unit) { return unit >= 0xd800 && unit < 0xdc00; };
+    const auto is_low = [](unsigned unit) { return unit >= 0xdc00 && unit < 0xe000; };
+    std::string result;
+    for (std::size_t i = 0; i < json.size();) {
+        const unsigned unit = escape_at(i);
+        std::size_t taken = unit != 0 ? 6 : json[i] == '\\' ? 2 : 1;
+        const bool is_pair = is_high(unit) && is_low(escape_at(i + 6));
+        if (is_pair) taken = 12;
+        if (!is_pair && (is_high(unit) || is_low(unit))) {
+            result += "\\ufffd";
+        } else {
+            result += json.substr(i, taken);
+        }
+        i += taken;
+    }
+    return result;
+}
+
 // What a line says; UserError with the reason where it is no example.
 struct Line {
     std::string context;
@@ -25,7 +55,8 @@ struct Line {
     std::size_t label;
 };
 Line parse(std::string_view text) {
-    const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
+    nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
+    if (json.is_discarded()) json = nlohmann::json::parse(without_half_surrogates(text), nullptr, false);
     if (!json.is_object()) user_error("it is no JSON object");
     const auto ctx = json.find("ctx"), endings = json.find("endings"), label = json.find("label");
     const auto is_text = [](const nlohmann::json& value) {

@@ -52,7 +52,8 @@ class Outcome:
 
 def command_of(arguments, folder, ranks):
     """The command line and its environment."""
-    command = [PROGRAM, *SMALL, *(str(argument).replace("{}", str(folder)) for argument in arguments)]
+    usual = [option for option in SMALL if not ("--generate" in arguments and option.startswith("--steps"))]
+    command = [PROGRAM, *usual, *(str(argument).replace("{}", str(folder)) for argument in arguments)]
     if ranks == 1:
         return command, ENVIRONMENT
     if not program.HAS_MPI:

@@ -246,9 +246,27 @@ def test_more_than_was_announced(place):
     assert "301,000 bytes came where 300,000 were announced, 8 times in a row" in place.refused()
 
 
-def test_a_part_that_nobody_asked_for(place):
-    place.file.faults = [too_much]
+def part_instead(content_range, body):
+    headers = {"Content-Range": content_range} if content_range else {}
+    return lambda handler, file: handler.answer(206, {"ETag": file.etag, **headers}, body) or True
+
+
+def test_a_part_that_nobody_asked_for(place, pauses):
+    """The file's begin is as good as the whole answer; of another part is said what it is."""
+    place.file.faults = [part_instead("bytes 0-299999/300000", BODY)]
     assert place.fetch().read_bytes() == BODY
+    assert place.ranges == [None]
+    place.path.unlink()
+    place.file.faults = [part_instead("bytes 0-999/300000", BODY[:1000])]
+    assert place.fetch().read_bytes() == BODY
+    assert place.ranges == [None, None, "bytes=1000-"] and pauses == [1]
+    place.path.unlink()
+    for answer, told in ((part_instead("bytes 1000-299999/300000", BODY[1000:]), "206 Partial Content"),
+                         (part_instead("bytes 0-999/*", BODY[:1000]), "206 Partial Content"),
+                         (part_instead("", BODY), "206 Partial Content"), (status(416), "416 Requested Range Not Satisfiable")):
+        place.file.faults = [answer]
+        assert f"the server answers {told}, though the whole file was asked for; --mirror URL" in place.refused()
+    assert pauses == [1] and not list(place.folder.glob("*.part"))
 
 
 def test_compressed_on_the_way(place, pauses):
@@ -314,8 +332,8 @@ def test_offline(tmp_path, pauses):
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(SystemExit, match="^error: cannot reach 127.0.0.1:.*Connection refused.*offline.*"):
-            Downloader(url).fetch(RemoteFile("https://source.example/x", "x"), tmp_path)
-    assert pauses == [1]
+            Downloader(url).fetch(RemoteFile("https://source.example/x", "x"), tmp_path / "folder")
+    assert pauses == [1] and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("mirror", ["nonsense", "ftp://x", "http://"])

@@ -144,7 +144,8 @@ def test_of_a_runs_configuration(trained, tmp_path):
     """What it has for the training, such as files to export and to score, is passed over."""
     run, sample = trained
     configuration = tmp_path / "c.toml"
-    configuration.write_text(f'export = "{tmp_path}/x"\nmetrics = "{tmp_path}/m"\ninit = "{tmp_path}/none"\neval-hellaswag = "{tmp_path}/h"\n')
+    configuration.write_text(f'steps = 7\nexport = "{tmp_path}/x"\nmetrics = "{tmp_path}/m"\ninit = "{tmp_path}/none"\n'
+                             f'eval-hellaswag = "{tmp_path}/h"\n')
     text = generate(f"--config={configuration}", f"--resume={run}/checkpoint-00000020", "--prompt=The", "--sample-tokens=30",
                     "--temperature=2").stdout
     assert text == sample + "\n" and list(tmp_path.iterdir()) == [configuration]

@@ -19,6 +19,13 @@ RECIPES = sorted(path.stem for path in (ROOT / "scripts").glob("gpt*.sh"))
 # (recipe, processes, options): on one process and on several.
 RUNS = [(name, count, []) for name in RECIPES if "3d" not in name for count in (1, 2)]
 RUNS.append(("gpt3_6700M_3d", 8, SMALLER_MESH))
+# Of GPT-3's models of these sizes (Brown et al., 2020, table 2.1): tokens a step in 2^20, and the learning rate.
+PAPER = {"gpt2_124M": (0.5, 6e-4), "gpt2_350M": (0.5, 3e-4), "gpt2_774M": (0.5, 2.5e-4), "gpt2_1558M": (1, 2e-4),
+         "gpt3_6700M_3d": (2, 1.2e-4)}
+# And of all of them (its appendix B).
+OPTIMIZER = {"lr-schedule": "cosine", "min-lr-fraction": 0.1, "weight-decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
+             "grad-clip": 1.0}
+WARMUP_TOKENS = 375e6
 
 
 def test_every_recipe_is_a_configuration_and_a_command():
@@ -59,6 +66,16 @@ def test_a_recipe_is_as_readme_has_it(name):
     assert f"{configuration['steps']:,} steps of {batch:,} tokens" in introduction and f"{billions} billion" in introduction
 
 
+def test_recipes_learn_as_the_paper_says():
+    assert set(PAPER) == set(RECIPES)
+    for name, (mebitokens, learning_rate) in PAPER.items():
+        configuration = tomllib.loads((ROOT / f"scripts/{name}.toml").read_text())
+        batch = configuration["global-batch-tokens"]
+        assert (batch, configuration["lr"]) == (mebitokens * 2**20, learning_rate), name
+        # In round numbers of steps.
+        assert configuration["warmup-steps"] * batch == pytest.approx(WARMUP_TOKENS, rel=0.03), name
+
+
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
     place = tmp_path_factory.mktemp("clone")
@@ -76,6 +93,7 @@ def test_a_recipe_trains(clone, name, count, options):
     assert lines[0]["run"]["mesh"]["world"] == count
     assert "hellaswag_acc_norm" in lines[3] and "val_loss" in lines[3]
     kept = lines[0]["run"]["configuration"]
+    assert {key: kept[key] for key in OPTIMIZER} == OPTIMIZER
     recipe = tomllib.loads((ROOT / f"scripts/{name}.toml").read_text())
     changed = {*TINY, *(option[2:].split("=")[0] for option in options), "out-dir"}
     assert {key: kept[key] for key in recipe if key in kept and key not in changed} == \

@@ -113,6 +113,8 @@ OPTIONS = [
          ["--generate prints text and does no more; leave out --export"]),
     Case("generation with metrics", ["--generate", "--resume", "--metrics={}/x.jsonl"], ["leave out --metrics"]),
     Case("generation that scores", ["--generate", "--resume", "--eval-hellaswag={}/x.jsonl"], ["leave out --eval-hellaswag"]),
+    Case("generation of so many steps", ["--generate", "--resume", "--steps=50"],
+         ["--generate prints text and does no more; leave out --steps"]),
     Case("generation that learns", ["--generate", "--resume", "--train-data={}/x.txt"], ["leave out --train-data"]),
     Case("generation that validates", ["--generate", "--resume", "--val-data={}/x.txt"], ["leave out --val-data"]),
     Case("generation that saves", ["--generate", "--resume", "--checkpoint-every=5"], ["leave out --checkpoint-every"]),

@@ -54,6 +54,21 @@ TEST_F(HellaSwagFile, EndingsAreTargets) {
     EXPECT_EQ(read(8, 5).examples(), 2);
 }
 
+// As Python's json reads it and tiktoken encodes it; a pair is one character, and behind \\ no escape begins.
+TEST_F(HellaSwagFile, HalfOfAPairOfSurrogatesIsReplaced) {
+    std::ofstream(path_) << R"({"ctx": "\ud800", "endings": ["\\ud800!", "\ud83d\ude00!", "\ude00\uD83D!", )"
+                            R"("\ud800\ud83d\ude00\"!"], "label": 0})";
+    const HellaSwag data = read(32);
+    const auto inputs = [&](std::int64_t row) {  // all but the last token
+        const std::string text = text_of(data, row, 32);
+        return text.substr(0, text.find('_'));
+    };
+    EXPECT_EQ(inputs(0), "\uFFFD \\ud800");
+    EXPECT_EQ(inputs(1), "\uFFFD \U0001F600");
+    EXPECT_EQ(inputs(2), "\uFFFD \uFFFD\uFFFD");
+    EXPECT_EQ(inputs(3), "\uFFFD \uFFFD\U0001F600\"");
+}
+
 TEST_F(HellaSwagFile, TheLastTokensOfALongRowRemain) {
     const HellaSwag data = read(4);
     EXPECT_EQ(text_of(data, 0, 4), "abc |.. d");

@@ -7,14 +7,18 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "llmc/core/error.h"
@@ -146,6 +150,58 @@ TEST(TrainingBatches, AreWhatIsReadWithoutThem) {
             expect(step_first, 2);
             expect(step_first, 2);
         }
+    }
+}
+
+// A source that counts how often it is read.
+class CountingSource final : public TokenSource {
+  public:
+    std::size_t shards() const override { return 1; }
+    std::int64_t tokens(std::size_t) const override { return 100 * T + 1; }
+    void read(std::size_t, std::int64_t, std::span<std::int32_t>) const override {
+        const std::lock_guard lock(mutex_);
+        reads_ += 1;
+        readers_.insert(std::this_thread::get_id());
+        changed_.notify_all();
+    }
+    // Whether it comes to so many reads.
+    bool comes_to(int reads) const {
+        std::unique_lock lock(mutex_);
+        return changed_.wait_for(lock, std::chrono::seconds(10), [&] { return reads_ >= reads; });
+    }
+    int reads() const {
+        const std::lock_guard lock(mutex_);
+        return reads_;
+    }
+    std::set<std::thread::id> readers() const {
+        const std::lock_guard lock(mutex_);
+        return readers_;
+    }
+
+  private:
+    mutable std::mutex mutex_;
+    mutable std::condition_variable changed_;
+    mutable int reads_ = 0;
+    mutable std::set<std::thread::id> readers_;
+};
+
+TEST(TrainingBatches, AreReadAheadByAThreadOfTheirOwn) {
+    constexpr int of_micro_batch = 2 * 2;  // inputs and targets of two samples
+    for (const int ahead : {1, 4}) {
+        SCOPED_TRACE(ahead);
+        const CountingSource source;
+        const TrainingSamples samples(source, T, 1);
+        const BatchShare share{.global_sequences = 6, .micro_batch = 2};
+        TrainingBatches batches(samples, share, T, ahead);
+        EXPECT_EQ(source.reads(), 0) << "where a run begins is not known before the first is asked for";
+        // Of two steps: those behind the one that was asked for last are read while nobody asks.
+        for (int i = 0; i < 6; ++i) {
+            read(batches, share, i / 3 * share.global_sequences, i % 3);
+            ASSERT_TRUE(source.comes_to((i + 1 + ahead) * of_micro_batch)) << i;
+            EXPECT_EQ(source.reads(), (i + 1 + ahead) * of_micro_batch) << i;
+        }
+        EXPECT_EQ(source.readers().size(), 1U);
+        EXPECT_FALSE(source.readers().contains(std::this_thread::get_id()));
     }
 }
 

@@ -6,9 +6,11 @@
 #include <algorithm>
 
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "llmc/core/error.h"
@@ -20,20 +22,29 @@ namespace {
 
 constexpr GPTConfig odd{.layers = 2, .heads = 3, .channels = 15, .sequence_length = 7, .vocabulary = 37};
 
-TEST(Units, CountsParameters) {
-    // The published counts of GPT-2's four sizes; GPT-3's 6.7B with GPT-2's vocabulary by the formula
+TEST(Units, NamedModelsAreThePublishedOnes) {
+    // Heads and the learning rate by GPT-3's paper (table 2.1; of GPT-2's largest two sizes the heads are those of its files),
+    // and the published counts of parameters of GPT-2's four sizes; GPT-3's 6.7B with GPT-2's vocabulary by the formula
     // (V + T) C + L (12 C^2 + 13 C) + 2 C.
-    const std::vector<std::pair<std::string, std::int64_t>> published = {{"gpt2", 124'439'808},
-                                                                         {"gpt2-medium", 354'823'168},
-                                                                         {"gpt2-large", 774'030'080},
-                                                                         {"gpt2-xl", 1'557'611'200},
-                                                                         {"gpt3-6.7b", 6'658'404'352}};
-    for (const auto& [name, parameters] : published) {
-        for (const NamedModel& model : named_models()) {
-            if (model.name != name) continue;
-            EXPECT_EQ(count_parameters(model.config), parameters) << name;
-        }
+    struct Published {
+        std::int64_t heads, parameters;
+        double learning_rate;
+    };
+    const std::map<std::string_view, Published> published = {{"gpt2", {12, 124'439'808, 6e-4}},
+                                                             {"gpt2-medium", {16, 354'823'168, 3e-4}},
+                                                             {"gpt2-large", {20, 774'030'080, 2.5e-4}},
+                                                             {"gpt2-xl", {25, 1'557'611'200, 2e-4}},
+                                                             {"gpt3-6.7b", {32, 6'658'404'352, 1.2e-4}}};
+    std::size_t compared = 0;
+    for (const NamedModel& model : named_models()) {
+        const auto expected = published.find(model.name);
+        if (expected == published.end()) continue;
+        compared += 1;
+        EXPECT_EQ(count_parameters(model.config), expected->second.parameters) << model.name;
+        EXPECT_EQ(model.config.heads, expected->second.heads) << model.name;
+        EXPECT_EQ(model.learning_rate, expected->second.learning_rate) << model.name;
     }
+    EXPECT_EQ(compared, published.size());
 }
 
 TEST(Units, TensorsAreAlignedAndDoNotOverlap) {
