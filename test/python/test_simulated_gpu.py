@@ -124,7 +124,8 @@ def few_steps(experiment, ranks, micro_batches):
 
 def found(fault, expected, seed, experiment, folder):
     """How a run shows the fault; None where it does not."""
-    options = ["--out-dir", folder / "run", *few_steps(experiment, fault.ranks, fault.micro_batches), "--sample-tokens=0"]
+    options = ["--out-dir", folder / "run", *few_steps(experiment, fault.ranks, fault.micro_batches), *fault.options,
+               "--sample-tokens=0"]
     result = simulated.run(options, folder, fault.ranks, simulated.PLANTED, seed, {"PLANT": fault.name})
     stops = [line for line in result.stderr.splitlines() if line.startswith(("simt: ", "error: "))]
     if stops:
