@@ -122,7 +122,7 @@ const Registration registration({
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<MatmulBackwardProblem>,
-    .checked_for_races = {{34, 72, 40}},
+    .checked_for_races = {{66, 72, 72}},
 });
 
 }  // namespace lab::matmul_backward_variants

@@ -285,7 +285,7 @@ const Registration registration({
     .takes = [](int variant, llmc::DType dtype,
                 const Shape&) { return variant <= 3 || dtype == llmc::DType::bf16; },
     .make = make_problem<MatmulForwardProblem>,
-    .checked_for_races = {{34, 72, 136}},
+    .checked_for_races = {{34, 72, 136}, {130, 8, 8}},
 });
 
 }  // namespace lab::matmul_forward_variants

@@ -36,11 +36,14 @@ while read -r name path; do
         cp -L "$path" "$folder/lib"
     fi
 done <<<"$needed" >"$folder/cuda-libraries.txt"
-# Loaded when --attention cudnn asks for it; cuDNN itself loads NVRTC while it runs.
-printf '%s wanted\n' libcudnn.so.9 libnvrtc.so.13 >>"$folder/cuda-libraries.txt"
+# Those that are loaded where they are there: what for, and the package of Python's that has it.
+cat >>"$folder/cuda-libraries.txt" <<'END'
+libcudnn.so.9 wanted --attention cudnn; nvidia-cudnn-cu13
+libnvrtc.so.13 wanted cuDNN, while it runs; nvidia-cuda-nvrtc
+END
 if [[ -e $profiler ]]; then
     cp "$profiler" "$folder/lib"
-    echo 'libcupti.so.13 wanted' >>"$folder/cuda-libraries.txt" # by the profiler alone
+    echo 'libcupti.so.13 wanted the time that a step spends outside kernels; nvidia-cuda-cupti' >>"$folder/cuda-libraries.txt"
 fi
 find "$folder/lib" -name '*.so*' -exec strip --strip-unneeded {} +
 

@@ -5,7 +5,8 @@
 #   gpu_check run PROGRAM [ARGUMENT...]               a program of bin/ with CUDA's libraries found, such as train_gpt
 #
 # CUDA's libraries are looked for in CUDA_HOME, among the system's, in /usr/local/cuda, and in the packages of the python3
-# in PATH, or of PYTHON (those that PyTorch comes with). Each that is missing is named.
+# in PATH, or of PYTHON (those that PyTorch comes with). Each that is missing is named, and the check goes on without those
+# that few things want.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
@@ -32,7 +33,8 @@ END
 mapfile -t places < <(folders | awk 'NF && !seen[$0]++')
 path=$here/lib
 missing=()
-while read -r library need; do
+warnings=
+while read -r library need purpose; do
     found=
     for folder in "${places[@]}"; do
         if [[ -e $folder/$library ]]; then
@@ -42,7 +44,9 @@ while read -r library need; do
     done
     if [[ ! $found && $need == needed ]]; then
         missing+=("$library")
-    elif [[ $found && :$path: != *:$found:* ]]; then
+    elif [[ ! $found ]]; then
+        warnings+="warning: no $library, for ${purpose%; *}; going on without it ($python -m pip install ${purpose##*; })"$'\n'
+    elif [[ :$path: != *:$found:* ]]; then
         path+=:$found
     fi
 done <"$here/cuda-libraries.txt"
@@ -62,5 +66,5 @@ if [[ ${1-} == run ]]; then
     LD_LIBRARY_PATH=$path exec "$here/bin/$program" "$@"
 fi
 # The arguments come first, and then what is missing.
-export BUNDLE_TROUBLE=$trouble
+export BUNDLE_TROUBLE=$trouble BUNDLE_WARNINGS=$warnings
 exec "$python" "$here/dev/gpu/main.py" "$@"

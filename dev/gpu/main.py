@@ -41,6 +41,7 @@ def main():
     # What the launcher found to be missing.
     if trouble := os.environ.get("BUNDLE_TROUBLE"):
         sys.exit(trouble.rstrip("\n"))
+    print(os.environ.get("BUNDLE_WARNINGS", ""), end="", file=sys.stderr)
     # Algorithms are chosen afresh, and not among the user's own.
     with tempfile.TemporaryDirectory(prefix="gpu-check-cache-") as cache:
         os.environ["XDG_CACHE_HOME"] = cache

@@ -1,29 +1,70 @@
-"""The part `lab` of the check: every variant of the kernel lab timed, with the report and the picture of dev/lab/report.py."""
+"""The part `lab` of the check: every variant of the kernel lab timed, an operation at a time, with the report and the picture
+of dev/lab/report.py."""
 
+import json
 import subprocess
 import sys
 
+import part_kernels
 import programs
-from results import CheckFailed, Late, Skipped
+from results import CheckFailed, Late, Skipped, read, require
+
+SECONDS = 5  # that an operation takes at least
 
 
 def run(results, tiny):
-    results.attempt("every variant of the kernel lab", time_all, results, tiny)
-
-
-def time_all(results, tiny):
     if tiny:
-        raise Skipped("nothing is timed on the CPU")
+        results.attempt("every variant of the kernel lab", skip)
+        return
     timings = results.path.parent / "timings.jsonl"
-    timings.unlink(missing_ok=True)
-    trouble = None
+    operations = [suite.removeprefix("Lab.") for suite in part_kernels.list_suites() if suite.startswith("Lab.")]
+    # Of other commits nothing is kept.
+    known = [operation for operation in operations if results.has_passed(name_of(operation))]
+    write(timings, [line for line in read(timings) if line["operation"] in known])
+    results.attempt_all([(name_of(operation), time_operation, (results, timings, operations, operation), SECONDS)
+                         for operation in operations])
+    results.attempt("the report of the kernel lab", report, timings)
+
+
+def skip():
+    raise Skipped("nothing is timed on the CPU")
+
+
+def name_of(operation):
+    return f"every variant of {operation}"
+
+
+def write(timings, lines):
+    timings.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def time_operation(results, timings, operations, operation):
+    own = timings.with_suffix(".part")
+    own.unlink(missing_ok=True)
+    late = None
     try:
-        done = programs.run([programs.KERNELS, "--time", timings], results.seconds_left())
-        trouble = CheckFailed(programs.tail(done.stderr)) if done.returncode else None
-    except Late as late:  # what was timed until then counts
-        trouble = late
-    report = subprocess.run([sys.executable, programs.BUNDLE / "dev/lab/report.py", timings, timings.parent],
-                            capture_output=True, text=True)
-    if trouble or report.returncode:
-        raise trouble or CheckFailed(programs.tail(report.stderr))
-    return {"detail": report.stdout.strip()}
+        done = programs.run([programs.KERNELS, "--time", own, operation], results.seconds_left())
+    except Late as reason:
+        late = reason
+    # What was timed until then counts, but for half a line, and unless all of it was timed before.
+    lines = read(timings)
+    if not (late and results.has_passed(name_of(operation))):
+        timed = own.read_text().splitlines(keepends=True) if own.exists() else []
+        lines = [line for line in lines if line["operation"] != operation]
+        lines += [json.loads(line) for line in timed if line.endswith("\n")]
+        write(timings, sorted(lines, key=lambda line: operations.index(line["operation"])))
+    own.unlink(missing_ok=True)
+    if late:
+        raise late
+    require(done.returncode == 0, programs.tail(done.stderr))
+    return {"detail": f"{sum(line['operation'] == operation for line in lines)} timings"}
+
+
+def report(timings):
+    if not read(timings):
+        raise Skipped("there are no timings")
+    done = subprocess.run([sys.executable, programs.BUNDLE / "dev/lab/report.py", timings, timings.parent], capture_output=True,
+                          text=True)
+    if done.returncode:
+        raise CheckFailed(programs.tail(done.stderr))
+    return {"detail": done.stdout.strip()}

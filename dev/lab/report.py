@@ -58,12 +58,12 @@ def table(lines):
 def markdown(lines, picture):
     first = lines[0]
     parts = [f"# The kernel lab on one {first['gpu']}",
-             "`make bench`: median times by events, the L2 cache flushed before each launch. In the same run a "
-             f"device-to-device copy reached {first['copy_bytes_a_second'] / 1e9:.0f} GB/s (bytes read and written) "
-             f"and an 8192 x 8192 x 8192 product in bf16 {first['product_flops_a_second'] / 1e12:.0f} TFLOP/s "
-             "(cuBLASLt): the ceilings. A kernel's own ceiling is the lower of the two for the bytes that it must move "
-             "and the operations that it must do. Where there is a choice of block sizes the fastest is shown. Beside it "
-             "stands what each kernel takes that a variant launches.",
+             "`make bench`: median times by events, the L2 cache flushed before each launch. In the run of the first "
+             f"operation a device-to-device copy reached {first['copy_bytes_a_second'] / 1e9:.0f} GB/s (bytes read and "
+             f"written) and an 8192 x 8192 x 8192 product in bf16 {first['product_flops_a_second'] / 1e12:.0f} TFLOP/s "
+             "(cuBLASLt): the ceilings, measured anew for each operation. A kernel's own ceiling is the lower of the two for "
+             "the bytes that it must move and the operations that it must do. Where there is a choice of block sizes the "
+             "fastest is shown. Beside it stands what each kernel takes that a variant launches.",
              f"![Roofline]({picture})" if picture else "(No picture: python3 had no matplotlib.)"]
     for (operation, dtype, shape), group in groups(lines).items():
         sizes = ", ".join(f"{size} {name}" for size, name in zip(shape, group[0]["sizes"]))

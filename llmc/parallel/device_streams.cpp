@@ -51,7 +51,8 @@ void DeviceStreams::run(const Step& step, Performer& performer) {
         queues_.wait_on_host(origin_mark_);
         origin_ = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
     }
-    // Nothing of this list begins before the last one has ended.
+    // Nothing of this list begins before the last one has ended, and what was given to the compute queue since, such as
+    // weights on their way to the device.
     bool has_set = false;
     for_each_other([&](StreamKind stream) {
         if (!std::exchange(has_set, true)) queues_.set(start_);

@@ -175,11 +175,13 @@ void register_lab() {
 extern "C" const char* __tsan_default_options() { return "halt_on_error=1"; }
 #endif
 
-// `kernels --time FILE`: times the whole lab, a line of JSON in FILE for each timing; `--time-best FILE`: llmc's own
-// kernels alone, in bf16, beside the libraries.
-static bool time_lab(const std::string& json, bool best_alone) {
-    bool good = true;
+// `kernels --time FILE [OPERATION]`: times the whole lab, or one operation, a line of JSON in FILE for each timing;
+// `--time-best FILE`: llmc's own kernels alone, in bf16, beside the libraries.
+static bool time_lab(const std::string& json, std::string_view only, bool best_alone) {
+    bool good = true, is_any = false;
     for (const lab::Operation& operation : lab::operations()) {
+        if (!only.empty() && operation.name != only) continue;
+        is_any = true;
         for (const llmc::DType dtype : operation.dtypes) {
             if (best_alone && dtype != llmc::DType::bf16) continue;
             lab::SessionOptions options;
@@ -193,6 +195,7 @@ static bool time_lab(const std::string& json, bool best_alone) {
             good = lab::run_session(operation, options) && good;
         }
     }
+    if (!is_any) llmc::user_error("the lab has no operation {}", only);
     return good;
 }
 
@@ -207,7 +210,7 @@ static int run_without_tests(int argc, char** argv) try {
         print_rates();
         return 0;
     }
-    return time_lab(argv[2], std::string_view(argv[1]) == "--time-best") ? 0 : 1;
+    return time_lab(argv[2], argc == 4 ? argv[3] : "", std::string_view(argv[1]) == "--time-best") ? 0 : 1;
 } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return 1;
@@ -215,7 +218,8 @@ static int run_without_tests(int argc, char** argv) try {
 
 int main(int argc, char** argv) {
     const std::string_view first = argc > 1 ? argv[1] : "";
-    if ((argc == 3 && (first == "--time" || first == "--time-best")) || (argc == 2 && first == "--rates"))
+    if ((argc == 3 && (first == "--time" || first == "--time-best")) || (argc == 4 && first == "--time") ||
+        (argc == 2 && first == "--rates"))
         return run_without_tests(argc, argv);
     testing::InitGoogleTest(&argc, argv);
     kernel_test::register_lab();

@@ -20,6 +20,7 @@ class Fault:
     wrong: str
     ranks: int = 1  # on how many processes it can show
     micro_batches: int = 1
+    options: tuple = ()  # that change no bit of the right run
 
 
 def left_out(name, source, right, before="", **conditions):
@@ -31,6 +32,8 @@ FAULTS = [
     # A collective does not wait for the gradients that it sums, nor an update for their sum.
     left_out("no wait for the action before", STREAMS, "queues_.wait(mark_of(marks_, after));", ranks=2),
     left_out("no wait for the end of communication", STREAMS, "queues_.wait(end);", ranks=2),
+    # Ranks that update a share each publish it first of all, while the weights still come from the host.
+    left_out("no wait for the list before", STREAMS, "queues_.wait(start_);", ranks=2, options=("--zero-stage=1",)),
     left_out("no wait for tokens that come ahead", FEED, "queues_->wait(arrived_);",
              before="if (ahead_ && place == ahead_->place) {\n        ", micro_batches=4),
     left_out("tokens brought to a buffer in use", FEED, "queues_->wait(free_);", micro_batches=4),

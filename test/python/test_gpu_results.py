@@ -10,6 +10,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "dev/gpu"))
 import kernel_times  # noqa: E402
 import part_bench  # noqa: E402
 import part_kernels  # noqa: E402
+import part_lab  # noqa: E402
 import programs  # noqa: E402
 import report  # noqa: E402
 import results  # noqa: E402
@@ -129,6 +130,36 @@ exec sleep 100
     cut = by_name(tmp_path)[part_bench.BESIDE]
     assert cut["status"] == status and found.failed == (status == "failed")
     assert cut["detail"] == (results.TIME_OVER if status == "skipped" else "ended after 1 timings")
+
+
+def test_the_lab_goes_on_where_it_stopped(monkeypatch, tmp_path):
+    """Of two operations the second hangs in the first run; in the next one it comes first, and the other hangs, which was
+    timed before; of another commit's nothing is kept."""
+    slow = tmp_path / "kernels"
+    slow.write_text(f"""#!/bin/sh
+[ $1 = --time ] || {{ printf 'Gelu.\\n  a\\nLab.add.\\n  b\\nLab.cast.\\n  c\\n'; exit; }}
+echo $3 >> {tmp_path}/timed
+n=$(wc -l < {tmp_path}/timed)
+echo "{{\\"operation\\": \\"$3\\", \\"run\\": $n}}" > $2
+case $n in 2|4) printf '{{"operation"' >> $2; exec sleep 100 ;; esac
+""")
+    slow.chmod(0o755)
+    monkeypatch.setattr(programs, "KERNELS", slow)
+    monkeypatch.setattr(part_lab, "SECONDS", 0)
+    monkeypatch.setattr(part_lab, "report", lambda timings: {"detail": str(results.read(timings))})
+
+    def run(commit):
+        found = results.Results(tmp_path / "gpu.jsonl", "lab", 0.03, commit)
+        monkeypatch.setattr(programs.Clock, "end", found.end)
+        part_lab.run(found, False)
+        assert found.failed == 0
+        status = [by_name(tmp_path)[f"every variant of {operation}"]["status"] for operation in ("add", "cast")]
+        return status, [(line["operation"], line["run"]) for line in results.read(tmp_path / "timings.jsonl")]
+
+    assert run("new") == (["passed", "skipped"], [("add", 1), ("cast", 2)])
+    assert run("new") == (["passed", "passed"], [("add", 1), ("cast", 3)])
+    monkeypatch.setattr(part_lab, "SECONDS", 100)
+    assert run("newer") == (["skipped", "skipped"], [])
 
 
 def test_a_bench_goes_on_where_it_stopped(tmp_path):

@@ -16,7 +16,7 @@ from model_comparison import save_weights
 from planted_faults import FAULTS
 from program import Run
 from simulated import at_once, train
-from simulated_experiment import BF16, CPU, ROUNDED, SEQUENCES, SIZES, STEPS, STOCHASTIC, counted, in_four_steps, results
+from simulated_experiment import CPU, ROUNDED, SEQUENCES, SIZES, STEPS, STOCHASTIC, counted, in_four_steps, results
 
 simulated.require()
 
@@ -68,11 +68,18 @@ def test_follows_the_cpu_with_gradients_in_bf16(experiment, bounds, tmp_path):
 
 
 def test_follows_the_cpu_with_stochastic_rounding(experiment, bounds, tmp_path):
-    """Both devices take the same random bits."""
-    cpu, (gpu,) = follow(tmp_path, experiment, bounds("bf16", 1, 1, False), STOCHASTIC, (2,))
-    # The first step's loss is that of the same weights, and the second's of those that it rounded.
-    nearest = train(tmp_path / "nearest", *experiment.options(*BF16, steps=2), ranks=2, seed=2).losses
-    assert gpu.losses[0] == nearest[0] and gpu.losses[1] != nearest[1]
+    """Both devices take the same random bits: with no learning rate the loss changes by the weights' rounding alone, of which
+    other bits would leave nothing in common. Two ranks round a share each."""
+    _, (gpu,) = follow(tmp_path, experiment, bounds("bf16", 1, 1, False), STOCHASTIC, (2,))
+    options = experiment.options(*STOCHASTIC, "--lr=0", steps=6)
+    still, on_cpu = (np.array(run.losses) for run in at_once(
+        functools.partial(train, tmp_path / "still", *options, "--zero-stage=1", ranks=2, seed=2),
+        functools.partial(train, tmp_path / "on the CPU", *options, "--device=cpu", executable=CPU)))
+    # The first step's loss is that of the weights before they are rounded at random.
+    assert still[0] == gpu.losses[0]
+    changes, differences = np.median(np.abs(still - still[0])[1:]), np.median(np.abs(still - on_cpu))
+    print(f"rounding changes the loss by {changes:.2e}, the devices' losses differ by {differences:.2e}")
+    assert changes > 1e-5 and differences < 0.01 * changes
 
 
 def test_follows_the_cpu_in_micro_batches_validation_and_samples(experiment, bounds, tmp_path):
@@ -124,7 +131,8 @@ def few_steps(experiment, ranks, micro_batches):
 
 def found(fault, expected, seed, experiment, folder):
     """How a run shows the fault; None where it does not."""
-    options = ["--out-dir", folder / "run", *few_steps(experiment, fault.ranks, fault.micro_batches), "--sample-tokens=0"]
+    options = ["--out-dir", folder / "run", *few_steps(experiment, fault.ranks, fault.micro_batches), *fault.options,
+               "--sample-tokens=0"]
     result = simulated.run(options, folder, fault.ranks, simulated.PLANTED, seed, {"PLANT": fault.name})
     stops = [line for line in result.stderr.splitlines() if line.startswith(("simt: ", "error: "))]
     if stops:

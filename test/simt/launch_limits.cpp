@@ -4,6 +4,9 @@
 
 #include <cstdint>
 
+#include "llmc/core/error.h"
+#include "llmc/device/cuda/kernel_name.h"
+
 namespace simt {
 
 using llmc::cuda::Chip;
@@ -67,9 +70,11 @@ std::string why_refused(const Chip& chip, const Grid& grid, const KernelReport& 
     if (!of_chip) return {};  // nothing was compiled for it (GPU_ARCH)
     const auto figures = of_chip->find(symbol);
     if (figures == of_chip->end()) {
-        return fmt::format(
-            "the compiler's report on sm_{} lacks this kernel; make the program again if it is older",
-            chip.architecture);
+        // Nothing of the kernel has run: whoever asked for it hears of it as of any wrong input.
+        llmc::user_error(
+            "the compiler's report on sm_{} lacks {}; make the program again, or take the report "
+            "that was made with it",
+            chip.architecture, symbol.empty() ? "a local function" : llmc::cuda::kernel_name(symbol));
     }
     return why_too_much(chip, grid, figures->second);
 }

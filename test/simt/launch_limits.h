@@ -11,7 +11,8 @@
 namespace simt {
 
 // Why the chip refuses the launch of the kernel of this symbol; empty where it does not. Registers and the kernel's own shared
-// arrays are the report's; of a chip that the report does not have, nothing is known, and nothing checked.
+// arrays are the report's; of a chip that the report does not have, nothing is known, and nothing checked. A report that has
+// the chip and not the kernel is a llmc::UserError.
 std::string why_refused(const llmc::cuda::Chip& chip, const Grid& grid, const KernelReport& report,
                         const std::string& symbol);
 
