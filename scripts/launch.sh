@@ -27,10 +27,14 @@ ended_by=
 # shellcheck disable=SC2317  # traps call it
 pass_on() { # signal
     [[ $job ]] || exit $((128 + $(kill -l "$1")))
-    local processes
-    # (grep fails where a process ends while it looks.)
-    processes=$(grep -lsx "PPid:[[:space:]]$job" /proc/[0-9]*/status | tr -dc '0-9\n') || true
-    [[ $processes ]] || signals=1
+    # Its processes, found without one more, which would wait for its turn where all cores are busy: for seconds.
+    local file stat children=()
+    for file in /proc/[0-9]*/stat; do
+        read -r stat <"$file" || continue # it has ended
+        stat=${stat##*) } # behind the name: state, parent, ...
+        [[ ${stat#* } != "$job "* ]] || children+=("${file//[^0-9]/}")
+    done
+    ((${#children[@]} > 0)) || signals=1
     signals=$((signals + 1))
     if ((signals == 1)); then
         kill -USR1 "$job" || true
@@ -38,7 +42,7 @@ pass_on() { # signal
         ended_by=$1
         kill -TERM "$job" || true
         # mpirun would give them a second; of those elsewhere it still ends itself.
-        xargs -r kill -KILL <<<"$processes" || true
+        ((${#children[@]} == 0)) || kill -KILL "${children[@]}" || true
     fi
 } 2>/dev/null
 trap 'pass_on INT' INT

@@ -15,8 +15,8 @@ import program
 import pytest
 
 STOPPED = 75
-# Long enough to be interrupted on a busy machine: seconds, where nothing else runs; and far longer than that.
-STEPS, MANY_STEPS = 8000, 100_000
+# Long enough to be interrupted on a busy machine: a minute, where nothing else runs.
+MANY_STEPS = 100_000
 QUICK = ["--layers=1", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384", "--sample-tokens=0",
          "--val-every=200", "--val-batches=1"]
 # A step takes minutes.
@@ -122,23 +122,10 @@ def type_command(command):
                           timeout=120 * program.PATIENCE)
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    """The run of each number of processes that nobody stops."""
-    runs = {}
-
-    def run(ranks):
-        if ranks not in runs:
-            runs[ranks] = program.train(tmp_path_factory.mktemp("whole"), *QUICK, f"--steps={STEPS}", ranks=ranks,
-                                        env={"OMP_NUM_THREADS": "1"})
-        return runs[ranks]
-
-    return run
-
-
-def stop(launcher, number, out_dir, steps=STEPS):
+def stop(launcher, number, out_dir, *options):
     """What a run prints that a signal stops after some step."""
-    run = Started(launcher, *QUICK, f"--steps={steps}", f"--out-dir={out_dir}")
+    steps = MANY_STEPS
+    run = Started(launcher, *QUICK, f"--steps={steps}", f"--out-dir={out_dir}", *options)
     run.read_until("^ +20 ")
     run.send(number)
     assert run.wait(10) == STOPPED
@@ -159,25 +146,29 @@ def stop(launcher, number, out_dir, steps=STEPS):
     ("alone", signal.SIGUSR1), ("alone", signal.SIGTERM), ("launch-2", signal.SIGUSR1), ("launch-2", signal.SIGTERM),
     ("local-2", signal.SIGUSR1), ("local-2", signal.SIGTERM)])
 def test_a_signal_stops_after_the_step(launcher, number, tmp_path):
-    assert command_to_go_on(stop(launcher, number, tmp_path, MANY_STEPS)).endswith(" --resume")
+    assert command_to_go_on(stop(launcher, number, tmp_path)).endswith(" --resume")
 
 
 @pytest.mark.parametrize("launcher,number", [
     ("alone", signal.SIGINT), ("launch-1", signal.SIGUSR1), ("launch-2", signal.SIGINT), ("local-2", signal.SIGINT),
     pytest.param("mpirun-2", signal.SIGUSR1, marks=NEEDS_MPI)])
-def test_the_printed_command_goes_on_as_if_nothing_had_been(launcher, number, tmp_path, uninterrupted):
+def test_the_printed_command_goes_on_as_if_nothing_had_been(launcher, number, tmp_path):
     out_dir = tmp_path / "a run's"  # which a shell must be told with care
-    command = command_to_go_on(stop(launcher, number, out_dir))
+    options = ["--val-every=15", "--lr-schedule=constant", "--warmup-steps=5"]  # whatever the steps
+    command = command_to_go_on(stop(launcher, number, out_dir, *options))
+    steps = program.Run(out_dir).column("step")[-1] + 100
     words = LAUNCHERS[launcher][1:] if launcher == "local-2" else LAUNCHERS[launcher] or [program.PROGRAM]
     assert command.startswith(" ".join(words)), command
-    result = type_command(command)
+    result = type_command(f"{command} --steps {steps}")
     assert result.returncode == 0, result.stdout + result.stderr
-    resumed, whole = program.Run(out_dir), uninterrupted(2 if "2" in launcher else 1)
+    resumed = program.Run(out_dir)
+    whole = program.train(tmp_path / "whole", *QUICK, *options, f"--steps={steps}", ranks=2 if "2" in launcher else 1,
+                          env={"OMP_NUM_THREADS": "1"})
     assert resumed.column("step") == whole.column("step")
     for name in ("loss", "grad_norm", "lr", "tokens"):
         assert resumed.column(name) == whole.column(name), name
     assert [line.get("val_loss") for line in resumed.lines] == [line.get("val_loss") for line in whole.lines]
-    model = f"checkpoint-{STEPS:08}/model.safetensors"
+    model = f"checkpoint-{steps:08}/model.safetensors"
     assert (resumed.out_dir / model).read_bytes() == (whole.out_dir / model).read_bytes()
     # The best of the whole run, whichever part of it made it.
     best = min((line["val_loss"], line["step"]) for line in whole.lines if "val_loss" in line)
@@ -213,7 +204,7 @@ def test_ctrl_c_that_ends_the_reader_too(launcher, tmp_path):
 
 @NEEDS_MPI
 def test_ranks_agree_on_the_step_though_one_alone_was_asked(tmp_path):
-    run = Started("mpirun-2", *QUICK, "--steps=100000", f"--out-dir={tmp_path}")
+    run = Started("mpirun-2", *QUICK, f"--steps={MANY_STEPS}", f"--out-dir={tmp_path}")
     run.read_until("^ +20 ")
     ranks = [pid for pid in processes_naming(str(tmp_path)) if pid != run.pid]
     assert len(ranks) == 2
@@ -226,7 +217,7 @@ def test_ranks_agree_on_the_step_though_one_alone_was_asked(tmp_path):
 @pytest.mark.parametrize("launcher", ["alone", "launch-2", "local-2"])
 def test_ctrl_c_on_a_terminal(launcher, tmp_path):
     """The terminal sends it to all in the foreground: also to what must not see it."""
-    run = Started(launcher, *QUICK, "--steps=100000", f"--out-dir={tmp_path}", terminal=True)
+    run = Started(launcher, *QUICK, f"--steps={MANY_STEPS}", f"--out-dir={tmp_path}", terminal=True)
     run.read_until(r"20/100,000  \d")
     os.write(run.file, b"\x03")
     assert run.wait(10) == STOPPED
@@ -348,7 +339,7 @@ def state_of(process):
 
 @pytest.mark.parametrize("launcher", ["launch-2", "local-2"])
 def test_ctrl_z_pauses_the_processes(launcher, tmp_path):
-    run = Started(launcher, *QUICK, "--steps=100000", f"--out-dir={tmp_path}", terminal=True)
+    run = Started(launcher, *QUICK, f"--steps={MANY_STEPS}", f"--out-dir={tmp_path}", terminal=True)
     run.read_until(r"20/100,000  \d")
     ranks = [pid for pid in processes_naming(str(tmp_path))
              if os.readlink(f"/proc/{pid}/exe") == os.path.realpath(program.PROGRAM)]
@@ -369,7 +360,7 @@ def test_ctrl_z_pauses_the_processes(launcher, tmp_path):
 def test_a_second_signal_while_it_saves_leaves_the_checkpoint_before(tmp_path):
     # A checkpoint of 300 MB takes far longer to save than the two signals must lie apart.
     run = Started("alone", "--layers=8", "--heads=8", "--channels=512", "--seq-len=16", "--global-batch-tokens=32",
-                  "--sample-tokens=0", "--val-every=0", "--val-batches=1", "--checkpoint-every=1", "--steps=100000",
+                  "--sample-tokens=0", "--val-every=0", "--val-batches=1", "--checkpoint-every=1", f"--steps={MANY_STEPS}",
                   f"--out-dir={tmp_path}")
     try:
         run.read_until("^ +2 ")
@@ -390,7 +381,7 @@ def test_a_second_signal_while_it_saves_leaves_the_checkpoint_before(tmp_path):
 
 @NEEDS_MPI
 def test_what_mpirun_says_is_not_appended_to_the_progress(tmp_path):
-    run = Started("launch-2", *QUICK, "--steps=100000", f"--out-dir={tmp_path}", terminal=True)
+    run = Started("launch-2", *QUICK, f"--steps={MANY_STEPS}", f"--out-dir={tmp_path}", terminal=True)
     run.read_until(r"20/100,000  \d")
     os.kill(max(processes_naming(str(tmp_path))), signal.SIGKILL)
     assert run.wait(10) == 128 + signal.SIGKILL

@@ -43,7 +43,7 @@ inline void for_all_pipelines(const std::function<void(const PipelineSpec&)>& f)
         const bool is_interleaved = schedule == PipelineSchedule::interleaved;
         for (int p = is_interleaved ? 2 : 1; p <= 5; ++p) {
             for (int v = is_interleaved ? 2 : 1; v <= (is_interleaved ? 3 : 1); ++v) {
-                for (const int m : {1, 2, 3, 5, 8, 12}) {
+                for (const int m : {1, 2, 3, 5, 8}) {
                     if (is_interleaved && m % p != 0) continue;
                     const PipelineSpec spec{
                         .schedule = schedule, .stages = p, .virtual_stages = v, .micro_batches = m};

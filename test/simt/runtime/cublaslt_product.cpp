@@ -189,11 +189,15 @@ std::vector<float> product_of(const Product& p) {
         cuts = {0, 1 + static_cast<std::int64_t>(std::random_device{}() % (problem.k - 1)), problem.k};
     }
     std::vector<float> sum(static_cast<std::size_t>(problem.m * problem.n));
-    const Matrix result = Matrix(sum.data(), problem.n, problem.m).transposed();
-    for (std::size_t part = 0; part + 1 < cuts.size(); ++part) {
+    // By rows, as the transposed product: of one by columns oneDNN has but its slow reference. The last part first, so that
+    // another cut is another order of the additions.
+    const Matrix result(sum.data(), problem.n, problem.m);
+    for (std::size_t part = cuts.size() - 1; part-- > 0;) {
         const std::int64_t first = cuts[part], count = cuts[part + 1] - cuts[part];
-        products().multiply(result, a.part(0, problem.m, first, count), b.part(first, count, 0, problem.n),
-                            part == 0 ? llmc::cpu::Into::overwrite : llmc::cpu::Into::accumulate);
+        products().multiply(
+            result, b.part(first, count, 0, problem.n).transposed(),
+            a.part(0, problem.m, first, count).transposed(),
+            part + 2 == cuts.size() ? llmc::cpu::Into::overwrite : llmc::cpu::Into::accumulate);
     }
     return sum;
 }
