@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the test suites, two at a time, and counts their tests: `make test`, `make test-long` and `make test-matrix`.
+"""Runs the test suites, three at a time, and counts their tests: `make test`, `make test-long` and `make test-matrix`.
 
 A suite is one command that writes a JUnit report (GoogleTest and pytest both do). A suite that crashes, exceeds its
 time or reports no test counts as one failure more. The last line is `N passed, M failed` with `, K skipped` after it
@@ -30,7 +30,7 @@ LONG_KERNEL_KINDS = ["plain"]
 RUNTIME_KINDS = ["plain"]  # the same of the CUDA runtime of the tests (test/simt/runtime.mk)
 LONG_RUNTIME_KINDS = ["address"]
 # Many suites wait for most of their time (for processes, for time limits), and others have one thread.
-AT_ONCE = 2
+AT_ONCE = 3
 # Seconds after which a suite is ended: several times what it takes on two cores, since a machine may be busy.
 # PATIENCE multiplies them and the tests' own time limits; the Makefile sets it for builds with sanitizers.
 UNIT_TIMEOUT, MPI_TIMEOUT, KERNEL_TIMEOUT, PYTHON_TIMEOUT, LONG_TIMEOUT, MATRIX_TIMEOUT = 300, 240, 600, 420, 5400, 5400
@@ -82,7 +82,7 @@ def find_suites(build, report, kind):
         if transport == "tcp":
             environment["MPI"] = "0"
             if len(transports) > 1:  # the same sums either way: the long trainings once
-                left_out += ":*ShardedTraining*:HybridSharding*:*RecomputedTraining*:*WrongWeight*"
+                left_out += ":*ShardedTraining*:HybridSharding*:*RecomputedTraining*:*WrongWeight*:ParallelMatrix*"
         command = ["scripts/launch.sh", "-np", str(ranks), f"{build}/test/mpi", *googletest_options(report(name)),
                    f"--gtest_filter=-{left_out}"]
         suites.append(Suite(name, command, MPI_TIMEOUT, environment))

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <functional>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -201,7 +202,7 @@ CheckpointInfo read_checkpoint(const fs::path& directory) {
                 .run = manifest.at("run"),
                 .lineage = manifest.at("lineage"),
                 .progress = {.step = manifest.at("step"), .samples = manifest.at("samples")},
-                .configuration = manifest.at("configuration"),
+                .configuration = manifest.at("configuration").dump(),
                 .saved_at = manifest.at("saved_at"),
                 .device_choices = manifest.value("device_choices", "")};
     } catch (const Json::exception&) {

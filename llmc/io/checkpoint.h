@@ -10,7 +10,7 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -41,7 +41,7 @@ struct CheckpointInfo {
     std::filesystem::path directory;
     std::string run, lineage;
     Progress progress;
-    nlohmann::ordered_json configuration;
+    std::string configuration;   // as JSON
     std::int64_t saved_at = 0;   // nanoseconds since 1970
     std::string device_choices;  // Device::choices of the device that trained
 };

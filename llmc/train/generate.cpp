@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -26,7 +27,7 @@ namespace llmc {
 namespace {
 
 void take_model(Options& options, const CheckpointInfo& checkpoint) {
-    const nlohmann::ordered_json& then = checkpoint.configuration;
+    const auto then = nlohmann::ordered_json::parse(checkpoint.configuration);
     const auto take = [&](std::optional<std::int64_t>& size, const char* name) {
         if (!size && then.contains(name)) size = then[name].get<std::int64_t>();
     };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <system_error>
 
@@ -91,7 +92,7 @@ void settle_resume(Options& options) {
 }
 
 std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Options& options) {
-    const nlohmann::ordered_json now = to_json(options), then = checkpoint.configuration;
+    const auto now = to_json(options), then = nlohmann::ordered_json::parse(checkpoint.configuration);
     const auto differs = [&](const char* name) { return then.contains(name) && then[name] != now[name]; };
     for (const char* name : model_settings) {
         if (differs(name)) {
