@@ -50,6 +50,7 @@ NCCL := $(and $(WITH_CUDA),$(NCCL_HEADER),$(call cuda_library,nccl))
 GPU_SOURCES := $(sort $(wildcard llmc/device/cuda/*.cu))
 # What the host does for a GPU; each part has a stand-in, no_X.cpp, for programs without it.
 CUDNN_SOURCES := llmc/device/cuda/cudnn_attention.cpp llmc/device/cuda/cudnn_library.cpp
+CUBLASLT_SOURCE := llmc/device/cuda/cublaslt_library.cpp
 CUDNN_HOST := $(if $(CUDNN_FRONTEND),$(CUDNN_SOURCES),llmc/device/cuda/no_cudnn.cpp)
 CUDA_HOST := $(filter-out $(CUDNN_SOURCES) %/no_cuda.cpp %/no_cudnn.cpp %/no_nccl.cpp %/nccl_communicator.cpp,$(CUDA_HOST_SOURCES)) \
     $(CUDNN_HOST) llmc/comm/nccl/$(if $(NCCL),nccl_communicator,no_nccl).cpp
@@ -61,8 +62,8 @@ CUDA_VERSION := $(shell awk '/^.define CUDART_VERSION / { printf "%d.%d", $$3 / 
 GPU_PART := CUDA $(CUDA_VERSION) for $(GPU_ARCH:%=sm_%)$(if $(GPU_PTX), and later)$(comma) $(if $(NCCL),,no )NCCL$(comma) \
     $(if $(CUDNN_FRONTEND),,no )cuDNN
 GPU_OBJECTS = $(call nvcc_objects,$(GPU_SOURCES)) $(call objects,$(CUDA_HOST))
-# cuDNN is looked for when it is needed, there too.
-GPU_LIBRARIES := $(CUBLASLT) $(NCCL) $(CUDART) -ldl -lrt $(patsubst %/,-Wl$(comma)-rpath$(comma)%,$(sort $(dir $(CUBLASLT) $(NCCL) \
+# cuBLASLt and cuDNN are looked for when they are needed, there too.
+GPU_LIBRARIES := $(NCCL) $(CUDART) -ldl -lrt $(patsubst %/,-Wl$(comma)-rpath$(comma)%,$(sort $(dir $(CUBLASLT) $(NCCL) \
     $(if $(CUDNN_FRONTEND),$(call cuda_library,cudnn)))))
 else
 GPU_PART := no CUDA ($(WITHOUT_CUDA))
@@ -106,7 +107,7 @@ DEFINE_thread := -DSIMT_THREAD
 # The lab's GPU, and the libraries it is compared with.
 LAB_ON_GPU := dev/lab/gpu.cu dev/lab/rivals.cu dev/lab/matmul_rival.cu dev/lab/rivals_cudnn.cu
 # The trainer's products by cuBLASLt, one of the rivals.
-LT_PRODUCTS := llmc/device/cuda/lt_products.cpp llmc/device/cuda/cuda_queues.cpp
+LT_PRODUCTS := llmc/device/cuda/lt_products.cpp $(CUBLASLT_SOURCE) llmc/device/cuda/cuda_queues.cpp
 ON_GPU := $(LAB_SOURCES) $(LAB_COMMON) $(LAB_ON_GPU) $(KERNEL_TEST_SOURCES)
 
 # What runs on the executor beside the executor itself.
@@ -227,5 +228,5 @@ LONG_PROGRAMS += $(if $(SANITIZED),,$(and $(WITH_CUDA),$(BUILD)/gpu/kernels))
 define link_nvcc
 @echo 'link $@'
 @mkdir -p $(@D)
-$(QUIET)$(NVCC) -Xcompiler -fopenmp $(LDFLAGS) $(filter %.o,$^) -lfmt -lxxhash -ldnnl $(CUBLASLT) -ldl -o $@
+$(QUIET)$(NVCC) -Xcompiler -fopenmp $(LDFLAGS) $(filter %.o,$^) -lfmt -lxxhash -ldnnl -ldl -o $@
 endef

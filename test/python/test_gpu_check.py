@@ -12,6 +12,7 @@ import time
 import pytest
 
 import bare_machine
+import run_paths
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("BUILD_DIR", ROOT / "build"))
@@ -119,7 +120,7 @@ def test_names_cuda_libraries_that_are_missing(bare, tmp_path):
     assert missing()[0] == ["libcublasLt.so.13", "libnccl.so.2"]
     linked = {line.split()[0]: line.split()[2] for line in
               subprocess.run(["ldd", trainer], capture_output=True, text=True).stdout.splitlines() if "=> /" in line}
-    bare.show(linked["libcublasLt.so.13"], "/opt/cuda/lib64/libcublasLt.so.13")
+    bare.show(run_paths.find(trainer, "libcublasLt.so.13"), "/opt/cuda/lib64/libcublasLt.so.13")
     assert missing()[0] == ["libcublasLt.so.13", "libnccl.so.2"]
     assert missing(CUDA_HOME="/opt/cuda")[0] == ["libnccl.so.2"]
     # As PyTorch's packages have it.

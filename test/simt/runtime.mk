@@ -15,8 +15,8 @@ RUNTIME_TESTS := $(patsubst %,$(BUILD)/test/cuda-runtime-%,$(filter plain,$(RUNT
 LONG_PROGRAMS += $(foreach kind,$(filter address,$(RUNTIME_KINDS)),$(BUILD)/test/cuda-runtime-$(kind) $(BUILD)/test/train_gpt-$(kind))
 $(eval $(call remember,$(BUILD)/runtime.txt,RUNTIME_LIST))
 
-# The CUDA device.
-SIMULATED_CUDA := $(filter-out $(CUDNN_SOURCES) %/no_cuda.cpp %/no_nccl.cpp,$(CUDA_HOST_SOURCES)) $(GPU_SOURCES)
+# The CUDA device. What would find cuBLASLt is not in it: its functions are the runtime's.
+SIMULATED_CUDA := $(filter-out $(CUDNN_SOURCES) $(CUBLASLT_SOURCE) %/no_cuda.cpp %/no_nccl.cpp,$(CUDA_HOST_SOURCES)) $(GPU_SOURCES)
 
 define runtime_kind
 # Unchecked as the executor is: it touches what it hides from the host's code.
