@@ -11,15 +11,16 @@ $(BUNDLE_PROGRAMS): $(BUNDLE_LIBRARY) $(GPU_OBJECTS) $(BUILD)/library.txt $(BUIL
 	@mkdir -p $(@D)
 	$(QUIET)$(LINK) $(filter %.o,$^) $(filter-out $(MPI_LIBRARIES),$(LIBRARIES)) $(GPU_LIBRARIES) -o $@
 
-# Tests look at them; without sanitizers, as the bundle is.
-TESTED_OF_BUNDLE := $(if $(SANITIZED),,$(and $(WITH_CUDA),$(BUNDLE_PROGRAMS)))
-
 # Counts the time that the GPU spends in kernels, by CUPTI, which comes with CUDA and with PyTorch.
 PROFILER := $(BUILD)/gpu/libkernel_times.so
+CUPTI := $(call cuda_library,cupti)
 $(PROFILER): dev/gpu/kernel_times.cpp
 	@echo 'link $@'
 	@mkdir -p $(@D)
-	$(QUIET)$(CXX) -std=c++20 -O2 $(WARNINGS) -shared -fPIC -isystem $(CUDA_FOLDER)/include $< -L$(CUDA_LIBRARIES) -lcupti -o $@
+	$(QUIET)$(CXX) -std=c++20 -O2 $(WARNINGS) -shared -fPIC -Wl,-z,defs -isystem $(CUDA_FOLDER)/include $< $(CUPTI) -o $@
+
+# Tests look at them, or see that they link; without sanitizers, as the bundle is.
+TESTED_OF_BUNDLE := $(if $(SANITIZED),,$(if $(WITH_CUDA),$(BUNDLE_PROGRAMS) $(if $(CUPTI),$(PROFILER))))
 
 # PART=kernels, model, bench or lab; all of them without. CHECK_OPTIONS go to dev/gpu/main.py.
 gpu-check: bundle  ## checks and times everything on this machine's GPU, into dev/results/ (PART=kernels|model|bench|lab)
@@ -33,7 +34,7 @@ bench-gpu-check: gpu-check  ## the kernel tests and the lab of `gpu-check` alone
 bundle: deps  ## a folder that runs `gpu-check` on a machine with a GPU, CUDA's libraries and Python alone
 	@$(if $(and $(WITH_CUDA),$(NCCL)),,echo 'error: the bundle is made with nvcc, cublasLt.h and nccl.h, which are not all here' >&2; exit 1)
 	$(get_cudnn_frontend)
-	@$(MAKE) $(in_parallel) $(BUNDLE_PROGRAMS) $(BUILD)/gpu/kernels $(PROFILER)
+	@$(MAKE) $(in_parallel) $(BUNDLE_PROGRAMS) $(BUILD)/gpu/kernels $(if $(CUPTI),$(PROFILER))
 	@dev/gpu/bundle.sh $(BUILD)/bundle $(PROFILER) $(BUNDLE_PROGRAMS) $(BUILD)/gpu/kernels
 
 # The probe on the tests' CUDA runtime, as the trainer (test/simt/runtime.mk).
