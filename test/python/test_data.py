@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -118,13 +119,22 @@ def test_tiktoken_and_the_native_encoder_agree(texts, tmp_path):
     assert "a million white spaces" in refused_here("text.py", path, "--out", tmp_path / "x", "--bpe-dir", folder, "--encoder", "tiktoken")
 
 
-def test_any_number_of_processes(tmp_path, seed):
+def test_any_number_of_processes(tmp_path, seed, monkeypatch):
     path = tmp_path / "text.jsonl"
     text = random_text(seed, 300_000).decode()
     path.write_text("".join(json.dumps({"text": text[i:] + text[:i]}) + "\n" for i in range(12)))
+    encode_in_order, at_work = encode.encode_in_order, {}
+
+    def counted(*arguments):
+        for each in encode_in_order(*arguments):
+            at_work[arguments[-1]] = max(at_work.get(arguments[-1], 0), len(multiprocessing.active_children()))
+            yield each
+
+    monkeypatch.setattr(encode, "encode_in_order", counted)
     outs = [tmp_path / str(processes) for processes in (1, 2)]
     for out in outs:
-        run("text.py", path, "--out", out, *BYTES, "--shard-tokens", 1_000_000, "--processes", out.name)
+        run_here("text.py", path, "--out", out, *BYTES, "--shard-tokens", 1_000_000, processes=int(out.name))
+    assert at_work == {1: 0, 2: 2}
     assert results_in(outs[0]) == results_in(outs[1])
     assert [entry["tokens"] for entry in manifest_of(outs[0])["shards"][:2]] == [1_000_000] * 2
 
