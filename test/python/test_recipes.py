@@ -76,6 +76,19 @@ def test_recipes_learn_as_the_paper_says():
         assert configuration["warmup-steps"] * batch == pytest.approx(WARMUP_TOKENS, rel=0.03), name
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_one_for_a_long_run(name):
+    configuration = tomllib.loads((ROOT / f"scripts/{name}.toml").read_text())
+    folder, billions = re.fullmatch(r"(data/fineweb_edu_(\d+)B)/train_\*\.bin", configuration["train-data"]).groups()
+    assert configuration["val-data"] == f"{folder}/val_*.bin"
+    # No text twice, in whole steps.
+    batch = configuration["global-batch-tokens"]
+    assert configuration["steps"] * batch < int(billions) * 10**9 + batch
+    assert configuration["dtype"] == "bf16" and 0 < configuration["checkpoint-every"] <= 1000
+    # Models of more than a billion parameters.
+    assert configuration.get("recompute") == ("selective" if name in ("gpt2_1558M", "gpt3_6700M_3d") else None)
+
+
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
     place = tmp_path_factory.mktemp("clone")
