@@ -113,6 +113,17 @@ def test_a_recipe_trains(clone, name, count, options):
         {key: value for key, value in recipe.items() if key in kept and key not in changed}
 
 
+def test_a_recipe_of_several_machines_passes_its_hostfile_on(tmp_path):
+    (tmp_path / "mpirun.openmpi").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
+    (tmp_path / "mpirun.openmpi").chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name not in ("MPI", "HOSTFILE")}
+    environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}  # not tried out
+    rest = "./train_gpt|--config|scripts/gpt3_6700M_3d.toml|"
+    for hosts, words, said in (({"HOSTFILE": "my hosts"}, [], f"64|--hostfile|my hosts|{rest}"), ({}, ["16", "--steps=1"], f"16|{rest}--steps=1|")):
+        done = subprocess.run([ROOT / "scripts/gpt3_6700M_3d.sh", *words], env=environment | hosts, capture_output=True, text=True)
+        assert (done.stdout, done.stderr) == (f"--bind-to|none|-np|{said}", "")
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_of_its_own_sizes_has_a_plan(name):
     done = program.run("--config", ROOT / f"scripts/{name}.toml", "--device=cpu", "--print-step")
