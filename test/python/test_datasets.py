@@ -1,6 +1,8 @@
 """Each script of data/: what it asks its source for, and the tokens that it makes of what comes."""
 
+import ast
 import hashlib
+import importlib.metadata
 import json
 import re
 import shutil
@@ -14,7 +16,9 @@ import pseudo_terminal
 import pytest
 from dataset_scripts import BYTES, hub_of, manifest_of, random_text, refused_here, run, run_here, tokens_of
 from file_server import in_pieces, wrong_bytes
+from packaging.requirements import Requirement
 
+import program
 import common  # noqa: E402  (of data/, where dataset_scripts looks)
 import download  # noqa: E402
 import encode  # noqa: E402
@@ -204,3 +208,21 @@ def test_vocabulary_is_downloaded_once(tmp_path):
             assert encode.prepare_gpt2(tmp_path / "bpe", Downloader(server.url), "native") == "native"
         assert len(server.requests) == 2
     assert encode.prepare_gpt2(tmp_path / "bpe", None, "native") == "native"
+
+
+def test_requirements_are_what_deps_installs_and_the_scripts_import():
+    """Names and versions: each is among those of requirements.txt that deps.sh pins, or has from Debian."""
+    required = {found.name: found.specifier for line in (dataset_scripts.DATA / "requirements.txt").read_text().splitlines()
+                if (text := line.partition("#")[0].strip()) for found in [Requirement(text)]}
+    trees = [ast.walk(ast.parse(path.read_text())) for path in dataset_scripts.DATA.glob("*.py")]
+    named = {name for tree in trees for node in tree for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else
+                                                                   [node.module] if isinstance(node, ast.ImportFrom) else [])}
+    own = {path.stem for folder in ("data", "scripts") for path in (program.ROOT / folder).glob("*.py")}
+    assert {name.partition(".")[0] for name in named} - sys.stdlib_module_names - own == set(required)
+    deps = (program.ROOT / "scripts/deps.sh").read_text()
+    pins = dict(re.findall(r"([\w-]+)==([\d.]+)", deps))
+    for name, versions in required.items():
+        assert name in pins or f" python3-{name} " in deps, name
+        assert (pins.get(name) or importlib.metadata.version(name)) in versions, name
+    # The newest of them that works with Debian's NumPy.
+    assert str(int(pins["pyarrow"].partition(".")[0]) + 1) not in required["pyarrow"]
