@@ -365,7 +365,8 @@ def test_the_command_that_is_printed_works_in_the_root(texts, tmp_path, monkeypa
 
 @pytest.mark.parametrize("options, line", [
     ([], "FILE; --help lists the options"),
-    (["nowhere.txt"], "cannot read nowhere.txt: No such file or directory"),
+    # Before the vocabulary is looked for, which would be downloaded.
+    (["nowhere.txt", "--tokenizer", "gpt2", "--bpe-dir", "FOLDER"], "cannot read nowhere.txt: No such file or directory"),
     (["FOLDER"], "Is a directory"),
     (["-", "-"], "standard input (-) is given twice"),
     (["EMPTY"], "there is no text in it"),
