@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import itertools
 import json
 import multiprocessing
 import os
@@ -107,7 +108,7 @@ def test_pieces_have_the_tokens_of_the_whole(seed, monkeypatch):
             assert np.array_equal(np.concatenate([tokenizer.encode(piece) for piece in pieces]), tokenizer.encode(text))
 
 
-def test_tiktoken_and_the_native_encoder_agree(texts, tmp_path):
+def test_tiktoken_and_the_native_encoder_agree(texts, tmp_path, capfd):
     pytest.importorskip("tiktoken", reason="tiktoken is not installed (`make deps` has it from PyPI), so it cannot be compared with")
     folder = gpt2_bpe.require_files()
     outs = [tmp_path / kind for kind in ("native", "tiktoken")]
@@ -117,6 +118,13 @@ def test_tiktoken_and_the_native_encoder_agree(texts, tmp_path):
     path = tmp_path / "spaces.txt"
     path.write_bytes(b" " * 2_000_000)
     assert "a million white spaces" in refused_here("text.py", path, "--out", tmp_path / "x", "--bpe-dir", folder, "--encoder", "tiktoken")
+    assert "panicked" not in capfd.readouterr().err
+
+
+def test_white_spaces_in_a_row_are_found_anywhere():
+    for before, count, behind in itertools.product(range(7), range(6), range(7)):
+        assert encode.has_spaces("a " * before + "b" + " \n\u3000 \t"[:count] + "b" + " a" * behind, 3) == (count >= 3)
+    assert encode.has_spaces("   ", 3) and not encode.has_spaces("  ", 3)
 
 
 def test_any_number_of_processes(tmp_path, seed, monkeypatch):
