@@ -172,9 +172,12 @@ def test_tiktoken_that_cannot_be_imported(tmp_path, monkeypatch, module, trouble
         encode.prepare_gpt2(folder, None, "tiktoken")
 
 
+QUESTION = {"ctx": "A man", "endings": ["a", "b", "c", "d"], "label": 2}
+
+
 def test_hellaswag(tmp_path, monkeypatch, capsys):
-    out, question = tmp_path / "out", {"ctx": "A man", "endings": ["a", "b", "c", "d"], "label": 2}
-    bodies = {"val": [question] * 3, "train": [question] * 2, "test": [{**question, "label": ""}]}
+    out = tmp_path / "out"
+    bodies = {"val": [QUESTION] * 3, "train": [QUESTION, {**QUESTION, "ctx": ""}], "test": [{**QUESTION, "label": ""}]}
     served = {f"/rowanz/hellaswag/master/data/hellaswag_{split}.jsonl": "".join(json.dumps(line) + "\n" for line in lines).encode()
               for split, lines in bodies.items()}
     with file_server.serving(served) as server:
@@ -193,10 +196,21 @@ def test_hellaswag(tmp_path, monkeypatch, capsys):
         server.files["/rowanz/hellaswag/master/data/hellaswag_val.jsonl"].body = b"<html>\n"
         with pytest.raises(SystemExit, match="line 1: no HellaSwag question"):
             hellaswag.main()
-    for wrong in ({"endings": ["a"]}, {"label": 4}, {"ctx": 1}):
-        (tmp_path / "wrong.jsonl").write_text(f"{json.dumps(question)}\n{json.dumps({**question, **wrong})}\n")
-        with pytest.raises(SystemExit, match="line 2: no HellaSwag question"):
-            hellaswag.count_questions(tmp_path / "wrong.jsonl", labelled=True)
+
+
+@pytest.mark.parametrize("wrong, fault", [
+    ({"endings": ["a"]}, 'its "endings" are not 4 texts'), ({"endings": "abcd"}, 'its "endings" are not 4 texts'),
+    ({"endings": ["a", "b", "", "d"]}, 'its "endings" are not 4 texts'), ({"endings": ["a", "b", 3, "d"]}, 'its "endings" are not 4 texts'),
+    ({"label": 4}, 'its "label" is not 0 to 3'), ({"label": True}, 'its "label" is not 0 to 3'),
+    ({"ctx": 1}, 'it has no text "ctx"'), ({"ctx": ""}, 'it has no text "ctx"'), (None, "it is no JSON object"),
+])
+def test_hellaswag_refuses_what_the_trainer_does(tmp_path, wrong, fault):
+    path = tmp_path / "val.jsonl"
+    path.write_text(f"{json.dumps(QUESTION)}\n{json.dumps({**QUESTION, **wrong} if wrong else [])}\n")
+    with pytest.raises(SystemExit, match=f"line 2: no HellaSwag question, {fault}; "):
+        hellaswag.count_questions(path, "val")
+    done = program.run("--model=mini", f"--eval-hellaswag={path}", "--device=cpu", f"--out-dir={tmp_path}/run", check=False)
+    assert done.returncode == 1 and f"line 2: {fault}; " in done.stderr, done.stderr
 
 
 def test_vocabulary_is_downloaded_once(tmp_path):
