@@ -150,11 +150,11 @@ def make_downloader(arguments):
 
 
 def main(description, name, plan, add_options=None, require=None):
-    """Runs the script of a dataset that becomes tokens. `name` may be a function of the arguments; require() ends the script
-    where this dataset's own modules are missing."""
+    """Runs the script of a dataset that becomes tokens. `name` may be a function of the arguments; require(arguments) ends the
+    script where this dataset's own modules or files are missing, before anything is downloaded."""
     arguments = parse(description, name, add_options)
     if require:
-        require()
+        require(arguments)
     with plain_endings(), shards.locked(arguments.out):
         if not arguments.overwrite:
             refuse_strangers(arguments.out)

@@ -68,7 +68,7 @@ def parquet_texts(path):
         fail(f"{path} is no parquet file with a column `text` ({error}); remove it to have it downloaded again")
 
 
-def require_parquet():
+def require_parquet(arguments):
     """Says before any download that parquet files could not be read."""
     if trouble := why_not("pyarrow"):
         fail(f"this dataset comes as parquet files, which the Python module pyarrow reads, and that {trouble}")

@@ -75,12 +75,28 @@ class TiktokenTokenizer:
                                           special_tokens={"<|endoftext|>": END_OF_TEXT}, explicit_n_vocab=self.vocabulary)
 
     def encode(self, text):
+        text = text.decode(errors="replace")
+        # Where it finds them itself it writes lines of a trace first.
+        if has_spaces(text, 999_999):
+            self.refuse()
         try:
-            return np.array(self.encoding.encode_ordinary(text.decode(errors="replace")), dtype=np.uint16)
+            return np.array(self.encoding.encode_ordinary(text), dtype=np.uint16)
         except BaseException as error:
             if type(error).__name__ != "PanicException":  # its own, and of no class that can be named
                 raise
-            fail("tiktoken cannot encode a document that has a million white spaces in a row; --encoder native can")
+            self.refuse()
+
+    def refuse(self):
+        fail("tiktoken cannot encode a document that has a million white spaces in a row; --encoder native can")
+
+
+def has_spaces(text, count):
+    """Whether so many white spaces are in a row. If so, they hold a place that is a multiple of that number, less one."""
+    for place in range(count - 1, len(text), count):
+        before, behind = text[place + 1 - count:place], text[place:place + count]
+        if len(before) - len(before.rstrip()) + len(behind) - len(behind.lstrip()) >= count:
+            return True
+    return False
 
 
 def characters_of_bytes():

@@ -53,6 +53,27 @@ def bytes_of_limit(arguments):
     return math.ceil(arguments.limit_tokens * BYTES_OF_TOKEN[arguments.tokenizer] / (1 - arguments.val_fraction))
 
 
+def require_files(arguments):
+    """Ends the script where a file is none that can be read."""
+    if arguments.files.count("-") > 1:
+        fail("standard input (-) is given twice; it can be read once")
+    for file in arguments.files:
+        if file != "-":
+            require_text(pathlib.Path(file))
+
+
+def require_text(path):
+    if path.exists() and not (path.is_file() or path.is_dir()):  # (which opening would begin to read)
+        fail(f"{path} can be read once only, and a file is read several times; give - in its place, and it as standard input")
+    try:
+        with open(path, "rb") as file:
+            begin = file.read(1 << 16)
+    except OSError as error:
+        fail(f"cannot read {path}: {error.strerror}")
+    if b"\0" in begin:
+        fail(f"{path} has NUL bytes, as no text in UTF-8 has; unpack it (zcat, with - as the file), or convert it (iconv -t UTF-8)")
+
+
 def keep_standard_input(folder, room):
     """What comes is read several times, and so it is kept: so many bytes at most, since it may never end."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -65,24 +86,13 @@ def keep_standard_input(folder, room):
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+    require_text(path)
     return path
 
 
 def plan(arguments, downloader):
-    if arguments.files.count("-") > 1:
-        fail("standard input (-) is given twice; it can be read once")
     paths = [keep_standard_input(arguments.out / "download", bytes_of_limit(arguments)) if file == "-" else pathlib.Path(file)
              for file in arguments.files]
-    for path in paths:
-        if path.exists() and not (path.is_file() or path.is_dir()):  # (which opening would begin to read)
-            fail(f"{path} can be read once only, and a file is read several times; give - in its place, and it as standard input")
-        try:
-            with open(path, "rb") as file:
-                begin = file.read(1 << 16)
-        except OSError as error:
-            fail(f"cannot read {path}: {error.strerror}")
-        if b"\0" in begin:
-            fail(f"{path} has NUL bytes, as no text in UTF-8 has; unpack it (zcat, with - as the file), or convert it (iconv -t UTF-8)")
     inputs = [{"file": str(path), "sha256": checksum(path)} for path in paths]
 
     def read():
@@ -100,4 +110,4 @@ def plan(arguments, downloader):
 
 
 if __name__ == "__main__":
-    common.main(__doc__, name, plan, add_options)
+    common.main(__doc__, name, plan, add_options, require_files)

@@ -5,9 +5,9 @@
     scripts/plot.py runs/a runs/b                       compares runs: writes runs/a/comparison.png
     scripts/plot.py runs/a runs/b --panels loss --x hours -o ab.png
 
-A run is its directory or its metrics file. A comparison shows what its runs recorded: the loss against steps, hours and,
-where steps differ in tokens, against tokens; throughput; MFU; HellaSwag accuracy; memory by arena; time by phase. How
-each is drawn is said in plot_loss.py and plot_panels.py.
+A run is its directory or its metrics file. A comparison shows what its runs recorded: the loss against steps, tokens and
+hours; throughput; MFU; HellaSwag accuracy; memory by arena; time by phase. (Of one run, with --panels all, tokens are left
+out unless its steps differ in them.) How each is drawn is said in plot_loss.py and plot_panels.py.
 """
 
 import argparse

@@ -38,10 +38,10 @@ def run(script, *options, check=True, **arguments):
     return result
 
 
-def run_here(script, *options):
-    """The same in this process, which takes a tenth of the time; with one tokenizing process."""
+def run_here(script, *options, processes=1):
+    """The same in this process, which takes a tenth of the time; tokenizing itself, or in so many processes."""
     before = sys.argv
-    sys.argv = command(script, *options, "--processes", 1)[1:]
+    sys.argv = command(script, *options, "--processes", processes)[1:]
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     finally:

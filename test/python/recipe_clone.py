@@ -22,7 +22,7 @@ def options():
 def make(place):
     """Puts the scripts, the program and small data into the folder."""
     shutil.copytree(program.ROOT / "scripts", place / "scripts")
-    (place / "train_gpt").symlink_to(program.PROGRAM)
+    (place / "train_gpt").symlink_to((program.ROOT / program.PROGRAM).resolve())
     tokens = np.random.default_rng(1).integers(0, 256, 5000)
     for size in ("10B", "100B"):
         folder = place / f"data/fineweb_edu_{size}"

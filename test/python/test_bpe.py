@@ -4,6 +4,7 @@ import concurrent.futures
 import importlib.util
 import json
 import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -74,9 +75,13 @@ def test_prompts_and_samples_are_text(tmp_path):
     options = ["--layers=1", "--heads=1", "--channels=8", "--seq-len=16", "--vocab-size=50257", f"--train-data={tmp_path}/train.bin",
                "--global-batch-tokens=16", "--steps=1", "--sample-tokens=3", "--temperature=0"]
     note = "note: samples and --prompt are token ids"
-    text = program.run(*options, f"--bpe-dir={gpt2_bpe.require_files()}", f"--out-dir={tmp_path}/text",
+    text = program.run(*options, f"--bpe-dir={gpt2_bpe.require_files()}", f"--out-dir={tmp_path}/text", "--checkpoint-every=1",
                        "--prompt=Zürich, 東京\\n<|endoftext|>").stdout
     assert "---\nZürich, 東京\n<|endoftext|>" in text and note not in text
+    # A checkpoint says where the files of its tokens are.
+    done = subprocess.run([(program.ROOT / program.PROGRAM).resolve(), "--generate", "--resume=text", "--sample-tokens=0", "--prompt=Zürich"],
+                          cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "Zürich\n"), done.stderr
     if not (program.ROOT / "data/gpt2_bpe").exists():
         text = program.run(*options, f"--out-dir={tmp_path}/ids", "--prompt=50256 0").stdout
         assert "---\n50256 0 " in text and note in text

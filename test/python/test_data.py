@@ -2,7 +2,9 @@
 
 import hashlib
 import importlib.util
+import itertools
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -106,7 +108,7 @@ def test_pieces_have_the_tokens_of_the_whole(seed, monkeypatch):
             assert np.array_equal(np.concatenate([tokenizer.encode(piece) for piece in pieces]), tokenizer.encode(text))
 
 
-def test_tiktoken_and_the_native_encoder_agree(texts, tmp_path):
+def test_tiktoken_and_the_native_encoder_agree(texts, tmp_path, capfd):
     pytest.importorskip("tiktoken", reason="tiktoken is not installed (`make deps` has it from PyPI), so it cannot be compared with")
     folder = gpt2_bpe.require_files()
     outs = [tmp_path / kind for kind in ("native", "tiktoken")]
@@ -116,15 +118,31 @@ def test_tiktoken_and_the_native_encoder_agree(texts, tmp_path):
     path = tmp_path / "spaces.txt"
     path.write_bytes(b" " * 2_000_000)
     assert "a million white spaces" in refused_here("text.py", path, "--out", tmp_path / "x", "--bpe-dir", folder, "--encoder", "tiktoken")
+    assert "panicked" not in capfd.readouterr().err
 
 
-def test_any_number_of_processes(tmp_path, seed):
+def test_white_spaces_in_a_row_are_found_anywhere():
+    for before, count, behind in itertools.product(range(7), range(6), range(7)):
+        assert encode.has_spaces("a " * before + "b" + " \n\u3000 \t"[:count] + "b" + " a" * behind, 3) == (count >= 3)
+    assert encode.has_spaces("   ", 3) and not encode.has_spaces("  ", 3)
+
+
+def test_any_number_of_processes(tmp_path, seed, monkeypatch):
     path = tmp_path / "text.jsonl"
     text = random_text(seed, 300_000).decode()
     path.write_text("".join(json.dumps({"text": text[i:] + text[:i]}) + "\n" for i in range(12)))
+    encode_in_order, at_work = encode.encode_in_order, {}
+
+    def counted(*arguments):
+        for each in encode_in_order(*arguments):
+            at_work[arguments[-1]] = max(at_work.get(arguments[-1], 0), len(multiprocessing.active_children()))
+            yield each
+
+    monkeypatch.setattr(encode, "encode_in_order", counted)
     outs = [tmp_path / str(processes) for processes in (1, 2)]
     for out in outs:
-        run("text.py", path, "--out", out, *BYTES, "--shard-tokens", 1_000_000, "--processes", out.name)
+        run_here("text.py", path, "--out", out, *BYTES, "--shard-tokens", 1_000_000, processes=int(out.name))
+    assert at_work == {1: 0, 2: 2}
     assert results_in(outs[0]) == results_in(outs[1])
     assert [entry["tokens"] for entry in manifest_of(outs[0])["shards"][:2]] == [1_000_000] * 2
 
@@ -355,7 +373,8 @@ def test_the_command_that_is_printed_works_in_the_root(texts, tmp_path, monkeypa
 
 @pytest.mark.parametrize("options, line", [
     ([], "FILE; --help lists the options"),
-    (["nowhere.txt"], "cannot read nowhere.txt: No such file or directory"),
+    # Before the vocabulary is looked for, which would be downloaded.
+    (["nowhere.txt", "--tokenizer", "gpt2", "--bpe-dir", "FOLDER"], "cannot read nowhere.txt: No such file or directory"),
     (["FOLDER"], "Is a directory"),
     (["-", "-"], "standard input (-) is given twice"),
     (["EMPTY"], "there is no text in it"),

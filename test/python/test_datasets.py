@@ -1,6 +1,8 @@
 """Each script of data/: what it asks its source for, and the tokens that it makes of what comes."""
 
+import ast
 import hashlib
+import importlib.metadata
 import json
 import re
 import shutil
@@ -14,7 +16,9 @@ import pseudo_terminal
 import pytest
 from dataset_scripts import BYTES, hub_of, manifest_of, random_text, refused_here, run, run_here, tokens_of
 from file_server import in_pieces, wrong_bytes
+from packaging.requirements import Requirement
 
+import program
 import common  # noqa: E402  (of data/, where dataset_scripts looks)
 import download  # noqa: E402
 import encode  # noqa: E402
@@ -168,9 +172,12 @@ def test_tiktoken_that_cannot_be_imported(tmp_path, monkeypatch, module, trouble
         encode.prepare_gpt2(folder, None, "tiktoken")
 
 
+QUESTION = {"ctx": "A man", "endings": ["a", "b", "c", "d"], "label": 2}
+
+
 def test_hellaswag(tmp_path, monkeypatch, capsys):
-    out, question = tmp_path / "out", {"ctx": "A man", "endings": ["a", "b", "c", "d"], "label": 2}
-    bodies = {"val": [question] * 3, "train": [question] * 2, "test": [{**question, "label": ""}]}
+    out = tmp_path / "out"
+    bodies = {"val": [QUESTION] * 3, "train": [QUESTION, {**QUESTION, "ctx": ""}], "test": [{**QUESTION, "label": ""}]}
     served = {f"/rowanz/hellaswag/master/data/hellaswag_{split}.jsonl": "".join(json.dumps(line) + "\n" for line in lines).encode()
               for split, lines in bodies.items()}
     with file_server.serving(served) as server:
@@ -189,10 +196,21 @@ def test_hellaswag(tmp_path, monkeypatch, capsys):
         server.files["/rowanz/hellaswag/master/data/hellaswag_val.jsonl"].body = b"<html>\n"
         with pytest.raises(SystemExit, match="line 1: no HellaSwag question"):
             hellaswag.main()
-    for wrong in ({"endings": ["a"]}, {"label": 4}, {"ctx": 1}):
-        (tmp_path / "wrong.jsonl").write_text(f"{json.dumps(question)}\n{json.dumps({**question, **wrong})}\n")
-        with pytest.raises(SystemExit, match="line 2: no HellaSwag question"):
-            hellaswag.count_questions(tmp_path / "wrong.jsonl", labelled=True)
+
+
+@pytest.mark.parametrize("wrong, fault", [
+    ({"endings": ["a"]}, 'its "endings" are not 4 texts'), ({"endings": "abcd"}, 'its "endings" are not 4 texts'),
+    ({"endings": ["a", "b", "", "d"]}, 'its "endings" are not 4 texts'), ({"endings": ["a", "b", 3, "d"]}, 'its "endings" are not 4 texts'),
+    ({"label": 4}, 'its "label" is not 0 to 3'), ({"label": True}, 'its "label" is not 0 to 3'),
+    ({"ctx": 1}, 'it has no text "ctx"'), ({"ctx": ""}, 'it has no text "ctx"'), (None, "it is no JSON object"),
+])
+def test_hellaswag_refuses_what_the_trainer_does(tmp_path, wrong, fault):
+    path = tmp_path / "val.jsonl"
+    path.write_text(f"{json.dumps(QUESTION)}\n{json.dumps({**QUESTION, **wrong} if wrong else [])}\n")
+    with pytest.raises(SystemExit, match=f"line 2: no HellaSwag question, {fault}; "):
+        hellaswag.count_questions(path, "val")
+    done = program.run("--model=mini", f"--eval-hellaswag={path}", "--device=cpu", f"--out-dir={tmp_path}/run", check=False)
+    assert done.returncode == 1 and f"line 2: {fault}; " in done.stderr, done.stderr
 
 
 def test_vocabulary_is_downloaded_once(tmp_path):
@@ -204,3 +222,21 @@ def test_vocabulary_is_downloaded_once(tmp_path):
             assert encode.prepare_gpt2(tmp_path / "bpe", Downloader(server.url), "native") == "native"
         assert len(server.requests) == 2
     assert encode.prepare_gpt2(tmp_path / "bpe", None, "native") == "native"
+
+
+def test_requirements_are_what_deps_installs_and_the_scripts_import():
+    """Names and versions: each is among those of requirements.txt that deps.sh pins, or has from Debian."""
+    required = {found.name: found.specifier for line in (dataset_scripts.DATA / "requirements.txt").read_text().splitlines()
+                if (text := line.partition("#")[0].strip()) for found in [Requirement(text)]}
+    trees = [ast.walk(ast.parse(path.read_text())) for path in dataset_scripts.DATA.glob("*.py")]
+    named = {name for tree in trees for node in tree for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else
+                                                                   [node.module] if isinstance(node, ast.ImportFrom) else [])}
+    own = {path.stem for folder in ("data", "scripts") for path in (program.ROOT / folder).glob("*.py")}
+    assert {name.partition(".")[0] for name in named} - sys.stdlib_module_names - own == set(required)
+    deps = (program.ROOT / "scripts/deps.sh").read_text()
+    pins = dict(re.findall(r"([\w-]+)==([\d.]+)", deps))
+    for name, versions in required.items():
+        assert name in pins or f" python3-{name} " in deps, name
+        assert (pins.get(name) or importlib.metadata.version(name)) in versions, name
+    # The newest of them that works with Debian's NumPy.
+    assert str(int(pins["pyarrow"].partition(".")[0]) + 1) not in required["pyarrow"]

@@ -322,6 +322,16 @@ def test_the_table_says_what_became_of_a_run(made, tmp_path):
     assert plot_module.loss_text(metrics.read_run(write_lines(tmp_path / "a.jsonl", best))) == "1.750 (best 1.500)"
 
 
+def test_the_table_has_the_numbers_of_a_run(tmp_path):
+    """Of 3 steps of 10 minutes with 1,536 tokens each; the throughput and MFU are their medians, memory the sum of the arenas."""
+    lines = [full_line(step, 2.0, val_loss=2.0, step_ms=600e3, tokens_per_s=speed, mfu=speed / 1e4, hellaswag_acc=0.25 + step / 100,
+                       hellaswag_acc_norm=0.3 + step / 100) for step, speed in ((1, 1000.0), (2, 4000.0), (3, 5000.0))]
+    table = plot_module.table_of([metrics.read_run(write_lines(tmp_path / "metrics.jsonl", lines))])
+    assert {title: cells[0] for title, _, cells in table[2:]} == {
+        "parameters": "835 k", "processes": "2", "dtype": "fp32", "steps": "3", "tokens": "4.61 k", "time": "30 min",
+        "tokens/s": "4 k", "MFU": "40.0%", "HellaSwag": "33.0%", "memory": "40.0 MiB"}
+
+
 @pytest.fixture(scope="module")
 def looked_at(tmp_path_factory):
     """The metrics, as the program writes them, of weights that it evaluates and does not train: a file's, and a checkpoint's."""

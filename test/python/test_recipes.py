@@ -76,6 +76,19 @@ def test_recipes_learn_as_the_paper_says():
         assert configuration["warmup-steps"] * batch == pytest.approx(WARMUP_TOKENS, rel=0.03), name
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_one_for_a_long_run(name):
+    configuration = tomllib.loads((ROOT / f"scripts/{name}.toml").read_text())
+    folder, billions = re.fullmatch(r"(data/fineweb_edu_(\d+)B)/train_\*\.bin", configuration["train-data"]).groups()
+    assert configuration["val-data"] == f"{folder}/val_*.bin"
+    # No text twice, in whole steps.
+    batch = configuration["global-batch-tokens"]
+    assert configuration["steps"] * batch < int(billions) * 10**9 + batch
+    assert configuration["dtype"] == "bf16" and 0 < configuration["checkpoint-every"] <= 1000
+    # Models of more than a billion parameters.
+    assert configuration.get("recompute") == ("selective" if name in ("gpt2_1558M", "gpt3_6700M_3d") else None)
+
+
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
     place = tmp_path_factory.mktemp("clone")
@@ -98,6 +111,17 @@ def test_a_recipe_trains(clone, name, count, options):
     changed = {*TINY, *(option[2:].split("=")[0] for option in options), "out-dir"}
     assert {key: kept[key] for key in recipe if key in kept and key not in changed} == \
         {key: value for key, value in recipe.items() if key in kept and key not in changed}
+
+
+def test_a_recipe_of_several_machines_passes_its_hostfile_on(tmp_path):
+    (tmp_path / "mpirun.openmpi").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
+    (tmp_path / "mpirun.openmpi").chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name not in ("MPI", "HOSTFILE")}
+    environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}  # not tried out
+    rest = "./train_gpt|--config|scripts/gpt3_6700M_3d.toml|"
+    for hosts, words, said in (({"HOSTFILE": "my hosts"}, [], f"64|--hostfile|my hosts|{rest}"), ({}, ["16", "--steps=1"], f"16|{rest}--steps=1|")):
+        done = subprocess.run([ROOT / "scripts/gpt3_6700M_3d.sh", *words], env=environment | hosts, capture_output=True, text=True)
+        assert (done.stdout, done.stderr) == (f"--bind-to|none|-np|{said}", "")
 
 
 @pytest.mark.parametrize("name", RECIPES)
