@@ -71,11 +71,16 @@ CASES = [
     # ---- a kernel fails, while algorithms are timed and in a step
     *(Case(f"launch {number} fails", [], [FAULT], {"SIMT_FAIL": f"launch:{number}"}, ranks, late=True)
       for number, ranks in ((1, 1), (300, 1), (300, 2))),
+    # Which it is by its number is certain: products are timed so many times.
     *(Case(f"launch {number} fails and is named", ["--cuda-sync"],
            [], {"SIMT_FAIL": f"launch:{number}"}, ranks, late=True, pattern=
-           r"kernel \w+_kernel\d+\S*( \w+>)? \(.* threads\) failed: an illegal memory access was encountered"
-           rf"|(timing )?the product \d+x\d+x\d+ .*: {re.escape(ILLEGAL)}")
-      for number, ranks in ((1, 1), (7, 1), (8, 1), (20, 1), (60, 1), (150, 1), (300, 1), (20, 2), (300, 2))),
+           rf"kernel {kernel}_kernel\d+(<.*>)? \(.* threads\) failed: an illegal memory access was encountered"
+           if kernel else rf"{product} .*: {re.escape(ILLEGAL)}")
+      for number, ranks, kernel, product in (
+          (1, 1, "cast", ""), (7, 1, "", "timing the product 48x16x16 TN bf16>bf16 bias"),
+          (23, 1, "", "the product 48x16x16 TN bf16>bf16 bias"), (24, 1, "attention_forward", ""), (60, 1, "gelu_forward", ""),
+          (300, 1, "layernorm_forward", ""), (20, 2, "", "timing the product 48x8x16 TN bf16>bf16 bias"),
+          (300, 2, "layernorm_forward", ""))),
     Case("a copy fails", [], ["cudaMemcpyAsync: " + FAULT], {"SIMT_FAIL": "memcpy:5"}, late=True),
     Case("a copy fails, and kernels are waited for", ["--cuda-sync"], [], {"SIMT_FAIL": "memcpy:5"}, late=True,
          pattern=re.escape("cudaMemcpyAsync: " + ILLEGAL)),
