@@ -45,6 +45,11 @@ CASES = [
     Case("no GPU", ["--device=cuda"], ["--device cuda: no GPU: no driver", "try --device cpu"], NO_GPU),
     Case("no GPU, two processes", ["--device=cuda"], ["--device cuda: no GPU: no driver"], NO_GPU, 2),
     Case("no GPU on this machine", ["--device=cuda"], ["--device cuda: ", "try --device cpu"], NO_GPU, executable=CPU),
+    Case("a GPU that is too old", ["--device=cuda"], [], {"SIMT_CHIP": "75"}, pattern=
+         r"GPU 0, .* \(sm_75\), has compute capability 7\.5, and the kernels need 8\.0; try --device cpu"),
+    Case("a GPU of another kind", ["--device=cuda"], [], {"SIMT_CHIP": "100"}, pattern=
+         r"GPU 0, .* \(sm_100\), is of another kind \(sm_100\) than this program was compiled for \(--version tells which\); "
+         "build it again with GPU_ARCH=100, or give --device cpu"),
     # ---- memory: sizes that cannot fit are known before, what other processes take is not
     Case("a model that does not fit", ["--channels=800", "--heads=10"], [], {"SIMT_GPU_MEMORY": "45000000"}, pattern=
          r"too large a model: 7,903,200 parameters and a micro-batch of 1 sequence need 1\d\d\.\d MiB of memory "

@@ -1,5 +1,5 @@
-// The CUDA device's queues: which goes before which, and what watches are told while the host waits for long. (What the queues do for steps is
-// tested with whole trainings.)
+// The CUDA device's queues: which goes before which, and what watches are told while the host waits for long. (What the
+// queues do for steps is tested with whole trainings.)
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
