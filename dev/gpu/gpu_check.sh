@@ -16,6 +16,15 @@ command -v "$python" >/dev/null || {
     exit 1
 }
 
+# The program to run comes before what is missing, as every argument does.
+if [[ ${1-} == run && ! (${2-} && -f $here/bin/$2) ]]; then
+    wrong="there is no program ${2-}"
+    [[ ${2-} ]] || wrong="run takes a program"
+    there=$(cd "$here/bin" && printf ', %s' *)
+    echo "error: $wrong; there are ${there#, }" >&2
+    exit 2
+fi
+
 # Folders that may hold CUDA's libraries, the wanted first.
 folders() {
     [[ ! ${CUDA_HOME-} ]] || printf '%s\n' "$CUDA_HOME"/lib64 "$CUDA_HOME"/lib
@@ -60,9 +69,8 @@ export BUNDLE=$here BUNDLE_LIBRARY_PATH=$path
 if [[ ${1-} == run ]]; then
     printf %s "$trouble" >&2
     [[ ! $trouble ]] || exit 1
-    shift
-    program=${1:?a program of bin/}
-    shift
+    program=$2
+    shift 2
     LD_LIBRARY_PATH=$path exec "$here/bin/$program" "$@"
 fi
 # The arguments come first, and then what is missing.

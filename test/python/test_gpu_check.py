@@ -146,6 +146,9 @@ def test_arguments_come_before_what_is_missing(simulated, tmp_path):
     wrong = check(bundle, "foo", **environment)
     assert wrong.returncode == 2 and wrong.stderr.endswith(
         "error: there is no part foo; there are kernels, model, bench, lab\n")
+    for arguments, what in (["run"], "run takes a program"), (["run", "foo"], "there is no program foo"):
+        wrong = check(bundle, *arguments, **environment)
+        assert (wrong.returncode, wrong.stderr) == (2, f"error: {what}; there are kernels, model_probe, train_gpt\n")
     for arguments in (["model"], ["run", "train_gpt", "--version"]):
         missing = check(bundle, *arguments, **environment)
         assert missing.returncode == 1 and missing.stdout == ""

@@ -168,13 +168,16 @@ def test_a_cache_that_cannot_be_used_stops_nothing(experiment, tmp_path):
     assert row_with("none", {"XDG_CACHE_HOME": "", "HOME": ""}) == "chosen now, and not kept: neither XDG_CACHE_HOME nor HOME is set"
     assert row_with("home", {"XDG_CACHE_HOME": "not/absolute", "HOME": str(tmp_path)}) == \
         f"chosen now, and kept in {tmp_path}/.cache/train_gpt/algorithms.txt"
-    # Damaged: what is no algorithm is chosen again.
+    # Damaged, in names and in algorithms: what is none, or none that runs, is chosen again.
     file = tmp_path / ".cache/train_gpt/algorithms.txt"
     whole = choices(file)
-    file.write_bytes(file.read_bytes().replace(b": 1", b": f").replace(b"align", b"\0\xff:"))
+    kind_kept, *lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(kind_kept + b"".join(re.sub(rb": \w+", b": ff", line) if number % 3 else line.replace(b"align", b"\0\xff:")
+                                          for number, line in enumerate(lines)))
     assert row_with("damaged", {"XDG_CACHE_HOME": "", "HOME": str(tmp_path)}) == f"as in {file}"
     (kind, products), = whole.items()
-    assert products.keys() <= choices(file)[kind].keys()
+    mended = choices(file)[kind]
+    assert products.keys() <= mended.keys() and not any(mended[product].startswith(" ff") for product in products)
 
 
 @pytest.mark.parametrize("ranks, options", [(1, ["--dtype=fp32", "--micro-batch-size=1"]), (2, [*STOCHASTIC, *ROUNDED])],

@@ -45,6 +45,11 @@ CASES = [
     Case("no GPU", ["--device=cuda"], ["--device cuda: no GPU: no driver", "try --device cpu"], NO_GPU),
     Case("no GPU, two processes", ["--device=cuda"], ["--device cuda: no GPU: no driver"], NO_GPU, 2),
     Case("no GPU on this machine", ["--device=cuda"], ["--device cuda: ", "try --device cpu"], NO_GPU, executable=CPU),
+    Case("a GPU that is too old", ["--device=cuda"], [], {"SIMT_CHIP": "75"}, pattern=
+         r"GPU 0, .* \(sm_75\), has compute capability 7\.5, and the kernels need 8\.0; try --device cpu"),
+    Case("a GPU of another kind", ["--device=cuda"], [], {"SIMT_CHIP": "100"}, pattern=
+         r"GPU 0, .* \(sm_100\), is of another kind \(sm_100\) than this program was compiled for \(--version tells which\); "
+         "build it again with GPU_ARCH=100, or give --device cpu"),
     # ---- memory: sizes that cannot fit are known before, what other processes take is not
     Case("a model that does not fit", ["--channels=800", "--heads=10"], [], {"SIMT_GPU_MEMORY": "45000000"}, pattern=
          r"too large a model: 7,903,200 parameters and a micro-batch of 1 sequence need 1\d\d\.\d MiB of memory "
@@ -71,11 +76,16 @@ CASES = [
     # ---- a kernel fails, while algorithms are timed and in a step
     *(Case(f"launch {number} fails", [], [FAULT], {"SIMT_FAIL": f"launch:{number}"}, ranks, late=True)
       for number, ranks in ((1, 1), (300, 1), (300, 2))),
+    # Which it is by its number is certain: products are timed so many times.
     *(Case(f"launch {number} fails and is named", ["--cuda-sync"],
            [], {"SIMT_FAIL": f"launch:{number}"}, ranks, late=True, pattern=
-           r"kernel \w+_kernel\d+\S*( \w+>)? \(.* threads\) failed: an illegal memory access was encountered"
-           rf"|(timing )?the product \d+x\d+x\d+ .*: {re.escape(ILLEGAL)}")
-      for number, ranks in ((1, 1), (7, 1), (8, 1), (20, 1), (60, 1), (150, 1), (300, 1), (20, 2), (300, 2))),
+           rf"kernel {kernel}_kernel\d+(<.*>)? \(.* threads\) failed: an illegal memory access was encountered"
+           if kernel else rf"{product} .*: {re.escape(ILLEGAL)}")
+      for number, ranks, kernel, product in (
+          (1, 1, "cast", ""), (7, 1, "", "timing the product 48x16x16 TN bf16>bf16 bias"),
+          (23, 1, "", "the product 48x16x16 TN bf16>bf16 bias"), (24, 1, "attention_forward", ""), (60, 1, "gelu_forward", ""),
+          (300, 1, "layernorm_forward", ""), (20, 2, "", "timing the product 48x8x16 TN bf16>bf16 bias"),
+          (300, 2, "layernorm_forward", ""))),
     Case("a copy fails", [], ["cudaMemcpyAsync: " + FAULT], {"SIMT_FAIL": "memcpy:5"}, late=True),
     Case("a copy fails, and kernels are waited for", ["--cuda-sync"], [], {"SIMT_FAIL": "memcpy:5"}, late=True,
          pattern=re.escape("cudaMemcpyAsync: " + ILLEGAL)),

@@ -6,6 +6,7 @@
 
 #include <cublasLt.h>
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
@@ -81,7 +82,7 @@ struct Algorithm {
     std::int32_t splits = 1;
     std::uint32_t tile = 0, reduction = CUBLASLT_REDUCTION_SCHEME_NONE, swizzling = 0, option = 0, stages = 0;
     std::uint16_t inner_shape = 0, cluster_shape = 0;
-    std::uint32_t alignment = 16;  // of every matrix, in bytes
+    std::array<std::uint16_t, 4> alignment = {256, 256, 256, 256};  // that A, B, C and D must have, in bytes
 
     std::size_t workspace_bytes(const Problem& problem) const;
     Speed speed() const;

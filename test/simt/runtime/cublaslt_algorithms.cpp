@@ -155,12 +155,13 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
         if (status != CUBLAS_STATUS_SUCCESS) return status;
         const auto allowed = of(preference)->as<std::uint64_t>(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);
         const auto schemes = of(preference)->as<std::uint32_t>(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK);
-        std::uint32_t alignment = 16;
-        for (const int number :
-             {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-              CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
-            alignment = std::min(alignment, of(preference)->as<std::uint32_t>(number));
-        }
+        // Each needs all the alignment that it is promised, more than a library's would: a false promise is seen.
+        constexpr std::array promises = {
+            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+        std::array<std::uint16_t, promises.size()> alignment{};
+        for (std::size_t i = 0; i < promises.size(); ++i)
+            alignment[i] = static_cast<std::uint16_t>(of(preference)->as<std::uint32_t>(promises[i]));
         for (const int id : {split_in_place, plain, split_in_workspace}) {
             Algorithm algorithm = algorithm_of(id);
             algorithm.alignment = alignment;

@@ -56,9 +56,9 @@ cublasStatus_t check_operands(const Product& p, std::size_t workspace_bytes) {
     if (!p.a || !p.b || !p.d || (!p.c && p.beta != 0)) return CUBLAS_STATUS_INVALID_VALUE;
     const std::size_t needed = p.algorithm.workspace_bytes(p.problem);
     if (workspace_bytes < needed || (needed > 0 && !p.workspace)) return CUBLAS_STATUS_INVALID_VALUE;
-    for (const void* pointer : {static_cast<const void*>(p.a), static_cast<const void*>(p.b),
-                                static_cast<const void*>(p.c), static_cast<const void*>(p.d)}) {
-        if (reinterpret_cast<std::uintptr_t>(pointer) % p.algorithm.alignment != 0)
+    const std::array<const void*, 4> pointers = {p.a, p.b, p.c, p.d};
+    for (std::size_t i = 0; i < pointers.size(); ++i) {
+        if (reinterpret_cast<std::uintptr_t>(pointers[i]) % p.algorithm.alignment[i] != 0)
             return CUBLAS_STATUS_INVALID_VALUE;
     }
     if (reinterpret_cast<std::uintptr_t>(p.workspace) % 16 != 0) return CUBLAS_STATUS_INVALID_VALUE;
@@ -287,7 +287,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         cublasStatus_t status = make_problem(description, a_layout, b_layout, c_layout, d_layout, &p.problem);
         if (status != CUBLAS_STATUS_SUCCESS) return status;
         // Without one, the library takes what always works.
-        p.algorithm = algo ? algorithm_in(*algo) : Algorithm{.id = 11, .alignment = 1};
+        p.algorithm = algo ? algorithm_in(*algo) : Algorithm{.id = 11, .alignment = {1, 1, 1, 1}};
         p.alpha = *static_cast<const float*>(alpha);
         p.beta = *static_cast<const float*>(beta);
         p.a = static_cast<const std::byte*>(a);

@@ -38,6 +38,9 @@ Name name_of(cudaError_t error) {
             return {"cudaErrorNotReady", "device not ready"};
         case cudaErrorIllegalAddress:
             return {"cudaErrorIllegalAddress", "an illegal memory access was encountered"};
+        case cudaErrorNoKernelImageForDevice:
+            return {"cudaErrorNoKernelImageForDevice",
+                    "no kernel image is available for execution on the device"};
         case cudaErrorNotPermitted:
             return {"cudaErrorNotPermitted", "operation not permitted"};
         case cudaErrorNotSupported:
@@ -224,6 +227,7 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
     return api_call([&](const Runtime& r) {
         if (kernel == nullptr) return cudaErrorInvalidDeviceFunction;
+        if (!r.settings.has_code) return cudaErrorNoKernelImageForDevice;
         *attributes = {};
         attributes->maxThreadsPerBlock = Chip::threads_per_block;
         attributes->binaryVersion = attributes->ptxVersion = r.settings.chip.architecture;

@@ -1,5 +1,5 @@
-// The CUDA device's queues while the host waits for them for long: what watches are told. (What the queues do for steps is
-// tested with whole trainings.)
+// The CUDA device's queues: which goes before which, and what watches are told while the host waits for long. (What the
+// queues do for steps is tested with whole trainings.)
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -38,6 +38,21 @@ Told told_in_wait(int pieces) {
     queues.finish();
     queues.remove_watch(watch);
     return told;
+}
+
+TEST(Queues, communication_and_copies_go_before_kernels) {
+    EXPECT_TRUE(run_process({}, [] {
+                    const CudaQueues queues;
+                    const auto priority_of = [&](llmc::StreamKind kind) {
+                        int priority = 0;  // the smaller, the sooner
+                        must(cudaStreamGetPriority(queues.stream(kind), &priority));
+                        return priority;
+                    };
+                    return std::ranges::all_of(llmc::all_streams, [&](llmc::StreamKind kind) {
+                        return kind == llmc::StreamKind::compute ||
+                               priority_of(kind) < priority_of(llmc::StreamKind::compute);
+                    });
+                }).good());
 }
 
 TEST(Queues, a_long_wait_begins_and_ends) {

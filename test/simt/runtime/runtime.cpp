@@ -28,11 +28,18 @@ std::uint64_t number(const char* name, std::uint64_t otherwise) {
     return text.empty() ? otherwise : number(name, text);
 }
 
+bool has_code_for(const llmc::cuda::Chip& chip) {
+    return chip.architecture != 75 && chip.architecture != 100;
+}
+
 llmc::cuda::Chip chip_of(std::uint64_t architecture) {
     for (const auto& chip : {llmc::cuda::sm_80, llmc::cuda::sm_86, llmc::cuda::sm_90}) {
         if (static_cast<std::uint64_t>(chip.architecture) == architecture) return chip;
     }
-    stop("SIMT_CHIP is 80, 86 or 90");
+    llmc::cuda::Chip chip = llmc::cuda::sm_86;
+    chip.architecture = static_cast<int>(architecture);
+    if (!has_code_for(chip)) return chip;
+    stop("SIMT_CHIP is 75, 80, 86, 90 or 100");
 }
 
 Settings read_settings() {
@@ -40,6 +47,7 @@ Settings read_settings() {
     s.seed = number("SIMT_SEED", s.seed);
     s.gpus = static_cast<int>(number("SIMT_GPUS", std::uint64_t{1}));
     s.chip = chip_of(number("SIMT_CHIP", std::uint64_t{80}));
+    s.has_code = has_code_for(s.chip);
     s.gpu_memory = number("SIMT_GPU_MEMORY", s.gpu_memory);
     s.context_bytes = number("SIMT_CONTEXT_BYTES", std::uint64_t{0});
     s.nccl_bytes = number("SIMT_NCCL_BYTES", std::uint64_t{0});

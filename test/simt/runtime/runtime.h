@@ -5,7 +5,7 @@
 // What the environment says:
 //   SIMT_SEED=N           the order in which streams, blocks, warps and lanes take turns; 0, as they were issued
 //   SIMT_GPUS=N           devices; 0, as on a machine without a driver
-//   SIMT_CHIP=80|86|90    what they are
+//   SIMT_CHIP=80|86|90    what they are; 75 or 100, chips that no kernel has code for
 //   SIMT_GPU_MEMORY=N     bytes of each
 //   SIMT_CONTEXT_BYTES=N  of these that CUDA's context takes, and SIMT_NCCL_BYTES=N that a communicator takes; 0 without
 //   SIMT_GPU_UUID=TEXT    of device 0, instead of one that all processes have in common
@@ -37,6 +37,7 @@ struct Settings {
     std::uint64_t seed = 0;
     int gpus = 1;
     llmc::cuda::Chip chip = llmc::cuda::sm_80;
+    bool has_code = true;  // for the chip
     std::size_t gpu_memory = std::size_t{4} << 30;
     std::size_t context_bytes = 0, nccl_bytes = 0;
     std::string gpu_uuid;
