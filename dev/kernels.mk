@@ -27,6 +27,7 @@ get_cudnn_frontend = $(if $(CUDNN_FRONTEND),,@$(if $(CUDNN_HEADER),scripts/deps.
 # The chips to compile for, such as 90a: Hopper's own instructions are in no other's code, and sm_80's code runs on sm_86
 # and sm_89 too. This machine's chips, if it has any that the kernels run on.
 GPU := $(firstword $(wildcard /dev/nvidia[0-9]*))
+demand_gpu = $(if $(GPU),,echo 'error: no GPU here (no /dev/nvidia0 or other); `make bench-check` runs the kernels on the CPU' >&2; exit 1)
 ifndef GPU_ARCH
 OWN_CHIPS := $(if $(GPU),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
     sed -n 's/^\([89]\|1[0-9]\)\.\([0-9]\)$$/\1\2/p'))
