@@ -198,7 +198,7 @@ bench-pipeline: deps  ## times pipelines of 2 and 4 stages, and compares them wi
 
 # The timings need a GPU; cuDNN, where it is, is timed beside attention.
 bench: deps  ## times every kernel of the lab (dev/) on this machine's GPU, into dev/results/
-	@$(if $(GPU),,echo 'error: no GPU here (no /dev/nvidia0 or other); `make bench-check` runs the kernels on the CPU' >&2; exit 1)
+	@$(demand_gpu)
 	$(get_cudnn_frontend)
 	@$(MAKE) $(in_parallel) $(BUILD)/gpu/kernels
 	@rm -f $(BUILD)/gpu/timings.jsonl

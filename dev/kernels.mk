@@ -27,6 +27,7 @@ get_cudnn_frontend = $(if $(CUDNN_FRONTEND),,@$(if $(CUDNN_HEADER),scripts/deps.
 # The chips to compile for, such as 90a: Hopper's own instructions are in no other's code, and sm_80's code runs on sm_86
 # and sm_89 too. This machine's chips, if it has any that the kernels run on.
 GPU := $(firstword $(wildcard /dev/nvidia[0-9]*))
+demand_gpu = $(if $(GPU),,echo 'error: no GPU here (no /dev/nvidia0 or other); `make bench-check` runs the kernels on the CPU' >&2; exit 1)
 ifndef GPU_ARCH
 OWN_CHIPS := $(if $(GPU),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
     sed -n 's/^\([89]\|1[0-9]\)\.\([0-9]\)$$/\1\2/p'))
@@ -178,7 +179,10 @@ NVCC_CHIPS = $(NVCC) -std=c++20 -O3 --keep -DFMT_CONSTEVAL= -DFMT_USE_CONSTEXPR=
 NVCC_COMPILE = $(NVCC_CHIPS) $(foreach arch,$(GPU_PTX),-gencode=arch=compute_$(arch),code=compute_$(arch)) -c
 # Without the host's half, which is most of the time: the compiler's figures for the lab, where nothing runs it on a GPU.
 NVCC_REPORT = $(NVCC_CHIPS) -fatbin
-$(eval $(call remember,$(BUILD)/nvcc-flags.txt,NVCC_COMPILE))
+# For which chip, how many threads at most, and by which instructions a kernel reads and writes global memory.
+KEPT_OF_PTX := /^\.target\|^\.maxntid\|\.entry/p; s/.*[[:space:]]\(\(ld\|st\|cp\)\.[a-z0-9_.:]*global[a-z0-9_.:]*\).*/\1/p
+NVCC_FLAGS = $(NVCC_COMPILE) $(KEPT_OF_PTX)
+$(eval $(call remember,$(BUILD)/nvcc-flags.txt,NVCC_FLAGS))
 
 $(BUILD)/nvcc/%.o: %.cu $(BUILD)/nvcc-flags.txt | $(BUILD)/libraries.ok
 	$(call compile_nvcc,$(NVCC_COMPILE))
@@ -191,7 +195,7 @@ define compile_nvcc
 @mkdir -p $@.kept
 $(QUIET)$(1) --keep-dir $@.kept -Xptxas -v -MMD -MF $@.d -MP -x cu $< -o $@ 2>$@.log || \
     { cat $@.log; exit 1; }
-@sed -n '/^\.target\|^\.maxntid\|\.entry/p' $@.kept/*.ptx >>$@.log
+@sed -n '$(KEPT_OF_PTX)' $@.kept/*.ptx >>$@.log
 @rm -r $@.kept
 endef
 LAB_FIGURES := $(LAB_SOURCES:%.cu=$(BUILD)/nvcc/%.fatbin)

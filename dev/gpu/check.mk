@@ -23,7 +23,8 @@ $(PROFILER): dev/gpu/kernel_times.cpp
 TESTED_OF_BUNDLE := $(if $(SANITIZED),,$(if $(WITH_CUDA),$(BUNDLE_PROGRAMS) $(if $(CUPTI),$(PROFILER))))
 
 # PART=kernels, model, bench or lab; all of them without. CHECK_OPTIONS go to dev/gpu/main.py.
-gpu-check: bundle  ## checks and times everything on this machine's GPU, into dev/results/ (PART=kernels|model|bench|lab)
+gpu-check: $(if $(GPU),bundle)  ## checks and times everything on this machine's GPU, into dev/results/ (PART=kernels|model|bench|lab)
+	@$(demand_gpu)
 	@PYTHON=$(PYTHON) $(BUILD)/bundle/gpu_check $(PART) --results dev/results $(CHECK_OPTIONS)
 
 # Nine minutes at most.

@@ -131,7 +131,7 @@ class Session {
         const auto known = known_chips();
         const auto chips = known.empty() ? std::vector{on_.chip} : known;
         bool fixed = false;  // some variant's block size
-        bool all_good = true;
+        bool any = false, all_good = true;
         for (const Variant& variant : operation_.variants) {
             if (!chosen(options_, variant)) continue;
             if (!has_variant(operation_, variant, dtype_)) {
@@ -139,6 +139,7 @@ class Session {
                            "", "", ""});
                 continue;
             }
+            any = true;
             Comparison result;  // the worst of all chips
             std::vector<std::vector<Resources>> resources;
             for (const auto& chip : chips) {
@@ -168,6 +169,9 @@ class Session {
             all_good = all_good && result.good();
         }
         table.print();
+        if (!any)
+            llmc::user_error("nothing was checked: {} has none of these in {}", operation_.name,
+                             options_.dtype);
         if (fixed) fmt::print("Where there is one block size, the variant's tiling fixes it.\n");
         if (where.empty()) {
             std::string names;

@@ -57,15 +57,28 @@ struct Problem {
     Array<std::int32_t> targets;
 };
 
+// A row that fits is read once: a block keeps all of it.
+struct SharedBytes : llmc::cuda::LaunchObserver {
+    void launched(const llmc::cuda::LaunchRecord& record) override {
+        of_a_block = record.dynamic_shared_bytes;
+    }
+    std::size_t of_a_block = 0;
+};
+
 template <class X>
 void run(LaunchContext on, const Shape& shape, const Problem<X>& problem, Array<X>& logits,
          Array<float>& losses, float scale, bool write_dlogits) {
     on.chip.multiprocessors = shape.multiprocessors;
+    SharedBytes shared;
+    on.observer = &shared;
     logits.copy_from(problem.logits);
     losses.clear();
     llmc::cuda::fused_classifier(on, logits.data(), losses.data(), problem.targets.data(), problem.rows,
                                  problem.columns, problem.vocabulary, scale, write_dlogits);
     synchronize();
+    const std::size_t row_bytes = static_cast<std::size_t>(shape.vocabulary) * sizeof(X);
+    const bool fits = sizeof(X) == 2 || row_bytes + 1024 <= on.chip.shared_bytes_per_block;
+    EXPECT_GE(shared.of_a_block, fits ? row_bytes : 0);
 }
 
 TYPED_TEST(Classifier, LossesAndGradient) {

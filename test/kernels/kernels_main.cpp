@@ -152,6 +152,22 @@ class EveryKernel : public testing::Test {
 };
 #endif
 
+TEST(LabSession, RefusesToCheckNothing) {
+    const lab::Operation operation{
+        .name = "odd",
+        .sizes = {"n"},
+        .variants = {{1, "naive", {32}}, {2, "for tensor cores", {32}}},
+        .checked = {{8}},
+        .timed = {},
+        .dtypes = {llmc::DType::fp32, llmc::DType::bf16},
+        .takes = [](int, llmc::DType dtype, const auto&) { return dtype == llmc::DType::bf16; },
+        .make = {}};
+    lab::SessionOptions options;
+    options.dtype = "fp32";
+    options.variants = {2};
+    EXPECT_THROW(lab::run_session(operation, options), llmc::UserError);
+}
+
 void register_lab() {
     for (const lab::Operation& operation : lab::operations()) {
         for (const lab::Variant& variant : operation.variants) {

@@ -1,5 +1,6 @@
-"""What the compiler says of the kernels: those of llmc/ have no stack frame and spill nothing, and none that is declared there
-or that the trainer links is missing. That each also runs is a test of its own: EveryKernel in test/kernels/kernels_main.cpp."""
+"""What the compiler says of the kernels: those of llmc/ have no stack frame and spill nothing, they read and write memory by vectors
+of 16 or 8 bytes, and none that is declared there or that the trainer links is missing. That each also runs is a test of its own:
+EveryKernel in test/kernels/kernels_main.cpp."""
 
 import os
 import pathlib
@@ -56,6 +57,96 @@ def test_kernels_of_llmc_spill_nothing(report):
     spilling = [f"{name} on sm_{chip}: {stack} bytes of stack, {spills} of spills"
                 for (chip, name), (_, stack, spills, *_) in of_llmc.items() if stack or spills]
     assert not spilling, "\n".join(spilling)
+
+
+# What moves more than a third of its bytes element by element, and why it may.
+A_FEW = "these are a few numbers: sums of a block or a row, or parts of sums"
+BY_ARITHMETIC = "the kernel is bound by fp32's arithmetic"
+NARROW = {
+    "bias_gradient_kernel4 writes": A_FEW,
+    "bias_gradient_total_kernel4 reads": A_FEW,
+    "bias_gradient_total_kernel4 writes": A_FEW,
+    "classifier_from_statistics_kernel3 reads": A_FEW,
+    "classifier_statistics_kernel3 writes": A_FEW,
+    "global_norm_squared_kernel3 writes": A_FEW,
+    "layernorm_backward_kernel5 writes": A_FEW,
+    "layernorm_backward_sum_kernel5 reads": A_FEW,
+    "layernorm_backward_sum_kernel5 writes": A_FEW,
+    "store_kernel writes": A_FEW,
+    "sum_parts_kernel3 writes": A_FEW,
+    "sum_total_kernel3 reads": A_FEW,
+    "sum_total_kernel3 writes": A_FEW,
+    "order_rows_kernel4 reads": "tokens are sorted one by one",
+    "order_rows_kernel4 writes": "tokens are sorted one by one",
+    "sum_parts_kernel3 reads": "the numbers may begin anywhere",
+    "attention_forward_kernel3 writes": BY_ARITHMETIC,
+    "matmul_backward_kernel2 reads": BY_ARITHMETIC,
+    "matmul_backward_kernel2 writes": BY_ARITHMETIC,
+    "matmul_forward_kernel3 reads": BY_ARITHMETIC,
+}
+# More bf16 one by one than a loop's last few.
+ONE_BY_ONE = NARROW | {"matmul_forward_kernel6 reads": "the bias, once for a tile"}
+VECTOR = re.compile(r"(?:\.v(\d))?\.[a-z](\d+)$")
+
+
+def read_accesses(log):
+    """{(chip, name): a kernel's instructions for global memory}, such as ld.global.v4.u32, of what compile_nvcc keeps of PTX."""
+    accesses = {}
+    for line in log.splitlines():
+        if found := re.match(r"\.target sm_(\d+)", line):
+            chip = int(found[1])
+        elif found := re.search(r"\.entry (\w+)", line):
+            accesses[chip, found[1]] = of_kernel = []
+        elif re.match(r"(ld|st|cp)\.", line):
+            of_kernel.append(line)
+    return accesses
+
+
+def bytes_at_a_time(access):
+    """(by a vector, otherwise): one of them is 0."""
+    if access.startswith("cp.async.cg"):
+        return 16, 0
+    values, bits = VECTOR.search(access).groups()
+    size = int(values or 1) * int(bits) // 8
+    return (size, 0) if size >= (8 if values else 16) else (0, size)
+
+
+def narrow_accesses(name, accesses):
+    """{"X_kernel1 reads": why it should do so by wider accesses}"""
+    kernel = re.search(r"\d([a-z_]+_kernel\d*)[IE]", name)[1]
+    faults = {}
+    for what, kinds in ((f"{kernel} reads", ("ld", "cp")), (f"{kernel} writes", ("st",))):
+        own = [access for access in accesses if access.startswith(kinds)]
+        wide, narrow = (sum(sizes) for sizes in zip((0, 0), *map(bytes_at_a_time, own)))
+        if narrow * 2 > wide and what not in NARROW:
+            faults[what] = f"{narrow} bytes by elements, {wide} by vectors"
+        halves = sum(bytes_at_a_time(access) == (0, 2) for access in own)
+        if halves > 5 and what not in ONE_BY_ONE:
+            faults[what] = f"{halves} bf16 one by one"
+    return faults
+
+
+def test_kernels_of_llmc_access_memory_by_vectors(report):
+    logs = [BUILD / "nvcc" / path.relative_to(ROOT).with_suffix(end)
+            for folder, end in (("dev", ".fatbin.log"), ("llmc/device/cuda", ".o.log")) for path in (ROOT / folder).glob("*.cu")]
+    accesses = {}
+    for log in filter(pathlib.Path.exists, logs):
+        accesses |= read_accesses(log.read_text())
+    of_llmc = {key for key in report if key[1].startswith(OF_LLMC)}
+    assert of_llmc <= accesses.keys()
+    narrow = [f"{what} on sm_{chip}: {fault} ({name})" for chip, name in sorted(of_llmc)
+              for what, fault in narrow_accesses(name, accesses[chip, name]).items()]
+    assert not narrow, "\n".join(narrow)
+
+
+def test_what_narrow_accesses_are():
+    def narrow(*accesses):
+        return [*narrow_accesses("_ZN4llmc4cuda20gelu_forward_kernel3IfEEvPT_PKS2_l", accesses)]
+
+    wide = ["ld.global.cs.v4.u32", "ld.global.v2.f32", "ld.global.b128", "cp.async.cg.shared.global", "st.global.v4.u16"]
+    assert narrow(*wide, *5 * ["ld.global.u16"]) == []
+    assert narrow(*wide, *4 * ["st.global.f32"], "ld.global.f64") == ["gelu_forward_kernel3 writes"]
+    assert narrow(*wide, *8 * ["ld.global.u16"]) == ["gelu_forward_kernel3 reads"]
 
 
 def test_no_kernel_of_llmc_is_missing(report):
@@ -129,7 +220,7 @@ def test_what_is_read_of_a_log(tmp_path):
         "ptxas info    : Function properties for k\n"
         "    16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads\n"
         "ptxas info    : Used 255 registers, used 1 barriers, 16 bytes cumulative stack size, 1024 bytes smem\n"
-        ".target sm_80\n.visible .entry k(\n.maxntid 512\n"
+        ".target sm_80\n.visible .entry k(\n.maxntid 512\nld.global.cs.v4.u32\n"
         ".target sm_90a\n.visible .entry unbounded(\n.visible .entry k(\n.maxntid 32, 8, 1\n")
     text = subprocess.run([sys.executable, READER, tmp_path / "log"], capture_output=True, text=True, check=True)
     assert text.stdout == "90 k 255 16 20 1024 256\n"

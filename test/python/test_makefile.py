@@ -370,6 +370,14 @@ def test_what_can_do_without_cudnn_does(target, toolkit):
     assert asked() == []
 
 
+def test_without_a_gpu_nothing_is_built_to_check_it(toolkit):
+    with_nccl(toolkit)
+    refused = subprocess.run(["make", "bench-gpu-check", f"CUDA_FOLDER={toolkit.folder}", "GPU="], cwd=toolkit.project.folder,
+                             capture_output=True, text=True)
+    assert refused.returncode == 2 and refused.stdout == ""
+    assert refused.stderr.startswith("error: no GPU here")
+
+
 def test_without_the_internet_cudnns_frontend_is_a_warning_where_it_is_optional(toolkit):
     def deps(*arguments):
         return subprocess.run(["scripts/deps.sh", *arguments], cwd=toolkit.project.folder, capture_output=True, text=True,
