@@ -23,23 +23,24 @@ namespace {
 
 MappedFile::MappedFile(const std::string& path, const std::string& option) : path_(path) {
     // Without O_NONBLOCK opening a named pipe would wait for its writer.
-    file_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (file_ < 0 && errno == ENOENT) {
+    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (file < 0 && errno == ENOENT) {
         user_error("{}: there is no file '{}'; give a text file, or token shards as 'PATTERN*.bin' in quotes",
                    option, path);
     }
-    if (file_ < 0) cannot_read(path, option, errno);
+    if (file < 0) cannot_read(path, option, errno);
     try {
-        map(option);
+        map(file, option);
     } catch (...) {
-        close(file_);
+        close(file);
         throw;
     }
+    close(file);
 }
 
-void MappedFile::map(const std::string& option) {
+void MappedFile::map(int file, const std::string& option) {
     struct stat status {};
-    if (fstat(file_, &status) != 0) cannot_read(path_, option, errno);
+    if (fstat(file, &status) != 0) cannot_read(path_, option, errno);
     if (S_ISDIR(status.st_mode)) {
         user_error("{}: '{}' is a directory; give a file in it, or its token shards as '{}/*.bin' in quotes",
                    option, path_, path_);
@@ -50,19 +51,21 @@ void MappedFile::map(const std::string& option) {
     size_ = static_cast<std::size_t>(status.st_size);
     if (size_ == 0) user_error("{}: '{}' is empty; give a file with something to learn", option, path_);
 
-    void* mapping = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file_, 0);
+    void* mapping = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file, 0);
     if (mapping == MAP_FAILED) cannot_read(path_, option, errno);
     data_ = static_cast<const std::uint8_t*>(mapping);
+    device_ = status.st_dev;
+    inode_ = status.st_ino;
 }
 
-MappedFile::~MappedFile() {
-    munmap(const_cast<std::uint8_t*>(data_), size_);
-    close(file_);
-}
+MappedFile::~MappedFile() { munmap(const_cast<std::uint8_t*>(data_), size_); }
 
 void MappedFile::require_whole() const {
     struct stat status {};
-    if (fstat(file_, &status) == 0 && static_cast<std::size_t>(status.st_size) >= size_) return;
+    // Of a file that was removed, or that another one has replaced, the bytes stay as long as they are mapped.
+    const bool is_it =
+        stat(path_.c_str(), &status) == 0 && status.st_dev == device_ && status.st_ino == inode_;
+    if (!is_it || static_cast<std::size_t>(status.st_size) >= size_) return;
     user_error("'{}' has {}, it had {} when the run began; get or write it again and go on with --resume",
                path_, plural(status.st_size, "byte"), grouped(static_cast<std::int64_t>(size_)));
 }

@@ -1,6 +1,8 @@
 // A file's bytes in memory, read from the disk when they are looked at.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -8,7 +10,7 @@
 
 namespace llmc {
 
-// Read-only, and mapped for the object's life.
+// Read-only, and mapped for the object's life, but not open: a dataset may have more files than a process may open.
 class MappedFile {
   public:
     // UserError if there is no such file, or if it cannot be read, is no regular file or is empty. `option`
@@ -24,10 +26,11 @@ class MappedFile {
     void require_whole() const;
 
   private:
-    void map(const std::string& option);
+    void map(int file, const std::string& option);
 
     std::string path_;
-    int file_ = -1;
+    dev_t device_ = 0;
+    ino_t inode_ = 0;
     const std::uint8_t* data_ = nullptr;
     std::size_t size_ = 0;
 };

@@ -1,5 +1,5 @@
 """What the compiler says of the kernels: those of llmc/ have no stack frame and spill nothing, they read and write memory by vectors
-of 16 or 8 bytes, and none that is declared there or that the trainer links is missing. That each also runs is a test of its own:
+of 16 bytes, and none that is declared there or that the trainer links is missing. That each also runs is a test of its own:
 EveryKernel in test/kernels/kernels_main.cpp."""
 
 import os
@@ -83,9 +83,13 @@ NARROW = {
     "matmul_backward_kernel2 reads": BY_ARITHMETIC,
     "matmul_backward_kernel2 writes": BY_ARITHMETIC,
     "matmul_forward_kernel3 reads": BY_ARITHMETIC,
+    "matmul_forward_kernel3 writes": BY_ARITHMETIC,
 }
 # More bf16 one by one than a loop's last few.
 ONE_BY_ONE = NARROW | {"matmul_forward_kernel6 reads": "the bias, once for a tile"}
+# 8 bytes at a time are wide in these alone: four bf16 beside the 16 bytes of four fp32.
+BF16_BESIDE_FP32 = {"accumulate_kernel3", "adamw_kernel4", "attention_backward_keys_kernel2", "attention_backward_queries_kernel2",
+                    "cast_kernel3"}
 VECTOR = re.compile(r"(?:\.v(\d))?\.[a-z](\d+)$")
 
 
@@ -102,13 +106,13 @@ def read_accesses(log):
     return accesses
 
 
-def bytes_at_a_time(access):
-    """(by a vector, otherwise): one of them is 0."""
+def bytes_at_a_time(access, least=16):
+    """(by a vector of so many bytes at least, otherwise): one of them is 0."""
     if access.startswith("cp.async.cg"):
         return 16, 0
     values, bits = VECTOR.search(access).groups()
     size = int(values or 1) * int(bits) // 8
-    return (size, 0) if size >= (8 if values else 16) else (0, size)
+    return (size, 0) if size >= (least if values else 16) else (0, size)
 
 
 def narrow_accesses(name, accesses):
@@ -117,7 +121,8 @@ def narrow_accesses(name, accesses):
     faults = {}
     for what, kinds in ((f"{kernel} reads", ("ld", "cp")), (f"{kernel} writes", ("st",))):
         own = [access for access in accesses if access.startswith(kinds)]
-        wide, narrow = (sum(sizes) for sizes in zip((0, 0), *map(bytes_at_a_time, own)))
+        least = 8 if kernel in BF16_BESIDE_FP32 else 16
+        wide, narrow = (sum(sizes) for sizes in zip((0, 0), *(bytes_at_a_time(access, least) for access in own)))
         if narrow * 2 > wide and what not in NARROW:
             faults[what] = f"{narrow} bytes by elements, {wide} by vectors"
         halves = sum(bytes_at_a_time(access) == (0, 2) for access in own)
@@ -140,13 +145,16 @@ def test_kernels_of_llmc_access_memory_by_vectors(report):
 
 
 def test_what_narrow_accesses_are():
-    def narrow(*accesses):
-        return [*narrow_accesses("_ZN4llmc4cuda20gelu_forward_kernel3IfEEvPT_PKS2_l", accesses)]
+    def narrow(*accesses, kernel="20gelu_forward_kernel3"):
+        return [*narrow_accesses(f"_ZN4llmc4cuda{kernel}IfEEvPT_PKS2_l", accesses)]
 
-    wide = ["ld.global.cs.v4.u32", "ld.global.v2.f32", "ld.global.b128", "cp.async.cg.shared.global", "st.global.v4.u16"]
+    wide = ["ld.global.cs.v4.u32", "ld.global.v2.f64", "ld.global.b128", "cp.async.cg.shared.global", "st.global.v4.f32"]
     assert narrow(*wide, *5 * ["ld.global.u16"]) == []
     assert narrow(*wide, *4 * ["st.global.f32"], "ld.global.f64") == ["gelu_forward_kernel3 writes"]
     assert narrow(*wide, *8 * ["ld.global.u16"]) == ["gelu_forward_kernel3 reads"]
+    of_8_bytes = ["ld.global.cs.v2.u32", "st.global.v4.u16"]
+    assert narrow(*of_8_bytes) == ["gelu_forward_kernel3 reads", "gelu_forward_kernel3 writes"]
+    assert narrow(*of_8_bytes, kernel="12cast_kernel3") == []
 
 
 def test_no_kernel_of_llmc_is_missing(report):

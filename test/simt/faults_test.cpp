@@ -2,6 +2,10 @@
 // sanitizer. The same kernels without their fault pass everywhere.
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <string>
+#include <utility>
+
 #include "dev/lab/memory.h"
 #include "llmc/core/error.h"
 #include "simt/executor.h"
@@ -165,6 +169,35 @@ INSTANTIATE_TEST_SUITE_P(, Faults, testing::ValuesIn([] {
                              return chosen;
                          }()),
                          [](const auto& planted) { return planted.param.name; });
+
+#ifndef SIMT_THREAD  // to which all of these are races
+// Lanes, warps and blocks each: a missing barrier may be seen in another order only.
+TEST(Order, IsAnotherOneWithEachSeed) {
+    const simt::Options before = simt::options();
+    simt::options().report.clear();
+    constexpr int all = 4 * planted_faults::threads;
+    const auto is_right = [](std::uint64_t seed, int group, int distance) {
+        simt::options().seed = seed;
+        lab::Draw draw(1);
+        lab::Array<float> in(all), out(all);
+        draw.normal(in, 1);
+        for (int i = 0; i < all; ++i) out[i] = 1e9f;
+        launch(on_chip(llmc::cuda::sm_80), planted_faults::add_before, 4, planted_faults::threads, 0,
+               out.data(), in.data(), group, distance);
+        for (int i = 0; i < all; ++i) {
+            if (out[i] != in[i] + (i % group < distance ? 0 : out[i - distance])) return false;
+        }
+        return true;
+    };
+    for (const auto& [group, distance] : {std::pair{32, 1}, {64, 32}, {all, 64}}) {
+        EXPECT_TRUE(is_right(0, group, distance)) << distance;
+        int wrong = 0;
+        for (std::uint64_t seed = 1; seed <= 20; ++seed) wrong += !is_right(seed, group, distance);
+        EXPECT_GT(wrong, 0) << distance;
+    }
+    simt::options() = before;
+}
+#endif
 
 // ---- what a chip has ----
 

@@ -15,6 +15,12 @@ constexpr std::size_t shared_bytes = 2 * threads * sizeof(float);
 
 __device__ inline int thread() { return static_cast<int>(threadIdx.x); }
 
+// Right in the order of the numbers alone: of the threads of a group each adds what the one `distance` before it has written.
+__global__ inline void add_before(float* out, const float* in, int group, int distance) {
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    out[i] = in[i] + (i % group < distance ? 0 : out[i - distance]);
+}
+
 // ---- barriers and collectives that some threads miss ----
 
 template <bool faulty>

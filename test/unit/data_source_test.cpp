@@ -3,6 +3,7 @@
 #include "llmc/data/token_source.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -116,6 +117,28 @@ TEST_F(DataFiles, ShardsOfBothKindsAreReadInOrder) {
     source->read(1, 1, two);
     EXPECT_EQ(two, (std::vector<std::int32_t>{2, 1}));
     EXPECT_THROW(source->read(1, 2, two), ProgrammingError);
+}
+
+TEST_F(DataFiles, ThereMayBeMoreShardsThanAProcessMayOpen) {
+    std::vector<std::string> shards;
+    for (std::uint16_t i = 0; i < 100; ++i)
+        shards.push_back(write_shard16(std::to_string(i) + ".bin", {i, static_cast<std::uint16_t>(i + 1)}));
+    rlimit before{};
+    ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+    const rlimit few{.rlim_cur = 50, .rlim_max = before.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+    EXPECT_EQ(read_all(*open_token_shards(shards, 256, "--train-data"), 99),
+              (std::vector<std::int32_t>{99, 100}));
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
+TEST_F(DataFiles, WhatWasRemovedOrReplacedIsReadAsItWas) {
+    const std::string removed = write_shard16("a.bin", {1, 2}), replaced = write_shard16("b.bin", {3, 4});
+    const auto source = open_token_shards({removed, replaced}, 256, "--train-data");
+    fs::remove(removed);
+    fs::rename(write("empty", ""), replaced);
+    EXPECT_EQ(read_all(*source, 0), (std::vector<std::int32_t>{1, 2}));
+    EXPECT_EQ(read_all(*source, 1), (std::vector<std::int32_t>{3, 4}));
 }
 
 TEST_F(DataFiles, TokensOutsideTheVocabularyAreRefusedWhenRead) {
