@@ -70,8 +70,9 @@ class Started:
     def send(self, number):
         os.kill(self.pid, number)
 
-    def wait(self, seconds=30):
-        """Its exit status, as Python has it: negative for a signal."""
+    def wait(self, seconds=60):
+        """Its exit status, as Python has it: negative for a signal. (Where others spin on all cores, a process that a signal
+        wakes may wait for seconds until it has its turn.)"""
         end = time.monotonic() + seconds * program.PATIENCE
         while self.read(0.1):
             assert time.monotonic() < end, f"still running: {self.text}"
@@ -128,7 +129,7 @@ def stop(launcher, number, out_dir, *options):
     run = Started(launcher, *QUICK, f"--steps={steps}", f"--out-dir={out_dir}", *options)
     run.read_until("^ +20 ")
     run.send(number)
-    assert run.wait(10) == STOPPED
+    assert run.wait() == STOPPED
     # mpirun says so wherever it is, in the middle of a line too.
     text = re.sub("mpirun[^ ]*: Forwarding signal 10 to job\n", "", run.text)
     if launcher != "mpirun-2":
@@ -210,7 +211,7 @@ def test_ranks_agree_on_the_step_though_one_alone_was_asked(tmp_path):
     assert len(ranks) == 2
     last = max(ranks, key=lambda pid: b"OMPI_COMM_WORLD_RANK=1\0" in pathlib.Path(f"/proc/{pid}/environ").read_bytes())
     os.kill(last, signal.SIGUSR1)
-    assert run.wait(10) == STOPPED
+    assert run.wait() == STOPPED
     assert f"stopped     after step {steps_of(run.text)[-1]:,} of" in run.text
 
 
@@ -220,7 +221,7 @@ def test_ctrl_c_on_a_terminal(launcher, tmp_path):
     run = Started(launcher, *QUICK, f"--steps={MANY_STEPS}", f"--out-dir={tmp_path}", terminal=True)
     run.read_until(r"20/100,000  \d")
     os.write(run.file, b"\x03")
-    assert run.wait(10) == STOPPED
+    assert run.wait() == STOPPED
     assert "mpirun" not in run.text.replace("--", "")
     assert "\r\x1b[Kstopping as soon as what is under way is done" in run.text
     # No progress is left when the summary begins.
@@ -263,7 +264,7 @@ def test_a_signal_before_the_first_step_leaves_nothing(launcher, delay, tmp_path
     time.sleep(delay)
     run.send(signal.SIGINT)
     # Before a process catches signals they end it; afterwards it stops in order. (The step would take minutes.)
-    status = run.wait(10)
+    status = run.wait()
     if status == STOPPED:
         assert run.text.endswith("note: stopped before the first step: nothing was written\n")
     else:
@@ -295,7 +296,7 @@ def test_a_signal_ends_a_validation(launcher, tmp_path):
     run.read_until("^ +10 ")
     time.sleep(0.3)
     run.send(signal.SIGINT)
-    assert run.wait(15) == STOPPED  # of 70,000 batches, which are minutes
+    assert run.wait(30) == STOPPED  # of 70,000 batches, which are minutes
     assert "stopped     after step 10 of 20" in run.text and "validation after" not in run.text
     stopped = program.Run(tmp_path / "run")
     assert stopped.column("step") == list(range(1, 11)) and "val_loss" not in stopped.lines[-1]
@@ -313,7 +314,7 @@ def test_a_signal_ends_a_sample(tmp_path):
     run.read_until("^ +10 ")
     time.sleep(0.3)
     run.send(signal.SIGINT)
-    assert run.wait(15) == STOPPED  # of a million tokens
+    assert run.wait(30) == STOPPED  # of a million tokens
     assert "stopped     after step 10 of 20" in run.text and "sample after" not in run.text
 
 
@@ -327,7 +328,7 @@ def test_a_signal_while_given_weights_are_looked_at(tmp_path):
     run.read_until("^ +results ")
     time.sleep(0.5)
     run.send(signal.SIGINT)
-    assert run.wait(10) == STOPPED
+    assert run.wait() == STOPPED
     assert "stopped  as asked; there was nothing to save\n" in run.text
     assert "go on with" not in run.text and "after step" not in run.text and "this step" not in run.text
 
@@ -353,7 +354,7 @@ def test_ctrl_z_pauses_the_processes(launcher, tmp_path):
     last = steps_of(re.sub("\x1b\\[[0-9;]*[mK]|\r", "\n", run.text))[-1]
     run.read_until(rf"{last + 100:,}/100,000  \d")
     os.write(run.file, b"\x03")
-    assert run.wait(10) == STOPPED
+    assert run.wait() == STOPPED
     expect_no_process(str(tmp_path))
 
 
@@ -384,7 +385,7 @@ def test_what_mpirun_says_is_not_appended_to_the_progress(tmp_path):
     run = Started("launch-2", *QUICK, f"--steps={MANY_STEPS}", f"--out-dir={tmp_path}", terminal=True)
     run.read_until(r"20/100,000  \d")
     os.kill(max(processes_naming(str(tmp_path))), signal.SIGKILL)
-    assert run.wait(10) == 128 + signal.SIGKILL
+    assert run.wait() == 128 + signal.SIGKILL
     lines = re.split("\r\x1b\\[K|\n", run.text)
     assert any(re.match("error: rank 1 has gone: signal 9 ", line) for line in lines)
     assert run.text.endswith("\r\x1b[K")
@@ -406,7 +407,7 @@ def test_the_launcher_ends_what_does_not_know_the_signal(launcher):
     while len(processes_naming("61.25")) < 4:  # the launcher, mpirun (or what stands in for it) and its two
         time.sleep(0.05)
     run.send_signal(signal.SIGINT)
-    assert run.wait(10) != 0
+    assert run.wait() != 0
     expect_no_process("61.25")
 
 

@@ -99,10 +99,10 @@ class Watching : public testing::Test {
         const auto end = Clock::now() + std::chrono::duration<double>(seconds);
         testing::internal::CaptureStderr();
         try {
-            while (Clock::now() < end) {
-                watchdog.look(moved, [] { return std::vector{1}; });
+            do {
                 std::this_thread::sleep_for(std::chrono::milliseconds(5));
-            }
+                watchdog.look(moved, [] { return std::vector{1}; });  // also where the last sleep was long
+            } while (Clock::now() < end);
         } catch (const FakeTransport::Aborted&) {
         }
         return testing::internal::GetCapturedStderr();
