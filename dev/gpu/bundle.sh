@@ -16,7 +16,7 @@ mkdir -p "$folder/bin" "$folder/lib"
 
 for program in "$@"; do
     name=$(basename "$program")
-    strip -o "$folder/bin/${name%-plain}" "$program"
+    strip -o "$folder/bin/${name%-*}" "$program"
 done
 
 # What every such machine has stays there: the C library and the C++ library, which Python's modules share, and the

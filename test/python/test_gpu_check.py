@@ -16,7 +16,7 @@ import run_paths
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("BUILD_DIR", ROOT / "build"))
-SIMULATED = [BUILD / "test" / f"{name}-plain" for name in ("train_gpt", "model_probe", "kernels")]
+SIMULATED = [BUILD / "test" / name for name in ("train_gpt-plain", "model_probe-plain", "kernels-thread")]
 PATIENCE = float(os.environ.get("PATIENCE", 1))
 
 sys.path.insert(0, str(ROOT / "dev/gpu"))
