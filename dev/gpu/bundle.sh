@@ -30,14 +30,16 @@ if grep -v ' /' <<<"$needed" >&2; then
 fi
 # What a program with a GPU's part opens when it first computes there (llmc/device/cuda/cublaslt_library.cpp), and then what
 # it is linked with. A library of CUDA's brings those that it needs itself.
-{ grep -aohE 'libcublasLt\.so\.[0-9]+' "$@" || true; } | sort -u | sed 's/$/ needed/' >"$folder/cuda-libraries.txt"
-while read -r name path; do
-    if [[ $name =~ ^$of_cuda ]]; then
-        echo "$name needed"
-    elif ! [[ $name =~ ^$of_the_system ]]; then
-        cp -L "$path" "$folder/lib"
-    fi
-done <<<"$needed" >>"$folder/cuda-libraries.txt"
+{
+    grep -aohE 'libcublasLt\.so\.[0-9]+' "$@" | sed 's/$/ needed/' || true
+    while read -r name path; do
+        if [[ $name =~ ^$of_cuda ]]; then
+            echo "$name needed"
+        elif ! [[ $name =~ ^$of_the_system ]]; then
+            cp -L "$path" "$folder/lib"
+        fi
+    done <<<"$needed"
+} | sort -u >"$folder/cuda-libraries.txt"
 # Those that are loaded where they are there: what for, and the package of Python's that has it.
 cat >>"$folder/cuda-libraries.txt" <<'END'
 libcudnn.so.9 wanted --attention cudnn; nvidia-cudnn-cu13

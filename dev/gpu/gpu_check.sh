@@ -8,7 +8,7 @@
 # in PATH, or of PYTHON (those that PyTorch comes with). Each that is missing is named, and the check goes on without those
 # that few things want.
 set -euo pipefail
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 
 python=${PYTHON:-python3}
 command -v "$python" >/dev/null || {

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Checks and times the trainer on a GPU: what `gpu_check` of a bundle starts (dev/gpu/gpu_check.sh).
 
-Each result is a line of RESULTS/gpu.jsonl as soon as it is known; after each part RESULTS/gpu.md and gpu.json are written from
-all lines there are. The exit status is 1 where a check failed, and 2 where none did and some lacked the time.
+Each result is a line of RESULTS/GPU/gpu.jsonl as soon as it is known, GPU being the GPU's name, so that no report mixes two;
+after each part gpu.md and gpu.json beside it are written from all lines there are. The exit status is 1 where a check failed, and 2 where none did and some lacked the time.
 """
 
 import argparse
 import json
 import os
 import pathlib
+import re
 import sys
 import tempfile
 
@@ -53,12 +54,12 @@ def check(arguments):
     refused = no_gpu()
     if refused:
         sys.exit(f"error: {refused}")
-    results = arguments.results.resolve()
+    about = machine.about(programs.BUNDLE)
+    results = arguments.results.resolve() / re.sub("[^a-z0-9]+", "-", about["gpu"].lower()).strip("-")
     results.mkdir(parents=True, exist_ok=True)
     lines = results / "gpu.jsonl"
     failed = left = 0
     for part in arguments.parts or PARTS:
-        about = machine.about(programs.BUNDLE)
         found = Results(lines, part, arguments.minutes, about["commit"])
         programs.Clock.end = found.end
         found.add("machine", "measured", about["gpu"], **about)

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sysconfig
 
-TOOLS = ["bash", "sh", "awk", "basename", "cat", "cp", "dirname", "env", "grep", "ls", "mkdir", "rm", "sed", "sleep", "sort", "timeout",
+TOOLS = ["bash", "sh", "awk", "basename", "cat", "cp", "dirname", "env", "grep", "ls", "mkdir", "readlink", "rm", "sed", "sleep", "sort", "timeout",
          "tr", "uname", "ldconfig"]
 PYTHON = pathlib.Path("/usr/bin/python3")  # the system's, whose modules are in folders of the system
 PACKAGES = pathlib.Path("/usr/lib/python3/dist-packages")

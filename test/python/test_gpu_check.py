@@ -191,10 +191,11 @@ esac
     run = check(copy, "model", "bench", "lab", "--tiny", "--results", tmp_path / "results", PATH=f"{tools}:{path_of_tests()}",
                 PYTHONPATH=str(tmp_path / "modules"))
     assert run.returncode == 0, run.stdout + run.stderr
-    found = by_name(tmp_path / "results")
+    results_of_it = tmp_path / "results/test-gpu"
+    found = by_name(results_of_it)
     clocks = found["tiny, turn 1, PyTorch"]["clocks_while"]
     assert clocks["clocks.sm"] == "1980 MHz" and clocks["slowed by"] == "power cap, software thermal slowdown"
-    assert "# train_gpt on Test GPU" in (tmp_path / "results/gpu.md").read_text()
+    assert "# train_gpt on Test GPU" in (results_of_it / "gpu.md").read_text()
     skipped = {name for name, line in found.items() if line["status"] == "skipped"}
     # What needs a GPU, and what needs cuDNN.
     assert all("cudnn" in name or name in (
