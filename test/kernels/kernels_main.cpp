@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <random>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "dev/lab/gpu.h"
 #include "dev/lab/session.h"
@@ -166,6 +169,34 @@ TEST(LabSession, RefusesToCheckNothing) {
     options.dtype = "fp32";
     options.variants = {2};
     EXPECT_THROW(lab::run_session(operation, options), llmc::UserError);
+}
+
+TEST(LabSession, ChecksEachShapeAtEachBlockSize) {
+    using Checked = std::vector<std::pair<std::int64_t, int>>;
+    struct Recording : lab::Problem {
+        Recording(std::int64_t size, Checked& to) : n(size), runs(to) {}
+        void run(int, int block_size, const LaunchContext&) override { runs.emplace_back(n, block_size); }
+        void reset() override { ++resets; }
+        void compare(lab::Comparison&) override { ++compared; }
+        double bytes() const override { return 0; }
+        ~Recording() override { EXPECT_TRUE(resets == 2 && compared == 2); }
+        std::int64_t n;
+        Checked& runs;
+        int resets = 0, compared = 0;
+    };
+    Checked runs;
+    const lab::Operation operation{.name = "odd",
+                                   .sizes = {"n"},
+                                   .variants = {{1, "naive", {32, 64}}},
+                                   .checked = {{8}, {9}},
+                                   .timed = {},
+                                   .dtypes = {llmc::DType::fp32},
+                                   .takes = {},
+                                   .make = [&](auto, const lab::Shape& shape,
+                                               auto&) { return std::make_unique<Recording>(shape[0], runs); },
+                                   .checked_for_races = {{8}, {9}}};
+    check_variant(operation, operation.variants[0], llmc::DType::fp32, lab::gpu_context(), 1);
+    EXPECT_EQ(runs, (Checked{{8, 32}, {8, 64}, {9, 32}, {9, 64}}));
 }
 
 void register_lab() {

@@ -131,17 +131,31 @@ def narrow_accesses(name, accesses):
     return faults
 
 
-def test_kernels_of_llmc_access_memory_by_vectors(report):
+def accesses_of_kernels():
     logs = [BUILD / "nvcc" / path.relative_to(ROOT).with_suffix(end)
             for folder, end in (("dev", ".fatbin.log"), ("llmc/device/cuda", ".o.log")) for path in (ROOT / folder).glob("*.cu")]
     accesses = {}
     for log in filter(pathlib.Path.exists, logs):
         accesses |= read_accesses(log.read_text())
+    return accesses
+
+
+def test_kernels_of_llmc_access_memory_by_vectors(report):
+    accesses = accesses_of_kernels()
     of_llmc = {key for key in report if key[1].startswith(OF_LLMC)}
     assert of_llmc <= accesses.keys()
     narrow = [f"{what} on sm_{chip}: {fault} ({name})" for chip, name in sorted(of_llmc)
               for what, fault in narrow_accesses(name, accesses[chip, name]).items()]
     assert not narrow, "\n".join(narrow)
+
+
+def test_the_classifier_reads_what_it_keeps_once(report):
+    """Into shared memory. Loads are those of what does not fit there: for its sum, four times in a loop, and for its gradient."""
+    of_classifier = {key: own for key, own in accesses_of_kernels().items() if f"{OF_LLMC}24fused_classifier_kernel5" in key[1]}
+    assert len(of_classifier) == 2 * len(chips_of(report))
+    for key, own in of_classifier.items():
+        loads = [access for access in own if access.startswith("ld") and bytes_at_a_time(access)[0]]
+        assert len(loads) <= 5 and any(access.startswith("cp.async") for access in own), (key, own)
 
 
 def test_what_narrow_accesses_are():
