@@ -20,6 +20,7 @@ from packaging.requirements import Requirement
 
 import program
 import common  # noqa: E402  (of data/, where dataset_scripts looks)
+import documents  # noqa: E402
 import download  # noqa: E402
 import encode  # noqa: E402
 import hellaswag  # noqa: E402
@@ -40,6 +41,13 @@ def test_tinyshakespeare(tmp_path, monkeypatch):
     assert bytes(np.concatenate([tokens_of(out, "train"), tokens_of(out, "val")]).astype(np.uint8)) == text
     assert len(tokens_of(out, "train")) == len(text) * 9 // 10
     assert manifest_of(out)["files"] == [{"file": "tinyshakespeare.txt", "sha256": hashlib.sha256(text).hexdigest(), "url": tinyshakespeare.URL}]
+
+
+def test_stories_lie_across_the_blocks_that_are_read(tmp_path):
+    """And what stands between two of them does, at 4 MiB."""
+    texts = [b"x" * ((1 << 22) - 5), *(b"story %d " % number * 500 for number in range(1200))]
+    (tmp_path / "stories.txt").write_bytes(b"\n<|endoftext|>\n".join(texts))
+    assert list(documents.separated_texts(tmp_path / "stories.txt")) == [text.strip() for text in texts]
 
 
 def test_tinystories(tmp_path):
