@@ -11,6 +11,7 @@ import kernel_times  # noqa: E402
 import part_bench  # noqa: E402
 import part_kernels  # noqa: E402
 import part_lab  # noqa: E402
+import part_model  # noqa: E402
 import programs  # noqa: E402
 import report  # noqa: E402
 import results  # noqa: E402
@@ -217,3 +218,20 @@ def test_time_outside_kernels(tmp_path):
     assert kernel_times.outside(spans) == pytest.approx(1 - 85 / 200)
     assert kernel_times.outside(spans, 100) == pytest.approx(25 / 100)
     assert kernel_times.outside(spans, 90) == pytest.approx(25 / 90)
+
+
+# The tests of the parts run them in a tiny extent.
+def test_what_is_done_on_a_gpu():
+    model, bench = part_model.Extent(tiny=False), part_bench.Extent(tiny=False)
+    assert (model.fp32_steps, model.bf16_steps, model.long_steps, model.ranks) == (20, 5, 200, [2, 4])
+    assert (bench.T, bench.V, bench.turns, bench.device, [*bench.models]) == (1024, 50304, 2, "cuda", ["124M", "1558M", "350M", "774M"])
+    assert {"Ptx*", *(f"{operation}*" for operation in ("AttentionForward", "AttentionBackward", "Matmul", "LayerNormBackward",
+                                                         "BiasGradient", "Classifier"))} <= set(part_kernels.SANITIZED)
+
+
+@pytest.mark.parametrize("name, published", [("124M", 124_439_808), ("350M", 354_823_168), ("774M", 774_030_080), ("1558M", 1_557_611_200)])
+def test_parameters_and_operations_of_a_model(name, published):
+    layers, heads, channels, _ = part_bench.MODELS[name]
+    assert channels // heads == 64
+    assert part_bench.parameters(layers, channels, 1024, 50257) == published
+    assert part_bench.flops_a_token(layers, channels, 1024, 50257) == 6 * published + 6 * layers * channels * 1024
