@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 
+SECONDS = 60  # that nvidia-smi may take
 FIELDS = ["clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "utilization.gpu"]
 # Why the clocks are not higher; older drivers have the other name.
 REASONS = ["clocks_event_reasons.active", "clocks_throttle_reasons.active"]
@@ -19,12 +20,15 @@ SLOWED_BY = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "software thermal
 
 
 def query(fields):
-    """The values of the GPU that the programs use; None where nvidia-smi is not here or does not know the fields."""
+    """The values of the GPU that the programs use; None where nvidia-smi is not here, does not know the fields or hangs."""
     if not shutil.which("nvidia-smi"):
         return None
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
-    run = subprocess.run(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", f"--id={gpu}"],
-                         capture_output=True, text=True, timeout=60)
+    try:
+        run = subprocess.run(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", f"--id={gpu}"],
+                             capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return None
     return [value.strip() for value in run.stdout.strip().split(",")] if run.returncode == 0 else None
 
 

@@ -8,6 +8,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "dev/gpu"))
 import kernel_times  # noqa: E402
+import machine  # noqa: E402
 import part_bench  # noqa: E402
 import part_kernels  # noqa: E402
 import part_lab  # noqa: E402
@@ -235,3 +236,12 @@ def test_parameters_and_operations_of_a_model(name, published):
     assert channels // heads == 64
     assert part_bench.parameters(layers, channels, 1024, 50257) == published
     assert part_bench.flops_a_token(layers, channels, 1024, 50257) == 6 * published + 6 * layers * channels * 1024
+
+
+def test_a_tool_that_hangs_says_nothing(tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nexec sleep 30\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(machine, "SECONDS", 0.1)
+    assert machine.query(["name"]) is None and machine.clocks() == {}
