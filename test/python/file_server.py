@@ -41,7 +41,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                    **({"Last-Modified": file.modified} if file.modified else {})}
         wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         condition = self.headers.get("If-Range")
-        if not wanted or (honour_if_range and condition not in (None, file.etag, file.modified)):
+        holds = condition is None or (condition and condition in (file.etag, file.modified))
+        if not wanted or (honour_if_range and not holds):
             return self.answer(200, headers, file.body, length)
         start, size = int(wanted[1]), len(file.body)
         if start >= size:
