@@ -306,6 +306,20 @@ def test_bars_are_as_long_as_what_they_stand_for(made, figures):
         0: pytest.approx([3 / 40, 3 / 40, 6 / 40, 28 / 40]), 1: pytest.approx([5 / 6, 1 / 6])}
 
 
+def test_memory_of_a_pipeline_is_that_of_the_stage_that_needs_most(tmp_path):
+    stages = [{"activations": 1 << 20}, {"activations": 3 << 20, "moments": 1 << 20}, {"activations": 3 << 20}]
+    path = write_lines(tmp_path / "metrics.jsonl", full_lines([1.0]), ABOUT | {"pipeline": {"memory": stages}})
+    assert metrics.read_run(path).memory() == stages[1]
+
+
+@pytest.mark.parametrize("ratio, scale", [(10, "linear"), (30, "log")])
+def test_throughputs_far_apart_are_seen_both(ratio, scale, made, figures, tmp_path):
+    faster = write_lines(tmp_path / "metrics.jsonl", full_lines(falling(40), tokens_per_s=ratio * 15360.0))
+    figure = figures([made["plain"], metrics.read_run(faster)], ["throughput", "memory"])
+    [axes] = (axes for axes in figure.axes if axes.get_ylabel().startswith("tokens per second"))
+    assert axes.get_yscale() == scale
+
+
 def test_the_first_step_is_not_in_the_time_of_a_step(tmp_path):
     lines = [full_line(1, 1.0, step_ms=9000, phase_ms={"forward": 8000})]
     lines += [full_line(step, 1.0, step_ms=ms, phase_ms={"forward": ms / 2}) for step, ms in ((2, 100), (3, 300))]
