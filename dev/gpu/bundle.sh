@@ -29,7 +29,8 @@ if grep -v ' /' <<<"$needed" >&2; then
     exit 1
 fi
 # What a program with a GPU's part opens when it first computes there (llmc/device/cuda/cublaslt_library.cpp), and then what
-# it is linked with. A library of CUDA's brings those that it needs itself.
+# it is linked with. A library of CUDA's brings those that it needs itself. (grep finds none in the tests' programs, whose GPU is
+# simulated.)
 {
     grep -aohE 'libcublasLt\.so\.[0-9]+' "$@" | sed 's/$/ needed/' || true
     while read -r name path; do

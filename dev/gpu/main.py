@@ -2,7 +2,8 @@
 """Checks and times the trainer on a GPU: what `gpu_check` of a bundle starts (dev/gpu/gpu_check.sh).
 
 Each result is a line of RESULTS/GPU/gpu.jsonl as soon as it is known, GPU being the GPU's name, so that no report mixes two;
-after each part gpu.md and gpu.json beside it are written from all lines there are. The exit status is 1 where a check failed, and 2 where none did and some lacked the time.
+after each part gpu.md and gpu.json beside it are written from all lines there are. The exit status is 1 where a check failed,
+and 2 where none did and some lacked the time.
 """
 
 import argparse

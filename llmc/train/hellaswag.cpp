@@ -22,7 +22,7 @@ constexpr const char* option = "--eval-hellaswag";
 // JSON can write half of a pair of surrogates (\ud800), which UTF-8 cannot hold: U+FFFD stands for it, as in data/ and in
 // tiktoken.
 std::string without_half_surrogates(std::string_view json) {
-    const auto escape_at = [&](std::size_t place) {  // \uXXXX
+    const auto escape_at = [&](std::size_t place) {  // of a unit of UTF-16, as backslash, u and 4 digits
         unsigned value = 0;
         const char* const digits = json.data() + std::min(place + 2, json.size());
         const char* const end = json.data() + std::min(place + 6, json.size());
