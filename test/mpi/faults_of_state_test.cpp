@@ -17,10 +17,9 @@
 #include "llmc/parallel/executor.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/diagnosis.h"
-#include "llmc/train/options.h"
 #include "llmc/train/replicas.h"
-#include "llmc/train/trainer.h"
 #include "mpi_test.h"
+#include "trainer_run.h"
 
 namespace llmc {
 namespace {
@@ -192,56 +191,30 @@ const Data& stories() {
     return data;
 }
 
-// A run of the program, of some options, without files.
-class TrainingRun {
+// With batches of the stories.
+class TrainingRun : public test::TrainerRun {
   public:
-    explicit TrainingRun(std::vector<const char*> options)
-        : options_(parse(std::move(options))),
-          mesh_(options_.mesh(world().size(), world().rank())),
-          plan_(plan_run({.config = options_.config(),
-                          .dtype = options_.compute_dtype(),
-                          .mesh = mesh_,
-                          .global_batch_tokens = *options_.global_batch_tokens,
-                          .micro_batch_sequences = *options_.micro_batch_size},
-                         device_->ops(), 0)),
-          groups_(world(), mesh_),
-          samples_(*stories().training, context, options_.seed),
-          batches_(samples_, plan_.share(), context),
-          trainer_(options_, plan_, *device_, world(), groups_) {}
+    using TrainerRun::TrainerRun;
 
     // What the comparison in a step says; nothing where it finds no difference.
     std::string step_with_comparison() {
         try {
-            trainer_.train_step(batches_, true);
+            trainer().train_step(batches_, true);
         } catch (const UserError& fault) {
             return fault.what();
         }
         return "";
     }
-    void step() { trainer_.train_step(batches_); }
-    std::optional<std::string> difference() { return differing_replica(*device_, trainer_.store(), world()); }
-    const ParameterStore& store() { return trainer_.store(); }
-    const Sharding& sharding() const { return mesh_.sharding; }
+    void step() { trainer().train_step(batches_); }
+    std::optional<std::string> difference() {
+        return differing_replica(device(), trainer().store(), world());
+    }
+    const ParameterStore& store() { return trainer().store(); }
+    const Sharding& sharding() const { return mesh().sharding; }
 
   private:
-    static Options parse(std::vector<const char*> options) {
-        options.insert(options.begin(),
-                       {"train_gpt", "--layers=2", "--heads=2", "--channels=32", "--seq-len=8",
-                        "--global-batch-tokens=384", "--micro-batch-size=1", "--device=cpu"});
-        std::string text;
-        Options parsed = *parse_options(static_cast<int>(options.size()), options.data(), text);
-        settle_device(parsed, DeviceKind::cpu);
-        return parsed;
-    }
-
-    std::unique_ptr<Device> device_ = make_cpu_device(1);
-    Options options_;
-    Mesh mesh_;
-    RunPlan plan_;
-    MeshGroups groups_;
-    TrainingSamples samples_;
-    TrainingBatches batches_;
-    Trainer trainer_;
+    TrainingSamples samples_{*stories().training, context, options().seed};
+    TrainingBatches batches_{samples_, plan().share(), context};
 };
 
 // A weight that goes wrong between steps on the last rank: its own to update (in its shard), or one that it receives.

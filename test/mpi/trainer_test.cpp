@@ -1,62 +1,26 @@
 // What a trainer computes, where its results would be the same if it computed more: the rows of an evaluation on one data
 // rank each, and the tokens of a text once.
-#include "llmc/train/trainer.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <limits>
-#include <memory>
 #include <vector>
 
-#include "llmc/plan/run_plan.h"
-#include "llmc/train/options.h"
 #include "mpi_test.h"
+#include "trainer_run.h"
 
 namespace llmc {
 namespace {
 
 using test::world;
 
-// A run of the program without data and files, all ranks data-parallel.
-class DataParallelRun {
-  public:
-    DataParallelRun()
-        : options_(small_options()),
-          mesh_(options_.mesh(world().size(), world().rank())),
-          plan_(plan_run({.config = options_.config(),
-                          .mesh = mesh_,
-                          .global_batch_tokens = 4 * world().size() * options_.config().sequence_length,
-                          .micro_batch_sequences = 2},
-                         device_->ops(), 0)),
-          groups_(world(), mesh_),
-          trainer_(options_, plan_, *device_, world(), groups_) {}
-
-    Trainer& trainer() { return trainer_; }
-
-  private:
-    static Options small_options() {
-        constexpr std::array words = {"train_gpt",   "--layers=2",   "--heads=2",      "--channels=32",
-                                      "--seq-len=8", "--device=cpu", "--temperature=0"};
-        std::string text;
-        Options options = *parse_options(words.size(), words.data(), text);
-        settle_device(options, DeviceKind::cpu);
-        return options;
-    }
-
-    std::unique_ptr<Device> device_ = make_cpu_device(1);
-    Options options_;
-    Mesh mesh_;
-    RunPlan plan_;
-    MeshGroups groups_;
-    Trainer trainer_;
-};
+// All ranks are data-parallel.
+test::TrainerRun small_run() { return test::TrainerRun({"--temperature=0"}); }
 
 bool go_on(double) { return true; }
 
 TEST(Evaluation, IsSharedByTheDataRanks) {
-    DataParallelRun run;
+    test::TrainerRun run = small_run();
     constexpr std::int64_t rows = 53;
     std::vector<double> reads(rows);
     const auto read = [&](std::int64_t row, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
@@ -75,8 +39,8 @@ TEST(Evaluation, IsSharedByTheDataRanks) {
 TEST(Generation, ComputesNoPositionTwice) {
     const std::vector<std::int32_t> prompt = {3, 141, 59};
     constexpr std::int64_t count = 5;  // as many as the context still has room for
-    const auto expected = DataParallelRun().trainer().generate(prompt, count, go_on);
-    DataParallelRun run;
+    const auto expected = small_run().trainer().generate(prompt, count, go_on);
+    test::TrainerRun run = small_run();
     const Tensor positions = run.trainer().store().buffers(wpe_unit).parameters;
     ASSERT_EQ(positions.dtype, DType::fp32);
     constexpr std::ptrdiff_t channels = 32;

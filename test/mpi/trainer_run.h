@@ -1,0 +1,56 @@
+// A run of the program on all ranks, of some options, without data and files: for tests of its trainer.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "llmc/plan/run_plan.h"
+#include "llmc/train/options.h"
+#include "llmc/train/trainer.h"
+#include "mpi_test.h"
+
+namespace llmc::test {
+
+class TrainerRun {
+  public:
+    // The options after those of a small model.
+    explicit TrainerRun(std::vector<const char*> more)
+        : options_(parse(std::move(more))),
+          mesh_(options_.mesh(world().size(), world().rank())),
+          plan_(plan_run({.config = options_.config(),
+                          .dtype = options_.compute_dtype(),
+                          .mesh = mesh_,
+                          .global_batch_tokens = *options_.global_batch_tokens,
+                          .micro_batch_sequences = *options_.micro_batch_size},
+                         device_->ops(), 0)),
+          groups_(world(), mesh_),
+          trainer_(options_, plan_, *device_, world(), groups_) {}
+
+    Trainer& trainer() { return trainer_; }
+    Device& device() { return *device_; }
+    const Options& options() const { return options_; }
+    const Mesh& mesh() const { return mesh_; }
+    const RunPlan& plan() const { return plan_; }
+
+  private:
+    static Options parse(std::vector<const char*> options) {
+        options.insert(options.begin(),
+                       {"train_gpt", "--layers=2", "--heads=2", "--channels=32", "--seq-len=8",
+                        "--global-batch-tokens=384", "--micro-batch-size=1", "--device=cpu"});
+        std::string text;
+        Options parsed = *parse_options(static_cast<int>(options.size()), options.data(), text);
+        settle_device(parsed, DeviceKind::cpu);
+        return parsed;
+    }
+
+    std::unique_ptr<Device> device_ = make_cpu_device(1);
+    Options options_;
+    Mesh mesh_;
+    RunPlan plan_;
+    MeshGroups groups_;
+    Trainer trainer_;
+};
+
+}  // namespace llmc::test
