@@ -1,6 +1,7 @@
 """Runs ./train_gpt as a person does, and reads what it leaves."""
 
 import array
+import hashlib
 import json
 import os
 import pathlib
@@ -53,6 +54,11 @@ def train(out_dir, *options, ranks=1, **arguments):
     """Trains quietly (no samples, no validation unless asked for) and returns the Run."""
     run(f"--out-dir={out_dir}", "--sample-tokens=0", *options, ranks=ranks, **arguments)
     return Run(out_dir)
+
+
+def digest(path):
+    """Of a file's bytes."""
+    return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
 
 
 def write_token_file(path, tokens, wide=False):

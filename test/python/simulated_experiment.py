@@ -3,7 +3,6 @@ asked of the runtime."""
 
 import collections
 import functools
-import hashlib
 import json
 
 import numpy as np
@@ -42,10 +41,6 @@ class Experiment:
         return ["--init", self.init, "--train-data", self.data, f"--global-batch-tokens={SEQUENCES * SIZES.seq_len}",
                 *SIZES.options(), f"--steps={steps}", "--lr=1e-3", "--lr-schedule=constant", "--warmup-steps=0",
                 "--weight-decay=0.1", "--grad-clip=0.5", *more]
-
-
-def digest(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def results(run):

@@ -13,7 +13,8 @@ import pytest
 
 import program
 import safetensors_numpy
-from test_zero import digest, processes, sample, sent, train
+from program import digest
+from test_zero import processes, sample, sent, train
 
 SMALL = ["--layers=4", "--micro-batch-size=2", "--check-replicas-every=2"]
 TOLERANCE = 2e-5  # of losses in fp32, relative

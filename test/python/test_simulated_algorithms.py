@@ -7,8 +7,9 @@ import re
 
 import pytest
 import simulated
+from program import digest
 from simulated import at_once, train
-from simulated_experiment import BF16, ROUNDED, STOCHASTIC, cached, counted, digest, results
+from simulated_experiment import BF16, ROUNDED, STOCHASTIC, cached, counted, results
 
 simulated.require()
 

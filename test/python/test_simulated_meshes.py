@@ -7,9 +7,9 @@ import model_bounds
 import numpy as np
 import pytest
 import simulated
-from program import write_token_file
+from program import digest, write_token_file
 from simulated import at_once, train
-from simulated_experiment import CPU, SIZES, cached, digest, results
+from simulated_experiment import CPU, SIZES, cached, results
 
 simulated.require()
 

@@ -1,7 +1,6 @@
 """Jobs without MPI: the processes find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. They train the same
 bits as over MPI, and what goes wrong is one line, whoever finds it, and status 1 of all."""
 
-import hashlib
 import os
 import pathlib
 import re
@@ -15,6 +14,7 @@ import time
 import pytest
 
 import program
+from program import digest
 from refused import one_error
 from tcp_job import Job, free_port
 
@@ -45,10 +45,6 @@ def places(ended):
 
 
 # ---- the same bits
-
-
-def digest(path):
-    return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

@@ -2,7 +2,6 @@
 MPI saw being sent, what the operating system saw being taken, and a process that dies. What the ranks' own numbers are,
 step for step, is test/mpi/sharded_training_test.cpp's."""
 
-import hashlib
 import json
 import os
 import pathlib
@@ -14,6 +13,7 @@ import time
 import pytest
 
 import program
+from program import digest
 from refused import one_error
 
 TINY = ["--layers=3", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384", "--device=cpu"]
@@ -22,10 +22,6 @@ STAGES = [["--zero-stage=0"], ["--zero-stage=1"], ["--zero-stage=2"], ["--zero-s
           ["--zero-stage=3", "--reshard-after-forward=false"], ["--zero-stage=3", "--overlap-grad-reduce=false"],
           ["--zero-stage=3", "--recompute=block"], ["--zero-stage=0", "--recompute=selective", "--recompute-every=2"]]
 PEAK = program.ROOT / program.BUILD / "test/tools/peak_memory"
-
-
-def digest(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def train(folder, *options, ranks=4, **how):
