@@ -6,6 +6,7 @@ import concurrent.futures
 import os
 import re
 import shutil
+import threading
 import time
 
 import programs
@@ -17,6 +18,7 @@ SUITE_SECONDS = 150
 SANITIZED = ["Ptx*", "AttentionForward*", "AttentionBackward*", "Matmul*", "LayerNormBackward*", "BiasGradient*", "Classifier*",
              "Encoder*", "LayerNorm*", "GlobalNorm*", "AdamW*", "Elementwise*", "Gelu*"]
 SANITIZER_SECONDS = 100
+SMALLEST = "Ptx.LaneId"  # a kernel of one instruction
 
 
 def run(results, tiny):
@@ -26,9 +28,8 @@ def run(results, tiny):
         if not sanitizer:
             results.add(f"compute-sanitizer {tool}", "skipped", "compute-sanitizer is not here")
             continue
-        refusal = []
-        checks += [(f"compute-sanitizer {tool}, {pattern}", sanitize, results, sanitizer, tool, pattern, refusal)
-                   for pattern in SANITIZED[:1 if tiny else None]]
+        checks += [(f"compute-sanitizer {tool}, {pattern}", sanitize, results, of_tool, pattern)
+                   for of_tool in [Sanitizer(sanitizer, tool)] for pattern in SANITIZED[:1 if tiny else None]]
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         at_once = {pool.submit(check, *arguments): name for name, check, *arguments in results.left_first(checks)}
         for done in concurrent.futures.as_completed(at_once):
@@ -63,28 +64,45 @@ def find_sanitizer():
     return shutil.which("compute-sanitizer", path=path)
 
 
-def sanitize(results, sanitizer, tool, pattern, refusal):
-    """`refusal` tells those that come after that the tool does not work here, which would repeat."""
-    if refusal:
-        raise Skipped("refused, as above")
-    seconds = min(SANITIZER_SECONDS, results.seconds_left())
-    if seconds < 10:
-        raise TimeOver
+class Sanitizer:
+    """A tool of compute-sanitizer. Whether the machine refuses it, the smallest test tells, once."""
+
+    def __init__(self, path, tool):
+        self.command = [path, "--tool", tool, programs.KERNELS]
+        self.lock = threading.Lock()
+        self.refusal = None  # not asked for yet; "" where the tool works
+
+    def run(self, results, pattern):
+        """What it says, its summary of errors if it has one, and the tests' status."""
+        seconds = min(SANITIZER_SECONDS, results.seconds_left())
+        if seconds < 10:
+            raise TimeOver
+        try:
+            done = programs.run([*self.command, f"--gtest_filter={pattern}"], seconds)
+        except Late as late:
+            if seconds < SANITIZER_SECONDS:
+                raise TimeOver from late
+            raise Skipped(f"it takes longer than {seconds:.0f} s") from late
+        said = done.stdout + done.stderr
+        return said, re.search(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazards? displayed \((\d+) error", said), done.returncode
+
+    def why_refused(self, results):
+        with self.lock:
+            if self.refusal is None:
+                said, summary, _ = self.run(results, SMALLEST)
+                refused = re.search(r"(?i)=+ .*(not supported|LibraryNotLoaded|failed to initialize|unable to|internal sanitizer error).*", said)
+                self.refusal = refused[0].strip("= ") if refused else "" if summary else programs.tail(said, 2) or "it says nothing"
+        return self.refusal
+
+
+def sanitize(results, sanitizer, pattern):
+    if refusal := sanitizer.why_refused(results):
+        raise Skipped(f"refused here: {refusal}")
     start = time.monotonic()
-    try:
-        done = programs.run([sanitizer, "--tool", tool, programs.KERNELS, f"--gtest_filter={pattern}"], seconds)
-    except Late as late:
-        if seconds < SANITIZER_SECONDS:
-            raise TimeOver from late
-        raise Skipped(f"it takes longer than {seconds:.0f} s") from late
-    said = done.stdout + done.stderr
-    summary = re.search(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazards? displayed \((\d+) error", said)
-    refused = re.search(r"(?i)=+ .*(not supported|LibraryNotLoaded|failed to initialize|unable to|internal sanitizer error).*", said)
-    if refused or not summary:
-        refusal.append(True)
-        raise Skipped(f"refused here: {refused[0].strip('= ') if refused else programs.tail(said, 2)}")
+    said, summary, status = sanitizer.run(results, pattern)
+    require(summary, f"it ended without a summary, with status {status}: {programs.tail(said)}")
     errors = int(summary[1] if summary[1] is not None else summary[3])
     first = re.search(r"^=+ (?:Error|ERROR|Invalid|Uninitialized|Race|Program hit).*", said, re.M)
     require(errors == 0, f"{errors} errors, the first: {first[0].strip('= ') if first else programs.tail(said)}")
-    require(done.returncode == 0, f"a test failed: {programs.tail(said)}")
+    require(status == 0, f"a test failed: {programs.tail(said)}")
     return {"detail": f"nothing found in {time.monotonic() - start:.0f} s"}

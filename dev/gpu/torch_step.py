@@ -66,6 +66,12 @@ class WithHead(GPT):
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1))
 
 
+def mean_loss(model, part, batch, device):
+    """Of a micro-batch, its share of the batch's; matrix products in bf16."""
+    with torch.autocast(device, dtype=torch.bfloat16):
+        return model(part[:, :-1], part[:, 1:]) * (len(part) / batch)
+
+
 def profiled(step, count):
     from torch.autograd import DeviceType
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -95,8 +101,7 @@ def main():
             tokens = tokens.pin_memory().to(device, non_blocking=True)
         total = 0.0
         for part in tokens.split(micro_batch):
-            with torch.autocast(device, dtype=torch.bfloat16):
-                loss = step_model(part[:, :-1], part[:, 1:]) * (len(part) / batch)
+            loss = mean_loss(step_model, part, batch, device)
             loss.backward()
             total += loss.detach()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -1,21 +1,26 @@
 // ./dev/X: checks the variants of an operation and, on a GPU, times them; `--help` lists the options.
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <cstdio>
+#include <optional>
+#include <string>
 
 #include "dev/lab/gpu.h"
 #include "dev/lab/session.h"
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 
 int main(int argc, char** argv) try {
     const lab::Operation& operation = lab::operations().front();
     lab::SessionOptions options;
+    std::optional<std::string> seed;
     bool check_only = false;
     CLI::App app{operation.name + ": its kernels, from naive to best; without numbers all of them"};
     app.add_option("variants", options.variants, "numbers of variants to run");
     app.add_option("--dtype", options.dtype, "of the tensors")
         ->check(CLI::IsMember({"bf16", "fp32"}))
         ->capture_default_str();
-    app.add_option("--seed", options.seed,
+    app.add_option("--seed", seed,
                    "of the inputs, for the same ones again; on the CPU also of the order of threads, which 0 "
                    "does not shuffle");
     app.add_flag("--check", check_only, "does not time, even on a GPU");
@@ -26,6 +31,11 @@ int main(int argc, char** argv) try {
         return app.exit(asked);
     } catch (const CLI::ParseError& fault) {
         llmc::user_error("{}; --help lists the options", fault.what());
+    }
+    if (seed) {
+        const auto number = llmc::whole_number<std::uint64_t>(*seed);
+        if (!number) llmc::user_error("--seed '{}' is no seed; give a whole number, 0 or more", *seed);
+        options.seed = *number;
     }
     options.time = !check_only;
     lab::use_executor(options.seed);

@@ -1,12 +1,11 @@
 #include "llmc/comm/start.h"
 
 #include <array>
-#include <charconv>
 #include <cstring>
 #include <string_view>
-#include <system_error>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 
 namespace llmc {
 namespace {
@@ -28,11 +27,10 @@ std::string_view value_of(const Variables& variables, const char* name) {
 int number_of(const Variables& variables, const char* name, int least, int most) {
     const std::string_view text = value_of(variables, name);
     if (text.empty()) user_error("{} is not set; {}", name, advice);
-    int number = 0;
-    const auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), number);
-    if (fault != std::errc() || end != text.data() + text.size() || number < least || number > most)
+    const auto number = whole_number<int>(text);
+    if (!number || *number < least || *number > most)
         user_error("{}={} is not a whole number from {} to {}; {}", name, text, least, most, advice);
-    return number;
+    return *number;
 }
 
 std::optional<int> number_if_given(const Variables& variables, const char* name, int least, int most) {

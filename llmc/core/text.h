@@ -1,12 +1,15 @@
-// Numbers as a person reads them.
+// Numbers as a person reads and writes them.
 #pragma once
 
+#include <charconv>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 namespace llmc {
 
@@ -24,6 +27,15 @@ std::string grouped(std::int64_t number);
 std::string fitted(double number, int decimals, std::size_t width);
 // "1 process", "2 processes"
 std::string plural(std::int64_t count, std::string_view singular, std::string_view ending = "s");
+
+// What the whole text says in decimal digits; nothing where it says something else, or more than a T holds.
+template <std::integral T>
+std::optional<T> whole_number(std::string_view text) {
+    T number{};
+    const char* const end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data(), end, number);
+    return error == std::errc() && rest == end ? std::optional(number) : std::nullopt;
+}
 
 // The name that someone who wrote `given` may have meant: the shortest that begins with it or has it within, or else the
 // one that takes the fewest insertions, deletions and replacements of a character; the first of several such. Empty if

@@ -1,9 +1,9 @@
 #include "llmc/data/tokenizer.h"
 
-#include <charconv>
 #include <utility>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 #include "llmc/core/utf8.h"
 #include "llmc/data/bpe.h"
 
@@ -43,14 +43,13 @@ std::vector<std::int32_t> parse_ids(std::string_view prompt, std::int64_t vocabu
         if (begin == std::string_view::npos) return tokens;
         prompt.remove_prefix(begin);
         const std::string_view word = prompt.substr(0, prompt.find(' '));
-        std::int32_t token = -1;
-        const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), token);
-        if (error != std::errc() || end != word.data() + word.size() || token < 0 || token >= vocabulary) {
+        const auto token = whole_number<std::int32_t>(word);
+        if (!token || *token < 0 || *token >= vocabulary) {
             user_error(
                 "--prompt: {} is no token of a vocabulary of {}; give ids from 0 to {}, separated by spaces",
                 word, vocabulary, vocabulary - 1);
         }
-        tokens.push_back(token);
+        tokens.push_back(*token);
         prompt.remove_prefix(word.size());
     }
 }

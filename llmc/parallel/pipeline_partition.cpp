@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <functional>
 #include <span>
 #include <string>
@@ -161,12 +160,11 @@ std::vector<BlockRange> parse_pipeline_layers(std::string_view text, int layers,
     std::int64_t sum = 0;
     for (std::string_view rest = text;;) {
         const std::string_view word = rest.substr(0, rest.find(','));
-        int count = 0;
-        const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), count);
-        if (error != std::errc() || end != word.data() + word.size() || count < 1)
+        const auto count = whole_number<int>(word);
+        if (!count || *count < 1)
             refuse(fmt::format("has '{}' where a number of layers belongs, 1 or more", one_line(word)));
-        counts.push_back(count);
-        sum += count;
+        counts.push_back(*count);
+        sum += *count;
         if (word.size() == rest.size()) break;
         rest.remove_prefix(word.size() + 1);
     }

@@ -13,6 +13,8 @@
 
 #include "dev/lab/gpu.h"
 #include "dev/lab/session.h"
+#include "llmc/core/error.h"
+#include "llmc/core/text.h"
 #include "llmc/device/cuda/kernel_name.h"
 #include "test/kernels/kernel_test.h"
 
@@ -23,7 +25,10 @@ namespace kernel_test {
 std::uint64_t seed() {
     static const std::uint64_t value = [] {
         const char* given = std::getenv("KERNEL_SEED");
-        return given ? std::strtoull(given, nullptr, 10) : std::uint64_t{std::random_device{}()} + 1;
+        if (given == nullptr) return std::uint64_t{std::random_device{}()} + 1;
+        const auto number = llmc::whole_number<std::uint64_t>(given);
+        if (!number) llmc::user_error("KERNEL_SEED={} is no seed; give a whole number, 0 or more", given);
+        return *number;
     }();
     return value;
 }
@@ -252,18 +257,15 @@ static void print_rates() {
                 lab::product_rate());
 }
 
-static int run_without_tests(int argc, char** argv) try {
+static int run_without_tests(int argc, char** argv) {
     if (argc == 2) {
         print_rates();
         return 0;
     }
     return time_lab(argv[2], argc == 4 ? argv[3] : "", std::string_view(argv[1]) == "--time-best") ? 0 : 1;
-} catch (const std::exception& error) {
-    std::fprintf(stderr, "error: %s\n", error.what());
-    return 1;
 }
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
     const std::string_view first = argc > 1 ? argv[1] : "";
     if ((argc == 3 && (first == "--time" || first == "--time-best")) || (argc == 4 && first == "--time") ||
         (argc == 2 && first == "--rates"))
@@ -277,4 +279,7 @@ int main(int argc, char** argv) {
                           [] { return new kernel_test::EveryKernel; });
 #endif
     return RUN_ALL_TESTS();
+} catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return 1;
 }

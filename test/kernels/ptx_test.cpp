@@ -87,6 +87,7 @@ __global__ void reciprocal(float* out, const float* in) {
     out[threadIdx.x] = reciprocal_approximate(in[threadIdx.x]);
 }
 __global__ void tanh(float* out, const float* in) { out[threadIdx.x] = tanh_approximate(in[threadIdx.x]); }
+__global__ void lane(int* out) { out[threadIdx.x] = lane_id(); }
 __global__ void pack(std::uint32_t* out, const float* low, const float* high) {
     out[threadIdx.x] = pack_bf16(low[threadIdx.x], high[threadIdx.x]);
 }
@@ -301,6 +302,15 @@ TEST_F(PtxCopyAsync, EmptyGroupsCount) {
     draw_bits(in);
     run(ptx_kernels::copy_async_empty_groups, n, out.data(), in.data());
     for (int i = 0; i < n; ++i) expect_same(out[i], in[i], i);
+}
+
+// ---- special registers ----
+
+// %laneid: "a thread's lane within the warp", and a warp of a block in one dimension is 32 threads that follow each other.
+TEST_F(Ptx, LaneId) {
+    Array<int> out(threads);
+    run(ptx_kernels::lane, threads, out.data());
+    for (int thread = 0; thread < threads; ++thread) EXPECT_EQ(out[thread], thread % 32);
 }
 
 // ---- approximate functions ----

@@ -69,4 +69,4 @@ def in_four_steps(folder, *options, ranks=1):
         return sum((collections.Counter(count.get(kind, {})) for count in counts), collections.Counter())
 
     few, more = (counts for _, counts in runs)
-    return {kind: total(kind, more) - total(kind, few) for kind in ("waits", "uploads", "launches", "NCCL")}
+    return {kind: total(kind, more) - total(kind, few) for kind in ("waits", "uploads", "launches", "NCCL", "products", "descriptions")}

@@ -280,6 +280,7 @@ esac
     tools = tool(tmp_path, "compute-sanitizer", """
 case $* in
     *memcheck*) printf '========= Error: Device not supported. Please refer to it\\n========= ERROR SUMMARY: 0 errors\\n' ;;
+    *racecheck*Gelu*) echo 'killed in the middle'; exit 9 ;;
     *racecheck*Ptx*) echo '========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)' ;;
     *) printf '========= Error: Race reported between Write access\\n========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\\n' ;;
 esac
@@ -294,6 +295,8 @@ esac
     assert {line["status"] for line in memcheck} == {"skipped"} and any("Device not supported" in line["detail"] for line in memcheck)
     assert found["compute-sanitizer racecheck, Ptx*"]["status"] == "passed"
     assert "Race reported between Write" in found["compute-sanitizer racecheck, Matmul*"]["detail"]
+    cut = found["compute-sanitizer racecheck, Gelu*"]
+    assert cut["status"] == "failed" and cut["detail"] == "it ended without a summary, with status 9: killed in the middle"
 
 
 def test_kernel_tests_run(copy, tmp_path):

@@ -3,6 +3,7 @@
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -219,6 +220,38 @@ def test_time_outside_kernels(tmp_path):
     assert kernel_times.outside(spans) == pytest.approx(1 - 85 / 200)
     assert kernel_times.outside(spans, 100) == pytest.approx(25 / 100)
     assert kernel_times.outside(spans, 90) == pytest.approx(25 / 90)
+
+
+class Losses:
+    """A run of these."""
+
+    def __init__(self, losses):
+        self.losses = losses
+
+
+@pytest.mark.parametrize("apart, passes", [(0.0099, True), (-0.0099, True), (0.0101, False), (-0.0101, False)])
+def test_many_steps_end_within_one_percent(apart, passes, monkeypatch, tmp_path):
+    """In the mean of the last 20, whatever was before and whichever of them differ."""
+    losses = {"cuda": [9.0] * 180 + [2 * (1 + 2 * apart), 2.0] * 10, "cpu": [5.0] * 180 + [2.0] * 20}
+    monkeypatch.setattr(programs, "train", lambda *_, device: Losses(losses[device]))
+    found = results.Results(tmp_path / "gpu.jsonl", "model", 1, "new")
+    found.attempt("steps", part_model.many_steps, part_model.Extent(tiny=False), tmp_path)
+    assert by_name(tmp_path)["steps"]["status"] == ("passed" if passes else "failed")
+
+
+@pytest.mark.parametrize("dtype, bound", [("fp32", 1e-5), ("bf16", 0.25)])
+def test_losses_of_two_devices_are_within_both_their_bounds(dtype, bound, monkeypatch, tmp_path):
+    """Each is within a bound of the exact one: 1e-5 as the project promises for fp32, and for bf16 as is worked out for the model."""
+    model_bounds = pytest.importorskip("model_bounds")
+    monkeypatch.setattr(model_bounds, "training_bound_bf16", lambda *_, **__: 0.25)
+    data = types.SimpleNamespace(folder=tmp_path, options=lambda *_: [], weights={}, sizes=None, tokens=None)
+    monkeypatch.setattr(part_model, "experiment", lambda *_: data)
+    for apart, passes in ((1.99, True), (-1.99, True), (2.01, False), (-2.01, False)):
+        losses = {"cuda": [3.0, 2.0 + apart * bound], "cpu": [3.0, 2.0]}
+        monkeypatch.setattr(programs, "train", lambda *_, device="cuda", of=losses: Losses(of[device]))
+        found = results.Results(tmp_path / "gpu.jsonl", "model", 1, "new")
+        found.attempt("steps", part_model.against_cpu, part_model.Extent(tiny=False), tmp_path, dtype, "flash", 2)
+        assert by_name(tmp_path)["steps"]["status"] == ("passed" if passes else "failed")
 
 
 # The tests of the parts run them in a tiny extent.

@@ -121,7 +121,7 @@ __device__ __forceinline__ void copy_operand(Operand& to, const Operand& from) {
 template <class T, class Load>
 __device__ __forceinline__ void score_products(typename T::Scores& scores, const Load& load,
                                                typename T::Moving tile LLMC_SITE) {
-    const int lane = own_lane_again();
+    const int lane = lane_id();
 #pragma unroll
     for (int k = 0; k < T::depth; ++k) {
         Operand a[T::row_blocks];
@@ -141,7 +141,7 @@ __device__ __forceinline__ void score_products(typename T::Scores& scores, const
 template <class T>
 __device__ __forceinline__ void add_products(typename T::Sums& sums, const typename T::Scores& weights,
                                              typename T::Moving tile LLMC_SITE) {
-    const int lane = own_lane_again();
+    const int lane = lane_id();
 #pragma unroll
     for (int k = 0; k < T::step_blocks; ++k) {
         Operand a[T::row_blocks];

@@ -87,7 +87,7 @@ struct RunningSoftmax {
 template <int row_blocks, int key_blocks, class QueryTile, class KeyTile>
 __device__ __forceinline__ void multiply_queries(Block (&scores)[row_blocks][key_blocks], QueryTile queries,
                                                  int row, KeyTile keys LLMC_SITE) {
-    const int lane = own_lane_again();
+    const int lane = lane_id();
 #pragma unroll
     for (int column = 0; column < KeyTile::columns; column += 16) {
         Operand q[row_blocks];
@@ -146,7 +146,7 @@ __device__ __forceinline__ void multiply_values(Block (&sums)[row_blocks][column
                                                 RunningSoftmax<row_blocks>& softmax,
                                                 Block (&scores)[row_blocks][key_blocks], float scale,
                                                 ValueTile values LLMC_SITE) {
-    const int lane = own_lane_again();
+    const int lane = lane_id();
 #pragma unroll
     for (int j = 0; j < key_blocks; ++j) {
         Operand p[row_blocks];

@@ -60,20 +60,8 @@ __device__ __forceinline__ int own_warp(LLMC_ONLY_SITE) {
     return __shfl_sync(all_lanes, static_cast<int>(threadIdx.x / warp_threads), 0,
                        warp_threads LLMC_PASS_SITE);
 }
-// The thread's place in it
+// The thread's place in it; lane_id() where registers are short.
 __device__ __forceinline__ int own_lane() { return static_cast<int>(threadIdx.x % warp_threads); }
-
-// The same, of which the compiler knows nothing. Where registers are short, addresses made from it are computed
-// where they are used, by an instruction or two, and not all of them before a loop.
-__device__ __forceinline__ int own_lane_again() {
-#ifdef __CUDACC__
-    unsigned lane;
-    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-    return static_cast<int>(lane % warp_threads);
-#else
-    return own_lane();
-#endif
-}
 
 // ---- tiles of bf16 in shared memory ----
 
@@ -143,7 +131,7 @@ __device__ __forceinline__ void store_rows(HeadRows<bf16> to, int first, int seq
                                            Tile<rows, columns> from, int row) {
     constexpr int chunks = columns / 8, rows_at_a_time = warp_threads / chunks;
     static_assert(count % rows_at_a_time == 0);
-    const int lane = own_lane_again(), chunk = lane % chunks;
+    const int lane = lane_id(), chunk = lane % chunks;
 #pragma unroll
     for (int i = 0; i < count / rows_at_a_time; ++i) {
         const int r = row + lane / chunks + i * rows_at_a_time;

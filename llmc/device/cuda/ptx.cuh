@@ -129,6 +129,18 @@ __device__ __forceinline__ float tanh_approximate(float x) {
 #endif
 }
 
+// The thread's place in its warp, as threadIdx.x % warp_threads is, but read anew: where registers are short, addresses
+// made from it are computed where they are used, by an instruction or two, and not all of them before a loop.
+__device__ __forceinline__ int lane_id() {
+#ifdef __CUDACC__
+    unsigned lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return static_cast<int>(lane % warp_threads);  // so that the compiler knows its range
+#else
+    return static_cast<int>(threadIdx.x % warp_threads);
+#endif
+}
+
 // Two floats rounded to bf16, `low` in the lower half: a register of a fragment.
 __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);

@@ -20,6 +20,8 @@ class Counts {
     }
     void launches(unsigned stream) { ++numbers_["launches"]["stream " + std::to_string(stream)]; }
     void multiplies(int algorithm) { ++numbers_["products"]["algorithm " + std::to_string(algorithm)]; }
+    // cuBLASLt is told of a product, a matrix or a preference.
+    void describes(const char* what) { ++numbers_["descriptions"][what]; }
     void communicates(int priority) { ++numbers_["NCCL"]["priority " + std::to_string(priority)]; }
 
     // As JSON: {"waits": {call: number}, "uploads": {...}, ..., "cudaMalloc": [bytes of each]}. What never was is left out.

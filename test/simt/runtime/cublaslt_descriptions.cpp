@@ -137,6 +137,7 @@ const char* cublasLtGetStatusString(cublasStatus_t status) { return cublasLtGetS
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* handle, cublasComputeType_t compute,
                                         cudaDataType_t scale) {
     if (handle == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+    runtime().counts.describes("products");
     *handle = reinterpret_cast<cublasLtMatmulDesc_t>(
         new MatmulDescription{compute, scale, attributes_of_product()});
     return CUBLAS_STATUS_SUCCESS;
@@ -164,6 +165,7 @@ cublasStatus_t cublasLtMatmulDescGetAttribute(cublasLtMatmulDesc_t handle,
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* handle, cudaDataType type,
                                           std::uint64_t rows, std::uint64_t columns, std::int64_t leading) {
     if (handle == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+    runtime().counts.describes("matrices");
     *handle = reinterpret_cast<cublasLtMatrixLayout_t>(
         new Attributes(attributes_of_matrix(type, rows, columns, leading)));
     return CUBLAS_STATUS_SUCCESS;
@@ -190,6 +192,7 @@ cublasStatus_t cublasLtMatrixLayoutGetAttribute(cublasLtMatrixLayout_t handle,
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* handle) {
     if (handle == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+    runtime().counts.describes("preferences");
     *handle = reinterpret_cast<cublasLtMatmulPreference_t>(new Attributes(attributes_of_preference()));
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -7,7 +7,6 @@
 
 #include "llmc/core/random.h"
 #include "llmc/device/cuda/gpus.h"
-#include "llmc/device/cuda/lt_products.h"
 #include "simt/runtime/child.h"
 #include "test/probe/run_op.h"
 
@@ -108,29 +107,6 @@ TEST(CudaOps, MatmulBackwardHasTheSameBitsInParts) {
                     return false;
             }
         }
-        return true;
-    });
-    EXPECT_TRUE(outcome.good()) << outcome;
-}
-
-// Each operand in its turn lies at a multiple of no more than 16 bytes; an algorithm for others refuses it.
-TEST(CudaOps, ProductsOfOperandsAtAnyRow) {
-    const Outcome outcome = run_process({}, [] {
-        const auto device = make_cuda_device({});
-        cuda::CudaQueues queues;
-        cuda::LtProducts products(queues, "a GPU", false, false);
-        std::array<std::byte*, 4> memory{};
-        for (std::byte*& operand : memory) operand = device->allocate(512, "operands");
-        for (std::size_t moved = 0; moved < memory.size(); ++moved) {
-            const auto operand = [&](std::size_t i, const Shape& shape) {
-                return Tensor{memory[i] + (i == moved ? 16 : 0), DType::fp32, shape};
-            };
-            const Tensor d = operand(0, {8, 8}), a = operand(1, {8, 8}), b = operand(2, {8, 8});
-            products.overwrite(d, {a, 8, 8}, {b, 8, 8}, operand(3, {8}));
-            products.accumulate(d, {a, 8, 8}, {b, 8, 8});
-        }
-        queues.finish();
-        for (std::byte* operand : memory) device->release(operand);
         return true;
     });
     EXPECT_TRUE(outcome.good()) << outcome;

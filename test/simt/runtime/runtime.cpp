@@ -6,6 +6,7 @@
 
 #include <unistd.h>
 
+#include "llmc/core/text.h"
 #include "simt/executor.h"
 
 namespace simt::runtime {
@@ -17,10 +18,9 @@ std::string variable(const char* name) {
 }
 
 std::uint64_t number(const char* name, const std::string& text) {
-    char* end = nullptr;
-    const std::uint64_t value = std::strtoull(text.c_str(), &end, 10);
-    if (text.empty() || *end != '\0') stop(std::string(name) + "=" + text + " is not a number");
-    return value;
+    const auto value = llmc::whole_number<std::uint64_t>(text);
+    if (!value) stop(std::string(name) + "=" + text + " is not a number");
+    return *value;
 }
 
 std::uint64_t number(const char* name, std::uint64_t otherwise) {
