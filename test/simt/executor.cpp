@@ -109,8 +109,19 @@ char* warp_sync_place(Thread& thread, std::uint32_t mask) {
 
 char* block_sync_place(Thread& thread) { return run.block_sync_places[thread.barriers++ % 2]; }
 
-std::string name_of(const std::string& symbol) {
-    return symbol.empty() ? "(a local function)" : llmc::cuda::kernel_name(symbol);
+struct Names {
+    std::string symbol, of_kernel;
+};
+
+// Looked up once each.
+const Names& names_of(const void* kernel) {
+    static std::map<const void*, Names> known;
+    const auto [entry, fresh] = known.try_emplace(kernel);
+    if (fresh) {
+        const std::string symbol = symbol_of(kernel);
+        entry->second = {symbol, symbol.empty() ? "(a local function)" : llmc::cuda::kernel_name(symbol)};
+    }
+    return entry->second;
 }
 
 // A fault that has no line in the kernel.
@@ -312,7 +323,7 @@ Options& options() {
     return instance;
 }
 
-std::string name_of_kernel(const void* kernel) { return name_of(symbol_of(kernel)); }
+std::string name_of_kernel(const void* kernel) { return names_of(kernel).of_kernel; }
 
 const std::map<std::string, std::size_t>& launched_kernels() { return run.launched; }
 
@@ -416,8 +427,8 @@ bool next_copy(int groups_left, AsyncCopy* copy) {
 void run_grid(const Chip& chip, const Grid& grid) {
     run.chip = &chip;
     run.grid = &grid;
-    const std::string symbol = symbol_of(grid.kernel);
-    run.kernel_name = name_of(symbol);
+    const auto& [symbol, name] = names_of(grid.kernel);
+    run.kernel_name = name;
     run.current = nullptr;
     if (const std::string why = why_refused(chip, grid, options().report, symbol); !why.empty())
         stop("launch refused: " + why);

@@ -87,6 +87,8 @@ cublasStatus_t check_algorithm(const Algorithm& algorithm) {
     if (algorithm.id != plain && algorithm.id != split_in_place && algorithm.id != split_in_workspace) {
         return CUBLAS_STATUS_INVALID_VALUE;
     }
+    if (std::ranges::find(algorithm.alignment, 0) != algorithm.alignment.end())
+        return CUBLAS_STATUS_INVALID_VALUE;
     return split == (algorithm.id != plain) && split == (algorithm.splits > 1) ? CUBLAS_STATUS_SUCCESS
                                                                                : CUBLAS_STATUS_NOT_SUPPORTED;
 }

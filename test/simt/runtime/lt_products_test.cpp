@@ -155,7 +155,7 @@ bool takes(const simt::runtime::Algorithm& algorithm, std::int64_t size) {
     return multiply(*adopts) == saved;
 }
 
-TEST(LtProducts, NoSavedAlgorithmIsTakenThatGivesOtherBitsOrNeedsMoreMemory) {
+TEST(LtProducts, NoSavedAlgorithmIsTakenThatGivesOtherBitsNeedsMoreMemoryOrIsNone) {
     const simt::runtime::Algorithm ordered{
         .id = 33, .splits = 2, .reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE};
     const simt::runtime::Algorithm in_any_order{
@@ -166,6 +166,10 @@ TEST(LtProducts, NoSavedAlgorithmIsTakenThatGivesOtherBitsOrNeedsMoreMemory) {
     const Outcome good = run(ordered, 8, true), other_bits = run(in_any_order, 8, false);
     EXPECT_TRUE(good.good()) << good;
     EXPECT_TRUE(other_bits.good()) << other_bits;
+    simt::runtime::Algorithm damaged = ordered;
+    damaged.alignment = {};
+    const Outcome refused = run(damaged, 8, false);
+    EXPECT_TRUE(refused.good()) << refused;
     // Two fp32 an element of the result: 32 MiB are those of 2048 x 2048.
     const Outcome fits = run(ordered, 2048, true), too_large = run(ordered, 2056, false);
     EXPECT_TRUE(fits.good()) << fits;
