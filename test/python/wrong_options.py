@@ -134,7 +134,7 @@ OPTIONS = [
     Case("fraction above 1", ["--min-lr-fraction=1.1"], ["--min-lr-fraction 1.1 is out of range; give 0 to 1"]),
     Case("negative steps", ["--steps=-1"], ["--steps -1 is out of range"]),
     Case("no time to wait", ["--comm-timeout=0"], ["--comm-timeout 0 is out of range"]),
-    Case("text that is not UTF-8", ["--prompt=\udcff"], ["--prompt: the text is not UTF-8"]),
+    Case("text that is not UTF-8", ["--prompt=\udcff"], ["--prompt: the text is not UTF-8, as which options are read; give it in UTF-8"]),
     Case("configuration missing", ["--config=none.toml"], ["--config: cannot read none.toml: No such file"], ranks=(1, 2)),
     Case("configuration is a directory", ["--config={}"], ["Is a directory"]),
     Case("configuration key unknown", ["--config={}/c.toml"], ["c.toml, line 2", "no setting layrs", "layers"],
