@@ -13,6 +13,7 @@ out unless its steps differ in them.) How each is drawn is said in plot_loss.py 
 import argparse
 import pathlib
 import sys
+import warnings
 
 import interpreter
 
@@ -194,14 +195,17 @@ def comparison_figure(runs, wanted, x):
 def draw(runs, wanted, x, path):
     plt.rcParams.update({"font.size": 13, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": "#b5b5b5",
                          "xtick.color": FAINT, "ytick.color": FAINT, "text.parse_math": False})
-    if wanted == ["loss"]:
-        figure = loss_figure(runs, kinds_of(runs, x or "steps")[0])
-    else:
-        figure = comparison_figure(runs, wanted, x)
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        fail(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
+    with warnings.catch_warnings():
+        # What the font lacks of a run's name is drawn as the font's empty box, which says enough.
+        warnings.filterwarnings("ignore", r"Glyph (?s:.*) missing from")
+        if wanted == ["loss"]:
+            figure = loss_figure(runs, kinds_of(runs, x or "steps")[0])
+        else:
+            figure = comparison_figure(runs, wanted, x)
+        try:
+            figure.savefig(path)
+        except (OSError, ValueError) as error:
+            fail(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
     plt.close(figure)
 
 

@@ -7,14 +7,14 @@
     tensorboard --logdir runs
 
 An event holds all numbers of a step, so that a step is in a file wholly or not at all. A second call goes on after the last
-step that is there; where that one is not the run's any more, the files are written afresh. A run that was resumed from an
-earlier step tells TensorBoard to forget what came after it, as a program does that starts again.
+step that is there; where what is there is not how the run began, the files are written afresh. A run that was resumed from
+an earlier step tells TensorBoard to forget what came after it, as a program does that starts again.
 """
 
 import argparse
+import itertools
 import json
 import math
-import os
 import pathlib
 import struct
 import sys
@@ -45,10 +45,10 @@ def tag_of(name):
 
 
 def scalars(run, row):
-    """The numbers of a step by tag. A loss that is not finite is one too: TensorBoard marks it."""
+    """The numbers of a step by tag. A loss that is not finite is one too, where the step trained: TensorBoard marks it."""
     values = {tag_of(name): value for name, value in run.columns.row(row).items() if name not in NO_TAGS}
     for name in ("loss", "grad_norm"):
-        if math.isnan(run[name][row]) and name in run.columns.names():
+        if run.trained[row] and math.isnan(run[name][row]) and name in run.columns.names():
             values[tag_of(name)] = math.nan
     return values
 
@@ -89,26 +89,21 @@ def about_events(run, wall_time):
             yield Event(wall_time=wall_time, step=0, summary=summary)
 
 
-def last_event(path):
-    """The last whole event of a file, or None; lengths are believed, and only the last one's content is read."""
-    last = None
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        while True:
-            begin = file.tell()
-            header = file.read(12)
-            if len(header) < 12:
-                break
-            end = begin + 12 + struct.unpack("<Q", header[:8])[0] + 4
-            if end > size:
-                break
-            last = begin
-            file.seek(end)
-        if last is None:
-            return None
-        file.seek(last)
-        length = struct.unpack("<Q", file.read(12)[:8])[0]
-        return Event.FromString(file.read(length))
+def is_about(event):
+    """Whether it is one of about_events."""
+    return any(value.HasField("metadata") for value in event.summary.value)
+
+
+def whole_events(path):
+    """The events of a file but one that is not whole, as the last of a call that was killed. Lengths are believed."""
+    data = memoryview(path.read_bytes())
+    begin = 0
+    while begin + 12 <= len(data):
+        end = begin + 12 + struct.unpack_from("<Q", data, begin)[0]
+        if end + 4 > len(data):
+            break
+        yield Event.FromString(data[begin + 12:end])
+        begin = end + 4
 
 
 class EventFolder:
@@ -125,22 +120,20 @@ class EventFolder:
         return sorted(self.folder.glob(f"events.[0-9]*.out.tfevents.*{SUFFIX}"))
 
     def rows_there(self, run):
-        """How many of the run's rows the files hold; None where they hold something else."""
-        for path in reversed(self.files()):
-            try:
-                event = last_event(path)
-            except Exception:  # protobuf's, of a file that was damaged
-                return None
-            if event is None or event.HasField("file_version"):
-                continue  # begun, and ended before a step
-            rows = [row for row, step in enumerate(run.steps) if step == event.step]
-            if not event.step or not rows:
-                return None
-            there = {value.tag: value.simple_value for value in event.summary.value}
-            wanted = step_event(run, rows[0], 0.0).summary
-            # As text: a NaN is not like itself.
-            return rows[0] + 1 if str(there) == str({value.tag: value.simple_value for value in wanted.value}) else None
-        return None
+        """How many of the run's rows the files hold, as TensorBoard reads them; None where they hold something else."""
+        there = []  # (step, numbers), as bytes: a NaN is not like itself
+        try:
+            for event in itertools.chain.from_iterable(map(whole_events, self.files())):
+                if event.session_log.status == SessionLog.START:
+                    there = [known for known in there if known[0] < event.step]
+                elif event.HasField("summary") and not is_about(event):
+                    there.append((event.step, event.summary.SerializeToString()))
+        except Exception:  # protobuf's, of a file that was damaged
+            return None
+        wanted = (step_event(run, row, 0.0) for row in range(len(there)))
+        same = len(there) <= len(run) and all(known == (event.step, event.summary.SerializeToString())
+                                              for known, event in zip(there, wanted))
+        return len(there) if there and same else None
 
     def begin(self, forget_from=None, in_place_of=()):
         """A new file; TensorBoard forgets what it has of the steps from `forget_from` on. Other files of ours may go."""

@@ -26,6 +26,16 @@ namespace llmc {
 
 namespace {
 
+// Options that say nothing about a text from given weights.
+// clang-format off
+constexpr std::string_view of_training[] = {
+    "train-data", "val-data", "steps", "global-batch-tokens", "micro-batch-size", "gradient-dtype", "recompute",
+    "recompute-every", "reduce-every", "check-replicas-every", "lr", "warmup-steps", "lr-schedule",
+    "min-lr-fraction", "weight-decay", "beta1", "beta2", "eps", "grad-clip", "stochastic-rounding", "val-every",
+    "val-batches", "eval-hellaswag", "eval-every", "eval-examples", "sample-every", "metrics",
+    "checkpoint-every", "export", "print-step", "pipeline-timeline"};
+// clang-format on
+
 void take_model(Options& options, const CheckpointInfo& checkpoint) {
     const auto then = nlohmann::ordered_json::parse(checkpoint.configuration);
     const auto take = [&](std::optional<std::int64_t>& size, const char* name) {
@@ -100,22 +110,12 @@ void settle_generation(Options& options) {
             "or --init with a file");
     }
     // What a configuration file has for the run that it is of is passed over.
-    const auto refuse = [&](bool given, std::string_view option) {
-        if (given && !options.lines.contains(option))
+    for (const std::string_view option : of_training) {
+        if (options.given.contains(option))
             user_error("--generate prints text and does no more; leave out --{}", option);
-    };
-    refuse(!options.export_file.empty(), "export");
-    refuse(!options.metrics.empty(), "metrics");
-    refuse(!options.eval_hellaswag.empty(), "eval-hellaswag");
-    refuse(options.steps != Options().steps, "steps");
-    refuse(!options.train_data.empty(), "train-data");
-    refuse(!options.val_data.empty(), "val-data");
-    refuse(options.checkpoint_every > 0, "checkpoint-every");
-    refuse(options.sample_every > 0, "sample-every");
-    refuse(options.print_step, "print-step");
-    refuse(options.pipeline_timeline, "pipeline-timeline");
+    }
     if (options.resume) {
-        if (!options.init.empty() && !options.lines.contains("init"))
+        if (options.given.contains("init"))
             user_error("--generate takes its weights from --resume or from --init; leave one out");
         const std::filesystem::path out_dir = choose_out_dir(options);
         const std::optional<CheckpointInfo> checkpoint = find_checkpoint(options, out_dir);

@@ -136,8 +136,7 @@ void check_ranges(const Options& o) {
     require_range("top-p", o.top_p, 0.0, 1.0);
     require_range<std::int64_t>("checkpoint-every", o.checkpoint_every, 0, many);
     // (A configuration's is for its training.)
-    const bool asks_for_score = !o.eval_hellaswag.empty() && !o.lines.contains("eval-hellaswag");
-    if (o.steps == 0 && asks_for_score && !o.resume && o.init.empty()) {
+    if (o.steps == 0 && o.given.contains("eval-hellaswag") && !o.resume && o.init.empty()) {
         user_error(
             "--eval-hellaswag: with --steps 0 the weights are as the seed makes them, and those are not "
             "scored; give --resume or --init with a file");

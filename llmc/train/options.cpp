@@ -219,13 +219,11 @@ constexpr std::array<std::string_view, 5> model_sizes = {"layers", "heads", "cha
                                                          "vocab-size"};
 
 // What a configuration file gives and another choice on the command line leaves without a meaning.
-void pass_over_what_has_no_meaning(const CLI::App& app, Options& options) {
+void pass_over_what_has_no_meaning(Options& options) {
     for (const DependentSetting& setting : dependent_settings()) {
         const auto place = options.lines.find(setting.name);
-        const std::string on = fmt::format("--{}", setting.on);
-        const bool decided_there = app.count(on) > 0 && !options.lines.contains(setting.on);
-        if (place == options.lines.end() || !decided_there || !setting.is_given(options) ||
-            setting.has_meaning(options))
+        if (place == options.lines.end() || !options.given.contains(setting.on) ||
+            !setting.is_given(options) || setting.has_meaning(options))
             continue;
         options.notes.push_back(fmt::format("{}, line {}: --{} is passed over: it {}", options.config_file,
                                             place->second, setting.given, setting.purpose));
@@ -250,7 +248,6 @@ void apply_config(CLI::App& app, Options& options) {
                      });
     constexpr std::array what = {"a text, in quotation marks", "a number, without quotation marks",
                                  "true or false"};
-    const bool model_given = app.count("--model") > 0;
     for (const ConfigSetting& setting : read_config_file(file)) {
         try {
             if (!types.contains(setting.name)) {
@@ -264,9 +261,9 @@ void apply_config(CLI::App& app, Options& options) {
                 user_error("{} is {}", setting.name, what[static_cast<std::size_t>(type)]);
             CLI::Option& option = *app.get_option("--" + setting.name);
             // A model that is named on the command line comes with its sizes.
-            const bool other_model =
-                model_given && std::ranges::find(model_sizes, setting.name) != model_sizes.end();
-            if (option.count() > 0 || other_model) continue;
+            const bool other_model = options.given.contains("model") &&
+                                     std::ranges::find(model_sizes, setting.name) != model_sizes.end();
+            if (options.given.contains(setting.name) || other_model) continue;
             option.add_result(setting.value);
             option.run_callback();
             options.lines[setting.name] = setting.line;
@@ -274,7 +271,7 @@ void apply_config(CLI::App& app, Options& options) {
             user_error("{}, line {}: {}", file, setting.line, fault.what());
         }
     }
-    pass_over_what_has_no_meaning(app, options);
+    pass_over_what_has_no_meaning(options);
 }
 
 // A script's --resume "$CHECKPOINT" whose variable is not set must not start afresh.
@@ -362,11 +359,14 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
     } catch (const CLI::ParseError& fault) {
         user_error("{}; ./train_gpt --help lists the options", fault.what());
     }
-    if (app.count("--config") > 0 && options.config_file.empty()) {
+    for (const CLI::Option* option : app.get_options()) {
+        if (option->count() > 0) options.given.insert(option->get_lnames().front());
+    }
+    if (options.given.contains("config") && options.config_file.empty()) {
         user_error("--config: the file's name is empty; leave the option out");
     }
     if (!options.config_file.empty()) apply_config(app, options);
-    if (resume_option->count() > 0) {
+    if (options.given.contains("resume")) {
         refuse_empty_resume({argv + 1, argv + argc});
         options.resume = resume;
     }

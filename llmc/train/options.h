@@ -100,6 +100,7 @@ struct Options {
     double top_p = 1;
 
     // actions, and what a saved configuration does not hold
+    std::set<std::string, std::less<>> given;       // on the command line
     std::string config_file;                        // that was read
     std::map<std::string, int, std::less<>> lines;  // of it, of the settings that it gives
     std::vector<std::string> notes;                 // to be said: what is passed over, or changes nothing

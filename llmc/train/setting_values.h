@@ -64,8 +64,7 @@ void check_value(std::string_view name, const std::string& text, const T& /*sett
         try {
             static_cast<void>(nlohmann::json(text).dump());
         } catch (const nlohmann::json::exception&) {
-            user_error("--{}: the text is not UTF-8, so that no record could hold it; give it in UTF-8",
-                       name);
+            user_error("--{}: the text is not UTF-8, as which options are read; give it in UTF-8", name);
         }
         if (text.empty() && name != "prompt")
             user_error("--{}: the name is empty; leave the option out", name);

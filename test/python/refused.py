@@ -52,7 +52,8 @@ class Outcome:
 
 def command_of(arguments, folder, ranks):
     """The command line and its environment."""
-    usual = [option for option in SMALL if not ("--generate" in arguments and option.startswith("--steps"))]
+    # (Generation is refused with what is of a training.)
+    usual = [option for option in SMALL if not ("--generate" in arguments and option.startswith(("--steps", "--global-batch-tokens")))]
     command = [PROGRAM, *usual, *(str(argument).replace("{}", str(folder)) for argument in arguments)]
     if ranks == 1:
         return command, ENVIRONMENT

@@ -92,6 +92,7 @@ def check_web_texts(script, repository, folder, names, out, make_file, texts, *o
         assert bytes(every.astype(np.uint8)).decode() == "\n".join(text for part in texts for text in part)
         assert len(tokens_of(out, "val")) == 2000 and (out / "train_000002.bin").exists()
         assert [entry["file"] for entry in manifest_of(out)["files"]] == names
+        assert manifest_of(out)["settings"]["revision"] == "c0ffee"
         # A small try, which needs the first file only.
         server.requests.clear()
         small = out.with_name("small")

@@ -145,7 +145,7 @@ def test_of_a_runs_configuration(trained, tmp_path):
     run, sample = trained
     configuration = tmp_path / "c.toml"
     configuration.write_text(f'steps = 7\nexport = "{tmp_path}/x"\nmetrics = "{tmp_path}/m"\ninit = "{tmp_path}/none"\n'
-                             f'eval-hellaswag = "{tmp_path}/h"\n')
+                             f'eval-hellaswag = "{tmp_path}/h"\nlr = 0.1\nglobal-batch-tokens = 32\n')
     text = generate(f"--config={configuration}", f"--resume={run}/checkpoint-00000020", "--prompt=The", "--sample-tokens=30",
                     "--temperature=2").stdout
     assert text == sample + "\n" and list(tmp_path.iterdir()) == [configuration]

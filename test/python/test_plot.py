@@ -405,6 +405,19 @@ def test_a_comparison_is_beside_the_first_run(tmp_path):
     assert imread(tmp_path / "a" / "comparison.png").shape[1] == 1800
 
 
+@pytest.mark.filterwarnings("error")
+def test_names_that_the_font_lacks_are_drawn_as_boxes(figures, tmp_path):
+    """And nothing is said of it; \U000f0000 is in no font."""
+    names = ["\U000f0000\U000f0000", "a\nb", "a\udcff"]
+    runs = [metrics.read_run(write_run(tmp_path / str(i), falling(20)), name) for i, name in enumerate(names)]
+    for some in ([runs[0]], runs):
+        for wanted in (["loss"], plot_module.PANELS):
+            figure = figures(some, wanted)
+    [boxes] = [place for text, place in texts(figure) if text == names[0] and place.y0 > figure.bbox.y1 - 150]
+    pixels = imread(tmp_path / "out.png")[::-1, :, :3][int(boxes.y0):int(boxes.y1), int(boxes.x0):int(boxes.x1)]
+    assert boxes.width > 10 and (pixels.min(axis=-1) < 0.5).sum() > 20
+
+
 # ---- Bad input ---------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("words, complaint", [

@@ -154,14 +154,60 @@ def test_a_job_of_slurm_that_is_submitted_elsewhere_is_refused(tmp_path):
     assert (done.returncode, done.stderr) == (1, f"error: no train_gpt in {tmp_path}; submit where `make train_gpt` has built it\n")
 
 
+def test_a_job_of_slurm_asks_for_time_to_save():
+    text = (ROOT / "scripts/slurm.sbatch").read_text()
+    directives = re.findall(r"^#SBATCH (.*)$", text, re.MULTILINE)
+    assert {"--signal=USR1@180", "--requeue", "--open-mode=append"} <= set(directives)
+    assert "\n# Three minutes before the time is over (--signal) " in text
+
+
+# Two machines with two processes each. Host names come one by one: who reads the first may not leave before the last.
+SRUN_OF_TWO_MACHINES = """#!/usr/bin/env bash
+shift 2
+export SLURM_NTASKS=4 SLURM_NTASKS_PER_NODE=2
+for process in 0 1 2 3; do SLURM_PROCID=$process SLURM_LOCALID=$((process % 2)) "$@"; done
+"""
+SCONTROL_OF_TWO_MACHINES = """#!/usr/bin/env bash
+[[ "$*" == "show hostnames gpu[07,12]" ]] || exit 1
+for host in gpu07 gpu12; do echo $host; sleep 0.1; done
+"""
+TOLD = ["MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE"]
+
+
+def stand_ins(folder, **programs):
+    """A folder of programs that stand for others."""
+    folder.mkdir(exist_ok=True)
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def test_processes_of_slurm_find_each_other(tmp_path):
+    stand_ins(tmp_path, train_gpt="#!/usr/bin/env bash\necho " + " ".join(f"${name}" for name in TOLD) + "\n")
+    programs = stand_ins(tmp_path / "bin", srun=SRUN_OF_TWO_MACHINES, scontrol=SCONTROL_OF_TWO_MACHINES)
+    ports = set()
+    for job in (8, 9, 123_456):
+        environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_ID": str(job), "SLURM_SUBMIT_DIR": str(tmp_path),
+                       "SLURM_JOB_NODELIST": "gpu[07,12]"}
+        # As in a job that was submitted from another job: not those of now.
+        environment |= dict.fromkeys(TOLD, "stale")
+        done = subprocess.run([ROOT / "scripts/slurm.sbatch", "c.toml"], env=environment, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        told = [dict(zip(TOLD, line.split())) for line in done.stdout.splitlines()]
+        [port] = {process.pop("MASTER_PORT") for process in told}
+        assert told == [{"MASTER_ADDR": "gpu07", "RANK": str(rank), "LOCAL_RANK": str(rank % 2), "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4"}
+                        for rank in range(4)]
+        assert 1024 <= int(port) < 32768  # below those that Linux gives to whoever asks for any
+        ports.add(port)
+    assert len(ports) == 3
+
+
 @pytest.mark.parametrize("words, results", [((), "runs/slurm-8"), (("--out-dir", "runs/mine"), "runs/mine"), (("--out-dir=runs/mine",), "runs/mine")])
 def test_a_job_of_slurm_goes_on_where_its_results_are(tmp_path, words, results):
     recipe_clone.make(tmp_path)
-    (tmp_path / "bin").mkdir()
-    for name, text in (("srun", SRUN.format(results=results)), ("scontrol", SCONTROL)):
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "8", "SLURM_SUBMIT_DIR": str(tmp_path),
+    programs = stand_ins(tmp_path / "bin", srun=SRUN.format(results=results), scontrol=SCONTROL)
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_ID": "8", "SLURM_SUBMIT_DIR": str(tmp_path),
                    "SLURM_JOB_NODELIST": "x"}
 
     def submitted(steps):

@@ -187,6 +187,9 @@ def test_a_call_that_was_killed_while_it_wrote(path, folder, cut):
     (full_lines([*falling(3), 0.5, 0.4]), ABOUT),  # resumed from step 3, and not watched meanwhile
     (full_lines(falling(2)), ABOUT),
     ([*full_lines(falling(3)), full_line(4, falling(4)[-1], val_loss=1.0)], ABOUT),
+    ([full_line(1, 9.0), *full_lines(falling(4))[1:]], ABOUT),  # as it ended, and not as it began
+    ([full_line(0, 6.0), *full_lines(falling(4))], ABOUT),  # a step of which the files know nothing
+    (full_lines(falling(4))[1:], ABOUT),
     (full_lines([9.0, 8.0]), ABOUT | {"identity": "another"}),
 ])
 def test_what_is_the_runs_no_more_is_written_afresh(path, folder, lines, about):
@@ -201,6 +204,26 @@ def test_what_is_the_runs_no_more_is_written_afresh(path, folder, lines, about):
     assert others.exists()
     # A TensorBoard that has read the old files forgets them.
     assert [step for _, step, _, forget in events(folder) if forget] == [0]
+
+
+@pytest.mark.parametrize("line", [{"step": 0, "val_loss": 2.5}, full_line(1, None)])
+def test_a_second_call_goes_on_after_what_is_no_common_step(path, folder, line):
+    """Weights that were only evaluated, and a loss that is not finite."""
+    write_lines(path, [line])
+    assert [convert_here(path), convert_here(path)] == [1, 0]
+    append(path, full_lines([0.7], first=2))
+    assert convert_here(path) == 1 and len(list(folder.iterdir())) == 2
+
+
+def test_a_second_call_after_a_follower_of_a_resumed_run(path, folder):
+    """What TensorBoard forgets is not compared."""
+    write_lines(path, full_lines(falling(4)))
+    converter = tensorboard.Converter(path, "run", folder)
+    converter.advance()
+    write_lines(path, full_lines([*falling(2), 0.5]))
+    assert converter.advance() == 1
+    converter.events.close()
+    assert convert_here(path) == 0 and list(shown(folder)) == [1, 2, 3]
 
 
 def test_following_a_run_that_is_resumed_and_replaced(path, folder):

@@ -15,6 +15,14 @@ def config(text):
 
 EXAMPLE = '{"ctx": "once", "endings": ["a", "b", "c", "d"], "label": 2}\n'
 
+# Mean nothing to a text from given weights, also those that are the defaults.
+OF_TRAINING = [
+    "--train-data=x.txt", "--val-data=x.txt", "--steps=1200", "--global-batch-tokens=384", "--micro-batch-size=1", "--gradient-dtype=fp32",
+    "--recompute=none", "--recompute-every=1", "--reduce-every=step", "--check-replicas-every=0", "--lr=1", "--warmup-steps=1",
+    "--lr-schedule=cosine", "--min-lr-fraction=0.1", "--weight-decay=0.1", "--beta1=0.9", "--beta2=0.95", "--eps=1e-8", "--grad-clip=1",
+    "--stochastic-rounding", "--val-every=100", "--val-batches=20", "--eval-hellaswag=x.jsonl", "--eval-every=0", "--eval-examples=0",
+    "--sample-every=5", "--metrics=x.jsonl", "--checkpoint-every=5", "--export=x.safetensors", "--print-step", "--pipeline-timeline"]
+
 OPTIONS = [
     Case("unknown option", ["--layerz=3"], ["no option --layerz", "--layers"], ranks=(1, 2)),
     Case("unknown option spelled out", ["--learning-rate=1e-3"], ["no option --learning-rate", "the nearest is --lr"]),
@@ -109,19 +117,10 @@ OPTIONS = [
     Case("negative top-k", ["--top-k=-1"], ["--top-k -1 is out of range"]),
     Case("top-p above 1", ["--top-p=1.5"], ["--top-p 1.5 is out of range; give 0 to 1"]),
     Case("generation of nothing", ["--generate"], ["--generate needs weights: give --resume", "or --init with a file"], ranks=(1, 2)),
-    Case("generation into a file", ["--generate", "--resume", "--export={}/x.safetensors"],
-         ["--generate prints text and does no more; leave out --export"]),
-    Case("generation with metrics", ["--generate", "--resume", "--metrics={}/x.jsonl"], ["leave out --metrics"]),
-    Case("generation that scores", ["--generate", "--resume", "--eval-hellaswag={}/x.jsonl"], ["leave out --eval-hellaswag"]),
-    Case("generation of so many steps", ["--generate", "--resume", "--steps=50"],
-         ["--generate prints text and does no more; leave out --steps"]),
-    Case("generation that learns", ["--generate", "--resume", "--train-data={}/x.txt"], ["leave out --train-data"]),
-    Case("generation that validates", ["--generate", "--resume", "--val-data={}/x.txt"], ["leave out --val-data"]),
-    Case("generation that saves", ["--generate", "--resume", "--checkpoint-every=5"], ["leave out --checkpoint-every"]),
-    Case("generation that samples", ["--generate", "--resume", "--sample-every=5"], ["leave out --sample-every"]),
+    *(Case(f"generation with {option}", ["--generate", "--resume", option],
+           [f"--generate prints text and does no more; leave out {option.split('=')[0]}"]) for option in OF_TRAINING),
     Case("generation from two models", ["--generate", "--resume={}", "--init={}/x"],
          ["--generate takes its weights from --resume or from --init; leave one out"], ranks=(1, 2)),
-    Case("generation of a plan", ["--generate", "--resume", "--print-step"], ["leave out --print-step"]),
     Case("generation without a checkpoint", ["--generate", "--resume"],
          ["--generate: there is no checkpoint in runs; give --resume the directory of one"], ranks=(1, 2)),
     Case("generation where no run is", ["--generate", "--resume", "--out-dir={}/none"], ["--generate: there is no checkpoint in ", "/none;"]),
@@ -134,7 +133,7 @@ OPTIONS = [
     Case("fraction above 1", ["--min-lr-fraction=1.1"], ["--min-lr-fraction 1.1 is out of range; give 0 to 1"]),
     Case("negative steps", ["--steps=-1"], ["--steps -1 is out of range"]),
     Case("no time to wait", ["--comm-timeout=0"], ["--comm-timeout 0 is out of range"]),
-    Case("text that is not UTF-8", ["--prompt=\udcff"], ["--prompt: the text is not UTF-8"]),
+    Case("text that is not UTF-8", ["--prompt=\udcff"], ["--prompt: the text is not UTF-8, as which options are read; give it in UTF-8"]),
     Case("configuration missing", ["--config=none.toml"], ["--config: cannot read none.toml: No such file"], ranks=(1, 2)),
     Case("configuration is a directory", ["--config={}"], ["Is a directory"]),
     Case("configuration key unknown", ["--config={}/c.toml"], ["c.toml, line 2", "no setting layrs", "layers"],
