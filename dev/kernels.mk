@@ -141,7 +141,7 @@ endef
 define compile_simt
 @echo 'compile $< ($(firstword $(subst /, ,$(@:$(BUILD)/simt/%=%))))'
 @mkdir -p $(@D)
-$(QUIET)$(SIMT_COMPILE) $(CHECKS) -MMD -MP -x c++ -c $< -o $@
+$(QUIET)$(SIMT_COMPILE) $(CHECKS) $(PRECOMPILED) -MMD -MP -x c++ -c $< -o $@
 endef
 
 # Kernels are known by their symbols.
@@ -153,6 +153,12 @@ endef
 $(foreach kind,$(or $(SIMT_KINDS),plain),$(eval $(call simt_kind,$(kind))))
 
 include test/simt/runtime.mk
+
+ifdef PRECOMPILES
+$(foreach kind,$(SIMT_KINDS),$(eval $(call precompile,$(kind),test/precompiled.h,$(SIMT_COMPILE) $(CHECKS_$(kind)) $(DEFINE_$(kind)),\
+    $(BUILD)/simt-flags.txt,$(call simt_objects,$(kind),$(LAB_SOURCES) $(KERNEL_TEST_SOURCES) $(SIMT_TEST_SOURCES) \
+    $(if $(filter $(kind),$(RUNTIME_KINDS)),$(RUNTIME_TEST_SOURCES) $(RUNTIME_RIVALS) $(SIMULATED_CUDA))))))
+endif
 
 # clang-tidy reads the kernels as the executor does.
 KERNEL_LINT := $(patsubst %,$(BUILD)/simt-lint/%,$(basename $(KERNEL_LIST) $(RUNTIME_LIST) dev/lab/main.cpp \

@@ -31,6 +31,8 @@ RUNTIME_KINDS = ["plain"]  # the same of the CUDA runtime of the tests (test/sim
 LONG_RUNTIME_KINDS = ["address"]
 # Many suites wait for most of their time (for processes, for time limits), and others have one thread.
 AT_ONCE = 3
+# Those that take longest begin first, so that none of them is left alone at the end.
+LONGEST = ["kernels-*", "simulated_*", "gpu_check", "zero", "signals", "readme", "mpi-8"]
 # Seconds after which a suite is ended: several times what it takes on two cores, since a machine may be busy.
 # PATIENCE multiplies them and the tests' own time limits; the Makefile sets it for builds with sanitizers.
 UNIT_TIMEOUT, MPI_TIMEOUT, KERNEL_TIMEOUT, PYTHON_TIMEOUT, LONG_TIMEOUT, MATRIX_TIMEOUT = 300, 240, 600, 420, 5400, 5400
@@ -92,7 +94,7 @@ def find_suites(build, report, kind):
         suites += [runtime_suite(build, kind, report) for kind in RUNTIME_KINDS]
     for path in sorted(pathlib.Path("test/python").glob("test_*.py")):
         suites.append(python_suite(path, report, PYTHON_TIMEOUT))
-    return suites
+    return sorted(suites, key=lambda suite: not any(fnmatch.fnmatch(suite.name, pattern) for pattern in LONGEST))
 
 
 def kernel_suites(build, kinds, report):

@@ -59,9 +59,9 @@ def test_what_is_no_command_is_one_line():
 
 
 def test_pipelines_are_timed_and_simulated():
-    schedules = ["naive", "gpipe", "1f1b", "interleaved", "zb-h1"]
+    schedules = ["1f1b", "interleaved"]
     command = [sys.executable, "dev/cpu/bench_pipeline.py", program.PROGRAM, "--model", "tiny", "--layers", "8", "--turns", "1",
-               "--global-batch-tokens", "768", "--micro-batch-size", "3", ]
+               "--global-batch-tokens", "768", "--micro-batch-size", "3", "--schedules", *schedules]
     result = subprocess.run(command, cwd=program.ROOT, capture_output=True, text=True, check=False,
                             timeout=120 * program.PATIENCE)
     assert result.returncode == 0, result.stderr

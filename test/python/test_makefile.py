@@ -36,6 +36,7 @@ FILES = {
     "dev/cpu/bench_step.cpp": MAIN,
     "test/simt/executor.cpp": "",
     "test/simt/runtime.mk": "",  # CUDA's headers need not be here
+    "dev/precompiled.h": "", "test/precompiled.h": "",
     "dev/lab/lab.cpp": "",
     "dev/lab/no_gpu.cpp": "",
     "dev/one.cu": '#include "llmc/kernel.cuh"\n',

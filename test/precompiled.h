@@ -1,0 +1,6 @@
+// dev/precompiled.h, for tests.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "dev/precompiled.h"
