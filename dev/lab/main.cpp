@@ -2,7 +2,6 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <cstdio>
-#include <optional>
 #include <string>
 
 #include "dev/lab/gpu.h"
@@ -13,16 +12,17 @@
 int main(int argc, char** argv) try {
     const lab::Operation& operation = lab::operations().front();
     lab::SessionOptions options;
-    std::optional<std::string> seed;
+    std::string seed;
     bool check_only = false;
     CLI::App app{operation.name + ": its kernels, from naive to best; without numbers all of them"};
     app.add_option("variants", options.variants, "numbers of variants to run");
     app.add_option("--dtype", options.dtype, "of the tensors")
         ->check(CLI::IsMember({"bf16", "fp32"}))
         ->capture_default_str();
-    app.add_option("--seed", seed,
-                   "of the inputs, for the same ones again; on the CPU also of the order of threads, which 0 "
-                   "does not shuffle");
+    const CLI::Option* const seed_option = app.add_option(
+        "--seed", seed,
+        "of the inputs, for the same ones again; on the CPU also of the order of threads, which 0 "
+        "does not shuffle");
     app.add_flag("--check", check_only, "does not time, even on a GPU");
     app.add_option("--json", options.json, "file that gets a line for each timing");
     try {
@@ -32,9 +32,9 @@ int main(int argc, char** argv) try {
     } catch (const CLI::ParseError& fault) {
         llmc::user_error("{}; --help lists the options", fault.what());
     }
-    if (seed) {
-        const auto number = llmc::whole_number<std::uint64_t>(*seed);
-        if (!number) llmc::user_error("--seed '{}' is no seed; give a whole number, 0 or more", *seed);
+    if (seed_option->count() > 0) {
+        const auto number = llmc::whole_number<std::uint64_t>(seed);
+        if (!number) llmc::user_error("--seed '{}' is no seed; give a whole number, 0 or more", seed);
         options.seed = *number;
     }
     options.time = !check_only;

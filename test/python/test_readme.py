@@ -201,7 +201,7 @@ def test_the_lab_shows_the_figures_of_the_chips_that_were_compiled_for(clone):
 
 
 @pytest.mark.skipif("SANITIZE" in os.environ, reason="this build has no lab (one with SANITIZE=1)")
-@pytest.mark.parametrize("seed", ["-1", "1e3", "0x1", "99999999999999999999", ""])
+@pytest.mark.parametrize("seed", ["-1", "1e3", "0x1", "99999999999999999999"])
 def test_the_lab_takes_whole_numbers_as_seeds(seed, clone):
     out = run_in(clone, f"make dev/layernorm_forward >&2; ./dev/layernorm_forward --seed='{seed}' 2>&1 || echo rc $?")
     assert out == f"error: --seed '{seed}' is no seed; give a whole number, 0 or more\nrc 1\n"
