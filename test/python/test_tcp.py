@@ -351,7 +351,7 @@ def without_mpi(tmp_path_factory):
     (build / "objects/llmc/comm/transport_no_mpi.o").unlink(missing_ok=True)
     of_the_caller = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "BUILD", "MPI"}
     environment = {name: value for name, value in os.environ.items() if name not in of_the_caller}
-    made = subprocess.run(["make", "MPI=0", "CUDA=0", f"BUILD={build}", f"--assume-old={build}/flags.txt",
+    made = subprocess.run(["make", "MPI=0", "CUDA=0", "PRECOMPILES=", f"BUILD={build}", f"--assume-old={build}/flags.txt",
                            f"--assume-old={build}/version.txt"], cwd=program.ROOT, env=environment, capture_output=True,
                           text=True, timeout=300 * program.PATIENCE)
     assert made.returncode == 0, made.stdout + made.stderr
