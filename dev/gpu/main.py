@@ -8,6 +8,7 @@ and 2 where none did and some lacked the time.
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import re
@@ -21,9 +22,10 @@ import part_lab
 import part_model
 import programs
 import report
-from results import Results, read
+from results import Late, Results, read
 
 MINUTES = 5
+TRAINER_SECONDS = 120  # to say that there is a GPU
 # The most valuable first.
 PARTS = {"kernels": part_kernels.run, "model": part_model.run, "bench": part_bench.run, "lab": part_lab.run}
 
@@ -32,7 +34,7 @@ def main():
     parser = argparse.ArgumentParser(prog="gpu_check", description="Checks and times the trainer on this machine's GPU.")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all without")
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("dev/results"), help="folder; default dev/results")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="that a part may take")
+    parser.add_argument("--minutes", type=minutes, default=MINUTES, help="that a part may take")
     parser.add_argument("--tiny", action="store_true", help="a moment's worth of each, to try the check itself")
     parser.add_argument("--models", nargs="+", choices=part_bench.MODELS, default=list(part_bench.MODELS), help="of the bench")
     arguments = parser.parse_args()
@@ -50,6 +52,12 @@ def main():
         sys.exit(check(arguments))
 
 
+def minutes(text):
+    if not 0 < float(text) < math.inf:
+        raise ValueError
+    return float(text)
+
+
 def check(arguments):
     """The exit status."""
     refused = no_gpu()
@@ -57,7 +65,10 @@ def check(arguments):
         sys.exit(f"error: {refused}")
     about = machine.about(programs.BUNDLE)
     results = arguments.results.resolve() / re.sub("[^a-z0-9]+", "-", about["gpu"].lower()).strip("-")
-    results.mkdir(parents=True, exist_ok=True)
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        sys.exit(f"error: --results: cannot make the folder {results}: {fault.strerror}")
     lines = results / "gpu.jsonl"
     failed = left = 0
     for part in arguments.parts or PARTS:
@@ -77,7 +88,10 @@ def check(arguments):
 
 def no_gpu():
     """Why nothing can be checked here; empty where there is a GPU."""
-    asked = programs.run([programs.TRAIN_GPT, "--device=cuda", "--steps=0", "--print-step"], 120)
+    try:
+        asked = programs.run([programs.TRAIN_GPT, "--device=cuda", "--steps=0", "--print-step"], TRAINER_SECONDS)
+    except Late as late:
+        return f"{late}; does nvidia-smi answer?"
     return "" if asked.returncode == 0 else programs.tail(asked.stderr, 1).removeprefix("error: ")
 
 

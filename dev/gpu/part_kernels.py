@@ -22,7 +22,10 @@ SMALLEST = "Ptx.LaneId"  # a kernel of one instruction
 
 
 def run(results, tiny):
-    checks = [(suite, run_suite, results, suite) for suite in list_suites()[:2 if tiny else None]]
+    suites = attempt_list(results)
+    if not suites:
+        return
+    checks = [(suite, run_suite, results, suite) for suite in suites[:2 if tiny else None]]
     sanitizer = find_sanitizer()
     for tool in ("memcheck", "racecheck"):
         if not sanitizer:
@@ -36,12 +39,18 @@ def run(results, tiny):
             results.attempt(at_once[done], done.result)
 
 
+def attempt_list(results):
+    """The names of the suites; none where the program does not say them, which is a failure of its own."""
+    return results.attempt("the list of tests", list_suites).get("suites", [])
+
+
 def list_suites():
     listed = programs.run([programs.KERNELS, "--gtest_list_tests"], 60)
     # "Suite." or "Suite/0.  # TypeParam = float"
     suites = [match[1] for line in listed.stdout.splitlines() if (match := re.match(r"(\S+)\.( |$)", line))]
     require(suites, f"{programs.KERNELS.name} lists no tests: {programs.tail(listed.stderr)}")
-    return sorted(suites, key=lambda suite: (suite.startswith("Lab"), suite))  # llmc's own kernels before the lab's variants
+    # llmc's own kernels before the lab's variants.
+    return {"detail": f"{len(suites)} suites", "suites": sorted(suites, key=lambda suite: (suite.startswith("Lab"), suite))}
 
 
 def run_suite(results, suite):

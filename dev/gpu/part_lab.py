@@ -7,7 +7,7 @@ import sys
 
 import part_kernels
 import programs
-from results import CheckFailed, Late, Skipped, read, require
+from results import CheckFailed, Late, Skipped, read, replace_text, require
 
 SECONDS = 5  # that an operation takes at least
 
@@ -17,7 +17,9 @@ def run(results, tiny):
         results.attempt("every variant of the kernel lab", skip)
         return
     timings = results.path.parent / "timings.jsonl"
-    operations = [suite.removeprefix("Lab.") for suite in part_kernels.list_suites() if suite.startswith("Lab.")]
+    operations = [suite.removeprefix("Lab.") for suite in part_kernels.attempt_list(results) if suite.startswith("Lab.")]
+    if not operations:
+        return
     # Of other commits nothing is kept.
     known = [operation for operation in operations if results.has_passed(name_of(operation))]
     write(timings, [line for line in read(timings) if line["operation"] in known])
@@ -35,7 +37,7 @@ def name_of(operation):
 
 
 def write(timings, lines):
-    timings.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    replace_text(timings, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def time_operation(results, timings, operations, operation):

@@ -44,8 +44,10 @@ def goals(lines):
         return max((tokens for (of, name), tokens in rates.items() if of == model and name.startswith("train_gpt")), default=None)
 
     gpu = machine_of(lines).get("gpu", "")
+    tokens = next((goal for name, goal in GOALS.items() if name in gpu), None)
+    if not tokens:
+        return []  # they are of these GPUs
     if small := fastest("124M"):
-        tokens = next((goal for name, goal in GOALS.items() if name in gpu), GOALS["H100"])
         found.append((f"124M: {tokens:,} tokens/s", f"{small:,.0f}", small / tokens))
         if pytorch := rates.get(("124M", "PyTorch")):
             found.append((f"124M: {RATIO_GOAL} times PyTorch", f"{small / pytorch:.2f} times", small / pytorch / RATIO_GOAL))

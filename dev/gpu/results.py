@@ -1,5 +1,6 @@
 """What a check found: a line of JSON for each result, written as soon as it is known, and the time that a part may take."""
 
+import contextlib
 import json
 import time
 import traceback
@@ -39,10 +40,9 @@ class Results:
         self.keep(lambda line: line["part"] != part or line.get("commit") == commit)
 
     def keep(self, wanted):
-        lines = read(self.path)
-        kept = [line for line in lines if wanted(line)]
-        if len(kept) != len(lines):
-            self.path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        kept = "".join(json.dumps(line) + "\n" for line in read(self.path) if wanted(line))
+        if self.path.exists() and self.path.read_text() != kept:
+            replace_text(self.path, kept)
 
     def has_passed(self, name):
         """At this commit, in this run of the part or an earlier one."""
@@ -111,7 +111,19 @@ class Results:
 
 
 def read(path):
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """The whole lines; a run that was killed may have left a part of one."""
+    lines = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with contextlib.suppress(json.JSONDecodeError):
+            lines.append(json.loads(line))
+    return lines
+
+
+def replace_text(path, text):
+    """Whoever is killed here leaves the old one or the new one."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
 
 
 def require(good, message):

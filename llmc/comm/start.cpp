@@ -45,7 +45,18 @@ Start how_started(const Variables& variables, bool has_mpi) {
     const bool named = !value_of(variables, "RANK").empty() || !value_of(variables, "WORLD_SIZE").empty();
     for (const char* name : variables_of_mpi)
         if (!value_of(variables, name).empty() && (has_mpi || !named)) start.by = Start::By::mpi;
-    if (start.by == Start::By::mpi || !named) return start;
+    if (start.by == Start::By::mpi) return start;
+    if (!named) {
+        const std::string_view tasks = value_of(variables, "SLURM_STEP_NUM_TASKS");
+        if (whole_number<int>(tasks).value_or(1) > 1) {
+            user_error(
+                "srun started {} processes (SLURM_STEP_NUM_TASKS), each of which would train on its own, "
+                "into "
+                "the same files; {} (WORLD_SIZE=1 and RANK=0 where each is to be a job of its own)",
+                tasks, advice);
+        }
+        return start;
+    }
 
     start.by = Start::By::variables;
     start.size = number_of(variables, "WORLD_SIZE", 1, most_ranks);

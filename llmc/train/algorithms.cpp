@@ -100,7 +100,7 @@ std::string kind_of_choices(const Device& device) {
 }
 
 std::string Algorithms::row() const {
-    if (!origin.empty()) return "as in " + origin.string();
+    if (!origin.empty()) return fmt::format("as in {}, as far as it has them", origin.string());
     return cache.empty() ? fmt::format("chosen now, and not kept: {}", why_not_kept)
                          : fmt::format("chosen now, and kept in {}", cache.string());
 }

@@ -299,6 +299,28 @@ esac
     assert cut["status"] == "failed" and cut["detail"] == "it ended without a summary, with status 9: killed in the middle"
 
 
+@pytest.mark.parametrize("script, status, detail", [
+    ("echo 'error while loading shared libraries' >&2; exit 127", "failed", "kernels lists no tests: error while loading shared libraries"),
+    ("exec sleep 100", "skipped", results.TIME_OVER)], ids=["it does not start", "it hangs"])
+def test_a_program_that_does_not_list_its_tests_ends_its_part_alone(script, status, detail, copy, tmp_path):
+    kernels = copy / "bin/kernels"
+    kernels.write_text(f"#!/bin/sh\n{script}\n")
+    run = check(copy, "kernels", "lab", "--tiny", "--minutes", "0.05", "--results", tmp_path / "results")
+    assert (run.returncode, run.stderr) == (1 if status == "failed" else 2, "")
+    found = by_name(tmp_path / "results")
+    assert (found["the list of tests"]["status"], found["the list of tests"]["detail"]) == (status, detail)
+    assert found["every variant of the kernel lab"]["status"] == "skipped" and (tmp_path / "results/gpu.md").exists()
+
+
+def test_arguments_that_mean_nothing_are_told(simulated, tmp_path):
+    (tmp_path / "file").write_text("")
+    run = check(simulated, "lab", "--tiny", "--results", tmp_path / "file")
+    assert (run.returncode, run.stderr) == (1, f"error: --results: cannot make the folder {tmp_path}/file: File exists\n")
+    for minutes in ("0", "-1", "nan", "inf"):
+        run = check(simulated, "lab", "--tiny", f"--minutes={minutes}")
+        assert run.returncode == 2 and run.stderr.endswith(f"error: argument --minutes: invalid minutes value: '{minutes}'\n")
+
+
 def test_kernel_tests_run(copy, tmp_path):
     run = check(copy, "kernels", "--tiny", "--results", tmp_path / "results")
     assert run.returncode == 0, run.stdout + run.stderr

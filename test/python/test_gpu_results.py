@@ -10,6 +10,7 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "dev/gpu"))
 import kernel_times  # noqa: E402
 import machine  # noqa: E402
+import main  # noqa: E402
 import part_bench  # noqa: E402
 import part_kernels  # noqa: E402
 import part_lab  # noqa: E402
@@ -40,6 +41,24 @@ def test_results_are_written_at_once(tmp_path):
     found.attempt("error", lambda: 1 // 0)
     assert [line["status"] for line in results.read(path)[1:]] == ["passed", "passed", "skipped", "failed", "failed"]
     assert found.failed == 2 and "ZeroDivisionError" in path.read_text()
+
+
+def test_half_a_line_is_nobodys_result(tmp_path):
+    """As a run that was killed leaves one."""
+    path = tmp_path / "gpu.jsonl"
+    path.write_text('{"part": "bench", "name": "kept", "status": "passed", "commit": "new"}\n{"part": "mod')
+    results.Results(path, "model", 1, "new").attempt("first", lambda: {"detail": "fine"})
+    assert [line["name"] for line in results.read(path)] == ["kept", "first"] and path.read_text().count("\n") == 2
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_trainer_that_hangs_is_told(monkeypatch, tmp_path):
+    slow = tmp_path / "train_gpt"
+    slow.write_text("#!/bin/sh\nexec sleep 100\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(programs, "TRAIN_GPT", slow)
+    monkeypatch.setattr(main, "TRAINER_SECONDS", 1)
+    assert main.no_gpu() == "train_gpt was ended after 1 s; does nvidia-smi answer?"
 
 
 def test_a_part_goes_on_where_it_stopped(tmp_path):
@@ -79,7 +98,7 @@ def test_what_passed_stays_passed_without_time(tmp_path):
 def run_kernels(monkeypatch, folder, take, minutes=1):
     """The part `kernels` with two suites, whose programs are take(results, command, seconds); returns the Results."""
     found = results.Results(folder / "gpu.jsonl", "kernels", minutes, "new")
-    monkeypatch.setattr(part_kernels, "list_suites", lambda: ["A", "B"])
+    monkeypatch.setattr(part_kernels, "list_suites", lambda: {"detail": "", "suites": ["A", "B"]})
     monkeypatch.setattr(part_kernels, "find_sanitizer", lambda: "compute-sanitizer")
     monkeypatch.setattr(programs, "run", lambda command, seconds: take(found, command, seconds))
     part_kernels.run(found, tiny=False)
@@ -94,7 +113,7 @@ def test_the_kernels_go_on_where_they_stopped(monkeypatch, tmp_path):
         found.end -= 3
         return subprocess.CompletedProcess(command, 0, "========= ERROR SUMMARY: 0 errors\n", "")
 
-    checks = 2 + 2 * len(part_kernels.SANITIZED)
+    checks = 3 + 2 * len(part_kernels.SANITIZED)
     left = run_kernels(monkeypatch, tmp_path, take).left()
     assert 0 < left < checks - 2
     again = run_kernels(monkeypatch, tmp_path, take)
@@ -209,6 +228,8 @@ def test_report():
     assert "| 1980 MHz | 1700 MHz |" in text and "power cap" in text
     assert "## model: 1 passed, 1 failed, 0 skipped" in text and "| FAILED | a check | off by 1 \\| 2 |" in text
     assert report.markdown([]).startswith("# train_gpt")
+    # The goals are of the H100 and the H200.
+    assert report.goals([{**lines[0], "gpu": "NVIDIA A100"}, *lines[1:]]) == []
 
 
 def test_time_outside_kernels(tmp_path):

@@ -383,6 +383,16 @@ def test_the_program_started_by_mpirun_takes_mpi_whatever_else_is_set(tmp_path):
     assert run.record["mesh"]["data"] == 2
 
 
+def test_srun_without_ranks_is_refused(tmp_path):
+    """Not two runs of one process each, here either, with MPI and without; but where each is said to be a job of its own."""
+    of_srun = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
+    options = [*MODEL, "--steps=1", f"--out-dir={tmp_path}/run"]
+    done = program.run(*options, env=of_srun, check=False)
+    assert "srun started 2 processes (SLURM_STEP_NUM_TASKS)" in one_error(done.stderr) and not (tmp_path / "run").exists()
+    program.run(*options, env={**of_srun, "RANK": "0", "WORLD_SIZE": "1"})
+    program.run(*options, env={"SLURM_STEP_NUM_TASKS": "1"})
+
+
 @pytest.mark.skipif(not program.HAS_MPI, reason="make MPI=0")
 def test_a_launcher_that_mpi_does_not_understand():
     """Not two runs of one process each, which would write the same files."""
