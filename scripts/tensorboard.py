@@ -12,6 +12,7 @@ an earlier step tells TensorBoard to forget what came after it, as a program doe
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import math
@@ -159,9 +160,9 @@ class EventFolder:
         self._writer.flush()
 
     def close(self):
-        if self.is_open():
-            self._writer.close()
-            self._writer = None
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
 
 
 class Converter:
@@ -173,10 +174,26 @@ class Converter:
         self.rows = None  # that the events hold; not known before the first look
 
     def advance(self):
-        """Writes what is new; returns how many steps that were."""
+        """Writes what is new; returns how many steps that were. After an error nobody knows what the events hold, nor of which
+        rows the next look tells: it compares them again, and goes on in a new file."""
+        try:
+            return self._advance()
+        except OSError as error:
+            self.forget()
+            raise MetricsError(f"cannot write {error.filename or self.events.folder}: {error.strerror or error}") from None
+        except MetricsError:
+            self.forget()
+            raise
+
+    def forget(self):
+        self.rows = None
+        with contextlib.suppress(OSError):  # there is no room for what is left
+            self.events.close()
+
+    def _advance(self):
         kept = self.follower.poll()
         run = self.follower.run
-        if kept is None:
+        if kept is None and (self.rows is not None or not self.follower.lines):
             return 0
         times = wall_times(run, self.follower.last_change)
         begin = times[0] if times else self.follower.last_change
@@ -221,7 +238,7 @@ def follow(converters, interval):
                 steps = converter.advance()
                 if first and converter.rows is not None:
                     report(converter, steps)
-            except (MetricsError, OSError) as error:
+            except MetricsError as error:
                 if str(error) not in complaints:
                     print(f"error: {error}", file=sys.stderr, flush=True)
                     complaints.add(str(error))
@@ -252,8 +269,6 @@ def main(words=None):
             report(converter, steps)
     except MetricsError as error:
         sys.exit(f"error: {error}")
-    except OSError as error:
-        sys.exit(f"error: cannot write {error.filename}: {error.strerror}")
     except KeyboardInterrupt:
         pass  # how following ends
     finally:
