@@ -141,8 +141,10 @@ class EventFolder:
         self.close()
         self.folder.mkdir(parents=True, exist_ok=True)
         # Files are read in the order of their names; a name that was read before is not read again.
-        number = max([0, *(int(path.name.split(".")[1]) for path in self.files())]) + 1
-        for path in in_place_of:
+        files = self.files()
+        number = max([0, *(int(path.name.split(".")[1]) for path in files)]) + 1
+        empty = {path for path in files if path.stat().st_size == 0}  # each look at a disk that is full leaves one
+        for path in empty.union(in_place_of):
             path.unlink()
         self._writer = EventsWriter(str(self.folder / f"events.{number:06}"), SUFFIX)
         if forget_from is not None:

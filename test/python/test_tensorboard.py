@@ -312,10 +312,13 @@ def test_following_goes_on_after_a_disk_was_full(path, folder, monkeypatch, grow
         with pytest.raises(metrics.MetricsError) as stop:
             converter.advance()
     assert str(stop.value) == f"cannot write {folder}: No space left on device"
+    empty = folder / f"events.000009.out.tfevents.1.x{tensorboard.SUFFIX}"
+    empty.touch()
     if grows:
         append(path, full_lines([0.5], first=7))
     assert converter.advance() == 2 + grows and converter.advance() == 0
     assert written(folder) == list(range(1, 7 + grows)) == list(shown(folder))
+    assert not empty.exists() and len(list(folder.iterdir())) == 2
     converter.events.close()
 
 
