@@ -33,7 +33,7 @@ from tensorboardX.event_file_writer import EventsWriter  # noqa: E402
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # noqa: E402
 from tensorboardX.proto.summary_pb2 import Summary  # noqa: E402
 
-from metrics import Follower, MetricsError, distinct_names, end_as_by_ctrl_c, find_metrics, require_interval  # noqa: E402
+from metrics import Follower, MetricsError, distinct_names, end_as_by_ctrl_c, find_metrics, is_number, require_interval  # noqa: E402
 
 SUFFIX = ".train_gpt"  # what tells our files from others in the same folder
 TAGS = {"loss": "train/loss", "val_loss": "val/loss", "tokens_per_s": "tokens_per_second",
@@ -84,7 +84,7 @@ def about_events(run, wall_time):
              "run": "    " + json.dumps(run.about, indent=2).replace("\n", "\n    ")}
     for tag, text in texts.items():
         yield Event(wall_time=wall_time, step=0, summary=summaries.text(tag, text))
-    options = {name: value for name, value in run.configuration.items() if isinstance(value, (bool, int, float, str))}
+    options = {name: value for name, value in run.configuration.items() if isinstance(value, (bool, str)) or is_number(value)}
     if options:
         for summary in summaries.hparams(options, {"train/loss": 0, "val/loss": 0}):
             yield Event(wall_time=wall_time, step=0, summary=summary)
