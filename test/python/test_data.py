@@ -379,6 +379,7 @@ def test_the_command_that_is_printed_works_in_the_root(texts, tmp_path, monkeypa
     (["-", "-"], "standard input (-) is given twice"),
     (["EMPTY"], "there is no text in it"),
     (["BAD.jsonl"], "line 2: not JSON"),
+    (["DEEP.jsonl"], "line 2: not JSON"),
     (["ONE"], "and none is left to train on; give more text"),
     (["TEXT", "--val-fraction", "0.9999"], "and none is left to train on; give more text, or --overwrite and a smaller --val-fraction"),
     (["/dev/null"], "/dev/null can be read once only, and a file is read several times; give - in its place"),
@@ -400,6 +401,7 @@ def test_wrong_options(tmp_path, options, line):
     (tmp_path / "ONE").write_text("1")
     (tmp_path / "TEXT").write_text("a text of some letters")
     (tmp_path / "BAD.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    (tmp_path / "DEEP.jsonl").write_text('{"text": "a"}\n' + "[" * 200_000 + "\n")
     (tmp_path / "GOOD.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "NULL.jsonl").write_text('{"text": "a"}\n{"text": null}\n')
     (tmp_path / "BPE").mkdir()
