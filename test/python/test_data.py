@@ -166,6 +166,13 @@ def test_standard_input_is_read_as_far_as_the_limit(tmp_path, tokenizer, fractio
     assert (tmp_path / "out/download/stdin.txt").stat().st_size <= 20_000 * 16 / 0.9 + 1
 
 
+def test_a_limit_without_validation_is_for_training(tmp_path):
+    (tmp_path / "text").write_text(1000 * "a")
+    for fraction, tokens in ((0, {"train": 100, "val": 0}), (0.5, {"train": 90, "val": 10})):
+        run_here("text.py", tmp_path / "text", "--out", tmp_path / "out", *BYTES, "--limit-tokens", 100, "--val-fraction", fraction, "--overwrite")
+        assert manifest_of(tmp_path / "out")["tokens"] == tokens
+
+
 def test_ctrl_c_during_the_imports_is_one_line(texts, tmp_path):
     (tmp_path / "tqdm.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
     done = run("text.py", texts[0], "--out", tmp_path / "out", check=False, env={**os.environ, "PYTHONPATH": str(tmp_path)})
