@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import math
 import os
 import shutil
 import subprocess
@@ -20,8 +19,6 @@ import plot as plot_module
 import plot_common
 import plot_loss
 import plot_panels
-import tensorboard
-import watch
 
 SCRIPT = SCRIPTS / "plot.py"
 RUN = {"run": ABOUT}
@@ -455,25 +452,6 @@ def test_a_damaged_file_is_one_clear_line(tmp_path, text, complaint):
     message = str(stop.value)
     assert "\n" not in message
     assert str(path) in message and complaint in message
-
-
-@pytest.mark.parametrize("key", ["loss", "val_loss", "step_ms", "tokens", "tokens_per_s", "mfu", "hellaswag_acc_norm", "time"])
-@pytest.mark.filterwarnings("error")
-def test_numbers_that_are_too_large_are_none(tmp_path, capsys, key):
-    """They are infinite to what shows a run, and what is not is still shown."""
-    huge = [10**400, -10**400, 1e308, -5e307, 1e308, math.inf, math.nan]
-    lines = [full_line(step, 2.0) | {key: value} for step, value in enumerate([1.0, *huge, 1.5], 1)]
-    about = ABOUT | {"parameters": 10**400, "unigram_loss": 1e308, "memory": {"moments": 10**400, "master": 8},
-                     "configuration": ABOUT["configuration"] | {"steps": 10**400, "global-batch-tokens": math.inf}}
-    path = write_lines(tmp_path / "metrics.jsonl", lines, about)
-    run = metrics.read_run(path)
-    assert [str(value) for value in run[key]] == ["1.0", "inf", "-inf", "inf", "-inf", "inf", "inf", "nan", "1.5"]
-    for panels in ("loss", "all"):
-        plot_module.main([str(path), "--panels", panels])
-    for module, words in ((tensorboard, []), (watch, ["--once"])):
-        with contextlib.suppress(SystemExit):
-            module.main([str(path), *words])
-    assert "9 steps into" in capsys.readouterr().out
 
 
 def test_missing_files_are_one_clear_line(tmp_path):
