@@ -108,7 +108,7 @@ def add_tokens_options(parser):
     parser.add_argument("--shard-tokens", type=number(16, shards.LARGEST_SHARD), default=100_000_000, metavar="N",
                         help="tokens of a whole shard (default: 100 million)")
     parser.add_argument("--limit-tokens", type=number(20), metavar="N",
-                        help="for a small try: stop after N tokens in all, a tenth of them for validation")
+                        help="for a small try: stop after N tokens in all, a tenth of them for validation if there is any")
     parser.add_argument("--processes", type=number(1, 1024), default=len(os.sched_getaffinity(0)), metavar="N",
                         help="processes that tokenize (default: one for each core); the shards are the same for any N")
     parser.add_argument("--overwrite", action="store_true", help="make all shards anew, whatever is in the folder")
@@ -197,7 +197,8 @@ class Writing:
         self.out, self.plan, self.kind, self.bpe_folder = arguments.out, plan, kind, bpe_folder
         self.tokenizer = encode.open_tokenizer(kind, bpe_folder)
         self.processes, self.capacity, self.limit = arguments.processes, arguments.shard_tokens, arguments.limit_tokens
-        self.val_limit = self.limit // 10 if self.limit else None
+        validates = any(stream.name != "train" for stream in plan.streams)
+        self.val_limit = self.limit // 10 if self.limit and validates else 0
         self.settings = {"dataset": arguments.dataset, "source": plan.source, "tokenizer": self.tokenizer.name,
                          "vocabulary": self.tokenizer.vocabulary, "separator": self.tokenizer.separator,
                          "shard_tokens": self.capacity, "limit_tokens": self.limit, **plan.settings}

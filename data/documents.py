@@ -45,7 +45,7 @@ def json_line_texts(path, field):
                 continue
             try:
                 entry = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):  # the latter of what is nested too deeply
                 fail(f"{path}, line {number}: not JSON; a .jsonl file has one object a line")
             if not isinstance(entry, dict) or not isinstance(entry.get(field), str):
                 if isinstance(entry, dict) and field in entry:

@@ -28,7 +28,7 @@ def fault_of(line, split):
 
     try:
         question = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter of what is nested too deeply
         question = None
     if not isinstance(question, dict):
         return "it is no JSON object"

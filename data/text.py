@@ -6,7 +6,8 @@
     zcat *.gz | python data/text.py - --out data/mine
 
 A file is a document, and of a .jsonl file each line. The last tenth of all bytes is for validation, or --val-fraction.
-Of standard input --limit-tokens reads no more than so many tokens take, about 16 bytes for each of GPT-2's.
+Of standard input --limit-tokens reads no more than so many tokens take, about 16 bytes for each of GPT-2's; where
+--val-fraction is less than a tenth its share of them is what there is for validation.
 """
 
 import argparse

@@ -6,7 +6,8 @@
 #   scripts/gpt2_124M.sh 8        # eight GPUs: the same run
 #   scripts/gpt2_124M.sh 8 --steps 100 --out-dir runs/try
 #
-# What it trains is in gpt2_124M.toml. Options override it.
+# What it trains is in gpt2_124M.toml. Options override it. Files and folders that they name
+# are the repository's, wherever this is started, unless they begin with /.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 processes=1

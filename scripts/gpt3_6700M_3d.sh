@@ -7,7 +7,8 @@
 #   sbatch scripts/slurm.sbatch scripts/gpt3_6700M_3d.toml
 #   scripts/gpt3_6700M_3d.sh 16 --steps 100       # another number of GPUs: a multiple of 4 x 2
 #
-# What it trains is in gpt3_6700M_3d.toml. Options override it.
+# What it trains is in gpt3_6700M_3d.toml. Options override it. Files and folders that they or HOSTFILE name
+# are the repository's, wherever this is started, unless they begin with /.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 processes=64

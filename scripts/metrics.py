@@ -13,22 +13,36 @@ import pathlib
 import signal
 
 NAN = float("nan")
+LARGEST = 1e100  # what is larger is infinite here: sums of such numbers are none, nor can they be drawn
+LAST_STEP = 2**53  # of which, as of those before it, a column has each
 
 
 class MetricsError(Exception):
     """What is wrong with a metrics file, in one line."""
 
 
-def is_number(value):
+def is_value(value):
+    """Whether it is a number, finite or not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_number(value):
+    """Whether it is one that can be reckoned with."""
+    return is_value(value) and abs(value) <= LARGEST
+
+
+def as_double(value):
+    if value is None or value != value:
+        return NAN
+    return float(value) if abs(value) <= LARGEST else math.copysign(math.inf, value > 0 or -1)
 
 
 def flat(fields):
     """{"loss": 2, "phase_ms": {"forward": 5}} -> ("loss", 2.0), ("phase_ms/forward", 5.0); null, as which JSON has what is not
     finite, is NaN, and what is no number is left out."""
     for name, value in fields.items():
-        if is_number(value) or value is None:
-            yield name, NAN if value is None else float(value)
+        if is_value(value) or value is None:
+            yield name, as_double(value)
         elif isinstance(value, dict):
             for inner, number in flat(value):
                 yield f"{name}/{inner}", number
@@ -176,10 +190,12 @@ def parse_line(text, number, path):
         raise MetricsError(f"{path}, line 1: no `run` object; is this a metrics file?")
     # An evaluation of weights that are not trained has no loss of a step's own.
     loss = line.get("loss", None if "val_loss" in line or "hellaswag_acc_norm" in line else "")
-    if not is_number(line.get("step")) or not (is_number(loss) or loss is None):
+    if not is_value(line.get("step")) or not (is_value(loss) or loss is None):
         raise MetricsError(f"{path}, line {number}: no numbers `step` and `loss`")
+    if not 0 <= line["step"] <= LAST_STEP or line["step"] % 1:
+        raise MetricsError(f"{path}, line {number}: `step` is not a whole number from 0 to 2^53")
     for key, value in line.items():
-        if key == "val_loss" and not is_number(value) and value is not None:
+        if key == "val_loss" and not is_value(value) and value is not None:
             raise MetricsError(f"{path}, line {number}: `{key}` is not a number")
     return line
 

@@ -107,7 +107,7 @@ def loss_text(run):
 def table_of(runs):
     """What tells runs apart, in words: a list of columns, each its title, its alignment and its cells."""
     def known(value, text):
-        return text(value) if is_number(value) and np.isfinite(value) else "–"
+        return text(value) if is_number(value) else "–"
 
     def typical(run, column):
         values = finite(run[column])

@@ -12,6 +12,7 @@ an earlier step tells TensorBoard to forget what came after it, as a program doe
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import math
@@ -32,7 +33,7 @@ from tensorboardX.event_file_writer import EventsWriter  # noqa: E402
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # noqa: E402
 from tensorboardX.proto.summary_pb2 import Summary  # noqa: E402
 
-from metrics import Follower, MetricsError, distinct_names, end_as_by_ctrl_c, find_metrics, require_interval  # noqa: E402
+from metrics import Follower, MetricsError, distinct_names, end_as_by_ctrl_c, find_metrics, is_number, require_interval  # noqa: E402
 
 SUFFIX = ".train_gpt"  # what tells our files from others in the same folder
 TAGS = {"loss": "train/loss", "val_loss": "val/loss", "tokens_per_s": "tokens_per_second",
@@ -83,7 +84,7 @@ def about_events(run, wall_time):
              "run": "    " + json.dumps(run.about, indent=2).replace("\n", "\n    ")}
     for tag, text in texts.items():
         yield Event(wall_time=wall_time, step=0, summary=summaries.text(tag, text))
-    options = {name: value for name, value in run.configuration.items() if isinstance(value, (bool, int, float, str))}
+    options = {name: value for name, value in run.configuration.items() if isinstance(value, (bool, str)) or is_number(value)}
     if options:
         for summary in summaries.hparams(options, {"train/loss": 0, "val/loss": 0}):
             yield Event(wall_time=wall_time, step=0, summary=summary)
@@ -140,8 +141,10 @@ class EventFolder:
         self.close()
         self.folder.mkdir(parents=True, exist_ok=True)
         # Files are read in the order of their names; a name that was read before is not read again.
-        number = max([0, *(int(path.name.split(".")[1]) for path in self.files())]) + 1
-        for path in in_place_of:
+        files = self.files()
+        number = max([0, *(int(path.name.split(".")[1]) for path in files)]) + 1
+        empty = {path for path in files if path.stat().st_size == 0}  # each look at a disk that is full leaves one
+        for path in empty.union(in_place_of):
             path.unlink()
         self._writer = EventsWriter(str(self.folder / f"events.{number:06}"), SUFFIX)
         if forget_from is not None:
@@ -159,9 +162,9 @@ class EventFolder:
         self._writer.flush()
 
     def close(self):
-        if self.is_open():
-            self._writer.close()
-            self._writer = None
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
 
 
 class Converter:
@@ -173,10 +176,26 @@ class Converter:
         self.rows = None  # that the events hold; not known before the first look
 
     def advance(self):
-        """Writes what is new; returns how many steps that were."""
+        """Writes what is new; returns how many steps that were. After an error nobody knows what the events hold, nor of which
+        rows the next look tells: it compares them again, and goes on in a new file."""
+        try:
+            return self._advance()
+        except OSError as error:
+            self.forget()
+            raise MetricsError(f"cannot write {error.filename or self.events.folder}: {error.strerror or error}") from None
+        except MetricsError:
+            self.forget()
+            raise
+
+    def forget(self):
+        self.rows = None
+        with contextlib.suppress(OSError):  # there is no room for what is left
+            self.events.close()
+
+    def _advance(self):
         kept = self.follower.poll()
         run = self.follower.run
-        if kept is None:
+        if kept is None and (self.rows is not None or not self.follower.lines):
             return 0
         times = wall_times(run, self.follower.last_change)
         begin = times[0] if times else self.follower.last_change
@@ -221,7 +240,7 @@ def follow(converters, interval):
                 steps = converter.advance()
                 if first and converter.rows is not None:
                     report(converter, steps)
-            except (MetricsError, OSError) as error:
+            except MetricsError as error:
                 if str(error) not in complaints:
                     print(f"error: {error}", file=sys.stderr, flush=True)
                     complaints.add(str(error))
@@ -252,8 +271,6 @@ def main(words=None):
             report(converter, steps)
     except MetricsError as error:
         sys.exit(f"error: {error}")
-    except OSError as error:
-        sys.exit(f"error: cannot write {error.filename}: {error.strerror}")
     except KeyboardInterrupt:
         pass  # how following ends
     finally:

@@ -166,6 +166,13 @@ def test_standard_input_is_read_as_far_as_the_limit(tmp_path, tokenizer, fractio
     assert (tmp_path / "out/download/stdin.txt").stat().st_size <= 20_000 * 16 / 0.9 + 1
 
 
+def test_a_limit_without_validation_is_for_training(tmp_path):
+    (tmp_path / "text").write_text(1000 * "a")
+    for fraction, tokens in ((0, {"train": 100, "val": 0}), (0.5, {"train": 90, "val": 10})):
+        run_here("text.py", tmp_path / "text", "--out", tmp_path / "out", *BYTES, "--limit-tokens", 100, "--val-fraction", fraction, "--overwrite")
+        assert manifest_of(tmp_path / "out")["tokens"] == tokens
+
+
 def test_ctrl_c_during_the_imports_is_one_line(texts, tmp_path):
     (tmp_path / "tqdm.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
     done = run("text.py", texts[0], "--out", tmp_path / "out", check=False, env={**os.environ, "PYTHONPATH": str(tmp_path)})
@@ -379,6 +386,7 @@ def test_the_command_that_is_printed_works_in_the_root(texts, tmp_path, monkeypa
     (["-", "-"], "standard input (-) is given twice"),
     (["EMPTY"], "there is no text in it"),
     (["BAD.jsonl"], "line 2: not JSON"),
+    (["DEEP.jsonl"], "line 2: not JSON"),
     (["ONE"], "and none is left to train on; give more text"),
     (["TEXT", "--val-fraction", "0.9999"], "and none is left to train on; give more text, or --overwrite and a smaller --val-fraction"),
     (["/dev/null"], "/dev/null can be read once only, and a file is read several times; give - in its place"),
@@ -400,6 +408,7 @@ def test_wrong_options(tmp_path, options, line):
     (tmp_path / "ONE").write_text("1")
     (tmp_path / "TEXT").write_text("a text of some letters")
     (tmp_path / "BAD.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    (tmp_path / "DEEP.jsonl").write_text('{"text": "a"}\n' + "[" * 200_000 + "\n")
     (tmp_path / "GOOD.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "NULL.jsonl").write_text('{"text": "a"}\n{"text": null}\n')
     (tmp_path / "BPE").mkdir()

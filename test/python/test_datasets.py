@@ -222,6 +222,10 @@ def test_hellaswag_refuses_what_the_trainer_does(tmp_path, wrong, fault):
     assert done.returncode == 1 and f"line 2: {fault}; " in done.stderr, done.stderr
 
 
+def test_hellaswag_refuses_what_is_nested_too_deeply():
+    assert hellaswag.fault_of("[" * 200_000, "val") == "it is no JSON object"
+
+
 def test_vocabulary_is_downloaded_once(tmp_path):
     folder = gpt2_bpe.require_files()
     encode.build_native_library()

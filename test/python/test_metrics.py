@@ -6,6 +6,9 @@ import pytest
 from made_runs import ABOUT, append, as_text, falling, full_line, full_lines, write_lines
 
 import metrics
+import plot
+import tensorboard
+import watch
 
 
 @pytest.fixture
@@ -140,3 +143,23 @@ def test_names_tell_runs_apart():
     assert names(["runs/a/metrics.jsonl", "runs/b/metrics.jsonl", "c.jsonl"]) == ["a", "b", "c"]
     assert names(["x/run/metrics.jsonl", "y/run/metrics.jsonl", "y/z/metrics.jsonl"]) == ["x/run", "y/run", "z"]
     assert names(["x/run/metrics.jsonl", "x/run/metrics.jsonl"]) == ["run", "run"]
+
+
+@pytest.mark.parametrize("key", ["loss", "val_loss", "step_ms", "tokens", "tokens_per_s", "mfu", "hellaswag_acc_norm", "time"])
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_are_too_large_are_none(tmp_path, capsys, key):
+    """They are infinite to what shows a run, and what is not is still shown."""
+    huge = [10**400, -10**400, 1e308, -5e307, 1e308, math.inf, math.nan]
+    lines = [full_line(step, 2.0) | {key: value} for step, value in enumerate([1.0, *huge, 1.5], 1)]
+    about = ABOUT | {"parameters": 10**400, "unigram_loss": 1e308, "memory": {"moments": 10**400, "master": 8},
+                     "configuration": ABOUT["configuration"] | {"steps": 10**400, "global-batch-tokens": math.inf}}
+    path = write_lines(tmp_path / "metrics.jsonl", lines, about)
+    run = metrics.read_run(path)
+    assert [str(value) for value in run[key]] == ["1.0", "inf", "-inf", "inf", "-inf", "inf", "inf", "nan", "1.5"]
+    for panels in ("loss", "all"):
+        plot.main([str(path), "--panels", panels])
+    tensorboard.main([str(path)])
+    assert "9 steps into" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        watch.main([str(path), "--once"])
+    assert stop.value.code == 0

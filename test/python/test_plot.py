@@ -439,6 +439,9 @@ def test_what_was_not_recorded_is_one_clear_line(tmp_path, words, complaint):
     ('{"run": {}}\n{"step": 1, "loss": "low"}\n', "line 2: no numbers"),
     ('{"run": {}}\n{"step": null, "loss": 2}\n', "line 2: no numbers"),
     ('{"run": {}}\n{"step": 1, "loss": 2, "val_loss": "low"}\n', "line 2: `val_loss`"),
+    *[('{"run": {}}\n{"step": %s, "loss": 2}\n' % step, "line 2: `step` is not a whole number from 0 to 2^53")
+      for step in ("NaN", "1e999", "99999999999999999999", "9" * 400, "-1", "1.5")],
+    pytest.param('{"run": {}}\n' + "[" * 200_000 + "\n", "line 2: not JSON", id="nested"),
     (b"\xff\xfe\x00\n", "not text"),
 ])
 def test_a_damaged_file_is_one_clear_line(tmp_path, text, complaint):

@@ -174,7 +174,7 @@ def test_the_commands_run(clone, parquet_of_lines, line, how, commands):
             # (timeout says 124 where it had to.)
             commands = [f"timeout --signal=INT 5 {command.split('#')[0]} || [[ $? == 124 ]]" for command in commands]
             script = "\n".join(commands)
-        write_command(clone / "train_gpt", TRAIN_GPT.format(python=sys.executable, tiny=tiny, program=(ROOT / program.PROGRAM).resolve()))
+        write_command(clone / "train_gpt", TRAIN_GPT.format(python=sys.executable, tiny=tiny, program=str((ROOT / program.PROGRAM).resolve())))
         run_in(clone, script)
 
 

@@ -113,6 +113,19 @@ def test_a_recipe_trains(clone, name, count, options):
         {key: value for key, value in recipe.items() if key in kept and key not in changed}
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_paths_of_a_recipe_are_the_repositorys(tmp_path, name):
+    """Wherever it is started; and it says so."""
+    (tmp_path / "mpirun.openmpi").write_text("#!/bin/sh\npwd\n")
+    (tmp_path / "mpirun.openmpi").chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name not in ("MPI", "HOSTFILE")}
+    environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}  # not tried out
+    done = subprocess.run([ROOT / f"scripts/{name}.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{ROOT}\n", "")
+    words = " ".join((ROOT / f"scripts/{name}.sh").read_text().replace("\n# ", " ").split())
+    assert "are the repository's, wherever this is started, unless they begin with /." in words
+
+
 def test_a_recipe_of_several_machines_passes_its_hostfile_on(tmp_path):
     (tmp_path / "mpirun.openmpi").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
     (tmp_path / "mpirun.openmpi").chmod(0o755)

@@ -1,6 +1,7 @@
 """scripts/tensorboard.py: its event files, read back by a parser of their own formats (records with CRC-32C, protobuf's
 wire), and what TensorBoard makes of them."""
 
+import errno
 import math
 import os
 import signal
@@ -13,6 +14,7 @@ import program
 import pytest
 from made_runs import ABOUT, SCRIPTS, append, falling, full_line, full_lines, write_lines
 
+import metrics
 import tensorboard
 
 SCRIPT = SCRIPTS / "tensorboard.py"
@@ -251,6 +253,73 @@ def test_following_a_run_that_is_resumed_and_replaced(path, folder):
     converter.events.close()
     append(path, full_lines([5.0], first=3))
     assert convert_here(path) == 1 and written(folder) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("steps", [6, 5])
+def test_following_goes_on_after_a_line_that_was_damaged(path, folder, steps):
+    """What was read before it is written too, also where the line was the last."""
+    write_lines(path, full_lines(falling(3)))
+    converter = tensorboard.Converter(path, "run", folder)
+    converter.advance()
+    append(path, full_lines(falling(5)[3:], first=4))
+    with open(path, "a") as file:
+        file.write("garbage\n")
+    append(path, full_lines([0.5], first=6))
+    for _ in range(2):
+        with pytest.raises(metrics.MetricsError, match="line 7: not JSON"):
+            converter.advance()
+    write_lines(path, full_lines([*falling(5), 0.5][:steps]))
+    assert converter.advance() == steps - 3 and converter.advance() == 0
+    assert written(folder) == list(range(1, steps + 1)) == list(shown(folder))
+    converter.events.close()
+
+
+def test_following_after_an_error_in_another_run(path, folder):
+    """The rows that were read before the error are not those of the events."""
+    write_lines(path, full_lines(falling(4)))
+    converter = tensorboard.Converter(path, "run", folder)
+    converter.advance()
+    write_lines(path, [*full_lines([9.0, 8.0]), {"step": 3}])
+    with pytest.raises(metrics.MetricsError):
+        converter.advance()
+    write_lines(path, full_lines([9.0, 8.0, 7.0]))
+    converter.advance()
+    assert shown(folder) == {1: 9.0, 2: 8.0, 3: 7.0}
+    converter.events.close()
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_following_goes_on_after_a_disk_was_full(path, folder, monkeypatch, grows):
+    write_lines(path, full_lines(falling(3)))
+    converter = tensorboard.Converter(path, "run", folder)
+    converter.advance()
+    [file] = folder.iterdir()
+    write = tensorboard.EventFolder.write
+
+    def torn(events, event):
+        """As much of the event as there was room for."""
+        if event.step < 5:
+            return write(events, event)
+        events.flush()
+        length = struct.pack("<Q", 300)
+        with open(file, "ab") as begun:
+            begun.write(length + struct.pack("<I", masked_crc(length)) + b"begin")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    append(path, full_lines(falling(6)[3:], first=4))
+    with monkeypatch.context() as full:
+        full.setattr(tensorboard.EventFolder, "write", torn)
+        with pytest.raises(metrics.MetricsError) as stop:
+            converter.advance()
+    assert str(stop.value) == f"cannot write {folder}: No space left on device"
+    empty = folder / f"events.000009.out.tfevents.1.x{tensorboard.SUFFIX}"
+    empty.touch()
+    if grows:
+        append(path, full_lines([0.5], first=7))
+    assert converter.advance() == 2 + grows and converter.advance() == 0
+    assert written(folder) == list(range(1, 7 + grows)) == list(shown(folder))
+    assert not empty.exists() and len(list(folder.iterdir())) == 2
+    converter.events.close()
 
 
 def test_follow_waits_and_ends_with_ctrl_c(tmp_path):
