@@ -53,8 +53,12 @@ def compare(experiment, name, options, expected, ranks=1):
     print(f"SEED={SEED} {name}: largest error of the loss {errors.max():.2e}, of the norm "
           f"{np.max(np.abs(np.array(run.column('grad_norm')) / norms - 1)):.2e} of it")
     assert errors.max() <= LOSS_TOLERANCE
-    # At the same weights the norm is as near as the gradients are, 1e-5 of it; and the weights stay that near.
-    assert np.allclose(run.column("grad_norm"), norms, rtol=1e-5, atol=0)
+    # At the same weights the norm is as near as the gradients are, 1e-5 of it. Later on AdamW, which moves a weight by up to lr
+    # whatever its gradient's size, has moved some apart whose gradients are next to zero: the norm's slope shows that, where
+    # the loss's does not. The norm of other gradients, of a micro-batch less say, is off by far more than a hundredth.
+    own = np.array(run.column("grad_norm"))
+    assert abs(own[0] / norms[0] - 1) <= 1e-5
+    assert np.allclose(own, norms, rtol=1e-2, atol=0)
     return run, safetensors_numpy.load(export), weights
 
 
