@@ -156,14 +156,16 @@ class Downloader:
         try:
             response = self.session.get(address, headers=headers, stream=True, timeout=TIMEOUTS)
         except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema, requests.exceptions.InvalidSchema):
-            fail(f"'{address}' is no address of a web server; a mirror is https://HOST, for example")
+            fail(f"'{address}' is no address of a web server, or redirects to what is none; a mirror is https://HOST, for example")
         except requests.exceptions.SSLError as error:
             fail(f"{address}: the server's certificate is not trusted ({last_words(error)}); set REQUESTS_CA_BUNDLE to your "
                  "network's own certificates, if it has some")
         except requests.exceptions.TooManyRedirects:
             fail(f"{address} is redirected in circles; {self.remedy}")
         except requests.RequestException as error:
-            raise Transient(last_words(error))
+            asked = urllib.parse.urlsplit(getattr(error.request, "url", None) or address).netloc
+            redirected = f"{asked}, to which it redirects: " if asked != urllib.parse.urlsplit(address).netloc else ""
+            raise Transient(redirected + last_words(error))
         self.answered = True
         status = response.status_code
         if 200 <= status < 300 or status == 416:
@@ -287,6 +289,8 @@ def last_words(error):
     text = reason(error)
     if re.search("IncompleteRead|InvalidChunkLength", text):  # what Python's http.client makes of it
         return "it ended before the answer did"
+    if "BadStatusLine" in text:
+        return "what answers there is no web server"
     for pattern in (r"\[(?:Errno|SSL)[^\]]*\] ?[^'\")>]+", r"\(\d+, '([^']+)'\)", r": ([^:'\")>]+)['\")>]*$"):
         if found := re.findall(pattern, text):
             return found[-1].strip()

@@ -92,6 +92,13 @@ class State:
         value = mean(self.run[name][-RECENT:])
         return value if math.isfinite(value) else None
 
+    def recent_rate(self, name):
+        """Of what is done in a second: the mean over the time that the steps took, which long steps have more of."""
+        steps = [(rate, ms) for rate, ms in zip(self.run[name][-RECENT:], self.run["step_ms"][-RECENT:])
+                 if math.isfinite(rate) and math.isfinite(ms)]
+        time = sum(ms for _, ms in steps)
+        return sum(rate * ms for rate, ms in steps) / time if time > 0 else self.recent(name)
+
     def diverged(self):
         return self.run.diverged()
 
@@ -161,8 +168,8 @@ def facts(state):
     add("HellaSwag", state.last("hellaswag_acc_norm"), lambda share: f"{100 * share:.1f}%")
     add("grad norm", state.last("grad_norm"), lambda value: f"{value:.3g}")
     add("lr", state.last("lr"), lambda value: f"{value:.3g}")
-    add("tokens/s", state.recent("tokens_per_s"), short)
-    add("MFU", state.recent("mfu"), lambda share: f"{100 * share:.1f}%")
+    add("tokens/s", state.recent_rate("tokens_per_s"), short)
+    add("MFU", state.recent_rate("mfu"), lambda share: f"{100 * share:.1f}%")
     add("ms/step", state.recent("step_ms"), lambda value: f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}")
     tokens = [value for value in run.tokens()[-1:] if math.isfinite(value)]
     add("tokens", tokens[0] if tokens else None, short)
@@ -232,7 +239,7 @@ def table(states, width, ascii_only):
                ("loss", 7, lambda state: "nan" if state.diverged() else number(state.recent("loss"), lambda v: f"{v:.4f}")),
                ("val", 7, lambda state: number(state.last("val_loss"), lambda v: f"{v:.4f}")),
                ("left", 9, lambda state: number(state.left, clock) if not state.quiet else ""),
-               ("tokens/s", 8, lambda state: number(state.recent("tokens_per_s"), short)),
+               ("tokens/s", 8, lambda state: number(state.recent_rate("tokens_per_s"), short)),
                ("state", 26, lambda state: Text(*state.status())),
                ("memory", 8, lambda state: number(sum(state.run.memory().values()) or None, bytes_text))]
     chosen, room = [], width

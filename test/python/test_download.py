@@ -336,6 +336,37 @@ def test_offline(tmp_path, pauses):
     assert pauses == [1] and not list(tmp_path.iterdir())
 
 
+def test_a_redirect_to_where_nobody_answers_names_it(place):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        elsewhere = f"127.0.0.1:{free.getsockname()[1]}"
+        place.server.files["/some/file.txt"] = File(b"", location=f"http://{elsewhere}/store")
+        said = place.refused()
+    assert f"{elsewhere}, to which it redirects: " in said and "Connection refused" in said
+    place.server.files["/some/file.txt"] = File(b"", location="ftp://elsewhere/store")
+    assert "or redirects to what is none" in place.refused()
+
+
+def test_what_is_no_web_server_is_told(place):
+    def garbage(handler, file):
+        handler.wfile.write(b"garbage\r\n\r\n")
+        return True
+    place.file.faults = [garbage] * 20
+    assert "what answers there is no web server" in place.refused()
+
+
+def test_half_of_another_address_is_not_gone_on_with(place):
+    """Though it becomes a file of the same name, and its server tells the same date."""
+    date = "Wed, 21 Oct 2015 07:28:00 GMT"
+    place.server.files["/some/file.txt"] = File(OTHER, etag="", modified=date)
+    place.server.files["/some/file.txt"].faults = [drop_after(1000)]
+    place.refused(tries=1)
+    assert (place.folder / "file.txt.part").stat().st_size >= 1000
+    place.server.files["/another/file.txt"] = File(BODY, etag="", modified=date)
+    mirror = Downloader(place.server.url)
+    assert mirror.fetch(RemoteFile("https://source.example/another/file.txt", "file.txt"), place.folder).read_bytes() == BODY
+
+
 @pytest.mark.parametrize("mirror", ["nonsense", "ftp://x", "http://"])
 def test_wrong_mirror(tmp_path, mirror):
     with pytest.raises(SystemExit, match="is no address of a web server"):

@@ -132,6 +132,16 @@ def test_a_pipe_gets_how_it_stands(tmp_path):
     assert done.returncode == 1 and "no numbers `step` and `loss`" in words and "step 20 of 40" in words
 
 
+def test_means_are_of_the_last_steps_and_rates_over_their_time(tmp_path):
+    """Fifty steps, half of 100 ms and half of 300 ms, after ten of a second."""
+    lines = [full_line(step, 1.0, step_ms=ms, tokens_per_s=1536e3 / ms, mfu=30 / ms)
+             for step, ms in enumerate([1000.0] * 10 + [100.0, 300.0] * 25, 1)]
+    write_lines(tmp_path / "metrics.jsonl", lines)
+    out = " ".join(once(tmp_path, COLUMNS="100").stdout.split())
+    for text in ("tokens/s 7.68 k", "ms/step 200", "MFU 15.0%"):
+        assert text in out, out
+
+
 def test_the_newest_run_is_the_default(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
