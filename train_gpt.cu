@@ -38,6 +38,7 @@
 #include "llmc/io/last_run.h"
 #include "llmc/io/metrics.h"
 #include "llmc/io/model_files.h"
+#include "llmc/model/gpt2.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/algorithms.h"
 #include "llmc/train/command_line.h"
@@ -345,29 +346,32 @@ void generate(const Options& options, const RunPlan& plan, Device& device, const
     }
 }
 
+RunSpec run_spec(const Options& options, const Mesh& mesh, const Device& device) {
+    return {.config = options.config(),
+            .dtype = options.compute_dtype(),
+            .gradient_dtype = options.kept_gradient_dtype(),
+            .mesh = mesh,
+            .usual_reduction = options.derived.contains("reduce-every"),
+            .pipeline_schedule = options.kind_of_pipeline_schedule(),
+            .virtual_stages = options.chunks_of_stage(),
+            .pipeline_layers = options.pipeline_layers,
+            .recompute = options.recomputation(),
+            .trains = !options.generate,
+            .global_batch_tokens = *options.global_batch_tokens,
+            .micro_batch_sequences = options.micro_batch_size.value_or(0),
+            .usual_micro_batch_tokens = device.usual_tokens(),
+            // Of which generation needs a row.
+            .logits_bytes = options.generate ? 0 : device.usual_logits_bytes()};
+}
+
 // What the options ask for, on the ranks' mesh (none where a plan is all).
-Ending run_on_mesh(Options& options, const std::string& program, const Place& here, const Mesh& mesh,
+Ending run_on_mesh(Options& options, const std::string& program, const Place& here, RunSpec spec,
                    const std::optional<MeshRanks>& ranks, Job& job, Console& console, StopSignals& signals) {
     HostCommunicator& world = job.world();
     const bool speaks = world.rank() == 0;
     Device& device = *here.device;
     const std::size_t staging = staging_bytes(world, device);
-    const RunSpec spec = {.config = options.config(),
-                          .dtype = options.compute_dtype(),
-                          .gradient_dtype = options.kept_gradient_dtype(),
-                          .mesh = mesh,
-                          .usual_reduction = options.derived.contains("reduce-every"),
-                          .pipeline_schedule = options.kind_of_pipeline_schedule(),
-                          .virtual_stages = options.chunks_of_stage(),
-                          .pipeline_layers = options.pipeline_layers,
-                          .recompute = options.recomputation(),
-                          .trains = !options.generate,
-                          .global_batch_tokens = *options.global_batch_tokens,
-                          .micro_batch_sequences = options.micro_batch_size.value_or(0),
-                          .usual_micro_batch_tokens = device.usual_tokens(),
-                          // Of which generation needs a row.
-                          .logits_bytes = options.generate ? 0 : device.usual_logits_bytes(),
-                          .machine = options.plans_only() ? MachineMemory{} : free_memory(here, world)};
+    if (!options.plans_only()) spec.machine = free_memory(here, world);
     const RunPlan plan = plan_run(spec, device.ops(), staging);
     if (options.plans_only()) {
         if (speaks) show_plan(options, plan, device, staging, console);
@@ -450,8 +454,9 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
     const Mesh mesh = options.mesh(options.processes_of_plan(world.size()), world.rank());
     settle_mesh(options, mesh);
     std::optional<MeshRanks> ranks;
-    if (!options.plans_only()) ranks.emplace(open_mesh(options, world, *here.device, mesh));
-    const Ending ending = run_on_mesh(options, program, here, mesh, ranks, job, console, signals);
+    const RunSpec spec = run_spec(options, mesh, *here.device);
+    if (!options.plans_only()) ranks.emplace(open_mesh(options, world, *here.device, spec));
+    const Ending ending = run_on_mesh(options, program, here, spec, ranks, job, console, signals);
     // NCCL's communicators end without waiting for others, which may still need this rank's part.
     if (ranks && ranks->nccl) ranks->nccl->barrier();
     return ending;

@@ -20,6 +20,7 @@
 #include "llmc/data/samples.h"
 #include "llmc/data/training_batches.h"
 #include "llmc/device/cpu/openmp_wait.h"
+#include "llmc/model/gpt2.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/options.h"
 #include "llmc/train/trainer.h"
@@ -63,7 +64,7 @@ void run(int threads, const Options& options, HostCommunicator& world) {
                                  .val_data = options.val_data,
                                  .vocabulary = options.vocabulary.value(),
                                  .sequence_length = options.sequence_length.value()});
-    const MeshGroups groups(world, plan.spec.mesh);
+    const MeshGroups groups(world, plan.spec.mesh, plan.parts);
     Trainer trainer(options, plan, timed, world, groups);
     const TrainingSamples samples(*data.training, plan.spec.config.sequence_length, options.seed);
     TrainingBatches batches(samples, plan.share(), plan.spec.config.sequence_length);

@@ -32,6 +32,13 @@ struct Traffic {
     std::uint64_t bytes = 0;
 };
 
+// What a rank sends of an all_reduce of so many bytes: of a reduce_scatter and an all_gather; what does not divide goes whole
+// to every rank.
+constexpr std::uint64_t all_reduce_bytes(std::uint64_t bytes, std::uint64_t element, std::uint64_t ranks) {
+    const std::uint64_t elements = bytes / element, rest = elements % ranks;
+    return (ranks - 1) * (2 * (elements - rest) / ranks + rest) * element;
+}
+
 class Communicator {
   public:
     virtual ~Communicator() = default;

@@ -4,7 +4,6 @@
 #include <array>
 
 #include "llmc/core/error.h"
-#include "llmc/model/units.h"
 
 namespace llmc {
 
@@ -55,14 +54,6 @@ double parameters_about(const GPTConfig& config) {
     const auto L = static_cast<double>(config.layers), C = static_cast<double>(config.channels);
     const auto T = static_cast<double>(config.sequence_length), V = static_cast<double>(config.vocabulary);
     return (V + T) * C + L * (12 * C * C + 13 * C) + 2 * C;
-}
-
-std::int64_t count_parameters(const GPTConfig& config) {
-    std::int64_t parameters = 0;
-    for (const UnitSpec& unit : gpt_units(config)) {
-        for (const ParamSpec& param : unit.params) parameters += param.shape.elements();
-    }
-    return parameters;
 }
 
 double training_flops_per_token(const GPTConfig& config) {

@@ -44,9 +44,7 @@ void check_config(const GPTConfig& config);
 // count ("PaLM", 2022, appendix B), since nobody computes the half that the causal mask hides.
 double training_flops_per_token(const GPTConfig& config);
 
-// Trainable parameters, without padding; the head is the token embedding and counts once.
-std::int64_t count_parameters(const GPTConfig& config);
-// The same of sizes that may be absurd, whose products leave 64 bits.
+// Trainable parameters, without padding, of sizes that may be absurd, whose products leave 64 bits.
 double parameters_about(const GPTConfig& config);
 
 }  // namespace llmc

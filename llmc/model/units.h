@@ -1,10 +1,8 @@
-// The model as a list of units: the token embedding `wte` (the head too), the position embedding `wpe`,
-// blocks `h.0` ... and the last layernorm `ln_f`. A unit is a flat buffer described by a table of ParamSpecs;
-// nothing outside the table repeats a shape, and no parameter is known by an index. Gradients, master weights
-// and moments use the same layout. A unit is what is reduced, updated and saved (and later gathered and
-// sharded).
+// Units: the flat buffers in which a model's parameters lie. A unit is described by a table of ParamSpecs; nothing outside the
+// table repeats a shape, and no parameter is known by an index. Gradients, master weights and moments use the same layout. A
+// unit is what is gathered, reduced, updated and saved.
 //
-// Names are GPT-2's: "<unit>.<param>", as in "h.3.attn.c_proj.weight".
+// A parameter's name is "<unit>.<param>", as in "h.3.attn.c_proj.weight".
 #pragma once
 
 #include <cstdint>
@@ -22,6 +20,7 @@ namespace llmc {
 struct Init {
     double mean = 0;
     double stddev = 0;
+    bool operator==(const Init&) const = default;
 };
 
 struct ParamSpec {
@@ -38,7 +37,11 @@ struct ParamSpec {
 
     // Every matrix decays, the embeddings included.
     bool decays() const { return shape.dimensions() >= 2 && !is_bias; }
+    bool operator==(const ParamSpec&) const = default;
 };
+
+// What each of so many ranks stores of it: with padding, the same on all.
+Shape stored_shape(const ParamSpec& spec, int ranks);
 
 // A rank among those that share each layer.
 struct TensorRank {
@@ -50,15 +53,6 @@ struct UnitSpec {
     std::string name;
     std::vector<ParamSpec> params;
 };
-
-// In forward order: wte, wpe, h.0 ... h.L-1, ln_f.
-std::vector<UnitSpec> gpt_units(const GPTConfig& config);
-
-// The place of a block in gpt_units; wte and wpe come before.
-inline constexpr int wte_unit = 0;
-inline constexpr int wpe_unit = 1;
-inline constexpr int block_unit(int block) { return 2 + block; }
-inline constexpr int ln_f_unit(int layers) { return 2 + layers; }
 
 // Where each tensor of a unit lies in its flat buffer, on one of the tensor-parallel ranks, which all have the same
 // layout. Offsets and sizes are in elements, so that one layout serves every dtype; a tensor starts at a multiple of 128
@@ -84,6 +78,7 @@ class UnitLayout {
     // Rounded up so that each of `ranks` equal shards is a whole number of norm blocks.
     std::int64_t padded_elements(int ranks) const;
 
+    const Entry& entry(std::string_view param) const;
     // A tensor of the unit as a view of the unit's flat buffer, in its stored shape.
     Tensor view(const Tensor& flat, std::string_view param) const;
     std::string full_name(const ParamSpec& spec) const { return name() + "." + spec.name; }

@@ -3,14 +3,12 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <map>
 #include <vector>
 
 #include "llmc/core/memory_layout.h"
 #include "llmc/device/arenas.h"
-#include "llmc/model/block.h"
-#include "llmc/model/config.h"
-#include "llmc/model/head.h"
+#include "llmc/model/model.h"
 #include "llmc/parallel/stage.h"
 #include "llmc/parallel/step.h"
 
@@ -22,32 +20,33 @@ struct TokenBuffers {
 };
 
 // What a chunk of the model keeps of a micro-batch, beside its input, from its forward pass to the end of its backward
-// pass: of as many blocks as the stage's largest chunk has.
+// pass: of as many parts as the stage's largest chunk has.
 template <class Buffer>
 struct SlotBuffers {
-    std::vector<Buffer> residual;                  // X (B,T,C), the output of each block
-    std::vector<BlockActivations<Buffer>> blocks;  // what they recompute is the same memory in all slots
+    std::vector<Buffer> residual;  // the stream behind each part that has an input
+    std::vector<std::vector<Buffer>>
+        kept;  // PartLists::kept of each; of the part before these first. What they recompute is
+               // the same memory in all slots
 };
 
 template <class Buffer>
 struct ActivationBuffers {
     std::vector<SlotBuffers<Buffer>> slots;
-    std::vector<Buffer> chunk_inputs;  // X (B,T,C)
+    std::vector<Buffer> chunk_inputs;
     std::vector<TokenBuffers<Buffer>>
         tokens;  // one more than are in use: for the micro-batch that comes ahead
-    BlockScratch<Buffer> scratch;
-    std::optional<HeadActivations<Buffer>> head;                 // of the stage that has it
-    std::vector<Buffer> residual_gradients;                      // X (B,T,C)
-    std::vector<BlockOutputGradients<Buffer>> output_gradients;  // where backward passes come in two parts
+    std::vector<Buffer> scratch;
+    std::vector<Buffer> losses;                         // what the part with the losses keeps
+    std::vector<Buffer> residual_gradients;             // index: as BufferRole has it
+    std::vector<std::vector<Buffer>> output_gradients;  // PartLists::kept_gradients
     Buffer results;        // fp64 (2): the sum of the losses, the squared norm of the gradients
     Buffer norm_partials;  // fp32, one for every norm block of every unit
 };
 
 struct ActivationSpec {
-    BlockSizes sizes;  // of a micro-batch
+    const ModelLists* lists = nullptr;  // of a micro-batch
     StagePart part{};
     BuffersInFlight in_flight{};
-    std::int64_t head_rows = 1;  // of logits at a time
     std::int64_t norm_blocks = 0;
     Recompute recompute{};
 };

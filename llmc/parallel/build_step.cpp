@@ -1,12 +1,12 @@
 #include "llmc/parallel/build_step.h"
 
 #include <algorithm>
+#include <map>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "llmc/core/error.h"
-#include "llmc/model/units.h"
 #include "llmc/parallel/chunk_buffers.h"
 #include "llmc/parallel/insert_recomputes.h"
 #include "llmc/parallel/prefetch.h"
@@ -23,7 +23,7 @@ bool makes_input_gradient(PassKind kind) {
     return kind == PassKind::backward || kind == PassKind::backward_input;
 }
 
-// What follows the forward pass of the last block.
+// What follows the forward pass of the last layer.
 enum class Purpose { training, losses, logits };
 
 class StepBuilder {
@@ -33,6 +33,7 @@ class StepBuilder {
           purpose_(purpose),
           sharding_(spec.sharding),
           part_(spec.part),
+          outline_(*spec.part.outline),
           buffers_(spec.pipeline.stages > 1),
           units_(spec, step_) {
         step_.part = spec.part;
@@ -54,6 +55,7 @@ class StepBuilder {
     // The passes of this stage in their order. What comes from another stage is received one pass ahead, while the
     // pass before computes; but for a few rows, which have one place.
     void run(std::span<const Pass> passes) {
+        plan_rounds(passes);
         const std::size_t ahead = generates() ? 0 : 1;
         for (std::size_t i = 0; i < std::min(ahead, passes.size()); ++i) receive(passes[i]);
         for (std::size_t i = 0; i < passes.size(); ++i) {
@@ -61,6 +63,7 @@ class StepBuilder {
             const bool turns_round = i + 1 < passes.size() && makes_input_gradient(passes[i + 1].kind) &&
                                      passes[i + 1].chunk == passes[i].chunk &&
                                      passes[i + 1].micro_batch == passes[i].micro_batch;
+            pass_ = static_cast<int>(i);
             perform(passes[i], turns_round);
         }
     }
@@ -68,8 +71,6 @@ class StepBuilder {
     UnitActions& units() { return units_; }
 
   private:
-    int layers() const { return part_.layers; }
-    int ln_f() const { return ln_f_unit(layers()); }
     int stages() const { return spec_.pipeline.stages; }
     int micro_batches() const { return spec_.pipeline.micro_batches; }
     bool generates() const { return purpose_ == Purpose::logits; }
@@ -77,7 +78,7 @@ class StepBuilder {
     void add(Action action) { step_.actions.push_back(std::move(action)); }
 
     // A part of the model, of the pass that is under way.
-    void compute(ActionKind kind, Part part, std::vector<BufferUse> reads, std::vector<BufferUse> writes) {
+    void compute(ActionKind kind, int part, std::vector<BufferUse> reads, std::vector<BufferUse> writes) {
         add({.kind = kind,
              .part = part,
              .micro_batch = micro_batch_,
@@ -95,12 +96,14 @@ class StepBuilder {
 
     void receive(const Pass& pass) {
         const ChunkPass key{local(pass), pass.micro_batch};
-        if (pass.kind == PassKind::forward && !chunk_of(pass).has_embedding) {
+        if (pass.kind == PassKind::forward && !chunk_of(pass).takes_tokens) {
             transfer(ActionKind::receive_activation, StreamKind::activations_in, pass, {},
-                     {generates() ? BufferUse{rows} : BufferUse{chunk_input, buffers_.take_input(key)}});
-        } else if (makes_input_gradient(pass.kind) && !chunk_of(pass).has_head) {
+                     {generates() ? rows_of(first_width(chunk_of(pass)))
+                                  : input_of(chunk_of(pass), buffers_.take_input(key))});
+        } else if (makes_input_gradient(pass.kind) && !chunk_of(pass).makes_losses) {
             transfer(ActionKind::receive_gradient, StreamKind::gradients_in, pass, {},
-                     {{residual_gradient, buffers_.take_gradient(key)}});
+                     {gradient_in(buffers_.take_gradient(key),
+                                  outline_.part(chunk_of(pass).end_part - 1).output_width)});
         }
     }
 
@@ -118,39 +121,41 @@ class StepBuilder {
     void perform(const Pass& pass, bool turns_round) {
         micro_batch_ = pass.micro_batch;
         chunk_ = local(pass);
+        pass_kind_ = pass.kind;
         const ChunkPass key{chunk_, micro_batch_};
         const Chunk& chunk = chunk_of(pass);
-        const bool is_split = has_weight_part(chunk, spec_.recompute);
+        const bool is_split = has_weight_part(outline_, chunk, spec_.recompute);
         if (pass.kind == PassKind::backward_weight && !is_split) return;
         // What is not received is made here.
         if (pass.kind == PassKind::forward) {
-            if (chunk.has_embedding || generates()) buffers_.take_input(key);
-            buffers_.take_slot(key, blocks_before_recompute(chunk));
-        } else if (makes_input_gradient(pass.kind) && chunk.has_head) {
+            if (chunk.takes_tokens || generates()) buffers_.take_input(key);
+            buffers_.take_slot(key, kind_of_slot(chunk));
+        } else if (makes_input_gradient(pass.kind) && chunk.makes_losses) {
             buffers_.take_gradient(key);
         }
         if (pass.kind == PassKind::backward_input && is_split) buffers_.take_outputs(key);
         place_ = buffers_.at(key);
         switch (pass.kind) {
             case PassKind::forward:
-                if (generates()) {
-                    forward_rows(chunk);
-                } else {
-                    forward(chunk, turns_round);
-                }
-                if (!chunk.has_head)
+                forward(chunk, turns_round);
+                if (!chunk.makes_losses)
                     transfer(ActionKind::send_activation, StreamKind::activations_out, pass,
-                             {output_of(chunk)}, {});
+                             {stream(chunk.end_part)}, {});
                 break;
             case PassKind::backward:
             case PassKind::backward_input:
-                backward(chunk, pass.kind == PassKind::backward);
-                if (!chunk.has_embedding)
-                    transfer(ActionKind::send_gradient, StreamKind::gradients_out, pass, {gradient()}, {});
+                for (int part = chunk.end_part - 1; part >= chunk.first_part; --part) {
+                    const bool is_whole = pass.kind == PassKind::backward || !splits_backward(part);
+                    backward(is_whole ? ActionKind::backward : ActionKind::backward_input, part);
+                }
+                units_.accumulate_received();
+                if (!chunk.takes_tokens)
+                    transfer(ActionKind::send_gradient, StreamKind::gradients_out, pass,
+                             {gradient_in(place_.gradient, first_width(chunk))}, {});
                 break;
             case PassKind::backward_weight:
-                for (int block = chunk.end_block - 1; block >= chunk.first_block; --block) {
-                    if (splits_backward(block)) backward_block(ActionKind::backward_weight, block);
+                for (int part = chunk.end_part - 1; part >= chunk.first_part; --part) {
+                    if (splits_backward(part)) backward(ActionKind::backward_weight, part);
                 }
                 units_.accumulate_received();
                 break;
@@ -163,115 +168,154 @@ class StepBuilder {
     }
 
     void forward(const Chunk& chunk, bool turns_round) {
-        if (chunk.has_embedding) {
-            load();
-            compute(ActionKind::forward, {PartKind::embedding},
-                    {{tokens}, units_.whole_parameters(wte_unit), units_.whole_parameters(wpe_unit)},
-                    {stream(0)});
-            units_.release(wpe_unit);
-            if (!part_.has_head()) units_.release(wte_unit);
+        for (int number = chunk.first_part; number < chunk.end_part; ++number) {
+            const Outline::OutlinedPart& part = outline_.part(number);
+            // With their gradients losses are made in the backward pass.
+            if (part.makes_losses() && purpose_ == Purpose::training) continue;
+            if (part.takes_tokens() || (part.makes_losses() && !generates() && !chunk.takes_tokens)) load();
+            std::vector<BufferUse> reads, writes;
+            if (part.takes_tokens() || (part.makes_losses() && !generates())) reads.push_back({tokens});
+            if (!part.takes_tokens()) reads.push_back(stream(number));
+            for (const int unit : part.units) reads.push_back(units_.whole_parameters(unit));
+            ActionKind kind = generates() ? ActionKind::forward_rows : ActionKind::forward;
+            if (part.makes_losses()) {
+                if (generates()) kind = ActionKind::logits;
+                writes = {{generates() ? logits : loss}};
+            } else {
+                writes = activations(number);
+                // A part whose keys and values are not kept keeps its input.
+                if (generates() && recompute_of(number) == RecomputeKind::block)
+                    writes.push_back(kept_stream(number));
+                writes.push_back(stream(number + 1));
+            }
+            compute(kind, number, reads, writes);
+            // The backward pass begins with the last part.
+            const bool stays = turns_round && number + 1 == chunk.end_part - (chunk.makes_losses ? 1 : 0);
+            release_after_forward(chunk, number, stays);
         }
-        for (int block = chunk.first_block; block < chunk.end_block; ++block) {
-            const int unit = block_unit(block);
-            compute(ActionKind::forward, {PartKind::block, block},
-                    {stream(block), units_.whole_parameters(unit)},
-                    with(activations(block), {stream(block + 1)}));
-            // The backward pass begins with the last block.
-            const bool stays = turns_round && block + 1 == chunk.end_block;
-            if (sharding_.reshards_after_forward && !stays) units_.release(unit);
-        }
-        if (chunk.has_head && purpose_ == Purpose::losses) head(chunk);
     }
 
-    // Of a few rows, in place. What a block writes beside them is its cache, which it reads when the list runs again.
-    void forward_rows(const Chunk& chunk) {
-        if (chunk.has_embedding) {
-            load();
-            compute(ActionKind::forward_rows, {PartKind::embedding},
-                    {{tokens}, units_.whole_parameters(wte_unit), units_.whole_parameters(wpe_unit)},
-                    {{rows}});
-            units_.release(wpe_unit);
-            if (!part_.has_head()) units_.release(wte_unit);
+    // A part that is used again in the backward pass may be gathered again; a unit that several parts of the chunk share waits
+    // for the last of them.
+    void release_after_forward(const Chunk& chunk, int number, bool stays) {
+        const Outline::OutlinedPart& part = outline_.part(number);
+        for (auto unit = part.units.rbegin(); unit != part.units.rend(); ++unit) {
+            const bool comes_back = purpose_ == Purpose::training
+                                        ? is_read_behind(chunk, number, *unit)
+                                        : is_used_in(*unit, number + 1, chunk.end_part);
+            const bool is_shared =
+                is_used_in(*unit, chunk.first_part, number) || is_used_in(*unit, number + 1, chunk.end_part);
+            const bool reads_again =
+                !is_shared && part.is_layer() && outline_.kind_of(part).backward_reads_parameters;
+            if (is_shared ? !comes_back : !reads_again || (sharding_.reshards_after_forward && !stays))
+                units_.release(*unit);
         }
-        for (int block = chunk.first_block; block < chunk.end_block; ++block) {
-            const int unit = block_unit(block);
-            std::vector<BufferUse> cache = activations(block);
-            if (spec_.recompute.of(block) == RecomputeKind::block) cache.push_back(stream(block));
-            compute(ActionKind::forward_rows, {PartKind::block, block},
-                    {{rows}, units_.whole_parameters(unit)}, with(cache, {{rows}}));
-            if (sharding_.reshards_after_forward) units_.release(unit);
+    }
+    bool is_used_in(int unit, int first, int end) const {
+        for (int part = first; part < end; ++part) {
+            if (std::ranges::find(outline_.part(part).units, unit) != outline_.part(part).units.end())
+                return true;
         }
-        if (chunk.has_head) head(chunk);
+        return false;
+    }
+    // By a part behind this one, forward or backward, or by its own backward pass or an earlier part's.
+    bool is_read_behind(const Chunk& chunk, int number, int unit) const {
+        if (is_used_in(unit, number + 1, chunk.end_part)) return true;
+        for (int part = chunk.first_part; part <= number; ++part) {
+            if (outline_.kind_of(part).backward_reads_parameters && is_used_in(unit, part, part + 1))
+                return true;
+        }
+        return false;
     }
 
-    void head(const Chunk& chunk) {
-        const std::vector<BufferUse> reads = {output_of(chunk), units_.whole_parameters(ln_f()),
-                                              units_.whole_parameters(wte_unit)};
-        if (purpose_ == Purpose::losses) {
-            if (!chunk.has_embedding) load();
-            compute(ActionKind::forward, {PartKind::head}, {{tokens}, reads[0], reads[1], reads[2]},
-                    {{loss}});
+    // All of a part's backward pass, or one part of it.
+    void backward(ActionKind kind, int number) {
+        const Chunk& chunk = chunk_at(chunk_);
+        const Outline::OutlinedPart& part = outline_.part(number);
+        std::vector<BufferUse> reads, writes;
+        if (part.makes_losses() && !chunk.takes_tokens) load();
+        if (part.makes_losses() || part.takes_tokens()) reads.push_back({tokens});
+        for (const BufferUse& use : activations(number)) reads.push_back(use);
+        if (!part.takes_tokens()) reads.push_back(stream(number));
+        const bool reads_parameters =
+            kind != ActionKind::backward_weight && outline_.kind_of(part).backward_reads_parameters;
+        if (kind == ActionKind::backward_weight) {
+            reads.push_back(kept_for_weights(number));
         } else {
-            compute(ActionKind::logits, {PartKind::head}, reads, {{logits}});
+            if (!part.makes_losses()) reads.push_back(gradient_in(place_.gradient, part.output_width));
+            if (!part.takes_tokens()) writes.push_back(gradient_in(place_.gradient, part.input_width));
         }
-        units_.release(wte_unit);
-        units_.release(ln_f());
-    }
-
-    // With the gradients of parameters; or, of blocks whose backward pass comes in two parts, those of their inputs alone.
-    void backward(const Chunk& chunk, bool whole) {
-        if (chunk.has_head) {
-            if (!chunk.has_embedding) load();
-            units_.begin(wte_unit, micro_batch_);
-            units_.begin(ln_f(), micro_batch_);
-            compute(ActionKind::backward, {PartKind::head},
-                    {{tokens},
-                     stream(layers()),
-                     units_.whole_parameters(ln_f()),
-                     units_.whole_parameters(wte_unit)},
-                    {gradient(), units_.sums(ln_f()), units_.sums(wte_unit), {loss}});
-            units_.release(wte_unit);
-            units_.release(ln_f());
-            units_.end(ln_f(), micro_batch_);
-            if (!chunk.has_embedding) units_.end(wte_unit, micro_batch_);
+        if (reads_parameters) {
+            for (const int unit : part.units) reads.push_back(units_.whole_parameters(unit));
         }
-        for (int block = chunk.end_block - 1; block >= chunk.first_block; --block)
-            backward_block(
-                whole || !splits_backward(block) ? ActionKind::backward : ActionKind::backward_input, block);
-        if (chunk.has_embedding) {
-            if (!chunk.has_head) units_.begin(wte_unit, micro_batch_);
-            units_.begin(wpe_unit, micro_batch_);
-            compute(ActionKind::backward, {PartKind::embedding}, {{tokens}, gradient()},
-                    {units_.sums(wte_unit), units_.sums(wpe_unit)});
-            units_.end(wpe_unit, micro_batch_);
-            units_.end(wte_unit, micro_batch_);
-        }
-        units_.accumulate_received();
-    }
-
-    void backward_block(ActionKind kind, int block) {
-        const int unit = block_unit(block);
-        const Part part{PartKind::block, block};
-        const BufferUse later = kept_for_weights(block);
-        const std::vector<BufferUse> kept = with(activations(block), {stream(block)});
         if (kind == ActionKind::backward_input) {
-            compute(kind, part, with(kept, {gradient(), units_.whole_parameters(unit)}), {gradient(), later});
-            units_.release(unit);
-            return;
-        }
-        units_.begin(unit, micro_batch_);
-        if (kind == ActionKind::backward) {
-            compute(kind, part, with(kept, {gradient(), units_.whole_parameters(unit)}),
-                    {gradient(), units_.sums(unit)});
-            units_.release(unit);
+            writes.push_back(kept_for_weights(number));
         } else {
-            compute(kind, part, with(kept, {later}), {units_.sums(unit)});
+            for_each_round(number, true,
+                           [&](int unit, UnitActions::Round round) { units_.begin(unit, round); });
+            for (const int unit : part.units) writes.push_back(units_.sums(unit));
         }
-        units_.end(unit, micro_batch_);
+        if (part.makes_losses()) writes.push_back({loss});
+        compute(kind, number, reads, writes);
+        if (reads_parameters) release_after_backward(chunk, number);
+        if (kind != ActionKind::backward_input)
+            for_each_round(number, false,
+                           [&](int unit, UnitActions::Round round) { units_.end(unit, round); });
+    }
+    void release_after_backward(const Chunk& chunk, int number) {
+        const std::vector<int>& units = outline_.part(number).units;
+        for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
+            const auto reads_again = [&](int part) {
+                return outline_.kind_of(part).backward_reads_parameters && is_used_in(*unit, part, part + 1);
+            };
+            bool is_last = true;
+            for (int part = chunk.first_part; part < number; ++part) is_last = is_last && !reads_again(part);
+            if (is_last) units_.release(*unit);
+        }
     }
 
-    // Of a schedule that splits backward passes. What is made again would be made twice, from parameters gathered twice.
-    bool splits_backward(int block) const { return !spec_.recompute.recomputes(block); }
+    // ---- when a unit's gradients begin and end
+
+    // Whether a pass makes the gradients of a part's parameters.
+    bool makes_gradients(PassKind pass, int part) const {
+        return pass == PassKind::backward || (pass == PassKind::backward_weight && splits_backward(part)) ||
+               (pass == PassKind::backward_input && !splits_backward(part));
+    }
+    void plan_rounds(std::span<const Pass> passes) {
+        std::map<ChunkOfPass, std::pair<int, int>> spans;  // the first and the last pass of a kind and chunk
+        for (int i = 0; i < std::ssize(passes); ++i) {
+            const Pass& pass = passes[static_cast<std::size_t>(i)];
+            spans.try_emplace({pass.kind, local(pass)}, i, i).first->second.second = i;
+        }
+        for (const auto& [key, span] : spans) {
+            const Chunk& chunk = chunk_at(key.second);
+            for (int part = chunk.end_part - 1; part >= chunk.first_part; --part) {
+                if (!makes_gradients(key.first, part)) continue;
+                for (const int unit : outline_.part(part).units) {
+                    Rounds& rounds =
+                        rounds_.try_emplace(unit, Rounds{span.first, span.second, {}, {}}).first->second;
+                    rounds.first = std::min(rounds.first, span.first);
+                    rounds.last = std::max(rounds.last, span.second);
+                    rounds.first_part.try_emplace(key, part);
+                    rounds.last_part[key] = part;
+                }
+            }
+        }
+    }
+    // Calls f for the units whose gradients a pass begins, or ends, to make with this part.
+    template <class F>
+    void for_each_round(int part, bool begins, F&& f) const {
+        std::vector<int> units = outline_.part(part).units;
+        std::ranges::sort(units);
+        if (!begins) std::ranges::reverse(units);
+        for (const int unit : units) {
+            const Rounds& rounds = rounds_.at(unit);
+            if ((begins ? rounds.first_part : rounds.last_part).at({pass_kind_, chunk_}) == part)
+                f(unit, {rounds.first == pass_, rounds.last == pass_});
+        }
+    }
+
+    bool splits_backward(int part) const { return llmc::splits_backward(outline_, part, spec_.recompute); }
 
     void load() {
         add({.kind = ActionKind::load,
@@ -284,46 +328,64 @@ class StepBuilder {
 
     // ---- where a micro-batch's numbers are
 
-    // The residual stream before a block of the chunk, or behind its last one.
-    BufferUse stream(int block) const {
-        if (in_chunk(block) == 0) return {chunk_input, place_.input};
-        return {residual, in_chunk(block)};
+    // The stream before a part of the chunk, or behind its last one.
+    BufferUse stream(int part) const {
+        if (generates()) return rows_of(width_before(part));
+        return kept_stream(part);
     }
-    BufferUse output_of(const Chunk& chunk) const {
-        return generates() ? BufferUse{rows} : stream(chunk.end_block);
+    BufferUse kept_stream(int part) const {
+        if (place_of(part) == 0) return input_of(chunk_at(chunk_), place_.input);
+        return {residual, place_of(part)};
     }
-    int in_chunk(int block) const { return block - chunk_at(chunk_).first_block; }
-    // What slots of a chunk are made for: chunks that keep the same of their blocks use the same ones.
-    int blocks_before_recompute(const Chunk& chunk) const {
-        const int most = part_.most_blocks_of_a_chunk();
-        for (int place = 0; place < most; ++place) {
-            if (spec_.recompute.recomputes(chunk.first_block + place)) return place;
+    // Behind the last part there are losses.
+    int width_before(int part) const { return outline_.part(part - 1).output_width; }
+    int first_width(const Chunk& chunk) const { return width_before(chunk.first_with_input()); }
+    BufferUse input_of(const Chunk& chunk, int place) const {
+        return {chunk_input, place * widths() + first_width(chunk)};
+    }
+    BufferUse gradient_in(int place, int width) const {
+        return {residual_gradient, place * widths() + width};
+    }
+    static BufferUse rows_of(int width) { return {rows, width}; }
+    int widths() const { return static_cast<int>(outline_.widths.size()); }
+    // Among the chunk's parts with an input; -1 before these.
+    int place_of(int part) const { return part - chunk_at(chunk_).first_with_input(); }
+    RecomputeKind recompute_of(int part) const {
+        const int layer = outline_.part(part).layer;
+        return layer < 0 ? RecomputeKind::none : spec_.recompute.of(layer);
+    }
+
+    // What slots of a chunk are made for: chunks that keep the same of their layers use the same ones.
+    int kind_of_slot(const Chunk& chunk) {
+        std::vector<int> kept;
+        for (int place = 0; place < part_.most_places_of_a_chunk(); ++place) {
+            const int layer = chunk.first_layer + place;
+            kept.push_back(2 * outline_.layer(layer).kind + (spec_.recompute.recomputes(layer) ? 1 : 0));
         }
-        return most;
+        return slot_kinds_.try_emplace(kept, static_cast<int>(slot_kinds_.size())).first->second;
     }
-    // The gradients of a block's outputs.
-    BufferUse kept_for_weights(int block) const {
+    // Where the second part of a part's backward pass finds what it needs of the first.
+    BufferUse kept_for_weights(int part) const {
         const auto split_from = [&](int first, int end) {
-            int blocks = 0;
-            for (int number = first; number < end; ++number) blocks += splits_backward(number) ? 1 : 0;
-            return blocks;
+            int parts = 0;
+            for (int number = first; number < end; ++number) parts += splits_backward(number) ? 1 : 0;
+            return parts;
         };
         const Chunk& chunk = chunk_at(chunk_);
-        return {output_gradients, place_.outputs * split_from(chunk.first_block, chunk.end_block) +
-                                      split_from(chunk.first_block, block)};
+        const int place = place_.outputs * split_from(chunk.first_part, chunk.end_part) +
+                          split_from(chunk.first_part, part);
+        return {output_gradients, place * outline_.layer_kinds + outline_.kind_of(part).number_of_layers};
     }
-    BufferUse gradient() const { return {residual_gradient, place_.gradient}; }
 
-    // What a block's backward needs of its forward.
-    std::vector<BufferUse> activations(int block) const {
-        const RecomputeKind kind = spec_.recompute.of(block);
+    // What a part's backward needs of its forward.
+    std::vector<BufferUse> activations(int part) const {
+        const RecomputeKind kind = recompute_of(part);
+        const Outline::OutlinedPart& of = outline_.part(part);
         std::vector<BufferUse> uses;
-        if (kind != RecomputeKind::block) uses.push_back({saved, in_chunk(block)});
-        if (kind != RecomputeKind::none) uses.push_back({recomputed, 0, block_unit(block)});
-        return uses;
-    }
-    static std::vector<BufferUse> with(std::vector<BufferUse> uses, std::initializer_list<BufferUse> more) {
-        uses.insert(uses.end(), more);
+        if (!outline_.kind_of(of).keeps) return uses;
+        if (kind != RecomputeKind::block) uses.push_back({saved, place_of(part)});
+        if (kind != RecomputeKind::none)
+            uses.push_back({recomputed, outline_.kind_of(of).number_of_layers, of.own_unit});
         return uses;
     }
 
@@ -331,11 +393,21 @@ class StepBuilder {
     Purpose purpose_;
     const Sharding& sharding_;
     const StagePart& part_;
+    const Outline& outline_;
     Step step_;
     ChunkBuffers buffers_;
     UnitActions units_;
+    // Of a unit: the first and the last pass that makes its gradients, and of such passes the first and the last part.
+    using ChunkOfPass = std::pair<PassKind, int>;
+    struct Rounds {
+        int first, last;
+        std::map<ChunkOfPass, int> first_part, last_part;
+    };
+    std::map<int, Rounds> rounds_;
+    std::map<std::vector<int>, int> slot_kinds_;
     // Of the pass that is under way.
-    int chunk_ = 0, micro_batch_ = 0;
+    int pass_ = 0, chunk_ = 0, micro_batch_ = 0;
+    PassKind pass_kind_ = PassKind::forward;
     ChunkPlace place_;
 };
 
@@ -355,9 +427,9 @@ std::vector<Pass> forward_passes(const StepSpec& spec, int micro_batches) {
 
 }  // namespace
 
-bool has_weight_part(const Chunk& chunk, const Recompute& recompute) {
-    for (int block = chunk.first_block; block < chunk.end_block; ++block) {
-        if (!recompute.recomputes(block)) return true;
+bool has_weight_part(const Outline& outline, const Chunk& chunk, const Recompute& recompute) {
+    for (int part = chunk.first_part; part < chunk.end_part; ++part) {
+        if (splits_backward(outline, part, recompute)) return true;
     }
     return false;
 }

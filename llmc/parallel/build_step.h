@@ -21,9 +21,9 @@ struct StepSpec {
     Recompute recompute{};
 };
 
-// Whether something of a chunk is left for the second part of its backward pass, where the schedule splits that: what blocks
-// have that do not recompute. Otherwise the first part is all of it.
-bool has_weight_part(const Chunk& chunk, const Recompute& recompute);
+// Whether something of a chunk is left for the second part of its backward pass, where the schedule splits that. Otherwise the
+// first part is all of it.
+bool has_weight_part(const Outline& outline, const Chunk& chunk, const Recompute& recompute);
 
 // Forward and backward of every micro-batch, in the order of the schedule; gradients reduced behind the last action
 // that writes them, then the norm and the update. Where parameters are kept in shards, they are gathered ahead of the

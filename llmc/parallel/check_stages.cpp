@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "llmc/core/error.h"
-#include "llmc/model/units.h"
 #include "llmc/parallel/step.h"
 
 namespace llmc {
@@ -136,16 +135,17 @@ class Stages {
             return ended || !may_begin(stage, place.communicated) ? nullptr
                                                                   : &actions(stage)[place.communicated];
         };
-        for (const ActionKind kind :
-             {ActionKind::sum_tied, ActionKind::reduce_loss, ActionKind::gather_squares}) {
+        for (std::size_t first = 0; first < steps_.size(); ++first) {
+            const Action* met = waiting(first);
+            if (met == nullptr || !meets(*met)) continue;
             std::vector<std::size_t> taking_part;
             for (std::size_t stage = 0; stage < steps_.size(); ++stage) {
-                if (kind != ActionKind::sum_tied || steps_[stage].part.has_unit(wte_unit))
+                if (met->kind != ActionKind::sum_tied || steps_[stage].part.has_unit(met->unit))
                     taking_part.push_back(stage);
             }
             const bool all_there = std::ranges::all_of(taking_part, [&](std::size_t stage) {
                 const Action* action = waiting(stage);
-                return action != nullptr && action->kind == kind;
+                return action != nullptr && action->kind == met->kind && action->unit == met->unit;
             });
             if (!all_there) continue;
             for (const std::size_t stage : taking_part)

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "llmc/core/error.h"
-#include "llmc/model/units.h"
 #include "llmc/parallel/step.h"
 #include "llmc/parallel/step_places.h"
 
@@ -17,22 +16,24 @@ namespace llmc {
 
 namespace {
 
-std::string describe(const Action& action, std::size_t position) {
+std::string describe(const Step& step, std::size_t position) {
+    const Action& action = step.actions[position];
     return fmt::format("action {} ({}, micro-batch {}, unit {}, {})", position, name_of(action.kind),
-                       action.micro_batch, action.unit, to_string(action.part));
+                       action.micro_batch, action.unit,
+                       action.part < 0 ? "no part" : step.part.outline->part(action.part).name);
 }
 
 class Checker {
   public:
-    explicit Checker(const Step& step) : sharding_(step.sharding), part_(step.part) {
+    explicit Checker(const Step& step) : step_(step), sharding_(step.sharding), part_(step.part) {
         if (!sharding_.keeps_parameters_whole()) return;
-        for (int unit = 0; unit <= ln_f_unit(part_.layers); ++unit) {
+        for (int unit = 0; unit < part_.outline->units_count(); ++unit) {
             if (part_.has_unit(unit)) parameters_[unit] = unit;
         }
     }
 
     void visit(const Action& action, std::size_t position) {
-        where_ = describe(action, position);
+        where_ = position;
         for (const BufferUse& use : action.reads) {
             require_own(action, use);
             read(action, use);
@@ -48,7 +49,7 @@ class Checker {
         if (action.kind == ActionKind::norm) norm_done_ = true;
         if (action.kind == ActionKind::update) {
             require(norm_done_, "updates before the norm");
-            require(action.unit != wte_unit || !is_tied() || tied_.contains(wte_unit),
+            require(!part_.is_tied(action.unit) || tied_.contains(action.unit),
                     "updates tied weights from one stage's gradients");
             require(updated_.insert(action.unit).second, "updates its unit a second time");
         }
@@ -88,18 +89,18 @@ class Checker {
     static Owner owner_of(const Action& action) { return {action.chunk, action.micro_batch}; }
 
     void require(bool condition, std::string_view fault) const {
-        if (!condition) programming_error(fmt::format("step: {} {}", where_, fault));
+        if (!condition) programming_error(fmt::format("step: {} {}", describe(step_, where_), fault));
     }
 
-    // wte's gradients are made in two stages.
-    bool is_tied() const { return part_.has_embedding() != part_.has_head(); }
-
-    // An action of a unit, or of a block, uses that one's buffers.
+    // An action of a unit, or of a part of the model, uses that one's buffers.
     void require_own(const Action& action, const BufferUse& use) const {
-        const bool of_block = action.unit < 0 && action.part.kind == PartKind::block;
-        const int unit = of_block ? block_unit(action.part.block) : action.unit;
-        const bool has_unit = belongs_to_unit(use.role) || use.role == BufferRole::recomputed;
-        require(unit < 0 || !has_unit || use.unit == unit, "uses a buffer of another unit");
+        if (!belongs_to_unit(use.role) && use.role != BufferRole::recomputed) return;
+        const auto is_of_part = [&] {
+            const std::vector<int>& units = part_.outline->part(action.part).units;
+            return std::ranges::find(units, use.unit) != units.end();
+        };
+        require(action.unit >= 0 ? use.unit == action.unit : action.part < 0 || is_of_part(),
+                "uses a buffer of another unit");
     }
 
     Whole& whole(const BufferUse& use) {
@@ -117,7 +118,7 @@ class Checker {
         }
         switch (use.role) {
             case BufferRole::recomputed:
-                require(recomputed_ == std::pair(use.unit, action.micro_batch),
+                require(recomputed_[use.index] == std::pair(use.unit, action.micro_batch),
                         "reads what is to be recomputed first");
                 break;
             case BufferRole::parameters: {
@@ -182,7 +183,7 @@ class Checker {
         if (belongs_to_micro_batch(use.role)) owner_[place_of(action, use)] = owner_of(action);
         switch (use.role) {
             case BufferRole::recomputed:
-                recomputed_ = {use.unit, action.micro_batch};
+                recomputed_[use.index] = {use.unit, action.micro_batch};
                 return;
             case BufferRole::parameters:
                 return write_parameters(action, use);
@@ -280,17 +281,18 @@ class Checker {
         found->second.state = Sums::filled;
     }
 
+    const Step& step_;
     const Sharding& sharding_;
     const StagePart& part_;
-    std::string where_;
-    std::map<Place, Owner> owner_;               // whose pass wrote it last
-    std::pair<int, int> recomputed_ = {-1, -1};  // the unit and the micro-batch whose it is
-    std::map<int, int> parameters_;              // by place: the unit whose whole parameters are there
+    std::size_t where_ = 0;                          // the action's place
+    std::map<Place, Owner> owner_;                   // whose pass wrote it last
+    std::map<int, std::pair<int, int>> recomputed_;  // the unit and the micro-batch whose it is
+    std::map<int, int> parameters_;                  // by place: the unit whose whole parameters are there
     std::map<int, Sums> sums_;
     std::map<int, Whole> gradients_;
     std::set<int> shards_;  // units whose shard of gradients is filled
     std::set<int> with_gradients_, updated_;
-    std::set<int> tied_;  // units whose gradients are summed over two stages
+    std::set<int> tied_;  // units whose gradients are summed over stages
     bool norm_done_ = false;
 };
 
@@ -312,12 +314,12 @@ void check_step(const Step& step) {
         };
         for (const int after : action.after) {
             if (after >= static_cast<int>(i))
-                programming_error(fmt::format("step: {} waits for a later action", describe(action, i)));
+                programming_error(fmt::format("step: {} waits for a later action", describe(step, i)));
         }
         for (const int place : needed[i]) {
             if (!waits_for(place)) {
                 programming_error(fmt::format("step: {} may run before action {}, on which it depends",
-                                              describe(action, i), place));
+                                              describe(step, i), place));
             }
         }
     }

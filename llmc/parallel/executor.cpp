@@ -5,29 +5,23 @@
 #include <utility>
 
 #include "llmc/core/error.h"
-#include "llmc/model/block.h"
-#include "llmc/model/embedding.h"
-#include "llmc/model/head.h"
 
 namespace llmc {
 
 namespace {
 
-using Flat = Tensor UnitBuffers::*;
-constexpr Flat parameters = &UnitBuffers::parameters;
-constexpr Flat gradient_sums = &UnitBuffers::gradient_sums;
-
-// The first `sequences` of a buffer that begins with the batch.
-auto first(std::int64_t sequences) {
-    return [sequences](const Tensor& tensor) { return tensor.slice(0, sequences); };
+std::vector<std::byte*> first_bytes(const std::vector<Tensor>& tensors) {
+    std::vector<std::byte*> bytes;
+    for (const Tensor& tensor : tensors) bytes.push_back(tensor.data);
+    return bytes;
 }
 
 }  // namespace
 
-Executor::Executor(const GPTConfig& config, Device& device, const MeshGroups& groups,
+Executor::Executor(const ModelLists& lists, Device& device, const MeshGroups& groups,
                    const ParameterStore& store, const ActivationBuffers<Tensor>& activations,
                    int micro_batches, bool overlap)
-    : config_(config),
+    : lists_(lists),
       device_(device),
       ops_(device.ops()),
       groups_(groups),
@@ -36,8 +30,36 @@ Executor::Executor(const GPTConfig& config, Device& device, const MeshGroups& gr
       activations_(activations),
       feed_(device, activations.tokens, micro_batches),
       tokens_(activations.slots.size()),
+      scratch_(first_bytes(activations.scratch)),
+      losses_(first_bytes(activations.losses)),
       // What tensor-parallel ranks say to each other is said by whoever computes, and a host has one voice.
-      streams_(make_step_streams(device, overlap && (device.queues() || !ranks_.is_shared()))) {}
+      streams_(make_step_streams(device, overlap && (device.queues() || !ranks_.is_shared()))) {
+    for (const SlotBuffers<Tensor>& slot : activations_.slots) {
+        auto& kept = kept_.emplace_back();
+        for (const std::vector<Tensor>& of_part : slot.kept) kept.push_back(first_bytes(of_part));
+    }
+    for (const std::vector<Tensor>& of_part : activations_.output_gradients)
+        output_gradients_.push_back(first_bytes(of_part));
+    parameters_.resize(outline().parts.size());
+    for (const Chunk& chunk : store.part().chunks) {
+        for (int part = chunk.first_part; part < chunk.end_part; ++part)
+            parameters_[static_cast<std::size_t>(part)] = places_of(outline().part(part));
+    }
+}
+
+Executor::ParameterPlaces Executor::places_of(const Outline::OutlinedPart& part) const {
+    const std::vector<PartParameter>& parameters = outline().kind_of(part).part.parameters;
+    ParameterPlaces places;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        const UnitBuffers& buffers = store_.buffers(part.places[i]);
+        const auto first =
+            static_cast<std::size_t>(store_.layout(part.places[i]).entry(parameters[i].spec.name).offset);
+        const auto place = [&](const Tensor& flat) { return flat.data + first * size_of(flat.dtype); };
+        places.parameters.push_back(place(buffers.parameters));
+        places.gradients.push_back(place(buffers.gradient_sums));
+    }
+    return places;
+}
 
 void Executor::run(const Step& step, const StepInput& input) {
     step_ = &step;
@@ -85,26 +107,23 @@ void Executor::perform(const Action& action) {
         case ActionKind::release:
             return;  // orders what comes after
         case ActionKind::forward:
-            return forward(action);
+            return run_part(action, lists_of(action).forward);
         case ActionKind::forward_rows:
+        case ActionKind::logits:
             return forward_rows(action);
         case ActionKind::recompute:
-            return recompute(action);
+            return run_part(action, lists_of(action).recompute_of(step_->recompute.kind));
         case ActionKind::backward:
+            return run_part(action, lists_of(action).backward);
         case ActionKind::backward_input:
+            return run_part(action, lists_of(action).backward_input);
         case ActionKind::backward_weight:
-            return backward(action);
+            return run_part(action, lists_of(action).backward_weight);
         case ActionKind::receive_activation:
         case ActionKind::send_activation:
         case ActionKind::receive_gradient:
         case ActionKind::send_gradient:
             return transfer(action);
-        case ActionKind::logits:
-            logits_ = head_logits(
-                ops_, ranks_,
-                rows().view({input_->rows.count, 1, config_.channels}).slice(input_->rows.count - 1, 1),
-                head_tensors(parameters), *activations_.head);
-            return;
         case ActionKind::round:
             return ops_.cast(store_.buffers(action.unit).gradients,
                              store_.buffers(action.unit).gradient_sums);
@@ -126,7 +145,7 @@ void Executor::perform(const Action& action) {
             return ranks_.group().all_reduce(gradients.flat(begin, layout.elements() - begin));
         }
         case ActionKind::sum_tied:
-            return groups_.tied().all_reduce(store_.buffers(action.unit).gradient_shard);
+            return groups_.tied(action.unit).all_reduce(store_.buffers(action.unit).gradient_shard);
         case ActionKind::gather_gradients:
             return gather_gradients(action.unit);
         case ActionKind::reduce_loss:
@@ -153,10 +172,10 @@ void Executor::transfer(const Action& action) {
     int& number = transfers_[static_cast<std::size_t>(&action - step_->actions.data())];
     switch (action.kind) {
         case ActionKind::receive_activation:
-            number = link.pair->start_recv(activation(action, action.writes), link.peer);
+            number = link.pair->start_recv(stream(action, action.writes), link.peer);
             return;
         case ActionKind::send_activation:
-            number = link.pair->start_send(activation(action, action.reads), link.peer);
+            number = link.pair->start_send(stream(action, action.reads), link.peer);
             return;
         case ActionKind::receive_gradient:
             number = link.pair->start_recv(gradient(action.writes), link.peer);
@@ -185,13 +204,15 @@ void Executor::load(const Action& action) {
 
 Tensor Executor::stream(const Action& action, std::span<const BufferUse> uses) const {
     for (const BufferUse& use : uses) {
+        const auto index = static_cast<std::size_t>(use.index);
+        if (use.role == BufferRole::rows) return rows(use.index);
         if (use.role == BufferRole::chunk_input)
-            return activations_.chunk_inputs[static_cast<std::size_t>(use.index)].slice(0, input_->sequences);
+            return activations_.chunk_inputs[index].slice(0, input_->sequences);
         if (use.role == BufferRole::residual)
-            return slot_of(action).residual[static_cast<std::size_t>(use.index - 1)].slice(0,
-                                                                                           input_->sequences);
+            return activations_.slots[static_cast<std::size_t>(action.slot)].residual[index - 1].slice(
+                0, input_->sequences);
     }
-    programming_error("an action without the residual stream");
+    return {};
 }
 
 Tensor Executor::gradient(std::span<const BufferUse> uses) const {
@@ -200,122 +221,86 @@ Tensor Executor::gradient(std::span<const BufferUse> uses) const {
             return activations_.residual_gradients[static_cast<std::size_t>(use.index)].slice(
                 0, input_->sequences);
     }
-    programming_error("an action without the residual stream's gradient");
+    return {};
 }
 
-Tensor Executor::rows() const {
-    const std::int64_t n = input_->rows.count, C = config_.channels;
-    return activations_.residual_gradients.front().flat(0, n * C).view({1, n, C});
+Tensor Executor::rows(int width) const {
+    const Tensor& buffer = activations_.residual_gradients[static_cast<std::size_t>(width)];
+    const std::int64_t n = input_->rows.count, C = buffer.shape.last();
+    return buffer.flat(0, n * C).view({1, n, C});
 }
 
-Tensor Executor::activation(const Action& action, std::span<const BufferUse> uses) const {
-    return uses.front().role == BufferRole::rows ? rows() : stream(action, uses);
-}
-
-BlockOutputGradients<Tensor> Executor::output_gradients(std::span<const BufferUse> uses) const {
-    const auto found = std::ranges::find(uses, BufferRole::output_gradients, &BufferUse::role);
-    check(found != uses.end(), "an action without the gradients of a block's outputs");
-    return activations_.output_gradients[static_cast<std::size_t>(found->index)].transform(
-        first(input_->sequences));
-}
-
-// Its buffers for the sequences of this run; what has rows of its own is not cut.
-HeadActivations<Tensor> Executor::head() const {
-    HeadActivations<Tensor> head = activations_.head.value();
-    const auto cut = first(input_->sequences);
-    for (Tensor* tensor : {&head.ln_f, &head.ln_f_mean, &head.ln_f_rstd, &head.dln_f, &head.losses})
-        *tensor = cut(*tensor);
-    return head;
-}
-
-std::size_t Executor::place_in_chunk(const Action& action) const {
-    return static_cast<std::size_t>(action.part.block - step_->chunk_of(action).first_block);
-}
-
-void Executor::forward(const Action& action) {
-    const auto cut = first(input_->sequences);
-    switch (action.part.kind) {
-        case PartKind::embedding:
-            return embedding_forward(ops_, ranks_, stream(action, action.writes), tokens_of(action).inputs,
-                                     tensor_of(wte_unit, parameters, "weight"),
-                                     tensor_of(wpe_unit, parameters, "weight"),
-                                     cut(activations_.scratch.channels));
-        case PartKind::block:
-            return block_forward(ops_, ranks_, stream(action, action.writes), stream(action, action.reads),
-                                 block_tensors(action.part.block, parameters),
-                                 slot_of(action).blocks[place_in_chunk(action)].transform(cut),
-                                 activations_.scratch.transform(cut));
-        case PartKind::head: {
-            const HeadActivations<Tensor> buffers = head();
-            head_forward(ops_, ranks_, config_, stream(action, action.reads), tokens_of(action).targets,
-                         head_tensors(parameters), buffers);
-            if (input_->see_losses) input_->see_losses(action.micro_batch, buffers.losses);
-            return ops_.sum(loss_sum(), buffers.losses);
+PartMemory Executor::memory_of(const Action& action) const {
+    const auto slot = static_cast<std::size_t>(action.slot);
+    const ParameterPlaces& parameters = parameters_[static_cast<std::size_t>(action.part)];
+    PartMemory memory{.input = stream(action, action.reads).data,
+                      .output = stream(action, action.writes).data,
+                      .input_gradient = gradient(action.writes).data,
+                      .output_gradient = gradient(action.reads).data,
+                      .tokens = tokens_[slot].inputs.data,
+                      .targets = tokens_[slot].targets.data,
+                      .scratch = scratch_,
+                      .parameters = parameters.parameters,
+                      .parameter_gradients = parameters.gradients};
+    if (part_of(action).makes_losses()) {
+        memory.kept = losses_;
+    } else {
+        memory.kept =
+            kept_[slot]
+                 [static_cast<std::size_t>(action.part - step_->chunk_of(action).first_with_input() + 1)];
+    }
+    for (const auto* uses : {&action.reads, &action.writes}) {
+        for (const BufferUse& use : *uses) {
+            if (use.role == BufferRole::output_gradients)
+                memory.kept_gradients = output_gradients_[static_cast<std::size_t>(use.index)];
         }
     }
+    return memory;
 }
 
+Running Executor::running(const RowRange& rows) const {
+    return {.ops = ops_, .ranks = ranks_, .node = nullptr, .loss_scale = input_->loss_scale, .rows = rows};
+}
+
+void Executor::run_part(const Action& action, const List& list) {
+    run_list(list, memory_of(action), input_->sequences, running({}));
+    if (part_of(action).makes_losses()) sum_losses(action);
+}
+
+void Executor::sum_losses(const Action& action) {
+    const Tensor losses =
+        activations_.losses[static_cast<std::size_t>(lists_of(action).losses)].slice(0, input_->sequences);
+    if (action.kind == ActionKind::forward && input_->see_losses)
+        input_->see_losses(action.micro_batch, losses);
+    ops_.sum(loss_sum(), losses);
+}
+
+// Of a few rows; logits of the last one.
 void Executor::forward_rows(const Action& action) {
-    const RowRange& range = input_->rows;
-    if (action.part.kind == PartKind::embedding) {
-        const Tensor tokens = tokens_of(action).inputs.flat(0, range.count).view({1, range.count});
-        return embedding_cached_forward(ops_, ranks_, rows(), range, tokens,
-                                        tensor_of(wte_unit, parameters, "weight"),
-                                        tensor_of(wpe_unit, parameters, "weight"), activations_.scratch);
+    const PartLists& lists = lists_of(action);
+    RowRange range = input_->rows;
+    PartMemory memory = memory_of(action);
+    if (action.kind == ActionKind::logits) {
+        memory.input =
+            stream(action, action.reads)
+                .view({range.count, outline().widths[static_cast<std::size_t>(part_of(action).input_width)]})
+                .slice(range.count - 1, 1)
+                .data;
+        range = {range.position + range.count - 1, 1};
     }
-    const std::size_t place = place_in_chunk(action);
-    std::optional<Tensor> inputs;
-    if (step_->recompute.of(action.part.block) == RecomputeKind::block)
-        inputs = stream(action, action.writes);
-    block_cached_forward(ops_, ranks_, rows(), range, block_tensors(action.part.block, parameters), inputs,
-                         slot_of(action).blocks[place], activations_.scratch);
-}
-
-void Executor::recompute(const Action& action) {
-    const auto cut = first(input_->sequences);
-    const std::size_t place = place_in_chunk(action);
-    block_recompute(ops_, ranks_, step_->recompute.of(action.part.block), stream(action, action.reads),
-                    block_tensors(action.part.block, parameters),
-                    slot_of(action).blocks[place].transform(cut), activations_.scratch.transform(cut));
-}
-
-void Executor::backward(const Action& action) {
-    const auto cut = first(input_->sequences);
-    switch (action.part.kind) {
-        case PartKind::embedding:
-            return embedding_backward(ops_, ranks_, tensor_of(wte_unit, gradient_sums, "weight"),
-                                      tensor_of(wpe_unit, gradient_sums, "weight"), gradient(action.reads),
-                                      tokens_of(action).inputs, activations_.scratch.transform(cut).gathered);
-        case PartKind::block:
-            return backward_block(action);
-        case PartKind::head: {
-            const HeadActivations<Tensor> buffers = head();
-            head_forward_backward(ops_, ranks_, config_, gradient(action.writes),
-                                  stream(action, action.reads), tokens_of(action).targets, input_->loss_scale,
-                                  head_tensors(parameters), head_tensors(gradient_sums), buffers);
-            return ops_.sum(loss_sum(), buffers.losses);
-        }
+    const bool keeps_input = step_->recompute.kind == RecomputeKind::block && part_of(action).is_layer() &&
+                             step_->recompute.recomputes(part_of(action).layer) && !lists.rows_of_all.empty();
+    if (keeps_input) {
+        std::vector<BufferUse> kept = action.writes;
+        std::erase_if(kept, [](const BufferUse& use) { return use.role == BufferRole::rows; });
+        memory.kept_input = stream(action, kept).data;
     }
-}
-
-void Executor::backward_block(const Action& action) {
-    const auto cut = first(input_->sequences);
-    const std::size_t place = place_in_chunk(action);
-    const Tensor x = stream(action, action.reads);
-    const BlockTensors p = block_tensors(action.part.block, parameters);
-    const BlockActivations<Tensor> saved = slot_of(action).blocks[place].transform(cut);
-    const BlockScratch<Tensor> scratch = activations_.scratch.transform(cut);
-    const auto gradients = [&] { return block_tensors(action.part.block, gradient_sums); };
-    switch (action.kind) {
-        case ActionKind::backward:
-            return block_backward(ops_, ranks_, gradient(action.writes), x, p, gradients(), saved, scratch);
-        case ActionKind::backward_input:
-            return block_backward_input(ops_, ranks_, gradient(action.writes), x, p,
-                                        output_gradients(action.writes), saved, scratch);
-        default:
-            return block_backward_weight(ops_, ranks_, x, p, gradients(), output_gradients(action.reads),
-                                         saved, scratch);
-    }
+    if (!action.writes.empty() && action.kind != ActionKind::logits)
+        memory.output = rows(part_of(action).output_width).data;
+    run_list(keeps_input ? lists.rows_of_all : lists.rows, memory, 1, running(range));
+    if (action.kind != ActionKind::logits) return;
+    const Tensor& made = activations_.losses[static_cast<std::size_t>(lists.logits)];
+    logits_ = ranks_.is_shared() ? made.view({1, made.elements()}) : made.slice(0, 1);
 }
 
 void Executor::gather_parameters(int unit) {
@@ -391,22 +376,6 @@ void Executor::update(int unit) {
         rounding = {.seed = *input_->rounding_seed, .first_element = store_.first_element(unit)};
     ops_.adamw(b.updated_parameters, b.master, b.m, b.v, b.updated_gradients, norm_squared(),
                store_.segments(unit), input_->adamw, rounding);
-}
-
-Tensor Executor::tensor_of(int unit, Flat flat, std::string_view param) const {
-    return store_.layout(unit).view(store_.buffers(unit).*flat, param);
-}
-
-BlockTensors Executor::block_tensors(int block, Flat flat) const {
-    const int unit = block_unit(block);
-    return {store_.layout(unit), store_.buffers(unit).*flat};
-}
-
-HeadTensors Executor::head_tensors(Flat flat) const {
-    const int ln_f = ln_f_unit(static_cast<int>(config_.layers));
-    return {.ln_f_weight = tensor_of(ln_f, flat, "weight"),
-            .ln_f_bias = tensor_of(ln_f, flat, "bias"),
-            .wte = tensor_of(wte_unit, flat, "weight")};
 }
 
 }  // namespace llmc

@@ -11,8 +11,7 @@
 
 #include "llmc/device/device.h"
 #include "llmc/device/ops.h"
-#include "llmc/model/cached_forward.h"
-#include "llmc/model/config.h"
+#include "llmc/model/model.h"
 #include "llmc/parallel/activations.h"
 #include "llmc/parallel/mesh_groups.h"
 #include "llmc/parallel/parameter_store.h"
@@ -55,7 +54,7 @@ class Executor final : private Performer {
   public:
     // The buffers are bound once. All outlive the executor. A training step has
     // so many micro-batches. With `overlap` communication goes on beside computing.
-    Executor(const GPTConfig& config, Device& device, const MeshGroups& groups, const ParameterStore& store,
+    Executor(const ModelLists& lists, Device& device, const MeshGroups& groups, const ParameterStore& store,
              const ActivationBuffers<Tensor>& activations, int micro_batches, bool overlap);
 
     // A device with queues goes on with it after this returns.
@@ -79,11 +78,12 @@ class Executor final : private Performer {
     void perform(const Action& action) override;
     bool is_done(const Action& action) override;
     void load(const Action& action);
-    void forward(const Action& action);
+    // A part of the model by one of its lists.
+    void run_part(const Action& action, const List& list);
     void forward_rows(const Action& action);
-    void recompute(const Action& action);
-    void backward(const Action& action);
-    void backward_block(const Action& action);
+    PartMemory memory_of(const Action& action) const;
+    Running running(const RowRange& rows) const;
+    void sum_losses(const Action& action);
     void transfer(const Action& action);
     void gather_parameters(int unit);
     void reduce_scatter(const Action& action);
@@ -96,31 +96,25 @@ class Executor final : private Performer {
     Tensor squares_of(int unit) const;
     void update(int unit);
 
-    // Parameters, or gradients, of a block and of the head.
-    BlockTensors block_tensors(int block, Tensor UnitBuffers::*flat) const;
-    HeadTensors head_tensors(Tensor UnitBuffers::*flat) const;
-    Tensor tensor_of(int unit, Tensor UnitBuffers::*flat, std::string_view param) const;
+    // Where a part's parameters and their gradient sums begin, in the order of the part.
+    struct ParameterPlaces {
+        std::vector<std::byte*> parameters, gradients;
+    };
+    ParameterPlaces places_of(const Outline::OutlinedPart& part) const;
     Tensor loss_sum() const { return activations_.results.flat(0, 1); }
     Tensor norm_squared() const { return activations_.results.flat(1, 1); }
     const TokenBuffers<Tensor>& tokens_of(const Action& action) const {
         return tokens_[static_cast<std::size_t>(action.slot)];
     }
-    const SlotBuffers<Tensor>& slot_of(const Action& action) const {
-        return activations_.slots[static_cast<std::size_t>(action.slot)];
-    }
-    // The residual stream, or its gradient, that an action reads or writes, of the sequences of this run.
+    const Outline& outline() const { return *store_.part().outline; }
+    const Outline::OutlinedPart& part_of(const Action& action) const { return outline().part(action.part); }
+    const PartLists& lists_of(const Action& action) const { return lists_.of(part_of(action)); }
+    // The stream, or its gradient, that an action reads or writes; of the sequences of this run, or the rows of generation.
     Tensor stream(const Action& action, std::span<const BufferUse> uses) const;
     Tensor gradient(std::span<const BufferUse> uses) const;
-    // Those of generation, X (1,n,C).
-    Tensor rows() const;
-    // What goes from a stage to the next.
-    Tensor activation(const Action& action, std::span<const BufferUse> uses) const;
-    BlockOutputGradients<Tensor> output_gradients(std::span<const BufferUse> uses) const;
-    HeadActivations<Tensor> head() const;
-    // Of the chunk of a block's action, which it is.
-    std::size_t place_in_chunk(const Action& action) const;
+    Tensor rows(int width) const;
 
-    GPTConfig config_;
+    const ModelLists& lists_;
     Device& device_;
     Ops& ops_;
     const MeshGroups& groups_;
@@ -129,6 +123,11 @@ class Executor final : private Performer {
     ActivationBuffers<Tensor> activations_;
     TokenFeed feed_;
     std::vector<TokenBuffers<Tensor>> tokens_;  // of the micro-batch in each slot
+    // First bytes, for the lists: of each slot and place in a chunk what is kept.
+    std::vector<std::vector<std::vector<std::byte*>>> kept_;
+    std::vector<std::vector<std::byte*>> output_gradients_;
+    std::vector<std::byte*> scratch_, losses_;
+    std::vector<ParameterPlaces> parameters_;  // by the model's part; none of other stages
     Tensor logits_;
     // Of the list that runs.
     const Step* step_ = nullptr;

@@ -1,6 +1,7 @@
 #include "llmc/parallel/insert_recomputes.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -13,7 +14,7 @@ const BufferUse* recomputed_among(const std::vector<BufferUse>& uses) {
     return found == uses.end() ? nullptr : &*found;
 }
 
-// What reads them: a block's backward.
+// What reads them: a part's backward.
 Action recompute_for(const Action& reader, RecomputeKind kind) {
     Action action{.kind = ActionKind::recompute,
                   .part = reader.part,
@@ -35,13 +36,16 @@ Action recompute_for(const Action& reader, RecomputeKind kind) {
 
 void insert_recomputes(Step& step) {
     std::vector<Action> actions;
-    std::pair<int, int> there = {-1, -1};  // whose they are now: the unit and the micro-batch
+    std::map<int, std::pair<int, int>> there;  // by index, whose they are now: the unit and the micro-batch
     for (Action& action : step.actions) {
-        if (const BufferUse* use = recomputed_among(action.writes)) there = {use->unit, action.micro_batch};
+        if (const BufferUse* use = recomputed_among(action.writes))
+            there[use->index] = {use->unit, action.micro_batch};
         if (const BufferUse* use = recomputed_among(action.reads)) {
             const std::pair needed = {use->unit, action.micro_batch};
-            if (there != needed) actions.push_back(recompute_for(action, step.recompute.kind));
-            there = needed;
+            const auto found = there.find(use->index);
+            if (found == there.end() || found->second != needed)
+                actions.push_back(recompute_for(action, step.recompute.kind));
+            there[use->index] = needed;
         }
         actions.push_back(std::move(action));
     }

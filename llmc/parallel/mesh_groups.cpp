@@ -12,8 +12,8 @@ constexpr int none = -1;
 
 }  // namespace
 
-MeshGroups::MeshGroups(Communicator& world, const Mesh& mesh, bool wraps)
-    : world_(world), split_(mesh.split()) {
+MeshGroups::MeshGroups(Communicator& world, const Mesh& mesh, std::span<const StagePart> parts, bool wraps)
+    : world_(world) {
     check(world.size() == mesh.world() && world.rank() == mesh.rank, "the mesh has all ranks");
     const Sharding& sharding = mesh.sharding;
     const int stage_and_tensor = mesh.stage() * mesh.tensor + mesh.tensor_rank();
@@ -23,8 +23,7 @@ MeshGroups::MeshGroups(Communicator& world, const Mesh& mesh, bool wraps)
     if (mesh.pipeline > 1 && mesh.tensor > 1) model_ = split(world, mesh.data_rank(), stage_and_tensor);
     if (mesh.pipeline > 1) {
         stages_ = split(world, mesh.data_rank() * mesh.tensor + mesh.tensor_rank(), mesh.stage());
-        const bool is_end = mesh.stage() == 0 || mesh.stage() + 1 == mesh.pipeline;
-        tied_ = split(*stages_, is_end ? 0 : none, mesh.stage());
+        tie_stages(mesh, parts);
         link_stages(mesh, wraps);
     }
     if (sharding.replicas > 1) {
@@ -38,6 +37,19 @@ std::unique_ptr<Communicator> MeshGroups::split(Communicator& group, int color, 
     auto made = group.split(color, key);
     if (made) made_.push_back(made.get());
     return made;
+}
+
+void MeshGroups::tie_stages(const Mesh& mesh, std::span<const StagePart> parts) {
+    std::map<std::vector<bool>, std::shared_ptr<Communicator>> groups;  // by the stages that are in them
+    const std::size_t units = parts.empty() ? 0 : parts.front().units.size();
+    for (std::size_t unit = 0; unit < units; ++unit) {
+        if (parts.front().units[unit].stages < 2) continue;
+        std::vector<bool> stages;
+        for (const StagePart& part : parts) stages.push_back(part.units[unit].is_here);
+        const bool is_here = stages[static_cast<std::size_t>(mesh.stage())];
+        if (!groups.contains(stages)) groups[stages] = split(*stages_, is_here ? 0 : none, mesh.stage());
+        if (is_here) tied_[static_cast<int>(unit)] = groups[stages];
+    }
 }
 
 void MeshGroups::link_stages(const Mesh& mesh, bool wraps) {
@@ -62,6 +74,12 @@ void MeshGroups::link_stages(const Mesh& mesh, bool wraps) {
             link = {std::move(pair), is_source ? 1 : 0};
         }
     }
+}
+
+Communicator& MeshGroups::tied(int unit) const {
+    const auto found = tied_.find(unit);
+    check(found != tied_.end(), "a unit that several stages have");
+    return *found->second;
 }
 
 const StageLink& MeshGroups::link(ActionKind kind) const {

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "llmc/comm/communicator.h"
@@ -20,9 +22,9 @@ struct StageLink {
 
 class MeshGroups {
   public:
-    // All ranks make it at once. `world` outlives it. With `wraps` the last stage sends to the first (more than one chunk a
-    // stage).
-    MeshGroups(Communicator& world, const Mesh& mesh, bool wraps = false);
+    // All ranks make it at once. `world` outlives it. `parts` is what each stage has of the model. With `wraps` the last stage
+    // sends to the first (more than one chunk a stage).
+    MeshGroups(Communicator& world, const Mesh& mesh, std::span<const StagePart> parts, bool wraps = false);
 
     // The data-parallel ranks, with the same part of the model: all of them; those that have its state in shards
     // together; those with the same shard (only where there are several groups of these).
@@ -30,15 +32,14 @@ class MeshGroups {
     Communicator& shards() const { return shards_ ? *shards_ : data(); }
     Communicator& replicas() const { return *replicas_; }
 
-    // The stages, with the same part of the data; of these, the embedding's and the head's (null on others).
+    // The stages, with the same part of the data; of these, those that have a unit which several of them have.
     bool has_stages() const { return stages_ != nullptr; }
     Communicator& stages() const { return *stages_; }
-    Communicator& tied() const { return *tied_; }
+    Communicator& tied(int unit) const;
+    const std::map<int, std::shared_ptr<Communicator>>& tied() const { return tied_; }
 
     // The ranks that share each layer.
-    TensorParallel tensor_parallel() const {
-        return tensor_ ? TensorParallel(*tensor_, split_) : TensorParallel();
-    }
+    TensorParallel tensor_parallel() const { return tensor_ ? TensorParallel(*tensor_) : TensorParallel(); }
 
     // Those that share the model, by stages or by layers.
     bool shares_model() const { return has_stages() || tensor_ != nullptr; }
@@ -53,11 +54,12 @@ class MeshGroups {
 
   private:
     std::unique_ptr<Communicator> split(Communicator& group, int color, int key);
+    void tie_stages(const Mesh& mesh, std::span<const StagePart> parts);
     void link_stages(const Mesh& mesh, bool wraps);
 
     Communicator& world_;
-    TensorSplit split_;
-    std::unique_ptr<Communicator> data_, shards_, replicas_, stages_, tied_, tensor_, model_;
+    std::unique_ptr<Communicator> data_, shards_, replicas_, stages_, tensor_, model_;
+    std::map<int, std::shared_ptr<Communicator>> tied_;  // by unit; one of the same stages serves them all
     std::vector<Communicator*> made_;
     StageLink activations_in_, activations_out_, gradients_in_, gradients_out_;
 };

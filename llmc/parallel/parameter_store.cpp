@@ -8,20 +8,20 @@
 
 namespace llmc {
 
-StoreLayout lay_out_store(MemoryLayout& layout, const GPTConfig& config, const StoreDtypes& dtypes,
-                          const StagePart& part, const Sharding& sharding, int micro_batches,
-                          TensorRank tensor, bool trains) {
+StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const StagePart& part,
+                          const Sharding& sharding, int micro_batches, TensorRank tensor, bool trains) {
     const DType dtype = dtypes.compute;
     check(dtypes.gradients == DType::fp32 || dtypes.gradients == dtype,
           "gradients are fp32 or of the compute dtype");
     StoreLayout store{.dtype = dtype, .sharding = sharding, .part = part, .units = {}, .buffers = {}};
-    for (UnitSpec& spec : gpt_units(config)) {
-        const UnitLayout& unit = store.units.emplace_back(std::move(spec), tensor);
+    for (const Outline::OutlinedUnit& outlined : part.outline->units) {
+        const UnitLayout& unit = store.units.emplace_back(outlined.spec, tensor);
         const auto number = static_cast<int>(store.buffers.size());
         if (!part.has_unit(number)) {
             store.buffers.emplace_back();
             continue;
         }
+        const int rounds = micro_batches * part.unit(number).rounds;
         const std::int64_t elements = unit.padded_elements(sharding.ranks());
         const Shape whole{elements}, shard{elements / sharding.shards};
         const Shape& updated = sharding.keeps_optimizer_whole() ? whole : shard;
@@ -37,10 +37,10 @@ StoreLayout lay_out_store(MemoryLayout& layout, const GPTConfig& config, const S
         if (!sharding.keeps_parameters_whole())
             ids.parameter_shard = layout.add(ArenaKind::parameters, unit.name() + ".shard", dtype, shard);
         ids.gradients =
-            at(place_of_gradients(sharding, micro_batches, number, part), &UnitBufferIds::gradients, [&] {
+            at(place_of_gradients(sharding, rounds, number, part), &UnitBufferIds::gradients, [&] {
                 return layout.add(ArenaKind::gradients, unit.name(), dtypes.gradients, of_training(whole));
             });
-        if (sharding.keeps_gradient_shards(micro_batches))
+        if (sharding.keeps_gradient_shards(rounds))
             ids.gradient_shard = layout.add(ArenaKind::gradients, unit.name() + ".shard", dtypes.gradients,
                                             of_training(shard));
         ids.gradient_sums =

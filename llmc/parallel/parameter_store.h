@@ -52,9 +52,9 @@ struct StoreLayout {
 
 // Of a stage's and a tensor-parallel rank's part of the model, for a training step of so many micro-batches; or without
 // gradients and moments, of which there are then no elements.
-StoreLayout lay_out_store(MemoryLayout& layout, const GPTConfig& config, const StoreDtypes& dtypes,
-                          const StagePart& part, const Sharding& sharding, int micro_batches,
-                          TensorRank tensor = {}, bool trains = true);
+StoreLayout lay_out_store(MemoryLayout& layout, const StoreDtypes& dtypes, const StagePart& part,
+                          const Sharding& sharding, int micro_batches, TensorRank tensor = {},
+                          bool trains = true);
 
 // A run of elements of a unit's whole flat buffer.
 struct ElementRange {

@@ -6,17 +6,15 @@
 #include <array>
 #include <string_view>
 
-#include "llmc/model/units.h"
-
 namespace llmc {
 
 namespace {
 
-// Of `buffers` that blocks take in turn.
+// Of `buffers` that the stage's layers of a class take in turn.
 int turn(int unit, const StagePart& part, int buffers) {
-    const bool is_block = unit >= block_unit(0) && unit < block_unit(part.layers);
-    if (!is_block) return unit;
-    return block_unit(part.block_at(part.place_of_block(unit - block_unit(0)) % buffers));
+    const auto alike = part.alike.find(part.outline->unit(unit).class_of_layers);
+    if (alike == part.alike.end()) return unit;
+    return alike->second[static_cast<std::size_t>(part.unit(unit).turn % buffers)];
 }
 
 }  // namespace

@@ -4,8 +4,8 @@
 //
 //   stage 0  everything whole on every rank
 //   stage 1  master weights and moments in shards
-//   stage 2  gradients too; a block's whole gradients live in one of two buffers that blocks take in turn
-//   stage 3  parameters too; a block's whole parameters live in one of a few buffers that blocks take in turn
+//   stage 2  gradients too; a layer's whole gradients live in one of two buffers that layers take in turn
+//   stage 3  parameters too; a layer's whole parameters live in one of a few buffers that layers take in turn
 //
 // Ranks form `replicas` groups of `shards` neighbours. Each group holds the whole state, in shards.
 #pragma once
@@ -43,16 +43,16 @@ struct Sharding {
     bool usually_reduces_each_micro_batch() const { return !keeps_gradients_whole(); }
     // What could be in shards is whole until the step's last micro-batch.
     bool holds_back_gradients() const { return !keeps_gradients_whole() && !reduces_each_micro_batch; }
-    // Where each of `micro_batches` is reduced, the sums add up in shards.
-    bool accumulates_shards(int micro_batches) const {
-        return reduces_each_micro_batch && micro_batches > 1 && ranks() > 1;
+    // Where gradients are made in so many rounds, and each is reduced, the sums add up in shards.
+    bool accumulates_shards(int rounds) const {
+        return reduces_each_micro_batch && rounds > 1 && ranks() > 1;
     }
-    bool rotates_gradients(int micro_batches) const {
-        return !keeps_gradients_whole() && (reduces_each_micro_batch || micro_batches == 1);
+    bool rotates_gradients(int rounds) const {
+        return !keeps_gradients_whole() && (reduces_each_micro_batch || rounds == 1);
     }
     // Whether the reduced gradients lie apart from the whole ones, or in these, at the rank's own part.
-    bool keeps_gradient_shards(int micro_batches) const {
-        return rotates_gradients(micro_batches) || accumulates_shards(micro_batches);
+    bool keeps_gradient_shards(int rounds) const {
+        return rotates_gradients(rounds) || accumulates_shards(rounds);
     }
 
     // The next stage, with more in shards, if there is one; with the reduction that is usual there, or this one's.
@@ -65,8 +65,8 @@ struct Sharding {
 };
 
 // The unit in whose buffer a unit's whole parameters lie, its whole gradients, and its gradient sums of one micro-batch
-// (those that --gradient-dtype bf16 has beside the gradients): its own, or, where blocks take turns, that of the
-// stage's first block that uses it.
+// (those that --gradient-dtype bf16 has beside the gradients): its own, or, where layers that are alike take turns, that of the
+// stage's first one that uses it.
 int place_of_parameters(const Sharding& sharding, int unit, const StagePart& part);
 int place_of_gradients(const Sharding& sharding, int micro_batches, int unit, const StagePart& part);
 int place_of_gradient_sums(int unit, const StagePart& part);

@@ -1,73 +1,84 @@
 #include "llmc/parallel/stage.h"
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
 #include "llmc/core/error.h"
-#include "llmc/model/units.h"
 
 namespace llmc {
 
-bool StagePart::has_unit(int unit) const {
-    if (unit == wte_unit) return has_embedding() || has_head();
-    if (unit == wpe_unit) return has_embedding();
-    if (unit == ln_f_unit(layers)) return has_head();
-    const int block = unit - block_unit(0);
-    return std::ranges::any_of(
-        chunks, [&](const Chunk& chunk) { return chunk.first_block <= block && block < chunk.end_block; });
-}
-
-bool StagePart::counts_unit(int unit) const { return unit == wte_unit ? has_embedding() : has_unit(unit); }
-
-int StagePart::blocks() const {
-    int blocks = 0;
-    for (const Chunk& chunk : chunks) blocks += chunk.blocks();
-    return blocks;
-}
-
-int StagePart::place_of_block(int block) const {
-    int before = 0;
-    for (const Chunk& chunk : chunks) {
-        if (chunk.first_block <= block && block < chunk.end_block) return before + block - chunk.first_block;
-        before += chunk.blocks();
-    }
-    programming_error("a block of another stage");
-}
-
-int StagePart::block_at(int place) const {
-    for (const Chunk& chunk : chunks) {
-        if (place < chunk.blocks()) return chunk.first_block + place;
-        place -= chunk.blocks();
-    }
-    programming_error("a stage has not so many blocks");
-}
-
-int StagePart::most_blocks_of_a_chunk() const {
+int StagePart::most_places_of_a_chunk() const {
     int most = 0;
-    for (const Chunk& chunk : chunks) most = std::max(most, chunk.blocks());
+    for (const Chunk& chunk : chunks)
+        most = std::max(most, chunk.end_part - chunk.first_with_input() - (chunk.makes_losses ? 1 : 0));
     return most;
 }
 
 bool StagePart::recomputes_any(const Recompute& recompute) const {
-    for (int place = 0; place < blocks(); ++place) {
-        if (recompute.recomputes(block_at(place))) return true;
+    for (const Chunk& chunk : chunks) {
+        for (int layer = chunk.first_layer; layer < chunk.end_layer; ++layer) {
+            if (recompute.recomputes(layer)) return true;
+        }
     }
     return false;
 }
 
-StagePart whole_model(int layers) { return {.layers = layers, .chunks = {{.end_block = layers}}}; }
+bool splits_backward(const Outline& outline, int part, const Recompute& recompute) {
+    const Outline::OutlinedPart& of = outline.part(part);
+    return outline.kind_of(of).splits_backward && !(of.is_layer() && recompute.recomputes(of.layer));
+}
 
-StagePart part_of_stage(const std::vector<BlockRange>& chunks, int stages, int stage) {
-    const int count = static_cast<int>(chunks.size());
-    StagePart part{.layers = chunks.back().end, .chunks = {}};
-    for (int number = stage; number < count; number += stages) {
-        const BlockRange& blocks = chunks[static_cast<std::size_t>(number)];
-        part.chunks.push_back({.number = number,
-                               .first_block = blocks.first,
-                               .end_block = blocks.end,
-                               .has_embedding = number == 0,
-                               .has_head = number + 1 == count});
+StagePart whole_model(std::shared_ptr<const Outline> outline) {
+    const int layers = outline->layers;
+    return parts_of_stages(outline, {{0, layers}}, 1, false, {}).front();
+}
+
+std::vector<StagePart> parts_of_stages(const std::shared_ptr<const Outline>& outline,
+                                       const std::vector<BlockRange>& chunks, int stages, bool splits,
+                                       const Recompute& recompute) {
+    const auto count = static_cast<int>(chunks.size());
+    std::vector<StagePart> parts(
+        static_cast<std::size_t>(stages),
+        {.outline = outline, .chunks = {}, .units = std::vector<StageUnit>(outline->units.size())});
+    for (int number = 0; number < count; ++number) {
+        const BlockRange& layers = chunks[static_cast<std::size_t>(number)];
+        const bool is_first = number == 0, is_last = number + 1 == count;
+        const Chunk chunk{
+            .number = number,
+            .first_part = is_first ? 0 : outline->first_layer + layers.first,
+            .end_part = is_last ? static_cast<int>(outline->parts.size()) : outline->first_layer + layers.end,
+            .first_layer = layers.first,
+            .end_layer = layers.end,
+            .takes_tokens = is_first,
+            .makes_losses = is_last};
+        StagePart& stage = parts[static_cast<std::size_t>(number % stages)];
+        stage.chunks.push_back(chunk);
+        std::set<std::pair<int, bool>> rounds;
+        for (int part = chunk.first_part; part < chunk.end_part; ++part) {
+            const bool is_split = splits && splits_backward(*outline, part, recompute);
+            for (const int unit : outline->part(part).units) rounds.insert({unit, is_split});
+        }
+        for (const auto& [unit, _] : rounds) {
+            StageUnit& own = stage.units[static_cast<std::size_t>(unit)];
+            own.is_here = true;
+            ++own.rounds;
+        }
     }
-    return part;
+    for (std::size_t unit = 0; unit < outline->units.size(); ++unit) {
+        int having = 0;
+        for (StagePart& part : parts) {
+            if (part.units[unit].is_here) part.units[unit].counts = having++ == 0;
+        }
+        const int own_class = outline->units[unit].class_of_layers;
+        for (StagePart& part : parts) {
+            part.units[unit].stages = having;
+            if (own_class < 0 || !part.units[unit].is_here) continue;
+            part.units[unit].turn = static_cast<int>(part.alike[own_class].size());
+            part.alike[own_class].push_back(static_cast<int>(unit));
+        }
+    }
+    return parts;
 }
 
 }  // namespace llmc

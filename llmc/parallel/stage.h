@@ -1,45 +1,72 @@
-// Which part of the model a pipeline stage has: chunks, each a run of blocks, the model's first chunk with the embedding
-// and its last with the head. Without a pipeline one chunk is the whole model.
+// Which part of the model a pipeline stage has: chunks, each a run of the model's parts, the first one with what takes tokens
+// and the last with what makes losses. Without a pipeline one chunk is the whole model.
 #pragma once
 
+#include <map>
+#include <memory>
+#include <string>
 #include <vector>
 
+#include "llmc/model/model.h"
 #include "llmc/model/recompute.h"
 #include "llmc/parallel/pipeline_partition.h"
 
 namespace llmc {
 
 struct Chunk {
-    int number = 0;  // of the model's chunks, from the embedding to the head
-    int first_block = 0, end_block = 0;
-    bool has_embedding = true, has_head = true;
+    int number = 0;                      // of the model's chunks
+    int first_part = 0, end_part = 0;    // of the model
+    int first_layer = 0, end_layer = 0;  // among these
+    bool takes_tokens = true, makes_losses = true;
 
-    int blocks() const { return end_block - first_block; }
+    int layers() const { return end_layer - first_layer; }
+    // What comes before it has no input that is kept.
+    int first_with_input() const { return first_part + (takes_tokens ? 1 : 0); }
     bool operator==(const Chunk&) const = default;
 };
 
+// How a stage has a unit.
+struct StageUnit {
+    bool is_here = false;
+    bool counts = false;  // here the squares of its gradients count: once in the pipeline
+    int stages = 0;       // that have it
+    // Passes of a micro-batch that make its gradients here, one behind the other or not: of so many chunks, and of backward
+    // passes that come in two parts both.
+    int rounds = 0;
+    int turn = 0;  // among those of its class here
+};
+
 struct StagePart {
-    int layers = 0;             // of the whole model
-    std::vector<Chunk> chunks;  // of this stage, in the model's order
+    std::shared_ptr<const Outline> outline;
+    std::vector<Chunk> chunks;     // of this stage, in the model's order
+    std::vector<StageUnit> units;  // of the model
+    std::map<int, std::vector<int>>
+        alike{};  // the units here that may take turns with buffers, by their class
 
-    bool has_embedding() const { return !chunks.empty() && chunks.front().has_embedding; }
-    bool has_head() const { return !chunks.empty() && chunks.back().has_head; }
-    // The embedding's and the head's stage each have the unit wte.
-    bool has_unit(int unit) const;
-    // Where the squares of a unit's gradients count: each once in the pipeline.
-    bool counts_unit(int unit) const;
+    bool takes_tokens() const { return !chunks.empty() && chunks.front().takes_tokens; }
+    bool makes_losses() const { return !chunks.empty() && chunks.back().makes_losses; }
+    const StageUnit& unit(int number) const { return units[static_cast<std::size_t>(number)]; }
+    bool has_unit(int number) const { return unit(number).is_here; }
+    bool counts_unit(int number) const { return unit(number).counts; }
+    // Several stages make its gradients.
+    bool is_tied(int number) const { return unit(number).is_here && unit(number).stages > 1; }
 
-    int blocks() const;
-    // Of this stage's blocks in the model's order: the place of one; which stands at a place.
-    int place_of_block(int block) const;
-    int block_at(int place) const;
-    int most_blocks_of_a_chunk() const;
+    // The largest number of streams inside a chunk.
+    int most_places_of_a_chunk() const;
     bool recomputes_any(const Recompute& recompute) const;
 };
 
-StagePart whole_model(int layers);
+// Whether the backward pass of a part comes in two, where the schedule splits it: what is made again would be made twice, from
+// parameters gathered twice.
+bool splits_backward(const Outline& outline, int part, const Recompute& recompute);
 
-// Of a pipeline whose chunks have these blocks; chunk c is stage c % stages'.
-StagePart part_of_stage(const std::vector<BlockRange>& chunks, int stages, int stage);
+// All of it on one stage.
+StagePart whole_model(std::shared_ptr<const Outline> outline);
+
+// Of a pipeline whose chunks have these layers; chunk c is stage c % stages'. Where `splits`, its schedule splits the backward
+// passes of parts that do not recompute.
+std::vector<StagePart> parts_of_stages(const std::shared_ptr<const Outline>& outline,
+                                       const std::vector<BlockRange>& chunks, int stages, bool splits,
+                                       const Recompute& recompute);
 
 }  // namespace llmc

@@ -57,23 +57,24 @@ void order_streams(Step& step) {
 BuffersInFlight buffers_in_flight(const Step& step) {
     BuffersInFlight count;
     const auto at_least = [](int& number, int index) { number = std::max(number, index + 1); };
-    std::map<int, int> first_blocks;  // of slots
+    std::map<int, int> first_layers;  // of slots
     std::map<int, std::size_t> last;  // the last action that needs the tokens of a micro-batch
     for (std::size_t i = 0; i < step.actions.size(); ++i) {
         const Action& action = step.actions[i];
         at_least(count.slots, action.slot);
         if (action.kind == ActionKind::backward || action.kind == ActionKind::backward_input)
-            first_blocks[action.slot] = step.chunk_of(action).first_block;
+            first_layers[action.slot] = step.chunk_of(action).first_layer;
         for (const auto* uses : {&action.reads, &action.writes}) {
             for (const BufferUse& use : *uses) {
                 if (use.role == BufferRole::chunk_input) at_least(count.chunk_inputs, use.index);
-                if (use.role == BufferRole::residual_gradient) at_least(count.residual_gradients, use.index);
+                if (use.role == BufferRole::residual_gradient || use.role == BufferRole::rows)
+                    at_least(count.residual_gradients, use.index);
                 if (use.role == BufferRole::output_gradients) at_least(count.output_gradients, use.index);
                 if (use.role == BufferRole::tokens) last[action.micro_batch] = i;
             }
         }
     }
-    for (const auto& [slot, block] : first_blocks) count.first_blocks.push_back(block);
+    for (const auto& [slot, layer] : first_layers) count.first_layers.push_back(layer);
     int alive = 0;
     for (std::size_t i = 0; i < step.actions.size(); ++i) {
         const Action& action = step.actions[i];

@@ -13,6 +13,7 @@
 #include "llmc/model/recompute.h"
 #include "llmc/model/tensor_parallel.h"
 #include "llmc/parallel/sharding.h"
+#include "llmc/parallel/stage.h"
 
 namespace llmc {
 
@@ -23,9 +24,9 @@ enum class ActionKind {
     zero,                // what the backward pass adds a unit's gradients to = 0
     forward,             // a part of the model; the head's forward alone makes losses only
     forward_rows,        // a part of the model, of a few rows (model/cached_forward.h)
-    recompute,           // of a block: what it did not keep of its forward
+    recompute,           // of a part: what it did not keep of its forward
     backward,            // the same part's; the head's includes its forward, since its logits are not kept
-    backward_input,      // a block's: the gradient of its input, and of its outputs what the next needs
+    backward_input,      // a part's: the gradient of its input, and what the next needs
     backward_weight,     // its parameters' gradients, from that
     receive_activation,  // a chunk's input, from the stage before
     send_activation,     // its output, to the stage after
@@ -38,7 +39,7 @@ enum class ActionKind {
     all_reduce,          // a unit's shard, summed over the groups
     accumulate_shard,    // a unit's shard of the sum += that of this micro-batch
     sum_replicated,    // a unit's gradients of what tensor-parallel ranks each have whole, summed over these
-    sum_tied,          // wte's shard, summed over the stages of the embedding and of the head
+    sum_tied,          // a unit's shard, summed over the stages that have it
     gather_gradients,  // a unit's gradients: every rank receives the summed shards
     reduce_loss,       // the loss summed over ranks, and told to all stages
     square,            // the sums of squares of this rank's shards of all gradients
@@ -47,16 +48,6 @@ enum class ActionKind {
     update,            // AdamW on what a rank has of a unit's optimizer state
 };
 std::string_view name_of(ActionKind kind);
-
-// A part of the model that runs as one action. The embedding uses the units wte and wpe, the head ln_f and
-// wte.
-enum class PartKind { embedding, block, head };
-struct Part {
-    PartKind kind = PartKind::embedding;
-    int block = 0;
-    bool operator==(const Part&) const = default;
-};
-std::string to_string(const Part& part);
 
 // What an action reads or writes. Parameters, gradients and optimizer state are a unit's; tokens, residuals
 // and saved activations are a micro-batch's and lie in its slot, which a later micro-batch uses again.
@@ -68,15 +59,15 @@ enum class BufferRole {
     gradient_sums,    // index: place_of_gradient_sums(unit); of a micro-batch, in fp32, for gradients in bf16
     optimizer,        // index: unit; master weights and moments
     tokens,           // inputs and targets
-    chunk_input,      // index: of a few buffers; the residual stream where a chunk begins
-    residual,         // index: l, the output of the chunk's l-th block, counted from 1
-    saved,            // index: of the chunk's blocks; what one's backward needs beside the residual
-    recomputed,       // index: 0; what blocks that recompute share. unit: the block's unit, whose it is now
-    output_gradients,  // index: of a few buffers; what the gradients of a block's parameters are made from later
-    residual_gradient,  // index: of a few buffers; the gradient that flows back along the residual stream
-    rows,     // the residual stream of a few rows, all along the model; where the first of these lies
-    logits,   // of one row
-    loss,     // of the micro-batches so far, then of all ranks
+    chunk_input,  // index: of a few buffers; the stream before the first part of a chunk that has an input
+    residual,     // index: l, the stream behind the l-th of these parts, counted from 1
+    saved,  // index: of these parts, from 0, -1 for the one before; what its backward needs beside the streams
+    recomputed,  // index: the kind of layer; what those that recompute share. unit: the part's own, whose it is now
+    output_gradients,  // index: of a few buffers; what the gradients of a part's parameters are made from later
+    residual_gradient,  // index: of a few buffers; the gradient that flows back along the stream
+    rows,    // index: its width; the stream of a few rows, all along the model; where the first of these lies
+    logits,  // of one row
+    loss,    // of the micro-batches so far, then of all ranks
     squares,  // the gradients' sums of squares, block by block
     norm,
 };
@@ -91,7 +82,7 @@ struct BufferUse {
 struct Action {
     ActionKind kind;
     StreamKind stream = StreamKind::compute;
-    Part part{};           // forward, recompute, backward
+    int part = -1;         // of the model: forward, recompute, backward
     int unit = -1;         // of all that concerns one unit
     int micro_batch = -1;  // load, forward, backward, logits, and what goes between stages
     int chunk = 0;         // of these: which of the stage's chunks
@@ -142,14 +133,13 @@ struct BuffersInFlight {
     int residual_gradients = 1;
     int output_gradients = 0;
     int tokens = 1;  // micro-batches whose tokens are needed
-    // Of the slots that a backward pass reads: the first block of a chunk that uses it. Those of others that do begin with
-    // blocks of which they keep the same.
-    std::vector<int> first_blocks{};
+    // Of the slots that a backward pass reads: the first layer of a chunk that uses it. Those of others that do begin with
+    // layers of which they keep the same.
+    std::vector<int> first_layers{};
 
-    // Of the chunk of a slot: the number in the model of the block at this place.
-    int block_at(int slot, int place) const {
+    int first_layer(int slot) const {
         const auto index = static_cast<std::size_t>(slot);
-        return (index < first_blocks.size() ? first_blocks[index] : 0) + place;
+        return index < first_layers.size() ? first_layers[index] : 0;
     }
 };
 BuffersInFlight buffers_in_flight(const Step& step);
@@ -160,22 +150,17 @@ struct UnitBytes {
     std::uint64_t replicated_gradients = 0;  // of what tensor-parallel ranks each have whole
     std::uint64_t gradient_size = 4;         // of one
 };
-// Bytes of a micro-batch's activations.
-struct ActivationBytes {
-    std::uint64_t stream = 0;      // the residual stream of all tokens
-    std::uint64_t statistics = 0;  // what a tensor-parallel rank tells of its columns of the logits
-};
 // Bytes this rank sends for gradients and parameters in one run of a list.
 struct BytesSent {
     std::uint64_t inside = 0;  // its group
     std::uint64_t across = 0;  // the groups
-    std::uint64_t tied = 0;    // between the stages of the embedding and the head: wte's gradients
+    std::uint64_t tied = 0;    // between stages that have the same unit: its gradients
     std::uint64_t stages = 0;  // to the stages before and after
     std::uint64_t tensor = 0;  // to the ranks that share each layer
 
     std::uint64_t total() const { return inside + across + tied + stages + tensor; }
 };
-BytesSent bytes_sent(const Step& step, std::span<const UnitBytes> units, const ActivationBytes& activations);
+BytesSent bytes_sent(const Step& step, std::span<const UnitBytes> units, const ModelLists& lists);
 
 // Whether it takes other ranks to run a list.
 bool communicates(const Step& step);
@@ -183,7 +168,7 @@ bool communicates(const Step& step);
 // Whether an action goes between pipeline stages.
 bool is_between_stages(ActionKind kind);
 
-// The list as text, a line an action, for --print-step. `unit_names` as in gpt_units.
-std::string to_string(const Step& step, std::span<const std::string> unit_names);
+// The list as text, a line an action, for --print-step.
+std::string to_string(const Step& step);
 
 }  // namespace llmc

@@ -5,40 +5,20 @@ namespace llmc {
 
 namespace {
 
-// Of a sum over ranks, as a reduce-scatter and an all-gather; what does not divide goes whole to every rank.
-std::uint64_t all_reduce_bytes(std::uint64_t bytes, std::uint64_t element, std::uint64_t ranks) {
-    const std::uint64_t elements = bytes / element, rest = elements % ranks;
-    return (ranks - 1) * (2 * (elements - rest) / ranks + rest) * element;
-}
-
-// What tensor-parallel ranks say around an action's products, each as much as gathering the residual stream takes, or
-// reducing it in parts; the sum of it takes twice as much.
-int exchanges(const Step& step, const Action& action) {
-    const bool divides_tokens = step.tensor.sequence_parallel;
-    const bool recomputes_products = step.recompute.kind == RecomputeKind::block;
-    switch (action.part.kind) {
-        case PartKind::embedding:
-            // The sum of the ranks' rows; its gradient of all tokens.
-            if (action.kind == ActionKind::forward) return divides_tokens ? 1 : 2;
-            return divides_tokens ? 1 : 0;
-        case PartKind::block:
-            switch (action.kind) {
-                case ActionKind::recompute:
-                    if (!recomputes_products) return 0;
-                    return divides_tokens ? 3 : 2;  // but for the last sum
-                case ActionKind::backward:
-                    return divides_tokens ? 6 : 4;  // the layernorms' outputs once more
-                case ActionKind::backward_weight:
-                    return divides_tokens ? 4 : 0;
-                default:
-                    return 4;
-            }
-        case PartKind::head:
-            // Its input; the gradient of that.
-            if (action.kind == ActionKind::forward) return divides_tokens ? 1 : 0;
-            return 2;
+// What a part's action runs.
+const List& list_of(const PartLists& lists, ActionKind kind, RecomputeKind recompute) {
+    switch (kind) {
+        case ActionKind::forward:
+            return lists.forward;
+        case ActionKind::recompute:
+            return lists.recompute_of(recompute);
+        case ActionKind::backward:
+            return lists.backward;
+        case ActionKind::backward_input:
+            return lists.backward_input;
+        default:
+            return lists.backward_weight;
     }
-    return 0;
 }
 
 bool computes(ActionKind kind) {
@@ -48,21 +28,27 @@ bool computes(ActionKind kind) {
 
 }  // namespace
 
-BytesSent bytes_sent(const Step& step, std::span<const UnitBytes> units, const ActivationBytes& activations) {
+BytesSent bytes_sent(const Step& step, std::span<const UnitBytes> units, const ModelLists& lists) {
     const auto shards = static_cast<std::uint64_t>(step.sharding.shards);
     const auto replicas = static_cast<std::uint64_t>(step.sharding.replicas);
     const auto tensor = static_cast<std::uint64_t>(step.tensor.ranks);
-    const std::uint64_t own_stream =
-        step.tensor.sequence_parallel ? activations.stream / tensor : activations.stream;
+    const Outline& outline = *step.part.outline;
+    const PartSizes& sizes = lists.kinds.front().sizes;
+    const std::int64_t T = outline.kinds.front().part.tokens;
+    const auto stream = [&](int width) {
+        return static_cast<std::uint64_t>(sizes.batch * sizes.split.tokens(T) *
+                                          outline.widths[static_cast<std::size_t>(width)]) *
+               size_of(sizes.dtype);
+    };
     BytesSent sent;
     for (const Action& action : step.actions) {
-        if (action.kind == ActionKind::send_activation || action.kind == ActionKind::send_gradient)
-            sent.stages += own_stream;
-        if (computes(action.kind)) {
-            const auto times = static_cast<std::uint64_t>(exchanges(step, action));
-            sent.tensor += times * (activations.stream / tensor) * (tensor - 1);
-            if (action.part.kind == PartKind::head) sent.tensor += activations.statistics * (tensor - 1);
-        }
+        if (action.kind == ActionKind::send_activation)
+            sent.stages += stream(outline.part(step.chunk_of(action).end_part - 1).output_width);
+        if (action.kind == ActionKind::send_gradient)
+            sent.stages += stream(outline.part(step.chunk_of(action).first_part).input_width);
+        if (computes(action.kind))
+            sent.tensor +=
+                bytes_sent(list_of(lists.of(outline.part(action.part)), action.kind, step.recompute.kind));
         if (action.unit < 0) continue;
         const UnitBytes& unit = units[static_cast<std::size_t>(action.unit)];
         switch (action.kind) {
@@ -80,7 +66,8 @@ BytesSent bytes_sent(const Step& step, std::span<const UnitBytes> units, const A
                 sent.tensor += all_reduce_bytes(unit.replicated_gradients, unit.gradient_size, tensor);
                 break;
             case ActionKind::sum_tied:
-                sent.tied += unit.gradients / shards;
+                sent.tied += all_reduce_bytes(unit.gradients / shards, unit.gradient_size,
+                                              static_cast<std::uint64_t>(step.part.unit(action.unit).stages));
                 break;
             default:
                 break;

@@ -2,15 +2,13 @@
 
 #include <utility>
 
-#include "llmc/model/units.h"
-
 namespace llmc {
 
 using enum BufferRole;
 
 template <class F>
 void UnitActions::for_each_unit(F&& f) const {
-    for (int unit = 0; unit <= ln_f_unit(part_.layers); ++unit) {
+    for (int unit = 0; unit < part_.outline->units_count(); ++unit) {
         if (part_.has_unit(unit)) f(unit);
     }
 }
@@ -32,7 +30,7 @@ BufferUse UnitActions::own_parameters(int unit) const {
 }
 
 BufferUse UnitActions::reduced(int unit) const {
-    if (!sharding_.keeps_gradient_shards(micro_batches())) return whole_gradients(unit);
+    if (!sharding_.keeps_gradient_shards(rounds(unit))) return whole_gradients(unit);
     return {gradient_shard, unit, unit};
 }
 
@@ -48,14 +46,14 @@ void UnitActions::release(int unit) {
     add({.kind = ActionKind::release, .unit = unit, .reads = {}, .writes = {whole_parameters(unit)}});
 }
 
-void UnitActions::begin(int unit, int micro_batch) {
-    if (!starts_afresh(micro_batch) && !spec_.rounds_gradients) return;
+void UnitActions::begin(int unit, Round round) {
+    if (!starts_afresh(unit, round) && !spec_.rounds_gradients) return;
     if (!spec_.rounds_gradients) make_room(unit);
     add({.kind = ActionKind::zero, .unit = unit, .reads = {}, .writes = {sums(unit)}});
 }
 
-void UnitActions::end(int unit, int micro_batch) {
-    if (spec_.rounds_gradients && starts_afresh(micro_batch)) {
+void UnitActions::end(int unit, Round round) {
+    if (spec_.rounds_gradients && starts_afresh(unit, round)) {
         make_room(unit);
         add({.kind = ActionKind::round,
              .unit = unit,
@@ -68,9 +66,9 @@ void UnitActions::end(int unit, int micro_batch) {
              .writes = {whole_gradients(unit)}});
     }
     accumulate_received();
-    if (micro_batch + 1 == micro_batches() || sharding_.accumulates_shards(micro_batches())) {
+    if (round.is_last || accumulates_shards(unit)) {
         sum_replicated(unit);
-        reduce(unit, micro_batch);
+        reduce(unit, round);
     }
 }
 
@@ -81,9 +79,9 @@ void UnitActions::make_room(int unit) {
         accumulate_received();
 }
 
-// Layernorms see a rank's own tokens with sequence parallelism.
+// Of what each rank makes from its own tokens.
 void UnitActions::sum_replicated(int unit) {
-    if (!spec_.tensor.sequence_parallel || unit == wte_unit || unit == wpe_unit) return;
+    if (!spec_.tensor.sequence_parallel || !part_.outline->unit(unit).sums_replicated) return;
     add({.kind = ActionKind::sum_replicated,
          .unit = unit,
          .reads = {whole_gradients(unit)},
@@ -91,9 +89,9 @@ void UnitActions::sum_replicated(int unit) {
 }
 
 // All-reduce is reduce-scatter then all-gather (idea 3).
-void UnitActions::reduce(int unit, int micro_batch) {
+void UnitActions::reduce(int unit, Round round) {
     const BufferUse whole = whole_gradients(unit), sum = reduced(unit);
-    const bool adds = sharding_.accumulates_shards(micro_batches()) && micro_batch > 0;
+    const bool adds = accumulates_shards(unit) && !round.is_first;
     const BufferUse received = adds ? whole : sum;
     communicate_data(
         {.kind = ActionKind::reduce_scatter, .unit = unit, .reads = {whole}, .writes = {received}});
@@ -102,8 +100,7 @@ void UnitActions::reduce(int unit, int micro_batch) {
             {.kind = ActionKind::all_reduce, .unit = unit, .reads = {received}, .writes = {received}});
     }
     if (adds) received_ = unit;
-    if (micro_batch + 1 < micro_batches() || is_tied(unit)) return;
-    gather_gradients(unit);
+    if (round.is_last && !part_.is_tied(unit)) gather_gradients(unit);
 }
 
 // Where the whole gradients are updated from.
@@ -152,15 +149,17 @@ void UnitActions::norm_and_update() {
     });
 }
 
-// The stages of the embedding and of the head have each made a part of wte's gradients. At the end of the list, where
-// neither has anything to do for the other any more.
+// Several stages have each made a part of a unit's gradients. At the end of the list, where none has anything to do for
+// another any more.
 void UnitActions::finish_tied() {
-    if (!is_tied(wte_unit) || !part_.has_unit(wte_unit)) return;
-    communicate({.kind = ActionKind::sum_tied,
-                 .unit = wte_unit,
-                 .reads = {reduced(wte_unit)},
-                 .writes = {reduced(wte_unit)}});
-    gather_gradients(wte_unit);
+    for_each_unit([&](int unit) {
+        if (!part_.is_tied(unit)) return;
+        communicate({.kind = ActionKind::sum_tied,
+                     .unit = unit,
+                     .reads = {reduced(unit)},
+                     .writes = {reduced(unit)}});
+        gather_gradients(unit);
+    });
 }
 
 void UnitActions::publish_all() {

@@ -21,9 +21,12 @@ class UnitActions {
 
     // A part of the model needs a unit's parameters no more for now.
     void release(int unit);
-    // Before the first backward of a micro-batch that writes a unit's gradients, and after the last one.
-    void begin(int unit, int micro_batch);
-    void end(int unit, int micro_batch);
+    // Before the first action of a pass that writes a unit's gradients, and after the last one.
+    struct Round {
+        bool is_first, is_last;  // of the unit's in this step
+    };
+    void begin(int unit, Round round);
+    void end(int unit, Round round);
     // Adds the shard that was received last to the sum. A part later than its reduction, which the backward pass need not
     // wait for.
     void accumulate_received();
@@ -40,17 +43,16 @@ class UnitActions {
     bool has_others() const {
         return sharding_.ranks() > 1 || spec_.pipeline.stages > 1 || spec_.tensor.ranks > 1;
     }
-    // wte's gradients are made in two stages.
-    bool is_tied(int unit) const { return unit == wte_unit && spec_.pipeline.stages > 1; }
-    // Whether the whole gradients are those of one micro-batch.
-    bool starts_afresh(int micro_batch) const {
-        return micro_batch == 0 || sharding_.accumulates_shards(micro_batches());
-    }
+    // In so many rounds a unit's gradients are made.
+    int rounds(int unit) const { return micro_batches() * part_.unit(unit).rounds; }
+    bool accumulates_shards(int unit) const { return sharding_.accumulates_shards(rounds(unit)); }
+    // Whether the whole gradients are those of one round.
+    bool starts_afresh(int unit, Round round) const { return round.is_first || accumulates_shards(unit); }
 
     // What the rank's update makes.
     BufferUse own_parameters(int unit) const;
     BufferUse whole_gradients(int unit) const {
-        return {BufferRole::gradients, place_of_gradients(sharding_, micro_batches(), unit, part_), unit};
+        return {BufferRole::gradients, place_of_gradients(sharding_, rounds(unit), unit, part_), unit};
     }
     // The rank's shard of the sum over ranks and micro-batches.
     BufferUse reduced(int unit) const;
@@ -61,7 +63,7 @@ class UnitActions {
     void communicate_data(Action action);
     void make_room(int unit);
     void sum_replicated(int unit);
-    void reduce(int unit, int micro_batch);
+    void reduce(int unit, Round round);
     void gather_gradients(int unit);
     void finish_tied();
     void publish(int unit);

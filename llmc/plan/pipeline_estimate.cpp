@@ -14,7 +14,7 @@ PassTimes cost_of(const Chunk& chunk, const GPTConfig& config, const Recompute& 
     const auto C = static_cast<double>(config.channels);
     const double weights = 24 * C * C;
     PassTimes cost;
-    for (int block = chunk.first_block; block < chunk.end_block; ++block) {
+    for (int block = chunk.first_layer; block < chunk.end_layer; ++block) {
         cost.forward += block_cost(config);
         cost.backward_input += 2 * block_cost(config);
         if (!recompute.recomputes(block)) {
@@ -24,13 +24,13 @@ PassTimes cost_of(const Chunk& chunk, const GPTConfig& config, const Recompute& 
         if (recompute.of(block) != RecomputeKind::block) continue;
         cost.backward_input += block_cost(config);
         // The backward pass begins with the chunk's last block, or with the head.
-        if (block + 1 == chunk.end_block && !chunk.has_head) cost.backward_prepared = block_cost(config);
+        if (block + 1 == chunk.end_layer && !chunk.makes_losses) cost.backward_prepared = block_cost(config);
     }
-    if (chunk.has_embedding) {
+    if (chunk.takes_tokens) {
         cost.forward += embedding_cost(config);
         cost.backward_input += 2 * embedding_cost(config);
     }
-    if (chunk.has_head) cost.backward_input += 3 * head_cost(config);
+    if (chunk.makes_losses) cost.backward_input += 3 * head_cost(config);
     return cost;
 }
 
@@ -53,7 +53,8 @@ std::vector<PassTimes> estimated_times(const RunPlan& plan, std::optional<double
 }
 
 bool splits_backward(const RunPlan& plan, int chunk) {
-    return plan.pipeline.splits_backward() && has_weight_part(plan.chunk(chunk), plan.spec.recompute);
+    return plan.pipeline.splits_backward() &&
+           has_weight_part(*plan.outline, plan.chunk(chunk), plan.spec.recompute);
 }
 
 std::string schedule_name(const RunPlan& plan) {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "llmc/core/error.h"
-#include "llmc/model/head.h"
+#include "llmc/model/gpt2.h"
 #include "llmc/parallel/build_step.h"
 #include "llmc/parallel/mesh_sizes.h"
 #include "llmc/plan/memory_limit.h"
@@ -25,15 +25,23 @@ void check_vocabulary(std::int64_t vocabulary) {
     if (vocabulary > most) user_error("--vocab-size {} is out of range; give 1 to {}", vocabulary, most);
 }
 
-BlockSizes block_sizes(const RunPlan& plan) {
-    return {.config = plan.spec.config,
-            .split = plan.spec.mesh.split(),
-            .batch = plan.micro_batch,
-            .dtype = plan.spec.dtype};
+// Rows of logits computed at a time: as many as take at most so many bytes.
+std::int64_t rows_of_logits(const RunPlan& plan) {
+    const GPTConfig& config = plan.spec.config;
+    const std::int64_t row_bytes = plan.spec.mesh.split().padded_vocabulary(config) *
+                                   static_cast<std::int64_t>(size_of(plan.spec.dtype));
+    const std::int64_t fit = plan.spec.logits_bytes / row_bytes;
+    // Whole tiles of the products, where there are some.
+    constexpr std::int64_t tile = 128;
+    return std::clamp<std::int64_t>(fit > tile ? fit / tile * tile : fit, 1,
+                                    plan.micro_batch * config.sequence_length);
 }
 
-std::int64_t rows_of_logits(const RunPlan& plan) {
-    return head_rows(block_sizes(plan), plan.spec.logits_bytes);
+PartSizes part_sizes(const RunPlan& plan) {
+    return {.split = plan.spec.mesh.split(),
+            .batch = plan.micro_batch,
+            .dtype = plan.spec.dtype,
+            .logits_rows = rows_of_logits(plan)};
 }
 
 WorkspaceRequest workspace_request(const RunPlan& plan) {
@@ -68,37 +76,29 @@ std::vector<UnitBytes> unit_bytes(const RunSpec& spec, const StoreLayout& store)
     return bytes;
 }
 
-ActivationBytes activation_bytes(const RunPlan& plan) {
-    const auto tokens = static_cast<std::uint64_t>(plan.micro_batch * plan.spec.config.sequence_length);
-    const auto channels = static_cast<std::uint64_t>(plan.spec.config.channels);
-    return {.stream = tokens * channels * size_of(plan.spec.dtype), .statistics = tokens * 3 * sizeof(float)};
-}
-
 std::size_t bytes_of_whole_gradients(const RunPlan& plan) {
     Sharding sharding = plan.spec.mesh.sharding;
     if (!sharding.holds_back_gradients() || !plan.spec.trains) return 0;
     sharding.reduces_each_micro_batch = true;
     MemoryLayout otherwise;
-    lay_out_store(otherwise, plan.spec.config, {plan.spec.dtype, plan.spec.gradient_dtype}, plan.part(),
-                  sharding, static_cast<int>(plan.micro_batches), plan.spec.mesh.tensor_place());
+    lay_out_store(otherwise, {plan.spec.dtype, plan.spec.gradient_dtype}, plan.part(), sharding,
+                  static_cast<int>(plan.micro_batches), plan.spec.mesh.tensor_place());
     const std::size_t whole = plan.memory.bytes(ArenaKind::gradients);
     return whole - std::min(whole, otherwise.bytes(ArenaKind::gradients));
 }
 
 // ---- the pipeline
 
-std::vector<StagePart> parts_of_stages(const RunSpec& spec) {
-    const auto layers = static_cast<int>(spec.config.layers);
-    if (spec.mesh.pipeline == 1) return {whole_model(layers)};
+std::vector<StagePart> parts_of_stages(const RunSpec& spec, const std::shared_ptr<const Outline>& outline) {
+    if (spec.mesh.pipeline == 1) return {whole_model(outline)};
     const PartCosts costs = part_costs(spec.config, spec.recompute);
-    const int stages = spec.mesh.pipeline, chunks = stages * spec.virtual_stages;
+    const int layers = outline->layers, stages = spec.mesh.pipeline, chunks = stages * spec.virtual_stages;
     const std::vector<BlockRange> blocks =
         spec.pipeline_layers.empty()
             ? stages_of_layers(layers, chunks, stages, costs)
             : parse_pipeline_layers(spec.pipeline_layers, layers, chunks, stages, costs);
-    std::vector<StagePart> parts;
-    for (int stage = 0; stage < stages; ++stage) parts.push_back(part_of_stage(blocks, stages, stage));
-    return parts;
+    const PipelineSpec pipeline{.schedule = spec.pipeline_schedule};
+    return parts_of_stages(outline, blocks, stages, pipeline.splits_backward(), spec.recompute);
 }
 
 // Of a stage.
@@ -166,25 +166,24 @@ BuffersInFlight in_flight(const RunPlan& plan) {
         most.residual_gradients = std::max(most.residual_gradients, of.residual_gradients);
         most.output_gradients = std::max(most.output_gradients, of.output_gradients);
         most.tokens = std::max(most.tokens, of.tokens);
-        if (list == &plan.training) most.first_blocks = of.first_blocks;
+        if (list == &plan.training) most.first_layers = of.first_layers;
     }
     return most;
 }
 
 void lay_out_memory(RunPlan& plan, const Ops& ops, std::size_t staging_bytes) {
     const RunSpec& spec = plan.spec;
-    plan.store = lay_out_store(plan.memory, spec.config, {spec.dtype, spec.gradient_dtype}, plan.part(),
-                               spec.mesh.sharding, static_cast<int>(plan.micro_batches),
-                               spec.mesh.tensor_place(), spec.trains);
-    plan.sent = bytes_sent(plan.training, unit_bytes(spec, plan.store), activation_bytes(plan));
+    plan.store =
+        lay_out_store(plan.memory, {spec.dtype, spec.gradient_dtype}, plan.part(), spec.mesh.sharding,
+                      static_cast<int>(plan.micro_batches), spec.mesh.tensor_place(), spec.trains);
+    plan.sent = bytes_sent(plan.training, unit_bytes(spec, plan.store), *plan.lists);
     plan.bytes_of_whole_gradients = bytes_of_whole_gradients(plan);
     std::int64_t norm_blocks = 0;
     for (const UnitLayout& unit : plan.store.units)
         norm_blocks += unit.padded_elements(spec.mesh.data_ranks()) / norm_block_elements;
-    plan.activations = lay_out_activations(plan.memory, {.sizes = block_sizes(plan),
+    plan.activations = lay_out_activations(plan.memory, {.lists = plan.lists.get(),
                                                          .part = plan.part(),
                                                          .in_flight = in_flight(plan),
-                                                         .head_rows = rows_of_logits(plan),
                                                          .norm_blocks = norm_blocks,
                                                          .recompute = spec.recompute});
     plan.communication = add_bytes(plan.memory, ArenaKind::communication, staging_bytes);
@@ -192,22 +191,21 @@ void lay_out_memory(RunPlan& plan, const Ops& ops, std::size_t staging_bytes) {
         add_bytes(plan.memory, ArenaKind::workspace, ops.workspace_bytes(workspace_request(plan)));
 }
 
-// With micro-batches of so many sequences, whatever memory that takes, for this rank's stage.
-RunPlan plan_of_stage(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes,
-                      std::int64_t micro_batch) {
+// What is the same of all stages.
+RunPlan plan_of_all(const RunSpec& spec, const Ops& ops, std::int64_t micro_batch) {
     RunPlan plan;
     plan.spec = spec;
     plan.micro_batch = micro_batch;
     plan.micro_batches = plan.rank_sequences() / micro_batch;
     check_micro_batches(plan);
     ops.require_sizes(workspace_request(plan));
+    plan.outline = std::make_shared<Outline>(outline_of(gpt2(spec.config)));
+    plan.lists = std::make_shared<ModelLists>(derive_lists(*plan.outline, part_sizes(plan)));
     plan.pipeline = {.schedule = spec.pipeline_schedule,
                      .stages = spec.mesh.pipeline,
                      .virtual_stages = spec.virtual_stages,
                      .micro_batches = static_cast<int>(plan.micro_batches)};
-    plan.parts = parts_of_stages(spec);
-    build_lists(plan);
-    lay_out_memory(plan, ops, staging_bytes);
+    plan.parts = parts_of_stages(spec, plan.outline);
     return plan;
 }
 
@@ -216,10 +214,12 @@ RunPlan plan_with(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes
     RunPlan own;
     ListsOfStages lists;
     std::vector<StageNeeds> needs;
+    const RunPlan all = plan_of_all(spec, ops, micro_batch);
     for (int stage = 0; stage < spec.mesh.pipeline; ++stage) {
-        RunSpec there = spec;
-        there.mesh.rank = spec.mesh.rank_of(stage, spec.mesh.data_rank(), spec.mesh.tensor_rank());
-        RunPlan plan = plan_of_stage(there, ops, staging_bytes, micro_batch);
+        RunPlan plan = all;
+        plan.spec.mesh.rank = spec.mesh.rank_of(stage, spec.mesh.data_rank(), spec.mesh.tensor_rank());
+        build_lists(plan);
+        lay_out_memory(plan, ops, staging_bytes);
         lists.add(plan);
         needs.push_back({plan.memory, plan.sent});
         if (stage == spec.mesh.stage()) own = std::move(plan);
@@ -232,6 +232,11 @@ RunPlan plan_with(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes
 }
 
 }  // namespace
+
+std::vector<StagePart> parts_of_pipeline(const RunSpec& spec) {
+    if (spec.mesh.pipeline == 1 || most_micro_batches(spec) == 0) return {};
+    return parts_of_stages(spec, std::make_shared<Outline>(outline_of(gpt2(spec.config))));
+}
 
 RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes) {
     check_config(spec.config);

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -63,8 +64,10 @@ struct RunPlan {
     RunSpec spec;
     std::int64_t micro_batch = 1;    // sequences a rank computes at once
     std::int64_t micro_batches = 1;  // of a rank and step
-    std::vector<StagePart> parts;    // what each pipeline stage has of the model
-    PipelineSpec pipeline;           // of a training step
+    std::shared_ptr<const Outline> outline;
+    std::shared_ptr<const ModelLists> lists;  // of micro-batches
+    std::vector<StagePart> parts;             // what each pipeline stage has of the model
+    PipelineSpec pipeline;                    // of a training step
     // Of this rank.
     Step training, evaluation, generation;
     Step diagnosis;    // an evaluation of one micro-batch, which leaves all that it computed
@@ -100,6 +103,9 @@ struct RunPlan {
     // Sequences of each data rank that a run of the evaluation takes.
     std::int64_t evaluation_sequences() const { return micro_batch * evaluation.micro_batches; }
 };
+
+// What each stage of a run's pipeline has of the model; nothing where there are no stages, or more layers than any plan may have.
+std::vector<StagePart> parts_of_pipeline(const RunSpec& spec);
 
 // Refuses with a UserError sizes that make no model, need more memory than the machine has (it names both), or a
 // global batch that the mesh cannot share evenly (it names what would do).

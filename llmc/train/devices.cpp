@@ -144,12 +144,13 @@ std::size_t staging_bytes(const Communicator& world, Device& device) {
     return device.queues() ? 0 : HostCommunicator::staging_bytes(world.size());
 }
 
-MeshRanks open_mesh(const Options& options, HostCommunicator& world, Device& device, const Mesh& mesh) {
+MeshRanks open_mesh(const Options& options, HostCommunicator& world, Device& device, const RunSpec& spec) {
+    const std::vector<StagePart> parts = parts_of_pipeline(spec);
     const bool wraps = options.chunks_of_stage() > 1;
-    if (!device.queues() || world.size() == 1) return {nullptr, MeshGroups(world, mesh, wraps)};
+    if (!device.queues() || world.size() == 1) return {nullptr, MeshGroups(world, spec.mesh, parts, wraps)};
     const std::size_t before = device.memory_taken();
     auto nccl = make_nccl_communicator(world, *device.queues(), options.share_gpu);
-    MeshGroups groups(*nccl, mesh, wraps);
+    MeshGroups groups(*nccl, spec.mesh, parts, wraps);
     connect(groups.data(), device);
     groups.for_each([&](Communicator& group) {
         if (&group != &groups.data()) connect(group, device);

@@ -30,7 +30,7 @@ struct MeshRanks {
     MeshGroups groups;
     std::size_t memory = 0;  // bytes of the device's that it took, if no other process took some meanwhile
 };
-MeshRanks open_mesh(const Options& options, HostCommunicator& world, Device& device, const Mesh& mesh);
+MeshRanks open_mesh(const Options& options, HostCommunicator& world, Device& device, const RunSpec& spec);
 // The memory that it asks of the plan.
 std::size_t staging_bytes(const Communicator& world, Device& device);
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <ranges>
@@ -81,55 +80,53 @@ std::vector<StateTensor> gradient_tensors(const ParameterStore& store) {
 struct Output {
     std::string name;
     Tensor tensor;
+    int part;  // of the model
 };
 
-constexpr std::array layers_of_block = {".ln_1", ".attn.c_attn", ".attn",    ".attn.c_proj",
-                                        ".ln_2", ".mlp.c_fc",    ".mlp.act", ".mlp.c_proj"};
-
-// What the forward pass of a micro-batch leaves, in its order, by the names of the layers that make it.
+// What the forward pass of a micro-batch leaves, in its order, by the names of the operations that make it.
 std::vector<Output> forward_outputs(const RunPlan& plan, const ActivationBuffers<Tensor>& buffers) {
-    std::vector<Output> outputs(1, {"wte + wpe", {}});
-    for (std::int64_t i = 0; i < plan.spec.config.layers; ++i) {
-        for (const char* layer : layers_of_block) outputs.push_back({fmt::format("h.{}{}", i, layer), {}});
+    const Outline& outline = *plan.outline;
+    std::vector<Output> outputs;
+    std::vector<std::size_t> first;  // of each part
+    const auto prefix = [&](const Outline::OutlinedPart& part) {
+        return part.is_layer() ? outline.unit(part.own_unit).spec.name + "." : "";
+    };
+    for (int number = 0; number < std::ssize(outline.parts); ++number) {
+        const Outline::OutlinedPart& part = outline.part(number);
+        first.push_back(outputs.size());
+        const auto add = [&](const std::string& label) {
+            outputs.push_back({prefix(part) + label, {}, number});
+        };
+        for (const PartBuffer& kept : plan.lists->of(part).kept) {
+            if (!kept.label.empty()) add(kept.label);
+        }
+        if (!part.makes_losses())
+            add(outline.kind_of(part).part.value(outline.kind_of(part).part.output).label);
     }
-    outputs.push_back({"ln_f", {}});
-    outputs.push_back({"lm_head", {}});
-
     for (const Action& action : plan.diagnosis.actions) {
         if (action.kind != ActionKind::forward) continue;
-        if (action.part.kind == PartKind::embedding) {
-            const auto input = static_cast<std::size_t>(action.writes.front().index);
-            outputs[0].tensor = buffers.chunk_inputs[input];
-        } else if (action.part.kind == PartKind::head) {
-            outputs[outputs.size() - 2].tensor = buffers.head->ln_f;
-            outputs[outputs.size() - 1].tensor = buffers.head->losses;
-        } else {
-            const SlotBuffers<Tensor>& slot = buffers.slots[static_cast<std::size_t>(action.slot)];
-            const auto place =
-                static_cast<std::size_t>(action.part.block - plan.diagnosis.chunk_of(action).first_block);
-            const BlockActivations<Tensor>& block = slot.blocks[place];
-            const std::array tensors = {block.ln_1, block.qkv,      block.attention, block.residual,
-                                        block.ln_2, block.pre_gelu, block.gelu,      slot.residual[place]};
-            const std::size_t first =
-                1 + layers_of_block.size() * static_cast<std::size_t>(action.part.block);
-            for (std::size_t i = 0; i < tensors.size(); ++i) outputs[first + i].tensor = tensors[i];
+        const Outline::OutlinedPart& part = outline.part(action.part);
+        const SlotBuffers<Tensor>& slot = buffers.slots[static_cast<std::size_t>(action.slot)];
+        const int place = action.part - plan.diagnosis.chunk_of(action).first_with_input() + 1;
+        const std::vector<Tensor>& kept =
+            part.makes_losses() ? buffers.losses : slot.kept[static_cast<std::size_t>(place)];
+        std::size_t output = first[static_cast<std::size_t>(action.part)];
+        for (std::size_t i = 0; i < kept.size(); ++i) {
+            if (!plan.lists->of(part).kept[i].label.empty()) outputs[output++].tensor = kept[i];
+        }
+        for (const BufferUse& use : action.writes) {
+            const auto index = static_cast<std::size_t>(use.index);
+            if (use.role == BufferRole::chunk_input) outputs[output].tensor = buffers.chunk_inputs[index];
+            if (use.role == BufferRole::residual) outputs[output].tensor = slot.residual[index - 1];
         }
     }
     return outputs;
 }
 
-// The block that makes the output of this number; -1: the embedding or the head.
-int block_of_output(std::size_t number, const std::vector<Output>& outputs) {
-    const bool is_in_block = number > 0 && number + 2 < outputs.size();
-    return is_in_block ? static_cast<int>((number - 1) / layers_of_block.size()) : -1;
-}
-
-// The list without what is computed behind a block; what ranks say to each other stays.
-Step up_to_block(Step list, int block) {
+// The list without what is computed behind a part; what ranks say to each other stays.
+Step up_to_part(Step list, int part) {
     for (Action& action : list.actions) {
-        const bool is_behind = action.part.kind == PartKind::head ||
-                               (action.part.kind == PartKind::block && action.part.block > block);
-        if (action.kind == ActionKind::forward && is_behind) action.kind = ActionKind::release;
+        if (action.kind == ActionKind::forward && action.part > part) action.kind = ActionKind::release;
     }
     return list;
 }
@@ -137,14 +134,15 @@ Step up_to_block(Step list, int block) {
 std::optional<std::string> non_finite_output(const RunPlan& plan, const Arenas& arenas, Device& device,
                                              Communicator& ranks, const ForwardPasses& passes) {
     const std::vector<Output> outputs = forward_outputs(plan, bind(plan.activations, arenas));
-    // Of blocks that recompute only the last output stays; their others, once no later block has run.
-    const auto first_of = [&](const std::optional<int> only_block) {
+    const auto is_layer = [&](const Output& output) { return plan.outline->part(output.part).is_layer(); };
+    // Of layers that recompute only the last output stays; their others, once no later layer has run.
+    const auto first_of = [&](const std::optional<int> only_part) {
         std::size_t first = outputs.size();
         for (std::size_t i = outputs.size(); i-- > 0;) {
-            const int block = block_of_output(i, outputs);
-            const bool stays = block < 0 || i % layers_of_block.size() == 0 ||
-                               plan.spec.recompute.kind == RecomputeKind::none;
-            if (only_block ? block != *only_block : !stays) continue;
+            const bool is_last = i + 1 == outputs.size() || outputs[i + 1].part != outputs[i].part;
+            const bool stays =
+                !is_layer(outputs[i]) || is_last || plan.spec.recompute.kind == RecomputeKind::none;
+            if (only_part ? outputs[i].part != *only_part : !stays) continue;
             if (outputs[i].tensor && !is_finite(device, outputs[i].tensor)) first = i;
         }
         return static_cast<std::size_t>(smallest(static_cast<std::int32_t>(first), ranks));
@@ -153,10 +151,11 @@ std::optional<std::string> non_finite_output(const RunPlan& plan, const Arenas& 
         passes.run(micro_batch, plan.diagnosis);
         const std::size_t found = first_of(std::nullopt);
         if (found == outputs.size()) continue;
-        const int block = block_of_output(found, outputs);
-        if (block < 0 || plan.spec.recompute.kind == RecomputeKind::none) return outputs[found].name;
-        passes.run(micro_batch, up_to_block(plan.diagnosis, block));
-        const std::size_t inside = first_of(block);
+        const int part = outputs[found].part;
+        if (!is_layer(outputs[found]) || plan.spec.recompute.kind == RecomputeKind::none)
+            return outputs[found].name;
+        passes.run(micro_batch, up_to_part(plan.diagnosis, part));
+        const std::size_t inside = first_of(part);
         return outputs[std::min(found, inside)].name;
     }
     return std::nullopt;

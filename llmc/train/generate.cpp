@@ -18,6 +18,7 @@
 #include "llmc/core/text.h"
 #include "llmc/core/version.h"
 #include "llmc/data/tokenizer.h"
+#include "llmc/model/gpt2.h"
 #include "llmc/train/outputs.h"
 #include "llmc/train/report.h"
 #include "llmc/train/resume.h"

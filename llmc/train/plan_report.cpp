@@ -4,7 +4,6 @@
 
 #include <filesystem>
 #include <string>
-#include <vector>
 
 #include "llmc/io/files.h"
 #include "llmc/train/outputs.h"
@@ -19,9 +18,7 @@ std::string lists_of_stages(RunSpec spec, const Ops& ops, std::size_t staging) {
     for (int stage = 0; stage < spec.mesh.pipeline; ++stage) {
         spec.mesh.rank = spec.mesh.rank_of(stage, 0, 0);
         const RunPlan plan = plan_run(spec, ops, staging);
-        std::vector<std::string> names;
-        for (const UnitLayout& unit : plan.store.units) names.push_back(unit.name());
-        text += fmt::format("{}{}", stage > 0 ? "\n" : "", to_string(plan.training, names));
+        text += fmt::format("{}{}", stage > 0 ? "\n" : "", to_string(plan.training));
     }
     return text;
 }

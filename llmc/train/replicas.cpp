@@ -15,16 +15,16 @@ namespace llmc {
 namespace {
 
 // A tensor, or what a rank has of it. Ranks have the same where they have the same share of it.
-struct Part {
+struct TensorPart {
     std::uint64_t hash = 0;
     std::int64_t share = 0;  // of the ranks that have some: which part of it; `none` of the others
-    bool operator==(const Part&) const = default;
+    bool operator==(const TensorPart&) const = default;
 };
 constexpr std::int64_t none = -1;
 
 struct NamedPart {
     std::string name;
-    Part part;
+    TensorPart part;
 };
 
 class Hasher {
@@ -82,11 +82,11 @@ std::vector<NamedPart> parts_of(Device& device, const ParameterStore& store, int
 }
 
 // All ranks' parts, rank by rank.
-std::vector<Part> gather(const std::vector<NamedPart>& parts, Communicator& world) {
+std::vector<TensorPart> gather(const std::vector<NamedPart>& parts, Communicator& world) {
     const auto count = std::ssize(parts);
-    std::vector<Part> all(static_cast<std::size_t>(count * world.size()));
+    std::vector<TensorPart> all(static_cast<std::size_t>(count * world.size()));
     // Bytes, for the communicator: as int32.
-    constexpr auto words = static_cast<std::int64_t>(sizeof(Part) / sizeof(std::int32_t));
+    constexpr auto words = static_cast<std::int64_t>(sizeof(TensorPart) / sizeof(std::int32_t));
     const Tensor gathered{
         reinterpret_cast<std::byte*>(all.data()), DType::int32, {world.size(), words * count}};
     std::ranges::transform(parts, all.begin() + world.rank() * count, &NamedPart::part);
@@ -115,7 +115,7 @@ std::vector<int> odd_ones(const std::vector<int>& ranks, const std::vector<std::
 std::optional<std::string> differing_replica(Device& device, const ParameterStore& store,
                                              Communicator& world) {
     const std::vector<NamedPart> parts = parts_of(device, store, store.shard());
-    const std::vector<Part> all = gather(parts, world);
+    const std::vector<TensorPart> all = gather(parts, world);
     for (std::size_t i = 0; i < parts.size(); ++i) {
         struct Share {
             std::vector<int> ranks;
@@ -123,7 +123,7 @@ std::optional<std::string> differing_replica(Device& device, const ParameterStor
         };
         std::map<std::int64_t, Share> shares;
         for (int rank = 0; rank < world.size(); ++rank) {
-            const Part& part = all[static_cast<std::size_t>(rank) * parts.size() + i];
+            const TensorPart& part = all[static_cast<std::size_t>(rank) * parts.size() + i];
             if (part.share == none) continue;
             shares[part.share].ranks.push_back(rank);
             shares[part.share].hashes.push_back(part.hash);

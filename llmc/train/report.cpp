@@ -10,6 +10,7 @@
 
 #include "llmc/core/text.h"
 #include "llmc/core/version.h"
+#include "llmc/model/gpt2.h"
 #include "llmc/plan/pipeline_estimate.h"
 #include "llmc/train/command_line.h"
 
@@ -68,7 +69,7 @@ std::string pipeline_text(const RunPlan& plan) {
     std::string layers;
     for (int chunk = 0; chunk < spec.chunks(); ++chunk) {
         const bool last = chunk + 1 == spec.chunks();
-        layers += fmt::format("{}{}", chunk == 0 ? "" : last ? " and " : ", ", plan.chunk(chunk).blocks());
+        layers += fmt::format("{}{}", chunk == 0 ? "" : last ? " and " : ", ", plan.chunk(chunk).layers());
     }
     return spec.virtual_stages == 1 ? fmt::format("{}; stages of {} layers", schedule_name(plan), layers)
                                     : fmt::format("{}; chunks of {} layers, {} a stage", schedule_name(plan),
@@ -77,13 +78,13 @@ std::string pipeline_text(const RunPlan& plan) {
 
 // "embedding, layers 0 to 2, 6, head".
 std::string part_text(const StagePart& part) {
-    std::string text = part.has_embedding() ? "embedding, layers " : "layers ";
+    std::string text = part.takes_tokens() ? "embedding, layers " : "layers ";
     for (const Chunk& chunk : part.chunks) {
         text += &chunk == part.chunks.data() ? "" : ", ";
-        text += chunk.blocks() == 1 ? std::to_string(chunk.first_block)
-                                    : fmt::format("{} to {}", chunk.first_block, chunk.end_block - 1);
+        text += chunk.layers() == 1 ? std::to_string(chunk.first_layer)
+                                    : fmt::format("{} to {}", chunk.first_layer, chunk.end_layer - 1);
     }
-    return text + (part.has_head() ? ", head" : "");
+    return text + (part.makes_losses() ? ", head" : "");
 }
 
 std::string validation_text(const Run& run) {
@@ -143,7 +144,7 @@ nlohmann::ordered_json pipeline_record(const RunPlan& plan) {
                                      {"stages", plan.pipeline.stages},
                                      {"virtual_stages", plan.pipeline.virtual_stages}};
     for (int chunk = 0; chunk < plan.pipeline.chunks(); ++chunk)
-        record["layers"].push_back(plan.chunk(chunk).blocks());
+        record["layers"].push_back(plan.chunk(chunk).layers());
     for (const StageNeeds& stage : plan.stages) {
         record["memory"].push_back(memory_record(stage.memory));
         record["bytes_sent"].push_back(sent_record(stage.sent));

@@ -44,7 +44,7 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
       arenas_(device, plan.memory),
       store_(device, arenas_, plan.store, options.weight_decay, plan.spec.mesh.shard()),
       transfer_(device, store_, world, plan.spec.mesh, plan.parts),
-      executor_(plan.spec.config, device, groups, store_, bind(plan.activations, arenas_),
+      executor_(*plan.lists, device, groups, store_, bind(plan.activations, arenas_),
                 static_cast<int>(plan.micro_batches), options.overlap_grad_reduce),
       schedule_{.kind = options.schedule_kind(),
                 .peak = options.learning_rate.value(),
@@ -302,7 +302,7 @@ std::int32_t Trainer::sample(double uniform) {
     const SamplerOptions sampler{
         .temperature = options_.temperature, .top_k = options_.top_k, .top_p = options_.top_p};
     std::int32_t token = 0;
-    if (plan_.part().has_head()) {
+    if (plan_.part().makes_losses()) {
         const Tensor& on_device = executor_.logits();
         std::vector<std::byte> row(on_device.bytes());
         device_.download(row.data(), on_device);

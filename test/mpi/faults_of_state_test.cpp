@@ -19,6 +19,7 @@
 #include "llmc/train/diagnosis.h"
 #include "llmc/train/replicas.h"
 #include "mpi_test.h"
+#include "test/gpt2_units.h"
 #include "trainer_run.h"
 
 namespace llmc {
@@ -41,8 +42,8 @@ class Model {
                          device_->ops(), 0)),
           arenas_(*device_, plan_.memory),
           store_(*device_, arenas_, plan_.store, 0.1, mesh_.shard()),
-          groups_(world(), mesh_),
-          executor_(config, *device_, groups_, store_, bind(plan_.activations, arenas_), 2, true) {
+          groups_(world(), mesh_, plan_.parts),
+          executor_(*plan_.lists, *device_, groups_, store_, bind(plan_.activations, arenas_), 2, true) {
         device_->ops().set_workspace(arenas_[plan_.workspace]);
         store_.initialize(1);
         executor_.run(plan_.publication, {});

@@ -19,6 +19,7 @@
 
 #include "llmc/model/units.h"
 #include "mpi_test.h"
+#include "test/gpt2_units.h"
 #include "training_run.h"
 
 namespace llmc {

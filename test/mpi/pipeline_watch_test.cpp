@@ -9,6 +9,7 @@
 
 #include "llmc/parallel/build_step.h"
 #include "mpi_test.h"
+#include "test/gpt2_units.h"
 
 namespace llmc {
 namespace {

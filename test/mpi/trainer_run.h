@@ -25,7 +25,7 @@ class TrainerRun {
                           .global_batch_tokens = *options_.global_batch_tokens,
                           .micro_batch_sequences = *options_.micro_batch_size},
                          device_->ops(), 0)),
-          groups_(world(), mesh_),
+          groups_(world(), mesh_, plan_.parts),
           trainer_(options_, plan_, *device_, world(), groups_) {}
 
     Trainer& trainer() { return trainer_; }

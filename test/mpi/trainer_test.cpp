@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "mpi_test.h"
+#include "test/gpt2_units.h"
 #include "trainer_run.h"
 
 namespace llmc {

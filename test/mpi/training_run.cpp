@@ -1,4 +1,5 @@
 #include "training_run.h"
+#include "test/gpt2_units.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -37,8 +38,7 @@ BytesSent counted_by(const MeshGroups& groups, const Mesh& mesh) {
             sent.tensor += bytes_of(ranks.group(), kind);
     }
     if (!groups.has_stages()) return sent;
-    if (mesh.stage() == 0 || mesh.stage() + 1 == mesh.pipeline)
-        sent.tied = bytes_of(groups.tied(), CallKind::all_reduce);
+    if (!groups.tied().empty()) sent.tied = bytes_of(groups.tied(wte_unit), CallKind::all_reduce);
     for (const ActionKind kind : {ActionKind::send_activation, ActionKind::send_gradient}) {
         if (groups.link(kind).pair) sent.stages += bytes_of(*groups.link(kind).pair, CallKind::send);
     }
@@ -75,7 +75,7 @@ void expect_replicas_alike(const ParameterStore& store, const MeshGroups& groups
     // wte of the embedding's stage and of the head's.
     if (mesh.pipeline == 1 || !store.has(wte_unit)) return;
     for (const auto flat : {&UnitBuffers::parameter_shard, &UnitBuffers::m, &UnitBuffers::v})
-        expect_like_first(groups.tied(), store.buffers(wte_unit).*flat, "wte of two stages");
+        expect_like_first(groups.tied(wte_unit), store.buffers(wte_unit).*flat, "wte of two stages");
 }
 
 }  // namespace
@@ -113,9 +113,9 @@ TrainingResult train(Communicator& ranks, const TrainingSetting& setting) {
     const Arenas arenas(device(), plan.memory);
     ParameterStore store(device(), arenas, plan.store, 0.1, mesh.shard());
     device().ops().set_workspace(arenas[plan.workspace]);
-    const MeshGroups groups(ranks, mesh, setting.virtual_stages > 1);
-    Executor executor(config, device(), groups, store, bind(plan.activations, arenas), setting.micro_batches,
-                      true);
+    const MeshGroups groups(ranks, mesh, plan.parts, setting.virtual_stages > 1);
+    Executor executor(*plan.lists, device(), groups, store, bind(plan.activations, arenas),
+                      setting.micro_batches, true);
     store.initialize(1);
     executor.run(plan.publication, {});
 

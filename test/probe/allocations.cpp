@@ -154,7 +154,7 @@ void run(const Options& options, Job& job) {
                                  .val_data = options.val_data,
                                  .vocabulary = options.vocabulary.value(),
                                  .sequence_length = options.sequence_length.value()});
-    const MeshGroups groups(world, plan.spec.mesh);
+    const MeshGroups groups(world, plan.spec.mesh, plan.parts);
     Trainer trainer(options, plan, *device, world, groups);
     world.set_staging(trainer.arenas()[plan.communication]);
     const TrainingSamples samples(*data.training, plan.spec.config.sequence_length, options.seed);

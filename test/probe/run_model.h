@@ -75,7 +75,7 @@ class Model {
           arenas_(*device_, plan_.memory),
           store_(*device_, arenas_, plan_.store, weight_decay, 0),
           transfer_(*device_, store_, alone_, plan_.spec.mesh, plan_.parts),
-          executor_(plan_.spec.config, *device_, groups_, store_, bind(plan_.activations, arenas_),
+          executor_(*plan_.lists, *device_, groups_, store_, bind(plan_.activations, arenas_),
                     static_cast<int>(plan_.micro_batches), false) {
         device_->ops().set_workspace(arenas_[plan_.workspace]);
         load_weights(weights, store_, transfer_);
@@ -148,7 +148,7 @@ class Model {
 
   private:
     Alone alone_;
-    MeshGroups groups_{alone_, {}};
+    MeshGroups groups_{alone_, {}, {}};
     std::unique_ptr<Device> device_;
     RunPlan plan_;
     Arenas arenas_;

@@ -16,6 +16,7 @@
 #include "llmc/model/units.h"
 #include "llmc/parallel/build_step.h"
 #include "llmc/parallel/step.h"
+#include "test/gpt2_units.h"
 #include "test/unit/step_specs.h"
 
 namespace llmc {
@@ -265,9 +266,11 @@ TEST(ZeroBubble, RecomputesOnce) {
                 EXPECT_EQ(gathers(lists[stage]), gathers(plain[stage]));
                 std::map<std::pair<int, int>, std::vector<ActionKind>> passes;
                 for (const Action& action : lists[stage].actions) {
-                    if (action.part.kind == PartKind::block && action.stream == StreamKind::compute &&
-                        action.micro_batch >= 0 && action.kind != forward)
-                        passes[{action.part.block, action.micro_batch}].push_back(action.kind);
+                    if (layer_of(lists[stage].part, action.part) >= 0 &&
+                        action.stream == StreamKind::compute && action.micro_batch >= 0 &&
+                        action.kind != forward)
+                        passes[{layer_of(lists[stage].part, action.part), action.micro_batch}].push_back(
+                            action.kind);
                 }
                 for (auto& [pass, kinds] : passes) {
                     if (!spec.recompute.recomputes(pass.first)) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "test/gpt2_units.h"
 #include "test/probe/run_model.h"
 
 namespace llmc {
@@ -23,8 +24,8 @@ std::size_t padded_bytes(std::int64_t elements, std::size_t each) {
 TEST(GradientDtype, IsTwoBytesAParameterAndTheSumsOfFourUnits) {
     for (const int ranks : {1, 3}) {
         MemoryLayout memory;
-        const StoreLayout store =
-            lay_out_store(memory, config, {DType::bf16, DType::bf16}, whole_model(3), {.shards = ranks}, 1);
+        const StoreLayout store = lay_out_store(memory, {DType::bf16, DType::bf16},
+                                                whole_model(outline_of(config)), {.shards = ranks}, 1);
         std::size_t expected = 0;
         for (const UnitLayout& unit : store.units) expected += padded_bytes(unit.padded_elements(ranks), 2);
         for (const int unit : {wte_unit, wpe_unit, block_unit(0), ln_f_unit(3)}) {
@@ -44,14 +45,14 @@ TEST(GradientDtype, IsTwoBytesAParameterAndTheSumsOfFourUnits) {
 TEST(GradientDtype, InFp32NeedsNoMore) {
     MemoryLayout memory;
     const StoreLayout store =
-        lay_out_store(memory, config, {DType::bf16, DType::fp32}, whole_model(3), {.shards = 2}, 1);
+        lay_out_store(memory, {DType::bf16, DType::fp32}, whole_model(outline_of(config)), {.shards = 2}, 1);
     std::size_t expected = 0;
     for (std::size_t i = 0; i < store.units.size(); ++i) {
         expected += padded_bytes(store.units[i].padded_elements(2), 4);
         EXPECT_EQ(store.buffers[i].gradient_sums.index, store.buffers[i].gradients.index);
     }
     EXPECT_EQ(memory.bytes(ArenaKind::gradients), expected);
-    EXPECT_THROW(lay_out_store(memory, config, {DType::fp32, DType::bf16}, whole_model(3), {}, 1),
+    EXPECT_THROW(lay_out_store(memory, {DType::fp32, DType::bf16}, whole_model(outline_of(config)), {}, 1),
                  ProgrammingError);
 }
 
@@ -59,8 +60,8 @@ TEST(FirstElement, IsTheSameForAnyNumberOfRanks) {
     std::vector<std::int64_t> expected;
     for (const int ranks : {1, 2, 3, 8}) {
         MemoryLayout memory;
-        const StoreLayout layout =
-            lay_out_store(memory, config, {DType::bf16, DType::fp32}, whole_model(3), {.shards = ranks}, 1);
+        const StoreLayout layout = lay_out_store(memory, {DType::bf16, DType::fp32},
+                                                 whole_model(outline_of(config)), {.shards = ranks}, 1);
         const auto device = make_cpu_device(1);
         const Arenas arenas(*device, memory);
         const ParameterStore store(*device, arenas, layout, 0, 0);

@@ -13,22 +13,24 @@
 #include "llmc/core/error.h"
 #include "llmc/parallel/build_step.h"
 #include "llmc/parallel/pipeline_partition.h"
+#include "test/gpt2_units.h"
 
 namespace llmc {
 namespace {
 
 // In seconds, as sums of powers of two: nothing is rounded.
 constexpr double start = 1024, sending = 0.0625;
-double duration_of(const Action& action) {
+double duration_of(const Step& step, const Action& action) {
+    const bool is_block = layer_of(step.part, action.part) >= 0;
     switch (action.kind) {
         case ActionKind::load:
             return 0.125;
         case ActionKind::forward:
-            return action.part.kind == PartKind::block ? 1 : 0.25;
+            return is_block ? 1 : 0.25;
         case ActionKind::recompute:
             return 0.75;
         case ActionKind::backward:
-            return action.part.kind == PartKind::block ? 2 : 1.5;
+            return is_block ? 2 : 1.5;
         case ActionKind::backward_input:
         case ActionKind::backward_weight:
             return action.kind == ActionKind::backward_input ? 1.25 : 0.5;
@@ -109,7 +111,7 @@ bool run_on(Example& example, std::size_t stage) {
                 time.end = std::max(begin, *sent + sending);
             } else {
                 const bool longer = example.uneven && action.micro_batch % 3 == 1;
-                time.end = begin + duration_of(action) * (longer ? 1.5 : 1);
+                time.end = begin + duration_of(example.steps[stage], action) * (longer ? 1.5 : 1);
             }
             moved = true;
         }
@@ -165,10 +167,10 @@ TEST(MeasuredPasses, AreThoseOfTheSimulation) {
             const Step& step = example.steps[static_cast<std::size_t>(spec.stage_of(number))];
             const Chunk& chunk = step.part.chunks[static_cast<std::size_t>(number / spec.stages)];
             const PassTimes& time = times[static_cast<std::size_t>(number)];
-            const double ends = (chunk.has_embedding ? 1.5 : 0) + (chunk.has_head ? 0.125 + 1.5 : 0);
-            EXPECT_EQ(time.forward, chunk.blocks() + (chunk.has_embedding ? 0.125 + 0.25 : 0));
-            EXPECT_EQ(time.backward_input, chunk.blocks() * (spec.splits_backward() ? 1.25 : 2) + ends);
-            EXPECT_EQ(time.backward_weight, spec.splits_backward() ? chunk.blocks() * 0.5 : 0);
+            const double ends = (chunk.takes_tokens ? 1.5 : 0) + (chunk.makes_losses ? 0.125 + 1.5 : 0);
+            EXPECT_EQ(time.forward, chunk.layers() + (chunk.takes_tokens ? 0.125 + 0.25 : 0));
+            EXPECT_EQ(time.backward_input, chunk.layers() * (spec.splits_backward() ? 1.25 : 2) + ends);
+            EXPECT_EQ(time.backward_weight, spec.splits_backward() ? chunk.layers() * 0.5 : 0);
             EXPECT_EQ(time.communication, sending);
         }
         const Timeline measured = measured_timeline(spec, passes);
@@ -232,9 +234,9 @@ TEST(MeasuredPasses, WaitingForAnotherStageIsNoPartOfThem) {
                 const Step& step = example.steps[static_cast<std::size_t>(stage)];
                 const Chunk& chunk =
                     step.part.chunks[static_cast<std::size_t>(span.pass.chunk / spec.stages)];
-                if (span.pass.kind != PassKind::backward || chunk.has_head) continue;
+                if (span.pass.kind != PassKind::backward || chunk.makes_losses) continue;
                 // The last block's forward pass may have left all that its backward pass needs.
-                const double least = chunk.blocks() * 2.75 - 0.75 + (chunk.has_embedding ? 1.5 : 0);
+                const double least = chunk.layers() * 2.75 - 0.75 + (chunk.takes_tokens ? 1.5 : 0);
                 EXPECT_GE(span.end - span.begin, least);
                 EXPECT_LE(span.end - span.begin, least + 0.75);
             }

@@ -7,6 +7,7 @@
 
 #include "llmc/device/device.h"
 #include "llmc/parallel/pipeline_timeline.h"
+#include "test/gpt2_units.h"
 
 namespace llmc {
 namespace {
@@ -115,7 +116,7 @@ TEST(PipelineEstimate, ABlockIsTheUnit) {
     const std::vector<PassTimes> times = estimated_times(plan, std::nullopt);
     ASSERT_EQ(times.size(), 3U);
     for (int chunk = 0; chunk < 3; ++chunk) {
-        const double blocks = plan.chunk(chunk).blocks();
+        const double blocks = plan.chunk(chunk).layers();
         const PassTimes& time = times[static_cast<std::size_t>(chunk)];
         EXPECT_NEAR(time.forward, blocks, chunk == 0 ? 0.01 : 0);
         EXPECT_LT(time.backward_weight, blocks);
@@ -123,7 +124,7 @@ TEST(PipelineEstimate, ABlockIsTheUnit) {
         EXPECT_EQ(time.communication, 0);
     }
     // The head runs forward in the backward pass of its chunk.
-    const double blocks = plan.chunk(2).blocks();
+    const double blocks = plan.chunk(2).layers();
     EXPECT_NEAR(times[2].backward_input + times[2].backward_weight - 2 * blocks,
                 3 * head_cost(config) / block_cost(config), 1e-9);
 }
@@ -142,7 +143,7 @@ TEST(PipelineEstimate, LayersAreBalancedWithTheirRecompute) {
              .micro_batch_sequences = 1},
             device->ops(), 0);
     };
-    EXPECT_EQ(plan("").parts[0].blocks(), 8);
+    EXPECT_EQ(layers_of(plan("").parts[0]), 8);
     const double chosen = estimated_timeline(plan(""), std::nullopt).total();
     for (const char* other : {"7,5", "9,3", "6,6"})
         EXPECT_LT(chosen, estimated_timeline(plan(other), std::nullopt).total());

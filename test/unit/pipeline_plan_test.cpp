@@ -13,6 +13,7 @@
 #include "llmc/core/error.h"
 #include "llmc/model/units.h"
 #include "llmc/plan/run_plan.h"
+#include "test/gpt2_units.h"
 
 namespace llmc {
 namespace {
@@ -165,7 +166,7 @@ std::int64_t activations_of(const RunPlan& plan, int stage, std::int64_t of_bloc
     if (spec.splits_backward() && plan.part().recomputes_any(plan.spec.recompute))
         spec.schedule = PipelineSchedule::one_f_one_b;
     const int slots = slots_of(spec, stage);
-    const std::int64_t blocks = plan.part().most_blocks_of_a_chunk();
+    const std::int64_t blocks = plan.part().most_places_of_a_chunk();
     std::int64_t sum = slots * (blocks * of_block + sizes.stream);  // with each chunk's input
     sum += (tokens_of(spec, stage) + 1) * 2 * row;                  // and those of the next micro-batch
     // Of micro-batches between the two parts of their backward passes.
@@ -173,7 +174,7 @@ std::int64_t activations_of(const RunPlan& plan, int stage, std::int64_t of_bloc
         sum += std::min(spec.micro_batches, stage + 1) * blocks * sizes.kept_for_weights;
     sum += sizes.scratch;
     sum += sizes.stream;  // the gradient that is computed with
-    if (plan.part().has_head()) sum += sizes.head(static_cast<std::int64_t>(plan.spec.logits_bytes));
+    if (plan.part().makes_losses()) sum += sizes.head(static_cast<std::int64_t>(plan.spec.logits_bytes));
     std::int64_t norm_blocks = 0;
     for (const UnitLayout& unit : plan.store.units)
         norm_blocks += unit.padded_elements(plan.spec.mesh.data_ranks()) / norm_block_elements;
@@ -289,7 +290,7 @@ TEST_F(PipelinePlans, StateIsThatOfTheStagesUnits) {
                 }
                 // Two blocks' are there at a time.
                 const std::int64_t two =
-                    outside_blocks + std::min(2, plan.part().blocks()) * elements(plan, block_unit(0));
+                    outside_blocks + std::min(2, layers_of(plan.part())) * elements(plan, block_unit(0));
                 const std::int64_t shard = all / 4, updated = zero == 0 ? all : shard;
                 EXPECT_EQ(bytes(plan, ArenaKind::parameters), element * (zero < 3 ? all : two + shard));
                 EXPECT_EQ(bytes(plan, ArenaKind::gradients), 4 * (zero < 2 ? all : two + shard));

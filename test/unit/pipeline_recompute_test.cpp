@@ -14,6 +14,7 @@
 #include "llmc/model/units.h"
 #include "llmc/parallel/pipeline_schedule.h"
 #include "llmc/plan/run_plan.h"
+#include "test/gpt2_units.h"
 #include "test/unit/step_specs.h"
 
 namespace llmc {
@@ -100,7 +101,7 @@ std::int64_t bytes_named(const RunPlan& plan, std::string_view begin) {
 // How often a block's action of a kind is in the list.
 std::int64_t times(const RunPlan& plan, ActionKind kind, int block) {
     return std::ranges::count_if(plan.training.actions, [&](const Action& action) {
-        return action.kind == kind && action.part == Part{PartKind::block, block};
+        return action.kind == kind && action.part == block_part(block);
     });
 }
 
@@ -122,9 +123,7 @@ TEST_F(PipelinesThatRecompute, BlocksByTheirNumberInTheModel) {
                 }
                 EXPECT_EQ(activations_of(without[static_cast<std::size_t>(stage)]) - activations_of(plan),
                           recomputes ? (m - 1) * shared : 0);
-                EXPECT_EQ(to_string(plan.training, std::vector<std::string>(12)).find("recompute ") !=
-                              std::string::npos,
-                          recomputes);
+                EXPECT_EQ(to_string(plan.training).find("recompute ") != std::string::npos, recomputes);
             }
         }
     });
@@ -142,9 +141,9 @@ TEST_F(PipelinesThatRecompute, ChunksThatKeepDifferentBlocks) {
                 for (int slot = 0; slot < std::ssize(plan.activations.slots); ++slot) {
                     std::vector<int> of_slot;
                     for (const Action& action : plan.training.actions) {
-                        if (action.slot == slot && action.part.kind == PartKind::block &&
+                        if (action.slot == slot && layer_of(plan.part(), action.part) >= 0 &&
                             action.micro_batch >= 0 && action.stream == StreamKind::compute)
-                            of_slot.push_back(action.part.block % 2);
+                            of_slot.push_back(layer_of(plan.part(), action.part) % 2);
                     }
                     ASSERT_FALSE(of_slot.empty());
                     EXPECT_EQ(std::ranges::count(of_slot, of_slot.front()), std::ssize(of_slot));
@@ -155,8 +154,8 @@ TEST_F(PipelinesThatRecompute, ChunksThatKeepDifferentBlocks) {
                 EXPECT_EQ(bytes_named(plan, "recomputed."), any ? sizes.kept - sizes.stream : 0);
                 for (const Chunk& chunk : plan.part().chunks) {
                     // The last block's backward pass follows its forward pass.
-                    EXPECT_EQ(times(plan, ActionKind::recompute, chunk.first_block) > 0,
-                              chunk.first_block % 2 == 1 && !chunk.has_head);
+                    EXPECT_EQ(times(plan, ActionKind::recompute, chunk.first_layer) > 0,
+                              chunk.first_layer % 2 == 1 && !chunk.makes_losses);
                 }
             }
         }

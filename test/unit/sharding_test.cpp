@@ -18,6 +18,7 @@
 #include "llmc/model/units.h"
 #include "llmc/parallel/build_step.h"
 #include "llmc/parallel/parameter_store.h"
+#include "test/gpt2_units.h"
 #include "test/unit/planted_step_fault.h"
 #include "test/unit/step_specs.h"
 
@@ -83,6 +84,8 @@ TEST(Sharding, SendsWhatTheFormulasSay) {
     const std::uint64_t w = units[wte_unit].parameters + units[wpe_unit].parameters +
                             units[static_cast<std::size_t>(ln_f_unit(layers))].parameters +
                             units[static_cast<std::size_t>(block_unit(layers - 1))].parameters;
+    const auto outline = outline_of_layers(layers);
+    const ModelLists lists = derive_lists(*outline, {});
     for_all([&](const StepSpec& spec) {
         const Sharding& s = spec.sharding;
         const auto N = static_cast<std::uint64_t>(s.shards), R = static_cast<std::uint64_t>(s.replicas);
@@ -90,7 +93,7 @@ TEST(Sharding, SendsWhatTheFormulasSay) {
         const std::uint64_t r = s.reduces_each_micro_batch ? m : 1;
         const std::uint64_t once = s.reshards_after_forward ? w : W;
         const std::uint64_t whole[] = {(r + 1) * G, r * G + W, r * G + W, r * G + m * (2 * W - once)};
-        const BytesSent sent = bytes_sent(build_training_step(spec), units, {.stream = 1000});
+        const BytesSent sent = bytes_sent(build_training_step(spec), units, lists);
         EXPECT_EQ(sent.stages + sent.tied, 0U);
         EXPECT_EQ(sent.inside, whole[s.stage] / N * (N - 1)) << text_of(spec);
         EXPECT_EQ(sent.across, 2 * r * (G / N) / R * (R - 1)) << text_of(spec);
@@ -105,13 +108,13 @@ TEST(Sharding, OneProcessSendsNothing) {
 
 // ---- memory
 
-constexpr GPTConfig gpt2{
+constexpr GPTConfig gpt2_124m{
     .layers = 12, .heads = 12, .channels = 768, .sequence_length = 1024, .vocabulary = 50257};
 
 std::map<ArenaKind, double> bytes_by_arena(const Sharding& sharding, const StoreDtypes& dtypes,
                                            int micro_batches) {
     MemoryLayout layout;
-    lay_out_store(layout, gpt2, dtypes, whole_model(12), sharding, micro_batches);
+    lay_out_store(layout, dtypes, whole_model(outline_of(gpt2_124m)), sharding, micro_batches);
     std::map<ArenaKind, double> bytes;
     for (const ArenaKind arena : all_arenas) bytes[arena] = static_cast<double>(layout.bytes(arena));
     return bytes;
@@ -122,7 +125,7 @@ TEST(Sharding, TakesTheMemoryThatTheFormulasSay) {
     constexpr int n = 8;
     double N = 0, largest_block = 0,
            ends = 0;  // elements; the last two: what whole buffers have at stages 2 and 3
-    for (UnitSpec& spec : gpt_units(gpt2)) {
+    for (UnitSpec& spec : gpt_units(gpt2_124m)) {
         const UnitLayout unit(std::move(spec));
         const auto elements = static_cast<double>(unit.padded_elements(n));
         N += elements;
@@ -152,7 +155,7 @@ TEST(Sharding, MemoryOfTheOptions) {
     const Sharding stage_3{.stage = 3, .shards = 8, .reduces_each_micro_batch = true};
     const StoreDtypes dtypes{DType::bf16, DType::fp32};
     const double block =
-        2.0 * static_cast<double>(UnitLayout(gpt_units(gpt2)[block_unit(0)]).padded_elements(8));
+        2.0 * static_cast<double>(UnitLayout(gpt_units(gpt2_124m)[block_unit(0)]).padded_elements(8));
     const auto parameters = [&](Sharding sharding) {
         return bytes_by_arena(sharding, dtypes, 4).at(ArenaKind::parameters);
     };
@@ -198,7 +201,8 @@ const StepSpec stage_3 = whole_spec(layers, {.stage = 3, .shards = 4, .reduces_e
 
 std::ptrdiff_t place_of(const Step& step, ActionKind kind, int unit, int nth) {
     const auto found = std::ranges::find_if(step.actions, [&](const Action& action) {
-        const bool of_block = action.part.kind == PartKind::block && block_unit(action.part.block) == unit;
+        const int layer = layer_of(step.part, action.part);
+        const bool of_block = layer >= 0 && block_unit(layer) == unit;
         const bool is_it = action.kind == kind && (action.unit == unit || (action.unit < 0 && of_block));
         return is_it && nth-- == 0;
     });

@@ -11,6 +11,7 @@
 #include "llmc/parallel/build_step.h"
 #include "llmc/parallel/pipeline_partition.h"
 #include "llmc/parallel/step_streams.h"
+#include "test/gpt2_units.h"
 
 namespace llmc {
 

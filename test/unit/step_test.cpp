@@ -15,6 +15,7 @@
 #include "llmc/model/units.h"
 #include "llmc/parallel/build_step.h"
 #include "llmc/parallel/phase.h"
+#include "test/gpt2_units.h"
 #include "test/unit/planted_step_fault.h"
 #include "test/unit/step_specs.h"
 
@@ -98,7 +99,7 @@ TEST(Step, ReducesAUnitRightAfterItsLastBackward) {
         });
         const Action& before = step.actions[reduce - 1];
         EXPECT_EQ(before.kind, ActionKind::backward);
-        EXPECT_EQ(before.part, (Part{PartKind::block, block}));
+        EXPECT_EQ(before.part, block_part(block));
         EXPECT_EQ(before.micro_batch, micro_batches - 1);
     }
 }
@@ -146,8 +147,7 @@ TEST(Step, OneMicroBatchIsInFlight) {
 
 TEST(Step, PrintsALineAnAction) {
     const Step step = build_training_step(whole_spec(1, {.shards = 2}, 1));
-    const std::vector<std::string> names = {"wte", "wpe", "h.0", "ln_f"};
-    const std::string text = to_string(step, names);
+    const std::string text = to_string(step);
     EXPECT_EQ(std::ranges::count(text, '\n'), static_cast<std::int64_t>(step.actions.size()) + 3);
     EXPECT_NE(text.find("reduce_scatter"), std::string::npos);
     EXPECT_NE(text.find("gradients h.0"), std::string::npos);
@@ -297,7 +297,7 @@ TEST(CheckStep, FindsGradientSumsThatAreTakenTooEarly) {
                 return action.kind == ActionKind::round && action.unit == wte_unit;
             });
             const auto backward = std::ranges::find_if(actions, [](const Action& action) {
-                return action.kind == ActionKind::backward && action.part.kind == PartKind::embedding;
+                return action.kind == ActionKind::backward && action.part == embedding_part;
             });
             std::rotate(backward, round, round + 1);
         },

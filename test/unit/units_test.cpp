@@ -16,6 +16,7 @@
 #include "llmc/core/error.h"
 #include "llmc/device/ops.h"
 #include "llmc/model/init.h"
+#include "test/gpt2_units.h"
 
 namespace llmc {
 namespace {

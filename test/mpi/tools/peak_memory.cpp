@@ -49,7 +49,7 @@ std::size_t train(const Options& options, Job& job, Device& device, int steps) {
                                  .val_data = options.val_data,
                                  .vocabulary = options.vocabulary.value(),
                                  .sequence_length = options.sequence_length.value()});
-    const MeshGroups groups(world, mesh);
+    const MeshGroups groups(world, mesh, plan.parts);
     Trainer trainer(options, plan, device, world, groups);
     world.set_staging(trainer.arenas()[plan.communication]);
     const TrainingSamples samples(*data.training, plan.spec.config.sequence_length, options.seed);

@@ -1,0 +1,147 @@
+#include "llmc/model/model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "llmc/core/error.h"
+
+namespace llmc {
+
+namespace {
+
+// "{}" in a name stands for the part's number.
+std::string numbered(const std::string& name, std::int64_t number) {
+    const std::size_t place = name.find("{}");
+    return place == std::string::npos ? name : fmt::format(fmt::runtime(name), number);
+}
+
+class Outlining {
+  public:
+    Outline run(const Model& model) {
+        for (const Model::Run& run : model.runs) {
+            const int kind = kind_of(run);
+            for (std::int64_t i = 0; i < run.count; ++i) add(run, kind);
+        }
+        for (Outline::OutlinedUnit& unit : outline_.units) {
+            if (unit.class_of_layers < 0) continue;
+            const auto alike = std::ranges::find_if(outline_.units, [&](const Outline::OutlinedUnit& other) {
+                return other.class_of_layers >= 0 && other.spec.params == unit.spec.params;
+            });
+            unit.class_of_layers = static_cast<int>(alike - outline_.units.begin());
+        }
+        return std::move(outline_);
+    }
+
+  private:
+    void add(const Model::Run& run, int kind) {
+        const int number = static_cast<int>(outline_.parts.size());
+        Outline::OutlinedPart part;
+        part.kind = kind;
+        if (run.is_layer) {
+            if (outline_.layers == 0) outline_.first_layer = number;
+            check(outline_.first_layer + outline_.layers == number, "layers lie one behind the other");
+            part.layer = outline_.layers++;
+        }
+        part.name = numbered(run.part.name, part.layer);
+        if (!run.part.takes_tokens()) part.input_width = width_of(run.part.input_width());
+        if (!run.part.makes_losses()) part.output_width = width_of(run.part.output_width());
+        check(outline_.parts.empty() ? part.takes_tokens()
+                                     : part.input_width == outline_.parts.back().output_width,
+              fmt::format("{} takes the stream of the part before", part.name));
+        for (const PartParameter& parameter : run.part.parameters) {
+            const int unit = add_parameter(parameter, numbered(parameter.unit, part.layer), part);
+            if (std::ranges::find(part.units, unit) == part.units.end()) part.units.push_back(unit);
+            part.places.push_back(unit);
+            outline_.units[static_cast<std::size_t>(unit)].sums_replicated |=
+                sums_replicated(run.part, parameter.unit);
+        }
+        part.own_unit = part.units.empty() ? 0 : part.units.front();
+        for (const int unit : part.units) {
+            if (unit >= first_new_unit_) part.own_unit = unit;
+        }
+        first_new_unit_ = outline_.units_count();
+        outline_.parts.push_back(std::move(part));
+    }
+
+    int add_parameter(const PartParameter& parameter, const std::string& unit,
+                      const Outline::OutlinedPart& part) {
+        const auto [found, is_new] = units_.emplace(unit, outline_.units_count());
+        if (is_new)
+            outline_.units.push_back(
+                {.spec = {unit, {}},
+                 .class_of_layers = part.is_layer() && !parameter.is_tied ? found->second : -1});
+        std::vector<ParamSpec>& params = outline_.units[static_cast<std::size_t>(found->second)].spec.params;
+        const auto same = std::ranges::find(params, parameter.spec.name, &ParamSpec::name);
+        if (same == params.end()) {
+            params.push_back(parameter.spec);
+        } else if (!parameter.is_tied) {
+            programming_error(fmt::format("{}: {}.{} is another part's, and not tied", part.name, unit,
+                                          parameter.spec.name));
+        } else if (*same != parameter.spec) {
+            programming_error(fmt::format(
+                "{}: {}.{} is tied to one of another shape {}, split, decay or initial values {}", part.name,
+                unit, parameter.spec.name, to_string(same->shape), to_string(parameter.spec.shape)));
+        }
+        return found->second;
+    }
+
+    int kind_of(const Model::Run& run) {
+        auto& kinds = outline_.kinds;
+        const auto found = std::ranges::find(kinds, run.part, &Outline::Kind::part);
+        if (found != kinds.end()) return static_cast<int>(found - kinds.begin());
+        Scratch scratch;
+        const PartLists lists = derive_lists(run.part, {}, scratch);
+        kinds.push_back({.part = run.part,
+                         .number_of_layers = run.is_layer ? outline_.layer_kinds++ : -1,
+                         .keeps = !lists.kept.empty() && !run.part.makes_losses(),
+                         .backward_reads_parameters = reads_parameters(lists.backward),
+                         .splits_backward = !lists.backward_weight.empty()});
+        return static_cast<int>(kinds.size()) - 1;
+    }
+
+    int width_of(std::int64_t width) {
+        const auto found = std::ranges::find(outline_.widths, width);
+        const auto number = static_cast<int>(found - outline_.widths.begin());
+        if (found == outline_.widths.end()) outline_.widths.push_back(width);
+        return number;
+    }
+
+    Outline outline_;
+    std::map<std::string, int> units_;
+    int first_new_unit_ = 0;
+};
+
+}  // namespace
+
+std::int64_t count_parameters(const Model& model) {
+    std::int64_t parameters = 0;
+    std::set<std::string> shared;
+    for (const Model::Run& run : model.runs) {
+        for (const PartParameter& parameter : run.part.parameters) {
+            const bool is_of_each = parameter.unit.find("{}") != std::string::npos;
+            const bool is_new = shared.insert(parameter.unit + "." + parameter.spec.name).second;
+            if (is_of_each || is_new)
+                parameters += (is_of_each ? run.count : 1) * parameter.spec.shape.elements();
+        }
+    }
+    return parameters;
+}
+
+const Outline::OutlinedPart& Outline::layer(std::int64_t number) const {
+    return part(first_layer + static_cast<int>(std::clamp<std::int64_t>(number, 0, layers - 1)));
+}
+
+Outline outline_of(const Model& model) { return Outlining().run(model); }
+
+ModelLists derive_lists(const Outline& outline, const PartSizes& sizes) {
+    ModelLists lists;
+    for (const Outline::Kind& kind : outline.kinds)
+        lists.kinds.push_back(derive_lists(kind.part, sizes, lists.scratch));
+    return lists;
+}
+
+}  // namespace llmc

@@ -1,0 +1,89 @@
+// A model: its parts in their order, each traced once however often it comes. A family's file makes it (gpt2.cpp); everything
+// else that is said of a model is derived from it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "llmc/model/part_lists.h"
+#include "llmc/model/trace.h"
+#include "llmc/model/units.h"
+
+namespace llmc {
+
+struct Model {
+    // A part that comes so many times, one behind the other.
+    struct Run {
+        Part part;
+        std::int64_t count = 1;
+        bool is_layer = false;  // a pipeline puts layers where they fit, and the rest at its ends
+    };
+    std::vector<Run> runs;
+    std::int64_t sequence_length = 0;  // T, tokens of context
+    std::int64_t vocabulary = 0;       // V
+};
+
+// Trainable parameters, without padding; what parts share counts once.
+std::int64_t count_parameters(const Model& model);
+
+// A model part by part: what lists of actions, and the store, need to know of it.
+struct Outline {
+    struct OutlinedPart {
+        std::string name;           // "block 3"
+        int kind = 0;               // parts of one kind are alike: parts_of_kinds has it
+        int layer = -1;             // its number among the layers; -1: none
+        int own_unit = 0;           // what it is told apart by
+        std::vector<int> units{};   // whose parameters it uses, in the order of use
+        std::vector<int> places{};  // of each of its parameters: the unit
+        // The widths of the stream before and behind it, by their numbers; -1: tokens, or losses.
+        int input_width = -1, output_width = -1;
+
+        bool takes_tokens() const { return input_width < 0; }
+        bool makes_losses() const { return output_width < 0; }
+        bool is_layer() const { return layer >= 0; }
+    };
+    struct OutlinedUnit {
+        UnitSpec spec;
+        int class_of_layers =
+            -1;  // the first unit that it may take turns with: of layers that are alike; -1: it has no turns
+        bool sums_replicated = false;  // with sequence parallelism
+    };
+    struct Kind {
+        Part part;
+        int number_of_layers = -1;  // among the kinds of layers
+        bool keeps = false;         // something from its forward to its backward pass
+        bool backward_reads_parameters = false;
+        bool splits_backward = false;  // has two parts of it
+    };
+    std::vector<OutlinedPart> parts;
+    std::vector<OutlinedUnit> units;
+    std::vector<Kind> kinds;
+    std::vector<std::int64_t> widths;                  // of streams
+    int layers = 0, layer_kinds = 0, first_layer = 0;  // the part of the first layer
+
+    const OutlinedPart& part(int number) const { return parts[static_cast<std::size_t>(number)]; }
+    const OutlinedUnit& unit(int number) const { return units[static_cast<std::size_t>(number)]; }
+    const Kind& kind_of(const OutlinedPart& part) const { return kinds[static_cast<std::size_t>(part.kind)]; }
+    const Kind& kind_of(int part_number) const { return kind_of(part(part_number)); }
+    // Of a layer; beyond the last one, as that is.
+    const OutlinedPart& layer(std::int64_t number) const;
+    int units_count() const { return static_cast<int>(units.size()); }
+};
+
+// ProgrammingError that names an operation's parameter where parts that share it do not say the same of it.
+Outline outline_of(const Model& model);
+
+// The lists of all kinds of parts.
+struct ModelLists {
+    std::vector<PartLists> kinds;
+    Scratch scratch;
+
+    const PartLists& of(const Outline::OutlinedPart& part) const {
+        return kinds[static_cast<std::size_t>(part.kind)];
+    }
+};
+// The outline outlives them.
+ModelLists derive_lists(const Outline& outline, const PartSizes& sizes);
+
+}  // namespace llmc

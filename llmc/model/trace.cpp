@@ -1,0 +1,79 @@
+#include "llmc/model/trace.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "llmc/core/error.h"
+#include "llmc/model/operation.h"
+
+namespace llmc {
+
+std::string_view name_of(Placement placement) {
+    constexpr std::array<std::string_view, 4> names = {"the stream", "whole", "an addend", "divided"};
+    return names[static_cast<std::size_t>(placement)];
+}
+
+bool has_partial_gradient(const Part& part, int parameter) {
+    return std::ranges::any_of(part.nodes, [&](const Node& node) {
+        return std::ranges::find(node.parameters, parameter) != node.parameters.end() &&
+               part.value(node.out[0]).placement == Placement::stream;
+    });
+}
+
+bool sums_replicated(const Part& part, const std::string& unit) {
+    for (int i = 0; i < std::ssize(part.parameters); ++i) {
+        const PartParameter& parameter = part.parameters[static_cast<std::size_t>(i)];
+        if (parameter.unit == unit && !parameter.spec.tensor_dim && has_partial_gradient(part, i))
+            return true;
+    }
+    return false;
+}
+
+Trace::Trace(std::string name, std::string unit, std::int64_t tokens, std::int64_t width) {
+    part_.tokens = tokens;
+    part_.name = std::move(name);
+    part_.unit = std::move(unit);
+    if (width > 0) part_.input = add(Value{.name = "input", .label = "", .shape = {tokens, width}});
+}
+
+int Trace::add(Value value) {
+    part_.values.push_back(std::move(value));
+    return static_cast<int>(part_.values.size()) - 1;
+}
+
+int Trace::add(ParamSpec parameter, bool is_tied) {
+    std::string unit = part_.unit;
+    if (unit.empty() || is_tied) {
+        const std::size_t dot = parameter.name.find('.');
+        unit = parameter.name.substr(0, dot);
+        parameter.name.erase(0, dot + 1);
+    }
+    part_.parameters.push_back({std::move(unit), std::move(parameter), is_tied});
+    return static_cast<int>(part_.parameters.size()) - 1;
+}
+
+void Trace::add(Node node) { part_.nodes.push_back(std::move(node)); }
+
+void Trace::refuse(const Node& node, std::string_view why) const {
+    programming_error(fmt::format("{}: {} {} {}", part_.name, node.operation->name, node.name, why));
+}
+
+void Trace::require(const Node& node, int value, Placement placement) const {
+    const Value& given = (*this)[value];
+    if (given.placement == placement) return;
+    refuse(node, fmt::format("takes what is {}, and {} is {}", name_of(placement), given.name,
+                             name_of(given.placement)));
+}
+
+Part Trace::finish(int output) {
+    part_.output = output;
+    if (output >= 0 && (*this)[output].placement != Placement::stream) {
+        refuse(part_.nodes.back(),
+               fmt::format("leaves {} as {}, and the next part takes what is {}", (*this)[output].name,
+                           name_of((*this)[output].placement), name_of(Placement::stream)));
+    }
+    return std::move(part_);
+}
+
+}  // namespace llmc

@@ -1,0 +1,116 @@
+// A part of a model as a list of operations: what a family's functions trace in the order in which a person writes them on
+// a board (gpt2.cpp). A trace is the same for every mesh, dtype and batch; part_lists.h derives the rest from it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/core/tensor.h"
+#include "llmc/model/units.h"
+
+namespace llmc {
+
+struct Operation;  // operation.h
+
+// How tensor-parallel ranks hold a value.
+enum class Placement {
+    stream,   // each has the rows of all tokens; with sequence parallelism those of its own tokens
+    whole,    // each has the rows of all tokens
+    partial,  // each has an addend of the rows of all tokens
+    divided   // each has some features (heads, channels) of the rows of all tokens
+};
+std::string_view name_of(Placement placement);
+
+// The tensor that an operation makes for the T tokens of a sequence.
+struct Value {
+    std::string name;   // in the part: "ln_1", "ln_1.mean"
+    std::string label;  // whose output it is, for a person: "attn.c_proj"; empty: nobody's
+    Shape shape;        // of a sequence, of all ranks together: (T,C), (T,3,NH,HS), (NH,T)
+    Placement placement = Placement::stream;
+    int token_dim = 0;     // where T is in the shape
+    int divided_dim = 1;   // which dimension ranks share, where they do
+    bool is_fp32 = false;  // otherwise of the compute dtype
+    int activation_of =
+        -1;  // the value that this one is an elementwise function of, whose derivative a product applies
+
+    std::int64_t features() const { return shape.elements() / shape[token_dim]; }
+    bool operator==(const Value&) const = default;
+};
+
+// A parameter of a part, by its unit and its place there.
+struct PartParameter {
+    std::string unit;  // "{}" in it stands for the part's number
+    ParamSpec spec;
+    bool is_tied = false;  // another part has it too
+    bool operator==(const PartParameter&) const = default;
+};
+
+// One use of an operation.
+struct Node {
+    const Operation* operation = nullptr;
+    std::string name;
+    std::vector<int> in, out;           // values
+    std::vector<int> parameters;        // of the part; -1: an optional one that is not there
+    std::vector<std::int64_t> sizes{};  // what else the operation asks for
+    bool operator==(const Node&) const = default;
+};
+
+// A part of a model: what runs as one action of a step.
+struct Part {
+    std::string name;  // "block {}"
+    std::string unit;  // of its own parameters, "h.{}"; empty: each parameter's name begins with its unit's
+    std::int64_t tokens = 0;  // of a sequence
+    std::vector<Value> values;
+    std::vector<Node> nodes;
+    std::vector<PartParameter> parameters;
+    int input = -1;   // the value that comes from the part before; -1: tokens
+    int output = -1;  // the value that goes to the part behind; -1: losses
+
+    bool takes_tokens() const { return input < 0; }
+    bool makes_losses() const { return output < 0; }
+    // Channels of the stream before and behind it; 0: there is none.
+    std::int64_t input_width() const { return input < 0 ? 0 : value(input).features(); }
+    std::int64_t output_width() const { return output < 0 ? 0 : value(output).features(); }
+    const Value& value(int id) const { return values[static_cast<std::size_t>(id)]; }
+    bool operator==(const Part&) const = default;
+};
+
+// Whether each tensor-parallel rank makes the gradient of what all have whole from its own tokens, with sequence parallelism;
+// and whether that of a unit's whole parameters is therefore summed over the ranks.
+bool has_partial_gradient(const Part& part, int parameter);
+bool sums_replicated(const Part& part, const std::string& unit);
+
+// What operations add themselves to (operations.h).
+class Trace {
+  public:
+    // Of a part behind one whose stream has so many channels, none behind the tokens; of T tokens a sequence.
+    Trace(std::string name, std::string unit, std::int64_t tokens, std::int64_t width = 0);
+
+    int input() const { return part_.input; }
+    std::int64_t tokens() const { return part_.tokens; }
+    const Value& operator[](int value) const { return part_.value(value); }
+
+    // The value's number. It has the part's T tokens in its first dimension, unless it says otherwise.
+    int add(Value value);
+    int add(ParamSpec parameter, bool is_tied = false);
+    void add(Node node);
+    // The first value is an elementwise function of the second one, whose derivative a product of it applies.
+    void set_activation(int value, int of) {
+        part_.values[static_cast<std::size_t>(value)].activation_of = of;
+    }
+    // A ProgrammingError that names the operation, where a value is not placed as it takes it.
+    void require(const Node& node, int value, Placement placement) const;
+    [[noreturn]] void refuse(const Node& node, std::string_view why) const;
+
+    bool transposes_products_in_files = false;  // as a family's files have them
+
+    // The part, whose last value is what goes to the next one; nothing does behind the losses.
+    Part finish(int output = -1);
+
+  private:
+    Part part_;
+};
+
+}  // namespace llmc
