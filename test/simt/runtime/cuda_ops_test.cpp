@@ -127,8 +127,38 @@ TEST(CudaOps, LayernormBackwardHasTheSameBitsInParts) {
             const HostTensors whole = run(inputs);
             const HostTensors din = run(without(inputs, {"dgamma", "dbeta"}));
             const HostTensors parameters = run(without(inputs, {"din"}));
-            if (whole.size() != 3 || din.size() != 1 || parameters.size() != 2) return complain("results");
-            if (!are_among(din, whole) || !are_among(parameters, whole)) return false;
+            const HostTensors no_dbeta = run(without(inputs, {"dbeta"}));
+            const HostTensors dgamma = run(without(inputs, {"din", "dbeta"}));
+            if (whole.size() != 3 || din.size() != 1 || parameters.size() != 2 || no_dbeta.size() != 2 ||
+                dgamma.size() != 1)
+                return complain("results");
+            for (const HostTensors& part : {din, parameters, no_dbeta, dgamma}) {
+                if (!are_among(part, whole)) return false;
+            }
+        }
+        return true;
+    });
+    EXPECT_TRUE(outcome.good()) << outcome;
+}
+
+TEST(CudaOps, LayernormForwardWithoutBetaIsThatOfZeros) {
+    const Outcome outcome = run_process({{"SIMT_SEED", "1"}}, [] {
+        const auto device = make_cuda_device({});
+        const auto cpu = make_cpu_device(1);
+        for (const DType X : compute_dtypes) {
+            const HostTensors common = {{"gamma", normal("gamma", {40}, 1.0)},
+                                        {"beta", {{40}, std::vector<double>(40)}}};
+            HostTensors alone = common, fused = common;
+            alone["in"] = fused["in1"] = normal("in1", {33, 40});
+            fused["in2"] = normal("in2", {33, 40});
+            for (const auto& [op, inputs] : {std::pair{"layernorm_forward", alone},
+                                             std::pair{"fused_residual_layernorm_forward", fused}}) {
+                const auto zeros = probe::run_op(*device, op, X, inputs);
+                const auto results = probe::run_op(*device, op, X, without(inputs, {"beta"}));
+                if (results.size() != zeros.size() || !are_among(results, zeros)) return complain(op);
+                const auto expected = probe::run_op(*cpu, op, X, without(inputs, {"beta"}));
+                if (!are_near(results, expected, tolerance(X))) return false;
+            }
         }
         return true;
     });
