@@ -80,6 +80,29 @@ double tolerance(DType dtype) { return 200 * 0x1p-24 + (dtype == DType::bf16 ? 2
 
 constexpr std::array compute_dtypes = {DType::fp32, DType::bf16};
 
+TEST(CudaOps, MatmulForwardWithAndWithoutBias) {
+    const Outcome outcome = run_process({{"SIMT_SEED", "1"}}, [] {
+        const auto device = make_cuda_device({});
+        const auto cpu = make_cpu_device(1);
+        for (const DType X : compute_dtypes) {
+            for (const bool bias : {false, true}) {
+                HostTensors inputs = {{"in", normal("in", {13, 24})}, {"weight", normal("weight", {40, 24})}};
+                if (bias) inputs["bias"] = normal("bias", {40});
+                const auto product = probe::run_op(*device, "matmul_forward", X, inputs);
+                inputs["with_gelu"] = number(1);
+                const auto results = probe::run_op(*device, "matmul_forward", X, inputs);
+                const auto gelu = probe::run_op(*device, "gelu_forward", X, {{"in", results.at("pre_gelu")}});
+                if (!are_among(product, {{"out", results.at("pre_gelu")}})) return false;
+                if (results.size() != 2 || !are_among(gelu, results)) return complain("GELU");
+                if (!are_near(results, probe::run_op(*cpu, "matmul_forward", X, inputs), 2 * tolerance(X)))
+                    return false;
+            }
+        }
+        return true;
+    });
+    EXPECT_TRUE(outcome.good()) << outcome;
+}
+
 TEST(CudaOps, MatmulBackwardHasTheSameBitsInParts) {
     const Outcome outcome = run_process({{"SIMT_SEED", "1"}}, [] {
         const auto device = make_cuda_device({});
@@ -99,9 +122,14 @@ TEST(CudaOps, MatmulBackwardHasTheSameBitsInParts) {
                 HostTensors no_din = without(inputs, {"pre_gelu"});
                 no_din["without_din"] = number(1);
                 const HostTensors parameters = run(no_din);
-                if (whole.size() != 3 || din.size() != 1 || parameters.size() != 2)
+                const HostTensors no_dbias = run(without(inputs, {"dbias"}));
+                const HostTensors dweight = run(without(no_din, {"dbias"}));
+                if (whole.size() != 3 || din.size() != 1 || parameters.size() != 2 || no_dbias.size() != 2 ||
+                    dweight.size() != 1)
                     return complain("results");
-                if (!are_among(din, whole) || !are_among(parameters, whole)) return false;
+                for (const HostTensors& part : {din, parameters, no_dbias, dweight}) {
+                    if (!are_among(part, whole)) return false;
+                }
                 const auto cpu = make_cpu_device(1);
                 if (!are_near(whole, probe::run_op(*cpu, "matmul_backward", X, inputs), 2 * tolerance(X)))
                     return false;
