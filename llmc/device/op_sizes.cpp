@@ -87,7 +87,7 @@ RowSizes layernorm_forward_sizes(const Tensor& out, const Tensor& mean, const Te
                                  const Tensor& gamma, const Tensor& beta) {
     const RowSizes s = layernorm_sizes(in, mean, rstd, gamma);
     check_rows(out, in.dtype, s.rows, s.channels, "out");
-    check_elements(beta, in.dtype, s.channels, "beta");
+    if (beta) check_elements(beta, in.dtype, s.channels, "beta");
     return s;
 }
 
@@ -97,10 +97,9 @@ RowSizes layernorm_backward_sizes(const Tensor& din, const Tensor& dgamma, const
     const RowSizes s = layernorm_sizes(in, mean, rstd, gamma);
     check_rows(dout, in.dtype, s.rows, s.channels, "dout");
     if (din) check_rows(din, in.dtype, s.rows, s.channels, "din");
-    if (dgamma || dbeta) {
-        check_elements(dgamma, DType::fp32, s.channels, "dgamma");
-        check_elements(dbeta, DType::fp32, s.channels, "dbeta");
-    }
+    check(dgamma || !dbeta, "dbeta is made together with dgamma");
+    if (dgamma) check_elements(dgamma, DType::fp32, s.channels, "dgamma");
+    if (dbeta) check_elements(dbeta, DType::fp32, s.channels, "dbeta");
     return s;
 }
 

@@ -95,14 +95,16 @@ class Ops {
     // ---- layernorm ----
 
     // mean = 1/C sum_c x_c;  rstd = (1/C sum_c (x_c - mean)^2 + 1e-5)^-1/2;  out = (x - mean) rstd gamma + beta
-    //   out, in X (..., C); mean, rstd fp32 (N), saved for backward; gamma, beta X (C)
+    // Without beta, +0 is added in its place.
+    //   out, in X (..., C); mean, rstd fp32 (N), saved for backward; gamma X (C), beta X (C) [optional]
     virtual void layernorm_forward(const Tensor& out, const Tensor& mean, const Tensor& rstd,
                                    const Tensor& in, const Tensor& gamma, const Tensor& beta) = 0;
     // With h = (x - mean) rstd and g = dout gamma:
     //   din += rstd (g - 1/C sum g - h 1/C sum(g h));  dgamma += sum_rows dout h;  dbeta += sum_rows dout
     // din accumulates because the residual stream's gradient also passes around the layernorm. What is computed has
     // the same bits whether the rest is computed in the same call or not.
-    //   din X (..., C) [optional], dgamma, dbeta fp32 (C) [optional, both or none], dout, in X (..., C)
+    //   din X (..., C) [optional], dgamma fp32 (C) [optional], dbeta fp32 (C) [optional, none without dgamma],
+    //   dout, in X (..., C)
     virtual void layernorm_backward(const Tensor& din, const Tensor& dgamma, const Tensor& dbeta,
                                     const Tensor& dout, const Tensor& in, const Tensor& gamma,
                                     const Tensor& mean, const Tensor& rstd) = 0;

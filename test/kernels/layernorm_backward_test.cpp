@@ -11,7 +11,7 @@ struct Shape {
     int channels;
 };
 
-enum class Part { whole, only_din, only_parameters };
+enum class Part { whole, only_din, only_parameters, no_dbeta, only_dgamma };
 
 template <class X>
 class LayerNormBackward : public Kernels<X> {
@@ -56,14 +56,16 @@ class LayerNormBackward : public Kernels<X> {
 
     static void run(const LaunchContext& on, const Shape& shape, const Inputs& inputs, Results& results,
                     int block_threads, Part part = Part::whole) {
-        const bool parameters = part != Part::only_din;
+        const bool din = part != Part::only_parameters && part != Part::only_dgamma;
+        const bool dgamma = part != Part::only_din;
+        const bool dbeta = part == Part::whole || part == Part::only_parameters;
         Array<std::byte> workspace(static_cast<std::int64_t>(
             llmc::cuda::layernorm_backward_workspace_bytes(on.chip, shape.channels)));
         llmc::cuda::layernorm_backward(
-            on, part == Part::only_parameters ? nullptr : results.din.data(),
-            parameters ? results.dgamma.data() : nullptr, parameters ? results.dbeta.data() : nullptr,
-            inputs.dout.data(), inputs.in.data(), inputs.gamma.data(), inputs.mean.data(), inputs.rstd.data(),
-            shape.rows, shape.channels, workspace.data(), block_threads);
+            on, din ? results.din.data() : nullptr, dgamma ? results.dgamma.data() : nullptr,
+            dbeta ? results.dbeta.data() : nullptr, inputs.dout.data(), inputs.in.data(), inputs.gamma.data(),
+            inputs.mean.data(), inputs.rstd.data(), shape.rows, shape.channels, workspace.data(),
+            block_threads);
         synchronize();
     }
 
@@ -188,6 +190,15 @@ TYPED_TEST(LayerNormBackward, HasTheSameBitsInParts) {
         EXPECT_EQ(std::memcmp(in_parts.din.data(), whole.din.data(), whole.din.bytes()), 0);
         EXPECT_EQ(std::memcmp(in_parts.dgamma.data(), whole.dgamma.data(), whole.dgamma.bytes()), 0);
         EXPECT_EQ(std::memcmp(in_parts.dbeta.data(), whole.dbeta.data(), whole.dbeta.bytes()), 0);
+        typename TestFixture::Results no_dbeta(inputs), only_dgamma(inputs);
+        this->run(on, shape, inputs, no_dbeta, 384, Part::no_dbeta);
+        EXPECT_EQ(std::memcmp(no_dbeta.din.data(), whole.din.data(), whole.din.bytes()), 0);
+        EXPECT_EQ(std::memcmp(no_dbeta.dgamma.data(), whole.dgamma.data(), whole.dgamma.bytes()), 0);
+        EXPECT_EQ(std::memcmp(no_dbeta.dbeta.data(), inputs.dbeta.data(), whole.dbeta.bytes()), 0);
+        this->run(on, shape, inputs, only_dgamma, 384, Part::only_dgamma);
+        EXPECT_EQ(std::memcmp(only_dgamma.din.data(), inputs.din.data(), whole.din.bytes()), 0);
+        EXPECT_EQ(std::memcmp(only_dgamma.dgamma.data(), whole.dgamma.data(), whole.dgamma.bytes()), 0);
+        EXPECT_EQ(std::memcmp(only_dgamma.dbeta.data(), inputs.dbeta.data(), whole.dbeta.bytes()), 0);
     }
 }
 

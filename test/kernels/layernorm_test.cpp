@@ -113,5 +113,39 @@ TYPED_TEST(LayerNorm, FusedResidualForward) {
     }
 }
 
+TYPED_TEST(LayerNorm, WithoutBetaHasTheBitsOfZeros) {
+    using X = TypeParam;
+    const LaunchContext on = launch_contexts().front();
+    for (const auto& [rows, channels] : shapes(layernorm_shapes)) {
+        Draw draw(seed());
+        const std::int64_t n = rows * channels;
+        Array<X> in1(n), in2(n), gamma(channels), zeros(channels);
+        draw.normal(in1, 1, 0.5);
+        draw.normal(in2, 0.5);
+        draw.normal(gamma, 0.5, 1);
+        zeros.fill(llmc::cuda::from_float<X>(0));
+        // Makes zeros of both signs, and those of `zeros` make +0 of them.
+        gamma[channels / 2] = zeros[0];
+        for (const bool fused : {false, true}) {
+            Array<X> residual(n), out(n), expected(n);
+            Array<float> mean(rows), rstd(rows);
+            for (X* to : {expected.data(), out.data()}) {
+                const X* const beta = to == out.data() ? nullptr : zeros.data();
+                if (fused) {
+                    llmc::cuda::fused_residual_layernorm_forward(on, residual.data(), to, mean.data(),
+                                                                 rstd.data(), in1.data(), in2.data(),
+                                                                 gamma.data(), beta, rows, channels);
+                } else {
+                    llmc::cuda::layernorm_forward(on, to, mean.data(), rstd.data(), in1.data(), gamma.data(),
+                                                  beta, rows, channels);
+                }
+                synchronize();
+            }
+            EXPECT_EQ(std::memcmp(out.data(), expected.data(), out.bytes()), 0)
+                << rows << " x " << channels << (fused ? ", fused" : "");
+        }
+    }
+}
+
 }  // namespace
 }  // namespace kernel_test

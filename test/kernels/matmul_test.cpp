@@ -106,14 +106,16 @@ TYPED_TEST(Matmul, ForwardWithGelu) {
     draw.normal(weight, 0.5);
     draw.normal(bias, 1);
     const LaunchContext on = launch_contexts().front();
-    llmc::cuda::matmul_forward(on, out.data(), in.data(), weight.data(), bias.data(), rows, OC, IC,
-                               pre_gelu.data());
-    // The same bits as the two operations apart.
-    llmc::cuda::matmul_forward(on, product.data(), in.data(), weight.data(), bias.data(), rows, OC, IC);
-    llmc::cuda::gelu_forward(on, gelu.data(), product.data(), rows * OC);
-    synchronize();
-    EXPECT_EQ(std::memcmp(pre_gelu.data(), product.data(), product.bytes()), 0);
-    EXPECT_EQ(std::memcmp(out.data(), gelu.data(), gelu.bytes()), 0);
+    for (const X* with_bias : {static_cast<const X*>(bias.data()), static_cast<const X*>(nullptr)}) {
+        llmc::cuda::matmul_forward(on, out.data(), in.data(), weight.data(), with_bias, rows, OC, IC,
+                                   pre_gelu.data());
+        // The same bits as the two operations apart.
+        llmc::cuda::matmul_forward(on, product.data(), in.data(), weight.data(), with_bias, rows, OC, IC);
+        llmc::cuda::gelu_forward(on, gelu.data(), product.data(), rows * OC);
+        synchronize();
+        EXPECT_EQ(std::memcmp(pre_gelu.data(), product.data(), product.bytes()), 0);
+        EXPECT_EQ(std::memcmp(out.data(), gelu.data(), gelu.bytes()), 0);
+    }
 }
 
 TYPED_TEST(Matmul, Backward) {
@@ -183,6 +185,17 @@ TYPED_TEST(Matmul, Backward) {
             }
             EXPECT_TRUE(comparison.good())
                 << rows << "x" << IC << "x" << OC << ": " << comparison.first_failure();
+
+            Array<X> din_of_two(din.size());
+            Array<float> dweight_of_two(dweight.size());
+            dweight_of_two.copy_from(before);
+            llmc::cuda::matmul_backward<X>(on, din_of_two.data(), dweight_of_two.data(), nullptr, dout.data(),
+                                           in.data(), weight.data(), pre_gelu.data(), rows, OC, IC,
+                                           workspace.data());
+            synchronize();
+            EXPECT_EQ(std::memcmp(din_of_two.data(), din.data(), din.bytes()), 0) << "without dbias";
+            EXPECT_EQ(std::memcmp(dweight_of_two.data(), dweight.data(), dweight.bytes()), 0)
+                << "without dbias";
         }
     }
 }

@@ -85,7 +85,7 @@ inline void layernorm_forward(Operands& o, Ops& ops) {
     o.provide_workspace(rows_request(o.X, in));
     ops.layernorm_forward(o.out("out", o.X, in), o.out("mean", fp32, rows_of(in)),
                           o.out("rstd", fp32, rows_of(in)), o.in("in", o.X), o.in("gamma", o.X),
-                          o.in("beta", o.X));
+                          o.in_if_given("beta", o.X));
 }
 
 inline void layernorm_backward(Operands& o, Ops& ops) {
@@ -101,7 +101,7 @@ inline void fused_residual_layernorm_forward(Operands& o, Ops& ops) {
     ops.fused_residual_layernorm_forward(o.out("residual", o.X, in), o.out("out", o.X, in),
                                          o.out("mean", fp32, rows_of(in)), o.out("rstd", fp32, rows_of(in)),
                                          o.in("in1", o.X), o.in("in2", o.X), o.in("gamma", o.X),
-                                         o.in("beta", o.X));
+                                         o.in_if_given("beta", o.X));
 }
 
 inline void matmul_forward(Operands& o, Ops& ops) {

@@ -43,14 +43,17 @@ OPERATIONS = {
          of(3, 13, 10, 37, rows=(0, 13)), of(2, 40, 17, 5, rows=(3, 5)), of(2, 8, 16, 32, rows=(40, 48))]),
     "layernorm_forward": Operation(
         layernorm_forward, [of(1, 5, offset=4.0), of(3, 13, offset=-4.0)],
-        [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0)]),
+        [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0),
+         of(3, 13, 20, offset=1.0, beta=False), of(4, 64, 128, beta=False)]),
     "layernorm_backward": Operation(
         layernorm_backward, [of(1, 5, offset=4.0), of(3, 13, offset=-4.0)],
         [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0),
-         of(3, 13, 20, want=("din",)), of(3, 13, 20, want=("dgamma", "dbeta"))]),
+         of(3, 13, 20, want=("din",)), of(3, 13, 20, want=("dgamma", "dbeta")), of(3, 13, 20, want=("dgamma",)),
+         of(4, 64, 128, want=("din", "dgamma"))]),
     "fused_residual_layernorm_forward": Operation(
         fused_residual_layernorm_forward, [of(1, 5, offset=4.0), of(3, 13, offset=-4.0)],
-        [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0)]),
+        [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0),
+         of(3, 13, 20, offset=1.0, beta=False), of(4, 64, 128, beta=False)]),
     "matmul_forward": Operation(
         matmul_forward, [of(3, 5, OC=7), of(1, 9, OC=4, bias=False), of(2, 3, 5, OC=6, gelu=True)],
         [of(16, 16, OC=48), of(1, 5, OC=37), of(13, 20, OC=7, bias=False), of(3, 13, 10, OC=65, gelu=True),

@@ -81,12 +81,13 @@ def encoder_backward(make, B, T, C, V, longer=0, rows=None):
 
 
 def layernorm_formula(x, gamma, beta):
-    """(out, mean, rstd), mean and rstd with a last axis of 1."""
+    """(out, mean, rstd), mean and rstd with a last axis of 1. `beta` may be None."""
     x = Bounded(x)
     mean = x.mean()
     deviation = x - mean
     rstd = 1.0 / bounded.sqrt((deviation * deviation).mean() + constant(1e-5))
-    return deviation * rstd * gamma + beta, mean, rstd
+    scaled = deviation * rstd * gamma
+    return scaled if beta is None else scaled + beta, mean, rstd
 
 
 def torch_layernorm(x, gamma, beta):
@@ -95,26 +96,35 @@ def torch_layernorm(x, gamma, beta):
     return F.layer_norm(x, x.shape[-1:], gamma, beta), mean.flatten(), rstd.flatten()
 
 
-def layernorm_forward(make, *shape, offset=0.0):
-    C = shape[-1]
-    x, gamma, beta = make.normal(*shape, offset=offset), make.normal(C, offset=1.0), make.normal(C)
-    exact = torch_layernorm(leaf(x), leaf(gamma), leaf(beta))
-    out, mean, rstd = layernorm_formula(x, gamma, beta)
+def layernorm_results(x, gamma, beta=None):
+    """PyTorch's (out, mean, rstd), and the formula's."""
+    exact = torch_layernorm(leaf(x), leaf(gamma), None if beta is None else leaf(beta))
+    return exact, layernorm_formula(x, gamma, beta)
+
+
+def layernorm_parameters(make, C, with_beta):
+    """gamma, and beta where there is one, by their names."""
+    parameters = {"gamma": make.normal(C, offset=1.0)}
+    return parameters | ({"beta": make.normal(C)} if with_beta else {})
+
+
+def layernorm_forward(make, *shape, offset=0.0, beta=True):
+    x = make.normal(*shape, offset=offset)
+    parameters = layernorm_parameters(make, shape[-1], beta)
+    exact, (out, mean, rstd) = layernorm_results(x, **parameters)
     derived = {"out": out.stored(make.dtype), "mean": mean.reshape(-1), "rstd": rstd.reshape(-1)}
-    return make_case({"in": x, "gamma": gamma, "beta": beta}, dict(zip(("out", "mean", "rstd"), exact)), derived)
+    return make_case({"in": x, **parameters}, dict(zip(("out", "mean", "rstd"), exact)), derived)
 
 
-def fused_residual_layernorm_forward(make, *shape, offset=0.0):
-    C = shape[-1]
+def fused_residual_layernorm_forward(make, *shape, offset=0.0, beta=True):
     in1, in2 = make.normal(*shape, offset=offset), make.normal(*shape)
-    gamma, beta = make.normal(C, offset=1.0), make.normal(C)
+    parameters = layernorm_parameters(make, shape[-1], beta)
     # One fp32 addition and one rounding to X: exactly the residual that the device must have, in every bit.
     residual = make.rounded(to_fp32(in1 + in2))
-    exact = torch_layernorm(leaf(residual), leaf(gamma), leaf(beta))
-    out, mean, rstd = layernorm_formula(residual, gamma, beta)
+    exact, (out, mean, rstd) = layernorm_results(residual, **parameters)
     derived = {"residual": residual, "out": out.stored(make.dtype), "mean": mean.reshape(-1),
                "rstd": rstd.reshape(-1)}
-    return make_case({"in1": in1, "in2": in2, "gamma": gamma, "beta": beta},
+    return make_case({"in1": in1, "in2": in2, **parameters},
                      {"residual": residual, **dict(zip(("out", "mean", "rstd"), exact))}, derived)
 
 

@@ -192,6 +192,32 @@ TEST_P(CpuOperations, FusedResidualLayernormIsAddThenLayernorm) {
     }
 }
 
+TEST_P(CpuOperations, LayernormWithoutBetaHasTheBitsOfZeros) {
+    for (const auto& [N, C] : layernorm_shapes) {
+        const OwnedTensor a = normal(X, {N, C}, "a");
+        const OwnedTensor b = normal(X, {N, C}, "b");
+        // A gamma of 0 makes zeros of both signs, and those of `zeros` make +0 of them.
+        OwnedTensor gamma = normal(X, {C}, "gamma");
+        gamma.set(C / 2, 0.0);
+        const OwnedTensor zeros = filled(X, {C}, 0.0);
+        Operations ops;
+        std::vector<std::vector<std::byte>> bits;
+        for (const Tensor& beta : {*zeros, Tensor{}}) {
+            OwnedTensor residual = garbage(X, {N, C}), out = garbage(X, {N, C}), alone = garbage(X, {N, C});
+            OwnedTensor mean = garbage(DType::fp32, {N}), rstd = garbage(DType::fp32, {N});
+            ops->layernorm_forward(alone, mean, rstd, a, gamma, beta);
+            for (const OwnedTensor* result : {&alone, &mean, &rstd}) bits.push_back(result->bytes());
+            ops->fused_residual_layernorm_forward(residual, out, mean, rstd, a, b, gamma, beta);
+            for (const OwnedTensor* result : {&residual, &out, &mean, &rstd}) bits.push_back(result->bytes());
+        }
+        const auto without = bits.begin() + 7;
+        EXPECT_TRUE(std::equal(bits.begin(), without, without, bits.end())) << N << " x " << C;
+        OwnedTensor out(X, {N, C}), mean(DType::fp32, {N}), rstd(DType::fp32, {N});
+        EXPECT_THROW(ops->layernorm_forward(out, mean, rstd, a, gamma, filled(X, {C + 1}, 0.0)),
+                     ProgrammingError);
+    }
+}
+
 TEST_P(CpuOperations, LayernormBackwardAccumulates) {
     for (const auto& [N, C] : layernorm_shapes) {
         const OwnedTensor x = normal(X, {N, C}, "x", 2.0, 3.0);

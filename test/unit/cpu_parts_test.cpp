@@ -31,10 +31,17 @@ TEST_P(CpuParts, LayernormBackwardHasTheSameBitsInParts) {
         ops->layernorm_backward(only_din, {}, {}, dout, x, gamma, mean, rstd);
         OwnedTensor only_dgamma = copy(start_gamma), only_dbeta = copy(start_gamma);
         ops->layernorm_backward({}, only_dgamma, only_dbeta, dout, x, gamma, mean, rstd);
+        OwnedTensor din_of_two = copy(start), dgamma_of_two = copy(start_gamma);
+        ops->layernorm_backward(din_of_two, dgamma_of_two, {}, dout, x, gamma, mean, rstd);
+        OwnedTensor dgamma_alone = copy(start_gamma);
+        ops->layernorm_backward({}, dgamma_alone, {}, dout, x, gamma, mean, rstd);
         expect_same_bits(only_din, din, "din");
         expect_same_bits(only_dgamma, dgamma, "dgamma");
         expect_same_bits(only_dbeta, dbeta, "dbeta");
-        EXPECT_THROW(ops->layernorm_backward(din, dgamma, {}, dout, x, gamma, mean, rstd), ProgrammingError);
+        expect_same_bits(din_of_two, din, "din without dbeta");
+        expect_same_bits(dgamma_of_two, dgamma, "dgamma without dbeta");
+        expect_same_bits(dgamma_alone, dgamma, "dgamma alone");
+        EXPECT_THROW(ops->layernorm_backward({}, {}, dbeta, dout, x, gamma, mean, rstd), ProgrammingError);
         EXPECT_THROW(ops->layernorm_backward(din, {}, dbeta, dout, x, gamma, mean, rstd), ProgrammingError);
     }
 }

@@ -31,14 +31,19 @@ RowStatistics row_statistics(const X* x, std::int64_t channels) {
     return {mean, 1.0F / std::sqrt(squares / count + epsilon)};
 }
 
+// beta null: counts as zeros.
 template <class X>
 void normalize_row(X* out, const X* x, const X* gamma, const X* beta, RowStatistics s,
                    std::int64_t channels) {
+    const auto normalize = [=](auto beta_at) {
 #pragma omp simd
-    for (std::int64_t c = 0; c < channels; ++c) {
-        const float h = (to_float(x[c]) - s.mean) * s.rstd;
-        out[c] = from_float<X>(h * to_float(gamma[c]) + to_float(beta[c]));
-    }
+        for (std::int64_t c = 0; c < channels; ++c) {
+            const float h = (to_float(x[c]) - s.mean) * s.rstd;
+            out[c] = from_float<X>(h * to_float(gamma[c]) + beta_at(c));
+        }
+    };
+    if (beta) return normalize([=](std::int64_t c) { return to_float(beta[c]); });
+    normalize([](std::int64_t) { return 0.0F; });
 }
 
 // Of the backward pass there is one loop for the input and one for the parameters: each has the same bits whether the
@@ -76,14 +81,15 @@ void CpuOps::layernorm_forward(const Tensor& out, const Tensor& mean, const Tens
     const auto [rows, channels] = layernorm_forward_sizes(out, mean, rstd, in, gamma, beta);
     with_dtype(in.dtype, [&, N = rows, C = channels](auto element) {
         using X = decltype(element);
-        parallel_for(threads_, N,
-                     [=, y = out.as<X>(), x = in.as<X>(), g = gamma.as<X>(), b = beta.as<X>(),
-                      means = mean.as<float>(), rstds = rstd.as<float>()](std::int64_t row) {
-                         const RowStatistics s = row_statistics(x + row * C, C);
-                         normalize_row(y + row * C, x + row * C, g, b, s, C);
-                         means[row] = s.mean;
-                         rstds[row] = s.rstd;
-                     });
+        parallel_for(
+            threads_, N,
+            [=, y = out.as<X>(), x = in.as<X>(), g = gamma.as<X>(), b = beta ? beta.as<X>() : nullptr,
+             means = mean.as<float>(), rstds = rstd.as<float>()](std::int64_t row) {
+                const RowStatistics s = row_statistics(x + row * C, C);
+                normalize_row(y + row * C, x + row * C, g, b, s, C);
+                means[row] = s.mean;
+                rstds[row] = s.rstd;
+            });
     });
 }
 
@@ -94,20 +100,20 @@ void CpuOps::fused_residual_layernorm_forward(const Tensor& residual, const Tens
         fused_residual_layernorm_sizes(residual, out, mean, rstd, in1, in2, gamma, beta);
     with_dtype(residual.dtype, [&, N = rows, C = channels](auto element) {
         using X = decltype(element);
-        parallel_for(
-            threads_, N,
-            [=, y = out.as<X>(), r = residual.as<X>(), a = in1.as<X>(), b = in2.as<X>(), g = gamma.as<X>(),
-             shift = beta.as<X>(), means = mean.as<float>(), rstds = rstd.as<float>()](std::int64_t row) {
-                const std::int64_t first = row * C;
+        parallel_for(threads_, N,
+                     [=, y = out.as<X>(), r = residual.as<X>(), a = in1.as<X>(), b = in2.as<X>(),
+                      g = gamma.as<X>(), shift = beta ? beta.as<X>() : nullptr, means = mean.as<float>(),
+                      rstds = rstd.as<float>()](std::int64_t row) {
+                         const std::int64_t first = row * C;
 #pragma omp simd
-                for (std::int64_t c = 0; c < C; ++c) {
-                    r[first + c] = from_float<X>(to_float(a[first + c]) + to_float(b[first + c]));
-                }
-                const RowStatistics s = row_statistics(r + first, C);
-                normalize_row(y + first, r + first, g, shift, s, C);
-                means[row] = s.mean;
-                rstds[row] = s.rstd;
-            });
+                         for (std::int64_t c = 0; c < C; ++c) {
+                             r[first + c] = from_float<X>(to_float(a[first + c]) + to_float(b[first + c]));
+                         }
+                         const RowStatistics s = row_statistics(r + first, C);
+                         normalize_row(y + first, r + first, g, shift, s, C);
+                         means[row] = s.mean;
+                         rstds[row] = s.rstd;
+                     });
     });
 }
 
@@ -116,7 +122,7 @@ void CpuOps::layernorm_backward(const Tensor& din, const Tensor& dgamma, const T
                                 const Tensor& rstd) {
     const auto [rows, channels] = layernorm_backward_sizes(din, dgamma, dbeta, dout, in, gamma, mean, rstd);
     const RowBlocks blocks(rows);
-    // (blocks, 2, C): dgamma's and dbeta's
+    // (blocks, 2, C): dgamma's and dbeta's, the latter also where nobody wants them: it costs an addition
     float* const partials = dgamma ? workspace(2 * blocks.count * channels) : nullptr;
     with_dtype(in.dtype, [&, C = channels](auto element) {
         using X = decltype(element);
@@ -137,7 +143,7 @@ void CpuOps::layernorm_backward(const Tensor& din, const Tensor& dgamma, const T
             });
         if (!partials) return;
         add_partials(threads_, dgamma.as<float>(), partials, blocks.count, 2 * C, C);
-        add_partials(threads_, dbeta.as<float>(), partials + C, blocks.count, 2 * C, C);
+        if (dbeta) add_partials(threads_, dbeta.as<float>(), partials + C, blocks.count, 2 * C, C);
     });
 }
 

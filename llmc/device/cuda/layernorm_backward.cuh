@@ -2,8 +2,8 @@
 //
 // Two kernels. The first is a grid of few blocks that walk down the rows, writes din, and leaves in the
 // workspace what each block adds to dgamma and dbeta; the second sums that over the blocks. All sums are in
-// an order that the shape and the number of multiprocessors decide. din alone, or dgamma and dbeta alone, come from the
-// same instructions of the same kernel: they have the same bits as together.
+// an order that the shape and the number of multiprocessors decide. din alone, dgamma alone, or dgamma and dbeta, come from
+// the same instructions of the same kernels: they have the same bits as all together.
 #pragma once
 
 #include "llmc/device/cuda/packed.cuh"
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
 }
 
 // dgamma, dbeta += the sums of their partials over the blocks that wrote them. A block does 32 columns, and
-// each of its warps some of the partials of each.
+// each of its warps some of the partials of each. dbeta null: dgamma's columns are all there are.
 template <int max_warps>
 __global__ void __launch_bounds__(max_warps* warp_threads)
     layernorm_backward_sum_kernel5(float* dgamma, float* dbeta, const float* partials, int partial_blocks,
@@ -202,8 +202,9 @@ __global__ void __launch_bounds__(max_warps* warp_threads)
     const int warp = static_cast<int>(threadIdx.x) / warp_threads;
     const int warps = static_cast<int>(blockDim.x) / warp_threads;
     const int column = static_cast<int>(blockIdx.x) * warp_threads + lane;
+    const int columns = dbeta ? 2 * channels : channels;
     float sum = 0;
-    if (column < 2 * channels) {
+    if (column < columns) {
 #pragma unroll 8
         for (int b = warp; b < partial_blocks; b += warps) {
             sum += partials[std::int64_t{b} * 2 * channels + column];
@@ -211,7 +212,7 @@ __global__ void __launch_bounds__(max_warps* warp_threads)
     }
     sums[warp][lane] = sum;
     __syncthreads();
-    if (warp > 0 || column >= 2 * channels) return;
+    if (warp > 0 || column >= columns) return;
     for (int w = 1; w < warps; ++w) sum += sums[w][lane];
     (column < channels ? dgamma[column] : dbeta[column - channels]) += sum;
 }
@@ -229,9 +230,10 @@ inline void add_layernorm_partials(const LaunchContext& on, float* dgamma, float
                                    const float* partials, int partial_blocks, int channels) {
     constexpr int max_warps = 32, partials_a_warp = 8;  // as many loads in flight as a thread has
     const int warps = std::min(max_warps, blocks_for(partial_blocks, partials_a_warp));
+    const int columns = dbeta ? 2 * channels : channels;
     launch(on, layernorm_backward_sum_kernel5<max_warps>,
-           static_cast<unsigned>(blocks_for(2 * channels, warp_threads)), warps * warp_threads, 0, dgamma,
-           dbeta, partials, partial_blocks, channels);
+           static_cast<unsigned>(blocks_for(columns, warp_threads)), warps * warp_threads, 0, dgamma, dbeta,
+           partials, partial_blocks, channels);
 }
 
 template <class X, int pieces>
@@ -258,7 +260,7 @@ void launch_layernorm_backward(const LaunchContext& on, X* din, float* dgamma, f
 
 // din (accumulates), dout, in X (rows, channels); dgamma, dbeta fp32 (channels), accumulate; gamma X
 // (channels); mean, rstd fp32 (rows); workspace of layernorm_backward_workspace_bytes. A row has 24 KiB
-// at most. din may be null, and dgamma and dbeta together: then they are not computed.
+// at most. Each of din, dgamma and dbeta may be null, dgamma only with dbeta: then it is not written.
 template <class X>
 void layernorm_backward(const LaunchContext& on, X* din, float* dgamma, float* dbeta, const X* dout,
                         const X* in, const X* gamma, const float* mean, const float* rstd, std::int64_t rows,

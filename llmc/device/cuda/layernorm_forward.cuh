@@ -12,6 +12,7 @@ inline constexpr float layernorm_epsilon = 1e-5f;
 // A warp does a row. The row is read once, in 16-byte pieces, and waits in shared memory for its mean and its
 // deviation; each lane reads back what it wrote itself, so that no barrier is needed. With `add`, x is in1 +
 // in2 and goes to `residual` too: as data that is not needed soon, while the next kernel reads `out`.
+//   beta null: counts as zeros
 template <class X, bool add>
 __global__ void __launch_bounds__(256, 5)
     layernorm_forward_kernel5(X* residual, X* out, float* mean, float* rstd, const X* in1, const X* in2,
@@ -64,9 +65,13 @@ __global__ void __launch_bounds__(256, 5)
     }
     const float row_rstd = rsqrtf(warp_sum(squares) / static_cast<float>(channels) + layernorm_epsilon);
 
+    // A branch on beta would cost registers: the compiler would make two loops.
+    const int shifted_channels = beta ? channels : 0;
     for (int c = lane * pack; c < channels; c += step) {
         Packed<X> v = load(x + c);
-        const Packed<X> g = load(gamma + c), b = load(beta + c);
+        const Packed<X> g = load(gamma + c);
+        Packed<X> b = from_bits<X>({});
+        if (c < shifted_channels) b = load(beta + c);
 #pragma unroll
         for (int i = 0; i < pack; ++i) {
             const float normalized = (to_float(v[i]) - row_mean) * row_rstd;
@@ -101,7 +106,7 @@ void launch_layernorm_forward(const LaunchContext& on, X* residual, X* out, floa
 
 }  // namespace detail
 
-// in, out X (rows, channels); mean, rstd fp32 (rows); gamma, beta X (channels)
+// in, out X (rows, channels); mean, rstd fp32 (rows); gamma X (channels), beta X (channels) or null
 template <class X>
 void layernorm_forward(const LaunchContext& on, X* out, float* mean, float* rstd, const X* in, const X* gamma,
                        const X* beta, std::int64_t rows, int channels, int block_threads = 128) {

@@ -80,6 +80,29 @@ double tolerance(DType dtype) { return 200 * 0x1p-24 + (dtype == DType::bf16 ? 2
 
 constexpr std::array compute_dtypes = {DType::fp32, DType::bf16};
 
+TEST(CudaOps, MatmulForwardWithAndWithoutBias) {
+    const Outcome outcome = run_process({{"SIMT_SEED", "1"}}, [] {
+        const auto device = make_cuda_device({});
+        const auto cpu = make_cpu_device(1);
+        for (const DType X : compute_dtypes) {
+            for (const bool bias : {false, true}) {
+                HostTensors inputs = {{"in", normal("in", {13, 24})}, {"weight", normal("weight", {40, 24})}};
+                if (bias) inputs["bias"] = normal("bias", {40});
+                const auto product = probe::run_op(*device, "matmul_forward", X, inputs);
+                inputs["with_gelu"] = number(1);
+                const auto results = probe::run_op(*device, "matmul_forward", X, inputs);
+                const auto gelu = probe::run_op(*device, "gelu_forward", X, {{"in", results.at("pre_gelu")}});
+                if (!are_among(product, {{"out", results.at("pre_gelu")}})) return false;
+                if (results.size() != 2 || !are_among(gelu, results)) return complain("GELU");
+                if (!are_near(results, probe::run_op(*cpu, "matmul_forward", X, inputs), 2 * tolerance(X)))
+                    return false;
+            }
+        }
+        return true;
+    });
+    EXPECT_TRUE(outcome.good()) << outcome;
+}
+
 TEST(CudaOps, MatmulBackwardHasTheSameBitsInParts) {
     const Outcome outcome = run_process({{"SIMT_SEED", "1"}}, [] {
         const auto device = make_cuda_device({});
@@ -99,9 +122,14 @@ TEST(CudaOps, MatmulBackwardHasTheSameBitsInParts) {
                 HostTensors no_din = without(inputs, {"pre_gelu"});
                 no_din["without_din"] = number(1);
                 const HostTensors parameters = run(no_din);
-                if (whole.size() != 3 || din.size() != 1 || parameters.size() != 2)
+                const HostTensors no_dbias = run(without(inputs, {"dbias"}));
+                const HostTensors dweight = run(without(no_din, {"dbias"}));
+                if (whole.size() != 3 || din.size() != 1 || parameters.size() != 2 || no_dbias.size() != 2 ||
+                    dweight.size() != 1)
                     return complain("results");
-                if (!are_among(din, whole) || !are_among(parameters, whole)) return false;
+                for (const HostTensors& part : {din, parameters, no_dbias, dweight}) {
+                    if (!are_among(part, whole)) return false;
+                }
                 const auto cpu = make_cpu_device(1);
                 if (!are_near(whole, probe::run_op(*cpu, "matmul_backward", X, inputs), 2 * tolerance(X)))
                     return false;
@@ -127,8 +155,38 @@ TEST(CudaOps, LayernormBackwardHasTheSameBitsInParts) {
             const HostTensors whole = run(inputs);
             const HostTensors din = run(without(inputs, {"dgamma", "dbeta"}));
             const HostTensors parameters = run(without(inputs, {"din"}));
-            if (whole.size() != 3 || din.size() != 1 || parameters.size() != 2) return complain("results");
-            if (!are_among(din, whole) || !are_among(parameters, whole)) return false;
+            const HostTensors no_dbeta = run(without(inputs, {"dbeta"}));
+            const HostTensors dgamma = run(without(inputs, {"din", "dbeta"}));
+            if (whole.size() != 3 || din.size() != 1 || parameters.size() != 2 || no_dbeta.size() != 2 ||
+                dgamma.size() != 1)
+                return complain("results");
+            for (const HostTensors& part : {din, parameters, no_dbeta, dgamma}) {
+                if (!are_among(part, whole)) return false;
+            }
+        }
+        return true;
+    });
+    EXPECT_TRUE(outcome.good()) << outcome;
+}
+
+TEST(CudaOps, LayernormForwardWithoutBetaIsThatOfZeros) {
+    const Outcome outcome = run_process({{"SIMT_SEED", "1"}}, [] {
+        const auto device = make_cuda_device({});
+        const auto cpu = make_cpu_device(1);
+        for (const DType X : compute_dtypes) {
+            const HostTensors common = {{"gamma", normal("gamma", {40}, 1.0)},
+                                        {"beta", {{40}, std::vector<double>(40)}}};
+            HostTensors alone = common, fused = common;
+            alone["in"] = fused["in1"] = normal("in1", {33, 40});
+            fused["in2"] = normal("in2", {33, 40});
+            for (const auto& [op, inputs] : {std::pair{"layernorm_forward", alone},
+                                             std::pair{"fused_residual_layernorm_forward", fused}}) {
+                const auto zeros = probe::run_op(*device, op, X, inputs);
+                const auto results = probe::run_op(*device, op, X, without(inputs, {"beta"}));
+                if (results.size() != zeros.size() || !are_among(results, zeros)) return complain(op);
+                const auto expected = probe::run_op(*cpu, op, X, without(inputs, {"beta"}));
+                if (!are_near(results, expected, tolerance(X))) return false;
+            }
         }
         return true;
     });
