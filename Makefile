@@ -44,7 +44,7 @@ endif
 # AVX2 and FMA on x86-64; no processor newer than that is assumed, libraries choose at run time.
 MACHINE := $(if $(filter x86_64,$(shell uname -m)),-march=x86-64-v3)
 # g++ 12 finds overlaps and overflows in std::string and fmt that are not there (its bug 105651).
-WARNINGS := -Wall -Wextra -Wconversion -Wshadow -Werror -Wno-restrict -Wno-stringop-overflow -Wno-array-bounds
+WARNINGS := -Wall -Wextra -Wconversion -Wshadow -Werror -Wno-restrict -Wno-stringop-overflow
 # Headers of others give no warnings of ours.
 system_headers = $(patsubst -I%,-isystem %,$(shell pkg-config --cflags $(1) 2>/dev/null))
 PACKAGES := fmt libxxhash tomlplusplus

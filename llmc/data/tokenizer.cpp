@@ -1,5 +1,7 @@
 #include "llmc/data/tokenizer.h"
 
+#include <fmt/format.h>
+
 #include <utility>
 
 #include "llmc/core/error.h"
@@ -102,7 +104,7 @@ std::vector<std::int32_t> encode_text(std::string_view text, const BytePairEncod
 
 std::string TextStream::add(std::int32_t token) {
     const bool is_first = !std::exchange(has_begun_, true);
-    if (!encodes_text(vocabulary_, bpe_)) return (is_first ? "" : " ") + std::to_string(token);
+    if (!encodes_text(vocabulary_, bpe_)) return fmt::format("{}{}", is_first ? "" : " ", token);
     pending_ += bpe_ ? bpe_->decode({&token, 1}) : std::string(1, static_cast<char>(token));
     return take_text(pending_, false);
 }
