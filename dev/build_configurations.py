@@ -229,7 +229,7 @@ ON_CPU = """
                                           --vocab-size 256 --prompt Anna --sample-tokens 60 --temperature 0
 2 | generate: tp2-sp block bf16
     then 4 | zero-3                     | --generate --resume {first}/run --prompt 'Anna saw' --sample-tokens 60 --top-k 30
-    then 2 | tp2-sp block               | --generate --resume {first}/run --prompt Peter --sample-tokens 60 --top-p 0.9 --seed 5
+    then 2 | tp2-sp                     | --generate --resume {first}/run --prompt Peter --sample-tokens 60 --top-p 0.9 --seed 5
 4 | generate: interleaved zero-1 fp32
     then 4 | tp2 | --generate --resume {first}/run --prompt 'Anna saw' --sample-tokens 60 --temperature 2 --pipeline-parallel 2
 """
@@ -249,6 +249,14 @@ ON_SIMULATED_GPUS = """
 2 | tp2 fp32
 2 | tp2-sp block bf16           | --sample-every 2 --sample-tokens 20
 4 | 1f1b tp2-sp bf16
+2 | naive bf16-grads            | --layers 4
+2 | gpipe every-2 fp32          | --layers 4
+4 | zb-h1 zero-3 selective bf16 | --layers 4
+4 | interleaved zero-2 bf16-grads | --layers 4
+4 | tp2 zero-3 bf16
+1 | TF32: fp32                  | --tf32
+2 | in between: zero-3 fp32     | --overlap-grad-reduce=false
+2 | three ahead: zero-3 bf16    | --prefetch-units 3 --reshard-after-forward=false
 2 | HellaSwag: zero-3 bf16      | --eval-hellaswag {files}/examples.jsonl --eval-examples 3
 2 | resume: zero-1 bf16-grads-sr
     then 2 | zero-1 bf16-grads-sr | --resume {first}/run --steps 5

@@ -22,7 +22,6 @@ Prints a line for each configuration, `same` or what differs first, and ends wit
 
 import argparse
 import concurrent.futures
-import hashlib
 import json
 import os
 import pathlib
@@ -44,6 +43,8 @@ SECONDS = 120
 FIELDS = ("step", "tokens", "loss", "grad_norm", "lr", "val_loss", "hellaswag_acc", "hellaswag_acc_norm")
 SAMPLE = re.compile(rb"^-- sample after .*?^-{60,}$", re.MULTILINE | re.DOTALL)
 NAMES = ("BEFORE", "AFTER")
+# Of the differences of a configuration.
+SHOWN = 5
 
 
 class Failed(Exception):
@@ -63,7 +64,7 @@ def execute(run, build, folder, replaced, cache):
     folder.mkdir(parents=True)
     # mpiruns that share a folder may remove it from under one another.
     places = {"OMPI_MCA_orte_tmpdir_base": tempfile.mkdtemp(dir=folder), "XDG_CACHE_HOME": str(cache)}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "SIMT_GPUS": str(run.ranks), **places, **run.environment}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb", "SIMT_GPUS": str(run.ranks), **places, **run.environment}
     try:
         result = subprocess.run(command_of(run, build, replaced), cwd=folder, env=environment, stdin=subprocess.DEVNULL,
                                 capture_output=True, timeout=SECONDS, check=False)
@@ -71,23 +72,31 @@ def execute(run, build, folder, replaced, cache):
         raise Failed(f"does not end in {SECONDS} seconds") from None
     if result.returncode != 0:
         said = result.stderr.decode(errors="replace").strip().splitlines() or [""]
-        raise Failed(f"fails with status {result.returncode}: {said[-1]}")
+        # mpirun has words of its own behind the program's.
+        why = next((line for line in said if line.startswith("error:")), said[-1])
+        raise Failed(f"fails with status {result.returncode}: {why}")
     return result.stdout
 
 
 class Results:
     """What is compared of a run: by kind, {what it is: its value}; and the bytes of each arena."""
 
-    def __init__(self, folder, printed, generated):
+    def __init__(self, folder, printed, options):
         self.kinds = {"bytes sent": {}, "steps": {}, "tensors": {}, "texts": {}}
         self.memory = {}
-        if generated:
+        if "--generate" in options:
             self.kinds["texts"]["the text"] = printed
             return
         self.read_metrics(folder / "run/metrics.jsonl")
         for path in sorted(folder.rglob("*.safetensors")):
             self.read_tensors(path, path.relative_to(folder))
-        self.kinds["texts"] |= {f"sample {number}": text for number, text in enumerate(SAMPLE.findall(printed), 1)}
+        self.kinds["texts"] = {f"sample {number}": text for number, text in enumerate(SAMPLE.findall(printed), 1)}
+        # Two runs that leave nothing are the same, and show nothing. (The program takes an option's last value.)
+        value_of = dict(zip(options, options[1:]))
+        due = {"bytes sent": True, "steps": True, "tensors": value_of["--steps"] != "0", "texts": value_of["--sample-tokens"] != "0"}
+        missing = [kind for kind, is_due in due.items() if is_due and not self.kinds[kind]]
+        if missing or not self.memory:
+            raise Failed(f"leaves no {' and no '.join(missing or ['memory'])} to compare")
 
     def read_metrics(self, path):
         # Numbers stay as they are printed.
@@ -110,7 +119,7 @@ class Results:
         tensors = safetensors_file.load(path)
         self.kinds["tensors"] |= {f"{tensor} in {name}": value for tensor, value in tensors.items()}
         if not path.parent.name.startswith("checkpoint-"):
-            self.kinds["tensors"][f"the bytes of {name}"] = hashlib.sha256(path.read_bytes()).hexdigest()
+            self.kinds["tensors"][f"the file {name}"] = path.read_bytes()
 
 
 def in_words(before, after):
@@ -127,6 +136,10 @@ def in_words(before, after):
     return f"is {after}, not {before}"
 
 
+def and_more(names):
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
 def differences(before, after):
     """Of two Results: the first difference of each kind, in words."""
     found = []
@@ -135,26 +148,25 @@ def differences(before, after):
         differing = [name for name in {**values, **others} if values.get(name) != others.get(name)]
         if differing:
             name = differing[0]
-            more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
-            found.append(f"{name} {in_words(values.get(name), others.get(name))}{more}")
+            found.append(f"{name} {in_words(values.get(name), others.get(name))}{and_more(differing)}")
     larger = [name for name, size in after.memory.items() if size > before.memory.get(name, 0)]
     if larger:
         name = larger[0]
-        more = f" (and {len(larger) - 1} more)" if len(larger) > 1 else ""
-        found.append(f"{name} is larger: {after.memory[name]:,} bytes, not {before.memory.get(name, 0):,}{more}")
+        found.append(f"{name} is larger: {after.memory[name]:,} bytes, not {before.memory.get(name, 0):,}{and_more(larger)}")
     return found
 
 
 def smaller_arenas(before, after):
-    return [f"{name} is {size - after.memory.get(name, 0):,} bytes smaller" for name, size in before.memory.items()
-            if after.memory.get(name, 0) < size]
+    smaller = [f"{name} is {size - after.memory.get(name, 0):,} bytes smaller" for name, size in before.memory.items()
+               if after.memory.get(name, 0) < size]
+    return [f"{smaller[0]}{and_more(smaller)}"] if smaller else []
 
 
 def compare(configuration, builds, files, folder):
     """(what differs, what is better) of a configuration, in words."""
     def results(run, build, place, first=None):
         printed = execute(run, builds[build], folder / place, {"files": files, "first": first}, folder / "cache")
-        return Results(folder / place, printed, "--generate" in run.options)
+        return Results(folder / place, printed, run.options)
 
     def all_results(runs):
         """{key: Results} of {key: arguments of `results`}, and what failed."""
@@ -172,13 +184,18 @@ def compare(configuration, builds, files, folder):
         return found, []
     found = differences(first["BEFORE"], first["AFTER"])
     better = smaller_arenas(first["BEFORE"], first["AFTER"])
-    for number, run in enumerate(configuration.then, 1):
-        second, failed = all_results({f"{name} from {origin}'s": (run, name, f"{number}-{name}-{origin}", folder / origin)
+    for number, run in enumerate(configuration.then, 2):
+        second, failed = all_results({f"run {number}, {name} from {origin}'s": (run, name, f"{number}-{name}-{origin}", folder / origin)
                                       for origin in NAMES for name in NAMES})
         found += failed
-        if (whole := second.pop("BEFORE from BEFORE's", None)):
+        if (whole := second.pop(f"run {number}, BEFORE from BEFORE's", None)):
             found += [f"{key}: {text}" for key, own in second.items() for text in differences(whole, own)]
     return found, better
+
+
+def shortened(texts):
+    """The first of them, and how many there are beside these."""
+    return texts if len(texts) <= SHOWN else [*texts[:SHOWN - 1], f"{len(texts) - SHOWN + 1} more differences"]
 
 
 def compare_all(chosen, builds, jobs):
@@ -200,9 +217,8 @@ def compare_all(chosen, builds, jobs):
             start = time.monotonic()
             with tempfile.TemporaryDirectory(dir=name) as folder:
                 found, better = compare(configuration, builds, files, pathlib.Path(folder))
-            better = "".join(f", {text}" for text in better)
-            took = f" ({time.monotonic() - start:.1f} s)"
-            return ("differ", "; ".join(found) + better + took) if found else ("same", "same" + better + took)
+            took = f"{time.monotonic() - start:.1f} s"
+            return ("differ" if found else "same"), "; ".join([*shortened(found or ["same"]), *better, took])
 
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
             for configuration, (key, line) in zip(chosen, pool.map(line_of, chosen)):
