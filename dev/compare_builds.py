@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Compares two builds of the trainer, to the bit: for changes that are to leave every result as it was.
 
-    dev/compare_builds.py BEFORE AFTER                     every configuration; about ten minutes on two cores
+    dev/compare_builds.py BEFORE AFTER                     every configuration; six minutes or more on two cores
     dev/compare_builds.py BEFORE AFTER --only 'zb-h1*'     those with such a name, or with such a word in it
     dev/compare_builds.py BEFORE AFTER --list              only prints their commands
-    dev/compare_builds.py BEFORE AFTER --time              whether AFTER takes more time on the CPU
+    dev/compare_builds.py BEFORE AFTER --time              whether AFTER takes more time on the CPU; six minutes
 
 BEFORE and AFTER are checkouts in which `make train_gpt` was done, and `make build/test/train_gpt-plain` for the configurations with
 simulated GPUs, which are skipped where one of them lacks it. Both run the same command, one after the other. The same must be:
@@ -26,6 +26,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -54,9 +55,8 @@ class Failed(Exception):
 def command_of(run, build, replaced):
     """The command of a Run; `replaced` are the folders in its options."""
     options = [option.format(**replaced) for option in run.options]
-    command = [build / run.program, *options]
-    # Always by the launcher: MPI=0 is its to obey, and a process alone is started like the others.
-    return [str(word) for word in (LAUNCH, "-np", run.ranks, *command)]
+    # A process alone goes by the launcher too, so that MPI=0 holds for it.
+    return [str(word) for word in (LAUNCH, "-np", run.ranks, build / run.program, *options)]
 
 
 def execute(run, build, folder, replaced, cache):
@@ -101,8 +101,7 @@ class Results:
     def read_metrics(self, path):
         # Numbers stay as they are printed.
         lines = [json.loads(line, parse_float=str, parse_constant=str) for line in path.read_text().splitlines()]
-        records = [line["run"] for line in lines if "run" in line]
-        record = records[-1]
+        record = [line["run"] for line in lines if "run" in line][-1]
         stages = record.get("pipeline", {})
         for name, whole, of_stages in (("bytes_sent", record["bytes_sent"], stages.get("bytes_sent", [])),
                                        ("memory", record["memory"], stages.get("memory", []))):
@@ -112,8 +111,8 @@ class Results:
                 self.memory = found
             else:
                 self.kinds["bytes sent"] = found
-        for line in lines:
-            self.kinds["steps"] |= {f"step {line['step']} {field}": line[field] for field in FIELDS if field in line and "run" not in line}
+        self.kinds["steps"] = {f"step {line['step']} {field}": line[field] for line in lines if "run" not in line
+                               for field in FIELDS if field in line}
 
     def read_tensors(self, path, name):
         tensors = safetensors_file.load(path)
@@ -166,7 +165,10 @@ def compare(configuration, builds, files, folder):
     """(what differs, what is better) of a configuration, in words."""
     def results(run, build, place, first=None):
         printed = execute(run, builds[build], folder / place, {"files": files, "first": first}, folder / "cache")
-        return Results(folder / place, printed, run.options)
+        try:
+            return Results(folder / place, printed, run.options)
+        except (OSError, ValueError, LookupError) as error:
+            raise Failed(f"leaves what cannot be read: {type(error).__name__}, {error}") from None
 
     def all_results(runs):
         """{key: Results} of {key: arguments of `results`}, and what failed."""
@@ -258,7 +260,7 @@ def main():
             print(configuration.name)
             for run in (configuration.first, *configuration.then):
                 variables = [f"{name}={value}" for name, value in run.environment.items()]
-                print("    " + " ".join([*variables, f"scripts/launch.sh -np {run.ranks} {run.program}", *run.options]))
+                print("    " + " ".join([*variables, f"scripts/launch.sh -np {run.ranks} {run.program}", shlex.join(run.options)]))
         return 0
     for name, build in builds.items():
         print(f"{name:<6}  {version_of(build)}")
