@@ -235,7 +235,7 @@ check-format:  ## part of lint: clang-format
 check-shell:  ## part of lint: shellcheck
 	$(QUIET)shellcheck .ci/run $(wildcard scripts/*.sh test/*.sh dev/*/*.sh)
 check-python:  ## part of lint: pyflakes
-	$(QUIET)$(PYTHON) -m pyflakes $(wildcard data/*.py scripts/*.py dev/*/*.py test/*.py test/*/*.py)
+	$(QUIET)$(PYTHON) -m pyflakes $(wildcard data/*.py scripts/*.py dev/*.py dev/*/*.py test/*.py test/*/*.py)
 
 # What CUDA's libraries have the headers of is read where they are.
 UNREAD := $(if $(CUDNN_FRONTEND),,$(CUDNN_SOURCES)) $(filter-out %/no_cuda.cpp %/no_nccl.cpp \
