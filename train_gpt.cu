@@ -38,7 +38,6 @@
 #include "llmc/io/last_run.h"
 #include "llmc/io/metrics.h"
 #include "llmc/io/model_files.h"
-#include "llmc/model/gpt2.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/algorithms.h"
 #include "llmc/train/command_line.h"
@@ -73,11 +72,11 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
              const StopSignals& signals) {
     const bool speaks = world.rank() == 0;
     const Options& options = run.options;
-    const GPTConfig& config = run.plan.spec.config;
-    const TrainingSamples samples(*run.data.training, config.sequence_length, options.seed);
-    TrainingBatches batches(samples, run.plan.share(), config.sequence_length);
+    const Model& model = run.plan.spec.model;
+    const TrainingSamples samples(*run.data.training, model.sequence_length, options.seed);
+    TrainingBatches batches(samples, run.plan.share(), model.sequence_length);
     std::optional<ValidationWindows> validation;
-    if (run.data.validation) validation.emplace(*run.data.validation, config.sequence_length);
+    if (run.data.validation) validation.emplace(*run.data.validation, model.sequence_length);
 
     std::optional<MetricsWriter> metrics;
     if (!run.trains && run.checkpoint && holds_records(options, run.out_dir))
@@ -146,7 +145,7 @@ Ending train(const Run& run, Trainer& trainer, Communicator& world, Console& con
         const auto more = trainer.generate(run.prompt, options.sample_tokens, watch);
         if (!more || !speaks) return;
         tokens.insert(tokens.end(), more->begin(), more->end());
-        console.sample(trainer.progress().step, decode(tokens, config.vocabulary, bpe));
+        console.sample(trainer.progress().step, decode(tokens, model.vocabulary, bpe));
     };
     const auto save = [&] {
         console.doing("saving", 0);
@@ -312,14 +311,16 @@ Ending begin_and_train(Run& run, Trainer& trainer, const std::vector<std::string
 void generate(const Options& options, const RunPlan& plan, Device& device, const MeshRanks& ranks, Job& job,
               StopSignals& signals) {
     HostCommunicator& world = job.world();
-    const std::optional<BytePairEncoder> bpe = find_bpe(options.bpe_directory, plan.spec.config.vocabulary);
+    const std::optional<BytePairEncoder> bpe = find_bpe(options.bpe_directory, plan.spec.model.vocabulary);
     const std::vector<std::int32_t> prompt =
-        encode_prompt(options.prompt, plan.spec.config.vocabulary, bpe ? &*bpe : nullptr);
+        encode_prompt(options.prompt, plan.spec.model.vocabulary, bpe ? &*bpe : nullptr);
     const std::optional<CheckpointInfo> checkpoint = find_checkpoint(options, choose_out_dir(options));
     if (checkpoint) {
         differences(*checkpoint, options);
     } else {
-        naming_option("--init", [&] { check_weights(options.init, plan.store.units); });
+        const std::string note = naming_option(
+            "--init", [&] { return check_weights(options.init, *plan.outline, plan.store.units); });
+        if (world.rank() == 0 && !note.empty()) say_beside_text("note: " + note);
     }
     if (world.rank() == 0) {
         for (const std::string& note : options.notes) say_beside_text("note: " + note);
@@ -337,7 +338,7 @@ void generate(const Options& options, const RunPlan& plan, Device& device, const
         Generation generation{.options = options,
                               .plan = plan,
                               .prompt = prompt,
-                              .text = TextStream(plan.spec.config.vocabulary, bpe ? &*bpe : nullptr),
+                              .text = TextStream(plan.spec.model.vocabulary, bpe ? &*bpe : nullptr),
                               .weights = weights};
         generate_text(generation, trainer, world, signals);
     } catch (...) {
@@ -347,7 +348,7 @@ void generate(const Options& options, const RunPlan& plan, Device& device, const
 }
 
 RunSpec run_spec(const Options& options, const Mesh& mesh, const Device& device) {
-    return {.config = options.config(),
+    return {.model = options.make_model(),
             .dtype = options.compute_dtype(),
             .gradient_dtype = options.kept_gradient_dtype(),
             .mesh = mesh,
@@ -384,8 +385,8 @@ Ending run_on_mesh(Options& options, const std::string& program, const Place& he
 
     const Data data = open_data({.train_data = options.train_data,
                                  .val_data = options.val_data,
-                                 .vocabulary = options.vocabulary.value(),
-                                 .sequence_length = options.sequence_length.value(),
+                                 .vocabulary = options.vocabulary(),
+                                 .sequence_length = options.sequence_length(),
                                  .sequences = plan.global_sequences()});
     Run run{.options = options,
             .data = data,
@@ -400,7 +401,7 @@ Ending run_on_mesh(Options& options, const std::string& program, const Place& he
             .writes = {},
             .communicator_memory = ranks->memory,
             .algorithms = {},
-            .bpe = find_bpe(options.bpe_directory, plan.spec.config.vocabulary),
+            .bpe = find_bpe(options.bpe_directory, plan.spec.model.vocabulary),
             .prompt = {},
             .hellaswag = {}};
     const BytePairEncoder* const bpe = run.bpe ? &*run.bpe : nullptr;
@@ -411,14 +412,16 @@ Ending run_on_mesh(Options& options, const std::string& program, const Place& he
     run.lineage = run.checkpoint ? run.checkpoint->lineage : run.identity;
     const std::vector<std::string> notes =
         run.checkpoint ? differences(*run.checkpoint, options) : std::vector<std::string>();
-    run.prompt = encode_prompt(options.prompt, plan.spec.config.vocabulary, bpe);
+    run.prompt = encode_prompt(options.prompt, plan.spec.model.vocabulary, bpe);
     if (!options.eval_hellaswag.empty()) {
-        run.hellaswag.emplace(options.eval_hellaswag, options.eval_examples, plan.spec.config, bpe);
+        run.hellaswag.emplace(options.eval_hellaswag, options.eval_examples, plan.spec.model, bpe);
     }
     if (speaks)
-        check_outputs(options, run.out_dir, run.writes, data.files, count_parameters(plan.spec.config));
+        check_outputs(options, run.out_dir, run.writes, data.files, count_parameters(plan.spec.model));
+    std::string init_note;
     if (!options.init.empty() && !run.checkpoint)
-        naming_option("--init", [&] { check_weights(options.init, plan.store.units); });
+        init_note = naming_option(
+            "--init", [&] { return check_weights(options.init, *plan.outline, plan.store.units); });
     if (speaks) run.algorithms = find_algorithms(run.checkpoint, run.out_dir, device);
     // Whatever can be found wrong at once has been, on all ranks: only now memory is taken, which ranks count as
     // free before.
@@ -427,7 +430,8 @@ Ending run_on_mesh(Options& options, const std::string& program, const Place& he
     console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(run, device));
     for (const std::string& note : options.notes) console.note(note);
     if (!data.note.empty()) console.note(data.note);
-    if (!bpe && plan.spec.config.vocabulary == gpt2_vocabulary && options.sample_tokens > 0) {
+    if (!init_note.empty()) console.note(init_note);
+    if (!bpe && plan.spec.model.vocabulary == gpt2_vocabulary && options.sample_tokens > 0) {
         console.note(fmt::format(
             "samples and --prompt are token ids; with GPT-2's {} and {} in {} or --bpe-dir they are text",
             bpe_ids_file, bpe_merges_file, usual_bpe_directory));

@@ -20,7 +20,6 @@
 #include "llmc/data/samples.h"
 #include "llmc/data/training_batches.h"
 #include "llmc/device/cpu/openmp_wait.h"
-#include "llmc/model/gpt2.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/options.h"
 #include "llmc/train/trainer.h"
@@ -50,7 +49,7 @@ void say(const Json& json) {
 void run(int threads, const Options& options, HostCommunicator& world) {
     const std::unique_ptr<Device> device = make_cpu_device(threads);
     bench::TimedDevice timed(*device);
-    const RunPlan plan = plan_run({.config = options.config(),
+    const RunPlan plan = plan_run({.model = options.make_model(),
                                    .dtype = options.compute_dtype(),
                                    .gradient_dtype = options.kept_gradient_dtype(),
                                    .mesh = {},
@@ -62,15 +61,15 @@ void run(int threads, const Options& options, HostCommunicator& world) {
                                   device->ops(), HostCommunicator::staging_bytes(1));
     const Data data = open_data({.train_data = options.train_data,
                                  .val_data = options.val_data,
-                                 .vocabulary = options.vocabulary.value(),
-                                 .sequence_length = options.sequence_length.value()});
+                                 .vocabulary = options.vocabulary(),
+                                 .sequence_length = options.sequence_length()});
     const MeshGroups groups(world, plan.spec.mesh, plan.parts);
     Trainer trainer(options, plan, timed, world, groups);
-    const TrainingSamples samples(*data.training, plan.spec.config.sequence_length, options.seed);
-    TrainingBatches batches(samples, plan.share(), plan.spec.config.sequence_length);
+    const TrainingSamples samples(*data.training, plan.spec.model.sequence_length, options.seed);
+    TrainingBatches batches(samples, plan.share(), plan.spec.model.sequence_length);
     say({{"device", device->description()},
          {"note", device->note(plan.spec.dtype)},
-         {"parameters", count_parameters(plan.spec.config)},
+         {"parameters", count_parameters(plan.spec.model)},
          {"tokens", plan.spec.global_batch_tokens},
          {"memory", plan.memory.total_bytes()}});
 

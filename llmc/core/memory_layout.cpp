@@ -27,16 +27,24 @@ std::string_view name_of(ArenaKind kind) {
     return "?";
 }
 
-BufferId MemoryLayout::add(ArenaKind arena, std::string name, DType dtype, const Shape& shape) {
+BufferId MemoryLayout::add(ArenaKind arena, std::string name, DType dtype, const Shape& shape,
+                           std::int64_t count) {
     std::size_t& size = sizes_[static_cast<std::size_t>(arena)];
-    const auto bytes = static_cast<std::size_t>(shape.elements()) * size_of(dtype);
+    constexpr auto alignment = static_cast<std::int64_t>(buffer_alignment);
+    const std::int64_t bytes = saturated_product(shape.elements(), static_cast<std::int64_t>(size_of(dtype)));
+    const std::int64_t aligned =
+        saturated_product(saturated_sum(bytes, alignment - 1) / alignment, alignment);
     buffers_.push_back({arena, std::move(name), dtype, shape, size});
-    size += (bytes + buffer_alignment - 1) / buffer_alignment * buffer_alignment;
+    size = static_cast<std::size_t>(
+        saturated_sum(static_cast<std::int64_t>(size), saturated_product(aligned, count)));
     return {static_cast<int>(buffers_.size()) - 1};
 }
 
 std::size_t MemoryLayout::total_bytes() const {
-    return std::accumulate(sizes_.begin(), sizes_.end(), std::size_t{0});
+    return std::accumulate(sizes_.begin(), sizes_.end(), std::size_t{0}, [](std::size_t a, std::size_t b) {
+        return static_cast<std::size_t>(
+            saturated_sum(static_cast<std::int64_t>(a), static_cast<std::int64_t>(b)));
+    });
 }
 
 }  // namespace llmc

@@ -41,9 +41,10 @@ struct BufferId {
 
 class MemoryLayout {
   public:
-    BufferId add(ArenaKind arena, std::string name, DType dtype, const Shape& shape);
+    // So many that are alike, one behind the other; the first one's number.
+    BufferId add(ArenaKind arena, std::string name, DType dtype, const Shape& shape, std::int64_t count = 1);
 
-    // Bytes of an arena, each buffer rounded up to buffer_alignment.
+    // Bytes of an arena, each buffer rounded up to buffer_alignment; saturated.
     std::size_t bytes(ArenaKind arena) const { return sizes_[static_cast<std::size_t>(arena)]; }
     std::size_t total_bytes() const;
 

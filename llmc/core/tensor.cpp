@@ -12,7 +12,7 @@ Shape::Shape(std::initializer_list<std::int64_t> sizes) : dimensions_(static_cas
 }
 
 std::int64_t Shape::elements() const {
-    return std::accumulate(sizes_.begin(), sizes_.begin() + dimensions_, std::int64_t{1}, std::multiplies{});
+    return std::accumulate(sizes_.begin(), sizes_.begin() + dimensions_, std::int64_t{1}, saturated_product);
 }
 
 std::string to_string(const Shape& shape) {

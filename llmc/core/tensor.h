@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <span>
 #include <string>
 
@@ -13,6 +14,17 @@
 #include "llmc/core/error.h"
 
 namespace llmc {
+
+// Products and sums of sizes that stay at the largest number where they would leave 64 bits: absurd sizes are planned, and
+// then refused.
+inline std::int64_t saturated_product(std::int64_t a, std::int64_t b) {
+    std::int64_t product = 0;
+    return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<std::int64_t>::max() : product;
+}
+inline std::int64_t saturated_sum(std::int64_t a, std::int64_t b) {
+    std::int64_t sum = 0;
+    return __builtin_add_overflow(a, b, &sum) ? std::numeric_limits<std::int64_t>::max() : sum;
+}
 
 // Up to five dimensions; (B,T,3,NH,HS) is the longest we have.
 class Shape {
@@ -23,7 +35,7 @@ class Shape {
     int dimensions() const { return dimensions_; }
     std::int64_t operator[](int i) const { return sizes_[static_cast<std::size_t>(i)]; }
     std::int64_t last() const { return (*this)[dimensions_ - 1]; }
-    std::int64_t elements() const;  // 1 for a scalar (no dimensions)
+    std::int64_t elements() const;  // 1 for a scalar (no dimensions); saturated
     void resize(int dimension, std::int64_t size) { sizes_[static_cast<std::size_t>(dimension)] = size; }
     bool operator==(const Shape&) const = default;
 

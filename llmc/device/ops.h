@@ -65,6 +65,9 @@ struct WorkspaceRequest {
     std::int64_t head_rows;  // rows of logits computed at a time
     DType dtype;
     std::int64_t vocabulary = 0;  // padded
+    std::int64_t head_size = 0;   // 0: channels / heads
+
+    std::int64_t size_of_head() const { return head_size > 0 ? head_size : channels / heads; }
 };
 
 class Ops {

@@ -27,9 +27,6 @@ constexpr Kind weights{&UnitBuffers::master, ""};
 constexpr Kind first_moment{&UnitBuffers::m, ".exp_avg"};
 constexpr Kind second_moment{&UnitBuffers::v, ".exp_avg_sq"};
 
-constexpr std::string_view prefix = "transformer.";
-constexpr std::string_view head_name = "lm_head.weight";
-
 Shape file_shape(const ParamSpec& spec) {
     const std::int64_t columns = spec.shape.last();
     const std::int64_t rows = spec.shape.elements() / columns;
@@ -96,11 +93,71 @@ void save(const std::filesystem::path& file, const ParameterStore& store, UnitTr
     writer.finish(sync);
 }
 
-// The name under which a file holds a tensor, with or without the prefix.
-std::string name_in(const SafetensorsReader& reader, const std::string& name) {
-    const std::string prefixed = std::string(prefix) + name;
-    return reader.contains(prefixed) ? prefixed : name;
-}
+// A file of a model: which of its names is which tensor.
+class ModelFile {
+  public:
+    ModelFile(const std::filesystem::path& path, const Outline& outline)
+        : path_(path), outline_(outline), reader_(path) {
+        for (const Outline::OutlinedUnit& unit : outline.units) {
+            for (const ParamSpec& param : unit.spec.params) known_.insert(unit.spec.name + "." + param.name);
+        }
+    }
+
+    const std::filesystem::path& path() const { return path_; }
+    const SafetensorsReader& reader() const { return reader_; }
+
+    // The name under which the file holds a tensor: with or without the prefix, or that of the table that a head begins as.
+    std::string name_of(const std::string& name) const {
+        const std::string prefixed = files().prefix + name;
+        if (reader_.contains(prefixed)) return prefixed;
+        return begins_as_table(name) ? name_of(files().table) : name;
+    }
+    bool copies_table() const { return begins_as_table(files().head); }
+
+    // UserError for a tensor that this model has not.
+    void check_names() const {
+        for (const SafetensorsEntry& entry : reader_.entries()) {
+            std::string_view name = entry.name;
+            if (name.starts_with(files().prefix)) name.remove_prefix(files().prefix.size());
+            const bool is_no_weight = std::ranges::any_of(
+                files().passed_over, [&](const std::string& end) { return name.ends_with(end); });
+            if (is_no_weight || name == files().head || known_.contains(std::string(name))) continue;
+            const bool is_bias = name.ends_with(".bias") &&
+                                 known_.contains(std::string(name.substr(0, name.rfind('.'))) + ".weight");
+            if (is_bias)
+                user_error("{}: {} is a bias, and this model has none; leave out --bias=false",
+                           path_.string(), in_quotes(entry.name));
+            user_error("{}: {} is no tensor of this model of {}; give the sizes of the file's model",
+                       path_.string(), in_quotes(entry.name), plural(outline_.layers, "block"));
+        }
+    }
+    // A head of its own would be lost silently: only one that is the table is accepted where the model has no other.
+    void check_tied_head() const {
+        const std::string head = name_of(files().head);
+        if (known_.contains(files().head) || !reader_.contains(head)) return;
+        const std::string table = name_of(files().table);
+        const Shape& shape = reader_.entry(head).shape;
+        if (shape == reader_.entry(table).shape) {
+            std::vector<float> a(static_cast<std::size_t>(shape.elements())), b(a.size());
+            reader_.read(head, std::span<float>(a));
+            reader_.read(table, std::span<float>(b));
+            if (a == b) return;
+        }
+        user_error("{}: {} differs from {}, and this model's head is that table; try --tied-head=false",
+                   path_.string(), head, table);
+    }
+
+  private:
+    const Model::Files& files() const { return outline_.files; }
+    bool begins_as_table(const std::string& name) const {
+        return name == files().head && known_.contains(name) && !reader_.contains(name);
+    }
+
+    std::filesystem::path path_;
+    const Outline& outline_;
+    SafetensorsReader reader_;
+    std::set<std::string> known_;
+};
 
 // A weight that is not finite would make every loss nan.
 void check_finite(const std::filesystem::path& file, const std::string& name, std::span<const float> values,
@@ -126,11 +183,12 @@ void check_shape(const std::filesystem::path& file, const SafetensorsReader& rea
 }
 
 // Reads a unit's tensors of a kind into its flat buffer.
-void read_unit(const std::filesystem::path& file, const SafetensorsReader& reader, const UnitLayout& layout,
-               const Kind& kind, std::span<float> flat) {
+void read_unit(const ModelFile& model, const UnitLayout& layout, const Kind& kind, std::span<float> flat) {
+    const std::filesystem::path& file = model.path();
+    const SafetensorsReader& reader = model.reader();
     std::vector<float> transposed;
     for (const UnitLayout::Entry& entry : layout.entries()) {
-        const std::string name = name_in(reader, layout.full_name(entry.spec) + kind.suffix);
+        const std::string name = model.name_of(layout.full_name(entry.spec) + kind.suffix);
         const Shape expected = file_shape(entry.spec);
         check_shape(file, reader, name, expected);
         const std::span<float> values = tensor_of(flat, entry);
@@ -146,56 +204,21 @@ void read_unit(const std::filesystem::path& file, const SafetensorsReader& reade
     }
 }
 
-// Hands each unit's part that this rank updates to f(unit, values). `reader`: the root's.
+// Hands each unit's part that this rank updates to f(unit, values). `file`: the root's.
 template <class F>
-void load(const std::filesystem::path& file, const SafetensorsReader* reader, const ParameterStore& store,
-          UnitTransfer& transfer, const Kind& kind, F&& f) {
+void load(const ModelFile* file, const ParameterStore& store, UnitTransfer& transfer, const Kind& kind,
+          F&& f) {
     for (int unit = 0; unit < store.units(); ++unit) {
         const std::span<float> whole = transfer.whole(unit);
-        if (reader) read_unit(file, *reader, transfer.units()[static_cast<std::size_t>(unit)], kind, whole);
+        if (file) read_unit(*file, transfer.units()[static_cast<std::size_t>(unit)], kind, whole);
         const std::span<const float> own = transfer.distribute(unit);
         if (store.has(unit)) f(unit, own);
     }
 }
 
-std::unique_ptr<const SafetensorsReader> open_on_root(const std::filesystem::path& file,
-                                                      const UnitTransfer& transfer) {
-    return transfer.is_root() ? std::make_unique<const SafetensorsReader>(file) : nullptr;
-}
-
-// GPT-2's files carry the causal mask of each block, which is no weight.
-bool is_mask(std::string_view name) {
-    return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
-}
-
-// A head of its own would be lost silently: only one that is the embedding is accepted.
-void check_tied_head(const std::filesystem::path& file, const SafetensorsReader& reader) {
-    if (!reader.contains(head_name)) return;
-    const SafetensorsEntry& head = reader.entry(head_name);
-    const std::string wte = name_in(reader, "wte.weight");
-    if (head.shape == reader.entry(wte).shape) {
-        std::vector<float> a(static_cast<std::size_t>(head.shape.elements())), b(a.size());
-        reader.read(head.name, std::span<float>(a));
-        reader.read(wte, std::span<float>(b));
-        if (a == b) return;
-    }
-    user_error("{}: lm_head.weight differs from {}; this program trains GPT-2, whose head is the embedding",
-               file.string(), wte);
-}
-
-void check_names(const std::filesystem::path& file, const SafetensorsReader& reader,
-                 std::span<const UnitLayout> units) {
-    std::set<std::string> known = {std::string(head_name)};
-    for (const UnitLayout& unit : units) {
-        for (const UnitLayout::Entry& entry : unit.entries()) known.insert(unit.full_name(entry.spec));
-    }
-    for (const SafetensorsEntry& entry : reader.entries()) {
-        std::string_view name = entry.name;
-        if (name.starts_with(prefix)) name.remove_prefix(prefix.size());
-        if (is_mask(name) || known.contains(std::string(name))) continue;
-        user_error("{}: {} is no tensor of this model of {}; give the sizes of the file's model",
-                   file.string(), in_quotes(entry.name), plural(std::ssize(units) - 3, "block"));
-    }
+std::unique_ptr<const ModelFile> open_on_root(const std::filesystem::path& file, const ParameterStore& store,
+                                              const UnitTransfer& transfer) {
+    return transfer.is_root() ? std::make_unique<const ModelFile>(file, *store.part().outline) : nullptr;
 }
 
 }  // namespace
@@ -206,22 +229,27 @@ void save_tensors(const std::filesystem::path& file, const ParameterStore& store
     save(file, store, transfer, std::span(&kind, 1), sync);
 }
 
-void check_weights(const std::filesystem::path& file, std::span<const UnitLayout> units) {
-    const SafetensorsReader reader(file);
-    check_names(file, reader, units);
+std::string check_weights(const std::filesystem::path& path, const Outline& outline,
+                          std::span<const UnitLayout> units) {
+    const ModelFile file(path, outline);
+    file.check_names();
     for (const UnitLayout& unit : units) {
         for (const UnitLayout::Entry& entry : unit.entries())
-            check_shape(file, reader, name_in(reader, unit.full_name(entry.spec)), file_shape(entry.spec));
+            check_shape(path, file.reader(), file.name_of(unit.full_name(entry.spec)),
+                        file_shape(entry.spec));
     }
+    if (!file.copies_table()) return "";
+    return fmt::format("{} has no {}: it begins as a copy of {}", path.string(), outline.files.head,
+                       outline.files.table);
 }
 
-void load_weights(const std::filesystem::path& file, ParameterStore& store, UnitTransfer& transfer) {
-    const auto reader = open_on_root(file, transfer);
-    if (reader) {
-        check_names(file, *reader, transfer.units());
-        check_tied_head(file, *reader);
+void load_weights(const std::filesystem::path& path, ParameterStore& store, UnitTransfer& transfer) {
+    const auto file = open_on_root(path, store, transfer);
+    if (file) {
+        file->check_names();
+        file->check_tied_head();
     }
-    load(file, reader.get(), store, transfer, weights,
+    load(file.get(), store, transfer, weights,
          [&](int unit, std::span<const float> values) { store.set_weights(unit, values); });
 }
 
@@ -233,9 +261,9 @@ void save_moments(const std::filesystem::path& file, const ParameterStore& store
 
 void load_moments(const std::filesystem::path& file, Device& device, const ParameterStore& store,
                   UnitTransfer& transfer) {
-    const auto reader = open_on_root(file, transfer);
+    const auto opened = open_on_root(file, store, transfer);
     for (const Kind& kind : {first_moment, second_moment}) {
-        load(file, reader.get(), store, transfer, kind, [&](int unit, std::span<const float> values) {
+        load(opened.get(), store, transfer, kind, [&](int unit, std::span<const float> values) {
             device.upload(store.buffers(unit).*kind.flat, values.data());
         });
     }

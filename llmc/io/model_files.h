@@ -1,9 +1,10 @@
-// The model's tensors in safetensors files, in the names and shapes of Hugging Face's GPT-2: any of its tools
-// reads an export, and a GPT-2 from there is read here. Files hold the V true rows of the embedding, in fp32.
+// The model's tensors in safetensors files, in the names and shapes of Hugging Face's: any of its tools
+// reads an export, and a model from there is read here. Files hold the V true rows of the embedding, in fp32.
 #pragma once
 
 #include <filesystem>
 #include <span>
+#include <string>
 
 #include "llmc/parallel/parameter_store.h"
 #include "llmc/parallel/unit_transfer.h"
@@ -22,8 +23,9 @@ inline void save_weights(const std::filesystem::path& file, const ParameterStore
 }
 
 // UserError if the file is no safetensors file, or its tensors are not those of a model of these units, by their names and
-// shapes. Reads its header alone.
-void check_weights(const std::filesystem::path& file, std::span<const UnitLayout> units);
+// shapes. Reads its header alone. Returns what a person should know of it, empty if nothing.
+std::string check_weights(const std::filesystem::path& path, const Outline& outline,
+                          std::span<const UnitLayout> units);
 
 // Weights from F32, F16, BF16 or F64 tensors, with or without the prefix "transformer.". Attention masks
 // ("h.0.attn.bias") are passed over. UserError if a tensor is missing, has another shape, is not of this

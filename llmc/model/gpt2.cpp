@@ -1,7 +1,13 @@
 #include "llmc/model/gpt2.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <cmath>
 
+#include "llmc/core/error.h"
+#include "llmc/core/text.h"
+#include "llmc/model/family.h"
 #include "llmc/model/operations.h"
 
 namespace llmc {
@@ -10,9 +16,9 @@ namespace {
 
 constexpr Init normal{.stddev = 0.02};
 
-// The token embedding, which is the head too.
-ParamSpec wte(const GPTConfig& m) {
-    return {.name = "wte.weight",
+// The token embedding, which may be the head too, or a head of its own.
+ParamSpec table(const GPTConfig& m, const char* name) {
+    return {.name = name,
             .shape = {m.vocabulary, m.channels},
             .init = normal,
             .tensor_dim = 0,
@@ -22,34 +28,90 @@ ParamSpec wte(const GPTConfig& m) {
 Part embedding_part(const GPTConfig& m) {
     Trace t("embedding", "", m.sequence_length);
     const ParamSpec wpe{.name = "wpe.weight", .shape = {m.sequence_length, m.channels}, .init = normal};
-    return t.finish(scatter(t, embedding(t, wte(m), wpe)));
+    return t.finish(scatter(t, embedding(t, table(m, "wte.weight"), wpe)));
 }
 
 Part block_part(const GPTConfig& m) {
-    const std::int64_t C = m.channels, NH = m.heads, HS = m.head_size();
+    const std::int64_t C = m.channels, NH = m.heads, HS = C / NH;
     // What is added to the residual stream is scaled by the number of additions, two a block.
     const Init projection{.stddev = 0.02 / std::sqrt(2.0 * static_cast<double>(m.layers))};
-    constexpr bool bias = true;
 
     Trace t("block {}", "h.{}", m.sequence_length, C);
     t.transposes_products_in_files = true;
     const int x = t.input();
-    const int n = layernorm(t, "ln_1", x, bias);
-    const int q = product(t, "attn.c_attn", gather(t, n), {3, NH, HS}, by_outputs(1), bias, normal);
+    const int n = layernorm(t, "ln_1", x, m.bias);
+    const int q = product(t, "attn.c_attn", gather(t, n), {3, NH, HS}, by_outputs(1, "heads (--heads)"),
+                          m.bias, normal);
     const int a = attention(t, "attn", q);
-    const int o = product(t, "attn.c_proj", a, {C}, by_inputs(), bias, projection);
-    const auto [h, n2] = add_layernorm(t, "ln_2", x, scatter(t, o), bias);
-    const int u = product_gelu(t, "mlp.c_fc", gather(t, n2), {4 * C}, by_outputs(0), bias, normal);
-    const int d = product(t, "mlp.c_proj", u, {C}, by_inputs(), bias, projection);
+    const int o = product(t, "attn.c_proj", a, {C}, by_inputs(), m.bias, projection);
+    const auto [h, n2] = add_layernorm(t, "ln_2", x, scatter(t, o), m.bias);
+    const int u = product_gelu(t, "mlp.c_fc", gather(t, n2), {saturated_product(4, C)},
+                               by_outputs(0, "channels of the MLP"), m.bias, normal);
+    const int d = product(t, "mlp.c_proj", u, {C}, by_inputs(), m.bias, projection);
     return t.finish(add(t, h, scatter(t, d)));
 }
 
 Part head_part(const GPTConfig& m) {
     Trace t("head", "", m.sequence_length, m.channels);
-    const int n = layernorm(t, "ln_f", t.input(), true);
-    head_loss(t, gather(t, n), wte(m), true);
+    const int n = layernorm(t, "ln_f", t.input(), m.bias);
+    head_loss(t, gather(t, n), table(m, m.tied_head ? "wte.weight" : "lm_head.weight"), m.tied_head);
     return t.finish();
 }
+
+void check_heads(const GPTConfig& m) {
+    if (m.channels % m.heads == 0) return;
+    constexpr std::int64_t smallest_head = 16;  // channels, in a suggestion
+    const std::int64_t below = m.channels / m.heads * m.heads;
+    if (below == 0) {
+        std::int64_t most = std::max<std::int64_t>(1, m.channels / smallest_head);
+        while (m.channels % most != 0) --most;
+        user_error("--heads {} are more than --channels {}; give a divisor of it, such as {}", m.heads,
+                   m.channels, most);
+    }
+    user_error("--heads {} does not divide --channels {}; try --channels {} or {}", m.heads, m.channels,
+               below, below + m.heads);
+}
+
+extern const Family family;
+
+Model make(const ModelChoices& choices) {
+    check_sizes(family, choices);
+    const auto size = [&](const char* name) { return choices.at(name); };
+    const GPTConfig config{size("layers"),     size("heads"),     size("channels"),      size("seq-len"),
+                           size("vocab-size"), size("bias") != 0, size("tied-head") != 0};
+    check_heads(config);
+    return gpt2(config);
+}
+
+NamedModel named(const char* name, const GPTConfig& m, double learning_rate) {
+    return {name,
+            {{"layers", m.layers},
+             {"heads", m.heads},
+             {"channels", m.channels},
+             {"seq-len", m.sequence_length},
+             {"vocab-size", m.vocabulary}},
+            learning_rate};
+}
+
+// tiny and mini read bytes; then GPT-2's four sizes, and one of GPT-3's with GPT-2's vocabulary: learning rates by GPT-3's paper
+// (Brown et al., 2020, table 2.1).
+const Family family{
+    .name = "gpt2",
+    .options = {{"layers", "Transformer blocks, L; default the model's"},
+                {"heads", "Attention heads, NH, a divisor of C; default the model's"},
+                {"channels", "Width of the residual stream, C; default the model's"},
+                {"seq-len", "Tokens of context, T; default the model's"},
+                {"vocab-size", "Vocabulary, V, where 256 is bytes; default the model's"},
+                {"bias", "Biases in layernorms and products", true},
+                {"tied-head", "Use the token embedding as the head too", true}},
+    .models = {named("tiny", {4, 4, 128, 64, 256}, 4e-3), named("mini", {6, 6, 384, 256, 256}, 1e-3),
+               named("gpt2", {12, 12, 768, 1024, 50257}, 6e-4),
+               named("gpt2-medium", {24, 16, 1024, 1024, 50257}, 3e-4),
+               named("gpt2-large", {36, 20, 1280, 1024, 50257}, 2.5e-4),
+               named("gpt2-xl", {48, 25, 1600, 1024, 50257}, 2e-4),
+               named("gpt3-6.7b", {32, 32, 4096, 2048, 50257}, 1.2e-4)},
+    .make = make};
+const RegisteredFamily registered(family);
 
 }  // namespace
 
@@ -58,7 +120,20 @@ Model gpt2(const GPTConfig& m) {
                      {.part = block_part(m), .count = m.layers, .is_layer = true},
                      {.part = head_part(m)}},
             .sequence_length = m.sequence_length,
-            .vocabulary = m.vocabulary};
+            .vocabulary = m.vocabulary,
+            .description =
+                fmt::format("{}, {}, {} channels, context {}, vocabulary {}{}{}", plural(m.layers, "layer"),
+                            plural(m.heads, "head"), m.channels, m.sequence_length, m.vocabulary,
+                            m.bias ? "" : ", no biases", m.tied_head ? "" : ", a head of its own"),
+            .sizes = {{"layers", m.layers, 32},
+                      {"channels", m.channels, 4096},
+                      {"seq-len", m.sequence_length, 2048},
+                      {"vocab-size", m.vocabulary, 50257}},
+            // The causal masks of the blocks are no weights.
+            .files = {.prefix = "transformer.",
+                      .passed_over = {".attn.bias", ".attn.masked_bias"},
+                      .head = "lm_head.weight",
+                      .table = "wte.weight"}};
 }
 
 }  // namespace llmc

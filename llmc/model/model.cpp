@@ -22,6 +22,7 @@ std::string numbered(const std::string& name, std::int64_t number) {
 class Outlining {
   public:
     Outline run(const Model& model) {
+        outline_.files = model.files;
         for (const Model::Run& run : model.runs) {
             const int kind = kind_of(run);
             for (std::int64_t i = 0; i < run.count; ++i) add(run, kind);
@@ -117,6 +118,75 @@ class Outlining {
 
 }  // namespace
 
+std::int64_t Model::layers() const {
+    std::int64_t layers = 0;
+    for (const Run& run : runs) layers = saturated_sum(layers, run.is_layer ? run.count : 0);
+    return layers;
+}
+
+namespace {
+
+Work work_of(const Part& part) {
+    Work sum;
+    for (const Node& node : part.nodes) {
+        const Work work = node.operation->work(part, node);
+        sum.products += work.products;
+        sum.pairs += work.pairs;
+        sum.other += work.other;
+    }
+    return sum;
+}
+
+double products_cost(const Part& part) {
+    const Work work = work_of(part);
+    return work.products + work.pairs * static_cast<double>(part.tokens) / 2;
+}
+
+}  // namespace
+
+double forward_cost(const Part& part) {
+    const double products = products_cost(part);
+    return products > 0 ? products : work_of(part).other;
+}
+
+double weight_cost(const Part& part) { return work_of(part).products; }
+
+double training_flops_per_token(const Model& model) {
+    double forward = 0;
+    for (const Model::Run& run : model.runs)
+        forward += static_cast<double>(run.count) * products_cost(run.part);
+    return 3 * forward;
+}
+
+std::vector<SharedByRanks> shared_by_ranks(const Model& model) {
+    std::vector<SharedByRanks> shared;
+    for (const Model::Run& run : model.runs) {
+        for (const Value& value : run.part.values) {
+            if (!value.divided_what.empty())
+                shared.push_back({value.shape[value.divided_dim], value.divided_what});
+        }
+    }
+    return shared;
+}
+
+WorkspaceRequest workspace_request(const Model& model, const PartSizes& sizes) {
+    WorkspaceRequest request{.batch = sizes.batch,
+                             .sequence = model.sequence_length,
+                             .channels = 1,
+                             .heads = 1,
+                             .largest_matmul_channels = 1,
+                             .head_rows = sizes.logits_rows,
+                             .dtype = sizes.dtype,
+                             .vocabulary = 1,
+                             .head_size = 1};
+    for (const Model::Run& run : model.runs) {
+        for (const Node& node : run.part.nodes) {
+            if (node.operation->workspace) node.operation->workspace(run.part, node, sizes, request);
+        }
+    }
+    return request;
+}
+
 std::int64_t count_parameters(const Model& model) {
     std::int64_t parameters = 0;
     std::set<std::string> shared;
@@ -124,8 +194,9 @@ std::int64_t count_parameters(const Model& model) {
         for (const PartParameter& parameter : run.part.parameters) {
             const bool is_of_each = parameter.unit.find("{}") != std::string::npos;
             const bool is_new = shared.insert(parameter.unit + "." + parameter.spec.name).second;
-            if (is_of_each || is_new)
-                parameters += (is_of_each ? run.count : 1) * parameter.spec.shape.elements();
+            if (!is_of_each && !is_new) continue;
+            const std::int64_t count = is_of_each ? run.count : 1;
+            parameters = saturated_sum(parameters, saturated_product(count, parameter.spec.shape.elements()));
         }
     }
     return parameters;

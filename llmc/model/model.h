@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "llmc/model/part_lists.h"
@@ -11,6 +12,13 @@
 #include "llmc/model/units.h"
 
 namespace llmc {
+
+// A size that an option gives, beside that of the largest model with a name.
+struct ModelSize {
+    std::string_view option;
+    std::int64_t value, usual;
+    double times() const { return static_cast<double>(value) / static_cast<double>(usual); }
+};
 
 struct Model {
     // A part that comes so many times, one behind the other.
@@ -22,7 +30,37 @@ struct Model {
     std::vector<Run> runs;
     std::int64_t sequence_length = 0;  // T, tokens of context
     std::int64_t vocabulary = 0;       // V
+    std::string description{};         // its sizes, for a person
+    std::vector<ModelSize> sizes{};    // of those that memory grows with
+    // How its files are other than its units say.
+    struct Files {
+        std::string prefix{};                    // of names, which may be left out
+        std::vector<std::string> passed_over{};  // ends of the names of tensors that are no weights
+        std::string head{},
+            table{};  // the head's name, and the tensor that it is, or begins as where a file lacks it
+    } files{};
+
+    std::int64_t layers() const;
 };
+
+// Floating-point operations of a part's forward pass on a token: of its products, and of the attention scores and what they
+// weigh, half of what Chowdhery et al. count ("PaLM", 2022, appendix B), since nobody computes the half that the causal mask
+// hides. A part without either costs its other operations. Backward takes twice as many.
+double forward_cost(const Part& part);
+// Of its backward pass what makes the gradients of weights.
+double weight_cost(const Part& part);
+// Forward and backward, of all parts with products.
+double training_flops_per_token(const Model& model);
+
+// What tensor-parallel ranks share, each the same number of it: how many there are, and of what ("heads (--heads)").
+struct SharedByRanks {
+    std::int64_t count;
+    std::string what;
+};
+std::vector<SharedByRanks> shared_by_ranks(const Model& model);
+
+// What the operations of all parts ask of a device.
+WorkspaceRequest workspace_request(const Model& model, const PartSizes& sizes);
 
 // Trainable parameters, without padding; what parts share counts once.
 std::int64_t count_parameters(const Model& model);
@@ -59,7 +97,8 @@ struct Outline {
     std::vector<OutlinedPart> parts;
     std::vector<OutlinedUnit> units;
     std::vector<Kind> kinds;
-    std::vector<std::int64_t> widths;                  // of streams
+    std::vector<std::int64_t> widths;  // of streams
+    Model::Files files;
     int layers = 0, layer_kinds = 0, first_layer = 0;  // the part of the first layer
 
     const OutlinedPart& part(int number) const { return parts[static_cast<std::size_t>(number)]; }

@@ -152,6 +152,9 @@ struct Operation {
     bool has_cache = false;               // generation keeps its first input's keys and values
     bool is_forward_in_backward = false;  // what its backward needs is not kept: it includes the forward
     Work (*work)(const Part& part, const Node& node) = nullptr;  // of the forward pass
+    // Raises what it asks of a device.
+    void (*workspace)(const Part& part, const Node& node, const PartSizes& sizes,
+                      WorkspaceRequest& request) = nullptr;
 };
 
 }  // namespace llmc

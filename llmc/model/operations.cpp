@@ -31,6 +31,15 @@ std::uint64_t summed_bytes(const Calls& c, const Operand& whole) {
     return all_reduce_bytes(bytes, size_of(whole.dtype), static_cast<std::uint64_t>(c.sizes().split.ranks));
 }
 
+void at_least(std::int64_t& size, std::int64_t needed) { size = std::max(size, needed); }
+void ask_for_rows(const Part& part, const Node& node, const PartSizes&, WorkspaceRequest& request) {
+    at_least(request.channels, features_of(part, node.out[0]));
+}
+void ask_for_product(const Part& part, const Node& node, const PartSizes&, WorkspaceRequest& request) {
+    for (const int value : {node.in[0], node.out[0]})
+        at_least(request.largest_matmul_channels, features_of(part, value));
+}
+
 constexpr RunCall gather_tokens = [](const Running& r, const Tensor* t) { r.ranks.gather(t[0], t[1]); };
 constexpr RunCall sum_addends = [](const Running& r, const Tensor* t) { r.ranks.all_reduce(t[0]); };
 constexpr RunCall sum_own_tokens = [](const Running& r, const Tensor* t) {
@@ -73,7 +82,8 @@ const Operation embedding_row{
                    },
                    {c.output(0), c.tokens(), c.parameter(0), c.of_one(c.parameter(1))});
         },
-    .work = elementwise<1>};
+    .work = elementwise<1>,
+    .workspace = ask_for_rows};
 
 // ---- normalisation
 
@@ -100,7 +110,8 @@ const Operation layernorm_row{
     .backward = [](Calls& c) { call_layernorm_backward(c, c.add_gradient(0), c.gradient(0), c.read(0), 1); },
     .remake = [](Calls& c) { layernorm_row.forward(c); },
     .remade = 0,
-    .work = elementwise<8>};
+    .work = elementwise<8>,
+    .workspace = ask_for_rows};
 
 // The sum's gradient, to which the normalisation adds, is that of both addends.
 const Operation add_layernorm_row{
@@ -128,7 +139,8 @@ const Operation add_layernorm_row{
                     c.parameter(1)});
         },
     .remade = 1,
-    .work = elementwise<9>};
+    .work = elementwise<9>,
+    .workspace = ask_for_rows};
 
 // ---- products
 
@@ -168,15 +180,16 @@ const Operation product_row{
                    {c.output(0).by_token(), c.read(0).by_token(), weight_of(c), bias_of(c), {}});
         },
     .backward = [](Calls& c) { product_backward(c, 0); },
-    .work = product_work};
+    .work = product_work,
+    .workspace = ask_for_product};
 
 const Operation product_gelu_row{
     .name = "product_gelu",
     .forward =
         [](Calls& c) {
+            const Operand pre_gelu = c.output(1).by_token();  // it comes before its GELU
             c.call("matmul_forward", run_product,
-                   {c.output(0).by_token(), c.read(0).by_token(), weight_of(c), bias_of(c),
-                    c.output(1).by_token()});
+                   {c.output(0).by_token(), c.read(0).by_token(), weight_of(c), bias_of(c), pre_gelu});
         },
     .backward = [](Calls& c) { product_backward(c, 0); },
     .remake =
@@ -185,7 +198,8 @@ const Operation product_gelu_row{
                    {c.output(0), c.output(1, Access::read)});
         },
     .remade = 0,
-    .work = product_work};
+    .work = product_work,
+    .workspace = ask_for_product};
 
 // ---- attention
 
@@ -225,6 +239,12 @@ const Operation attention_row{
     .work =
         [](const Part& part, const Node& node) {
             return Work{.pairs = 4.0 * static_cast<double>(features_of(part, node.out[0]))};
+        },
+    .workspace =
+        [](const Part& part, const Node& node, const PartSizes& sizes, WorkspaceRequest& request) {
+            const Shape& heads = part.value(node.out[0]).shape;  // (T,NH,HS)
+            at_least(request.heads, heads[1] / sizes.split.ranks);
+            at_least(request.head_size, heads[2]);
         }};
 
 // ---- sums, and what ranks exchange
@@ -382,8 +402,14 @@ const Operation head_loss_row{
     .is_forward_in_backward = true,
     .work =
         [](const Part& part, const Node& node) {
-            return Work{.products = 2.0 * static_cast<double>(features_of(part, node.in[0])) *
-                                    static_cast<double>(node.sizes[0])};
+            const auto columns = static_cast<double>(node.sizes[0]);
+            return Work{.products = 2.0 * static_cast<double>(features_of(part, node.in[0])) * columns};
+        },
+    .workspace =
+        [](const Part& part, const Node& node, const PartSizes& sizes, WorkspaceRequest& request) {
+            const ParamSpec& table = part.parameters[static_cast<std::size_t>(node.parameters[0])].spec;
+            at_least(request.vocabulary, stored_shape(table, sizes.split.ranks)[0]);
+            at_least(request.largest_matmul_channels, request.vocabulary);
         }};
 
 // ---- tracing
@@ -426,7 +452,7 @@ int add_statistic(Trace& t, const std::string& name) {
     return t.add(Value{.name = name, .label = "", .shape = {t.tokens()}, .is_fp32 = true});
 }
 
-int trace_product(Trace& t, Node node, const Shape& outputs, ProductSplit split, bool has_bias,
+int trace_product(Trace& t, Node node, const Shape& outputs, const ProductSplit& split, bool has_bias,
                   const Init& init, std::vector<Value> values) {
     const int x = node.in[0];
     const bool divides_outputs = split.output_dim.has_value();
@@ -444,6 +470,7 @@ int trace_product(Trace& t, Node node, const Shape& outputs, ProductSplit split,
         value.shape = with_tokens(t, outputs);
         value.placement = divides_outputs ? Placement::divided : Placement::partial;
         value.divided_dim = 1 + split.output_dim.value_or(0);
+        value.divided_what = split.what;
         node.out.push_back(t.add(std::move(value)));
     }
     const int out = node.out[0];
@@ -494,13 +521,13 @@ AddNorm add_layernorm(Trace& t, const std::string& name, int x, int addend, bool
     return made;
 }
 
-int product(Trace& t, const std::string& name, int x, const Shape& outputs, ProductSplit split, bool has_bias,
-            const Init& init) {
+int product(Trace& t, const std::string& name, int x, const Shape& outputs, const ProductSplit& split,
+            bool has_bias, const Init& init) {
     return trace_product(t, {.operation = &product_row, .name = name, .in = {x}, .out = {}, .parameters = {}},
                          outputs, split, has_bias, init, {Value{.name = name, .label = name, .shape = {}}});
 }
 
-int product_gelu(Trace& t, const std::string& name, int x, const Shape& outputs, ProductSplit split,
+int product_gelu(Trace& t, const std::string& name, int x, const Shape& outputs, const ProductSplit& split,
                  bool has_bias, const Init& init) {
     const std::string activated = name.substr(0, name.find('.')) + ".act";
     const int gelu = trace_product(

@@ -20,17 +20,19 @@ struct AddNorm {
 };
 AddNorm add_layernorm(Trace& t, const std::string& name, int x, int addend, bool has_bias);
 
-// How ranks share a product: its outputs, of which this dimension is divided, or its inputs, so that each makes an addend.
+// How ranks share a product: its outputs, of which this dimension is divided (and what that is, for a person), or its inputs,
+// so that each makes an addend.
 struct ProductSplit {
-    std::optional<int> output_dim;
+    std::optional<int> output_dim{};
+    std::string what{};
 };
-inline ProductSplit by_outputs(int dim) { return {dim}; }
+inline ProductSplit by_outputs(int dim, const char* what) { return {dim, what}; }
 inline ProductSplit by_inputs() { return {}; }
 // x W^T + b for each token; `outputs` are its dimensions.
-int product(Trace& t, const std::string& name, int x, const Shape& outputs, ProductSplit split, bool has_bias,
-            const Init& init);
+int product(Trace& t, const std::string& name, int x, const Shape& outputs, const ProductSplit& split,
+            bool has_bias, const Init& init);
 // GELU of that.
-int product_gelu(Trace& t, const std::string& name, int x, const Shape& outputs, ProductSplit split,
+int product_gelu(Trace& t, const std::string& name, int x, const Shape& outputs, const ProductSplit& split,
                  bool has_bias, const Init& init);
 
 // Causal attention of q, k and v (T,3,NH,HS).

@@ -7,7 +7,6 @@
 
 #include "llmc/comm/communicator.h"
 #include "llmc/core/tensor.h"
-#include "llmc/model/config.h"
 
 namespace llmc {
 
@@ -19,13 +18,6 @@ struct TensorSplit {
     // Tokens of a sequence of which a rank has the residual stream.
     std::int64_t tokens(std::int64_t of_sequence) const {
         return sequence_parallel ? of_sequence / ranks : of_sequence;
-    }
-    std::int64_t stream_tokens(const GPTConfig& config) const { return tokens(config.sequence_length); }
-    std::int64_t heads(const GPTConfig& config) const { return config.heads / ranks; }
-    // Columns of the logits that are stored.
-    std::int64_t padded_vocabulary(const GPTConfig& config) const {
-        const std::int64_t multiple = vocabulary_multiple * ranks;
-        return (config.vocabulary + multiple - 1) / multiple * vocabulary_multiple;
     }
 };
 

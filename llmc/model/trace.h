@@ -29,9 +29,10 @@ struct Value {
     std::string label;  // whose output it is, for a person: "attn.c_proj"; empty: nobody's
     Shape shape;        // of a sequence, of all ranks together: (T,C), (T,3,NH,HS), (NH,T)
     Placement placement = Placement::stream;
-    int token_dim = 0;     // where T is in the shape
-    int divided_dim = 1;   // which dimension ranks share, where they do
-    bool is_fp32 = false;  // otherwise of the compute dtype
+    int token_dim = 0;           // where T is in the shape
+    int divided_dim = 1;         // which dimension ranks share, where they do
+    std::string divided_what{};  // and what that is, for a person
+    bool is_fp32 = false;        // otherwise of the compute dtype
     int activation_of =
         -1;  // the value that this one is an elementwise function of, whose derivative a product applies
 

@@ -12,7 +12,7 @@ namespace {
 constexpr std::int64_t tensor_alignment = 128;  // elements
 
 std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
-    return (n + multiple - 1) / multiple * multiple;
+    return saturated_product(saturated_sum(n, multiple - 1) / multiple, multiple);
 }
 
 }  // namespace
@@ -43,7 +43,7 @@ void UnitLayout::add(const ParamSpec& param) {
     // The last ranks may have fewer rows, or none.
     if (param.row_multiple > 1)
         shape.resize(0, std::clamp<std::int64_t>(param.shape[0] - ranks_.rank * stored[0], 0, stored[0]));
-    elements_ = offset + stored.elements();
+    elements_ = saturated_sum(offset, stored.elements());
     entries_.push_back({param, offset, shape, stored});
 }
 

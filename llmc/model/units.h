@@ -12,9 +12,11 @@
 #include <vector>
 
 #include "llmc/core/tensor.h"
-#include "llmc/model/config.h"
 
 namespace llmc {
+
+// Rows of tables of the vocabulary are stored up to a multiple of this on each rank that has some.
+inline constexpr std::int64_t vocabulary_multiple = 128;
 
 // Normal with mean 0 where `stddev` > 0, else the constant `mean`.
 struct Init {

@@ -15,53 +15,76 @@ namespace llmc {
 
 namespace {
 
+// What a mesh must divide.
+struct Limits {
+    explicit Limits(const Model& model)
+        : layers(model.layers()), sequence_length(model.sequence_length), shared(shared_by_ranks(model)) {}
+
+    std::int64_t layers, sequence_length;
+    std::vector<SharedByRanks> shared;
+};
+
 using Size = std::int64_t MeshSizes::*;
 
 // Larger ones are slips of the keyboard.
 constexpr std::int64_t largest_size = 1 << 10;
 
-bool fits_model(const MeshSizes& sizes, const GPTConfig& config) {
+bool fits_model(const MeshSizes& sizes, const Limits& model) {
     const std::int64_t chunks = sizes.pipeline * (sizes.pipeline > 1 ? sizes.virtual_stages : 1);
-    return chunks <= config.layers && config.heads % sizes.tensor == 0 &&
-           (!sizes.sequence_parallel || config.sequence_length % sizes.tensor == 0);
+    return chunks <= model.layers &&
+           std::ranges::all_of(model.shared,
+                               [&](const SharedByRanks& of) { return of.count % sizes.tensor == 0; }) &&
+           (!sizes.sequence_parallel || model.sequence_length % sizes.tensor == 0);
+}
+
+bool fits(const MeshSizes& sizes, const Limits& model) {
+    if (sizes.processes && *sizes.processes % (sizes.pipeline * sizes.tensor) != 0) return false;
+    return fits_model(sizes, model);
 }
 
 // Whether it also divides the batch: worth advising.
-bool suits(const MeshSizes& sizes, const GPTConfig& config) {
-    if (!fits(sizes, config)) return false;
+bool suits(const MeshSizes& sizes, const Limits& model) {
+    if (!fits(sizes, model)) return false;
     return !sizes.processes || !sizes.batch_sequences ||
            *sizes.batch_sequences % (*sizes.processes / (sizes.pipeline * sizes.tensor)) == 0;
 }
 
+// More tensor-parallel ranks have nothing to share.
+std::int64_t most_shared(const Limits& model) {
+    std::int64_t most = largest_size;
+    for (const SharedByRanks& of : model.shared) most = std::min(most, of.count);
+    return most;
+}
+
 // No size of a mesh is larger.
-std::int64_t largest_of(const MeshSizes& sizes, const GPTConfig& config) {
-    return std::min(sizes.processes.value_or(std::max(config.layers, config.heads)), largest_size);
+std::int64_t largest_of(const MeshSizes& sizes, const Limits& model) {
+    return std::min(sizes.processes.value_or(std::max(model.layers, most_shared(model))), largest_size);
 }
 
 // Those of one size with which the rest of the mesh suits.
-std::vector<std::int64_t> that_suit(MeshSizes sizes, Size size, const GPTConfig& config) {
+std::vector<std::int64_t> that_suit(MeshSizes sizes, Size size, const Limits& model) {
     std::vector<std::int64_t> found;
-    const std::int64_t most = largest_of(sizes, config);
+    const std::int64_t most = largest_of(sizes, model);
     for (std::int64_t candidate = 1; candidate <= most; ++candidate) {
         sizes.*size = candidate;
-        if (suits(sizes, config)) found.push_back(candidate);
+        if (suits(sizes, model)) found.push_back(candidate);
     }
     return found;
 }
 
 // The mesh of all processes that suits with sizes nearest to those, by how many times larger or smaller they are. Where no
 // mesh divides the batch it is not asked for.
-MeshSizes nearest_that_suits(const MeshSizes& sizes, const GPTConfig& config) {
+MeshSizes nearest_that_suits(const MeshSizes& sizes, const Limits& model) {
     const auto distance = [&](const MeshSizes& mesh, Size size) {
         return std::abs(std::log(static_cast<double>(mesh.*size) / static_cast<double>(sizes.*size)));
     };
     MeshSizes nearest = sizes, tried = sizes;
     double least = std::numeric_limits<double>::infinity();
-    const std::int64_t most = largest_of(sizes, config);
+    const std::int64_t most = largest_of(sizes, model);
     for (tried.pipeline = 1; tried.pipeline <= most; ++tried.pipeline) {
         for (tried.tensor = 1; tried.tensor <= most; ++tried.tensor) {
             const double far = distance(tried, &MeshSizes::pipeline) + distance(tried, &MeshSizes::tensor);
-            if (far >= least || !suits(tried, config)) continue;
+            if (far >= least || !suits(tried, model)) continue;
             least = far;
             nearest = tried;
         }
@@ -69,14 +92,14 @@ MeshSizes nearest_that_suits(const MeshSizes& sizes, const GPTConfig& config) {
     if (std::isinf(least) && sizes.batch_sequences) {
         tried = sizes;
         tried.batch_sequences.reset();
-        return nearest_that_suits(tried, config);
+        return nearest_that_suits(tried, model);
     }
     return nearest;
 }
 
 // Of that mesh, the options that were given or are needed: " --pipeline-parallel 3 --tensor-parallel 2".
-std::string nearest_text(const MeshSizes& sizes, const GPTConfig& config) {
-    const MeshSizes nearest = nearest_that_suits(sizes, config);
+std::string nearest_text(const MeshSizes& sizes, const Limits& model) {
+    const MeshSizes nearest = nearest_that_suits(sizes, model);
     std::string text;
     if (sizes.pipeline > 1 || nearest.pipeline > 1)
         text += fmt::format(" --pipeline-parallel {}", nearest.pipeline);
@@ -85,17 +108,16 @@ std::string nearest_text(const MeshSizes& sizes, const GPTConfig& config) {
 }
 
 // "1, 2, 4 would"; where another mesh is nearer, or none does with the other size as it is, with that.
-std::string what_would(const MeshSizes& sizes, Size size, const GPTConfig& config) {
+std::string what_would(const MeshSizes& sizes, Size size, const Limits& model) {
     const Size other = size == &MeshSizes::pipeline ? &MeshSizes::tensor : &MeshSizes::pipeline;
-    const std::vector<std::int64_t> found = that_suit(sizes, size, config);
-    if (found.empty()) return "try" + nearest_text(sizes, config);
+    const std::vector<std::int64_t> found = that_suit(sizes, size, model);
+    if (found.empty()) return "try" + nearest_text(sizes, model);
     std::string text = fmt::format("{} would", fmt::join(found, ", "));
-    if (nearest_that_suits(sizes, config).*other != sizes.*other)
-        text += ", or" + nearest_text(sizes, config);
+    if (nearest_that_suits(sizes, model).*other != sizes.*other) text += ", or" + nearest_text(sizes, model);
     return text;
 }
 
-[[noreturn]] void refuse_few(const MeshSizes& sizes, const GPTConfig& config) {
+[[noreturn]] void refuse_few(const MeshSizes& sizes, const Limits& model) {
     const std::int64_t there = *sizes.processes, needed = sizes.pipeline * sizes.tensor;
     const std::string what =
         sizes.tensor == 1
@@ -105,38 +127,37 @@ std::string what_would(const MeshSizes& sizes, Size size, const GPTConfig& confi
                                             sizes.pipeline, sizes.tensor, needed);
     user_error("{}, and there {}; start {}, as with mpirun -np {}, or try{}", what,
                there == 1 ? "is 1" : fmt::format("are {}", there), needed, needed,
-               nearest_text(sizes, config));
+               nearest_text(sizes, model));
 }
 
 std::string counted_processes(std::int64_t n) { return fmt::format("{} process{}", n, n == 1 ? "" : "es"); }
 
 }  // namespace
 
-bool fits(const MeshSizes& sizes, const GPTConfig& config) {
-    if (sizes.processes && *sizes.processes % (sizes.pipeline * sizes.tensor) != 0) return false;
-    return fits_model(sizes, config);
-}
+bool fits(const MeshSizes& sizes, const Model& model) { return fits(sizes, Limits(model)); }
 
-void check_mesh_sizes(const MeshSizes& sizes, const GPTConfig& config) {
+void check_mesh_sizes(const MeshSizes& sizes, const Model& whole_model) {
+    const Limits model(whole_model);
     const std::int64_t P = sizes.pipeline, R = sizes.tensor;
-    const auto would = [&](Size size) { return what_would(sizes, size, config); };
-    if (P > config.layers) {
+    const auto would = [&](Size size) { return what_would(sizes, size, model); };
+    if (P > model.layers) {
         user_error("--pipeline-parallel {} needs a layer for each stage, and --layers is {}; {}", P,
-                   config.layers,
+                   model.layers,
                    sizes.processes ? would(&MeshSizes::pipeline)
-                                   : fmt::format("give {} stages at most", config.layers));
+                                   : fmt::format("give {} stages at most", model.layers));
     }
-    if (config.heads % R != 0) {
-        user_error("--tensor-parallel {} does not divide the {} heads (--heads); {}", R, config.heads,
-                   would(&MeshSizes::tensor));
+    for (const auto& [count, what] : model.shared) {
+        if (count % R != 0)
+            user_error("--tensor-parallel {} does not divide the {} {}; {}", R, count, what,
+                       would(&MeshSizes::tensor));
     }
-    if (sizes.sequence_parallel && config.sequence_length % R != 0) {
-        const std::int64_t below = config.sequence_length / R * R;
+    if (sizes.sequence_parallel && model.sequence_length % R != 0) {
+        const std::int64_t below = model.sequence_length / R * R;
         user_error("--sequence-parallel: --tensor-parallel {} does not divide --seq-len {}; try {}{}", R,
-                   config.sequence_length, below > 0 ? fmt::format("{} or ", below) : "", below + R);
+                   model.sequence_length, below > 0 ? fmt::format("{} or ", below) : "", below + R);
     }
     if (!sizes.processes) return;
-    if (*sizes.processes < P * R) refuse_few(sizes, config);
+    if (*sizes.processes < P * R) refuse_few(sizes, model);
     if (*sizes.processes % P != 0) {
         user_error("--pipeline-parallel {} does not divide the {}; {}", P,
                    counted_processes(*sizes.processes), would(&MeshSizes::pipeline));

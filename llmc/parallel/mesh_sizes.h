@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "llmc/model/config.h"
+#include "llmc/model/model.h"
 
 namespace llmc {
 
@@ -20,10 +20,10 @@ struct MeshSizes {
 
 // Whether the processes divide into stages and these among tensor-parallel ranks, each chunk has a layer, and heads (with
 // sequence parallelism tokens too) divide among such ranks.
-bool fits(const MeshSizes& sizes, const GPTConfig& config);
+bool fits(const MeshSizes& sizes, const Model& model);
 
 // UserError that names the option and sizes of it that fit together with the others, if a mesh does not. Of several chunks a
 // stage for which there are too few layers check_chunks says more.
-void check_mesh_sizes(const MeshSizes& sizes, const GPTConfig& config);
+void check_mesh_sizes(const MeshSizes& sizes, const Model& model);
 
 }  // namespace llmc

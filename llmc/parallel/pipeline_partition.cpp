@@ -14,24 +14,31 @@
 
 namespace llmc {
 
-double block_cost(const GPTConfig& config) {
-    const auto C = static_cast<double>(config.channels), T = static_cast<double>(config.sequence_length);
-    return 24 * C * C + 2 * T * C;
-}
-
-double head_cost(const GPTConfig& config) {
-    return 2 * static_cast<double>(config.vocabulary) * static_cast<double>(config.channels);
-}
-
-double embedding_cost(const GPTConfig& config) { return static_cast<double>(config.channels); }
-
-PartCosts part_costs(const GPTConfig& config, const Recompute& recompute) {
+PartCosts part_costs(const Model& model, const Recompute& recompute) {
     const bool is_costly = recompute.kind == RecomputeKind::block;
-    return {.block = 3 * block_cost(config),
-            .embedding = 3 * embedding_cost(config),
-            .head = 3 * head_cost(config),
-            .again = is_costly ? block_cost(config) : 0,
-            .every = is_costly ? recompute.every : 1};
+    PartCosts costs{.block = 0, .every = is_costly ? recompute.every : 1};
+    std::int64_t layers = 0;
+    bool differ = false;
+    for (const Model::Run& run : model.runs) {
+        const double forward = forward_cost(run.part);
+        if (!run.is_layer) {
+            (layers == 0 ? costs.embedding : costs.head) += 3 * forward * static_cast<double>(run.count);
+            continue;
+        }
+        differ = differ || (layers > 0 && costs.block != 3 * forward);
+        costs.block = 3 * forward;
+        costs.again = is_costly ? forward : 0;
+        layers += run.count;
+    }
+    if (!differ) return costs;
+    costs.before = {0};
+    for (const Model::Run& run : model.runs) {
+        for (std::int64_t i = 0; run.is_layer && i < run.count; ++i) {
+            const bool again = recompute.of(std::ssize(costs.before) - 1) == RecomputeKind::block;
+            costs.before.push_back(costs.before.back() + (again ? 4 : 3) * forward_cost(run.part));
+        }
+    }
+    return costs;
 }
 
 namespace {

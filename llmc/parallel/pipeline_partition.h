@@ -7,33 +7,34 @@
 #include <string_view>
 #include <vector>
 
-#include "llmc/model/config.h"
+#include "llmc/model/model.h"
 #include "llmc/model/recompute.h"
 
 namespace llmc {
 
-// Floating-point operations of the forward pass, per token. The backward pass takes twice as many of each. With C channels, T positions and V tokens:
-//   block      24 C^2 for its four products, and 2 T C for attention, whose masked half nobody computes
-//   head       2 V C
-//   embedding  C, its one addition
-double block_cost(const GPTConfig& config);
-double head_cost(const GPTConfig& config);
-double embedding_cost(const GPTConfig& config);
-
+// What the parts of a model cost, in floating-point operations a token or any other unit: those before the first layer, the
+// layers, and those behind the last.
 struct PartCosts {
     double block = 1, embedding = 0, head = 0;
-    double again = 0;  // what the last of every `every` blocks costs beside that
+    double again = 0;  // what the last of every `every` layers costs beside that
     std::int64_t every = 1;
+    std::vector<double>
+        before{};  // where layers differ: of each number of them the cost of all those, from the first on
 
-    double average_block() const { return block + again / static_cast<double>(every); }
-    // Of blocks [first, end) by their numbers in the model.
+    double average_block() const {
+        return before.empty() ? block + again / static_cast<double>(every)
+                              : before.back() / static_cast<double>(before.size() - 1);
+    }
+    // Of layers [first, end) by their numbers in the model.
     double of_blocks(int first, int end) const {
+        if (!before.empty())
+            return before[static_cast<std::size_t>(end)] - before[static_cast<std::size_t>(first)];
         const std::int64_t costlier = end / every - first / every;
         return (end - first) * block + static_cast<double>(costlier) * again;
     }
 };
-// Of a training step: three times those numbers, and a block that is recomputed as a whole once more.
-PartCosts part_costs(const GPTConfig& config, const Recompute& recompute);
+// Of a training step: three times what the forward pass takes (model.h), and a layer that is recomputed as a whole once more.
+PartCosts part_costs(const Model& model, const Recompute& recompute);
 
 // Blocks [first, end) of a chunk.
 struct BlockRange {

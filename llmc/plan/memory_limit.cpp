@@ -16,67 +16,56 @@ namespace llmc {
 namespace {
 
 // A bound on what is a slip of the keyboard: it keeps sizes inside 64 bits.
-constexpr double most_memory = 0x1p47;
+constexpr std::size_t most_memory = std::size_t{1} << 47;
 
-// Of the activations of a block (block.h) and its input: numbers for each token and channel.
-double numbers_kept(RecomputeKind kind) {
-    switch (kind) {
-        case RecomputeKind::none:
-            return 16;
-        case RecomputeKind::selective:
-            return 10;
-        case RecomputeKind::block:
-            return 1;
-    }
-    programming_error("an unknown kind of recompute");
-}
-
-// What a process needs at least, whatever the sizes: weights, gradients and moments, and what the blocks keep of a
-// micro-batch.
-double least_memory(const RunSpec& spec) {
-    const GPTConfig& config = spec.config;
-    const auto element = static_cast<double>(size_of(spec.dtype));
+// What a process needs at least, whatever the sizes: weights, gradients and moments, and what the layers keep of a micro-batch.
+// Parts that are alike are laid out once.
+std::size_t least_memory(const RunSpec& spec) {
     const Sharding& sharding = spec.mesh.sharding;
-    const double parameter =
-        element * sharding.share_of_parameters() +
-        static_cast<double>(size_of(spec.gradient_dtype)) * sharding.share_of_gradients() +
-        (spec.dtype == DType::fp32 ? 8 : 12) * sharding.share_of_optimizer();
-    const double tokens = static_cast<double>(std::max<std::int64_t>(1, spec.micro_batch_sequences)) *
-                          static_cast<double>(config.sequence_length);
-    const std::int64_t whole_groups = config.layers / spec.recompute.every;  // whose last block recomputes
-    const auto layers = static_cast<double>(config.layers), recomputing = static_cast<double>(whole_groups);
-    const double kept = numbers_kept(RecomputeKind::none) * (layers - recomputing) +
-                        numbers_kept(spec.recompute.kind) * recomputing;
-    return parameter * parameters_about(config) +
-           element * kept * tokens * static_cast<double>(config.channels);
+    const PartSizes sizes{.split = spec.mesh.split(),
+                          .batch = std::max<std::int64_t>(1, spec.micro_batch_sequences),
+                          .dtype = spec.dtype};
+    MemoryLayout layout;
+    Scratch scratch;
+    for (const Model::Run& run : spec.model.runs) {
+        UnitSpec own{run.part.name, {}};
+        for (const PartParameter& parameter : run.part.parameters) {
+            if (!parameter.is_tied) own.params.push_back(parameter.spec);
+        }
+        const std::int64_t elements = UnitLayout(own, spec.mesh.tensor_place()).elements();
+        const auto add = [&](ArenaKind arena, DType dtype, bool whole) {
+            layout.add(arena, own.name, dtype, {whole ? elements : elements / sharding.shards}, run.count);
+        };
+        add(ArenaKind::parameters, spec.dtype, sharding.keeps_parameters_whole());
+        add(ArenaKind::gradients, spec.gradient_dtype, sharding.keeps_gradients_whole());
+        if (spec.dtype != DType::fp32) add(ArenaKind::master, DType::fp32, sharding.keeps_optimizer_whole());
+        for (int moment = 0; moment < 2; ++moment)
+            add(ArenaKind::moments, DType::fp32, sharding.keeps_optimizer_whole());
+        if (!run.is_layer) continue;
+        const PartLists lists = derive_lists(run.part, sizes, scratch);
+        const std::int64_t recomputing = run.count / spec.recompute.every;  // the last layer of each group
+        for (std::size_t i = 0; i < lists.kept.size(); ++i) {
+            const PartBuffer& kept = lists.kept[i];
+            const bool is_kept = lists.is_kept(i, spec.recompute.kind);
+            layout.add(ArenaKind::activations, kept.name, kept.dtype, kept.shape,
+                       run.count - (is_kept ? 0 : recomputing));
+        }
+    }
+    return layout.total_bytes();
 }
 
-// The option to blame for a run that is too large: the one furthest beyond the largest GPT-2; none if none is.
-struct Size {
-    std::string_view option;
-    std::int64_t value;
-    double times;
-};
-std::optional<Size> largest_size(const RunSpec& spec) {
-    const GPTConfig& largest = named_models().back().config;
-    const auto times = [](std::int64_t size, std::int64_t usual) {
-        return static_cast<double>(size) / static_cast<double>(usual);
-    };
-    const std::int64_t batch = std::max<std::int64_t>(1, spec.micro_batch_sequences);
-    const std::array sizes = {
-        Size{"--layers", spec.config.layers, times(spec.config.layers, largest.layers)},
-        Size{"--channels", spec.config.channels, times(spec.config.channels, largest.channels)},
-        Size{"--seq-len", spec.config.sequence_length,
-             times(spec.config.sequence_length, largest.sequence_length)},
-        Size{"--vocab-size", spec.config.vocabulary, times(spec.config.vocabulary, largest.vocabulary)},
-        Size{"--micro-batch-size", batch, times(batch, 16)},
-    };
-    const Size& size = *std::ranges::max_element(sizes, {}, &Size::times);
-    return size.times > 1 ? std::optional(size) : std::nullopt;
+// The option to blame for a run that is too large: the one furthest beyond the largest model that has a name; none if none is.
+std::optional<ModelSize> largest_size(const RunSpec& spec) {
+    constexpr std::int64_t usual_micro_batch = 16;
+    std::vector<ModelSize> sizes = spec.model.sizes;
+    sizes.push_back(
+        {"micro-batch-size", std::max<std::int64_t>(1, spec.micro_batch_sequences), usual_micro_batch});
+    const ModelSize& size = *std::ranges::max_element(sizes, {}, &ModelSize::times);
+    return size.times() > 1 ? std::optional(size) : std::nullopt;
 }
 
 std::size_t available(const MachineMemory& machine) {
-    return machine.bytes == 0 ? static_cast<std::size_t>(most_memory) : machine.bytes;
+    return machine.bytes == 0 ? most_memory : machine.bytes;
 }
 
 // The end of a sentence on what a process needs.
@@ -100,18 +89,20 @@ std::string largest_arenas(const MemoryLayout& memory) {
 }  // namespace
 
 bool fits(const MachineMemory& machine, std::size_t bytes) {
-    return bytes * static_cast<std::size_t>(machine.processes) <= available(machine);
+    return bytes <= available(machine) / static_cast<std::size_t>(machine.processes);
 }
 
 void require_possible(const RunSpec& spec) {
-    const double least = least_memory(spec);
+    const std::size_t least = least_memory(spec);
     const bool has_plan = least <= most_memory && most_micro_batches(spec) > 0;
-    if (has_plan || least * spec.machine.processes <= static_cast<double>(available(spec.machine))) return;
-    const std::optional<Size> size = largest_size(spec);
+    if (has_plan || least <= available(spec.machine) / static_cast<std::size_t>(spec.machine.processes))
+        return;
+    const std::optional<ModelSize> size = largest_size(spec);
     user_error("{}: {} parameters and a micro-batch need at least {} of memory{}; give a smaller {}",
-               size ? fmt::format("{} {}", size->option, size->value) : "too large a model",
-               human_count(parameters_about(spec.config)), human_bytes(least),
-               against_the_machine(spec.machine), size ? size->option : "--model or --micro-batch-size");
+               size ? fmt::format("--{} {}", size->option, size->value) : "too large a model",
+               human_count(static_cast<double>(count_parameters(spec.model))), human_bytes(least),
+               against_the_machine(spec.machine),
+               size ? fmt::format("--{}", size->option) : "--model or --micro-batch-size");
 }
 
 void refuse_memory(const RunPlan& plan, const RunPlan& smaller, const std::string& other) {
@@ -122,16 +113,16 @@ void refuse_memory(const RunPlan& plan, const RunPlan& smaller, const std::strin
     if (would_fit) {
         name = fmt::format("--micro-batch-size {}", plan.micro_batch);
         advice = fmt::format("--micro-batch-size {} would fit", smaller.micro_batch);
-    } else if (const std::optional<Size> size = largest_size(smaller.spec)) {
-        name = fmt::format("{} {}", size->option, size->value);
-        advice = fmt::format("give a smaller {}", size->option);
+    } else if (const std::optional<ModelSize> size = largest_size(smaller.spec)) {
+        name = fmt::format("--{} {}", size->option, size->value);
+        advice = fmt::format("give a smaller --{}", size->option);
     }
     if (!other.empty()) advice += fmt::format("; {} would fit", other);
     user_error(
         "{}: {} parameters and a micro-batch of {} need {} of memory (the largest arenas are {}){}; {}", name,
-        human_count(parameters_about(plan.spec.config)), plural(shown.micro_batch, "sequence"),
-        human_bytes(shown.memory.total_bytes()), largest_arenas(shown.memory), against_the_machine(machine),
-        advice);
+        human_count(static_cast<double>(count_parameters(plan.spec.model))),
+        plural(shown.micro_batch, "sequence"), human_bytes(shown.memory.total_bytes()),
+        largest_arenas(shown.memory), against_the_machine(machine), advice);
 }
 
 }  // namespace llmc

@@ -24,7 +24,7 @@ std::string multiples_near(std::int64_t value, std::int64_t multiple) {
 }  // namespace
 
 void check_global_batch(const RunSpec& spec) {
-    const std::int64_t T = spec.config.sequence_length, ranks = spec.mesh.data_ranks();
+    const std::int64_t T = spec.model.sequence_length, ranks = spec.mesh.data_ranks();
     if (spec.global_batch_tokens < 1 || spec.global_batch_tokens > std::int64_t{1} << 40) {
         user_error("--global-batch-tokens {} is out of range; give {} to {}", spec.global_batch_tokens,
                    T * ranks, std::int64_t{1} << 40);
@@ -64,7 +64,7 @@ void check_groups(const RunSpec& spec, std::int64_t micro_batch) {
         refuse(fmt::format("--micro-batch-size {} makes {} of a step", micro_batch, sequences / micro_batch),
                fmt::format("--micro-batch-size {}", best_micro_batch(spec, micro_batch)));
     }
-    const std::int64_t group = spec.config.sequence_length * spec.mesh.data_ranks() * stages;
+    const std::int64_t group = spec.model.sequence_length * spec.mesh.data_ranks() * stages;
     refuse(fmt::format("--global-batch-tokens {} makes {} of a step at most", spec.global_batch_tokens,
                        sequences),
            fmt::format("--global-batch-tokens {}", multiples_near(spec.global_batch_tokens, group)));
@@ -77,7 +77,7 @@ std::int64_t choose_micro_batch(const RunSpec& spec) {
     }
     if (given == 0) {
         return best_micro_batch(
-            spec, std::max<std::int64_t>(1, spec.usual_micro_batch_tokens / spec.config.sequence_length));
+            spec, std::max<std::int64_t>(1, spec.usual_micro_batch_tokens / spec.model.sequence_length));
     }
     if (sequences % given != 0) {
         user_error(
@@ -89,18 +89,18 @@ std::int64_t choose_micro_batch(const RunSpec& spec) {
     return given;
 }
 
-std::int64_t most_micro_batches(const RunSpec& spec) { return most_block_passes / spec.config.layers; }
+std::int64_t most_micro_batches(const RunSpec& spec) { return most_block_passes / spec.model.layers(); }
 
 void check_micro_batches(const RunPlan& plan) {
     const std::int64_t most = most_micro_batches(plan.spec);
     if (most == 0) {
-        user_error("--layers {} is out of range; give 1 to {}", plan.spec.config.layers, most_block_passes);
+        user_error("--layers {} is out of range; give 1 to {}", plan.spec.model.layers(), most_block_passes);
     }
     if (plan.micro_batches > most) {
         user_error(
             "--global-batch-tokens {} makes {} micro-batches a step, more than the {} that {} layers allow; "
             "try a larger --micro-batch-size, more processes or fewer tokens",
-            plan.spec.global_batch_tokens, plan.micro_batches, most, plan.spec.config.layers);
+            plan.spec.global_batch_tokens, plan.micro_batches, most, plan.spec.model.layers());
     }
 }
 

@@ -10,40 +10,38 @@ namespace llmc {
 namespace {
 
 // Floating-point operations a token.
-PassTimes cost_of(const Chunk& chunk, const GPTConfig& config, const Recompute& recompute) {
-    const auto C = static_cast<double>(config.channels);
-    const double weights = 24 * C * C;
+PassTimes cost_of(const Outline& outline, const Chunk& chunk, const Recompute& recompute) {
     PassTimes cost;
-    for (int block = chunk.first_layer; block < chunk.end_layer; ++block) {
-        cost.forward += block_cost(config);
-        cost.backward_input += 2 * block_cost(config);
-        if (!recompute.recomputes(block)) {
+    for (int number = chunk.first_part; number < chunk.end_part; ++number) {
+        const Outline::OutlinedPart& part = outline.part(number);
+        const double forward = forward_cost(outline.kind_of(part).part);
+        // Losses are made again with their gradients.
+        if (!part.makes_losses()) cost.forward += forward;
+        cost.backward_input += (part.makes_losses() ? 3 : 2) * forward;
+        if (splits_backward(outline, number, recompute)) {
+            const double weights = weight_cost(outline.kind_of(part).part);
             cost.backward_input -= weights;
             cost.backward_weight += weights;
         }
-        if (recompute.of(block) != RecomputeKind::block) continue;
-        cost.backward_input += block_cost(config);
-        // The backward pass begins with the chunk's last block, or with the head.
-        if (block + 1 == chunk.end_layer && !chunk.makes_losses) cost.backward_prepared = block_cost(config);
+        if (!part.is_layer() || recompute.of(part.layer) != RecomputeKind::block) continue;
+        cost.backward_input += forward;
+        // The backward pass begins with the chunk's last part.
+        if (number + 1 == chunk.end_part) cost.backward_prepared = forward;
     }
-    if (chunk.takes_tokens) {
-        cost.forward += embedding_cost(config);
-        cost.backward_input += 2 * embedding_cost(config);
-    }
-    if (chunk.makes_losses) cost.backward_input += 3 * head_cost(config);
     return cost;
 }
 
 }  // namespace
 
 std::vector<PassTimes> estimated_times(const RunPlan& plan, std::optional<double> peak) {
-    const GPTConfig& config = plan.spec.config;
-    const auto tokens = static_cast<double>(plan.micro_batch * config.sequence_length);
+    const Outline& outline = *plan.outline;
+    const auto tokens = static_cast<double>(plan.micro_batch * plan.spec.model.sequence_length);
     // The ranks of a stage share its operations.
-    const double unit = peak ? *peak * plan.spec.mesh.tensor / tokens : block_cost(config);
+    const double unit =
+        peak ? *peak * plan.spec.mesh.tensor / tokens : forward_cost(outline.kind_of(outline.layer(0)).part);
     std::vector<PassTimes> times;
     for (int number = 0; number < plan.pipeline.chunks(); ++number) {
-        PassTimes time = cost_of(plan.chunk(number), config, plan.spec.recompute);
+        PassTimes time = cost_of(outline, plan.chunk(number), plan.spec.recompute);
         for (double* cost :
              {&time.forward, &time.backward_input, &time.backward_weight, &time.backward_prepared})
             *cost /= unit;

@@ -14,9 +14,9 @@ namespace llmc {
 // Of each chunk of the model, for a micro-batch; communication takes no time. In seconds at `peak`, the floating-point
 // operations a second of the device that it promises; without it in forward passes of a block.
 //
-// With the operations of pipeline_partition.h a block's forward is 24 C^2 + 2 T C a token; its backward twice as much, of which
-// 24 C^2 make the gradients of weights; block recompute adds a forward. The head's forward runs in the backward pass of its
-// chunk, which is not split for the head, the embedding and blocks that recompute.
+// Operations are those of model.h: a backward pass takes twice its forward, of which the products once make the gradients of
+// weights; block recompute adds a forward. The losses' forward runs in the backward pass of its chunk, which is not split for
+// the losses, what comes before the first layer and layers that recompute.
 std::vector<PassTimes> estimated_times(const RunPlan& plan, std::optional<double> peak);
 
 // Whether the backward passes of a chunk come in two parts: the schedule splits them, and something is left for the second.

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "llmc/core/error.h"
-#include "llmc/model/gpt2.h"
 #include "llmc/parallel/build_step.h"
 #include "llmc/parallel/mesh_sizes.h"
 #include "llmc/plan/memory_limit.h"
@@ -25,36 +24,18 @@ void check_vocabulary(std::int64_t vocabulary) {
     if (vocabulary > most) user_error("--vocab-size {} is out of range; give 1 to {}", vocabulary, most);
 }
 
-// Rows of logits computed at a time: as many as take at most so many bytes.
-std::int64_t rows_of_logits(const RunPlan& plan) {
-    const GPTConfig& config = plan.spec.config;
-    const std::int64_t row_bytes = plan.spec.mesh.split().padded_vocabulary(config) *
-                                   static_cast<std::int64_t>(size_of(plan.spec.dtype));
-    const std::int64_t fit = plan.spec.logits_bytes / row_bytes;
-    // Whole tiles of the products, where there are some.
-    constexpr std::int64_t tile = 128;
-    return std::clamp<std::int64_t>(fit > tile ? fit / tile * tile : fit, 1,
-                                    plan.micro_batch * config.sequence_length);
-}
-
 PartSizes part_sizes(const RunPlan& plan) {
-    return {.split = plan.spec.mesh.split(),
-            .batch = plan.micro_batch,
-            .dtype = plan.spec.dtype,
-            .logits_rows = rows_of_logits(plan)};
-}
-
-WorkspaceRequest workspace_request(const RunPlan& plan) {
-    const GPTConfig& config = plan.spec.config;
-    return {.batch = plan.micro_batch,
-            .sequence = config.sequence_length,
-            .channels = config.channels,
-            .heads = plan.spec.mesh.split().heads(config),
-            .largest_matmul_channels =
-                std::max(4 * config.channels, plan.spec.mesh.split().padded_vocabulary(config)),
-            .head_rows = rows_of_logits(plan),
-            .dtype = plan.spec.dtype,
-            .vocabulary = plan.spec.mesh.split().padded_vocabulary(config)};
+    const RunSpec& spec = plan.spec;
+    PartSizes sizes{.split = spec.mesh.split(), .batch = plan.micro_batch, .dtype = spec.dtype};
+    // Rows of logits computed at a time: as many as take at most so many bytes, in whole tiles of the products where there are
+    // some.
+    constexpr std::int64_t tile = 128;
+    const std::int64_t row =
+        workspace_request(spec.model, sizes).vocabulary * static_cast<std::int64_t>(size_of(spec.dtype));
+    const std::int64_t fit = spec.logits_bytes / row;
+    sizes.logits_rows = std::clamp<std::int64_t>(fit > tile ? fit / tile * tile : fit, 1,
+                                                 plan.micro_batch * spec.model.sequence_length);
+    return sizes;
 }
 
 // Memory without a type of its own, in fp32 words.
@@ -91,7 +72,7 @@ std::size_t bytes_of_whole_gradients(const RunPlan& plan) {
 
 std::vector<StagePart> parts_of_stages(const RunSpec& spec, const std::shared_ptr<const Outline>& outline) {
     if (spec.mesh.pipeline == 1) return {whole_model(outline)};
-    const PartCosts costs = part_costs(spec.config, spec.recompute);
+    const PartCosts costs = part_costs(spec.model, spec.recompute);
     const int layers = outline->layers, stages = spec.mesh.pipeline, chunks = stages * spec.virtual_stages;
     const std::vector<BlockRange> blocks =
         spec.pipeline_layers.empty()
@@ -188,7 +169,8 @@ void lay_out_memory(RunPlan& plan, const Ops& ops, std::size_t staging_bytes) {
                                                          .recompute = spec.recompute});
     plan.communication = add_bytes(plan.memory, ArenaKind::communication, staging_bytes);
     plan.workspace =
-        add_bytes(plan.memory, ArenaKind::workspace, ops.workspace_bytes(workspace_request(plan)));
+        add_bytes(plan.memory, ArenaKind::workspace,
+                  ops.workspace_bytes(workspace_request(spec.model, plan.lists->kinds.front().sizes)));
 }
 
 // What is the same of all stages.
@@ -198,9 +180,10 @@ RunPlan plan_of_all(const RunSpec& spec, const Ops& ops, std::int64_t micro_batc
     plan.micro_batch = micro_batch;
     plan.micro_batches = plan.rank_sequences() / micro_batch;
     check_micro_batches(plan);
-    ops.require_sizes(workspace_request(plan));
-    plan.outline = std::make_shared<Outline>(outline_of(gpt2(spec.config)));
-    plan.lists = std::make_shared<ModelLists>(derive_lists(*plan.outline, part_sizes(plan)));
+    const PartSizes sizes = part_sizes(plan);
+    ops.require_sizes(workspace_request(spec.model, sizes));
+    plan.outline = std::make_shared<Outline>(outline_of(spec.model));
+    plan.lists = std::make_shared<ModelLists>(derive_lists(*plan.outline, sizes));
     plan.pipeline = {.schedule = spec.pipeline_schedule,
                      .stages = spec.mesh.pipeline,
                      .virtual_stages = spec.virtual_stages,
@@ -231,29 +214,32 @@ RunPlan plan_with(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes
     return own;
 }
 
+void check_chunks_of(const RunSpec& spec) {
+    if (spec.mesh.pipeline == 1) return;
+    check_chunks({.schedule = spec.pipeline_schedule,
+                  .stages = spec.mesh.pipeline,
+                  .virtual_stages = spec.virtual_stages},
+                 spec.model.layers());
+}
+
 }  // namespace
 
 std::vector<StagePart> parts_of_pipeline(const RunSpec& spec) {
+    check_chunks_of(spec);
     if (spec.mesh.pipeline == 1 || most_micro_batches(spec) == 0) return {};
-    return parts_of_stages(spec, std::make_shared<Outline>(outline_of(gpt2(spec.config))));
+    return parts_of_stages(spec, std::make_shared<Outline>(outline_of(spec.model)));
 }
 
 RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes) {
-    check_config(spec.config);
     // Processes are those of the mesh.
     check_mesh_sizes({.pipeline = spec.mesh.pipeline,
                       .virtual_stages = spec.virtual_stages,
                       .tensor = spec.mesh.tensor,
                       .sequence_parallel = spec.mesh.sequence_parallel},
-                     spec.config);
-    if (spec.mesh.pipeline > 1) {
-        check_chunks({.schedule = spec.pipeline_schedule,
-                      .stages = spec.mesh.pipeline,
-                      .virtual_stages = spec.virtual_stages},
-                     spec.config.layers);
-    }
+                     spec.model);
+    check_chunks_of(spec);
     require_possible(spec);
-    check_vocabulary(spec.config.vocabulary);
+    check_vocabulary(spec.model.vocabulary);
     check_global_batch(spec);
     const std::int64_t micro_batch = choose_micro_batch(spec);
     check_groups(spec, micro_batch);

@@ -12,7 +12,7 @@
 #include "llmc/core/memory_layout.h"
 #include "llmc/data/samples.h"
 #include "llmc/device/ops.h"
-#include "llmc/model/config.h"
+#include "llmc/model/model.h"
 #include "llmc/model/recompute.h"
 #include "llmc/parallel/activations.h"
 #include "llmc/parallel/mesh.h"
@@ -31,7 +31,7 @@ struct MachineMemory {
 };
 
 struct RunSpec {
-    GPTConfig config;
+    Model model;
     DType dtype = DType::fp32;
     DType gradient_dtype = DType::fp32;  // or `dtype`
     Mesh mesh;
@@ -50,7 +50,7 @@ struct RunSpec {
     std::int64_t logits_bytes = 128 << 20;         // at most so many are held, and at least a row
     MachineMemory machine{};
 
-    std::int64_t global_sequences() const { return global_batch_tokens / config.sequence_length; }
+    std::int64_t global_sequences() const { return global_batch_tokens / model.sequence_length; }
     std::int64_t rank_sequences() const { return global_sequences() / mesh.data_ranks(); }
 };
 
@@ -104,7 +104,8 @@ struct RunPlan {
     std::int64_t evaluation_sequences() const { return micro_batch * evaluation.micro_batches; }
 };
 
-// What each stage of a run's pipeline has of the model; nothing where there are no stages, or more layers than any plan may have.
+// What each stage of a run's pipeline has of the model; nothing where there are no stages, or more layers than any
+// plan may have. UserError for chunks that the schedule has not.
 std::vector<StagePart> parts_of_pipeline(const RunSpec& spec);
 
 // Refuses with a UserError sizes that make no model, need more memory than the machine has (it names both), or a

@@ -18,7 +18,7 @@ bool short_step_fits(RunSpec spec, const MakePlan& make_plan, std::int64_t micro
     const std::int64_t few = std::int64_t{4} * spec.mesh.pipeline * spec.virtual_stages;
     const std::int64_t sequences =
         std::min(spec.rank_sequences(), few * micro_batch) * spec.mesh.data_ranks();
-    spec.global_batch_tokens = sequences * spec.config.sequence_length;
+    spec.global_batch_tokens = sequences * spec.model.sequence_length;
     return fits(spec.machine, make_plan(spec, micro_batch).largest_memory);
 }
 

@@ -18,7 +18,6 @@
 #include "llmc/core/text.h"
 #include "llmc/core/version.h"
 #include "llmc/data/tokenizer.h"
-#include "llmc/model/gpt2.h"
 #include "llmc/train/outputs.h"
 #include "llmc/train/report.h"
 #include "llmc/train/resume.h"
@@ -39,14 +38,12 @@ constexpr std::string_view of_training[] = {
 
 void take_model(Options& options, const CheckpointInfo& checkpoint) {
     const auto then = nlohmann::ordered_json::parse(checkpoint.configuration);
-    const auto take = [&](std::optional<std::int64_t>& size, const char* name) {
+    for (auto& [name, size] : options.of_model.sizes) {
         if (!size && then.contains(name)) size = then[name].get<std::int64_t>();
-    };
-    take(options.layers, "layers");
-    take(options.heads, "heads");
-    take(options.channels, "channels");
-    take(options.sequence_length, "seq-len");
-    take(options.vocabulary, "vocab-size");
+    }
+    for (auto& [name, is_on] : options.of_model.switches) {
+        if (!options.given.contains(name) && then.contains(name)) is_on = then[name].get<bool>();
+    }
     if (options.bpe_directory.empty() && then.contains("bpe-dir") && then["bpe-dir"].is_string())
         options.bpe_directory = then["bpe-dir"];
 }
@@ -134,7 +131,7 @@ void settle_generation(Options& options) {
 
 void settle_batch_of_generation(Options& options, const Mesh& mesh) {
     options.micro_batch_size = 1;
-    options.global_batch_tokens = *options.sequence_length * mesh.data_ranks() * mesh.pipeline;
+    options.global_batch_tokens = options.sequence_length() * mesh.data_ranks() * mesh.pipeline;
 }
 
 void say_beside_text(std::string_view line) {
@@ -151,7 +148,7 @@ void generate_text(Generation& generation, Trainer& trainer, Communicator& world
     std::signal(SIGPIPE, SIG_IGN);
     if (speaks) {
         say_beside_text(fmt::format("train_gpt {}: {}, {} parameters, {}, {}", version(), weights,
-                                    grouped(count_parameters(plan.spec.config)), name_of(plan.spec.dtype),
+                                    grouped(count_parameters(plan.spec.model)), name_of(plan.spec.dtype),
                                     trainer.device().description()));
     }
     TextOutput output;

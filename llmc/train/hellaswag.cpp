@@ -74,15 +74,15 @@ Line parse(std::string_view text) {
 
 }  // namespace
 
-HellaSwag::HellaSwag(const std::string& path, std::int64_t limit, const GPTConfig& config,
+HellaSwag::HellaSwag(const std::string& path, std::int64_t limit, const Model& model,
                      const BytePairEncoder* bpe)
-    : sequence_length_(static_cast<std::size_t>(config.sequence_length)) {
-    if (!encodes_text(config.vocabulary, bpe)) {
+    : sequence_length_(static_cast<std::size_t>(model.sequence_length)) {
+    if (!encodes_text(model.vocabulary, bpe)) {
         user_error(
             "{}: the tokens of text are not known in a vocabulary of {}; try --vocab-size 256 (bytes), or "
             "GPT-2's {} "
             "with --bpe-dir",
-            option, config.vocabulary, gpt2_vocabulary);
+            option, model.vocabulary, gpt2_vocabulary);
     }
     const std::string text = naming_option(option, [&] { return read_file(path); });
     std::int64_t number = 0;

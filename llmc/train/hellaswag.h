@@ -10,7 +10,7 @@
 
 #include "llmc/data/bpe.h"
 #include "llmc/io/metrics.h"
-#include "llmc/model/config.h"
+#include "llmc/model/model.h"
 
 namespace llmc {
 
@@ -22,8 +22,7 @@ class HellaSwag {
 
     // The first `limit` examples of a file, or all (0). With `bpe` null the vocabulary must be bytes. UserErrors begin with
     // --eval-hellaswag, and name the line.
-    HellaSwag(const std::string& path, std::int64_t limit, const GPTConfig& config,
-              const BytePairEncoder* bpe);
+    HellaSwag(const std::string& path, std::int64_t limit, const Model& model, const BytePairEncoder* bpe);
 
     std::int64_t examples() const { return std::ssize(examples_); }
     std::int64_t rows() const { return examples() * std::int64_t{endings}; }

@@ -71,19 +71,33 @@ std::vector<DependentSetting> dependent_settings() {
     };
 }
 
+ModelOptions unset_model_options() {
+    ModelOptions unset;
+    for (const FamilyOption& option : family_options()) {
+        if (option.is_switch) {
+            unset.switches.emplace(option.name, true);
+        } else {
+            unset.sizes.emplace(option.name, std::nullopt);
+        }
+    }
+    return unset;
+}
+
 // Sizes of the named model where none were given, and what follows from them.
 void resolve(Options& o) {
-    const auto model = std::find_if(named_models().begin(), named_models().end(),
-                                    [&](const NamedModel& named) { return named.name == o.model; });
-    o.layers = o.layers.value_or(model->config.layers);
-    o.heads = o.heads.value_or(model->config.heads);
-    o.channels = o.channels.value_or(model->config.channels);
-    o.sequence_length = o.sequence_length.value_or(model->config.sequence_length);
-    o.vocabulary = o.vocabulary.value_or(model->config.vocabulary);
+    const NamedModel& model = named_model(o.model);
+    for (auto& [name, size] : o.of_model.sizes) {
+        const auto usual = model.choices.find(name);
+        if (usual != model.choices.end()) {
+            size = size.value_or(usual->second);
+        } else if (size) {
+            user_error("--{} is not for --model {}; leave it out", name, o.model);
+        }
+    }
     constexpr std::int64_t longest = std::int64_t{1}
                                      << 40;  // the plan refuses less; the product stays in 64 bits
-    o.global_batch_tokens = o.global_batch_tokens.value_or(24 * std::min(*o.sequence_length, longest));
-    o.learning_rate = o.learning_rate.value_or(model->learning_rate);
+    o.global_batch_tokens = o.global_batch_tokens.value_or(24 * std::min(o.sequence_length(), longest));
+    o.learning_rate = o.learning_rate.value_or(model.learning_rate);
     o.warmup_steps = o.warmup_steps.value_or(o.schedule_kind() == ScheduleKind::constant ? 0 : 100);
 }
 
@@ -115,7 +129,7 @@ void check_ranges(const Options& o) {
         user_error("--pipeline-timeline and --print-step each print one thing; leave one of them out");
     if (o.recompute_every) {
         require_range<std::int64_t>("recompute-every", *o.recompute_every, 1,
-                                    std::clamp<std::int64_t>(*o.layers, 1, many));
+                                    std::clamp<std::int64_t>(o.layers(), 1, many));
     }
     require_range("lr", *o.learning_rate, 0.0, large);
     require_range<std::int64_t>("warmup-steps", *o.warmup_steps, 0, many);
@@ -152,8 +166,17 @@ int Options::processes_of_plan(int started) const {
     return plans_only() && started == 1 ? static_cast<int>(pipeline_parallel * tensor_parallel) : started;
 }
 
-GPTConfig Options::config() const {
-    return {layers.value(), heads.value(), channels.value(), sequence_length.value(), vocabulary.value()};
+Model Options::make_model() const {
+    ModelChoices choices;
+    for (const auto& [name, size] : of_model.sizes) {
+        if (size) choices[name] = *size;
+    }
+    for (const auto& [name, is_on] : of_model.switches) choices[name] = is_on ? 1 : 0;
+    const Family& family = family_of(model);
+    Model made = family.make(choices);
+    if (const std::string_view name = name_of(family, choices); !name.empty())
+        made.description.insert(0, fmt::format("{}: ", name));
+    return made;
 }
 
 DType Options::compute_dtype() const { return dtype == "bf16" ? DType::bf16 : DType::fp32; }
@@ -222,15 +245,15 @@ Sharding sharding_of(const Options& o, int processes) {
 }  // namespace
 
 Mesh Options::mesh(int processes, int rank) const {
-    check_config(config());
+    const Model model_here = make_model();
     const bool are_planned = plans_only() && processes == pipeline_parallel * tensor_parallel;
     check_mesh_sizes({.processes = are_planned ? std::nullopt : std::optional<std::int64_t>(processes),
                       .pipeline = pipeline_parallel,
                       .virtual_stages = chunks_of_stage(),
                       .tensor = tensor_parallel,
                       .sequence_parallel = sequence_parallel,
-                      .batch_sequences = global_batch_tokens.value_or(0) / *sequence_length},
-                     config());
+                      .batch_sequences = global_batch_tokens.value_or(0) / sequence_length()},
+                     model_here);
     Mesh mesh{.pipeline = static_cast<int>(pipeline_parallel),
               .tensor = static_cast<int>(tensor_parallel),
               .sequence_parallel = sequence_parallel,

@@ -24,12 +24,6 @@ namespace llmc {
 
 namespace {
 
-Choices model_names() {
-    Choices names;
-    for (const NamedModel& model : named_models()) names.emplace_back(model.name);
-    return names;
-}
-
 Choices recompute_names() {
     Choices names;
     for (const auto kind : {RecomputeKind::none, RecomputeKind::selective, RecomputeKind::block})
@@ -61,11 +55,14 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     const Choices any;
     group("Model");
     setting("model", o.model, "Sizes to start from; the options below override them", model_names());
-    setting("layers", o.layers, "Transformer blocks, L; default the model's", any);
-    setting("heads", o.heads, "Attention heads, NH, a divisor of C; default the model's", any);
-    setting("channels", o.channels, "Width of the residual stream, C; default the model's", any);
-    setting("seq-len", o.sequence_length, "Tokens of context, T; default the model's", any);
-    setting("vocab-size", o.vocabulary, "Vocabulary, V, where 256 is bytes; default the model's", any);
+    for (const FamilyOption& option : family_options()) {
+        const auto value = [&](auto& values) -> auto& { return values.find(option.name)->second; };
+        if (option.is_switch) {
+            setting(option.name.data(), value(o.of_model.switches), option.help.data(), any);
+        } else {
+            setting(option.name.data(), value(o.of_model.sizes), option.help.data(), any);
+        }
+    }
     setting("init", o.init, "Start from the weights in FILE.safetensors (GPT-2's names)", any);
 
     group("Data");
@@ -215,9 +212,6 @@ std::vector<std::string> names_of_options(const CLI::App& app) {
                nearest.empty() ? "" : "; the nearest is --" + nearest);
 }
 
-constexpr std::array<std::string_view, 5> model_sizes = {"layers", "heads", "channels", "seq-len",
-                                                         "vocab-size"};
-
 // What a configuration file gives and another choice on the command line leaves without a meaning.
 void pass_over_what_has_no_meaning(Options& options) {
     for (const DependentSetting& setting : dependent_settings()) {
@@ -246,6 +240,7 @@ void apply_config(CLI::App& app, Options& options) {
                                        : std::is_same_v<Value, bool> ? ConfigType::truth
                                                                      : ConfigType::number;
                      });
+    const std::vector<FamilyOption> sizes = family_options();
     constexpr std::array what = {"a text, in quotation marks", "a number, without quotation marks",
                                  "true or false"};
     for (const ConfigSetting& setting : read_config_file(file)) {
@@ -261,8 +256,9 @@ void apply_config(CLI::App& app, Options& options) {
                 user_error("{} is {}", setting.name, what[static_cast<std::size_t>(type)]);
             CLI::Option& option = *app.get_option("--" + setting.name);
             // A model that is named on the command line comes with its sizes.
-            const bool other_model = options.given.contains("model") &&
-                                     std::ranges::find(model_sizes, setting.name) != model_sizes.end();
+            const bool other_model =
+                options.given.contains("model") &&
+                std::ranges::find(sizes, setting.name, &FamilyOption::name) != sizes.end();
             if (options.given.contains(setting.name) || other_model) continue;
             option.add_result(setting.value);
             option.run_callback();

@@ -14,7 +14,7 @@
 
 #include "llmc/core/dtype.h"
 #include "llmc/device/device.h"
-#include "llmc/model/config.h"
+#include "llmc/model/family.h"
 #include "llmc/model/recompute.h"
 #include "llmc/optim/schedule.h"
 #include "llmc/parallel/mesh.h"
@@ -22,10 +22,17 @@
 
 namespace llmc {
 
+// The families' options (model/family.h): sizes, which may not be given, and switches.
+struct ModelOptions {
+    std::map<std::string, std::optional<std::int64_t>, std::less<>> sizes;
+    std::map<std::string, bool, std::less<>> switches;
+};
+ModelOptions unset_model_options();
+
 struct Options {
     // model; the sizes that are not given come from the named model
     std::string model = "tiny";
-    std::optional<std::int64_t> layers, heads, channels, sequence_length, vocabulary;
+    ModelOptions of_model = unset_model_options();
     std::string init;
 
     // data
@@ -117,7 +124,11 @@ struct Options {
     bool plans_only() const;
     int processes_of_plan(int started) const;
 
-    GPTConfig config() const;
+    // Of resolved options. UserError if they make no model.
+    Model make_model() const;
+    std::int64_t sequence_length() const { return of_model.sizes.find("seq-len")->second.value(); }
+    std::int64_t vocabulary() const { return of_model.sizes.find("vocab-size")->second.value(); }
+    std::int64_t layers() const { return of_model.sizes.find("layers")->second.value(); }
     DType compute_dtype() const;
     DType kept_gradient_dtype() const;
     ScheduleKind schedule_kind() const;

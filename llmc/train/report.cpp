@@ -10,22 +10,12 @@
 
 #include "llmc/core/text.h"
 #include "llmc/core/version.h"
-#include "llmc/model/gpt2.h"
 #include "llmc/plan/pipeline_estimate.h"
 #include "llmc/train/command_line.h"
 
 namespace llmc {
 
 namespace {
-
-// The named model that has these sizes, if there is one.
-std::string model_text(const GPTConfig& config) {
-    const auto named = std::ranges::find(named_models(), config, &NamedModel::config);
-    return fmt::format("{}{}, {}, {} channels, context {}, vocabulary {}",
-                       named == named_models().end() ? "" : fmt::format("{}: ", named->name),
-                       plural(config.layers, "layer"), plural(config.heads, "head"), config.channels,
-                       config.sequence_length, config.vocabulary);
-}
 
 // A stage of which something is largest, as " of stage 1" where stages differ in it.
 struct LargestStage {
@@ -168,7 +158,7 @@ std::string batch_text(const RunPlan& plan) {
         "{} tokens = {} x {} x {} x {} tokens", grouped(plan.spec.global_batch_tokens),
         plural(plan.spec.mesh.data_ranks(), only_data ? "process" : "data-parallel process", "es"),
         plural(plan.micro_batches, "micro-batch", "es"), plural(plan.micro_batch, "sequence"),
-        plan.spec.config.sequence_length);
+        plan.spec.model.sequence_length);
 }
 
 std::string schedule_text(const Run& run) {
@@ -226,8 +216,8 @@ Rows header_rows(const Run& run, const Device& device) {
                                run.no_gpu.empty() ? "" : "; no GPU: " + run.no_gpu)},
         {"mesh", run.plan.spec.mesh.description()},
         {"pipeline", pipeline_text(run.plan)},
-        {"model", model_text(run.plan.spec.config)},
-        {"parameters", grouped(count_parameters(run.plan.spec.config))},
+        {"model", run.plan.spec.model.description},
+        {"parameters", grouped(count_parameters(run.plan.spec.model))},
         {"memory", memory_text(run.plan)},
         {"beside it", device.memory_beside_arenas(run.communicator_memory)},
         {"sends", sent_text(run.plan)},
@@ -284,7 +274,7 @@ nlohmann::ordered_json run_record(const Run& run, const Device& device) {
         {"configuration", to_json(run.options)},
         {"device", device.description()},
         {"mesh", mesh_record(run.plan.spec.mesh)},
-        {"parameters", count_parameters(run.plan.spec.config)},
+        {"parameters", count_parameters(run.plan.spec.model)},
         {"micro_batch_sequences", run.plan.micro_batch},
         {"micro_batches", run.plan.micro_batches},
         {"bytes_sent", sent_record(run.plan.sent)},

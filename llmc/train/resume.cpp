@@ -18,8 +18,6 @@ namespace llmc {
 
 namespace {
 
-constexpr std::array model_settings = {"layers", "heads", "channels", "seq-len", "vocab-size"};
-
 // The settings that change what the next steps compute.
 constexpr std::array step_settings = {"train-data",
                                       "steps",
@@ -94,7 +92,13 @@ void settle_resume(Options& options) {
 std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Options& options) {
     const auto now = to_json(options), then = nlohmann::ordered_json::parse(checkpoint.configuration);
     const auto differs = [&](const char* name) { return then.contains(name) && then[name] != now[name]; };
-    for (const char* name : model_settings) {
+    for (const FamilyOption& option : family_options()) {
+        const char* const name = option.name.data();
+        // A switch that a checkpoint does not know was on.
+        const bool was_on = option.is_switch && !then.contains(name);
+        if (was_on && !now[name].get<bool>())
+            user_error("{} is of another model, with --{}; leave out --{}=false",
+                       checkpoint.directory.string(), name, name);
         if (differs(name)) {
             user_error("{} is of another model: its --{} is {}, this run's {}", checkpoint.directory.string(),
                        name, then[name].dump(), now[name].dump());

@@ -62,8 +62,7 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
 }
 
 std::set<std::int64_t> Trainer::row_counts(std::int64_t prompt_tokens) const {
-    const GPTConfig& config = plan_.spec.config;
-    const std::int64_t T = config.sequence_length, most = plan_.spec.mesh.split().stream_tokens(config);
+    const std::int64_t T = plan_.spec.model.sequence_length, most = plan_.spec.mesh.split().tokens(T);
     std::set<std::int64_t> counts = {1};
     for (const std::int64_t context : {std::min(prompt_tokens, T), std::max<std::int64_t>(T / 2, 1)}) {
         if (context >= most) counts.insert(most);
@@ -162,8 +161,7 @@ StepMetrics Trainer::train_step(TrainingBatches& batches, bool compares_replicas
 std::optional<double> Trainer::model_flops_utilization(double tokens_per_second) const {
     const std::optional<double> peak = device_.peak_flops(plan_.spec.dtype);
     if (!peak) return std::nullopt;
-    return training_flops_per_token(plan_.spec.config) * tokens_per_second /
-           (*peak * plan_.spec.mesh.world());
+    return training_flops_per_token(plan_.spec.model) * tokens_per_second / (*peak * plan_.spec.mesh.world());
 }
 
 void Trainer::require_equal_replicas() {
@@ -195,7 +193,7 @@ void Trainer::require_finite() {
 std::optional<double> Trainer::evaluate(std::string_view what, std::int64_t rows, const ReadRow& read,
                                         const std::function<void(std::int64_t, std::span<const float>)>& see,
                                         const Watch& watch) {
-    const std::int64_t T = plan_.spec.config.sequence_length, B = plan_.micro_batch;
+    const std::int64_t T = plan_.spec.model.sequence_length, B = plan_.micro_batch;
     const std::int64_t ranks = plan_.spec.mesh.data_ranks(), at_once = plan_.evaluation_sequences() * ranks;
     double loss = 0;
     std::vector<float> losses;
@@ -268,10 +266,10 @@ std::optional<std::vector<std::int32_t>> Trainer::generate(
     std::span<const std::int32_t> prompt, std::int64_t count, const Watch& watch,
     const std::function<void(std::int32_t token)>& take) {
     check(!prompt.empty(), "a prompt has a token");
-    const GPTConfig& config = plan_.spec.config;
     const RandomStream random(options_.seed, "generate " + std::to_string(progress_.step));
-    const auto T = static_cast<std::size_t>(config.sequence_length);
-    const auto rows_at_once = static_cast<std::size_t>(plan_.spec.mesh.split().stream_tokens(config));
+    const auto T = static_cast<std::size_t>(plan_.spec.model.sequence_length);
+    const auto rows_at_once =
+        static_cast<std::size_t>(plan_.spec.mesh.split().tokens(plan_.spec.model.sequence_length));
 
     std::vector<std::int32_t> text(prompt.begin(), prompt.end());
     // The context is text[begin, ...), of which the cache knows text[begin, known).
@@ -306,7 +304,7 @@ std::int32_t Trainer::sample(double uniform) {
         const Tensor& on_device = executor_.logits();
         std::vector<std::byte> row(on_device.bytes());
         device_.download(row.data(), on_device);
-        std::vector<float> logits(static_cast<std::size_t>(plan_.spec.config.vocabulary));
+        std::vector<float> logits(static_cast<std::size_t>(plan_.spec.model.vocabulary));
         with_dtype(on_device.dtype, [&](auto element) {
             const auto* values = reinterpret_cast<const decltype(element)*>(row.data());
             std::transform(values, values + logits.size(), logits.begin(),

@@ -50,7 +50,7 @@ class Trainer {
     UnitTransfer& transfer() { return transfer_; }
     const Progress& progress() const { return progress_; }
     // Trained on since the first step.
-    std::int64_t tokens() const { return progress_.samples * plan_.spec.config.sequence_length; }
+    std::int64_t tokens() const { return progress_.samples * plan_.spec.model.sequence_length; }
 
     // Has the device meet every operation, and choose how it computes it: as it did `earlier` (Device::adopt_choices; rank
     // 0's counts), where it can, or as the first rank measures that has an operation. Samples continue so many tokens. After

@@ -34,7 +34,7 @@ class Model {
   public:
     explicit Model(const Sharding& sharding, int stages = 1)
         : mesh_{.pipeline = stages, .sharding = sharding, .rank = world().rank()},
-          plan_(plan_run({.config = config,
+          plan_(plan_run({.model = gpt2(config),
                           .dtype = DType::bf16,
                           .mesh = mesh_,
                           .global_batch_tokens = 2 * sharding.ranks() * config.sequence_length,

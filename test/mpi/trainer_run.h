@@ -19,7 +19,7 @@ class TrainerRun {
     explicit TrainerRun(std::vector<const char*> more)
         : options_(parse(std::move(more))),
           mesh_(options_.mesh(world().size(), world().rank())),
-          plan_(plan_run({.config = options_.config(),
+          plan_(plan_run({.model = options_.make_model(),
                           .dtype = options_.compute_dtype(),
                           .mesh = mesh_,
                           .global_batch_tokens = *options_.global_batch_tokens,

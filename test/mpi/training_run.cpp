@@ -100,7 +100,7 @@ TrainingResult train(Communicator& ranks, const TrainingSetting& setting) {
                     .rank = ranks.rank()};
     const std::int64_t tokens = setting.sequences * config.sequence_length;
     const RunPlan plan =
-        plan_run({.config = config,
+        plan_run({.model = gpt2(config),
                   .dtype = setting.dtype,
                   .gradient_dtype = setting.gradients,
                   .mesh = mesh,

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "llmc/comm/communicator.h"
-#include "llmc/model/config.h"
+#include "llmc/model/gpt2.h"
 #include "llmc/model/recompute.h"
 #include "llmc/parallel/pipeline_schedule.h"
 #include "llmc/parallel/sharding.h"

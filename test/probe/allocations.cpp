@@ -142,7 +142,7 @@ void print_stacks() {
 void run(const Options& options, Job& job) {
     HostCommunicator& world = job.world();
     const std::unique_ptr<Device> device = make_cpu_device(job.cores());
-    const RunPlan plan = plan_run({.config = options.config(),
+    const RunPlan plan = plan_run({.model = options.make_model(),
                                    .dtype = options.compute_dtype(),
                                    .gradient_dtype = options.kept_gradient_dtype(),
                                    .mesh = options.mesh(world.size(), world.rank()),
@@ -152,13 +152,13 @@ void run(const Options& options, Job& job) {
                                   device->ops(), HostCommunicator::staging_bytes(world.size()));
     const Data data = open_data({.train_data = options.train_data,
                                  .val_data = options.val_data,
-                                 .vocabulary = options.vocabulary.value(),
-                                 .sequence_length = options.sequence_length.value()});
+                                 .vocabulary = options.vocabulary(),
+                                 .sequence_length = options.sequence_length()});
     const MeshGroups groups(world, plan.spec.mesh, plan.parts);
     Trainer trainer(options, plan, *device, world, groups);
     world.set_staging(trainer.arenas()[plan.communication]);
-    const TrainingSamples samples(*data.training, plan.spec.config.sequence_length, options.seed);
-    TrainingBatches batches(samples, plan.share(), plan.spec.config.sequence_length);
+    const TrainingSamples samples(*data.training, plan.spec.model.sequence_length, options.seed);
+    TrainingBatches batches(samples, plan.share(), plan.spec.model.sequence_length);
 
     Stack first{};
     backtrace(first.data(), most_frames);  // loads what it needs

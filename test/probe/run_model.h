@@ -17,6 +17,7 @@
 #include "llmc/device/device.h"
 #include "llmc/io/model_files.h"
 #include "llmc/io/safetensors.h"
+#include "llmc/model/gpt2.h"
 #include "llmc/parallel/executor.h"
 #include "llmc/plan/run_plan.h"
 
@@ -64,7 +65,7 @@ class Model {
           std::unique_ptr<Device> device = make_cpu_device())
         : device_(std::move(device)),
           plan_(plan_run(
-              {.config = config_of(SafetensorsReader(weights), heads),
+              {.model = gpt2(config_of(SafetensorsReader(weights), heads)),
                .dtype = dtype,
                .gradient_dtype = gradient_dtype,
                .mesh = {},
@@ -81,14 +82,14 @@ class Model {
         load_weights(weights, store_, transfer_);
     }
 
-    const GPTConfig& config() const { return plan_.spec.config; }
+    const llmc::Model& model() const { return plan_.spec.model; }
     ParameterStore& store() { return store_; }
 
     // One step on a batch of T+1 tokens a sequence; returns the mean loss before the update. With `update`
     // false the gradients are made and the weights stay.
     double step(std::span<const std::int32_t> tokens, bool update, const AdamWStep& adamw = {},
                 std::optional<std::uint64_t> rounding_seed = {}) {
-        const std::int64_t T = plan_.spec.config.sequence_length, B = plan_.micro_batch;
+        const std::int64_t T = plan_.spec.model.sequence_length, B = plan_.micro_batch;
         const auto load = [&](int micro_batch, std::span<std::int32_t> inputs,
                               std::span<std::int32_t> targets) {
             for (std::int64_t b = 0; b < B; ++b) {
@@ -134,7 +135,7 @@ class Model {
         std::vector<double> logits;
         with_dtype(plan_.spec.dtype, [&](auto element) {
             const std::span<decltype(element)> values = executor_.logits().span<decltype(element)>();
-            for (const auto x : values.first(static_cast<std::size_t>(config().vocabulary)))
+            for (const auto x : values.first(static_cast<std::size_t>(model().vocabulary)))
                 logits.push_back(to_float(x));
         });
         return logits;

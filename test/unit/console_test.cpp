@@ -94,8 +94,8 @@ TEST(Flops, OfGpt2) {
         .layers = 12, .heads = 12, .channels = 768, .sequence_length = 1024, .vocabulary = 50257};
     // 6 N with N all weights but wpe (1024 x 768), biases and layernorms; 6 L C T for attention.
     const double matrices = 12 * (768 * 3 * 768 + 768 * 768 + 2 * 768 * 4 * 768) + 50257 * 768;
-    EXPECT_DOUBLE_EQ(training_flops_per_token(config), 6 * matrices + 6.0 * 12 * 768 * 1024);
-    EXPECT_NEAR(matrices, static_cast<double>(count_parameters(config)) - 1024 * 768, 0.002 * matrices);
+    EXPECT_DOUBLE_EQ(training_flops_per_token(gpt2(config)), 6 * matrices + 6.0 * 12 * 768 * 1024);
+    EXPECT_NEAR(matrices, static_cast<double>(count_parameters(gpt2(config))) - 1024 * 768, 0.002 * matrices);
 }
 
 }  // namespace

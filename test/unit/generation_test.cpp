@@ -21,8 +21,8 @@ probe::Model make_model(DType dtype) {
 
 std::vector<std::int32_t> text_of(const probe::Model& model) {
     std::vector<std::int32_t> text;
-    for (std::int32_t t = 0; t < model.config().sequence_length; ++t)
-        text.push_back(static_cast<std::int32_t>((7 * t * t + 3) % model.config().vocabulary));
+    for (std::int32_t t = 0; t < model.model().sequence_length; ++t)
+        text.push_back(static_cast<std::int32_t>((7 * t * t + 3) % model.model().vocabulary));
     return text;
 }
 
@@ -32,8 +32,8 @@ using Losses = std::vector<double>;
 template <class LossAt>
 Losses losses_of(const probe::Model& model, LossAt&& loss_at) {
     Losses losses;
-    for (std::size_t t = 0; t < static_cast<std::size_t>(model.config().sequence_length); ++t) {
-        for (std::int32_t target = 0; target < model.config().vocabulary; target += 5)
+    for (std::size_t t = 0; t < static_cast<std::size_t>(model.model().sequence_length); ++t) {
+        for (std::int32_t target = 0; target < model.model().vocabulary; target += 5)
             losses.push_back(loss_at(t, target));
     }
     return losses;
@@ -58,7 +58,7 @@ Losses losses_by_rows(DType dtype, std::int64_t prompt) {
     probe::Model model = make_model(dtype);
     const std::vector<std::int32_t> text = text_of(model);
     std::vector<std::vector<double>> logits;
-    for (std::int64_t t = 0; t < model.config().sequence_length; ++t) {
+    for (std::int64_t t = 0; t < model.model().sequence_length; ++t) {
         const bool at_once = prompt == 0 || t < prompt;
         logits.push_back(model.next_rows(text, {.position = at_once ? 0 : t, .count = at_once ? t + 1 : 1}));
     }
@@ -99,7 +99,7 @@ TEST(Generation, BeginsAnew) {
     probe::Model used = make_model(DType::fp32), fresh = make_model(DType::fp32);
     const std::vector<std::int32_t> text = text_of(used);
     const std::vector<std::int32_t> other(text.rbegin(), text.rend());
-    for (std::int64_t t = 0; t < used.config().sequence_length; ++t) used.next_rows(other, {.position = t});
+    for (std::int64_t t = 0; t < used.model().sequence_length; ++t) used.next_rows(other, {.position = t});
     for (const RowRange& rows : {RowRange{0, 3}, RowRange{3, 1}, RowRange{4, 2}})
         EXPECT_EQ(used.next_rows(text, rows), fresh.next_rows(text, rows));
 }

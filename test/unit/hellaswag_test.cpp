@@ -25,7 +25,10 @@ class HellaSwagFile : public testing::Test {
     ~HellaSwagFile() override { fs::remove(path_); }
 
     HellaSwag read(std::int64_t sequence_length, std::int64_t limit = 0) const {
-        return {path_.string(), limit, {.sequence_length = sequence_length, .vocabulary = 256}, nullptr};
+        Model model;
+        model.sequence_length = sequence_length;
+        model.vocabulary = 256;
+        return {path_.string(), limit, model, nullptr};
     }
 
     // A row's inputs, and its targets, of which '.' are ignored and '_' are input 0.

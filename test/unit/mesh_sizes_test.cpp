@@ -6,6 +6,7 @@
 #include <string>
 
 #include "llmc/core/error.h"
+#include "llmc/model/gpt2.h"
 
 namespace llmc {
 namespace {
@@ -14,7 +15,7 @@ constexpr GPTConfig tiny{.layers = 4, .heads = 4, .channels = 128, .sequence_len
 
 std::string refusal(const MeshSizes& sizes, const GPTConfig& config = tiny) {
     try {
-        check_mesh_sizes(sizes, config);
+        check_mesh_sizes(sizes, gpt2(config));
         return "";
     } catch (const UserError& fault) {
         return fault.what();
@@ -104,7 +105,7 @@ void expect_advice_fits(MeshSizes sizes) {
     const bool stages = named("--pipeline-parallel ", sizes.pipeline),
                ranks = named("--tensor-parallel ", sizes.tensor);
     if (stages || ranks) {
-        EXPECT_TRUE(fits(sizes, tiny)) << text;
+        EXPECT_TRUE(fits(sizes, gpt2(tiny))) << text;
     }
 }
 
@@ -114,9 +115,9 @@ TEST(MeshSizes, ThatFitAreNotRefused) {
         for (int pipeline = 1; pipeline <= 6; ++pipeline)
             for (int tensor = 1; tensor <= 6; ++tensor) {
                 const MeshSizes sizes{.processes = processes, .pipeline = pipeline, .tensor = tensor};
-                EXPECT_EQ(refusal(sizes).empty(), fits(sizes, tiny));
+                EXPECT_EQ(refusal(sizes).empty(), fits(sizes, gpt2(tiny)));
                 expect_advice_fits(sizes);
-                EXPECT_EQ(fits(sizes, tiny),
+                EXPECT_EQ(fits(sizes, gpt2(tiny)),
                           processes % (pipeline * tensor) == 0 && pipeline <= 4 && 4 % tensor == 0);
             }
 }

@@ -16,7 +16,7 @@ const GPTConfig config{6, 2, 32, 64, 256};
 
 RunPlan plan_of(PipelineSchedule schedule, int virtual_stages, const Recompute& recompute = {}) {
     const std::unique_ptr<Device> device = make_cpu_device(1);
-    return plan_run({.config = config,
+    return plan_run({.model = gpt2(config),
                      .mesh = {.pipeline = 3},
                      .pipeline_schedule = schedule,
                      .virtual_stages = virtual_stages,
@@ -91,7 +91,7 @@ TEST(PipelineEstimate, DrawsNoEmptyParts) {
 TEST(PipelineEstimate, DrawsThePartsOfChunksThatHaveThem) {
     // A layer a chunk.
     const std::unique_ptr<Device> device = make_cpu_device(1);
-    const RunPlan plan = plan_run({.config = config,
+    const RunPlan plan = plan_run({.model = gpt2(config),
                                    .mesh = {.pipeline = 6},
                                    .pipeline_schedule = PipelineSchedule::zb_h1,
                                    .recompute = {.kind = RecomputeKind::block, .every = 2},
@@ -134,8 +134,8 @@ TEST(PipelineEstimate, LayersAreBalancedWithTheirRecompute) {
     const auto device = make_cpu_device(1);
     const auto plan = [&](const std::string& layers) {
         return plan_run(
-            {.config =
-                 {.layers = 12, .heads = 12, .channels = 768, .sequence_length = 256, .vocabulary = 50304},
+            {.model = gpt2(
+                 {.layers = 12, .heads = 12, .channels = 768, .sequence_length = 256, .vocabulary = 50304}),
              .mesh = {.pipeline = 2},
              .pipeline_layers = layers,
              .recompute = {.kind = RecomputeKind::block},

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "llmc/core/error.h"
+#include "test/gpt2_units.h"
 
 namespace llmc {
 namespace {
@@ -129,17 +130,20 @@ TEST(PipelinePartition, TheHeadTakesTheRoomOfBlocks) {
 }
 
 TEST(PipelinePartition, CostsAreThoseOfTheModel) {
-    const GPTConfig gpt2{
+    const GPTConfig gpt2_124m{
         .layers = 12, .heads = 12, .channels = 768, .sequence_length = 1024, .vocabulary = 50257};
-    EXPECT_EQ(block_cost(gpt2), 24.0 * 768 * 768 + 2.0 * 1024 * 768);
-    EXPECT_EQ(embedding_cost(gpt2), 768);
-    EXPECT_EQ(3 * (12 * block_cost(gpt2) + head_cost(gpt2)), training_flops_per_token(gpt2));
+    EXPECT_EQ(block_cost(gpt2_124m), 24.0 * 768 * 768 + 2.0 * 1024 * 768);
+    EXPECT_EQ(embedding_cost(gpt2_124m), 768);
+    EXPECT_EQ(3 * (12 * block_cost(gpt2_124m) + head_cost(gpt2_124m)),
+              training_flops_per_token(gpt2(gpt2_124m)));
     // The head costs as much as five blocks, the embedding next to nothing.
-    EXPECT_EQ(counts_of(stages_of_layers(12, 4, 4, part_costs(gpt2, {}))), (std::vector{3, 4, 4, 1}));
+    EXPECT_EQ(counts_of(stages_of_layers(12, 4, 4, part_costs(gpt2(gpt2_124m), {}))),
+              (std::vector{3, 4, 4, 1}));
     // Of two stages the second has the head and four blocks.
-    EXPECT_EQ(counts_of(stages_of_layers(12, 4, 2, part_costs(gpt2, {}))), (std::vector{4, 3, 4, 1}));
-    const PartCosts costs = part_costs(gpt2, {});
-    EXPECT_EQ(12 * costs.block + costs.head, training_flops_per_token(gpt2));
+    EXPECT_EQ(counts_of(stages_of_layers(12, 4, 2, part_costs(gpt2(gpt2_124m), {}))),
+              (std::vector{4, 3, 4, 1}));
+    const PartCosts costs = part_costs(gpt2(gpt2_124m), {});
+    EXPECT_EQ(12 * costs.block + costs.head, training_flops_per_token(gpt2(gpt2_124m)));
 }
 
 // A block that is recomputed goes forward twice, the head does not: it takes the room of fewer blocks.
@@ -147,18 +151,18 @@ TEST(PipelinePartition, RecomputeCostsAForward) {
     const GPTConfig config{
         .layers = 12, .heads = 12, .channels = 768, .sequence_length = 256, .vocabulary = 50304};
     const auto counts = [&](const Recompute& recompute) {
-        return counts_of(stages_of_layers(12, 2, 2, part_costs(config, recompute)));
+        return counts_of(stages_of_layers(12, 2, 2, part_costs(gpt2(config), recompute)));
     };
     EXPECT_EQ(counts({}), (std::vector{9, 3}));
     EXPECT_EQ(counts({.kind = RecomputeKind::block}), (std::vector{8, 4}));
     // Next to nothing.
     EXPECT_EQ(counts({.kind = RecomputeKind::selective}), (std::vector{9, 3}));
     const double block = block_cost(config);
-    const PartCosts third = part_costs(config, {.kind = RecomputeKind::block, .every = 3});
+    const PartCosts third = part_costs(gpt2(config), {.kind = RecomputeKind::block, .every = 3});
     EXPECT_EQ(third.of_blocks(0, 2), 6 * block);
     EXPECT_EQ(third.of_blocks(2, 3), 4 * block);
     EXPECT_EQ(third.of_blocks(1, 9), 27 * block);
-    EXPECT_EQ(part_costs(config, {.kind = RecomputeKind::selective, .every = 3}).of_blocks(0, 12),
+    EXPECT_EQ(part_costs(gpt2(config), {.kind = RecomputeKind::selective, .every = 3}).of_blocks(0, 12),
               36 * block);
 }
 

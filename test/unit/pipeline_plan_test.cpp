@@ -19,9 +19,9 @@ namespace llmc {
 namespace {
 
 // GPT-2 124M, in which every tensor is a whole number of 256 bytes.
-constexpr GPTConfig gpt2{
+constexpr GPTConfig gpt2_124m{
     .layers = 12, .heads = 12, .channels = 768, .sequence_length = 1024, .vocabulary = 50257};
-constexpr std::int64_t B = 2, T = gpt2.sequence_length, C = gpt2.channels, NH = gpt2.heads;
+constexpr std::int64_t B = 2, T = gpt2_124m.sequence_length, C = gpt2_124m.channels, NH = gpt2_124m.heads;
 constexpr std::int64_t element = 2;  // bytes of bf16
 constexpr std::int64_t activation = B * T * C * element, row = B * T * 4;
 // One rank has all, or ranks share each layer, and with sequence parallelism the tokens between products.
@@ -43,7 +43,7 @@ class PipelinePlans : public testing::Test {
                     if (is_interleaved && micro_batches % stages != 0) continue;
                     SCOPED_TRACE(fmt::format("{}, {} stages, {} micro-batches", name_of(schedule), stages,
                                              micro_batches));
-                    const RunSpec spec{.config = gpt2,
+                    const RunSpec spec{.model = gpt2(gpt2_124m),
                                        .dtype = DType::bf16,
                                        .mesh = {.pipeline = stages,
                                                 .tensor = split.ranks,
@@ -130,7 +130,7 @@ struct Sizes {
     explicit Sizes(const TensorSplit& split)
         : tensor(split.ranks),
           tokens(split.sequence_parallel ? split.ranks : 1),
-          vocabulary(round_up(gpt2.vocabulary, 128 * tensor) / tensor) {}
+          vocabulary(round_up(gpt2_124m.vocabulary, 128 * tensor) / tensor) {}
 
     std::int64_t tensor, tokens;
     std::int64_t vocabulary;  // columns of the logits
@@ -195,7 +195,7 @@ TEST_F(PipelinePlans, ActivationsAreThoseInFlight) {
 // 1F1B holds as many micro-batches as there are stages at most where GPipe holds all; the first stage most.
 TEST_F(PipelinePlans, OneForwardOneBackwardHoldsNoMoreForMoreMicroBatches) {
     const auto activations = [&](PipelineSchedule schedule, int micro_batches, int stage) {
-        return bytes(plan({.config = gpt2,
+        return bytes(plan({.model = gpt2(gpt2_124m),
                            .dtype = DType::bf16,
                            .mesh = {.pipeline = 4},
                            .pipeline_schedule = schedule,
@@ -246,11 +246,13 @@ TEST_F(PipelinePlans, TheirOwnArenaHoldsWhatIsReceivedAndSent) {
                 << "stage " << stage;
         }
     });
-    EXPECT_EQ(
-        bytes(
-            plan({.config = gpt2, .mesh = {}, .global_batch_tokens = 12 * T, .micro_batch_sequences = B}, 0),
-            ArenaKind::pipeline),
-        0);
+    EXPECT_EQ(bytes(plan({.model = gpt2(gpt2_124m),
+                          .mesh = {},
+                          .global_batch_tokens = 12 * T,
+                          .micro_batch_sequences = B},
+                         0),
+                    ArenaKind::pipeline),
+              0);
 }
 
 // ---- parameters
@@ -258,7 +260,7 @@ TEST_F(PipelinePlans, TheirOwnArenaHoldsWhatIsReceivedAndSent) {
 // Elements of a unit with those of its shards. Tensors begin at a multiple of 128 elements; what tensor-parallel ranks share,
 // and behind it what each has whole, in norm blocks of their own, of which shards have whole ones.
 std::int64_t elements(const RunPlan& plan, int unit) {
-    const std::int64_t tensor = plan.spec.mesh.tensor, layers = gpt2.layers;
+    const std::int64_t tensor = plan.spec.mesh.tensor, layers = gpt2_124m.layers;
     std::int64_t shared = 0, whole = 0;
     if (unit == wte_unit) {
         shared = Sizes(plan.spec.mesh.split()).vocabulary * C;
@@ -348,7 +350,7 @@ TEST_F(PipelinePlans, BytesBetweenStagesAreThoseOfTheFormula) {
 // ---- what does not fit
 
 TEST_F(PipelinePlans, TheLargestStageDecidesWhatFits) {
-    RunSpec spec{.config = gpt2,
+    RunSpec spec{.model = gpt2(gpt2_124m),
                  .dtype = DType::bf16,
                  .mesh = {.pipeline = 4},
                  .global_batch_tokens = 16 * T,

@@ -52,7 +52,7 @@ class PipelinesThatRecompute : public testing::Test {
         for (int chunk = 0; chunk < chunks; ++chunk)
             each += fmt::format("{}{}", chunk > 0 ? "," : "", layers / chunks);
         RunSpec spec{
-            .config = config,
+            .model = gpt2(config),
             .mesh = {.pipeline = stages, .tensor = split.ranks, .sequence_parallel = split.sequence_parallel},
             .pipeline_schedule = schedule,
             .virtual_stages = virtual_stages,
@@ -60,7 +60,9 @@ class PipelinesThatRecompute : public testing::Test {
             .recompute = recompute,
             .global_batch_tokens = micro_batches * config.sequence_length,
             .micro_batch_sequences = 1};
-        spec.config.layers = layers;
+        GPTConfig other = config;
+        other.layers = layers;
+        spec.model = gpt2(other);
         std::vector<RunPlan> all;
         for (int stage = 0; stage < stages; ++stage) {
             spec.mesh.rank = spec.mesh.rank_of(stage, 0, 0);

@@ -63,7 +63,7 @@ TEST_P(ReferenceModel, LossAndEveryGradient) {
         EXPECT_LE(std::sqrt(squares), number("bound/" + dtype() + "/gradient/" + entry.name)) << entry.name;
         ++compared;
     }
-    EXPECT_EQ(compared, static_cast<std::size_t>(12 * model.config().layers + 4));
+    EXPECT_EQ(compared, static_cast<std::size_t>(12 * model.model().layers() + 4));
     std::filesystem::remove(path);
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "llmc/core/error.h"
+#include "llmc/model/gpt2.h"
 
 namespace llmc {
 namespace {
@@ -17,7 +18,7 @@ class Plans : public testing::Test {
   protected:
     RunPlan plan(std::size_t available, std::int64_t micro_batch = 0, int processes = 1,
                  const Mesh& mesh = {}, const Recompute& recompute = {}) {
-        return plan_run({.config = {2, 2, 32, 64, 256},
+        return plan_run({.model = gpt2({2, 2, 32, 64, 256}),
                          .mesh = mesh,
                          .recompute = recompute,
                          .global_batch_tokens = std::int64_t{64} * 24,
@@ -48,7 +49,7 @@ TEST_F(Plans, WithoutTrainingThereAreNoGradientsOrMoments) {
         for (const int stage : {0, 1, 2, 3}) {
             Mesh mesh;
             if (stage > 0) mesh.sharding = {.stage = stage, .shards = 2};
-            RunSpec spec{.config = {2, 2, 32, 64, 256},
+            RunSpec spec{.model = gpt2({2, 2, 32, 64, 256}),
                          .dtype = dtype,
                          .gradient_dtype = dtype,
                          .mesh = mesh,
@@ -140,7 +141,7 @@ TEST_F(Plans, ARefusalNamesRecomputeBeforeZeroAndBothLast) {
 
 // Which change the sums, and what a run costs: after all else.
 TEST_F(Plans, ARefusalNamesGradientsInBf16AndMoreGpusLast) {
-    const RunSpec asked{.config = {8, 2, 32, 64, 256},
+    const RunSpec asked{.model = gpt2({8, 2, 32, 64, 256}),
                         .dtype = DType::bf16,
                         .mesh = {},
                         .recompute = {.kind = RecomputeKind::block},
@@ -180,7 +181,7 @@ TEST_F(Plans, ARefusalNamesGradientsInBf16AndMoreGpusLast) {
 
 // The stage that would fit is one with the gradients that --reduce-every asks for.
 TEST_F(Plans, ARefusalKeepsTheReductionThatWasAskedFor) {
-    RunSpec spec{.config = {16, 2, 32, 8, 256},
+    RunSpec spec{.model = gpt2({16, 2, 32, 8, 256}),
                  .mesh = {},
                  .recompute = {.kind = RecomputeKind::block},
                  .global_batch_tokens = std::int64_t{8} * 24,

@@ -12,6 +12,7 @@
 #include <memory>
 #include <string>
 
+#include "llmc/model/gpt2.h"
 #include "llmc/plan/run_plan.h"
 
 namespace llmc {
@@ -28,11 +29,11 @@ class TensorBytes : public testing::Test {
                       const Recompute& recompute, DType dtype) {
         const bool has_stages = mesh.pipeline > 1;
         const RunSpec spec{
-            .config = {.layers = layers + (has_stages ? 1 : 0),
-                       .heads = 4,
-                       .channels = C,
-                       .sequence_length = T,
-                       .vocabulary = 256},
+            .model = gpt2({.layers = layers + (has_stages ? 1 : 0),
+                           .heads = 4,
+                           .channels = C,
+                           .sequence_length = T,
+                           .vocabulary = 256}),
             .dtype = dtype,
             .mesh = mesh,
             .pipeline_schedule = schedule,

@@ -23,6 +23,7 @@
 
 #include "llmc/core/error.h"
 #include "llmc/device/device.h"
+#include "llmc/model/gpt2.h"
 #include "llmc/plan/run_plan.h"
 #include "test/unit/numbered_source.h"
 
@@ -71,7 +72,7 @@ std::multiset<std::int32_t> targets_of_epoch(const TrainingSamples& samples, con
     std::map<std::int64_t, std::vector<Tokens>> read_by;
     std::multiset<std::int32_t> targets;
     for (Mesh mesh = shape; mesh.rank < mesh.world(); ++mesh.rank) {
-        const RunPlan plan = plan_run({.config = {2, 2, 32, T, 4000},
+        const RunPlan plan = plan_run({.model = gpt2({2, 2, 32, T, 4000}),
                                        .mesh = mesh,
                                        .global_batch_tokens = sequences * T,
                                        .micro_batch_sequences = micro_batch},

@@ -176,7 +176,7 @@ void CpuOps::attention_forward(const Tensor& out, const Tensor& lse, const Tenso
 }
 
 std::int64_t CpuOps::attention_floats(const WorkspaceRequest& request) const {
-    const AttentionSizes s{request.batch, request.sequence, request.heads, request.channels / request.heads};
+    const AttentionSizes s{request.batch, request.sequence, request.heads, request.size_of_head()};
     return threads_ *
            std::max({forward_scratch_floats(s), backward_scratch_floats(s), cached_scratch_floats(s)});
 }

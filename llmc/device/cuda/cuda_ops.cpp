@@ -54,7 +54,7 @@ void CudaOps::wait_if_asked(std::string_view call) const {
 
 // What the kernels ask: rows of 16-byte pieces, heads whose rows fit the tensor cores' tiles.
 void CudaOps::require_sizes(const WorkspaceRequest& request) const {
-    const std::int64_t C = request.channels, head_size = C / request.heads;
+    const std::int64_t C = request.channels, head_size = request.size_of_head();
     if (head_size % 8 != 0 || head_size > 128) {
         user_error(
             "--channels {} with --heads {} makes heads of {} channels, and the GPU's attention takes "

@@ -63,7 +63,7 @@ void CudaOps::attention_cached_forward(const Tensor& out, const Tensor& cache, c
 }
 
 std::size_t CudaOps::attention_workspace_bytes(const WorkspaceRequest& request) const {
-    const HeadSizes s{request.batch, request.sequence, request.heads, request.channels / request.heads};
+    const HeadSizes s{request.batch, request.sequence, request.heads, request.size_of_head()};
     if (cudnn_ && request.dtype == DType::bf16) return cudnn_->workspace_bytes(s);
     return attention_backward_workspace_bytes(kernel_sizes(s));
 }

@@ -37,7 +37,7 @@ void forget_the_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 std::size_t train(const Options& options, Job& job, Device& device, int steps) {
     HostCommunicator& world = job.world();
     const Mesh mesh = options.mesh(world.size(), world.rank());
-    const RunPlan plan = plan_run({.config = options.config(),
+    const RunPlan plan = plan_run({.model = options.make_model(),
                                    .dtype = options.compute_dtype(),
                                    .gradient_dtype = options.kept_gradient_dtype(),
                                    .mesh = mesh,
@@ -47,13 +47,13 @@ std::size_t train(const Options& options, Job& job, Device& device, int steps) {
                                   device.ops(), HostCommunicator::staging_bytes(world.size()));
     const Data data = open_data({.train_data = options.train_data,
                                  .val_data = options.val_data,
-                                 .vocabulary = options.vocabulary.value(),
-                                 .sequence_length = options.sequence_length.value()});
+                                 .vocabulary = options.vocabulary(),
+                                 .sequence_length = options.sequence_length()});
     const MeshGroups groups(world, mesh, plan.parts);
     Trainer trainer(options, plan, device, world, groups);
     world.set_staging(trainer.arenas()[plan.communication]);
-    const TrainingSamples samples(*data.training, plan.spec.config.sequence_length, options.seed);
-    TrainingBatches batches(samples, plan.share(), plan.spec.config.sequence_length);
+    const TrainingSamples samples(*data.training, plan.spec.model.sequence_length, options.seed);
+    TrainingBatches batches(samples, plan.share(), plan.spec.model.sequence_length);
     for (int step = 0; step < steps; ++step) trainer.train_step(batches);
     world.set_staging({});
     return plan.memory.total_bytes();
@@ -62,10 +62,9 @@ std::size_t train(const Options& options, Job& job, Device& device, int steps) {
 void run(const Options& options, Job& job) {
     const std::unique_ptr<Device> device = make_cpu_device(job.cores());
     Options small = options;
-    small.layers = 2;
-    small.heads = 2;
-    small.channels = 64;
-    small.vocabulary = 256;
+    for (const auto& [name, size] :
+         {std::pair{"layers", 2}, {"heads", 2}, {"channels", 64}, {"vocab-size", 256}})
+        small.of_model.sizes.find(name)->second = size;
     train(small, job, *device, 2);
     forget_the_peak();
     const std::int64_t before = resident("VmRSS");
