@@ -453,18 +453,18 @@ int add_statistic(Trace& t, const std::string& name) {
 }
 
 int trace_product(Trace& t, Node node, const Shape& outputs, const ProductSplit& split, bool has_bias,
-                  const Init& init, std::vector<Value> values) {
+                  const Init& init, std::vector<Value> values, const std::string& tied = "") {
     const int x = node.in[0];
     const bool divides_outputs = split.output_dim.has_value();
     t.require(node, x, divides_outputs ? Placement::whole : Placement::divided);
-    const int in_dim = outputs.dimensions();
     node.sizes = {divides_outputs ? 0 : 1};
+    const ParamSpec weight{.name = tied.empty() ? node.name + ".weight" : tied,
+                           .shape = with_inputs(outputs, t[x].features()),
+                           .init = init,
+                           .tensor_dim = split.output_dim.value_or(outputs.dimensions()),
+                           .transposed_in_files = t.transposes_products_in_files};
     node.parameters = {
-        t.add(ParamSpec{.name = node.name + ".weight",
-                        .shape = with_inputs(outputs, t[x].features()),
-                        .init = init,
-                        .tensor_dim = split.output_dim.value_or(in_dim),
-                        .transposed_in_files = t.transposes_products_in_files}),
+        t.add(weight, !tied.empty()),
         add_optional(t, has_bias, vector_of(node.name + ".bias", outputs, 0, split.output_dim))};
     for (Value& value : values) {
         value.shape = with_tokens(t, outputs);
@@ -522,9 +522,10 @@ AddNorm add_layernorm(Trace& t, const std::string& name, int x, int addend, bool
 }
 
 int product(Trace& t, const std::string& name, int x, const Shape& outputs, const ProductSplit& split,
-            bool has_bias, const Init& init) {
+            bool has_bias, const Init& init, const std::string& tied) {
     return trace_product(t, {.operation = &product_row, .name = name, .in = {x}, .out = {}, .parameters = {}},
-                         outputs, split, has_bias, init, {Value{.name = name, .label = name, .shape = {}}});
+                         outputs, split, has_bias, init, {Value{.name = name, .label = name, .shape = {}}},
+                         tied);
 }
 
 int product_gelu(Trace& t, const std::string& name, int x, const Shape& outputs, const ProductSplit& split,

@@ -28,9 +28,9 @@ struct ProductSplit {
 };
 inline ProductSplit by_outputs(int dim, const char* what) { return {dim, what}; }
 inline ProductSplit by_inputs() { return {}; }
-// x W^T + b for each token; `outputs` are its dimensions.
+// x W^T + b for each token; `outputs` are its dimensions. Where W is another part's too, `tied` is its name with its unit's.
 int product(Trace& t, const std::string& name, int x, const Shape& outputs, const ProductSplit& split,
-            bool has_bias, const Init& init);
+            bool has_bias, const Init& init, const std::string& tied = "");
 // GELU of that.
 int product_gelu(Trace& t, const std::string& name, int x, const Shape& outputs, const ProductSplit& split,
                  bool has_bias, const Init& init);
