@@ -60,11 +60,9 @@ class Outlining {
             outline_.units[static_cast<std::size_t>(unit)].sums_replicated |=
                 sums_replicated(run.part, parameter.unit);
         }
-        part.own_unit = part.units.empty() ? 0 : part.units.front();
-        for (const int unit : part.units) {
-            if (unit >= first_new_unit_) part.own_unit = unit;
-        }
-        first_new_unit_ = outline_.units_count();
+        const auto own = std::ranges::find_if(
+            part.units, [&](int unit) { return outline_.unit(unit).class_of_layers >= 0; });
+        part.own_unit = own != part.units.end() ? *own : part.units.empty() ? 0 : part.units.front();
         outline_.parts.push_back(std::move(part));
     }
 
@@ -113,7 +111,6 @@ class Outlining {
 
     Outline outline_;
     std::map<std::string, int> units_;
-    int first_new_unit_ = 0;
 };
 
 }  // namespace
