@@ -44,6 +44,7 @@
 #include "llmc/train/console.h"
 #include "llmc/train/devices.h"
 #include "llmc/train/generate.h"
+#include "llmc/train/model_report.h"
 #include "llmc/train/options.h"
 #include "llmc/train/outputs.h"
 #include "llmc/train/pipeline_report.h"
@@ -459,6 +460,10 @@ Ending run_program(Options& options, const std::string& program, Job& job, Conso
     settle_mesh(options, mesh);
     std::optional<MeshRanks> ranks;
     const RunSpec spec = run_spec(options, mesh, *here.device);
+    if (options.print_model) {
+        console.text(model_text(spec));
+        return Ending::done;
+    }
     if (!options.plans_only()) ranks.emplace(open_mesh(options, world, *here.device, spec));
     const Ending ending = run_on_mesh(options, program, here, spec, ranks, job, console, signals);
     // NCCL's communicators end without waiting for others, which may still need this rank's part.

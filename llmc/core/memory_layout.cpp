@@ -27,16 +27,14 @@ std::string_view name_of(ArenaKind kind) {
     return "?";
 }
 
-BufferId MemoryLayout::add(ArenaKind arena, std::string name, DType dtype, const Shape& shape,
-                           std::int64_t count) {
+BufferId MemoryLayout::add(ArenaKind arena, std::string name, DType dtype, const Shape& shape) {
     std::size_t& size = sizes_[static_cast<std::size_t>(arena)];
     constexpr auto alignment = static_cast<std::int64_t>(buffer_alignment);
     const std::int64_t bytes = saturated_product(shape.elements(), static_cast<std::int64_t>(size_of(dtype)));
     const std::int64_t aligned =
         saturated_product(saturated_sum(bytes, alignment - 1) / alignment, alignment);
     buffers_.push_back({arena, std::move(name), dtype, shape, size});
-    size = static_cast<std::size_t>(
-        saturated_sum(static_cast<std::int64_t>(size), saturated_product(aligned, count)));
+    size = static_cast<std::size_t>(saturated_sum(static_cast<std::int64_t>(size), aligned));
     return {static_cast<int>(buffers_.size()) - 1};
 }
 

@@ -41,8 +41,7 @@ struct BufferId {
 
 class MemoryLayout {
   public:
-    // So many that are alike, one behind the other; the first one's number.
-    BufferId add(ArenaKind arena, std::string name, DType dtype, const Shape& shape, std::int64_t count = 1);
+    BufferId add(ArenaKind arena, std::string name, DType dtype, const Shape& shape);
 
     // Bytes of an arena, each buffer rounded up to buffer_alignment; saturated.
     std::size_t bytes(ArenaKind arena) const { return sizes_[static_cast<std::size_t>(arena)]; }

@@ -184,16 +184,15 @@ WorkspaceRequest workspace_request(const Model& model, const PartSizes& sizes) {
     return request;
 }
 
-std::int64_t count_parameters(const Model& model) {
-    std::int64_t parameters = 0;
+double parameters_about(const Model& model) {
+    double parameters = 0;
     std::set<std::string> shared;
     for (const Model::Run& run : model.runs) {
         for (const PartParameter& parameter : run.part.parameters) {
             const bool is_of_each = parameter.unit.find("{}") != std::string::npos;
-            const bool is_new = shared.insert(parameter.unit + "." + parameter.spec.name).second;
-            if (!is_of_each && !is_new) continue;
-            const std::int64_t count = is_of_each ? run.count : 1;
-            parameters = saturated_sum(parameters, saturated_product(count, parameter.spec.shape.elements()));
+            if (!is_of_each && !shared.insert(parameter.unit + "." + parameter.spec.name).second) continue;
+            parameters += static_cast<double>(is_of_each ? run.count : 1) *
+                          static_cast<double>(parameter.spec.shape.elements());
         }
     }
     return parameters;
@@ -207,8 +206,10 @@ Outline outline_of(const Model& model) { return Outlining().run(model); }
 
 ModelLists derive_lists(const Outline& outline, const PartSizes& sizes) {
     ModelLists lists;
-    for (const Outline::Kind& kind : outline.kinds)
+    for (const Outline::Kind& kind : outline.kinds) {
         lists.kinds.push_back(derive_lists(kind.part, sizes, lists.scratch));
+        check_lists(lists.kinds.back());
+    }
     return lists;
 }
 

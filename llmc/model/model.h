@@ -62,8 +62,12 @@ std::vector<SharedByRanks> shared_by_ranks(const Model& model);
 // What the operations of all parts ask of a device.
 WorkspaceRequest workspace_request(const Model& model, const PartSizes& sizes);
 
-// Trainable parameters, without padding; what parts share counts once.
-std::int64_t count_parameters(const Model& model);
+// Trainable parameters, without padding; what parts share counts once. Exact for all that a machine could bear, and of no use
+// as a whole number for what none could.
+double parameters_about(const Model& model);
+inline std::int64_t count_parameters(const Model& model) {
+    return static_cast<std::int64_t>(parameters_about(model));
+}
 
 // A model part by part: what lists of actions, and the store, need to know of it.
 struct Outline {

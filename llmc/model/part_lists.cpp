@@ -105,19 +105,10 @@ class Drafting final : public Calls {
 
     int make(int value, Space home) {
         const Value& of = part_.value(value);
-        Shape own = of.shape;
-        if (of.placement == Placement::stream)
-            own.resize(of.token_dim, sizes().split.tokens(of.shape[of.token_dim]));
-        if (of.placement == Placement::divided)
-            own.resize(of.divided_dim, own[of.divided_dim] / sizes().split.ranks);
-        Shape shape{sizes().batch, own[0]};
-        if (own.dimensions() == 2) shape = {sizes().batch, own[0], own[1]};
-        if (own.dimensions() == 3) shape = {sizes().batch, own[0], own[1], own[2]};
-        if (own.dimensions() == 4) shape = {sizes().batch, own[0], own[1], own[2], own[3]};
         storages.push_back({.name = of.name,
                             .label = of.label,
                             .dtype = of.is_fp32 ? DType::fp32 : sizes().dtype,
-                            .shape = shape,
+                            .shape = own_shape(of, sizes()),
                             .width = of.features(),
                             .home = home,
                             .value = value});
@@ -826,6 +817,18 @@ class Deriving {
 };
 
 }  // namespace
+
+Shape own_shape(const Value& value, const PartSizes& sizes) {
+    const Shape& whole = value.shape;
+    Shape own{sizes.batch, whole[0]};
+    if (whole.dimensions() == 2) own = {sizes.batch, whole[0], whole[1]};
+    if (whole.dimensions() == 3) own = {sizes.batch, whole[0], whole[1], whole[2]};
+    if (whole.dimensions() == 4) own = {sizes.batch, whole[0], whole[1], whole[2], whole[3]};
+    const int token_dim = value.token_dim + 1, divided_dim = value.divided_dim + 1;
+    if (value.placement == Placement::stream) own.resize(token_dim, sizes.split.tokens(own[token_dim]));
+    if (value.placement == Placement::divided) own.resize(divided_dim, own[divided_dim] / sizes.split.ranks);
+    return own;
+}
 
 PartLists derive_lists(const Part& part, const PartSizes& sizes, Scratch& scratch) {
     return Deriving(part, sizes, scratch).run();

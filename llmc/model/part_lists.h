@@ -104,6 +104,9 @@ struct PartLists {
     }
 };
 
+// Of a micro-batch, on one rank: (B,T,C), or (B,T/R,C).
+Shape own_shape(const Value& value, const PartSizes& sizes);
+
 // Adds to the scratch memory what the part needs. The part outlives the lists.
 PartLists derive_lists(const Part& part, const PartSizes& sizes, Scratch& scratch);
 

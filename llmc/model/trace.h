@@ -36,7 +36,11 @@ struct Value {
     int activation_of =
         -1;  // the value that this one is an elementwise function of, whose derivative a product applies
 
-    std::int64_t features() const { return shape.elements() / shape[token_dim]; }
+    std::int64_t features() const {
+        Shape of_token = shape;
+        of_token.resize(token_dim, 1);
+        return of_token.elements();
+    }
     bool operator==(const Value&) const = default;
 };
 

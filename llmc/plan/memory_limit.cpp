@@ -16,42 +16,35 @@ namespace llmc {
 namespace {
 
 // A bound on what is a slip of the keyboard: it keeps sizes inside 64 bits.
-constexpr std::size_t most_memory = std::size_t{1} << 47;
+constexpr double most_memory = 0x1p47;
 
 // What a process needs at least, whatever the sizes: weights, gradients and moments, and what the layers keep of a micro-batch.
 // Parts that are alike are laid out once.
-std::size_t least_memory(const RunSpec& spec) {
+double least_memory(const RunSpec& spec) {
     const Sharding& sharding = spec.mesh.sharding;
+    const auto size = [](DType dtype) { return static_cast<double>(size_of(dtype)); };
+    const double parameter =
+        size(spec.dtype) * sharding.share_of_parameters() +
+        size(spec.gradient_dtype) * sharding.share_of_gradients() +
+        (spec.dtype == DType::fp32 ? 2 : 3) * size(DType::fp32) * sharding.share_of_optimizer();
     const PartSizes sizes{.split = spec.mesh.split(),
                           .batch = std::max<std::int64_t>(1, spec.micro_batch_sequences),
                           .dtype = spec.dtype};
-    MemoryLayout layout;
+    double bytes = parameter * parameters_about(spec.model) / spec.mesh.tensor / spec.mesh.pipeline;
     Scratch scratch;
     for (const Model::Run& run : spec.model.runs) {
-        UnitSpec own{run.part.name, {}};
-        for (const PartParameter& parameter : run.part.parameters) {
-            if (!parameter.is_tied) own.params.push_back(parameter.spec);
-        }
-        const std::int64_t elements = UnitLayout(own, spec.mesh.tensor_place()).elements();
-        const auto add = [&](ArenaKind arena, DType dtype, bool whole) {
-            layout.add(arena, own.name, dtype, {whole ? elements : elements / sharding.shards}, run.count);
-        };
-        add(ArenaKind::parameters, spec.dtype, sharding.keeps_parameters_whole());
-        add(ArenaKind::gradients, spec.gradient_dtype, sharding.keeps_gradients_whole());
-        if (spec.dtype != DType::fp32) add(ArenaKind::master, DType::fp32, sharding.keeps_optimizer_whole());
-        for (int moment = 0; moment < 2; ++moment)
-            add(ArenaKind::moments, DType::fp32, sharding.keeps_optimizer_whole());
         if (!run.is_layer) continue;
         const PartLists lists = derive_lists(run.part, sizes, scratch);
         const std::int64_t recomputing = run.count / spec.recompute.every;  // the last layer of each group
         for (std::size_t i = 0; i < lists.kept.size(); ++i) {
             const PartBuffer& kept = lists.kept[i];
-            const bool is_kept = lists.is_kept(i, spec.recompute.kind);
-            layout.add(ArenaKind::activations, kept.name, kept.dtype, kept.shape,
-                       run.count - (is_kept ? 0 : recomputing));
+            const auto times =
+                static_cast<double>(run.count - (lists.is_kept(i, spec.recompute.kind) ? 0 : recomputing));
+            bytes +=
+                times * static_cast<double>(kept.shape.elements()) * size(kept.dtype) / spec.mesh.pipeline;
         }
     }
-    return layout.total_bytes();
+    return bytes;
 }
 
 // The option to blame for a run that is too large: the one furthest beyond the largest model that has a name; none if none is.
@@ -65,7 +58,7 @@ std::optional<ModelSize> largest_size(const RunSpec& spec) {
 }
 
 std::size_t available(const MachineMemory& machine) {
-    return machine.bytes == 0 ? most_memory : machine.bytes;
+    return machine.bytes == 0 ? static_cast<std::size_t>(most_memory) : machine.bytes;
 }
 
 // The end of a sentence on what a process needs.
@@ -93,14 +86,13 @@ bool fits(const MachineMemory& machine, std::size_t bytes) {
 }
 
 void require_possible(const RunSpec& spec) {
-    const std::size_t least = least_memory(spec);
+    const double least = least_memory(spec);
     const bool has_plan = least <= most_memory && most_micro_batches(spec) > 0;
-    if (has_plan || least <= available(spec.machine) / static_cast<std::size_t>(spec.machine.processes))
-        return;
+    if (has_plan || least * spec.machine.processes <= static_cast<double>(available(spec.machine))) return;
     const std::optional<ModelSize> size = largest_size(spec);
     user_error("{}: {} parameters and a micro-batch need at least {} of memory{}; give a smaller {}",
                size ? fmt::format("--{} {}", size->option, size->value) : "too large a model",
-               human_count(static_cast<double>(count_parameters(spec.model))), human_bytes(least),
+               human_count(parameters_about(spec.model)), human_bytes(least),
                against_the_machine(spec.machine),
                size ? fmt::format("--{}", size->option) : "--model or --micro-batch-size");
 }
@@ -120,9 +112,9 @@ void refuse_memory(const RunPlan& plan, const RunPlan& smaller, const std::strin
     if (!other.empty()) advice += fmt::format("; {} would fit", other);
     user_error(
         "{}: {} parameters and a micro-batch of {} need {} of memory (the largest arenas are {}){}; {}", name,
-        human_count(static_cast<double>(count_parameters(plan.spec.model))),
-        plural(shown.micro_batch, "sequence"), human_bytes(shown.memory.total_bytes()),
-        largest_arenas(shown.memory), against_the_machine(machine), advice);
+        human_count(parameters_about(plan.spec.model)), plural(shown.micro_batch, "sequence"),
+        human_bytes(shown.memory.total_bytes()), largest_arenas(shown.memory), against_the_machine(machine),
+        advice);
 }
 
 }  // namespace llmc

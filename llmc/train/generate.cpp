@@ -33,7 +33,7 @@ constexpr std::string_view of_training[] = {
     "recompute-every", "reduce-every", "check-replicas-every", "lr", "warmup-steps", "lr-schedule",
     "min-lr-fraction", "weight-decay", "beta1", "beta2", "eps", "grad-clip", "stochastic-rounding", "val-every",
     "val-batches", "eval-hellaswag", "eval-every", "eval-examples", "sample-every", "metrics",
-    "checkpoint-every", "export", "print-step", "pipeline-timeline"};
+    "checkpoint-every", "export", "print-model", "print-step", "pipeline-timeline"};
 // clang-format on
 
 void take_model(Options& options, const CheckpointInfo& checkpoint) {

@@ -125,8 +125,14 @@ void check_ranges(const Options& o) {
     }
     if (o.pipeline_timeline && o.pipeline_parallel == 1)
         user_error("--pipeline-timeline is for --pipeline-parallel 2 or more; leave it out");
-    if (o.pipeline_timeline && o.print_step)
-        user_error("--pipeline-timeline and --print-step each print one thing; leave one of them out");
+    const char* prints = nullptr;
+    for (const auto& [is_asked, option] : {std::pair{o.print_model, "--print-model"},
+                                           {o.pipeline_timeline, "--pipeline-timeline"},
+                                           {o.print_step, "--print-step"}}) {
+        if (!is_asked) continue;
+        if (prints) user_error("{} and {} each print one thing; leave one of them out", prints, option);
+        prints = option;
+    }
     if (o.recompute_every) {
         require_range<std::int64_t>("recompute-every", *o.recompute_every, 1,
                                     std::clamp<std::int64_t>(o.layers(), 1, many));
@@ -159,7 +165,7 @@ void check_ranges(const Options& o) {
 
 bool Options::plans_only() const {
     const bool looks = resume || !init.empty() || !export_file.empty();
-    return print_step || (pipeline_timeline && steps == 0 && !looks);
+    return print_model || print_step || (pipeline_timeline && steps == 0 && !looks);
 }
 
 int Options::processes_of_plan(int started) const {

@@ -327,6 +327,7 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
     };
     flag("--generate", options.generate, "Only continue --prompt with the weights of --resume or --init",
          "Validation and samples");
+    flag("--print-model", options.print_model, "Print the model's parts and operations and exit", "Model");
     flag("--print-step", options.print_step, "Print the actions of one step and exit", "Training");
     flag("--pipeline-timeline", options.pipeline_timeline,
          "Draw when stages do what; with --steps 0 do no more", "Pipeline");

@@ -116,6 +116,7 @@ struct Options {
     std::optional<std::string> resume;  // a checkpoint's directory; empty: the newest in out_dir
     bool generate = false;
     bool print_step = false;
+    bool print_model = false;
     bool pipeline_timeline = false;
     bool verbose = false;
 
