@@ -308,10 +308,11 @@ ifdef SANITIZED
 $(BUILD)/objects/llmc/device/cpu/%.o: FILE_FLAGS = --param asan-use-after-return=0
 endif
 
-# The tests themselves, not what they test, compile in half the time, and so do templates for JSON and options, for which
-# nothing waits.
+# The tests themselves, not what they test, compile in half the time, and so do templates for JSON and options, and what is made
+# of a model once, for which nothing waits.
 OF_TESTS := $(filter $(BUILD)/objects/test/%,$(call objects,$(SOURCES)))
-OF_TEMPLATES := $(call objects,$(addprefix llmc/,io/checkpoint io/last_run io/metrics train/option_rules train/options train/report train/resume))
+OF_TEMPLATES := $(call objects,$(addprefix llmc/,io/checkpoint io/last_run io/metrics train/option_rules train/options train/report train/resume \
+    $(addprefix model/,check_lists derive_lists derive_rows family gpt2 model place_calls trace) train/model_report))
 $(OF_TESTS) $(OF_TEMPLATES): FILE_FLAGS = -Og
 ifdef PRECOMPILES
 $(eval $(call precompile,objects,dev/precompiled.h,$(COMPILE),$(BUILD)/flags.txt,$(filter-out $(OF_TESTS) $(OF_TEMPLATES),$(call objects,$(SOURCES)))))

@@ -6,6 +6,8 @@
 // for each width and each time that two are needed at once.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <span>
@@ -34,6 +36,7 @@ enum class Space : std::uint8_t {
     tokens,
     targets
 };
+inline constexpr std::size_t number_of_spaces = static_cast<std::size_t>(Space::targets) + 1;
 
 // How much of its memory an operand is.
 enum class Extent : std::uint8_t {
@@ -117,11 +120,14 @@ void check_lists(const PartLists& lists);
 bool reads_parameters(const List& list);
 std::uint64_t bytes_sent(const List& list);
 
-// Where a part's operands are: first bytes, whole buffers.
+// Where a part's operands are: first bytes, whole buffers. A space has one buffer, or one for each index.
 struct PartMemory {
-    std::byte *input = nullptr, *output = nullptr, *input_gradient = nullptr, *output_gradient = nullptr;
-    std::byte *kept_input = nullptr, *tokens = nullptr, *targets = nullptr;
-    std::span<std::byte*const> kept{}, scratch{}, kept_gradients{}, parameters{}, parameter_gradients{};
+    using Buffers = std::span<std::byte* const>;
+    std::array<std::byte*, number_of_spaces> one{};
+    std::array<Buffers, number_of_spaces> many{};
+
+    std::byte*& operator[](Space space) { return one[static_cast<std::size_t>(space)]; }
+    Buffers& all(Space space) { return many[static_cast<std::size_t>(space)]; }
 };
 
 // Calls them all, for so many sequences; `running` says the rest.

@@ -233,26 +233,23 @@ Tensor Executor::rows(int width) const {
 PartMemory Executor::memory_of(const Action& action) const {
     const auto slot = static_cast<std::size_t>(action.slot);
     const ParameterPlaces& parameters = parameters_[static_cast<std::size_t>(action.part)];
-    PartMemory memory{.input = stream(action, action.reads).data,
-                      .output = stream(action, action.writes).data,
-                      .input_gradient = gradient(action.writes).data,
-                      .output_gradient = gradient(action.reads).data,
-                      .tokens = tokens_[slot].inputs.data,
-                      .targets = tokens_[slot].targets.data,
-                      .scratch = scratch_,
-                      .parameters = parameters.parameters,
-                      .parameter_gradients = parameters.gradients};
-    if (part_of(action).makes_losses()) {
-        memory.kept = losses_;
-    } else {
-        memory.kept =
-            kept_[slot]
-                 [static_cast<std::size_t>(action.part - step_->chunk_of(action).first_with_input() + 1)];
-    }
+    PartMemory memory;
+    memory[Space::input] = stream(action, action.reads).data;
+    memory[Space::output] = stream(action, action.writes).data;
+    memory[Space::input_gradient] = gradient(action.writes).data;
+    memory[Space::output_gradient] = gradient(action.reads).data;
+    memory[Space::tokens] = tokens_[slot].inputs.data;
+    memory[Space::targets] = tokens_[slot].targets.data;
+    memory.all(Space::scratch) = scratch_;
+    memory.all(Space::parameter) = parameters.parameters;
+    memory.all(Space::parameter_gradient) = parameters.gradients;
+    const int place = action.part - step_->chunk_of(action).first_with_input() + 1;
+    memory.all(Space::kept) =
+        part_of(action).makes_losses() ? losses_ : kept_[slot][static_cast<std::size_t>(place)];
     for (const auto* uses : {&action.reads, &action.writes}) {
         for (const BufferUse& use : *uses) {
             if (use.role == BufferRole::output_gradients)
-                memory.kept_gradients = output_gradients_[static_cast<std::size_t>(use.index)];
+                memory.all(Space::kept_gradient) = output_gradients_[static_cast<std::size_t>(use.index)];
         }
     }
     return memory;
@@ -281,7 +278,7 @@ void Executor::forward_rows(const Action& action) {
     RowRange range = input_->rows;
     PartMemory memory = memory_of(action);
     if (action.kind == ActionKind::logits) {
-        memory.input =
+        memory[Space::input] =
             stream(action, action.reads)
                 .view({range.count, outline().widths[static_cast<std::size_t>(part_of(action).input_width)]})
                 .slice(range.count - 1, 1)
@@ -293,10 +290,10 @@ void Executor::forward_rows(const Action& action) {
     if (keeps_input) {
         std::vector<BufferUse> kept = action.writes;
         std::erase_if(kept, [](const BufferUse& use) { return use.role == BufferRole::rows; });
-        memory.kept_input = stream(action, kept).data;
+        memory[Space::kept_input] = stream(action, kept).data;
     }
     if (!action.writes.empty() && action.kind != ActionKind::logits)
-        memory.output = rows(part_of(action).output_width).data;
+        memory[Space::output] = rows(part_of(action).output_width).data;
     run_list(keeps_input ? lists.rows_of_all : lists.rows, memory, 1, running(range));
     if (action.kind != ActionKind::logits) return;
     const Tensor& made = activations_.losses[static_cast<std::size_t>(lists.logits)];

@@ -1,0 +1,339 @@
+// What a part's passes are drafted with: calls whose operands are values and gradients, before it is decided where these lie
+// (derive_lists.cpp, derive_rows.cpp). A draft is in single-assignment form: what changes memory in place makes a new version.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "llmc/core/error.h"
+#include "llmc/model/part_lists.h"
+
+namespace llmc {
+
+// A value, or a gradient, while a part runs: where it is, and how often that was changed by then.
+struct Ref {
+    int storage = -1, version = 0;
+    bool is_own_tokens = false;
+    auto operator<=>(const Ref&) const = default;
+};
+
+// Memory of a draft, before it is decided where that lies.
+struct Storage {
+    std::string name, label;
+    DType dtype = DType::fp32;
+    Shape shape{};           // on this rank
+    std::int64_t width = 0;  // of its values on all ranks together
+    Space home = Space::scratch;
+    int index = 0;   // among its home's
+    int value = -1;  // that it was made for
+    int versions = 1;
+    bool is_fixed = false;  // no batch in its shape
+};
+
+struct DraftCall {
+    const Node* node;
+    std::string_view name;
+    RunCall run;
+    std::vector<Operand> operands;
+    std::uint64_t bytes = 0;
+    bool is_exchange = false;
+    std::vector<Extent> extents{};
+};
+using Draft = std::vector<DraftCall>;
+
+inline bool writes(const Operand& operand) {
+    return operand.access == Access::write || operand.access == Access::add;
+}
+inline bool is_storage(const Operand& operand) { return operand.kind == Operand::Kind::storage; }
+inline bool reads(const Operand& operand) {
+    return is_storage(operand) && (operand.access == Access::read || operand.access == Access::add);
+}
+// What an operand that is changed in place takes is the version before.
+inline Ref read_of(const Operand& operand) {
+    return {operand.index, operand.version - (operand.access == Access::add ? 1 : 0), operand.is_own_tokens};
+}
+
+inline constexpr RunCall run_copy = [](const Running& r, const Tensor* t) { r.ops.copy(t[0], t[1]); };
+inline constexpr RunCall run_add = [](const Running& r, const Tensor* t) { r.ops.add(t[0], t[0], t[1]); };
+inline constexpr RunCall run_zero = [](const Running& r, const Tensor* t) { r.ops.fill(t[0], 0.0F); };
+
+class Drafting final : public Calls {
+  public:
+    Drafting(const Part& part, const PartSizes& sizes)
+        : Calls(sizes), part_(part), values_(part.values.size()), gradients_(part.values.size()) {
+        if (part.input >= 0) values_[index(part.input)] = {make(part.input, Space::input)};
+    }
+
+    Draft calls;
+    std::vector<Storage> storages;
+
+    Ref& value(int id) { return *values_[index(id)]; }
+    std::optional<Ref>& gradient_of(int id) { return gradients_[index(id)]; }
+    Storage& storage(int id) { return storages[index(id)]; }
+
+    void forward(const Node& node) { visit(node, node.operation->forward); }
+    void rows(const Node& node) {
+        visit(node, node.operation->rows ? node.operation->rows : node.operation->forward);
+    }
+    void backward(const Node& node) { visit(node, node.operation->backward); }
+    void remake(const Node& node) {
+        remakes_ = true;
+        visit(node, node.operation->remake);
+        remakes_ = false;
+    }
+    // The losses alone, where they are with their gradients.
+    void remake_losses(const Node& node) {
+        remakes_ = true;
+        visit(node, node.operation->forward);
+        remakes_ = false;
+    }
+    void set_sizes(const PartSizes& sizes) { sizes_ = sizes; }
+
+    int make(int value, Space home) {
+        const Value& of = part_.value(value);
+        storages.push_back({.name = of.name,
+                            .label = of.label,
+                            .dtype = of.is_fp32 ? DType::fp32 : sizes().dtype,
+                            .shape = own_shape(of, sizes()),
+                            .width = of.features(),
+                            .home = home,
+                            .value = value});
+        return static_cast<int>(storages.size()) - 1;
+    }
+    int make_gradient_storage(int value, Space home) {
+        const int made = make(value, home);
+        storage(made).name.insert(0, "the gradient of ");
+        storage(made).label.clear();
+        storage(made).value = -1;
+        return made;
+    }
+    Operand operand(const Ref& ref, Access access, int value, Makes makes = Makes::both) {
+        const Storage& of = storage(ref.storage);
+        Operand made{.kind = Operand::Kind::storage,
+                     .access = access,
+                     .makes = makes,
+                     .index = ref.storage,
+                     .version = ref.version,
+                     .is_own_tokens = ref.is_own_tokens,
+                     .shape = of.shape,
+                     .dtype = of.dtype};
+        if (ref.is_own_tokens)
+            made.shape.resize(1,
+                              part_.value(value).shape[part_.value(value).token_dim] / sizes().split.ranks);
+        return made;
+    }
+
+    // What a forward pass leaves to the next part, where that expects it: written there, or copied. Where both streams are one
+    // buffer, not before the last read of the input.
+    void finish_output(Draft& calls_of_pass, bool is_one_buffer = false) {
+        if (part_.output < 0) return;
+        const Ref made = value(part_.output);
+        Storage& made_in = storage(made.storage);
+        std::ptrdiff_t first_write = std::ssize(calls_of_pass), last_read = -1;
+        for (std::ptrdiff_t i = 0; i < std::ssize(calls_of_pass); ++i) {
+            for (const Operand& used : calls_of_pass[static_cast<std::size_t>(i)].operands) {
+                if (!is_storage(used)) continue;
+                if (used.index == made.storage) first_write = std::min(first_write, i);
+                if (storage(used.index).home == Space::input) last_read = i;
+            }
+        }
+        const bool is_late = !is_one_buffer || first_write > last_read;
+        if (made_in.home == Space::scratch && !made.is_own_tokens && is_late) {
+            made_in.home = Space::output;
+            return;
+        }
+        const Ref to{make(part_.output, Space::output)};
+        calls_of_pass.push_back(
+            {&part_.nodes.back(),
+             "copy",
+             run_copy,
+             {operand(to, Access::write, part_.output), operand(made, Access::read, part_.output)}});
+    }
+
+    // ---- Calls
+
+    Operand read(int input) override { return operand(*values_[index(in(input))], Access::read, in(input)); }
+    Operand output(int place, Access access) override {
+        std::optional<Ref>& ref = values_[index(out(place))];
+        if (!ref || (access == Access::write && !remakes_)) ref = {make(out(place), Space::scratch)};
+        return operand(*ref, access, out(place));
+    }
+    Operand parameter(int place) override {
+        const int number = node().parameters[index(place)];
+        if (number < 0) return {};
+        const ParamSpec& spec = part_.parameters[index(number)].spec;
+        const Shape stored = stored_shape(spec, sizes().split.ranks);
+        return {.kind = Operand::Kind::parameter,
+                .index = number,
+                .shape = spec.is_bias ? Shape{stored.elements()} : stored,
+                .dtype = sizes().dtype};
+    }
+    Operand local(std::string_view name, DType dtype, const Shape& shape) override {
+        auto found = std::ranges::find(storages, name, &Storage::name);
+        if (found == storages.end())
+            found = storages.insert(found, {.name = std::string(name),
+                                            .label = "",
+                                            .dtype = dtype,
+                                            .shape = shape,
+                                            .home = Space::kept,
+                                            .is_fixed = true});
+        return {.kind = Operand::Kind::storage,
+                .access = Access::write,
+                .index = static_cast<int>(found - storages.begin()),
+                .shape = shape,
+                .dtype = dtype};
+    }
+    Operand activated(int input) override {
+        const int of = part_.value(in(input)).activation_of;
+        return of < 0 ? Operand{} : operand(*values_[index(of)], Access::read, of);
+    }
+    Operand cache(const Shape& shape) override {
+        return {.kind = Operand::Kind::storage,
+                .access = Access::write,
+                .index = cache_,
+                .shape = shape,
+                .dtype = sizes().dtype};
+    }
+    void set_cache(int storage) { cache_ = storage; }
+
+    void alias(int output, int input) override { values_[index(out(output))] = value(in(input)); }
+    Operand in_place(int output, int input) override {
+        Ref ref = value(in(input));
+        ref.version = storage(ref.storage).versions++;
+        values_[index(out(output))] = ref;
+        return operand(ref, Access::add, out(output));
+    }
+    Operand own_tokens(int output, int input) override {
+        const Ref of = value(in(input));
+        const Ref own{of.storage, storage(of.storage).versions++, true};
+        values_[index(out(output))] = own;
+        return operand(own, Access::write, out(output));
+    }
+
+    Operand gradient(int output) override {
+        return operand(whole_gradient(out(output)), Access::read, out(output));
+    }
+    Operand changed_gradient(int output) override { return change(out(output)); }
+    Operand make_gradient(int input) override {
+        const Ref made{make_gradient_storage(in(input), Space::scratch)};
+        take_gradient(in(input), made);
+        return operand(made, Access::write, in(input), Makes::input);
+    }
+    Operand add_gradient(int input) override {
+        std::optional<Ref>& ref = gradients_[index(in(input))];
+        if (!ref) {
+            ref = {make_gradient_storage(in(input), Space::scratch)};
+            call("fill", run_zero, {operand(*ref, Access::write, in(input), Makes::input)});
+        }
+        return change(in(input));
+    }
+    void pass_gradient(int input, int output) override {
+        std::optional<Ref>& ref = gradients_[index(in(input))];
+        const Ref passed = whole_gradient(out(output));
+        if (!ref) {
+            ref = passed;
+            return;
+        }
+        const Operand sum = change(in(input));
+        call("add", run_add, {sum, operand(passed, Access::read, out(output), Makes::input)});
+    }
+    Operand own_gradient(int input, int output) override {
+        const Ref of = whole_gradient(out(output));
+        const Ref own{of.storage, storage(of.storage).versions++, true};
+        take_gradient(in(input), own);
+        return operand(own, Access::write, in(input), Makes::input);
+    }
+    Operand parameter_gradient(int place) override {
+        Operand made = parameter(place);
+        if (made.kind == Operand::Kind::none) return made;
+        made.kind = Operand::Kind::parameter_gradient;
+        made.access = Access::add;
+        made.makes = Makes::weight;
+        made.dtype = DType::fp32;
+        // Whole ones of a unit whose others will be summed over the ranks.
+        const PartParameter& parameter = part_.parameters[index(made.index)];
+        made.is_of_one = divides_tokens() && !parameter.spec.tensor_dim &&
+                         sums_replicated(part_, parameter.unit) && !has_partial_gradient(part_, made.index);
+        return made;
+    }
+
+    void call(std::string_view name, RunCall run, std::initializer_list<Operand> operands) override {
+        calls.push_back({.node = node_, .name = name, .run = run, .operands = operands});
+        // Gradients that come beside one that is there.
+        for (const auto& [value, made] : std::exchange(pending_, {})) {
+            const Operand sum = change(value);
+            call("add", run_add, {sum, operand(made, Access::read, value, Makes::input)});
+        }
+    }
+    void exchange(std::string_view name, RunCall run, std::initializer_list<Operand> operands,
+                  std::uint64_t bytes) override {
+        const std::size_t place = calls.size();
+        call(name, run, operands);
+        calls[place].bytes = bytes;
+        calls[place].is_exchange = true;
+    }
+
+  private:
+    static std::size_t index(int i) { return static_cast<std::size_t>(i); }
+    int in(int place) const { return node().in[index(place)]; }
+    int out(int place) const { return node().out[index(place)]; }
+
+    void visit(const Node& node, void (*write)(Calls&)) {
+        node_ = &node;
+        write(*this);
+    }
+    const Ref& whole_gradient(int value) const {
+        const std::optional<Ref>& ref = gradients_[index(value)];
+        if (!ref)
+            programming_error(
+                fmt::format("{}: nothing makes the gradient of {}", part_.name, part_.value(value).name));
+        return *ref;
+    }
+    void take_gradient(int value, const Ref& made) {
+        std::optional<Ref>& ref = gradients_[index(value)];
+        if (ref) {
+            pending_.emplace_back(value, made);
+        } else {
+            ref = made;
+        }
+    }
+    // A gradient that is changed in place: apart from those of other values whose operations come later.
+    Operand change(int value) {
+        Ref& ref = *gradients_[index(value)];
+        const auto is_needed = [&](int other) {
+            return other != value && gradients_[index(other)] &&
+                   gradients_[index(other)]->storage == ref.storage &&
+                   (other == part_.input ||
+                    std::ranges::any_of(std::span(part_.nodes.data(), node_), [&](const Node& node) {
+                        return std::ranges::find(node.out, other) != node.out.end();
+                    }));
+        };
+        for (int other = 0; other < std::ssize(part_.values); ++other) {
+            if (!is_needed(other)) continue;
+            const Ref copied{make_gradient_storage(value, Space::scratch)};
+            call("copy", run_copy,
+                 {operand(copied, Access::write, value, Makes::input),
+                  operand(ref, Access::read, value, Makes::input)});
+            ref = copied;
+            break;
+        }
+        ref.version = storage(ref.storage).versions++;
+        return operand(ref, Access::add, value, Makes::input);
+    }
+
+    const Part& part_;
+    std::vector<std::optional<Ref>> values_, gradients_;
+    std::vector<std::pair<int, Ref>> pending_;
+    int cache_ = -1;
+    bool remakes_ = false;
+};
+
+// Makes a part's lists from drafts of its passes.
+
+}  // namespace llmc

@@ -1,0 +1,219 @@
+// The lists that are derived from a part's trace: faults that are planted in a trace, or in a list, are found before a step
+// runs, by a message that names the operation.
+#include "llmc/model/part_lists.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "llmc/core/error.h"
+#include "llmc/model/operations.h"
+#include "test/gpt2_units.h"
+
+namespace llmc {
+namespace {
+
+constexpr GPTConfig config{.layers = 2, .heads = 4, .channels = 16, .sequence_length = 8, .vocabulary = 37};
+constexpr Init normal{.stddev = 0.02};
+
+std::string fault_of(const std::function<void()>& f) {
+    try {
+        f();
+    } catch (const ProgrammingError& fault) {
+        return fault.what();
+    }
+    return "no fault";
+}
+
+void expect_fault(const std::function<void()>& f, std::string_view what) {
+    const std::string fault = fault_of(f);
+    EXPECT_NE(fault.find(what), std::string::npos) << fault;
+}
+
+class Lists : public testing::Test {
+  protected:
+    PartLists block(bool sequence_parallel = false) {
+        Scratch scratch;
+        const TensorSplit split{sequence_parallel ? 2 : 1, sequence_parallel};
+        return derive_lists(model_.runs[1].part, {.split = split, .batch = 3}, scratch);
+    }
+
+    // Plants a fault in a block's lists.
+    void expect_found(const std::function<void(PartLists&)>& plant, std::string_view what,
+                      bool sequence_parallel = false) {
+        PartLists lists = block(sequence_parallel);
+        check_lists(lists);
+        plant(lists);
+        expect_fault([&] { check_lists(lists); }, what);
+    }
+
+    const Model model_ = gpt2(config);
+};
+
+List::iterator find(List& list, std::string_view call, std::string_view node) {
+    const auto found = std::ranges::find_if(
+        list, [&](const ListCall& made) { return made.name == call && made.node->name == node; });
+    EXPECT_NE(found, list.end()) << call << " " << node;
+    return found;
+}
+void lose(List& list, std::string_view call, std::string_view node) { list.erase(find(list, call, node)); }
+// To the place behind another call.
+void move_behind(List& list, std::string_view call, std::string_view node, std::string_view other,
+                 std::string_view other_node) {
+    const ListCall moved = *find(list, call, node);
+    lose(list, call, node);
+    list.insert(find(list, other, other_node) + 1, moved);
+}
+
+TEST_F(Lists, ATensorThatIsNotKept) {
+    expect_found(
+        [](PartLists& lists) {
+            for (ListOperand& operand : find(lists.forward, "matmul_forward", "mlp.c_fc")->operands) {
+                const bool is_kept = operand.space == Space::kept && operand.access == Access::write;
+                if (is_kept) operand.space = Space::scratch;
+            }
+        },
+        "matmul_forward mlp.c_proj reads mlp.act, which nobody made");
+}
+
+TEST_F(Lists, ATensorThatIsNotMadeAgain) {
+    expect_found([](PartLists& lists) { lose(lists.recompute_cheap, "gelu_forward", "mlp.c_fc"); },
+                 "matmul_backward mlp.c_proj reads mlp.act, which nobody made");
+    expect_found([](PartLists& lists) { lose(lists.recompute, "attention_forward", "attn"); },
+                 "matmul_forward attn.c_proj reads attn, which nobody made");
+}
+
+TEST_F(Lists, ATensorThatIsMadeAgainTooLate) {
+    expect_found(
+        [](PartLists& lists) {
+            move_behind(lists.recompute, "layernorm_forward", "ln_1", "matmul_forward", "attn.c_attn");
+        },
+        "matmul_forward attn.c_attn reads ln_1, which nobody made");
+}
+
+TEST_F(Lists, AnExchangeThatIsLeftOutOfAList) {
+    expect_found([](PartLists& lists) { lose(lists.forward, "all_gather", "ln_2"); },
+                 "matmul_forward mlp.c_fc reads ln_2.gathered, ", true);
+    expect_found([](PartLists& lists) { lose(lists.backward, "reduce_scatter", "ln_1"); },
+                 "layernorm_backward ln_1 reads the gradient of ln_1.gathered, which has changed since",
+                 true);
+}
+
+TEST_F(Lists, AnAliasThatIsOverwrittenEarly) {
+    // The layernorm adds to the gradient that the product behind it still reads.
+    expect_found(
+        [](PartLists& lists) {
+            List& list = lists.backward;
+            const ListCall product = *find(list, "matmul_backward", "mlp.c_proj");
+            const auto gradient =
+                std::ranges::find(product.operands, Space::output_gradient, &ListOperand::space);
+            ListCall early = *find(list, "layernorm_backward", "ln_2");
+            early.operands = {early.operands.front(), *gradient};
+            early.operands.front().access = Access::write;
+            list.insert(list.begin(), early);
+        },
+        "matmul_backward mlp.c_proj reads the gradient of mlp.c_proj.scattered.sum, which has changed since");
+}
+
+TEST_F(Lists, AGradientThatIsNotKeptForTheSecondPart) {
+    expect_found([](PartLists& lists) { lose(lists.backward_input, "copy", "mlp.c_proj"); },
+                 "backward of its weights, matmul_backward mlp.c_proj reads");
+    // Or is copied when it has changed.
+    expect_found(
+        [](PartLists& lists) {
+            move_behind(lists.backward_input, "copy", "mlp.c_proj", "layernorm_backward", "ln_2");
+        },
+        "copy mlp.c_proj reads the gradient of mlp.c_proj.scattered.sum, which has changed since");
+}
+
+TEST_F(Lists, ScratchMemoryThatTwoUseAtOnce) {
+    expect_found(
+        [](PartLists& lists) {
+            List& list = lists.backward;
+            // attention's output gradient where its input's is written
+            const int place = find(list, "matmul_backward", "attn.c_proj")->operands.front().index;
+            find(list, "attention_backward", "attn")->operands.front().index = place;
+            for (ListOperand& operand : find(list, "matmul_backward", "attn.c_attn")->operands) {
+                if (operand.space == Space::scratch && operand.access == Access::read) operand.index = place;
+            }
+            std::swap(*find(list, "matmul_backward", "attn.c_proj"),
+                      *find(list, "attention_backward", "attn"));
+        },
+        "attention_backward attn reads the gradient of attn, ");
+}
+
+TEST_F(Lists, APassThatLeavesNothing) {
+    expect_found([](PartLists& lists) { lose(lists.forward, "add", "mlp.c_proj"); },
+                 "forward leaves no output");
+}
+
+// ---- faults of a trace
+
+TEST(Trace, AnExchangeThatIsLeftOut) {
+    Trace t("block {}", "h.{}", 8, 16);
+    const int n = layernorm(t, "ln_1", t.input(), true);
+    expect_fault(
+        [&] {
+            product(t, "c_attn", n, {3, 4, 4}, by_outputs(1, "heads"), true, normal);
+        },
+        "product c_attn takes what is whole, and ln_1 is the stream");
+    const int q = product(t, "c_attn", gather(t, n), {3, 4, 4}, by_outputs(1, "heads"), true, normal);
+    const int o = product(t, "c_proj", attention(t, "attn", q), {16}, by_inputs(), true, normal);
+    expect_fault([&] { add_layernorm(t, "ln_2", t.input(), o, true); },
+                 "add_layernorm ln_2 takes what is the stream, and c_proj is an addend");
+    expect_fault([&] { t.finish(o); }, "leaves c_proj as an addend");
+}
+
+TEST(Trace, AProductThatIsSharedByWhatNobodyShares) {
+    Trace t("block {}", "h.{}", 8, 16);
+    const int all = gather(t, layernorm(t, "ln_1", t.input(), true));
+    expect_fault([&] { product(t, "c_proj", all, {16}, by_inputs(), true, normal); },
+                 "product c_proj takes what is divided, and ln_1.gathered is whole");
+}
+
+TEST(Trace, WidthsThatDiffer) {
+    Trace t("block {}", "h.{}", 8, 16);
+    const int all = gather(t, layernorm(t, "ln_1", t.input(), true));
+    const int u = product_gelu(t, "mlp.c_fc", all, {32}, by_outputs(0, "channels"), true, normal);
+    const int d = scatter(t, product(t, "mlp.c_proj", u, {24}, by_inputs(), true, normal));
+    expect_fault([&] { add(t, t.input(), d); }, "add mlp.c_proj adds what has another width");
+}
+
+// A part with a table that the embedding has too.
+Model tied(const std::function<void(ParamSpec&)>& change, bool is_tied = true) {
+    Model model = gpt2(config);
+    Trace t("head", "", config.sequence_length, config.channels);
+    ParamSpec table = model.runs[0].part.parameters[0].spec;
+    table.name = "wte.weight";
+    change(table);
+    head_loss(t, gather(t, layernorm(t, "ln_f", t.input(), true)), table, is_tied);
+    model.runs.back().part = t.finish();
+    return model;
+}
+
+TEST(Trace, ATieThatDoesNotFit) {
+    const auto expect_refused = [](const std::function<void(ParamSpec&)>& change) {
+        expect_fault([&] { outline_of(tied(change)); }, "head: wte.weight is tied to one of another shape");
+    };
+    EXPECT_EQ(fault_of([] { outline_of(tied([](ParamSpec&) {})); }), "no fault");
+    expect_refused([](ParamSpec& table) { table.shape = {config.vocabulary + 1, config.channels}; });
+    expect_refused([](ParamSpec& table) { table.tensor_dim = 1; });
+    expect_refused([](ParamSpec& table) { table.is_bias = true; });  // which does not decay
+    expect_fault([] { outline_of(tied([](ParamSpec&) {}, false)); },
+                 "head: wte.weight is another part's, and not tied");
+}
+
+TEST(Trace, AStreamOfAnotherWidth) {
+    Model model = gpt2(config);
+    GPTConfig wider = config;
+    wider.channels *= 2;
+    model.runs[1] = gpt2(wider).runs[1];
+    expect_fault([&] { outline_of(model); }, "block 0 takes the stream of the part before");
+}
+
+}  // namespace
+}  // namespace llmc
