@@ -107,6 +107,21 @@ def test_help_and_version():
     assert re.match(r"train_gpt \d+\.\d+\.\d+ \(commit \S+\)\nGPUs: (CUDA \d+\.\d+ for sm_|no CUDA \(.+\)).*\n$", program.run("--version").stdout)
 
 
+def test_print_model_shows_parts_and_shards():
+    text = program.run("--print-model", "--model=gpt2", "--tensor-parallel=2", "--device=cpu").stdout
+    assert "124,439,808 parameters" in text and "\nblock 0 to 11\n" in text and text.count("wte.weight") == 2
+    assert re.search(r"h\.\*\.attn\.c_attn\.weight +\(3, 12, 64, 768\) +normal 0\.02, decays, here \(3, 6, 64, 768\)", text)
+    assert re.search(r"attention +attn +\(1, 1024, 6, 64\) +kept", text)
+    bare = program.run("--print-model", "--model=gpt2", "--bias=false", "--tied-head=false", "--device=cpu").stdout
+    assert "bias" not in bare.replace("no biases", "") and "lm_head.weight" in bare
+
+
+@pytest.mark.parametrize("size", ["--layers=9223372036854775807", "--channels=1000000000000", "--seq-len=9223372036854775807",
+                                  "--vocab-size=9223372036854775807"])
+def test_print_model_shows_sizes_that_no_machine_bears(size):
+    assert size[size.index("=") + 1:] in program.run("--print-model", size, "--device=cpu").stdout.replace(",", "")
+
+
 def test_print_step_lists_the_actions(tmp_path):
     text = program.run(*QUICK, "--print-step", "--micro-batch-size=12").stdout
     assert text.count("backward") >= 2 * 4 and "update" in text
