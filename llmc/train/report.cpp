@@ -111,7 +111,7 @@ std::string sent_text(const RunPlan& plan) {
     add(sent.across, "to other groups");
     add(sent.stages, "to the stages beside it");
     add(sent.tensor, "to the ranks that share its layers");
-    add(sent.tied, "of wte's gradients to its other stage");
+    add(sent.tied, "of the gradients that stages share");
     return text;
 }
 
