@@ -1,23 +1,11 @@
 #include "llmc/comm/communicator.h"
 
+#include "llmc/core/names.h"
+
 namespace llmc {
 
 std::string_view name_of(CallKind kind) {
-    switch (kind) {
-        case CallKind::all_reduce:
-            return "all_reduce";
-        case CallKind::reduce_scatter:
-            return "reduce_scatter";
-        case CallKind::all_gather:
-            return "all_gather";
-        case CallKind::broadcast:
-            return "broadcast";
-        case CallKind::send:
-            return "send";
-        case CallKind::recv:
-            return "recv";
-    }
-    return "?";
+    return name_among(kind, "all_reduce", "reduce_scatter", "all_gather", "broadcast", "send", "recv");
 }
 
 }  // namespace llmc

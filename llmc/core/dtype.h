@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "llmc/core/error.h"
+#include "llmc/core/names.h"
 
 namespace llmc {
 
@@ -62,19 +63,7 @@ constexpr std::size_t size_of(DType dtype) {
     return 0;
 }
 
-constexpr std::string_view name_of(DType dtype) {
-    switch (dtype) {
-        case DType::fp32:
-            return "fp32";
-        case DType::bf16:
-            return "bf16";
-        case DType::fp64:
-            return "fp64";
-        case DType::int32:
-            return "int32";
-    }
-    return "?";
-}
+constexpr std::string_view name_of(DType dtype) { return name_among(dtype, "fp32", "bf16", "fp64", "int32"); }
 
 // Calls `f` with a value of the C++ type of a floating-point dtype: with_dtype(d, [&](auto t) { using T =
 // decltype(t); ... }).

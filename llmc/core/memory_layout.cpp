@@ -3,28 +3,13 @@
 #include <numeric>
 #include <utility>
 
+#include "llmc/core/names.h"
+
 namespace llmc {
 
 std::string_view name_of(ArenaKind kind) {
-    switch (kind) {
-        case ArenaKind::parameters:
-            return "parameters";
-        case ArenaKind::gradients:
-            return "gradients";
-        case ArenaKind::master:
-            return "master";
-        case ArenaKind::moments:
-            return "moments";
-        case ArenaKind::activations:
-            return "activations";
-        case ArenaKind::communication:
-            return "communication";
-        case ArenaKind::pipeline:
-            return "pipeline";
-        case ArenaKind::workspace:
-            return "workspace";
-    }
-    return "?";
+    return name_among(kind, "parameters", "gradients", "master", "moments", "activations", "communication",
+                      "pipeline", "workspace");
 }
 
 BufferId MemoryLayout::add(ArenaKind arena, std::string name, DType dtype, const Shape& shape) {

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "llmc/core/names.h"
+
 namespace llmc {
 
 enum class RecomputeKind {
@@ -13,15 +15,7 @@ enum class RecomputeKind {
     block       // none is, beside the block's input
 };
 constexpr std::string_view name_of(RecomputeKind kind) {
-    switch (kind) {
-        case RecomputeKind::none:
-            return "none";
-        case RecomputeKind::selective:
-            return "selective";
-        case RecomputeKind::block:
-            return "block";
-    }
-    return "?";
+    return name_among(kind, "none", "selective", "block");
 }
 
 struct Recompute {

@@ -1,17 +1,16 @@
 #include "llmc/model/trace.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "llmc/core/error.h"
+#include "llmc/core/names.h"
 #include "llmc/model/operation.h"
 
 namespace llmc {
 
 std::string_view name_of(Placement placement) {
-    constexpr std::array<std::string_view, 4> names = {"the stream", "whole", "an addend", "divided"};
-    return names[static_cast<std::size_t>(placement)];
+    return name_among(placement, "the stream", "whole", "an addend", "divided");
 }
 
 bool has_partial_gradient(const Part& part, int parameter) {

@@ -5,21 +5,12 @@
 #include <numbers>
 
 #include "llmc/core/error.h"
+#include "llmc/core/names.h"
 
 namespace llmc {
 
 std::string_view name_of(ScheduleKind kind) {
-    switch (kind) {
-        case ScheduleKind::cosine:
-            return "cosine";
-        case ScheduleKind::linear:
-            return "linear";
-        case ScheduleKind::constant:
-            return "constant";
-        case ScheduleKind::wsd:
-            return "wsd";
-    }
-    return "?";
+    return name_among(kind, "cosine", "linear", "constant", "wsd");
 }
 
 namespace {

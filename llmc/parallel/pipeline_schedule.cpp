@@ -5,37 +5,16 @@
 #include <algorithm>
 
 #include "llmc/core/error.h"
+#include "llmc/core/names.h"
 
 namespace llmc {
 
 std::string_view name_of(PipelineSchedule schedule) {
-    switch (schedule) {
-        case PipelineSchedule::naive:
-            return "naive";
-        case PipelineSchedule::gpipe:
-            return "gpipe";
-        case PipelineSchedule::one_f_one_b:
-            return "1f1b";
-        case PipelineSchedule::interleaved:
-            return "interleaved";
-        case PipelineSchedule::zb_h1:
-            return "zb-h1";
-    }
-    return "?";
+    return name_among(schedule, "naive", "gpipe", "1f1b", "interleaved", "zb-h1");
 }
 
 std::string_view name_of(PassKind kind) {
-    switch (kind) {
-        case PassKind::forward:
-            return "forward";
-        case PassKind::backward:
-            return "backward";
-        case PassKind::backward_input:
-            return "backward-input";
-        case PassKind::backward_weight:
-            return "backward-weight";
-    }
-    return "?";
+    return name_among(kind, "forward", "backward", "backward-input", "backward-weight");
 }
 
 std::string to_string(const Pass& pass) {

@@ -2,45 +2,20 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <array>
 #include <string>
 
+#include "llmc/core/names.h"
 #include "llmc/parallel/step.h"
 #include "llmc/parallel/step_places.h"
 
 namespace llmc {
 
 std::string_view name_of(ActionKind kind) {
-    // In the order of the enumeration.
-    constexpr std::array<std::string_view, 28> names = {"load",
-                                                        "gather_parameters",
-                                                        "release",
-                                                        "zero",
-                                                        "forward",
-                                                        "forward_rows",
-                                                        "recompute",
-                                                        "backward",
-                                                        "backward_input",
-                                                        "backward_weight",
-                                                        "receive_activation",
-                                                        "send_activation",
-                                                        "receive_gradient",
-                                                        "send_gradient",
-                                                        "logits",
-                                                        "round",
-                                                        "accumulate",
-                                                        "reduce_scatter",
-                                                        "all_reduce",
-                                                        "accumulate_shard",
-                                                        "sum_replicated",
-                                                        "sum_tied",
-                                                        "gather_gradients",
-                                                        "reduce_loss",
-                                                        "square",
-                                                        "gather_squares",
-                                                        "norm",
-                                                        "update"};
-    return names[static_cast<std::size_t>(kind)];
+    return name_among(kind, "load", "gather_parameters", "release", "zero", "forward", "forward_rows",
+                      "recompute", "backward", "backward_input", "backward_weight", "receive_activation",
+                      "send_activation", "receive_gradient", "send_gradient", "logits", "round", "accumulate",
+                      "reduce_scatter", "all_reduce", "accumulate_shard", "sum_replicated", "sum_tied",
+                      "gather_gradients", "reduce_loss", "square", "gather_squares", "norm", "update");
 }
 
 bool belongs_to_unit(BufferRole role) {
@@ -69,13 +44,9 @@ bool lies_in_slot(BufferRole role) {
 namespace {
 
 std::string_view name_of(BufferRole role) {
-    // In the order of the enumeration.
-    constexpr std::array<std::string_view, 18> names = {
-        "parameters", "parameter shard", "gradients", "gradient shard", "sums",
-        "optimizer",  "tokens",          "input",     "residual",       "saved",
-        "recomputed", "doutputs",        "dresidual", "rows",           "logits",
-        "loss",       "squares",         "norm"};
-    return names[static_cast<std::size_t>(role)];
+    return name_among(role, "parameters", "parameter shard", "gradients", "gradient shard", "sums",
+                      "optimizer", "tokens", "input", "residual", "saved", "recomputed", "doutputs",
+                      "dresidual", "rows", "logits", "loss", "squares", "norm");
 }
 
 // "parameters h.2 (in h.0's place), tokens".
