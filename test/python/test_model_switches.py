@@ -195,6 +195,17 @@ def test_a_resumed_run_goes_on_bit_identically(sizes, tmp_path):
     assert other.losses == pytest.approx(whole.losses[2:], rel=TOLERANCE)
 
 
+@of_each
+def test_a_checkpoint_is_refused_by_the_model_with_all_switches_on(sizes, tmp_path):
+    program.train(tmp_path / "run", *sizes.options(), *SAVING)
+    checkpoint = tmp_path / "run/checkpoint-00000004"
+    first = next(option for option in sizes.options() if option.endswith("=false"))
+    for ranks in (1, 2):
+        result = program.run(*TIED.options(), *SAVING, f"--resume={checkpoint}", ranks=ranks, check=False)
+        assert result.returncode == 1
+        assert one_error(result.stderr) == f"{checkpoint} is of another model, with {first}; give {first}"
+
+
 @pytest.fixture(scope="module")
 def old(tmp_path_factory):
     """A run, and its checkpoint after two steps as a program without the switches wrote it."""
