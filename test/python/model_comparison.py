@@ -31,7 +31,7 @@ MODELS = [
 # Without biases, and with a head of its own: an ordinary model with each alone, and odd ones with both, of which one has a batch
 # that is accumulated, and one the smallest sizes.
 MODELS += [(dataclasses.replace(MODELS[i][0], **switches), *MODELS[i][1:])
-           for i, switches in [(0, SWITCHES_OFF[0]), (0, SWITCHES_OFF[1]), (1, SWITCHES_OFF[2]), (2, SWITCHES_OFF[2]), (3, SWITCHES_OFF[2])]]
+           for i, switches in [(0, SWITCHES_OFF[0]), (0, SWITCHES_OFF[1]), *((i, SWITCHES_OFF[2]) for i in (1, 2, 3))]]
 
 
 def bytes_of(tensor, type_code):

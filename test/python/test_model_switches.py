@@ -151,7 +151,8 @@ def tied(tmp_path_factory):
 
 def looked_at(folder, file, sizes, *options, ranks=1):
     """What was printed, and the losses of a step without a learning rate."""
-    run, _, out = train(folder, *sizes.options(), *QUIET, "--steps=1", "--lr=0", "--micro-batch-size=2", f"--init={file}", *options, ranks=ranks)
+    run, _, out = train(folder, *sizes.options(), *QUIET, "--steps=1", "--lr=0", "--micro-batch-size=2", f"--init={file}", *options,
+                        ranks=ranks)
     return out, (run.losses, run.lines[-1]["val_loss"])
 
 

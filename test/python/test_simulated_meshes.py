@@ -114,8 +114,9 @@ def test_ranks_that_share_layers_follow_the_cpu_device(tokens, experiment, tmp_p
 def test_a_mesh_without_biases_and_with_a_head_of_its_own_follows_the_cpu_device(seed, tmp_path):
     experiment = Experiment(tmp_path, seed, dataclasses.replace(SIZES, **SWITCHES_OFF[2]))
     options = experiment.options("--dtype=fp32", "--micro-batch-size=1", steps=6)
-    meshes = [(2, ["--pipeline-parallel=2", "--pipeline-schedule=zb-h1", "--recompute=selective"]), (2, ["--zero-stage=3", "--recompute=block"]),
-              (2, ["--tensor-parallel=2"]), (4, ["--pipeline-parallel=2", "--tensor-parallel=2", "--sequence-parallel"])]
+    meshes = [(2, ["--pipeline-parallel=2", "--pipeline-schedule=zb-h1", "--recompute=selective"]),
+              (2, ["--zero-stage=3", "--recompute=block"]), (2, ["--tensor-parallel=2"]),
+              (4, ["--pipeline-parallel=2", "--tensor-parallel=2", "--sequence-parallel"])]
     cpu, *runs = at_once(functools.partial(train, tmp_path / "cpu", *options, "--device=cpu", executable=CPU),
                          *(functools.partial(train, tmp_path / str(i), *options, *mesh, ranks=ranks, seed=i)
                            for i, (ranks, mesh) in enumerate(meshes)))
