@@ -124,7 +124,7 @@ class ModelFile {
             if (is_no_weight || name == files().head || known_.contains(std::string(name))) continue;
             const bool is_bias = name.ends_with(".bias") &&
                                  known_.contains(std::string(name.substr(0, name.rfind('.'))) + ".weight");
-            if (is_bias)
+            if (is_bias && !has_biases())
                 user_error("{}: {} is a bias, and this model has none; leave out --bias=false",
                            path_.string(), in_quotes(entry.name));
             user_error("{}: {} is no tensor of this model of {}; give the sizes of the file's model",
@@ -149,6 +149,9 @@ class ModelFile {
 
   private:
     const Model::Files& files() const { return outline_.files; }
+    bool has_biases() const {
+        return std::ranges::any_of(known_, [](const std::string& name) { return name.ends_with(".bias"); });
+    }
     bool begins_as_table(const std::string& name) const {
         return name == files().head && known_.contains(name) && !reader_.contains(name);
     }

@@ -42,7 +42,8 @@ void take_model(Options& options, const CheckpointInfo& checkpoint) {
         if (!size && then.contains(name)) size = then[name].get<std::int64_t>();
     }
     for (auto& [name, is_on] : options.of_model.switches) {
-        if (!options.given.contains(name) && then.contains(name)) is_on = then[name].get<bool>();
+        // One that a checkpoint does not know was on.
+        if (!options.given.contains(name)) is_on = then.value(name, true);
     }
     if (options.bpe_directory.empty() && then.contains("bpe-dir") && then["bpe-dir"].is_string())
         options.bpe_directory = then["bpe-dir"];

@@ -269,6 +269,23 @@ Mesh Options::mesh(int processes, int rank) const {
     return mesh;
 }
 
+namespace {
+
+// Whether two parts use the same parameters, as an embedding and a head that is its table do: then two stages have them.
+bool has_shared_units(const Model& model) {
+    std::vector<bool> used;
+    for (const Outline outline = outline_of(model); const Outline::OutlinedPart& part : outline.parts) {
+        used.resize(outline.units.size());
+        for (const int unit : part.units) {
+            if (used[static_cast<std::size_t>(unit)]) return true;
+            used[static_cast<std::size_t>(unit)] = true;
+        }
+    }
+    return false;
+}
+
+}  // namespace
+
 void settle_mesh(Options& o, const Mesh& mesh) {
     if (o.generate) settle_batch_of_generation(o, mesh);
     if (!asked_sharding(o).keeps_optimizer_whole() && mesh.sharding.keeps_optimizer_whole()) {
@@ -281,10 +298,13 @@ void settle_mesh(Options& o, const Mesh& mesh) {
     }
     const bool alike =
         mesh.data_ranks() > 1 && (mesh.sharding.keeps_parameters_whole() || mesh.sharding.replicas > 1);
-    if (o.check_replicas_every > 0 && !alike && mesh.pipeline == 1 && mesh.tensor == 1) {
+    if (o.check_replicas_every > 0 && !alike && mesh.tensor == 1 &&
+        (mesh.pipeline == 1 || !has_shared_units(o.make_model()))) {
         o.notes.push_back(fmt::format("{}: --check-replicas-every {} compares nothing",
                                       mesh.world() == 1 ? "one process has no replica"
-                                                        : "at --zero-stage 3 no process has what another has",
+                                      : mesh.data_ranks() == 1
+                                          ? "no stage has what another has"
+                                          : "at --zero-stage 3 no process has what another has",
                                       o.check_replicas_every));
     }
     if (o.reduce_every.empty()) {

@@ -94,11 +94,13 @@ std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Opt
     const auto differs = [&](const char* name) { return then.contains(name) && then[name] != now[name]; };
     for (const FamilyOption& option : family_options()) {
         const char* const name = option.name.data();
-        // A switch that a checkpoint does not know was on.
-        const bool was_on = option.is_switch && !then.contains(name);
-        if (was_on && !now[name].get<bool>())
-            user_error("{} is of another model, with --{}; leave out --{}=false",
-                       checkpoint.directory.string(), name, name);
+        if (option.is_switch) {
+            // A switch that a checkpoint does not know was on.
+            const bool was_on = then.value(name, true);
+            if (was_on == now[name].get<bool>()) continue;
+            user_error("{} is of another model, with --{}={}; {} --{}=false", checkpoint.directory.string(),
+                       name, was_on, was_on ? "leave out" : "give", name);
+        }
         if (differs(name)) {
             user_error("{} is of another model: its --{} is {}, this run's {}", checkpoint.directory.string(),
                        name, then[name].dump(), now[name].dump());

@@ -47,9 +47,11 @@ class Alone final : public Communicator {
     static void refuse() { programming_error(what); }
 };
 
-// The sizes of the model in a file of weights; the heads are not to be seen in it.
+// The model in a file of weights; the number of attention heads is not to be seen in it.
 inline GPTConfig config_of(const SafetensorsReader& weights, std::int64_t heads) {
-    GPTConfig config{.heads = heads};
+    GPTConfig config{.heads = heads,
+                     .bias = weights.contains("ln_f.bias"),
+                     .tied_head = !weights.contains("lm_head.weight")};
     config.vocabulary = weights.entry("wte.weight").shape[0];
     config.channels = weights.entry("wte.weight").shape[1];
     config.sequence_length = weights.entry("wpe.weight").shape[0];

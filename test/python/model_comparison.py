@@ -5,6 +5,7 @@ bring with it.
 """
 
 import array
+import dataclasses
 import subprocess
 
 import torch
@@ -13,7 +14,7 @@ import model_bounds
 import program
 import reference_model
 import safetensors_file
-from reference_model import Sizes
+from reference_model import SWITCHES_OFF, Sizes
 
 # (sizes, batch, micro-batch): ordinary ones, and odd: T no multiple of 8, a head size that is no power of two, one
 # head, one token, a vocabulary that is no multiple of anything or beyond 128 rows of padding.
@@ -25,6 +26,12 @@ MODELS = [
     (Sizes(layers=1, heads=2, channels=96, seq_len=100, vocab_size=129), 1, 1),
     (Sizes(layers=6, heads=6, channels=96, seq_len=24, vocab_size=256), 2, 2),
 ]
+
+
+# Without biases, and with a head of its own: an ordinary model with each alone, and odd ones with both, of which one has a batch
+# that is accumulated, and one the smallest sizes.
+MODELS += [(dataclasses.replace(MODELS[i][0], **switches), *MODELS[i][1:])
+           for i, switches in [(0, SWITCHES_OFF[0]), (0, SWITCHES_OFF[1]), *((i, SWITCHES_OFF[2]) for i in (1, 2, 3))]]
 
 
 def bytes_of(tensor, type_code):

@@ -1,4 +1,5 @@
-"""GPT-2 in PyTorch, in the names and shapes of Hugging Face's files: what the trainer is compared with.
+"""GPT-2 in PyTorch, in the names and shapes of Hugging Face's files: what the trainer is compared with. It may have no biases,
+and a head of its own, "lm_head.weight", instead of the token embedding.
 
 Weights are a dict of tensors, {"h.0.attn.c_attn.weight": (C,3C), ...}; a matrix W of a block serves as x W + b. Everything
 runs in the dtype of the weights: fp64 for references.
@@ -18,10 +19,17 @@ class Sizes:
     channels: int
     seq_len: int
     vocab_size: int
+    bias: bool = True  # of layernorms and products
+    tied_head: bool = True  # the head is the token embedding
 
     def options(self):
-        """As options of the program."""
-        return [f"--{name.replace('_', '-')}={value}" for name, value in dataclasses.asdict(self).items()]
+        """As options of the program; switches that are on are its defaults."""
+        return [f"--{name.replace('_', '-')}={str(value).lower()}" for name, value in dataclasses.asdict(self).items()
+                if value is not True]
+
+
+# What `dataclasses.replace(sizes, **switches)` takes: each switch off alone, and all of them together.
+SWITCHES_OFF = [{"bias": False}, {"tied_head": False}, {"bias": False, "tied_head": False}]
 
 
 def shapes(sizes):
@@ -37,7 +45,10 @@ def shapes(sizes):
             f"h.{i}.mlp.c_fc.weight": (C, 4 * C), f"h.{i}.mlp.c_fc.bias": (4 * C,),
             f"h.{i}.mlp.c_proj.weight": (4 * C, C), f"h.{i}.mlp.c_proj.bias": (C,),
         }
-    return result | {"ln_f.weight": (C,), "ln_f.bias": (C,)}
+    result |= {"ln_f.weight": (C,), "ln_f.bias": (C,)}
+    if not sizes.tied_head:
+        result["lm_head.weight"] = (sizes.vocab_size, C)
+    return {name: shape for name, shape in result.items() if sizes.bias or not name.endswith(".bias")}
 
 
 def random_weights(sizes, generator, dtype=torch.float32):
@@ -89,10 +100,10 @@ def logits(weights, sizes, inputs, store=lambda x: x, factor=lambda x: x):
     C, NH = sizes.channels, sizes.heads
 
     def layernorm(x, name):
-        return functional.layer_norm(x, (C,), weights[f"{name}.weight"], weights[f"{name}.bias"], 1e-5)
+        return functional.layer_norm(x, (C,), weights[f"{name}.weight"], weights.get(f"{name}.bias"), 1e-5)
 
     def linear(x, name):
-        return x @ weights[f"{name}.weight"] + weights[f"{name}.bias"]
+        return x @ weights[f"{name}.weight"] + weights.get(f"{name}.bias", 0)
 
     mask = torch.ones(T, T, dtype=torch.bool).triu(1)
     x = store(weights["wte.weight"][inputs] + weights["wpe.weight"][:T])
@@ -105,7 +116,7 @@ def logits(weights, sizes, inputs, store=lambda x: x, factor=lambda x: x):
         hidden = store(linear(store(layernorm(x, f"h.{i}.ln_2")), f"h.{i}.mlp.c_fc"))
         # GELU in its tanh form, which torch 1.13 knows as approximate="tanh".
         x = store(x + store(linear(store(functional.gelu(hidden, approximate="tanh")), f"h.{i}.mlp.c_proj")))
-    return store(store(layernorm(x, "ln_f")) @ weights["wte.weight"].T)
+    return store(store(layernorm(x, "ln_f")) @ weights["wte.weight" if sizes.tied_head else "lm_head.weight"].T)
 
 
 def loss(weights, sizes, tokens, **options):

@@ -26,20 +26,21 @@ ROUNDED = [*BF16, "--gradient-dtype=bf16", "--micro-batch-size=1"]
 class Experiment:
     """Random weights and one batch, which every step repeats, in files."""
 
-    def __init__(self, folder, seed):
+    def __init__(self, folder, seed, sizes=SIZES):
         generator = torch.Generator().manual_seed(seed)
-        self.weights = reference_model.random_weights(SIZES, generator)
-        T = SIZES.seq_len
+        self.sizes = sizes
+        self.weights = reference_model.random_weights(sizes, generator)
+        T = sizes.seq_len
         # One run of tokens, cut into windows that share their end tokens.
-        run = torch.randint(SIZES.vocab_size, (SEQUENCES * T + 1,), generator=generator)
+        run = torch.randint(sizes.vocab_size, (SEQUENCES * T + 1,), generator=generator)
         self.tokens = torch.stack([run[i * T:(i + 1) * T + 1] for i in range(SEQUENCES)])
         self.data, self.init = folder / "train.bin", folder / "init.safetensors"
         write_token_file(self.data, run.numpy())
         safetensors_numpy.save(self.init, {name: w.numpy().astype(np.float32) for name, w in self.weights.items()})
 
     def options(self, *more, steps=STEPS):
-        return ["--init", self.init, "--train-data", self.data, f"--global-batch-tokens={SEQUENCES * SIZES.seq_len}",
-                *SIZES.options(), f"--steps={steps}", "--lr=1e-3", "--lr-schedule=constant", "--warmup-steps=0",
+        return ["--init", self.init, "--train-data", self.data, f"--global-batch-tokens={SEQUENCES * self.sizes.seq_len}",
+                *self.sizes.options(), f"--steps={steps}", "--lr=1e-3", "--lr-schedule=constant", "--warmup-steps=0",
                 "--weight-decay=0.1", "--grad-clip=0.5", *more]
 
 

@@ -11,7 +11,7 @@ import program
 import reference_model
 from greedy_text import PROMPT, TOKENS, telling_weights
 from model_comparison import Experiment, save_weights
-from reference_model import Sizes
+from reference_model import SWITCHES_OFF, Sizes
 
 SEED = int(os.environ.get("SEED", int.from_bytes(os.urandom(4), "little")))
 
@@ -26,18 +26,23 @@ def loss_of_windows(weights, sizes, shards, windows):
     return (sum(losses) / sum(len(part) - 1 for part in parts)).item()
 
 
+TARGETS = {"7 windows": [77], "10 windows of 3 shards": [84, 1, 18], "8 whole windows": [96]}
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("targets", [[77], [84, 1, 18], [96]], ids=["7 windows", "10 windows of 3 shards", "8 whole windows"])
-def test_validation(targets, ranks, tmp_path):
+@pytest.mark.parametrize("windows, switches", [*((name, {}) for name in TARGETS),
+                                               *(("10 windows of 3 shards", switches) for switches in SWITCHES_OFF)], ids=str)
+def test_validation(windows, switches, ranks, tmp_path):
     """Windows that are no multiple of what the processes compute at once, 2 each, and ones that are."""
-    sizes = Sizes(layers=2, heads=3, channels=48, seq_len=12, vocab_size=50)
+    targets = TARGETS[windows]
+    sizes = Sizes(layers=2, heads=3, channels=48, seq_len=12, vocab_size=50, **switches)
     experiment = Experiment(tmp_path, sizes, batch=4, seed=SEED)
     generator = torch.Generator().manual_seed(SEED)
     shards = [torch.randint(sizes.vocab_size, (count + 1,), generator=generator) for count in targets]
     for i, shard in enumerate(shards):
         program.write_token_file(tmp_path / f"val_{i}.bin", shard.numpy())
-    for batches, windows in ((0, None), (1, 4)):
-        expected = loss_of_windows(experiment.weights, sizes, shards, windows)
+    for batches, first in ((0, None), (1, 4)):
+        expected = loss_of_windows(experiment.weights, sizes, shards, first)
         # Without a learning rate the step before it changes nothing.
         run = program.train(tmp_path / str(batches), *experiment.options(1), "--lr=0", "--micro-batch-size=2",
                             f"--val-data={tmp_path}/val_*.bin", f"--val-batches={batches}", ranks=ranks)
@@ -49,10 +54,10 @@ def test_validation(targets, ranks, tmp_path):
 # ---- sampling
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_greedy_sample(ranks, tmp_path):
+@pytest.mark.parametrize("ranks, switches", [(1, {}), (2, {}), *((1, switches) for switches in SWITCHES_OFF)], ids=str)
+def test_a_greedy_sample(ranks, switches, tmp_path):
     """Longer than the context, token for token."""
-    sizes = Sizes(layers=2, heads=2, channels=32, seq_len=12, vocab_size=50)
+    sizes = Sizes(layers=2, heads=2, channels=32, seq_len=12, vocab_size=50, **switches)
     experiment = Experiment(tmp_path, sizes, batch=4, seed=SEED)
     weights, expected = telling_weights(sizes, SEED)
     save_weights(tmp_path / "init.safetensors", weights)

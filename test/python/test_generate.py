@@ -1,5 +1,6 @@
 """--generate: the text is PyTorch's on every mesh, comes token by token, and is all that the program makes."""
 
+import dataclasses
 import os
 import signal
 import socket
@@ -16,7 +17,7 @@ import reference_model
 import refused
 from greedy_text import PROMPT, TOKENS, contexts, most_likely, telling_weights
 from model_comparison import save_weights
-from reference_model import Sizes
+from reference_model import SWITCHES_OFF, Sizes
 
 SEED = int(os.environ.get("SEED", int.from_bytes(os.urandom(4), "little")))
 SIZES = Sizes(layers=4, heads=2, channels=32, seq_len=12, vocab_size=50)
@@ -70,6 +71,17 @@ def test_samples_where_activations_are_not_kept(model, ranks, options, tmp_path)
                        "--global-batch-tokens=48", "--micro-batch-size=1", f"--out-dir={tmp_path}/run", ranks=ranks).stdout
     assert "\n" + " ".join(map(str, [*PROMPT, *expected])) + "\n" in text, f"SEED={SEED}"
 
+
+
+@pytest.mark.parametrize("switches", SWITCHES_OFF, ids=str)
+def test_without_biases_and_with_a_head_of_its_own(switches, tmp_path):
+    sizes = dataclasses.replace(SIZES, **switches)
+    weights, expected = telling_weights(sizes, SEED)
+    save_weights(tmp_path / "init.safetensors", weights)
+    for ranks, mesh in ((1, []), (2, ["--zero-stage=3"]), (2, [PIPELINE]), (2, [TENSOR, SEQUENCE])):
+        text = generate(*sizes.options(), f"--init={tmp_path}/init.safetensors", f"--sample-tokens={TOKENS}", "--temperature=0",
+                        "--device=cpu", "--dtype=fp32", as_prompt(PROMPT), *mesh, ranks=ranks).stdout
+        assert text == " ".join(map(str, [*PROMPT, *expected])) + "\n", f"SEED={SEED} {mesh}"
 
 
 def test_a_prompt_longer_than_the_context(model):
@@ -138,6 +150,24 @@ def test_of_a_checkpoint(trained, tmp_path):
         said = result.stderr.splitlines()
         assert len(said) == 2 and "checkpoint-00000020 after step 20" in said[0] and said[1].startswith("30 tokens, the first after")
     assert refused.contents(run) == before and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("switches", SWITCHES_OFF, ids=str)
+def test_of_a_checkpoint_with_switches_off(switches, tmp_path):
+    """They are the checkpoint's, as its sizes are, also where a configuration file has them otherwise; not against a word."""
+    off = [f"--{name.replace('_', '-')}=false" for name in switches]
+    text = program.run(*program.SMALL, *off, "--steps=3", f"--out-dir={tmp_path}/run", "--sample-tokens=30", "--prompt=The",
+                       "--val-batches=1", "--temperature=2", f"--export={tmp_path}/w.safetensors").stdout
+    sample = text.split("sample after step 3 ")[1].split("\n", 1)[1]
+    (tmp_path / "c.toml").write_text("bias = true\ntied-head = true\n")
+    options = [f"--resume={tmp_path}/run", "--prompt=The", "--sample-tokens=30", "--temperature=2"]
+    for more in ([], [f"--config={tmp_path}/c.toml"]):
+        assert generate(*options, *more).stdout == sample[:sample.index("\n----")] + "\n"
+    for option in off:
+        result = generate(*options, option.replace("false", "true"), check=False)
+        assert result.returncode == 1 and result.stdout == ""
+        assert refused.one_error(result.stderr) == \
+            f"{tmp_path}/run/checkpoint-00000003 is of another model, with {option}; give {option}"
 
 
 def test_of_a_runs_configuration(trained, tmp_path):

@@ -1,5 +1,6 @@
 """HellaSwag scores of given weights against PyTorch in fp64 with a tokenization of its own, on several meshes."""
 
+import dataclasses
 import json
 import os
 
@@ -123,6 +124,15 @@ def test_evaluation_alone(of_bytes):
     (line,) = program.Run(out_dir).lines
     assert line["step"] == 0 and "loss" not in line and "val_loss" in line
     assert_scores(line, of_bytes.scores(7))
+
+
+def test_evaluation_without_biases_and_with_a_head_of_its_own(tmp_path):
+    sizes = dataclasses.replace(SIZES, **reference_model.SWITCHES_OFF[2])
+    experiment = Experiment(tmp_path, sizes, lambda text: list(text.encode()))
+    for name, ranks, mesh in (("one", 1, []), ("stages", 2, ["--pipeline-parallel=2"])):
+        program.run(*experiment.options("--steps=0", "--sample-tokens=0", *mesh), f"--out-dir={tmp_path}/{name}", ranks=ranks)
+        (line,) = program.Run(tmp_path / name).lines
+        assert_scores(line, experiment.scores())
 
 
 def test_scores_while_training_and_after_a_resume(of_bytes):

@@ -97,7 +97,8 @@ def test_the_same_checkpoint_on_any_number_of_stages_gives_the_same_bits(tmp_pat
 
 @pytest.mark.skipif(not program.HAS_MPI, reason="make MPI=0")
 @pytest.mark.parametrize("stages, options", [(2, ["--micro-batch-size=3"]), (2, ["--pipeline-schedule=interleaved", "--micro-batch-size=6"]),
-                                             (4, ["--pipeline-schedule=gpipe", "--micro-batch-size=4"])])
+                                             (4, ["--pipeline-schedule=gpipe", "--micro-batch-size=4"]),
+                                             (2, ["--micro-batch-size=3", "--tied-head=false"])])
 def test_open_mpi_sent_what_the_list_says(stages, options, tmp_path):
     """Four more steps send four times what the formula says, and what a step sends besides."""
     options = ["--layers=4", *options, *mesh(stages), "--val-batches=1", "--sample-tokens=0"]
@@ -107,12 +108,14 @@ def test_open_mpi_sent_what_the_list_says(stages, options, tmp_path):
     # Each way over each border, the residual stream of every micro-batch, B T C; 24 sequences of 16 tokens, 32 channels.
     activations = 2 * (chunks - 1) * (24 // micro_batch) * micro_batch * 16 * 32 * 4
     assert activations == 2 * (chunks - 1) * 24 * 16 * 32 * 4
-    # wte's gradients, 256 rows, to and fro between two stages: each sends a half to be added and a sum.
-    tied = 2 * 256 * 32 * 4
+    # wte's gradients, 256 rows, to and fro between two stages: each sends a half to be added and a sum. A head of its own is on
+    # one stage alone.
+    is_tied = "--tied-head=false" not in options
+    tied = 2 * 256 * 32 * 4 if is_tied else 0
     besides = (more - few) / 4 - activations - tied
-    # The gradients' sums of squares, one in 1024, of all units: 8 + 1 + 4 x 13 + 1 of them. Summed over the stages as the
+    # The gradients' sums of squares, one in 1024, of all units: 8 + 1 + 4 x 13 + 1 of them, and 8 of an own head. Summed over the stages as the
     # loss is, in fp64; and a signal, told by each to each.
-    blocks = 8 + 1 + 4 * 13 + 1
+    blocks = 8 + 1 + 4 * 13 + 1 + (0 if is_tied else 8)
     rest = blocks % stages
     squares = stages * (stages - 1) * (2 * (blocks // stages) + rest) * 4
     assert besides == squares + stages * (stages - 1) * 8 * 2

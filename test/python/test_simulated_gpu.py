@@ -4,11 +4,13 @@ They follow the CPU device; where an event is missing (planted_faults.py) they a
 wait for nothing and allocate nothing but what they must.
 """
 
+import dataclasses
 import functools
 
 import model_bounds
 import numpy as np
 import pytest
+import reference_model
 import simulated
 import torch
 from greedy_text import PROMPT, telling_weights
@@ -16,25 +18,27 @@ from model_comparison import save_weights
 from planted_faults import FAULTS
 from program import Run
 from simulated import at_once, train
-from simulated_experiment import CPU, ROUNDED, SEQUENCES, SIZES, STEPS, STOCHASTIC, counted, in_four_steps, results
+from simulated_experiment import CPU, ROUNDED, SEQUENCES, SIZES, STEPS, STOCHASTIC, Experiment, counted, in_four_steps, results
 
 simulated.require()
 
 GREATEST = "priority -5"  # of the simulated GPU's streams
+BOTH_OFF = dataclasses.replace(SIZES, **reference_model.SWITCHES_OFF[2])
 CONNECTING_BYTES = 8 << 20  # of which NCCL's ranks get connected (llmc/train/devices.cpp)
 
 
 @pytest.fixture(scope="module")
 def bounds(experiment, seed):
     """A function that gives the allowed |difference| of any step's loss from the CPU device's."""
-    @functools.cache
-    def bound(dtype, ranks, micro_batches, rounds_gradients):
-        if dtype == "fp32":
-            return model_bounds.LOSS_FP32
-        return model_bounds.gpu_training_bound_bf16(
-            experiment.weights, SIZES, [experiment.tokens] * STEPS, (micro_batches,) * ranks, rounds_gradients, draws=6,
-            generator=torch.Generator().manual_seed(seed), lr=1e-3, weight_decay=0.1, betas=(0.9, 0.95), grad_clip=0.5)
-    return bound
+    return functools.cache(functools.partial(bound_of, experiment, seed))
+
+
+def bound_of(experiment, seed, dtype, ranks, micro_batches, rounds_gradients):
+    if dtype == "fp32":
+        return model_bounds.LOSS_FP32
+    return model_bounds.gpu_training_bound_bf16(
+        experiment.weights, experiment.sizes, [experiment.tokens] * STEPS, (micro_batches,) * ranks, rounds_gradients, draws=6,
+        generator=torch.Generator().manual_seed(seed), lr=1e-3, weight_decay=0.1, betas=(0.9, 0.95), grad_clip=0.5)
 
 
 # ---- against the CPU device
@@ -94,12 +98,24 @@ def test_follows_the_cpu_in_micro_batches_validation_and_samples(experiment, bou
     assert len(texts[0]) == 2 and texts[0] == texts[1]
 
 
-def test_generates_the_likeliest_text(seed, tmp_path):
+@pytest.mark.parametrize("switches", reference_model.SWITCHES_OFF, ids=str)
+def test_follows_the_cpu_without_biases_and_with_a_head_of_its_own(switches, seed, tmp_path):
+    own = Experiment(tmp_path, seed, dataclasses.replace(SIZES, **switches))
+    follow(tmp_path, own, model_bounds.LOSS_FP32, ["--dtype=fp32", "--micro-batch-size=1"], (1, 2))
+
+
+def test_follows_the_cpu_without_biases_and_with_a_head_of_its_own_in_bf16(seed, tmp_path):
+    own = Experiment(tmp_path, seed, BOTH_OFF)
+    follow(tmp_path, own, bound_of(own, seed, "bf16", 1, 1, False), ["--dtype=bf16"], (1, 2))
+
+
+@pytest.mark.parametrize("sizes", [SIZES, BOTH_OFF], ids=["all switches on", "no biases, a head of its own"])
+def test_generates_the_likeliest_text(sizes, seed, tmp_path):
     """--generate: a prompt, rows one by one, a context that is full, and what tensor-parallel and sharded ranks say."""
-    weights, expected = telling_weights(SIZES, seed)
+    weights, expected = telling_weights(sizes, seed)
     save_weights(tmp_path / "init.safetensors", weights)
-    count = SIZES.seq_len + 5
-    options = ["--generate", "--init", tmp_path / "init.safetensors", *SIZES.options(), "--dtype=fp32", "--temperature=0",
+    count = sizes.seq_len + 5
+    options = ["--generate", "--init", tmp_path / "init.safetensors", *sizes.options(), "--dtype=fp32", "--temperature=0",
                f"--prompt={' '.join(map(str, PROMPT))}", f"--sample-tokens={count}"]
     meshes = [(1, []), (2, ["--tensor-parallel=2"]), (2, ["--zero-stage=3"]), (2, ["--pipeline-parallel=2"])]
     runs = at_once(*[functools.partial(simulated.run, [*options, *mesh], tmp_path / str(i), ranks=ranks, seed=i)

@@ -1,6 +1,7 @@
 """The mesh on simulated GPUs (simulated.py): whatever the stage of ZeRO, the pipeline, recompute and the order of the queues' work,
 a run has the same bits, and tensor-parallel ranks follow the CPU device."""
 
+import dataclasses
 import functools
 
 import model_bounds
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 import simulated
 from program import digest, write_token_file
+from reference_model import SWITCHES_OFF
 from simulated import at_once, train
-from simulated_experiment import CPU, SIZES, cached, results
+from simulated_experiment import CPU, SIZES, Experiment, cached, results
 
 simulated.require()
 
@@ -107,3 +109,16 @@ def test_ranks_that_share_layers_follow_the_cpu_device(tokens, experiment, tmp_p
     assert trained("zb-h1", 1, "--pipeline-schedule=zb-h1", "--recompute=selective") == first
     cpu = train(tmp_path / "cpu", *experiment.options("--dtype=fp32", steps=6), "--device=cpu", executable=CPU)
     assert np.abs(np.array(first[0][0]) - cpu.losses).max() <= model_bounds.LOSS_FP32
+
+
+def test_a_mesh_without_biases_and_with_a_head_of_its_own_follows_the_cpu_device(seed, tmp_path):
+    experiment = Experiment(tmp_path, seed, dataclasses.replace(SIZES, **SWITCHES_OFF[2]))
+    options = experiment.options("--dtype=fp32", "--micro-batch-size=1", steps=6)
+    meshes = [(2, ["--pipeline-parallel=2", "--pipeline-schedule=zb-h1", "--recompute=selective"]),
+              (2, ["--zero-stage=3", "--recompute=block"]), (2, ["--tensor-parallel=2"]),
+              (4, ["--pipeline-parallel=2", "--tensor-parallel=2", "--sequence-parallel"])]
+    cpu, *runs = at_once(functools.partial(train, tmp_path / "cpu", *options, "--device=cpu", executable=CPU),
+                         *(functools.partial(train, tmp_path / str(i), *options, *mesh, ranks=ranks, seed=i)
+                           for i, (ranks, mesh) in enumerate(meshes)))
+    for run, mesh in zip(runs, meshes):
+        assert np.abs(np.array(run.losses) - cpu.losses).max() <= model_bounds.LOSS_FP32, mesh

@@ -12,7 +12,7 @@ import program
 import reference_model
 import safetensors_numpy
 from model_comparison import Experiment
-from reference_model import Sizes
+from reference_model import SWITCHES_OFF, Sizes
 
 SEED = int(os.environ.get("SEED", int.from_bytes(os.urandom(4), "little")))
 STEPS = 50
@@ -70,8 +70,9 @@ def compare(experiment, name, options, expected, ranks=1):
     return run, safetensors_numpy.load(export), weights
 
 
-def test_adamw_with_pytorchs_defaults(tmp_path):
-    sizes = Sizes(layers=2, heads=3, channels=48, seq_len=20, vocab_size=97)
+@pytest.mark.parametrize("switches", [{}, *SWITCHES_OFF], ids=str)
+def test_adamw_with_pytorchs_defaults(switches, tmp_path):
+    sizes = Sizes(layers=2, heads=3, channels=48, seq_len=20, vocab_size=97, **switches)
     experiment = Experiment(tmp_path, sizes, batch=6, seed=SEED)
     expected = reference_model.train(experiment.weights, sizes, [experiment.tokens] * STEPS, lr=1e-3, weight_decay=1e-2)
     options = ["--lr=1e-3", "--lr-schedule=constant", "--beta2=0.999", "--weight-decay=1e-2", "--grad-clip=0"]
@@ -79,6 +80,7 @@ def test_adamw_with_pytorchs_defaults(tmp_path):
     # AdamW moves a weight by up to lr a step, whatever its gradient's size; rounding can turn a move around where the
     # gradient is next to zero. A hundredth of the way, lr * steps, in the mean over a tensor is far above that noise and
     # far below the effect of a decay, a moment or a correction that is wrong. Key biases have no gradient at all.
+    assert weights.keys() == expected_weights.keys()
     for name, reference in expected_weights.items():
         difference = np.abs(weights[name] - reference.numpy())
         if name.endswith("attn.c_attn.bias"):
@@ -113,8 +115,19 @@ def test_accumulation_and_processes(tmp_path):
     compare(experiment, "distributed", [*options, "--micro-batch-size=1"], expected, ranks=4)
 
 
-def test_bf16_follows(tmp_path):
-    sizes = Sizes(layers=2, heads=2, channels=64, seq_len=32, vocab_size=128)
+def test_a_mesh_without_biases_and_with_a_head_of_its_own(tmp_path):
+    """All ways to divide a model at once."""
+    sizes = Sizes(layers=2, heads=2, channels=32, seq_len=14, vocab_size=50, **SWITCHES_OFF[2])
+    experiment = Experiment(tmp_path, sizes, batch=8, seed=SEED)
+    expected = reference_model.train(experiment.weights, sizes, [experiment.tokens] * STEPS, lr=1e-3, weight_decay=0.1, grad_clip=0.5)
+    compare(experiment, "mesh", ["--lr=1e-3", "--lr-schedule=constant", "--beta2=0.999", "--weight-decay=0.1", "--grad-clip=0.5",
+                                 "--micro-batch-size=1", "--pipeline-parallel=2", "--pipeline-schedule=zb-h1", "--tensor-parallel=2",
+                                 "--sequence-parallel", "--zero-stage=3", "--recompute=block"], expected, ranks=8)
+
+
+@pytest.mark.parametrize("switches", [{}, SWITCHES_OFF[2]], ids=str)
+def test_bf16_follows(switches, tmp_path):
+    sizes = Sizes(layers=2, heads=2, channels=64, seq_len=32, vocab_size=128, **switches)
     experiment = Experiment(tmp_path, sizes, batch=4, seed=SEED)
     weights = {name: w.bfloat16().double() for name, w in experiment.weights.items()}
     batches = [experiment.tokens] * STEPS

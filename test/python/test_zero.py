@@ -312,7 +312,11 @@ def test_where_nothing_is_to_be_sharded_that_is_said(ranks, options, who, tmp_pa
 
 @pytest.mark.parametrize("ranks, options, why", [
     (1, [], "one process has no replica"), (2, ["--zero-stage=3"], "at --zero-stage 3 no process has what another has"),
-    (2, ["--zero-stage=2"], None), (2, ["--pipeline-parallel=2"], None)], ids=["one", "stage 3", "stage 2", "tied weights"])
+    (2, ["--zero-stage=2"], None), (2, ["--pipeline-parallel=2"], None),
+    (2, ["--pipeline-parallel=2", "--tied-head=false"], "no stage has what another has"),
+    (4, ["--pipeline-parallel=2", "--tied-head=false"], None),
+    (4, ["--pipeline-parallel=2", "--tied-head=false", "--zero-stage=3"], "at --zero-stage 3 no process has what another has")],
+    ids=["one", "stage 3", "stage 2", "tied weights", "a head of its own", "pairs of stages", "shards of stages"])
 def test_where_nothing_is_to_be_compared_that_is_said(ranks, options, why, tmp_path):
     _, _, out = train(tmp_path, *SAVED, "--check-replicas-every=1", *options, ranks=ranks)
     assert (f"\nnote: {why}: --check-replicas-every 1 compares nothing\n" in out) if why else "compares nothing" not in out

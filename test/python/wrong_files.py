@@ -45,6 +45,16 @@ def replaced(name, tensor):
     return lambda tensors: tensors.update({name: tensor})
 
 
+def without_biases(tensors):
+    for name in [name for name in tensors if name.endswith(".bias")]:
+        del tensors[name]
+
+
+def alone(bias):
+    """Of all biases this one."""
+    return lambda tensors: [tensors.pop(name) for name in list(tensors) if name.endswith(".bias") and name != bias]
+
+
 def holding(name, index, value):
     def change(tensors):
         tensors[name][index] = value
@@ -117,8 +127,23 @@ SAFETENSORS = [
          weights(replaced("h.0.mlp.c_fc.weight", np.zeros((128, 32), np.float32)))),
     Case("tensor of whole numbers", INIT, ['tensor "ln_f.bias" has the dtype I32', "F32"],
          weights(replaced("ln_f.bias", np.zeros(32, np.int32))), late=True),
-    Case("a head of its own", INIT, ["lm_head.weight differs from wte.weight"],
-         weights(replaced("lm_head.weight", np.ones((256, 32), np.float32))), late=True),
+    Case("a head of its own", INIT, ["lm_head.weight differs from wte.weight", "try --tied-head=false"],
+         weights(replaced("lm_head.weight", np.ones((256, 32), np.float32))), ranks=(1, 2), late=True),
+    Case("a head of its own of another size", INIT, ["lm_head.weight differs from wte.weight"],
+         weights(replaced("lm_head.weight", np.ones((300, 32), np.float32))), late=True),
+    Case("an own head of another vocabulary", [*INIT, "--tied-head=false"],
+         ["lm_head.weight has the shape (300, 32), this model needs (256, 32)"],
+         weights(replaced("lm_head.weight", np.ones((300, 32), np.float32)))),
+    Case("biases where the model has none", [*INIT, "--bias=false"],
+         ['x.safetensors: "h.0.attn.c_attn.bias" is a bias, and this model has none; leave out --bias=false'],
+         weights(alone("h.0.attn.c_attn.bias")), ranks=(1, 2)),
+    Case("one bias, with a prefix, where the model has none", [*INIT, "--bias=false", "--tied-head=false"],
+         ['"transformer.ln_f.bias" is a bias, and this model has none; leave out --bias=false'],
+         weights(all_of(without_biases, replaced("transformer.ln_f.bias", np.zeros(32, np.float32))))),
+    Case("no biases where the model has them", INIT, ['x.safetensors: there is no tensor "h.0.ln_1.bias"'],
+         weights(without_biases), ranks=(1, 2)),
+    Case("a bias that the model with biases lacks", INIT, ['"wte.bias" is no tensor of this model'],
+         weights(replaced("wte.bias", np.zeros(32, np.float32)))),
     Case("weight infinite", INIT, ["x.safetensors: h.1.mlp.c_proj.weight", "inf at (127, 3)", "step 1"],
          weights(holding("h.1.mlp.c_proj.weight", (127, 3), np.inf)), ranks=(1, 2), late=True),
     Case("weight nan", INIT, ["--init: ", "x.safetensors: ln_f.bias", "nan at (31)"], weights(holding("ln_f.bias", 31, np.nan)), late=True),
@@ -213,6 +238,12 @@ CHECKPOINTS = [
          [CHECKPOINT + " is of another model: its --channels is 32, this run's 64"], checkpoint(), ranks=(1, 2)),
     Case("checkpoint of a deeper model", [*RESUME, "--layers=1"], ["its --layers is 2, this run's 1"], checkpoint()),
     Case("checkpoint of other heads", [*RESUME, "--heads=4"], ["its --heads is 2, this run's 4"], checkpoint()),
+    Case("checkpoint with biases", [*RESUME, "--bias=false"],
+         [CHECKPOINT + " is of another model, with --bias=true; leave out --bias=false"], checkpoint(), ranks=(1, 2)),
+    Case("checkpoint with a tied head", [*RESUME, "--tied-head=false"],
+         [CHECKPOINT + " is of another model, with --tied-head=true; leave out --tied-head=false"], checkpoint()),
+    Case("text of a checkpoint with biases", ["--generate", *RESUME, "--bias=false"],
+         [CHECKPOINT + " is of another model, with --bias=true; leave out --bias=false"], checkpoint()),
     Case("checkpoint beyond the last step", [*NEWEST, "--steps=3"], ["stands after step 4, beyond --steps 3"], checkpoint()),
 ]
 
