@@ -79,7 +79,6 @@ EncoderSizes encoder_forward_sizes(const Tensor& out, const Tensor& tokens, cons
 
 EncoderSizes encoder_backward_sizes(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
                                     const Tensor& tokens) {
-    check_dtype(dwpe, DType::fp32, "dwpe");
     return encoder_sizes(dout, tokens, dwte, dwpe, DType::fp32);
 }
 

@@ -91,7 +91,7 @@ class Ops {
     virtual void encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte,
                                  const Tensor& wpe, std::optional<std::int64_t> first_row = {}) = 0;
     // dwte[tokens[b,t] - first_row,:] += dout[b,t,:];  dwpe[t,:] += sum_b dout[b,t,:]
-    //   dwte fp32 (Vp,C), dwpe fp32 (at least T, C), dout X (B,T,C), tokens int32 (B,T)
+    //   dwte fp32 (Vp,C), dwpe fp32 (at least T, C) [optional], dout X (B,T,C), tokens int32 (B,T)
     virtual void encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tensor& dout,
                                   const Tensor& tokens, std::optional<std::int64_t> first_row = {}) = 0;
 

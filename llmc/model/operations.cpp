@@ -542,7 +542,7 @@ int product_gelu(Trace& t, const std::string& name, int x, const Shape& outputs,
 
 int attention(Trace& t, const std::string& name, int qkv) {
     Node node{.operation = &attention_row, .name = name, .in = {qkv}, .out = {}, .parameters = {}};
-    t.require(node, qkv, Placement::divided);
+    t.require(node, qkv, Placement::divided, 2);
     const Shape& shape = t[qkv].shape;  // (T,3,NH,HS)
     node.out = {t.add(Value{.name = name,
                             .label = name,

@@ -58,11 +58,15 @@ void Trace::refuse(const Node& node, std::string_view why) const {
     programming_error(fmt::format("{}: {} {} {}", part_.name, node.operation->name, node.name, why));
 }
 
-void Trace::require(const Node& node, int value, Placement placement) const {
+void Trace::require(const Node& node, int value, Placement placement, int divided_dim) const {
     const Value& given = (*this)[value];
-    if (given.placement == placement) return;
-    refuse(node, fmt::format("takes what is {}, and {} is {}", name_of(placement), given.name,
-                             name_of(given.placement)));
+    const auto is = [](Placement of, int dim) {
+        return of == Placement::divided ? fmt::format("{} in dimension {}", name_of(of), dim)
+                                        : std::string(name_of(of));
+    };
+    const std::string is_given = is(given.placement, given.divided_dim), takes = is(placement, divided_dim);
+    if (is_given != takes)
+        refuse(node, fmt::format("takes what is {}, and {} is {}", takes, given.name, is_given));
 }
 
 Part Trace::finish(int output) {

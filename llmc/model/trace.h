@@ -106,7 +106,7 @@ class Trace {
         part_.values[static_cast<std::size_t>(value)].activation_of = of;
     }
     // A ProgrammingError that names the operation, where a value is not placed as it takes it.
-    void require(const Node& node, int value, Placement placement) const;
+    void require(const Node& node, int value, Placement placement, int divided_dim = 1) const;
     [[noreturn]] void refuse(const Node& node, std::string_view why) const;
 
     bool transposes_products_in_files = false;  // as a family's files have them

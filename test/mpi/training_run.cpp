@@ -1,5 +1,4 @@
 #include "training_run.h"
-#include "test/gpt2_units.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -7,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <set>
 #include <span>
 
 #include "llmc/device/arenas.h"
@@ -38,7 +38,10 @@ BytesSent counted_by(const MeshGroups& groups, const Mesh& mesh) {
             sent.tensor += bytes_of(ranks.group(), kind);
     }
     if (!groups.has_stages()) return sent;
-    if (!groups.tied().empty()) sent.tied = bytes_of(groups.tied(wte_unit), CallKind::all_reduce);
+    std::set<const Communicator*> tied;
+    for (const auto& [unit, ranks] : groups.tied()) {
+        if (tied.insert(ranks.get()).second) sent.tied += bytes_of(*ranks, CallKind::all_reduce);
+    }
     for (const ActionKind kind : {ActionKind::send_activation, ActionKind::send_gradient}) {
         if (groups.link(kind).pair) sent.stages += bytes_of(*groups.link(kind).pair, CallKind::send);
     }
@@ -72,10 +75,67 @@ void expect_replicas_alike(const ParameterStore& store, const MeshGroups& groups
         if (mesh.sharding.keeps_parameters_whole())
             expect_like_first(groups.data(), own.parameters, "parameters of data ranks");
     }
-    // wte of the embedding's stage and of the head's.
-    if (mesh.pipeline == 1 || !store.has(wte_unit)) return;
-    for (const auto flat : {&UnitBuffers::parameter_shard, &UnitBuffers::m, &UnitBuffers::v})
-        expect_like_first(groups.tied(wte_unit), store.buffers(wte_unit).*flat, "wte of two stages");
+    for (const auto& [unit, stages] : groups.tied()) {
+        for (const auto flat : {&UnitBuffers::parameter_shard, &UnitBuffers::m, &UnitBuffers::v})
+            expect_like_first(*stages, store.buffers(unit).*flat, "what stages share");
+    }
+}
+
+}  // namespace
+
+Model model_of(const TrainingSetting& s) { return s.model ? *s.model : gpt2(s.config); }
+
+void fill_tokens(const Model& model, std::int64_t first_sequence, int step, std::span<std::int32_t> inputs,
+                 std::span<std::int32_t> targets) {
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+        const auto token = static_cast<std::int64_t>(i) + first_sequence * model.sequence_length;
+        inputs[i] = static_cast<std::int32_t>((7 * token + step) % model.vocabulary);
+        targets[i] = static_cast<std::int32_t>((5 * inputs[i] + 1) % model.vocabulary);
+    }
+}
+
+namespace {
+
+// The first sequence's losses, by each of the lists that make some: every data rank reads the same.
+void read(Communicator& ranks, const Model& model, const RunPlan& plan, Executor& executor,
+          TrainingResult& result) {
+    const std::int64_t T = model.sequence_length;
+    std::vector<std::int32_t> text(static_cast<std::size_t>(T)), next(text.size());
+    fill_tokens(model, 0, 0, text, next);
+    const auto load = [&](int, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+        for (std::size_t i = 0; i < inputs.size(); ++i) {
+            inputs[i] = text[i % text.size()];
+            targets[i] = next[i % text.size()];
+        }
+    };
+    const Mesh& mesh = plan.spec.mesh;
+    executor.run(plan.evaluation, {.load = load, .sequences = plan.micro_batch});
+    result.evaluated = executor.results().loss_sum /
+                       static_cast<double>(mesh.data_ranks() * mesh.pipeline * plan.micro_batch);
+    executor.run(plan.diagnosis, {.load = load, .sequences = 1});
+    result.diagnosed = executor.results().loss_sum / mesh.data_ranks();
+    // Three rows at once, and then one at a time.
+    for (std::int64_t position = 0; position < T; ++position) {
+        const RowRange rows{position < 3 ? 0 : position, position < 3 ? position + 1 : 1};
+        const auto load_rows = [&](int, std::span<std::int32_t> inputs, std::span<std::int32_t>) {
+            std::copy_n(text.begin() + rows.position, rows.count, inputs.begin());
+        };
+        executor.run(plan.generation, {.load = load_rows, .sequences = 1, .rows = rows});
+        if (mesh.stage() + 1 < mesh.pipeline) continue;
+        device().synchronize();
+        with_dtype(plan.spec.dtype, [&](auto element) {
+            const std::span<decltype(element)> logits = executor.logits().span<decltype(element)>();
+            double sum = 0;
+            for (const auto x : logits.first(static_cast<std::size_t>(model.vocabulary)))
+                sum += std::exp(static_cast<double>(to_float(x)));
+            result.generated +=
+                std::log(sum) -
+                static_cast<double>(
+                    to_float(logits[static_cast<std::size_t>(next[static_cast<std::size_t>(position)])]));
+        });
+    }
+    ranks.broadcast({reinterpret_cast<std::byte*>(&result.generated), DType::fp64, {1}},
+                    mesh.rank_of(mesh.pipeline - 1, 0, 0));
 }
 
 }  // namespace
@@ -92,15 +152,15 @@ std::string to_string(const TrainingSetting& s) {
 }
 
 TrainingResult train(Communicator& ranks, const TrainingSetting& setting) {
-    const GPTConfig& config = setting.config;
+    const Model model = model_of(setting);
     const Mesh mesh{.pipeline = setting.pipeline,
                     .tensor = setting.tensor,
                     .sequence_parallel = setting.sequence_parallel,
                     .sharding = setting.sharding,
                     .rank = ranks.rank()};
-    const std::int64_t tokens = setting.sequences * config.sequence_length;
+    const std::int64_t tokens = setting.sequences * model.sequence_length;
     const RunPlan plan =
-        plan_run({.model = gpt2(config),
+        plan_run({.model = model,
                   .dtype = setting.dtype,
                   .gradient_dtype = setting.gradients,
                   .mesh = mesh,
@@ -126,11 +186,7 @@ TrainingResult train(Communicator& ranks, const TrainingSetting& setting) {
                               std::span<std::int32_t> targets) {
             const std::int64_t first =
                 mesh.data_rank() * plan.rank_sequences() + micro_batch * plan.micro_batch;
-            for (std::size_t i = 0; i < inputs.size(); ++i) {
-                const auto token = static_cast<std::int64_t>(i) + first * config.sequence_length;
-                inputs[i] = static_cast<std::int32_t>((7 * token + step) % config.vocabulary);
-                targets[i] = static_cast<std::int32_t>((5 * inputs[i] + 1) % config.vocabulary);
-            }
+            fill_tokens(model, first, step, inputs, targets);
         };
         executor.run(plan.training, {.load = load,
                                      .sequences = plan.micro_batch,
@@ -158,6 +214,7 @@ TrainingResult train(Communicator& ranks, const TrainingSetting& setting) {
                                 (2 * (n - n % t) / t + n % t) * sizeof(float);
     }
 
+    if (setting.reads) read(ranks, model, plan, executor, result);
     UnitTransfer transfer(device(), store, ranks, mesh, plan.parts);
     for (const auto flat : {&UnitBuffers::master, &UnitBuffers::m, &UnitBuffers::v}) {
         for (int unit = 0; unit < store.units(); ++unit) {

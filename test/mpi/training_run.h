@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,8 @@
 namespace llmc::test {
 
 struct TrainingSetting {
-    GPTConfig config;
+    GPTConfig config{};
+    const Model* model = nullptr;  // otherwise GPT-2 of this size
     DType dtype = DType::fp32, gradients = DType::fp32;
     // The mesh: pipeline x sharding.ranks() x tensor ranks.
     int pipeline = 1, tensor = 1;
@@ -27,6 +29,7 @@ struct TrainingSetting {
     std::int64_t sequences = 1;  // of all data ranks in a step
     int micro_batches = 1;       // of each of them
     int steps = 1;
+    bool reads = false;  // the first sequence in the end
 
     int ranks() const { return pipeline * sharding.ranks() * tensor; }
 };
@@ -41,10 +44,18 @@ struct TrainingResult {
     BytesSent counted, listed;
     // In `counted.inside` and `.tensor` beside what the lists say: the gradients' sums of squares.
     std::uint64_t of_squares = 0, of_all_squares = 0;
+    // Of the first sequence the sum of losses in the end: of an evaluation, of one alone, and by generation's rows.
+    double evaluated = 0, diagnosed = 0, generated = 0;
 };
+
+Model model_of(const TrainingSetting& setting);
 
 // What a failure names.
 std::string to_string(const TrainingSetting& setting);
+
+// Of a step: from a sequence on.
+void fill_tokens(const Model& model, std::int64_t first_sequence, int step, std::span<std::int32_t> inputs,
+                 std::span<std::int32_t> targets);
 
 // Trains on all ranks of `ranks`, as many as the setting takes. Fails the test where ranks that have the same are not alike
 // in the end.

@@ -65,23 +65,30 @@ class Model {
     Model(const std::filesystem::path& weights, std::int64_t heads, DType dtype, std::int64_t batch,
           std::int64_t micro_batch, double weight_decay = 0, DType gradient_dtype = DType::fp32,
           std::unique_ptr<Device> device = make_cpu_device())
+        : Model(gpt2(config_of(SafetensorsReader(weights), heads)), dtype, batch, micro_batch, weight_decay,
+                gradient_dtype, std::move(device)) {
+        load_weights(weights, store_, transfer_);
+    }
+    // With initial weights.
+    Model(const llmc::Model& model, DType dtype, std::int64_t batch, std::int64_t micro_batch,
+          double weight_decay = 0, DType gradient_dtype = DType::fp32,
+          std::unique_ptr<Device> device = make_cpu_device())
         : device_(std::move(device)),
-          plan_(plan_run(
-              {.model = gpt2(config_of(SafetensorsReader(weights), heads)),
-               .dtype = dtype,
-               .gradient_dtype = gradient_dtype,
-               .mesh = {},
-               .global_batch_tokens = batch * SafetensorsReader(weights).entry("wpe.weight").shape[0],
-               .micro_batch_sequences = micro_batch,
-               .logits_bytes = device_->usual_logits_bytes()},
-              device_->ops(), 0)),
+          plan_(plan_run({.model = model,
+                          .dtype = dtype,
+                          .gradient_dtype = gradient_dtype,
+                          .mesh = {},
+                          .global_batch_tokens = batch * model.sequence_length,
+                          .micro_batch_sequences = micro_batch,
+                          .logits_bytes = device_->usual_logits_bytes()},
+                         device_->ops(), 0)),
           arenas_(*device_, plan_.memory),
           store_(*device_, arenas_, plan_.store, weight_decay, 0),
           transfer_(*device_, store_, alone_, plan_.spec.mesh, plan_.parts),
           executor_(*plan_.lists, *device_, groups_, store_, bind(plan_.activations, arenas_),
                     static_cast<int>(plan_.micro_batches), false) {
         device_->ops().set_workspace(arenas_[plan_.workspace]);
-        load_weights(weights, store_, transfer_);
+        store_.initialize(1);
     }
 
     const llmc::Model& model() const { return plan_.spec.model; }

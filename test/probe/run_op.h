@@ -76,7 +76,7 @@ inline void encoder_forward(Operands& o, Ops& ops) {
 
 inline void encoder_backward(Operands& o, Ops& ops) {
     o.provide_workspace(rows_request(o.X, o.shape("dout")));
-    ops.encoder_backward(o.in_out("dwte", fp32), o.in_out("dwpe", fp32), o.in("dout", o.X),
+    ops.encoder_backward(o.in_out("dwte", fp32), o.in_out_if_given("dwpe", fp32), o.in("dout", o.X),
                          o.in("tokens", int32), first_row(o));
 }
 

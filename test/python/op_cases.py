@@ -40,7 +40,8 @@ OPERATIONS = {
     "encoder_backward": Operation(
         encoder_backward, [of(2, 3, 5, 4), of(1, 1, 8, 3, longer=2)],
         [of(2, 8, 16, 32), of(3, 13, 10, 37), of(1, 1, 5, 1), of(4, 64, 128, 256, longer=7), of(2, 40, 17, 2),
-         of(3, 13, 10, 37, rows=(0, 13)), of(2, 40, 17, 5, rows=(3, 5)), of(2, 8, 16, 32, rows=(40, 48))]),
+         of(3, 13, 10, 37, rows=(0, 13)), of(2, 40, 17, 5, rows=(3, 5)), of(2, 8, 16, 32, rows=(40, 48)),
+         of(3, 13, 10, 37, with_dwpe=False), of(3, 13, 10, 37, rows=(13, 37), with_dwpe=False)]),
     "layernorm_forward": Operation(
         layernorm_forward, [of(1, 5, offset=4.0), of(3, 13, offset=-4.0)],
         [of(2, 8, 16), of(3, 13, 20, offset=1.0), of(2, 5, 65), of(4, 64, 128), of(1, 1, 384, offset=4.0),

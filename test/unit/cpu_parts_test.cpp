@@ -95,8 +95,10 @@ TEST_P(CpuParts, EncoderOutputsAddUpToTheWhole) {
             // In each element at most two numbers that are not 0, rounded once as in the whole.
             ops->add(sum, sum, out);
             OwnedTensor dwpe_of_part = filled(DType::fp32, {T, C}, 0.0);
-            ops->encoder_backward(dwte_of_parts->slice(first, rows), dwpe_of_part, dout, tokens, first);
-            expect_same_bits(dwpe_of_part, dwpe, "dwpe");
+            // Without positions the first part adds the same to its rows.
+            ops->encoder_backward(dwte_of_parts->slice(first, rows), part == 0 ? Tensor{} : *dwpe_of_part,
+                                  dout, tokens, first);
+            if (part > 0) expect_same_bits(dwpe_of_part, dwpe, "dwpe");
         }
         expect_same_bits(sum, whole, "sum of the parts");
         expect_same_bits(dwte_of_parts, dwte, "dwte");

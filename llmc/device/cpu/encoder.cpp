@@ -78,14 +78,13 @@ void CpuOps::encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tens
         // no sum depends on their number. Strips are whole cache lines.
         const std::int64_t width = round_up(divide_up(C, threads_), 16);
         parallel_for(threads_, divide_up(C, width),
-                     [=, dw = dwte.as<float>(), dp = dwpe.as<float>(), dy = dout.as<X>(),
+                     [=, dw = dwte.as<float>(), dp = dwpe ? dwpe.as<float>() : nullptr, dy = dout.as<X>(),
                       ids = tokens.as<std::int32_t>()](std::int64_t strip) {
                          const std::int64_t begin = strip * width;
                          const std::int64_t end = std::min(begin + width, C);
                          for (std::int64_t row = 0; row < B * T; ++row) {
                              const X* from = dy + row * C;
-                             float* position = dp + row % T * C;
-                             add_row(position + begin, from + begin, end - begin);
+                             if (dp) add_row(dp + row % T * C + begin, from + begin, end - begin);
                              const std::int64_t row_of_wte = table.of(ids[row]);
                              if (row_of_wte < 0) continue;
                              add_row(dw + row_of_wte * C + begin, from + begin, end - begin);

@@ -378,8 +378,8 @@ constexpr std::int64_t encoder_partials(std::int64_t rows, int channels) {
     return blocks_for<std::int64_t>(rows, tile_rows) * partial_sums * channels;
 }
 
-// dwte fp32 (table.count, channels), dwpe fp32 (at least sequence, channels), dout X (batch, sequence, channels),
-// tokens int32 (batch, sequence)
+// dwte fp32 (table.count, channels), dwpe fp32 (at least sequence, channels) or null,
+// dout X (batch, sequence, channels), tokens int32 (batch, sequence)
 template <class X>
 void encoder_backward(const LaunchContext& on, float* dwte, float* dwpe, const X* dout,
                       const std::int32_t* tokens, TableRows table, int batch, std::int64_t sequence,
@@ -394,8 +394,9 @@ void encoder_backward(const LaunchContext& on, float* dwte, float* dwpe, const X
         return static_cast<unsigned>(blocks_for<std::int64_t>(n, size));
     };
     const auto [order, partials] = scratch;
-    launch(on, encoder_backward_positions_kernel4<X>, blocks(sequence * channels / pack, block_threads),
-           block_threads, 0, dwpe, dout, batch, sequence * channels);
+    if (dwpe)
+        launch(on, encoder_backward_positions_kernel4<X>, blocks(sequence * channels / pack, block_threads),
+               block_threads, 0, dwpe, dout, batch, sequence * channels);
 
     order_rows(on, order, tokens, table, static_cast<int>(rows));
     const std::int64_t tiles = blocks_for<std::int64_t>(rows, tile_rows);

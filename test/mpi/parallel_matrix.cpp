@@ -1,0 +1,275 @@
+#include "parallel_matrix.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <utility>
+
+#include "mpi_test.h"
+
+namespace llmc::test {
+
+namespace {
+
+// ---- the matrix
+
+struct Order {
+    PipelineSchedule schedule;
+    int virtual_stages = 1;
+};
+constexpr std::array all_orders = {Order{PipelineSchedule::one_f_one_b}, Order{PipelineSchedule::naive},
+                                   Order{PipelineSchedule::gpipe}, Order{PipelineSchedule::interleaved, 2},
+                                   Order{PipelineSchedule::zb_h1}};
+
+constexpr std::array all_recomputes = {Recompute{},
+                                       Recompute{.kind = RecomputeKind::selective},
+                                       Recompute{.kind = RecomputeKind::block},
+                                       Recompute{.kind = RecomputeKind::selective, .every = 2},
+                                       Recompute{.kind = RecomputeKind::block, .every = 2},
+                                       Recompute{.kind = RecomputeKind::block, .every = 3}};
+
+struct Dtypes {
+    DType compute, gradients;
+};
+constexpr std::array all_dtypes = {Dtypes{DType::fp32, DType::fp32}, Dtypes{DType::bf16, DType::fp32},
+                                   Dtypes{DType::bf16, DType::bf16}};
+
+struct Accumulation {
+    int micro_batches;
+    bool each;  // is reduced
+};
+constexpr std::array all_accumulations = {Accumulation{1, false}, Accumulation{4, false},
+                                          Accumulation{4, true}, Accumulation{8, false},
+                                          Accumulation{8, true}};
+
+// Whether the order of the work depends on which blocks recompute: zb-h1 splits the others' backward passes, and interleaved
+// chunks that keep the same share their memory.
+bool tells_blocks_apart(PipelineSchedule schedule, const MeshSizes& mesh) {
+    return mesh.pipeline > 1 &&
+           (schedule == PipelineSchedule::zb_h1 || schedule == PipelineSchedule::interleaved);
+}
+
+void add_equals(std::vector<Equals>& all, const Matrix& matrix, const MeshSizes& mesh, const Dtypes& dtypes,
+                const Accumulation& accumulation) {
+    std::map<int, Equals> by_order;
+    for (const Order& order : all_orders) {
+        const bool is_interleaved = order.schedule == PipelineSchedule::interleaved;
+        if (is_interleaved && accumulation.micro_batches % mesh.pipeline != 0) continue;
+        if (mesh.pipeline == 1 && order.schedule != all_orders[0].schedule) continue;
+        // One data rank has all there is: it is stage 0 of ZeRO whatever the option says.
+        for (int stage = 0; stage <= (mesh.data > 1 ? 3 : 0); ++stage) {
+            for (const Recompute& recompute : all_recomputes) {
+                if (recompute.every > 1 && !tells_blocks_apart(order.schedule, mesh)) continue;
+                TrainingSetting setting = matrix.plain;
+                setting.dtype = dtypes.compute;
+                setting.gradients = dtypes.gradients;
+                setting.pipeline = mesh.pipeline;
+                setting.tensor = mesh.tensor;
+                setting.sequence_parallel = mesh.sequence_parallel;
+                const int shards = mesh.shards > 0 && stage > 0 ? mesh.shards : mesh.data;
+                setting.sharding = {.stage = stage,
+                                    .shards = shards,
+                                    .replicas = mesh.data / shards,
+                                    .reduces_each_micro_batch = accumulation.each};
+                setting.schedule = order.schedule;
+                setting.virtual_stages = order.virtual_stages;
+                setting.recompute = recompute;
+                setting.micro_batches = accumulation.micro_batches;
+                by_order[matrix.order_of_sums(setting)].push_back(setting);
+            }
+        }
+    }
+    for (const auto& [order, settings] : by_order) all.push_back(settings);
+}
+
+// ---- a part of it in which every two values meet
+
+// What distinguishes a setting, as small numbers.
+std::array<int, 10> values_of(const TrainingSetting& s) {
+    // Without a pipeline there is no schedule, and with one data rank nothing to shard.
+    const int schedule = s.pipeline == 1 ? 7 : static_cast<int>(s.schedule);
+    return {s.pipeline,
+            s.sharding.ranks(),
+            s.tensor,
+            s.tensor == 1 ? 7 : (s.sequence_parallel ? 1 : 0),
+            schedule,
+            s.sharding.ranks() == 1 ? 7 : s.sharding.stage,
+            static_cast<int>(s.recompute.kind) + 2 * static_cast<int>(s.recompute.every - 1),
+            s.micro_batches,
+            s.sharding.reduces_each_micro_batch ? 1 : 0,
+            (s.dtype == DType::bf16 ? 1 : 0) + (s.gradients == DType::bf16 ? 1 : 0)};
+}
+
+class Pairs {
+  public:
+    // Of those of a setting, how many are new.
+    int count_new(const TrainingSetting& setting) const {
+        int count = 0;
+        for_each(setting, [&](std::size_t pair) { count += met_[pair] ? 0 : 1; });
+        return count;
+    }
+    void add(const TrainingSetting& setting) {
+        for_each(setting, [&](std::size_t pair) { met_[pair] = true; });
+    }
+
+  private:
+    static constexpr std::size_t places = 10, values = 9;
+
+    template <class F>
+    static void for_each(const TrainingSetting& setting, F&& f) {
+        const auto of = values_of(setting);
+        const auto value = [&](std::size_t place) { return static_cast<std::size_t>(of[place]); };
+        for (std::size_t a = 0; a < places; ++a) {
+            for (std::size_t b = 0; b < a; ++b) f(((a * places + b) * values + value(a)) * values + value(b));
+        }
+    }
+
+    std::vector<bool> met_ = std::vector<bool>(places * places * values * values);
+};
+
+}  // namespace
+
+std::vector<Equals> whole_matrix(const Matrix& matrix) {
+    std::vector<Equals> all;
+    for (const MeshSizes& mesh : matrix.meshes)
+        for (const Dtypes& dtypes : all_dtypes)
+            for (const Accumulation& accumulation : all_accumulations)
+                add_equals(all, matrix, mesh, dtypes, accumulation);
+    return all;
+}
+
+// Those that must be met; then greedily, what makes most pairs meet for what it costs to train, on all its ranks: itself, and the plain one of
+// its run.
+std::vector<Equals> part_of_matrix(const std::vector<Equals>& whole,
+                                   bool (*must_be_met)(const TrainingSetting&)) {
+    std::vector<Equals> part(whole.size());
+    Pairs met;
+    const auto take = [&](std::size_t run, std::size_t setting) {
+        for (const std::size_t i : {std::size_t{0}, setting}) {
+            met.add(whole[run][i]);
+            if (i != 0 || part[run].empty()) part[run].push_back(whole[run][i]);
+        }
+    };
+    for (std::size_t run = 0; run < whole.size(); ++run) {
+        for (std::size_t i = 1; i < whole[run].size(); ++i) {
+            if (must_be_met(whole[run][i])) take(run, i);
+        }
+    }
+    while (true) {
+        std::size_t best_run = 0, best = 0;
+        double most = 0;
+        for (std::size_t run = 0; run < whole.size(); ++run) {
+            const double cost = whole[run][0].ranks() * (part[run].empty() ? 2.0 : 1.0);
+            // One that is alone in its run is itself the plain one.
+            for (std::size_t i = whole[run].size() > 1 ? 1 : 0; i < whole[run].size(); ++i) {
+                const double gain = met.count_new(whole[run][i]) / cost;
+                if (gain > most) {
+                    most = gain;
+                    best_run = run;
+                    best = i;
+                }
+            }
+        }
+        if (most == 0) break;
+        take(best_run, best);
+    }
+    std::erase_if(part, [](const Equals& run) { return run.empty(); });
+    return part;
+}
+
+int count_unmet(const std::vector<Equals>& whole, const std::vector<Equals>& part) {
+    Pairs met;
+    for (const Equals& settings : part) {
+        for (const TrainingSetting& setting : settings) met.add(setting);
+    }
+    int count = 0;
+    for (const Equals& settings : whole) {
+        for (const TrainingSetting& setting : settings) count += met.count_new(setting);
+    }
+    return count;
+}
+
+std::string name_of_run(const Equals& run) {
+    const TrainingSetting& s = run.front();
+    return fmt::format("of_{}_{}{}_stages_{}_data_ranks_{}_tensor_ranks{}_{}{}_{}_micro_batches{}", s.ranks(),
+                       s.virtual_stages > 1 ? "interleaved_" : "", s.pipeline, s.sharding.ranks(), s.tensor,
+                       s.sequence_parallel ? "_of_some_tokens" : "", name_of(s.dtype),
+                       s.gradients == DType::bf16 ? "_gradients_too" : "", s.micro_batches,
+                       s.sharding.reduces_each_micro_batch ? "_reduced_each" : "");
+}
+
+// ---- what is compared
+
+namespace {
+
+// The run of one process with the whole batch at once; on the root, the others wait.
+const TrainingResult& alone(const TrainingSetting& setting) {
+    static std::map<const Model*, TrainingResult> results;
+    const auto [found, is_new] = results.try_emplace(setting.model);
+    const auto root = is_new ? world().split(world().rank() == 0 ? 0 : -1, 0) : nullptr;
+    if (root) found->second = train(*root, setting);
+    return found->second;
+}
+
+// The gradient of a key's bias is zero, since a query's scores all move by the same. What rounding makes of it AdamW divides
+// by its own size: a bias may move by the learning rate in each step, in any direction.
+bool is_of_key_bias(const UnitLayout::Entry& entry, std::int64_t element) {
+    const Shape& shape = entry.spec.shape;  // (3,NH,HS) of queries, keys and values
+    return entry.spec.is_bias && shape.dimensions() == 3 && element / (shape.elements() / 3) == 1;
+}
+
+// Meshes add the same numbers in other orders, so that sums differ by a few roundings of 6e-8, and so do losses. A weight
+// moves by less than the learning rate in a step, by a quotient of such sums, whose errors of 1e-7 to 1e-6 stay what they
+// are over the steps while the loss falls smoothly. The bound is 2e-5 of what a weight is and of how far it can have come.
+// (The largest quotient here is near 2e-6. A micro-batch that is left out once moves weights by more than 1e-2 of it.)
+void expect_near_weights(const Model& model, int steps, const TrainingResult& result,
+                         const TrainingResult& expected) {
+    const double bound = 2e-5, farthest = steps * learning_rate;
+    ASSERT_EQ(result.state.size(), expected.state.size());
+    std::size_t first = 0;
+    for (const Outline::OutlinedUnit& outlined : outline_of(model).units) {
+        const UnitLayout unit(outlined.spec);
+        for (const UnitLayout::Entry& entry : unit.entries()) {
+            double largest = 0;
+            for (std::int64_t i = 0; i < entry.spec.shape.elements(); ++i) {
+                if (is_of_key_bias(entry, i)) continue;
+                const std::size_t at = first + static_cast<std::size_t>(entry.offset + i);
+                const double weight = expected.state[at];
+                largest =
+                    std::max(largest, std::abs(result.state[at] - weight) / (std::abs(weight) + farthest));
+            }
+            EXPECT_LE(largest, bound) << unit.full_name(entry.spec);
+        }
+        first += static_cast<std::size_t>(unit.elements());
+    }
+}
+
+}  // namespace
+
+void expect_one_run(const Matrix& matrix, const Equals& settings) {
+    const TrainingResult& one = alone(matrix.plain);
+    TrainingResult plain;
+    for (const TrainingSetting& setting : settings) {
+        SCOPED_TRACE(to_string(setting));
+        TrainingResult result = train(world(), setting);
+        expect_bytes_of_list(result);
+        if (&setting == &settings.front()) {
+            plain = std::move(result);
+            if (world().rank() != 0 || setting.dtype != DType::fp32) continue;
+            EXPECT_LT(plain.losses.back(), 0.95 * plain.losses.front());
+            expect_near_losses(plain, one, 2e-5);
+            expect_near_weights(model_of(setting), setting.steps, plain, one);
+        } else {
+            expect_same(result, plain);
+        }
+    }
+}
+
+bool fits_here(const Equals& settings) { return settings.front().ranks() == world().size(); }
+
+}  // namespace llmc::test

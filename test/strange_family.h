@@ -1,0 +1,78 @@
+// A family like no other, which shows what a model may be: layers of two widths in turn, no position embedding, and one matrix
+// that layers on three stages share.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "llmc/model/model.h"
+#include "llmc/model/operations.h"
+
+namespace llmc::strange {
+
+inline constexpr std::int64_t tokens = 6, vocabulary = 37, narrow = 24, wide = 40, layers = 8;
+inline constexpr Init normal{.stddev = 0.2};
+
+inline ParamSpec table() {
+    return {.name = "wte.weight",
+            .shape = {vocabulary, narrow},
+            .init = {.stddev = 0.5},
+            .tensor_dim = 0,
+            .row_multiple = vocabulary_multiple};
+}
+
+inline Part embedding_part() {
+    Trace t("embedding", "", tokens);
+    return t.finish(scatter(t, embedding(t, table(), std::nullopt)));
+}
+
+// 24 -> 40: attention beside two products that widen its input; what leaves it is normalised twice over.
+inline Part attention_layer(std::int64_t heads, std::int64_t head_size) {
+    Trace t("attention {}", "h.{}", tokens, narrow);
+    const int n = layernorm(t, "ln_1", t.input(), false);
+    const int q =
+        product(t, "attn.qkv", gather(t, n), {3, heads, head_size}, by_outputs(1, "heads"), true, normal);
+    const int a = product(t, "attn.out", attention(t, "attn", q), {wide}, by_inputs(), false, normal);
+    const int u = product(t, "skip.up", gather(t, t.input()), {12}, by_outputs(0, "channels"), false, normal);
+    const int d = product(t, "skip.down", u, {wide}, by_inputs(), true, normal);
+    const auto [sum, n2] = add_layernorm(t, "ln_2", scatter(t, d), scatter(t, a), true);
+    return t.finish(add(t, sum, n2));
+}
+
+// 40 -> 24: an MLP, and a second way of two products, of which the first may be with a matrix of several layers.
+inline Part mlp_layer(bool is_shared) {
+    Trace t("mlp {}", "h.{}", tokens, wide);
+    const int n = gather(t, layernorm(t, "ln", t.input(), true));
+    const int u =
+        product_gelu(t, "mlp.up", n, {32}, by_outputs(0, "channels of the MLP"), !is_shared, normal);
+    const int d = product(t, "mlp.down", u, {narrow}, by_inputs(), true, normal);
+    const int s = product(t, "mix.up", n, {16}, by_outputs(0, "channels"), is_shared, normal,
+                          is_shared ? "shared.weight" : "");
+    return t.finish(
+        add(t, scatter(t, d), scatter(t, product(t, "mix.down", s, {narrow}, by_inputs(), false, normal))));
+}
+
+inline Part head_part() {
+    Trace t("head", "", tokens, narrow);
+    head_loss(t, gather(t, layernorm(t, "ln_f", t.input(), true)), table(), true);
+    return t.finish();
+}
+
+// Of a pipeline of four stages the first, the second and the last have the shared matrix; of three stages, each.
+inline Model model() {
+    Model model{.runs = {{.part = embedding_part()}},
+                .sequence_length = tokens,
+                .vocabulary = vocabulary,
+                .description = "a strange model"};
+    for (int layer = 0; layer < layers; ++layer) {
+        const bool is_attention = layer % 2 == 0;
+        model.runs.push_back({.part = is_attention
+                                          ? layer % 4 == 0 ? attention_layer(2, 10) : attention_layer(4, 6)
+                                          : mlp_layer(layer != 5),
+                              .is_layer = true});
+    }
+    model.runs.push_back({.part = head_part()});
+    return model;
+}
+
+}  // namespace llmc::strange
