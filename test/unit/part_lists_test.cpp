@@ -172,7 +172,7 @@ TEST(Trace, AProductThatIsSharedByWhatNobodyShares) {
     Trace t("block {}", "h.{}", 8, 16);
     const int all = gather(t, layernorm(t, "ln_1", t.input(), true));
     expect_fault([&] { product(t, "c_proj", all, {16}, by_inputs(), true, normal); },
-                 "product c_proj takes what is divided, and ln_1.gathered is whole");
+                 "product c_proj takes what is divided in dimension 1, and ln_1.gathered is whole");
 }
 
 TEST(Trace, WidthsThatDiffer) {
