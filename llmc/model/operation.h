@@ -133,11 +133,12 @@ class Calls {
     PartSizes sizes_;
 };
 
-// Floating-point operations of a token.
+// Floating-point operations of a token, in the forward pass. In the backward pass there are two products for each, and five of
+// attention for its two.
 struct Work {
     double products = 0;  // of matrix products
     double pairs = 0;     // of each key that a query sees
-    double other = 0;
+    double other = 0, other_backward = 0;
 };
 
 struct Operation {
@@ -151,7 +152,7 @@ struct Operation {
     bool is_always_remade = false;
     bool has_cache = false;               // generation keeps its first input's keys and values
     bool is_forward_in_backward = false;  // what its backward needs is not kept: it includes the forward
-    Work (*work)(const Part& part, const Node& node) = nullptr;  // of the forward pass
+    Work (*work)(const Part& part, const Node& node) = nullptr;
     // Raises what it asks of a device.
     void (*workspace)(const Part& part, const Node& node, const PartSizes& sizes,
                       WorkspaceRequest& request) = nullptr;

@@ -15,9 +15,10 @@ namespace {
 std::int64_t features_of(const Part& part, int value) { return part.value(value).features(); }
 
 // FLOPs of each feature of the first output.
-template <int Flops>
+template <int Forward, int Backward>
 Work elementwise(const Part& part, const Node& node) {
-    return {.other = Flops * static_cast<double>(features_of(part, node.out[0]))};
+    const auto features = static_cast<double>(features_of(part, node.out[0]));
+    return {.other = Forward * features, .other_backward = Backward * features};
 }
 
 // What each rank sends where all gather, or reduce in parts, so many bytes in all.
@@ -82,7 +83,7 @@ const Operation embedding_row{
                    },
                    {c.output(0), c.tokens(), c.parameter(0), c.of_one(c.parameter(1))});
         },
-    .work = elementwise<1>,
+    .work = elementwise<1, 2>,
     .workspace = ask_for_rows};
 
 // ---- normalisation
@@ -110,7 +111,7 @@ const Operation layernorm_row{
     .backward = [](Calls& c) { call_layernorm_backward(c, c.add_gradient(0), c.gradient(0), c.read(0), 1); },
     .remake = [](Calls& c) { layernorm_row.forward(c); },
     .remade = 0,
-    .work = elementwise<8>,
+    .work = elementwise<8, 16>,
     .workspace = ask_for_rows};
 
 // The sum's gradient, to which the normalisation adds, is that of both addends.
@@ -139,7 +140,7 @@ const Operation add_layernorm_row{
                     c.parameter(1)});
         },
     .remade = 1,
-    .work = elementwise<9>,
+    .work = elementwise<9, 16>,
     .workspace = ask_for_rows};
 
 // ---- products
@@ -261,7 +262,7 @@ const Operation add_row{.name = "add",
                                 c.pass_gradient(0, 0);
                                 c.pass_gradient(1, 0);
                             },
-                        .work = elementwise<1>};
+                        .work = elementwise<1, 0>};
 
 const Operation gather_row{
     .name = "gather",
@@ -288,7 +289,7 @@ const Operation gather_row{
     .remake = [](Calls& c) { gather_row.forward(c); },
     .remade = 0,
     .is_always_remade = true,
-    .work = elementwise<0>};
+    .work = elementwise<0, 0>};
 
 const Operation scatter_row{
     .name = "scatter",
@@ -310,7 +311,7 @@ const Operation scatter_row{
             const Operand own = c.gradient(0), all = c.make_gradient(0);
             c.exchange("all_gather", gather_tokens, {all, own}, gathered_bytes(c, all));
         },
-    .work = elementwise<0>};
+    .work = elementwise<0, 0>};
 
 // ---- the losses
 

@@ -43,6 +43,7 @@ class StepBuilder {
         step_.tensor = spec.tensor;
         step_.recompute = spec.recompute;
         step_.micro_batches = micro_batches();
+        for (const int layer : spec.slots) buffers_.add_slot(kind_of_slot(layer));
     }
 
     Step finish() {
@@ -129,7 +130,7 @@ class StepBuilder {
         // What is not received is made here.
         if (pass.kind == PassKind::forward) {
             if (chunk.takes_tokens || generates()) buffers_.take_input(key);
-            buffers_.take_slot(key, kind_of_slot(chunk));
+            buffers_.take_slot(key, kind_of_slot(chunk.first_layer));
         } else if (makes_input_gradient(pass.kind) && chunk.makes_losses) {
             buffers_.take_gradient(key);
         }
@@ -356,10 +357,10 @@ class StepBuilder {
     }
 
     // What slots of a chunk are made for: chunks that keep the same of their layers use the same ones.
-    int kind_of_slot(const Chunk& chunk) {
+    int kind_of_slot(int first_layer) {
         std::vector<int> kept;
         for (int place = 0; place < part_.most_places_of_a_chunk(); ++place) {
-            const int layer = chunk.first_layer + place;
+            const int layer = first_layer + place;
             kept.push_back(2 * outline_.layer(layer).kind + (spec_.recompute.recomputes(layer) ? 1 : 0));
         }
         return slot_kinds_.try_emplace(kept, static_cast<int>(slot_kinds_.size())).first->second;

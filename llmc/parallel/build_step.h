@@ -2,6 +2,8 @@
 // ranks shard, the accumulation, whether gradients are kept rounded and which activations are not kept.
 #pragma once
 
+#include <vector>
+
 #include "llmc/model/recompute.h"
 #include "llmc/model/tensor_parallel.h"
 #include "llmc/parallel/pipeline_schedule.h"
@@ -19,6 +21,8 @@ struct StepSpec {
     // Gradients are kept in bf16: the backward pass of a micro-batch makes sums in fp32, which are then added to them.
     bool rounds_gradients = false;
     Recompute recompute{};
+    // What each slot was laid out for by another list, that of training: the first layer of a chunk.
+    std::vector<int> slots{};
 };
 
 // Whether something of a chunk is left for the second part of its backward pass, where the schedule splits that. Otherwise the

@@ -27,6 +27,7 @@ class ChunkBuffers {
 
     int take_input(ChunkPass pass) { return places_[pass].input = take(inputs_); }
     int take_slot(ChunkPass pass, int kind);
+    void add_slot(int kind) { slots_.push_back({kind, false}); }
     int take_outputs(ChunkPass pass) { return places_[pass].outputs = take(outputs_); }
     // In turn. It is not given back: what uses it next waits.
     int take_gradient(ChunkPass pass) { return places_[pass].gradient = next_gradient_++ % gradients_; }

@@ -97,11 +97,12 @@ StepSpec step_spec(const RunPlan& plan, int stage) {
 StepSpec evaluation_spec(const RunPlan& plan, int stage) {
     StepSpec spec = step_spec(plan, stage);
     spec.pipeline.micro_batches = spec.pipeline.stages;
+    spec.slots = buffers_in_flight(plan.training).first_layers;
     return spec;
 }
 
 StepSpec one_alone(const RunPlan& plan, int stage) {
-    StepSpec spec = step_spec(plan, stage);
+    StepSpec spec = evaluation_spec(plan, stage);
     spec.pipeline.micro_batches = 1;
     return spec;
 }

@@ -19,7 +19,7 @@ using test::TrainingSetting;
 // Eight layers, so that each of 4 stages has 2 chunks; two heads and an even number of tokens, which ranks share; otherwise
 // no size is a multiple of anything.
 constexpr GPTConfig config{.layers = 8, .heads = 2, .channels = 14, .sequence_length = 6, .vocabulary = 37};
-const test::Matrix matrix{.plain = {.config = config, .sequences = 16, .steps = 30},
+const test::Matrix matrix{.plain = {.config = config, .sequences = 16, .steps = 30, .reads = true},
                           .meshes = {{1, 1, 1},
                                      {1, 2, 1},
                                      {2, 1, 1},

@@ -1,0 +1,131 @@
+// The floating-point operations that the table of operations says (llmc/model/operation.h) are those that the device's
+// operations have by their operands (dev/cpu/timed_ops.h).
+#include <gtest/gtest.h>
+
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "dev/cpu/timed_ops.h"
+#include "test/probe/run_model.h"
+#include "test/strange_family.h"
+
+namespace llmc {
+namespace {
+
+// Logits of padded columns are made too: there are none.
+constexpr GPTConfig config{.layers = 2, .heads = 2, .channels = 12, .sequence_length = 7, .vocabulary = 128};
+
+double of_tokens(const Part& part, const Node& node, bool forward, bool backward) {
+    const Work work = node.operation->work(part, node);
+    const double keys = static_cast<double>(part.tokens + 1) / 2, times = forward ? 1 : 0;
+    double sum = times * (work.products + keys * work.pairs + work.other);
+    if (backward) sum += 2 * work.products + 2.5 * keys * work.pairs + work.other_backward;
+    return sum * static_cast<double>(part.tokens);
+}
+
+// Without what nobody's operations need: the norm, the update, and memory that is set, copied and counted.
+double flops_of(const bench::WorkByOperation& work) {
+    double flops = 0;
+    for (const auto& [name, of] : work) {
+        for (const std::string_view prefix :
+             {"matmul", "attention", "layernorm", "fused_residual", "encoder", "add"})
+            flops += name.starts_with(prefix) && name != "adamw" ? of.flops : 0;
+    }
+    return flops;
+}
+
+// Of a part alone, memory for all its lists, and what they do in it, call by call.
+class Running {
+  public:
+    Running(const Part& part, const PartLists& lists, const Scratch& scratch) : part_(part), lists_(lists) {
+        for (const auto* buffers : {&lists.kept, &lists.kept_gradients}) {
+            auto& to = buffers == &lists.kept ? kept_ : kept_gradients_;
+            for (const PartBuffer& buffer : *buffers) to.push_back(memory(buffer.shape.elements()));
+        }
+        for (const Scratch::Buffer& buffer : scratch.buffers)
+            scratch_.push_back(memory(buffer.shape.elements()));
+        for (const PartParameter& parameter : part.parameters) {
+            const std::int64_t elements = stored_shape(parameter.spec, 1).elements();
+            parameters_.push_back(memory(elements));
+            gradients_.push_back(memory(elements));
+        }
+    }
+
+    // Of a list's calls for a node, but for sums of gradients that meet.
+    double flops(const List& list, const Node& node) {
+        List calls;
+        for (const ListCall& call : list) {
+            const bool is_sum =
+                call.name == "add" && (&list != &lists_.forward || node.operation->name != "add");
+            if (call.node == &node && !is_sum) calls.push_back(call);
+        }
+        const std::int64_t T = part_.tokens;
+        PartMemory all{.tokens = memory(T),
+                       .targets = memory(T),
+                       .kept = kept_,
+                       .scratch = scratch_,
+                       .kept_gradients = kept_gradients_,
+                       .parameters = parameters_,
+                       .parameter_gradients = gradients_};
+        for (std::byte* PartMemory::*stream : {&PartMemory::input, &PartMemory::output,
+                                               &PartMemory::input_gradient, &PartMemory::output_gradient})
+            all.*stream = memory(T * std::max(part_.input_width(), part_.output_width()));
+        constexpr std::int64_t enough = 1 << 18;
+        timed_.ops().set_workspace({memory(enough), DType::fp32, {enough}});
+        timed_.take_work();
+        run_list(calls, all, 1,
+                 {.ops = timed_.ops(), .ranks = ranks_, .node = nullptr, .loss_scale = 1, .rows = {}});
+        return flops_of(timed_.take_work());
+    }
+
+  private:
+    std::byte* memory(std::int64_t elements) {
+        return reinterpret_cast<std::byte*>(buffers_.emplace_back(static_cast<std::size_t>(elements)).data());
+    }
+    const Part& part_;
+    const PartLists& lists_;
+    std::unique_ptr<Device> device_ = make_cpu_device(1);
+    bench::TimedDevice timed_{*device_};
+    TensorParallel ranks_;
+    std::vector<std::vector<float>> buffers_;
+    std::vector<std::byte*> kept_, kept_gradients_, scratch_, parameters_, gradients_;
+};
+
+TEST(OperationFlops, AreThoseOfTheDevicesOperations) {
+    for (const Model& model : {gpt2(config), strange::model()}) {
+        for (const Model::Run& run : model.runs) {
+            Scratch scratch;
+            const PartLists lists = derive_lists(run.part, {.logits_rows = run.part.tokens}, scratch);
+            Running running(run.part, lists, scratch);
+            for (const Node& node : run.part.nodes) {
+                SCOPED_TRACE(run.part.name + ": " + node.name);
+                if (node.operation->is_forward_in_backward && model.vocabulary % vocabulary_multiple != 0)
+                    continue;
+                EXPECT_EQ(running.flops(lists.forward, node), of_tokens(run.part, node, true, false));
+                EXPECT_EQ(running.flops(lists.backward, node),
+                          of_tokens(run.part, node, run.part.makes_losses(), true));
+            }
+        }
+    }
+}
+
+TEST(OperationFlops, OfAStepAreThoseOfItsParts) {
+    const auto cpu = make_cpu_device(1);
+    auto device = std::make_unique<bench::TimedDevice>(*cpu);
+    bench::TimedDevice& timed = *device;
+    const Model model = gpt2(config);
+    probe::Model program(model, DType::fp32, 4, 2, 0, DType::fp32, std::move(device));
+    const std::vector<std::int32_t> text(static_cast<std::size_t>(4 * (model.sequence_length + 1)));
+    timed.take_work();
+    program.step(text, false);
+    double of_step = 0;
+    for (const Model::Run& run : model.runs) {
+        for (const Node& node : run.part.nodes)
+            of_step += static_cast<double>(4 * run.count) * of_tokens(run.part, node, true, true);
+    }
+    EXPECT_EQ(flops_of(timed.take_work()), of_step);
+}
+
+}  // namespace
+}  // namespace llmc
