@@ -24,7 +24,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 
 RANKS = [1, 2, 3, 4, 8]
-MATRIX_RANKS = [1, 2, 4, 8]  # what the meshes of the parallel matrix take
+MATRIX_RANKS = [1, 2, 3, 4, 8]  # what the meshes of the parallel matrix take
 KERNEL_KINDS = ["address", "thread"]  # how the kernels are compiled for the executor (dev/kernels.mk)
 LONG_KERNEL_KINDS = ["plain"]
 RUNTIME_KINDS = ["plain"]  # the same of the CUDA runtime of the tests (test/simt/runtime.mk)
@@ -84,7 +84,7 @@ def find_suites(build, report, kind):
         if transport == "tcp":
             environment["MPI"] = "0"
             if len(transports) > 1:  # the same sums either way: the long trainings once
-                left_out += ":*ShardedTraining*:HybridSharding*:*RecomputedTraining*:*WrongWeight*:ParallelMatrix*"
+                left_out += ":*ShardedTraining*:HybridSharding*:*RecomputedTraining*:*WrongWeight*:ParallelMatrix*:StrangeFamily*"
         command = ["scripts/launch.sh", "-np", str(ranks), f"{build}/test/mpi", *googletest_options(report(name)),
                    f"--gtest_filter=-{left_out}"]
         suites.append(Suite(name, command, MPI_TIMEOUT, environment))

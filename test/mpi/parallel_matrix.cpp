@@ -209,8 +209,8 @@ namespace {
 
 // The run of one process with the whole batch at once; on the root, the others wait.
 const TrainingResult& alone(const TrainingSetting& setting) {
-    static std::map<const Model*, TrainingResult> results;
-    const auto [found, is_new] = results.try_emplace(setting.model);
+    static std::map<std::pair<const Model*, std::int64_t>, TrainingResult> results;
+    const auto [found, is_new] = results.try_emplace({setting.model, setting.sequences});
     const auto root = is_new ? world().split(world().rank() == 0 ? 0 : -1, 0) : nullptr;
     if (root) found->second = train(*root, setting);
     return found->second;

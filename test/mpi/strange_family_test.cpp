@@ -27,7 +27,7 @@ int order_of_sums(const TrainingSetting& setting) {
 
 test::Matrix make_matrix() {
     static const Model model = strange::model();
-    return {.plain = {.model = &model, .sequences = 16, .steps = 30, .reads = true},
+    return {.plain = {.model = &model, .sequences = 16, .steps = 12, .reads = true},
             .meshes = {{1, 1, 1},
                        {1, 2, 1},
                        {2, 1, 1},
@@ -109,6 +109,24 @@ TEST(StrangeFamily, EveryTwoValuesMeetInRunsThatAreTheSame) {
     for (const Equals& settings : part_of_matrix(whole_matrix(matrix()), none)) {
         if (fits_here(settings)) expect_one_run(matrix(), settings);
     }
+}
+
+// Of three stages, whose chunks have one layer or two, and not the same ones.
+TEST(StrangeFamily, HasUnlikeChunksOfThreeStages) {
+    if (test::world().size() != 3) GTEST_SKIP() << "takes 3 ranks";
+    test::Matrix of_three = matrix();
+    of_three.plain.sequences = 24;
+    Equals settings;
+    for (const RecomputeKind kind : {RecomputeKind::none, RecomputeKind::selective, RecomputeKind::block}) {
+        for (const int every : {1, 2, 3}) {
+            TrainingSetting& setting = settings.emplace_back(of_three.plain);
+            setting.pipeline = setting.micro_batches = 3;
+            setting.schedule = PipelineSchedule::interleaved;
+            setting.virtual_stages = 2;
+            setting.recompute = {.kind = kind, .every = every};
+        }
+    }
+    expect_one_run(of_three, settings);
 }
 
 // AdamW's first moment of one step is a tenth of the gradient, clipped to a norm of 1. As interpreter_test.cpp: each number is
