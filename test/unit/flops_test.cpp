@@ -61,16 +61,15 @@ class Running {
             if (call.node == &node && !is_sum) calls.push_back(call);
         }
         const std::int64_t T = part_.tokens;
-        PartMemory all{.tokens = memory(T),
-                       .targets = memory(T),
-                       .kept = kept_,
-                       .scratch = scratch_,
-                       .kept_gradients = kept_gradients_,
-                       .parameters = parameters_,
-                       .parameter_gradients = gradients_};
-        for (std::byte* PartMemory::*stream : {&PartMemory::input, &PartMemory::output,
-                                               &PartMemory::input_gradient, &PartMemory::output_gradient})
-            all.*stream = memory(T * std::max(part_.input_width(), part_.output_width()));
+        PartMemory all;
+        for (const Space space : {Space::tokens, Space::targets}) all[space] = memory(T);
+        for (const Space space : {Space::input, Space::output, Space::input_gradient, Space::output_gradient})
+            all[space] = memory(T * std::max(part_.input_width(), part_.output_width()));
+        all.all(Space::kept) = kept_;
+        all.all(Space::scratch) = scratch_;
+        all.all(Space::kept_gradient) = kept_gradients_;
+        all.all(Space::parameter) = parameters_;
+        all.all(Space::parameter_gradient) = gradients_;
         constexpr std::int64_t enough = 1 << 18;
         timed_.ops().set_workspace({memory(enough), DType::fp32, {enough}});
         timed_.take_work();
