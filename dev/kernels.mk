@@ -148,7 +148,7 @@ endef
 define link_simt
 @echo 'link $@'
 @mkdir -p $(@D)
-$(QUIET)$(CXX) -rdynamic -fopenmp $(LDFLAGS)
+$(QUIET)$(CXX) $(or $(EXPORTS),-rdynamic) -fopenmp $(LDFLAGS)
 endef
 $(foreach kind,$(or $(SIMT_KINDS),plain),$(eval $(call simt_kind,$(kind))))
 

@@ -23,7 +23,7 @@ enum class ActionKind {
     release,             // a unit's whole parameters may be overwritten: where they lie, another's turn comes
     zero,                // what the backward pass adds a unit's gradients to = 0
     forward,             // a part of the model; the head's forward alone makes losses only
-    forward_rows,        // a part of the model, of a few rows (model/cached_forward.h)
+    forward_rows,        // a part of the model, of a few rows (model/derive_rows.h)
     recompute,           // of a part: what it did not keep of its forward
     backward,            // the same part's; the head's includes its forward, since its logits are not kept
     backward_input,      // a part's: the gradient of its input, and what the next needs

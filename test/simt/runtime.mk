@@ -30,6 +30,8 @@ endef
 $(foreach kind,$(RUNTIME_KINDS),$(eval $(call runtime_kind,$(kind))))
 
 # The trainer, as it is for GPUs, with this runtime in place of CUDA's, cuBLASLt and NCCL.
+# Of these programs kernels alone are known by name, and what nobody calls is left out: the bundle for a GPU carries them.
+$(BUILD)/test/train_gpt-% $(BUILD)/test/model_probe-%: EXPORTS := -Wl,--gc-sections,--export-dynamic-symbol='*kernel*'
 SIMULATED_PROGRAMS := $(patsubst %,$(BUILD)/test/train_gpt-%,$(filter plain,$(RUNTIME_KINDS)))
 define simulated_program
 $(call simt_objects,$(1),$(SIMULATED_CUDA)): CHECKS := $(CHECKS_$(1)) $(DEFINE_$(1))
