@@ -56,6 +56,7 @@ bool tells_blocks_apart(PipelineSchedule schedule, const MeshSizes& mesh) {
 
 void add_equals(std::vector<Equals>& all, const Matrix& matrix, const MeshSizes& mesh, const Dtypes& dtypes,
                 const Accumulation& accumulation) {
+    if (matrix.plain.sequences % (mesh.data * accumulation.micro_batches) != 0) return;
     std::map<int, Equals> by_order;
     for (const Order& order : all_orders) {
         const bool is_interleaved = order.schedule == PipelineSchedule::interleaved;

@@ -20,7 +20,11 @@ namespace {
 using test::Equals;
 using test::TrainingSetting;
 
-// Chunks of one stage add to the shared matrix's gradient, and other chunks are other stages'.
+// A sum of gradients of the shared matrix is made by each stage, in the order of its backward passes, and then over stages.
+// Where a stage has one chunk all schedules have that order: a micro-batch's layers follow each other from the last to the
+// first, and micro-batches from the first on. Interleaved chunks put other layers on a stage, and passes of other chunks
+// between those of one. (zb-h1 would have another order too, if of a stage's layers with the matrix some recomputed and some
+// did not: those that do have one pass, the others a second one later. No setting here has such a stage.)
 int order_of_sums(const TrainingSetting& setting) {
     return setting.schedule == PipelineSchedule::interleaved ? 1 : 0;
 }

@@ -17,6 +17,7 @@
 #include "llmc/device/ops.h"
 #include "llmc/model/family.h"
 #include "llmc/model/init.h"
+#include "llmc/model/operations.h"
 #include "test/gpt2_units.h"
 
 namespace llmc {
@@ -205,6 +206,23 @@ TEST(Init, LeavesThePaddedVocabularyZero) {
     const auto true_elements = static_cast<std::size_t>(37 * 15);
     EXPECT_NE(values[true_elements - 1], 0);
     EXPECT_TRUE(std::all_of(values.begin() + true_elements, values.end(), [](float x) { return x == 0; }));
+}
+
+// Ranks have other columns of a matrix than of what it is multiplied with, where that is divided in an inner dimension.
+TEST(Traces, RefuseAProductOfWhatIsDividedInAnInnerDimension) {
+    Trace t("part", "unit", 7, 16);
+    const int x = product(t, "a", gather(t, t.input()), {2, 8}, by_outputs(1, "channels"), false, {});
+    try {
+        product(t, "b", x, {16}, by_inputs(), false, {});
+        ADD_FAILURE() << "accepted";
+    } catch (const ProgrammingError& error) {
+        EXPECT_NE(
+            std::string(error.what())
+                .find(
+                    "part: product b takes what is divided in dimension 1, and a is divided in dimension 2"),
+            std::string::npos)
+            << error.what();
+    }
 }
 
 TEST(Config, RefusesHeadsThatDoNotDivide) {
