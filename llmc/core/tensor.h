@@ -38,6 +38,12 @@ class Shape {
     std::int64_t elements() const;  // 1 for a scalar (no dimensions); saturated
     void resize(int dimension, std::int64_t size) { sizes_[static_cast<std::size_t>(dimension)] = size; }
     bool operator==(const Shape&) const = default;
+    // The dimensions of the one, then those of the other.
+    friend Shape operator+(Shape first, const Shape& then) {
+        for (int i = 0; i < then.dimensions_; ++i)
+            first.sizes_.at(static_cast<std::size_t>(first.dimensions_++)) = then[i];
+        return first;
+    }
 
   private:
     std::array<std::int64_t, 5> sizes_{};

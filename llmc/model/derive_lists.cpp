@@ -1,6 +1,7 @@
 // Makes a part's lists from drafts of its passes (part_lists.h).
 #include <algorithm>
 #include <map>
+#include <ranges>
 #include <set>
 #include <utility>
 
@@ -23,11 +24,14 @@ class Deriving {
 
     PartLists run() {
         for (const Node& node : part_.nodes) {
-            if (!node.operation->is_forward_in_backward) draft_.forward(node);
+            if (!node.operation->is_forward_in_backward) draft_.write(node, node.operation->forward);
         }
         Draft forward = std::exchange(draft_.calls, {});
-        begin_backward();
-        for (auto node = part_.nodes.rbegin(); node != part_.nodes.rend(); ++node) draft_.backward(*node);
+        if (part_.output >= 0)
+            draft_.gradient_of(part_.output) = {
+                draft_.make_gradient_storage(part_.output, Space::output_gradient)};
+        for (const Node& node : std::views::reverse(part_.nodes))
+            draft_.write(node, node.operation->backward);
         const std::size_t last = draft_.calls.size();
         finish_input_gradient();
         Draft backward = std::exchange(draft_.calls, {});
@@ -38,7 +42,8 @@ class Deriving {
 
         if (part_.makes_losses()) {
             Draft losses = forward;
-            draft_.remake_losses(part_.nodes.back());
+            draft_.write(part_.nodes.back(), part_.nodes.back().operation->forward,
+                         true);  // the losses alone
             losses.insert(losses.end(), draft_.calls.begin(), draft_.calls.end());
             draft_.calls.clear();
             lists_.forward = placing_(draft_, losses);
@@ -73,14 +78,6 @@ class Deriving {
         return node && node->operation->is_always_remade && !part_.makes_losses();
     }
 
-    // ---- the ends of the passes
-
-    void begin_backward() {
-        if (part_.output >= 0)
-            draft_.gradient_of(part_.output) = {
-                draft_.make_gradient_storage(part_.output, Space::output_gradient)};
-    }
-
     void finish_input_gradient() {
         if (part_.input < 0) return;
         const auto made = draft_.gradient_of(part_.input);
@@ -93,11 +90,9 @@ class Deriving {
             return;
         }
         const Ref to{draft_.make_gradient_storage(part_.input, Space::input_gradient)};
-        draft_.calls.push_back({&part_.nodes.front(),
-                                "copy",
-                                run_copy,
-                                {draft_.operand(to, Access::write, part_.input, Makes::input),
-                                 draft_.operand(*made, Access::read, part_.input, Makes::input)}});
+        draft_.calls.push_back(copy_call(part_.nodes.front(),
+                                         draft_.operand(to, Access::write, part_.input, Makes::input),
+                                         draft_.operand(*made, Access::read, part_.input, Makes::input)));
     }
 
     // ---- what is kept
@@ -124,10 +119,13 @@ class Deriving {
         };
         need(backward);
         // Where both passes are one list, all of it.
-        if (part_.makes_losses()) need_all(needed);
+        for (int id = 0; part_.makes_losses() && id < std::ssize(draft_.storages); ++id) {
+            if (draft_.storage(id).value >= 0 && draft_.storage(id).home == Space::scratch) needed.insert(id);
+        }
         for (const int storage : std::set<int>(needed)) {
             if (!is_always_remade(storage)) continue;
-            draft_.remake(*remaker_of(storage));
+            const Node* node = remaker_of(storage);
+            draft_.write(*node, node->operation->remake, true);
             need(draft_.calls);
             remakes_[storage] = std::exchange(draft_.calls, {});
         }
@@ -139,12 +137,6 @@ class Deriving {
             if (lists_.kept[i].name == "losses") lists_.losses = static_cast<int>(i);
             if (lists_.kept[i].name == (draft_.is_shared() ? "all columns" : "logits"))
                 lists_.logits = static_cast<int>(i);
-        }
-    }
-
-    void need_all(std::set<int>& needed) {
-        for (int id = 0; id < std::ssize(draft_.storages); ++id) {
-            if (draft_.storage(id).value >= 0 && draft_.storage(id).home == Space::scratch) needed.insert(id);
         }
     }
 
@@ -166,7 +158,8 @@ class Deriving {
         for (const Node& node : part_.nodes) {
             if (node.operation->remade < 0 || node.operation->is_always_remade) continue;
             const Ref made = draft_.value(node.out[static_cast<std::size_t>(node.operation->remade)]);
-            if (draft_.storage(made.storage).home == Space::kept) draft_.remake(node);
+            if (draft_.storage(made.storage).home == Space::kept)
+                draft_.write(node, node.operation->remake, true);
         }
         lists_.recompute_cheap = placing_(draft_, std::exchange(draft_.calls, {}));
 
@@ -271,8 +264,12 @@ class Deriving {
                                  .index = kept,
                                  .shape = copy.shape,
                                  .dtype = copy.dtype};
-                input.insert(first_after(input, needed),
-                             {operand_node(input, needed), "copy", run_copy, {to, from}});
+                // Behind the call that makes it; at the beginning, where none does.
+                const auto maker =
+                    std::ranges::find_if(input, [&](const DraftCall& call) { return makes(call, needed); });
+                const bool is_made = maker != input.end();
+                const Node& node = is_made ? *maker->node : part_.nodes.back();
+                input.insert(is_made ? maker + 1 : input.begin(), copy_call(node, to, from));
             }
             Storage& home = draft_.storage(kept);
             home.index = static_cast<int>(lists_.kept_gradients.size());
@@ -287,17 +284,6 @@ class Deriving {
         Shape shape = draft_.storage(needed.storage).shape;
         if (needed.is_own_tokens) shape.resize(1, operand.shape[1]);
         return shape;
-    }
-    // Behind the call that makes it; at the beginning, where none does.
-    static Draft::iterator first_after(Draft& calls, const Ref& made) {
-        const auto maker =
-            std::ranges::find_if(calls, [&](const DraftCall& call) { return makes(call, made); });
-        return maker == calls.end() ? calls.begin() : maker + 1;
-    }
-    const Node* operand_node(Draft& calls, const Ref& made) const {
-        const auto maker =
-            std::ranges::find_if(calls, [&](const DraftCall& call) { return makes(call, made); });
-        return maker == calls.end() ? &part_.nodes.back() : maker->node;
     }
     static bool makes(const DraftCall& call, const Ref& made) {
         return std::ranges::any_of(call.operands, [&](const Operand& operand) {

@@ -42,14 +42,13 @@ class DerivingRows {
             const Storage& kept = draft_.storage(draft_.value(node.in[0]).storage);
             rows.set_cache(static_cast<int>(rows.storages.size()));
             rows.storages.push_back({.name = "the cache",
-                                     .label = "",
                                      .dtype = kept.dtype,
                                      .shape = {},
                                      .home = Space::kept,
                                      .index = kept.index,
                                      .is_fixed = true});
         }
-        rows.rows(node);
+        rows.write(node, node.operation->rows ? node.operation->rows : node.operation->forward);
     }
     // Where the forward pass keeps a value, but for what a cache is made of: that is where the cache is.
     void place_rows(Drafting& rows) {
@@ -84,11 +83,9 @@ class DerivingRows {
         rows.set_sizes(lists_.sizes);
         const Ref kept_input{rows.make(part_.input, Space::kept_input)};
         const bool divides = rows.divides_tokens();
-        rows.calls.push_back({&part_.nodes.front(),
-                              "copy",
-                              divides ? keep_rows<true> : keep_rows<false>,
-                              {rows.operand(kept_input, Access::write, part_.input),
-                               rows.operand(input, Access::read, part_.input)}});
+        rows.calls.push_back(copy_call(
+            part_.nodes.front(), rows.operand(kept_input, Access::write, part_.input),
+            rows.operand(input, Access::read, part_.input), divides ? keep_rows<true> : keep_rows<false>));
         std::set<int> known = {kept_input.storage};
         for (const Node& node : part_.nodes) {
             const bool is_before =

@@ -25,7 +25,7 @@ struct Ref {
 
 // Memory of a draft, before it is decided where that lies.
 struct Storage {
-    std::string name, label;
+    std::string name{}, label{};
     DType dtype = DType::fp32;
     Shape shape{};           // on this rank
     std::int64_t width = 0;  // of its values on all ranks together
@@ -59,9 +59,13 @@ inline Ref read_of(const Operand& operand) {
     return {operand.index, operand.version - (operand.access == Access::add ? 1 : 0), operand.is_own_tokens};
 }
 
-inline constexpr RunCall run_copy = [](const Running& r, const Tensor* t) { r.ops.copy(t[0], t[1]); };
 inline constexpr RunCall run_add = [](const Running& r, const Tensor* t) { r.ops.add(t[0], t[0], t[1]); };
 inline constexpr RunCall run_zero = [](const Running& r, const Tensor* t) { r.ops.fill(t[0], 0.0F); };
+
+inline DraftCall copy_call(const Node& node, const Operand& to, const Operand& from,
+                           RunCall run_copy = run<&Ops::copy>) {
+    return {.node = &node, .name = "copy", .run = run_copy, .operands = {to, from}};
+}
 
 class Drafting final : public Calls {
   public:
@@ -77,21 +81,11 @@ class Drafting final : public Calls {
     std::optional<Ref>& gradient_of(int id) { return gradients_[index(id)]; }
     Storage& storage(int id) { return storages[index(id)]; }
 
-    void forward(const Node& node) { visit(node, node.operation->forward); }
-    void rows(const Node& node) {
-        visit(node, node.operation->rows ? node.operation->rows : node.operation->forward);
-    }
-    void backward(const Node& node) { visit(node, node.operation->backward); }
-    void remake(const Node& node) {
-        remakes_ = true;
-        visit(node, node.operation->remake);
-        remakes_ = false;
-    }
-    // The losses alone, where they are with their gradients.
-    void remake_losses(const Node& node) {
-        remakes_ = true;
-        visit(node, node.operation->forward);
-        remakes_ = false;
+    // Writes the calls of a node by a function of its row; where it makes outputs again, in the storages that they have.
+    void write(const Node& node, void (*calls_of)(Calls&), bool makes_again = false) {
+        node_ = &node;
+        remakes_ = makes_again;
+        calls_of(*this);
     }
     void set_sizes(const PartSizes& sizes) { sizes_ = sizes; }
 
@@ -123,9 +117,8 @@ class Drafting final : public Calls {
                      .is_own_tokens = ref.is_own_tokens,
                      .shape = of.shape,
                      .dtype = of.dtype};
-        if (ref.is_own_tokens)
-            made.shape.resize(1,
-                              part_.value(value).shape[part_.value(value).token_dim] / sizes().split.ranks);
+        const Value& whole = part_.value(value);
+        if (ref.is_own_tokens) made.shape.resize(1, whole.shape[whole.token_dim] / sizes().split.ranks);
         return made;
     }
 
@@ -149,11 +142,8 @@ class Drafting final : public Calls {
             return;
         }
         const Ref to{make(part_.output, Space::output)};
-        calls_of_pass.push_back(
-            {&part_.nodes.back(),
-             "copy",
-             run_copy,
-             {operand(to, Access::write, part_.output), operand(made, Access::read, part_.output)}});
+        calls_of_pass.push_back(copy_call(part_.nodes.back(), operand(to, Access::write, part_.output),
+                                          operand(made, Access::read, part_.output)));
     }
 
     // ---- Calls
@@ -178,7 +168,6 @@ class Drafting final : public Calls {
         auto found = std::ranges::find(storages, name, &Storage::name);
         if (found == storages.end())
             found = storages.insert(found, {.name = std::string(name),
-                                            .label = "",
                                             .dtype = dtype,
                                             .shape = shape,
                                             .home = Space::kept,
@@ -284,10 +273,6 @@ class Drafting final : public Calls {
     int in(int place) const { return node().in[index(place)]; }
     int out(int place) const { return node().out[index(place)]; }
 
-    void visit(const Node& node, void (*write)(Calls&)) {
-        node_ = &node;
-        write(*this);
-    }
     const Ref& whole_gradient(int value) const {
         const std::optional<Ref>& ref = gradients_[index(value)];
         if (!ref)
@@ -317,7 +302,7 @@ class Drafting final : public Calls {
         for (int other = 0; other < std::ssize(part_.values); ++other) {
             if (!is_needed(other)) continue;
             const Ref copied{make_gradient_storage(value, Space::scratch)};
-            call("copy", run_copy,
+            call("copy", run<&Ops::copy>,
                  {operand(copied, Access::write, value, Makes::input),
                   operand(ref, Access::read, value, Makes::input)});
             ref = copied;
@@ -333,7 +318,5 @@ class Drafting final : public Calls {
     int cache_ = -1;
     bool remakes_ = false;
 };
-
-// Makes a part's lists from drafts of its passes.
 
 }  // namespace llmc

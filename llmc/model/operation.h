@@ -1,11 +1,13 @@
-// A row of the table of operations (operations.cpp), and what a row writes its calls with. A call is one of Ops or of the
+// A row of the table of operations (operations.cpp, head_loss.cpp), and what a row writes its calls with. A call is one of Ops or of the
 // tensor-parallel ranks; part_lists.cpp decides where its operands lie.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "llmc/device/ops.h"
 #include "llmc/model/tensor_parallel.h"
@@ -35,6 +37,17 @@ struct Running {
     RowRange rows;     // of generation
 };
 using RunCall = void (*)(const Running& running, const Tensor* operands);
+
+// The call of a function of Ops whose arguments are the operands in their order: run<&Ops::add>.
+template <auto Function, class... Tensors>
+constexpr RunCall run_in_order(void (Ops::*)(Tensors...)) {
+    return [](const Running& running, const Tensor* operands) {
+        [&]<std::size_t... I>(std::index_sequence<I...>) { (running.ops.*Function)(operands[I]...); }
+        (std::index_sequence_for<Tensors...>{});
+    };
+}
+template <auto Function>
+inline constexpr RunCall run = run_in_order<Function>(Function);
 
 enum class Access {
     read,

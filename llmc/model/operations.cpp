@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "llmc/core/error.h"
 #include "llmc/model/operation.h"
 
 namespace llmc {
@@ -47,69 +46,69 @@ constexpr RunCall sum_own_tokens = [](const Running& r, const Tensor* t) {
     r.ranks.reduce_scatter(t[0], t[1]);
 };
 
+Value stream(const Trace& t, std::string name, std::string label, std::int64_t width) {
+    return {.name = std::move(name), .label = std::move(label), .shape = {t.tokens(), width}};
+}
+// A number in fp32 for each token.
+Value statistic(const Trace& t, std::string name) {
+    return {.name = std::move(name), .shape = {t.tokens()}, .is_fp32 = true};
+}
+ParamSpec vector_of(const std::string& name, const Shape& shape, double value,
+                    std::optional<int> tensor_dim = {}) {
+    return {.name = name, .shape = shape, .init = {.mean = value}, .tensor_dim = tensor_dim, .is_bias = true};
+}
+std::string unit_of(const std::string& parameter) { return parameter.substr(0, parameter.find('.')); }
+
 // ---- embedding
 
-// Of the table, the rank's part begins here; nothing where it has all.
+// Each token's row is added by the rank that has it, and the positions by one. The rank's rows of the table begin here;
+// nothing where it has all.
 std::optional<std::int64_t> first_row(const TensorParallel& ranks, const Tensor& table) {
     if (!ranks.is_shared()) return std::nullopt;
     return ranks.rank() * table.shape[0];
 }
 
-// Each token's row is added by the rank that has it, and the positions by one.
+template <bool OfRows>
+void embed(const Running& r, const Tensor* t) {
+    const Tensor positions = OfRows && t[3] ? t[3].slice(r.rows.position, r.rows.count) : t[3];
+    r.ops.encoder_forward(t[0], t[1], t[2], positions, first_row(r.ranks, t[2]));
+}
+void call_embed(Calls& c, RunCall run) {
+    c.call("encoder_forward", run, {c.output(0), Calls::tokens(), c.parameter(0), c.of_one(c.parameter(1))});
+}
+
 const Operation embedding_row{
     .name = "embedding",
-    .forward =
-        [](Calls& c) {
-            c.call("encoder_forward",
-                   [](const Running& r, const Tensor* t) {
-                       r.ops.encoder_forward(t[0], t[1], t[2], t[3], first_row(r.ranks, t[2]));
-                   },
-                   {c.output(0), c.tokens(), c.parameter(0), c.of_one(c.parameter(1))});
-        },
+    .forward = [](Calls& c) { call_embed(c, embed<false>); },
     .backward =
         [](Calls& c) {
             c.call("encoder_backward",
                    [](const Running& r, const Tensor* t) {
                        r.ops.encoder_backward(t[0], t[1], t[2], t[3], first_row(r.ranks, t[0]));
                    },
-                   {c.parameter_gradient(0), c.parameter_gradient(1), c.gradient(0), c.tokens()});
+                   {c.parameter_gradient(0), c.parameter_gradient(1), c.gradient(0), Calls::tokens()});
         },
-    .rows =
-        [](Calls& c) {
-            c.call("encoder_forward",
-                   [](const Running& r, const Tensor* t) {
-                       const Tensor positions = t[3] ? t[3].slice(r.rows.position, r.rows.count) : t[3];
-                       r.ops.encoder_forward(t[0], t[1], t[2], positions, first_row(r.ranks, t[2]));
-                   },
-                   {c.output(0), c.tokens(), c.parameter(0), c.of_one(c.parameter(1))});
-        },
+    .rows = [](Calls& c) { call_embed(c, embed<true>); },
     .work = elementwise<1, 2>,
     .workspace = ask_for_rows};
 
 // ---- normalisation
 
-constexpr RunCall run_layernorm = [](const Running& r, const Tensor* t) {
-    r.ops.layernorm_forward(t[0], t[1], t[2], t[3], t[4], t[5]);
-};
-
+void call_layernorm(Calls& c, const Operand& in, int out) {
+    c.call("layernorm_forward", run<&Ops::layernorm_forward>,
+           {c.output(out), c.output(out + 1), c.output(out + 2), in, c.parameter(0), c.parameter(1)});
+}
 void call_layernorm_backward(Calls& c, const Operand& din, const Operand& dout, const Operand& in, int mean) {
-    c.call("layernorm_backward",
-           [](const Running& r, const Tensor* t) {
-               r.ops.layernorm_backward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7]);
-           },
+    c.call("layernorm_backward", run<&Ops::layernorm_backward>,
            {din, c.parameter_gradient(0), c.parameter_gradient(1), dout, in, c.parameter(0).for_input(),
             c.output(mean, Access::read), c.output(mean + 1, Access::read)});
 }
 
 const Operation layernorm_row{
     .name = "layernorm",
-    .forward =
-        [](Calls& c) {
-            c.call("layernorm_forward", run_layernorm,
-                   {c.output(0), c.output(1), c.output(2), c.read(0), c.parameter(0), c.parameter(1)});
-        },
+    .forward = [](Calls& c) { call_layernorm(c, c.read(0), 0); },
     .backward = [](Calls& c) { call_layernorm_backward(c, c.add_gradient(0), c.gradient(0), c.read(0), 1); },
-    .remake = [](Calls& c) { layernorm_row.forward(c); },
+    .remake = [](Calls& c) { call_layernorm(c, c.read(0), 0); },
     .remade = 0,
     .work = elementwise<8, 16>,
     .workspace = ask_for_rows};
@@ -119,10 +118,7 @@ const Operation add_layernorm_row{
     .name = "add_layernorm",
     .forward =
         [](Calls& c) {
-            c.call("fused_residual_layernorm_forward",
-                   [](const Running& r, const Tensor* t) {
-                       r.ops.fused_residual_layernorm_forward(t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7]);
-                   },
+            c.call("fused_residual_layernorm_forward", run<&Ops::fused_residual_layernorm_forward>,
                    {c.output(0), c.output(1), c.output(2), c.output(3), c.read(0), c.read(1), c.parameter(0),
                     c.parameter(1)});
         },
@@ -133,12 +129,7 @@ const Operation add_layernorm_row{
             c.pass_gradient(0, 0);
             c.pass_gradient(1, 0);
         },
-    .remake =
-        [](Calls& c) {
-            c.call("layernorm_forward", run_layernorm,
-                   {c.output(1), c.output(2), c.output(3), c.output(0, Access::read), c.parameter(0),
-                    c.parameter(1)});
-        },
+    .remake = [](Calls& c) { call_layernorm(c, c.output(0, Access::read), 1); },
     .remade = 1,
     .work = elementwise<9, 16>,
     .workspace = ask_for_rows};
@@ -149,58 +140,70 @@ Operand weight_of(Calls& c) {
     const Operand weight = c.parameter(0);
     return weight.as({weight.shape.elements() / weight.shape.last(), weight.shape.last()});
 }
-// Where each rank makes an addend, one adds the bias.
-Operand bias_of(Calls& c) { return c.node().sizes[0] ? c.of_one(c.parameter(1)) : c.parameter(1); }
-
+void call_product(Calls& c, const Operand& pre_gelu) {
+    // Where each rank makes an addend, one adds the bias.
+    const bool makes_addend = c.node().takes == Placement::divided;
+    c.call("matmul_forward", run<&Ops::matmul_forward>,
+           {c.output(0).by_token(), c.read(0).by_token(), weight_of(c),
+            makes_addend ? c.of_one(c.parameter(1)) : c.parameter(1), pre_gelu});
+}
 // The gradient of an input that is an activation is that of what this is of.
-void product_backward(Calls& c, int output) {
+void call_product_backward(Calls& c) {
     const Operand in = c.read(0), weight = weight_of(c);
     const Operand dweight = c.parameter_gradient(0).as(weight.shape), din = c.make_gradient(0).by_token();
-    c.call("matmul_backward",
-           [](const Running& r, const Tensor* t) {
-               r.ops.matmul_backward(t[0], t[1], t[2], t[3], t[4], t[5], t[6]);
-           },
-           {din, dweight, c.parameter_gradient(1), c.gradient(output).by_token(), in.by_token().for_weight(),
+    c.call("matmul_backward", run<&Ops::matmul_backward>,
+           {din, dweight, c.parameter_gradient(1), c.gradient(0).by_token(), in.by_token().for_weight(),
             weight.for_input(), c.activated(0).for_input()});
 }
-
-constexpr RunCall run_product = [](const Running& r, const Tensor* t) {
-    r.ops.matmul_forward(t[0], t[1], t[2], t[3], t[4]);
-};
-
 Work product_work(const Part& part, const Node& node) {
     return {.products = 2.0 * static_cast<double>(features_of(part, node.in[0])) *
                         static_cast<double>(features_of(part, node.out[0]))};
 }
 
-const Operation product_row{
-    .name = "product",
-    .forward =
-        [](Calls& c) {
-            c.call("matmul_forward", run_product,
-                   {c.output(0).by_token(), c.read(0).by_token(), weight_of(c), bias_of(c), {}});
-        },
-    .backward = [](Calls& c) { product_backward(c, 0); },
-    .work = product_work,
-    .workspace = ask_for_product};
+const Operation product_row{.name = "product",
+                            .forward = [](Calls& c) { call_product(c, {}); },
+                            .backward = call_product_backward,
+                            .work = product_work,
+                            .workspace = ask_for_product};
 
 const Operation product_gelu_row{
     .name = "product_gelu",
-    .forward =
-        [](Calls& c) {
-            const Operand pre_gelu = c.output(1).by_token();  // it comes before its GELU
-            c.call("matmul_forward", run_product,
-                   {c.output(0).by_token(), c.read(0).by_token(), weight_of(c), bias_of(c), pre_gelu});
-        },
-    .backward = [](Calls& c) { product_backward(c, 0); },
+    .forward = [](Calls& c) { call_product(c, c.output(1).by_token()); },
+    .backward = call_product_backward,
     .remake =
         [](Calls& c) {
-            c.call("gelu_forward", [](const Running& r, const Tensor* t) { r.ops.gelu_forward(t[0], t[1]); },
-                   {c.output(0), c.output(1, Access::read)});
+            c.call("gelu_forward", run<&Ops::gelu_forward>, {c.output(0), c.output(1, Access::read)});
         },
     .remade = 0,
     .work = product_work,
     .workspace = ask_for_product};
+
+int trace_product(Trace& t, const Operation& row, const std::string& name, int x, const Shape& outputs,
+                  const ProductSplit& split, bool has_bias, const Init& init, const std::string& tied,
+                  const std::vector<std::string>& values) {
+    const bool divides_outputs = split.output_dim.has_value();
+    const ParamSpec weight{.name = tied.empty() ? name + ".weight" : tied,
+                           .shape = outputs + Shape{t[x].features()},
+                           .init = init,
+                           .tensor_dim = split.output_dim.value_or(outputs.dimensions()),
+                           .transposed_in_files = t.transposes_products_in_files};
+    std::vector<Value> made;
+    for (const std::string& value : values)
+        made.push_back({.name = value,
+                        .label = value,
+                        .shape = Shape{t.tokens()} + outputs,
+                        .placement = divides_outputs ? Placement::divided : Placement::partial,
+                        .divided_dim = 1 + split.output_dim.value_or(0),
+                        .divided_what = split.what});
+    const int weight_number = t.add(weight, !tied.empty());
+    const int bias = t.add_optional(has_bias, vector_of(name + ".bias", outputs, 0, split.output_dim));
+    return t.add({.operation = &row,
+                  .name = name,
+                  .in = {x},
+                  .takes = divides_outputs ? Placement::whole : Placement::divided,
+                  .parameters = {weight_number, bias}},
+                 std::move(made));
+}
 
 // ---- attention
 
@@ -208,19 +211,13 @@ const Operation attention_row{
     .name = "attention",
     .forward =
         [](Calls& c) {
-            c.call("attention_forward",
-                   [](const Running& r, const Tensor* t) { r.ops.attention_forward(t[0], t[1], t[2]); },
-                   {c.output(0), c.output(1), c.read(0)});
+            c.call("attention_forward", run<&Ops::attention_forward>, {c.output(0), c.output(1), c.read(0)});
         },
     .backward =
         [](Calls& c) {
-            const Operand dout = c.gradient(0).for_input();
-            c.call("attention_backward",
-                   [](const Running& r, const Tensor* t) {
-                       r.ops.attention_backward(t[0], t[1], t[2], t[3], t[4]);
-                   },
-                   {c.make_gradient(0), dout, c.read(0).for_input(), c.output(0, Access::read).for_input(),
-                    c.output(1, Access::read).for_input()});
+            c.call("attention_backward", run<&Ops::attention_backward>,
+                   {c.make_gradient(0), c.gradient(0).for_input(), c.read(0).for_input(),
+                    c.output(0, Access::read).for_input(), c.output(1, Access::read).for_input()});
         },
     .rows =
         [](Calls& c) {
@@ -229,9 +226,9 @@ const Operation attention_row{
                    [](const Running& r, const Tensor* t) {
                        // The new rows, or all of them.
                        const std::int64_t made = t[2].shape[1];
-                       const Shape heads{made, t[1].shape[2], t[1].shape[3]};
-                       r.ops.attention_cached_forward(t[0].view(heads), t[1],
-                                                      t[2].view({made, 3, heads[1], heads[2]}),
+                       const Shape heads{t[1].shape[2], t[1].shape[3]};
+                       r.ops.attention_cached_forward(t[0].view(Shape{made} + heads), t[1],
+                                                      t[2].view(Shape{made, 3} + heads),
                                                       r.rows.position + r.rows.count - made);
                    },
                    {c.output(0), c.cache({qkv[1], 2, qkv[3], qkv[4]}), c.read(0)});
@@ -253,9 +250,7 @@ const Operation attention_row{
 const Operation add_row{.name = "add",
                         .forward =
                             [](Calls& c) {
-                                c.call("add",
-                                       [](const Running& r, const Tensor* t) { r.ops.add(t[0], t[1], t[2]); },
-                                       {c.output(0), c.read(0), c.read(1)});
+                                c.call("add", run<&Ops::add>, {c.output(0), c.read(0), c.read(1)});
                             },
                         .backward =
                             [](Calls& c) {
@@ -264,32 +259,33 @@ const Operation add_row{.name = "add",
                             },
                         .work = elementwise<1, 0>};
 
-const Operation gather_row{
-    .name = "gather",
-    .forward =
-        [](Calls& c) {
-            if (!c.divides_tokens()) return c.alias(0, 0);
-            const Operand all = c.output(0);
-            c.exchange("all_gather", gather_tokens, {all, c.read(0)}, gathered_bytes(c, all));
-        },
-    .backward =
-        [](Calls& c) {
-            if (c.divides_tokens()) {
-                const Operand addend = c.gradient(0);
-                c.exchange("reduce_scatter", sum_own_tokens, {c.own_gradient(0, 0), addend},
-                           gathered_bytes(c, addend));
-            } else {
-                if (c.is_shared()) {
-                    const Operand addend = c.changed_gradient(0);
-                    c.exchange("all_reduce", sum_addends, {addend}, summed_bytes(c, addend));
-                }
-                c.pass_gradient(0, 0);
-            }
-        },
-    .remake = [](Calls& c) { gather_row.forward(c); },
-    .remade = 0,
-    .is_always_remade = true,
-    .work = elementwise<0, 0>};
+void call_gather(Calls& c) {
+    if (!c.divides_tokens()) return c.alias(0, 0);
+    const Operand all = c.output(0);
+    c.exchange("all_gather", gather_tokens, {all, c.read(0)}, gathered_bytes(c, all));
+}
+
+const Operation gather_row{.name = "gather",
+                           .forward = call_gather,
+                           .backward =
+                               [](Calls& c) {
+                                   if (c.divides_tokens()) {
+                                       const Operand addend = c.gradient(0);
+                                       c.exchange("reduce_scatter", sum_own_tokens,
+                                                  {c.own_gradient(0, 0), addend}, gathered_bytes(c, addend));
+                                   } else {
+                                       if (c.is_shared()) {
+                                           const Operand addend = c.changed_gradient(0);
+                                           c.exchange("all_reduce", sum_addends, {addend},
+                                                      summed_bytes(c, addend));
+                                       }
+                                       c.pass_gradient(0, 0);
+                                   }
+                               },
+                           .remake = call_gather,
+                           .remade = 0,
+                           .is_always_remade = true,
+                           .work = elementwise<0, 0>};
 
 const Operation scatter_row{
     .name = "scatter",
@@ -313,304 +309,96 @@ const Operation scatter_row{
         },
     .work = elementwise<0, 0>};
 
-// ---- the losses
-
-// Of the vocabulary, the columns that a rank has.
-struct Columns {
-    std::int64_t first, count;
-};
-Columns columns_of(const Running& r, const Tensor& table) {
-    const std::int64_t stored = table.shape[0], first = r.ranks.rank() * stored;
-    return {first, std::clamp<std::int64_t>(r.node->sizes[0] - first, 0, stored)};
+// The same value, held otherwise.
+int trace_exchange(Trace& t, const Operation& row, int value, Placement takes, Placement leaves,
+                   const char* what) {
+    Value made = t[value];
+    made.name += what;
+    made.placement = leaves;
+    return t.add({.operation = &row, .name = t[value].name, .in = {value}, .takes = takes},
+                 {std::move(made)});
 }
 
-// Logits are made for a few rows at a time, and with `gradients` turned into these in place: the full (B*T,V) logits never
-// exist. Operands: losses, targets, input, table, logits, statistics, all columns; then the gradients of input and table.
-template <bool Gradients>
-void losses(const Running& r, const Tensor* t) {
-    const Tensor input = t[2].rows();
-    const Columns columns = columns_of(r, t[3]);
-    for (std::int64_t first = 0; first < input.shape[0]; first += t[4].shape[0]) {
-        const Tensor logits = t[4].slice(0, std::min(t[4].shape[0], input.shape[0] - first));
-        const std::int64_t count = logits.shape[0];
-        const Tensor these = input.slice(first, count);
-        const Tensor losses = t[0].flat(first, count), targets = t[1].flat(first, count);
-        r.ops.matmul_forward(logits, these, t[3], {});
-        if (!r.ranks.is_shared()) {
-            r.ops.fused_classifier(logits, losses, targets, columns.count, r.loss_scale, Gradients);
-        } else {
-            const std::int64_t ranks = r.ranks.size();
-            const Tensor all = t[5].flat(0, ranks * count * 3).view({ranks, count, 3});
-            const Tensor own = all.slice(r.ranks.rank(), 1).view({count, 3});
-            r.ops.classifier_statistics(own, logits, targets, columns.count, columns.first);
-            r.ranks.gather(all, own);
-            r.ops.classifier_from_statistics(logits, losses, all, targets, columns.count, columns.first,
-                                             r.loss_scale, Gradients);
-        }
-        if constexpr (Gradients)
-            r.ops.matmul_backward(t[7].rows().slice(first, count), t[8], {}, logits, these, t[3]);
-    }
-}
-
-// The logits of one row, of all columns in the order of the tokens.
-void logits_of_row(const Running& r, const Tensor* t) {
-    const Tensor logits = t[4].slice(0, 1);
-    r.ops.matmul_forward(logits, t[2].rows(), t[3], {});
-    if (r.ranks.is_shared()) r.ranks.gather(t[6].flat(0, t[6].elements()), logits.flat(0, logits.elements()));
-}
-
-struct LossOperands {
-    Operand losses, input, table, logits, statistics, columns;
-};
-LossOperands loss_operands(Calls& c) {
-    const PartSizes& s = c.sizes();
-    const Operand table = c.parameter(0);
-    const std::int64_t stored = table.shape[0], R = s.split.ranks;
-    return {.losses = c.output(0),
-            .input = c.read(0),
-            .table = table,
-            .logits = c.local("logits", s.dtype, {s.logits_rows, stored}),
-            .statistics = R > 1 ? c.local("statistics", DType::fp32, {R, s.logits_rows, 3}) : Operand{},
-            .columns = R > 1 ? c.local("all columns", s.dtype, {R, stored}) : Operand{}};
-}
-std::uint64_t statistics_bytes(const Calls& c, const Operand& losses) {
-    const auto ranks = static_cast<std::uint64_t>(c.sizes().split.ranks);
-    return static_cast<std::uint64_t>(losses.shape.elements()) * 3 * sizeof(float) * (ranks - 1);
-}
-
-const Operation head_loss_row{
-    .name = "head_loss",
-    .forward =
-        [](Calls& c) {
-            const LossOperands o = loss_operands(c);
-            c.exchange("losses", losses<false>,
-                       {o.losses, c.targets(), o.input, o.table, o.logits, o.statistics, o.columns},
-                       statistics_bytes(c, o.losses));
-        },
-    .backward =
-        [](Calls& c) {
-            const LossOperands o = loss_operands(c);
-            c.exchange("losses and gradients", losses<true>,
-                       {o.losses, c.targets(), o.input, o.table, o.logits, o.statistics, o.columns,
-                        c.make_gradient(0), c.parameter_gradient(0)},
-                       statistics_bytes(c, o.losses));
-        },
-    .rows =
-        [](Calls& c) {
-            const LossOperands o = loss_operands(c);
-            c.call("logits", logits_of_row, {{}, {}, o.input, o.table, o.logits, {}, o.columns});
-        },
-    .is_forward_in_backward = true,
-    .work =
-        [](const Part& part, const Node& node) {
-            const auto columns = static_cast<double>(node.sizes[0]);
-            return Work{.products = 2.0 * static_cast<double>(features_of(part, node.in[0])) * columns};
-        },
-    .workspace =
-        [](const Part& part, const Node& node, const PartSizes& sizes, WorkspaceRequest& request) {
-            const ParamSpec& table = part.parameters[static_cast<std::size_t>(node.parameters[0])].spec;
-            at_least(request.vocabulary, stored_shape(table, sizes.split.ranks)[0]);
-            at_least(request.largest_matmul_channels, request.vocabulary);
-        }};
-
-// ---- tracing
-
-Shape with_tokens(const Trace& t, const Shape& features) {
-    switch (features.dimensions()) {
-        case 1:
-            return {t.tokens(), features[0]};
-        case 2:
-            return {t.tokens(), features[0], features[1]};
-        default:
-            return {t.tokens(), features[0], features[1], features[2]};
-    }
-}
-
-Shape with_inputs(const Shape& outputs, std::int64_t inputs) {
-    switch (outputs.dimensions()) {
-        case 1:
-            return {outputs[0], inputs};
-        case 2:
-            return {outputs[0], outputs[1], inputs};
-        default:
-            return {outputs[0], outputs[1], outputs[2], inputs};
-    }
-}
-
-ParamSpec vector_of(const std::string& name, const Shape& shape, double value,
-                    std::optional<int> tensor_dim = {}) {
-    return {.name = name, .shape = shape, .init = {.mean = value}, .tensor_dim = tensor_dim, .is_bias = true};
-}
-
-int add_optional(Trace& t, bool is_there, ParamSpec parameter) {
-    return is_there ? t.add(std::move(parameter)) : -1;
-}
-
-Value stream(const Trace& t, std::string name, std::string label, std::int64_t width) {
-    return {.name = std::move(name), .label = std::move(label), .shape = {t.tokens(), width}};
-}
-int add_statistic(Trace& t, const std::string& name) {
-    return t.add(Value{.name = name, .label = "", .shape = {t.tokens()}, .is_fp32 = true});
-}
-
-int trace_product(Trace& t, Node node, const Shape& outputs, const ProductSplit& split, bool has_bias,
-                  const Init& init, std::vector<Value> values, const std::string& tied = "") {
-    const int x = node.in[0];
-    const bool divides_outputs = split.output_dim.has_value();
-    t.require(node, x, divides_outputs ? Placement::whole : Placement::divided);
-    node.sizes = {divides_outputs ? 0 : 1};
-    const ParamSpec weight{.name = tied.empty() ? node.name + ".weight" : tied,
-                           .shape = with_inputs(outputs, t[x].features()),
-                           .init = init,
-                           .tensor_dim = split.output_dim.value_or(outputs.dimensions()),
-                           .transposed_in_files = t.transposes_products_in_files};
-    node.parameters = {
-        t.add(weight, !tied.empty()),
-        add_optional(t, has_bias, vector_of(node.name + ".bias", outputs, 0, split.output_dim))};
-    for (Value& value : values) {
-        value.shape = with_tokens(t, outputs);
-        value.placement = divides_outputs ? Placement::divided : Placement::partial;
-        value.divided_dim = 1 + split.output_dim.value_or(0);
-        value.divided_what = split.what;
-        node.out.push_back(t.add(std::move(value)));
-    }
-    const int out = node.out[0];
-    t.add(std::move(node));
-    return out;
+void check_widths(const Trace& t, const Node& node) {
+    if (t[node.in[0]].features() != t[node.in[1]].features()) t.refuse(node, "adds what has another width");
 }
 
 }  // namespace
 
 int embedding(Trace& t, const ParamSpec& table, const std::optional<ParamSpec>& positions) {
-    Value sum = stream(t, "embedding", table.name.substr(0, table.name.find('.')), table.shape.last());
-    if (positions) sum.label += " + " + positions->name.substr(0, positions->name.find('.'));
+    Value sum = stream(t, "embedding", unit_of(table.name), table.shape.last());
+    if (positions) sum.label += " + " + unit_of(positions->name);
     sum.placement = Placement::partial;
-    const int out = t.add(std::move(sum));
     const int rows = t.add(table);
-    t.add(Node{.operation = &embedding_row,
-               .name = table.name,
-               .in = {},
-               .out = {out},
-               .parameters = {rows, positions ? t.add(*positions) : -1}});
-    return out;
+    return t.add({.operation = &embedding_row,
+                  .name = table.name,
+                  .parameters = {rows, positions ? t.add(*positions) : -1}},
+                 {std::move(sum)});
 }
 
 int layernorm(Trace& t, const std::string& name, int x, bool has_bias) {
     const std::int64_t C = t[x].features();
-    Node node{.operation = &layernorm_row, .name = name, .in = {x}, .out = {}, .parameters = {}};
-    t.require(node, x, Placement::stream);
-    node.out = {t.add(stream(t, name, name, C)), add_statistic(t, name + ".mean"),
-                add_statistic(t, name + ".rstd")};
-    node.parameters = {t.add(vector_of(name + ".weight", {C}, 1)),
-                       add_optional(t, has_bias, vector_of(name + ".bias", {C}, 0))};
-    const int out = node.out[0];
-    t.add(std::move(node));
-    return out;
+    const int weight = t.add(vector_of(name + ".weight", {C}, 1));
+    const int bias = t.add_optional(has_bias, vector_of(name + ".bias", {C}, 0));
+    return t.add({.operation = &layernorm_row, .name = name, .in = {x}, .parameters = {weight, bias}},
+                 {stream(t, name, name, C), statistic(t, name + ".mean"), statistic(t, name + ".rstd")});
 }
 
 AddNorm add_layernorm(Trace& t, const std::string& name, int x, int addend, bool has_bias) {
     const std::int64_t C = t[x].features();
-    Node node{.operation = &add_layernorm_row, .name = name, .in = {x, addend}, .out = {}, .parameters = {}};
-    for (const int value : node.in) t.require(node, value, Placement::stream);
-    if (t[addend].features() != C) t.refuse(node, "adds what has another width");
-    node.out = {t.add(stream(t, name + ".sum", t[addend].label, C)), t.add(stream(t, name, name, C)),
-                add_statistic(t, name + ".mean"), add_statistic(t, name + ".rstd")};
-    node.parameters = {t.add(vector_of(name + ".weight", {C}, 1)),
-                       add_optional(t, has_bias, vector_of(name + ".bias", {C}, 0))};
-    const AddNorm made{node.out[0], node.out[1]};
-    t.add(std::move(node));
-    return made;
+    const int weight = t.add(vector_of(name + ".weight", {C}, 1));
+    const int bias = t.add_optional(has_bias, vector_of(name + ".bias", {C}, 0));
+    const Node node{
+        .operation = &add_layernorm_row, .name = name, .in = {x, addend}, .parameters = {weight, bias}};
+    check_widths(t, node);
+    const int sum = t.add(node, {stream(t, name + ".sum", t[addend].label, C), stream(t, name, name, C),
+                                 statistic(t, name + ".mean"), statistic(t, name + ".rstd")});
+    return {sum, sum + 1};
 }
 
 int product(Trace& t, const std::string& name, int x, const Shape& outputs, const ProductSplit& split,
             bool has_bias, const Init& init, const std::string& tied) {
-    return trace_product(t, {.operation = &product_row, .name = name, .in = {x}, .out = {}, .parameters = {}},
-                         outputs, split, has_bias, init, {Value{.name = name, .label = name, .shape = {}}},
-                         tied);
+    return trace_product(t, product_row, name, x, outputs, split, has_bias, init, tied, {name});
 }
 
 int product_gelu(Trace& t, const std::string& name, int x, const Shape& outputs, const ProductSplit& split,
                  bool has_bias, const Init& init) {
-    const std::string activated = name.substr(0, name.find('.')) + ".act";
-    const int gelu = trace_product(
-        t, {.operation = &product_gelu_row, .name = name, .in = {x}, .out = {}, .parameters = {}}, outputs,
-        split, has_bias, init,
-        {Value{.name = activated, .label = activated, .shape = {}},
-         Value{.name = name, .label = name, .shape = {}}});
+    const int gelu = trace_product(t, product_gelu_row, name, x, outputs, split, has_bias, init, "",
+                                   {unit_of(name) + ".act", name});
     t.set_activation(gelu, gelu + 1);
     return gelu;
 }
 
 int attention(Trace& t, const std::string& name, int qkv) {
-    Node node{.operation = &attention_row, .name = name, .in = {qkv}, .out = {}, .parameters = {}};
-    t.require(node, qkv, Placement::divided, 2);
     const Shape& shape = t[qkv].shape;  // (T,3,NH,HS)
-    node.out = {t.add(Value{.name = name,
-                            .label = name,
-                            .shape = {shape[0], shape[2], shape[3]},
-                            .placement = Placement::divided}),
-                t.add(Value{.name = name + ".lse",
-                            .label = "",
-                            .shape = {shape[2], shape[0]},
-                            .placement = Placement::divided,
-                            .token_dim = 1,
-                            .divided_dim = 0,
-                            .is_fp32 = true})};
-    const int out = node.out[0];
-    t.add(std::move(node));
-    return out;
+    Value out{.name = name, .label = name, .shape = {shape[0], shape[2], shape[3]}};
+    Value lse{.name = name + ".lse",
+              .shape = {shape[2], shape[0]},
+              .placement = Placement::divided,
+              .token_dim = 1,
+              .divided_dim = 0,
+              .is_fp32 = true};
+    out.placement = Placement::divided;
+    return t.add({.operation = &attention_row,
+                  .name = name,
+                  .in = {qkv},
+                  .takes = Placement::divided,
+                  .divided_dim = 2},
+                 {std::move(out), std::move(lse)});
 }
 
 int add(Trace& t, int a, int b) {
-    Node node{.operation = &add_row, .name = t[b].label, .in = {a, b}, .out = {}, .parameters = {}};
-    for (const int value : node.in) t.require(node, value, Placement::stream);
-    if (t[a].features() != t[b].features()) t.refuse(node, "adds what has another width");
-    const int out = t.add(stream(t, t[b].name + ".sum", t[b].label, t[a].features()));
-    node.out = {out};
-    t.add(std::move(node));
-    return out;
+    const Node node{.operation = &add_row, .name = t[b].label, .in = {a, b}};
+    check_widths(t, node);
+    return t.add(node, {stream(t, t[b].name + ".sum", t[b].label, t[a].features())});
 }
 
 int gather(Trace& t, int stream) {
-    Node node{.operation = &gather_row, .name = t[stream].name, .in = {stream}, .out = {}, .parameters = {}};
-    t.require(node, stream, Placement::stream);
-    Value all = t[stream];
-    all.name += ".gathered";
-    all.placement = Placement::whole;
-    node.out = {t.add(std::move(all))};
-    const int out = node.out[0];
-    t.add(std::move(node));
-    return out;
+    return trace_exchange(t, gather_row, stream, Placement::stream, Placement::whole, ".gathered");
 }
 
 int scatter(Trace& t, int addend) {
-    Node node{.operation = &scatter_row, .name = t[addend].name, .in = {addend}, .out = {}, .parameters = {}};
-    t.require(node, addend, Placement::partial);
-    Value own = t[addend];
-    own.name += ".scattered";
-    own.placement = Placement::stream;
-    node.out = {t.add(std::move(own))};
-    const int out = node.out[0];
-    t.add(std::move(node));
-    return out;
-}
-
-void head_loss(Trace& t, int x, const ParamSpec& table, bool is_tied) {
-    Node node{.operation = &head_loss_row,
-              .name = "lm_head",
-              .in = {x},
-              .out = {},
-              .parameters = {},
-              .sizes = {table.shape[0]}};
-    t.require(node, x, Placement::whole);
-    if (table.shape.last() != t[x].features()) t.refuse(node, "takes a table of another width");
-    node.out = {t.add(Value{.name = "losses",
-                            .label = "lm_head",
-                            .shape = {t.tokens()},
-                            .placement = Placement::whole,
-                            .is_fp32 = true})};
-    node.parameters = {t.add(table, is_tied)};
-    t.add(std::move(node));
+    return trace_exchange(t, scatter_row, addend, Placement::partial, Placement::stream, ".scattered");
 }
 
 }  // namespace llmc

@@ -7,11 +7,7 @@
 namespace llmc {
 
 Shape own_shape(const Value& value, const PartSizes& sizes) {
-    const Shape& whole = value.shape;
-    Shape own{sizes.batch, whole[0]};
-    if (whole.dimensions() == 2) own = {sizes.batch, whole[0], whole[1]};
-    if (whole.dimensions() == 3) own = {sizes.batch, whole[0], whole[1], whole[2]};
-    if (whole.dimensions() == 4) own = {sizes.batch, whole[0], whole[1], whole[2], whole[3]};
+    Shape own = Shape{sizes.batch} + value.shape;
     const int token_dim = value.token_dim + 1, divided_dim = value.divided_dim + 1;
     if (value.placement == Placement::stream) own.resize(token_dim, sizes.split.tokens(own[token_dim]));
     if (value.placement == Placement::divided) own.resize(divided_dim, own[divided_dim] / sizes.split.ranks);

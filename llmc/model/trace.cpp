@@ -33,7 +33,7 @@ Trace::Trace(std::string name, std::string unit, std::int64_t tokens, std::int64
     part_.tokens = tokens;
     part_.name = std::move(name);
     part_.unit = std::move(unit);
-    if (width > 0) part_.input = add(Value{.name = "input", .label = "", .shape = {tokens, width}});
+    if (width > 0) part_.input = add(Value{.name = "input", .shape = {tokens, width}});
 }
 
 int Trace::add(Value value) {
@@ -52,19 +52,24 @@ int Trace::add(ParamSpec parameter, bool is_tied) {
     return static_cast<int>(part_.parameters.size()) - 1;
 }
 
-void Trace::add(Node node) { part_.nodes.push_back(std::move(node)); }
+int Trace::add(Node node, std::vector<Value> outputs) {
+    for (const int value : node.in) require(node, (*this)[value]);
+    for (Value& value : outputs) node.out.push_back(add(std::move(value)));
+    part_.nodes.push_back(std::move(node));
+    return part_.nodes.back().out[0];
+}
 
 void Trace::refuse(const Node& node, std::string_view why) const {
     programming_error(fmt::format("{}: {} {} {}", part_.name, node.operation->name, node.name, why));
 }
 
-void Trace::require(const Node& node, int value, Placement placement, int divided_dim) const {
-    const Value& given = (*this)[value];
+void Trace::require(const Node& node, const Value& given) const {
     const auto is = [](Placement of, int dim) {
         return of == Placement::divided ? fmt::format("{} in dimension {}", name_of(of), dim)
                                         : std::string(name_of(of));
     };
-    const std::string is_given = is(given.placement, given.divided_dim), takes = is(placement, divided_dim);
+    const std::string is_given = is(given.placement, given.divided_dim),
+                      takes = is(node.takes, node.divided_dim);
     if (is_given != takes)
         refuse(node, fmt::format("takes what is {}, and {} is {}", takes, given.name, is_given));
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "llmc/core/tensor.h"
@@ -25,9 +26,9 @@ std::string_view name_of(Placement placement);
 
 // The tensor that an operation makes for the T tokens of a sequence.
 struct Value {
-    std::string name;   // in the part: "ln_1", "ln_1.mean"
-    std::string label;  // whose output it is, for a person: "attn.c_proj"; empty: nobody's
-    Shape shape;        // of a sequence, of all ranks together: (T,C), (T,3,NH,HS), (NH,T)
+    std::string name{};   // in the part: "ln_1", "ln_1.mean"
+    std::string label{};  // whose output it is, for a person: "attn.c_proj"; empty: nobody's
+    Shape shape{};        // of a sequence, of all ranks together: (T,C), (T,3,NH,HS), (NH,T)
     Placement placement = Placement::stream;
     int token_dim = 0;           // where T is in the shape
     int divided_dim = 1;         // which dimension ranks share, where they do
@@ -55,9 +56,12 @@ struct PartParameter {
 // One use of an operation.
 struct Node {
     const Operation* operation = nullptr;
-    std::string name;
-    std::vector<int> in, out;           // values
-    std::vector<int> parameters;        // of the part; -1: an optional one that is not there
+    std::string name{};
+    std::vector<int> in{}, out{};  // values
+    // How ranks hold its inputs; where they divide them, by which dimension.
+    Placement takes = Placement::stream;
+    int divided_dim = 1;
+    std::vector<int> parameters{};      // of the part; -1: an optional one that is not there
     std::vector<std::int64_t> sizes{};  // what else the operation asks for
     bool operator==(const Node&) const = default;
 };
@@ -97,16 +101,17 @@ class Trace {
     std::int64_t tokens() const { return part_.tokens; }
     const Value& operator[](int value) const { return part_.value(value); }
 
-    // The value's number. It has the part's T tokens in its first dimension, unless it says otherwise.
-    int add(Value value);
+    // A parameter's number; of an optional one that is not there, that says so.
     int add(ParamSpec parameter, bool is_tied = false);
-    void add(Node node);
+    int add_optional(bool is_there, ParamSpec parameter) { return is_there ? add(std::move(parameter)) : -1; }
+    // The first output's number; the others follow. They have the part's T tokens in their first dimension, unless they say
+    // otherwise. A ProgrammingError that names the operation, where ranks do not hold an input as it takes it.
+    int add(Node node, std::vector<Value> outputs);
     // The first value is an elementwise function of the second one, whose derivative a product of it applies.
     void set_activation(int value, int of) {
         part_.values[static_cast<std::size_t>(value)].activation_of = of;
     }
-    // A ProgrammingError that names the operation, where a value is not placed as it takes it.
-    void require(const Node& node, int value, Placement placement, int divided_dim = 1) const;
+    // A ProgrammingError that names the operation.
     [[noreturn]] void refuse(const Node& node, std::string_view why) const;
 
     bool transposes_products_in_files = false;  // as a family's files have them
@@ -115,6 +120,8 @@ class Trace {
     Part finish(int output = -1);
 
   private:
+    int add(Value value);
+    void require(const Node& node, const Value& given) const;
     Part part_;
 };
 

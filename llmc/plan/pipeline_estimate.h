@@ -1,5 +1,5 @@
 // How long the passes of a run's pipeline take, as far as can be said before it: from the floating-point operations of
-// their products. What is measured in a run is in parallel/measured_passes.h.
+// their products. What is measured in a run is in train/measured_passes.h.
 #pragma once
 
 #include <optional>

@@ -8,7 +8,7 @@
 
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
-#include "llmc/parallel/pipeline_timeline.h"
+#include "llmc/train/pipeline_timeline.h"
 
 namespace llmc {
 

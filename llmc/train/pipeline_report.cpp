@@ -4,7 +4,7 @@
 
 #include "llmc/core/text.h"
 #include "llmc/io/files.h"
-#include "llmc/parallel/pipeline_timeline.h"
+#include "llmc/train/pipeline_timeline.h"
 #include "llmc/plan/pipeline_estimate.h"
 
 namespace llmc {

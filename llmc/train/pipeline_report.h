@@ -1,5 +1,5 @@
 // What --pipeline-timeline shows: the pipeline's timeline as it is expected before a run and as it was measured in one,
-// on the terminal and as files. The drawing itself is parallel/pipeline_timeline.h, measuring pipeline_watch.h.
+// on the terminal and as files. The drawing itself is train/pipeline_timeline.h, measuring pipeline_watch.h.
 #pragma once
 
 #include <filesystem>

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "llmc/comm/communicator.h"
-#include "llmc/parallel/measured_passes.h"
+#include "llmc/train/measured_passes.h"
 #include "llmc/plan/run_plan.h"
 
 namespace llmc {

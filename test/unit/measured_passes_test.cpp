@@ -1,6 +1,6 @@
 // From the times of actions to those of passes: lists of every schedule are run on paper, each action as soon as it may,
 // and what is measured there is what the simulation says of the same passes.
-#include "llmc/parallel/measured_passes.h"
+#include "llmc/train/measured_passes.h"
 
 #include <gtest/gtest.h>
 

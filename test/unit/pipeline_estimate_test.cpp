@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "llmc/device/device.h"
-#include "llmc/parallel/pipeline_timeline.h"
+#include "llmc/train/pipeline_timeline.h"
 #include "test/gpt2_units.h"
 
 namespace llmc {

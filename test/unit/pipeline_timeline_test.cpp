@@ -1,6 +1,6 @@
 // Drawings of pipelines: the chart as a person sees it, a picture that is sound XML and has every pass where it belongs, a
 // trace whose events are the passes.
-#include "llmc/parallel/pipeline_timeline.h"
+#include "llmc/train/pipeline_timeline.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

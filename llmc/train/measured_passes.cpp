@@ -1,4 +1,4 @@
-#include "llmc/parallel/measured_passes.h"
+#include "llmc/train/measured_passes.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,4 +1,4 @@
-#include "llmc/parallel/pipeline_timeline.h"
+#include "llmc/train/pipeline_timeline.h"
 
 #include <fmt/format.h>
 

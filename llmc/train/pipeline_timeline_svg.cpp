@@ -7,7 +7,7 @@
 #include <string>
 
 #include "llmc/core/text.h"
-#include "llmc/parallel/pipeline_timeline.h"
+#include "llmc/train/pipeline_timeline.h"
 
 namespace llmc {
 

@@ -1,0 +1,116 @@
+// The losses: a row of the table of operations. Logits are made for a few rows at a time, so that the full (B*T,V) logits never
+// exist; with gradients, these are made in place of them.
+#include <algorithm>
+
+#include "llmc/model/operation.h"
+#include "llmc/model/operations.h"
+
+namespace llmc {
+
+namespace {
+
+// Of the vocabulary, the columns that a rank has.
+struct Columns {
+    std::int64_t first, count;
+};
+Columns columns_of(const Running& r, const Tensor& table) {
+    const std::int64_t stored = table.shape[0], first = r.ranks.rank() * stored;
+    return {first, std::clamp<std::int64_t>(r.node->sizes[0] - first, 0, stored)};
+}
+
+// The operands of all calls; those of the gradients come last.
+namespace at {
+enum { losses, targets, input, table, logits, statistics, all_columns, dinput, dtable };
+}
+
+template <bool Gradients>
+void losses(const Running& r, const Tensor* t) {
+    const Tensor all_rows = t[at::input].rows();
+    const Columns columns = columns_of(r, t[at::table]);
+    const std::int64_t rows_at_a_time = t[at::logits].shape[0];
+    for (std::int64_t first = 0; first < all_rows.shape[0]; first += rows_at_a_time) {
+        const std::int64_t count = std::min(rows_at_a_time, all_rows.shape[0] - first);
+        const Tensor logits = t[at::logits].slice(0, count), rows = all_rows.slice(first, count);
+        const Tensor losses = t[at::losses].flat(first, count);
+        const Tensor targets = t[at::targets].flat(first, count);
+        r.ops.matmul_forward(logits, rows, t[at::table], {});
+        if (!r.ranks.is_shared()) {
+            r.ops.fused_classifier(logits, losses, targets, columns.count, r.loss_scale, Gradients);
+        } else {
+            const std::int64_t ranks = r.ranks.size();
+            const Tensor all = t[at::statistics].flat(0, ranks * count * 3).view({ranks, count, 3});
+            const Tensor own = all.slice(r.ranks.rank(), 1).view({count, 3});
+            r.ops.classifier_statistics(own, logits, targets, columns.count, columns.first);
+            r.ranks.gather(all, own);
+            r.ops.classifier_from_statistics(logits, losses, all, targets, columns.count, columns.first,
+                                             r.loss_scale, Gradients);
+        }
+        if constexpr (Gradients)
+            r.ops.matmul_backward(t[at::dinput].rows().slice(first, count), t[at::dtable], {}, logits, rows,
+                                  t[at::table]);
+    }
+}
+
+// The logits of one row, of all columns in the order of the tokens.
+void logits_of_row(const Running& r, const Tensor* t) {
+    const Tensor logits = t[at::logits].slice(0, 1), all = t[at::all_columns];
+    r.ops.matmul_forward(logits, t[at::input].rows(), t[at::table], {});
+    if (r.ranks.is_shared()) r.ranks.gather(all.flat(0, all.elements()), logits.flat(0, logits.elements()));
+}
+
+void call_losses(Calls& c, std::string_view name, RunCall run, const Operand& dinput, const Operand& dtable) {
+    const PartSizes& s = c.sizes();
+    const std::int64_t R = s.split.ranks;
+    const Operand losses = c.output(0), input = c.read(0), table = c.parameter(0);
+    const Operand logits = c.local("logits", s.dtype, {s.logits_rows, table.shape[0]});
+    Operand statistics, columns;
+    if (c.is_shared()) {
+        statistics = c.local("statistics", DType::fp32, {R, s.logits_rows, 3});
+        columns = c.local("all columns", s.dtype, {R, table.shape[0]});
+    }
+    const auto statistics_of_all = static_cast<std::uint64_t>(losses.shape.elements() * 3 * (R - 1));
+    c.exchange(name, run,
+               {losses, Calls::targets(), input, table, logits, statistics, columns, dinput, dtable},
+               statistics_of_all * sizeof(float));
+}
+
+const Operation head_loss_row{
+    .name = "head_loss",
+    .forward = [](Calls& c) { call_losses(c, "losses", losses<false>, {}, {}); },
+    .backward =
+        [](Calls& c) {
+            const Operand dinput = c.make_gradient(0);
+            call_losses(c, "losses and gradients", losses<true>, dinput, c.parameter_gradient(0));
+        },
+    .rows = [](Calls& c) { call_losses(c, "logits", logits_of_row, {}, {}); },
+    .is_forward_in_backward = true,
+    .work =
+        [](const Part& part, const Node& node) {
+            const std::int64_t C = part.value(node.in[0]).features();
+            return Work{.products = 2.0 * static_cast<double>(C) * static_cast<double>(node.sizes[0])};
+        },
+    .workspace =
+        [](const Part& part, const Node& node, const PartSizes& sizes, WorkspaceRequest& request) {
+            const ParamSpec& table = part.parameters[static_cast<std::size_t>(node.parameters[0])].spec;
+            request.vocabulary = std::max(request.vocabulary, stored_shape(table, sizes.split.ranks)[0]);
+            request.largest_matmul_channels = std::max(request.largest_matmul_channels, request.vocabulary);
+        }};
+
+}  // namespace
+
+void head_loss(Trace& t, int x, const ParamSpec& table, bool is_tied) {
+    const Node node{.operation = &head_loss_row,
+                    .name = "lm_head",
+                    .in = {x},
+                    .takes = Placement::whole,
+                    .parameters = {t.add(table, is_tied)},
+                    .sizes = {table.shape[0]}};
+    if (table.shape.last() != t[x].features()) t.refuse(node, "takes a table of another width");
+    t.add(node, {Value{.name = "losses",
+                       .label = "lm_head",
+                       .shape = {t.tokens()},
+                       .placement = Placement::whole,
+                       .is_fp32 = true}});
+}
+
+}  // namespace llmc
