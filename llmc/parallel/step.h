@@ -150,6 +150,17 @@ struct UnitBytes {
     std::uint64_t replicated_gradients = 0;  // of what tensor-parallel ranks each have whole
     std::uint64_t gradient_size = 4;         // of one
 };
+// What a rank sends where the groups' shards are put together, and where gradients are summed into these: inside its group, and
+// then between the groups.
+inline std::uint64_t bytes_inside(std::uint64_t whole, const Sharding& sharding) {
+    const auto shards = static_cast<std::uint64_t>(sharding.shards);
+    return whole / shards * (shards - 1);
+}
+inline std::uint64_t bytes_across(std::uint64_t whole, const Sharding& sharding) {
+    const auto replicas = static_cast<std::uint64_t>(sharding.replicas);
+    return 2 * (whole / static_cast<std::uint64_t>(sharding.ranks())) * (replicas - 1);
+}
+
 // Bytes this rank sends for gradients and parameters in one run of a list.
 struct BytesSent {
     std::uint64_t inside = 0;  // its group

@@ -30,7 +30,6 @@ bool computes(ActionKind kind) {
 
 BytesSent bytes_sent(const Step& step, std::span<const UnitBytes> units, const ModelLists& lists) {
     const auto shards = static_cast<std::uint64_t>(step.sharding.shards);
-    const auto replicas = static_cast<std::uint64_t>(step.sharding.replicas);
     const auto tensor = static_cast<std::uint64_t>(step.tensor.ranks);
     const Outline& outline = *step.part.outline;
     const PartSizes& sizes = lists.kinds.front().sizes;
@@ -54,13 +53,13 @@ BytesSent bytes_sent(const Step& step, std::span<const UnitBytes> units, const M
         switch (action.kind) {
             case ActionKind::reduce_scatter:
             case ActionKind::gather_gradients:
-                sent.inside += unit.gradients / shards * (shards - 1);
+                sent.inside += bytes_inside(unit.gradients, step.sharding);
                 break;
             case ActionKind::gather_parameters:
-                sent.inside += unit.parameters / shards * (shards - 1);
+                sent.inside += bytes_inside(unit.parameters, step.sharding);
                 break;
             case ActionKind::all_reduce:
-                sent.across += 2 * (unit.gradients / shards / replicas) * (replicas - 1);
+                sent.across += bytes_across(unit.gradients, step.sharding);
                 break;
             case ActionKind::sum_replicated:
                 sent.tensor += all_reduce_bytes(unit.replicated_gradients, unit.gradient_size, tensor);

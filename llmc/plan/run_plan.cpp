@@ -44,19 +44,6 @@ BufferId add_bytes(MemoryLayout& memory, ArenaKind arena, std::size_t bytes) {
                       {static_cast<std::int64_t>((bytes + 3) / 4)});
 }
 
-std::vector<UnitBytes> unit_bytes(const RunSpec& spec, const StoreLayout& store) {
-    std::vector<UnitBytes> bytes;
-    for (const UnitLayout& unit : store.units) {
-        const auto elements = static_cast<std::uint64_t>(unit.padded_elements(spec.mesh.data_ranks()));
-        const auto replicated = static_cast<std::uint64_t>(unit.elements() - unit.replicated_begin());
-        bytes.push_back({.parameters = elements * size_of(spec.dtype),
-                         .gradients = elements * size_of(spec.gradient_dtype),
-                         .replicated_gradients = replicated * size_of(spec.gradient_dtype),
-                         .gradient_size = size_of(spec.gradient_dtype)});
-    }
-    return bytes;
-}
-
 std::size_t bytes_of_whole_gradients(const RunPlan& plan) {
     Sharding sharding = plan.spec.mesh.sharding;
     if (!sharding.holds_back_gradients() || !plan.spec.trains) return 0;
@@ -158,7 +145,7 @@ void lay_out_memory(RunPlan& plan, const Ops& ops, std::size_t staging_bytes) {
     plan.store =
         lay_out_store(plan.memory, {spec.dtype, spec.gradient_dtype}, plan.part(), spec.mesh.sharding,
                       static_cast<int>(plan.micro_batches), spec.mesh.tensor_place(), spec.trains);
-    plan.sent = bytes_sent(plan.training, unit_bytes(spec, plan.store), *plan.lists);
+    plan.sent = bytes_sent(plan.training, unit_bytes(spec, plan.store.units), *plan.lists);
     plan.bytes_of_whole_gradients = bytes_of_whole_gradients(plan);
     std::int64_t norm_blocks = 0;
     for (const UnitLayout& unit : plan.store.units)
@@ -224,6 +211,19 @@ void check_chunks_of(const RunSpec& spec) {
 }
 
 }  // namespace
+
+std::vector<UnitBytes> unit_bytes(const RunSpec& spec, std::span<const UnitLayout> units) {
+    std::vector<UnitBytes> bytes;
+    for (const UnitLayout& unit : units) {
+        const auto elements = static_cast<std::uint64_t>(unit.padded_elements(spec.mesh.data_ranks()));
+        const auto replicated = static_cast<std::uint64_t>(unit.elements() - unit.replicated_begin());
+        bytes.push_back({.parameters = elements * size_of(spec.dtype),
+                         .gradients = elements * size_of(spec.gradient_dtype),
+                         .replicated_gradients = replicated * size_of(spec.gradient_dtype),
+                         .gradient_size = size_of(spec.gradient_dtype)});
+    }
+    return bytes;
+}
 
 std::vector<StagePart> parts_of_pipeline(const RunSpec& spec) {
     check_chunks_of(spec);

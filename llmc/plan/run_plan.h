@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -103,6 +104,9 @@ struct RunPlan {
     // Sequences of each data rank that a run of the evaluation takes.
     std::int64_t evaluation_sequences() const { return micro_batch * evaluation.micro_batches; }
 };
+
+// Of each unit the buffers that ranks exchange.
+std::vector<UnitBytes> unit_bytes(const RunSpec& spec, std::span<const UnitLayout> units);
 
 // What each stage of a run's pipeline has of the model; nothing where there are no stages, or more layers than any
 // plan may have. UserError for chunks that the schedule has not.

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <string_view>
+#include <vector>
 
 #include "llmc/core/text.h"
 
@@ -18,7 +20,16 @@ std::string init_text(const Init& init) {
 class ModelText {
   public:
     explicit ModelText(const RunSpec& spec)
-        : spec_(spec), sizes_{.split = spec.mesh.split(), .dtype = spec.dtype} {}
+        : spec_(spec), sizes_{.split = spec.mesh.split(), .dtype = spec.dtype} {
+        // Parts that are alike say the same of their units: one of each is enough.
+        Model one_of_each = spec.model;
+        for (Model::Run& run : one_of_each.runs) run.count = 1;
+        outline_ = outline_of(one_of_each);
+        std::vector<UnitLayout> layouts;
+        for (const Outline::OutlinedUnit& unit : outline_.units)
+            layouts.emplace_back(unit.spec, spec.mesh.tensor_place());
+        units_ = unit_bytes(spec, layouts);
+    }
 
     std::string run() {
         const Model& model = spec_.model;
@@ -29,13 +40,18 @@ class ModelText {
             name_of(spec_.dtype));
         std::int64_t layer = 0;
         Scratch scratch;
-        for (const Model::Run& run : model.runs) {
+        for (std::size_t i = 0; i < model.runs.size(); ++i) {
+            const Model::Run& run = model.runs[i];
             add_part(run, layer, derive_lists(run.part, sizes_, scratch));
+            add_exchanges(run.part, outline_.part(static_cast<int>(i)));
             layer = saturated_sum(layer, run.is_layer ? run.count : 0);
         }
         add("\nOperations are of one sequence of {} tokens. FLOPs are those of the forward pass on a token; "
-            "the backward pass takes "
-            "twice as many.\n",
+            "the backward "
+            "pass\ntakes twice as many. The backward pass needs what is kept. What is remade is made again "
+            "there: with "
+            "--recompute\nselective or, where it is not kept, always. With --recompute block, layers keep "
+            "nothing.\n",
             model.sequence_length);
         return std::move(text_);
     }
@@ -52,8 +68,8 @@ class ModelText {
             run.count == 1 ? std::to_string(layer) : fmt::format("{} to {}", layer, layer + run.count - 1);
         add("\n{}\n", is_one ? run.part.name : fmt::format(fmt::runtime(run.part.name), numbers));
         for (const PartParameter& parameter : run.part.parameters) add_parameter(run, parameter);
-        add("\n  {:<14} {:<24} {:<20} {:<10} {:>14} {:>12}\n", "operation", "makes", "shape here", "backward",
-            "bytes", "FLOPs");
+        add("\n  {:<14} {:<24} {:<20} {:<15} {:>10} {:>10}\n", "operation", "makes", "shape here",
+            "for backward", "bytes", "FLOPs");
         for (const Node& node : run.part.nodes) add_node(run.part, node, lists);
         const std::uint64_t forward = bytes_sent(lists.forward), backward = bytes_sent(lists.backward);
         add("  kept {} a sequence; with --recompute selective {}, with block {}",
@@ -62,6 +78,47 @@ class ModelText {
         if (forward + backward > 0)
             add("; sends to ranks that share it {} forward, {} backward", human_bytes(forward),
                 human_bytes(backward));
+        add("\n");
+    }
+
+    // What a rank sends of a part's parameters and gradients, and of its output. Of a unit that parts share, once.
+    void add_exchanges(const Part& part, const Outline::OutlinedPart& outlined) {
+        for (std::size_t i = 0; i < part.parameters.size(); ++i) {
+            if (shown_.insert(outlined.places[i]).second)
+                add_unit(part.parameters[i].unit, outlined.places[i]);
+        }
+        if (spec_.mesh.pipeline > 1 && outlined.is_layer())
+            add("  a pipeline stage that ends here sends {} a sequence to the next one, which sends as much "
+                "back\n",
+                human_bytes(
+                    saturated_product(sizes_.split.tokens(part.tokens),
+                                      saturated_product(part.output_width(),
+                                                        static_cast<std::int64_t>(size_of(spec_.dtype))))));
+    }
+    void add_unit(std::string name, int number) {
+        const Sharding& sharding = spec_.mesh.sharding;
+        const UnitBytes& unit = units_[static_cast<std::size_t>(number)];
+        const auto uses_it = [&](const Outline::OutlinedPart& part) {
+            return std::ranges::find(part.units, number) != part.units.end();
+        };
+        const bool is_tied = spec_.mesh.pipeline > 1 && std::ranges::count_if(outline_.parts, uses_it) > 1;
+        if (const std::size_t place = name.find("{}"); place != std::string::npos)
+            name.replace(place, 2, "*");
+        if (sharding.ranks() == 1 && !is_tied) return;
+        add("  {}: a rank sends", name);
+        if (sharding.ranks() > 1) {
+            const bool is_whole = sharding.keeps_optimizer_whole();
+            add(" {} to sum its gradients",
+                human_bytes((is_whole ? 2 : 1) * bytes_inside(unit.gradients, sharding) +
+                            bytes_across(unit.gradients, sharding)));
+            if (!is_whole)
+                add(", {} to gather its parameters from {} shards",
+                    human_bytes(bytes_inside(unit.parameters, sharding)), sharding.shards);
+        }
+        if (is_tied)
+            add("{} {} to sum its gradients over two stages", sharding.ranks() > 1 ? "," : "",
+                human_bytes(all_reduce_bytes(unit.gradients / static_cast<std::uint64_t>(sharding.shards),
+                                             unit.gradient_size, 2)));
         add("\n");
     }
 
@@ -83,20 +140,32 @@ class ModelText {
         bool is_first = true;
         for (const int value : node.out) {
             const Value& made = part.value(value);
-            const auto kept = std::ranges::find(lists.kept, made.name, &PartBuffer::name);
-            const bool is_kept = kept != lists.kept.end();
+            const std::string_view becomes = what_becomes_of(part, node, made, lists);
             const Shape shape = own_shape(made, sizes_);
             const std::int64_t bytes = saturated_product(
                 shape.elements(),
                 static_cast<std::int64_t>(size_of(made.is_fp32 ? DType::fp32 : spec_.dtype)));
-            add("  {:<14} {:<24} {:<20} {:<10} {:>14} {:>12}\n", is_first ? node.operation->name : "",
-                made.name, to_string(shape),
-                !is_kept                                 ? ""
-                : kept->is_cheap && !part.makes_losses() ? "kept, cheap"
-                                                         : "kept",
-                is_kept ? human_bytes(bytes) : "", is_first && flops > 0 ? human_count(flops) : "");
+            add("  {:<14} {:<24} {:<20} {:<15} {:>10} {:>10}\n", is_first ? node.operation->name : "",
+                made.name, to_string(shape), becomes, becomes.empty() ? "" : human_bytes(bytes),
+                is_first && flops > 0 ? human_count(flops) : "");
             is_first = false;
         }
+    }
+
+    // For the backward pass; empty where that does not need it.
+    static std::string_view what_becomes_of(const Part& part, const Node& node, const Value& made,
+                                            const PartLists& lists) {
+        const auto kept = std::ranges::find(lists.kept, made.name, &PartBuffer::name);
+        if (kept != lists.kept.end())
+            return kept->is_cheap && !part.makes_losses() ? "kept or remade" : "kept";
+        const auto writes_it = [&](const ListOperand& operand) {
+            return operand.access == Access::write && operand.storage >= 0 &&
+                   lists.storages[static_cast<std::size_t>(operand.storage)] == made.name;
+        };
+        const bool is_remade = std::ranges::any_of(lists.backward, [&](const ListCall& call) {
+            return call.node == &node && std::ranges::any_of(call.operands, writes_it);
+        });
+        return is_remade && !part.makes_losses() ? "remade" : "";
     }
 
     std::int64_t kept(const PartLists& lists, RecomputeKind kind) const {
@@ -113,6 +182,9 @@ class ModelText {
 
     const RunSpec& spec_;
     PartSizes sizes_;
+    Outline outline_;
+    std::vector<UnitBytes> units_;  // of the outline
+    std::set<int> shown_;           // of these
     std::string text_;
 };
 

@@ -116,6 +116,27 @@ def test_print_model_shows_parts_and_shards():
     assert "bias" not in bare.replace("no biases", "") and "lm_head.weight" in bare
 
 
+def kibibytes(pattern, text):
+    """The sum of all figures in KiB that a pattern finds."""
+    found = re.findall(pattern.replace("SIZE", r"([\d.]+) KiB"), text)
+    assert found, text
+    return sum(map(float, found))
+
+
+def test_print_model_shows_what_a_step_sends():
+    """One exchange of each unit, four of which are layers, is what the header says of a step."""
+    options = ["--model=tiny", "--device=cpu"]
+    text = program.run("--print-model", *options, ranks=2).stdout
+    of_units = kibibytes(r"\n  \w+: a rank sends SIZE", text) + 4 * kibibytes(r"\n  h\.\*: a rank sends SIZE", text)
+    header = program.run("--steps=0", *options, ranks=2).stdout
+    assert f"sends       {of_units / 1024:.1f} MiB a step" in header
+    text = program.run("--print-model", *options, "--zero-stage=3", ranks=2).stdout
+    assert kibibytes(r"h\.\*: a rank sends SIZE", text) == kibibytes(r"h\.\*: .* SIZE to gather its parameters from 2 shards", text)
+    text = program.run("--print-model", *options, "--pipeline-parallel=2").stdout
+    assert "wte: a rank sends 128.0 KiB to sum its gradients over two stages" in text
+    assert text.count("sends 32.0 KiB a sequence to the next one") == 1  # 64 tokens of 128 channels in fp32
+
+
 @pytest.mark.parametrize("size", ["--layers=9223372036854775807", "--channels=1000000000000", "--seq-len=9223372036854775807",
                                   "--vocab-size=9223372036854775807"])
 def test_print_model_shows_sizes_that_no_machine_bears(size):
