@@ -3,17 +3,21 @@
 // A training run that takes a step when it is asked to, so that a script can take steps of several programs in
 // turn: reads commands from standard input, a line each, and answers with a line of JSON.
 //   ceilings   {"flops": {"fp32": ..., "bf16": ...}, "bytes": ...} a second
+//   host       {"us": ...}: what the host takes of a step for each of its operations, where these do nothing
 //   step       {"ms": ..., "loss": ..., "operations": {"add": {"calls", "ms", "flops", "bytes", "dtype"}, ...}}
 // The first line it prints describes the run.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <iostream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "dev/cpu/ceilings.h"
+#include "dev/cpu/idle_ops.h"
 #include "dev/cpu/timed_ops.h"
 #include "llmc/comm/bootstrap.h"
 #include "llmc/data/data.h"
@@ -44,6 +48,17 @@ Json to_json(const bench::WorkByOperation& work) {
 void say(const Json& json) {
     fmt::print("{}\n", json.dump());
     std::fflush(stdout);
+}
+
+// The least of some steps of a trainer whose operations do nothing, in microseconds for each of a real step's.
+double host_microseconds(const Options& options, const RunPlan& plan, Device& device, HostCommunicator& world,
+                         const MeshGroups& groups, TrainingBatches& batches, std::int64_t operations) {
+    constexpr int steps = 20;
+    bench::DeviceWithOps idle(device, std::make_unique<bench::IdleOps>(device.ops()));
+    Trainer trainer(options, plan, idle, world, groups);
+    double least = std::numeric_limits<double>::max();
+    for (int step = 0; step < steps; ++step) least = std::min(least, trainer.train_step(batches).step_ms);
+    return 1e3 * least / static_cast<double>(operations);
 }
 
 void run(int threads, const Options& options, HostCommunicator& world) {
@@ -79,6 +94,12 @@ void run(int threads, const Options& options, HostCommunicator& world) {
                   {{"fp32", bench::product_ceiling(DType::fp32, threads)},
                    {"bf16", bench::product_ceiling(DType::bf16, threads)}}},
                  {"bytes", bench::memory_ceiling(threads)}});
+        } else if (command == "host") {
+            timed.take_work();
+            trainer.train_step(batches);
+            std::int64_t operations = 0;
+            for (const auto& [_, work] : timed.take_work()) operations += work.calls;
+            say({{"us", host_microseconds(options, plan, *device, world, groups, batches, operations)}});
         } else if (command == "step") {
             timed.take_work();
             const StepMetrics metrics = trainer.train_step(batches);
@@ -86,7 +107,7 @@ void run(int threads, const Options& options, HostCommunicator& world) {
                  {"loss", metrics.loss},
                  {"operations", to_json(timed.take_work())}});
         } else {
-            user_error("bench_step knows no command '{}'; give ceilings or step", command);
+            user_error("bench_step knows no command '{}'; give ceilings, host or step", command);
         }
     }
 }

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <initializer_list>
+#include <memory>
 #include <string_view>
 #include <utility>
 
@@ -31,9 +32,7 @@ double attention_product(const Tensor& qkv) {
     return elements(qkv) / 3.0 * (T + 1.0);
 }
 
-}  // namespace
-
-class TimedDevice::TimedOps final : public Ops {
+class TimedOps final : public Ops {
   public:
     explicit TimedOps(Ops& ops) : ops_(ops) {}
 
@@ -205,12 +204,10 @@ class TimedDevice::TimedOps final : public Ops {
     WorkByOperation work_;
 };
 
-TimedDevice::TimedDevice(Device& device) : device_(device), ops_(std::make_unique<TimedOps>(device.ops())) {}
+}  // namespace
 
-TimedDevice::~TimedDevice() = default;
+TimedDevice::TimedDevice(Device& device) : DeviceWithOps(device, std::make_unique<TimedOps>(device.ops())) {}
 
-WorkByOperation TimedDevice::take_work() { return ops_->take_work(); }
-
-Ops& TimedDevice::ops() { return *ops_; }
+WorkByOperation TimedDevice::take_work() { return static_cast<TimedOps&>(ops()).take_work(); }
 
 }  // namespace llmc::bench

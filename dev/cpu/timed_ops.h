@@ -5,11 +5,9 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <string>
 
-#include "llmc/device/device.h"
-#include "llmc/device/ops.h"
+#include "dev/cpu/device_with_ops.h"
 
 namespace llmc::bench {
 
@@ -25,39 +23,12 @@ struct Work {
 // By name: "matmul_forward 384 -> 1536".
 using WorkByOperation = std::map<std::string, Work>;
 
-class TimedDevice final : public Device {
+class TimedDevice final : public DeviceWithOps {
   public:
     explicit TimedDevice(Device& device);
-    ~TimedDevice() override;
 
     // What has been done since the last call.
     WorkByOperation take_work();
-
-    DeviceKind kind() const override { return device_.kind(); }
-    std::string description() const override { return device_.description(); }
-    std::string note(DType dtype) const override { return device_.note(dtype); }
-    std::optional<double> peak_flops(DType dtype) const override { return device_.peak_flops(dtype); }
-    std::size_t available_memory() const override { return device_.available_memory(); }
-    std::int64_t usual_tokens() const override { return device_.usual_tokens(); }
-    std::int64_t usual_logits_bytes() const override { return device_.usual_logits_bytes(); }
-    std::byte* allocate(std::size_t bytes, std::string_view arena) override {
-        return device_.allocate(bytes, arena);
-    }
-    void release(std::byte* memory) override { device_.release(memory); }
-    void upload(const Tensor& to_device, const void* from_host) override {
-        device_.upload(to_device, from_host);
-    }
-    void download(void* to_host, const Tensor& from_device) override {
-        device_.download(to_host, from_device);
-    }
-    HostMemory host_memory(std::size_t bytes) override { return device_.host_memory(bytes); }
-    void synchronize() override { device_.synchronize(); }
-    Ops& ops() override;
-
-  private:
-    class TimedOps;
-    Device& device_;
-    std::unique_ptr<TimedOps> ops_;
 };
 
 }  // namespace llmc::bench

@@ -63,7 +63,7 @@ inline constexpr RunCall run_add = [](const Running& r, const Tensor* t) { r.ops
 inline constexpr RunCall run_zero = [](const Running& r, const Tensor* t) { r.ops.fill(t[0], 0.0F); };
 
 inline DraftCall copy_call(const Node& node, const Operand& to, const Operand& from,
-                           RunCall run_copy = run<&Ops::copy>) {
+                           RunCall run_copy = run_op<&Ops::copy>) {
     return {.node = &node, .name = "copy", .run = run_copy, .operands = {to, from}};
 }
 
@@ -302,7 +302,7 @@ class Drafting final : public Calls {
         for (int other = 0; other < std::ssize(part_.values); ++other) {
             if (!is_needed(other)) continue;
             const Ref copied{make_gradient_storage(value, Space::scratch)};
-            call("copy", run<&Ops::copy>,
+            call("copy", run_op<&Ops::copy>,
                  {operand(copied, Access::write, value, Makes::input),
                   operand(ref, Access::read, value, Makes::input)});
             ref = copied;

@@ -38,7 +38,7 @@ struct Running {
 };
 using RunCall = void (*)(const Running& running, const Tensor* operands);
 
-// The call of a function of Ops whose arguments are the operands in their order: run<&Ops::add>.
+// The call of a function of Ops whose arguments are the operands in their order: run_op<&Ops::add>.
 template <auto Function, class... Tensors>
 constexpr RunCall run_in_order(void (Ops::*)(Tensors...)) {
     return [](const Running& running, const Tensor* operands) {
@@ -47,7 +47,7 @@ constexpr RunCall run_in_order(void (Ops::*)(Tensors...)) {
     };
 }
 template <auto Function>
-inline constexpr RunCall run = run_in_order<Function>(Function);
+inline constexpr RunCall run_op = run_in_order<Function>(Function);
 
 enum class Access {
     read,

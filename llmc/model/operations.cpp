@@ -95,11 +95,11 @@ const Operation embedding_row{
 // ---- normalisation
 
 void call_layernorm(Calls& c, const Operand& in, int out) {
-    c.call("layernorm_forward", run<&Ops::layernorm_forward>,
+    c.call("layernorm_forward", run_op<&Ops::layernorm_forward>,
            {c.output(out), c.output(out + 1), c.output(out + 2), in, c.parameter(0), c.parameter(1)});
 }
 void call_layernorm_backward(Calls& c, const Operand& din, const Operand& dout, const Operand& in, int mean) {
-    c.call("layernorm_backward", run<&Ops::layernorm_backward>,
+    c.call("layernorm_backward", run_op<&Ops::layernorm_backward>,
            {din, c.parameter_gradient(0), c.parameter_gradient(1), dout, in, c.parameter(0).for_input(),
             c.output(mean, Access::read), c.output(mean + 1, Access::read)});
 }
@@ -118,7 +118,7 @@ const Operation add_layernorm_row{
     .name = "add_layernorm",
     .forward =
         [](Calls& c) {
-            c.call("fused_residual_layernorm_forward", run<&Ops::fused_residual_layernorm_forward>,
+            c.call("fused_residual_layernorm_forward", run_op<&Ops::fused_residual_layernorm_forward>,
                    {c.output(0), c.output(1), c.output(2), c.output(3), c.read(0), c.read(1), c.parameter(0),
                     c.parameter(1)});
         },
@@ -143,7 +143,7 @@ Operand weight_of(Calls& c) {
 void call_product(Calls& c, const Operand& pre_gelu) {
     // Where each rank makes an addend, one adds the bias.
     const bool makes_addend = c.node().takes == Placement::divided;
-    c.call("matmul_forward", run<&Ops::matmul_forward>,
+    c.call("matmul_forward", run_op<&Ops::matmul_forward>,
            {c.output(0).by_token(), c.read(0).by_token(), weight_of(c),
             makes_addend ? c.of_one(c.parameter(1)) : c.parameter(1), pre_gelu});
 }
@@ -151,7 +151,7 @@ void call_product(Calls& c, const Operand& pre_gelu) {
 void call_product_backward(Calls& c) {
     const Operand in = c.read(0), weight = weight_of(c);
     const Operand dweight = c.parameter_gradient(0).as(weight.shape), din = c.make_gradient(0).by_token();
-    c.call("matmul_backward", run<&Ops::matmul_backward>,
+    c.call("matmul_backward", run_op<&Ops::matmul_backward>,
            {din, dweight, c.parameter_gradient(1), c.gradient(0).by_token(), in.by_token().for_weight(),
             weight.for_input(), c.activated(0).for_input()});
 }
@@ -172,7 +172,7 @@ const Operation product_gelu_row{
     .backward = call_product_backward,
     .remake =
         [](Calls& c) {
-            c.call("gelu_forward", run<&Ops::gelu_forward>, {c.output(0), c.output(1, Access::read)});
+            c.call("gelu_forward", run_op<&Ops::gelu_forward>, {c.output(0), c.output(1, Access::read)});
         },
     .remade = 0,
     .work = product_work,
@@ -211,11 +211,12 @@ const Operation attention_row{
     .name = "attention",
     .forward =
         [](Calls& c) {
-            c.call("attention_forward", run<&Ops::attention_forward>, {c.output(0), c.output(1), c.read(0)});
+            c.call("attention_forward", run_op<&Ops::attention_forward>,
+                   {c.output(0), c.output(1), c.read(0)});
         },
     .backward =
         [](Calls& c) {
-            c.call("attention_backward", run<&Ops::attention_backward>,
+            c.call("attention_backward", run_op<&Ops::attention_backward>,
                    {c.make_gradient(0), c.gradient(0).for_input(), c.read(0).for_input(),
                     c.output(0, Access::read).for_input(), c.output(1, Access::read).for_input()});
         },
@@ -250,7 +251,7 @@ const Operation attention_row{
 const Operation add_row{.name = "add",
                         .forward =
                             [](Calls& c) {
-                                c.call("add", run<&Ops::add>, {c.output(0), c.read(0), c.read(1)});
+                                c.call("add", run_op<&Ops::add>, {c.output(0), c.read(0), c.read(1)});
                             },
                         .backward =
                             [](Calls& c) {

@@ -2,6 +2,7 @@
 nobody asks here.
 """
 
+import json
 import re
 import subprocess
 import sys
@@ -51,11 +52,17 @@ def test_what_no_operation_took_is_of_the_same_step(capsys):
     assert re.fullmatch(r" +all else +0\.50 +11\.1%", capsys.readouterr().out.splitlines()[-1])
 
 
+def test_the_host_is_timed_alone():
+    result = subprocess.run([BENCH, "1", *program.SMALL], input="host\n", capture_output=True, text=True, check=False,
+                            timeout=60 * program.PATIENCE)
+    assert result.returncode == 0 and json.loads(result.stdout.splitlines()[1])["us"] > 0, result.stderr
+
+
 def test_what_is_no_command_is_one_line():
     result = subprocess.run([BENCH, "1", *program.SMALL], input="stop\n", capture_output=True, text=True, check=False,
                             timeout=60 * program.PATIENCE)
     assert result.returncode == 1
-    assert result.stderr == "error: bench_step knows no command 'stop'; give ceilings or step\n"
+    assert result.stderr == "error: bench_step knows no command 'stop'; give ceilings, host or step\n"
 
 
 def test_pipelines_are_timed_and_simulated():

@@ -1,0 +1,52 @@
+// Operations that do nothing: a step of these takes what the host needs to say what is to be computed.
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "llmc/device/ops.h"
+
+namespace llmc::bench {
+
+class IdleOps final : public Ops {
+  public:
+    // Workspaces are those of other operations.
+    explicit IdleOps(const Ops& like) : like_(like) {}
+
+    std::size_t workspace_bytes(const WorkspaceRequest& request) const override {
+        return like_.workspace_bytes(request);
+    }
+    void set_workspace(const Tensor&) override {}
+
+    using T = const Tensor&;
+    void encoder_forward(T, T, T, T, std::optional<std::int64_t>) override {}
+    void encoder_backward(T, T, T, T, std::optional<std::int64_t>) override {}
+    void layernorm_forward(T, T, T, T, T, T) override {}
+    void layernorm_backward(T, T, T, T, T, T, T, T) override {}
+    void fused_residual_layernorm_forward(T, T, T, T, T, T, T, T) override {}
+    void matmul_forward(T, T, T, T, T) override {}
+    void matmul_backward(T, T, T, T, T, T, T) override {}
+    void gelu_forward(T, T) override {}
+    void gelu_backward(T, T, T) override {}
+    void attention_forward(T, T, T) override {}
+    void attention_backward(T, T, T, T, T) override {}
+    void attention_cached_forward(T, T, T, std::int64_t) override {}
+    void fused_classifier(T, T, T, std::int64_t, float, bool) override {}
+    void classifier_statistics(T, T, T, std::int64_t, std::int64_t) override {}
+    void classifier_from_statistics(T, T, T, T, std::int64_t, std::int64_t, float, bool) override {}
+    void global_norm_squared(T, T) override {}
+    void sum(T, T) override {}
+    void adamw(T, T, T, T, T, T, std::span<const AdamWSegment>, const AdamWStep&,
+               const std::optional<StochasticRounding>&) override {}
+    void cast(T, T) override {}
+    void copy(T, T) override {}
+    void fill(T, float) override {}
+    void add(T, T, T) override {}
+    void accumulate(T, T) override {}
+    void all_finite(T, T) override {}
+
+  private:
+    const Ops& like_;
+};
+
+}  // namespace llmc::bench
