@@ -4,9 +4,9 @@
 #include <memory>
 #include <vector>
 
-#include "llmc/model/gpt2.h"
 #include "llmc/model/model.h"
 #include "llmc/parallel/stage.h"
+#include "test/gpt2_config.h"
 
 namespace llmc {
 

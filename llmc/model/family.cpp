@@ -1,6 +1,9 @@
 #include "llmc/model/family.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <utility>
 
 #include "llmc/core/error.h"
 
@@ -8,21 +11,21 @@ namespace llmc {
 
 namespace {
 
-std::vector<const Family*>& registered() {
-    static std::vector<const Family*> all;
+std::deque<Family>& registered() {
+    static std::deque<Family> all;
     return all;
 }
 
 }  // namespace
 
-std::span<const Family* const> families() { return registered(); }
+const std::deque<Family>& families() { return registered(); }
 
-RegisteredFamily::RegisteredFamily(const Family& family) { registered().push_back(&family); }
+RegisteredFamily::RegisteredFamily(Family family) { registered().push_back(std::move(family)); }
 
 std::vector<FamilyOption> family_options() {
     std::vector<FamilyOption> options;
-    for (const Family* family : families()) {
-        for (const FamilyOption& option : family->options) {
+    for (const Family& family : families()) {
+        for (const FamilyOption& option : family.options) {
             if (std::ranges::find(options, option.name, &FamilyOption::name) == options.end())
                 options.push_back(option);
         }
@@ -32,16 +35,15 @@ std::vector<FamilyOption> family_options() {
 
 std::vector<std::string> model_names() {
     std::vector<std::string> names;
-    for (const Family* family : families()) {
-        for (const NamedModel& model : family->models) names.emplace_back(model.name);
+    for (const Family& family : families()) {
+        for (const NamedModel& model : family.models) names.emplace_back(model.name);
     }
     return names;
 }
 
 const Family& family_of(std::string_view model) {
-    for (const Family* family : families()) {
-        if (std::ranges::find(family->models, model, &NamedModel::name) != family->models.end())
-            return *family;
+    for (const Family& family : families()) {
+        if (std::ranges::find(family.models, model, &NamedModel::name) != family.models.end()) return family;
     }
     programming_error("an unchecked name of a model");
 }
@@ -50,22 +52,45 @@ const NamedModel& named_model(std::string_view name) {
     return *std::ranges::find(family_of(name).models, name, &NamedModel::name);
 }
 
-std::string_view name_of(const Family& family, const ModelChoices& choices) {
-    const auto found = std::ranges::find_if(family.models, [&](const NamedModel& model) {
-        return std::ranges::all_of(choices, [&](const auto& choice) {
-            const auto size = model.choices.find(choice.first);
-            return choice.second == (size == model.choices.end() ? 1 : size->second);
-        });
-    });
-    return found == family.models.end() ? "" : found->name;
+ModelChoices choices_of(std::string_view model) {
+    const std::vector<FamilyOption>& options = family_of(model).options;
+    const std::vector<std::int64_t>& sizes = named_model(model).sizes;
+    ModelChoices choices;
+    for (std::size_t i = 0; i < options.size(); ++i)
+        choices.emplace(options[i].name, options[i].is_switch() ? 1 : sizes.at(i));
+    return choices;
 }
 
-void check_sizes(const Family& family, const ModelChoices& choices) {
-    for (const FamilyOption& option : family.options) {
+Model make_model(const Family& family, const ModelChoices& choices) {
+    std::vector<ModelSize> sizes;
+    for (std::size_t i = 0; i < family.options.size(); ++i) {
+        const FamilyOption& option = family.options[i];
         const std::int64_t size = choices.at(std::string(option.name));
-        if (!option.is_switch && size < 1)
+        if (!option.is_switch() && size < 1)
             user_error("--{} {} is out of range; give 1 or more", option.name, size);
+        if (option.kind == OptionKind::size)
+            sizes.push_back({option.name, size, family.models.back().sizes.at(i)});
     }
+    Model model = family.make(choices);
+    model.sizes = std::move(sizes);
+    const auto named = std::ranges::find_if(
+        family.models, [&](const NamedModel& known) { return choices_of(known.name) == choices; });
+    if (named != family.models.end()) model.description.insert(0, fmt::format("{}: ", named->name));
+    return model;
+}
+
+void check_divides(const char* divisor, const char* size, const ModelChoices& choices) {
+    const std::int64_t parts = choices.at(divisor), whole = choices.at(size), below = whole / parts * parts;
+    if (whole == below) return;
+    if (below > 0)
+        user_error("--{} {} does not divide --{} {}; try --{} {} or {}", divisor, parts, size, whole, size,
+                   below, below + parts);
+    // A part of so many is usual at least.
+    constexpr std::int64_t smallest_part = 16;
+    std::int64_t most = std::max<std::int64_t>(1, whole / smallest_part);
+    while (whole % most != 0) --most;
+    user_error("--{} {} are more than --{} {}; give a divisor of it, such as {}", divisor, parts, size, whole,
+               most);
 }
 
 }  // namespace llmc

@@ -3,8 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,10 +13,12 @@
 
 namespace llmc {
 
-// An option --NAME: a size, or a switch that is on unless it is turned off.
+// An option --NAME. Switches are on unless they are turned off.
+enum class OptionKind { size /* memory grows with it */, division /* of a size */, on_off };
 struct FamilyOption {
     std::string_view name, help;
-    bool is_switch = false;
+    OptionKind kind = OptionKind::size;
+    bool is_switch() const { return kind == OptionKind::on_off; }
 };
 
 // What a person said, or a named model says; switches are 0 or 1.
@@ -24,23 +26,23 @@ using ModelChoices = std::map<std::string, std::int64_t, std::less<>>;
 
 struct NamedModel {
     std::string_view name;
-    ModelChoices choices;  // of all sizes
-    double learning_rate;  // that suits it with AdamW
+    std::vector<std::int64_t> sizes;  // in the order of the family's options, which begin with the sizes
+    double learning_rate;             // that suits it with AdamW
 };
 
 struct Family {
     std::string_view name;
     std::vector<FamilyOption> options;
-    std::vector<NamedModel> models;
-    // UserError for choices that make no model, with what would do. How large they may be is a matter of memory, which the
-    // run's plan checks.
+    std::vector<NamedModel> models;  // the largest comes last
+    // Of sizes of 1 or more; UserError for choices that make no model, with what would do. How large they may be is a matter
+    // of memory, which the run's plan checks.
     Model (*make)(const ModelChoices& choices);
 };
 
 // All there are, in no particular order; a family adds itself by one of these at namespace scope.
-std::span<const Family* const> families();
+const std::deque<Family>& families();
 struct RegisteredFamily {
-    explicit RegisteredFamily(const Family& family);
+    explicit RegisteredFamily(Family family);
 };
 
 // Of all families: their options, each name once, and the models' names; the family that has a model of this name.
@@ -48,10 +50,13 @@ std::vector<FamilyOption> family_options();
 std::vector<std::string> model_names();
 const Family& family_of(std::string_view model);
 const NamedModel& named_model(std::string_view name);
-// "tiny", of the named model that is chosen so; empty where there is none.
-std::string_view name_of(const Family& family, const ModelChoices& choices);
+// The sizes of a named model.
+ModelChoices choices_of(std::string_view model);
 
-// UserError if a size is less than 1.
-void check_sizes(const Family& family, const ModelChoices& choices);
+// The family's model; "tiny: " comes first in its description where the named model is chosen so. UserError for a size below 1.
+Model make_model(const Family& family, const ModelChoices& choices);
+
+// For a family's `make`: UserError if one size does not divide another.
+void check_divides(const char* divisor, const char* size, const ModelChoices& choices);
 
 }  // namespace llmc

@@ -1,19 +1,19 @@
-#include "llmc/model/gpt2.h"
-
+// GPT-2 (Radford et al., "Language models are unsupervised multitask learners", 2019), in the names of its files.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 
-#include "llmc/core/error.h"
 #include "llmc/core/text.h"
 #include "llmc/model/family.h"
 #include "llmc/model/operations.h"
 
 namespace llmc {
-
 namespace {
 
+struct GPTConfig {
+    std::int64_t layers, heads, channels, sequence_length, vocabulary;  // L, NH, C, T, V
+    bool bias, tied_head;
+};
 constexpr Init normal{.stddev = 0.02};
 
 // The token embedding, which may be the head too, or a head of its own.
@@ -58,64 +58,11 @@ Part head_part(const GPTConfig& m) {
     return t.finish();
 }
 
-void check_heads(const GPTConfig& m) {
-    if (m.channels % m.heads == 0) return;
-    constexpr std::int64_t smallest_head = 16;  // channels, in a suggestion
-    const std::int64_t below = m.channels / m.heads * m.heads;
-    if (below == 0) {
-        std::int64_t most = std::max<std::int64_t>(1, m.channels / smallest_head);
-        while (m.channels % most != 0) --most;
-        user_error("--heads {} are more than --channels {}; give a divisor of it, such as {}", m.heads,
-                   m.channels, most);
-    }
-    user_error("--heads {} does not divide --channels {}; try --channels {} or {}", m.heads, m.channels,
-               below, below + m.heads);
-}
-
-extern const Family family;
-
 Model make(const ModelChoices& choices) {
-    check_sizes(family, choices);
     const auto size = [&](const char* name) { return choices.at(name); };
-    const GPTConfig config{size("layers"),     size("heads"),     size("channels"),      size("seq-len"),
-                           size("vocab-size"), size("bias") != 0, size("tied-head") != 0};
-    check_heads(config);
-    return gpt2(config);
-}
-
-NamedModel named(const char* name, const GPTConfig& m, double learning_rate) {
-    return {name,
-            {{"layers", m.layers},
-             {"heads", m.heads},
-             {"channels", m.channels},
-             {"seq-len", m.sequence_length},
-             {"vocab-size", m.vocabulary}},
-            learning_rate};
-}
-
-// tiny and mini read bytes; then GPT-2's four sizes, and one of GPT-3's with GPT-2's vocabulary: learning rates by GPT-3's paper
-// (Brown et al., 2020, table 2.1).
-const Family family{
-    .name = "gpt2",
-    .options = {{"layers", "Transformer blocks, L; default the model's"},
-                {"heads", "Attention heads, NH, a divisor of C; default the model's"},
-                {"channels", "Width of the residual stream, C; default the model's"},
-                {"seq-len", "Tokens of context, T; default the model's"},
-                {"vocab-size", "Vocabulary, V, where 256 is bytes; default the model's"},
-                {"bias", "Biases in layernorms and products", true},
-                {"tied-head", "Use the token embedding as the head too", true}},
-    .models = {named("tiny", {4, 4, 128, 64, 256}, 4e-3), named("mini", {6, 6, 384, 256, 256}, 1e-3),
-               named("gpt2", {12, 12, 768, 1024, 50257}, 6e-4),
-               named("gpt2-medium", {24, 16, 1024, 1024, 50257}, 3e-4),
-               named("gpt2-large", {36, 20, 1280, 1024, 50257}, 2.5e-4),
-               named("gpt2-xl", {48, 25, 1600, 1024, 50257}, 2e-4),
-               named("gpt3-6.7b", {32, 32, 4096, 2048, 50257}, 1.2e-4)},
-    .make = make};
-const RegisteredFamily registered(family);
-
-}  // namespace
-
-Model gpt2(const GPTConfig& m) {
+    check_divides("heads", "channels", choices);
+    const GPTConfig m{size("layers"),     size("heads"),     size("channels"),      size("seq-len"),
+                      size("vocab-size"), size("bias") != 0, size("tied-head") != 0};
     return {.runs = {{.part = embedding_part(m)},
                      {.part = block_part(m), .count = m.layers, .is_layer = true},
                      {.part = head_part(m)}},
@@ -125,10 +72,6 @@ Model gpt2(const GPTConfig& m) {
                 fmt::format("{}, {}, {} channels, context {}, vocabulary {}{}{}", plural(m.layers, "layer"),
                             plural(m.heads, "head"), m.channels, m.sequence_length, m.vocabulary,
                             m.bias ? "" : ", no biases", m.tied_head ? "" : ", a head of its own"),
-            .sizes = {{"layers", m.layers, 32},
-                      {"channels", m.channels, 4096},
-                      {"seq-len", m.sequence_length, 2048},
-                      {"vocab-size", m.vocabulary, 50257}},
             // The causal masks of the blocks are no weights.
             .files = {.prefix = "transformer.",
                       .passed_over = {".attn.bias", ".attn.masked_bias"},
@@ -136,4 +79,25 @@ Model gpt2(const GPTConfig& m) {
                       .table = "wte.weight"}};
 }
 
+// tiny and mini read bytes; then GPT-2's four sizes, and one of GPT-3's with GPT-2's vocabulary: learning rates by GPT-3's paper
+// (Brown et al., 2020, table 2.1).
+const RegisteredFamily registered(
+    {.name = "gpt2",
+     .options = {{"layers", "Transformer blocks, L; default the model's"},
+                 {"heads", "Attention heads, NH, a divisor of C; default the model's", OptionKind::division},
+                 {"channels", "Width of the residual stream, C; default the model's"},
+                 {"seq-len", "Tokens of context, T; default the model's"},
+                 {"vocab-size", "Vocabulary, V, where 256 is bytes; default the model's"},
+                 {"bias", "Biases in layernorms and products", OptionKind::on_off},
+                 {"tied-head", "Use the token embedding as the head too", OptionKind::on_off}},
+     .models = {{"tiny", {4, 4, 128, 64, 256}, 4e-3},
+                {"mini", {6, 6, 384, 256, 256}, 1e-3},
+                {"gpt2", {12, 12, 768, 1024, 50257}, 6e-4},
+                {"gpt2-medium", {24, 16, 1024, 1024, 50257}, 3e-4},
+                {"gpt2-large", {36, 20, 1280, 1024, 50257}, 2.5e-4},
+                {"gpt2-xl", {48, 25, 1600, 1024, 50257}, 2e-4},
+                {"gpt3-6.7b", {32, 32, 4096, 2048, 50257}, 1.2e-4}},
+     .make = make});
+
+}  // namespace
 }  // namespace llmc

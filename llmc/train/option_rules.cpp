@@ -74,7 +74,7 @@ std::vector<DependentSetting> dependent_settings() {
 ModelOptions unset_model_options() {
     ModelOptions unset;
     for (const FamilyOption& option : family_options()) {
-        if (option.is_switch) {
+        if (option.is_switch()) {
             unset.switches.emplace(option.name, true);
         } else {
             unset.sizes.emplace(option.name, std::nullopt);
@@ -85,10 +85,10 @@ ModelOptions unset_model_options() {
 
 // Sizes of the named model where none were given, and what follows from them.
 void resolve(Options& o) {
-    const NamedModel& model = named_model(o.model);
+    const ModelChoices of_model = choices_of(o.model);
     for (auto& [name, size] : o.of_model.sizes) {
-        const auto usual = model.choices.find(name);
-        if (usual != model.choices.end()) {
+        const auto usual = of_model.find(name);
+        if (usual != of_model.end()) {
             size = size.value_or(usual->second);
         } else if (size) {
             user_error("--{} is not for --model {}; leave it out", name, o.model);
@@ -97,7 +97,7 @@ void resolve(Options& o) {
     constexpr std::int64_t longest = std::int64_t{1}
                                      << 40;  // the plan refuses less; the product stays in 64 bits
     o.global_batch_tokens = o.global_batch_tokens.value_or(24 * std::min(o.sequence_length(), longest));
-    o.learning_rate = o.learning_rate.value_or(model.learning_rate);
+    o.learning_rate = o.learning_rate.value_or(named_model(o.model).learning_rate);
     o.warmup_steps = o.warmup_steps.value_or(o.schedule_kind() == ScheduleKind::constant ? 0 : 100);
 }
 
@@ -178,11 +178,7 @@ Model Options::make_model() const {
         if (size) choices[name] = *size;
     }
     for (const auto& [name, is_on] : of_model.switches) choices[name] = is_on ? 1 : 0;
-    const Family& family = family_of(model);
-    Model made = family.make(choices);
-    if (const std::string_view name = name_of(family, choices); !name.empty())
-        made.description.insert(0, fmt::format("{}: ", name));
-    return made;
+    return llmc::make_model(family_of(model), choices);
 }
 
 DType Options::compute_dtype() const { return dtype == "bf16" ? DType::bf16 : DType::fp32; }

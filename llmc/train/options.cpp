@@ -57,7 +57,7 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     setting("model", o.model, "Sizes to start from; the options below override them", model_names());
     for (const FamilyOption& option : family_options()) {
         const auto value = [&](auto& values) -> auto& { return values.find(option.name)->second; };
-        if (option.is_switch) {
+        if (option.is_switch()) {
             setting(option.name.data(), value(o.of_model.switches), option.help.data(), any);
         } else {
             setting(option.name.data(), value(o.of_model.sizes), option.help.data(), any);

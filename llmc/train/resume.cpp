@@ -94,7 +94,7 @@ std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Opt
     const auto differs = [&](const char* name) { return then.contains(name) && then[name] != now[name]; };
     for (const FamilyOption& option : family_options()) {
         const char* const name = option.name.data();
-        if (option.is_switch) {
+        if (option.is_switch()) {
             // A switch that a checkpoint does not know was on.
             const bool was_on = then.value(name, true);
             if (was_on == now[name].get<bool>()) continue;

@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "llmc/comm/communicator.h"
-#include "llmc/model/gpt2.h"
 #include "llmc/model/recompute.h"
 #include "llmc/parallel/pipeline_schedule.h"
 #include "llmc/parallel/sharding.h"
 #include "llmc/parallel/step.h"
+#include "test/gpt2_config.h"
 
 namespace llmc::test {
 

@@ -17,9 +17,9 @@
 #include "llmc/device/device.h"
 #include "llmc/io/model_files.h"
 #include "llmc/io/safetensors.h"
-#include "llmc/model/gpt2.h"
 #include "llmc/parallel/executor.h"
 #include "llmc/plan/run_plan.h"
+#include "test/gpt2_config.h"
 
 namespace llmc::probe {
 

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "llmc/core/text.h"
-#include "llmc/model/gpt2.h"
 #include "llmc/train/console.h"
+#include "test/gpt2_config.h"
 
 namespace llmc {
 namespace {

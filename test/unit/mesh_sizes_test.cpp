@@ -6,7 +6,7 @@
 #include <string>
 
 #include "llmc/core/error.h"
-#include "llmc/model/gpt2.h"
+#include "test/gpt2_config.h"
 
 namespace llmc {
 namespace {
@@ -90,7 +90,7 @@ TEST(MeshSizes, OfAnyNumberOfProcesses) {
     EXPECT_EQ(refusal({.pipeline = 3, .tensor = 3}),
               "--tensor-parallel 3 does not divide the 4 heads (--heads); 1, 2, 4 would");
     GPTConfig absurd = tiny;
-    absurd.heads = std::int64_t{1} << 61;
+    absurd.heads = absurd.channels = std::int64_t{1} << 60;
     EXPECT_NE(refusal({.tensor = 3}, absurd).find("1, 2, 4, 8,"), std::string::npos);
 }
 

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "llmc/core/error.h"
-#include "llmc/model/gpt2.h"
+#include "test/gpt2_config.h"
 
 namespace llmc {
 namespace {

@@ -197,7 +197,11 @@ TEST(Sharding, TheNextStageHasMoreInShards) {
 
 // ---- order
 
-const StepSpec stage_3 = whole_spec(layers, {.stage = 3, .shards = 4, .reduces_each_micro_batch = true}, 2);
+const StepSpec& stage_3() {
+    static const StepSpec made =
+        whole_spec(layers, {.stage = 3, .shards = 4, .reduces_each_micro_batch = true}, 2);
+    return made;
+}
 
 std::ptrdiff_t place_of(const Step& step, ActionKind kind, int unit, int nth) {
     const auto found = std::ranges::find_if(step.actions, [&](const Action& action) {
@@ -217,7 +221,7 @@ bool is_free_before(const Step& step, std::ptrdiff_t action, std::ptrdiff_t plac
 }
 
 TEST(Sharding, ParametersAreGatheredWhileThePartBeforeIsComputed) {
-    const Step step = build_training_step(stage_3);
+    const Step step = build_training_step(stage_3());
     for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
         for (int block = 1; block + 1 < layers; ++block) {
             const auto gather =
@@ -238,7 +242,7 @@ TEST(Sharding, ParametersAreGatheredWhileThePartBeforeIsComputed) {
 }
 
 TEST(Sharding, WithoutPrefetchItIsGatheredWhenItIsNeeded) {
-    StepSpec spec = stage_3;
+    StepSpec spec = stage_3();
     spec.sharding.prefetch_units = 0;
     const Step step = build_training_step(spec);
     EXPECT_EQ(place_of(step, ActionKind::gather_parameters, block_unit(1), 0) + 1,
@@ -254,9 +258,9 @@ void expect_fault(const StepSpec& sound, ActionKind kind, int unit, int nth, con
 }
 
 TEST(CheckShardedStep, FindsWhatIsMissing) {
-    StepSpec hybrid = stage_3;
+    StepSpec hybrid = stage_3();
     hybrid.sharding.replicas = 2;
-    for (const StepSpec& spec : {stage_3, hybrid}) {
+    for (const StepSpec& spec : {stage_3(), hybrid}) {
         for (const int nth : {0, 1, 2, 3})
             expect_fault(spec, ActionKind::gather_parameters, block_unit(1), nth, "not gathered");
         expect_fault(spec, ActionKind::gather_parameters, wte_unit, 1, "not gathered");
@@ -268,7 +272,7 @@ TEST(CheckShardedStep, FindsWhatIsMissing) {
         expect_fault(spec, ActionKind::accumulate_shard, block_unit(2), 0, "still needed");
     }
     for (const int stage : {0, 1}) {
-        StepSpec spec = stage_3;
+        StepSpec spec = stage_3();
         spec.sharding.stage = stage;
         expect_fault(spec, ActionKind::reduce_scatter, block_unit(1), 0, "still needed");
         expect_fault(spec, ActionKind::accumulate_shard, wte_unit, 0, "lacks a micro-batch");
@@ -277,7 +281,7 @@ TEST(CheckShardedStep, FindsWhatIsMissing) {
 
 TEST(CheckShardedStep, FindsTurnsThatMeet) {
     // A reduction of the unit before that has not read its gradients.
-    Step step = build_training_step(stage_3);
+    Step step = build_training_step(stage_3());
     const auto reduce = step.actions.begin() + place_of(step, ActionKind::reduce_scatter, block_unit(4), 0);
     const auto zero = step.actions.begin() + place_of(step, ActionKind::zero, block_unit(2), 0);
     std::rotate(reduce, reduce + 1, zero + 1);

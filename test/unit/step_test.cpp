@@ -23,9 +23,15 @@ namespace llmc {
 namespace {
 
 constexpr int layers = 3, micro_batches = 2;
-const StepSpec spec = whole_spec(layers, {.shards = 4}, micro_batches);
+const StepSpec& spec() {
+    static const StepSpec made = whole_spec(layers, {.shards = 4}, micro_batches);
+    return made;
+}
 // The same with gradients in bf16.
-const StepSpec rounding_spec = whole_spec(layers, {.shards = 4}, micro_batches, true);
+const StepSpec& rounding_spec() {
+    static const StepSpec made = whole_spec(layers, {.shards = 4}, micro_batches, true);
+    return made;
+}
 
 std::int64_t count(const Step& step, ActionKind kind) {
     return std::ranges::count_if(step.actions, [&](const Action& action) { return action.kind == kind; });
@@ -38,7 +44,7 @@ std::size_t find(const Step& step, const std::function<bool(const Action&)>& wan
 }
 
 TEST(Step, HasEveryPartOfEveryMicroBatch) {
-    const Step step = build_training_step(spec);
+    const Step step = build_training_step(spec());
     check_step(step);
     constexpr int units = layers + 3;
     EXPECT_EQ(count(step, ActionKind::load), micro_batches);
@@ -54,7 +60,7 @@ TEST(Step, HasEveryPartOfEveryMicroBatch) {
 }
 
 TEST(Step, RoundsTheSumsOfEveryMicroBatchIntoTheGradients) {
-    const Step step = build_training_step(rounding_spec);
+    const Step step = build_training_step(rounding_spec());
     check_step(step);
     constexpr int units = layers + 3;
     EXPECT_EQ(count(step, ActionKind::zero), units * micro_batches);
@@ -71,7 +77,7 @@ TEST(Step, RoundsTheSumsOfEveryMicroBatchIntoTheGradients) {
     }
     EXPECT_EQ(sums, (std::set<int>{wte_unit, wpe_unit, block_unit(0), ln_f_unit(layers)}));
     // Without these actions the list is that of gradients in fp32.
-    const Step plain = build_training_step(spec);
+    const Step plain = build_training_step(spec());
     EXPECT_EQ(count(plain, ActionKind::round) + count(plain, ActionKind::accumulate), 0);
     std::vector<ActionKind> rest, expected;
     for (const Action& action : step.actions) {
@@ -92,7 +98,7 @@ TEST(Step, OneProcessCommunicatesNothing) {
 }
 
 TEST(Step, ReducesAUnitRightAfterItsLastBackward) {
-    const Step step = build_training_step(spec);
+    const Step step = build_training_step(spec());
     for (int block = 0; block < layers; ++block) {
         const std::size_t reduce = find(step, [&](const Action& action) {
             return action.kind == ActionKind::reduce_scatter && action.unit == block_unit(block);
@@ -133,12 +139,12 @@ void expect_waits_for_what_is_needed(const StepSpec& of) {
 }
 
 TEST(Step, StreamsWaitForWhatTheyNeedAndNoMore) {
-    expect_waits_for_what_is_needed(spec);
-    expect_waits_for_what_is_needed(rounding_spec);
+    expect_waits_for_what_is_needed(spec());
+    expect_waits_for_what_is_needed(rounding_spec());
 }
 
 TEST(Step, OneMicroBatchIsInFlight) {
-    const BuffersInFlight in_flight = buffers_in_flight(build_training_step(spec));
+    const BuffersInFlight in_flight = buffers_in_flight(build_training_step(spec()));
     EXPECT_EQ(in_flight.slots, 1);
     EXPECT_EQ(in_flight.chunk_inputs, 1);
     EXPECT_EQ(in_flight.residual_gradients, 1);
@@ -192,7 +198,7 @@ TEST(Step, BlocksThatRecomputeMayLieAnywhere) {
 // ---- what check_step finds: each fault is planted in a sound list -----------------------------------------
 
 void expect_fault(const std::function<void(std::vector<Action>&)>& plant, const std::string& message,
-                  const StepSpec& sound = spec) {
+                  const StepSpec& sound = spec()) {
     Step step = build_training_step(sound);
     plant(step.actions);
     expect_found(std::move(step), message);
@@ -234,7 +240,7 @@ TEST(CheckStep, FindsABackwardAfterItsReduction) {
 
 void expect_rounding_fault(const std::function<void(std::vector<Action>&)>& plant,
                            const std::string& message) {
-    expect_fault(plant, message, rounding_spec);
+    expect_fault(plant, message, rounding_spec());
 }
 
 TEST(CheckStep, FindsGradientSumsThatAreNotZeroed) {
@@ -367,12 +373,12 @@ void expect_all_waits_are_needed(const StepSpec& of) {
 }
 
 TEST(CheckStep, FindsStreamsThatDoNotWait) {
-    expect_all_waits_are_needed(spec);
-    expect_all_waits_are_needed(rounding_spec);
+    expect_all_waits_are_needed(spec());
+    expect_all_waits_are_needed(rounding_spec());
 }
 
 TEST(CheckStep, FindsAWaitForALaterAction) {
-    Step step = build_training_step(spec);
+    Step step = build_training_step(spec());
     step.actions[5].after = {5};
     EXPECT_THROW(check_step(step), ProgrammingError);
 }

@@ -12,8 +12,8 @@
 #include <memory>
 #include <string>
 
-#include "llmc/model/gpt2.h"
 #include "llmc/plan/run_plan.h"
+#include "test/gpt2_config.h"
 
 namespace llmc {
 namespace {

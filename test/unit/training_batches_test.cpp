@@ -23,8 +23,8 @@
 
 #include "llmc/core/error.h"
 #include "llmc/device/device.h"
-#include "llmc/model/gpt2.h"
 #include "llmc/plan/run_plan.h"
+#include "test/gpt2_config.h"
 #include "test/unit/numbered_source.h"
 
 namespace llmc {

@@ -25,11 +25,7 @@ namespace {
 
 constexpr GPTConfig odd{.layers = 2, .heads = 3, .channels = 15, .sequence_length = 7, .vocabulary = 37};
 
-Model made(const NamedModel& named) {
-    ModelChoices choices = named.choices;
-    choices["bias"] = choices["tied-head"] = 1;
-    return family_of(named.name).make(choices);
-}
+Model made(const NamedModel& named) { return make_model(family_of(named.name), choices_of(named.name)); }
 
 TEST(Units, NamedModelsAreThePublishedOnes) {
     // Heads and the learning rate by GPT-3's paper (table 2.1; of GPT-2's largest two sizes the heads are those of its files),
@@ -50,7 +46,7 @@ TEST(Units, NamedModelsAreThePublishedOnes) {
         if (expected == published.end()) continue;
         compared += 1;
         EXPECT_EQ(count_parameters(made(model)), expected->second.parameters) << model.name;
-        EXPECT_EQ(model.choices.at("heads"), expected->second.heads) << model.name;
+        EXPECT_EQ(choices_of(model.name).at("heads"), expected->second.heads) << model.name;
         EXPECT_EQ(model.learning_rate, expected->second.learning_rate) << model.name;
     }
     EXPECT_EQ(compared, published.size());
