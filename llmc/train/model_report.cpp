@@ -46,12 +46,13 @@ class ModelText {
             add_exchanges(run.part, outline_.part(static_cast<int>(i)));
             layer = saturated_sum(layer, run.is_layer ? run.count : 0);
         }
-        add("\nOperations are of one sequence of {} tokens. FLOPs are those of the forward pass on a token; "
-            "the backward "
-            "pass\ntakes twice as many. The backward pass needs what is kept. What is remade is made again "
-            "there: with "
-            "--recompute\nselective or, where it is not kept, always. With --recompute block, layers keep "
-            "nothing.\n",
+        add("\nOperations are of one sequence of {} tokens; an operation moves the bytes of its operands, "
+            "each once. "
+            "FLOPs are\nthose of the forward pass on a token; the backward pass takes twice as many. The "
+            "backward "
+            "pass needs what is kept.\nWhat is remade is made again there: with --recompute selective or, "
+            "where it "
+            "is not kept, always. With --recompute\nblock, layers keep nothing.\n",
             model.sequence_length);
         return std::move(text_);
     }
@@ -68,8 +69,8 @@ class ModelText {
             run.count == 1 ? std::to_string(layer) : fmt::format("{} to {}", layer, layer + run.count - 1);
         add("\n{}\n", is_one ? run.part.name : fmt::format(fmt::runtime(run.part.name), numbers));
         for (const PartParameter& parameter : run.part.parameters) add_parameter(run, parameter);
-        add("\n  {:<14} {:<24} {:<20} {:<15} {:>10} {:>10}\n", "operation", "makes", "shape here",
-            "for backward", "bytes", "FLOPs");
+        add("\n  {:<14} {:<24} {:<20} {:<15} {:>10} {:>10} {:>10}\n", "operation", "makes", "shape here",
+            "for backward", "bytes", "moves", "FLOPs");
         for (const Node& node : run.part.nodes) add_node(run.part, node, lists);
         const std::uint64_t forward = bytes_sent(lists.forward), backward = bytes_sent(lists.backward);
         add("  kept {} a sequence; with --recompute selective {}, with block {}",
@@ -145,11 +146,26 @@ class ModelText {
             const std::int64_t bytes = saturated_product(
                 shape.elements(),
                 static_cast<std::int64_t>(size_of(made.is_fp32 ? DType::fp32 : spec_.dtype)));
-            add("  {:<14} {:<24} {:<20} {:<15} {:>10} {:>10}\n", is_first ? node.operation->name : "",
+            const std::int64_t moved = is_first ? bytes_moved(node, lists) : 0;
+            add("  {:<14} {:<24} {:<20} {:<15} {:>10} {:>10} {:>10}\n", is_first ? node.operation->name : "",
                 made.name, to_string(shape), becomes, becomes.empty() ? "" : human_bytes(bytes),
-                is_first && flops > 0 ? human_count(flops) : "");
+                moved > 0 ? human_bytes(moved) : "", is_first && flops > 0 ? human_count(flops) : "");
             is_first = false;
         }
+    }
+
+    // What the forward calls of an operation read and write, each operand once.
+    static std::int64_t bytes_moved(const Node& node, const PartLists& lists) {
+        std::int64_t bytes = 0;
+        for (const ListCall& call : lists.forward) {
+            if (call.node != &node) continue;
+            for (const ListOperand& operand : call.operands) {
+                const auto size = static_cast<std::int64_t>(size_of(operand.dtype));
+                if (operand.space != Space::none)
+                    bytes = saturated_sum(bytes, saturated_product(operand.shape.elements(), size));
+            }
+        }
+        return bytes;
     }
 
     // For the backward pass; empty where that does not need it.
