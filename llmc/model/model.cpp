@@ -202,6 +202,12 @@ const Outline::OutlinedPart& Outline::layer(std::int64_t number) const {
     return part(first_layer + static_cast<int>(std::clamp<std::int64_t>(number, 0, layers - 1)));
 }
 
+bool Outline::uses(int unit, int first_part, int end_part) const {
+    return std::any_of(parts.begin() + first_part, parts.begin() + end_part, [&](const OutlinedPart& part) {
+        return std::ranges::find(part.units, unit) != part.units.end();
+    });
+}
+
 Outline outline_of(const Model& model) { return Outlining().run(model); }
 
 ModelLists derive_lists(const Outline& outline, const PartSizes& sizes) {

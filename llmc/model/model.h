@@ -111,6 +111,8 @@ struct Outline {
     const Kind& kind_of(int part_number) const { return kind_of(part(part_number)); }
     // Of a layer; beyond the last one, as that is.
     const OutlinedPart& layer(std::int64_t number) const;
+    // Whether one of these parts uses a unit.
+    bool uses(int unit, int first_part, int end_part) const;
     int units_count() const { return static_cast<int>(units.size()); }
 };
 

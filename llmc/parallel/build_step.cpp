@@ -8,6 +8,7 @@
 
 #include "llmc/core/error.h"
 #include "llmc/parallel/chunk_buffers.h"
+#include "llmc/parallel/gradient_rounds.h"
 #include "llmc/parallel/insert_recomputes.h"
 #include "llmc/parallel/prefetch.h"
 #include "llmc/parallel/unit_actions.h"
@@ -56,7 +57,7 @@ class StepBuilder {
     // The passes of this stage in their order. What comes from another stage is received one pass ahead, while the
     // pass before computes; but for a few rows, which have one place.
     void run(std::span<const Pass> passes) {
-        plan_rounds(passes);
+        rounds_ = GradientRounds(spec_, passes);
         const std::size_t ahead = generates() ? 0 : 1;
         for (std::size_t i = 0; i < std::min(ahead, passes.size()); ++i) receive(passes[i]);
         for (std::size_t i = 0; i < passes.size(); ++i) {
@@ -202,33 +203,16 @@ class StepBuilder {
         const Outline::OutlinedPart& part = outline_.part(number);
         for (auto unit = part.units.rbegin(); unit != part.units.rend(); ++unit) {
             const bool comes_back = purpose_ == Purpose::training
-                                        ? is_read_behind(chunk, number, *unit)
-                                        : is_used_in(*unit, number + 1, chunk.end_part);
-            const bool is_shared =
-                is_used_in(*unit, chunk.first_part, number) || is_used_in(*unit, number + 1, chunk.end_part);
+                                        ? is_read_behind(outline_, chunk, number, *unit)
+                                        : outline_.uses(*unit, number + 1, chunk.end_part);
+            const bool is_shared = outline_.uses(*unit, chunk.first_part, number) ||
+                                   outline_.uses(*unit, number + 1, chunk.end_part);
             const bool reads_again =
                 !is_shared && part.is_layer() && outline_.kind_of(part).backward_reads_parameters;
             if (is_shared ? !comes_back : !reads_again || (sharding_.reshards_after_forward && !stays))
                 units_.release(*unit);
         }
     }
-    bool is_used_in(int unit, int first, int end) const {
-        for (int part = first; part < end; ++part) {
-            if (std::ranges::find(outline_.part(part).units, unit) != outline_.part(part).units.end())
-                return true;
-        }
-        return false;
-    }
-    // By a part behind this one, forward or backward, or by its own backward pass or an earlier part's.
-    bool is_read_behind(const Chunk& chunk, int number, int unit) const {
-        if (is_used_in(unit, number + 1, chunk.end_part)) return true;
-        for (int part = chunk.first_part; part <= number; ++part) {
-            if (outline_.kind_of(part).backward_reads_parameters && is_used_in(unit, part, part + 1))
-                return true;
-        }
-        return false;
-    }
-
     // All of a part's backward pass, or one part of it.
     void backward(ActionKind kind, int number) {
         const Chunk& chunk = chunk_at(chunk_);
@@ -252,67 +236,21 @@ class StepBuilder {
         if (kind == ActionKind::backward_input) {
             writes.push_back(kept_for_weights(number));
         } else {
-            for_each_round(number, true,
-                           [&](int unit, UnitActions::Round round) { units_.begin(unit, round); });
+            for (const auto& [unit, round] : rounds_.begun_by({pass_, pass_kind_, chunk_}, number))
+                units_.begin(unit, round);
             for (const int unit : part.units) writes.push_back(units_.sums(unit));
         }
         if (part.makes_losses()) writes.push_back({loss});
         compute(kind, number, reads, writes);
         if (reads_parameters) release_after_backward(chunk, number);
-        if (kind != ActionKind::backward_input)
-            for_each_round(number, false,
-                           [&](int unit, UnitActions::Round round) { units_.end(unit, round); });
+        if (kind == ActionKind::backward_input) return;
+        for (const auto& [unit, round] : rounds_.ended_by({pass_, pass_kind_, chunk_}, number))
+            units_.end(unit, round);
     }
     void release_after_backward(const Chunk& chunk, int number) {
         const std::vector<int>& units = outline_.part(number).units;
         for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
-            const auto reads_again = [&](int part) {
-                return outline_.kind_of(part).backward_reads_parameters && is_used_in(*unit, part, part + 1);
-            };
-            bool is_last = true;
-            for (int part = chunk.first_part; part < number; ++part) is_last = is_last && !reads_again(part);
-            if (is_last) units_.release(*unit);
-        }
-    }
-
-    // ---- when a unit's gradients begin and end
-
-    // Whether a pass makes the gradients of a part's parameters.
-    bool makes_gradients(PassKind pass, int part) const {
-        return pass == PassKind::backward || (pass == PassKind::backward_weight && splits_backward(part)) ||
-               (pass == PassKind::backward_input && !splits_backward(part));
-    }
-    void plan_rounds(std::span<const Pass> passes) {
-        std::map<ChunkOfPass, std::pair<int, int>> spans;  // the first and the last pass of a kind and chunk
-        for (int i = 0; i < std::ssize(passes); ++i) {
-            const Pass& pass = passes[static_cast<std::size_t>(i)];
-            spans.try_emplace({pass.kind, local(pass)}, i, i).first->second.second = i;
-        }
-        for (const auto& [key, span] : spans) {
-            const Chunk& chunk = chunk_at(key.second);
-            for (int part = chunk.end_part - 1; part >= chunk.first_part; --part) {
-                if (!makes_gradients(key.first, part)) continue;
-                for (const int unit : outline_.part(part).units) {
-                    Rounds& rounds =
-                        rounds_.try_emplace(unit, Rounds{span.first, span.second, {}, {}}).first->second;
-                    rounds.first = std::min(rounds.first, span.first);
-                    rounds.last = std::max(rounds.last, span.second);
-                    rounds.first_part.try_emplace(key, part);
-                    rounds.last_part[key] = part;
-                }
-            }
-        }
-    }
-    // Calls f for the units whose gradients a pass begins, or ends, to make with this part.
-    template <class F>
-    void for_each_round(int part, bool begins, F&& f) const {
-        std::vector<int> units = outline_.part(part).units;
-        std::ranges::sort(units);
-        if (!begins) std::ranges::reverse(units);
-        for (const int unit : units) {
-            const Rounds& rounds = rounds_.at(unit);
-            if ((begins ? rounds.first_part : rounds.last_part).at({pass_kind_, chunk_}) == part)
-                f(unit, {rounds.first == pass_, rounds.last == pass_});
+            if (!is_read_backward(outline_, *unit, chunk.first_part, number)) units_.release(*unit);
         }
     }
 
@@ -398,13 +336,7 @@ class StepBuilder {
     Step step_;
     ChunkBuffers buffers_;
     UnitActions units_;
-    // Of a unit: the first and the last pass that makes its gradients, and of such passes the first and the last part.
-    using ChunkOfPass = std::pair<PassKind, int>;
-    struct Rounds {
-        int first, last;
-        std::map<ChunkOfPass, int> first_part, last_part;
-    };
-    std::map<int, Rounds> rounds_;
+    GradientRounds rounds_;
     std::map<std::vector<int>, int> slot_kinds_;
     // Of the pass that is under way.
     int pass_ = 0, chunk_ = 0, micro_batch_ = 0;

@@ -29,6 +29,19 @@ bool splits_backward(const Outline& outline, int part, const Recompute& recomput
     return outline.kind_of(of).splits_backward && !(of.is_layer() && recompute.recomputes(of.layer));
 }
 
+bool is_read_backward(const Outline& outline, int unit, int first_part, int end_part) {
+    for (int part = first_part; part < end_part; ++part) {
+        if (outline.kind_of(part).backward_reads_parameters && outline.uses(unit, part, part + 1))
+            return true;
+    }
+    return false;
+}
+
+bool is_read_behind(const Outline& outline, const Chunk& chunk, int part, int unit) {
+    return outline.uses(unit, part + 1, chunk.end_part) ||
+           is_read_backward(outline, unit, chunk.first_part, part + 1);
+}
+
 StagePart whole_model(std::shared_ptr<const Outline> outline) {
     const int layers = outline->layers;
     return parts_of_stages(outline, {{0, layers}}, 1, false, {}).front();

@@ -59,6 +59,10 @@ struct StagePart {
 // Whether the backward pass of a part comes in two, where the schedule splits it: what is made again would be made twice, from
 // parameters gathered twice.
 bool splits_backward(const Outline& outline, int part, const Recompute& recompute);
+// Whether the backward pass of one of these parts reads a unit's parameters.
+bool is_read_backward(const Outline& outline, int unit, int first_part, int end_part);
+// Whether a unit's parameters are read behind the forward pass of a part of the chunk: by a later part, or by a backward pass.
+bool is_read_behind(const Outline& outline, const Chunk& chunk, int part, int unit);
 
 // All of it on one stage.
 StagePart whole_model(std::shared_ptr<const Outline> outline);
