@@ -4,8 +4,8 @@
 
 #include "llmc/core/text.h"
 #include "llmc/io/files.h"
-#include "llmc/train/pipeline_timeline.h"
 #include "llmc/plan/pipeline_estimate.h"
+#include "llmc/train/pipeline_timeline.h"
 
 namespace llmc {
 

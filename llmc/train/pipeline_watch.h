@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "llmc/comm/communicator.h"
-#include "llmc/train/measured_passes.h"
 #include "llmc/plan/run_plan.h"
+#include "llmc/train/measured_passes.h"
 
 namespace llmc {
 
