@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <numbers>
+#include <ranges>
 #include <span>
 #include <string>
 #include <string_view>
@@ -348,8 +349,7 @@ inline Result interpret(const Model& model, Parameters parameters, std::span<con
             if (part.output >= 0)
                 gradients[number][at(part.output)] =
                     gradients[number + 1][at(outline.kind_of(static_cast<int>(number) + 1).part.input)];
-            for (auto node = part.nodes.rbegin(); node != part.nodes.rend(); ++node)
-                run(*node, &Meaning::backward);
+            for (const Node& node : std::views::reverse(part.nodes)) run(node, &Meaning::backward);
         });
     }
     return result;

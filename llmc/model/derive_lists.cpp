@@ -166,16 +166,16 @@ class Deriving {
         // Of the forward pass what leads to something that is kept.
         std::set<int> needed;
         Draft again;
-        for (auto call = forward.rbegin(); call != forward.rend(); ++call) {
-            const bool is_needed = std::ranges::any_of(call->operands, [&](const Operand& operand) {
+        for (const DraftCall& call : std::views::reverse(forward)) {
+            const bool is_needed = std::ranges::any_of(call.operands, [&](const Operand& operand) {
                 return is_storage(operand) && writes(operand) &&
                        (draft_.storage(operand.index).home == Space::kept || needed.contains(operand.index));
             });
             if (!is_needed) continue;
-            for (const Operand& operand : call->operands) {
+            for (const Operand& operand : call.operands) {
                 if (reads(operand)) needed.insert(operand.index);
             }
-            again.insert(again.begin(), *call);
+            again.insert(again.begin(), call);
         }
         lists_.recompute = placing_(draft_, again);
     }

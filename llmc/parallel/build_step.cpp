@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <ranges>
 #include <span>
 #include <utility>
 #include <vector>
@@ -201,16 +202,16 @@ class StepBuilder {
     // for the last of them.
     void release_after_forward(const Chunk& chunk, int number, bool stays) {
         const Outline::OutlinedPart& part = outline_.part(number);
-        for (auto unit = part.units.rbegin(); unit != part.units.rend(); ++unit) {
+        for (const int unit : std::views::reverse(part.units)) {
             const bool comes_back = purpose_ == Purpose::training
-                                        ? is_read_behind(outline_, chunk, number, *unit)
-                                        : outline_.uses(*unit, number + 1, chunk.end_part);
-            const bool is_shared = outline_.uses(*unit, chunk.first_part, number) ||
-                                   outline_.uses(*unit, number + 1, chunk.end_part);
+                                        ? is_read_behind(outline_, chunk, number, unit)
+                                        : outline_.uses(unit, number + 1, chunk.end_part);
+            const bool is_shared = outline_.uses(unit, chunk.first_part, number) ||
+                                   outline_.uses(unit, number + 1, chunk.end_part);
             const bool reads_again =
                 !is_shared && part.is_layer() && outline_.kind_of(part).backward_reads_parameters;
             if (is_shared ? !comes_back : !reads_again || (sharding_.reshards_after_forward && !stays))
-                units_.release(*unit);
+                units_.release(unit);
         }
     }
     // All of a part's backward pass, or one part of it.
@@ -248,9 +249,8 @@ class StepBuilder {
             units_.end(unit, round);
     }
     void release_after_backward(const Chunk& chunk, int number) {
-        const std::vector<int>& units = outline_.part(number).units;
-        for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
-            if (!is_read_backward(outline_, *unit, chunk.first_part, number)) units_.release(*unit);
+        for (const int unit : std::views::reverse(outline_.part(number).units)) {
+            if (!is_read_backward(outline_, unit, chunk.first_part, number)) units_.release(unit);
         }
     }
 
