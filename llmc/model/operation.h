@@ -1,5 +1,5 @@
 // A row of the table of operations (operations.cpp, head_loss.cpp), and what a row writes its calls with. A call is one of Ops or of the
-// tensor-parallel ranks; part_lists.cpp decides where its operands lie.
+// tensor-parallel ranks; derive_lists.cpp and place_calls.cpp decide where its operands lie.
 #pragma once
 
 #include <cstddef>
