@@ -45,9 +45,9 @@ inline StagePart part_of_stage(const std::vector<BlockRange>& chunks, int stages
 }
 
 // Floating-point operations of the forward pass on a token.
-inline double embedding_cost(const GPTConfig& config) { return forward_cost(gpt2(config).runs[0].part); }
-inline double block_cost(const GPTConfig& config) { return forward_cost(gpt2(config).runs[1].part); }
-inline double head_cost(const GPTConfig& config) { return forward_cost(gpt2(config).runs[2].part); }
+inline double embedding_cost(const GPTConfig& config) { return forward_cost(gpt2(config).runs[0].parts[0]); }
+inline double block_cost(const GPTConfig& config) { return forward_cost(gpt2(config).runs[1].parts[0]); }
+inline double head_cost(const GPTConfig& config) { return forward_cost(gpt2(config).runs[2].parts[0]); }
 
 inline int layers_of(const StagePart& part) {
     int layers = 0;

@@ -60,19 +60,18 @@ inline Part head_part() {
 
 // Of a pipeline of four stages the first, the second and the last have the shared matrix; of three stages, each.
 inline Model model() {
-    Model model{.runs = {{.part = embedding_part()}},
-                .sequence_length = tokens,
-                .vocabulary = vocabulary,
-                .description = "a strange model"};
-    for (int layer = 0; layer < layers; ++layer) {
-        const bool is_attention = layer % 2 == 0;
-        model.runs.push_back({.part = is_attention
-                                          ? layer % 4 == 0 ? attention_layer(2, 10) : attention_layer(4, 6)
-                                          : mlp_layer(layer != 5),
-                              .is_layer = true});
-    }
-    model.runs.push_back({.part = head_part()});
-    return model;
+    // Four layers in turn, and these once more but for one that has a matrix of its own.
+    const std::vector<Part> first = {attention_layer(2, 10), mlp_layer(true), attention_layer(4, 6),
+                                     mlp_layer(true)};
+    std::vector<Part> then = first;
+    then[1] = mlp_layer(false);
+    return {.runs = {{.parts = {embedding_part()}},
+                     {.parts = first, .is_layer = true},
+                     {.parts = then, .is_layer = true},
+                     {.parts = {head_part()}}},
+            .sequence_length = tokens,
+            .vocabulary = vocabulary,
+            .description = "a strange model"};
 }
 
 }  // namespace llmc::strange

@@ -1,5 +1,5 @@
 // A tensor is a view: where the elements are, their type and their shape. It owns nothing; memory comes from
-// arenas (core/arena.h). Row-major, contiguous.
+// arenas (core/memory_layout.h). Row-major, contiguous.
 #pragma once
 
 #include <array>

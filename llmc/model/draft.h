@@ -151,6 +151,11 @@ class Drafting final : public Calls {
     Operand read(int input) override { return operand(*values_[index(in(input))], Access::read, in(input)); }
     Operand output(int place, Access access) override {
         std::optional<Ref>& ref = values_[index(out(place))];
+        if (ref && access == Access::write && !remakes_)
+            programming_error(
+                fmt::format("{}: {} {} writes its output {} a second time; a call that reads it, or "
+                            "changes it, says so",
+                            part_.name, node().operation->name, node().name, place));
         if (!ref || (access == Access::write && !remakes_)) ref = {make(out(place), Space::scratch)};
         return operand(*ref, access, out(place));
     }
@@ -178,8 +183,8 @@ class Drafting final : public Calls {
                 .shape = shape,
                 .dtype = dtype};
     }
-    Operand activated(int input) override {
-        const int of = part_.value(in(input)).activation_of;
+    Operand pre_gelu(int input) override {
+        const int of = part_.value(in(input)).gelu_of;
         return of < 0 ? Operand{} : operand(*values_[index(of)], Access::read, of);
     }
     Operand cache(const Shape& shape) override {

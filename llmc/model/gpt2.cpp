@@ -63,9 +63,9 @@ Model make(const ModelChoices& choices) {
     check_divides("heads", "channels", choices);
     const GPTConfig m{size("layers"),     size("heads"),     size("channels"),      size("seq-len"),
                       size("vocab-size"), size("bias") != 0, size("tied-head") != 0};
-    return {.runs = {{.part = embedding_part(m)},
-                     {.part = block_part(m), .count = m.layers, .is_layer = true},
-                     {.part = head_part(m)}},
+    return {.runs = {{.parts = {embedding_part(m)}},
+                     {.parts = {block_part(m)}, .count = m.layers, .is_layer = true},
+                     {.parts = {head_part(m)}}},
             .sequence_length = m.sequence_length,
             .vocabulary = m.vocabulary,
             .description =

@@ -24,8 +24,12 @@ class Outlining {
     Outline run(const Model& model) {
         outline_.files = model.files;
         for (const Model::Run& run : model.runs) {
-            const int kind = kind_of(run);
-            for (std::int64_t i = 0; i < run.count; ++i) add(run, kind);
+            std::vector<int> kinds;
+            for (const Part& part : run.parts) kinds.push_back(kind_of(part, run.is_layer));
+            for (std::int64_t i = 0; i < run.count; ++i) {
+                for (std::size_t place = 0; place < run.parts.size(); ++place)
+                    add(run.parts[place], kinds[place], run.is_layer);
+            }
         }
         for (Outline::OutlinedUnit& unit : outline_.units) {
             if (unit.class_of_layers < 0) continue;
@@ -38,27 +42,27 @@ class Outlining {
     }
 
   private:
-    void add(const Model::Run& run, int kind) {
+    void add(const Part& of, int kind, bool is_layer) {
         const int number = static_cast<int>(outline_.parts.size());
         Outline::OutlinedPart part;
         part.kind = kind;
-        if (run.is_layer) {
+        if (is_layer) {
             if (outline_.layers == 0) outline_.first_layer = number;
             check(outline_.first_layer + outline_.layers == number, "layers lie one behind the other");
             part.layer = outline_.layers++;
         }
-        part.name = numbered(run.part.name, part.layer);
-        if (!run.part.takes_tokens()) part.input_width = width_of(run.part.input_width());
-        if (!run.part.makes_losses()) part.output_width = width_of(run.part.output_width());
+        part.name = numbered(of.name, part.layer);
+        if (!of.takes_tokens()) part.input_width = width_of(of.input_width());
+        if (!of.makes_losses()) part.output_width = width_of(of.output_width());
         check(outline_.parts.empty() ? part.takes_tokens()
                                      : part.input_width == outline_.parts.back().output_width,
               fmt::format("{} takes the stream of the part before", part.name));
-        for (const PartParameter& parameter : run.part.parameters) {
+        for (const PartParameter& parameter : of.parameters) {
             const int unit = add_parameter(parameter, numbered(parameter.unit, part.layer), part);
             if (std::ranges::find(part.units, unit) == part.units.end()) part.units.push_back(unit);
             part.places.push_back(unit);
             outline_.units[static_cast<std::size_t>(unit)].sums_replicated |=
-                sums_replicated(run.part, parameter.unit);
+                sums_replicated(of, parameter.unit);
         }
         const auto own = std::ranges::find_if(
             part.units, [&](int unit) { return outline_.unit(unit).class_of_layers >= 0; });
@@ -88,15 +92,15 @@ class Outlining {
         return found->second;
     }
 
-    int kind_of(const Model::Run& run) {
+    int kind_of(const Part& part, bool is_layer) {
         auto& kinds = outline_.kinds;
-        const auto found = std::ranges::find(kinds, run.part, &Outline::Kind::part);
+        const auto found = std::ranges::find(kinds, part, &Outline::Kind::part);
         if (found != kinds.end()) return static_cast<int>(found - kinds.begin());
         Scratch scratch;
-        const PartLists lists = derive_lists(run.part, {}, scratch);
-        kinds.push_back({.part = run.part,
-                         .number_of_layers = run.is_layer ? outline_.layer_kinds++ : -1,
-                         .keeps = !lists.kept.empty() && !run.part.makes_losses(),
+        const PartLists lists = derive_lists(part, {}, scratch);
+        kinds.push_back({.part = part,
+                         .number_of_layers = is_layer ? outline_.layer_kinds++ : -1,
+                         .keeps = !lists.kept.empty() && !part.makes_losses(),
                          .backward_reads_parameters = reads_parameters(lists.backward),
                          .splits_backward = !lists.backward_weight.empty()});
         return static_cast<int>(kinds.size()) - 1;
@@ -117,7 +121,9 @@ class Outlining {
 
 std::int64_t Model::layers() const {
     std::int64_t layers = 0;
-    for (const Run& run : runs) layers = saturated_sum(layers, run.is_layer ? run.count : 0);
+    for (const Run& run : runs) {
+        if (run.is_layer) layers = saturated_sum(layers, saturated_product(run.count, std::ssize(run.parts)));
+    }
     return layers;
 }
 
@@ -150,17 +156,20 @@ double weight_cost(const Part& part) { return work_of(part).products; }
 
 double training_flops_per_token(const Model& model) {
     double forward = 0;
-    for (const Model::Run& run : model.runs)
-        forward += static_cast<double>(run.count) * products_cost(run.part);
+    for (const Model::Run& run : model.runs) {
+        for (const Part& part : run.parts) forward += static_cast<double>(run.count) * products_cost(part);
+    }
     return 3 * forward;
 }
 
 std::vector<SharedByRanks> shared_by_ranks(const Model& model) {
     std::vector<SharedByRanks> shared;
     for (const Model::Run& run : model.runs) {
-        for (const Value& value : run.part.values) {
-            if (!value.divided_what.empty())
-                shared.push_back({value.shape[value.divided_dim], value.divided_what});
+        for (const Part& part : run.parts) {
+            for (const Value& value : part.values) {
+                if (!value.divided_what.empty())
+                    shared.push_back({value.shape[value.divided_dim], value.divided_what});
+            }
         }
     }
     return shared;
@@ -177,8 +186,10 @@ WorkspaceRequest workspace_request(const Model& model, const PartSizes& sizes) {
                              .vocabulary = 1,
                              .head_size = 1};
     for (const Model::Run& run : model.runs) {
-        for (const Node& node : run.part.nodes) {
-            if (node.operation->workspace) node.operation->workspace(run.part, node, sizes, request);
+        for (const Part& part : run.parts) {
+            for (const Node& node : part.nodes) {
+                if (node.operation->workspace) node.operation->workspace(part, node, sizes, request);
+            }
         }
     }
     return request;
@@ -188,11 +199,14 @@ double parameters_about(const Model& model) {
     double parameters = 0;
     std::set<std::string> shared;
     for (const Model::Run& run : model.runs) {
-        for (const PartParameter& parameter : run.part.parameters) {
-            const bool is_of_each = parameter.unit.find("{}") != std::string::npos;
-            if (!is_of_each && !shared.insert(parameter.unit + "." + parameter.spec.name).second) continue;
-            parameters += static_cast<double>(is_of_each ? run.count : 1) *
-                          static_cast<double>(parameter.spec.shape.elements());
+        for (const Part& part : run.parts) {
+            for (const PartParameter& parameter : part.parameters) {
+                const bool is_of_each = parameter.unit.find("{}") != std::string::npos;
+                if (!is_of_each && !shared.insert(parameter.unit + "." + parameter.spec.name).second)
+                    continue;
+                parameters += static_cast<double>(is_of_each ? run.count : 1) *
+                              static_cast<double>(parameter.spec.shape.elements());
+            }
         }
     }
     return parameters;

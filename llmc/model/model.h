@@ -21,11 +21,11 @@ struct ModelSize {
 };
 
 struct Model {
-    // A part that comes so many times, one behind the other.
+    // Parts that come so many times, in turn: A, B, A, B.
     struct Run {
-        Part part;
-        std::int64_t count = 1;
-        bool is_layer = false;  // a pipeline puts layers where they fit, and the rest at its ends
+        std::vector<Part> parts;
+        std::int64_t count = 1;  // of each
+        bool is_layer = false;   // a pipeline puts layers where they fit, and the rest at its ends
     };
     std::vector<Run> runs;
     std::int64_t sequence_length = 0;  // T, tokens of context
@@ -36,8 +36,8 @@ struct Model {
     struct Files {
         std::string prefix{};                    // of names, which may be left out
         std::vector<std::string> passed_over{};  // ends of the names of tensors that are no weights
-        std::string head{},
-            table{};  // the head's name, and the tensor that it is, or begins as where a file lacks it
+        // The head's name, and the table's. A tied head is the table; an untied one that a file lacks begins as its copy.
+        std::string head{}, table{};
     } files{};
 
     std::int64_t layers() const;

@@ -110,8 +110,8 @@ class Calls {
     }
     static Operand tokens() { return {.kind = Operand::Kind::tokens, .dtype = DType::int32}; }
     static Operand targets() { return {.kind = Operand::Kind::targets, .dtype = DType::int32}; }
-    // What an input is an activation of; empty where it is none.
-    virtual Operand activated(int input) = 0;
+    // The value that an input is GELU of; empty where it is of none.
+    virtual Operand pre_gelu(int input) = 0;
     // Where the first input is kept, for the keys and values of all rows, of one sequence.
     virtual Operand cache(const Shape& shape) = 0;
     // Memory of the operation's own.

@@ -147,13 +147,13 @@ void call_product(Calls& c, const Operand& pre_gelu) {
            {c.output(0).by_token(), c.read(0).by_token(), weight_of(c),
             makes_addend ? c.of_one(c.parameter(1)) : c.parameter(1), pre_gelu});
 }
-// The gradient of an input that is an activation is that of what this is of.
+// For an input that is GELU of another value the product makes the gradient of that value: matmul_backward takes it.
 void call_product_backward(Calls& c) {
     const Operand in = c.read(0), weight = weight_of(c);
     const Operand dweight = c.parameter_gradient(0).as(weight.shape), din = c.make_gradient(0).by_token();
     c.call("matmul_backward", run_op<&Ops::matmul_backward>,
            {din, dweight, c.parameter_gradient(1), c.gradient(0).by_token(), in.by_token().for_weight(),
-            weight.for_input(), c.activated(0).for_input()});
+            weight.for_input(), c.pre_gelu(0).for_input()});
 }
 Work product_work(const Part& part, const Node& node) {
     return {.products = 2.0 * static_cast<double>(features_of(part, node.in[0])) *
@@ -366,7 +366,7 @@ int product_gelu(Trace& t, const std::string& name, int x, const Shape& outputs,
                  bool has_bias, const Init& init) {
     const int gelu = trace_product(t, product_gelu_row, name, x, outputs, split, has_bias, init, "",
                                    {unit_of(name) + ".act", name});
-    t.set_activation(gelu, gelu + 1);
+    t.set_gelu(gelu, gelu + 1);
     return gelu;
 }
 

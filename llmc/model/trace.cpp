@@ -53,6 +53,10 @@ int Trace::add(ParamSpec parameter, bool is_tied) {
 }
 
 int Trace::add(Node node, std::vector<Value> outputs) {
+    const Operation& row = *node.operation;
+    if (!row.forward || !row.backward || !row.work)
+        refuse(node, "has no forward, no backward or no work in its row");
+    if ((row.remake == nullptr) != (row.remade < 0)) refuse(node, "has one of remake and remade in its row");
     for (const int value : node.in) require(node, (*this)[value]);
     for (Value& value : outputs) node.out.push_back(add(std::move(value)));
     part_.nodes.push_back(std::move(node));

@@ -34,8 +34,7 @@ struct Value {
     int divided_dim = 1;         // which dimension ranks share, where they do
     std::string divided_what{};  // and what that is, for a person
     bool is_fp32 = false;        // otherwise of the compute dtype
-    int activation_of =
-        -1;  // the value that this one is an elementwise function of, whose derivative a product applies
+    int gelu_of = -1;            // this one is GELU of that value, whose gradient products of this one make
 
     std::int64_t features() const {
         Shape of_token = shape;
@@ -107,10 +106,10 @@ class Trace {
     // The first output's number; the others follow. They have the part's T tokens in their first dimension, unless they say
     // otherwise. A ProgrammingError that names the operation, where ranks do not hold an input as it takes it.
     int add(Node node, std::vector<Value> outputs);
-    // The first value is an elementwise function of the second one, whose derivative a product of it applies.
-    void set_activation(int value, int of) {
-        part_.values[static_cast<std::size_t>(value)].activation_of = of;
-    }
+    // The first value is GELU of the second: products of the first make the gradient of the second, and what made the first
+    // takes it as its own output's gradient.
+    void set_gelu(int value, int of) { part_.values[static_cast<std::size_t>(value)].gelu_of = of; }
+
     // A ProgrammingError that names the operation.
     [[noreturn]] void refuse(const Node& node, std::string_view why) const;
 

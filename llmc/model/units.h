@@ -35,7 +35,8 @@ struct ParamSpec {
         1;  // rows are stored up to a multiple of this on each rank; the padding is always zero
     bool transposed_in_files = false;  // Hugging Face's Conv1D holds (in, out) where we hold (out, in)
 
-    bool is_bias = false;  // of a product, in the shape of its outputs
+    bool is_bias =
+        false;  // a product's bias, in the shape of its outputs, or a norm's weight or bias: does not decay
 
     // Every matrix decays, the embeddings included.
     bool decays() const { return shape.dimensions() >= 2 && !is_bias; }

@@ -20,22 +20,26 @@ PartCosts part_costs(const Model& model, const Recompute& recompute) {
     std::int64_t layers = 0;
     bool differ = false;
     for (const Model::Run& run : model.runs) {
-        const double forward = forward_cost(run.part);
-        if (!run.is_layer) {
-            (layers == 0 ? costs.embedding : costs.head) += 3 * forward * static_cast<double>(run.count);
-            continue;
+        for (const Part& part : run.parts) {
+            const double forward = forward_cost(part);
+            if (!run.is_layer) {
+                (layers == 0 ? costs.embedding : costs.head) += 3 * forward * static_cast<double>(run.count);
+                continue;
+            }
+            differ = differ || (layers > 0 && costs.block != 3 * forward);
+            costs.block = 3 * forward;
+            costs.again = is_costly ? forward : 0;
+            layers += run.count;
         }
-        differ = differ || (layers > 0 && costs.block != 3 * forward);
-        costs.block = 3 * forward;
-        costs.again = is_costly ? forward : 0;
-        layers += run.count;
     }
     if (!differ) return costs;
     costs.before = {0};
     for (const Model::Run& run : model.runs) {
         for (std::int64_t i = 0; run.is_layer && i < run.count; ++i) {
-            const bool again = recompute.of(std::ssize(costs.before) - 1) == RecomputeKind::block;
-            costs.before.push_back(costs.before.back() + (again ? 4 : 3) * forward_cost(run.part));
+            for (const Part& part : run.parts) {
+                const bool again = recompute.of(std::ssize(costs.before) - 1) == RecomputeKind::block;
+                costs.before.push_back(costs.before.back() + (again ? 4 : 3) * forward_cost(part));
+            }
         }
     }
     return costs;

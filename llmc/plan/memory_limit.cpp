@@ -34,14 +34,17 @@ double least_memory(const RunSpec& spec) {
     Scratch scratch;
     for (const Model::Run& run : spec.model.runs) {
         if (!run.is_layer) continue;
-        const PartLists lists = derive_lists(run.part, sizes, scratch);
-        const std::int64_t recomputing = run.count / spec.recompute.every;  // the last layer of each group
-        for (std::size_t i = 0; i < lists.kept.size(); ++i) {
-            const PartBuffer& kept = lists.kept[i];
-            const auto times =
-                static_cast<double>(run.count - (lists.is_kept(i, spec.recompute.kind) ? 0 : recomputing));
-            bytes +=
-                times * static_cast<double>(kept.shape.elements()) * size(kept.dtype) / spec.mesh.pipeline;
+        // The last layer of each group; of several kinds in turn, perhaps all of one.
+        const std::int64_t recomputing = run.parts.size() > 1 ? run.count : run.count / spec.recompute.every;
+        for (const Part& part : run.parts) {
+            const PartLists lists = derive_lists(part, sizes, scratch);
+            for (std::size_t i = 0; i < lists.kept.size(); ++i) {
+                const PartBuffer& kept = lists.kept[i];
+                const auto times = static_cast<double>(
+                    run.count - (lists.is_kept(i, spec.recompute.kind) ? 0 : recomputing));
+                bytes += times * static_cast<double>(kept.shape.elements()) * size(kept.dtype) /
+                         spec.mesh.pipeline;
+            }
         }
     }
     return bytes;

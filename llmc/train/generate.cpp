@@ -38,6 +38,7 @@ constexpr std::string_view of_training[] = {
 
 void take_model(Options& options, const CheckpointInfo& checkpoint) {
     const auto then = nlohmann::ordered_json::parse(checkpoint.configuration);
+    if (!options.given.contains("model")) options.model = model_of(checkpoint);
     for (auto& [name, size] : options.of_model.sizes) {
         if (!size && then.contains(name)) size = then[name].get<std::int64_t>();
     }

@@ -40,11 +40,14 @@ class ModelText {
             name_of(spec_.dtype));
         std::int64_t layer = 0;
         Scratch scratch;
-        for (std::size_t i = 0; i < model.runs.size(); ++i) {
-            const Model::Run& run = model.runs[i];
-            add_part(run, layer, derive_lists(run.part, sizes_, scratch));
-            add_exchanges(run.part, outline_.part(static_cast<int>(i)));
-            layer = saturated_sum(layer, run.is_layer ? run.count : 0);
+        int number = 0;  // in the outline
+        for (const Model::Run& run : model.runs) {
+            for (std::size_t i = 0; i < run.parts.size(); ++i) {
+                add_part(run, i, layer, derive_lists(run.parts[i], sizes_, scratch));
+                add_exchanges(run.parts[i], outline_.part(number++));
+            }
+            if (run.is_layer)
+                layer = saturated_sum(layer, saturated_product(run.count, std::ssize(run.parts)));
         }
         add("\nOperations are of one sequence of {} tokens; an operation moves the bytes of its operands, "
             "each once. "
@@ -63,15 +66,26 @@ class ModelText {
         text_ += fmt::format(format, std::forward<Args>(args)...);
     }
 
-    void add_part(const Model::Run& run, std::int64_t layer, const PartLists& lists) {
-        const bool is_one = run.part.name.find("{}") == std::string::npos;
-        const std::string numbers =
-            run.count == 1 ? std::to_string(layer) : fmt::format("{} to {}", layer, layer + run.count - 1);
-        add("\n{}\n", is_one ? run.part.name : fmt::format(fmt::runtime(run.part.name), numbers));
-        for (const PartParameter& parameter : run.part.parameters) add_parameter(run, parameter);
+    // "0 to 11"; where parts come in turn "1, 3 to 11".
+    static std::string numbers_of(const Model::Run& run, std::size_t place, std::int64_t first_layer) {
+        const std::int64_t in_turn = std::ssize(run.parts);
+        const std::int64_t first = saturated_sum(first_layer, static_cast<std::int64_t>(place));
+        const std::int64_t last = saturated_sum(first, saturated_product(run.count - 1, in_turn));
+        if (run.count == 1) return std::to_string(first);
+        if (run.count == 2 && in_turn > 1) return fmt::format("{}, {}", first, last);
+        return in_turn > 1 ? fmt::format("{}, {} to {}", first, first + in_turn, last)
+                           : fmt::format("{} to {}", first, last);
+    }
+
+    void add_part(const Model::Run& run, std::size_t place, std::int64_t layer, const PartLists& lists) {
+        const Part& part = run.parts[place];
+        const bool is_one = part.name.find("{}") == std::string::npos;
+        add("\n{}\n",
+            is_one ? part.name : fmt::format(fmt::runtime(part.name), numbers_of(run, place, layer)));
+        for (const PartParameter& parameter : part.parameters) add_parameter(part, parameter);
         add("\n  {:<14} {:<24} {:<20} {:<15} {:>10} {:>10} {:>10}\n", "operation", "makes", "shape here",
             "for backward", "bytes", "moves", "FLOPs");
-        for (const Node& node : run.part.nodes) add_node(run.part, node, lists);
+        for (const Node& node : part.nodes) add_node(part, node, lists);
         const std::uint64_t forward = bytes_sent(lists.forward), backward = bytes_sent(lists.backward);
         add("  kept {} a sequence; with --recompute selective {}, with block {}",
             human_bytes(kept(lists, RecomputeKind::none)), human_bytes(kept(lists, RecomputeKind::selective)),
@@ -123,14 +137,13 @@ class ModelText {
         add("\n");
     }
 
-    void add_parameter(const Model::Run& run, const PartParameter& parameter) {
+    void add_parameter(const Part& part, const PartParameter& parameter) {
         const ParamSpec& spec = parameter.spec;
         const Shape stored = stored_shape(spec, spec_.mesh.tensor);
         add("  {:<26} {:<20} {}{}{}{}\n",
-            fmt::format(
-                "{}.{}",
-                parameter.unit.substr(0, parameter.unit.find('{')) + (run.part.unit.empty() ? "" : "*"),
-                spec.name),
+            fmt::format("{}.{}",
+                        parameter.unit.substr(0, parameter.unit.find('{')) + (part.unit.empty() ? "" : "*"),
+                        spec.name),
             to_string(spec.shape), init_text(spec.init), spec.decays() ? ", decays" : "",
             stored == spec.shape ? "" : ", here " + to_string(stored), parameter.is_tied ? ", tied" : "");
     }

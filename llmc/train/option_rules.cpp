@@ -94,6 +94,10 @@ void resolve(Options& o) {
             user_error("--{} is not for --model {}; leave it out", name, o.model);
         }
     }
+    for (const auto& [name, is_on] : o.of_model.switches) {
+        if (!is_on && !of_model.contains(name))
+            user_error("--{} is not for --model {}; leave it out", name, o.model);
+    }
     constexpr std::int64_t longest = std::int64_t{1}
                                      << 40;  // the plan refuses less; the product stays in 64 bits
     o.global_batch_tokens = o.global_batch_tokens.value_or(24 * std::min(o.sequence_length(), longest));
@@ -173,11 +177,13 @@ int Options::processes_of_plan(int started) const {
 }
 
 Model Options::make_model() const {
-    ModelChoices choices;
-    for (const auto& [name, size] : of_model.sizes) {
-        if (size) choices[name] = *size;
+    ModelChoices choices = choices_of(model);
+    for (auto& [name, choice] : choices) {
+        if (const auto size = of_model.sizes.find(name); size != of_model.sizes.end())
+            choice = size->second.value();
+        if (const auto is_on = of_model.switches.find(name); is_on != of_model.switches.end())
+            choice = is_on->second ? 1 : 0;
     }
-    for (const auto& [name, is_on] : of_model.switches) choices[name] = is_on ? 1 : 0;
     return llmc::make_model(family_of(model), choices);
 }
 

@@ -89,9 +89,24 @@ void settle_resume(Options& options) {
     options.resume = newest->directory.string();
 }
 
+std::string model_of(const CheckpointInfo& checkpoint) {
+    const std::vector<std::string> known = model_names();
+    const auto then = nlohmann::ordered_json::parse(checkpoint.configuration);
+    std::string model = then.value("model", Options().model);
+    if (std::ranges::find(known, model) == known.end())
+        user_error(
+            "{} is of --model {}, which this program does not know; it takes the program that wrote it",
+            checkpoint.directory.string(), model);
+    return model;
+}
+
 std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Options& options) {
     const auto now = to_json(options), then = nlohmann::ordered_json::parse(checkpoint.configuration);
     const auto differs = [&](const char* name) { return then.contains(name) && then[name] != now[name]; };
+    const std::string model = model_of(checkpoint);
+    if (family_of(model).name != family_of(options.model).name)
+        user_error("{} is of another family of models, that of --model {}; give that, not --model {}",
+                   checkpoint.directory.string(), model, options.model);
     for (const FamilyOption& option : family_options()) {
         const char* const name = option.name.data();
         if (option.is_switch()) {

@@ -26,6 +26,9 @@ std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std:
 // --resume DIR may name a run's directory: it becomes what --resume alone finds there.
 void settle_resume(Options& options);
 
+// The --model that a checkpoint's run began with; UserError for one that this program does not know.
+std::string model_of(const CheckpointInfo& checkpoint);
+
 // UserError if the checkpoint is of another model or beyond the last step. Otherwise a line for each other setting that makes the run
 // go on differently from how it began.
 std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Options& options);

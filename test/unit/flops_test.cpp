@@ -91,19 +91,25 @@ class Running {
     std::vector<std::byte*> kept_, kept_gradients_, scratch_, parameters_, gradients_;
 };
 
+std::vector<Part> parts_of(const Model& model) {
+    std::vector<Part> parts;
+    for (const Model::Run& run : model.runs) parts.insert(parts.end(), run.parts.begin(), run.parts.end());
+    return parts;
+}
+
 TEST(OperationFlops, AreThoseOfTheDevicesOperations) {
     for (const Model& model : {gpt2(config), strange::model()}) {
-        for (const Model::Run& run : model.runs) {
+        for (const Part& part : parts_of(model)) {
             Scratch scratch;
-            const PartLists lists = derive_lists(run.part, {.logits_rows = run.part.tokens}, scratch);
-            Running running(run.part, lists, scratch);
-            for (const Node& node : run.part.nodes) {
-                SCOPED_TRACE(run.part.name + ": " + node.name);
+            const PartLists lists = derive_lists(part, {.logits_rows = part.tokens}, scratch);
+            Running running(part, lists, scratch);
+            for (const Node& node : part.nodes) {
+                SCOPED_TRACE(part.name + ": " + node.name);
                 if (node.operation->is_forward_in_backward && model.vocabulary % vocabulary_multiple != 0)
                     continue;
-                EXPECT_EQ(running.flops(lists.forward, node), of_tokens(run.part, node, true, false));
+                EXPECT_EQ(running.flops(lists.forward, node), of_tokens(part, node, true, false));
                 EXPECT_EQ(running.flops(lists.backward, node),
-                          of_tokens(run.part, node, run.part.makes_losses(), true));
+                          of_tokens(part, node, part.makes_losses(), true));
             }
         }
     }
@@ -120,8 +126,10 @@ TEST(OperationFlops, OfAStepAreThoseOfItsParts) {
     program.step(text, false);
     double of_step = 0;
     for (const Model::Run& run : model.runs) {
-        for (const Node& node : run.part.nodes)
-            of_step += static_cast<double>(4 * run.count) * of_tokens(run.part, node, true, true);
+        for (const Part& part : run.parts) {
+            for (const Node& node : part.nodes)
+                of_step += static_cast<double>(4 * run.count) * of_tokens(part, node, true, true);
+        }
     }
     EXPECT_EQ(flops_of(timed.take_work()), of_step);
 }

@@ -39,7 +39,7 @@ class Lists : public testing::Test {
     PartLists block(bool sequence_parallel = false) {
         Scratch scratch;
         const TensorSplit split{sequence_parallel ? 2 : 1, sequence_parallel};
-        return derive_lists(model_.runs[1].part, {.split = split, .batch = 3}, scratch);
+        return derive_lists(model_.runs[1].parts[0], {.split = split, .batch = 3}, scratch);
     }
 
     // Plants a fault in a block's lists.
@@ -183,15 +183,47 @@ TEST(Trace, WidthsThatDiffer) {
     expect_fault([&] { add(t, t.input(), d); }, "add mlp.c_proj adds what has another width");
 }
 
+// A row that a family brings, with a fault: y = x + x, written with two calls.
+Part with_row(const Operation& row) {
+    Trace t("block {}", "h.{}", 8, 16);
+    return t.finish(t.add({.operation = &row, .name = "twice", .in = {t.input()}},
+                          {Value{.name = "twice", .shape = t[t.input()].shape}}));
+}
+template <Access Second>
+void two_calls(Calls& c) {
+    c.call("copy", run_op<&Ops::copy>, {c.output(0), c.read(0)});
+    c.call("add",
+           [](const Running& r, const Tensor* operands) { r.ops.add(operands[0], operands[0], operands[1]); },
+           {c.output(0, Second), c.read(0)});
+}
+
+TEST(Trace, ARowThatLacksSomething) {
+    const auto pass = [](Calls& c) { c.pass_gradient(0, 0); };
+    const auto no_work = [](const Part&, const Node&) { return Work{}; };
+    expect_fault([&] { with_row({.name = "double", .forward = two_calls<Access::write>, .backward = pass}); },
+                 "block {}: double twice has no forward, no backward or no work in its row");
+    const Operation row{
+        .name = "double", .forward = two_calls<Access::write>, .backward = pass, .work = no_work};
+    const Part part = with_row(row);
+    Scratch scratch;
+    expect_fault([&] { derive_lists(part, {}, scratch); }, "double twice writes its output 0 a second time");
+    const Operation half{.name = "double",
+                         .forward = two_calls<Access::write>,
+                         .backward = pass,
+                         .remade = 0,
+                         .work = no_work};
+    expect_fault([&] { with_row(half); }, "double twice has one of remake and remade in its row");
+}
+
 // A part with a table that the embedding has too.
 Model tied(const std::function<void(ParamSpec&)>& change, bool is_tied = true) {
     Model model = gpt2(config);
     Trace t("head", "", config.sequence_length, config.channels);
-    ParamSpec table = model.runs[0].part.parameters[0].spec;
+    ParamSpec table = model.runs[0].parts[0].parameters[0].spec;
     table.name = "wte.weight";
     change(table);
     head_loss(t, gather(t, layernorm(t, "ln_f", t.input(), true)), table, is_tied);
-    model.runs.back().part = t.finish();
+    model.runs.back().parts[0] = t.finish();
     return model;
 }
 
