@@ -1,5 +1,5 @@
-// A family like no other, which shows what a model may be: layers of two widths in turn, no position embedding, and one matrix
-// that layers on three stages share.
+// A family like no other, which shows what a model may be: layers of two widths in turn, parts before, between and behind them
+// that are no layers, no position embedding, and one matrix that layers on three stages share.
 #pragma once
 
 #include <cstdint>
@@ -52,6 +52,15 @@ inline Part mlp_layer(bool is_shared) {
         add(t, scatter(t, d), scatter(t, product(t, "mix.down", s, {narrow}, by_inputs(), false, normal))));
 }
 
+// 24 -> 24, no layer: what comes before the layers, between these and behind them.
+inline Part other_part(const char* name, const char* unit, std::int64_t channels) {
+    Trace t(name, unit, tokens, narrow);
+    const int n = layernorm(t, "ln", t.input(), true);
+    const int u = product(t, "up", gather(t, n), {channels}, by_outputs(0, "channels"), true, normal);
+    return t.finish(
+        add(t, t.input(), scatter(t, product(t, "down", u, {narrow}, by_inputs(), true, normal))));
+}
+
 inline Part head_part() {
     Trace t("head", "", tokens, narrow);
     head_loss(t, gather(t, layernorm(t, "ln_f", t.input(), true)), table(), true);
@@ -66,8 +75,11 @@ inline Model model() {
     std::vector<Part> then = first;
     then[1] = mlp_layer(false);
     return {.runs = {{.parts = {embedding_part()}},
+                     {.parts = {other_part("before {}", "before.{}", 8)}, .count = 2},
                      {.parts = first, .is_layer = true},
+                     {.parts = {other_part("between", "between", 64)}},
                      {.parts = then, .is_layer = true},
+                     {.parts = {other_part("behind", "behind", 12)}},
                      {.parts = {head_part()}}},
             .sequence_length = tokens,
             .vocabulary = vocabulary,

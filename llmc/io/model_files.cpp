@@ -128,7 +128,7 @@ class ModelFile {
                 user_error("{}: {} is a bias, and this model has none; leave out --bias=false",
                            path_.string(), in_quotes(entry.name));
             user_error("{}: {} is no tensor of this model of {}; give the sizes of the file's model",
-                       path_.string(), in_quotes(entry.name), plural(outline_.layers, "block"));
+                       path_.string(), in_quotes(entry.name), plural(std::ssize(outline_.layers), "block"));
         }
     }
     // A head of its own would be lost silently: only one that is the table is accepted where the model has no other.

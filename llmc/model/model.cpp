@@ -25,10 +25,11 @@ class Outlining {
         outline_.files = model.files;
         for (const Model::Run& run : model.runs) {
             std::vector<int> kinds;
-            for (const Part& part : run.parts) kinds.push_back(kind_of(part, run.is_layer));
+            for (const Part& part : run.parts) kinds.push_back(kind_of(part));
             for (std::int64_t i = 0; i < run.count; ++i) {
                 for (std::size_t place = 0; place < run.parts.size(); ++place)
-                    add(run.parts[place], kinds[place], run.is_layer);
+                    add(run.parts[place], kinds[place], run.is_layer,
+                        i * std::ssize(run.parts) + static_cast<std::int64_t>(place));
             }
         }
         for (Outline::OutlinedUnit& unit : outline_.units) {
@@ -42,23 +43,22 @@ class Outlining {
     }
 
   private:
-    void add(const Part& of, int kind, bool is_layer) {
-        const int number = static_cast<int>(outline_.parts.size());
+    // `number` is that of a part which is no layer, among those of its run.
+    void add(const Part& of, int kind, bool is_layer, std::int64_t number) {
         Outline::OutlinedPart part;
         part.kind = kind;
         if (is_layer) {
-            if (outline_.layers == 0) outline_.first_layer = number;
-            check(outline_.first_layer + outline_.layers == number, "layers lie one behind the other");
-            part.layer = outline_.layers++;
+            number = part.layer = static_cast<int>(outline_.layers.size());
+            outline_.layers.push_back(static_cast<int>(outline_.parts.size()));
         }
-        part.name = numbered(of.name, part.layer);
+        part.name = numbered(of.name, number);
         if (!of.takes_tokens()) part.input_width = width_of(of.input_width());
         if (!of.makes_losses()) part.output_width = width_of(of.output_width());
         check(outline_.parts.empty() ? part.takes_tokens()
                                      : part.input_width == outline_.parts.back().output_width,
               fmt::format("{} takes the stream of the part before", part.name));
         for (const PartParameter& parameter : of.parameters) {
-            const int unit = add_parameter(parameter, numbered(parameter.unit, part.layer), part);
+            const int unit = add_parameter(parameter, numbered(parameter.unit, number), part);
             if (std::ranges::find(part.units, unit) == part.units.end()) part.units.push_back(unit);
             part.places.push_back(unit);
             outline_.units[static_cast<std::size_t>(unit)].sums_replicated |=
@@ -92,17 +92,17 @@ class Outlining {
         return found->second;
     }
 
-    int kind_of(const Part& part, bool is_layer) {
+    int kind_of(const Part& part) {
         auto& kinds = outline_.kinds;
         const auto found = std::ranges::find(kinds, part, &Outline::Kind::part);
         if (found != kinds.end()) return static_cast<int>(found - kinds.begin());
         Scratch scratch;
         const PartLists lists = derive_lists(part, {}, scratch);
         kinds.push_back({.part = part,
-                         .number_of_layers = is_layer ? outline_.layer_kinds++ : -1,
                          .keeps = !lists.kept.empty() && !part.makes_losses(),
                          .backward_reads_parameters = reads_parameters(lists.backward),
-                         .splits_backward = !lists.backward_weight.empty()});
+                         .splits_backward = !lists.backward_weight.empty(),
+                         .split_number = lists.backward_weight.empty() ? -1 : outline_.split_kinds++});
         return static_cast<int>(kinds.size()) - 1;
     }
 
@@ -210,10 +210,6 @@ double parameters_about(const Model& model) {
         }
     }
     return parameters;
-}
-
-const Outline::OutlinedPart& Outline::layer(std::int64_t number) const {
-    return part(first_layer + static_cast<int>(std::clamp<std::int64_t>(number, 0, layers - 1)));
 }
 
 bool Outline::uses(int unit, int first_part, int end_part) const {

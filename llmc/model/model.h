@@ -2,6 +2,7 @@
 // else that is said of a model is derived from it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -75,7 +76,7 @@ struct Outline {
         std::string name;           // "block 3"
         int kind = 0;               // parts of one kind are alike: parts_of_kinds has it
         int layer = -1;             // its number among the layers; -1: none
-        int own_unit = 0;           // what it is told apart by
+        int own_unit = 0;           // in whose name a person knows it
         std::vector<int> units{};   // whose parameters it uses, in the order of use
         std::vector<int> places{};  // of each of its parameters: the unit
         // The widths of the stream before and behind it, by their numbers; -1: tokens, or losses.
@@ -93,24 +94,27 @@ struct Outline {
     };
     struct Kind {
         Part part;
-        int number_of_layers = -1;  // among the kinds of layers
-        bool keeps = false;         // something from its forward to its backward pass
+        bool keeps = false;  // something from its forward to its backward pass
         bool backward_reads_parameters = false;
         bool splits_backward = false;  // has two parts of it
+        int split_number = -1;         // among the kinds that do
     };
     std::vector<OutlinedPart> parts;
     std::vector<OutlinedUnit> units;
     std::vector<Kind> kinds;
     std::vector<std::int64_t> widths;  // of streams
     Model::Files files;
-    int layers = 0, layer_kinds = 0, first_layer = 0;  // the part of the first layer
+    std::vector<int> layers{};  // their parts
+    int split_kinds = 0;
 
     const OutlinedPart& part(int number) const { return parts[static_cast<std::size_t>(number)]; }
     const OutlinedUnit& unit(int number) const { return units[static_cast<std::size_t>(number)]; }
     const Kind& kind_of(const OutlinedPart& part) const { return kinds[static_cast<std::size_t>(part.kind)]; }
     const Kind& kind_of(int part_number) const { return kind_of(part(part_number)); }
-    // Of a layer; beyond the last one, as that is.
-    const OutlinedPart& layer(std::int64_t number) const;
+    // A part with a stream behind it; beyond the last one, as that is.
+    const OutlinedPart& part_with_output(int number) const {
+        return part(std::min(number, static_cast<int>(parts.size()) - 2));
+    }
     // Whether one of these parts uses a unit.
     bool uses(int unit, int first_part, int end_part) const;
     int units_count() const { return static_cast<int>(units.size()); }

@@ -23,7 +23,7 @@ class LayOut {
         const Shape all_tokens = {sizes_.batch, outline_.kinds.front().part.tokens};
         ActivationBuffers<BufferId> ids;
         for (int slot = 0; slot < in_flight.slots; ++slot)
-            ids.slots.push_back(slot_of(slot, in_flight.first_layer(slot)));
+            ids.slots.push_back(slot_of(slot, in_flight.first_part(slot)));
         // What is only there while it is received or sent.
         const auto beside = [](bool is) { return is ? ArenaKind::pipeline : ArenaKind::activations; };
         for (int i = 0; i < in_flight.chunk_inputs; ++i) {
@@ -63,18 +63,18 @@ class LayOut {
                 outline_.widths[static_cast<std::size_t>(width)]};
     }
 
-    SlotBuffers<BufferId> slot_of(int slot, int first_layer) {
+    SlotBuffers<BufferId> slot_of(int slot, int first_part) {
         SlotBuffers<BufferId> buffers;
         const std::string prefix = fmt::format("slot {}: ", slot);
         const bool takes_tokens = spec_.part.takes_tokens();
         buffers.kept.push_back(takes_tokens ? kept(prefix, outline_.parts.front(), RecomputeKind::none)
                                             : std::vector<BufferId>());
         for (int place = 0; place < spec_.part.most_places_of_a_chunk(); ++place) {
-            const Outline::OutlinedPart& part = outline_.layer(first_layer + place);
+            const Outline::OutlinedPart& part = outline_.part_with_output(first_part + place);
             buffers.residual.push_back(
                 add(fmt::format("{}residual {}", prefix, place), sizes_.dtype, stream(part.output_width)));
-            buffers.kept.push_back(
-                kept(fmt::format("{}{}.", prefix, place), part, spec_.recompute.of(first_layer + place)));
+            buffers.kept.push_back(kept(fmt::format("{}{}.", prefix, place), part,
+                                        recompute_of(outline_, spec_.recompute, first_part + place)));
         }
         return buffers;
     }
@@ -103,7 +103,7 @@ class LayOut {
 
     std::vector<BufferId> output_gradients(int index) {
         const auto kind =
-            std::ranges::find(outline_.kinds, index % outline_.layer_kinds, &Outline::Kind::number_of_layers);
+            std::ranges::find(outline_.kinds, index % outline_.split_kinds, &Outline::Kind::split_number);
         std::vector<BufferId> ids;
         for (const PartBuffer& buffer :
              spec_.lists->kinds[static_cast<std::size_t>(kind - outline_.kinds.begin())].kept_gradients)

@@ -45,7 +45,7 @@ class StepBuilder {
         step_.tensor = spec.tensor;
         step_.recompute = spec.recompute;
         step_.micro_batches = micro_batches();
-        for (const int layer : spec.slots) buffers_.add_slot(kind_of_slot(layer));
+        for (const int part : spec.slots) buffers_.add_slot(kind_of_slot(part));
     }
 
     Step finish() {
@@ -132,7 +132,7 @@ class StepBuilder {
         // What is not received is made here.
         if (pass.kind == PassKind::forward) {
             if (chunk.takes_tokens || generates()) buffers_.take_input(key);
-            buffers_.take_slot(key, kind_of_slot(chunk.first_layer));
+            buffers_.take_slot(key, kind_of_slot(chunk.first_with_input()));
         } else if (makes_input_gradient(pass.kind) && chunk.makes_losses) {
             buffers_.take_gradient(key);
         }
@@ -289,17 +289,16 @@ class StepBuilder {
     int widths() const { return static_cast<int>(outline_.widths.size()); }
     // Among the chunk's parts with an input; -1 before these.
     int place_of(int part) const { return part - chunk_at(chunk_).first_with_input(); }
-    RecomputeKind recompute_of(int part) const {
-        const int layer = outline_.part(part).layer;
-        return layer < 0 ? RecomputeKind::none : spec_.recompute.of(layer);
-    }
+    RecomputeKind recompute_of(int part) const { return llmc::recompute_of(outline_, spec_.recompute, part); }
 
     // What slots of a chunk are made for: chunks that keep the same of their layers use the same ones.
-    int kind_of_slot(int first_layer) {
+    int kind_of_slot(int first_part) {
         std::vector<int> kept;
         for (int place = 0; place < part_.most_places_of_a_chunk(); ++place) {
-            const int layer = first_layer + place;
-            kept.push_back(2 * outline_.layer(layer).kind + (spec_.recompute.recomputes(layer) ? 1 : 0));
+            const int part = first_part + place;
+            const bool recomputes =
+                llmc::recompute_of(outline_, spec_.recompute, part) != RecomputeKind::none;
+            kept.push_back(2 * outline_.part_with_output(part).kind + (recomputes ? 1 : 0));
         }
         return slot_kinds_.try_emplace(kept, static_cast<int>(slot_kinds_.size())).first->second;
     }
@@ -313,7 +312,7 @@ class StepBuilder {
         const Chunk& chunk = chunk_at(chunk_);
         const int place = place_.outputs * split_from(chunk.first_part, chunk.end_part) +
                           split_from(chunk.first_part, part);
-        return {output_gradients, place * outline_.layer_kinds + outline_.kind_of(part).number_of_layers};
+        return {output_gradients, place * outline_.split_kinds + outline_.kind_of(part).split_number};
     }
 
     // What a part's backward needs of its forward.
@@ -323,8 +322,7 @@ class StepBuilder {
         std::vector<BufferUse> uses;
         if (!outline_.kind_of(of).keeps) return uses;
         if (kind != RecomputeKind::block) uses.push_back({saved, place_of(part)});
-        if (kind != RecomputeKind::none)
-            uses.push_back({recomputed, outline_.kind_of(of).number_of_layers, of.own_unit});
+        if (kind != RecomputeKind::none) uses.push_back({recomputed, of.kind, part});
         return uses;
     }
 

@@ -21,7 +21,7 @@ struct StepSpec {
     // Gradients are kept in bf16: the backward pass of a micro-batch makes sums in fp32, which are then added to them.
     bool rounds_gradients = false;
     Recompute recompute{};
-    // What each slot was laid out for by another list, that of training: the first layer of a chunk.
+    // What each slot was laid out for by another list, that of training: the first part with an input of a chunk.
     std::vector<int> slots{};
 };
 

@@ -94,7 +94,9 @@ class Checker {
 
     // An action of a unit, or of a part of the model, uses that one's buffers.
     void require_own(const Action& action, const BufferUse& use) const {
-        if (!belongs_to_unit(use.role) && use.role != BufferRole::recomputed) return;
+        if (use.role == BufferRole::recomputed)
+            require(use.unit == action.part, "uses what another part makes again");
+        if (!belongs_to_unit(use.role)) return;
         const auto is_of_part = [&] {
             const std::vector<int>& units = part_.outline->part(action.part).units;
             return std::ranges::find(units, use.unit) != units.end();
@@ -286,7 +288,7 @@ class Checker {
     const StagePart& part_;
     std::size_t where_ = 0;                          // the action's place
     std::map<Place, Owner> owner_;                   // whose pass wrote it last
-    std::map<int, std::pair<int, int>> recomputed_;  // the unit and the micro-batch whose it is
+    std::map<int, std::pair<int, int>> recomputed_;  // the part and the micro-batch whose it is
     std::map<int, int> parameters_;                  // by place: the unit whose whole parameters are there
     std::map<int, Sums> sums_;
     std::map<int, Whole> gradients_;

@@ -36,7 +36,7 @@ Action recompute_for(const Action& reader, RecomputeKind kind) {
 
 void insert_recomputes(Step& step) {
     std::vector<Action> actions;
-    std::map<int, std::pair<int, int>> there;  // by index, whose they are now: the unit and the micro-batch
+    std::map<int, std::pair<int, int>> there;  // by index, whose they are now: the part and the micro-batch
     for (Action& action : step.actions) {
         if (const BufferUse* use = recomputed_among(action.writes))
             there[use->index] = {use->unit, action.micro_batch};

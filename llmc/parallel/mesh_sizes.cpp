@@ -140,7 +140,7 @@ void check_mesh_sizes(const MeshSizes& sizes, const Model& whole_model) {
     const Limits model(whole_model);
     const std::int64_t P = sizes.pipeline, R = sizes.tensor;
     const auto would = [&](Size size) { return what_would(sizes, size, model); };
-    if (P > model.layers) {
+    if (P > 1 && P > model.layers) {
         user_error("--pipeline-parallel {} needs a layer for each stage, and --layers is {}; {}", P,
                    model.layers,
                    sizes.processes ? would(&MeshSizes::pipeline)

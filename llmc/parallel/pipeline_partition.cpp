@@ -19,29 +19,43 @@ PartCosts part_costs(const Model& model, const Recompute& recompute) {
     PartCosts costs{.block = 0, .every = is_costly ? recompute.every : 1};
     std::int64_t layers = 0;
     bool differ = false;
+    double behind = 0;  // the layers so far: of parts that are none
     for (const Model::Run& run : model.runs) {
         for (const Part& part : run.parts) {
             const double forward = forward_cost(part);
             if (!run.is_layer) {
-                (layers == 0 ? costs.embedding : costs.head) += 3 * forward * static_cast<double>(run.count);
+                (layers == 0 ? costs.embedding : behind) += 3 * forward * static_cast<double>(run.count);
                 continue;
             }
-            differ = differ || (layers > 0 && costs.block != 3 * forward);
+            differ = differ || (layers > 0 && costs.block != 3 * forward) || behind > 0;
             costs.block = 3 * forward;
             costs.again = is_costly ? forward : 0;
             layers += run.count;
         }
     }
-    if (!differ) return costs;
+    if (!differ) {
+        costs.head = behind;
+        return costs;
+    }
     costs.before = {0};
+    behind = 0;
     for (const Model::Run& run : model.runs) {
-        for (std::int64_t i = 0; run.is_layer && i < run.count; ++i) {
+        for (std::int64_t i = 0; i < run.count; ++i) {
             for (const Part& part : run.parts) {
+                const double forward = forward_cost(part);
+                const bool is_between = std::ssize(costs.before) > 1;
+                if (!run.is_layer) {
+                    behind += is_between ? 3 * forward : 0;
+                    continue;
+                }
+                // What is no layer goes with the layer before it.
+                costs.before.back() += std::exchange(behind, 0);
                 const bool again = recompute.of(std::ssize(costs.before) - 1) == RecomputeKind::block;
-                costs.before.push_back(costs.before.back() + (again ? 4 : 3) * forward_cost(part));
+                costs.before.push_back(costs.before.back() + (again ? 4 : 3) * forward);
             }
         }
     }
+    costs.head = behind;
     return costs;
 }
 

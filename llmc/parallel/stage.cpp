@@ -24,6 +24,12 @@ bool StagePart::recomputes_any(const Recompute& recompute) const {
     return false;
 }
 
+RecomputeKind recompute_of(const Outline& outline, const Recompute& recompute, int part) {
+    const Outline::OutlinedPart& of = outline.part_with_output(part);
+    const int beyond = std::max(0, part - static_cast<int>(outline.parts.size()) + 2);
+    return of.is_layer() ? recompute.of(of.layer + beyond) : RecomputeKind::none;
+}
+
 bool splits_backward(const Outline& outline, int part, const Recompute& recompute) {
     const Outline::OutlinedPart& of = outline.part(part);
     return outline.kind_of(of).splits_backward && !(of.is_layer() && recompute.recomputes(of.layer));
@@ -43,7 +49,7 @@ bool is_read_behind(const Outline& outline, const Chunk& chunk, int part, int un
 }
 
 StagePart whole_model(std::shared_ptr<const Outline> outline) {
-    const int layers = outline->layers;
+    const auto layers = static_cast<int>(outline->layers.size());
     return parts_of_stages(outline, {{0, layers}}, 1, false, {}).front();
 }
 
@@ -57,14 +63,15 @@ std::vector<StagePart> parts_of_stages(const std::shared_ptr<const Outline>& out
     for (int number = 0; number < count; ++number) {
         const BlockRange& layers = chunks[static_cast<std::size_t>(number)];
         const bool is_first = number == 0, is_last = number + 1 == count;
-        const Chunk chunk{
-            .number = number,
-            .first_part = is_first ? 0 : outline->first_layer + layers.first,
-            .end_part = is_last ? static_cast<int>(outline->parts.size()) : outline->first_layer + layers.end,
-            .first_layer = layers.first,
-            .end_layer = layers.end,
-            .takes_tokens = is_first,
-            .makes_losses = is_last};
+        // What is no layer goes with the layer before it, but for what comes before the first one.
+        const auto part_of = [&](int layer) { return outline->layers[static_cast<std::size_t>(layer)]; };
+        const Chunk chunk{.number = number,
+                          .first_part = is_first ? 0 : part_of(layers.first),
+                          .end_part = is_last ? static_cast<int>(outline->parts.size()) : part_of(layers.end),
+                          .first_layer = layers.first,
+                          .end_layer = layers.end,
+                          .takes_tokens = is_first,
+                          .makes_losses = is_last};
         StagePart& stage = parts[static_cast<std::size_t>(number % stages)];
         stage.chunks.push_back(chunk);
         std::set<std::pair<int, bool>> rounds;

@@ -56,6 +56,8 @@ struct StagePart {
     bool recomputes_any(const Recompute& recompute) const;
 };
 
+// What a part recomputes; of a part beyond the last one with a stream behind it, as if there were more layers.
+RecomputeKind recompute_of(const Outline& outline, const Recompute& recompute, int part);
 // Whether the backward pass of a part comes in two, where the schedule splits it: what is made again would be made twice, from
 // parameters gathered twice.
 bool splits_backward(const Outline& outline, int part, const Recompute& recompute);

@@ -57,13 +57,13 @@ void order_streams(Step& step) {
 BuffersInFlight buffers_in_flight(const Step& step) {
     BuffersInFlight count;
     const auto at_least = [](int& number, int index) { number = std::max(number, index + 1); };
-    std::map<int, int> first_layers;  // of slots
+    std::map<int, int> first_parts;   // of slots
     std::map<int, std::size_t> last;  // the last action that needs the tokens of a micro-batch
     for (std::size_t i = 0; i < step.actions.size(); ++i) {
         const Action& action = step.actions[i];
         at_least(count.slots, action.slot);
         if (action.kind == ActionKind::backward || action.kind == ActionKind::backward_input)
-            first_layers[action.slot] = step.chunk_of(action).first_layer;
+            first_parts[action.slot] = step.chunk_of(action).first_with_input();
         for (const auto* uses : {&action.reads, &action.writes}) {
             for (const BufferUse& use : *uses) {
                 if (use.role == BufferRole::chunk_input) at_least(count.chunk_inputs, use.index);
@@ -74,7 +74,7 @@ BuffersInFlight buffers_in_flight(const Step& step) {
             }
         }
     }
-    for (const auto& [slot, layer] : first_layers) count.first_layers.push_back(layer);
+    for (const auto& [slot, part] : first_parts) count.first_parts.push_back(part);
     int alive = 0;
     for (std::size_t i = 0; i < step.actions.size(); ++i) {
         const Action& action = step.actions[i];

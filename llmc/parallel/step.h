@@ -62,7 +62,7 @@ enum class BufferRole {
     chunk_input,  // index: of a few buffers; the stream before the first part of a chunk that has an input
     residual,     // index: l, the stream behind the l-th of these parts, counted from 1
     saved,  // index: of these parts, from 0, -1 for the one before; what its backward needs beside the streams
-    recomputed,  // index: the kind of layer; what those that recompute share. unit: the part's own, whose it is now
+    recomputed,  // index: the kind of part; what those that recompute share. unit: the part whose it is now
     output_gradients,  // index: of a few buffers; what the gradients of a part's parameters are made from later
     residual_gradient,  // index: of a few buffers; the gradient that flows back along the stream
     rows,    // index: its width; the stream of a few rows, all along the model; where the first of these lies
@@ -75,7 +75,7 @@ enum class BufferRole {
 struct BufferUse {
     BufferRole role;
     int index = 0;
-    int unit = -1;  // whose numbers these are, for buffers of units
+    int unit = -1;  // whose numbers these are, for buffers of units and `recomputed`
     bool operator==(const BufferUse&) const = default;
 };
 
@@ -133,13 +133,13 @@ struct BuffersInFlight {
     int residual_gradients = 1;
     int output_gradients = 0;
     int tokens = 1;  // micro-batches whose tokens are needed
-    // Of the slots that a backward pass reads: the first layer of a chunk that uses it. Those of others that do begin with
-    // layers of which they keep the same.
-    std::vector<int> first_layers{};
+    // Of the slots that a backward pass reads: the first part with an input of a chunk that uses it. Other chunks that use
+    // it keep the same of their parts. The model's first part has no input.
+    std::vector<int> first_parts{};
 
-    int first_layer(int slot) const {
+    int first_part(int slot) const {
         const auto index = static_cast<std::size_t>(slot);
-        return index < first_layers.size() ? first_layers[index] : 0;
+        return index < first_parts.size() ? first_parts[index] : 1;
     }
 };
 BuffersInFlight buffers_in_flight(const Step& step);

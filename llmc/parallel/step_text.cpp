@@ -58,7 +58,7 @@ std::string to_string(std::span<const BufferUse> uses, const Outline& outline) {
         if (i > 0) text += ", ";
         text += name_of(use.role);
         if (use.role == BufferRole::recomputed) {
-            text += " " + unit_name(use.unit);
+            text += " " + unit_name(outline.part(use.unit).own_unit);
         } else if (belongs_to_unit(use.role)) {
             text += " " + unit_name(use.unit);
             if (use.index != use.unit) text += fmt::format(" (in {}'s place)", unit_name(use.index));

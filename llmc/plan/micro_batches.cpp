@@ -89,7 +89,9 @@ std::int64_t choose_micro_batch(const RunSpec& spec) {
     return given;
 }
 
-std::int64_t most_micro_batches(const RunSpec& spec) { return most_block_passes / spec.model.layers(); }
+std::int64_t most_micro_batches(const RunSpec& spec) {
+    return most_block_passes / std::max<std::int64_t>(1, spec.model.layers());
+}
 
 void check_micro_batches(const RunPlan& plan) {
     const std::int64_t most = most_micro_batches(plan.spec);

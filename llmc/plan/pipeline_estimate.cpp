@@ -37,8 +37,8 @@ std::vector<PassTimes> estimated_times(const RunPlan& plan, std::optional<double
     const Outline& outline = *plan.outline;
     const auto tokens = static_cast<double>(plan.micro_batch * plan.spec.model.sequence_length);
     // The ranks of a stage share its operations.
-    const double unit =
-        peak ? *peak * plan.spec.mesh.tensor / tokens : forward_cost(outline.kind_of(outline.layer(0)).part);
+    const double unit = peak ? *peak * plan.spec.mesh.tensor / tokens
+                             : forward_cost(outline.kind_of(outline.layers.front()).part);
     std::vector<PassTimes> times;
     for (int number = 0; number < plan.pipeline.chunks(); ++number) {
         PassTimes time = cost_of(outline, plan.chunk(number), plan.spec.recompute);

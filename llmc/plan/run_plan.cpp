@@ -60,7 +60,8 @@ std::size_t bytes_of_whole_gradients(const RunPlan& plan) {
 std::vector<StagePart> parts_of_stages(const RunSpec& spec, const std::shared_ptr<const Outline>& outline) {
     if (spec.mesh.pipeline == 1) return {whole_model(outline)};
     const PartCosts costs = part_costs(spec.model, spec.recompute);
-    const int layers = outline->layers, stages = spec.mesh.pipeline, chunks = stages * spec.virtual_stages;
+    const auto layers = static_cast<int>(outline->layers.size());
+    const int stages = spec.mesh.pipeline, chunks = stages * spec.virtual_stages;
     const std::vector<BlockRange> blocks =
         spec.pipeline_layers.empty()
             ? stages_of_layers(layers, chunks, stages, costs)
@@ -84,7 +85,7 @@ StepSpec step_spec(const RunPlan& plan, int stage) {
 StepSpec evaluation_spec(const RunPlan& plan, int stage) {
     StepSpec spec = step_spec(plan, stage);
     spec.pipeline.micro_batches = spec.pipeline.stages;
-    spec.slots = buffers_in_flight(plan.training).first_layers;
+    spec.slots = buffers_in_flight(plan.training).first_parts;
     return spec;
 }
 
@@ -135,7 +136,7 @@ BuffersInFlight in_flight(const RunPlan& plan) {
         most.residual_gradients = std::max(most.residual_gradients, of.residual_gradients);
         most.output_gradients = std::max(most.output_gradients, of.output_gradients);
         most.tokens = std::max(most.tokens, of.tokens);
-        if (list == &plan.training) most.first_layers = of.first_layers;
+        if (list == &plan.training) most.first_parts = of.first_parts;
     }
     return most;
 }

@@ -20,8 +20,8 @@ namespace {
 Model make(const ModelChoices& choices) {
     check_divides("turns", "layers", choices);
     Model made = strange::model();
-    made.runs[1].count = choices.at("layers") / 4;
-    made.runs.erase(made.runs.begin() + 2);
+    made.runs[2].count = choices.at("layers") / 4;
+    made.runs.erase(made.runs.begin() + 4);
     return made;
 }
 
