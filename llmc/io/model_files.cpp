@@ -119,17 +119,25 @@ class ModelFile {
         for (const SafetensorsEntry& entry : reader_.entries()) {
             std::string_view name = entry.name;
             if (name.starts_with(files().prefix)) name.remove_prefix(files().prefix.size());
-            const bool is_no_weight = std::ranges::any_of(
-                files().passed_over, [&](const std::string& end) { return name.ends_with(end); });
-            if (is_no_weight || name == files().head || known_.contains(std::string(name))) continue;
+            if (is_no_weight(name) || name == files().head || known_.contains(std::string(name))) continue;
             const bool is_bias = name.ends_with(".bias") &&
                                  known_.contains(std::string(name.substr(0, name.rfind('.'))) + ".weight");
             if (is_bias && !has_biases())
-                user_error("{}: {} is a bias, and this model has none; leave out --bias=false",
-                           path_.string(), in_quotes(entry.name));
+                user_error("{}: {} is a bias, and this model has none; leave out {}", path_.string(),
+                           in_quotes(entry.name), files().no_biases);
             user_error("{}: {} is no tensor of this model of {}; give the sizes of the file's model",
                        path_.string(), in_quotes(entry.name), plural(std::ssize(outline_.layers), "block"));
         }
+    }
+    // UserError if the file lacks a tensor of this model.
+    void require(const std::string& name) const {
+        const auto is_bias = [&](const SafetensorsEntry& entry) {
+            return entry.name.ends_with(".bias") && !is_no_weight(entry.name);
+        };
+        if (reader_.contains(name) || !name.ends_with(".bias") || files().no_biases.empty()) return;
+        if (std::ranges::none_of(reader_.entries(), is_bias))
+            user_error("{}: there is no tensor {}, nor any bias; try {}", path_.string(), in_quotes(name),
+                       files().no_biases);
     }
     // A head of its own would be lost silently: only one that is the table is accepted where the model has no other.
     void check_tied_head() const {
@@ -143,17 +151,22 @@ class ModelFile {
             reader_.read(table, std::span<float>(b));
             if (a == b) return;
         }
-        user_error("{}: {} differs from {}, and this model's head is that table; try --tied-head=false",
-                   path_.string(), head, table);
+        user_error("{}: {} differs from {}, and this model's head is that table; try {}", path_.string(),
+                   head, table, files().untied_head);
     }
 
   private:
     const Model::Files& files() const { return outline_.files; }
+    bool is_no_weight(std::string_view name) const {
+        return std::ranges::any_of(files().passed_over,
+                                   [&](const std::string& end) { return name.ends_with(end); });
+    }
     bool has_biases() const {
         return std::ranges::any_of(known_, [](const std::string& name) { return name.ends_with(".bias"); });
     }
     bool begins_as_table(const std::string& name) const {
-        return name == files().head && known_.contains(name) && !reader_.contains(name);
+        return name == files().head && known_.contains(name) && !reader_.contains(name) &&
+               !reader_.contains(files().prefix + name);
     }
 
     std::filesystem::path path_;
@@ -177,12 +190,12 @@ void check_finite(const std::filesystem::path& file, const std::string& name, st
                file.string(), name, *found, index);
 }
 
-void check_shape(const std::filesystem::path& file, const SafetensorsReader& reader, const std::string& name,
-                 const Shape& expected) {
-    const Shape found = reader.entry(name).shape;
+void check_shape(const ModelFile& model, const std::string& name, const Shape& expected) {
+    model.require(name);
+    const Shape found = model.reader().entry(name).shape;
     if (found == expected) return;
     user_error("{}: {} has the shape {}, this model needs {}; give the sizes of the file's model",
-               file.string(), name, to_string(found), to_string(expected));
+               model.path().string(), name, to_string(found), to_string(expected));
 }
 
 // Reads a unit's tensors of a kind into its flat buffer.
@@ -193,7 +206,7 @@ void read_unit(const ModelFile& model, const UnitLayout& layout, const Kind& kin
     for (const UnitLayout::Entry& entry : layout.entries()) {
         const std::string name = model.name_of(layout.full_name(entry.spec) + kind.suffix);
         const Shape expected = file_shape(entry.spec);
-        check_shape(file, reader, name, expected);
+        check_shape(model, name, expected);
         const std::span<float> values = tensor_of(flat, entry);
         if (entry.spec.transposed_in_files) {
             transposed.resize(values.size());
@@ -238,8 +251,7 @@ std::string check_weights(const std::filesystem::path& path, const Outline& outl
     file.check_names();
     for (const UnitLayout& unit : units) {
         for (const UnitLayout::Entry& entry : unit.entries())
-            check_shape(path, file.reader(), file.name_of(unit.full_name(entry.spec)),
-                        file_shape(entry.spec));
+            check_shape(file, file.name_of(unit.full_name(entry.spec)), file_shape(entry.spec));
     }
     if (!file.copies_table()) return "";
     return fmt::format("{} has no {}: it begins as a copy of {}", path.string(), outline.files.head,

@@ -20,7 +20,14 @@ std::deque<Family>& registered() {
 
 const std::deque<Family>& families() { return registered(); }
 
-RegisteredFamily::RegisteredFamily(Family family) { registered().push_back(std::move(family)); }
+RegisteredFamily::RegisteredFamily(Family family) {
+    // Other options of a run follow from these.
+    for (const std::string_view needed : {"layers", "seq-len", "vocab-size"}) {
+        if (std::ranges::find(family.options, needed, &FamilyOption::name) == family.options.end())
+            programming_error(fmt::format("family {} has no option {}", family.name, needed));
+    }
+    registered().push_back(std::move(family));
+}
 
 std::vector<FamilyOption> family_options() {
     std::vector<FamilyOption> options;
@@ -82,9 +89,11 @@ Model make_model(const Family& family, const ModelChoices& choices) {
 void check_divides(const char* divisor, const char* size, const ModelChoices& choices) {
     const std::int64_t parts = choices.at(divisor), whole = choices.at(size), below = whole / parts * parts;
     if (whole == below) return;
-    if (below > 0)
-        user_error("--{} {} does not divide --{} {}; try --{} {} or {}", divisor, parts, size, whole, size,
-                   below, below + parts);
+    if (below > 0) {
+        const std::int64_t above = saturated_sum(below, parts);
+        user_error("--{} {} does not divide --{} {}; try --{} {}{}", divisor, parts, size, whole, size, below,
+                   above % parts == 0 ? fmt::format(" or {}", above) : "");
+    }
     // A part of so many is usual at least.
     constexpr std::int64_t smallest_part = 16;
     std::int64_t most = std::max<std::int64_t>(1, whole / smallest_part);

@@ -76,7 +76,9 @@ Model make(const ModelChoices& choices) {
             .files = {.prefix = "transformer.",
                       .passed_over = {".attn.bias", ".attn.masked_bias"},
                       .head = "lm_head.weight",
-                      .table = "wte.weight"}};
+                      .table = "wte.weight",
+                      .no_biases = "--bias=false",
+                      .untied_head = "--tied-head=false"}};
 }
 
 // tiny and mini read bytes; then GPT-2's four sizes, and one of GPT-3's with GPT-2's vocabulary: learning rates by GPT-3's paper

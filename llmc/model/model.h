@@ -39,6 +39,8 @@ struct Model {
         std::vector<std::string> passed_over{};  // ends of the names of tensors that are no weights
         // The head's name, and the table's. A tied head is the table; an untied one that a file lacks begins as its copy.
         std::string head{}, table{};
+        // Options of a model without biases, and of one with an untied head, for messages.
+        std::string no_biases{}, untied_head{};
     } files{};
 
     std::int64_t layers() const;

@@ -67,6 +67,18 @@ TEST(Family, RefusesWhatIsAnotherOnes) {
               "--turns 4 does not divide --layers 9; try --layers 8 or 12");
 }
 
+TEST(Family, HasTheOptionsThatOthersFollowFrom) {
+    try {
+        const RegisteredFamily lacking({.name = "short",
+                                        .options = {{"layers", "Layers"}, {"seq-len", "Context"}},
+                                        .models = {},
+                                        .make = make});
+        FAIL();
+    } catch (const ProgrammingError& error) {
+        EXPECT_NE(std::string(error.what()).find("family short has no option vocab-size"), std::string::npos);
+    }
+}
+
 TEST(Family, MayHaveAnyNumberOfLayersInTurn) {
     const Model model = parsed({"--model=strange-tiny", "--layers=9223372036854775804"}).make_model();
     EXPECT_EQ(model.layers(), std::numeric_limits<std::int64_t>::max() - 3);
