@@ -59,7 +59,11 @@ class Outlining {
               fmt::format("{} takes the stream of the part before", part.name));
         for (const PartParameter& parameter : of.parameters) {
             const int unit = add_parameter(parameter, numbered(parameter.unit, number), part);
-            if (std::ranges::find(part.units, unit) == part.units.end()) part.units.push_back(unit);
+            if (std::ranges::find(part.units, unit) == part.units.end()) {
+                part.units.push_back(unit);
+                outline_.units[static_cast<std::size_t>(unit)].parts.push_back(
+                    static_cast<int>(outline_.parts.size()));
+            }
             part.places.push_back(unit);
             outline_.units[static_cast<std::size_t>(unit)].sums_replicated |=
                 sums_replicated(of, parameter.unit);
@@ -212,10 +216,10 @@ double parameters_about(const Model& model) {
     return parameters;
 }
 
-bool Outline::uses(int unit, int first_part, int end_part) const {
-    return std::any_of(parts.begin() + first_part, parts.begin() + end_part, [&](const OutlinedPart& part) {
-        return std::ranges::find(part.units, unit) != part.units.end();
-    });
+std::span<const int> Outline::users(int unit, int first_part, int end_part) const {
+    const std::vector<int>& all = this->unit(unit).parts;
+    const auto first = std::ranges::lower_bound(all, first_part);
+    return {first, std::max(first, std::ranges::lower_bound(all, end_part))};
 }
 
 Outline outline_of(const Model& model) { return Outlining().run(model); }

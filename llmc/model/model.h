@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -93,6 +94,7 @@ struct Outline {
         int class_of_layers =
             -1;  // the first unit that it may take turns with: of layers that are alike; -1: it has no turns
         bool sums_replicated = false;  // with sequence parallelism
+        std::vector<int> parts{};      // that use it, in their order
     };
     struct Kind {
         Part part;
@@ -117,8 +119,11 @@ struct Outline {
     const OutlinedPart& part_with_output(int number) const {
         return part(std::min(number, static_cast<int>(parts.size()) - 2));
     }
-    // Whether one of these parts uses a unit.
-    bool uses(int unit, int first_part, int end_part) const;
+    // Those of these parts that use a unit.
+    std::span<const int> users(int unit, int first_part, int end_part) const;
+    bool uses(int unit, int first_part, int end_part) const {
+        return !users(unit, first_part, end_part).empty();
+    }
     int units_count() const { return static_cast<int>(units.size()); }
 };
 

@@ -36,11 +36,8 @@ bool splits_backward(const Outline& outline, int part, const Recompute& recomput
 }
 
 bool is_read_backward(const Outline& outline, int unit, int first_part, int end_part) {
-    for (int part = first_part; part < end_part; ++part) {
-        if (outline.kind_of(part).backward_reads_parameters && outline.uses(unit, part, part + 1))
-            return true;
-    }
-    return false;
+    return std::ranges::any_of(outline.users(unit, first_part, end_part),
+                               [&](int part) { return outline.kind_of(part).backward_reads_parameters; });
 }
 
 bool is_read_behind(const Outline& outline, const Chunk& chunk, int part, int unit) {

@@ -163,14 +163,13 @@ void lay_out_memory(RunPlan& plan, const Ops& ops, std::size_t staging_bytes) {
 }
 
 // What is the same of all stages.
-RunPlan plan_of_all(const RunSpec& spec, const Ops& ops, std::int64_t micro_batch) {
+RunPlan plan_of_all(const RunSpec& spec, std::int64_t micro_batch) {
     RunPlan plan;
     plan.spec = spec;
     plan.micro_batch = micro_batch;
     plan.micro_batches = plan.rank_sequences() / micro_batch;
     check_micro_batches(plan);
     const PartSizes sizes = part_sizes(plan);
-    ops.require_sizes(workspace_request(spec.model, sizes));
     plan.outline = std::make_shared<Outline>(outline_of(spec.model));
     plan.lists = std::make_shared<ModelLists>(derive_lists(*plan.outline, sizes));
     plan.pipeline = {.schedule = spec.pipeline_schedule,
@@ -186,7 +185,8 @@ RunPlan plan_with(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes
     RunPlan own;
     ListsOfStages lists;
     std::vector<StageNeeds> needs;
-    const RunPlan all = plan_of_all(spec, ops, micro_batch);
+    const RunPlan all = plan_of_all(spec, micro_batch);
+    ops.require_sizes(workspace_request(spec.model, part_sizes(all)));
     for (int stage = 0; stage < spec.mesh.pipeline; ++stage) {
         RunPlan plan = all;
         plan.spec.mesh.rank = spec.mesh.rank_of(stage, spec.mesh.data_rank(), spec.mesh.tensor_rank());
@@ -211,6 +211,23 @@ void check_chunks_of(const RunSpec& spec) {
                  spec.model.layers());
 }
 
+// Processes are those of the mesh.
+void check_sizes_of(const RunSpec& spec) {
+    check_mesh_sizes({.pipeline = spec.mesh.pipeline,
+                      .virtual_stages = spec.virtual_stages,
+                      .tensor = spec.mesh.tensor,
+                      .sequence_parallel = spec.mesh.sequence_parallel},
+                     spec.model);
+    check_chunks_of(spec);
+}
+
+std::int64_t micro_batch_of(const RunSpec& spec) {
+    check_global_batch(spec);
+    const std::int64_t micro_batch = choose_micro_batch(spec);
+    check_groups(spec, micro_batch);
+    return micro_batch;
+}
+
 }  // namespace
 
 std::vector<UnitBytes> unit_bytes(const RunSpec& spec, std::span<const UnitLayout> units) {
@@ -232,19 +249,29 @@ std::vector<StagePart> parts_of_pipeline(const RunSpec& spec) {
     return parts_of_stages(spec, std::make_shared<Outline>(outline_of(spec.model)));
 }
 
+std::optional<RunPlan> plan_of_messages(const RunSpec& spec) {
+    constexpr std::int64_t most_passes = 1 << 13;  // micro-batches times layers: some tenths of a second
+    check_sizes_of(spec);
+    if (spec.model.layers() > most_passes) return std::nullopt;
+    const std::int64_t micro_batch = micro_batch_of(spec);
+    if (spec.rank_sequences() / micro_batch > most_passes / std::max<std::int64_t>(1, spec.model.layers()))
+        return std::nullopt;
+    RunPlan plan = plan_of_all(spec, micro_batch);
+    std::vector<UnitLayout> units;
+    for (const Outline::OutlinedUnit& unit : plan.outline->units)
+        units.emplace_back(unit.spec, spec.mesh.tensor_place());
+    for (int stage = 0; stage < spec.mesh.pipeline; ++stage) {
+        const Step step = build_training_step(step_spec(plan, stage));
+        plan.stages.push_back({{}, bytes_sent(step, unit_bytes(spec, units), *plan.lists)});
+    }
+    return plan;
+}
+
 RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes) {
-    // Processes are those of the mesh.
-    check_mesh_sizes({.pipeline = spec.mesh.pipeline,
-                      .virtual_stages = spec.virtual_stages,
-                      .tensor = spec.mesh.tensor,
-                      .sequence_parallel = spec.mesh.sequence_parallel},
-                     spec.model);
-    check_chunks_of(spec);
+    check_sizes_of(spec);
     require_possible(spec);
     check_vocabulary(spec.model.vocabulary);
-    check_global_batch(spec);
-    const std::int64_t micro_batch = choose_micro_batch(spec);
-    check_groups(spec, micro_batch);
+    const std::int64_t micro_batch = micro_batch_of(spec);
     const MakePlan make_plan = [&](const RunSpec& other, std::int64_t sequences) {
         return plan_with(other, ops, staging_bytes, sequences);
     };

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -107,6 +108,10 @@ struct RunPlan {
 
 // Of each unit the buffers that ranks exchange.
 std::vector<UnitBytes> unit_bytes(const RunSpec& spec, std::span<const UnitLayout> units);
+
+// A plan without memory or lists, which knows what a training step sends (`stages`). Nothing for a step with so many actions that
+// it takes long to know. UserError where the options make no step.
+std::optional<RunPlan> plan_of_messages(const RunSpec& spec);
 
 // What each stage of a run's pipeline has of the model; nothing where there are no stages, or more layers than any
 // plan may have. UserError for chunks that the schedule has not.

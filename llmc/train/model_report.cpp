@@ -3,11 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <vector>
 
+#include "llmc/core/error.h"
 #include "llmc/core/text.h"
+#include "llmc/train/report.h"
 
 namespace llmc {
 
@@ -25,10 +28,6 @@ class ModelText {
         Model one_of_each = spec.model;
         for (Model::Run& run : one_of_each.runs) run.count = 1;
         outline_ = outline_of(one_of_each);
-        std::vector<UnitLayout> layouts;
-        for (const Outline::OutlinedUnit& unit : outline_.units)
-            layouts.emplace_back(unit.spec, spec.mesh.tensor_place());
-        units_ = unit_bytes(spec, layouts);
     }
 
     std::string run() {
@@ -44,19 +43,20 @@ class ModelText {
         for (const Model::Run& run : model.runs) {
             for (std::size_t i = 0; i < run.parts.size(); ++i) {
                 add_part(run, i, layer, derive_lists(run.parts[i], sizes_, scratch));
-                add_exchanges(run.parts[i], outline_.part(number++));
+                add_shards(run.parts[i], outline_.part(number++));
             }
             if (run.is_layer)
                 layer = saturated_sum(layer, saturated_product(run.count, std::ssize(run.parts)));
         }
         add("\nOperations are of one sequence of {} tokens; an operation moves the bytes of its operands, "
             "each once. "
-            "FLOPs are\nthose of the forward pass on a token; the backward pass takes twice as many. The "
-            "backward "
-            "pass needs what is kept.\nWhat is remade is made again there: with --recompute selective or, "
-            "where it "
-            "is not kept, always. With --recompute\nblock, layers keep nothing.\n",
+            "FLOPs are\nthose of the forward pass on a token. The backward pass needs what is kept. What is "
+            "remade is made "
+            "again there: with\n--recompute selective or, where it is not kept, always. With --recompute "
+            "block, layers keep "
+            "nothing.\n",
             model.sequence_length);
+        add("{}\n", what_is_sent());
         return std::move(text_);
     }
 
@@ -91,13 +91,13 @@ class ModelText {
             human_bytes(kept(lists, RecomputeKind::none)), human_bytes(kept(lists, RecomputeKind::selective)),
             human_bytes(kept(lists, RecomputeKind::block)));
         if (forward + backward > 0)
-            add("; sends to ranks that share it {} forward, {} backward", human_bytes(forward),
+            add("; sends of a sequence to ranks that share it {} forward, {} backward", human_bytes(forward),
                 human_bytes(backward));
         add("\n");
     }
 
-    // What a rank sends of a part's parameters and gradients, and of its output. Of a unit that parts share, once.
-    void add_exchanges(const Part& part, const Outline::OutlinedPart& outlined) {
+    // The shards of its units, of one that parts share once; and what goes on to the next stage.
+    void add_shards(const Part& part, const Outline::OutlinedPart& outlined) {
         for (std::size_t i = 0; i < part.parameters.size(); ++i) {
             if (shown_.insert(outlined.places[i]).second)
                 add_unit(part.parameters[i].unit, outlined.places[i]);
@@ -112,29 +112,25 @@ class ModelText {
     }
     void add_unit(std::string name, int number) {
         const Sharding& sharding = spec_.mesh.sharding;
-        const UnitBytes& unit = units_[static_cast<std::size_t>(number)];
-        const auto uses_it = [&](const Outline::OutlinedPart& part) {
-            return std::ranges::find(part.units, number) != part.units.end();
-        };
-        const bool is_tied = spec_.mesh.pipeline > 1 && std::ranges::count_if(outline_.parts, uses_it) > 1;
+        if (sharding.keeps_optimizer_whole() || sharding.shards == 1) return;
         if (const std::size_t place = name.find("{}"); place != std::string::npos)
             name.replace(place, 2, "*");
-        if (sharding.ranks() == 1 && !is_tied) return;
-        add("  {}: a rank sends", name);
-        if (sharding.ranks() > 1) {
-            const bool is_whole = sharding.keeps_optimizer_whole();
-            add(" {} to sum its gradients",
-                human_bytes((is_whole ? 2 : 1) * bytes_inside(unit.gradients, sharding) +
-                            bytes_across(unit.gradients, sharding)));
-            if (!is_whole)
-                add(", {} to gather its parameters from {} shards",
-                    human_bytes(bytes_inside(unit.parameters, sharding)), sharding.shards);
+        const UnitLayout layout(outline_.unit(number).spec, spec_.mesh.tensor_place());
+        const std::int64_t elements = layout.padded_elements(spec_.mesh.data_ranks());
+        add("  {}: {} elements here with padding, in {} shards of {}\n", name, grouped(elements),
+            sharding.shards, grouped(elements / sharding.shards));
+    }
+
+    // As the header of a run says it.
+    std::string what_is_sent() const {
+        try {
+            const std::optional<RunPlan> plan = plan_of_messages(spec_);
+            if (!plan) return "Sent: not counted, since a step has too many actions for a moment.";
+            const std::string text = sent_text(*plan);
+            return text.empty() ? "Sent: nothing." : fmt::format("Sent: {}.", text);
+        } catch (const UserError& error) {
+            return fmt::format("These options make no step: {}.", error.what());
         }
-        if (is_tied)
-            add("{} {} to sum its gradients over two stages", sharding.ranks() > 1 ? "," : "",
-                human_bytes(all_reduce_bytes(unit.gradients / static_cast<std::uint64_t>(sharding.shards),
-                                             unit.gradient_size, 2)));
-        add("\n");
     }
 
     void add_parameter(const Part& part, const PartParameter& parameter) {
@@ -212,8 +208,7 @@ class ModelText {
     const RunSpec& spec_;
     PartSizes sizes_;
     Outline outline_;
-    std::vector<UnitBytes> units_;  // of the outline
-    std::set<int> shown_;           // of these
+    std::set<int> shown_;  // units
     std::string text_;
 };
 

@@ -95,26 +95,6 @@ std::string baseline_text(const Data& data) {
     return text + " nats per token";
 }
 
-std::string sent_text(const RunPlan& plan) {
-    const auto [needs, stage] = largest_stage(plan, [](const StageNeeds& s) { return s.sent.total(); });
-    const BytesSent& sent = needs.sent;
-    if (sent.total() == 0) return "";
-    std::string text = fmt::format("{} a step and process{}{}", human_bytes(sent.total()), stage,
-                                   stage.empty() ? "" : ", which sends most");
-    if (sent.inside == sent.total()) return text;
-    std::string_view of_it = " of it";
-    const auto add = [&](std::uint64_t bytes, std::string_view where) {
-        if (bytes == 0) return;
-        text += fmt::format(", {}{} {}", human_bytes(bytes), std::exchange(of_it, ""), where);
-    };
-    add(sent.inside, "in its group");
-    add(sent.across, "to other groups");
-    add(sent.stages, "to the stages beside it");
-    add(sent.tensor, "to the ranks that share its layers");
-    add(sent.tied, "of the gradients that stages share");
-    return text;
-}
-
 nlohmann::ordered_json sent_record(const BytesSent& sent) {
     return {{"inside", sent.inside},
             {"across", sent.across},
@@ -191,6 +171,26 @@ std::string command_to_resume(const Run& run) {
 }
 
 }  // namespace
+
+std::string sent_text(const RunPlan& plan) {
+    const auto [needs, stage] = largest_stage(plan, [](const StageNeeds& s) { return s.sent.total(); });
+    const BytesSent& sent = needs.sent;
+    if (sent.total() == 0) return "";
+    std::string text = fmt::format("{} a step and process{}{}", human_bytes(sent.total()), stage,
+                                   stage.empty() ? "" : ", which sends most");
+    if (sent.inside == sent.total()) return text;
+    std::string_view of_it = " of it";
+    const auto add = [&](std::uint64_t bytes, std::string_view where) {
+        if (bytes == 0) return;
+        text += fmt::format(", {}{} {}", human_bytes(bytes), std::exchange(of_it, ""), where);
+    };
+    add(sent.inside, "in its group");
+    add(sent.across, "to other groups");
+    add(sent.stages, "to the stages beside it");
+    add(sent.tensor, "to the ranks that share its layers");
+    add(sent.tied, "of the gradients that stages share");
+    return text;
+}
 
 std::string command_to_export(const Run& run, const Outcome& outcome) {
     if (outcome.checkpoint.empty()) return "";

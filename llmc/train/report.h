@@ -60,6 +60,8 @@ struct Outcome {
 Rows header_rows(const Run& run, const Device& device);
 // For --verbose: a line for each process with its place in the mesh, its part of the model and its memory.
 std::string places_text(const RunPlan& plan);
+// "3.2 MiB a step and process", with where that goes; empty if nothing is sent.
+std::string sent_text(const RunPlan& plan);
 nlohmann::ordered_json run_record(const Run& run, const Device& device);
 Rows summary_rows(const Run& run, const Outcome& outcome);
 // What to type to go on where the run stopped or, if it is done, as far again; empty without a checkpoint.
