@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "llmc/model/model.h"
@@ -84,6 +85,40 @@ inline Model model() {
             .sequence_length = tokens,
             .vocabulary = vocabulary,
             .description = "a strange model"};
+}
+
+// ---- gradients that share memory
+
+// Two products, of which the first makes so many channels, and the second a stream of so many.
+inline int two_products(Trace& t, const std::string& name, int x, std::int64_t channels, std::int64_t width) {
+    const int u = product(t, name + ".up", gather(t, x), {channels}, by_outputs(0, "channels"), true, normal);
+    return scatter(t, product(t, name + ".down", u, {width}, by_inputs(), true, normal));
+}
+// The gradient of the output is that of three values, and one of them is added to before another is used.
+inline Part layer_of_one_gradient() {
+    Trace t("one {}", "h.{}", tokens, narrow);
+    const int x = t.input();
+    const int early = two_products(t, "early", layernorm(t, "ln_1", x, true), 64, narrow);
+    const int late = two_products(t, "late", layernorm(t, "ln_2", x, false), 8, narrow);
+    return t.finish(add(t, add(t, x, early), late));
+}
+// A stream of another width inside: a gradient that weights need is added to afterwards.
+inline Part layer_of_a_wide_stream() {
+    Trace t("wide {}", "h.{}", tokens, narrow);
+    const int x = two_products(t, "widen", layernorm(t, "ln_1", t.input(), true), 8, wide);
+    const int y = two_products(t, "mlp", layernorm(t, "ln_2", x, true), 12, wide);
+    const auto [sum, normalised] = add_layernorm(t, "ln_3", x, y, true);
+    const int near = two_products(t, "near", sum, 4, narrow);
+    return t.finish(add(t, near, two_products(t, "far", normalised, 4, narrow)));
+}
+inline Model model_of_shared_gradients() {
+    return {
+        .runs = {{.parts = {embedding_part()}},
+                 {.parts = {layer_of_one_gradient(), layer_of_a_wide_stream()}, .count = 2, .is_layer = true},
+                 {.parts = {head_part()}}},
+        .sequence_length = tokens,
+        .vocabulary = vocabulary,
+        .description = "a model whose gradients share memory"};
 }
 
 }  // namespace llmc::strange

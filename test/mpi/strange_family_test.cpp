@@ -150,6 +150,27 @@ TEST(StrangeFamily, HasTheGradientsOfItsInterpreter) {
     }
 }
 
+// With a backward pass in one part, and in two.
+TEST(StrangeFamily, HasTheGradientsOfItsInterpreterWhereTheyShareMemory) {
+    static const Model model = strange::model_of_shared_gradients();
+    const int ranks = test::world().size();
+    if (ranks != 2 && ranks != 4) GTEST_SKIP() << "takes 2 or 4 ranks";
+    TrainingSetting setting = matrix().plain;
+    setting.model = &model;
+    setting.steps = 1;
+    setting.pipeline = 2;
+    setting.tensor = ranks / 2;
+    setting.micro_batches = 2;
+    for (const PipelineSchedule schedule : {PipelineSchedule::one_f_one_b, PipelineSchedule::zb_h1}) {
+        for (const bool sequence_parallel : {false, true}) {
+            setting.schedule = schedule;
+            setting.sequence_parallel = sequence_parallel && setting.tensor > 1;
+            const test::TrainingResult result = test::train(test::world(), setting);
+            if (test::world().rank() == 0) expect_interpreted(setting, result);
+        }
+    }
+}
+
 class StrangeWholeMatrix : public testing::TestWithParam<Equals> {};
 
 TEST_P(StrangeWholeMatrix, TrainsOneRun) {

@@ -256,6 +256,9 @@ TEST(Interpreter, AgreesWithGpt2) {
                              true);
     }
 }
+TEST(Interpreter, AgreesWhereGradientsShareMemory) {
+    expect_gradients(strange::model_of_shared_gradients(), false);
+}
 TEST(Interpreter, AgreesWithAStrangeFamily) { expect_gradients(strange::model(), false); }
 
 }  // namespace
