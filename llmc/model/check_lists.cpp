@@ -106,6 +106,11 @@ void check_lists(const PartLists& lists) {
         }
         return follower;
     };
+    for (const List* rows : {&lists.rows, &lists.rows_of_all}) {
+        Follower follower = begin({rows});
+        follower.run(*rows, "rows");
+        if (!rows->empty() && !lists.part->makes_losses()) follower.require(Space::output, "rows");
+    }
     if (lists.part->makes_losses()) {
         begin({&lists.forward}).run(lists.forward, "forward");
         Follower follower = begin({&lists.backward});

@@ -54,8 +54,8 @@ class Deriving {
             lists_.backward = placing_(draft_, with_remakes(backward));
             recompute(forward);
         }
-        derive_rows(lists_, draft_, placing_);
         for (const Storage& storage : draft_.storages) lists_.storages.push_back(storage.name);
+        derive_rows(lists_, draft_, placing_);
         return std::move(lists_);
     }
 

@@ -33,6 +33,7 @@ class DerivingRows {
         place_rows(rows);
         rows.finish_output(calls, true);
         lists_.rows = placing_(rows, calls, [](const DraftCall&, const Operand&) { return Extent::rows; });
+        number_storages(lists_.rows, rows);
         derive_rows_of_all(whole);
     }
 
@@ -111,6 +112,16 @@ class DerivingRows {
             return is_own || call.run == keep_rows<false> || (divides && call.is_exchange) ? Extent::one
                                                                                            : Extent::known;
         });
+        number_storages(lists_.rows_of_all, rows);
+    }
+
+    // Behind those of the other lists.
+    void number_storages(List& list, const Drafting& rows) {
+        const auto first = static_cast<int>(lists_.storages.size());
+        for (const Storage& storage : rows.storages) lists_.storages.push_back(storage.name);
+        for (ListCall& call : list) {
+            for (ListOperand& operand : call.operands) operand.storage += operand.storage < 0 ? 0 : first;
+        }
     }
 
     PartLists& lists_;

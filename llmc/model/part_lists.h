@@ -90,7 +90,7 @@ struct PartLists {
     const Part* part = nullptr;
     PartSizes sizes;
     std::vector<PartBuffer> kept, kept_gradients;
-    std::vector<std::string> storages;  // their names, for checks
+    std::vector<std::string> storages;  // of all lists: their names, for checks
 
     // Losses' forward pass runs in their backward pass too: `backward` includes it, and the part keeps its own.
     List forward, backward;

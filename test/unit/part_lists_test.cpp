@@ -87,6 +87,13 @@ TEST_F(Lists, ATensorThatIsNotMadeAgain) {
                  "matmul_forward attn.c_proj reads attn, which nobody made");
 }
 
+TEST_F(Lists, ATensorThatAFewRowsLack) {
+    expect_found([](PartLists& lists) { lose(lists.rows, "matmul_forward", "attn.c_attn"); },
+                 "rows, attention_cached_forward attn reads attn.c_attn, ");
+    expect_found([](PartLists& lists) { lose(lists.rows_of_all, "layernorm_forward", "ln_1"); },
+                 "rows, matmul_forward attn.c_attn reads ln_1, ");
+}
+
 TEST_F(Lists, ATensorThatIsMadeAgainTooLate) {
     expect_found(
         [](PartLists& lists) {
