@@ -108,7 +108,7 @@ class ModelFile {
 
     // The name under which the file holds a tensor: with or without the prefix, or that of the table that a head begins as.
     std::string name_of(const std::string& name) const {
-        const std::string prefixed = files().prefix + name;
+        std::string prefixed = files().prefix + name;
         if (reader_.contains(prefixed)) return prefixed;
         return begins_as_table(name) ? name_of(files().table) : name;
     }

@@ -30,7 +30,7 @@ std::string check_weights(const std::filesystem::path& path, const Outline& outl
 // Weights from F32, F16, BF16 or F64 tensors, with or without the prefix "transformer.". Attention masks
 // ("h.0.attn.bias") are passed over. UserError if a tensor is missing, has another shape, is not of this
 // model or holds a value that is not finite.
-void load_weights(const std::filesystem::path& file, ParameterStore& store, UnitTransfer& transfer);
+void load_weights(const std::filesystem::path& path, ParameterStore& store, UnitTransfer& transfer);
 
 // AdamW's moments, as "<tensor>.exp_avg" and "<tensor>.exp_avg_sq", shaped as the weights are.
 void save_moments(const std::filesystem::path& file, const ParameterStore& store, UnitTransfer& transfer,

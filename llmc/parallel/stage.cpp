@@ -45,7 +45,7 @@ bool is_read_behind(const Outline& outline, const Chunk& chunk, int part, int un
            is_read_backward(outline, unit, chunk.first_part, part + 1);
 }
 
-StagePart whole_model(std::shared_ptr<const Outline> outline) {
+StagePart whole_model(const std::shared_ptr<const Outline>& outline) {
     const auto layers = static_cast<int>(outline->layers.size());
     return parts_of_stages(outline, {{0, layers}}, 1, false, {}).front();
 }

@@ -67,7 +67,7 @@ bool is_read_backward(const Outline& outline, int unit, int first_part, int end_
 bool is_read_behind(const Outline& outline, const Chunk& chunk, int part, int unit);
 
 // All of it on one stage.
-StagePart whole_model(std::shared_ptr<const Outline> outline);
+StagePart whole_model(const std::shared_ptr<const Outline>& outline);
 
 // Of a pipeline whose chunks have these layers; chunk c is stage c % stages'. Where `splits`, its schedule splits the backward
 // passes of parts that do not recompute.
