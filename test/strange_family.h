@@ -111,14 +111,37 @@ inline Part layer_of_a_wide_stream() {
     const int near = two_products(t, "near", sum, 4, narrow);
     return t.finish(add(t, near, two_products(t, "far", normalised, 4, narrow)));
 }
+// What is added to its input is first added to the normalisation's input twice over.
+inline Part layer_of_an_input() {
+    Trace t("input {}", "h.{}", tokens, narrow);
+    const int x = t.input();
+    const int o = two_products(t, "first", layernorm(t, "ln_1", x, true), 8, narrow);
+    const auto [sum, normalised] = add_layernorm(t, "ln_2", o, o, true);
+    return t.finish(add(t, add(t, x, sum), two_products(t, "second", normalised, 8, narrow)));
+}
+// The sum is nobody's: its gradient is the normalisation's alone.
+inline Part layer_of_a_norm() {
+    Trace t("norm {}", "h.{}", tokens, narrow);
+    const int x = t.input();
+    return t.finish(add_layernorm(t, "ln_1", x, two_products(t, "mlp", x, 8, narrow), true).normalised);
+}
+// The embedding's two tables and the head's norm are one unit: with sequence parallelism ranks make the positions' gradient
+// whole, and parts of the norm's.
 inline Model model_of_shared_gradients() {
-    return {
-        .runs = {{.parts = {embedding_part()}},
-                 {.parts = {layer_of_one_gradient(), layer_of_a_wide_stream()}, .count = 2, .is_layer = true},
-                 {.parts = {head_part()}}},
-        .sequence_length = tokens,
-        .vocabulary = vocabulary,
-        .description = "a model whose gradients share memory"};
+    ParamSpec of_tokens = table();
+    of_tokens.name = "ends.tokens";
+    const ParamSpec positions{.name = "ends.positions", .shape = {tokens, narrow}, .init = normal};
+    Trace first("embedding", "", tokens);
+    Trace last("head", "", tokens, narrow);
+    head_loss(last, gather(last, layernorm(last, "ends.ln", last.input(), true)), of_tokens, true);
+    return {.runs = {{.parts = {first.finish(scatter(first, embedding(first, of_tokens, positions)))}},
+                     {.parts = {layer_of_one_gradient(), layer_of_a_wide_stream(), layer_of_an_input(),
+                                layer_of_a_norm()},
+                      .is_layer = true},
+                     {.parts = {last.finish()}}},
+            .sequence_length = tokens,
+            .vocabulary = vocabulary,
+            .description = "a model whose gradients share memory"};
 }
 
 }  // namespace llmc::strange

@@ -1,7 +1,7 @@
 #include "llmc/model/derive_rows.h"
 
 #include <algorithm>
-#include <iterator>
+#include <ranges>
 #include <set>
 
 namespace llmc {
@@ -71,13 +71,14 @@ class DerivingRows {
 
     // With the inputs of all rows kept, what comes before the keys and values is made of all of them.
     void derive_rows_of_all(const PartSizes& whole) {
-        const auto cached =
-            std::ranges::find_if(part_.nodes, [](const Node& node) { return node.operation->has_cache; });
-        if (cached == part_.nodes.end() || part_.input < 0) return;
-        std::set<int> before = {cached->in[0]};
-        for (auto node = std::make_reverse_iterator(cached); node != part_.nodes.rend(); ++node) {
-            if (std::ranges::any_of(node->out, [&](int value) { return before.contains(value); }))
-                before.insert(node->in.begin(), node->in.end());
+        std::set<int> before;
+        for (const Node& node : part_.nodes) {
+            if (node.operation->has_cache) before.insert(node.in[0]);
+        }
+        if (before.empty() || part_.input < 0) return;
+        for (const Node& node : std::views::reverse(part_.nodes)) {
+            if (std::ranges::any_of(node.out, [&](int value) { return before.contains(value); }))
+                before.insert(node.in.begin(), node.in.end());
         }
         Drafting rows(part_, whole);
         const Ref input = rows.value(part_.input);

@@ -213,18 +213,17 @@ class Drafting final : public Calls {
     Operand gradient(int output) override {
         return operand(whole_gradient(out(output)), Access::read, out(output));
     }
-    Operand changed_gradient(int output) override { return change(out(output)); }
+    Operand changed_gradient(int output) override {
+        begin_with_zero(out(output));
+        return change(out(output));
+    }
     Operand make_gradient(int input) override {
         const Ref made{make_gradient_storage(in(input), Space::scratch)};
         take_gradient(in(input), made);
         return operand(made, Access::write, in(input), Makes::input);
     }
     Operand add_gradient(int input) override {
-        std::optional<Ref>& ref = gradients_[index(in(input))];
-        if (!ref) {
-            ref = {make_gradient_storage(in(input), Space::scratch)};
-            call("fill", run_zero, {operand(*ref, Access::write, in(input), Makes::input)});
-        }
+        begin_with_zero(in(input));
         return change(in(input));
     }
     void pass_gradient(int input, int output) override {
@@ -252,8 +251,8 @@ class Drafting final : public Calls {
         made.dtype = DType::fp32;
         // Whole ones of a unit whose others will be summed over the ranks.
         const PartParameter& parameter = part_.parameters[index(made.index)];
-        made.is_of_one = divides_tokens() && !parameter.spec.tensor_dim &&
-                         sums_replicated(part_, parameter.unit) && !has_partial_gradient(part_, made.index);
+        made.is_of_one = divides_tokens() && !parameter.spec.tensor_dim && parameter.sums_unit &&
+                         !has_partial_gradient(part_, made.index);
         return made;
     }
 
@@ -293,6 +292,12 @@ class Drafting final : public Calls {
             ref = made;
         }
     }
+    void begin_with_zero(int value) {
+        std::optional<Ref>& ref = gradients_[index(value)];
+        if (ref) return;
+        ref = {make_gradient_storage(value, Space::scratch)};
+        call("fill", run_zero, {operand(*ref, Access::write, value, Makes::input)});
+    }
     // A gradient that is changed in place: apart from those of other values whose operations come later.
     Operand change(int value) {
         Ref& ref = *gradients_[index(value)];
@@ -313,6 +318,9 @@ class Drafting final : public Calls {
             ref = copied;
             break;
         }
+        if (ref.version + 1 != storage(ref.storage).versions)
+            programming_error(fmt::format("{}: {} {} adds to {}, which has changed since", part_.name,
+                                          node().operation->name, node().name, storage(ref.storage).name));
         ref.version = storage(ref.storage).versions++;
         return operand(ref, Access::add, value, Makes::input);
     }

@@ -39,6 +39,12 @@ class Outlining {
             });
             unit.class_of_layers = static_cast<int>(alike - outline_.units.begin());
         }
+        for (const Outline::OutlinedPart& part : outline_.parts) {
+            std::vector<PartParameter>& parameters =
+                outline_.kinds[static_cast<std::size_t>(part.kind)].part.parameters;
+            for (std::size_t i = 0; i < parameters.size(); ++i)
+                parameters[i].sums_unit |= outline_.unit(part.places[i]).sums_replicated;
+        }
         return std::move(outline_);
     }
 
@@ -65,8 +71,7 @@ class Outlining {
                     static_cast<int>(outline_.parts.size()));
             }
             part.places.push_back(unit);
-            outline_.units[static_cast<std::size_t>(unit)].sums_replicated |=
-                sums_replicated(of, parameter.unit);
+            outline_.units[static_cast<std::size_t>(unit)].sums_replicated |= parameter.sums_unit;
         }
         const auto own = std::ranges::find_if(
             part.units, [&](int unit) { return outline_.unit(unit).class_of_layers >= 0; });

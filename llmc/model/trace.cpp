@@ -85,6 +85,8 @@ Part Trace::finish(int output) {
                fmt::format("leaves {} as {}, and the next part takes what is {}", (*this)[output].name,
                            name_of((*this)[output].placement), name_of(Placement::stream)));
     }
+    for (PartParameter& parameter : part_.parameters)
+        parameter.sums_unit = sums_replicated(part_, parameter.unit);
     return std::move(part_);
 }
 

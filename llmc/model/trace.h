@@ -49,6 +49,9 @@ struct PartParameter {
     std::string unit;  // "{}" in it stands for the part's number
     ParamSpec spec;
     bool is_tied = false;  // another part has it too
+    // With sequence parallelism the gradients of its unit that each rank has whole are summed over the ranks: of one of them,
+    // in this part or another, each makes a part.
+    bool sums_unit = false;
     bool operator==(const PartParameter&) const = default;
 };
 

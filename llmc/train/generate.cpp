@@ -40,7 +40,7 @@ void take_model(Options& options, const CheckpointInfo& checkpoint) {
     const auto then = nlohmann::ordered_json::parse(checkpoint.configuration);
     if (!options.given.contains("model")) options.model = model_of(checkpoint);
     for (auto& [name, size] : options.of_model.sizes) {
-        if (!size && then.contains(name)) size = then[name].get<std::int64_t>();
+        if (!size && then.contains(name) && then[name].is_number()) size = then[name].get<std::int64_t>();
     }
     for (auto& [name, is_on] : options.of_model.switches) {
         // One that a checkpoint does not know was on.

@@ -69,7 +69,8 @@ class ModelText {
     // "0 to 11"; where parts come in turn "1, 3 to 11".
     static std::string numbers_of(const Model::Run& run, std::size_t place, std::int64_t first_layer) {
         const std::int64_t in_turn = std::ssize(run.parts);
-        const std::int64_t first = saturated_sum(first_layer, static_cast<std::int64_t>(place));
+        const std::int64_t first =
+            saturated_sum(run.is_layer ? first_layer : 0, static_cast<std::int64_t>(place));
         const std::int64_t last = saturated_sum(first, saturated_product(run.count - 1, in_turn));
         if (run.count == 1) return std::to_string(first);
         if (run.count == 2 && in_turn > 1) return fmt::format("{}, {}", first, last);
@@ -82,7 +83,7 @@ class ModelText {
         const bool is_one = part.name.find("{}") == std::string::npos;
         add("\n{}\n",
             is_one ? part.name : fmt::format(fmt::runtime(part.name), numbers_of(run, place, layer)));
-        for (const PartParameter& parameter : part.parameters) add_parameter(part, parameter);
+        for (const PartParameter& parameter : part.parameters) add_parameter(parameter);
         add("\n  {:<14} {:<24} {:<20} {:<15} {:>10} {:>10} {:>10}\n", "operation", "makes", "shape here",
             "for backward", "bytes", "moves", "FLOPs");
         for (const Node& node : part.nodes) add_node(part, node, lists);
@@ -110,15 +111,20 @@ class ModelText {
                                       saturated_product(part.output_width(),
                                                         static_cast<std::int64_t>(size_of(spec_.dtype))))));
     }
-    void add_unit(std::string name, int number) {
+    void add_unit(const std::string& name, int number) {
         const Sharding& sharding = spec_.mesh.sharding;
         if (sharding.keeps_optimizer_whole() || sharding.shards == 1) return;
-        if (const std::size_t place = name.find("{}"); place != std::string::npos)
-            name.replace(place, 2, "*");
         const UnitLayout layout(outline_.unit(number).spec, spec_.mesh.tensor_place());
         const std::int64_t elements = layout.padded_elements(spec_.mesh.data_ranks());
-        add("  {}: {} elements here with padding, in {} shards of {}\n", name, grouped(elements),
+        add("  {}: {} elements here with padding, in {} shards of {}\n", starred(name), grouped(elements),
             sharding.shards, grouped(elements / sharding.shards));
+    }
+
+    // "h.*", whatever the number.
+    static std::string starred(std::string name) {
+        if (const std::size_t place = name.find("{}"); place != std::string::npos)
+            name.replace(place, 2, "*");
+        return name;
     }
 
     // As the header of a run says it.
@@ -133,13 +139,10 @@ class ModelText {
         }
     }
 
-    void add_parameter(const Part& part, const PartParameter& parameter) {
+    void add_parameter(const PartParameter& parameter) {
         const ParamSpec& spec = parameter.spec;
         const Shape stored = stored_shape(spec, spec_.mesh.tensor);
-        add("  {:<26} {:<20} {}{}{}{}\n",
-            fmt::format("{}.{}",
-                        parameter.unit.substr(0, parameter.unit.find('{')) + (part.unit.empty() ? "" : "*"),
-                        spec.name),
+        add("  {:<26} {:<20} {}{}{}{}\n", fmt::format("{}.{}", starred(parameter.unit), spec.name),
             to_string(spec.shape), init_text(spec.init), spec.decays() ? ", decays" : "",
             stored == spec.shape ? "" : ", here " + to_string(stored), parameter.is_tied ? ", tied" : "");
     }
