@@ -211,6 +211,21 @@ void check_chunks_of(const RunSpec& spec) {
                  spec.model.layers());
 }
 
+// What a step of so many micro-batches sends.
+RunPlan plan_of_messages(RunSpec spec, std::int64_t micro_batch, std::int64_t micro_batches) {
+    spec.global_batch_tokens =
+        micro_batches * micro_batch * spec.mesh.data_ranks() * spec.model.sequence_length;
+    RunPlan plan = plan_of_all(spec, micro_batch);
+    std::vector<UnitLayout> units;
+    for (const Outline::OutlinedUnit& unit : plan.outline->units)
+        units.emplace_back(unit.spec, spec.mesh.tensor_place());
+    for (int stage = 0; stage < spec.mesh.pipeline; ++stage) {
+        const Step step = build_training_step(step_spec(plan, stage));
+        plan.stages.push_back({{}, bytes_sent(step, unit_bytes(spec, units), *plan.lists)});
+    }
+    return plan;
+}
+
 // Processes are those of the mesh.
 void check_sizes_of(const RunSpec& spec) {
     check_mesh_sizes({.pipeline = spec.mesh.pipeline,
@@ -250,19 +265,25 @@ std::vector<StagePart> parts_of_pipeline(const RunSpec& spec) {
 }
 
 std::optional<RunPlan> plan_of_messages(const RunSpec& spec) {
-    constexpr std::int64_t most_passes = 1 << 13;  // micro-batches times layers: some tenths of a second
+    constexpr std::int64_t most_passes = 1 << 14;  // micro-batches times layers: some tenths of a second
     check_sizes_of(spec);
-    if (spec.model.layers() > most_passes) return std::nullopt;
-    const std::int64_t micro_batch = micro_batch_of(spec);
-    if (spec.rank_sequences() / micro_batch > most_passes / std::max<std::int64_t>(1, spec.model.layers()))
-        return std::nullopt;
-    RunPlan plan = plan_of_all(spec, micro_batch);
-    std::vector<UnitLayout> units;
-    for (const Outline::OutlinedUnit& unit : plan.outline->units)
-        units.emplace_back(unit.spec, spec.mesh.tensor_place());
-    for (int stage = 0; stage < spec.mesh.pipeline; ++stage) {
-        const Step step = build_training_step(step_spec(plan, stage));
-        plan.stages.push_back({{}, bytes_sent(step, unit_bytes(spec, units), *plan.lists)});
+    const std::int64_t most = most_passes / std::max<std::int64_t>(1, spec.model.layers());
+    const std::int64_t micro_batch = most == 0 ? 0 : micro_batch_of(spec);
+    // Once all stages are busy, each group of micro-batches sends what the one before it did.
+    const std::int64_t group = spec.mesh.pipeline, few = 4 * group * spec.virtual_stages;
+    const std::int64_t all = most == 0 ? 0 : spec.rank_sequences() / micro_batch;
+    const std::int64_t counted = all <= most ? all : few + all % group;
+    if (most == 0 || counted > most || (counted < all && counted + group > most)) return std::nullopt;
+    RunPlan plan = plan_of_messages(spec, micro_batch, counted);
+    if (counted == all) return plan;
+    const RunPlan longer = plan_of_messages(spec, micro_batch, counted + group);
+    for (std::size_t stage = 0; stage < plan.stages.size(); ++stage) {
+        for (const auto kind : {&BytesSent::inside, &BytesSent::across, &BytesSent::tied, &BytesSent::stages,
+                                &BytesSent::tensor}) {
+            std::uint64_t& bytes = plan.stages[stage].sent.*kind;
+            bytes += (longer.stages[stage].sent.*kind - bytes) *
+                     static_cast<std::uint64_t>((all - counted) / group);
+        }
     }
     return plan;
 }

@@ -67,6 +67,38 @@ TEST_F(Plans, WithoutTrainingThereAreNoGradientsOrMoments) {
     }
 }
 
+// A step of a few micro-batches is counted whole, one of thousands by its groups.
+TEST_F(Plans, WhatAStepSendsIsKnownWithoutItsPlan) {
+    for (const PipelineSchedule schedule :
+         {PipelineSchedule::one_f_one_b, PipelineSchedule::interleaved, PipelineSchedule::zb_h1}) {
+        for (const std::int64_t micro_batches : {6, 5002}) {
+            const bool is_interleaved = schedule == PipelineSchedule::interleaved;
+            const RunSpec spec{.model = gpt2({4, 2, 32, 64, 256}),
+                               .mesh = {.pipeline = 2,
+                                        .tensor = 2,
+                                        .sequence_parallel = true,
+                                        .sharding = {.stage = 3,
+                                                     .shards = 2,
+                                                     .replicas = 2,
+                                                     .reduces_each_micro_batch = true}},
+                               .pipeline_schedule = schedule,
+                               .virtual_stages = is_interleaved ? 2 : 1,
+                               .recompute = {.kind = RecomputeKind::block, .every = 2},
+                               .global_batch_tokens = micro_batches * 4 * 64,
+                               .micro_batch_sequences = 1};
+            const RunPlan whole = plan_run(spec, device_->ops(), 0);
+            const auto counted = plan_of_messages(spec);
+            ASSERT_TRUE(counted);
+            for (std::size_t stage = 0; stage < 2; ++stage) {
+                for (const auto kind : {&BytesSent::inside, &BytesSent::across, &BytesSent::tied,
+                                        &BytesSent::stages, &BytesSent::tensor})
+                    EXPECT_EQ(counted->stages[stage].sent.*kind, whole.stages[stage].sent.*kind)
+                        << name_of(schedule) << ", stage " << stage << ", micro-batches " << micro_batches;
+            }
+        }
+    }
+}
+
 TEST_F(Plans, WhatDoesNotFitIsRefused) {
     const std::size_t least = plan(0, 1).memory.total_bytes();
     EXPECT_THROW(plan(least - 1), UserError);
