@@ -122,15 +122,15 @@ class ModelFile {
             if (is_no_weight(name) || name == files().head || known_.contains(std::string(name))) continue;
             const bool is_bias = name.ends_with(".bias") &&
                                  known_.contains(std::string(name.substr(0, name.rfind('.'))) + ".weight");
-            if (is_bias && !has_biases())
+            if (is_bias && !has_biases() && !files().no_biases.empty())
                 user_error("{}: {} is a bias, and this model has none; leave out {}", path_.string(),
                            in_quotes(entry.name), files().no_biases);
             user_error("{}: {} is no tensor of this model of {}; give the sizes of the file's model",
                        path_.string(), in_quotes(entry.name), plural(std::ssize(outline_.layers), "block"));
         }
     }
-    // UserError if the file lacks a tensor of this model.
-    void require(const std::string& name) const {
+    // UserError if the file lacks this bias and has no other either: its model is one without biases.
+    void check_bias(const std::string& name) const {
         const auto is_bias = [&](const SafetensorsEntry& entry) {
             return entry.name.ends_with(".bias") && !is_no_weight(entry.name);
         };
@@ -151,8 +151,8 @@ class ModelFile {
             reader_.read(table, std::span<float>(b));
             if (a == b) return;
         }
-        user_error("{}: {} differs from {}, and this model's head is that table; try {}", path_.string(),
-                   head, table, files().untied_head);
+        user_error("{}: {} differs from {}, and this model's head is that table{}", path_.string(), head,
+                   table, files().untied_head.empty() ? "" : fmt::format("; try {}", files().untied_head));
     }
 
   private:
@@ -191,7 +191,7 @@ void check_finite(const std::filesystem::path& file, const std::string& name, st
 }
 
 void check_shape(const ModelFile& model, const std::string& name, const Shape& expected) {
-    model.require(name);
+    model.check_bias(name);
     const Shape found = model.reader().entry(name).shape;
     if (found == expected) return;
     user_error("{}: {} has the shape {}, this model needs {}; give the sizes of the file's model",

@@ -214,6 +214,10 @@ class Drafting final : public Calls {
         return operand(whole_gradient(out(output)), Access::read, out(output));
     }
     Operand changed_gradient(int output) override {
+        whole_gradient(out(output));
+        return change(out(output));
+    }
+    Operand added_gradient(int output) override {
         begin_with_zero(out(output));
         return change(out(output));
     }
@@ -280,8 +284,8 @@ class Drafting final : public Calls {
     const Ref& whole_gradient(int value) const {
         const std::optional<Ref>& ref = gradients_[index(value)];
         if (!ref)
-            programming_error(
-                fmt::format("{}: nothing makes the gradient of {}", part_.name, part_.value(value).name));
+            programming_error(fmt::format("{}: nothing uses {}, which {} {} makes", part_.name,
+                                          part_.value(value).name, node().operation->name, node().name));
         return *ref;
     }
     void take_gradient(int value, const Ref& made) {

@@ -127,6 +127,8 @@ class Calls {
     // The gradient of an output, which is whole by now; and as it is changed in place.
     virtual Operand gradient(int output) = 0;
     virtual Operand changed_gradient(int output) = 0;
+    // The same of an output that nothing may use: zero to begin with, if nothing does.
+    virtual Operand added_gradient(int output) = 0;
     // That of an input, which the call writes, or adds to. The call makes it for the gradient of the part's input.
     virtual Operand make_gradient(int input) = 0;
     virtual Operand add_gradient(int input) = 0;

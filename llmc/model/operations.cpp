@@ -124,7 +124,7 @@ const Operation add_layernorm_row{
         },
     .backward =
         [](Calls& c) {
-            call_layernorm_backward(c, c.changed_gradient(0).for_input(), c.gradient(1),
+            call_layernorm_backward(c, c.added_gradient(0).for_input(), c.gradient(1),
                                     c.output(0, Access::read), 2);
             c.pass_gradient(0, 0);
             c.pass_gradient(1, 0);

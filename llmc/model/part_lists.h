@@ -67,6 +67,7 @@ struct ListCall {
     std::vector<ListOperand> operands;
     std::uint64_t sent = 0;  // bytes, to tensor-parallel ranks
 };
+inline constexpr std::size_t most_operands = 10;  // of a call
 using List = std::vector<ListCall>;
 
 struct PartBuffer {

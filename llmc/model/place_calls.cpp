@@ -15,6 +15,9 @@ List Placing::operator()(Drafting& draft, const Draft& calls, const ExtentOf& ex
     List list;
     for (std::size_t i = 0; i < calls.size(); ++i) {
         const DraftCall& call = calls[i];
+        if (call.operands.size() > most_operands)
+            programming_error(fmt::format("{}: {} {} has more than {} operands", part_.name, call.name,
+                                          call.node->name, most_operands));
         ListCall& made = list.emplace_back(ListCall{call.node, call.name, call.run, {}, call.bytes});
         for (const Operand& operand : call.operands)
             made.operands.push_back(place(draft, operand, call, placed, extent_of));

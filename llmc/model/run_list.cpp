@@ -49,7 +49,6 @@ Tensor tensor_of(const ListOperand& operand, const PartMemory& memory, std::int6
 }
 
 void run_list(const List& list, const PartMemory& memory, std::int64_t sequences, const Running& running) {
-    constexpr std::size_t most_operands = 10;
     std::array<Tensor, most_operands> tensors;
     for (const ListCall& call : list) {
         Running with_node = running;

@@ -186,7 +186,7 @@ RunPlan plan_with(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes
     ListsOfStages lists;
     std::vector<StageNeeds> needs;
     const RunPlan all = plan_of_all(spec, micro_batch);
-    ops.require_sizes(workspace_request(spec.model, part_sizes(all)));
+    ops.require_sizes(workspace_request(spec.model, all.lists->kinds.front().sizes));
     for (int stage = 0; stage < spec.mesh.pipeline; ++stage) {
         RunPlan plan = all;
         plan.spec.mesh.rank = spec.mesh.rank_of(stage, spec.mesh.data_rank(), spec.mesh.tensor_rank());

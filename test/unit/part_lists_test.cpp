@@ -222,6 +222,29 @@ TEST(Trace, ARowThatLacksSomething) {
     expect_fault([&] { with_row(half); }, "double twice has one of remake and remade in its row");
 }
 
+TEST(Trace, AnOutputThatNothingUses) {
+    Trace t("block {}", "h.{}", 8, 16);
+    layernorm(t, "ln_1", t.input(), true);
+    const Part part = t.finish(layernorm(t, "ln_2", t.input(), true));
+    Scratch scratch;
+    expect_fault([&] { derive_lists(part, {}, scratch); },
+                 "block {}: nothing uses ln_1, which layernorm ln_1 makes");
+}
+
+TEST(Trace, ACallOfTooManyOperands) {
+    const auto forward = [](Calls& c) {
+        const Operand x = c.read(0);
+        c.call("copy", run_op<&Ops::copy>, {c.output(0), x, x, x, x, x, x, x, x, x, x});
+    };
+    const Operation row{.name = "many",
+                        .forward = forward,
+                        .backward = [](Calls& c) { c.pass_gradient(0, 0); },
+                        .work = [](const Part&, const Node&) { return Work{}; }};
+    const Part part = with_row(row);
+    Scratch scratch;
+    expect_fault([&] { derive_lists(part, {}, scratch); }, "copy twice has more than 10 operands");
+}
+
 // A part with a table that the embedding has too.
 Model tied(const std::function<void(ParamSpec&)>& change, bool is_tied = true) {
     Model model = gpt2(config);
