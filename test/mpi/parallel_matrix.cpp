@@ -14,6 +14,12 @@
 
 namespace llmc::test {
 
+std::vector<MeshSizes> meshes_of_powers_of_two() {
+    return {{1, 1, 1}, {1, 2, 1},       {2, 1, 1}, {2, 2, 1},       {4, 1, 1}, {4, 2, 1},
+            {1, 1, 2}, {1, 1, 2, true}, {1, 2, 2}, {1, 2, 2, true}, {2, 1, 2}, {2, 1, 2, true},
+            {2, 2, 2}, {2, 2, 2, true}, {4, 1, 2}, {4, 1, 2, true}};
+}
+
 namespace {
 
 // ---- the matrix

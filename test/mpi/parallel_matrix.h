@@ -19,6 +19,9 @@ struct MeshSizes {
 // Settings that train the same run to the bit, the plain one first.
 using Equals = std::vector<TrainingSetting>;
 
+// All of up to 8 processes with powers of two.
+std::vector<MeshSizes> meshes_of_powers_of_two();
+
 struct Matrix {
     TrainingSetting plain;  // the model, the batch and the steps
     std::vector<MeshSizes> meshes;

@@ -20,22 +20,7 @@ using test::TrainingSetting;
 // no size is a multiple of anything.
 constexpr GPTConfig config{.layers = 8, .heads = 2, .channels = 14, .sequence_length = 6, .vocabulary = 37};
 const test::Matrix matrix{.plain = {.config = config, .sequences = 16, .steps = 30, .reads = true},
-                          .meshes = {{1, 1, 1},
-                                     {1, 2, 1},
-                                     {2, 1, 1},
-                                     {2, 2, 1},
-                                     {4, 1, 1},
-                                     {4, 2, 1},
-                                     {1, 1, 2},
-                                     {1, 1, 2, true},
-                                     {1, 2, 2},
-                                     {1, 2, 2, true},
-                                     {2, 1, 2},
-                                     {2, 1, 2, true},
-                                     {2, 2, 2},
-                                     {2, 2, 2, true},
-                                     {4, 1, 2},
-                                     {4, 1, 2, true}}};
+                          .meshes = test::meshes_of_powers_of_two()};
 
 // Four values at once, which the order of the list hangs on: shards of gradients are received while blocks that recompute
 // make theirs, and those between do not.

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "llmc/model/init.h"
@@ -31,26 +32,10 @@ int order_of_sums(const TrainingSetting& setting) {
 
 test::Matrix make_matrix() {
     static const Model model = strange::model();
+    std::vector<test::MeshSizes> meshes = test::meshes_of_powers_of_two();
+    meshes.insert(meshes.end(), {{3, 1, 1}, {1, 4, 1, false, 2}, {2, 4, 1, false, 2}});
     return {.plain = {.model = &model, .sequences = 16, .steps = 12, .reads = true},
-            .meshes = {{1, 1, 1},
-                       {1, 2, 1},
-                       {2, 1, 1},
-                       {2, 2, 1},
-                       {3, 1, 1},
-                       {4, 1, 1},
-                       {4, 2, 1},
-                       {1, 4, 1, false, 2},
-                       {1, 1, 2},
-                       {1, 1, 2, true},
-                       {1, 2, 2},
-                       {1, 2, 2, true},
-                       {2, 1, 2},
-                       {2, 1, 2, true},
-                       {2, 2, 2},
-                       {2, 2, 2, true},
-                       {2, 4, 1, false, 2},
-                       {4, 1, 2},
-                       {4, 1, 2, true}},
+            .meshes = std::move(meshes),
             .order_of_sums = order_of_sums};
 }
 const test::Matrix& matrix() {
