@@ -1,14 +1,16 @@
-# Every command a person types: `make help` lists them, `make` alone builds the trainer.
+# All commands of the project: `make help` lists them, `make` alone builds the trainer.
 #
-# Changing flags, sources or the git commit rebuilds what depends on them and nothing else. Variables:
+# A change of flags, sources or the git commit rebuilds exactly what depends on it. Variables:
 #   CXXFLAGS=... LDFLAGS=...  added to the project's own flags
+#   CXX=clang++               another compiler than g++; give it a BUILD folder of its own
+#   WERROR=1                  warnings are errors, as in `make lint` and .ci/run
 #   SANITIZE=1                with address and undefined-behaviour checks, in build-sanitize/
-#   BUILD=folder              builds there (the program too, unless it is build/)
+#   BUILD=folder              builds in this folder; the program is then FOLDER/train_gpt, except for build/
 #   PYTHON=python3            the interpreter of the tests and the plot, with the modules of scripts/deps.sh
 #   SUITE='unit mpi-2'        only these suites of `make test`
-#   GPU_ARCH='80 90a'         the chips that nvcc compiles kernels for; by default this machine's GPU, or these
+#   GPU_ARCH='80 90a'         the chips that nvcc compiles kernels for; by default this machine's GPUs, or 80 and 90a if it has none
 #   CUDA=0                    leaves the GPU out; CUDA_HOME=folder is CUDA's toolkit
-#   MPI=0                     without MPI: processes find each other as README.md says
+#   MPI=0                     without MPI: processes find one another over TCP (docs/launching.md)
 #   V=1                       prints the commands
 
 VERSION := 0.1.0
@@ -20,7 +22,7 @@ BUILD ?= $(if $(SANITIZED),build-sanitize,build)
 PROGRAM := $(if $(filter build,$(BUILD)),,$(BUILD)/)train_gpt
 QUIET := $(if $(V),,@)
 
-# Builds use every core; what each compiler says stays together. A -j of the caller's wins.
+# Builds use every core, and each compiler's output stays together. A -j of the caller has precedence.
 in_parallel = $(if $(findstring -j,$(MAKEFLAGS)),,--jobs=$(JOBS)) --output-sync=target
 ifeq ($(MAKELEVEL)$(filter-out train_gpt test-programs clang-tidy,$(MAKECMDGOALS)),0)
 MAKEFLAGS += --jobs=$(JOBS) --output-sync=target
@@ -30,27 +32,35 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 # ---- Flags -----------------------------------------------------------------------------------------------
 
 ifdef SANITIZED
-# Leaks are looked for in some suites (LEAK_CHECKS in test/run_suites.py), except those of test/leaks.txt.
+# Some suites check for leaks (LEAK_CHECKS in test/run_suites.py), except those in test/leaks.txt.
 export ASAN_OPTIONS ?= detect_leaks=0:detect_stack_use_after_return=1:strict_string_checks=1
 export LSAN_OPTIONS ?= suppressions=$(CURDIR)/test/leaks.txt:print_suppressions=0
 export UBSAN_OPTIONS ?= print_stacktrace=1
-# Factor of all time limits of the tests: checked code is several times as slow.
+# Factor for all time limits of the tests: sanitized code is several times slower.
 export PATIENCE ?= 5
 OPTIMIZE := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined,float-cast-overflow \
     -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
 else
 OPTIMIZE := -O3
 endif
-# AVX2 and FMA on x86-64; no processor newer than that is assumed, libraries choose at run time.
+# AVX2 and FMA on x86-64. The code assumes no newer processor; libraries choose at run time.
 MACHINE := $(if $(filter x86_64,$(shell uname -m)),-march=x86-64-v3)
-# g++ 12 finds overlaps and overflows in std::string and fmt that are not there (its bug 105651).
-WARNINGS := -Wall -Wextra -Wconversion -Wshadow -Werror -Wno-restrict -Wno-stringop-overflow
-# Headers of others give no warnings of ours.
+CLANG := $(findstring clang,$(CXX))
+# g++ 12 reports false overlaps and overflows in std::string and fmt (its bug 105651). clang++ warns of the signs
+# that g++ leaves alone, and of loops that it does not vectorize.
+WARNINGS := -Wall -Wextra -Wconversion -Wshadow \
+    $(if $(CLANG),-Wno-sign-conversion -Wno-pass-failed,-Wno-restrict -Wno-stringop-overflow) $(if $(filter-out 0,$(WERROR)),-Werror)
+# clang++ has OpenMP in a package of its own. Debian installs only one version of it at a time, which every version of
+# clang++ can use. This is the folder of that version, if it is not the compiler's own.
+LLVM_OPENMP := $(if $(CLANG),$(shell CXX='$(CXX)' scripts/deps.sh openmp))
+OPENMP_CFLAGS := -fopenmp $(if $(LLVM_OPENMP),-isystem $(BUILD)/openmp)
+OPENMP_LIBRARY := -fopenmp $(if $(LLVM_OPENMP),-L$(LLVM_OPENMP)/lib)
+# Headers of other projects must give no warnings.
 system_headers = $(patsubst -I%,-isystem %,$(shell pkg-config --cflags $(1) 2>/dev/null))
 PACKAGES := fmt libxxhash tomlplusplus
 LIBRARY_CFLAGS := $(call system_headers,$(PACKAGES))
 LIBRARIES := $(shell pkg-config --libs $(PACKAGES) 2>/dev/null) -ldnnl -lpthread
-# One file knows MPI, by its C interface alone; without MPI another one is in its place.
+# Only one file uses MPI, through its C interface. Without MPI another file replaces it.
 NO_MPI := $(filter 0,$(MPI))
 ifndef NO_MPI
 MPI_CFLAGS := -DOMPI_SKIP_MPICXX $(call system_headers,ompi-c)
@@ -60,25 +70,25 @@ endif
 # For deps.sh and launch.sh.
 export MPI
 
-COMPILE = $(CXX) -std=c++20 $(OPTIMIZE) $(MACHINE) -ffp-contract=fast -fno-math-errno -fopenmp $(WARNINGS) \
+COMPILE = $(CXX) -std=c++20 $(OPTIMIZE) $(MACHINE) -ffp-contract=fast -fno-math-errno $(OPENMP_CFLAGS) $(WARNINGS) \
     -I. $(LIBRARY_CFLAGS) $(CXXFLAGS)
-LINK = $(CXX) $(OPTIMIZE) -fopenmp $(LDFLAGS)
-# With := since a program may add libraries of its own.
+LINK = $(CXX) $(OPTIMIZE) $(OPENMP_LIBRARY) $(LDFLAGS)
+# `:=`, because a program may add its own libraries.
 LINK_FLAGS := $(LINK) $(LIBRARIES)
 
-# Outside a git checkout of its own the commit is empty, and the program says "unknown".
+# Outside a git checkout the commit is empty, and the program prints "unknown".
 COMMIT := $(if $(wildcard .git),$(shell git describe --always --dirty --exclude='*' 2>/dev/null))
 VERSION_FLAGS = -DLLMC_VERSION='"$(VERSION)"' -DLLMC_GPU_PART='"$(GPU_PART)"' $(if $(COMMIT),-DLLMC_COMMIT='"$(COMMIT)"')
 
 # ---- Sources and objects ---------------------------------------------------------------------------------
 
-# What needs CUDA is apart: dev/kernels.mk says what the trainer is linked with.
+# CUDA code is separate: dev/kernels.mk decides what the trainer links.
 LIBRARY_SOURCES := $(filter-out llmc/device/cuda/% llmc/comm/nccl/% \
     llmc/comm/$(if $(NO_MPI),transport_mpi.cpp,transport_no_mpi.cpp),$(sort $(shell find llmc -name '*.cpp')))
 CUDA_HOST_SOURCES := $(sort $(wildcard llmc/device/cuda/*.cpp llmc/comm/nccl/*.cpp))
 UNIT_SOURCES := $(sort $(wildcard test/unit/*.cpp))
 MPI_SOURCES := $(sort $(wildcard test/mpi/*.cpp))
-# Each of these files is a program of its own.
+# Each of these files is a separate program.
 MPI_TOOL_SOURCES := $(sort $(wildcard test/mpi/tools/*.cpp))
 PROBE_SOURCES := $(sort $(wildcard test/probe/*.cpp))
 BENCH_SOURCES := $(sort $(wildcard dev/cpu/*.cpp))
@@ -92,7 +102,8 @@ PROBES := $(patsubst test/probe/%.cpp,$(BUILD)/test/probe/%,$(PROBE_SOURCES))
 BENCH := $(BUILD)/dev/bench_step
 TEST_PROGRAMS := $(BUILD)/test/unit $(BUILD)/test/mpi $(MPI_TOOLS) $(PROBES) $(BENCH)
 
-# $(call remember,FILE,VARIABLE): FILE holds the variable's value; what depends on it is made again where that changed.
+# $(call remember,FILE,VARIABLE): FILE holds the variable's value. A change of the value rebuilds what depends on
+# FILE.
 define remember
 ifneq ($$(file <$(1)),$$($(2)))
 .PHONY: $(1)
@@ -102,8 +113,9 @@ $(1):
 	@mkdir -p $$(@D)
 	@printf '%s\n' "$$$$VALUE" >$$@
 endef
-# $(call precompile,NAME,HEADER,COMMAND,FLAGS FILE,OBJECTS): the objects, which this command compiles, read the header as the
-# compiler keeps it once it has read it. A file whose own flags do not allow that reads it as it is. (ccache has its own ways.)
+# $(call precompile,NAME,HEADER,COMMAND,FLAGS FILE,OBJECTS): OBJECTS, which COMMAND compiles, use a precompiled
+# HEADER. A file whose own flags do not allow this includes the header as usual. (With ccache and with clang++,
+          # nothing is precompiled.)
 define precompile
 $(BUILD)/precompiled/$(1)/$(notdir $(2)): $(2) dev/precompiled.h $(4) | $(BUILD)/libraries.ok
 	@echo 'precompile $(2) ($(1))'
@@ -113,10 +125,10 @@ $(BUILD)/precompiled/$(1)/$(notdir $(2)): $(2) dev/precompiled.h $(4) | $(BUILD)
 $(5): $(BUILD)/precompiled/$(1)/$(notdir $(2))
 $(5): PRECOMPILED = -include $(BUILD)/precompiled/$(1)/$(notdir $(2))
 endef
-PRECOMPILES := $(if $(findstring ccache,$(CXX)),,yes)
+PRECOMPILES := $(if $(findstring ccache,$(CXX))$(CLANG),,yes)
 $(eval $(call remember,$(BUILD)/flags.txt,COMPILE))
 $(eval $(call remember,$(BUILD)/link.txt,LINK_FLAGS))
-# A program is linked again where one of its objects is gone.
+# A program is linked again if one of its objects was removed from the list.
 $(eval $(call remember,$(BUILD)/library.txt,LIBRARY))
 $(eval $(call remember,$(BUILD)/unit.txt,UNIT_SOURCES))
 $(eval $(call remember,$(BUILD)/mpi.txt,MPI_SOURCES))
@@ -127,26 +139,26 @@ include dev/kernels.mk
 include dev/gpu/check.mk
 $(eval $(call remember,$(BUILD)/version.txt,VERSION_FLAGS))
 
-# ---- What a person types ---------------------------------------------------------------------------------
+# ---- Commands --------------------------------------------------------------------------------------------
 
 .DEFAULT_GOAL := train_gpt
 .PHONY: help deps deps-gpu tokenizer quickstart test test-long test-matrix test-programs bench-cpu bench-mpi bench-zero bench-pipeline bench bench-check gpu-check bench-gpu-check bundle \
-    lint check-format check-shell check-python clang-tidy format clean
+    docs pictures lint check-format check-shell check-python check-prose clang-tidy format clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
 	@echo 'make TARGET, where TARGET is one of (`make` alone is `make train_gpt`):'
 	@sed -n 's/^\([a-z_-]*\):.*  ## /\1@/p' Makefile dev/gpu/check.mk | awk -F@ '{ printf "  %-15s %s\n", $$1, $$2 }'
 	@echo 'with variables such as:'
-	@sed -n '4,13s/^# //p' Makefile
+	@sed -n '4,15s/^# //p' Makefile
 
 deps:  ## installs what is missing (Debian, Ubuntu), after saying what that is
-	@scripts/deps.sh
+	@CXX='$(CXX)' scripts/deps.sh
 
 deps-gpu:  ## installs what `--attention cudnn` needs to be built: the headers of cuDNN's frontend, into .cuda/
 	@scripts/deps.sh gpu
 
-# What takes longest to compile begins first.
+# The objects that take longest to compile begin first.
 $(PROGRAM): $(GPU_OBJECTS) $(BUILD)/objects/train_gpt.o $(LIBRARY) $(BUILD)/gpu.txt
 $(PROGRAM): LIBRARIES += $(GPU_LIBRARIES)
 ifneq ($(PROGRAM),train_gpt)
@@ -155,7 +167,7 @@ train_gpt: $(PROGRAM)  ## the trainer, ./train_gpt
 endif
 
 quickstart:  ## from nothing to a trained GPT: deps, builds, trains with 2 processes, draws its loss
-	@scripts/deps.sh train
+	@CXX='$(CXX)' scripts/deps.sh train
 	@printf '\n== Building ./train_gpt\n'
 	@$(MAKE) $(in_parallel) train_gpt
 	@printf '\n== Training a small GPT with 2 processes on stories that the program makes up\n'
@@ -166,9 +178,18 @@ quickstart:  ## from nothing to a trained GPT: deps, builds, trains with 2 proce
 	@printf 'The loss curve is runs/quickstart/loss.png. Train again, your way: '
 	@printf 'scripts/launch.sh -np 2 ./train_gpt --help\n'
 
-# For Python's ctypes (llmc/data/bpe_c.h), which loads no sanitizers: it is always built without them.
+docs: $(PROGRAM)  ## docs/options.md, from what ./train_gpt --help prints
+	@$(PYTHON) dev/docs/options_page.py $(dir $(PROGRAM))train_gpt
+
+# A finished quickstart is not trained again.
+pictures:  ## the pictures of README.md: the loss of the quickstart, which trains if it has not, and the folders of llmc/
+	@[ -e runs/quickstart/metrics.jsonl ] || $(MAKE) quickstart
+	@$(PYTHON) dev/docs/loss_picture.py runs/quickstart
+	@$(PYTHON) dev/docs/architecture.py
+
+# For Python's ctypes (llmc/data/bpe_c.h), which cannot load sanitizers: always built without them.
 TOKENIZER := $(BUILD)/libgpt2_bpe.so
-TOKENIZER_SOURCES := $(wildcard llmc/data/bpe*.cpp $(addprefix llmc/,data/unicode_classes.cpp data/words.cpp core/text.cpp io/files.cpp))
+TOKENIZER_SOURCES := $(wildcard llmc/data/bpe*.cpp $(addprefix llmc/,data/unicode_classes.cpp core/text.cpp io/files.cpp))
 TOKENIZER_OBJECTS := $(patsubst %.cpp,$(BUILD)/objects/shared/%.o,$(TOKENIZER_SOURCES))
 tokenizer: $(TOKENIZER)  ## GPT-2's byte-pair encoder for Python, build/libgpt2_bpe.so
 
@@ -208,7 +229,7 @@ bench-pipeline: deps  ## times pipelines of 2 and 4 stages, and compares them wi
 	@$(MAKE) $(in_parallel) train_gpt
 	@$(PYTHON) dev/cpu/bench_pipeline.py $(dir $(PROGRAM))train_gpt $(BENCH_OPTIONS)
 
-# The timings need a GPU; cuDNN, where it is, is timed beside attention.
+# The timings need a GPU. If cuDNN is installed, it is timed together with attention.
 bench: deps  ## times every kernel of the lab (dev/) on this machine's GPU, into dev/results/
 	@$(demand_gpu)
 	$(get_cudnn_frontend)
@@ -221,27 +242,31 @@ bench-check: deps  ## runs every kernel of the lab (dev/) on the CPU, to see tha
 	@$(MAKE) $(in_parallel) $(LAB_CHECK) $(KERNEL_REPORT)
 	@KERNEL_REPORT=$(KERNEL_REPORT) $(LAB_CHECK) --gtest_filter='Lab*'
 
-# Versions are pinned: another clang-format formats otherwise, and clang-tidy knows std::source_location from 15 on.
+# Versions are pinned: another clang-format formats differently, and clang-tidy supports std::source_location from 15
+# on.
 CLANG_FORMAT := clang-format-14
 CLANG_TIDY := clang-tidy-16
 CPP_FILES = train_gpt.cu $(sort $(shell find llmc dev test -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh'))
-lint:  ## checks formatting, clang-tidy, shellcheck, pyflakes (installs them where missing)
-	@scripts/deps.sh lint
-	@$(MAKE) $(in_parallel) check-format check-shell check-python clang-tidy
+# In a folder of its own, so that what is built elsewhere, with other flags, stays.
+lint:  ## checks warnings, formatting, clang-tidy, shellcheck, pyflakes (installs them where missing)
+	@CXX='$(CXX)' scripts/deps.sh lint
+	@$(MAKE) $(in_parallel) WERROR=1 BUILD=$(BUILD)/lint check-format check-shell check-python check-prose clang-tidy
 
-# The quick ones are tests too: test/python/test_lint.py.
+# The quick checks are tests too: test/python/test_lint.py.
 check-format:  ## part of lint: clang-format
 	$(QUIET)$(CLANG_FORMAT) --dry-run -Werror $(CPP_FILES)
 check-shell:  ## part of lint: shellcheck
 	$(QUIET)shellcheck .ci/run $(wildcard scripts/*.sh test/*.sh dev/*/*.sh)
+check-prose:  ## part of lint: plain English in comments and pages
+	$(QUIET)$(PYTHON) test/python/prose.py
 check-python:  ## part of lint: pyflakes
 	$(QUIET)$(PYTHON) -m pyflakes $(wildcard data/*.py scripts/*.py dev/*.py dev/*/*.py test/*.py test/*/*.py)
 
-# What CUDA's libraries have the headers of is read where they are.
+# clang-tidy reads CUDA's files only if the headers they need are installed.
 UNREAD := $(if $(CUDNN_FRONTEND),,$(CUDNN_SOURCES)) $(filter-out %/no_cuda.cpp %/no_nccl.cpp \
     $(if $(CUBLASLT_HEADER),llmc/device/cuda/%) $(if $(and $(CUBLASLT_HEADER),$(NCCL_HEADER)),llmc/comm/nccl/%),$(CUDA_HOST_SOURCES))
 clang-tidy: $(patsubst %,$(BUILD)/lint/%,$(basename $(filter-out $(UNREAD),$(SOURCES)))) $(KERNEL_LINT)  ## part of lint: clang-tidy
-	$(if $(strip $(UNREAD)),@echo 'clang-tidy: headers of CUDA are not here to read these with: $(strip $(UNREAD))')
+	$(if $(strip $(UNREAD)),@echo 'clang-tidy: CUDA headers are missing, so these files are skipped: $(strip $(UNREAD))')
 
 format:  ## clang-format on every C++ file
 	$(QUIET)$(CLANG_FORMAT) -i $(CPP_FILES)
@@ -256,7 +281,7 @@ $(BUILD)/test/mpi: $(call objects,$(MPI_SOURCES)) $(LIBRARY) $(NO_GPU_OBJECTS) $
 $(MPI_TOOLS): $(BUILD)/test/tools/%: $(BUILD)/objects/test/mpi/tools/%.o $(LIBRARY) $(NO_GPU_OBJECTS)
 $(PROBES): $(BUILD)/test/probe/%: $(BUILD)/objects/test/probe/%.o $(LIBRARY)
 $(filter-out %/model_probe,$(PROBES)): $(NO_GPU_OBJECTS)
-# On a GPU too.
+# The probe that also runs on a GPU.
 $(filter %/model_probe,$(PROBES)): $(GPU_OBJECTS)
 $(filter %/model_probe,$(PROBES)): LIBRARIES += $(GPU_LIBRARIES)
 $(BUILD)/test/unit: LIBRARIES += -lgtest_main -lgtest
@@ -287,13 +312,13 @@ $(BUILD)/objects/shared/%.o: %.cpp $(BUILD)/flags.txt | $(BUILD)/libraries.ok
 	@mkdir -p $(@D)
 	$(QUIET)$(subst $(OPTIMIZE),-O3,$(COMPILE)) -fPIC -MMD -MP -c $< -o $@
 
-# A file is checked again when its object is older than a header, as for compiling.
+# A file is checked again whenever its object was compiled again, for example after a change of a header.
 $(BUILD)/lint/%: %.cpp $(BUILD)/objects/%.o .clang-tidy
 	$(check_file)
 $(BUILD)/lint/%: %.cu $(BUILD)/objects/%.o .clang-tidy
 	$(check_file)
 
-# clang does not know all attributes that g++ knows.
+# clang does not know all attributes of g++.
 define check_file
 @echo 'clang-tidy $<'
 @mkdir -p $(@D)
@@ -303,15 +328,14 @@ $(QUIET)$(CLANG_TIDY) --quiet $< -- -x c++ -std=c++20 -Wno-ignored-attributes $(
 endef
 
 ifdef SANITIZED
-# Where g++ 12 keeps variables apart to see their use after return, it does not align those that become AVX-512
-# vectors, and the program crashes.
+# With use-after-return detection, g++ 12 misaligns variables that become AVX-512 vectors, and the program crashes.
 $(BUILD)/objects/llmc/device/cpu/%.o: FILE_FLAGS = --param asan-use-after-return=0
 endif
 
-# The tests themselves, not what they test, compile in half the time, and so do templates for JSON and options, and what is made
-# of a model once, for which nothing waits.
+# The tests themselves, not the code under test, compile in half the time with -Og. So do files with templates for
+# JSON and options, and files that run once per model.
 OF_TESTS := $(filter $(BUILD)/objects/test/%,$(call objects,$(SOURCES)))
-OF_TEMPLATES := $(call objects,$(addprefix llmc/,io/checkpoint io/last_run io/metrics train/option_rules train/options train/report train/resume \
+OF_TEMPLATES := $(call objects,$(addprefix llmc/,io/checkpoint io/metrics train/checkpointer train/option_rules train/options train/records train/report train/resume \
     $(addprefix model/,check_lists derive_lists derive_rows family gpt2 model place_calls trace) train/model_report))
 $(OF_TESTS) $(OF_TEMPLATES): FILE_FLAGS = -Og
 ifdef PRECOMPILES
@@ -320,22 +344,23 @@ $(eval $(call precompile,tests,test/precompiled.h,$(COMPILE) -Og,$(BUILD)/flags.
 endif
 $(BUILD)/objects/llmc/device/cuda/% $(BUILD)/objects/llmc/comm/nccl/%: FILE_FLAGS = $(CUDA_INCLUDES)
 $(BUILD)/lint/llmc/device/cuda/% $(BUILD)/lint/llmc/comm/nccl/%: FILE_FLAGS = $(CUDA_INCLUDES)
-# The frontend's templates take their time, and nothing waits for what they do.
+# The frontend's templates compile slowly, and their speed does not matter.
 $(BUILD)/objects/llmc/device/cuda/cudnn_attention.o: FILE_FLAGS = $(CUDA_INCLUDES) -O1
 $(filter-out $(NO_GPU_OBJECTS),$(call objects,$(CUDA_HOST_SOURCES))): $(BUILD)/cuda-flags.txt
 $(BUILD)/objects/llmc/comm/transport_mpi.o: FILE_FLAGS = $(MPI_CFLAGS)
 $(BUILD)/lint/llmc/comm/transport_mpi: FILE_FLAGS = $(MPI_CFLAGS)
 
-# The commit is in one object, so that committing compiles one small file and links.
+# The commit is in one object, so a new commit compiles one small file and links.
 $(BUILD)/objects/llmc/core/version.o: FILE_FLAGS = $(VERSION_FLAGS)
 $(BUILD)/objects/llmc/core/version.o: $(BUILD)/version.txt
 
-# Asked once, and again when the flags that libraries ask for change: a missing one is one clear line instead of a
-# compiler's page.
+# Checks for missing libraries once, and again if the flags change. A missing one then gives one clear line instead of
+# a page of compiler errors.
 $(BUILD)/libraries.ok: $(BUILD)/flags.txt $(BUILD)/mpi-or-not.txt
-	$(eval missing := $(shell MPI='$(MPI)' scripts/deps.sh missing))
+	$(eval missing := $(shell MPI='$(MPI)' CXX='$(CXX)' scripts/deps.sh missing))
 	$(if $(missing),$(error missing: $(missing); run `make deps`$(if $(findstring openmpi,$(missing)), \
 	    or `make MPI=0` to do without MPI)))
+	$(if $(LLVM_OPENMP),@mkdir -p $(BUILD)/openmp && ln -sf $(firstword $(wildcard $(LLVM_OPENMP)/lib/clang/*/include/omp.h)) $(BUILD)/openmp/)
 	@touch $@
 
 -include $(patsubst %.o,%.d,$(call objects,$(SOURCES)) $(TOKENIZER_OBJECTS))

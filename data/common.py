@@ -1,15 +1,15 @@
-"""What the scripts of all datasets share: their options, and the way from documents to shards. Not run by itself.
+"""Options of all dataset scripts, and the conversion of documents to shards. Not run by itself.
 
-A script has a function plan(arguments, downloader), which says what the documents are, and main() here does the rest.
-In the folder --out it leaves
+A script has a function plan(arguments, downloader), which lists the documents; main() here does the rest. The folder
+--out then has
 
     train_000001.bin ...  val_000000.bin    tokens (shards.py)
     manifest.json                           what they are, with checksums; `finished` once all are there
     download/                               what was downloaded, with checksums (download.py)
 
-The shards are a function of the documents and the options alone. A run that was interrupted or killed goes on after its
-last whole shard, whose entry in the manifest says where in the source the next one begins: in which part, which piece of
-it (encode.py) and which token of that.
+The shards are a function of the documents and the options alone. A run that was interrupted or killed continues after
+its last complete shard. That shard's entry in the manifest has the position in the source at which the next one
+begins: the part, the piece of it (encode.py) and the token of that piece.
 """
 
 import argparse
@@ -39,31 +39,32 @@ USUAL_BPE = ROOT / "data" / "gpt2_bpe"
 
 @dataclasses.dataclass
 class Part:
-    """A piece of the source that is opened on its own: mostly a file."""
+    """A piece of the source that is opened separately, usually a file."""
 
-    open: typing.Callable  # yields (document, whether it begins here); downloads the file where need be
-    files: typing.Callable = list  # what it was made of, for the manifest: [{"file", "sha256", "url"}]
+    open: typing.Callable  # yields (document, whether it begins here); downloads the file if necessary
+    files: typing.Callable = list  # the part's source files, for the manifest: [{"file", "sha256", "url"}]
 
 
 @dataclasses.dataclass
 class Stream:
-    """Documents in a row, and the shards that they fill."""
+    """A sequence of documents and the shards that they fill."""
 
-    name: str  # val, train, or all: the first shard for validation, the others for training
+    name: str  # val, train, or all: its first shard for validation, the others for training
     parts: list
 
 
 @dataclasses.dataclass
 class Plan:
-    """What a dataset is."""
+    """A dataset."""
 
-    source: str  # where it comes from, for people
+    source: str  # where it comes from, for the user
     streams: list
-    settings: dict = dataclasses.field(default_factory=dict)  # what shards of this dataset depend on besides
+    # Other settings that determine the shards of this dataset.
+    settings: dict = dataclasses.field(default_factory=dict)
 
 
 def remote_part(remote, downloader, folder, texts):
-    """The documents texts(path) of a file that is downloaded."""
+    """The documents texts(path) of a file to download."""
     def read():
         path = downloader.fetch(remote, folder)
         return ((text, True) for text in texts(path))
@@ -75,21 +76,22 @@ def remote_part(remote, downloader, folder, texts):
 
 
 def split_streams(read, files, fraction):
-    """Streams for validation and training: the last `fraction` of the bytes of the documents read(), and the others."""
+    """Streams for training and validation: the last `fraction` of the bytes of the documents read() is for
+    validation."""
     total = sum(len(document) for document in read())
     if total == 0:
-        fail("there is no text in it; give files that have some")
-    place = int(total * (1 - fraction))  # as `train_gpt --train-data TEXT` has it for a tenth
+        fail("the files have no text; give other files")
+    place = int(total * (1 - fraction))  # the split that `train_gpt --train-data TEXT` uses, for a tenth
     streams = [Stream("train", [Part(lambda: documents.before(read(), place), files)])]
     return streams + [Stream("val", [Part(lambda: documents.after(read(), place), files)])] * (place < total)
 
 
 def parse(description, name, add_options=None):
-    """The options that all datasets have, and a dataset's own."""
+    """Parses the options of all datasets and those of this one."""
     parser = Parser(description)
     if add_options:
         add_options(parser)
-    parser.add_argument("--out", type=pathlib.Path, metavar="DIR", help="folder of the results (default: data/ and the name of the dataset)")
+    parser.add_argument("--out", type=pathlib.Path, metavar="DIR", help="write the results to DIR (default: data/ and the name of the dataset)")
     add_tokens_options(parser)
     add_download_options(parser)
     arguments = parser.parse_args()
@@ -99,37 +101,37 @@ def parse(description, name, add_options=None):
 
 
 def add_tokens_options(parser):
-    parser.add_argument("--tokenizer", choices=["gpt2", "bytes"], default="gpt2", help="GPT-2's BPE (default), or bytes as tokens")
+    parser.add_argument("--tokenizer", choices=["gpt2", "bytes"], default="gpt2", help="use GPT-2's BPE (default) or bytes as tokens")
     parser.add_argument("--bpe-dir", type=pathlib.Path, metavar="DIR",
-                        help="folder of GPT-2's encoder.json and vocab.bpe (default: data/gpt2_bpe, downloaded once)")
-    parser.add_argument("--bpe-mirror", default="", metavar="URL", help="as --mirror, of the server of encoder.json and vocab.bpe")
+                        help="read GPT-2's encoder.json and vocab.bpe from DIR (default: data/gpt2_bpe, downloaded once)")
+    parser.add_argument("--bpe-mirror", default="", metavar="URL", help="like --mirror, for the server of encoder.json and vocab.bpe")
     parser.add_argument("--encoder", choices=["tiktoken", "native"],
-                        help="what computes GPT-2's BPE; the tokens are the same (default: tiktoken where installed)")
+                        help="compute GPT-2's BPE with this encoder; the tokens are the same (default: tiktoken if installed)")
     parser.add_argument("--shard-tokens", type=number(16, shards.LARGEST_SHARD), default=100_000_000, metavar="N",
-                        help="tokens of a whole shard (default: 100 million)")
+                        help="write N tokens per shard (default: 100 million)")
     parser.add_argument("--limit-tokens", type=number(20), metavar="N",
-                        help="for a small try: stop after N tokens in all, a tenth of them for validation if there is any")
+                        help="for a quick trial, stop after N tokens; a tenth of them is for validation, if there is any")
     parser.add_argument("--processes", type=number(1, 1024), default=len(os.sched_getaffinity(0)), metavar="N",
-                        help="processes that tokenize (default: one for each core); the shards are the same for any N")
-    parser.add_argument("--overwrite", action="store_true", help="make all shards anew, whatever is in the folder")
+                        help="tokenize with N processes (default: one per core); the shards are the same for any N")
+    parser.add_argument("--overwrite", action="store_true", help="make all shards again and replace those in the folder")
 
 
 def add_download_options(parser):
     parser.add_argument("--mirror", default="", metavar="URL",
-                        help="server that stands in place of the dataset's: https://HOST of all addresses becomes URL")
-    parser.add_argument("--tries", type=number(1), default=8, metavar="N", help="failures in a row before giving up (default: 8)")
+                        help="download from URL instead of the dataset's server: URL replaces https://HOST in all addresses")
+    parser.add_argument("--tries", type=number(1), default=8, metavar="N", help="give up after N failures in a row (default: 8)")
     parser.add_argument("--pause", type=seconds, default=1.0, metavar="SECONDS",
-                        help="wait after a first failure, twice as long after each further one (default: 1)")
+                        help="wait this long after the first failure, and twice as long after each further one (default: 1)")
 
 
 def number(least, most=2**63):
-    """Reads a whole number of a range; 100_000_000 and 1e8 are such."""
+    """Returns a parser of whole numbers from least to most; 100_000_000 and 1e8 are valid too."""
     def read(text):
         sound = re.fullmatch(r"\d[\d_]*(\.\d+)?([eE]\d{1,2})?", text)
         value = fractions.Fraction(text.replace("_", "")) if sound else fractions.Fraction(-1)
         if value.denominator != 1 or not least <= value <= most:
             upper = f" to {most:,}" if most < 2**63 else " or more"
-            raise argparse.ArgumentTypeError(f"'{text}' is no whole number of {least:,}{upper}")
+            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of {least:,}{upper}")
         return int(value)
 
     return read
@@ -141,7 +143,7 @@ def seconds(text):
     except ValueError:
         value = -1
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds")
     return value
 
 
@@ -150,48 +152,49 @@ def make_downloader(arguments):
 
 
 def main(description, name, plan, add_options=None, require=None):
-    """Runs the script of a dataset that becomes tokens. `name` may be a function of the arguments; require(arguments) ends the
-    script where this dataset's own modules or files are missing, before anything is downloaded."""
+    """Runs the script of a dataset that becomes tokens. `name` may be a function of the arguments. require(arguments)
+    ends the script, before any download, if modules or files that this dataset needs are missing."""
     arguments = parse(description, name, add_options)
     if require:
         require(arguments)
     with plain_endings(), shards.locked(arguments.out):
         if not arguments.overwrite:
-            refuse_strangers(arguments.out)
+            refuse_unlisted_shards(arguments.out)
         kind, bpe_folder = choose_tokenizer(arguments)
         Writing(arguments, plan(arguments, make_downloader(arguments)), kind, bpe_folder).run()
 
 
-def refuse_strangers(out):
-    """Shards of other origin would be trained on together with the new ones."""
+def refuse_unlisted_shards(out):
+    """Fails if the folder has shards of unknown origin, which would be used for training together with the new ones."""
     strangers = shards.shards_in(out)
     if strangers and shards.read_manifest(out) is None:
-        fail(f"{out} has {strangers[0].name}, which no {shards.MANIFEST} tells of; give another --out, or --overwrite to remove it")
+        fail(f"{out} has {strangers[0].name}, which is not listed in {shards.MANIFEST}; give another --out, or --overwrite to remove it")
 
 
 def choose_tokenizer(arguments):
-    """What open_tokenizer takes."""
+    """The arguments of open_tokenizer."""
     if arguments.tokenizer == "bytes":
         return "bytes", None
-    remedy = "--bpe-mirror URL takes another server, --bpe-dir DIR the files encoder.json and vocab.bpe that you have"
+    remedy = "give another server with --bpe-mirror URL, or your own encoder.json and vocab.bpe with --bpe-dir DIR"
     own = Downloader(arguments.bpe_mirror, arguments.tries, arguments.pause, remedy)
     folder = arguments.bpe_dir or USUAL_BPE
     return encode.prepare_gpt2(folder, None if arguments.bpe_dir else own, arguments.encoder), folder
 
 
 def in_root(folder):
-    """As a command in the repository's root names it, wherever this was typed."""
+    """The folder's path relative to the repository's root, or its absolute path if it is elsewhere."""
     folder = folder.resolve()
     return folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder
 
 
 def shell_pattern(folder, split):
-    """The shards of a split as one word of a command, in which the trainer takes the folder's own characters as they are."""
+    """A shell-quoted pattern of a split's shards, in which the trainer takes special characters of the folder
+    literally."""
     return shlex.quote(glob.escape(str(folder).replace("\\", "\\\\")) + f"/{split}_*.bin")
 
 
 class Writing:
-    """The way from a plan to shards."""
+    """Writes the shards of a plan."""
 
     def __init__(self, arguments, plan, kind, bpe_folder):
         self.out, self.plan, self.kind, self.bpe_folder = arguments.out, plan, kind, bpe_folder
@@ -205,14 +208,14 @@ class Writing:
         self.manifest = self.begin(arguments.overwrite)
 
     def begin(self, overwrite):
-        """The manifest to go on from, and no shard in the folder that it does not tell of."""
+        """The manifest to continue from. Removes shards that the manifest does not list."""
         manifest = None if overwrite else shards.read_manifest(self.out)
         if manifest is None:
             manifest = {"finished": False, "settings": self.settings, "files": [], "shards": [], "complete": []}
         elif manifest["settings"] != self.settings:
             self.refuse(manifest["settings"])
         for name in shards.keep_whole_shards(self.out, manifest):
-            say(f"{self.out / name} is missing or damaged: making it again, and those after it")
+            say(f"{self.out / name} is missing or damaged: writing it and the later shards again")
         shards.write_manifest(self.out, manifest)
         listed = {entry["file"] for entry in manifest["shards"]}
         for path in shards.shards_in(self.out):
@@ -222,17 +225,17 @@ class Writing:
 
     def refuse(self, earlier):
         key = next(key for key in {**earlier, **self.settings} if earlier.get(key) != self.settings.get(key))
-        if key == "inputs":  # the checksums of the files that `source` names
-            fail(f"{self.plan.source}: the text has changed since the shards in {self.out} were begun; give --overwrite to make them "
-                 "anew, or another --out")
-        fail(f"{self.out} has shards of another run, whose {key} was {earlier.get(key)} and not {self.settings.get(key)}; "
-             "give the same options, another --out, or --overwrite to make them anew")
+        if key == "inputs":  # the checksums of the files in `source`
+            fail(f"{self.plan.source}: the text has changed since the first shards in {self.out}; give --overwrite to make "
+                 "them again, or another --out")
+        fail(f"{self.out} has shards of another run, with {key} {earlier.get(key)} instead of {self.settings.get(key)}; "
+             "give the same options, another --out, or --overwrite to make them again")
 
     def run(self):
         if self.manifest["finished"]:
-            say(f"{self.out} is finished already, and its checksums are right")
+            say(f"{self.out} is already complete, and its checksums are right")
         elif self.manifest["shards"]:
-            say(f"going on after {self.manifest['shards'][-1]['file']}")
+            say(f"continuing after {self.manifest['shards'][-1]['file']}")
         for stream in self.plan.streams:
             if stream.name not in self.manifest["complete"]:
                 self.write_stream(stream)
@@ -241,7 +244,7 @@ class Writing:
         self.finish()
 
     def save(self):
-        """Writes the manifest, in the order of the streams whichever was made last."""
+        """Writes the manifest, with shards in the order of the streams, not in the order of their writing."""
         order = [stream.name for stream in self.plan.streams]
         self.manifest["shards"].sort(key=lambda entry: order.index(entry["stream"]))
         self.manifest["complete"].sort(key=order.index)
@@ -253,7 +256,7 @@ class Writing:
         if tokens["train"] == 0:
             remedy = ("--overwrite and a smaller --shard-tokens" if "all" in self.manifest["complete"] else
                       "more text, or --overwrite and a smaller --val-fraction" if "val_fraction" in self.settings else "more text")
-            fail(f"all of the {tokens['val']:,} tokens are for validation, and none is left to train on; give {remedy}")
+            fail(f"all of the {tokens['val']:,} tokens are for validation, and none are left to train on; give {remedy}")
         self.manifest["tokens"], self.manifest["finished"] = tokens, True
         self.save()
         folder = in_root(self.out)
@@ -264,7 +267,7 @@ class Writing:
         say(f"train with: ./train_gpt --model {model} --train-data {shell_pattern(folder, 'train')}{validation}{bpe}")
 
     def shard_of(self, stream, count):
-        """The name and the room of the shard after `count` ones of a stream."""
+        """The name and the capacity in tokens of a stream's next shard, after `count` earlier ones."""
         if stream.name == "all":
             head = min(self.capacity, self.val_limit or self.capacity)
             return ("val_000000.bin", head) if count == 0 else (f"train_{count:06}.bin", self.capacity)
@@ -304,7 +307,8 @@ class Writing:
                 say(f"{self.out / name}: {entry['tokens']:,} tokens")
 
     def tokens_from(self, stream, start):
-        """Yields (position, tokens), where the position is that of the first of these tokens, from `start` on."""
+        """Yields (position, tokens), from the position `start` on. The position is that of the first of these
+        tokens."""
         first_part, first_piece, offset = start
 
         def pieces():
@@ -327,13 +331,13 @@ class Writing:
                     yield [part, piece, skipped], tokens[skipped:]
 
     def opened(self, part):
-        """The documents of a part, whose files the manifest then tells of."""
+        """The documents of a part. Records its files in the manifest."""
         found = part.open()
         for file in part.files():
             earlier = next((entry for entry in self.manifest["files"] if entry["file"] == file["file"]), None)
             if earlier is None:
                 self.manifest["files"].append(file)
             elif earlier["sha256"] != file["sha256"]:
-                fail(f"{file['file']} has changed since the shards in {self.out} were begun; give --overwrite to make them anew, "
+                fail(f"{file['file']} has changed since the first shards in {self.out}; give --overwrite to make them again, "
                      "or another --out")
         return found

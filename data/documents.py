@@ -1,6 +1,6 @@
-"""What documents a file holds. Not run by itself: the scripts of the datasets use it.
+"""Reads documents from files. Not run by itself: the dataset scripts use it.
 
-Documents are bytes, or views of a file's bytes; text is UTF-8, and bytes that are none stay as they are here.
+Documents are bytes, or views of a file's bytes. Text is UTF-8; invalid bytes are kept here.
 """
 
 import json
@@ -15,7 +15,7 @@ END_OF_TEXT = b"<|endoftext|>"  # as text files write it between documents
 def to_bytes(text):
     try:
         return text.encode()
-    except UnicodeEncodeError:  # half of a pair of surrogates, which JSON can hold and UTF-8 cannot
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON allows and UTF-8 does not
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
@@ -27,7 +27,7 @@ def file_bytes(path):
 
 
 def separated_texts(path):
-    """The documents of a text file that has <|endoftext|> between them, without the white space around each."""
+    """The documents of a text file that has <|endoftext|> between them, without surrounding white space."""
     rest = b""
     with open(path, "rb") as file:
         while block := file.read(1 << 22):
@@ -38,20 +38,20 @@ def separated_texts(path):
 
 
 def json_line_texts(path, field):
-    """The texts in a field of each line's object."""
+    """The texts in one field of each line's object."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
                 entry = json.loads(line)
-            except (ValueError, RecursionError):  # the latter of what is nested too deeply
-                fail(f"{path}, line {number}: not JSON; a .jsonl file has one object a line")
+            except (ValueError, RecursionError):  # RecursionError: nested too deeply
+                fail(f"{path}, line {number}: not JSON; a .jsonl file has one object per line")
             if not isinstance(entry, dict) or not isinstance(entry.get(field), str):
                 if isinstance(entry, dict) and field in entry:
-                    fail(f"{path}, line {number}: the field '{field}' holds no text but {json.dumps(entry[field])[:40]}")
-                fields = ", ".join(sorted(entry)) if isinstance(entry, dict) else "none, it is no object"
-                fail(f"{path}, line {number}: no text in the field '{field}' (its fields: {fields}); --field says which it is")
+                    fail(f"{path}, line {number}: the field '{field}' is not text but {json.dumps(entry[field])[:40]}")
+                fields = ", ".join(sorted(entry)) if isinstance(entry, dict) else "none, it is not an object"
+                fail(f"{path}, line {number}: no text in the field '{field}' (its fields: {fields}); name the text's field with --field")
             yield to_bytes(entry[field])
 
 
@@ -65,17 +65,17 @@ def parquet_texts(path):
                 for text in batch.column(0).to_pylist():
                     yield to_bytes(text or "")
     except (pyarrow.ArrowException, KeyError, IndexError) as error:
-        fail(f"{path} is no parquet file with a column `text` ({error}); remove it to have it downloaded again")
+        fail(f"{path} is not a parquet file with a column `text` ({error}); remove it to download it again")
 
 
 def require_parquet(arguments):
-    """Says before any download that parquet files could not be read."""
+    """Fails before any download if parquet files cannot be read."""
     if trouble := why_not("pyarrow"):
-        fail(f"this dataset comes as parquet files, which the Python module pyarrow reads, and that {trouble}")
+        fail(f"this dataset is in parquet files and needs the Python module pyarrow, which {trouble}")
 
 
 def boundary(document, position):
-    """The first place from `position` on where a character of UTF-8 begins."""
+    """The first position from `position` on at which a UTF-8 character begins."""
     for place in range(position, min(position + 4, len(document))):
         if document[place] & 0xC0 != 0x80:
             return place
@@ -83,7 +83,7 @@ def boundary(document, position):
 
 
 def before(documents, place):
-    """The documents up to a place in all of them in a row, as (document, whether it begins here)."""
+    """The documents before a position in their concatenation, as (document, whether it begins here)."""
     for document in documents:
         if place <= 0:
             return
@@ -92,7 +92,7 @@ def before(documents, place):
 
 
 def after(documents, place):
-    """The documents from a place on, as (document, whether it begins here)."""
+    """The documents from a position in their concatenation on, as (document, whether it begins here)."""
     for document in documents:
         begin = boundary(document, max(place, 0)) if place < len(document) else len(document)
         if begin < len(document):

@@ -1,7 +1,7 @@
-"""From text to tokens, in several processes. Not run by itself: the scripts of the datasets use it.
+"""Converts text to tokens, in several processes. Not run by itself: the dataset scripts use it.
 
-Text travels as bytes. Long documents are cut into pieces where no token of GPT-2 can lie across, so that the tokens are
-those of the whole document, and so that they do not depend on how many processes there are.
+Text is handled as bytes. Long documents are cut into pieces at places that no GPT-2 token crosses. The tokens are
+therefore those of the whole document, and they do not depend on the number of processes.
 """
 
 import collections
@@ -30,13 +30,13 @@ BPE_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main"
 BPE_FILES = {"encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
              "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"}
 END_OF_TEXT = 50256
-# How GPT-2 divides text into words before it merges bytes.
+# GPT-2's split of text into words, before bytes are merged.
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 ENDINGS = {signal.SIGINT, signal.SIGTERM}
 
-PIECE = 1 << 20  # bytes, of documents that are longer
-BATCH = 1 << 20  # bytes that a process is given at once
+PIECE = 1 << 20  # bytes of a piece; longer documents are cut
+BATCH = 1 << 20  # bytes of one task of a process
 # White space after a visible character always begins a word.
 BETWEEN_WORDS = re.compile(rb"[!-~](?=[ \n])")
 
@@ -52,8 +52,8 @@ def cut(document):
 
 
 class ByteTokenizer:
-    """A byte is a token. A new line stands between documents; the first has none before it, so that the tokens of one
-    document are its bytes."""
+    """Each byte is a token. Documents are separated by a new line, and the first has none before it, so the tokens of
+    a single document are its bytes."""
 
     name, vocabulary, separator, separates_first = "bytes", 256, 10, False
 
@@ -62,7 +62,7 @@ class ByteTokenizer:
 
 
 class TiktokenTokenizer:
-    """GPT-2's tokens by tiktoken, from the local files alone: its own loaders may take the net or a cache."""
+    """GPT-2's tokens by tiktoken, from local files only: tiktoken's own loaders may use the network or a cache."""
 
     name, vocabulary, separator, separates_first = "gpt2", 50257, END_OF_TEXT, True
 
@@ -76,22 +76,23 @@ class TiktokenTokenizer:
 
     def encode(self, text):
         text = text.decode(errors="replace")
-        # Where it finds them itself it writes lines of a trace first.
+        # Check here, because tiktoken would print a stack trace first.
         if has_spaces(text, 999_999):
             self.refuse()
         try:
             return np.array(self.encoding.encode_ordinary(text), dtype=np.uint16)
         except BaseException as error:
-            if type(error).__name__ != "PanicException":  # its own, and of no class that can be named
+            if type(error).__name__ != "PanicException":  # its own exception, whose class cannot be named
                 raise
             self.refuse()
 
     def refuse(self):
-        fail("tiktoken cannot encode a document that has a million white spaces in a row; --encoder native can")
+        fail("tiktoken cannot encode a document with a million white spaces in a row; use --encoder native")
 
 
 def has_spaces(text, count):
-    """Whether so many white spaces are in a row. If so, they hold a place that is a multiple of that number, less one."""
+    """Whether the text has `count` white spaces in a row. Such a run contains one of the indices
+    count - 1, 2 count - 1, 3 count - 1 ..."""
     for place in range(count - 1, len(text), count):
         before, behind = text[place + 1 - count:place], text[place:place + count]
         if len(before) - len(before.rstrip()) + len(behind) - len(behind.lstrip()) >= count:
@@ -100,8 +101,8 @@ def has_spaces(text, count):
 
 
 def characters_of_bytes():
-    """How encoder.json writes each of the 256 bytes: the visible ones of Latin-1 as they are, the others by characters
-    from 256 on."""
+    """The character that encoder.json uses for each of the 256 bytes: visible Latin-1 characters stand for
+    themselves, and characters from 256 on for the others."""
     visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = iter(range(256, 512))
     return [chr(byte if byte in visible else next(others)) for byte in range(256)]
@@ -137,7 +138,7 @@ def native_library():
 
 
 def build_native_library():
-    """Has it built where it is missing, in the ordinary way whatever a surrounding make is doing."""
+    """Builds the library if it is missing, with the default settings even within another make."""
     if native_library().exists():
         return
     say("building the project's own encoder: make tokenizer")
@@ -148,23 +149,24 @@ def build_native_library():
     except OSError as error:
         complaint = [error.strerror]
     if complaint or not native_library().exists():
-        fail(f"neither tiktoken is installed (`make deps`) nor can `make tokenizer` build the project's own encoder: "
-             f"{(complaint or ['it made nothing'])[0]}")
+        fail(f"`make tokenizer` cannot build the project's own encoder, which is used without tiktoken (`make deps`):  "
+             f"{(complaint or ['it built nothing'])[0]}")
 
 
 def prepare_gpt2(folder, downloader, encoder):
-    """Sees that GPT-2's vocabulary is in the folder and that an encoder is there; a name that open_tokenizer takes."""
+    """Ensures that GPT-2's vocabulary is in the folder and that an encoder is available. Returns the kind of
+    tokenizer for open_tokenizer."""
     for name, sha256 in BPE_FILES.items():
         path = folder / name
         if downloader:
             downloader.fetch(RemoteFile(f"{BPE_URL}/{name}", name, sha256), folder)
         elif not path.is_file():
-            fail(f"--bpe-dir {folder} has no {name}; leave the option out to have GPT-2's downloaded")
+            fail(f"--bpe-dir {folder} has no {name}; leave the option out to download GPT-2's")
         elif checksum(path) != sha256:
-            fail(f"{path} is not GPT-2's (its sha256 should be {sha256}); leave --bpe-dir out to have GPT-2's downloaded")
+            fail(f"{path} is not GPT-2's (its sha256 should be {sha256}); leave --bpe-dir out to download GPT-2's")
     trouble = why_not("tiktoken") if encoder != "native" else ""
     if encoder == "tiktoken" and trouble:
-        fail(f"--encoder tiktoken: it {trouble}; or leave the option out")
+        fail(f"--encoder tiktoken: tiktoken {trouble}; or leave the option out")
     if encoder != "native" and not trouble:
         return "tiktoken"
     build_native_library()
@@ -172,19 +174,19 @@ def prepare_gpt2(folder, downloader, encoder):
 
 
 def open_tokenizer(kind, folder):
-    """`kind`: bytes, tiktoken or native."""
+    """Opens a tokenizer; `kind` is bytes, tiktoken or native."""
     return {"bytes": lambda: ByteTokenizer(), "tiktoken": lambda: TiktokenTokenizer(folder),
             "native": lambda: NativeTokenizer(folder)}[kind]()
 
 
 class Worker:
-    """What a tokenizing process keeps."""
+    """The state of a tokenizing process."""
 
     tokenizer = None
 
     @classmethod
     def begin(cls, kind, folder):
-        for number in ENDINGS:  # sent to all of a job's processes, often; the parent ends the work
+        for number in ENDINGS:  # often sent to all processes of a job; the parent process ends the work
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
         threading.Thread(target=cls.end_with_parent, daemon=True).start()
@@ -192,7 +194,7 @@ class Worker:
 
     @staticmethod
     def end_with_parent():
-        """A parent that is killed says nothing to its processes."""
+        """Ends this process when its parent ends, because a parent that is killed does not tell it."""
         multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
         os._exit(1)
 
@@ -202,7 +204,7 @@ class Worker:
 
 
 def encode_pieces(tokenizer, pieces):
-    """The tokens of each piece (text, separated), as uint16 arrays; a separated one begins with the separator."""
+    """The tokens of each piece (text, separated), as uint16 arrays. With `separated`, they begin with the separator."""
     encoded = []
     for text, separated in pieces:
         tokens = tokenizer.encode(text)
@@ -214,12 +216,13 @@ def encode_pieces(tokenizer, pieces):
 
 
 def batches_of(pieces):
-    """Lists of (position, text, separated) with BATCH bytes or a little more, each with whether the part ends with it."""
+    """Lists of (position, text, separated) with slightly more than BATCH bytes at most, each with whether a part of
+    the source ends with it."""
     batch, size = [], 0
     for piece in pieces:
         if piece is not None:
             batch.append(piece)
-            size += len(piece[1]) + 64  # short documents have their cost too
+            size += len(piece[1]) + 64  # short documents have a cost too
         if piece is None or size >= BATCH:
             yield batch, piece is None
             batch, size = [], 0
@@ -227,10 +230,11 @@ def batches_of(pieces):
 
 @contextlib.contextmanager
 def ending_later():
-    """Ctrl-C and SIGTERM wait until the end of it, and for processes that start in it until Worker.begin has said how."""
+    """Delays Ctrl-C and SIGTERM until the block ends. Processes started in the block have them blocked until
+    Worker.begin."""
     came = []
     handlers = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in ENDINGS}
-    # Blocked for the new processes; here other threads may still take a signal, which the handlers are for.
+    # Blocks them for the new processes. In this process other threads may still receive a signal, so it has handlers.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
     try:
         yield
@@ -243,9 +247,9 @@ def ending_later():
 
 
 def encode_in_order(pieces, tokenizer, kind, folder, processes):
-    """Takes (position, text, separated), and None where a part of the source ends, and yields (position, tokens) in the same
-    order, computed by so many processes. A few batches are read ahead, none beyond the end of a part: opening the next one
-    may take a download, which may turn out not to be needed."""
+    """Takes (position, text, separated), and None at the end of each part of the source. Yields (position, tokens) in
+    the same order, computed by `processes` processes. A few batches are read ahead, but none beyond the end of a
+    part: opening the next part may need a download that turns out to be unnecessary."""
     pool, waiting = None, collections.deque()
 
     def first_done():
@@ -254,11 +258,11 @@ def encode_in_order(pieces, tokenizer, kind, folder, processes):
 
     try:
         for batch, ends in batches_of(pieces):
-            if processes == 1 or (pool is None and ends and not waiting):  # nothing to share
+            if processes == 1 or (pool is None and ends and not waiting):  # too little for several processes
                 yield from zip((piece[0] for piece in batch), encode_pieces(tokenizer, [piece[1:] for piece in batch]))
                 continue
-            # Spawned, not forked: nothing of the parent's connections and files stays open in them. (Beginning the pool may
-            # start Python's own helper, which lets Ctrl-C through again.)
+            # Spawned, not forked, so that they inherit no connections and files of the parent. (Starting the pool may
+            # start a helper of Python, which unblocks Ctrl-C.)
             pool = pool or concurrent.futures.ProcessPoolExecutor(
                 processes, multiprocessing.get_context("spawn"), Worker.begin, (kind, folder))
             with ending_later():
@@ -266,8 +270,8 @@ def encode_in_order(pieces, tokenizer, kind, folder, processes):
             while waiting and (ends or len(waiting) > 2 * processes):
                 yield from first_done()
     except concurrent.futures.process.BrokenProcessPool:
-        fail("a tokenizing process was killed, perhaps for want of memory; fewer --processes take less, and the same command "
-             "goes on from here")
+        fail("a tokenizing process was killed, perhaps because memory ran out; fewer --processes need less, and the same "
+             "command continues from here")
     finally:
         if pool:
             pool.shutdown(cancel_futures=True)

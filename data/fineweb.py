@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""FineWeb: web pages, cleaned (arXiv:2406.17557); `edu` are those that teach. 10 or 100 billion tokens of them.
+"""FineWeb: cleaned web pages (arXiv:2406.17557); `edu` has the educational ones. The samples have 10 or 100 billion tokens.
 
-    python data/fineweb.py --name edu --size 10B         in data/fineweb_edu_10B, with 28 GB of downloads beside it
+    python data/fineweb.py --name edu --size 10B         in data/fineweb_edu_10B, with 28 GB of downloads
     python data/fineweb.py --name classic --size 10B --limit-tokens 100_000_000
 
-A page is a document. The first shard is for validation. Files are downloaded as they are needed.
+Each page is a document. The first shard is for validation. Files are downloaded as they are needed.
 """
 
 import common
@@ -16,8 +16,8 @@ FOLDERS = {"10B": "sample/10BT", "100B": "sample/100BT"}
 
 
 def add_options(parser):
-    parser.add_argument("--name", choices=REPOSITORIES, default="edu", help="pages that teach (default), or all")
-    parser.add_argument("--size", choices=FOLDERS, default="10B", help="tokens of the sample (default: 10B)")
+    parser.add_argument("--name", choices=REPOSITORIES, default="edu", help="use educational pages (edu, default) or all pages")
+    parser.add_argument("--size", choices=FOLDERS, default="10B", help="use the sample with so many tokens (default: 10B)")
 
 
 def plan(arguments, downloader):

@@ -16,47 +16,47 @@ from terminal import Parser, fail, plain_endings, say
 
 URL = "https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_{}.jsonl"
 SPLITS = ["val", "train", "test"]
-# The one that results are compared on.
+# Published results use the validation set.
 SHA256 = {"val": "0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588"}
 
 
 def fault_of(line, split):
-    """Why `--eval-hellaswag` would not take a line of the validation set, in its words; None where it would. In the other
-    sets, whose checksums are not known, an empty text passes, and labels of the test set are not public."""
+    """Why `--eval-hellaswag` would refuse a line of the validation set, in its words; None if it would not. In the
+    other sets, whose checksums are not known, an empty text passes. The labels of the test set are not public."""
     def is_text(value):
         return isinstance(value, str) and (value != "" or split != "val")
 
     try:
         question = json.loads(line)
-    except (ValueError, RecursionError):  # the latter of what is nested too deeply
+    except (ValueError, RecursionError):  # RecursionError: nested too deeply
         question = None
     if not isinstance(question, dict):
-        return "it is no JSON object"
+        return "not a JSON object"
     ctx, endings, label = map(question.get, ("ctx", "endings", "label"))
     if not is_text(ctx):
-        return 'it has no text "ctx"'
+        return '"ctx" is missing, empty or not a string'
     if not (isinstance(endings, list) and len(endings) == 4 and all(map(is_text, endings))):
-        return 'its "endings" are not 4 texts'
+        return '"endings" is not a list of 4 non-empty strings'
     if split != "test" and not (type(label) is int and label in range(4)):
-        return 'its "label" is not 0 to 3'
+        return '"label" is not 0 to 3'
     return None
 
 
 def count_questions(path, split):
-    """How many there are; fails where a line is none."""
+    """The number of questions; fails if a line is not a question."""
     count = 0
     with open(path, "rb") as file:
         for count, line in enumerate(file, 1):
             if fault := fault_of(line, split):
-                fail(f"{path}, line {count}: no HellaSwag question, {fault}; remove the file and {path.name}.sha256 to have it "
-                     "downloaded again")
+                fail(f"{path}, line {count}: not a HellaSwag question ({fault}); remove the file and {path.name}.sha256 to "
+                     "download it again")
     return count
 
 
 def main():
     parser = Parser(__doc__)
     parser.add_argument("--out", type=pathlib.Path, default=common.ROOT / "data" / "hellaswag", metavar="DIR",
-                        help="folder of the results (default: data/hellaswag)")
+                        help="write the results to DIR (default: data/hellaswag)")
     common.add_download_options(parser)
     arguments = parser.parse_args()
     with plain_endings(), shards.locked(arguments.out):

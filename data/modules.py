@@ -1,7 +1,7 @@
-"""Finds the Python modules that the scripts of the datasets need. Not run by itself: common.py has it begin.
+"""Finds the Python modules that the dataset scripts need. Not run by itself: common.py imports it first.
 
-`make deps` installs some of them as Debian's packages and others into .python/ (scripts/interpreter.py);
-data/requirements.txt has them all for pip.
+`make deps` installs some of them as Debian packages and others into .python/ (scripts/interpreter.py);
+data/requirements.txt lists all of them for pip.
 """
 
 import importlib
@@ -19,17 +19,18 @@ REMEDY = f"run `make deps`, or {WITH_PIP}"
 
 
 def need(*modules):
-    """Returns where all are there; otherwise the script begins again under another interpreter, or ends with one line."""
+    """Returns if all modules are there. Otherwise the script restarts with another interpreter, or ends with one
+    line."""
     interpreter.need(*modules, remedy=REMEDY)
 
 
 def why_not(module):
-    """Why a module cannot be imported and what would do, in words that follow its name; empty where it can."""
+    """Why a module cannot be imported and what to do, worded to follow its name; empty if it can be imported."""
     try:
         importlib.import_module(module)
-    except Exception as error:  # what was installed for another Python or another NumPy can raise anything
+    except Exception as error:  # a module for another Python or NumPy can raise anything
         if isinstance(error, ModuleNotFoundError) and error.name == module:
             return f"is not installed; {REMEDY}"
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return f"is installed and cannot be imported ({reason}); {WITH_PIP} installs one that can be"
+        return f"is installed but cannot be imported ({reason}); run {WITH_PIP}"
     return ""

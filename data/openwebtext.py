@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""OpenWebText: an open copy of what GPT-2 was trained on, 8 million web pages.
+"""OpenWebText: an open reproduction of GPT-2's training data, 8 million web pages.
 
     python data/openwebtext.py                           9 billion tokens of GPT-2, in data/openwebtext
     python data/openwebtext.py --limit-tokens 100_000_000
 
-A page is a document. The first shard is for validation. Files are downloaded as they are needed.
+Each page is a document. The first shard is for validation. Files are downloaded as they are needed.
 """
 
 import common

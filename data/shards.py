@@ -1,8 +1,8 @@
-"""Token shards and the manifest that tells of them. Not run by itself: the scripts of the datasets use it.
+"""Token shards and their manifest. Not run by itself: the dataset scripts use it.
 
-A shard is a file in the field's .bin format: 256 int32, of which the first are 20240520, 1 and the number of tokens and
-the rest 0, then the tokens as uint16, all little-endian. A shard appears under its name only when it is whole, and then
-in the manifest: its checksum, and where in the source the next one begins.
+A shard is a file in the usual .bin format. The header is 256 int32: 20240520, 1, the number of tokens, then zeros.
+Then come the tokens as uint16. All is little-endian. A shard appears under its name only when it is whole. The
+manifest then has its checksum, and the position in the source at which the next shard begins.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ import numpy as np
 from terminal import fail, naming, progress
 
 MAGIC, VERSION, HEADER_NUMBERS = 20240520, 1, 256
-LARGEST_SHARD = 2**31 - 1  # tokens: their number is an int32
+LARGEST_SHARD = 2**31 - 1  # tokens; the header has their number as an int32
 SHARD_NAME = re.compile(r"(train|val)_\d{6}\.bin")
 MANIFEST = "manifest.json"
 
 
 def sync_folder(folder):
-    """Makes the names of files in a folder survive a crash of the machine."""
+    """Makes the names of files in a folder durable, so that they survive a crash of the machine."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -41,7 +41,7 @@ def checksum(path):
 
 
 def write_whole(path, data):
-    """Writes a file that is either there as a whole or as it was before."""
+    """Writes a file atomically: the file is either the new one, complete, or unchanged."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with naming(path), open(temporary, "wb") as file:
@@ -62,7 +62,7 @@ def header(tokens):
 
 
 class ShardWriter:
-    """A context that writes one shard of up to `capacity` tokens; nothing of it is seen unless finish() is reached."""
+    """A context that writes one shard of up to `capacity` tokens. The shard becomes visible only in finish()."""
 
     def __init__(self, path, capacity):
         self.path, self.capacity, self.tokens = path, capacity, 0
@@ -74,7 +74,7 @@ class ShardWriter:
         return self
 
     def __exit__(self, *trouble):
-        # Closing writes what is left, which a full disk refuses again.
+        # Closing writes buffered data, which a full disk refuses again.
         with contextlib.suppress(OSError):
             self.file.close()
         self.temporary.unlink(missing_ok=True)
@@ -84,14 +84,14 @@ class ShardWriter:
         return self.capacity - self.tokens
 
     def append(self, tokens):
-        """uint16 tokens, no more than there is room for."""
+        """Appends uint16 tokens, at most as many as there is room for."""
         assert len(tokens) <= self.room
         with naming(self.path):
             self.file.write(tokens.astype("<u2", copy=False).tobytes())
         self.tokens += len(tokens)
 
     def finish(self):
-        """Makes the shard appear; returns its entry in the manifest."""
+        """Makes the shard visible; returns its entry in the manifest."""
         with naming(self.path):
             self.file.seek(0)
             self.file.write(header(self.tokens))
@@ -104,7 +104,7 @@ class ShardWriter:
 
 
 def is_whole(path, entry):
-    """Whether a shard is there and is what the manifest says."""
+    """Whether a shard exists and matches the manifest."""
     try:
         return path.stat().st_size == 4 * HEADER_NUMBERS + 2 * entry["tokens"] and checksum(path) == entry["sha256"]
     except FileNotFoundError:
@@ -112,8 +112,8 @@ def is_whole(path, entry):
 
 
 def keep_whole_shards(folder, manifest):
-    """Leaves in the manifest the shards of each stream up to the first that is missing or damaged; returns the names of
-    those first ones."""
+    """Keeps in the manifest, for each stream, the shards before the first that is missing or damaged. Returns the
+    names of those first ones."""
     kept, broken = [], {}
     with progress("checking", " shards", len(manifest["shards"])) as bar:
         for entry in manifest["shards"]:
@@ -130,12 +130,12 @@ def keep_whole_shards(folder, manifest):
 
 @contextlib.contextmanager
 def locked(folder):
-    """Within it no other run writes into the folder, which is made where it is missing."""
+    """Keeps other runs from writing into the folder while the block runs. Creates the folder if it is missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = open(folder / ".lock", "w")
     except OSError as error:
-        fail(f"--out {folder} is no folder to write into ({error.strerror}); give another one")
+        fail(f"--out {folder}: cannot write into this folder ({error.strerror}); give another one")
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -157,7 +157,7 @@ def read_manifest(folder):
     except (ValueError, KeyError, TypeError, AttributeError):
         sound = False
     if not sound:
-        fail(f"{path} is damaged; --overwrite makes all shards anew")
+        fail(f"{path} is damaged; give --overwrite to make all shards again")
     return manifest
 
 
@@ -166,6 +166,6 @@ def write_manifest(folder, manifest):
 
 
 def shards_in(folder):
-    """The files of a folder that are called like shards, and what a killed run left of them."""
+    """The files of a folder with the names of shards, and those that a killed run left unfinished."""
     return sorted(path for path in folder.iterdir()
                   if SHARD_NAME.fullmatch(path.name) or re.fullmatch(rf"\.{SHARD_NAME.pattern}\.tmp", path.name))

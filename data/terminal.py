@@ -1,4 +1,4 @@
-"""What a person sees of the dataset scripts: errors in one line, notes and progress. Not run by itself."""
+"""The output of the dataset scripts: errors in one line, notes and progress. Not run by itself."""
 
 import argparse
 import contextlib
@@ -10,12 +10,12 @@ from tqdm import tqdm
 
 
 def fail(message):
-    """Ends the script with one line: what is wrong, why, and what would do. Exit status 1."""
+    """Ends the script with one line: what is wrong, why, and what to do. Exit status 1."""
     sys.exit(f"error: {message}")
 
 
 class Parser(argparse.ArgumentParser):
-    """Its help begins with the script's own description, as it is written there."""
+    """A parser whose help begins with the script's own description, with its line breaks."""
 
     def __init__(self, description):
         super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -25,28 +25,28 @@ class Parser(argparse.ArgumentParser):
 
 
 def say(message):
-    """One line on standard output, beside any bar that is drawn."""
+    """Prints one line on standard output without disturbing a progress bar."""
     try:
         tqdm.write(message, file=sys.stdout)
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has read enough; the work goes on
+    except BrokenPipeError:  # `| head` has read enough; continue without output
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def progress(what, unit, total=None, initial=0):
-    """A bar on standard error, where that is a terminal: a context with update(count)."""
+    """A progress bar on standard error, only on a terminal: a context with update(count)."""
     return tqdm(desc=what, total=total, initial=initial, unit=unit, unit_scale=True, disable=None, leave=False,
                 dynamic_ncols=True)
 
 
 def reason(error):
-    """Of an OSError, what the system says; of others, their last words."""
+    """The system's message for an OSError; for other errors, the last line of the message."""
     return getattr(error, "strerror", None) or str(error).strip().splitlines()[-1:][0] if str(error) else type(error).__name__
 
 
 @contextlib.contextmanager
 def naming(path):
-    """Within it the errors of writing say which file they are about."""
+    """Makes errors of writing in the block name the file."""
     try:
         yield
     except OSError as error:
@@ -56,7 +56,7 @@ def naming(path):
 
 @contextlib.contextmanager
 def plain_endings():
-    """Within it Ctrl-C, SIGTERM and what the system refuses end the script with one line and no traceback."""
+    """Makes Ctrl-C, SIGTERM and system errors in the block end the script with one line and no traceback."""
     def stop(number, frame):
         raise SystemExit(128 + number)
 
@@ -64,11 +64,11 @@ def plain_endings():
     try:
         yield
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on from here", file=sys.stderr)
+        print("\ninterrupted; the same command continues from here", file=sys.stderr)
         sys.exit(130)
     except OSError as error:
-        fail(f"{error.filename or 'a file'}: {reason(error)}; when that is mended, the same command goes on from here")
+        fail(f"{error.filename or 'a file'}: {reason(error)}; after fixing that, the same command continues from here")
     except MemoryError:
-        fail("memory has run out; fewer --processes take less, and the same command goes on from here")
+        fail("memory ran out; fewer --processes need less, and the same command continues from here")
     finally:
         signal.signal(signal.SIGTERM, before)

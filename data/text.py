@@ -5,9 +5,9 @@
     python data/text.py notes.jsonl --field body --val-fraction 0.05
     zcat *.gz | python data/text.py - --out data/mine
 
-A file is a document, and of a .jsonl file each line. The last tenth of all bytes is for validation, or --val-fraction.
-Of standard input --limit-tokens reads no more than so many tokens take, about 16 bytes for each of GPT-2's; where
---val-fraction is less than a tenth its share of them is what there is for validation.
+Each file is a document, and so is each line of a .jsonl file. The last tenth of all bytes, or --val-fraction, is for
+validation. With --limit-tokens N, the script reads only the beginning of standard input, about 16 bytes for each
+GPT-2 token. At most a tenth of the N tokens are then for validation.
 """
 
 import argparse
@@ -25,16 +25,16 @@ from terminal import fail
 
 
 def add_options(parser):
-    parser.add_argument("files", nargs="+", metavar="FILE", help="text, *.jsonl, or - for standard input")
-    parser.add_argument("--field", default="text", metavar="NAME", help="of the objects in .jsonl files: where the text is (default: text)")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="text or *.jsonl file, or - for standard input")
+    parser.add_argument("--field", default="text", metavar="NAME", help="read the text from this field of the objects in .jsonl files (default: text)")
     parser.add_argument("--val-fraction", type=fraction, default=fractions.Fraction(1, 10), metavar="X",
-                        help="share of the text, its end, that is for validation (default: 0.1; 0: none)")
+                        help="keep this fraction of the text, at its end, for validation (default: 0.1; 0: none)")
 
 
 def fraction(text):
     value = fractions.Fraction(text) if re.fullmatch(r"\d*\.?\d+", text) else fractions.Fraction(-1)
     if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is no share from 0 to less than 1")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a fraction from 0 to less than 1")
     return value
 
 
@@ -43,40 +43,41 @@ def name(arguments):
     return "stdin" if first == "-" else pathlib.Path(first).stem
 
 
-# More than there are on the average of any text: English has 4 to 5 a token, and source code at most 8.
+# More than the average of any text: English has 4 to 5 bytes per token, and source code at most 8.
 BYTES_OF_TOKEN = {"gpt2": 16, "bytes": 1}
 
 
 def bytes_of_limit(arguments):
-    """How many hold as many tokens as are asked for, in the part that is not for validation; all there are without a limit."""
+    """The bytes that hold as many tokens as requested, in the part that is not for validation; infinite without a
+    limit."""
     if arguments.limit_tokens is None:
         return math.inf
     return math.ceil(arguments.limit_tokens * BYTES_OF_TOKEN[arguments.tokenizer] / (1 - arguments.val_fraction))
 
 
 def require_files(arguments):
-    """Ends the script where a file is none that can be read."""
+    """Ends the script if a file cannot be read."""
     if arguments.files.count("-") > 1:
-        fail("standard input (-) is given twice; it can be read once")
+        fail("standard input (-) is given twice, but can be read only once")
     for file in arguments.files:
         if file != "-":
             require_text(pathlib.Path(file))
 
 
 def require_text(path):
-    if path.exists() and not (path.is_file() or path.is_dir()):  # (which opening would begin to read)
-        fail(f"{path} can be read once only, and a file is read several times; give - in its place, and it as standard input")
+    if path.exists() and not (path.is_file() or path.is_dir()):  # (opening such a file would begin to read it)
+        fail(f"{path} can be read only once, but files are read several times; give - and pipe it into standard input")
     try:
         with open(path, "rb") as file:
             begin = file.read(1 << 16)
     except OSError as error:
         fail(f"cannot read {path}: {error.strerror}")
     if b"\0" in begin:
-        fail(f"{path} has NUL bytes, as no text in UTF-8 has; unpack it (zcat, with - as the file), or convert it (iconv -t UTF-8)")
+        fail(f"{path} has NUL bytes, so it is not UTF-8 text; unpack it (zcat, with - as the file) or convert it (iconv -t UTF-8)")
 
 
 def keep_standard_input(folder, room):
-    """What comes is read several times, and so it is kept: so many bytes at most, since it may never end."""
+    """Stores standard input, at most `room` bytes, because it is read several times and may never end."""
     folder.mkdir(parents=True, exist_ok=True)
     path, temporary = folder / "stdin.txt", folder / ".stdin.txt.tmp"
     try:
@@ -104,7 +105,7 @@ def plan(arguments, downloader):
                 yield documents.file_bytes(path)
 
     streams = common.split_streams(read, lambda: inputs, arguments.val_fraction)
-    # Which files these are their checksums say, wherever they are.
+    # The checksums identify these files, wherever they are.
     source = ", ".join(path.name for path in map(pathlib.Path, arguments.files))
     settings = {"source": source, "inputs": [entry["sha256"] for entry in inputs], "field": arguments.field, "val_fraction": str(arguments.val_fraction)}
     return common.Plan(", ".join(arguments.files), streams, settings)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""TinyStories: 2 GB of short stories by GPT-4 in the words of small children (arXiv:2305.07759).
+"""TinyStories: 2 GB of short stories by GPT-4 in the vocabulary of small children (arXiv:2305.07759).
 
     python data/tinystories.py                           half a billion tokens of GPT-2, in data/tinystories
     python data/tinystories.py --limit-tokens 10_000_000
 
-A story is a document. The validation stories are the source's own.
+Each story is a document. The validation stories are the source's own.
 """
 
 import common
@@ -23,7 +23,7 @@ def plan(arguments, downloader):
     remotes = {remote.name: remote for remote in files}
     for name in FILES.values():
         if name not in remotes:
-            fail(f"{REPOSITORY} has no {name} any more; the dataset has changed at its source")
+            fail(f"{REPOSITORY} no longer has {name}; the dataset has changed at its source")
     streams = [common.Stream(split, [common.remote_part(remotes[FILES[split]], downloader, folder, documents.separated_texts)])
                for split in ("val", "train")]
     return common.Plan(f"https://huggingface.co/datasets/{REPOSITORY}", streams, {"revision": revision})

@@ -1,8 +1,9 @@
-// A sum in fp32 or bf16 to which fp32 numbers are added, three times: an element moves 12 bytes in fp32 and 8 in bf16,
-// for one addition. Memory decides.
-//   1  a thread does an element.
-//   2  four elements a thread: 16 bytes of fp32 and 8 of bf16, each one whole piece of memory for a warp.
-//   3  a grid that stays, four loads a thread under way (llmc/device/cuda/elementwise.cuh).
+// Adds fp32 numbers to a sum in fp32 or bf16, in three variants. An element moves 12 bytes in fp32 and 8 in
+// bf16, for one addition. Memory is the limit.
+//   1  A thread does an element.
+//   2  Four elements per thread: 16 bytes of fp32 and 8 of bf16. For a warp each is one contiguous piece of
+//      memory.
+//   3  A persistent grid, with four loads per thread in flight (llmc/device/cuda/elementwise.cuh).
 #include "dev/lab/lab.h"
 #include "llmc/device/cuda/elementwise.cuh"
 
@@ -79,7 +80,7 @@ const Registration registration({
     .sizes = {"elements"},
     .variants = {{1, "a thread an element", {32, 256}},
                  {2, "four elements a thread", {32, 256}},
-                 {3, "a grid that stays, four loads under way", {32, 256, 512}}},
+                 {3, "a persistent grid, four loads in flight", {32, 256, 512}}},
     .checked = {{131}, {1}, {40003}},
     .timed = {{1 << 26}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},

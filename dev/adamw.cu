@@ -1,20 +1,21 @@
-// AdamW, four times: the update of a unit's parameters, a flat buffer of tensors (segments) of which the
-// matrices decay and the others do not (llmc/device/ops.h). The unit here is a block of GPT-2: twelve
-// tensors.
+// AdamW, in four variants: updates the parameters of a unit, a flat buffer of tensors (segments). Matrices
+// decay, the others do not (llmc/device/ops.h). The unit here is a block of GPT-2: twelve tensors.
 //
-// An element reads its fp32 master copy, two moments and gradient and writes all but the gradient, and the
-// bf16 parameter: 30 bytes (28 in fp32, and with gradients in bf16), about 20 operations, a square root and two
-// divisions. Memory decides: one block of 124M (7.1M elements) moves 213 MB, which a GPU of 3 TB/s cannot do in less than 71
-// us. The variants:
-//   1  a thread does an element, a launch does a tensor. Coalesced, but 8 of the 12 tensors are vectors of C
-//      to 4C elements: their launches cost microseconds each for nanoseconds of work. And every thread takes
-//      a root and a quotient in fp64 for the clip, which chips with few fp64 units (sm_86: 2 a clock) feel.
-//   2  one launch for the unit. The segments are kernel parameters: a thread finds its own in constant
-//      memory, and padding belongs to none.
-//   3  four elements a thread: 16 bytes an access, a quarter of the instructions and of the searches.
-//   4  a grid that stays: the clip and the decay once a block, two quads a thread, so that eight loads are
-//      under way before the first is used, and streaming hints, since nothing is read again before the next
-//      step (llmc/device/cuda/adamw.cuh). It takes gradients in bf16, and can round the parameters at random, too.
+// An element reads its fp32 master copy, its two moments and its gradient. It writes all of them but the
+// gradient, and the bf16 parameter. That is 30 bytes (28 in fp32, or with gradients in bf16), about 20
+// operations, a square root and two divisions. Memory is the limit: a block of the 124M model (7.1M elements)
+// moves 213 MB. A GPU with 3 TB/s needs at least 71 us for that. The variants:
+//   1  A thread does an element, a launch does a tensor. Accesses are coalesced. But 8 of the 12 tensors are
+//      vectors of C to 4C elements, whose launches cost microseconds for nanoseconds of work. Every thread
+//      also computes a root and a quotient in fp64 for the clip, which is slow on chips with few fp64 units
+//      (sm_86: 2 per clock).
+//   2  One launch for the unit. The segments are kernel parameters: a thread finds its segment in constant
+//      memory. Padding belongs to no segment.
+//   3  Four elements per thread: 16-byte accesses, a quarter of the instructions and of the searches.
+//   4  A persistent grid. A block computes the clip and the decay once. A thread does two quads, so that
+//      eight loads are in flight before the first is used. Accesses have streaming hints, since nothing is
+//      read again before the next step (llmc/device/cuda/adamw.cuh). It also takes gradients in bf16, and can
+//      round the parameters at random.
 #include "llmc/device/cuda/adamw.cuh"
 
 #include <vector>
@@ -88,7 +89,7 @@ __global__ void adamw_kernel3(X* parameters, Buffers buffers, AdamWSegments segm
     }
 }
 
-// A block of GPT-2 with `channels`, every tensor at a multiple of 128 elements.
+// The segments of a block of GPT-2 with `channels`. Every tensor begins at a multiple of 128 elements.
 std::vector<AdamWSegment> block_segments(std::int64_t channels) {
     const std::int64_t C = channels;
     const std::int64_t vectors[] = {C, C, 3 * C * C, 3 * C, C * C, C, C, C, 4 * C * C, 4 * C, 4 * C * C, C};
@@ -192,8 +193,8 @@ class AdamW : public Problem {
     }
 
   private:
-    // First-order bounds: u for each coefficient, which is rounded, and for each operation; 1.01 for the
-    // products of errors.
+    // First-order bounds: u for each coefficient, which is rounded, and for each operation. The factor 1.01
+    // covers the products of errors.
     void see_element(Comparison& comparison, std::int64_t i, double weight_decay) {
         const AdamWStep& s = step_;
         const double u = 1.01 * unit_roundoff<float>, tiny = 0x1p-126;
@@ -206,8 +207,8 @@ class AdamW : public Problem {
         const double v_error = 8 * u * v + tiny;
         const double correction1 = 1 - std::pow(s.beta1, static_cast<double>(s.step));
         const double correction2 = 1 - std::pow(s.beta2, static_cast<double>(s.step));
-        // The root halves v's error; its own rounding, the correction's, the quotient's and the sum's: 8 u.
-        // And 3 u for m / denominator, the step size, and their product.
+        // The root halves v's error. It, the correction, the quotient and the sum are rounded: 8 u. Another 3
+        // u are for m / denominator, the step size, and their product.
         const double denominator = std::sqrt(v) / std::sqrt(correction2) + s.eps;
         const double update = s.learning_rate / correction1 * m / denominator;
         const double update_error =
@@ -244,10 +245,10 @@ std::unique_ptr<Problem> make(llmc::DType dtype, const Shape& shape, Draw& draw)
 const Registration registration({
     .name = "adamw",
     .sizes = {"channels", "bytes a gradient"},
-    .variants = {{1, "a thread an element, a launch a tensor", {64, 256}},
+    .variants = {{1, "one thread per element, one launch per tensor", {64, 256}},
                  {2, "one launch for the unit", {64, 256}},
                  {3, "four elements a thread", {64, 256}},
-                 {4, "a grid that stays, eight loads under way", {32, 128, 256}}},
+                 {4, "a persistent grid, eight loads in flight", {32, 128, 256}}},
     .checked = {{8, 4}, {40, 4}, {40, 2}},
     .timed = {{768, 4}, {1600, 4}, {768, 2}, {1600, 2}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
@@ -258,6 +259,6 @@ const Registration registration({
 
 }  // namespace lab::adamw_variants
 
-// What llmc launches before it, for the compiler's report.
+// The kernel that llmc launches before adamw, for the compiler's report.
 template __global__ void llmc::cuda::store_kernel<llmc::cuda::AdamWCoefficients>(
     llmc::cuda::AdamWCoefficients*, llmc::cuda::AdamWCoefficients);

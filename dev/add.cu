@@ -1,9 +1,9 @@
-// The sum of two tensors, three times: an element moves 12 bytes in fp32 and 6 in bf16, for one addition.
-// Memory decides.
-//   1  a thread does an element.
-//   2  16 bytes an access: a quarter (bf16: an eighth) of the instructions, and as much more in flight a
-//      thread.
-//   3  a grid that stays, four loads a thread under way (llmc/device/cuda/elementwise.cuh).
+// The sum of two tensors, in three variants. An element moves 12 bytes in fp32 and 6 in bf16, for one
+// addition. Memory is the limit.
+//   1  A thread does an element.
+//   2  16-byte accesses: a quarter (bf16: an eighth) of the instructions, and as many times more bytes in
+//      flight per thread.
+//   3  A persistent grid, with four loads per thread in flight (llmc/device/cuda/elementwise.cuh).
 #include "dev/lab/lab.h"
 #include "llmc/device/cuda/elementwise.cuh"
 
@@ -80,7 +80,7 @@ const Registration registration({
     .sizes = {"elements"},
     .variants = {{1, "a thread an element", {32, 256}},
                  {2, "16 bytes an access", {32, 256}},
-                 {3, "a grid that stays, four loads under way", {32, 256, 512}}},
+                 {3, "a persistent grid, four loads in flight", {32, 256, 512}}},
     .checked = {{131}, {1}, {40003}},
     .timed = {{1 << 26}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},

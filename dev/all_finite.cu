@@ -1,10 +1,11 @@
-// Is any element NaN or infinite? Three times: every byte is read once, and one number comes out.
-//   1  a thread looks at an element, and whoever finds something says so with an atomic: coalesced, but small
-//      loads; and a buffer full of NaN is as many atomics on one address as it has elements.
-//   2  16 bytes a load; bits are compared, not numbers: NaN and infinity are what has an exponent of ones.
-//   3  a grid that stays, four loads under way, and one atomic a warp at most
+// Is any element NaN or infinite? There are three variants. Every byte is read once, and one number is the
+// result.
+//   1  A thread tests an element, and reports a finding with an atomic. Accesses are coalesced, but loads are
+//      small. A buffer full of NaN causes as many atomics on one address as it has elements.
+//   2  16-byte loads. Bits are compared, not numbers: the exponent bits of NaN and infinity are all ones.
+//   3  A persistent grid, four loads in flight, and at most one atomic per warp
 //      (llmc/device/cuda/elementwise.cuh).
-// Atomics on an integer that all set to the same value: the result does not depend on their order.
+// All atomics set an integer to the same value, so the result does not depend on their order.
 #include "dev/lab/lab.h"
 #include "llmc/device/cuda/elementwise.cuh"
 
@@ -36,7 +37,7 @@ __global__ void all_finite_kernel2(std::int32_t* flag, const X* x, std::int64_t 
 template <class X>
 class AllFinite : public Problem {
   public:
-    // Every second problem has one element that is not finite, somewhere.
+    // Every second problem, on average, has one element that is not finite, at a random place.
     AllFinite(const Shape& shape, Draw& draw) : n_(shape[0]), x_(n_), flag_(1), finite_(draw.below(2) == 0) {
         draw.normal(x_, 1);
         if (!finite_) x_[draw.below(n_)] = from_float<X>(draw.below(2) == 0 ? INFINITY : NAN);
@@ -80,7 +81,7 @@ const Registration registration({
     .sizes = {"elements"},
     .variants = {{1, "a thread an element", {32, 256}},
                  {2, "16 bytes a load", {32, 256}},
-                 {3, "a grid that stays, an atomic a warp", {32, 256, 512}}},
+                 {3, "a persistent grid, one atomic per warp", {32, 256, 512}}},
     .checked = {{131}, {1}, {40003}, {263}, {40000}},
     .timed = {{1 << 26}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},

@@ -1,26 +1,27 @@
-// Causal attention backward, five times (llmc/device/ops.h: attention_backward). From dout, and the forward
-// pass's qkv, out and log-sum-exp: p = exp(s - lse), ds = p (dout v^T - D), then dv = p^T dout, dk = ds^T q,
-// dq = ds k.
+// Causal attention backward, in five variants (llmc/device/ops.h: attention_backward). The inputs are dout,
+// and the forward pass's qkv, out and log-sum-exp:
+//   p = exp(s - lse),  ds = p (dout v^T - D),  dv = p^T dout,  dk = ds^T q,  dq = ds k
 //
-// Five products of T x T x HS, half of them hidden by the causal mask: 5 B NH T^2 HS operations, and only 8 B
-// T C elements to move. At T = 1024 that is hundreds of operations a byte: bound by arithmetic, so that all
-// is about feeding the tensor cores. 312 TFLOP/s of an A100 are 2048 operations a cycle and multiprocessor;
-// shared memory gives 128 bytes a cycle, half a byte for each 8 operations: what is read from it must be used
-// again in registers.
-//   1  p and ds as T x T matrices in memory, a thread for each element: at T = 4096 and 12 heads two times
-//      800 MB for each sequence, and no number is used again that was read.
-//   2  Tiles in shared memory, p and ds made again where they are needed: nothing of T x T in memory. Two
-//      kernels, one that owns queries and one that owns keys, without atomics. fp32 on the ordinary cores,
-//      which are 16 times slower (llmc/device/cuda/attention_backward_fp32.cuh: this is what fp32 runs).
-//   3  Tensor cores: 16 rows a warp, p and ds stay in registers from one product to the next. But the rows of
-//      a tile lie in the same banks, 8 reads of one take 8 times as long, and all wait for each tile.
-//   4  Rows swizzled over the banks, tiles copied asynchronously while others are worked on, 32 rows a warp.
-//      Here in one kernel of 5 products, for which ds goes through shared memory and dq through memory in
-//      fp32: without atomics a block must do a whole head, so that a GPU is full only with as many heads as
-//      it has multiprocessors.
-//   5  The same in two kernels of 3 and 4 products: more arithmetic, but nothing is exchanged, no sum is read
-//      back, and there is a block for each 128 queries or keys (llmc/device/cuda/attention_backward.cuh).
-// The tiles of 2 to 5 fix their number of threads, as a thread's or warp's share of a tile: they have one block size.
+// There are five products of T x T x HS, half of them hidden by the causal mask: 5 B NH T^2 HS operations,
+// and only 8 B T C elements to move. At T = 1024 that is hundreds of operations per byte. Arithmetic is the
+// limit, so the goal is to feed the tensor cores. The 312 TFLOP/s of an A100 are 2048 operations per cycle
+// and multiprocessor. Shared memory gives 128 bytes per cycle, half a byte for each 8 operations. Data read
+// from it must thus be reused in registers.
+//   1  p and ds are T x T matrices in memory, with a thread for each element. At T = 4096 and 12 heads they
+//      take two times 800 MB per sequence, and no number that is read is reused.
+//   2  Tiles in shared memory; p and ds are recomputed when needed, so no T x T matrix is in memory. Two
+//      kernels without atomics: one owns queries, one owns keys. fp32 on the ordinary cores, which are 16
+//      times slower (llmc/device/cuda/attention_backward_fp32.cuh: fp32 runs this).
+//   3  Tensor cores: 16 rows per warp; p and ds stay in registers from one product to the next. But the rows
+//      of a tile are in the same banks, so that reading 8 rows takes 8 times as long. All threads wait for
+//      each tile.
+//   4  Rows are swizzled over the banks. Tiles are copied asynchronously while others are in use. 32 rows per
+//      warp. This is one kernel of 5 products: ds goes through shared memory, and dq through memory in fp32.
+//      Without atomics a block must do a whole head. A GPU is then full only with as many heads as it has
+//      multiprocessors.
+//   5  The same in two kernels of 3 and 4 products: more arithmetic, but nothing is exchanged and no sum is
+//      read back. There is a block for each 128 queries or keys (llmc/device/cuda/attention_backward.cuh).
+// In variants 2 to 5 a thread or warp has a fixed share of a tile, so they have one block size.
 #include "llmc/device/cuda/attention_backward.cuh"
 
 #include "dev/attention_backward_reference.h"
@@ -32,7 +33,7 @@ using namespace llmc::cuda;
 
 // ---- 1: T x T matrices ----
 
-// For each query lse in powers of two, and D, as kernels 3 and 4 want them too: a thread a query.
+// Writes lse for base 2, and D, of each query, also for kernels 3 and 4. A thread does a query.
 template <class X>
 __global__ void row_values_kernel1(float* row_values, const X* dout, const X* out, const float* lse,
                                    AttentionSizes s, int padded_sequence) {
@@ -50,7 +51,7 @@ __global__ void row_values_kernel1(float* row_values, const X* dout, const X* ou
     to[1] = d;
 }
 
-// A thread for a query and a key; neighbours have neighbouring keys.
+// A thread does a query and a key; neighboring threads have neighboring keys.
 template <class X>
 __global__ void attention_backward_scores_kernel1(float* p, float* ds, const float* row_values, const X* dout,
                                                   const X* qkv, AttentionSizes s, int padded_sequence,
@@ -71,7 +72,7 @@ __global__ void attention_backward_scores_kernel1(float* p, float* ds, const flo
     ds[place] = p[place] * (dp - row[1]);
 }
 
-// A thread for an element of dq, dk and dv.
+// A thread does an element of dq, dk and dv.
 template <class X>
 __global__ void attention_backward_sums_kernel1(X* dqkv, const float* p, const float* ds, const X* dout,
                                                 const X* qkv, AttentionSizes s, float scale) {
@@ -95,7 +96,7 @@ __global__ void attention_backward_sums_kernel1(X* dqkv, const float* p, const f
 
 // ---- 3: tensor cores ----
 
-// Rows one behind the other: eight of them, at the same column, lie in the same banks.
+// Rows are contiguous: eight rows at the same column are in the same banks.
 template <int rows_, int columns_>
 struct LinearTile {
     static constexpr int rows = rows_, columns = columns_, chunks = columns / 8;
@@ -144,7 +145,7 @@ struct FirstTiling {
     }
 };
 
-// A block owns a tile of queries, or of keys with their values; the others' rows come by.
+// A block owns a tile of queries, or of keys with their values, and goes over tiles of the others.
 template <int columns, bool owns_queries>
 __global__ void __launch_bounds__(128)
     attention_backward_kernel3(bf16* dqkv, const float* row_values, const bf16* dout, const bf16* qkv,
@@ -192,9 +193,9 @@ __global__ void __launch_bounds__(128)
 
 // ---- 4: a block does a head, with 5 products ----
 
-// Warps own keys as in kernel 5. ds of all of them meets in shared memory, where dq is summed over the keys:
-// each warp has a quarter of its columns. dq_sums fp32 (B,NH,T,columns) keeps it from one tile of keys to the
-// next; a thread reads there what it has written itself.
+// Warps own keys as in kernel 5. The ds of all warps goes through shared memory, where dq is summed over the
+// keys; each warp does a quarter of the columns of dq. dq_sums fp32 (B,NH,T,columns) holds dq between tiles
+// of keys. A thread reads there only what it has written.
 template <int columns>
 __global__ void __launch_bounds__(128)
     attention_backward_kernel4(bf16* dqkv, float* dq_sums, const float* row_values, const bf16* dout,
@@ -351,7 +352,7 @@ class AttentionBackward : public Problem {
     double bytes() const override {
         return 2.0 * static_cast<double>(qkv_.bytes() + out_.bytes()) + static_cast<double>(lse_.bytes());
     }
-    // 2.5 times the forward pass's
+    // 2.5 times those of the forward pass
     double flops() const override {
         const double t = s_.sequence;
         return 2.5 * 4 * static_cast<double>(s_.all_heads()) * t * t * s_.head_size / 2;
@@ -363,7 +364,7 @@ class AttentionBackward : public Problem {
     std::int64_t workspace_floats() const {
         return static_cast<std::int64_t>(attention_backward_workspace_bytes(s_) / sizeof(float));
     }
-    // Memory that only some variants need, from `start` on, of `floats` in all.
+    // Memory of `floats` floats that only some variants need.
     float* scratch(std::int64_t floats) {
         if (!scratch_ || scratch_->size() < floats) scratch_ = std::make_unique<Array<float>>(floats);
         return scratch_->data();
@@ -378,7 +379,7 @@ class AttentionBackward : public Problem {
 
     void run1(int block_size, const LaunchContext& on) {
         const std::int64_t matrix = s_.all_heads() * s_.sequence * s_.sequence;
-        // Each has red zones of its own in the tests.
+        // A separate array, since in the tests each array has its own red zones.
         if (!weights_ || weights_->size() < matrix) weights_ = std::make_unique<Array<float>>(matrix);
         float *p = weights_->data(), *ds = scratch(matrix);
         const auto sequence = static_cast<unsigned>(s_.sequence);
@@ -442,7 +443,7 @@ const Registration registration({
     .checked = {{1, 24, 1, 8}, {1, 1, 1, 64}, {2, 33, 2, 40}, {1, 140, 1, 64}, {1, 72, 2, 128}},
     .timed = {{16, 1024, 12, 64}, {4, 4096, 12, 64}, {8, 1024, 16, 128}, {2, 4096, 16, 128}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
-    // Tensor cores multiply bf16; the matrices of a long sequence fit no memory.
+    // Tensor cores multiply bf16. The matrices of variant 1 do not fit memory for a long sequence.
     .takes =
         [](int variant, llmc::DType dtype, const Shape& shape) {
             if (variant == 1) return shape[1] <= 1024;

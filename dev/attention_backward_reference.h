@@ -1,5 +1,5 @@
-// Attention backward in double, with a bound of what a kernel in fp32 may differ from it: for the kernel lab
-// and the kernel's test.
+// Attention backward in double, with a bound for the error of a kernel in fp32. The kernel lab and the
+// kernel's test use it.
 #pragma once
 
 #include <cmath>
@@ -13,7 +13,7 @@ namespace lab {
 
 using llmc::cuda::AttentionSizes;
 
-// Elements (b,t,part,h,0) of qkv (B,T,3,NH,HS) and (b,t,h,0) of out (B,T,NH,HS)
+// The indices of elements (b,t,part,h,0) of qkv (B,T,3,NH,HS) and (b,t,h,0) of out (B,T,NH,HS)
 inline std::int64_t qkv_index(const AttentionSizes& s, std::int64_t head, std::int64_t t, int part) {
     const std::int64_t b = head / s.heads, h = head % s.heads;
     return (((b * s.sequence + t) * 3 + part) * s.heads + h) * s.head_size;
@@ -23,7 +23,7 @@ inline std::int64_t out_index(const AttentionSizes& s, std::int64_t head, std::i
     return ((b * s.sequence + t) * s.heads + h) * s.head_size;
 }
 
-// The sum of the products of two rows, and of their magnitudes.
+// The sum of the products of two rows, and the sum of their magnitudes.
 struct RowProduct {
     double value = 0, magnitude = 0;
 };
@@ -38,7 +38,7 @@ RowProduct row_product(const X* a, const X* b, int n) {
     return product;
 }
 
-// out and lse of the forward pass, each rounded once.
+// Computes out and lse of the forward pass, each rounded once.
 template <class X>
 void reference_attention_forward(Array<X>& out, Array<float>& lse, const Array<X>& qkv,
                                  const AttentionSizes& s) {
@@ -65,11 +65,11 @@ void reference_attention_forward(Array<X>& out, Array<float>& lse, const Array<X
 
 struct AttentionGradients {
     std::vector<double> dqkv;
-    // The most that dqkv may be wrong before it is rounded to X.
+    // The largest error of dqkv before it is rounded to X.
     std::vector<double> error;
 };
 
-// `weight_roundoff`: of p and ds before they are multiplied, 0 where they stay in fp32.
+// `weight_roundoff` is the unit roundoff of p and ds before they are multiplied, or 0 if they stay in fp32.
 template <class X>
 AttentionGradients reference_attention_backward(const Array<X>& dout, const Array<X>& qkv,
                                                 const Array<X>& out, const Array<float>& lse,
@@ -91,9 +91,9 @@ AttentionGradients reference_attention_backward(const Array<X>& dout, const Arra
                 const RowProduct score = row_product(q, k, n), dp = row_product(g, v, n);
                 const double exponent = score.value * scale - row_sum;
                 const double p = std::exp(exponent), ds = p * (dp.value - d.value);
-                // Sums of n products, for which tensor cores cut off what others round: 2 n u. The score is
-                // scaled, lse subtracted, both perhaps in powers of two (3 u, 2 u, u); then 2^x has 2 ulp. An
-                // absolute error of the exponent is a relative one of p.
+                // Sums of n products: 2 n u, since tensor cores truncate where others round. The score is
+                // scaled and lse is subtracted, perhaps both for base 2 (3 u, 2 u, u). Then 2^x has 2 ulp. An
+                // absolute error of the exponent is a relative error of p.
                 const double p_error = p * u *
                                        ((2 * n + 3) * score.magnitude * scale + 2 * std::fabs(row_sum) +
                                         std::fabs(exponent) + 4);
@@ -101,7 +101,7 @@ AttentionGradients reference_attention_backward(const Array<X>& dout, const Arra
                                         p_error * std::fabs(dp.value - d.value) + 3 * u * std::fabs(ds);
                 const double p_total = p_error + weight_roundoff * (p + p_error);
                 const double ds_total = ds_error + weight_roundoff * (std::fabs(ds) + ds_error);
-                // Sums of T such products, to be scaled.
+                // These are sums of T such products, which are then scaled.
                 const double sum_roundoff = (2 * s.sequence + 3) * u;
                 const auto add = [&](std::int64_t to, const X* x, double weight, double weight_error) {
                     for (int c = 0; c < n; ++c) {

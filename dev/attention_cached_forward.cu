@@ -1,17 +1,19 @@
-// Causal attention of new rows against a cache of keys and values, twice: for each head of n rows at positions P ... P+n-1,
-// the softmax of its products with the P + i + 1 keys so far, and with that the mean of their values
-// (llmc/device/ops.h).
+// Causal attention of new rows against a cache of keys and values, in two variants (llmc/device/ops.h). There
+// are n rows at positions P ... P+n-1. Each head of row i takes the softmax of its products with the P + i +
+// 1 keys so far, and the mean of their values with these weights.
 //
-// In generation n is 1. Then keys and values are read once, 2 (P+1) NH HS elements, and each takes part in two
-// operations: in bf16 one operation a byte, of which an H100 could do 20 in fp32 (3.3 TB/s, 67 Tflop/s). So the bound is
-// memory; and with one block a head, 12 blocks for GPT-2 124M, what a multiprocessor can have under way. Its 8 warps
-// ask for 4 keys and 4 values a lane at a time, 32 KiB a block.
-//   1  a warp does a head of a row; its lanes take the head's columns, one key after the other: 64 or 128 bytes a load,
-//      the next one only after a sum over the warp.
-//   2  a block does a head of a row; a row is read by few lanes, 16 bytes each, so that a warp has 4 to 8 keys at once
-//      and 4 times that under way; each group of lanes keeps a softmax of its own, and only in the end are they brought
-//      together (llmc/device/cuda/attention_cached_forward.cuh). Its shared memory is for 8 warps: one block size.
-// The rows of a prompt (n > 1) are few, once a text; each reads the keys anew, from cache.
+// In generation n is 1. Keys and values are then read once, 2 (P+1) NH HS elements, and each takes part in
+// two operations. In bf16 that is one operation per byte; an H100 could do 20 in fp32 (3.3 TB/s, 67 Tflop/s).
+// So memory is the limit. With one block per head (12 blocks for GPT-2 124M), the data in flight per
+// multiprocessor is a second limit. Its 8 warps request 4 keys and 4 values per lane at a time, 32 KiB per
+// block.
+//   1  A warp does a head of a row. Its lanes take the head's columns, one key after the other: loads of 64
+//      or 128 bytes, the next one only after a sum over the warp.
+//   2  A block does a head of a row. A few lanes read a row, 16 bytes each, so that a warp has 4 to 8 keys at
+//      once, and 4 times as many in flight. Each group of lanes has its own softmax; these are combined at
+//      the end (llmc/device/cuda/attention_cached_forward.cuh). Its shared memory is for 8 warps, so it has
+//      one block size.
+// A prompt (n > 1) has few rows and is computed once per text. Each row reads the keys anew, from cache.
 #include "llmc/device/cuda/attention_cached_forward.cuh"
 
 #include <vector>
@@ -23,12 +25,12 @@ namespace lab::attention_cached_forward_variants {
 
 using namespace llmc::cuda;
 
-// ---- 1: a warp a head of a row ----
+// ---- 1: a warp does a head of a row ----
 
 template <class X>
 __global__ void attention_cached_forward_kernel1(X* out, X* cache, const X* qkv, CachedAttentionSizes sizes,
                                                  float scale) {
-    constexpr int most = 4;  // columns a lane
+    constexpr int most = 4;  // columns per lane
     const int head = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x % warp_threads);
     const int row = static_cast<int>(blockIdx.y * (blockDim.x / warp_threads) + threadIdx.x / warp_threads);
     if (row >= sizes.rows) return;
@@ -116,7 +118,7 @@ class AttentionCachedForward : public Problem {
         }
     }
 
-    // The keys and values so far are read, the new rows are read and written.
+    // The keys and values so far are read; the new rows are read and written.
     double bytes() const override {
         return static_cast<double>(given_.bytes()) + static_cast<double>(qkv_.bytes()) +
                static_cast<double>(out_.bytes());
@@ -128,7 +130,7 @@ class AttentionCachedForward : public Problem {
   private:
     std::int64_t channels() const { return std::int64_t{sizes_.heads} * sizes_.head_size; }
 
-    // Key (0) or value (1) of any row.
+    // Key (part 0) or value (part 1) of any row.
     double of_row(int row, int part, std::int64_t c) const {
         if (row < sizes_.position) return to_float(given_[(2 * row + part) * channels() + c]);
         return to_float(qkv_[(3 * (row - sizes_.position) + 1 + part) * channels() + c]);
@@ -141,16 +143,17 @@ class AttentionCachedForward : public Problem {
             keys, columns, [&](int c) { return to_float(qkv_[3 * row * channels() + first + c]); },
             [&](int j, int c) { return of_row(j, 0, first + c); });
 
-        // A score has HS roundings, 4 of the scale and the product with it, and 2 of its difference from the greatest,
-        // which is up to twice as large; of the differences between one greatest and the next the sum is at most that,
-        // too. A power of two has 2 ulp (4 u); one factor, and the product with it, for each key.
+        // A score has HS roundings, 4 of the scale and the product with it, and 2 of its difference from the
+        // maximum, which is up to twice as large. The differences between successive maxima add up to at most
+        // that, too. A power of two has 2 ulp (4 u). There are one factor, and the product with it, for each
+        // key.
         constexpr double u = unit_roundoff<float>;
         const double n = keys;
         const double weight_error =
             std::expm1((columns + 10) * u * attention.largest_size() + 5 * u * (n + 8));
         for (int c = 0; c < columns; ++c) {
             const auto [value, size] = attention.output([&](int j) { return of_row(j, 1, first + c); });
-            // Weights and their sum err alike; the sums of n terms; the division.
+            // The weights and their sum have similar errors. Then come the sum of n terms, and the division.
             const double error = size * (2 * weight_error + (3 * n + 4) * u);
             const std::int64_t i = row * channels() + first + c;
             comparison.see("out", i, to_float(out_[i]), value, rounded<X>(value, error));

@@ -1,23 +1,24 @@
-// Causal attention forward, six times. For each query of each head: its products with the keys up to itself, their
-// softmax, and with that the mean of the values (llmc/device/ops.h).
+// Causal attention forward, in six variants (llmc/device/ops.h). For each query of each head: its products
+// with the keys up to itself, their softmax, and the mean of the values with these weights.
 //
-// Two products of T x T x HS, of which causality needs half: 4 B NH T T HS / 2 operations. Memory has to bring in
-// qkv and take out as much as a third of it, so that there are T/4 operations a byte in bf16: from T = 1024 on,
-// tensor cores and not memory are the bound, if only the T x T scores never leave the multiprocessor.
-//   1  three kernels, and a (T,T) matrix in memory between them, of which a thread does a row: 10 T T bytes a head to
-//      write and read, and neighbouring threads reach T elements apart.
-//   2  a warp does a query, 32 keys at a time, with the softmax kept up to date: no matrix. But every query reads
-//      all its keys and values anew, from cache.
-//   3  a block does 64 queries on tiles in shared memory; a thread 4 x 4 scores in registers, so that a number that
-//      was read is used four times. The bound is now fp32 arithmetic (attention_forward_fp32.cuh).
-//   4  tensor cores: four warps of 16 queries. Rows of a tile lie 128 or 256 bytes apart, so that the eight rows of
-//      an 8x8 matrix come from the same banks, one after the other; and while tiles are loaded nothing is computed.
-//   5  chunks of a row trade places (c ^ row & 7): no bank conflicts. cp.async loads values during the product with
-//      the keys, and the next keys during the product with the values.
-//   6  32 queries a warp: a key read from shared memory is used twice, and reads take half of tensor cores' time, not
-//      all of it. Masks on the diagonal only, longest tiles first, whole rows out (attention_forward.cuh). With blocks of
-//      256 threads eight warps share the tile instead, 16 queries each.
-// The tiles of 3 to 5 fix their number of threads, as a thread's or warp's share of a tile: they have one block size.
+// There are two products of T x T x HS, and causality needs half of each: 4 B NH T T HS / 2 operations.
+// Memory reads qkv and writes a third as much, so there are T/4 operations per byte in bf16. From T = 1024
+// on, tensor cores and not memory are the limit, if the T x T scores never leave the multiprocessor.
+//   1  Three kernels with a (T,T) matrix in memory between them; a thread does a row. That is 10 T T bytes
+//      per head to write and read, and neighboring threads access elements that are T apart.
+//   2  A warp does a query, 32 keys at a time, with a running softmax: no matrix. But every query reads all
+//      its keys and values anew, from cache.
+//   3  A block does 64 queries on tiles in shared memory, a thread 4 x 4 scores in registers. Each number
+//      that is read is used four times. The limit is now fp32 arithmetic (attention_forward_fp32.cuh).
+//   4  Tensor cores: four warps of 16 queries. The rows of a tile are 128 or 256 bytes apart, so that the
+//      eight rows of an 8x8 matrix are in the same banks and are read one after the other. Nothing is
+//      computed while tiles are loaded.
+//   5  The chunks of a row are permuted (c ^ row & 7): no bank conflicts. cp.async loads values during the
+//      product with the keys, and the next keys during the product with the values.
+//   6  32 queries per warp: a key read from shared memory is used twice. Reads then take half of the tensor
+//      cores' time, not all of it. Masks only on the diagonal, longest tiles first, whole rows stored
+//      (attention_forward.cuh). With blocks of 256 threads, eight warps of 16 queries share the tile instead.
+// In variants 3 to 5 a thread or warp has a fixed share of a tile, so they have one block size.
 #include "llmc/device/cuda/attention_forward.cuh"
 
 #include <optional>
@@ -30,7 +31,7 @@ namespace lab::attention_forward_variants {
 
 using namespace llmc::cuda;
 
-// ---- 1: scores (B NH,T,T) in memory, a thread a row ----
+// ---- 1: scores (B NH,T,T) in memory, a thread per row ----
 
 template <class X>
 __global__ void attention_scores_kernel1(float* scores, const X* qkv, AttentionSizes sizes, float scale) {
@@ -46,7 +47,7 @@ __global__ void attention_scores_kernel1(float* scores, const X* qkv, AttentionS
     }
 }
 
-// Leaves probabilities in place of the scores.
+// Replaces the scores by probabilities.
 __global__ void attention_softmax_kernel1(float* scores, float* lse, AttentionSizes sizes) {
     const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (row >= sizes.all_heads() * sizes.sequence) return;
@@ -125,7 +126,7 @@ __global__ void attention_forward_kernel2(X* out, float* lse, const X* qkv, Atte
 
 inline constexpr int tile_rows = 64, tile_threads = 128;
 
-// As rows lie in memory.
+// Rows in the same order as in memory.
 template <int columns_>
 struct PlainTile {
     static constexpr int rows = tile_rows, columns = columns_;
@@ -146,7 +147,7 @@ __device__ void copy_tile(PlainTile<columns> to, HeadRows<const bf16> from, int 
     }
 }
 
-// What a warp's 16 queries have come to.
+// The results so far of a warp's 16 queries.
 template <int columns>
 struct Rows {
     Block sums[1][columns / 16] = {};
@@ -328,7 +329,7 @@ class AttentionForward : public Problem {
   private:
     std::int64_t elements() const { return sizes_.all_heads() * sizes_.sequence * sizes_.head_size; }
 
-    // Element of qkv, with the head's number
+    // The index in qkv of an element, from the head's number
     std::int64_t at(std::int64_t head, int t, int part, int c) const {
         const std::int64_t b = head / sizes_.heads, h = head % sizes_.heads;
         return (((b * sizes_.sequence + t) * 3 + part) * sizes_.heads + h) * sizes_.head_size + c;
@@ -340,21 +341,21 @@ class AttentionForward : public Problem {
             t + 1, columns, [&](int c) { return to_float(qkv_[at(head, t, 0, c)]); },
             [&](int j, int c) { return to_float(qkv_[at(head, j, 1, c)]); });
 
-        // A score has HS roundings, which tensor cores make by cutting off (2 u each), 4 of the scale and of the
-        // product with it, and 2 of its difference from the greatest, which is up to twice as large. Of the
-        // differences between one greatest and the next the sum is at most that, too. A power of two has 2 ulp
-        // (4 u); one factor, and the product with it, for each 32 keys.
+        // A score has HS roundings, which tensor cores do by truncation (2 u each). The scale and the product
+        // with it add 4. The difference from the maximum adds 2, and is up to twice as large as a score. The
+        // differences between successive maxima add up to at most that, too. A power of two has 2 ulp (4 u).
+        // Each 32 keys add one such power as a factor, and the product with it.
         constexpr double u = unit_roundoff<float>;
         const double n = t + 1, largest_size = attention.largest_size();
         const double weight_error = std::expm1((2 * columns + 10) * u * largest_size + 5 * u * (n / 32 + 2));
-        // The sum's n roundings; the logarithm's; those of the greatest, times ln 2.
+        // The n roundings of the sum, that of the logarithm, and those of the maximum times ln 2.
         comparison.see("lse", head * sizes_.sequence + t, lse_[head * sizes_.sequence + t],
                        attention.log_sum_exp(), weight_error + n * u + 5 * u * (std::log(n) + largest_size));
         for (int c = 0; c < columns; ++c) {
             const auto [value, size] =
                 attention.output([&](int j) { return to_float(qkv_[at(head, j, 2, c)]); });
-            // Weights and their sum err alike. In bf16 weights are rounded to bf16. The sum of n terms, cut off;
-            // the sum of weights; the division.
+            // The weights and their sum have similar errors. In bf16, weights are rounded to bf16. Then come
+            // the truncated sum of n terms, the sum of weights, and the division.
             const double rounding = std::is_same_v<X, bf16> ? unit_roundoff<bf16> : 0;
             const double error = size * (2 * weight_error + rounding + (3 * n + 4) * u);
             const std::int64_t i =
@@ -384,7 +385,7 @@ const Registration registration({
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes =
         [](int variant, llmc::DType dtype, const Shape& shape) {
-            if (variant == 1 && shape[1] > 1024) return false;  // for its matrix
+            if (variant == 1 && shape[1] > 1024) return false;  // its matrix is too large
             return variant <= 3 || dtype == llmc::DType::bf16;
         },
     .make = make_problem<AttentionForward>,

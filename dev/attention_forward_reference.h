@@ -1,5 +1,5 @@
-// A row of attention in double, for the labs of attention forward, with the sizes of the terms of its sums: from these the
-// labs derive what their kernels may differ by.
+// A row of attention in double, for the labs of attention forward, with the magnitudes of the terms of its
+// sums. The labs derive the error bounds of their kernels from these.
 #pragma once
 
 #include <algorithm>
@@ -9,10 +9,10 @@
 
 namespace lab {
 
-// A head's attention of one query over the keys that it sees.
+// One query's attention in a head, over the keys that it sees.
 class AttentionRow {
   public:
-    // query(c) and key(j, c): the channels c < columns of the query and of key j < keys.
+    // query(c) and key(j, c) return channel c < columns of the query and of key j < keys.
     template <class Query, class Key>
     AttentionRow(int keys, int columns, Query query, Key key) {
         const double scale = 1 / std::sqrt(static_cast<double>(columns));
@@ -31,13 +31,13 @@ class AttentionRow {
     }
 
     double log_sum_exp() const { return greatest_ + std::log(sum_); }
-    // Of a score's terms, the largest sum of their magnitudes.
+    // The largest sum, over the scores, of the magnitudes of a score's terms.
     double largest_size() const { return largest_size_; }
 
     struct Output {
         double value = 0, size = 0;  // sums of terms, and of their magnitudes
     };
-    // value(j): a channel of the value that belongs to key j.
+    // value(j) returns a channel of the value of key j.
     template <class Value>
     Output output(Value value) const {
         Output out;
@@ -50,7 +50,7 @@ class AttentionRow {
     }
 
   private:
-    std::vector<double> powers_;  // of e: scores less the greatest
+    std::vector<double> powers_;  // exp(score - the greatest score)
     double greatest_ = -HUGE_VAL, sum_ = 0, largest_size_ = 0;
 };
 

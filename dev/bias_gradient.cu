@@ -1,17 +1,19 @@
-// The gradient of a bias, four times: dbias[c] += the sum over N rows of dout[n][c] (llmc/device/ops.h,
+// The gradient of a bias, in four variants: dbias[c] += the sum over N rows of dout[n][c] (llmc/device/ops.h,
 // matmul_backward).
 //
-// One addition an element: time is memory, N OC elements to read, once; what is written is nothing beside it. Rows
-// lie one after the other, sums go down the columns, and a GPU wants neighbouring threads to read neighbouring
-// bytes, and very many bytes under way: about 40 KB a multiprocessor to fill an H100's memory.
-//   1  a block does a column. Its threads go down the rows: every load of a warp touches 32 lines for 2 bytes each,
-//      and the other columns' blocks fetch the same lines again.
-//   2  a warp reads 32 columns of a row side by side; the warps of a block take rows in turn, and their sums meet
-//      in shared memory. Each line is fetched once, but a thread's load is 2 bytes.
-//   3  16 bytes a load: eight lanes take a line of 128 bytes, a warp four rows of it. Few bytes are too few
-//      blocks, though: 768 channels are 12 columns of blocks, on 132 multiprocessors.
-//   4  the rows are cut into slices, so that the blocks fill the chip. Their sums go to memory, and a second small
-//      kernel adds the slices in order: no atomics, the same bits each run (llmc/device/cuda/bias_gradient.cuh).
+// There is one addition per element, so memory is the limit: N OC elements are read once, and the writes are
+// negligible. Rows are contiguous, but sums go down the columns. A GPU needs neighboring threads to read
+// neighboring bytes, and many bytes in flight: about 40 KB per multiprocessor to saturate the memory of an
+// H100.
+//   1  A block does a column; its threads go down the rows. Every load of a warp touches 32 lines for 2 bytes
+//      each, and the other columns' blocks fetch the same lines again.
+//   2  A warp reads 32 neighboring columns of a row. The warps of a block take rows in turn; their sums are
+//      added in shared memory. Each line is fetched once, but a thread's load has 2 bytes.
+//   3  16-byte loads: eight lanes read a line of 128 bytes, a warp reads four rows of it. But there are too
+//      few blocks: 768 channels are 12 blocks of columns, for 132 multiprocessors.
+//   4  The rows are divided into slices, so that the blocks fill the chip. Their sums go to memory, and a
+//      second small kernel adds the slices in order: no atomics, the same bits each run
+//      (llmc/device/cuda/bias_gradient.cuh).
 #include "llmc/device/cuda/bias_gradient.cuh"
 
 #include "dev/lab/lab.h"
@@ -123,7 +125,7 @@ class BiasGradient : public Problem {
                 sum += to_float(dout_[row * columns_ + c]);
                 magnitude += std::fabs(to_float(dout_[row * columns_ + c]));
             }
-            // rows additions, the one to what was there among them.
+            // There are `rows` additions, including the one to the old value.
             const auto n = static_cast<double>(rows_);
             comparison.see("dbias", c, dbias_[c], sum, n * unit_roundoff<float> * magnitude);
         }

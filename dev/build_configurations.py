@@ -1,11 +1,12 @@
-"""What compare_builds.py runs with two builds: a table of configurations, and the files that they read.
+"""The configurations that compare_builds.py runs with two builds, as tables, and the files that they read.
 
-A row of a table is `processes | name | more options`. The words of the name are options by WORDS; what stands before a colon in it is
-a label and no option. Words with `=` among the options are of the environment, such as MPI=0. A row that begins with `then` goes on from
-what the row before it left in the folder {first}. A training writes into the folder run; {files} has what `write_files` wrote.
+A row of a table is `processes | name | more options`. WORDS maps the words of the name to options; text before a colon in
+the name is only a label. Words with `=` among the options are environment variables, such as MPI=0. A row that begins with
+`then` continues from the output of the row before it, in the folder {first}. A training writes into the folder run; {files}
+is the folder of `write_files`.
 
-The rows of the block `every two meet` are chosen such that every two words of different kinds (schedule, stage of ZeRO, tensor
-parallelism, recompute, accumulation, dtype) are in some row together, where they can be.
+Any two words of different kinds (schedule, ZeRO stage, tensor parallelism, recompute, accumulation, dtype) that can be
+combined occur together in some row of the block `every two meet` (pairwise testing).
 """
 
 import dataclasses
@@ -21,8 +22,9 @@ import program  # noqa: E402  (of the tests)
 
 SIMULATED = "build/test/train_gpt-plain"
 
-# Four blocks, so that each of four chunks of a pipeline has one; micro-batches of 2 sequences, so that there are 2 to 8 in a step. The
-# learning rate is large, so that four steps change every weight by much.
+# The model has four blocks, so that each of four chunks of a pipeline has one. Micro-batches have 2
+# sequences, so that a step has 2 to 8 of them. The learning rate is large, so that four steps change every
+# weight much.
 TRAINING = """--layers 4 --heads 4 --channels 32 --seq-len 32 --vocab-size 256 --steps 4 --global-batch-tokens 512 --micro-batch-size 2
               --lr 1e-2 --warmup-steps 2 --val-batches 1 --sample-tokens 0 --out-dir run"""
 # Simulated GPUs need a second for a small step.
@@ -234,7 +236,7 @@ ON_CPU = """
     then 4 | tp2 | --generate --resume {first}/run --prompt 'Anna saw' --sample-tokens 60 --temperature 2 --pipeline-parallel 2
 """
 
-# Each process has a GPU. The order of what is queued is drawn by SIMT_SEED.
+# Each process has a GPU. SIMT_SEED determines the order of queued operations.
 ON_SIMULATED_GPUS = """
 1 | fp32
 1 | bf16-sr block               | --sample-every 2 --sample-tokens 20
@@ -268,7 +270,7 @@ ON_SIMULATED_GPUS = """
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One command, but for the program's folder; {first} and {files} are not yet filled in."""
+    """One command, without the program's folder; {first} and {files} are not yet filled in."""
     program: str
     ranks: int
     options: list
@@ -282,7 +284,7 @@ class Configuration:
     then: list
 
     def matches(self, pattern):
-        """By its whole name or by a word of it."""
+        """Whether the pattern matches the whole name or a word of it."""
         return any(fnmatch.fnmatchcase(text, pattern) for text in (self.name, *self.name.replace(":", "").split()))
 
 
@@ -293,7 +295,8 @@ def make_run(row, executable, training, always, environment):
     variables = [word for word in words if re.match("[A-Z_]+=", word)]
     options = [option for word in name.split(":")[-1].split() for option in WORDS[word].split()]
     options += [word for word in words if word not in variables]
-    # Where an option is there twice the program takes the last one. Generating refuses those of a training.
+    # If an option is given twice, the program uses the last one. Generating refuses the options of a
+    # training.
     usual = [*always, *([] if "--generate" in options else training.split())]
     return name, Run(executable, int(ranks), usual + options, environment | dict(variable.split("=", 1) for variable in variables))
 
@@ -304,7 +307,7 @@ def read_table(table, prefix, *usual):
     for line in table.splitlines():
         if "|" in line:
             rows.append(line.strip())
-        elif line.startswith(" "):  # goes on with the line above
+        elif line.startswith(" "):  # continues the line above
             rows[-1] += " " + line.strip()
     found = []
     for row in rows:
@@ -317,7 +320,7 @@ def read_table(table, prefix, *usual):
 
 
 def configurations():
-    """All of them; their names differ."""
+    """All configurations; their names differ."""
     found = [*read_table(ON_CPU, "", "train_gpt", TRAINING, ["--device", "cpu"], {}),
              *read_table(ON_SIMULATED_GPUS, "GPUs ", SIMULATED, SIMULATED_TRAINING, [], {"SIMT_SEED": "7"})]
     assert len({configuration.name for configuration in found}) == len(found)

@@ -1,7 +1,7 @@
 """Times a training on the CPU with two builds, for compare_builds.py --time.
 
-The runs go in pairs, one run with each build, and take turns in going first. A pair gives the ratio of the medians of its steps' times,
-so that what else the machine does is on both sides of it, as far as it lasts longer than a run.
+The runs are in pairs, one run with each build; the builds take turns in going first. A pair gives the ratio of the median
+step times. Other load on the machine then affects both builds, if it lasts longer than a run.
 """
 
 import os
@@ -18,21 +18,21 @@ PAIRS = 40
 STEPS = 16
 # A step takes 0.2 seconds on one core.
 OPTIONS = ["--model", "mini", "--layers", 2, "--global-batch-tokens", 1024, "--micro-batch-size", 2, "--val-every", 0]
-# The share of time that a change may cost.
+# The largest allowed ratio of AFTER's time to BEFORE's.
 BOUND = 1.01
 RESAMPLES = 10000
 
 
 def interval_of_mean(values):
-    """That holds the mean with 95%, by the bootstrap: means of as many values drawn from these with replacement."""
+    """The 95% interval of the mean, by the bootstrap: means of as many values, drawn from these with replacement."""
     draw = random.Random(1)
     means = sorted(statistics.fmean(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
     return means[round(0.025 * RESAMPLES)], means[round(0.975 * RESAMPLES) - 1]
 
 
 def compare(before, after, pairs):
-    """Prints how AFTER's time is to BEFORE's; whether it may be within the bound."""
-    # One thread leaves a core to what else the machine does.
+    """Prints the ratio of AFTER's time to BEFORE's; returns whether it may be within the bound."""
+    # One thread leaves a core to other load on the machine.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     print(f"load of the machine at begin: {', '.join(f'{load:.2f}' for load in os.getloadavg())} "
           f"on {len(os.sched_getaffinity(0))} cores; {os.environ['OMP_NUM_THREADS']} of them for a run")
@@ -47,13 +47,13 @@ def compare(before, after, pairs):
             print(f"pair {pair + 1} of {pairs}: {times['before']:.2f} ms, {times['after']:.2f} ms, ratio {ratios[-1]:.4f}", flush=True)
 
     low, high = interval_of_mean(ratios)
-    print(f"{pairs} pairs of {STEPS} steps each, behind {WARMUP_STEPS} that are not timed: {' '.join(map(str, OPTIONS))}")
+    print(f"{pairs} pairs of {STEPS} steps each, after {WARMUP_STEPS} that are not timed: {' '.join(map(str, OPTIONS))}")
     print(f"AFTER/BEFORE: median {statistics.median(ratios):.4f}, mean {statistics.fmean(ratios):.4f}, "
           f"95% interval of the mean {low:.4f} to {high:.4f}")
     if low > BOUND:
         print(f"AFTER is slower: the whole interval is above {BOUND}")
     elif high <= BOUND:
-        print(f"the interval reaches {BOUND} or less: all of it is there")
+        print(f"AFTER is not slower: the whole interval is at most {BOUND}")
     else:
-        print(f"the interval reaches {BOUND} or less, and beyond it: more pairs, or a quiet machine, would tell more")
+        print(f"undecided: {BOUND} is inside the interval; more pairs or a quieter machine would narrow it")
     return low <= BOUND

@@ -1,13 +1,12 @@
-// Casts between fp32 and bf16, three times: fp32 to bf16 where the dtype is fp32, and back where it is bf16.
+// Casts between fp32 and bf16, in three variants: fp32 to bf16 if the dtype is fp32, and back if it is bf16.
 //
-// Nothing is computed; an element moves 6 bytes, so that N of them take 6 N / bandwidth at best. The
-// variants:
-//   1  a thread does an element: coalesced, but a warp's load is 128 (or 64) bytes, and an SM cannot hold
-//      enough warps with one small load each to keep HBM busy.
-//   2  four elements a thread: 16 bytes of fp32 and 8 of bf16. Both are one whole piece of memory for a warp;
-//      with 16 bytes of bf16 a thread would read 32 of fp32, in two loads each of which touches all its
-//      sectors by half.
-//   3  a grid that stays, four such loads under way before the first is used
+// Nothing is computed. An element moves 6 bytes, so N of them take at least 6 N / bandwidth. The variants:
+//   1  A thread does an element. Accesses are coalesced, but a warp's load has 128 (or 64) bytes. A
+//      multiprocessor cannot hold enough warps with one small load each to keep HBM busy.
+//   2  Four elements per thread: 16 bytes of fp32 and 8 of bf16. For a warp each is one contiguous piece of
+//      memory. With 16 bytes of bf16, a thread would read 32 of fp32 in two loads, each of which uses only
+//      half of every sector.
+//   3  A persistent grid, with four such loads in flight before the first is used
 //      (llmc/device/cuda/elementwise.cuh).
 #include "dev/lab/lab.h"
 #include "llmc/device/cuda/elementwise.cuh"
@@ -83,7 +82,7 @@ const Registration registration({
     .sizes = {"elements"},
     .variants = {{1, "a thread an element", {32, 256}},
                  {2, "four elements a thread", {32, 256}},
-                 {3, "a grid that stays, four loads under way", {32, 256, 512}}},
+                 {3, "a persistent grid, four loads in flight", {32, 256, 512}}},
     .checked = {{131}, {1}, {40003}},
     .timed = {{1 << 26}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
@@ -94,7 +93,7 @@ const Registration registration({
 
 }  // namespace lab::cast_variants
 
-// llmc's casts of a type to itself, for the compiler's report.
+// Instantiates casts of a type to itself, which llmc has too, for the compiler's report.
 template __global__ void llmc::cuda::cast_kernel3<float, float>(float*, const float*, std::int64_t,
                                                                 std::int64_t);
 template __global__ void llmc::cuda::cast_kernel3<lab::bf16, lab::bf16>(lab::bf16*, const lab::bf16*,

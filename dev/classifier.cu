@@ -1,19 +1,21 @@
-// The classifier, five times. For each of N rows of V logits: the softmax, the loss -ln softmax[target], and the
-// gradient (softmax - [target]) scale in the logits' place (llmc/device/ops.h).
+// The classifier, in five variants (llmc/device/ops.h). For each of N rows of V logits: the softmax, the loss
+// -ln softmax[target], and the gradient (softmax - [target]) scale, which replaces the logits.
 //
-// Two exponentials an element are some 10 instructions, half of what the memory leaves time for: time is memory,
-// 2 N V elements (read, write). The trouble is that the gradient needs the sum over the row, and a row is long:
-// 50304 bf16 are 101 KB. The variants differ in how often they read it:
-//   1  a block does a row in three passes: its maximum, the sum of exponentials, the gradient. Three reads, the
-//      later two from cache where it still has the row; with a hundred rows at work in 40 MB of L2, often not.
-//   2  16 bytes a load: an eighth of the load instructions, more bytes in flight.
-//   3  the maximum and the sum in one pass (Milakov & Gimelshein 2018): where the maximum grows, the sum so far
-//      is scaled down. Two reads. exp2 with log2(e) in an fma: one instruction and the special-function unit's.
-//   4  the row waits in shared memory: one read. But a multiprocessor that has room for one row or two loads,
-//      sums and writes by turns, and memory waits meanwhile.
-//   5  blocks stay for many rows, and while a row's gradient is written the next row is copied into its place
-//      (cp.async), piece by piece, by the thread that owns the piece: reading, computing and writing overlap,
-//      with one barrier a row. What does not fit is read twice (llmc/device/cuda/classifier.cuh).
+// Two exponentials per element are about 10 instructions, half of what the memory time allows. So memory is
+// the limit: 2 N V elements (read, write). The difficulty is that the gradient needs the sum over the row,
+// and a row is long: 50304 bf16 are 101 KB. The variants differ in how often they read it:
+//   1  A block does a row in three passes: its maximum, the sum of exponentials, the gradient. That is three
+//      reads. The later two come from cache if it still has the row; with a hundred active rows and 40 MB of
+//      L2, it often does not.
+//   2  16-byte loads: an eighth of the load instructions, more bytes in flight.
+//   3  The maximum and the sum in one pass (Milakov & Gimelshein 2018): when the maximum grows, the sum so
+//      far is scaled down. Two reads. exp is exp2 with log2(e) in an fma: one instruction and one of the
+//      special-function unit.
+//   4  The row is kept in shared memory: one read. But a multiprocessor with room for one or two rows loads,
+//      sums and writes in turn, and memory is idle meanwhile.
+//   5  A persistent grid. While a row's gradient is written, the next row is copied into its place
+//      (cp.async), piece by piece, by the thread that owns the piece. Reading, computing and writing overlap,
+//      with one barrier per row. Data that does not fit is read twice (llmc/device/cuda/classifier.cuh).
 #include "llmc/device/cuda/classifier.cuh"
 
 #include "dev/lab/lab.h"
@@ -31,7 +33,7 @@ struct Row {
     float scale;
 };
 
-// The row of this block. An ignored one is done here, and has no logits.
+// The row of this block. If it is ignored, it is finished here, and the result has no logits.
 template <class X>
 __device__ __forceinline__ Row<X> row_of_block(X* logits, float* losses, const std::int32_t* targets,
                                                int columns, int vocabulary, float scale) {
@@ -70,7 +72,7 @@ __global__ void __launch_bounds__(1024)
     }
 }
 
-// Calls f(piece, column) for the pieces of 16 bytes of this thread that have columns before `end`.
+// Calls f(piece, column) for this thread's pieces of 16 bytes that begin before column `end`.
 template <class X, class F>
 __device__ __forceinline__ void for_pieces(const X* x, int end, F f) {
     constexpr int pack = Packed<X>::size;
@@ -79,7 +81,7 @@ __device__ __forceinline__ void for_pieces(const X* x, int end, F f) {
     }
 }
 
-// The last pass of the variants from 2 on: reads from `from`, which may be shared memory.
+// The last pass of variants 2 to 4. It reads from `from`, which may be shared memory.
 template <class X>
 __device__ __forceinline__ void write_gradient(const Row<X>& row, const X* from,
                                                const ExponentialSum& total) {
@@ -177,7 +179,7 @@ class Classifier : public Problem {
         draw.normal(logits_, 2);
         draw.below(targets_, vocabulary_);
         targets_[rows_ / 2] = ignored_target;
-        // Padding is not part of the softmax, whatever it holds.
+        // Padding is not part of the softmax, whatever its values are.
         for (std::int64_t i = vocabulary_; i < rows_ * columns_; i += columns_)
             logits_[i] = from_float<X>(50);
     }
@@ -227,10 +229,10 @@ class Classifier : public Problem {
                 least = std::min(least, double{to_float(x[v])});
             }
             for (int v = 0; v < vocabulary_; ++v) sum += std::exp(to_float(x[v]) - greatest);
-            // A sum is added up by at least 32 threads, and theirs in a tree of 10 levels, which makes `length`
-            // additions; a sum is scaled (online softmax: an exponential of 2 ulp, 4u, and a product, u) not more
-            // often than once in 4 additions. A term has exp's 2 ulp (4u) and the rounding of its argument, u
-            // times the argument, twice (the constant log2(e) is rounded too).
+            // A sum is added up by at least 32 threads, and their sums in a tree of 10 levels. That makes
+            // `length` additions. A sum is scaled at most once per 4 additions (online softmax: an
+            // exponential of 2 ulp, 4u, and a product, u). A term has the 2 ulp of exp (4u) and the rounding
+            // of its argument: u times the argument, twice, since the constant log2(e) is rounded too.
             const double length = vocabulary_ / 32.0 + 18, range = greatest - least;
             const double term_error = (4 + 2 * range) * u;
             const double sum_error = (length + 5 * (length / 4) + 2) * u + term_error;
@@ -274,7 +276,7 @@ const Registration registration({
     .checked = {{2, 37}, {1, 1}, {4, 1003}, {2, 128}, {2, 50257}},
     .timed = {{8192, 50257}, {2048, 128256}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
-    // Variant 4's row must fit the smallest chip's shared memory.
+    // A row of variant 4 must fit the shared memory of the smallest chip.
     .takes =
         [](int variant, llmc::DType dtype, const Shape& shape) {
             const std::int64_t size = dtype == llmc::DType::bf16 ? 2 : 4;

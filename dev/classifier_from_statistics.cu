@@ -1,14 +1,17 @@
-// Losses and the gradient of a rank's columns of the logits, three times, from the statistics of all ranks
-// (llmc/device/ops.h: classifier_from_statistics; the statistics are those of dev/classifier_statistics.cu).
+// The losses and the gradient of a rank's columns of the logits, from the statistics of all ranks, in three
+// variants (llmc/device/ops.h: classifier_from_statistics; dev/classifier_statistics.cu computes the
+// statistics).
 //
-// A logit is read and its gradient written in its place, and what is known of the row comes from 12 bytes a rank: time
-// is memory, 2 N V / ranks elements.
-//   1  a thread does an element, for which it adds up the ranks' sums: as many exponentials and 12-byte loads as there
-//      are ranks, and a division, for 4 bytes.
-//   2  a block does a row: one thread adds up, and the others wait for it at a barrier, once a row.
-//   3  16 bytes a load, four of them under way. Each thread adds up for itself, which at a few ranks takes less than a
-//      barrier: all read the same 12 bytes, from cache, and no warp waits for another. Blocks stay for many rows, and
-//      those of a multiprocessor are at different places of theirs (llmc/device/cuda/classifier_parts.cuh).
+// A logit is read and replaced by its gradient. The statistics of a row have 12 bytes per rank. Memory is the
+// limit: 2 N V / ranks elements.
+//   1  A thread does an element, and combines the ranks' sums for it: as many exponentials and 12-byte loads
+//      as there are ranks, and a division, for 4 bytes.
+//   2  A block does a row: one thread combines the sums, and the others wait for it at a barrier, once per
+//      row.
+//   3  16-byte loads, four of them in flight. Each thread combines the sums itself, which for a few ranks
+//      takes less time than a barrier: all read the same 12 bytes, from cache, and no warp waits for another.
+//      The grid is persistent, and the blocks of a multiprocessor are at different stages of their rows
+//      (llmc/device/cuda/classifier_parts.cuh).
 #include "dev/lab/lab.h"
 #include "llmc/device/cuda/classifier_parts.cuh"
 
@@ -17,10 +20,10 @@ namespace lab::classifier_from_statistics_variants {
 using namespace llmc::cuda;
 using llmc::ignored_target;
 
-// A row's columns, and what all ranks know of it.
+// A row's target, and the combined statistics of all ranks.
 struct Row {
     float maximum, sum, target_logit;
-    int target;  // its column here, -1 without
+    int target;  // its column here, or -1 if another rank has it
     bool ignored;
 
     __device__ float loss() const { return ignored ? 0 : logf(sum) - (target_logit - maximum); }
@@ -78,7 +81,7 @@ __global__ void __launch_bounds__(1024)
 template <class X>
 class ClassifierFromStatistics : public Problem {
   public:
-    // The second rank of as many as have the same columns.
+    // The second of the ranks, all of which have the same number of columns.
     ClassifierFromStatistics(const Shape& shape, Draw& draw)
         : rows_(shape[0]),
           ranks_(static_cast<int>(shape[2])),
@@ -149,8 +152,9 @@ class ClassifierFromStatistics : public Problem {
                 target_logit += statistic(r, 2);
             }
             for (int r = 0; r < ranks_; ++r) sum += statistic(r, 1) * std::exp(statistic(r, 0) - maximum);
-            // A rank's term has exp's 2 ulp (4u), a product, the rounding of its argument twice (of what is subtracted,
-            // and of its factor), and additions; both maxima are rounded where they are multiplied by log2(e).
+            // A rank's term has the 2 ulp of exp (4u), a product, and additions. Its argument is rounded
+            // twice: in the difference and in its factor. Both maxima are rounded when they are multiplied by
+            // log2(e).
             const double largest = std::max(std::fabs(maximum), std::fabs(least));
             const double sum_error = (ranks_ + 5 + 2 * (maximum - least) + 2 * largest) * u;
             const double loss = std::log(sum) + maximum - target_logit;
@@ -191,7 +195,7 @@ const Registration registration({
     .sizes = {"rows", "columns", "ranks"},
     .variants = {{1, "a thread does an element", {32, 256, 1024}},
                  {2, "a block does a row", {32, 256, 1024}},
-                 {3, "four 16-byte loads under way, no barrier", {32, 128, 256, 512}}},
+                 {3, "four 16-byte loads in flight, no barrier", {32, 128, 256, 512}}},
     .checked = {{3, 37, 2}, {1, 1, 1}, {2, 0, 3}, {4, 1003, 8}, {3, 6288, 2}},
     .timed = {{8192, 6288, 8}, {8192, 25152, 2}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},

@@ -1,16 +1,17 @@
-// What a rank tells the others of its columns of the logits, three times: of each row their maximum, the sum of
-// exp(logit - maximum), and the target's logit (llmc/device/ops.h: classifier_statistics).
+// The statistics of a rank's columns of the logits that it sends to the others, in three variants. For each
+// row they are the maximum, the sum of exp(logit - maximum), and the target's logit (llmc/device/ops.h:
+// classifier_statistics).
 //
-// Of N rows of V / ranks columns all is read once, and 12 bytes a row are written: time is memory, N V / ranks elements.
-// (The whole classifier in one kernel, dev/classifier.cu, keeps the row until it is written; here the other ranks' sums
-// have to come first, so classifier_from_statistics.cu reads it again.)
-//   1  a block does a row in two passes, the maximum and the sum. Two reads, the second from cache if the blocks at work
-//      leave it there; a load brings 2 bytes.
-//   2  the maximum and the sum in one pass: where the maximum grows, the sum so far is scaled down (Milakov & Gimelshein
-//      2018). One read. For the sum alone the maximum may be in units of log2(e); the one that is told has to be the
-//      logit itself, and is kept beside it.
-//   3  16 bytes a load, and four of them under way: one load at a time leaves a multiprocessor waiting, since a row in
-//      parts is short (llmc/device/cuda/classifier_parts.cuh).
+// N rows of V / ranks columns are read once, and 12 bytes per row are written. Memory is the limit: N V /
+// ranks elements. (dev/classifier.cu, the whole classifier in one kernel, keeps the row until it is written.
+// Here the other ranks' sums have to come first, so classifier_from_statistics.cu reads it again.)
+//   1  A block does a row in two passes, the maximum and the sum. That is two reads, the second from cache if
+//      it still has the row; a load has 2 bytes.
+//   2  The maximum and the sum in one pass: when the maximum grows, the sum so far is scaled down (Milakov &
+//      Gimelshein 2018). One read. The running maximum is scaled by log2(e). The reported maximum must be the
+//      logit itself, so it is kept too.
+//   3  16-byte loads, four of them in flight. With one load at a time a multiprocessor would be idle, since a
+//      part of a row is short (llmc/device/cuda/classifier_parts.cuh).
 #include "dev/lab/lab.h"
 #include "llmc/device/cuda/classifier_parts.cuh"
 
@@ -71,7 +72,7 @@ __global__ void __launch_bounds__(1024)
 template <class X>
 class ClassifierStatistics : public Problem {
   public:
-    // The first rank's columns; targets of all ranks'.
+    // The first rank's columns. Targets are in the columns of all ranks.
     ClassifierStatistics(const Shape& shape, Draw& draw)
         : rows_(shape[0]),
           own_{0, static_cast<int>(shape[1])},
@@ -128,10 +129,10 @@ class ClassifierStatistics : public Problem {
                 comparison.see_equal("sums", row, got[1], 0);
                 continue;
             }
-            // A sum is added up by at least 32 threads, and theirs in a tree of 10 levels, which makes `length`
-            // additions; it is scaled not more often than there are additions (an exponential of 2 ulp, 4u, and a
-            // product, u). A term has exp's 2 ulp and the rounding of its argument, u times the argument, twice; and
-            // the maximum to which the sum is relative is rounded too.
+            // A sum is added up by at least 32 threads, and their sums in a tree of 10 levels. That makes
+            // `length` additions. The sum is scaled at most once per addition (an exponential of 2 ulp, 4u,
+            // and a product, u). A term has the 2 ulp of exp and the rounding of its argument, u times the
+            // argument, twice. The maximum to which the sum is relative is rounded too.
             const double length = own_.count / 32.0 + 18;
             const double error = (6 * length + 4 + 2 * (greatest - least) + std::fabs(greatest)) * u;
             comparison.see("sums", row, got[1], sum, error * sum);
@@ -154,7 +155,7 @@ const Registration registration({
     .sizes = {"rows", "columns"},
     .variants = {{1, "a block does a row in two passes", {32, 256, 1024}},
                  {2, "online softmax: one pass", {32, 256, 1024}},
-                 {3, "four 16-byte loads under way", {32, 128, 256, 512}}},
+                 {3, "four 16-byte loads in flight", {32, 128, 256, 512}}},
     .checked = {{3, 37}, {1, 1}, {2, 0}, {4, 1003}, {3, 6288}},
     .timed = {{8192, 6288}, {8192, 25152}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},

@@ -1,23 +1,24 @@
 #!/usr/bin/env python3
-"""Compares two builds of the trainer, to the bit: for changes that are to leave every result as it was.
+"""Compares two builds of the trainer, bit by bit: for changes that must not change any result.
 
     dev/compare_builds.py BEFORE AFTER                     every configuration; six minutes or more on two cores
     dev/compare_builds.py BEFORE AFTER --only 'zb-h1*'     those with such a name, or with such a word in it
     dev/compare_builds.py BEFORE AFTER --list              only prints their commands
     dev/compare_builds.py BEFORE AFTER --time              whether AFTER takes more time on the CPU; six minutes
 
-BEFORE and AFTER are checkouts in which `make train_gpt` was done, and `make build/test/train_gpt-plain` for the configurations with
-simulated GPUs, which are skipped where one of them lacks it. Both run the same command, one after the other. The same must be:
+BEFORE and AFTER are checkouts in which `make train_gpt` was run, and `make build/test/train_gpt-plain` for the
+configurations with simulated GPUs. If a checkout lacks that second program, these configurations are skipped. Both run the same command, one after
+the other. The following must be equal:
 
-- in metrics.jsonl, as printed: loss, gradient norm, learning rate, validation loss and HellaSwag scores of every step, and the bytes that a
-  step sends, of each kind and stage;
+- in metrics.jsonl, as printed: loss, gradient norm, learning rate, validation loss and HellaSwag scores of every step, and
+  the bytes that a step sends, of each kind and stage;
 - in each checkpoint the weights and AdamW's moments, tensor by tensor; in an exported file all bytes;
 - samples and generated texts.
 
-Of the memory no arena of a stage may be larger. A configuration with a second run (`then` in build_configurations.py) makes it with
-either build from what either left: AFTER goes on from BEFORE's checkpoint as BEFORE does itself, and the other way round.
+No memory arena of a stage may be larger. Some configurations have a second run (`then` in build_configurations.py). Each
+build does it from the output of each build: AFTER continues from BEFORE's checkpoint as BEFORE does, and the other way round.
 
-Prints a line for each configuration, `same` or what differs first, and ends with status 1 where one does.
+Prints a line for each configuration: `same`, or the first difference. The exit status is 1 if any differs.
 """
 
 import argparse
@@ -38,13 +39,13 @@ from build_configurations import SIMULATED, configurations, write_files
 import safetensors_file  # of the tests, where build_configurations looks for modules
 
 LAUNCH = pathlib.Path(__file__).resolve().parents[1] / "scripts/launch.sh"
-# A run takes a second or two; one that takes so long hangs.
+# A run takes a second or two; one that takes this long hangs.
 SECONDS = 120
-# Those of a step that do not tell of time.
+# The fields of a step that are not times.
 FIELDS = ("step", "tokens", "loss", "grad_norm", "lr", "val_loss", "hellaswag_acc", "hellaswag_acc_norm")
 SAMPLE = re.compile(rb"^-- sample after .*?^-{60,}$", re.MULTILINE | re.DOTALL)
 NAMES = ("BEFORE", "AFTER")
-# Of the differences of a configuration.
+# The most differences printed of a configuration.
 SHOWN = 5
 
 
@@ -55,14 +56,14 @@ class Failed(Exception):
 def command_of(run, build, replaced):
     """The command of a Run; `replaced` are the folders in its options."""
     options = [option.format(**replaced) for option in run.options]
-    # A process alone goes by the launcher too, so that MPI=0 holds for it.
+    # A single process also uses the launcher, so that MPI=0 applies to it.
     return [str(word) for word in (LAUNCH, "-np", run.ranks, build / run.program, *options)]
 
 
 def execute(run, build, folder, replaced, cache):
     """Runs it in a new folder; returns what it printed."""
     folder.mkdir(parents=True)
-    # mpiruns that share a folder may remove it from under one another.
+    # mpiruns with a common folder may remove it while another uses it.
     places = {"OMPI_MCA_orte_tmpdir_base": tempfile.mkdtemp(dir=folder), "XDG_CACHE_HOME": str(cache)}
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb", "SIMT_GPUS": str(run.ranks), **places, **run.environment}
     try:
@@ -72,14 +73,14 @@ def execute(run, build, folder, replaced, cache):
         raise Failed(f"does not end in {SECONDS} seconds") from None
     if result.returncode != 0:
         said = result.stderr.decode(errors="replace").strip().splitlines() or [""]
-        # mpirun has words of its own behind the program's.
+        # mpirun prints its own messages after the program's.
         why = next((line for line in said if line.startswith("error:")), said[-1])
         raise Failed(f"fails with status {result.returncode}: {why}")
     return result.stdout
 
 
 class Results:
-    """What is compared of a run: by kind, {what it is: its value}; and the bytes of each arena."""
+    """The compared results of a run: {kind: {name: value}}, and the bytes of each arena."""
 
     def __init__(self, folder, printed, options):
         self.kinds = {"bytes sent": {}, "steps": {}, "tensors": {}, "texts": {}}
@@ -91,7 +92,8 @@ class Results:
         for path in sorted(folder.rglob("*.safetensors")):
             self.read_tensors(path, path.relative_to(folder))
         self.kinds["texts"] = {f"sample {number}": text for number, text in enumerate(SAMPLE.findall(printed), 1)}
-        # Two runs that leave nothing are the same, and show nothing. (The program takes an option's last value.)
+        # Two runs without output would be equal, but prove nothing. (The program uses an option's last
+        # value.)
         value_of = dict(zip(options, options[1:]))
         due = {"bytes sent": True, "steps": True, "tensors": value_of["--steps"] != "0", "texts": value_of["--sample-tokens"] != "0"}
         missing = [kind for kind, is_due in due.items() if is_due and not self.kinds[kind]]
@@ -140,7 +142,7 @@ def and_more(names):
 
 
 def differences(before, after):
-    """Of two Results: the first difference of each kind, in words."""
+    """The first difference of each kind between two Results, in words."""
     found = []
     for kind, values in before.kinds.items():
         others = after.kinds[kind]
@@ -162,7 +164,7 @@ def smaller_arenas(before, after):
 
 
 def compare(configuration, builds, files, folder):
-    """(what differs, what is better) of a configuration, in words."""
+    """(differences, improvements) of a configuration, in words."""
     def results(run, build, place, first=None):
         printed = execute(run, builds[build], folder / place, {"files": files, "first": first}, folder / "cache")
         try:
@@ -171,7 +173,7 @@ def compare(configuration, builds, files, folder):
             raise Failed(f"leaves what cannot be read: {type(error).__name__}, {error}") from None
 
     def all_results(runs):
-        """{key: Results} of {key: arguments of `results`}, and what failed."""
+        """{key: Results} from {key: arguments of `results`}, and the failures."""
         found, failed = {}, []
         for key, arguments in runs.items():
             try:
@@ -180,7 +182,7 @@ def compare(configuration, builds, files, folder):
                 failed.append(f"{key} {failure}")
         return found, failed
 
-    # GPUs take the algorithms of their products from the cache, so that AFTER computes by those that BEFORE has chosen.
+    # GPUs take the algorithms of their products from the cache, so that AFTER uses those that BEFORE chose.
     first, found = all_results({name: (configuration.first, name, name) for name in NAMES})
     if found:
         return found, []
@@ -196,12 +198,12 @@ def compare(configuration, builds, files, folder):
 
 
 def shortened(texts):
-    """The first of them, and how many there are beside these."""
+    """The first few texts, and the number of the others."""
     return texts if len(texts) <= SHOWN else [*texts[:SHOWN - 1], f"{len(texts) - SHOWN + 1} more differences"]
 
 
 def compare_all(chosen, builds, jobs):
-    """Prints a line for each configuration; whether all are the same."""
+    """Prints a line for each configuration; returns whether all are equal."""
     lacking = [name for name, build in builds.items() if not (build / SIMULATED).exists()]
     width = max(len(configuration.name) for configuration in chosen)
     counts = {"same": 0, "differ": 0, "skipped": 0}

@@ -1,20 +1,21 @@
-// The embedding's gradient, four times: dwte[tokens[b,t],:] += dout[b,t,:] and dwpe[t,:] += the sum of dout[b,t,:]
-// over b (llmc/device/ops.h). The same bits each run, so no atomic additions of floating-point numbers.
+// The gradient of the embedding, in four variants (llmc/device/ops.h): dwte[tokens[b,t],:] += dout[b,t,:] and
+// dwpe[t,:] += the sum of dout[b,t,:] over b. Every run must give the same bits, so there are no atomic
+// additions of floating-point numbers.
 //
-// One addition an element: time is memory. dout is read for dwte and for dwpe (2 B T C elements, the second time
-// from cache as far as it holds them), and the rows of dwte that occur are read and written in fp32. What is hard is
-// to find who adds what: tokens follow Zipf's law, so that one in twenty may be the same token, and most occur
-// once or never.
-//   1  a thread does a channel, and goes through all rows: nobody else adds to its column. C threads in all, each
-//      waiting for one sum in memory before the next.
-//   2  a warp does 32 pieces of a token's row: it looks for the token among all tokens. V warps at work, but each reads
-//      all tokens: V B T of them, from the first-level cache.
-//   3  rows are first brought into the order of their tokens, by a counting sort that no other block or the host
-//      has to wait for. A warp finds where its token's rows begin by bisection, and reads nothing but them. The
-//      most frequent token's warp is at work long after all others have ended.
-//   4  the ordered rows are cut into tiles of 32, a warp each, whatever tokens they hold: all warps have the same
-//      work, and four reads under way. Sums of runs that lie in several tiles are put together by a last
-//      kernel, in order (llmc/device/cuda/encoder.cuh).
+// There is one addition per element, so memory is the limit. dout is read for dwte and for dwpe (2 B T C
+// elements, the second time from cache as far as it fits). The rows of dwte that occur are read and written
+// in fp32. The difficulty is to find who adds what: tokens follow Zipf's law, so one in twenty may be the
+// same token, while most tokens occur once or never.
+//   1  A thread does a channel, and goes through all rows: no other thread adds to its column. There are only
+//      C threads, each of which waits for one sum in memory before the next.
+//   2  A warp does 32 pieces of a token's row: it searches all tokens for this one. V warps are active, but
+//      each reads all tokens: V B T of them, from the L1 cache.
+//   3  Rows are first sorted by their tokens, with a counting sort for which neither other blocks nor the
+//      host have to wait. A warp finds the start of its token's rows by bisection, and reads only these rows.
+//      The warp of the most frequent token runs long after all others have ended.
+//   4  The sorted rows are cut into tiles of 32, one per warp, whatever their tokens: all warps have the same
+//      work, and four reads in flight. A last kernel adds up, in order, the sums of runs that span several
+//      tiles (llmc/device/cuda/encoder.cuh).
 #include "dev/lab/lab.h"
 #include "llmc/device/cuda/encoder.cuh"
 
@@ -34,7 +35,7 @@ __global__ void encoder_backward_kernel1(float* dwte, float* dwpe, const X* dout
     }
 }
 
-// A lane's 16 bytes of the channels, of a warp's 32 pieces: group blockIdx.y.
+// The first channel of the lane's 16 bytes. A warp has 32 pieces of the channels: group blockIdx.y.
 template <class X>
 __device__ __forceinline__ int channel_of_lane() {
     return static_cast<int>(blockIdx.y * warp_threads + threadIdx.x % warp_threads) * Packed<X>::size;
@@ -68,7 +69,7 @@ __global__ void encoder_backward_kernel2(float* dwte, const X* dout, const std::
     if (occurs && c < channels) add_to(dwte + token * channels + c, sum);
 }
 
-// How many rows of the order come before token `key` of class `token_class`.
+// The number of rows in the order before those of token `key` of class `token_class`.
 __device__ __forceinline__ std::int64_t rows_before(int token_class, int key, int class_bits,
                                                     const std::int32_t* tokens, const std::int32_t* order,
                                                     std::int64_t rows) {
@@ -122,7 +123,7 @@ class EncoderBackward : public Problem {
           dwpe_(dwpe_before_.size()),
           order_(batch_ * sequence_),
           partials_(encoder_partials(batch_ * sequence_, channels_)) {
-        // Zipf's law: as many tokens from 1 to 2 as from 2 to 4 and from 4 to 8.
+        // Zipf's law: tokens 1 to 2, 2 to 4 and 4 to 8 are equally frequent.
         for (std::int64_t i = 0; i < tokens_.size(); ++i) {
             const double power = static_cast<double>(draw.below(1 << 20)) / (1 << 20);
             tokens_[i] = static_cast<std::int32_t>(std::pow(vocabulary_ + 0.5, power)) - 1;
@@ -179,7 +180,7 @@ class EncoderBackward : public Problem {
 
     void compare(Comparison& comparison) override {
         if (sums_.empty()) make_reference();
-        // As many additions in fp32 as there are terms besides the first.
+        // The number of fp32 additions is the number of terms besides the first.
         const auto compare_all = [&](const char* what, const Array<float>& got, const Sum* sums) {
             for (std::int64_t i = 0; i < got.size(); ++i) {
                 comparison.see(what, i, got[i], sums[i].value,

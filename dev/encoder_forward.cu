@@ -1,14 +1,14 @@
-// The embedding, three times: out[b,t,:] = wte[tokens[b,t],:] + wpe[t,:] (llmc/device/ops.h).
+// The embedding, in three variants: out[b,t,:] = wte[tokens[b,t],:] + wpe[t,:] (llmc/device/ops.h).
 //
-// One addition an element: time is memory. B T C elements are written, and as many read from wte, though rows of
-// tokens that repeat come from cache; wpe is small, and always does. Rows are read at random, but each is 1.5 KB and
-// more in one piece, which memory does not mind.
-//   1  a thread does an element: coalesced, since channels are neighbours, but 2 bytes a load, and a division and
-//      a token for each of them.
-//   2  16 bytes a thread: an eighth of the threads, divisions, and loads of tokens.
-//   3  a thread does its piece of a position in four samples. wpe is read once for them, and four reads of wte
-//      are under way together: a thread waits for a token and then for its row, and now does so once for four
-//      (llmc/device/cuda/encoder.cuh).
+// There is one addition per element, so memory is the limit. B T C elements are written, and as many are read
+// from wte, though the rows of repeated tokens come from cache. wpe is small and always comes from cache.
+// Rows are read at random, but each is a contiguous piece of at least 1.5 KB, which memory reads efficiently.
+//   1  A thread does an element. Accesses are coalesced, since channels are contiguous, but each load of 2
+//      bytes needs a division and a token.
+//   2  16 bytes per thread: an eighth of the threads, divisions, and loads of tokens.
+//   3  A thread does its piece of a position in four samples. It reads wpe once for them, and four reads of
+//      wte are in flight together. A thread waits for a token and then for its row; now it does so once for
+//      four (llmc/device/cuda/encoder.cuh).
 #include "dev/lab/lab.h"
 #include "llmc/device/cuda/encoder.cuh"
 
@@ -94,7 +94,7 @@ class EncoderForward : public Problem {
         }
     }
 
-    // Of wte only what is read from memory: each row that occurs, once.
+    // Counts only the rows of wte that are read from memory: each row that occurs, once.
     double bytes() const override {
         const double rows = static_cast<double>(batch_ * sequence_), all = static_cast<double>(vocabulary_);
         const double distinct = all * (1 - std::pow(1 - 1 / all, rows));

@@ -1,7 +1,7 @@
-// Filling memory with a number, twice: only writes, so that the time is the bytes over the bandwidth of
-// writing.
-//   1  a thread does an element: a warp writes 64 or 128 bytes at a time, and computes 32 addresses for them.
-//   2  16 bytes a store, in a grid that stays (llmc/device/cuda/elementwise.cuh).
+// Fills memory with a number, in two variants. There are only writes, so the time is the bytes over the write
+// bandwidth.
+//   1  A thread does an element: a warp writes 64 or 128 bytes at a time, and computes 32 addresses for them.
+//   2  16-byte stores, in a persistent grid (llmc/device/cuda/elementwise.cuh).
 #include "dev/lab/lab.h"
 #include "llmc/device/cuda/elementwise.cuh"
 
@@ -59,7 +59,7 @@ const Registration registration({
 
 }  // namespace lab::fill_variants
 
-// The other types that llmc fills, for the compiler's report.
+// Instantiates the other types that llmc fills, for the compiler's report.
 template __global__ void llmc::cuda::fill_kernel2<double>(double*, double, std::int64_t, std::int64_t);
 template __global__ void llmc::cuda::fill_kernel2<std::int32_t>(std::int32_t*, std::int32_t, std::int64_t,
                                                                 std::int64_t);

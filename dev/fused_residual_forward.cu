@@ -1,18 +1,17 @@
-// The residual sum and the layernorm after it, five times: residual = in1 + in2, rounded, then layernorm
-// forward of that (llmc/device/ops.h, fused_residual_layernorm_forward), N rows of C channels.
+// The residual sum and the layernorm after it, in five variants: residual = in1 + in2, rounded, then
+// layernorm forward of that (llmc/device/ops.h, fused_residual_layernorm_forward), for N rows of C channels.
 //
-// Memory bounds it: 4 N C elements to move (in1 and in2 read, residual and out written). The sum is one
-// addition an element, and what a kernel of its own costs is the way to memory and back:
-//   1  two kernels: a thread adds an element, then a warp normalizes a row. The residual is written and read
-//      again: 5 N C elements, four fifths of the roofline at best.
-//   2  the same two with 16 bytes an access, layernorm the best there is: that bound is nearly reached, and
-//      not passed.
-//   3  one kernel: a warp adds a row and normalizes it. The row is read back twice, from the cache that it
-//      has just passed through.
-//   4  16 bytes an access.
-//   5  the sum waits in shared memory for its mean and deviation, and a lane loads two pieces of both inputs
-//      before it stores the first: a load cannot pass a store that it may depend on
-//      (llmc/device/cuda/layernorm_forward.cuh, whose number it has).
+// Memory is the limit: 4 N C elements to move (in1 and in2 read, residual and out written). The sum is one
+// addition per element. A kernel of its own for it costs the additional memory traffic:
+//   1  Two kernels: a thread adds an element, then a warp normalizes a row. The residual is written and read
+//      again: 5 N C elements, at best four fifths of the roofline.
+//   2  The same two kernels with 16-byte accesses and the fastest layernorm. This nearly reaches that bound,
+//      and cannot exceed it.
+//   3  One kernel: a warp adds a row and normalizes it. It reads the row back twice, from the cache.
+//   4  16-byte accesses.
+//   5  Shared memory holds the sum until its mean and deviation are known. A lane loads two pieces of both
+//      inputs before it stores the first, since a load cannot be moved before a store that it may depend on.
+//      (The kernel and its number are in llmc/device/cuda/layernorm_forward.cuh.)
 #include "dev/lab/lab.h"
 #include "dev/layernorm_reference.h"
 #include "llmc/device/cuda/layernorm_forward.cuh"
@@ -38,7 +37,7 @@ __global__ void residual_forward_kernel2(X* residual, const X* in1, const X* in2
     store(residual + i, a);
 }
 
-// A warp does a row; with `add` it sums the row first, otherwise that has been done.
+// A warp does a row. With `add` it first adds the inputs; otherwise the sum is already there.
 template <class X, bool add>
 __device__ __forceinline__ void normalize_row(X* residual, X* out, float* mean, float* rstd, const X* in1,
                                               const X* in2, const X* gamma, const X* beta, std::int64_t rows,
@@ -187,7 +186,7 @@ class FusedResidualForward : public Problem {
     }
 
     void compare(Comparison& comparison) override {
-        // One addition in fp32, rounded once more: every device has the same.
+        // One addition in fp32, rounded once more: every device gives the same bits.
         for (std::int64_t i = 0; i < residual_.size(); ++i) {
             comparison.see_equal("residual", i, to_float(residual_[i]),
                                  to_float(from_float<X>(to_float(in1_[i]) + to_float(in2_[i]))));

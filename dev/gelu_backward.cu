@@ -1,11 +1,13 @@
-// GELU backward, three times: din = dout GELU'(x) of n elements, where GELU(x) = x/2 (1 + tanh(w/2)) with
-// w = 2 sqrt(2/pi) (x + 0.044715 x^3) (llmc/device/ops.h); din may be dout.
+// GELU backward, in three variants: din = dout GELU'(x) for n elements, where GELU(x) = x/2 (1 + tanh(w/2))
+// with w = 2 sqrt(2/pi) (x + 0.044715 x^3) (llmc/device/ops.h). din may be dout.
 //
-// 3 n elements to move (x and dout read, din written): 6 bytes an element in bf16, in which time an A100 has
-// 42 instructions for it and an H100 58 (dev/gelu_forward.cu).
-//   1  a thread does an element.
-//   2  16 bytes a thread: as many requests as the memory takes, and 32 instructions, half of them tanhf's.
-//   3  by s = 1/(1 + e^-w), as forward: 15 instructions and four loads in flight (llmc/device/cuda/gelu.cuh).
+// There are 3 n elements to move (x and dout read, din written): 6 bytes per element in bf16. In that time an
+// A100 can do 42 instructions per element, and an H100 58 (dev/gelu_forward.cu).
+//   1  A thread does an element.
+//   2  16 bytes per thread: as many requests as the memory can take, and 32 instructions, half of them of
+//      tanhf.
+//   3  With s = 1/(1 + e^-w), as in the forward pass: 15 instructions and four loads in flight
+//      (llmc/device/cuda/gelu.cuh).
 #include "dev/gelu_reference.h"
 #include "dev/lab/lab.h"
 #include "llmc/device/cuda/gelu.cuh"

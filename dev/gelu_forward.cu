@@ -1,17 +1,18 @@
-// GELU forward, three times: out = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) of n elements
+// GELU forward, in three variants: out = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) for n elements
 // (llmc/device/ops.h).
 //
-// 2 n elements to move (x read, out written). In bf16 that is 4 bytes each, and while they pass an A100 (1.4
-// TB/s, 108 multiprocessors of 64 fp32 lanes at 1.4 GHz) has 28 instructions for an element, an H100 39:
-// arithmetic is near enough to memory to matter.
-//   1  a thread does an element. A warp asks for 64 bytes at a time in bf16: too few in flight, and an
+// There are 2 n elements to move (x read, out written). In bf16 that is 4 bytes per element. In that time an
+// A100 (1.4 TB/s, 108 multiprocessors of 64 fp32 lanes at 1.4 GHz) can do 28 instructions per element, and an
+// H100 39. Arithmetic is close enough to the limit to matter.
+//   1  A thread does an element. In bf16 a warp requests 64 bytes at a time: too few in flight, and an
 //      address and a comparison for every element.
-//   2  16 bytes a thread. What is left is arithmetic: tanhf computes both of its branches, 16 instructions,
-//      23 in all.
-//   3  1/2 (1 + tanh(w/2)) is the logistic function 1/(1 + e^-w): one ex2, one rcp, 7 in all; and a thread
-//      has two loads in flight (llmc/device/cuda/gelu.cuh).
-// The hardware's tanh (tanh.approx, a relative error of 2^-11) would save one more, but 1 + tanh cancels for
-// negative x: at x = -3 the result could be off by a fifth. 3 is as precise in its tails as it is around 0.
+//   2  16 bytes per thread. Now arithmetic is the limit: tanhf computes both of its branches, 16
+//      instructions, 23 in all.
+//   3  1/2 (1 + tanh(w/2)) is the logistic function 1/(1 + e^-w): one ex2, one rcp, 7 instructions in all. A
+//      thread has two loads in flight (llmc/device/cuda/gelu.cuh).
+// The hardware's tanh (tanh.approx, with a relative error of 2^-11) would save one more instruction. But 1 +
+// tanh cancels for negative x: at x = -3 the error could be a fifth of the result. Variant 3 is as precise in
+// its tails as around 0.
 #include "dev/gelu_reference.h"
 #include "dev/lab/lab.h"
 #include "llmc/device/cuda/gelu.cuh"

@@ -1,14 +1,15 @@
-// The norm of the gradient, three times: the squares of n numbers, summed in fp32 per block of 1024
-// (global_norm_squared of llmc/device/ops.h), and these sums added in fp64 (sum). In two steps, so that the norm
-// has the same bits however the gradient is sharded.
+// The norm of the gradient, in three variants. The squares of n numbers are summed in fp32 per block of 1024
+// (global_norm_squared of llmc/device/ops.h). These sums are then added in fp64 (sum). The two steps give the
+// norm the same bits however the gradient is sharded.
 //
-// Two operations an element: time is memory, 4 n bytes to read in fp32, once. The blocks' sums are a thousandth of that,
-// and the second step, the same in all variants, hides behind nothing but is short: two kernels of a few
-// microseconds. What is left is to have enough bytes under way:
-//   1  a thread does a block of 1024. The lanes of a warp read 4 KB apart: 32 lines a load, for 4 bytes each.
-//   2  a thread block does it, side by side: coalesced, but 4 bytes a load, and two barriers for 4 KB of data.
-//   3  a warp does it: eight loads of 16 bytes a lane, all 4 KB under way at once; the lanes' sums meet by shuffles,
-//      no warp waits for another (llmc/device/cuda/global_norm.cuh).
+// There are two operations per element, so memory is the limit: 4 n bytes to read in fp32, once. The blocks'
+// sums are a thousandth of that. The second step is the same in all variants: two kernels of a few
+// microseconds, which nothing hides. The aim is to have enough bytes in flight:
+//   1  A thread does a block of 1024. The lanes of a warp read 4 KB apart: 32 lines per load, for 4 bytes
+//      each.
+//   2  A thread block does it: coalesced, but 4-byte loads, and two barriers for 4 KB of data.
+//   3  A warp does it: eight 16-byte loads per lane, all 4 KB in flight at once. Shuffles add the lanes'
+//      sums, and no warp waits for another (llmc/device/cuda/global_norm.cuh).
 #include "llmc/device/cuda/global_norm.cuh"
 
 #include "dev/lab/lab.h"
@@ -79,7 +80,7 @@ class GlobalNorm : public Problem {
     }
 
     void compare(Comparison& comparison) override {
-        // A square, and the additions of 1024 of them; all terms are positive.
+        // A square, and the additions of 1024 of them. All terms are positive.
         constexpr double error = (elements + 1) * unit_roundoff<float>;
         double total = 0, partials = before;
         for (std::int64_t block = 0; block < blocks_; ++block) {
@@ -92,7 +93,7 @@ class GlobalNorm : public Problem {
             partials += double{partials_[block]};
         }
         comparison.see("norm", 0, out_[0] - before, total, 2 * error * total);
-        // fp64 additions of what the kernel itself had in fp32.
+        // The fp64 additions of the kernel's own fp32 sums.
         comparison.see("sum", 0, out_[0], partials, static_cast<double>(blocks_ + 1) * 0x1p-53 * partials);
     }
 
@@ -113,7 +114,7 @@ const Registration registration({
     .sizes = {"blocks of 1024"},
     .variants = {{1, "a thread does a block of 1024", {32, 128, 256}},
                  {2, "a thread block does it", {32, 128, 512}},
-                 {3, "a warp does it, all of it under way at once", {32, 256, 512}}},
+                 {3, "a warp does it, all loads in flight at once", {32, 256, 512}}},
     .checked = {{1}, {3}, {130}},
     .timed = {{121600}, {1521500}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},

@@ -1,23 +1,24 @@
-// Layernorm backward, five times. Of N rows of C channels, with h = (x - mean) rstd and g = dout gamma:
+// Layernorm backward, in five variants (llmc/device/ops.h). For N rows of C channels, with h = (x - mean)
+// rstd and g = dout gamma:
 //   din += rstd (g - 1/C sum g - h 1/C sum(g h)),  dgamma += sum_rows dout h,  dbeta += sum_rows dout
-// (llmc/device/ops.h). Two sums along each row, and two down each column; no atomics, so that every run adds
-// in the same order.
+// There are two sums along each row and two down each column. There are no atomics, so every run adds in the
+// same order.
 //
-// Again memory is the bound: 4 N C elements (x, dout and din read, din written). What makes it harder than
-// forward is that a row wants its threads side by side, and a column wants all rows in one place. The
-// variants:
-//   1  a thread does a row; in a second kernel a thread does a column. Loads of the first are C elements
-//      apart, and the second has C threads for a GPU that holds 200000.
-//   2  a warp does a row; the columns are cut into stretches of rows, whose partial sums a third kernel adds
-//      up. All of it coalesced and parallel, but x and dout are read twice: 6 N C elements, two thirds of the
-//      roofline at best.
-//   3  one pass: two blocks a multiprocessor walk down the rows, and add each row to dgamma and dbeta in
-//      shared memory. A block writes 8 C bytes of partials at its end, and they are read once: on 132
-//      multiprocessors 6% of the traffic at N = 8192 in bf16, if the L2 cache does not keep them. Hence so
-//      few blocks, and a goal of 80%.
-//   4  16 bytes a load, so that fewer instructions ask for the same bytes. Four barriers a row remain.
-//   5  a thread keeps its columns for good, their sums in registers; it loads two rows at a time, and groups
-//      of warps have rows of their own, at one barrier for all of them
+// Memory is the limit again: 4 N C elements (x, dout and din read, din written). It is harder than the
+// forward pass: a row needs its threads side by side, and a column needs all rows in one place. The variants:
+//   1  A thread does a row; in a second kernel a thread does a column. The first kernel's loads are C
+//      elements apart. The second has C threads, for a GPU that holds 200000.
+//   2  A warp does a row. The columns are divided into stretches of rows; a third kernel adds their partial
+//      sums. Everything is coalesced and parallel, but x and dout are read twice: 6 N C elements, at best two
+//      thirds of the roofline.
+//   3  One pass: two blocks per multiprocessor go over the rows, and add each row to dgamma and dbeta in
+//      shared memory. At its end a block writes 8 C bytes of partial sums, which are read once. On 132
+//      multiprocessors that is 6% of the traffic at N = 8192 in bf16, if L2 does not keep them. So there are
+//      few blocks, and the goal is 80%.
+//   4  16-byte loads, so that fewer instructions request the same bytes. There are still four barriers per
+//      row.
+//   5  A thread always has the same columns, with their sums in registers. It loads two rows at a time.
+//      Groups of warps have their own rows, with one barrier for all of them
 //      (llmc/device/cuda/layernorm_backward.cuh).
 #include "llmc/device/cuda/layernorm_backward.cuh"
 
@@ -96,7 +97,8 @@ __global__ void layernorm_backward_rows_kernel2(X* din, const X* dout, const X* 
     }
 }
 
-// A block does 32 columns of every gridDim.y-th row, a warp a row; the block's warps are added up at the end.
+// A block does 32 columns of every gridDim.y-th group of rows, a warp per row. The sums of its warps are
+// added at the end.
 template <class X>
 __global__ void layernorm_backward_columns_kernel2(float* partials, const X* dout, const X* in,
                                                    const float* mean, const float* rstd, std::int64_t rows,
@@ -131,8 +133,8 @@ __global__ void layernorm_backward_columns_kernel2(float* partials, const X* dou
 
 // ---- 3 and 4: one pass ----
 
-// A block does a row after the other. The same thread always has the same columns, so that their sums in
-// shared memory need no barrier.
+// A block does one row after the other. A thread always has the same columns, so their sums in shared memory
+// need no barrier.
 template <class X>
 __global__ void layernorm_backward_kernel3(X* din, float* partials, const X* dout, const X* in,
                                            const X* gamma, const float* mean, const float* rstd,
@@ -243,7 +245,7 @@ class LayerNormBackward : public Problem {
         draw.normal(din_before_, 1);
         draw.normal(dgamma_before_, 1);
         draw.normal(dbeta_before_, 1);
-        // What forward would have saved, but for rounding: backward takes them as they are.
+        // Plausible values; backward takes them as they are.
         draw.normal(mean_, 0.1, 0.5);
         draw.normal(rstd_, 0.1, 1);
     }
@@ -253,7 +255,7 @@ class LayerNormBackward : public Problem {
         float *dgamma = dgamma_.data(), *dbeta = dbeta_.data();
         const X *dout = dout_.data(), *in = in_.data(), *gamma = gamma_.data();
         const float *mean = mean_.data(), *rstd = rstd_.data();
-        // The first run of a chip makes the workspace.
+        // The first run on a chip allocates the workspace.
         const std::size_t workspace_bytes = layernorm_backward_workspace_bytes(on.chip, channels_);
         if (!workspace_ || workspace_->bytes() < workspace_bytes) {
             workspace_ =
@@ -308,7 +310,7 @@ class LayerNormBackward : public Problem {
         if (workspace_) workspace_->clear();
     }
 
-    // u of relative error for each operation, and n u sum|terms| for a sum of n terms.
+    // The bounds: a relative error of u for each operation, and n u sum|terms| for a sum of n terms.
     void compare(Comparison& comparison) override {
         constexpr double u = unit_roundoff<float>;
         const double n = channels_;
@@ -337,7 +339,8 @@ class LayerNormBackward : public Problem {
                 dgamma_terms[c] += std::fabs(d * h[c]);
                 dbeta_terms[c] += std::fabs(d);
             }
-            // A term has 1 operation, or 4; a division, or 2 where it is by a rounded reciprocal.
+            // A term has 1 operation, or 4. Then there is a division, or 2 operations if it is by a rounded
+            // reciprocal.
             const double mean_g = sum_g / n, mean_g_error = (n + 3) * u * g_terms / n;
             const double mean_gh = sum_gh / n, mean_gh_error = (n + 6) * u * gh_terms / n;
             for (int c = 0; c < channels_; ++c) {
@@ -351,7 +354,7 @@ class LayerNormBackward : public Problem {
                                rounded<X>(din, rstd_[row] * error + u * std::fabs(din)));
             }
         }
-        // Sums of one term a row, of 3 operations or none, and of what was there before.
+        // Sums of one term per row, of 3 operations or none, and of the old value.
         const double terms = static_cast<double>(rows_) + 1;
         for (int c = 0; c < channels_; ++c) {
             comparison.see("dgamma", c, dgamma_[c], dgamma[c], (terms + 3) * u * dgamma_terms[c]);
@@ -382,7 +385,7 @@ const Registration registration({
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},
     .takes = {},
     .make = make_problem<LayerNormBackward>,
-    // The second has several rows a block, and partial sums for several warps of the kernel that adds them.
+    // The second has several rows per block, and partial sums for several warps of the kernel that adds them.
     .checked_for_races = {{3, 40}, {45, 8}},
 });
 

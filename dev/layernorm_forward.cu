@@ -1,13 +1,13 @@
-// Layernorm forward, five times. For each of N rows of C channels: the mean, the deviation, and the row brought
-// to mean 0 and deviation 1, then scaled by gamma and shifted by beta (llmc/device/ops.h).
+// Layernorm forward, in five variants. Each of N rows of C channels is normalized to mean 0 and deviation 1,
+// scaled by gamma and shifted by beta; the mean and the reciprocal deviation are stored (llmc/device/ops.h).
 //
-// There is nothing to compute, so that time is memory: 2 N C elements to move (read x, write out), and any kernel
-// that moves them once at full width is done. The variants close in on that:
-//   1  a thread does a row. Neighbouring threads read C elements apart: every load of a warp touches 32 lines.
-//   2  a block does a row, its threads side by side: coalesced loads, and sums through shared memory.
-//   3  a warp does a row: sums by shuffles, no barriers, more rows in flight.
-//   4  16 bytes a load. The row is still read three times, twice of them from cache.
-//   5  the row is read once, four loads of a lane at a time, and waits in shared memory
+// There is little to compute, so memory is the limit: 2 N C elements to move (read x, write out). A kernel
+// that moves them once at full bandwidth is optimal. The variants approach that:
+//   1  A thread does a row. Neighboring threads read C elements apart: every load of a warp touches 32 lines.
+//   2  A block does a row, its threads side by side: coalesced loads, and sums through shared memory.
+//   3  A warp does a row: sums by shuffles, no barriers, more rows in flight.
+//   4  16-byte loads. The row is still read three times, twice of them from cache.
+//   5  The row is read once, four loads per lane at a time, and kept in shared memory
 //      (llmc/device/cuda/layernorm_forward.cuh).
 #include "llmc/device/cuda/layernorm_forward.cuh"
 
@@ -38,7 +38,7 @@ __global__ void layernorm_forward_kernel1(X* out, float* mean, float* rstd, cons
     rstd[row] = r;
 }
 
-// A row by the threads `first`, `first` + `step`, ... of a group, whose sums `reduce` makes.
+// Normalizes a row with the threads `first`, `first` + `step`, ... of a group. `reduce` adds up their sums.
 template <class X, class Reduce>
 __device__ __forceinline__ void normalize_row(X* out, float* mean, float* rstd, const X* x, const X* gamma,
                                               const X* beta, int channels, int first, int step,

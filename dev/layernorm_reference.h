@@ -25,8 +25,8 @@ void compare_layernorm(Comparison& comparison, const Array<X>& out, const Array<
         const double mean = sum / n;
         for (std::int64_t c = 0; c < channels; ++c) squares += std::pow(to_float(x[c]) - mean, 2);
         const double rstd = 1 / std::sqrt(squares / n + llmc::cuda::layernorm_epsilon);
-        // The sum's n roundings and the division's. An error e of the mean changes the sum of squares by
-        // n e^2 only; its own n + 2 roundings are halved by the root, and rsqrtf has 2 ulp.
+        // The sum has n roundings, and the division one. An error e of the mean changes the sum of squares
+        // only by n e^2. The sum's own n + 2 roundings are halved by the root, and rsqrtf has 2 ulp.
         const double mean_error = (n + 1) * u * magnitude / n;
         const double rstd_error = rstd * ((n + 2) / 2 * u + 4 * u + std::pow(mean_error * rstd, 2));
         comparison.see("mean", row, all_means[row], mean, mean_error);

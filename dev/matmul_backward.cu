@@ -1,10 +1,11 @@
-// The gradients of a matrix product without tensor cores: din = dout weight and dweight += dout^T in, 4 N OC IC
-// operations together. On GPUs llmc leaves them to cuBLASLt, and these kernels stand in for it on the executor; what they
-// show is the first and largest step of every product (dev/matmul_forward.cu goes on from there, to tensor cores):
-//   1  a thread makes one element and reads 2 numbers for each multiplication: bound by loads.
-//   2  a block makes 64x64 elements from tiles in shared memory, a thread 4x4 of them: 8 numbers for 16
-//      multiplications, and each number is read from memory by one block in 64 (llmc/device/cuda/matmul_backward.cuh).
-//      4x4 of 64x64 are 256 threads: one block size.
+// The gradients of a matrix product without tensor cores: din = dout weight and dweight += dout^T in,
+// together 4 N OC IC operations. On GPUs llmc uses cuBLASLt for them; on the executor these kernels replace
+// it. They show the first and largest step of every product (dev/matmul_forward.cu continues to tensor
+// cores):
+//   1  A thread computes one element and reads 2 numbers for each multiplication: loads are the limit.
+//   2  A block computes 64x64 elements from tiles in shared memory, a thread 4x4 of them: 8 numbers for 16
+//      multiplications. A number that a block reads from memory serves 64 elements
+//      (llmc/device/cuda/matmul_backward.cuh). 4x4 of 64x64 need 256 threads: one block size.
 #include "llmc/device/cuda/matmul_backward.cuh"
 
 #include "dev/lab/lab.h"
@@ -71,7 +72,7 @@ class MatmulBackwardProblem : public Problem {
         dweight_.copy_from(dweight_before_);
     }
 
-    // A sum of n products in fp32: n roundings of sums and, without fused multiply-adds, n of products.
+    // A sum of n products in fp32 has n roundings of sums and, without fused multiply-adds, n of products.
     void compare(Comparison& comparison) override {
         constexpr double u = unit_roundoff<float>;
         for (std::int64_t i = 0; i < din_.size(); ++i) {

@@ -1,29 +1,31 @@
-// The matrix product out = in weight^T + bias, six times (llmc/device/ops.h): N rows, IC input and OC output
-// channels.
+// The matrix product out = in weight^T + bias, in six variants (llmc/device/ops.h), with N rows, IC input and
+// OC output channels.
 //
-// 2 N OC IC operations on N IC + OC IC + N OC elements: at 8192 x 768 x 3072 in bf16 that is 39 GFLOP on 68
-// MB, 570 operations a byte, well above the 200 to 300 at which an A100 or H100 is bound by arithmetic. So
-// the operands must be read from HBM about once, and what counts is how often they cross the levels in
-// between: each variant feeds the multipliers from a nearer one.
-//   1  a thread makes one element from global memory: two loads for each multiplication, and caches that
-//      cannot keep up.
-//   2  32x32 tiles in shared memory: an element that was fetched serves 32 threads. Bound by shared memory
-//      now: two loads for each multiplication still.
-//   3  128x128 tiles, and 8x8 elements a thread: 16 loads from shared memory (four of 16 bytes) for 64
-//      multiplications, and the next tile fetched meanwhile. The best for fp32 (llmc/device/cuda/matmul.cuh):
-//      the FMA units are the bound, 19.5 TFLOP/s on an A100, and 67 on an H100.
+// There are 2 N OC IC operations on N IC + OC IC + N OC elements. At 8192 x 768 x 3072 in bf16 that is 39
+// GFLOP on 68 MB, 570 operations per byte. From 200 to 300 on, arithmetic is the limit of an A100 or H100. So
+// HBM must be read about once, and what counts is the traffic between the levels above it. Each variant feeds
+// the multipliers from a nearer level.
+//   1  A thread computes one element from global memory: two loads for each multiplication, which the caches
+//      cannot deliver.
+//   2  32x32 tiles in shared memory: an element that was fetched serves 32 threads. Shared memory is now the
+//      limit: there are still two loads for each multiplication.
+//   3  128x128 tiles, and 8x8 elements per thread: 16 loads from shared memory (four of 16 bytes) for 64
+//      multiplications; the next tile is fetched meanwhile. The best for fp32 (llmc/device/cuda/matmul.cuh):
+//      the FMA units are the limit, 19.5 TFLOP/s on an A100 and 67 on an H100.
 //   4  bf16 on tensor cores: a warp multiplies 16x16 by 16x8 in one instruction, and loads fragments for it
-//      with ldmatrix. 312 TFLOP/s by datasheet on an A100. The rows of a tile are 64 bytes apart, so that the
-//      8 rows that ldmatrix reads at a time meet on a quarter of the banks: it takes four times as long.
-//   5  swizzled: chunks of 16 bytes change places by row, and no two rows of an ldmatrix share a bank.
-//   6  nothing waits: cp.async fetches three tiles ahead past the registers, fragments are loaded a step
-//      ahead, the tiles that run together share operands in L2, and results leave in rows of 128 bytes. 64x64
-//      elements a warp: 4 KB of fragments for 64 Ki multiplications, half of what shared memory delivers in
-//      the time an A100's tensor cores take. (llmc/device/cuda/matmul.cuh)
-// Blocks of 256 threads (4 to 6) do 256x128 elements: three tiles are fetched where two blocks of 128 threads fetch four, but
-// eight warps wait for one another. Variant 3 has one block size: its tile is as high and as wide as its threads fetch rows.
-// Hopper's tensor cores need wgmma for their full rate; by published measurements mma.sync reaches about 60%
-// of it.
+//      with ldmatrix. An A100 has 312 TFLOP/s by its datasheet. The rows of a tile are 64 bytes apart, so
+//      that the 8 rows that ldmatrix reads at a time are in a quarter of the banks: it takes four times as
+//      long.
+//   5  Swizzled: chunks of 16 bytes are permuted depending on the row. No two rows of an ldmatrix share a
+//      bank.
+//   6  Nothing waits: cp.async fetches three tiles ahead, bypassing the registers. Fragments are loaded a
+//      step ahead. Tiles that run together share operands in L2. Results are stored in rows of 128 bytes. A
+//      warp has 64x64 elements: 4 KB of fragments for 64 Ki multiplications, half of what shared memory
+//      delivers in the time of an A100's tensor cores. (llmc/device/cuda/matmul.cuh)
+// Blocks of 256 threads (4 to 6) compute 256x128 elements. They fetch three tiles where two blocks of 128
+// threads fetch four, but eight warps wait for one another. Variant 3 has one block size, since two of its
+// threads fetch a row of its tile. Hopper's tensor cores need wgmma for their full rate. By published
+// measurements mma.sync reaches about 60% of it.
 #include "llmc/device/cuda/matmul.cuh"
 
 #include "dev/lab/lab.h"
@@ -52,11 +54,12 @@ __global__ void matmul_forward_kernel1(MatmulForward<X> p) {
     p.out[element] = with_bias(p, sum, column);
 }
 
-// 32x32 elements a block; a thread makes one, or several in a column where the block has fewer threads.
+// A block computes 32x32 elements. A thread computes one, or several in a column if the block has fewer
+// threads.
 template <class X, int threads>
 __global__ void __launch_bounds__(threads) matmul_forward_kernel2(MatmulForward<X> p) {
     constexpr int edge = 32, step = threads / edge;
-    SHARED(float, a, [edge][edge + 1]);  // a column of 33 apart is on 32 banks
+    SHARED(float, a, [edge][edge + 1]);  // with rows of 33, a column is in 32 different banks
     SHARED(float, b, [edge][edge + 1]);
     const int x = static_cast<int>(threadIdx.x) % edge, y = static_cast<int>(threadIdx.x) / edge;
     const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x) * edge;
@@ -90,7 +93,7 @@ struct Unswizzled {
     }
 };
 
-// Fetch, wait, compute, wait: the tensor cores of a block stand still while it fetches.
+// Fetch, wait, compute, wait: the tensor cores of a block are idle while it fetches.
 template <int threads, class Place>
 __device__ __forceinline__ void matmul_with_tensor_cores(const MatmulForward<bf16>& p, Place place) {
     using namespace llmc::cuda::detail;
@@ -245,10 +248,10 @@ class MatmulForwardProblem : public Problem {
         double value, error;
     };
 
-    // IC products and the bias. With roundings: u for each product (bf16's are exact) and each addition. On
-    // tensor cores: four products (or more) and the sum so far are brought to the exponent of the largest,
-    // cut off there, added, and cut off again, which is 6 times 2 u for 4 products. So 3 u for each term,
-    // whatever the variant.
+    // IC products and the bias. With rounding: u for each product (exact in bf16) and each addition. Tensor
+    // cores take four products (or more) and the sum so far. They shift them to the exponent of the largest,
+    // truncate, add, and truncate again: 6 times 2 u for 4 products. So the bound is 3 u per term for every
+    // variant.
     void compute_expected() {
         for (std::int64_t row = 0; row < rows_; ++row) {
             for (std::int64_t column = 0; column < out_channels_; ++column) {

@@ -1,5 +1,6 @@
-// What most files include of the standard library and of {fmt}: the Makefile has it read once for each set of flags. No file
-// relies on that; each includes what it uses, and clang-tidy and nvcc read them so.
+// The headers of the standard library and of {fmt} that most files include. The Makefile precompiles this
+// file once for each set of flags. No file relies on it: each includes what it uses, and clang-tidy and nvcc
+// read the files that way.
 #pragma once
 
 #include <fmt/format.h>

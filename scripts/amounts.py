@@ -1,4 +1,4 @@
-"""Numbers as a person reads them: what plots and the live view write beside their lines."""
+"""Numbers as text for people, for plots and the live view."""
 
 
 def short(number):
@@ -33,7 +33,8 @@ def duration_text(hours):
 
 
 def clipped(text, width):
-    """Text of so many characters at most, without its middle where it has more: begin and end tell names apart."""
+    """The text, shortened to `width` characters by leaving out its middle: names differ at their beginnings and
+    ends."""
     if len(text) <= width:
         return text
     end = (width - 1) // 2
@@ -41,7 +42,7 @@ def clipped(text, width):
 
 
 def time_unit(hours):
-    """The unit in which a time is a handy number, and how many of them an hour has."""
+    """The unit in which a time is a convenient number, and how many of these units an hour has."""
     for unit, in_an_hour in (("hours", 1), ("minutes", 60)):
         if hours * in_an_hour >= 2:
             return unit, in_an_hour

@@ -1,28 +1,34 @@
 #!/usr/bin/env bash
-# What the project needs from the system: finds what is missing, and installs it on Debian and Ubuntu.
+# Finds missing system packages that the project needs, and installs them on Debian and Ubuntu.
 #
-#   scripts/deps.sh            installs what building, testing and plotting need, after saying what that is
-#   scripts/deps.sh train      the same without what comes from PyPI: CUDA's compiler, TensorBoard's writer, and what reads
-#                              and tokenizes datasets
-#   scripts/deps.sh lint       the same, and the tools of `make lint`
-#   scripts/deps.sh missing    prints what the build lacks, on one line; nothing where it lacks nothing
+#   scripts/deps.sh            lists and installs the packages for building, testing and plotting
+#   scripts/deps.sh train      the same without PyPI's packages: CUDA's compiler, TensorBoard's writer, and the modules
+#                              that read and tokenize datasets
+#   scripts/deps.sh lint       the packages of `train`, and the tools of `make lint`
+#   scripts/deps.sh missing    prints on one line the packages that the build lacks; nothing if it lacks none
+#   scripts/deps.sh openmp     prints the folder of the LLVM whose OpenMP CXX is to use, if CXX is a clang++ without its own
 #   scripts/deps.sh python     prints the python3 to use: the first that has the modules below
-#   scripts/deps.sh gpu        installs what building with cuDNN needs: its frontend's headers, from PyPI; with `optional`
-#                              behind it a warning is all where that fails
+#   scripts/deps.sh gpu        installs the headers of cuDNN's frontend from PyPI, for building with cuDNN; with a second
+#                              argument `optional`, a failure is only a warning
 #   scripts/deps.sh cuda       prints the folder of CUDA's headers: a toolkit's (CUDA_HOME, if nvcc is there, or where
 #                              PATH finds it, or /usr/local/cuda), or else PyPI's in .cuda/
 #
-# With MPI=0 in the environment MPI is not needed.
+# With MPI=0 in the environment MPI is not needed. If CXX is a clang++, that compiler and its OpenMP are needed too.
 #
-# Other systems are told the Debian names of what is missing, and exit with 1 where something is.
+# On other systems it prints the Debian names of missing packages, and exits with 1 if there are any.
 set -euo pipefail
 
 without=
 [[ ${MPI-} != 0 ]] || without=openmpi
 
-# Group, Debian package, and how another system shows that it has the thing ("debian" where only Debian's
-# packages need it: its PyTorch computes with whatever BLAS is installed, by default a 30 times slower one).
+# The compiler in CXX, if it is a clang++: its package, its command, and the package of its OpenMP.
+clang=
+for word in ${CXX-}; do [[ $word != *clang* ]] || clang=$word; done
+
+# Group, Debian package, and a test for the feature on other systems. "debian" marks packages that only Debian's
+# packages need: Debian's PyTorch computes with the installed BLAS, and the default one is 30 times slower.
 needed() {
+    [[ ! $clang ]] || printf 'build %s\n' "clang command:$clang" 'libomp-dev openmp:omp.h'
     grep -v "${without:-^$}" <<'END'
 build g++                  command:g++
 build pkg-config           command:pkg-config
@@ -58,10 +64,10 @@ END
 
 has_apt() { command -v apt-get >/dev/null && command -v dpkg-query >/dev/null; }
 
-# The tools of test/python/test_lint.py are what Debian 12 has; elsewhere the test skips what is not installed.
+# test/python/test_lint.py needs the tools of Debian 12. On other systems it skips tools that are not installed.
 is_debian_12() { grep -qsx 'ID=debian' /etc/os-release && grep -qsx 'VERSION_ID="12"' /etc/os-release; }
 
-# Exit status 0 where the interpreter $1 can import the modules $2...
+# Exit status 0 if the interpreter $1 can import the modules $2...
 imports() {
     "$1" - "${@:2}" 2>/dev/null <<'END'
 import importlib.util, sys
@@ -69,13 +75,13 @@ sys.exit(not all(importlib.util.find_spec(name) for name in sys.argv[1:]))
 END
 }
 
-# Debian's Python modules are seen by /usr/bin/python3 only, and another python3 may come first in PATH.
+# Only /usr/bin/python3 sees Debian's Python modules, and another python3 may come first in PATH.
 choose_python() {
     local modules=(torch numpy pytest matplotlib pyflakes rich google.protobuf requests tqdm)
     if imports python3 "${modules[@]}"; then command -v python3; else echo /usr/bin/python3; fi
 }
 
-# CUDA's compiler and headers, which the tests of the kernels need: a toolkit's, or these packages in .cuda/.
+# CUDA's compiler and headers, for the tests of the kernels: from a toolkit, or these packages in .cuda/.
 cuda_from_pypi=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96
     nvidia-cuda-cccl==13.0.85)
 choose_cuda() {
@@ -87,10 +93,10 @@ choose_cuda() {
     nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null) || true
     if [[ $nvcc ]]; then dirname "$(dirname "$(readlink -f "$nvcc")")"; else echo .cuda/nvidia/cu13; fi
 }
-# nv/target is what its headers include of the package nvidia-cuda-cccl.
+# CUDA's headers include nv/target, from the package nvidia-cuda-cccl.
 has_cuda() { [[ -x $(choose_cuda)/bin/nvcc && -e $(choose_cuda)/include/nv/target ]]; }
-# Modules of Python that Debian has not, for scripts/tensorboard.py and for data/: tiktoken, which needs regex, and of
-# pyarrow the newest that works with Debian 12's NumPy. The scripts look for them in .python/ too (scripts/interpreter.py).
+# Python modules that Debian lacks, for scripts/tensorboard.py and for data/: tiktoken, which needs regex, and the
+# newest pyarrow that works with Debian 12's NumPy. The scripts also search .python/ (scripts/interpreter.py).
 python_from_pypi=(tensorboardX==2.6.4 tiktoken==0.14.0 regex==2026.11.15 pyarrow==25.0.1)
 lacking_python() {
     local package
@@ -98,25 +104,32 @@ lacking_python() {
         [[ -e .python/${package%%==*} ]] || imports "$(choose_python)" "${package%%==*}" || echo "$package"
     done
 }
-# Of the interpreter that will import what it installs.
+# Asks the interpreter that will import the modules.
 has_pip() { "$(choose_python)" -m pip --version >/dev/null 2>&1; }
 
-# Installs PyPI's packages $2... into the first folder of the path of file $1, unless that is there. Their versions are
-# pinned, and nothing they depend on comes with them.
+# Installs PyPI's packages $2... into the top folder of the path $1, unless the file $1 exists. Versions are
+# pinned, and no dependencies are installed.
 install_from_pypi() {
     local file=$1 folder=${1%%/*}
     shift
     [[ -e $file ]] && return
-    echo "deps: will install from PyPI, into $folder/: $*"
+    echo "deps: installing from PyPI into $folder/: $*"
     if ! "$(choose_python)" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --upgrade \
         --target "$folder" "$@" || ! [[ -e $file ]]; then
-        echo "error: PyPI's packages could not be installed: $*" >&2
+        echo "error: could not install from PyPI: $*" >&2
         exit 1
     fi
     echo 'deps: installed'
 }
 
-# Exit status 0 where the system shows that it has the thing.
+# Whether the compiler has OpenMP of its own LLVM version; and the newest LLVM folder that has OpenMP.
+has_own_openmp() { echo '#include <omp.h>' | "$clang" -fopenmp -fsyntax-only -x c++ - 2>/dev/null; }
+other_openmp() {
+    local library
+    library=$(compgen -G '/usr/lib/llvm-*/lib/libomp.so' | sort -V | tail -n 1) && echo "${library%/lib/*}"
+}
+
+# Exit status 0 if the system has the feature.
 found() {
     local what=${1#*:}
     case $1 in
@@ -124,12 +137,13 @@ found() {
         header:*) echo "#include <$what>" | g++ -std=c++20 -fsyntax-only -x c++ - 2>/dev/null ;;
         pkg-config:*) pkg-config --exists "$what" 2>/dev/null ;;
         python:*) imports "$(choose_python)" "$what" ;;
+        openmp:*) has_own_openmp || [[ $(other_openmp) ]] ;;
         debian) ! has_apt ;;
     esac
 }
 
-# Lines "package probe" of what is missing in the groups $1 (a regular expression). A package that dpkg has
-# installed is there, and so is a thing that is found without it.
+# Prints a line "package probe" for each missing package of the groups $1 (a regular expression). A package counts as
+# present if dpkg has it, or if its probe finds it.
 missing() {
     local installed='' group package probe
     if has_apt; then
@@ -151,20 +165,20 @@ install_missing() {
         return
     fi
     if ! has_apt; then
-        echo "error: missing: ${packages[*]} (Debian's names); install what your system calls them" >&2
+        echo "error: missing: ${packages[*]} (Debian's names); install your system's packages for these" >&2
         exit 1
     fi
     command="apt-get install -y --no-install-recommends ${packages[*]}"
-    echo "deps: will install with apt (and what they depend on): ${packages[*]}"
+    echo "deps: installing with apt, with their dependencies: ${packages[*]}"
     local as_root=()
     if ((EUID != 0)); then
         command -v sudo >/dev/null || {
-            echo "error: neither root nor sudo here; let the administrator run: $command" >&2
+            echo "error: neither root nor sudo; ask the administrator to run: $command" >&2
             exit 1
         }
         as_root=(sudo)
     fi
-    # Apt's hundreds of lines go to a log, shown only where it fails; its sizes are worth seeing.
+    # Apt's hundreds of lines go to a log, which is shown only on failure. Apt's sizes are shown.
     local log
     log=$(mktemp)
     {
@@ -190,19 +204,20 @@ case ${1-} in
         ;;
     lint) install_missing 'build|run|style|lint' ;;
     missing) missing build | sed -E 's/^(.*) [a-z-]+:(.*)/\1 (\2)/; s/^(.*) \(\1\)$/\1/' | paste -sd, | sed 's/,/, /g' ;;
+    openmp) [[ ! $clang ]] || has_own_openmp || other_openmp ;;
     python) choose_python ;;
     gpu)
         frontend=(.cuda/include/cudnn_frontend.h nvidia-cudnn-frontend==1.14.1)
         if [[ ${2-} == optional ]]; then
             (install_from_pypi "${frontend[@]}") 2>/dev/null ||
-                echo "warning: PyPI's ${frontend[1]} could not be installed; going on without cuDNN (\`make deps-gpu\` says why)" >&2
+                echo "warning: PyPI's ${frontend[1]} could not be installed; continuing without cuDNN (\`make deps-gpu\` says why)" >&2
         else
             install_from_pypi "${frontend[@]}"
         fi
         ;;
     cuda) choose_cuda ;;
     *)
-        sed -n '2,16s/^# \{0,1\}//p' "$0" >&2
+        sed -n '2,17s/^# \{0,1\}//p' "$0" >&2
         exit 1
         ;;
 esac

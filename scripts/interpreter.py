@@ -1,7 +1,8 @@
-"""Finds the modules that a script needs: in this interpreter, in .python/, or by the interpreter of scripts/deps.sh.
+"""Finds the Python modules that a script needs: in this interpreter, in .python/, or in the interpreter that
+scripts/deps.sh chooses.
 
-`make deps` installs Debian's packages, which /usr/bin/python3 alone sees, and PyPI's into .python/. Which packages
-those are is said in deps.sh.
+`make deps` installs Debian packages, which only /usr/bin/python3 sees, and PyPI packages into .python/. deps.sh lists
+them.
 """
 
 import importlib.util
@@ -13,11 +14,11 @@ import sys
 SCRIPTS = pathlib.Path(__file__).resolve().parent
 FROM_PYPI = str(SCRIPTS.parent / ".python")
 if FROM_PYPI not in sys.path:
-    sys.path.append(FROM_PYPI)  # last: what the system has goes first
+    sys.path.append(FROM_PYPI)  # last, so that the system's modules have precedence
 
 
 def end_plainly(kind, error, traceback):
-    """Ctrl-C while a script still imports its modules, which takes a while, ends it with one line and no traceback."""
+    """Makes Ctrl-C during the slow imports of a script end it with one line and no traceback."""
     if issubclass(kind, KeyboardInterrupt):
         print("\ninterrupted", file=sys.stderr)
     else:
@@ -33,14 +34,14 @@ def lacks(modules):
         try:
             if importlib.util.find_spec(module) is None:
                 return module
-        except ModuleNotFoundError:  # of a.b where there is no a
+        except ModuleNotFoundError:  # a.b, where a does not exist
             return module
     return None
 
 
 def need(*modules, remedy="run `make deps`"):
-    """Returns where all modules are there. Otherwise the script begins again under the interpreter that deps.sh chooses;
-    where that one lacks some too the program ends with one line, which says what would do."""
+    """Returns if all modules are there. Otherwise the script restarts with the interpreter that deps.sh chooses. If
+    that one lacks a module too, the program ends with one line that says what to do."""
     lacking = lacks(modules)
     if lacking is None:
         return
@@ -48,11 +49,11 @@ def need(*modules, remedy="run `make deps`"):
     question = f"import sys; sys.path.append({str(SCRIPTS)!r}); import interpreter; interpreter.need_here({modules!r})"
     if not chosen or subprocess.run([chosen, "-c", question], capture_output=True).returncode != 0:
         wanted = " and ".join(filter(None, [", ".join(modules[:-1]), modules[-1]]))
-        both = f"neither {sys.executable} nor {chosen} has" if chosen else f"{sys.executable} has not"
+        both = f"neither {sys.executable} nor {chosen} has" if chosen else f"{sys.executable} does not have"
         sys.exit(f"error: {both} {wanted} ({lacking} is missing); {remedy}")
     os.execv(chosen, [chosen, *sys.argv])
 
 
 def need_here(modules):
-    """Exit status 1 where this interpreter lacks one of the modules."""
+    """Exits with status 1 if this interpreter lacks one of the modules."""
     sys.exit(lacks(modules) is not None)

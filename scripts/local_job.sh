@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Runs a program with N processes on this machine, which find each other by RANK, WORLD_SIZE, LOCAL_RANK,
-# LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT: what scripts/launch.sh uses in the place of mpirun.
+# Runs a program with N processes on this machine. They find each other by RANK, WORLD_SIZE, LOCAL_RANK,
+# LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. scripts/launch.sh uses this script instead of mpirun.
 #
 #   scripts/local_job.sh N PROGRAM [ARGUMENT...]
 #
-# SIGUSR1 is passed on (and ends a job that has not begun), SIGTSTP and SIGCONT stop and continue the processes, and SIGTERM
-# ends them. If one of them fails the others have two seconds to say so; the exit status is that of the first one that
-# failed.
+# SIGUSR1 is passed on (and ends a job that has not begun). SIGTSTP and SIGCONT stop and continue the processes;
+# SIGTERM ends them. If a process fails, the others have two seconds to report it. The exit status is that of the
+# first process that failed.
 set -u
 count=$1
 shift
 
 ranks=()
 all_started=
-early= # what was to be passed on before
+early= # a signal that came before all processes were started
 # shellcheck disable=SC2317  # traps call it
 pass_on() { # signal
     if [[ $all_started ]]; then
@@ -27,27 +27,27 @@ trap 'pass_on USR1' USR1
 trap 'pass_on STOP' TSTP
 trap 'pass_on CONT' CONT
 
-# A port that nobody has, below those that the system gives to connections.
+# A free port, below those that the system gives to outgoing connections.
 port=$((20000 + RANDOM % 12000))
 while grep -qsi ":$(printf %04X "$port") " /proc/net/tcp /proc/net/tcp6; do
     port=$((20000 + RANDOM % 12000))
 done
-# Nor is this the job of a launcher around it.
+# The processes must not believe that they belong to an outer launcher's job.
 unset OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_RANK PMIX_RANK PMI_RANK TORCHELASTIC_USE_AGENT_STORE
 export WORLD_SIZE=$count LOCAL_WORLD_SIZE=$count MASTER_ADDR=localhost MASTER_PORT=$port
 
 exec {input}<&0
 for ((rank = 0; rank < count; rank++)); do
-    # Standard input is the first one's, as with mpirun.
+    # Only the first process has standard input, as with mpirun.
     ((rank == 0)) || exec {input}</dev/null
     RANK=$rank LOCAL_RANK=$rank setpriv --pdeathsig KILL "$@" <&"$input" {input}<&- &
     ranks+=($!)
 done
 exec {input}<&-
-exec 2>/dev/null # the shell would report what became of them
+exec 2>/dev/null # otherwise the shell reports how the processes ended
 
 all_started=yes
-# One that has just been started may miss any other signal.
+# A process that has just been started may miss any signal but KILL.
 [[ ! $early ]] || kill -KILL "${ranks[@]}"
 
 status=0

@@ -1,8 +1,8 @@
-"""Reads the metrics of runs, and follows those of runs that go on: JSON lines, first `run`, then a line per step; a
-resumed run has a `run` of its own where it goes on, and the last one counts.
+"""Reads the metrics of runs and follows growing files. Metrics are JSON lines: first `run`, then one line per
+step. A resumed run that differs writes another `run` line where it continues; the last one counts.
 
-What a run recorded becomes columns of numbers. What is shown of them is said in plot.py, tensorboard.py and watch.py.
-Only Python's own modules are needed.
+The records of a run become columns of numbers, which plot.py, tensorboard.py and watch.py show. Uses only Python's
+standard library.
 """
 
 import array
@@ -13,12 +13,12 @@ import pathlib
 import signal
 
 NAN = float("nan")
-LARGEST = 1e100  # what is larger is infinite here: sums of such numbers are none, nor can they be drawn
-LAST_STEP = 2**53  # of which, as of those before it, a column has each
+LARGEST = 1e100  # larger numbers count as infinite: their sums would overflow, and they cannot be drawn
+LAST_STEP = 2**53  # a double represents all whole numbers up to this one
 
 
 class MetricsError(Exception):
-    """What is wrong with a metrics file, in one line."""
+    """The error of a metrics file, in one line."""
 
 
 def is_value(value):
@@ -27,7 +27,7 @@ def is_value(value):
 
 
 def is_number(value):
-    """Whether it is one that can be reckoned with."""
+    """Whether it is a number that can be used in calculations."""
     return is_value(value) and abs(value) <= LARGEST
 
 
@@ -38,8 +38,8 @@ def as_double(value):
 
 
 def flat(fields):
-    """{"loss": 2, "phase_ms": {"forward": 5}} -> ("loss", 2.0), ("phase_ms/forward", 5.0); null, as which JSON has what is not
-    finite, is NaN, and what is no number is left out."""
+    """{"loss": 2, "phase_ms": {"forward": 5}} -> ("loss", 2.0), ("phase_ms/forward", 5.0). null, which JSON has for
+    numbers that are not finite, becomes NaN. Other values are left out."""
     for name, value in fields.items():
         if is_value(value) or value is None:
             yield name, as_double(value)
@@ -49,14 +49,14 @@ def flat(fields):
 
 
 class Columns:
-    """A row per step and a column per field; NaN where a line has no such field."""
+    """A row per step and a column per field; NaN if a line lacks the field."""
 
     def __init__(self):
         self.rows = 0
         self._columns = {}
 
     def __getitem__(self, name):
-        """The column as an array of doubles; all NaN where no line has the field."""
+        """The column as an array of doubles; all NaN if no line has the field."""
         return self._columns.get(name) or array.array("d", [NAN]) * self.rows
 
     def names(self):
@@ -73,7 +73,7 @@ class Columns:
                 column.append(NAN)
 
     def row(self, index):
-        """The numbers of one step by name, without those that are NaN."""
+        """The numbers of one step by name, without NaN."""
         return {name: column[index] for name, column in self._columns.items() if not math.isnan(column[index])}
 
     def cut(self, rows):
@@ -83,7 +83,7 @@ class Columns:
             del column[self.rows:]
 
     def alike(self, other):
-        """How many of the first rows are the same in both, to the bit."""
+        """The number of leading rows that are bit for bit equal in both."""
         rows = min(self.rows, other.rows)
         for name in {*self._columns, *other._columns}:
             mine, theirs = self[name][:rows], other[name][:rows]
@@ -93,13 +93,14 @@ class Columns:
 
 
 class Run:
-    """What a metrics file says: `about`, the object of its last `run` line, and the columns of its steps."""
+    """The contents of a metrics file: `about`, the object of its last `run` line, and the columns of its steps."""
 
     def __init__(self, name):
         self.name = name
         self.about = {}
         self.columns = Columns()
-        self.trained = bytearray()  # of each row, whether it is a step's: an evaluation of given weights has no loss
+        # For each row, whether it is a training step. An evaluation of given weights has no loss.
+        self.trained = bytearray()
 
     def __len__(self):
         return self.columns.rows
@@ -122,21 +123,21 @@ class Run:
         return last >= 0 and not math.isfinite(self["loss"][last])
 
     def points(self, name):
-        """The rows and the values of a field that only some lines have, such as val_loss."""
+        """The rows and values of a field that only some lines have, such as val_loss."""
         column = self.columns[name]
         rows = [row for row, value in enumerate(column) if math.isfinite(value)]
         return rows, [column[row] for row in rows]
 
     def tokens(self):
-        """Trained on after each step; NaN where neither the line nor the configuration says so. (That of an evaluation is not
-        of the steps that made its weights.)"""
+        """The tokens trained on after each step; NaN if neither the line nor the configuration says so. (The
+        configuration of an evaluation is not that of the steps that made its weights.)"""
         batch = self.configuration.get("global-batch-tokens")
         batch = batch if is_number(batch) else NAN
         return [step * (batch if trained else NAN) if math.isnan(said) else said
                 for step, said, trained in zip(self.steps, self.columns["tokens"], self.trained)]
 
     def step_seconds(self):
-        """Of each step; where a line does not say so those of the step before."""
+        """The seconds of each step. A line without them gets those of the step before."""
         seconds, last = [], NAN
         for value in self.columns["step_ms"]:
             last = last if math.isnan(value) else value / 1e3
@@ -145,8 +146,8 @@ class Run:
         return [known if math.isnan(value) else value for value in seconds]
 
     def hours(self):
-        """Spent on steps until the end of each. Validation, saving and the time between a stop and its resumption are not
-        in it, so that a resumed run goes on where it stopped."""
+        """The hours spent on steps until the end of each step. Validation, saving and the time between a stop and the
+        resumption do not count, so a resumed run continues where it stopped."""
         total, hours = 0.0, []
         for seconds in self.step_seconds():
             total += seconds / 3600
@@ -154,7 +155,7 @@ class Run:
         return hours
 
     def memory(self):
-        """Bytes of a process by arena; of a pipeline those of the stage that needs most."""
+        """The bytes of a process by arena; in a pipeline, those of the stage that needs the most."""
         pipeline = self.about.get("pipeline")
         stages = pipeline.get("memory") if isinstance(pipeline, dict) else None
         stages = stages if isinstance(stages, list) and stages else [self.about.get("memory")]
@@ -163,8 +164,8 @@ class Run:
         return max(stages, key=lambda stage: sum(stage.values()), default={})
 
     def take(self, line):
-        """Adds a line. One whose step is not after the last replaces that step and those after it: a run that was resumed
-        from there. Returns how many rows there were before it."""
+        """Adds a line. A step that is not after the last one replaces that step and all later ones: a run was resumed
+        there. Returns the number of rows before the line."""
         if "step" not in line:
             self.about = line["run"]
             return len(self)
@@ -177,7 +178,7 @@ class Run:
 
 
 def parse_line(text, number, path):
-    """One line as an object; MetricsError with the file and the line where it is not one of ours."""
+    """One line as an object; MetricsError with the file and the line number if it is not a metrics line."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError):
@@ -188,7 +189,7 @@ def parse_line(text, number, path):
         return {"run": line["run"]}
     if number == 1:
         raise MetricsError(f"{path}, line 1: no `run` object; is this a metrics file?")
-    # An evaluation of weights that are not trained has no loss of a step's own.
+    # An evaluation of weights that are not trained has no training loss.
     loss = line.get("loss", None if "val_loss" in line or "hellaswag_acc_norm" in line else "")
     if not is_value(line.get("step")) or not (is_value(loss) or loss is None):
         raise MetricsError(f"{path}, line {number}: no numbers `step` and `loss`")
@@ -201,20 +202,20 @@ def parse_line(text, number, path):
 
 
 class Follower:
-    """A run's metrics file, which may grow, be replaced or cut (as a resumed run does), or not be there yet."""
+    """A run's metrics file, which may grow, be replaced or cut (as a resumed run does), or not exist yet."""
 
     def __init__(self, path, name=None):
         self.path = pathlib.Path(path)
         self.run = Run(name or name_of(self.path))
-        self.last_change = 0.0  # the file's, in seconds since 1970
-        self.lines = 0  # that were read
+        self.last_change = 0.0  # of the file, in seconds since 1970
+        self.lines = 0  # number of lines read
         self._inode = None
-        self._offset = 0  # of the first byte that was not read: what follows the last whole line
+        self._offset = 0  # of the first unread byte, after the last whole line
         self._last_line = b""
 
     def poll(self):
-        """Reads what is new. Returns how many of the rows that the run had stayed as they were: all of them where it only
-        grew, or None where nothing has changed. MetricsError where the file is none of ours."""
+        """Reads new lines. Returns how many of the known rows are unchanged: all of them if the file only grew.
+        Returns None if nothing changed. MetricsError if the file is not a metrics file."""
         try:
             with open(self.path, "rb") as file:
                 state = os.fstat(file.fileno())
@@ -228,7 +229,7 @@ class Follower:
             raise MetricsError(f"cannot read {self.path}: {error.strerror}") from None
 
     def _goes_on(self, file):
-        """Whether the line that was read last is still where it was."""
+        """Whether the last line that was read is still in its place."""
         file.seek(self._offset - len(self._last_line))
         return file.read(len(self._last_line)) == self._last_line
 
@@ -238,7 +239,7 @@ class Follower:
         self._inode, self._offset, self._last_line, self.lines = inode, 0, b"", 0
         file.seek(0)
         self._append(file)
-        # Another run shares its first steps by chance at most.
+        # Rows of another run (with another `run` line) are never kept.
         kept = old.columns.alike(self.run.columns) if old.about == self.run.about else 0
         return None if kept == len(old) == len(self.run) and old.about == self.run.about else kept
 
@@ -261,13 +262,13 @@ class Follower:
 
 
 def name_of(path):
-    """A run is called as its directory, or as its metrics file where that has a name of its own."""
+    """The name of a run: its directory, or its metrics file if that does not have the usual name."""
     path = pathlib.Path(path).absolute()
     return path.parent.name if path.name == "metrics.jsonl" else path.stem
 
 
 def distinct_names(paths):
-    """Names of runs, with as many of the folders above as tell them apart."""
+    """Names of runs, with as many parent folders as are necessary to distinguish them."""
     paths = [pathlib.Path(path).absolute() for path in paths]
     parts = [[*path.parts[1:-2], name_of(path)] if path.name == "metrics.jsonl" else [*path.parts[1:-1], name_of(path)]
              for path in paths]
@@ -282,12 +283,12 @@ def distinct_names(paths):
 
 
 def find_metrics(argument, later=False):
-    """The metrics file that is meant by a run's directory or by itself; with `later` it need not be there yet."""
+    """The metrics file for an argument: a run's directory or the file itself. With `later`, it need not exist yet."""
     path = pathlib.Path(argument)
     if path.is_dir():
         path = path / "metrics.jsonl"
         if not path.is_file() and not later:
-            raise MetricsError(f"{path.parent} holds no metrics.jsonl; give a run's directory or its metrics file")
+            raise MetricsError(f"{path.parent} has no metrics.jsonl; give a run's directory or its metrics file")
     elif not path.is_file():
         if not later or path.exists():
             raise MetricsError(f"there is no {path}; give a run's directory or its metrics file")
@@ -297,22 +298,22 @@ def find_metrics(argument, later=False):
 
 
 def read_run(path, name=None):
-    """The run of a metrics file that has one step at least; MetricsError otherwise."""
+    """The run of a metrics file with at least one step; MetricsError otherwise."""
     follower = Follower(path, name)
     follower.poll()
     if not len(follower.run):
-        raise MetricsError(f"{path} holds no step" if follower.lines else f"{path} is empty")
+        raise MetricsError(f"{path} has no step" if follower.lines else f"{path} is empty")
     return follower.run
 
 
 def require_interval(interval):
-    """Of seconds between two looks at files, which a person gave: MetricsError where it is none."""
+    """Checks the seconds between two looks at the files, a user's option; MetricsError if it is not positive."""
     if not interval > 0:
-        raise MetricsError(f"--interval {interval:g} is not a time; give seconds, such as 1")
+        raise MetricsError(f"--interval {interval:g} is not a number of seconds; give one such as 1")
 
 
 def end_as_by_ctrl_c():
-    """SIGTERM ends what follows files as Ctrl-C does."""
+    """Makes SIGTERM end a script that follows files, as Ctrl-C does."""
     def end(number, frame):
         raise KeyboardInterrupt
 

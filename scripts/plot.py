@@ -5,9 +5,9 @@
     scripts/plot.py runs/a runs/b                       compares runs: writes runs/a/comparison.png
     scripts/plot.py runs/a runs/b --panels loss --x hours -o ab.png
 
-A run is its directory or its metrics file. A comparison shows what its runs recorded: the loss against steps, tokens and
-hours; throughput; MFU; HellaSwag accuracy; memory by arena; time by phase. (Of one run, with --panels all, tokens are left
-out unless its steps differ in them.) How each is drawn is said in plot_loss.py and plot_panels.py.
+A run is its directory or its metrics file. A comparison shows what its runs recorded: the loss against steps, tokens
+and hours; throughput; MFU; HellaSwag accuracy; memory by arena; time by phase. (For a single run with --panels all,
+tokens are left out unless the tokens per step vary.) plot_loss.py and plot_panels.py draw the panels.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from plot_panels import (NAME, NAME_SIZE, hellaswag_panel, memory_panel, mfu_pan
 
 KINDS = ["steps", "tokens", "hours"]
 PANELS = ["loss", "throughput", "mfu", "hellaswag", "memory", "time"]
-WIDTH, LEFT, RIGHT = 1800, 110, 45  # pixels of a comparison, and its margins
+WIDTH, LEFT, RIGHT = 1800, 110, 45  # pixels: width of a comparison, and its margins
 LINE_HEIGHT, LINE_GAP = 400, 90  # of a panel with lines, and below it
 ROW = 28  # of the table, and of a bar
 
@@ -49,11 +49,11 @@ def has(run, column):
 
 
 def kinds_of(runs, x):
-    """What losses are drawn against. Of one run tokens show nothing new where they are the same multiple of all steps."""
+    """The x axes of the loss. For a single run, tokens are left out if they are the same multiple of all steps."""
     known = [kind for kind in KINDS if any(np.isfinite(positions(run, kind)).any() for run in runs)]
     if x:
         if x not in known:
-            fail(f"no run says its {x} (--x {x}); its lines have no `{'step_ms' if x == 'hours' else 'tokens'}`")
+            fail(f"no run has its {x} (--x {x}): its lines have no `{'step_ms' if x == 'hours' else 'tokens'}`")
         return [x]
     if len(runs) > 1:
         return known
@@ -63,7 +63,7 @@ def kinds_of(runs, x):
 
 
 def line_panels(runs, wanted, x):
-    """The panels with lines: functions of the axes."""
+    """The panels with lines, as functions of the axes."""
     panels = []
     if "loss" in wanted:
         panels += [lambda axes, kind=kind: loss_panel(axes, runs, kind) for kind in kinds_of(runs, x)]
@@ -85,7 +85,7 @@ def bar_panels(runs, wanted):
 
 
 def rows_of(panels):
-    """As few rows of three at most as there can be, filled alike: 4 are 2 and 2, 5 are 3 and 2."""
+    """Splits panels into the fewest rows of at most three, evenly filled: 4 become 2 and 2, 5 become 3 and 2."""
     rows = -(-len(panels) // 3)
     lengths = [len(panels) // rows + (row < len(panels) % rows) for row in range(rows)] if rows else []
     begins = np.cumsum([0, *lengths])
@@ -93,7 +93,7 @@ def rows_of(panels):
 
 
 def loss_text(run):
-    """The last validation loss, and the best where that is another one; or what became of training."""
+    """The last validation loss, with the best one if it differs; or how training ended."""
     values = run.points("val_loss")[1]
     if run.diverged():
         end = last_finite(np.array(run["loss"]))
@@ -105,7 +105,7 @@ def loss_text(run):
 
 
 def table_of(runs):
-    """What tells runs apart, in words: a list of columns, each its title, its alignment and its cells."""
+    """The differences between runs as text: a list of columns, each with a title, an alignment and cells."""
     def known(value, text):
         return text(value) if is_number(value) else "–"
 
@@ -140,9 +140,9 @@ def table_of(runs):
 
 
 def draw_table(axes, runs):
-    """The table is the legend: a run's line, marker and name, and what it came to."""
+    """Draws the table, which is also the legend: a run's line, marker and name, and its results."""
     columns = table_of(runs)
-    # Each as wide as its widest cell; what is left of the width lies between the columns.
+    # Each column is as wide as its widest cell; the remaining width lies between the columns.
     pixels = np.array([max(text_width(axes.figure, cell, 12.5, "bold" if title == "run" else "normal")
                            for cell in [title, *cells]) for title, _, cells in columns])
     gap = min(90, (axes.bbox.width - 60 - pixels.sum()) / max(1, len(columns) - 1))
@@ -167,7 +167,7 @@ def draw_table(axes, runs):
 def comparison_figure(runs, wanted, x):
     lines, bars = rows_of(line_panels(runs, wanted, x)), bar_panels(runs, wanted)
     if not lines and not bars:
-        fail(f"the runs recorded nothing that --panels {','.join(wanted)} shows")
+        fail(f"the runs have no data for --panels {','.join(wanted)}; choose other panels")
     head = 70 + ROW * (len(runs) + 1) + 45
     bar_height = ROW * len(runs) + 14
     height = head + len(lines) * (LINE_HEIGHT + LINE_GAP) + (bar_height + 105 if bars else 0)
@@ -196,7 +196,7 @@ def draw(runs, wanted, x, path):
     plt.rcParams.update({"font.size": 13, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": "#b5b5b5",
                          "xtick.color": FAINT, "ytick.color": FAINT, "text.parse_math": False})
     with warnings.catch_warnings():
-        # What the font lacks of a run's name is drawn as the font's empty box, which says enough.
+        # A character of a run's name that the font lacks is drawn as an empty box, which is enough.
         warnings.filterwarnings("ignore", r"Glyph (?s:.*) missing from")
         if wanted == ["loss"]:
             figure = loss_figure(runs, kinds_of(runs, x or "steps")[0])
@@ -213,12 +213,12 @@ def panels_of(text):
     names = text.split(",")
     for name in names:
         if name not in [*PANELS, "all"]:
-            raise argparse.ArgumentTypeError(f"there is no panel {name!r}; there are {', '.join(PANELS)} and all")
+            raise argparse.ArgumentTypeError(f"unknown panel {name!r}; choose from: {', '.join(PANELS)}, all")
     return [name for name in PANELS if name in names or "all" in names]
 
 
 def read_runs(words):
-    """The metrics files and the runs that can be read, and a line about each other one."""
+    """The metrics files and the runs that can be read, and a line about each other argument."""
     paths, runs, faults = [], [], []
     for word in words:
         try:
@@ -233,13 +233,13 @@ def read_runs(words):
 
 
 def main(words=None):
-    parser = argparse.ArgumentParser(description="Draws one run's loss, or compares several runs, in one picture.")
+    parser = argparse.ArgumentParser(description="Draw one run's loss, or compare several runs, in one picture.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory or its metrics file")
-    parser.add_argument("-o", "--output", metavar="FILE", help="picture (default: loss.png beside the run's metrics, of "
-                        "several runs comparison.png beside the first's)")
-    parser.add_argument("--x", choices=KINDS, help="what is drawn against (default: the loss against all that say "
-                        "something of their own, the rest against steps)")
-    parser.add_argument("--panels", type=panels_of, metavar="LIST", help=f"some of {','.join(PANELS)}, or all (default: loss "
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the picture to FILE (default: loss.png beside the run's metrics; "
+                        "for several runs, comparison.png beside the first run's)")
+    parser.add_argument("--x", choices=KINDS, help="draw against this (default: the loss against each of them that differs, "
+                        "the other panels against steps)")
+    parser.add_argument("--panels", type=panels_of, metavar="LIST", help=f"draw these of {','.join(PANELS)}, or all (default: loss "
                         "for one run, all for several)")
     arguments = parser.parse_args(words)
     wanted = arguments.panels or (["loss"] if len(arguments.runs) == 1 else PANELS)

@@ -1,6 +1,6 @@
-"""What the parts of a picture share: colors, numbers as text, smoothing, and what runs are drawn against.
+"""Shared parts of the pictures: colors, smoothing, and the x axes.
 
-Not what is drawn: the loss is in plot_loss.py, the other panels are in plot_panels.py.
+plot_loss.py draws the loss, and plot_panels.py the other panels.
 """
 
 import numpy as np
@@ -9,14 +9,14 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from amounts import short, time_unit
 
-# Neighbours differ for the color-blind too; markers and lines tell apart what colors do not.
+# Neighbouring colors differ for the color-blind too. Markers and lines distinguish runs with the same color.
 RUN_COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#222222", "#8a5a2b"]
 RUN_MARKERS = ["o", "s", "^", "D", "v", "p", ">", "<"]
-RUN_LINES = ["-", (0, (6, 1.5)), (0, (2, 1))]  # of the first eight runs, of the next eight, of more
+RUN_LINES = ["-", (0, (6, 1.5)), (0, (2, 1))]  # for the first eight runs, the next eight, all others
 INK, FAINT, GRID = "#2b2b2b", "#6f6f6f", "#e6e6e6"
 
 class Look:
-    """How a run is told from the others."""
+    """The color, marker and line style of a run."""
 
     def __init__(self, index):
         self.color = RUN_COLORS[index % len(RUN_COLORS)]
@@ -25,8 +25,8 @@ class Look:
 
 
 def smooth(values):
-    """The mean over a window of a fortieth of the run: narrower at the steep start, one-sided at the end. What is not
-    finite stays so, and is not in the means beside it."""
+    """The mean over a window of a fortieth of the run. The window is narrower at the steep start, and one-sided at
+    the end. Values that are not finite stay so and do not enter the means of others."""
     finite = np.isfinite(values)
     half = len(values) // 80
     sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0))])
@@ -40,7 +40,7 @@ def smooth(values):
 
 
 def thinned(x, *columns, points=4000):
-    """Every k-th point where there are more than a picture can show, the last one too."""
+    """Every k-th point and the last one, if there are more points than a picture can show."""
     stride = max(1, len(x) // points)
     keep = np.unique(np.append(np.arange(0, len(x), stride), len(x) - 1))
     return [np.asarray(values)[keep] for values in (x, *columns)]
@@ -52,25 +52,25 @@ def finite(values):
 
 
 def last_finite(values):
-    """The index of the last number that is finite, or None."""
+    """The index of the last finite number, or None."""
     index = np.flatnonzero(np.isfinite(values))
     return int(index[-1]) if len(index) else None
 
 
 def positions(run, kind):
-    """Where the steps of a run lie on an axis: steps, tokens or hours."""
+    """The positions of a run's steps on an axis of steps, tokens or hours."""
     values = {"steps": lambda: run.steps, "tokens": run.tokens, "hours": run.hours}[kind]()
     return np.array(values, dtype=float)
 
 
 def text_width(figure, text, size, weight="normal"):
-    """In pixels."""
+    """The width of a text in pixels."""
     return figure.canvas.get_renderer().get_text_width_height_descent(
         text, FontProperties(size=size, weight=weight), ismath=False)[0]
 
 
 def dress(axes):
-    """The frame that all panels have."""
+    """Applies the style of all panels."""
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -78,7 +78,7 @@ def dress(axes):
 
 
 def dress_x(axes, kind, longest):
-    """The ticks and the label of an axis of steps, tokens or hours that ends at `longest`."""
+    """Sets the ticks and the label of an axis of steps, tokens or hours that ends at `longest`."""
     axes.xaxis.set_major_locator(MaxNLocator(nbins=9 if axes.bbox.width > 900 else 6, steps=[1, 2, 5, 10],
                                              integer=kind == "steps", min_n_ticks=1))
     if kind == "hours":
@@ -95,7 +95,7 @@ def dress_x(axes, kind, longest):
 
 
 class ScaledLocator(MaxNLocator):
-    """Ticks that are round in a unit of which the axis' own has so many."""
+    """Ticks that are round in another unit; `factor` such units are one unit of the axis."""
 
     def __init__(self, factor, bins):
         super().__init__(nbins=bins, steps=[1, 2, 5, 10], min_n_ticks=1)

@@ -1,7 +1,7 @@
-"""Draws losses: the picture of one run's loss, or of several, and the panel of a comparison.
+"""Draws losses: the picture of the loss of one run or several, and the panel of a comparison.
 
-Training losses are drawn as they are (pale) and smoothed; validation losses with a marker each; and, where they are known,
-the loss of a unigram model and the source's entropy, which no model goes below. All are in nats per token.
+Training losses are drawn pale as recorded, and smoothed. Validation losses have markers. If known, the loss of a
+unigram model is drawn, and the source's entropy, which no model can go below. All are in nats per token.
 """
 
 import matplotlib.pyplot as plt
@@ -12,7 +12,7 @@ from metrics import is_number
 from plot_common import (FAINT, INK, Look, dress, dress_x, finite, last_finite, positions, smooth, text_width,
                          thinned)
 
-TRAINING_COLOR, VALIDATION_COLOR = "#0072b2", "#e07a1f"  # of a single run; several runs have one color each
+TRAINING_COLOR, VALIDATION_COLOR = "#0072b2", "#e07a1f"  # for a single run; of several runs, each has one color
 NAME = 28  # the characters of a name at the end of a line
 
 
@@ -51,7 +51,7 @@ def draw_curve(axes, curve, look, validation_color, alone):
 
 
 def labels_of(curve, color, validation_color, alone):
-    """What is written beside the ends of a run's lines: (loss, text, color, position)."""
+    """The labels at the ends of a run's lines: (loss, text, color, position)."""
     labels = []
     end = last_finite(curve.smoothed)
     name = clipped(curve.run.name, NAME)
@@ -79,10 +79,10 @@ def draw_references(axes, curves):
 
 
 def set_limits(axes, curves, references, late=False):
-    """All of what is drawn, but not the height of a rare outlier of the training loss, nor that of one run of several
-    that diverges: nothing much higher than where runs begin and half of them stay. With `late` the steep start is left
-    out where it would press all that follows together: what half of the runs have after a twentieth of their steps is
-    seen, but for a hundredth of it, and where each ends that is not very short."""
+    """Sets the range of losses. It leaves out rare outliers of the training loss. With several runs, its top is a
+    little above the initial losses and above the maxima of half of the runs, so one diverging run does not set it. With
+    `late`, the steep start is cut. The top then follows each run's 99% quantile after a twentieth of its steps (the
+    median over the runs). It also follows the end of each run that is not very short."""
     heights, begins, values = [], [], [label[0] for label in references]
     for curve in curves:
         losses, smoothed = finite(curve.losses), finite(curve.smoothed)
@@ -107,7 +107,7 @@ def set_limits(axes, curves, references, late=False):
 
 
 def set_x_limits(axes, ends, kind):
-    """From the first to the last of these positions: of steps those that there are, otherwise from 0."""
+    """Sets the range of positions: for steps, from the first to the last; otherwise from 0."""
     first, last = min(ends) if kind == "steps" else 0.0, max(ends)
     step = 0.5 if kind == "steps" else 0.0
     margin = 0.01 * (last - first)
@@ -115,7 +115,7 @@ def set_x_limits(axes, ends, kind):
 
 
 def spread(heights, gap):
-    """Moves sorted label heights apart until neighbours differ by `gap`, as little as needed."""
+    """Moves sorted label heights apart until neighbours differ by `gap`, as little as necessary."""
     groups = []  # [first index, count, mean wanted center]
     for i, height in enumerate(heights):
         groups.append([i, 1, height])
@@ -128,7 +128,7 @@ def spread(heights, gap):
 
 
 def covered(axes, curve, box):
-    """How many columns of pixels in which a run's smoothed losses go through a box."""
+    """The number of pixel columns in which a run's smoothed losses go through a box."""
     known = np.isfinite(curve.x) & np.isfinite(curve.smoothed)
     if not known.any():
         return 0
@@ -139,8 +139,8 @@ def covered(axes, curve, box):
 
 
 def label_beside_curves(axes, curves, value, text):
-    """Writes over or under a level line, at its right or left end: in the first of these places that no curve goes through, or
-    where the least of them does."""
+    """Writes above or below a level line, at its right or left end. It takes the first of these places that no curve
+    crosses, or the one with the fewest crossings."""
     labels = []
     for x, side in ((1, "right"), (0, "left")):
         for offset, alignment in ((4, "bottom"), (-4, "top")):
@@ -155,14 +155,14 @@ def label_beside_curves(axes, curves, value, text):
 
 
 def loss_panel(axes, runs, kind):
-    """The losses of runs in a panel of a comparison, whose table names them."""
+    """Draws the losses of runs in a panel of a comparison, whose table names the runs."""
     curves = [Curve(run, kind) for run in runs]
     drawn = [curve for curve in curves if curve.known()]
     for curve in drawn:
         look = Look(curves.index(curve))
         draw_curve(axes, curve, look, look.color, alone=False)
     references = draw_references(axes, drawn)
-    set_limits(axes, curves, [], late=True)  # the same whatever it is drawn against
+    set_limits(axes, curves, [], late=True)  # the same for every x axis
     ends = np.concatenate([finite(curve.x)[[0, -1]] for curve in drawn])
     set_x_limits(axes, ends, kind)
     dress(axes)
@@ -176,7 +176,7 @@ def loss_panel(axes, runs, kind):
 
 
 def describe(run):
-    """The title and the line below it, from what the run says about itself."""
+    """The title and the line below it, from the run's description of itself."""
     about, configuration = run.about, run.configuration
     title = f"{configuration['model']} GPT" if isinstance(configuration.get("model"), str) else run.name
     sizes = [f"{configuration[key]} {word}" if key != "seq-len" else f"context {configuration[key]}"
@@ -197,7 +197,7 @@ def describe(run):
 
 
 def loss_figure(runs, kind):
-    """The picture of the loss alone: lines are named where they end, at the right."""
+    """The picture of the loss alone; lines are named at their right ends."""
     figure, axes = plt.subplots(figsize=(16, 10), dpi=100)
     figure.subplots_adjust(left=0.07, right=0.825, bottom=0.09, top=0.88)
     alone = len(runs) == 1

@@ -1,6 +1,6 @@
-"""Draws the panels of a comparison beside the loss: throughput, MFU, HellaSwag, memory by arena, time by phase.
+"""Draws the panels of a comparison other than the loss: throughput, MFU, HellaSwag, memory by arena, time by phase.
 
-Each takes the axes and the runs; which panels a picture has, and where, is said in plot.py.
+Each function takes the axes and the runs. plot.py decides which panels a picture has, and where.
 """
 
 import matplotlib.pyplot as plt
@@ -13,18 +13,18 @@ from plot_common import (FAINT, INK, Look, dress, dress_x, finite, last_finite, 
                          thinned)
 from plot_loss import set_x_limits
 
-# In the order in which they are stacked. Neighbours differ in lightness too.
+# In the order of stacking. Neighbours differ in lightness too.
 ARENAS = {"parameters": "#0072b2", "gradients": "#8fc7ea", "master": "#3d2466", "moments": "#cc9bc0",
           "activations": "#e69f00", "communication": "#00664b", "pipeline": "#6fd3b0", "workspace": "#5f5f5f"}
 PHASES = {"data": "#2e1a4f", "forward": "#8fc7ea", "backward": "#0072b2", "communication": "#d55e00", "norm": "#f0d48a",
           "update": "#00664b", "other": "#b8b8b8"}
 SPARE_COLORS = ["#7a5230", "#c9b79c", "#444444"]
-NAME, NAME_SIZE = 20, 12.5  # the characters and the size of a run's name beside its bar
-CHANCE = 0.25  # of the four endings of a HellaSwag question
+NAME, NAME_SIZE = 20, 12.5  # the characters and the font size of a run's name beside its bar
+CHANCE = 0.25  # with the four endings of a HellaSwag question
 
 
 def line_panel(axes, runs, kind, column, of_rows=smooth):
-    """A line per run that has the column; returns the finite values that were drawn."""
+    """Draws a line per run that has the column; returns the finite values that were drawn."""
     values, ends = [], []
     for index, run in enumerate(runs):
         look, x = Look(index), positions(run, kind)
@@ -65,7 +65,7 @@ def mfu_panel(axes, runs, kind):
 
 
 def hellaswag_panel(axes, runs, kind):
-    """Points joined by lines: only some steps have one."""
+    """Draws points joined by lines, because only some steps have a value."""
     values, ends = [CHANCE], []
     for index, run in enumerate(runs):
         look, x = Look(index), positions(run, kind)
@@ -90,8 +90,8 @@ def hellaswag_panel(axes, runs, kind):
 
 
 def phase_times(run):
-    """Milliseconds of a mean step by phase; the first step, in which much is done for the first time, is left out. `other`
-    is what no phase has. Empty where the run does not say."""
+    """The mean milliseconds of each phase in a step, without the first step, which includes one-time work. `other` is
+    the time outside all phases. Empty if the run did not record them."""
     step = np.array(run["step_ms"])
     rows = np.isfinite(step)
     if rows.sum() > 1:
@@ -112,15 +112,15 @@ def phase_times(run):
 
 
 def in_order(names, colors):
-    """The parts that there are, the known ones first, with a color each."""
+    """The existing parts, known ones first, each with a color."""
     names = [*(name for name in colors if name in names), *sorted(name for name in names if name not in colors)]
     spare = [name for name in names if name not in colors]
     return {name: colors.get(name) or SPARE_COLORS[spare.index(name) % len(SPARE_COLORS)] for name in names}
 
 
 def bars_panel(axes, runs, parts, colors, as_text, title):
-    """A stacked bar per run; `parts` are each run's amounts by name. Where totals differ too much to be seen beside one
-    another each bar is as long, and shows shares."""
+    """Draws a stacked bar per run; `parts` has each run's amounts by name. If totals differ too much for one scale,
+    all bars have the same length and show shares."""
     totals = [sum(amounts.values()) for amounts in parts]
     known = [total for total in totals if total > 0]
     shares = max(known) > 20 * min(known)
@@ -132,7 +132,7 @@ def bars_panel(axes, runs, parts, colors, as_text, title):
             width = amounts.get(name, 0) / (total if shares and total else 1)
             if width > 0:
                 axes.barh(row, width, left=left, height=0.72, color=color, edgecolor="white", linewidth=0.8, zorder=3)
-                # Only where it fits: a character takes about 8 pixels at this size.
+                # Only if it fits: a character takes about 8 pixels at this size.
                 text = as_text(amounts[name])
                 if width / (1.16 * longest) * axes.bbox.width > 8 * len(text) + 8:
                     light = np.dot(to_rgb(color), (0.299, 0.587, 0.114)) > 0.5
@@ -149,7 +149,7 @@ def bars_panel(axes, runs, parts, colors, as_text, title):
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, pad=8)
     axes.set_xticks([])
-    # The legend has the width beside the names too, and smaller type where that is not enough.
+    # The legend also uses the width beside the names, and smaller type if necessary.
     beside = 12 + max(text_width(axes.figure, clipped(run.name, NAME), NAME_SIZE) for run in runs)
     begin, size = -beside / axes.bbox.width, 11.5
     needs = sum(text_width(axes.figure, name, size) + 2.4 * size / 72 * axes.figure.dpi for name in look)

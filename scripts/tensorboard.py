@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Turns the metrics of runs into TensorBoard's event files, and follows runs that go on.
+"""Converts the metrics of runs to TensorBoard's event files, and follows growing runs.
 
     scripts/tensorboard.py runs/a                         writes runs/a/tensorboard/
     scripts/tensorboard.py runs/a runs/b --follow         goes on as the runs do, until Ctrl-C
     scripts/tensorboard.py runs/* --logdir /tmp/events    writes /tmp/events/a/, /tmp/events/b/ ...
     tensorboard --logdir runs
 
-An event holds all numbers of a step, so that a step is in a file wholly or not at all. A second call goes on after the last
-step that is there; where what is there is not how the run began, the files are written afresh. A run that was resumed from
-an earlier step tells TensorBoard to forget what came after it, as a program does that starts again.
+An event holds all numbers of a step, so a step is in a file completely or not at all. A second call continues after
+the last step in the files. If these differ from the run's beginning, the files are written again from scratch. If a
+run was resumed from an earlier step, TensorBoard is told to forget the later steps, as by any restarted program.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import interpreter
 if __name__ == "__main__":
     interpreter.need("tensorboardX", "google.protobuf", "numpy")
 
-# tensorboardX asks for PyTorch, which takes seconds to load; nothing here is a tensor.
+# tensorboardX imports PyTorch, which takes seconds to load; this script has no tensors.
 sys.modules.setdefault("torch", None)
 from tensorboardX import summary as summaries  # noqa: E402
 from tensorboardX.event_file_writer import EventsWriter  # noqa: E402
@@ -35,7 +35,7 @@ from tensorboardX.proto.summary_pb2 import Summary  # noqa: E402
 
 from metrics import Follower, MetricsError, distinct_names, end_as_by_ctrl_c, find_metrics, is_number, require_interval  # noqa: E402
 
-SUFFIX = ".train_gpt"  # what tells our files from others in the same folder
+SUFFIX = ".train_gpt"  # distinguishes our files from others in the same folder
 TAGS = {"loss": "train/loss", "val_loss": "val/loss", "tokens_per_s": "tokens_per_second",
         "hellaswag_acc": "hellaswag/acc", "hellaswag_acc_norm": "hellaswag/acc_norm"}
 NO_TAGS = {"step", "time"}
@@ -46,7 +46,7 @@ def tag_of(name):
 
 
 def scalars(run, row):
-    """The numbers of a step by tag. A loss that is not finite is one too, where the step trained: TensorBoard marks it."""
+    """The numbers of a step by tag. Includes a training loss that is not finite, which TensorBoard marks."""
     values = {tag_of(name): value for name, value in run.columns.row(row).items() if name not in NO_TAGS}
     for name in ("loss", "grad_norm"):
         if run.trained[row] and math.isnan(run[name][row]) and name in run.columns.names():
@@ -55,7 +55,7 @@ def scalars(run, row):
 
 
 def as_float(value):
-    """As the single precision of an event has it."""
+    """The value in single precision, as an event has it."""
     try:
         return struct.unpack("f", struct.pack("f", value))[0]
     except OverflowError:
@@ -68,7 +68,8 @@ def step_event(run, row, wall_time):
 
 
 def wall_times(run, last_change):
-    """When each step ended: as recorded, or counted back from the next one, and the last from the file's change."""
+    """The end times of the steps: as recorded, or counted back from the next step. The last one comes from the file's
+    change time."""
     times, following, gap = [], last_change, 0.0
     for said, seconds in zip(reversed(run["time"]), reversed(run.step_seconds())):
         following = following - gap if math.isnan(said) else said
@@ -78,7 +79,7 @@ def wall_times(run, last_change):
 
 
 def about_events(run, wall_time):
-    """What was run, for TensorBoard's tabs Text and HParams."""
+    """The description of the run, for TensorBoard's tabs Text and HParams."""
     rows = "".join(f"| {name} | {json.dumps(value)} |\n" for name, value in run.configuration.items())
     texts = {"configuration": f"| option | value |\n|---|---|\n{rows}",
              "run": "    " + json.dumps(run.about, indent=2).replace("\n", "\n    ")}
@@ -91,12 +92,12 @@ def about_events(run, wall_time):
 
 
 def is_about(event):
-    """Whether it is one of about_events."""
+    """Whether the event is from about_events."""
     return any(value.HasField("metadata") for value in event.summary.value)
 
 
 def whole_events(path):
-    """The events of a file but one that is not whole, as the last of a call that was killed. Lengths are believed."""
+    """The events of a file, without an incomplete one, such as the last of a killed call. Lengths are not verified."""
     data = memoryview(path.read_bytes())
     begin = 0
     while begin + 12 <= len(data):
@@ -121,15 +122,16 @@ class EventFolder:
         return sorted(self.folder.glob(f"events.[0-9]*.out.tfevents.*{SUFFIX}"))
 
     def rows_there(self, run):
-        """How many of the run's rows the files hold, as TensorBoard reads them; None where they hold something else."""
-        there = []  # (step, numbers), as bytes: a NaN is not like itself
+        """The number of the run's rows that the files hold, as TensorBoard reads them; None if they hold anything
+        else."""
+        there = []  # (step, numbers), as bytes, because NaN is not equal to itself
         try:
             for event in itertools.chain.from_iterable(map(whole_events, self.files())):
                 if event.session_log.status == SessionLog.START:
                     there = [known for known in there if known[0] < event.step]
                 elif event.HasField("summary") and not is_about(event):
                     there.append((event.step, event.summary.SerializeToString()))
-        except Exception:  # protobuf's, of a file that was damaged
+        except Exception:  # protobuf's exceptions for a damaged file
             return None
         wanted = (step_event(run, row, 0.0) for row in range(len(there)))
         same = len(there) <= len(run) and all(known == (event.step, event.summary.SerializeToString())
@@ -137,13 +139,14 @@ class EventFolder:
         return len(there) if there and same else None
 
     def begin(self, forget_from=None, in_place_of=()):
-        """A new file; TensorBoard forgets what it has of the steps from `forget_from` on. Other files of ours may go."""
+        """Begins a new file. TensorBoard forgets the steps from `forget_from` on. The files `in_place_of` are
+        removed."""
         self.close()
         self.folder.mkdir(parents=True, exist_ok=True)
-        # Files are read in the order of their names; a name that was read before is not read again.
+        # TensorBoard reads files in the order of their names, and does not read a file again.
         files = self.files()
         number = max([0, *(int(path.name.split(".")[1]) for path in files)]) + 1
-        empty = {path for path in files if path.stat().st_size == 0}  # each look at a disk that is full leaves one
+        empty = {path for path in files if path.stat().st_size == 0}  # every attempt on a full disk leaves one
         for path in empty.union(in_place_of):
             path.unlink()
         self._writer = EventsWriter(str(self.folder / f"events.{number:06}"), SUFFIX)
@@ -168,16 +171,16 @@ class EventFolder:
 
 
 class Converter:
-    """One run: what its metrics gain goes into its events."""
+    """One run: writes new metrics to its events."""
 
     def __init__(self, path, name, folder):
         self.follower = Follower(path, name)
         self.events = EventFolder(folder)
-        self.rows = None  # that the events hold; not known before the first look
+        self.rows = None  # rows that the events hold; unknown before the first look
 
     def advance(self):
-        """Writes what is new; returns how many steps that were. After an error nobody knows what the events hold, nor of which
-        rows the next look tells: it compares them again, and goes on in a new file."""
+        """Writes new steps; returns their number. After an error it is unknown which rows the files
+        hold. The next call then compares them with the run again, and continues in a new file."""
         try:
             return self._advance()
         except OSError as error:
@@ -189,7 +192,7 @@ class Converter:
 
     def forget(self):
         self.rows = None
-        with contextlib.suppress(OSError):  # there is no room for what is left
+        with contextlib.suppress(OSError):  # a full disk: buffered data cannot be written
             self.events.close()
 
     def _advance(self):
@@ -202,7 +205,7 @@ class Converter:
         if self.rows is None:
             kept = self.events.rows_there(run)
         elif kept == 0:
-            kept = None  # nothing of it is as it was
+            kept = None  # all of it has changed
         if kept is None:
             self.events.begin_afresh(run, begin)
             kept = 0
@@ -219,7 +222,7 @@ class Converter:
 
 
 def folder_of(path, name, logdir):
-    """Where a run's event files lie."""
+    """The folder of a run's event files."""
     if logdir:
         return pathlib.Path(logdir) / name
     return path.parent / "tensorboard" / ("" if path.name == "metrics.jsonl" else path.stem)
@@ -231,7 +234,8 @@ def report(converter, steps):
 
 
 def follow(converters, interval):
-    """Until it is ended. A file that is wrong now may be right later: each complaint is made once."""
+    """Follows the runs until the script is ended. An invalid file may become valid later, so each complaint is
+    printed once."""
     complaints = set()
     while True:
         for converter in converters:
@@ -248,12 +252,12 @@ def follow(converters, interval):
 
 
 def main(words=None):
-    parser = argparse.ArgumentParser(description="Turns the metrics of runs into TensorBoard's event files.")
+    parser = argparse.ArgumentParser(description="Convert the metrics of runs to TensorBoard's event files.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory or its metrics file")
-    parser.add_argument("--logdir", metavar="DIR", help="where a folder per run is made (default: tensorboard/ in each run's "
+    parser.add_argument("--logdir", metavar="DIR", help="write a folder per run into DIR (default: tensorboard/ in each run's "
                         "directory)")
-    parser.add_argument("--follow", action="store_true", help="goes on as the runs do, also those that begin later")
-    parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="between two looks (default 2)")
+    parser.add_argument("--follow", action="store_true", help="keep converting while the runs go on, including runs that begin later")
+    parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="with --follow, look for new lines this often (default: 2)")
     arguments = parser.parse_args(words)
     converters = []
     try:
@@ -272,7 +276,7 @@ def main(words=None):
     except MetricsError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        pass  # how following ends
+        pass  # Following ends this way.
     finally:
         for converter in converters:
             converter.events.close()

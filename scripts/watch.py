@@ -2,10 +2,10 @@
 """Shows runs on the terminal while they go on: progress, loss, throughput, memory, the last validation.
 
     scripts/watch.py                     the newest run in runs/
-    scripts/watch.py runs/a runs/b       these, also where they have not begun; Ctrl-C ends it
-    scripts/watch.py runs/a --once       how it stands now; so does a pipe instead of a terminal
+    scripts/watch.py runs/a runs/b       these, also if they have not begun; Ctrl-C ends it
+    scripts/watch.py runs/a --once       the current state; a pipe instead of a terminal does the same
 
-It reads metrics files alone: runs do not notice it. What is drawn once they are done is said in plot.py.
+It reads only metrics files and does not disturb the runs. plot.py draws finished runs.
 """
 
 import argparse
@@ -31,9 +31,9 @@ from amounts import bytes_text, clock, short  # noqa: E402
 from metrics import Follower, MetricsError, distinct_names, end_as_by_ctrl_c, find_metrics, is_number, require_interval  # noqa: E402
 
 LEVELS, ASCII_LEVELS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
-RECENT = 50  # steps, of which means are taken
+RECENT = 50  # steps over which means are taken
 PLOT_ROWS = 6  # of the loss in a panel
-PANEL_ROWS = PLOT_ROWS + 6  # of a panel with what is around the plot, at least
+PANEL_ROWS = PLOT_ROWS + 6  # minimum for a panel with the lines around the plot
 
 
 def mean(values):
@@ -42,7 +42,7 @@ def mean(values):
 
 
 class State:
-    """What there is to say about a run now."""
+    """The current state of a run."""
 
     def __init__(self, follower, trouble, now):
         run = follower.run
@@ -50,17 +50,18 @@ class State:
         self.begun = len(run) > 0
         self.step = int(run.steps[-1]) if self.begun else 0
         steps = run.configuration.get("steps")
-        self.evaluates = self.begun and not any(run.trained)  # weights as they are
-        # (Of versions whose resumed runs kept the first line alone that does not know how long.)
+        self.evaluates = self.begun and not any(run.trained)  # evaluates given weights
+        # (Older versions kept only the first `run` line of a resumed run, which does not have the new number of
+        # steps.)
         self.total = int(steps) if is_number(steps) and steps >= self.step and steps > 0 else None
         self.seconds = self._seconds_of_a_step()
         self.done = self.total is not None and self.step == self.total
         age = now - follower.last_change
-        # Longer than a validation or a checkpoint takes, mostly.
+        # This limit is usually longer than a validation or a checkpoint takes.
         self.quiet = age if self.begun and not (self.done or self.evaluates) and age > max(60, 20 * (self.seconds or 0)) else None
 
     def _seconds_of_a_step(self):
-        """The mean of the last ones, by the clock, so that validation counts, where lines tell the time."""
+        """The mean of the last steps by the clock, if lines have the time, so that validation counts too."""
         if not self.begun:
             return None
         times = [value for value in self.run["time"][-RECENT:] if math.isfinite(value)]
@@ -80,7 +81,7 @@ class State:
 
     @property
     def left(self):
-        """Seconds until the last step, or None."""
+        """The seconds until the last step, or None."""
         return (self.total - self.step) * self.seconds if self.total and self.seconds and not self.done else None
 
     def last(self, name):
@@ -93,7 +94,7 @@ class State:
         return value if math.isfinite(value) else None
 
     def recent_rate(self, name):
-        """Of what is done in a second: the mean over the time that the steps took, which long steps have more of."""
+        """The mean of a rate per second, weighted with the time of the steps."""
         steps = [(rate, ms) for rate, ms in zip(self.run[name][-RECENT:], self.run["step_ms"][-RECENT:])
                  if math.isfinite(rate) and math.isfinite(ms)]
         time = sum(ms for _, ms in steps)
@@ -103,7 +104,7 @@ class State:
         return self.run.diverged()
 
     def status(self):
-        """In a word or two, and its style."""
+        """The status in a word or two, and its style."""
         if self.trouble:
             return "cannot be read", "red"
         if not self.begun:
@@ -120,7 +121,7 @@ class State:
 
 
 def bar(share, width, ascii_only):
-    """Of so many characters, full up to the share."""
+    """A bar of `width` characters, filled up to the share."""
     full = int(share * width + 1e-9)
     filled, empty = ("#", "-") if ascii_only else ("━", "─")
     text = Text(filled * full, style="green")
@@ -129,8 +130,8 @@ def bar(share, width, ascii_only):
 
 
 def area(values, width, rows, ascii_only):
-    """The course of values as filled columns in so many rows of text; the highest first. What is much higher at the begin
-    is cut, so that the rest is seen."""
+    """The values as filled columns in `rows` lines of text, the top line first. Much higher values at the beginning
+    are cut, so that the rest is visible."""
     values = list(values)
     count = max(1, min(width, len(values)))
     bins = [mean(values[i * len(values) // count:(i + 1) * len(values) // count]) for i in range(count)]
@@ -152,7 +153,7 @@ def area(values, width, rows, ascii_only):
 
 
 def facts(state):
-    """Pairs of what and how much."""
+    """Pairs of name and value."""
     run, pairs = state.run, []
 
     def add(name, value, text):
@@ -229,7 +230,7 @@ def panel(state, width, ascii_only):
 
 
 def table(states, width, ascii_only):
-    """A line per run, with as many columns as there is width for."""
+    """A line per run, with as many columns as the width allows."""
     def number(value, text):
         return text(value) if value is not None else ""
 
@@ -266,7 +267,7 @@ def table(states, width, ascii_only):
 
 
 def view(states, console, tall):
-    """What is shown: panels where they fit, otherwise a table."""
+    """Panels if they fit, otherwise a table."""
     width, ascii_only = min(console.size.width, 140), console.options.ascii_only
     if len(states) * PANEL_ROWS <= tall:
         return Group(*(panel(state, width, ascii_only) for state in states))
@@ -298,7 +299,8 @@ def newest_run():
 
 @contextlib.contextmanager
 def unechoed_keys():
-    """What is typed, such as Ctrl-C's ^C, would shift the lines that are drawn over."""
+    """Turns echo off while the block runs: typed characters, such as ^C for Ctrl-C, would shift the lines that are
+    redrawn."""
     if not sys.stdin.isatty():
         yield
         return
@@ -313,13 +315,13 @@ def unechoed_keys():
 
 
 def main(words=None):
-    parser = argparse.ArgumentParser(description="Shows runs on the terminal while they go on.")
+    parser = argparse.ArgumentParser(description="Show runs on the terminal while they train.")
     parser.add_argument("runs", nargs="*", metavar="RUN", help="a run's directory or its metrics file (default: the newest in "
                         "runs/)")
-    parser.add_argument("--once", action="store_true", help="shows how they stand, and ends")
-    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two looks (default 1)")
+    parser.add_argument("--once", action="store_true", help="show the runs once, and exit")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="look for new lines this often (default: 1)")
     arguments = parser.parse_args(words)
-    sys.stdout.reconfigure(errors="replace")  # names may have letters that a terminal has not
+    sys.stdout.reconfigure(errors="replace")  # a terminal may lack characters of names
     console = Console(highlight=False)
     once = arguments.once or not console.is_terminal
     try:
@@ -334,12 +336,12 @@ def main(words=None):
             while True:
                 begin = time.monotonic()
                 live.update(view(watcher.states(), console, console.size.height - 1), refresh=True)
-                # Of runs of a million steps a look takes a second; nine tenths of the time belong to others.
+                # For runs of a million steps a look takes a second; leave nine tenths of the time to other processes.
                 time.sleep(max(arguments.interval, 9 * (time.monotonic() - begin)))
     except MetricsError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        pass  # how watching ends
+        pass  # Watching ends this way.
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ struct GPTConfig {
     std::int64_t channels = 0;         // C
     std::int64_t sequence_length = 0;  // T
     std::int64_t vocabulary = 0;       // V
-    bool bias = true;                  // of layernorms and products
+    bool bias = true;                  // layernorms and products have biases
     bool tied_head = true;             // the head is the token embedding
 
     bool operator==(const GPTConfig&) const = default;

@@ -1,11 +1,11 @@
-// GPT-2's units and parts by their numbers, for tests that look at a model's.
+// Numbers of GPT-2's units and parts, for tests that look at a model's units and parts.
 #pragma once
 
 #include <memory>
 #include <vector>
 
 #include "llmc/model/model.h"
-#include "llmc/parallel/stage.h"
+#include "llmc/parallel/pipeline/stage.h"
 #include "test/gpt2_config.h"
 
 namespace llmc {
@@ -32,7 +32,8 @@ inline std::vector<UnitSpec> gpt_units(const GPTConfig& config) {
     return units;
 }
 
-// Of a small model with so many layers: all of it, and one stage's part of a pipeline whose chunks have these layers.
+// Parts of a small model: all of a model with `layers` layers, or one stage's part of a pipeline with these
+// chunks.
 inline std::shared_ptr<const Outline> outline_of_layers(int layers) {
     return outline_of(
         GPTConfig{.layers = layers, .heads = 2, .channels = 8, .sequence_length = 4, .vocabulary = 16});
@@ -54,7 +55,7 @@ inline int layers_of(const StagePart& part) {
     for (const Chunk& chunk : part.chunks) layers += chunk.layers();
     return layers;
 }
-// The layer of a part of such a model; -1: the embedding, or the head.
+// The layer of a part of such a model. -1 means the embedding or the head.
 inline int layer_of(const StagePart& stage, int part) {
     return part < 0 ? -1 : stage.outline->part(part).layer;
 }

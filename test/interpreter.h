@@ -1,18 +1,20 @@
-// An interpreter of a model's trace in fp64: the loss and the gradients of all parameters by the formulas of llmc/device/ops.h,
-// written once more, one operation at a time. It knows no lists, no memory and no ranks.
+// An interpreter of a model's trace in fp64. It computes the loss and the gradients of all parameters by the
+// formulas of llmc/device/ops.h, one operation at a time. It is a second, independent implementation: it
+// knows no lists, no memory and no ranks.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <map>
 #include <numbers>
-#include <ranges>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "llmc/core/error.h"
+#include "llmc/core/standard_library.h"
 #include "llmc/device/ops.h"
 #include "llmc/model/model.h"
 #include "llmc/model/operation.h"
@@ -20,11 +22,12 @@
 namespace llmc::interpreter {
 
 using Numbers = std::vector<double>;
-using Parameters = std::map<std::string, Numbers>;  // by full names, "h.0.ln_1.weight"; what is tied once
+using Parameters = std::map<std::string, Numbers>;  // by full names, "h.0.ln_1.weight"; a tied tensor appears
+                                                    // once
 
 inline std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
-// What a node computes with: of a part its values and parameters, and their gradients, all there.
+// The operands of a node: all values and parameters of its part, and their gradients.
 struct Use {
     const Part& part;
     const Node& node;
@@ -74,7 +77,7 @@ inline void embedding_backward(const Use& u) {
 
 // ---- layernorm
 
-// The row's h = (x - mean) rstd, into `h`; and rstd.
+// Writes the row's h = (x - mean) rstd to `h`; returns rstd.
 inline double normal_of(const Numbers& x, std::int64_t row, Numbers& h) {
     const auto count = static_cast<double>(h.size());
     double mean = 0, variance = 0;
@@ -177,7 +180,8 @@ inline void product_gelu_backward(const Use& u) {
 
 // ---- attention
 
-// f(queries, keys and values of the row of t, first of those of its sequence, the row's weights, first element of the output)
+// f(queries, keys and values of row t; those of the first row of its sequence; the row's weights; first
+// element of the output)
 template <class F>
 void for_each_query(const Use& u, F&& f) {
     const Shape& qkv = u.part.value(u.node.in[0]).shape;  // (T,3,NH,HS)
@@ -194,9 +198,11 @@ void for_each_query(const Use& u, F&& f) {
                 double s = 0;
                 for (std::int64_t i = 0; i < HS; ++i)
                     s += u.in(0)[element(row, 0, i)] * u.in(0)[element(j, 1, i)];
-                p.push_back(std::exp(s / std::sqrt(static_cast<double>(HS))));
-                sum += p.back();
+                p.push_back(s / std::sqrt(static_cast<double>(HS)));
             }
+            // Less the largest, so that none overflows.
+            const double most = *std::ranges::max_element(p);
+            for (double& x : p) sum += x = std::exp(x - most);
             for (double& x : p) x /= sum;
             f(element, row, first, p, row * C + head * HS, HS);
         }
@@ -237,7 +243,7 @@ inline void attention_backward(const Use& u) {
     });
 }
 
-// ---- what ranks exchange, which alone is nothing
+// ---- exchanges between ranks: the identity for one rank
 
 inline void same(const Use& u) { u.out(0) = u.in(0); }
 inline void same_backward(const Use& u) { add_to(u.din(0), u.dout(0)); }
@@ -305,7 +311,7 @@ struct Result {
     Parameters gradients;
 };
 
-// Of `scale` times the sum of the losses of all tokens.
+// The result for `scale` times the sum of the losses of all tokens.
 inline Result interpret(const Model& model, Parameters parameters, std::span<const std::int32_t> tokens,
                         std::span<const std::int32_t> targets, double scale) {
     const Outline outline = outline_of(model);
@@ -314,7 +320,7 @@ inline Result interpret(const Model& model, Parameters parameters, std::span<con
     for (const auto& [name, values] : parameters) result.gradients[name].resize(values.size());
     const std::size_t count = outline.parts.size();
     std::vector<std::vector<Numbers>> values(count), gradients(count);
-    // What goes over the part's nodes, in one direction.
+    // Visits the part's nodes in one direction.
     const auto visit = [&](std::size_t number, const auto& f) {
         const Part& part = outline.kind_of(static_cast<int>(number)).part;
         std::vector<Numbers*> own, own_gradients;
@@ -349,7 +355,7 @@ inline Result interpret(const Model& model, Parameters parameters, std::span<con
             if (part.output >= 0)
                 gradients[number][at(part.output)] =
                     gradients[number + 1][at(outline.kind_of(static_cast<int>(number) + 1).part.input)];
-            for (const Node& node : std::views::reverse(part.nodes)) run(node, &Meaning::backward);
+            for (const Node& node : Reversed(part.nodes)) run(node, &Meaning::backward);
         });
     }
     return result;

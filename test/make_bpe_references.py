@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Makes test/reference/gpt2_bpe.json: what tiktoken's "gpt2" encodes the texts of test/python/bpe_corpus.py to.
+"""Makes test/reference/gpt2_bpe.json: the tokens of tiktoken's "gpt2" for the texts of test/python/bpe_corpus.py.
 
-Of each group of texts: how many bytes and tokens it has, and the SHA-256 of its bytes and of its ids (int32, after the ids
-of each document -1). tiktoken is not among what the tests need; FOLDER has encoder.json and vocab.bpe:
+For each group of texts it has the numbers of bytes and tokens, and the SHA-256 of the bytes and of the ids (int32,
+with -1 after the ids of each document). The tests do not need tiktoken. FOLDER has encoder.json and vocab.bpe:
 
     python3 -m venv VENV && VENV/bin/pip install tiktoken numpy pytest
     VENV/bin/python test/make_bpe_references.py FOLDER

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the reference files in test/reference, with PyTorch, from fixed seeds: test/make_references.py [NAME ...]
 
-Each function of REFERENCES writes its files into a folder and returns their paths; NAME chooses some of them.
+Each function of REFERENCES writes its files into a folder and returns their paths; NAME selects some of them.
 """
 
 import pathlib
@@ -23,10 +23,10 @@ SEED = 1
 
 
 def write_ops(folder):
-    """ops_NAME.safetensors for every operation: the small cases of op_cases.py.
+    """Writes ops_NAME.safetensors for every operation: the small cases of op_cases.py.
 
-    Of the k-th case in a dtype: operands DTYPE.k/input/..., exact results DTYPE.k/expected/... and how far from them
-    each element may be, DTYPE.k/bound/... (absent where the result must be exact).
+    The k-th case in a dtype has operands DTYPE.k/input/..., exact results DTYPE.k/expected/... and the largest
+    allowed error of each element, DTYPE.k/bound/... (absent if the result must be exact).
     """
     paths = []
     for op, operation in op_cases.OPERATIONS.items():
@@ -52,9 +52,10 @@ MODEL_STEPS = 50
 
 
 def write_models(folder):
-    """model_NAME.weights.safetensors, in bf16's numbers so that both dtypes start from the same, and
-    model_NAME.expected.safetensors: a batch, its loss and gradients, the losses of 50 steps of AdamW on it (lr 1e-3,
-    PyTorch's defaults without decay), and how far from each the program may be (model_bounds.py).
+    """Writes model_NAME.weights.safetensors and model_NAME.expected.safetensors. The weights are bf16 numbers, so
+    that both dtypes start from the same. The other file has a batch, its loss and gradients, and the losses of 50
+    AdamW steps on it (lr 1e-3, PyTorch's defaults without decay). It also has the largest allowed error of each
+    (model_bounds.py).
     """
     paths = []
     for name, (sizes, batch) in MODELS.items():
@@ -69,7 +70,7 @@ def write_models(folder):
             loss_bound, bounds = model_bounds.loss_and_gradient_bounds(dtype, weights, sizes, tokens)
             expected[f"bound/{dtype}/loss"] = np.array([loss_bound])
             expected |= {f"bound/{dtype}/gradient/{key}": np.array([bound]) for key, bound in bounds.items()}
-        # fp32 holds a gradient to 6e-8 of itself, a hundredth of what is allowed.
+        # fp32 holds a gradient with a relative error of 6e-8, a hundredth of the allowed error.
         expected |= {f"gradient/{key}": value.numpy().astype(np.float32) for key, value in gradients.items()}
         for kind, tensors in (("weights", {key: w.numpy().astype(np.float32) for key, w in weights.items()}),
                               ("expected", expected)):

@@ -1,4 +1,4 @@
-// dev/precompiled.h, for tests.
+// dev/precompiled.h and GoogleTest, for tests.
 #pragma once
 
 #include <gtest/gtest.h>

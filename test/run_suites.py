@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Runs the test suites, three at a time, and counts their tests: `make test`, `make test-long` and `make test-matrix`.
+"""Runs the test suites, three at a time, and counts their tests: `make test`, `make test-long` and `make
+test-matrix`.
 
 A suite is one command that writes a JUnit report (GoogleTest and pytest both do). A suite that crashes, exceeds its
-time or reports no test counts as one failure more. The last line is `N passed, M failed` with `, K skipped` after it
-where tests were skipped, and the exit status is 0 only where nothing failed. What the suites print is kept in
-BUILD/test/logs/ and shown where they fail.
+time limit or reports no test counts as one more failure. The last line is `N passed, M failed`, with `, K skipped` if
+tests were skipped. The exit status is 0 only if nothing failed. The output of the suites is in BUILD/test/logs/, and
+is shown for those that fail.
 """
 
 import argparse
@@ -24,24 +25,24 @@ import time
 import xml.etree.ElementTree as ElementTree
 
 RANKS = [1, 2, 3, 4, 8]
-MATRIX_RANKS = [1, 2, 3, 4, 8]  # what the meshes of the parallel matrix take
+MATRIX_RANKS = [1, 2, 3, 4, 8]  # the process counts of the parallel matrix
 KERNEL_KINDS = ["address", "thread"]  # how the kernels are compiled for the executor (dev/kernels.mk)
 LONG_KERNEL_KINDS = ["plain"]
-RUNTIME_KINDS = ["plain"]  # the same of the CUDA runtime of the tests (test/simt/runtime.mk)
+RUNTIME_KINDS = ["plain"]  # the same for the CUDA runtime of the tests (test/simt/runtime.mk)
 LONG_RUNTIME_KINDS = ["address"]
-# Many suites wait for most of their time (for processes, for time limits), and others have one thread.
+# Many suites mostly wait (for processes, for time limits), and others have one thread.
 AT_ONCE = 3
-# Those that take longest begin first, so that none of them is left alone at the end.
-LONGEST = ["kernels-*", "simulated_*", "gpu_check", "zero", "signals", "readme", "mpi-8"]
-# Seconds after which a suite is ended: several times what it takes on two cores, since a machine may be busy.
+# The suites that take longest begin first, so that none runs alone at the end.
+LONGEST = ["kernels-*", "simulated_*", "gpu_check", "zero", "signals", "pages", "mpi-8"]
+# Seconds after which a suite is ended: several times its duration on two cores, because a machine may be busy.
 # PATIENCE multiplies them and the tests' own time limits; the Makefile sets it for builds with sanitizers.
 UNIT_TIMEOUT, MPI_TIMEOUT, KERNEL_TIMEOUT, PYTHON_TIMEOUT, LONG_TIMEOUT, MATRIX_TIMEOUT = 300, 240, 600, 420, 5400, 5400
-# The suites that look for leaks in a build with address checks. Open MPI has leaks of its own, which only the whole stack
-# of an allocation tells from ours (test/leaks.txt); noting it takes up to 15 times as long, so that few suites do.
+# The suites that check for leaks in a build with address checks. Open MPI has leaks, which only the whole stack of an
+# allocation distinguishes from ours (test/leaks.txt). Recording it takes up to 15 times as long, so few suites do.
 OF_MPI_PROGRAMS = "detect_leaks=1:fast_unwind_on_malloc=0"
 LEAK_CHECKS = {"unit": "detect_leaks=1", "mpi-1": OF_MPI_PROGRAMS, "mpi-2": OF_MPI_PROGRAMS, "program": OF_MPI_PROGRAMS}
-running = set()  # the processes of suites under way
-LINES_SHOWN = 200  # of a failed suite's output; the log holds all of it
+running = set()  # the processes of running suites
+LINES_SHOWN = 200  # of a failed suite's output; the log has all of it
 
 
 @dataclasses.dataclass
@@ -56,7 +57,7 @@ class Suite:
 @dataclasses.dataclass
 class Result:
     passed: int = 0
-    failed: list = dataclasses.field(default_factory=list)  # names of tests, or what befell the suite
+    failed: list = dataclasses.field(default_factory=list)  # names of tests, or what happened to the suite
     skipped: list = dataclasses.field(default_factory=list)  # (name, reason)
 
 
@@ -68,7 +69,7 @@ def matrix_suite(build, ranks, report):
 
 
 def find_suites(build, report, kind):
-    """The table of suites; report(name) is where a suite's report goes."""
+    """The table of suites; report(name) is the file of a suite's report."""
     if kind == "matrix":
         return [matrix_suite(build, ranks, report) for ranks in MATRIX_RANKS]
     if kind == "long":
@@ -80,10 +81,10 @@ def find_suites(build, report, kind):
     for transport, ranks in itertools.product(transports, RANKS):
         name = f"{transport}-{ranks}"
         environment = {}
-        left_out = "*WholeMatrix*"  # `make test-matrix`
+        left_out = "*WholeMatrix*"  # `make test-matrix` runs these
         if transport == "tcp":
             environment["MPI"] = "0"
-            if len(transports) > 1:  # the same sums either way: the long trainings once
+            if len(transports) > 1:  # the sums are the same either way: run the long trainings once
                 left_out += ":*ShardedTraining*:HybridSharding*:*RecomputedTraining*:*WrongWeight*:ParallelMatrix*:StrangeFamily*"
         command = ["scripts/launch.sh", "-np", str(ranks), f"{build}/test/mpi", *googletest_options(report(name)),
                    f"--gtest_filter=-{left_out}"]
@@ -101,14 +102,14 @@ def kernel_suites(build, kinds, report):
     programs = [pathlib.Path(build, "test", f"kernels-{kind}") for kind in kinds]
     return [Suite(program.name, [program, *googletest_options(report(program.name))], KERNEL_TIMEOUT,
                   {"KERNEL_REPORT": f"{build}/nvcc/report.txt"})
-            for program in programs if program.exists()]  # not in a build with sanitizers of its own
+            for program in programs if program.exists()]  # absent in a build with sanitizers
 
 
 def runtime_suite(build, kind, report):
     name = f"cuda-runtime-{kind}"
     program = pathlib.Path(build, "test", name)
     return Suite(name, [program, *googletest_options(report(name))], KERNEL_TIMEOUT,
-                 skipped="" if program.exists() else f"{program} was not built, for want of cublasLt.h or nccl.h")
+                 skipped="" if program.exists() else f"{program} was not built: cublasLt.h or nccl.h is missing")
 
 
 def googletest_options(report_path):
@@ -118,15 +119,15 @@ def googletest_options(report_path):
 def python_suite(path, report, timeout):
     name = re.sub("^(test|long)_", "", path.stem)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-v", str(path)]
-    # Plugins that happen to be installed are none of ours.
+    # Ignore pytest plugins that happen to be installed.
     return Suite(name, command + [f"--junitxml={report(name)}"], timeout, {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
 
 
 def run_command(suite, log_path):
-    """Runs a suite into its log. Returns what went wrong with the process, or None."""
+    """Runs a suite into its log. Returns the process's error, or None."""
     with open(log_path, "w") as log:
-        # A process group of its own, so that ending the suite ends the processes it started; and a place of its own for
-        # mpirun, since those that share one may remove it from under one another.
+        # A separate process group, so that ending the suite ends its child processes. Each mpirun also gets its own
+        # folder, because those that share one may remove it while another uses it.
         place = tempfile.mkdtemp()
         process = subprocess.Popen(suite.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                                    env={**os.environ, "OMPI_MCA_orte_tmpdir_base": place, **suite.environment},
@@ -146,12 +147,13 @@ def run_command(suite, log_path):
 
 
 def end_group(process):
-    """Ends what is left of a suite: politely first, since mpirun then ends its ranks, which have groups of their own."""
+    """Ends the remaining processes of a suite. SIGTERM comes first, because mpirun then ends its ranks, which have
+    their own process groups."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
         try:
             process.wait(10)
-            time.sleep(1)  # a pytest ends at once, an mpirun under it within a second
+            time.sleep(1)  # pytest ends at once, and mpirun under it within a second
         except subprocess.TimeoutExpired:
             pass
     try:
@@ -162,7 +164,7 @@ def end_group(process):
 
 
 def read_report(path):
-    """The tests of a JUnit report; None where there is no whole report."""
+    """The tests of a JUnit report; None if there is no complete report."""
     try:
         cases = ElementTree.parse(path).getroot().iter("testcase")
     except (OSError, ElementTree.ParseError):
@@ -199,7 +201,7 @@ def run_suite(suite, log_path, report_path):
 
 
 def output_of_failure(log_path):
-    """A suite's output without the tests that passed, GoogleTest's and pytest's."""
+    """A suite's output without the passed tests of GoogleTest and pytest."""
     text = log_path.read_text(errors="replace")
     text = re.sub(r"\[ RUN      \] (.*)\n\[       OK \] \1 .*\n", "", text)
     passed = re.compile(r"\[-{10}\] .*|.* PASSED +\[ *\d+%\]|")
@@ -226,7 +228,7 @@ def show(result, seconds, log_path):
 
 def main():
     parser = argparse.ArgumentParser(description="Runs the test suites and counts their tests.")
-    parser.add_argument("suites", nargs="*", help="names or patterns such as mpi-*; all suites without")
+    parser.add_argument("suites", nargs="*", help="names or patterns such as mpi-* (default: all suites)")
     parser.add_argument("--long", dest="kind", action="store_const", const="long", help="the suites that take long, instead of the others")
     parser.add_argument("--matrix", dest="kind", action="store_const", const="matrix", help="the whole parallel matrix instead")
     parser.add_argument("--build", default="build", help="where the test programs are")
@@ -236,9 +238,9 @@ def main():
     os.chdir(pathlib.Path(__file__).resolve().parent.parent)
     logs = pathlib.Path(arguments.build, "test/logs")
     logs.mkdir(parents=True, exist_ok=True)
-    # Where the Python tests find what was built.
+    # The paths of the programs, for the Python tests.
     os.environ["PROGRAM"] = str(pathlib.Path(arguments.program).resolve())
-    # On a busy machine spinning threads wait for each other without end (llmc/device/cpu/openmp_wait.h).
+    # On a busy machine, spinning threads wait for each other endlessly (llmc/device/cpu/openmp_wait.h).
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ["BUILD_DIR"] = str(pathlib.Path(arguments.build).resolve())
 
@@ -254,12 +256,12 @@ def main():
     chosen = [suite for suite in suites
               if not arguments.suites or any(fnmatch.fnmatch(suite.name, pattern) for pattern in arguments.suites)]
     if not chosen:
-        sys.exit(f"error: no suite is called {' '.join(arguments.suites) or 'so'}; there are: " +
+        sys.exit(f"error: no suite matches {' '.join(arguments.suites) or '*'}; there are:  " +
                  (", ".join(suite.name for suite in suites) or "none"))
 
-    # Where a script starts this in the background, Ctrl-C is ignored here, and would be in the tests of it.
+    # If a script starts this in the background, Ctrl-C is ignored here, and the tests would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # An interrupted run ends its suite's processes on the way out.
+    # An interrupted run ends its suites' processes before it exits.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     width = max(len(suite.name) for suite in chosen)
     passed = failed = skipped = 0

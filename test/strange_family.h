@@ -1,5 +1,6 @@
-// A family like no other, which shows what a model may be: layers of two widths in turn, parts before, between and behind them
-// that are no layers, no position embedding, and one matrix that layers on three stages share.
+// A family with unusual features, which shows what a model may be. Its layers alternate between two widths.
+// Parts that are no layers stand before, between and after them. It has no position embedding, and layers on
+// three stages share one matrix.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,7 @@ inline Part embedding_part() {
     return t.finish(scatter(t, embedding(t, table(), std::nullopt)));
 }
 
-// 24 -> 40: attention beside two products that widen its input; what leaves it is normalised twice over.
+// 24 -> 40: attention, parallel to two products that widen the input. The output is normalised twice.
 inline Part attention_layer(std::int64_t heads, std::int64_t head_size) {
     Trace t("attention {}", "h.{}", tokens, narrow);
     const int n = layernorm(t, "ln_1", t.input(), false);
@@ -40,7 +41,8 @@ inline Part attention_layer(std::int64_t heads, std::int64_t head_size) {
     return t.finish(add(t, sum, n2));
 }
 
-// 40 -> 24: an MLP, and a second way of two products, of which the first may be with a matrix of several layers.
+// 40 -> 24: an MLP and a second branch of two products. The first of the two may use a matrix that several
+// layers share.
 inline Part mlp_layer(bool is_shared) {
     Trace t("mlp {}", "h.{}", tokens, wide);
     const int n = gather(t, layernorm(t, "ln", t.input(), true));
@@ -53,7 +55,7 @@ inline Part mlp_layer(bool is_shared) {
         add(t, scatter(t, d), scatter(t, product(t, "mix.down", s, {narrow}, by_inputs(), false, normal))));
 }
 
-// 24 -> 24, no layer: what comes before the layers, between these and behind them.
+// 24 -> 24, not a layer: for the places before, between and after the layers.
 inline Part other_part(const char* name, const char* unit, std::int64_t channels) {
     Trace t(name, unit, tokens, narrow);
     const int n = layernorm(t, "ln", t.input(), true);
@@ -68,9 +70,10 @@ inline Part head_part() {
     return t.finish();
 }
 
-// Of a pipeline of four stages the first, the second and the last have the shared matrix; of three stages, each.
+// In a pipeline of four stages, the first, second and last have the shared matrix. In a pipeline of three,
+// all have it.
 inline Model model() {
-    // Four layers in turn, and these once more but for one that has a matrix of its own.
+    // Four alternating layers, then the same again. One layer of the second group has a matrix of its own.
     const std::vector<Part> first = {attention_layer(2, 10), mlp_layer(true), attention_layer(4, 6),
                                      mlp_layer(true)};
     std::vector<Part> then = first;
@@ -89,12 +92,12 @@ inline Model model() {
 
 // ---- gradients that share memory
 
-// Two products, of which the first makes so many channels, and the second a stream of so many.
+// Two products: the first has `channels` outputs, the second `width` outputs.
 inline int two_products(Trace& t, const std::string& name, int x, std::int64_t channels, std::int64_t width) {
     const int u = product(t, name + ".up", gather(t, x), {channels}, by_outputs(0, "channels"), true, normal);
     return scatter(t, product(t, name + ".down", u, {width}, by_inputs(), true, normal));
 }
-// The gradient of the output is that of three values, and one of them is added to before another is used.
+// One gradient serves the output and three values. One of these values is added to before another is used.
 inline Part layer_of_one_gradient() {
     Trace t("one {}", "h.{}", tokens, narrow);
     const int x = t.input();
@@ -102,7 +105,8 @@ inline Part layer_of_one_gradient() {
     const int late = two_products(t, "late", layernorm(t, "ln_2", x, false), 8, narrow);
     return t.finish(add(t, add(t, x, early), late));
 }
-// A stream of another width inside: a gradient that weights need is added to afterwards.
+// A stream of another width inside the layer. The gradients of weights read a gradient that is added to
+// afterwards.
 inline Part layer_of_a_wide_stream() {
     Trace t("wide {}", "h.{}", tokens, narrow);
     const int x = two_products(t, "widen", layernorm(t, "ln_1", t.input(), true), 8, wide);
@@ -111,7 +115,7 @@ inline Part layer_of_a_wide_stream() {
     const int near = two_products(t, "near", sum, 4, narrow);
     return t.finish(add(t, near, two_products(t, "far", normalised, 4, narrow)));
 }
-// What is added to its input is first added to the normalisation's input twice over.
+// The layer adds a sum to its input. The sum is one value added to itself, and is also normalised.
 inline Part layer_of_an_input() {
     Trace t("input {}", "h.{}", tokens, narrow);
     const int x = t.input();
@@ -119,14 +123,76 @@ inline Part layer_of_an_input() {
     const auto [sum, normalised] = add_layernorm(t, "ln_2", o, o, true);
     return t.finish(add(t, add(t, x, sum), two_products(t, "second", normalised, 8, narrow)));
 }
-// The sum is nobody's: its gradient is the normalisation's alone.
+// Only the normalisation uses the sum, so the sum's gradient is the normalisation's.
 inline Part layer_of_a_norm() {
     Trace t("norm {}", "h.{}", tokens, narrow);
     const int x = t.input();
     return t.finish(add_layernorm(t, "ln_1", x, two_products(t, "mlp", x, 8, narrow), true).normalised);
 }
-// The embedding's two tables and the head's norm are one unit: with sequence parallelism ranks make the positions' gradient
-// whole, and parts of the norm's.
+// ---- legal traces that are rare
+
+inline int attention_on(Trace& t, const std::string& name, int x, bool is_gelu = false) {
+    const std::string qkv = name + ".qkv";
+    const ProductSplit heads = by_outputs(1, "heads");
+    const int q = is_gelu ? product_gelu(t, qkv, gather(t, x), {3, 4, 6}, heads, true, normal)
+                          : product(t, qkv, gather(t, x), {3, 4, 6}, heads, true, normal);
+    return product(t, name + ".out", attention(t, name, q), {narrow}, by_inputs(), true, normal);
+}
+// Each layer ends in a norm, so that its last operation makes a kept value too, and its output is no sum of
+// sums.
+inline Part rare_layer(const char* name, int (*trace)(Trace& t, int x)) {
+    Trace t(name, "h.{}", tokens, narrow);
+    return t.finish(layernorm(t, "ln_last", trace(t, t.input()), true));
+}
+// The input is added to a sum that has it already.
+inline int dense(Trace& t, int x) {
+    const int h = add(t, x, two_products(t, "early", layernorm(t, "ln_1", x, true), 8, narrow));
+    const int g = add(t, x, h);
+    return add(t, g, two_products(t, "late", layernorm(t, "ln_2", g, true), 8, narrow));
+}
+// A sum and a norm of one value share a gradient, and the norm adds to it.
+inline int norm_beside_sum(Trace& t, int x) { return add(t, x, layernorm(t, "ln_1", x, true)); }
+// Partial sums are added over the ranks twice.
+inline int scattered_twice(Trace& t, int x) {
+    const int o = attention_on(t, "attn", layernorm(t, "ln_1", x, true));
+    return add(t, add(t, x, scatter(t, o)), scatter(t, o));
+}
+inline int attention_on_gelu(Trace& t, int x) {
+    return add(t, x, scatter(t, attention_on(t, "attn", layernorm(t, "ln_1", x, true), true)));
+}
+// Generation needs the stream before the attention for all rows, and behind it for the new ones.
+inline int attention_late(Trace& t, int x) {
+    const int h = add(t, x, two_products(t, "mlp", layernorm(t, "ln_1", x, true), 8, narrow));
+    const int g = add(t, h, scatter(t, attention_on(t, "attn", layernorm(t, "ln_2", h, true))));
+    return add(t, g, scatter(t, attention_on(t, "again", layernorm(t, "ln_3", g, true))));
+}
+// Two values are called "input.sum", and two "attn".
+inline int names_of_others(Trace& t, int x) {
+    const int q = product(t, "attn", gather(t, layernorm(t, "ln_1", x, true)), {3, 4, 6},
+                          by_outputs(1, "heads"), true, normal);
+    const int a = scatter(t, product(t, "out", attention(t, "attn", q), {narrow}, by_inputs(), true, normal));
+    const int h = add(t, a, x);
+    const int g = add(t, two_products(t, "mlp", layernorm(t, "ln_2", h, true), 8, narrow), x);
+    return add(t, h, add(t, g, layernorm(t, "ln_3", g, true)));
+}
+// The head has a value with the name of its memory for logits.
+inline Model model_of_rare_layers() {
+    Trace head("head", "", tokens, narrow);
+    head_loss(head, gather(head, layernorm(head, "logits", head.input(), true)), table(), true);
+    return {
+        .runs = {{.parts = {embedding_part()}},
+                 {.parts = {rare_layer("dense {}", dense), rare_layer("beside {}", norm_beside_sum),
+                            rare_layer("twice {}", scattered_twice), rare_layer("gelu {}", attention_on_gelu),
+                            rare_layer("late {}", attention_late), rare_layer("names {}", names_of_others)},
+                  .is_layer = true},
+                 {.parts = {head.finish()}}},
+        .sequence_length = tokens,
+        .vocabulary = vocabulary,
+        .description = "a model of rare layers"};
+}
+
+// The embedding's two tables and the head's norm are one unit. With sequence parallelism, each rank computes
+// the whole gradient of the positions, but only a part of the norm's.
 inline Model model_of_shared_gradients() {
     ParamSpec of_tokens = table();
     of_tokens.name = "ends.tokens";

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Times the training step on the CPU: `make bench-cpu`.
 
-For two models, in fp32 and bf16: the step's time, the share of each operation in it, and how far each is from its
-ceiling, the larger of its floating-point operations at the rate of a large matrix product and its bytes at the rate
-of a large copy, both measured in this run. Where PyTorch is there the same step runs in it too: the programs take
-steps in turn, so that whatever else the machine does slows both, and the ratio is that of their median steps.
+For two models, in fp32 and bf16, it prints the step's time, each operation's share of it, and how close each operation is
+to its ceiling. The ceiling is the larger of two times: its floating-point operations at the rate of a large matrix product,
+and its bytes at the rate of a large copy. Both rates are measured in this run. If PyTorch is installed, it runs the same
+step. The programs take steps in turn, so that other load on the machine slows both. The ratio is that of their median steps.
 """
 
 import argparse
@@ -15,18 +15,18 @@ import subprocess
 import sys
 import time
 
-# name: layers, heads, channels, T, V, sequences a step, of which so many at once
+# name: layers, heads, channels, T, V, sequences per step
 MODELS = {
     "mini": dict(layers=6, heads=6, channels=384, T=256, V=256, batch=16),
     "gpt2": dict(layers=12, heads=12, channels=768, T=256, V=50257, batch=4),
 }
 TORCH_HERE = "import torch"
-# Before each step, so that the other program's threads have stopped waiting for work in a loop.
+# A pause before each step, so that the other program's threads have stopped spinning for work.
 REST_SECONDS = 0.05
 
 
 class Program:
-    """A program that takes steps when asked to."""
+    """A program that takes steps on request."""
 
     def __init__(self, name, command, environment=None):
         self.name = name
@@ -78,7 +78,7 @@ def pytorch(arguments, python, model, dtype, compiled):
 
 
 def operations(steps):
-    """Each operation with the median over steps of its milliseconds, and its work in a step."""
+    """The work of each operation in a step, and the median of its milliseconds over the steps."""
     return {name: dict(work, ms=statistics.median(step["operations"][name]["ms"] for step in steps))
             for name, work in steps[0]["operations"].items()}
 
@@ -92,7 +92,7 @@ def print_breakdown(program, ceilings):
         least = max(work["flops"] / ceilings["flops"][work["dtype"]], work["bytes"] / ceilings["bytes"])
         print(f"    {name:36} {work['calls']:5} {work['ms']:9.2f} {work['ms'] / step_ms:8.1%} "
               f"{work['flops'] / seconds / 1e9:9.0f} {work['bytes'] / seconds / 1e9:7.1f} {least / seconds:11.0%}")
-    # Of each step: the sum of medians may be more than the median of the sums.
+    # Computed per step: the sum of medians may be more than the median of the sums.
     rest = statistics.median(step["ms"] - sum(work["ms"] for work in step["operations"].values())
                              for step in program.steps)
     print(f"    {'all else':36} {'':5} {rest:9.2f} {rest / step_ms:8.1%}")

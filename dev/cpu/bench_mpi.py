@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Times the training step on 1, 2 and 4 processes at the same global batch: `make bench-mpi`.
+"""Times the training step on 1, 2 and 4 processes with the same global batch: `make bench-mpi`.
 
-Prints the step's time, the share of it for which computing stood still for communication, and what reducing gradients
-beside the backward pass saves against reducing them in between. The runs take turns, so that whatever else the machine
-does slows all of them; a figure is the median over all steps of all turns but each run's first few.
+Prints the step's time, the share of it in which computing waited for communication, and the time that overlapping the
+reduction of gradients with the backward pass saves. The runs take turns, so that other load on the machine slows all of
+them. A figure is the median over all steps of all turns, without each run's first few.
 """
 
 import argparse
@@ -37,8 +37,8 @@ def main():
     print(f"\n{arguments.model}, {arguments.dtype}, {arguments.global_batch_tokens} tokens a step, "
           f"{len(os.sched_getaffinity(0))} cores shared by the processes; median of "
           f"{arguments.turns * arguments.steps} steps\n")
-    print(f"{'':10} | {'reduced beside the backward pass':^32} | {'reduced in between':^32} |")
-    print(f"{'processes':>10} | {'ms a step':>10} {'stands still for it':>21} | {'ms a step':>10} "
+    print(f"{'':10} | {'overlapped with the backward pass':^32} | {'not overlapped':^32} |")
+    print(f"{'processes':>10} | {'ms a step':>10} {'waits for it':>21} | {'ms a step':>10} "
           f"{'communication':>21} | {'overlap saves':>13}")
     for ranks in arguments.processes:
         beside = steps[ranks, True]

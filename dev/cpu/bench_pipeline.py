@@ -1,17 +1,22 @@
 #!/usr/bin/env python3
 """Times the passes of pipelines on 2 and 4 stages, and compares them with the simulation: `make bench-pipeline`.
 
-Each process has one thread, so that stages share no cores where there are as many. Prints the step's time, and what it is by
-the simulation: that of its passes, and the norm and the update behind them as the first stage measured them; the ratio of both,
-and whether it meets the goal, within 5% of 1. The simulation goes step by step, with what that very step's forward passes,
-backward passes and sending took on average, and the median over steps of what it explains is taken: means keep the sum of the
-passes, which medians of passes do not, and what slows a whole step down is on both sides of the ratio.
+Each process has one thread, so that stages share no cores if there are enough of them.
 
-Then what it is made of: the time of its passes, from the begin of the first to the end of the last, as `--pipeline-timeline` measured it,
-and what the schedule's simulation says with the median times of passes of all steps; the ratio of both, that of each step with its means, and that with each pass's own time, which shows what is lost between
-passes, however uneven they were; and the share of time in which stages wait. The runs take turns, so that whatever else the machine does slows
-all of them; a figure is the median over the turns, each of which gives that of its last steps. On a machine that does something
-else a stage that is held up holds up the others, which no mean of its passes shows: figures mean something on a quiet one.
+Prints the step's measured and simulated time, their ratio, and whether it meets the goal: within 5% of 1. The simulated
+time is that of the passes, plus the norm and the update after them as the first stage measured them. The simulation goes
+step by step, with the mean times of that step's forward passes, backward passes and transfers. The result is the median
+over steps. It uses means because these keep the sum of the passes. If a whole step is slow, it is slow in both
+times.
+
+Then prints details. The measured time of the passes goes from the begin of the first to the end of the last, as
+`--pipeline-timeline` measured it. The simulated time uses the median times of the passes of all steps. Three ratios of
+simulated to measured time follow. The simulation uses median times of passes, then each step's mean times, then each pass's
+own time. The last ratio shows only the time lost between passes. Then comes the share of time in which stages wait.
+
+The runs take turns, so that other load on the machine slows all of them. A figure is the median over the turns; each turn
+gives that of its last steps. Figures are useful only on a quiet machine: on a busy one, a delayed stage delays the others,
+which no mean of its passes shows.
 """
 
 import argparse
@@ -26,16 +31,16 @@ import tempfile
 from bench_runs import median_ms, run
 
 SCHEDULES = {"naive": [], "gpipe": [], "1f1b": [], "interleaved": ["--virtual-stages", 2], "zb-h1": []}
-# Those that a run keeps of its last ones (llmc/train/pipeline_watch.cpp).
+# A run keeps the timelines of its last steps, as many as these (llmc/timeline/pipeline_watch.cpp).
 STEPS = 8
-# By so much at most the simulated step differs from the measured one.
+# The largest relative difference of the simulated step from the measured one.
 GOAL = 0.05
-# Of the measured time, in the title of a simulation (llmc/train/pipeline_report.cpp).
-SHARES = re.compile(r"(\S+) with each step's means, (\S+) with each pass's own$")
+# The shares of the measured time, in the title of a simulation (llmc/train/pipeline_report.cpp).
+SHARES = re.compile(r"(\S+) with each step's mean times; (\S+) with each pass's own time$")
 
 
 def passes_of(folder, name):
-    """Of a timeline: milliseconds from its begin to its end, the share of idle time, and its title."""
+    """Three figures of a timeline: milliseconds from its begin to its end, the share of idle time, and its title."""
     trace = json.loads((pathlib.Path(folder) / f"{name}.json").read_text())
     passes = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     begin = min(event["ts"] for event in passes)
@@ -80,7 +85,7 @@ def main():
     print(f"{'stages':>6}  {'schedule':<11} | {'measured':>8} {'simulated':>10} {'ratio':>6} {'goal 5%':>10} | {'measured':>10} {'simulated':>10} | "
           f"{'medians':>8} {'means':>7} {'own times':>9} | {'measured':>10} {'simulated':>10}")
     for kind in kinds:
-        # Of each turn.
+        # One value per turn.
         step = [median_ms(timed) for timed in steps[kind]]
         behind = [statistics.median(metrics["phase_ms"]["norm"] + metrics["phase_ms"]["update"] for metrics in timed) for timed in steps[kind]]
         passes, by_medians = ([figures[0] for figures in runs[kind]] for runs in (measured, simulated))

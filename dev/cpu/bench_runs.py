@@ -7,12 +7,12 @@ import subprocess
 import sys
 
 LAUNCH = pathlib.Path(__file__).resolve().parents[2] / "scripts/launch.sh"
-# The first steps start threads, make oneDNN's primitives and fault memory in.
+# The first steps start threads, create oneDNN's primitives and touch memory for the first time.
 WARMUP_STEPS = 3
 
 
 def run(program, ranks, steps, folder, *options):
-    """The record of a run of so many timed steps, and these steps' metrics."""
+    """Runs the trainer; returns the record of the run and the metrics of its timed steps."""
     command = [LAUNCH, "-np", ranks, program, "--device", "cpu", "--steps", WARMUP_STEPS + steps, "--sample-tokens", 0, "--val-batches", 1,
                "--out-dir", folder, *options]
     result = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)

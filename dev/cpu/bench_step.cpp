@@ -1,9 +1,9 @@
 // bench_step THREADS TRAIN_GPT-OPTION...
 //
-// A training run that takes a step when it is asked to, so that a script can take steps of several programs in
-// turn: reads commands from standard input, a line each, and answers with a line of JSON.
-//   ceilings   {"flops": {"fp32": ..., "bf16": ...}, "bytes": ...} a second
-//   host       {"us": ...}: what the host takes of a step for each of its operations, where these do nothing
+// A training run that takes a step on request, so that a script can alternate between several programs. It
+// reads a command per line from standard input, and answers each with a line of JSON.
+//   ceilings   {"flops": {"fp32": ..., "bf16": ...}, "bytes": ...} per second
+//   host       {"us": ...}: the host's time for each operation of a step, measured with operations that do nothing
 //   step       {"ms": ..., "loss": ..., "operations": {"add": {"calls", "ms", "flops", "bytes", "dtype"}, ...}}
 // The first line it prints describes the run.
 #include <fmt/format.h>
@@ -50,7 +50,8 @@ void say(const Json& json) {
     std::fflush(stdout);
 }
 
-// The least of some steps of a trainer whose operations do nothing, in microseconds for each of a real step's.
+// The host's microseconds per operation of a real step. It is the shortest of some steps with operations that
+// do nothing, divided by the number of operations.
 double host_microseconds(const Options& options, const RunPlan& plan, Device& device, HostCommunicator& world,
                          const MeshGroups& groups, TrainingBatches& batches, std::int64_t operations) {
     constexpr int steps = 20;

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Times the training step at each stage of ZeRO, on 2 and 4 processes: `make bench-zero`.
 
-Prints what a process holds, by the plan (which is what it allocates), what it sends in a step, by the step's list (which
-the tests compare with what Open MPI saw), and the step's time, beside that of stage 0. The runs take turns, so that whatever
-else the machine does slows all of them; a figure is the median over all steps of all turns but each run's first few.
+Prints the memory of a process by the plan, which is what it allocates. Prints the bytes that it sends in a step by the
+step's actions, which the tests compare with what Open MPI saw. Prints the step's time, and its ratio to that of stage 0. The
+runs take turns, so that other load on the machine slows all of them. A figure is the median over all steps of all turns,
+without each run's first few.
 """
 
 import argparse
@@ -50,7 +51,7 @@ def main():
           f"{arguments.micro_batch_size} sequences, {len(os.sched_getaffinity(0))} cores shared by the processes; median of "
           f"{arguments.turns * arguments.steps} steps; MiB of a process\n")
     print(f"{'processes':>9}  {'stage':<21} | {'state':>8} {'in all':>8} | {'sent a step':>11} | {'ms a step':>9} {'of stage 0':>10} "
-          f"{'stands still for it':>20}")
+          f"{'waits for others':>20}")
     for ranks, stage in kinds:
         record, timed = records[ranks, stage], steps[ranks, stage]
         state = sum(record["memory"][arena] for arena in STATE)

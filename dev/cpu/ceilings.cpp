@@ -39,7 +39,7 @@ double product_ceiling(DType dtype, int threads) {
     dnnl::stream stream(engine);
 
     double best_rate = 0;
-    // Which size is fastest differs between processors.
+    // The fastest size differs between processors.
     for (const std::int64_t n : {768, 1024, 1536, 2048, 3072}) {
         const auto any = [&] { return Memory::desc({n, n}, type, Memory::format_tag::any); };
         const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(any(), any(), any()), engine);
@@ -60,7 +60,7 @@ double product_ceiling(DType dtype, int threads) {
 }
 
 double memory_ceiling(int threads) {
-    constexpr std::int64_t floats = std::int64_t{64} << 20;  // 256 MiB an array
+    constexpr std::int64_t floats = std::int64_t{64} << 20;  // 256 MiB per array
     std::vector<float> from(floats, 1.0F), to(floats);
     const double seconds = best_seconds(5, [&] {
         cpu::parallel_pieces(threads, floats, [&](std::int64_t begin, std::int64_t end) {

@@ -1,15 +1,15 @@
-// What this machine can do at best, measured in the same run as what is compared with it.
+// The limits of this machine, measured in the same run as the results that are compared with them.
 #pragma once
 
 #include "llmc/core/dtype.h"
 
 namespace llmc::bench {
 
-// oneDNN's fastest product of large matrices, the operands in the layout that it likes best and already in
-// it: floating-point operations a second with this many threads, best of several tries.
+// The floating-point operations per second of oneDNN's fastest product of large matrices, with this many
+// threads. The operands already have the layout that oneDNN prefers. The best of several tries.
 double product_ceiling(DType dtype, int threads);
 
-// Bytes read and written a second by a copy between arrays far larger than any cache.
+// The bytes read and written per second by a copy between arrays much larger than any cache.
 double memory_ceiling(int threads);
 
 }  // namespace llmc::bench

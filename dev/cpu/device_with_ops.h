@@ -13,7 +13,7 @@ namespace llmc::bench {
 
 class DeviceWithOps : public Device {
   public:
-    // The device outlives it.
+    // The device must outlive this object.
     DeviceWithOps(Device& device, std::unique_ptr<Ops> ops) : device_(device), ops_(std::move(ops)) {}
 
     DeviceKind kind() const override { return device_.kind(); }

@@ -1,4 +1,4 @@
-// Operations that do nothing: a step of these takes what the host needs to say what is to be computed.
+// Operations that do nothing. A step with these takes only the host's time to launch operations.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@ namespace llmc::bench {
 
 class IdleOps final : public Ops {
   public:
-    // Workspaces are those of other operations.
+    // Workspaces are as large as those of `like`.
     explicit IdleOps(const Ops& like) : like_(like) {}
 
     std::size_t workspace_bytes(const WorkspaceRequest& request) const override {

@@ -20,13 +20,13 @@ double bytes_of(std::initializer_list<Tensor> operands) {
     return bytes;
 }
 
-// "384 -> 1536" of a weight (OC,IC)
+// "384 -> 1536" for a weight (OC,IC)
 std::string channels(const Tensor& weight) {
     const Tensor rows = weight.rows();
     return fmt::format("{} -> {}", rows.shape[1], rows.shape[0]);
 }
 
-// Floating-point operations of one causal product of attention, q k^T or p v: half of all pairs.
+// The floating-point operations of one product of causal attention, q k^T or p v: half of all pairs.
 double attention_product(const Tensor& qkv) {
     const auto T = static_cast<double>(qkv.shape[1]);
     return elements(qkv) / 3.0 * (T + 1.0);
@@ -46,7 +46,7 @@ class TimedOps final : public Ops {
 
     void encoder_forward(const Tensor& out, const Tensor& tokens, const Tensor& wte, const Tensor& wpe,
                          std::optional<std::int64_t> first_row) override {
-        // A row of each table for a row of the result.
+        // For each row of the result, a row of each table is read.
         measure("encoder_forward", out.dtype, elements(out), bytes_of({out, out, wpe ? out : wpe, tokens}),
                 [&] { ops_.encoder_forward(out, tokens, wte, wpe, first_row); });
     }
@@ -118,7 +118,7 @@ class TimedOps final : public Ops {
                                   std::int64_t position) override {
         const double C = elements(qkv) / 3.0 / static_cast<double>(qkv.shape[0]);
         const auto n = static_cast<double>(qkv.shape[0]), keys = static_cast<double>(position) + n;
-        // Of the cache, the rows so far are read and the new ones written.
+        // The earlier rows of the cache are read, and the new ones written.
         const double cached = 2 * C * keys * static_cast<double>(size_of(qkv.dtype));
         measure("attention_cached_forward", qkv.dtype, 4 * C * n * (keys - (n - 1) / 2),
                 bytes_of({out, qkv}) + cached,

@@ -1,6 +1,6 @@
-// A device whose operations are timed: it passes every call on to another device and keeps, for each operation
-// and shape, the seconds it took and the work it had to do (floating-point operations, and bytes of operands
-// each counted once), from which a roofline follows.
+// A device that times its operations. It passes every call to another device. For each operation and shape it
+// records the seconds and the work, which give a roofline. The work is the floating-point operations and the
+// bytes of operands, each counted once.
 #pragma once
 
 #include <cstdint>
@@ -16,18 +16,18 @@ struct Work {
     double seconds = 0;
     double flops = 0;
     double bytes = 0;
-    // The dtype its arithmetic could use at best.
+    // The dtype of its arithmetic in the best case.
     DType dtype = DType::fp32;
 };
 
-// By name: "matmul_forward 384 -> 1536".
+// By name, such as "matmul_forward 384 -> 1536".
 using WorkByOperation = std::map<std::string, Work>;
 
 class TimedDevice final : public DeviceWithOps {
   public:
     explicit TimedDevice(Device& device);
 
-    // What has been done since the last call.
+    // The work since the last call.
     WorkByOperation take_work();
 };
 

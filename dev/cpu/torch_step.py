@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""The step that bench_cpu.py compares with: the same GPT in PyTorch, the way its users write it.
+"""The step that bench_cpu.py compares with: the same GPT in PyTorch, as its users write it.
 
     torch_step.py LAYERS HEADS CHANNELS T V BATCH MICRO_BATCH DTYPE THREADS [compile]
 
-nn.Linear, nn.LayerNorm, nn.GELU, fused attention where this PyTorch has it, bf16 by autocast, the foreach AdamW where
-it helps, gradient clipping; no Python work that a good script would not do. Speaks bench_step's protocol: a first line
-about itself, then for each line "step" on standard input one line of JSON with its milliseconds and its loss.
+It uses nn.Linear, nn.LayerNorm, nn.GELU, fused attention if this PyTorch has it, bf16 by autocast, fused AdamW if
+available, otherwise foreach AdamW, and gradient clipping. It does no Python work that a good script would avoid. It uses
+bench_step's protocol: a first line about itself, then for each line "step" on standard input a line of JSON with its
+milliseconds and its loss.
 """
 
 import json

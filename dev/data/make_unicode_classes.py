@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes llmc/data/unicode_classes.cpp: which characters GPT-2's pattern takes for letters, numbers and white space.
 
-tiktoken is asked for the class of every code point, so that ids agree with its own whatever Unicode's version:
+It asks tiktoken for the class of every code point, so that ids agree with tiktoken's for any version of Unicode:
 
     python3 -m venv VENV && VENV/bin/pip install tiktoken && VENV/bin/python dev/data/make_unicode_classes.py
 """
@@ -30,7 +30,7 @@ struct Range {{
     CharacterClass kind;
 }};
 
-// In the order of their code points. What is in none is of the class `other`.
+// In the order of their code points. Code points in no range have the class `other`.
 // clang-format off
 constexpr Range ranges[] = {{
 """
@@ -48,7 +48,11 @@ constexpr CharacterClass search(char32_t code) {
 // Most text is of these.
 constexpr auto first_classes = [] {
     std::array<CharacterClass, 0x800> classes{};
-    for (char32_t code = 0; code < classes.size(); ++code) classes[code] = search(code);
+    classes.fill(other);
+    for (const Range& range : ranges) {
+        for (char32_t code = range.first; code <= range.last && code < classes.size(); ++code)
+            classes[code] = range.kind;
+    }
     return classes;
 }();
 
@@ -63,12 +67,12 @@ CharacterClass class_of(char32_t code) {
 
 
 def code_points():
-    """All that a text can hold: surrogates are no characters."""
+    """All characters that a text can contain; surrogates are not characters."""
     return [code for code in range(0x110000) if not 0xD800 <= code < 0xE000]
 
 
 def members(pattern):
-    """The code points of which the pattern matches a text of one; tiktoken drops what its pattern does not match."""
+    """The code points that the pattern matches; tiktoken drops the characters that its pattern does not match."""
     import tiktoken
 
     encoding = tiktoken.Encoding("class", pat_str=pattern, mergeable_ranks={bytes([i]): i for i in range(256)}, special_tokens={})
@@ -88,7 +92,7 @@ def ranges():
 
 
 def unicode_version(found):
-    """By letters that came with it."""
+    """The version of Unicode, found by letters that it added."""
     since = {"16.0": 0x10D4A, "15.1": 0x2EBF0, "15.0": 0x31350}
     letters = [(first, last) for first, last, name in found if name == "letter"]
     return next((version for version, code in since.items() if any(a <= code <= b for a, b in letters)), "before 15.0")

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Makes a folder that checks the trainer on a machine with a GPU: dev/gpu/bundle.sh FOLDER PROFILER PROGRAM...
 #
-# It holds the programs (in bin/, a name like train_gpt-plain as train_gpt), the libraries they need that a machine with
-# CUDA may lack (lib/), what they need of CUDA's by name (cuda-libraries.txt), the scripts where they are in the repository,
-# and the commit. FOLDER/gpu_check runs it.
+# The folder holds the programs (in bin/; train_gpt-plain becomes train_gpt) and the libraries that they need
+# and that a machine with CUDA may lack (lib/). It also holds the names of the CUDA libraries that they need
+# (cuda-libraries.txt), the scripts at the same paths as in the repository, and the commit. FOLDER/gpu_check
+# runs it.
 set -euo pipefail
 most_megabytes=60
 
@@ -19,8 +20,8 @@ for program in "$@"; do
     strip -o "$folder/bin/${name%-*}" "$program"
 done
 
-# What every such machine has stays there: the C library and the C++ library, which Python's modules share, and the
-# driver. CUDA's libraries are large, and come with CUDA or with PyTorch.
+# Libraries that every such machine has are not copied: the C library, the C++ library, which Python's modules
+# share, and the driver. Nor are CUDA's libraries, which are large, and come with CUDA or with PyTorch.
 of_the_system='(ld-linux[^/]*|libc|libm|libdl|librt|libpthread|libresolv|libutil|libstdc\+\+|libgcc_s|libcuda)\.so'
 of_cuda='(libcublasLt|libcublas|libcudart|libcudnn[^/]*|libnccl|libnvrtc|libcupti)\.so'
 needed=$(ldd "$@" | awk '/=>/ { print $1, $3 }' | sort -u -k1,1)
@@ -28,9 +29,9 @@ if grep -v ' /' <<<"$needed" >&2; then
     echo 'error: these libraries, which the programs need, are not here' >&2
     exit 1
 fi
-# What a program with a GPU's part opens when it first computes there (llmc/device/cuda/cublaslt_library.cpp), and then what
-# it is linked with. A library of CUDA's brings those that it needs itself. (grep finds none in the tests' programs, whose GPU is
-# simulated.)
+# First the library that a program with a GPU part opens at its first product
+# (llmc/device/cuda/cublaslt_library.cpp), then the libraries that it is linked with. A CUDA library brings
+# the libraries that it needs. (grep finds none in the tests' programs, which simulate the GPU.)
 {
     grep -aohE 'libcublasLt\.so\.[0-9]+' "$@" | sed 's/$/ needed/' || true
     while read -r name path; do
@@ -41,7 +42,7 @@ fi
         fi
     done <<<"$needed"
 } | sort -u >"$folder/cuda-libraries.txt"
-# Those that are loaded where they are there: what for, and the package of Python's that has it.
+# Optional libraries: what each is for, and its Python package.
 cat >>"$folder/cuda-libraries.txt" <<'END'
 libcudnn.so.9 wanted --attention cudnn; nvidia-cudnn-cu13
 libnvrtc.so.13 wanted cuDNN, while it runs; nvidia-cuda-nvrtc

@@ -1,7 +1,8 @@
-# `make bundle`, `make gpu-check` and `make bench-gpu-check`, for the Makefile: the programs that the check runs on a GPU, in a folder that runs on
-# machines with CUDA's libraries and Python alone; and the probe, which takes its device as the trainer does.
+# `make bundle`, `make gpu-check` and `make bench-gpu-check`, for the Makefile. The bundle is a folder with
+# the programs that the check runs on a GPU. It runs on machines that have only CUDA's libraries and Python.
+# It includes test/probe/model_probe.cpp, which is linked with the trainer's GPU code.
 
-# Such a machine lacks MPI: the same objects but for the one that knows it.
+# Such a machine lacks MPI: the objects are the same, except the one that uses MPI.
 BUNDLE_LIBRARY := $(sort $(filter-out %/transport_mpi.o,$(LIBRARY)) $(call objects,llmc/comm/transport_no_mpi.cpp))
 BUNDLE_PROGRAMS := $(addprefix $(BUILD)/gpu/,train_gpt model_probe)
 $(BUILD)/gpu/train_gpt: $(BUILD)/objects/train_gpt.o
@@ -11,7 +12,7 @@ $(BUNDLE_PROGRAMS): $(BUNDLE_LIBRARY) $(GPU_OBJECTS) $(BUILD)/library.txt $(BUIL
 	@mkdir -p $(@D)
 	$(QUIET)$(LINK) $(filter %.o,$^) $(filter-out $(MPI_LIBRARIES),$(LIBRARIES)) $(GPU_LIBRARIES) -o $@
 
-# Counts the time that the GPU spends in kernels, by CUPTI, which comes with CUDA and with PyTorch.
+# Measures the time that the GPU spends in kernels, with CUPTI, which comes with CUDA and with PyTorch.
 PROFILER := $(BUILD)/gpu/libkernel_times.so
 CUPTI := $(call cuda_library,cupti)
 $(PROFILER): dev/gpu/kernel_times.cpp
@@ -19,15 +20,15 @@ $(PROFILER): dev/gpu/kernel_times.cpp
 	@mkdir -p $(@D)
 	$(QUIET)$(CXX) -std=c++20 -O2 $(WARNINGS) -shared -fPIC -Wl,-z,defs -isystem $(CUDA_FOLDER)/include $< $(CUPTI) -o $@
 
-# Tests look at them, or see that they link; without sanitizers, as the bundle is.
+# Tests use these, or check that they link; without sanitizers, like the bundle.
 TESTED_OF_BUNDLE := $(if $(SANITIZED),,$(if $(WITH_CUDA),$(BUNDLE_PROGRAMS) $(if $(CUPTI),$(PROFILER))))
 
-# PART=kernels, model, bench or lab; all of them without. CHECK_OPTIONS go to dev/gpu/main.py.
+# PART is kernels, model, bench or lab; without it, all of them. CHECK_OPTIONS go to dev/gpu/main.py.
 gpu-check: $(if $(GPU),bundle)  ## checks and times everything on this machine's GPU, into dev/results/ (PART=kernels|model|bench|lab)
 	@$(demand_gpu)
 	@PYTHON=$(PYTHON) $(BUILD)/bundle/gpu_check $(PART) --results dev/results $(CHECK_OPTIONS)
 
-# Nine minutes at most.
+# Takes at most nine minutes.
 bench-gpu-check: override PART := kernels lab
 bench-gpu-check: override CHECK_OPTIONS := --minutes 4.5 $(CHECK_OPTIONS)
 bench-gpu-check: gpu-check  ## the kernel tests and the lab of `gpu-check` alone
@@ -38,7 +39,7 @@ bundle: deps  ## a folder that runs `gpu-check` on a machine with a GPU, CUDA's 
 	@$(MAKE) $(in_parallel) $(BUNDLE_PROGRAMS) $(BUILD)/gpu/kernels $(if $(CUPTI),$(PROFILER))
 	@dev/gpu/bundle.sh $(BUILD)/bundle $(PROFILER) $(BUNDLE_PROGRAMS) $(BUILD)/gpu/kernels
 
-# The probe on the tests' CUDA runtime, as the trainer (test/simt/runtime.mk).
+# The probe on the tests' simulated CUDA runtime, like the trainer (test/simt/runtime.mk).
 SIMULATED_PROBES := $(patsubst %,$(BUILD)/test/model_probe-%,$(filter plain,$(RUNTIME_KINDS)))
 define simulated_probe
 $(BUILD)/test/model_probe-$(1): $(BUILD)/objects/test/probe/model_probe.o $(call simt_objects,$(1),$(SIMT_SOURCES) \

@@ -2,11 +2,11 @@
 # Checks and times the trainer on this machine's GPU: the launcher of a bundle (dev/gpu/bundle.sh).
 #
 #   gpu_check [kernels|model|bench|lab] [OPTION...]   some parts, or all; `gpu_check --help` lists the options
-#   gpu_check run PROGRAM [ARGUMENT...]               a program of bin/ with CUDA's libraries found, such as train_gpt
+#   gpu_check run PROGRAM [ARGUMENT...]               runs a program of bin/, such as train_gpt, with CUDA's libraries
 #
-# CUDA's libraries are looked for in CUDA_HOME, among the system's, in /usr/local/cuda, and in the packages of the python3
-# in PATH, or of PYTHON (those that PyTorch comes with). Each that is missing is named, and the check goes on without those
-# that few things want.
+# It looks for CUDA's libraries in CUDA_HOME, among the system's, in /usr/local/cuda, and in the packages of
+# python3 in PATH, or of PYTHON (those that come with PyTorch). It names each missing library. The check
+# continues without optional ones.
 set -euo pipefail
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 
@@ -16,7 +16,7 @@ command -v "$python" >/dev/null || {
     exit 1
 }
 
-# The program to run comes before what is missing, as every argument does.
+# A wrong program name is reported before missing libraries, like every wrong argument.
 if [[ ${1-} == run && ! (${2-} && -f $here/bin/$2) ]]; then
     wrong="there is no program ${2-}"
     [[ ${2-} ]] || wrong="run takes a program"
@@ -25,7 +25,7 @@ if [[ ${1-} == run && ! (${2-} && -f $here/bin/$2) ]]; then
     exit 2
 fi
 
-# Folders that may hold CUDA's libraries, the wanted first.
+# Prints folders that may hold CUDA's libraries, the preferred first.
 folders() {
     [[ ! ${CUDA_HOME-} ]] || printf '%s\n' "$CUDA_HOME"/lib64 "$CUDA_HOME"/lib
     tr : '\n' <<<"${LD_LIBRARY_PATH-}"
@@ -64,7 +64,7 @@ for library in "${missing[@]}"; do
     trouble+="error: no $library in CUDA_HOME, among the system's libraries or in the packages of $(command -v "$python")"$'\n'
 done
 
-# For the programs of the bundle alone: Python's modules have libraries of their own.
+# Only for the programs of the bundle: Python's modules have their own libraries.
 export BUNDLE=$here BUNDLE_LIBRARY_PATH=$path
 if [[ ${1-} == run ]]; then
     printf %s "$trouble" >&2
@@ -73,6 +73,6 @@ if [[ ${1-} == run ]]; then
     shift 2
     LD_LIBRARY_PATH=$path exec "$here/bin/$program" "$@"
 fi
-# The arguments come first, and then what is missing.
+# main.py checks the arguments first, and then reports missing libraries.
 export BUNDLE_TROUBLE=$trouble BUNDLE_WARNINGS=$warnings
 exec "$python" "$here/dev/gpu/main.py" "$@"

@@ -1,5 +1,6 @@
-// When the GPU was in a kernel, a copy or a fill: a library that CUDA loads into a program (CUDA_INJECTION64_PATH), and that
-// writes a line "BEGIN END" in nanoseconds for each to the file KERNEL_TIMES. dev/gpu/kernel_times.py reads them.
+// Records when the GPU ran a kernel, a copy or a fill. CUDA loads this library into a program
+// (CUDA_INJECTION64_PATH). For each kernel, copy or fill it writes a line "BEGIN END", in nanoseconds, to the
+// file named by KERNEL_TIMES. dev/gpu/kernel_times.py reads the file.
 #include <cupti.h>
 
 #include <cstdint>
@@ -50,10 +51,10 @@ void CUPTIAPI take_buffer(CUcontext, std::uint32_t, std::uint8_t* buffer, std::s
 
 }  // namespace
 
-// Called by the driver when the program begins with CUDA.
+// The driver calls this when the program first uses CUDA.
 extern "C" int InitializeInjection() {
     if (!file() || cuptiActivityRegisterCallbacks(give_buffer, take_buffer) != CUPTI_SUCCESS) return 0;
-    // Every so many milliseconds, since the program is ended before its end.
+    // Flush every 200 ms, since the program is killed before its end.
     cuptiActivityFlushPeriod(200);
     for (const CUpti_ActivityKind kind :
          {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY, CUPTI_ACTIVITY_KIND_MEMSET})

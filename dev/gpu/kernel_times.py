@@ -1,8 +1,8 @@
-"""The share of time that a GPU spent outside kernels, from when each began and ended (dev/gpu/kernel_times.cpp writes that)."""
+"""The share of time that a GPU spent outside kernels, from their begins and ends (written by dev/gpu/kernel_times.cpp)."""
 
 
 def read(path):
-    """[(begin, end)] in nanoseconds; a last line that was cut short is left out."""
+    """[(begin, end)] in nanoseconds; ignores an incomplete last line."""
     pairs = []
     for line in path.read_text().splitlines():
         words = line.split()
@@ -12,7 +12,10 @@ def read(path):
 
 
 def outside(spans, length=None):
-    """The share in which nothing ran: of the last time of that length, in the unit of the spans, or of all that they cover."""
+    """The share of time in which nothing ran.
+
+    `length` is the last part of the time that counts, in the unit of the spans; None counts all that they cover.
+    """
     spans = sorted(spans)
     end = max(stop for _, stop in spans)
     start = spans[0][0] if length is None else max(spans[0][0], end - length)

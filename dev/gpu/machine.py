@@ -10,17 +10,17 @@ import platform
 import shutil
 import subprocess
 
-SECONDS = 60  # that nvidia-smi may take
+SECONDS = 60  # the most time for nvidia-smi
 FIELDS = ["clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "utilization.gpu"]
-# Why the clocks are not higher; older drivers have the other name.
+# The reasons why the clocks are not higher; older drivers use the second name.
 REASONS = ["clocks_event_reasons.active", "clocks_throttle_reasons.active"]
-# Bits of those reasons that slow a busy GPU down (nvidia-smi's documentation).
+# The bits of those reasons that slow a busy GPU down (nvidia-smi's documentation).
 SLOWED_BY = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "software thermal slowdown",
              0x40: "hardware thermal slowdown", 0x80: "hardware power brake"}
 
 
 def query(fields):
-    """The values of the GPU that the programs use; None where nvidia-smi is not here, does not know the fields or hangs."""
+    """The values for the GPU that the programs use. None if nvidia-smi is missing, does not know the fields or hangs."""
     if not shutil.which("nvidia-smi"):
         return None
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
@@ -33,7 +33,7 @@ def query(fields):
 
 
 def clocks():
-    """The clocks, temperature and power of this moment, and what holds the clocks down; {} where nobody tells."""
+    """The clocks, temperature and power of this moment, and what limits the clocks; {} if unknown."""
     values = query(FIELDS)
     if not values:
         return {}
@@ -47,7 +47,7 @@ def clocks():
 
 
 def library(name):
-    """A library of CUDA's, from where the launcher found it; None where it is not."""
+    """A CUDA library, from the folder where the launcher found it; None if there is none."""
     for folder in os.environ.get("BUNDLE_LIBRARY_PATH", "").split(":"):
         path = pathlib.Path(folder, name)
         if folder and path.exists():
@@ -59,7 +59,7 @@ def library(name):
 
 
 def number_of(name, function):
-    """What a library answers for its version, 0 where it is not here."""
+    """The version number that a library reports; 0 if it is missing."""
     loaded = library(name)
     if not loaded or not hasattr(loaded, function):
         return 0
@@ -77,7 +77,7 @@ def dotted(number, *units):
 
 
 def about(bundle):
-    """What a report begins with."""
+    """The machine and the versions of its software, for the head of a report."""
     name, driver, memory = query(["name", "driver_version", "memory.total"]) or ("", "", "")
     return {
         "gpu": name, "driver": driver, "memory": memory,
@@ -93,7 +93,7 @@ def about(bundle):
 
 
 def cuda_version():
-    """That of the driver, whose interface the programs' own runtime uses."""
+    """The driver's version of CUDA; the programs link their own runtime, which uses the driver's interface."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Checks and times the trainer on a GPU: what `gpu_check` of a bundle starts (dev/gpu/gpu_check.sh).
+"""Checks and times the trainer on a GPU: started by `gpu_check` of a bundle (dev/gpu/gpu_check.sh).
 
-Each result is a line of RESULTS/GPU/gpu.jsonl as soon as it is known, GPU being the GPU's name, so that no report mixes two;
-after each part gpu.md and gpu.json beside it are written from all lines there are. The exit status is 1 where a check failed,
-and 2 where none did and some lacked the time.
+Each result becomes a line of RESULTS/GPU/gpu.jsonl as soon as it is known. GPU is the GPU's name, so that no report mixes
+two. After each part, gpu.md and gpu.json in the same folder are written from all lines. The exit status is 1 if a check
+failed, and 2 if none failed but some had no time left.
 """
 
 import argparse
@@ -25,28 +25,28 @@ import report
 from results import Late, Results, read
 
 MINUTES = 5
-TRAINER_SECONDS = 120  # to say that there is a GPU
-# The most valuable first.
+TRAINER_SECONDS = 120  # to find out whether there is a GPU
+# The most valuable part first.
 PARTS = {"kernels": part_kernels.run, "model": part_model.run, "bench": part_bench.run, "lab": part_lab.run}
 
 
 def main():
     parser = argparse.ArgumentParser(prog="gpu_check", description="Checks and times the trainer on this machine's GPU.")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all without")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"one of {', '.join(PARTS)}; default: all")
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("dev/results"), help="folder; default dev/results")
-    parser.add_argument("--minutes", type=minutes, default=MINUTES, help="that a part may take")
-    parser.add_argument("--tiny", action="store_true", help="a moment's worth of each, to try the check itself")
-    parser.add_argument("--models", nargs="+", choices=part_bench.MODELS, default=list(part_bench.MODELS), help="of the bench")
+    parser.add_argument("--minutes", type=minutes, default=MINUTES, help="minutes that a part may take")
+    parser.add_argument("--tiny", action="store_true", help="run each part for a moment, to test the check itself")
+    parser.add_argument("--models", nargs="+", choices=part_bench.MODELS, default=list(part_bench.MODELS), help="models for the part bench (default: all)")
     arguments = parser.parse_args()
     for part in arguments.parts:
         if part not in PARTS:
             parser.error(f"there is no part {part}; there are {', '.join(PARTS)}")
 
-    # What the launcher found to be missing.
+    # The errors and warnings of the launcher about missing libraries.
     if trouble := os.environ.get("BUNDLE_TROUBLE"):
         sys.exit(trouble.rstrip("\n"))
     print(os.environ.get("BUNDLE_WARNINGS", ""), end="", file=sys.stderr)
-    # Algorithms are chosen afresh, and not among the user's own.
+    # Autotunes anew, without the user's own cache.
     with tempfile.TemporaryDirectory(prefix="gpu-check-cache-") as cache:
         os.environ["XDG_CACHE_HOME"] = cache
         sys.exit(check(arguments))
@@ -59,7 +59,7 @@ def minutes(text):
 
 
 def check(arguments):
-    """The exit status."""
+    """Runs the parts; returns the exit status."""
     refused = no_gpu()
     if refused:
         sys.exit(f"error: {refused}")
@@ -87,7 +87,7 @@ def check(arguments):
 
 
 def no_gpu():
-    """Why nothing can be checked here; empty where there is a GPU."""
+    """Why nothing can be checked here; empty if there is a GPU."""
     try:
         asked = programs.run([programs.TRAIN_GPT, "--device=cuda", "--steps=0", "--print-step"], TRAINER_SECONDS)
     except Late as late:

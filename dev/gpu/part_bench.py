@@ -1,8 +1,8 @@
-"""The part `bench` of the check: training steps of GPT-2's sizes at T = 1024 in turn with the same step in PyTorch, and the
-kernels of llmc/ beside cuBLASLt and cuDNN.
+"""The part `bench` of the check: training steps of GPT-2's sizes at T = 1024, compared with the same step in PyTorch. It
+also compares the kernels of llmc/ with cuBLASLt and cuDNN.
 
-A turn is a process that takes its steps and ends, since two would not fit into the GPU's memory; the programs' turns
-alternate, so that what the GPU's clocks do befalls both. Both write a line a step, and the time between lines is what counts.
+Each turn is a process that takes its steps and ends, since two would not fit into the GPU's memory. The programs' turns
+alternate, so that changes of the GPU's clocks affect both. Both write a line per step; the time between lines counts.
 """
 
 import json
@@ -20,7 +20,7 @@ import programs
 from results import TIME_OVER, CheckFailed, Late, Skipped, read
 
 V = 50304
-# layers, heads, channels, sequences at once (the first that fits), by value.
+# layers, heads, channels, sequences at once (the first that fits); the most valuable model first
 MODELS = {
     "124M": (12, 12, 768, [64, 32]),
     "1558M": (48, 25, 1600, [16, 12, 8, 4]),
@@ -28,7 +28,7 @@ MODELS = {
     "774M": (36, 20, 1280, [16, 8]),
 }
 PEAK = 989e12  # dense bf16 of an H100 or H200, by datasheet
-SECONDS = {"124M": 15, "1558M": 25, "350M": 20, "774M": 25}  # about what a turn takes; PyTorch's first one compiles too
+SECONDS = {"124M": 15, "1558M": 25, "350M": 20, "774M": 25}  # approximate time of a turn; PyTorch's first one also compiles
 COMPILING = 45
 BESIDE = "the kernels beside cuBLASLt and cuDNN"
 KERNEL_SECONDS = 120
@@ -47,7 +47,7 @@ def parameters(layers, channels, T, vocabulary):
 
 
 def flops_a_token(layers, channels, T, vocabulary):
-    """Of a training step: 6 for each parameter, and attention's, of which causality leaves half."""
+    """FLOPs per token of a training step: 6 for each parameter, and attention's, of which causality leaves half."""
     return 6 * parameters(layers, channels, T, vocabulary) + 6 * layers * channels * T
 
 
@@ -65,7 +65,7 @@ def run(results, tiny, models):
 
 
 def left_first(results, models):
-    """What this commit did not measure to its end comes first, so that a run of the part goes on where another stopped."""
+    """Sorts the models: first those that were not measured completely at this commit, so that a new run continues there."""
 
     def measured(model):
         lines = [line for line in read(results.path) if line["part"] == results.part and line["name"].startswith(f"{model}, ")]
@@ -96,7 +96,7 @@ def rates(results, tiny):
 
 
 def kernels(results, tiny):
-    """Each timing is a line of its own, as soon as it is measured, for the report."""
+    """Adds each timing as a line of its own, as soon as it is measured."""
     if tiny:
         raise Skipped("nothing is timed on the CPU")
     with tempfile.TemporaryDirectory() as folder:
@@ -120,12 +120,12 @@ def kernels(results, tiny):
 
 
 def lacks_memory(said):
-    """Whether the trainer was refused memory: by its plan, for an arena, or by a call of CUDA's."""
-    return bool(re.search(r"need .* of memory .*, and the GPU has|needs .* of the GPU's memory|out of memory", said))
+    """Whether the trainer ran out of memory: by its plan, for an arena, or in a CUDA call."""
+    return bool(re.search(r"need .* of memory .*, but the GPU has|needs .* of the GPU's memory|out of memory", said))
 
 
 def take_timed(program, extent):
-    """The lines of the steps that warm up and of those that count, and the GPU's clocks while these run."""
+    """The lines of the warmup steps and of the timed steps, and the GPU's clocks during the timed ones."""
     taken = program.take(extent.warmup)
     clocks = {}
     thread = threading.Thread(target=lambda: clocks.update(machine.clocks()))
@@ -141,7 +141,7 @@ class Contest:
     def __init__(self, results, extent, folder, model):
         self.results, self.extent, self.folder, self.model = results, extent, folder, model
         self.layers, self.heads, self.channels, self.batches = extent.models[model]
-        self.batch = None  # known with the first turn
+        self.batch = None  # set by the first turn
         self.rates = {}  # {attention: tokens/s of its last turn}
 
     def run(self):
@@ -158,7 +158,7 @@ class Contest:
     def timed(self, name, take, arguments):
         before = machine.clocks()
         steps, batch, more = take(*arguments)
-        # The moment of the last step before those that count is theirs.
+        # The time of the last warmup step is the start of the first timed step.
         moments = [moment for moment, _ in steps[self.extent.warmup - 1:]]
         losses = [json.loads(line)["loss"] for _, line in steps]
         times = [b - a for a, b in zip(moments, moments[1:])]
@@ -183,16 +183,16 @@ class Contest:
                 "--lr=1e-4", *(f"--{name}={size}" for name, size in sizes.items())]
 
     def train_gpt(self, attention, **environment):
-        """The steps of a turn, the batch, and what the trainer itself says of its time."""
+        """The steps of a turn, the batch, and the trainer's own figures about its time."""
         batches = [self.batch] if self.batch else self.batches
         for batch in batches:
-            # With the algorithms that the first turn chose.
+            # Uses the algorithms that the first turn chose.
             metrics = self.out_dir(attention) / "metrics.jsonl"
             metrics.unlink(missing_ok=True)
             command = [programs.TRAIN_GPT, *self.options(batch), f"--attention={attention}", f"--out-dir={metrics.parent}"]
             program = programs.TimedSteps(command, 180, metrics, **environment)
             try:
-                program.take(1)  # which tells of the run
+                program.take(1)  # the line that describes the run
                 taken, clocks = take_timed(program, self.extent)
                 break
             except CheckFailed as refused:
@@ -204,7 +204,7 @@ class Contest:
                 program.end()
         self.batch = batch
         lines = [json.loads(line) for _, line in taken[self.extent.warmup:]]
-        # What the GPU's own clock does not count between the beginning and the end of a step's list.
+        # The share of a step's time that lies outside all phases, which GPU events measure.
         beside = [1 - sum(line["phase_ms"].values()) / line["step_ms"] for line in lines]
         return taken, batch, {"attention": attention, "clocks_while": clocks, "outside_lists": statistics.median(beside) if beside else None}
 
@@ -234,7 +234,7 @@ class Contest:
         raise trouble
 
     def profile(self):
-        """A turn with CUDA's profiler in it, with the faster attention."""
+        """Runs a turn under CUDA's profiler, with the faster attention."""
         if self.extent.device == "cpu" or not programs.PROFILER.exists():
             raise Skipped("there is no profiler here")
         found = self.folder / "kernel-times.txt"
@@ -245,7 +245,7 @@ class Contest:
                        KERNEL_TIMES=str(found))
         if not found.exists() or not found.stat().st_size:
             raise Skipped("CUPTI refused, or libcupti.so.13 is not here")
-        # Most of the steps that count, and nothing before them.
+        # Most of the timed steps, and nothing before them.
         seconds = 0.8 * (steps[-1][0] - steps[self.extent.warmup][0])
         share = kernel_times.outside(kernel_times.read(found), 1e9 * seconds)
         return {"detail": f"{share:.2%} of the last {seconds:.1f} s of steps", "model": self.model, "outside_kernels": share}

@@ -1,6 +1,8 @@
-"""The part `kernels` of the check: every kernel test and PTX wrapper on the GPU against its meaning on the CPU, each suite of
-them in a process of its own, so that a kernel that breaks the GPU's context hides no other; then the small ones under
-compute-sanitizer."""
+"""The part `kernels` of the check: every kernel test and PTX wrapper on the GPU, compared with the CPU.
+
+Each suite of tests runs in its own process, so that a kernel that breaks the GPU's context hides no other. Then small
+tests run under compute-sanitizer.
+"""
 
 import concurrent.futures
 import os
@@ -14,7 +16,7 @@ from results import CheckFailed, Late, Skipped, TimeOver, require
 
 AT_ONCE = 4  # the tests' references run on the CPU
 SUITE_SECONDS = 150
-# Those whose threads share memory, the most intricate first.
+# The suites whose threads share memory, the most complicated first.
 SANITIZED = ["Ptx*", "AttentionForward*", "AttentionBackward*", "Matmul*", "LayerNormBackward*", "BiasGradient*", "Classifier*",
              "Encoder*", "LayerNorm*", "GlobalNorm*", "AdamW*", "Elementwise*", "Gelu*"]
 SANITIZER_SECONDS = 100
@@ -40,7 +42,7 @@ def run(results, tiny):
 
 
 def attempt_list(results):
-    """The names of the suites; none where the program does not say them, which is a failure of its own."""
+    """The names of the suites. If the program does not list them, adds a failure of its own and returns none."""
     return results.attempt("the list of tests", list_suites).get("suites", [])
 
 
@@ -49,7 +51,7 @@ def list_suites():
     # "Suite." or "Suite/0.  # TypeParam = float"
     suites = [match[1] for line in listed.stdout.splitlines() if (match := re.match(r"(\S+)\.( |$)", line))]
     require(suites, f"{programs.KERNELS.name} lists no tests: {programs.tail(listed.stderr)}")
-    # llmc's own kernels before the lab's variants.
+    # llmc's own kernels come before the lab's variants.
     return {"detail": f"{len(suites)} suites", "suites": sorted(suites, key=lambda suite: (suite.startswith("Lab"), suite))}
 
 
@@ -74,15 +76,15 @@ def find_sanitizer():
 
 
 class Sanitizer:
-    """A tool of compute-sanitizer. Whether the machine refuses it, the smallest test tells, once."""
+    """A tool of compute-sanitizer. The smallest test finds out, once, whether the tool works on this machine."""
 
     def __init__(self, path, tool):
         self.command = [path, "--tool", tool, programs.KERNELS]
         self.lock = threading.Lock()
-        self.refusal = None  # not asked for yet; "" where the tool works
+        self.refusal = None  # None: not known yet; "": the tool works
 
     def run(self, results, pattern):
-        """What it says, its summary of errors if it has one, and the tests' status."""
+        """The tool's output, the match of its error summary if it has one, and the tests' status."""
         seconds = min(SANITIZER_SECONDS, results.seconds_left())
         if seconds < 10:
             raise TimeOver

@@ -1,5 +1,7 @@
-"""The part `lab` of the check: every variant of the kernel lab timed, an operation at a time, with the report and the picture
-of dev/lab/report.py."""
+"""The part `lab` of the check: times every variant of the kernel lab, one operation at a time.
+
+It writes the report and the picture of dev/lab/report.py.
+"""
 
 import json
 import subprocess
@@ -9,7 +11,7 @@ import part_kernels
 import programs
 from results import CheckFailed, Late, Skipped, read, replace_text, require
 
-SECONDS = 5  # that an operation takes at least
+SECONDS = 5  # the least time for an operation
 
 
 def run(results, tiny):
@@ -20,7 +22,7 @@ def run(results, tiny):
     operations = [suite.removeprefix("Lab.") for suite in part_kernels.attempt_list(results) if suite.startswith("Lab.")]
     if not operations:
         return
-    # Of other commits nothing is kept.
+    # Drops the timings of other commits.
     known = [operation for operation in operations if results.has_passed(name_of(operation))]
     write(timings, [line for line in read(timings) if line["operation"] in known])
     results.attempt_all([(name_of(operation), time_operation, (results, timings, operations, operation), SECONDS)
@@ -48,7 +50,7 @@ def time_operation(results, timings, operations, operation):
         done = programs.run([programs.KERNELS, "--time", own, operation], results.seconds_left())
     except Late as reason:
         late = reason
-    # What was timed until then counts, but for half a line, and unless all of it was timed before.
+    # Keeps what was timed so far, except an incomplete line, and unless an earlier run timed all of it.
     lines = read(timings)
     if not (late and results.has_passed(name_of(operation))):
         timed = own.read_text().splitlines(keepends=True) if own.exists() else []

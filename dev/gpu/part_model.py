@@ -1,7 +1,7 @@
-"""The part `model` of the check: the whole model on the GPU against PyTorch, against the CPU device, against itself.
+"""The part `model` of the check: the whole model on the GPU, compared with PyTorch, with the CPU device, and with itself.
 
-Bounds: in fp32 the project promises losses within 1e-5 of PyTorch's in fp64 on every device, so two devices are within twice
-that; in bf16 likewise twice the bound that random rounding gives (test/python/model_bounds.py).
+Bounds: in fp32 the project promises losses within 1e-5 of PyTorch's in fp64 on every device. Two devices are thus within
+twice that. In bf16 the bound is likewise twice the one for random rounding (test/python/model_bounds.py).
 """
 
 import filecmp
@@ -19,17 +19,17 @@ CONSTANT_RATE = ["--lr=1e-3", "--lr-schedule=constant", "--beta2=0.999", "--weig
 
 
 class Extent:
-    """How much is done: all of it on a GPU, a moment's worth where the GPU is simulated."""
+    """The amount of work: all of it on a GPU, very little on a simulated GPU."""
 
     def __init__(self, tiny):
         self.tiny = tiny
-        # Of a model whose tiles are whole, as in ordinary runs, and of more than one tile.
+        # The sizes of a model. On a GPU it has whole tiles, as in ordinary runs, and more than one tile.
         self.layers, self.heads, self.channels, self.T, self.V, self.batch = \
             (1, 1, 16, 8, 17, 4) if tiny else (2, 2, 128, 136, 259, 4)
         self.pytorch_steps, self.fp32_steps, self.bf16_steps, self.long_steps = (3, 3, 2, 4) if tiny else (50, 20, 5, 200)
         self.own_steps = 4 if tiny else 20
         self.ranks = [2] if tiny else [2, 4]
-        # Of ZeRO: ranks, dtype, micro-batches a step, and when gradients are reduced.
+        # The ZeRO runs: ranks, dtype, micro-batches per step, and when gradients are reduced.
         self.zero = [(2, "bf16", 2, "micro-batch"), (4, "fp32", 2, "step"), (2, "fp32", 1, "step")][:1 if tiny else 3]
 
     def sizes(self):
@@ -42,7 +42,7 @@ class Extent:
         return [(Sizes(layers=1, heads=2, channels=16, seq_len=5, vocab_size=11), 2, 1)] if self.tiny else model_comparison.MODELS
 
     def text_model(self):
-        """Options of a model of bytes, which learns the embedded stories."""
+        """The options of a model of bytes, which learns the embedded stories."""
         small = ["--layers=1", "--heads=1", "--channels=8", "--seq-len=8", "--global-batch-tokens=16", "--val-batches=1"]
         return small if self.tiny else ["--model=tiny", "--global-batch-tokens=1536", "--val-batches=1"]
 
@@ -54,7 +54,7 @@ def run(results, tiny):
 
 
 def checks(extent, folder):
-    """[(name, check, its arguments, the seconds it takes where they are many)], the most valuable first."""
+    """[(name, check, its arguments, its seconds if they are many)], the most valuable first."""
     found = []
 
     def add(name, check, *arguments, seconds=0):
@@ -124,7 +124,7 @@ def adamw_steps(extent, folder):
 
 
 def train_with(attention, out_dir, *options):
-    """Skips what was built without cuDNN."""
+    """Trains; skips the check if the program was built without cuDNN."""
     try:
         return programs.train(out_dir, *options, f"--attention={attention}")
     except CheckFailed as refused:
@@ -147,7 +147,7 @@ def against_cpu(extent, folder, dtype, attention, steps):
     return within(gpu.losses, cpu.losses, TWICE * bound, "the CPU's")
 
 
-# The first run of a command chooses algorithms, by time, and leaves them in the user's cache for the next.
+# The first run of a command autotunes, and leaves its choices in the user's cache for the next run.
 SAME = {"detail": "losses, norms and weights are the same"}
 
 
@@ -163,7 +163,7 @@ def repeated(extent, folder, attention):
 
 def resumed(extent, folder, attention):
     steps, first, parted = extent.own_steps, folder / attention / "first", folder / attention / "parted"
-    # Its run to compare with may have been of an earlier run of the part.
+    # The run to compare with may be from an earlier run of the part.
     whole = programs.program.Run(first) if (first / "metrics.jsonl").exists() else own_run(extent, first, attention, steps)
     own_run(extent, parted, attention, steps // 2)
     same_run(whole, own_run(extent, parted, attention, steps, "--resume"), steps)
@@ -181,7 +181,7 @@ def same_run(first, second, steps):
 
 
 def on_ranks(extent, folder, ranks):
-    """The same batch on several processes, which sum in another order: losses as near as the project promises."""
+    """Several processes train on the same batch and sum in another order: losses are within the promised bound."""
     options = [*extent.text_model(), "--dtype=fp32", "--lr=1e-3", "--lr-schedule=constant", f"--steps={extent.own_steps}",
                "--micro-batch-size=1" if extent.tiny else "--micro-batch-size=3"]
     one = programs.train(folder / f"one-of-{ranks}", *options)
@@ -192,9 +192,9 @@ def on_ranks(extent, folder, ranks):
 
 
 def stages(extent, folder, ranks, dtype, micro_batches, reduce_every):
-    """A stage is only where a buffer lies."""
+    """ZeRO stages give the same bits: a stage only changes where buffers are."""
     folder = folder / f"zero-{ranks}-{dtype}-{micro_batches}"
-    sequences = 2 * ranks if extent.tiny else 24  # 1536 tokens of the named model, of 64 each
+    sequences = 2 * ranks if extent.tiny else 24  # 1536 tokens of the named model, 64 per sequence
     options = [*extent.text_model(), f"--dtype={dtype}", f"--steps={extent.own_steps}", f"--reduce-every={reduce_every}",
                f"--micro-batch-size={sequences // ranks // micro_batches}"]
     if extent.tiny:
@@ -210,7 +210,7 @@ def stages(extent, folder, ranks, dtype, micro_batches, reduce_every):
 
 
 def schedules(extent, folder, number):
-    """The order of a pipeline's work changes no bit."""
+    """Pipeline schedules give the same bits: the order of the work changes nothing."""
     folder = folder / f"pipeline-{number}"
     options = [*extent.text_model(), "--dtype=bf16", f"--steps={extent.own_steps}", "--layers=8", f"--pipeline-parallel={number}",
                "--micro-batch-size=1" if extent.tiny else "--micro-batch-size=3"]

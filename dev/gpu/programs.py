@@ -1,4 +1,4 @@
-"""The programs of the bundle, as the check runs them: with the libraries that its launcher found, and without MPI."""
+"""Runs the programs of the bundle, with the libraries that the launcher found, and without MPI."""
 
 import math
 import os
@@ -22,7 +22,7 @@ PROFILER = BUNDLE / "lib/libkernel_times.so"
 
 
 class Clock:
-    """No program runs on after `end`, when the part that started it is over; by time.monotonic()."""
+    """The time limit of a part: no program runs after `end` (time.monotonic())."""
 
     end = math.inf
 
@@ -32,14 +32,14 @@ class Clock:
 
 
 def environment(**more):
-    """With CUDA's libraries; and a process alone does not look for others."""
+    """The environment of a program: finds CUDA's libraries, and lets a single process not look for others."""
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     libraries = os.environ.get("BUNDLE_LIBRARY_PATH")
     return os.environ | alone | ({"LD_LIBRARY_PATH": libraries} if libraries else {}) | more
 
 
 def own_library_path():
-    """What LD_LIBRARY_PATH was, for Python's modules, which have libraries of their own."""
+    """The original LD_LIBRARY_PATH, for Python's modules, which have their own libraries."""
     return os.environ.get("LD_LIBRARY_PATH", "")
 
 
@@ -54,7 +54,7 @@ def tail(text, lines=6):
 
 
 def run(command, timeout, **more):
-    """The finished process, its output as text; Late where it takes too long."""
+    """Runs a command; returns the finished process with its output as text. Raises Late if it takes too long."""
     timeout = Clock.at_most(timeout)
     try:
         return subprocess.run([str(word) for word in command], env=environment(**more), capture_output=True, text=True,
@@ -63,13 +63,13 @@ def run(command, timeout, **more):
         raise Late(f"{pathlib.Path(command[0]).name} was ended after {timeout:.0f} s") from late
 
 
-ENDED_BY_TIMEOUT = (124, 137)  # coreutils; the second where the first signal did not do
+ENDED_BY_TIMEOUT = (124, 137)  # of coreutils' timeout; the second if the first signal did not end the program
 
 
 def train(out_dir, *options, device="cuda", ranks=1, timeout=200):
-    """Trains on so many processes, which share the GPU where there are several; returns the program.Run.
+    """Trains on `ranks` processes, which share the GPU if there are several; returns the program.Run.
 
-    Each process is under `timeout`, so that one that hangs ends.
+    Each process runs under `timeout`, so that one that hangs ends.
     """
     timeout = Clock.at_most(timeout)
     command = ["timeout", "-k", "5", str(timeout), str(TRAIN_GPT), f"--out-dir={out_dir}", "--sample-tokens=0",
@@ -97,9 +97,9 @@ def train(out_dir, *options, device="cuda", ranks=1, timeout=200):
 
 
 class TimedSteps:
-    """A program that writes a line a step, to a file or to its standard output, and the moments at which it did."""
+    """A program that writes a line per step, to a file or to standard output, and the times of these lines."""
 
-    POLL_SECONDS = 0.0005  # of a file; a thousandth of some ten steps
+    POLL_SECONDS = 0.0005  # for a file; a thousandth of the time of about ten steps
 
     def __init__(self, command, timeout, file=None, **more):
         self.process = subprocess.Popen([str(word) for word in command], env=environment(**more), text=True, stdin=subprocess.PIPE,
@@ -119,7 +119,7 @@ class TimedSteps:
             self.said[name] += line
 
     def kill(self):
-        """With what it started, such as PyTorch's compilers."""
+        """Kills the program and its child processes, such as PyTorch's compilers."""
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -130,7 +130,7 @@ class TimedSteps:
         self.kill()
 
     def next_line(self):
-        """Empty where the program ended, whatever it had begun to write."""
+        """The next line; empty if the program ended, even after an incomplete line."""
         if not self.file:
             return self.process.stdout.readline()
         line = ""
@@ -146,7 +146,7 @@ class TimedSteps:
         return line
 
     def take(self, count):
-        """[(moment, line)] of the next lines; CheckFailed where it ends before."""
+        """[(time, line)] of the next lines; raises CheckFailed if the program ends before."""
         taken = []
         while len(taken) < count:
             line = self.next_line()
@@ -158,14 +158,14 @@ class TimedSteps:
         return taken
 
     def ask(self, question):
-        """The answer to a line on its standard input: the first line that is no step's."""
+        """Writes a line to the program's standard input; returns the answer: the first line that is not a step's."""
         print(question, file=self.process.stdin, flush=True)
         while "loss" in (answer := self.take(1)[0][1]):
             pass
         return answer
 
     def end(self):
-        """Ends it at once: a trainer that ended in order would save its checkpoint, of many gigabytes."""
+        """Kills the program: a trainer that ended in order would save its checkpoint, of many gigabytes."""
         self.kill()
         self.process.wait()
         self.timer.cancel()

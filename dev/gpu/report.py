@@ -1,11 +1,11 @@
-"""The report of a check on a GPU, from its lines (results.py): dev/results/gpu.md, and the summary in gpu.json."""
+"""The report of a check on a GPU, from its lines (results.py): gpu.md, and the summary in gpu.json."""
 
 import statistics
 
-GOALS = {"H100": 500_000, "H200": 550_000}  # tokens/s of 124M
-RATIO_GOAL = 1.2  # of PyTorch's tokens/s
+GOALS = {"H100": 500_000, "H200": 550_000}  # tokens/s of the 124M model
+RATIO_GOAL = 1.2  # PyTorch's tokens/s times this
 PEAK = 989e12
-SHARE_GOAL = 0.50  # of 989 TFLOP/s, of the 1558M
+SHARE_GOAL = 0.50  # of 989 TFLOP/s, for the 1558M model
 OUTSIDE_GOAL = 0.02
 
 
@@ -14,7 +14,7 @@ def machine_of(lines):
 
 
 def turns(lines):
-    """{(model, program): its turns' lines}, in the order of the bench."""
+    """{(model, program): lines of its turns}, in the order of the bench."""
     found = {}
     for line in lines:
         if "tokens_a_second" in line:
@@ -23,12 +23,12 @@ def turns(lines):
 
 
 def rate(group):
-    """The median of the turns."""
+    """The median rate of the turns."""
     return statistics.median(line["tokens_a_second"] for line in group)
 
 
 def summary(lines):
-    """All lines, and of each model and program the median rate."""
+    """All lines, and the median rate of each model and program."""
     medians = [{"model": model, "program": name, "tokens_a_second": rate(group), "turns": len(group)}
                for (model, name), group in turns(lines).items()]
     return {"machine": machine_of(lines), "goals": [dict(zip(("goal", "found", "share"), goal)) for goal in goals(lines)],
@@ -36,7 +36,7 @@ def summary(lines):
 
 
 def goals(lines):
-    """[(goal, what was found, found as a share of the goal)] of those that were measured."""
+    """[(goal, result, result as a share of the goal)] of the goals that were measured."""
     rates = {key: rate(group) for key, group in turns(lines).items()}
     found = []
 
@@ -46,7 +46,7 @@ def goals(lines):
     gpu = machine_of(lines).get("gpu", "")
     tokens = next((goal for name, goal in GOALS.items() if name in gpu), None)
     if not tokens:
-        return []  # they are of these GPUs
+        return []  # the goals are for these GPUs only
     if small := fastest("124M"):
         found.append((f"124M: {tokens:,} tokens/s", f"{small:,.0f}", small / tokens))
         if pytorch := rates.get(("124M", "PyTorch")):
@@ -56,7 +56,7 @@ def goals(lines):
             share = statistics.median(line["flops_a_second"] for line in group) / PEAK
             found.append(("1558M: 50% of 989 TFLOP/s", f"{share:.1%}", share / SHARE_GOAL))
     for line in lines:
-        if "outside_kernels" in line and "program" not in line:  # the trainer's own turn for it
+        if "outside_kernels" in line and "program" not in line:  # the trainer's own turn for this
             share = line["outside_kernels"]
             found.append((f"{line['model']}: below 2% of the time outside kernels", f"{share:.2%}",
                           OUTSIDE_GOAL / share if share else 1.0))
@@ -76,7 +76,7 @@ def checks(lines, part):
     count = {status: sum(line["status"] == status for line in of_part) for status in ("passed", "failed", "skipped")}
     heading = f"## {part}: " + ", ".join(f"{number} {status}" for status, number in count.items()) + \
         "".join(f", commit {commit}" for commit in sorted({line["commit"] for line in of_part if line.get("commit")}))
-    # What passed is short; what did not stands first.
+    # Passed checks are short; the others come first.
     order = sorted(of_part, key=lambda line: ("failed", "skipped", "passed").index(line["status"]))
     rows = [[line["status"].upper() if line["status"] == "failed" else line["status"], line["name"], cell(line["detail"])]
             for line in order]
@@ -104,8 +104,8 @@ def training(lines):
     titles = ["model", "program", "sequences", "tokens/s", "of the turns", "of 989 TFLOP/s", "of the measured product",
               "times PyTorch", "between steps", "outside kernels"]
     notes = ("Programs take turns, each in a process of its own; the median of the turns counts. Model FLOPs are 6 for each "
-             "parameter and token, and 6 L C T for attention. Between steps: the share of a step's time that the GPU's events do not "
-             "count between its first and its last operation. Outside kernels: in which no kernel and no copy ran, under a profiler.")
+             "parameter and token, and 6 L C T for attention. Between steps: the share of a step's time before its first and "
+                                                              "after its last operation, by GPU events. Outside kernels: the share in which a profiler saw no kernel and no copy.")
     return ["## Training steps", notes, table(titles, rows, numbers_from=2), clocks(lines)]
 
 

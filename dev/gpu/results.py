@@ -1,4 +1,4 @@
-"""What a check found: a line of JSON for each result, written as soon as it is known, and the time that a part may take."""
+"""The results of a check: a JSON line for each result, written as soon as it is known, and the time limit of a part."""
 
 import contextlib
 import json
@@ -9,28 +9,28 @@ TIME_OVER = "the part's time was over"
 
 
 class CheckFailed(Exception):
-    """What was computed is wrong; the message says how."""
+    """A result is wrong; the message says how."""
 
 
 class Late(CheckFailed):
-    """A program took longer than it may, or than the part had left."""
+    """A program took longer than its limit, or than the time that the part had left."""
 
 
 class Skipped(Exception):
-    """What this machine cannot show; the message says why."""
+    """This machine cannot do the check; the message says why."""
 
 
 class TimeOver(Skipped):
-    """What the part has no time left for; another run of it may have."""
+    """The part has no time left for the check; another run of it may have."""
 
     def __init__(self):
         super().__init__(TIME_OVER)
 
 
 class Results:
-    """The lines of one part of the check in a file that holds those of other parts too.
+    """The lines of one part of the check, in a file that also holds those of other parts.
 
-    A line takes the place of an earlier one of the same part and name; a part's lines of other commits go when it begins.
+    A line replaces an earlier one of the same part and name. A part's lines of other commits are removed when it begins.
     """
 
     def __init__(self, path, part, minutes, commit):
@@ -45,26 +45,26 @@ class Results:
             replace_text(self.path, kept)
 
     def has_passed(self, name):
-        """At this commit, in this run of the part or an earlier one."""
+        """Whether the check passed at this commit, in this run of the part or an earlier one."""
         return any((line["part"], line["name"], line["status"]) == (self.part, name, "passed") for line in read(self.path))
 
     def left(self):
-        """How many checks of the part still lack the time that they take."""
+        """The number of the part's checks that still lack time."""
         return sum(line["part"] == self.part and line["status"] == "skipped" and line["detail"].startswith(TIME_OVER)
                    for line in read(self.path))
 
     def left_first(self, checks):
-        """Checks begin with their names. What passed at this commit comes last, so that a run of the part goes on where another
-        stopped."""
+        """Sorts checks, which are tuples that begin with the name. Checks that passed at this commit come last, so that a new
+        run of the part continues where the last one stopped."""
         return sorted(checks, key=lambda check: self.has_passed(check[0]))
 
     def attempt_all(self, checks):
-        """Attempts (name, check, arguments, seconds), each as attempt() does."""
+        """Attempts each (name, check, arguments, seconds), like attempt()."""
         for name, check, arguments, seconds in self.left_first(checks):
             self.attempt(name, check, *arguments, seconds=seconds)
 
     def lack_time(self, name, detail, **figures):
-        """What passed before has passed."""
+        """Adds a skipped check, unless it passed before."""
         if not self.has_passed(name):
             self.add(name, "skipped", detail, **figures)
 
@@ -72,7 +72,7 @@ class Results:
         return self.end - time.monotonic()
 
     def add(self, name, status, detail="", **figures):
-        """status: passed, failed, skipped, or measured, where there is nothing to fail."""
+        """Adds a line. The status is passed, failed, skipped, or measured, if it cannot fail."""
         self.failed += status == "failed"
         self.keep(lambda line: (line["part"], line["name"]) != (self.part, name))
         line = {"part": self.part, "name": name, "status": status, "detail": detail, **figures, "commit": self.commit}
@@ -81,9 +81,9 @@ class Results:
         print(f"{status:8}  {self.part}: {name}{': ' if detail else ''}{detail}", flush=True)
 
     def attempt(self, name, check, *arguments, seconds=0):
-        """Calls check(*arguments), which passes unless it raises; what it returns, a dictionary, goes into the line.
+        """Calls check(*arguments), which passes unless it raises. It returns a dictionary, which goes into the line.
 
-        It is skipped where fewer `seconds` are left than it needs. Returns the dictionary, {} where it did not pass.
+        The check is skipped if fewer than `seconds` are left. Returns the dictionary, or {} if the check did not pass.
         """
         if seconds > 0 and self.seconds_left() < seconds:
             self.lack_time(name, f"{TIME_OVER}; it takes about {seconds} s")
@@ -101,7 +101,7 @@ class Results:
                 self.lack_time(name, TIME_OVER, seconds=taken)
             else:
                 self.add(name, "failed", str(failure), seconds=taken)
-        except Exception as error:  # whatever it is, it must not hide the other results
+        except Exception as error:  # any other error must not hide the other results
             traceback.print_exc()
             self.add(name, "failed", f"{type(error).__name__}: {error}", seconds=round(time.monotonic() - start, 1))
         else:
@@ -111,7 +111,7 @@ class Results:
 
 
 def read(path):
-    """The whole lines; a run that was killed may have left a part of one."""
+    """The complete lines; a run that was killed may have left an incomplete one."""
     lines = []
     for line in path.read_text().splitlines() if path.exists() else []:
         with contextlib.suppress(json.JSONDecodeError):
@@ -120,7 +120,7 @@ def read(path):
 
 
 def replace_text(path, text):
-    """Whoever is killed here leaves the old one or the new one."""
+    """Replaces a file's text. If the process is killed, the file has either the old or the new text."""
     new = path.with_suffix(".new")
     new.write_text(text)
     new.replace(path)

@@ -3,10 +3,10 @@
 
     torch_step.py LAYERS HEADS CHANNELS T V BATCH MICRO_BATCH DEVICE PROFILED
 
-bf16 by autocast, torch.compile, its flash attention, fused AdamW, gradient clipping, tokens from pinned memory.
-Deep models are compiled a block at a time, which PyTorch recommends where a whole one would take minutes. Writes a line about
-itself, then one of JSON a step, until it is killed; a line on standard input makes it profile PROFILED steps first, and write
-the share of their time outside kernels.
+It uses bf16 by autocast, torch.compile, PyTorch's flash attention, fused AdamW, gradient clipping, and tokens from pinned
+memory. Deep models are compiled one block at a time, as PyTorch recommends, since a whole one would take minutes. Writes a
+line about itself, then a line of JSON per step, until it is killed. After a line on standard input it first profiles
+PROFILED steps and writes the share of their time outside kernels.
 """
 
 import json
@@ -26,7 +26,7 @@ DEEP = 24  # layers
 
 
 def take_flash_attention():
-    """PyTorch's own, and no other: which it takes by itself depends on its version and the GPU."""
+    """Allows only PyTorch's own flash attention; its default choice depends on its version and the GPU."""
     torch.backends.cuda.enable_flash_sdp(True)
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     torch.backends.cuda.enable_math_sdp(False)
@@ -35,7 +35,7 @@ def take_flash_attention():
 
 
 def make_adamw(model, device):
-    """Decay on matrices alone, as the trainer's."""
+    """AdamW with weight decay only for matrices, as in the trainer."""
     groups = [{"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
               {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), **({"fused": True} if device == "cuda" else {}))
@@ -53,7 +53,7 @@ def compiled(model, layers, device):
 
 
 class WithHead(GPT):
-    """The head as a function of its own, to be compiled apart."""
+    """The GPT with its head as a separate function, which can be compiled separately."""
 
     def forward(self, tokens, targets):
         x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
@@ -67,7 +67,7 @@ class WithHead(GPT):
 
 
 def mean_loss(model, part, batch, device):
-    """Of a micro-batch, its share of the batch's; matrix products in bf16."""
+    """A micro-batch's share of the batch's mean loss, with matrix products in bf16."""
     with torch.autocast(device, dtype=torch.bfloat16):
         return model(part[:, :-1], part[:, 1:]) * (len(part) / batch)
 

@@ -1,7 +1,7 @@
-// Compares what a kernel computed with a reference, element by element, each within a bound of its own. The bound
-// is derived where the reference is computed, from
+// Compares a kernel's results with a reference, element by element, each within its own bound. The code that
+// computes the reference derives the bounds from:
 //   u(fp32) = 2^-24, u(bf16) = 2^-8: the relative error of one rounding to nearest,
-//   n u sum|terms|: the error of a sum of n terms in fp32, in whatever order (Higham, "Accuracy and Stability of
+//   n u sum|terms|: the error of a sum of n terms in fp32, in any order (Higham, "Accuracy and Stability of
 //   Numerical Algorithms", 4.2).
 #pragma once
 
@@ -17,8 +17,8 @@ namespace lab {
 template <class X>
 inline constexpr double unit_roundoff = std::is_same_v<X, float> ? 0x1p-24 : 0x1p-8;
 
-// Of a value that was computed in fp32 with error `before`, and then rounded to X. The smallest normal number
-// stands for what is lost below it.
+// The error bound of a value that is computed in fp32 with error `before`, and then rounded to X. The
+// smallest normal number covers underflow.
 template <class X>
 double rounded(double value, double before) {
     return before + unit_roundoff<X> * (std::fabs(value) + before) + 0x1p-126;
@@ -26,7 +26,7 @@ double rounded(double value, double before) {
 
 class Comparison {
   public:
-    // `bound`: the most that the two may differ.
+    // `bound` is the largest allowed difference.
     void see(const char* what, std::int64_t index, double got, double wanted, double bound) {
         const double error = std::fabs(got - wanted) / bound;
         if (got == wanted || error <= worst_) return;
@@ -37,13 +37,13 @@ class Comparison {
                      ", should be " + std::to_string(wanted) + " within " + std::to_string(bound);
         }
     }
-    // For what must be the same.
+    // For values that must be equal.
     void see_equal(const char* what, std::int64_t index, double got, double wanted) {
         see(what, index, got, wanted, 0x1p-1000);
     }
 
     bool good() const { return failures_ == 0; }
-    double worst() const { return worst_; }  // error over its bound
+    double worst() const { return worst_; }  // the largest error divided by its bound
     const std::string& first_failure() const { return first_; }
 
   private:

@@ -1,4 +1,4 @@
-// gpu.h by CUDA.
+// Implements gpu.h with CUDA.
 #include "dev/lab/gpu.h"
 
 #include <fmt/core.h>
@@ -16,7 +16,7 @@ namespace {
 using llmc::cuda::check_cuda;
 
 cudaDeviceProp properties() {
-    int devices = 0;  // left unwritten where there is no driver
+    int devices = 0;  // not set if there is no driver
     const cudaError_t error = cudaGetDeviceCount(&devices);
     if (error != cudaSuccess || devices == 0) {
         llmc::user_error("no GPU: CUDA says \"{}\"; `make bench-check` runs the kernels without one",
@@ -27,7 +27,7 @@ cudaDeviceProp properties() {
     return of_device;
 }
 
-// Memory of the device alone, released at the end.
+// Memory that only the device uses; the destructor frees it.
 class DeviceMemory {
   public:
     explicit DeviceMemory(std::size_t bytes) { check_cuda(cudaMalloc(&data_, bytes), "cudaMalloc"); }
@@ -82,7 +82,7 @@ void synchronize() { check_cuda(cudaDeviceSynchronize(), "a kernel"); }
 void use_executor(std::uint64_t) {}
 
 double milliseconds(const std::function<void()>& launch, cudaStream_t stream) {
-    // Twice the cache, overwritten, leaves nothing of what the launch reads.
+    // Overwriting twice the size of the cache evicts all that the launch reads.
     static const std::size_t flushed = 2 * static_cast<std::size_t>(properties().l2CacheSize);
     static const DeviceMemory flush(flushed);
     constexpr int warm_up = 3, least = 11, most = 101;

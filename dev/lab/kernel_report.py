@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Reads what `nvcc -Xptxas -v` printed, and PTX's directives after it, and writes one line for each kernel and chip.
+"""Reads the output of `nvcc -Xptxas -v`, and PTX directives after it, and writes a line for each kernel and chip.
 
     kernel_report.py LOG... >report.txt
 
-A line is: architecture (80 for sm_80), mangled name, registers a thread, bytes of stack frame, bytes of spill stores and
-loads, bytes of static shared memory, the most threads of a block (what __launch_bounds__ grants; 1024 without). A kernel in
-several logs is compiled from the same header and counts once.
+A line has: the architecture (80 for sm_80), the mangled name, registers per thread, bytes of stack frame, bytes of spill
+stores and loads, bytes of static shared memory, and the most threads per block. The last is that of __launch_bounds__, or
+1024 without it. A kernel in several logs is compiled from the same header and counts once.
 """
 
 import math
@@ -23,7 +23,7 @@ UNBOUNDED = 1024
 
 
 def read_log(lines):
-    """The kernels of a log: {(architecture, name): (registers, stack, spills, shared, most threads of a block)}."""
+    """The kernels of a log: {(architecture, name): (registers, stack, spills, shared, most threads per block)}."""
     kernels, key, stack, target, bounds = {}, None, None, None, {}
     for line in lines:
         if entry := ENTRY.search(line):

@@ -1,4 +1,4 @@
-// lab.h: the registry and the check.
+// Implements lab.h: the registry and the check.
 #include "dev/lab/lab.h"
 
 #include <algorithm>

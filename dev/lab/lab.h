@@ -1,6 +1,6 @@
-// The kernel lab. A file dev/X.cu tells how the kernel of one operation gets fast: numbered variants from naive
-// to best, checked against a plain CPU reference and, on a GPU, timed. It registers an Operation; the rest is
-// here, and the same for all: `./dev/X 5`.
+// The kernel lab. A file dev/X.cu shows how the kernel of one operation becomes fast: numbered variants from
+// naive to best. They are checked against a plain CPU reference and, on a GPU, timed. The file registers an
+// Operation; all else is here and the same for all operations: `./dev/X 5`.
 #pragma once
 
 #include <functional>
@@ -18,8 +18,8 @@ using llmc::cuda::LaunchContext;
 
 struct Variant {
     int number;
-    std::string story;             // a few words: what is new in it
-    std::vector<int> block_sizes;  // threads a block that it is tried with; one where its tiling fixes them
+    std::string story;             // a few words: what is new in this variant
+    std::vector<int> block_sizes;  // threads per block to try; a single size if the variant's tiling fixes it
 };
 
 using Shape = std::vector<std::int64_t>;
@@ -28,29 +28,30 @@ using Shape = std::vector<std::int64_t>;
 class Problem {
   public:
     virtual ~Problem() = default;
-    // Launches what the variant launches, nothing else: this is what is timed.
+    // Launches the variant's kernels and nothing else: this is what is timed.
     virtual void run(int variant, int block_size, const LaunchContext& on) = 0;
-    // Before a checked run: outputs cleared, and inputs restored that a run overwrites.
+    // Called before a checked run: clears outputs, and restores inputs that a run overwrites.
     virtual void reset() = 0;
-    // Outputs against the reference, which is computed by the first call.
+    // Compares the outputs with the reference, which the first call computes.
     virtual void compare(Comparison& comparison) = 0;
-    // What has to be read and written at least, and computed: time is compared with these.
+    // The least bytes to read and write, and the operations to compute. Times are compared with these.
     virtual double bytes() const = 0;
-    virtual double flops() const { return 0; }  // 0: bound by memory alone
+    virtual double flops() const { return 0; }  // 0: memory alone is the limit
 };
 
 struct Operation {
     std::string name;
-    std::vector<std::string> sizes;  // what the numbers of a shape are
+    std::vector<std::string> sizes;  // the names of a shape's numbers
     std::vector<Variant> variants;
     std::vector<Shape> checked;  // small, since the executor runs them, and odd; the smallest first
     std::vector<Shape> timed;
     std::vector<llmc::DType> dtypes;
-    // Whether a variant takes the dtype and shape; all do without.
+    // Whether a variant supports the dtype and shape; if empty, all do.
     std::function<bool(int variant, llmc::DType, const Shape&)> takes;
     std::function<std::unique_ptr<Problem>(llmc::DType, const Shape&, Draw&)> make;
-    // Under ThreadSanitizer, which is slow: small ones that run every kernel in two blocks or more, with two turns of a loop
-    // that has barriers. Without, the first of `checked`.
+    // The shapes checked under ThreadSanitizer, which is slow. They are small, but run every kernel in two or
+    // more blocks, with two iterations of each loop that has barriers. If empty, the first of `checked` is
+    // used.
     std::vector<Shape> checked_for_races = {};
 };
 
@@ -68,10 +69,10 @@ std::unique_ptr<Problem> make_problem(llmc::DType dtype, const Shape& shape, Dra
     return std::make_unique<ProblemOf<bf16>>(shape, draw);
 }
 
-// Whether the variant takes one of the checked shapes in this dtype.
+// Whether the variant supports one of the checked shapes in this dtype.
 bool has_variant(const Operation& operation, const Variant& variant, llmc::DType dtype);
 
-// One variant at all its block sizes, on the checked shapes.
+// Checks one variant at all its block sizes, on the checked shapes.
 Comparison check_variant(const Operation& operation, const Variant& variant, llmc::DType dtype,
                          const LaunchContext& on, std::uint64_t seed);
 

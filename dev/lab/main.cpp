@@ -14,15 +14,15 @@ int main(int argc, char** argv) try {
     lab::SessionOptions options;
     std::string seed;
     bool check_only = false;
-    CLI::App app{operation.name + ": its kernels, from naive to best; without numbers all of them"};
-    app.add_option("variants", options.variants, "numbers of variants to run");
-    app.add_option("--dtype", options.dtype, "of the tensors")
+    CLI::App app{operation.name + ": checks and times its kernel variants, from naive to best"};
+    app.add_option("variants", options.variants, "numbers of the variants to run (default: all)");
+    app.add_option("--dtype", options.dtype, "dtype of the tensors")
         ->check(CLI::IsMember({"bf16", "fp32"}))
         ->capture_default_str();
     const CLI::Option* const seed_option = app.add_option(
         "--seed", seed,
-        "of the inputs, for the same ones again; on the CPU also of the order of threads, which 0 "
-        "does not shuffle");
+        "seed of the inputs, to repeat a run; on the CPU also of the order of threads (0: in the "
+        "order of their numbers)");
     app.add_flag("--check", check_only, "does not time, even on a GPU");
     app.add_option("--json", options.json, "file that gets a line for each timing");
     try {

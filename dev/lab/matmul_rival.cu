@@ -9,7 +9,7 @@ using llmc::Tensor;
 using llmc::cuda::check_cuda;
 
 MatmulRival::MatmulRival(DType dtype, const MatmulShape& shape)
-    : shape_(shape), products_(queues_, "the lab's GPU", false, false) {
+    : shape_(shape), products_(streams_, "the lab's GPU", false, false) {
     const auto [rows, in_channels, out_channels] = shape;
     in_ = draw(dtype, {rows, in_channels});
     weight_ = draw(dtype, {out_channels, in_channels});
@@ -18,7 +18,7 @@ MatmulRival::MatmulRival(DType dtype, const MatmulShape& shape)
     din_ = draw(dtype, {rows, in_channels});
     dweight_ = draw(DType::fp32, {out_channels, in_channels});
     products_.set_workspace(allocate(llmc::cuda::LtProducts::workspace_bytes));
-    products_.measure(true);
+    products_.set_autotuning(true);
     check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
 

@@ -1,5 +1,5 @@
-// The trainer's matrix products, by cuBLASLt (llmc/device/cuda/lt_products.h), at a shape of the lab: with random
-// operands of their own, in device memory.
+// The trainer's matrix products by cuBLASLt (llmc/device/cuda/lt_products.h), at a shape of the lab, with
+// their own random operands in device memory.
 #pragma once
 
 #include <memory>
@@ -7,22 +7,23 @@
 
 #include "dev/lab/matmul_shape.h"
 #include "llmc/core/tensor.h"
-#include "llmc/device/cuda/cuda_queues.h"
+#include "llmc/device/cuda/cuda_streams.h"
 #include "llmc/device/cuda/lt_products.h"
 
 namespace lab {
 
 class MatmulRival {
   public:
-    // fp32 is not rounded to TF32. The first run tries cuBLASLt's algorithms; later ones have the fastest.
+    // fp32 operands are not rounded to TF32. The first run tries cuBLASLt's algorithms; later runs use the
+    // fastest.
     MatmulRival(llmc::DType dtype, const MatmulShape& shape);
 
     void forward();   // out = in weight^T + bias
     void backward();  // dweight += dout^T in, din = dout weight
-    // Where both run
-    cudaStream_t stream() const { return queues_.selected(); }
+    // The stream of both products
+    cudaStream_t stream() const { return streams_.selected(); }
 
-    // `out` is dout too, drawn at first as the others are.
+    // `out` also serves as dout; it starts with random values like the others.
     const llmc::Tensor& in() const { return in_; }
     const llmc::Tensor& weight() const { return weight_; }
     const llmc::Tensor& bias() const { return bias_; }
@@ -39,7 +40,7 @@ class MatmulRival {
 
     MatmulShape shape_;
     std::vector<std::unique_ptr<std::byte, Free>> memory_;
-    llmc::cuda::CudaQueues queues_;
+    llmc::cuda::CudaStreams streams_;
     llmc::cuda::LtProducts products_;
     llmc::Tensor in_, weight_, bias_, out_, din_, dweight_;
 };

@@ -1,4 +1,5 @@
-// What the numbers of a matrix product's shape are: in the lab's operations and in what they are compared with.
+// The meaning of the numbers in a matrix product's shape, for the lab's operations and the libraries that
+// they are compared with.
 #pragma once
 
 #include <cstdint>

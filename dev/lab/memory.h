@@ -1,6 +1,6 @@
-// Arrays and random inputs of the kernel lab and of the kernels' tests. Host and kernels read the same memory:
-// managed memory where nvcc compiles this, the heap otherwise, with exactly the bytes asked for, so that
-// AddressSanitizer finds an access past the end.
+// Arrays and random inputs of the kernel lab and the kernels' tests. Host and kernels use the same memory:
+// managed memory if nvcc compiles this, otherwise the heap. Allocations have exactly the requested bytes, so
+// that AddressSanitizer finds an access past the end.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ class Array {
     Array(const Array&) = delete;
     Array& operator=(const Array&) = delete;
 
-    // NaN in every floating-point type: what a kernel should have written and did not is seen.
+    // Fills with NaN in every floating-point type, which shows elements that a kernel failed to write.
     void clear() { std::memset(static_cast<void*>(data_), 0xff, bytes()); }
     void fill(T value) {
         for (std::int64_t i = 0; i < size_; ++i) data_[i] = value;
@@ -62,12 +62,13 @@ class Array {
     T* data_ = nullptr;
 };
 
-// Random inputs, all of them from one seed.
+// Random inputs, all from one seed.
 class Draw {
   public:
     explicit Draw(std::uint64_t seed) : engine_(seed) {}
 
-    // Normal numbers, rounded to X. Beyond a million they repeat: drawing more takes long and shows no more.
+    // Normal numbers, rounded to X. They repeat after a million, since drawing more would take long and test
+    // no more.
     template <class X>
     void normal(Array<X>& to, double deviation, double mean = 0) {
         std::normal_distribution<double> distribution(mean, deviation);

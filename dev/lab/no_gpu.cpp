@@ -1,4 +1,4 @@
-// gpu.h where kernels run on the executor.
+// Implements gpu.h where kernels run on the executor.
 #include "dev/lab/gpu.h"
 #include "dev/lab/rivals.h"
 #include "simt/executor.h"

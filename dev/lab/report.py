@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes the results of `make bench`: dev/results/GPU.md with a table for each operation, and a roofline picture
-where there is matplotlib.
+"""Writes the results of `make bench`: FOLDER/GPU.md, with a table for each operation, and a roofline picture if
+matplotlib is installed.
 
     report.py TIMINGS.jsonl FOLDER
 
-A line of TIMINGS is one variant at one shape (dev/lab/session.cpp writes them). All lines are of one run on one GPU.
+A line of TIMINGS is one variant at one shape (dev/lab/session.cpp writes it). All lines are from one run on one GPU.
 """
 
 import json
@@ -16,10 +16,11 @@ try:
     import matplotlib
     matplotlib.use("svg")
     import matplotlib.pyplot as plt
-except ImportError:  # a machine with a GPU may lack it, and its report is then without the picture
+except ImportError:  # a machine with a GPU may lack it; the report then has no picture
     plt = None
 
-# Kernels that multiply nothing worth counting stand side by side here on the roofline's axis, in operations a byte.
+# Kernels whose operations are not counted are spread over this range of the roofline's axis, in operations
+# per byte.
 MEMORY_ONLY = (0.1, 10)
 
 
@@ -32,7 +33,7 @@ def groups(lines):
 
 
 def is_timing(line):
-    """Or else it says why there is none, of a library."""
+    """Whether the line is a timing; otherwise it says why a library has none."""
     return "missing" not in line
 
 
@@ -63,7 +64,7 @@ def markdown(lines, picture):
              f"written) and an 8192 x 8192 x 8192 product in bf16 {first['product_flops_a_second'] / 1e12:.0f} TFLOP/s "
              "(cuBLASLt): the ceilings, measured anew for each operation. A kernel's own ceiling is the lower of the two for "
              "the bytes that it must move and the operations that it must do. Where there is a choice of block sizes the "
-             "fastest is shown. Beside it stands what each kernel takes that a variant launches.",
+             "fastest is shown. The last column has the registers, shared bytes and occupancy of each kernel.",
              f"![Roofline]({picture})" if picture else "(No picture: python3 had no matplotlib.)"]
     for (operation, dtype, shape), group in groups(lines).items():
         sizes = ", ".join(f"{size} {name}" for size, name in zip(shape, group[0]["sizes"]))
@@ -76,7 +77,7 @@ def best_of(group):
 
 
 def draw(lines, path):
-    """The roofline of this run, and the best variant of each operation in bf16 at its first shape under it."""
+    """The roofline of this run. It shows the best variant of each operation in bf16, at its first shape."""
     bandwidth, peak = lines[0]["copy_bytes_a_second"], lines[0]["product_flops_a_second"]
     figure, axes = plt.subplots(figsize=(9, 6))
     ridge = peak / bandwidth

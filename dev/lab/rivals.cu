@@ -1,4 +1,4 @@
-// rivals.h: cuBLASLt as the trainer uses it, and what rivals_cudnn.cu has.
+// Implements rivals.h: cuBLASLt as the trainer uses it, and cuDNN by rivals_cudnn.cu.
 #include "dev/lab/rivals.h"
 
 #include <memory>

@@ -1,5 +1,5 @@
-// What a library offers for an operation of the lab, timed in the same run: cuBLASLt for matrix products, cuDNN for
-// attention. Each has inputs of its own, random ones.
+// The library functions that an operation of the lab is compared with, timed in the same run: cuBLASLt for
+// matrix products, cuDNN for attention. Each has its own random inputs.
 #pragma once
 
 #include <driver_types.h>
@@ -16,11 +16,11 @@ namespace lab {
 struct Rival {
     std::string name;
     std::function<void()> run;
-    cudaStream_t stream = nullptr;  // where that runs
-    std::string missing = {};       // where there is no `run`: why
+    cudaStream_t stream = nullptr;  // the stream of `run`
+    std::string missing = {};       // the reason if `run` is empty
 };
 
-// Of the operation at a shape of its lab; none where no library has it.
+// The rivals of an operation at one of its shapes; empty if no library has it.
 std::vector<Rival> rivals_of(const std::string& operation, llmc::DType dtype,
                              const std::vector<std::int64_t>& shape);
 

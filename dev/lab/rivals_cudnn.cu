@@ -1,4 +1,4 @@
-// rivals_cudnn.h by the trainer's own use of cuDNN.
+// Implements rivals_cudnn.h with the trainer's own use of cuDNN.
 #include "dev/lab/rivals_cudnn.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ class Attention {
         Draw draw(1);
         draw.normal(qkv_, 1);
         if (!backward) return;
-        forward();  // out and lse, which backward reads
+        forward();  // for out and lse, which backward reads
         dqkv_ = std::make_unique<Array<bf16>>(qkv_.size());
         dout_ = std::make_unique<Array<bf16>>(out_.size());
         draw.normal(*dout_, 1);
@@ -72,7 +72,7 @@ std::vector<Rival> cudnn_rivals(const std::string& operation, const std::vector<
     std::shared_ptr<Attention> attention;
     try {
         attention = std::make_shared<Attention>(llmc::cuda::make_cudnn_attention(), sizes, backward);
-    } catch (const llmc::UserError& error) {  // no cuDNN here, or none for these sizes
+    } catch (const llmc::UserError& error) {  // no cuDNN here, or it does not support these sizes
         return {{.name = "cuDNN", .run = {}, .missing = error.what()}};
     }
     return {{"cuDNN", [attention, backward] { backward ? attention->backward() : attention->forward(); }}};

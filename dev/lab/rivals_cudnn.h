@@ -1,11 +1,11 @@
-// cuDNN's attention, of bf16; with nothing to run where the build or the machine has no cuDNN.
+// cuDNN's attention in bf16. If the build or the machine has no cuDNN, `run` is empty.
 #pragma once
 
 #include "dev/lab/rivals.h"
 
 namespace lab {
 
-// Of attention_forward and attention_backward at (B, T, NH, HS).
+// For attention_forward and attention_backward at (B, T, NH, HS).
 std::vector<Rival> cudnn_rivals(const std::string& operation, const std::vector<std::int64_t>& shape);
 
 }  // namespace lab

@@ -1,4 +1,4 @@
-// session.h
+// Implements session.h.
 #include "dev/lab/session.h"
 
 #include <fmt/format.h>
@@ -22,7 +22,7 @@ bool chosen(const SessionOptions& options, const Variant& variant) {
     return numbers.empty() || std::find(numbers.begin(), numbers.end(), variant.number) != numbers.end();
 }
 
-// What the GPU and its libraries reach in this run.
+// The rates that the GPU and its libraries reach in this run.
 struct Ceilings {
     double bytes_a_second, flops_a_second;
 };
@@ -34,8 +34,9 @@ class Launches : public llmc::cuda::LaunchObserver {
     std::vector<llmc::cuda::LaunchRecord> records;
 };
 
-// What each of a variant's kernels takes, in the order in which they are launched first: at its largest shape, since shared
-// memory may grow with it, and there at the block size that suits best. None where nothing is known.
+// The resources of a variant's kernels, in the order of their first launches. For each kernel they are those
+// of its largest shape, since shared memory may grow with it, at the best block size. Empty if the figures of
+// a kernel are unknown.
 std::vector<Resources> resources_of(const Launches& launches, const llmc::cuda::Chip& chip) {
     std::vector<Resources> kernels;
     for (const auto& record : launches.records) {
@@ -57,7 +58,7 @@ std::vector<Resources> resources_of(const Launches& launches, const llmc::cuda::
     return kernels;
 }
 
-// The kernels of any chip, each once.
+// The names of all chips' kernels, each once.
 std::vector<std::string> kernels_of(const std::vector<std::vector<Resources>>& of_chips) {
     std::vector<std::string> names;
     for (const auto& of_chip : of_chips) {
@@ -68,7 +69,7 @@ std::vector<std::string> kernels_of(const std::vector<std::vector<Resources>>& o
     return names;
 }
 
-// "38 / 40": a kernel's figure on each chip, "-" where another kernel does its work there.
+// "38 / 40": a kernel's figure on each chip; "-" if the chip uses another kernel instead.
 std::string on_each_chip(const std::vector<std::vector<Resources>>& of_chips, const std::string& kernel,
                          const std::function<std::string(const Resources&)>& figure) {
     std::vector<std::string> figures;
@@ -130,7 +131,7 @@ class Session {
             {"variant", "", "block", "error", "registers", "stack, spills", "shared bytes", "occupancy"});
         const auto known = known_chips();
         const auto chips = known.empty() ? std::vector{on_.chip} : known;
-        bool fixed = false;  // some variant's block size
+        bool fixed = false;  // whether a variant has only one block size
         bool any = false, all_good = true;
         for (const Variant& variant : operation_.variants) {
             if (!chosen(options_, variant)) continue;
@@ -243,7 +244,7 @@ class Session {
              const std::vector<Resources>& kernels) {
         const double bytes_a_second = problem.bytes() / (ms * 1e-3),
                      flops_a_second = problem.flops() / (ms * 1e-3);
-        // The roofline: whichever bound is the higher time.
+        // The roofline: the larger of the two minimum times.
         const double least = std::max(problem.bytes() / ceilings.bytes_a_second,
                                       problem.flops() / std::max(ceilings.flops_a_second, 1.0));
         const double share = least / (ms * 1e-3);

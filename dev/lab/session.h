@@ -1,4 +1,5 @@
-// A session with an operation of the lab: its variants checked, and timed on a GPU, as tables on standard output.
+// A session with an operation of the lab: checks its variants and, on a GPU, times them; prints tables to
+// standard output.
 #pragma once
 
 #include <random>
@@ -10,15 +11,15 @@
 namespace lab {
 
 struct SessionOptions {
-    std::vector<int> variants;  // all without
+    std::vector<int> variants;  // if empty, all
     std::string dtype = "bf16";
     std::uint64_t seed = std::random_device{}();
     bool check = true;
-    bool time = true;  // where there is a GPU
-    std::string json;  // file that gets a line for each timing; none without
+    bool time = true;  // if there is a GPU
+    std::string json;  // file that gets a line per timing; none if empty
 };
 
-// False where a variant is wrong.
+// Returns false if a variant is wrong.
 bool run_session(const Operation& operation, const SessionOptions& options);
 
 }  // namespace lab

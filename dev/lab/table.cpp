@@ -1,4 +1,4 @@
-// table.h
+// Implements table.h.
 #include "dev/lab/table.h"
 
 #include <fmt/core.h>

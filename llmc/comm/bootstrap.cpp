@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/comm/local_word.h"
+#include "llmc/comm/machine_lock.h"
 #include "llmc/comm/start.h"
 #include "llmc/comm/transport_mpi.h"
 #include "llmc/comm/transport_tcp.h"
@@ -24,7 +24,7 @@
 namespace llmc {
 namespace {
 
-// What a rank tells the others of where it runs. Ranks with one host name are on one machine.
+// The machine and the cores of a rank. Ranks with the same host name are on one machine.
 struct Place {
     std::array<char, 256> machine{};
     CoreMask mask;
@@ -61,15 +61,16 @@ std::vector<Place> places_of_all(HostCommunicator& world) {
 std::unique_ptr<Transport> transport_for(const Start& start) {
     if (start.by == Start::By::mpi) return join_mpi_job();
     if (start.size == 1) return make_lone_transport();
-    return make_tcp_transport(start.rank, meet({.rank = start.rank,
-                                                .size = start.size,
-                                                .host = start.master_host,
-                                                .port = start.master_port,
-                                                .patience = start.patience,
-                                                .version = fmt::format("{} ({})", version(), commit())}));
+    return make_tcp_transport(start.rank,
+                              find_peers({.rank = start.rank,
+                                          .size = start.size,
+                                          .host = start.master_host,
+                                          .port = start.master_port,
+                                          .patience = start.patience,
+                                          .version = fmt::format("{} ({})", version(), commit())}));
 }
 
-// How many other processes the job has, where a variable says so that may be wrong itself.
+// The number of other processes of the job, if WORLD_SIZE gives it. That variable may itself be wrong.
 std::optional<int> others_of_job() {
     const char* size = std::getenv("WORLD_SIZE");
     return size != nullptr && std::atoi(size) > 0 ? std::optional(std::atoi(size) - 1) : std::nullopt;
@@ -84,7 +85,7 @@ int share_of_cores(std::span<const CoreMask> masks, int rank) {
         if (own[core])
             share += 1.0 / static_cast<double>(
                                std::ranges::count_if(masks, [&](const CoreMask& m) { return m[core]; }));
-    // Six cores among three are two, whatever the rounding of 1/3.
+    // Six cores shared by three ranks give two each; the small term absorbs the rounding of 1/3.
     return std::max(1, static_cast<int>(share + 1e-6));
 }
 
@@ -96,7 +97,7 @@ Job::Job(const ExchangeOptions& options) {
     } catch (const EndsQuietly&) {
         std::exit(1);
     } catch (const UserError& fault) {
-        say_once_here(fmt::format("error: {}\n", one_line(fault.what())), others_of_job());
+        print_once_per_machine(fmt::format("error: {}\n", one_line(fault.what())), others_of_job());
         std::exit(1);
     }
     world_ = std::make_unique<HostCommunicator>(*transport_, options);
@@ -117,14 +118,15 @@ void Job::find_place(const Start& start) {
         masks.push_back(place.mask);
     }
     cores_ = share_of_cores(masks, local_rank_);
-    // Whoever started the processes knows better where machines share a name, or one has several (containers).
+    // The launcher's values have precedence: two machines may share a host name, and one may have several
+    // (containers).
     local_size_ = start.local_size.value_or(static_cast<int>(masks.size()));
     local_rank_ = start.local_rank.value_or(local_rank_);
 }
 
 Job::~Job() {
     try {
-        // The end of MPI waits without a limit; after this no rank is far from it.
+        // MPI_Finalize waits without a limit. After this barrier every rank soon calls it.
         world_->barrier();
     } catch (const std::exception& error) {
         fail(error.what());

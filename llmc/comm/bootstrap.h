@@ -1,5 +1,5 @@
-// How a process joins the job, over MPI or TCP, as it was started (start.h); the world of all ranks, and what this
-// process may use of the machine it shares with other ranks.
+// Joins the job over MPI or TCP, depending on how the process was started (start.h). Provides the
+// communicator of all ranks and this process's share of its machine.
 #pragma once
 
 #include <bitset>
@@ -15,19 +15,19 @@ namespace llmc {
 struct Start;
 class Transport;
 
-// The cores a process may run on, by number.
+// The cores that a process may run on, by number.
 using CoreMask = std::bitset<8192>;
 
-// How many cores the process `rank` may count as its own, given the masks of all ranks on its machine: a core
-// that several may use is shared out equally among them. At least 1.
+// The number of cores that `rank` may count as its own, at least 1. `masks` has the masks of all ranks on its
+// machine. A core that several ranks may use is divided equally among them.
 int share_of_cores(std::span<const CoreMask> masks, int rank);
 
-// This process as one of the job. At its end all ranks meet once more, so what a rank cannot go on from must
-// be caught inside its life and given to fail().
+// This process as a member of the job. The destructor waits for all ranks. An error that a rank cannot
+// recover from must therefore be caught during the object's life and passed to fail().
 class Job {
   public:
-    // Where the processes do not find each other, one of them prints a line that begins with `error: `, and they exit
-    // with status 1.
+    // If the processes do not find each other, one of them prints a line that begins with `error: `, and all
+    // exit with status 1.
     explicit Job(const ExchangeOptions& options = {});
     ~Job();
     Job(const Job&) = delete;
@@ -36,16 +36,17 @@ class Job {
     HostCommunicator& world() { return *world_; }
     Transport& transport() { return *transport_; }
 
-    // Among the ranks on this machine, in the order of their ranks.
+    // Rank among the processes on this machine, in the order of the job's ranks, and their number.
     int local_rank() const { return local_rank_; }
     int local_size() const { return local_size_; }
-    // Share of the cores: how many threads to compute with, unless the user says otherwise.
+    // This process's share of the cores: the default number of compute threads.
     int cores() const { return cores_; }
 
-    // Prints `error: what` once and ends the whole job with status 1, however many ranks call it, one or all.
+    // Prints `error: what` once and ends the whole job with status 1. One rank may call it, or several, or
+    // all.
     [[noreturn]] void fail(std::string_view what) const;
 
-    // Ends the whole job with a status that is not 0, silently. All ranks call it, with nothing left to write.
+    // Ends the whole job silently with a nonzero status. All ranks call it, after all output is written.
     [[noreturn]] void end(int status) const;
 
   private:

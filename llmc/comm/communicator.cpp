@@ -1,6 +1,6 @@
 #include "llmc/comm/communicator.h"
 
-#include "llmc/core/names.h"
+#include "llmc/core/text.h"
 
 namespace llmc {
 

@@ -1,12 +1,15 @@
-// How processes talk: a group of ranks and the collectives over it. MPI carries the CPU's data
-// (comm/host_communicator.h).
+// Communication between processes: a group of ranks and the collectives over it. CPU data uses the transports
+// of comm/host_communicator.h.
 //
 // - Every rank of the group issues the same calls in the same order.
-// - Sums are deterministic: the same call on the same ranks gives the same bits. The host's (HostCommunicator) add
-//   element by element, as a tree of adjacent pairs ((0+1)+(2+3))+..., whatever the size of the buffer; each sum of two
-//   is rounded to the elements' dtype, so that sums of groups of 2^k ranks, summed in turn, are the sum over all; NCCL's go in the order that it chooses for the ranks' topology.
-// - In place, as NCCL has it: reduce_scatter when `recv` is the rank's own part of `send`, all_gather when `send`
-//   is the rank's own part of `recv`, all_reduce and broadcast when both are the same memory.
+// - Sums are deterministic: the same call on the same ranks gives the same bits.
+// - HostCommunicator adds element by element, as a tree of adjacent pairs ((0+1)+(2+3))+..., for buffers of
+//   any size. Each sum of two is rounded to the elements' dtype. Sums of groups of 2^k ranks, summed in turn,
+//   therefore equal the sum over all.
+// - NCCL adds in an order that it chooses for the ranks' topology.
+// - Calls may work in place, as in NCCL: reduce_scatter if `recv` is the rank's own part of `send`,
+//   all_gather if `send` is the rank's own part of `recv`, all_reduce and broadcast if both are the same
+//   memory.
 // - A peer that is dead or stuck ends the job with one message within the watchdog's limit; no rank hangs.
 #pragma once
 
@@ -26,17 +29,18 @@ inline constexpr std::array all_call_kinds = {CallKind::all_reduce, CallKind::re
                                               CallKind::send,       CallKind::recv};
 std::string_view name_of(CallKind kind);
 
-// What one rank sent (received, for recv), in payload bytes and calls.
+// The calls of one rank, and the payload bytes that it sent (for recv: received).
 struct Traffic {
     std::uint64_t calls = 0;
     std::uint64_t bytes = 0;
 };
 
-// What a rank sends of an all_reduce of so many bytes: of a reduce_scatter and an all_gather; what does not divide goes whole
-// to every rank.
-constexpr std::uint64_t all_reduce_bytes(std::uint64_t bytes, std::uint64_t element, std::uint64_t ranks) {
-    const std::uint64_t elements = bytes / element, rest = elements % ranks;
-    return (ranks - 1) * (2 * (elements - rest) / ranks + rest) * element;
+// The bytes that a rank sends in an all_reduce of `bytes` bytes: a reduce_scatter and an all_gather. The
+// remaining elements, fewer than `ranks`, are sent whole to every rank.
+constexpr std::uint64_t all_reduce_bytes(std::uint64_t bytes, std::uint64_t element_bytes,
+                                         std::uint64_t ranks) {
+    const std::uint64_t elements = bytes / element_bytes, rest = elements % ranks;
+    return (ranks - 1) * (2 * (elements - rest) / ranks + rest) * element_bytes;
 }
 
 class Communicator {
@@ -46,36 +50,38 @@ class Communicator {
     virtual int rank() const = 0;
     virtual int size() const = 0;
 
-    // recv = the rank's own 1/size of the sum over ranks of send.   send fp32, bf16 or fp64 (n), recv (n/size).
-    // Sends (size-1)/size of the bytes of `send`.
+    // recv = the rank's own 1/size of the sum of `send` over ranks. send (n), recv (n/size): fp32, bf16 or
+    // fp64. Sends (size-1)/size of the bytes of `send`.
     virtual void reduce_scatter(const Tensor& recv, const Tensor& send) = 0;
-    // recv = the ranks' sends one after the other.   send (n), recv (n*size), any dtype. Sends (size-1) times its
-    // bytes.
+    // recv = the ranks' `send` tensors, concatenated. send (n), recv (n*size), any dtype. Sends (size-1)
+    // times the bytes of `send`.
     virtual void all_gather(const Tensor& recv, const Tensor& send) = 0;
-    // x = the sum over ranks of x. Any number of elements; reduce_scatter then all_gather where size divides it.
+    // x = the sum of x over ranks. Any number of elements. For elements that `size` divides: a
+    // reduce_scatter, then an all_gather.
     virtual void all_reduce(const Tensor& x) = 0;
     // x of every rank = x of `root`. Any dtype.
     virtual void broadcast(const Tensor& x, int root) = 0;
 
-    // Point to point, any dtype. Between group_begin and group_end calls are only collected; group_end
-    // performs them at once, so that two ranks that send to each other do not deadlock.
+    // Point to point, any dtype. Between group_begin and group_end, calls are only collected. group_end
+    // performs them together, so that two ranks that send to each other do not deadlock.
     virtual void send(const Tensor& x, int to) = 0;
     virtual void recv(const Tensor& x, int from) = 0;
     virtual void group_begin() = 0;
     virtual void group_end() = 0;
 
-    // The same without waiting: `x` must stay as it is until the transfer is done, of which the result is the number.
-    // Transfers to, or from, one peer go in the order in which they were started.
+    // Start a send or recv without waiting, and return the number of the transfer; `x` must not change until
+    // it is done. Transfers to one peer go in the order in which they were started, and so do transfers from
+    // one peer.
     virtual int start_send(const Tensor& x, int to) = 0;
     virtual int start_recv(const Tensor& x, int from) = 0;
-    // To be asked until it is true, and then no more. (A device's queues order what they are given: there a transfer is
-    // done for the host as soon as it was given.)
+    // Whether the transfer is done. Call it until it returns true, and then no more. (On a GPU a transfer
+    // counts as done once it is queued, because the streams order their operations.)
     virtual bool is_done(int transfer) = 0;
 
     virtual void barrier() = 0;
 
-    // The ranks that give the same color form a new group, ordered by key, then by rank. With a negative color a rank is in
-    // none, and receives null.
+    // Ranks with the same color form a new group, ordered by key, then by rank. A rank with a negative color
+    // joins no group and receives null.
     virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
 
     const Traffic& traffic(CallKind kind) const { return traffic_[static_cast<std::size_t>(kind)]; }

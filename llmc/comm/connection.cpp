@@ -13,7 +13,8 @@ namespace llmc {
 void Connection::withdraw(const Parcel& parcel) {
     std::erase(to_send_, &parcel);
     std::erase(expected_, &parcel);
-    if (!parcel.receives && parcel.moved > 0) closed_ = true;  // what would follow could not be told apart
+    // The receiver would take what follows for the rest of this partly sent message.
+    if (!parcel.receives && parcel.moved > 0) closed_ = true;
     if (parcel_ == &parcel) {
         parcel_ = nullptr;
         goal_ = Goal::nowhere;
@@ -26,20 +27,20 @@ bool Connection::move() {
     while (!closed_ && !to_send_.empty() && send_first()) any = true;
     if (!aside_.empty() && !expected_.empty()) take_from_aside();
     while (!closed_ && (!expected_.empty() || parcel_ != nullptr)) {
-        if (heard_ < sizeof header_ ? !receive_header() : !receive_body()) break;
+        if (header_received_ < sizeof header_ ? !receive_header() : !receive_body()) break;
         any = true;
     }
     return any;
 }
 
-// Whether anything of the first parcel left.
+// Returns whether any byte of the first parcel was sent.
 bool Connection::send_first() {
     Parcel& parcel = *to_send_.front();
     const Header header{parcel.tag, 0, parcel.bytes};
     const std::size_t of_header = std::min(parcel.moved, sizeof header);
     const std::size_t of_body = parcel.moved - of_header;
     std::array<iovec, 2> parts{};
-    // (sendmsg only reads; iovec knows no const.)
+    // (sendmsg only reads, but iovec has no const pointer.)
     parts[0].iov_base = const_cast<std::byte*>(bytes_of(header).data()) + of_header;
     parts[0].iov_len = sizeof header - of_header;
     parts[1].iov_base = const_cast<std::byte*>(parcel.source) + of_body;
@@ -61,36 +62,36 @@ bool Connection::send_first() {
 }
 
 bool Connection::receive_header() {
-    const Moved part = receive_some(socket_, bytes_of(header_).subspan(heard_));
+    const Moved part = receive_some(socket_, bytes_of(header_).subspan(header_received_));
     closed_ = part.closed;
-    heard_ += part.bytes;
+    header_received_ += part.bytes;
     return part.bytes > 0;
 }
 
-// Whether anything of the body came; true too where there is none.
+// Returns whether any byte of the body arrived. Also true for a message without a body.
 bool Connection::receive_body() {
     if (goal_ == Goal::unknown) place_body();
     const std::size_t total = header_.bytes;
     std::array<std::byte, 16384> nowhere;
     Moved part;
-    if (arrived_ < total) {
-        std::byte* to = goal_ == Goal::parcel  ? parcel_->room + arrived_
-                        : goal_ == Goal::aside ? aside_.back().bytes.data() + arrived_
+    if (body_received_ < total) {
+        std::byte* to = goal_ == Goal::parcel  ? parcel_->room + body_received_
+                        : goal_ == Goal::aside ? aside_.back().bytes.data() + body_received_
                                                : nowhere.data();
         const std::size_t most = goal_ == Goal::nowhere ? nowhere.size() : total;
-        part = receive_some(socket_, {to, std::min(most, total - arrived_)});
+        part = receive_some(socket_, {to, std::min(most, total - body_received_)});
         closed_ = part.closed;
-        arrived_ += part.bytes;
+        body_received_ += part.bytes;
         if (part.bytes == 0) return false;
     }
-    if (arrived_ == total) {
+    if (body_received_ == total) {
         if (parcel_ != nullptr) {
             parcel_->sent = total;
             parcel_->done = true;
         }
         parcel_ = nullptr;
         goal_ = Goal::unknown;
-        heard_ = arrived_ = 0;
+        header_received_ = body_received_ = 0;
         if (!aside_.empty()) take_from_aside();
     }
     return true;
@@ -106,7 +107,7 @@ void Connection::place_body() {
     }
 }
 
-// What is whole aside and expected now.
+// Delivers messages that are whole in aside_ and that a parcel now expects.
 void Connection::take_from_aside() {
     const std::size_t whole = aside_.size() - (goal_ == Goal::aside ? 1 : 0);
     std::size_t kept = 0;

@@ -1,8 +1,9 @@
-// The messages to and from one other process over TCP: each is a header with its tag and length, then its bytes.
+// The messages to and from one other process over TCP. A message is a header with its tag and length, then
+// its bytes.
 //
-// What is sent leaves in the order of posting. What arrives goes to where it is expected without a copy; while nothing
-// from that process is expected, it stays with the system. Only a message that comes before another one that is
-// expected is put aside.
+// Messages are sent in the order of posting. Arriving bytes go directly into the parcel that expects them,
+// without a copy. While no parcel is expected, they stay in the socket's buffer. A message is put aside only
+// if it arrives before another one that is expected.
 #pragma once
 
 #include <cstddef>
@@ -14,18 +15,18 @@
 
 namespace llmc {
 
-// One message of this process, and how far it is.
+// One message of this process and its progress.
 struct Parcel {
     int peer = 0;
     int tag = 0;
     bool receives = false;
-    const std::byte* source = nullptr;  // of what is sent
-    std::byte* room = nullptr;          // for what is received
+    const std::byte* source = nullptr;  // what to send
+    std::byte* room = nullptr;          // where to receive
     std::size_t bytes = 0;
-    std::size_t moved = 0;  // of what is sent: of its header, then of its bytes
-    std::size_t sent =
-        0;  // of what is received and done: as many bytes as the sender says; other than `bytes`, none
-            // of them is here
+    std::size_t moved = 0;  // bytes sent, of the header and then of the body
+    // Bytes that the sender announced, set when a receive is done. If this differs from `bytes`, none of the
+    // data is in `room`.
+    std::size_t sent = 0;
     bool done = false;
 };
 
@@ -33,13 +34,13 @@ class Connection {
   public:
     explicit Connection(Socket socket) : socket_(std::move(socket)) {}
 
-    // A parcel must stay where it is until it is done or withdrawn.
+    // A parcel must stay at its address until it is done or withdrawn.
     void post(Parcel& parcel) { (parcel.receives ? expected_ : to_send_).push_back(&parcel); }
     void withdraw(const Parcel& parcel);
 
-    // Moves what can move now. Whether anything did.
+    // Moves what can move now. Returns whether anything moved.
     bool move();
-    // The other end is gone, or can no longer be understood; what was on its way here before has been received.
+    // The other end is gone, or a message was sent only in part. Data that had arrived before was received.
     bool is_closed() const { return closed_; }
     bool is_idle() const { return expected_.empty() && to_send_.empty() && parcel_ == nullptr; }
 
@@ -67,11 +68,11 @@ class Connection {
     std::vector<Aside> aside_;
     bool closed_ = false;
 
-    // The message that arrives: how much of its header and of its body has, and where the body goes, as soon as that
-    // is known: to a parcel, aside, or nowhere.
+    // The message that is arriving: the received bytes of its header and of its body, and where the body
+    // goes. The goal is a parcel, aside_ or nowhere, and unknown until the header is whole.
     Header header_;
-    std::size_t heard_ = 0;
-    std::size_t arrived_ = 0;
+    std::size_t header_received_ = 0;
+    std::size_t body_received_ = 0;
     enum class Goal { unknown, parcel, aside, nowhere } goal_ = Goal::unknown;
     Parcel* parcel_ = nullptr;
 };

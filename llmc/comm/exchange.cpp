@@ -6,15 +6,15 @@
 namespace llmc {
 namespace {
 
-// A waiting rank first yields its core at every poll, which answers fastest, then naps, so that ranks that
-// share the core with it are not slowed by its polling.
+// A waiting rank first yields its core at every poll, which gives the fastest response. Later it sleeps
+// between polls, so that it does not slow ranks that share the core.
 constexpr Seconds yield_time{1e-3};
 constexpr std::chrono::microseconds nap{50};
 
 }  // namespace
 
 void Exchange::begin(int tag, std::string_view call) {
-    under_way_->begin(tag, call);
+    in_flight_->begin(tag, call);
     messages_.clear();
     bytes_sent_ = 0;
     watchdog_.begin(call);
@@ -33,13 +33,13 @@ void Exchange::post_in_parts(std::size_t bytes, const Message& message, const Po
 
 void Exchange::send(int to, const std::byte* data, std::size_t bytes) {
     post_in_parts(bytes, {to, false},
-                  [&](std::size_t first, std::size_t part) { under_way_->send(to, data + first, part); });
+                  [&](std::size_t first, std::size_t part) { in_flight_->send(to, data + first, part); });
     bytes_sent_ += bytes;
 }
 
 void Exchange::recv(int from, std::byte* data, std::size_t bytes) {
     post_in_parts(bytes, {from, true},
-                  [&](std::size_t first, std::size_t part) { under_way_->recv(from, data + first, part); });
+                  [&](std::size_t first, std::size_t part) { in_flight_->recv(from, data + first, part); });
 }
 
 void Exchange::wait() {
@@ -53,8 +53,8 @@ void Exchange::wait() {
 }
 
 bool Exchange::is_done() {
-    const bool moved = under_way_->open() > 0 && under_way_->poll();
-    if (under_way_->open() == 0) {
+    const bool moved = in_flight_->open() > 0 && in_flight_->poll();
+    if (in_flight_->open() == 0) {
         watchdog_.end();
         return true;
     }
@@ -62,12 +62,12 @@ bool Exchange::is_done() {
     return false;
 }
 
-// The ranks whose messages are missing, or where there are none, those that take none.
+// The ranks whose messages are missing. If no receive is open, the ranks that have not taken a message.
 std::vector<int> Exchange::awaited() const {
     std::vector<int> senders;
     std::vector<int> receivers;
     for (std::size_t i = 0; i < messages_.size(); ++i)
-        if (!under_way_->is_done(i))
+        if (!in_flight_->is_done(i))
             (messages_[i].receives ? senders : receivers).push_back(messages_[i].peer);
     std::vector<int>& ranks = senders.empty() ? receivers : senders;
     std::ranges::sort(ranks);

@@ -1,5 +1,5 @@
-// Messages between processes under a watchdog: what the collectives of HostCommunicator are made of. All waiting is
-// polling against a time limit.
+// Messages between processes under a watchdog. The collectives of HostCommunicator are built on it. All
+// waiting is polling against a time limit.
 #pragma once
 
 #include <chrono>
@@ -15,32 +15,32 @@
 namespace llmc {
 
 struct ExchangeOptions {
-    // How long one wait may last without anything moving.
+    // The longest wait in which nothing moves.
     Seconds timeout = std::chrono::minutes(10);
-    // What is longer is cut: MPI counts in int.
+    // Longer messages are split, because MPI counts in int.
     std::size_t largest_message = std::size_t{1} << 30;
 };
 
-// Messages that are under way together (see Messages), of any length, and the wait for them.
+// Messages of any length that are in flight together (see Messages), and the wait for them.
 class Exchange {
   public:
     Exchange(Transport& transport, const ExchangeOptions& options)
-        : options_(options), under_way_(transport.messages()), watchdog_(transport, options.timeout) {}
+        : options_(options), in_flight_(transport.messages()), watchdog_(transport, options.timeout) {}
 
-    // `call` names the communicator's call to a person.
+    // `call` is the communicator's call, for messages to the user.
     void begin(int tag, std::string_view call);
 
-    // Peers are ranks of the job. A message of no bytes is sent too.
+    // Peers are ranks of the job. Messages of zero bytes are sent too.
     void send(int to, const std::byte* data, std::size_t bytes);
     void recv(int from, std::byte* data, std::size_t bytes);
-    // Until all is sent and received. Ends the job if nothing moves for longer than the time limit: with a
-    // line that names the ranks waited for, of which it leaves out those that are waiting themselves.
+    // Waits until all messages are sent and received. If nothing moves for longer than the time limit, ends
+    // the job with a line that names the ranks waited for, without those that are waiting themselves.
     void wait();
-    // Moves what can move, without waiting for more; whether all is sent and received. To be asked until it is, under the
-    // same watch.
+    // Moves what can move without waiting. Returns whether all messages are sent and received. Call it until
+    // it returns true; the same watchdog applies.
     bool is_done();
 
-    // Since begin().
+    // Bytes sent since begin().
     std::uint64_t bytes_sent() const { return bytes_sent_; }
 
   private:
@@ -53,8 +53,8 @@ class Exchange {
     std::vector<int> awaited() const;
 
     const ExchangeOptions& options_;
-    std::unique_ptr<Messages> under_way_;
-    std::vector<Message> messages_;  // in the order of their posting
+    std::unique_ptr<Messages> in_flight_;
+    std::vector<Message> messages_;  // in the order of posting
     std::uint64_t bytes_sent_ = 0;
     Watchdog watchdog_;
 };

@@ -18,18 +18,18 @@
 namespace llmc {
 namespace {
 
-// A sum goes chunk by chunk: while one chunk is added, the next one travels.
-constexpr std::size_t slots = 2;
-// Of one rank's piece. Large enough that a message's own cost vanishes, small enough that what arrives is
-// still in cache when it is added.
-constexpr std::size_t largest_chunk = std::size_t{512} << 10;
-// Bound on the staging memory of many ranks.
+// Sums are computed in blocks: while one block is added, the next one is transferred.
+constexpr std::size_t blocks_in_flight = 2;
+// Bytes of one rank's piece. Large enough to hide the cost of a message, and small enough that the received
+// data is still in cache when it is added.
+constexpr std::size_t largest_block = std::size_t{512} << 10;
+// Limit of the staging memory, for many ranks.
 constexpr std::size_t largest_staging = std::size_t{16} << 20;
-constexpr std::size_t chunk_alignment = 8;
-constexpr std::size_t first_chunk = 1024;
+constexpr std::size_t block_alignment = 8;
+constexpr std::size_t smallest_block = 1024;
 
-constexpr int channels = 8;  // tags of one communicator
-constexpr int first_tag(int context) { return context * channels; }
+constexpr int tags_per_communicator = 8;  // tags reserved for each communicator, at least one per Channel
+constexpr int first_tag(int context) { return context * tags_per_communicator; }
 
 std::size_t pieces_received(int size) { return static_cast<std::size_t>(size) - 1; }
 
@@ -65,20 +65,20 @@ struct HostCommunicator::Shared {
     std::span<std::byte> staging;
     int next_context = 1;
     int largest_tag;
-    // Of one call at a time.
-    std::array<Exchange, slots> exchanges;
-    // Transfers under way; those that are done serve the next ones.
+    // For one call at a time.
+    std::array<Exchange, blocks_in_flight> exchanges;
+    // Transfers in flight. Finished ones are reused.
     struct Transfer {
         Exchange exchange;
-        bool under_way = false;
+        bool in_flight = false;
     };
     std::vector<std::unique_ptr<Transfer>> transfers;
     std::vector<const std::byte*> addends;
 
-    // As large on every rank, since the staging is.
-    std::size_t chunk_bytes(int size) const {
-        const std::size_t share = staging.size() / (slots * pieces_received(size));
-        const std::size_t bytes = std::min(largest_chunk, share) / chunk_alignment * chunk_alignment;
+    // The size of a block. It is the same on every rank, because the staging memory is.
+    std::size_t block_bytes(int size) const {
+        const std::size_t share = staging.size() / (blocks_in_flight * pieces_received(size));
+        const std::size_t bytes = std::min(largest_block, share) / block_alignment * block_alignment;
         if (bytes == 0) {
             programming_error(
                 fmt::format("{} bytes of staging are too few for {} ranks", staging.size(), size));
@@ -94,7 +94,7 @@ HostCommunicator::HostCommunicator(Transport& transport, const ExchangeOptions& 
       peers_(ranks_after(transport.rank(), transport.size())),
       context_(0) {
     std::iota(ranks_.begin(), ranks_.end(), 0);
-    shared_->own_staging.resize(slots * pieces_received(size()) * first_chunk);
+    shared_->own_staging.resize(blocks_in_flight * pieces_received(size()) * smallest_block);
     shared_->staging = shared_->own_staging;
 }
 
@@ -105,19 +105,20 @@ HostCommunicator::HostCommunicator(std::shared_ptr<Shared> shared, std::vector<i
       rank_(rank),
       peers_(ranks_after(rank, static_cast<int>(ranks_.size()))),
       context_(context) {
-    check(first_tag(context_) + channels <= shared_->largest_tag, "too many communicators");
+    check(first_tag(context_) + tags_per_communicator <= shared_->largest_tag, "too many communicators");
 }
 
 std::size_t HostCommunicator::staging_bytes(int size) {
     check(size > 0, "a group has ranks");
     if (size == 1) return 0;
-    const std::size_t share = largest_staging / (slots * pieces_received(size));
-    const std::size_t chunk = std::clamp(share / first_chunk * first_chunk, first_chunk, largest_chunk);
-    return slots * pieces_received(size) * chunk;
+    const std::size_t share = largest_staging / (blocks_in_flight * pieces_received(size));
+    const std::size_t block =
+        std::clamp(share / smallest_block * smallest_block, smallest_block, largest_block);
+    return blocks_in_flight * pieces_received(size) * block;
 }
 
 void HostCommunicator::set_staging(const Tensor& staging) {
-    check(reinterpret_cast<std::uintptr_t>(staging.data) % chunk_alignment == 0, "staging is aligned");
+    check(reinterpret_cast<std::uintptr_t>(staging.data) % block_alignment == 0, "staging is aligned");
     shared_->staging = {staging.data, staging.bytes()};
     shared_->own_staging = {};
 }
@@ -136,9 +137,9 @@ void HostCommunicator::check_collective(std::string_view call) const {
     if (grouping_) programming_error(fmt::format("{} between group_begin and group_end", call));
 }
 
-// out = the tree sum over ranks of a piece of each. The piece for rank k lies at pieces + k * stride: the
-// parts of a reduce_scatter, or with stride 0 the same piece for everyone. `out` may be this rank's own
-// piece. Returns the bytes sent.
+// out = the tree sum over ranks of one piece of each rank. The piece for rank k lies at pieces + k * stride:
+// the parts of a reduce_scatter, or the same piece for every rank if stride is 0. `out` may be this rank's
+// own piece. Returns the bytes sent.
 std::uint64_t HostCommunicator::sum_pieces(Channel channel, const Tensor& out, const std::byte* pieces,
                                            std::size_t stride) {
     const auto piece_for = [&](int rank) { return pieces + static_cast<std::size_t>(rank) * stride; };
@@ -149,39 +150,40 @@ std::uint64_t HostCommunicator::sum_pieces(Channel channel, const Tensor& out, c
         return 0;
     }
     const std::string_view call = channel == Channel::all_reduce ? "all_reduce" : "reduce_scatter";
-    const std::size_t chunk = shared_->chunk_bytes(size());
+    const std::size_t block = shared_->block_bytes(size());
     const auto arrival = [&](std::size_t slot, int rank) {
         const int index = rank < rank_ ? rank : rank - 1;
         return shared_->staging.data() +
-               (slot * pieces_received(size()) + static_cast<std::size_t>(index)) * chunk;
+               (slot * pieces_received(size()) + static_cast<std::size_t>(index)) * block;
     };
 
-    const std::array<Exchange*, slots> under_way = {&begin(channel, call, 0), &begin(channel, call, 1)};
+    const std::array<Exchange*, blocks_in_flight> in_flight = {&begin(channel, call, 0),
+                                                               &begin(channel, call, 1)};
     const auto post = [&](std::size_t slot, std::size_t first) {
-        const std::size_t bytes = std::min(chunk, total - first);
-        for (const int peer : peers_) under_way[slot]->recv(world_rank(peer), arrival(slot, peer), bytes);
-        for (const int peer : peers_) under_way[slot]->send(world_rank(peer), piece_for(peer) + first, bytes);
+        const std::size_t bytes = std::min(block, total - first);
+        for (const int peer : peers_) in_flight[slot]->recv(world_rank(peer), arrival(slot, peer), bytes);
+        for (const int peer : peers_) in_flight[slot]->send(world_rank(peer), piece_for(peer) + first, bytes);
     };
     const auto add = [&](std::size_t slot, std::size_t first) {
         shared_->addends.clear();
         for (int rank = 0; rank < size(); ++rank)
             shared_->addends.push_back(rank == rank_ ? piece_for(rank) + first : arrival(slot, rank));
         const auto element = static_cast<std::int64_t>(size_of(out.dtype));
-        const auto bytes = static_cast<std::int64_t>(std::min(chunk, total - first));
+        const auto bytes = static_cast<std::int64_t>(std::min(block, total - first));
         add_pieces(out.flat(static_cast<std::int64_t>(first) / element, bytes / element), shared_->addends);
     };
 
     post(0, 0);
     std::size_t slot = 0;
-    for (std::size_t first = 0; first < total; first += chunk, slot = 1 - slot) {
-        if (first + chunk < total) post(1 - slot, first + chunk);
-        under_way[slot]->wait();
+    for (std::size_t first = 0; first < total; first += block, slot = 1 - slot) {
+        if (first + block < total) post(1 - slot, first + block);
+        in_flight[slot]->wait();
         add(slot, first);
     }
-    return under_way[0]->bytes_sent() + under_way[1]->bytes_sent();
+    return in_flight[0]->bytes_sent() + in_flight[1]->bytes_sent();
 }
 
-// recv = the ranks' sends one after the other. Returns the bytes sent.
+// recv = the ranks' `send` tensors, concatenated. Returns the bytes sent.
 std::uint64_t HostCommunicator::gather_parts(Channel channel, const Tensor& recv, const Tensor& send) {
     const std::size_t part = send.bytes();
     const auto part_of = [&](int rank) { return recv.data + static_cast<std::size_t>(rank) * part; };
@@ -200,7 +202,7 @@ void HostCommunicator::reduce_scatter(const Tensor& recv, const Tensor& send) {
     check(send.elements() == recv.elements() * size(), "reduce_scatter: send is size times recv");
     const std::size_t part = recv.bytes();
     check(recv.data == send.data + static_cast<std::size_t>(rank_) * part || disjoint(recv, send),
-          "reduce_scatter: recv is the rank's own part of send, or apart from it");
+          "reduce_scatter: recv is the rank's own part of send, or does not overlap it");
     count(CallKind::reduce_scatter, sum_pieces(Channel::reduce_scatter, recv, send.data, part));
 }
 
@@ -209,7 +211,7 @@ void HostCommunicator::all_gather(const Tensor& recv, const Tensor& send) {
     check(recv.dtype == send.dtype, "all_gather keeps the dtype");
     check(recv.elements() == send.elements() * size(), "all_gather: recv is size times send");
     check(send.data == recv.data + static_cast<std::size_t>(rank_) * send.bytes() || disjoint(recv, send),
-          "all_gather: send is the rank's own part of recv, or apart from it");
+          "all_gather: send is the rank's own part of recv, or does not overlap it");
     count(CallKind::all_gather, gather_parts(Channel::all_gather, recv, send));
 }
 
@@ -277,13 +279,13 @@ int HostCommunicator::start_transfer(CallKind kind, const Tensor& x, int peer) {
     check_collective(name_of(kind));
     check_peer(peer);
     auto& transfers = shared_->transfers;
-    auto free = std::ranges::find_if(transfers, [](const auto& transfer) { return !transfer->under_way; });
+    auto free = std::ranges::find_if(transfers, [](const auto& transfer) { return !transfer->in_flight; });
     if (free == transfers.end()) {
         transfers.push_back(std::make_unique<Shared::Transfer>(
             Shared::Transfer{Exchange(shared_->transport, shared_->options)}));
         free = transfers.end() - 1;
     }
-    (*free)->under_way = true;
+    (*free)->in_flight = true;
     Exchange& exchange = (*free)->exchange;
     exchange.begin(first_tag(context_) + static_cast<int>(Channel::transfer), name_of(kind));
     if (kind == CallKind::send) exchange.send(world_rank(peer), x.data, x.bytes());
@@ -300,9 +302,9 @@ int HostCommunicator::start_recv(const Tensor& x, int from) {
 
 bool HostCommunicator::is_done(int transfer) {
     Shared::Transfer& asked = *shared_->transfers[static_cast<std::size_t>(transfer)];
-    check(asked.under_way, "a transfer is asked for until it is done");
-    asked.under_way = !asked.exchange.is_done();
-    return !asked.under_way;
+    check(asked.in_flight, "is_done() is not called again after it returned true");
+    asked.in_flight = !asked.exchange.is_done();
+    return !asked.in_flight;
 }
 
 void HostCommunicator::barrier() {
@@ -321,14 +323,14 @@ std::unique_ptr<Communicator> HostCommunicator::split(int color, int key) {
     std::ranges::copy(std::array{color, key, shared_->next_context}, own.as<std::int32_t>());
     all_gather(gathered, own);
 
-    // A number that none of the ranks has used yet; groups of different colors may share it, as they share no
-    // rank.
+    // A number that no rank of this group has used. Groups of different colors may share it,
+    // because they have no rank in common.
     int context = 0;
     std::vector<std::tuple<int, int>> members;  // key, rank
     for (int rank = 0; rank < size(); ++rank) {
-        const std::int32_t* said = &all[static_cast<std::size_t>(3 * rank)];
-        context = std::max(context, said[2]);
-        if (said[0] == color && color >= 0) members.emplace_back(said[1], rank);
+        const std::int32_t* entry = &all[static_cast<std::size_t>(3 * rank)];
+        context = std::max(context, entry[2]);
+        if (entry[0] == color && color >= 0) members.emplace_back(entry[1], rank);
     }
     shared_->next_context = context + 1;
     if (members.empty()) return nullptr;

@@ -1,10 +1,10 @@
-// The communicator of the CPU's data: collectives over the messages of a Transport that are deterministic to the bit,
-// send exactly the bytes they count, and never wait without a limit.
+// The communicator for CPU data: collectives over the messages of a Transport. Results are deterministic to
+// the bit, exactly the counted bytes are sent, and every wait has a limit.
 //
-// Every collective is a direct exchange: each rank sends to every other what that one needs and nothing else,
-// so a rank that does not answer is named by those who wait for it. Not thread-safe: one thread of a process
-// communicates at a time. A rank that waits longer than the time limit ends the job with one line on standard error.
-// MPI's own errors and disagreements of ranks on a size are ProgrammingErrors.
+// Every collective is a direct exchange: each rank sends to every other rank exactly the data that it needs.
+// The ranks that wait for a silent rank can therefore name it. Not thread-safe: one thread of a process
+// communicates at a time. A rank that waits longer than the time limit ends the job with one line on standard
+// error. Errors of MPI, and ranks that disagree on a size, are ProgrammingErrors.
 #pragma once
 
 #include <chrono>
@@ -23,19 +23,21 @@ class Watchdog;
 
 class HostCommunicator final : public Communicator {
   public:
-    // All ranks of the job. The transport must outlive all communicators (comm/bootstrap.h holds it and the world).
+    // A group of all ranks of the job. The transport must outlive all communicators (Job in comm/bootstrap.h
+    // owns both).
     HostCommunicator(Transport& transport, const ExchangeOptions& options);
 
-    // Bytes of memory with which sums over `size` ranks run at full speed.
+    // Bytes of staging memory for full speed of sums over `size` ranks.
     static std::size_t staging_bytes(int size);
-    // Where pieces of other ranks arrive before they are added. Any dtype, aligned to 8 bytes, as large on
-    // every rank of the job, alive as long as it is in use. Serves this communicator and all that come from
-    // the same world by split. Until it is given, a few KiB of their own do, enough for the sums of scalars.
-    // The results do not depend on its size.
+    // Sets the memory that receives pieces of other ranks before they are added: any dtype, aligned to 8
+    // bytes, the same size on every rank of the job. It must live as long as it is in use. All communicators
+    // of the same world share it. Until it is set, they use a few KiB of their own, enough for sums of
+    // scalars. Results do not depend on its size.
     void set_staging(const Tensor& staging);
-    // The time limit of one wait, for the same communicators.
+    // Sets the time limit of one wait, for the same communicators.
     void set_timeout(std::chrono::duration<double> timeout);
-    // With the same limit, of waits for other ranks that are not for messages. It is of no use after the communicators.
+    // A watchdog with the same limit, for waits for other ranks that need no message, such as waits for a
+    // GPU. Do not use it after the communicators are gone.
     Watchdog watchdog() const;
 
     int rank() const override { return rank_; }
@@ -44,12 +46,12 @@ class HostCommunicator final : public Communicator {
     void reduce_scatter(const Tensor& recv, const Tensor& send) override;
     void all_gather(const Tensor& recv, const Tensor& send) override;
     // fp32, bf16 or fp64. With n elements of e bytes and r = n mod size, sends (size-1) (2 (n-r)/size + r) e
-    // bytes: the ragged end goes whole to every rank, which adds it itself, in the same order.
+    // bytes. Every rank receives the r remaining elements of all ranks and adds them itself, in the same order.
     void all_reduce(const Tensor& x) override;
-    // The root sends (size-1) times the bytes of x, the others nothing.
+    // The root sends (size-1) times the bytes of x; the others send nothing.
     void broadcast(const Tensor& x, int root) override;
 
-    // Not to the rank itself.
+    // `to` and `from` are other ranks.
     void send(const Tensor& x, int to) override;
     void recv(const Tensor& x, int from) override;
     void group_begin() override;
@@ -59,10 +61,10 @@ class HostCommunicator final : public Communicator {
     int start_recv(const Tensor& x, int from) override;
     bool is_done(int transfer) override;
 
-    // Sends messages of no bytes.
+    // Exchanges messages of zero bytes.
     void barrier() override;
 
-    // An all_gather of three int32 a rank, and counted as such.
+    // Uses an all_gather of three int32 per rank, which is counted as such.
     std::unique_ptr<Communicator> split(int color, int key) override;
 
   private:
@@ -75,9 +77,9 @@ class HostCommunicator final : public Communicator {
         transfer,
         barrier
     };
-    // What the communicators of one job share.
+    // State that the communicators of one job share.
     struct Shared;
-    // A send or recv that waits for the end of its group.
+    // A send or recv that group_end will perform.
     struct Deferred {
         CallKind kind;
         Tensor x;
@@ -98,9 +100,10 @@ class HostCommunicator final : public Communicator {
     std::shared_ptr<Shared> shared_;
     std::vector<int> ranks_;  // of the job
     int rank_;
-    std::vector<int>
-        peers_;    // the other ranks, beginning with the next one, so that not all write to the same
-    int context_;  // keeps this communicator's messages apart from those of others with the same ranks
+    // The other ranks, beginning with the next one, so that the ranks do not all send to the same one first.
+    std::vector<int> peers_;
+    // Separates this communicator's messages from those of other communicators of the same ranks.
+    int context_;
     bool grouping_ = false;
     std::vector<Deferred> group_;
 };

@@ -20,7 +20,7 @@
 namespace llmc {
 namespace {
 
-// Whether an attempt has to be made again, since nothing could move for now.
+// Whether the call must be repeated later, because nothing can move now.
 bool later(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 Moved moved(ssize_t result, bool zero_is_the_end) {
@@ -29,7 +29,7 @@ Moved moved(ssize_t result, bool zero_is_the_end) {
     return {0, !later(errno)};
 }
 
-// Until something can be read (POLLIN) or written (POLLOUT), for a second at most.
+// Waits until the socket can be read (POLLIN) or written (POLLOUT), for at most a second.
 void wait_for(const Socket& socket, short event, Deadline end) {
     pollfd wanted{socket.file(), event, 0};
     ::poll(&wanted, 1, milliseconds_until(end));
@@ -41,7 +41,7 @@ void set(const Socket& socket, int level, int option, int value) {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-// flags: of getaddrinfo.
+// flags: for getaddrinfo.
 AddressList look_up(const std::string& host, std::uint16_t port, int flags, std::string& why) {
     addrinfo hints{};
     hints.ai_socktype = SOCK_STREAM;
@@ -59,7 +59,7 @@ Address address_of(const sockaddr* address, socklen_t length) {
                     NI_NUMERICHOST | NI_NUMERICSERV) != 0)
         return {};
     std::string text = host.data();
-    // IPv4 through a socket of IPv6.
+    // An IPv4 address on an IPv6 socket.
     if (text.starts_with("::ffff:") && text.find('.') != std::string::npos) text.erase(0, 7);
     return {text, static_cast<std::uint16_t>(std::stoi(port.data()))};
 }
@@ -71,7 +71,7 @@ Address address_of_own(const Socket& socket) {
     return address_of(reinterpret_cast<sockaddr*>(&own), length);
 }
 
-// Small messages leave at once.
+// Turns off Nagle's algorithm, so that small messages are sent at once.
 Socket prepared(Socket connection) {
     set(connection, IPPROTO_TCP, TCP_NODELAY, 1);
     return connection;
@@ -80,7 +80,7 @@ Socket prepared(Socket connection) {
 Socket listening(int family, std::uint16_t port) {
     Socket socket(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!socket) return socket;
-    // Connections of an earlier job that have not been forgotten yet do not keep the port.
+    // Takes the port even if the system still remembers connections of an earlier job.
     set(socket, SOL_SOCKET, SO_REUSEADDR, 1);
     sockaddr_in6 six{};
     six.sin6_family = AF_INET6;
@@ -170,7 +170,8 @@ Socket connect_to(const Address& address, Deadline end, std::string& why) {
             error = ETIMEDOUT;
         }
     }
-    // Where nobody listens at a port of this machine, a connection to it can get that very port, and meet itself.
+    // If no process listens at a port of this machine, the system may give that same port to the connecting
+    // socket, which then connects to itself.
     const Address own = error == 0 ? address_of_own(socket) : Address();
     if (error == 0 && own.port == address.port && own.host == address_of_peer(socket).host)
         error = ECONNREFUSED;
@@ -183,9 +184,8 @@ Listener::Listener(std::uint16_t port) : socket_(listening(AF_INET6, port)) {
     if (!socket_ && errno != EADDRINUSE) socket_ = listening(AF_INET, port);  // a machine without IPv6
     if (!socket_) {
         user_error(
-            "cannot listen at port {}: {}; another program has it, or another process with RANK=0 (of a job "
-            "that is just starting): choose another MASTER_PORT, the same for all processes, from 1024 to "
-            "65535",
+            "cannot listen on port {}: {}; another program or another job's RANK=0 uses it; choose another "
+            "MASTER_PORT from 1024 to 65535, the same for all processes",
             port, std::strerror(errno));
     }
     port_ = address_of_own(socket_).port;

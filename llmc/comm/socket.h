@@ -1,4 +1,4 @@
-// TCP sockets, over IPv4 and IPv6, with limits of time in the place of waiting for ever.
+// TCP sockets over IPv4 and IPv6, with time limits for all waits.
 #pragma once
 
 #include <chrono>
@@ -15,7 +15,7 @@ namespace llmc {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-// A file descriptor of a socket, or none (-1). All are non-blocking and closed on exec.
+// A file descriptor of a socket, or none (-1). All sockets are non-blocking and closed on exec.
 class Socket {
   public:
     Socket() = default;
@@ -38,14 +38,15 @@ class Socket {
     int file_ = -1;
 };
 
-// What a call moved: bytes, possibly none for now; `closed` where the other end is gone and nothing more will come.
+// The result of a call: the bytes it moved, possibly 0. `closed` means that the other end is gone and no more
+// will come.
 struct Moved {
     std::size_t bytes = 0;
     bool closed = false;
 };
 Moved receive_some(const Socket& from, std::span<std::byte> data);
 Moved send_some(const Socket& to, std::span<const std::byte> data);
-// All of the data. False where the other end is gone or the time is over.
+// Moves all of the data. False if the other end is gone or the time is over.
 bool receive_all(const Socket& from, std::span<std::byte> data, Deadline end);
 bool send_all(const Socket& to, std::span<const std::byte> data, Deadline end);
 
@@ -58,31 +59,31 @@ std::span<const std::byte> bytes_of(const T& value) {
     return std::as_bytes(std::span<const T, 1>(&value, 1));
 }
 
-// Where a process can be reached: a number of IPv4 or IPv6, as text.
+// The address of a process: an IPv4 or IPv6 address, as text, and a port.
 struct Address {
     std::string host;
     std::uint16_t port = 0;
 
     bool is_loopback() const { return host.starts_with("127.") || host == "::1"; }
 };
-// Of the other end of a connection.
+// The address of the other end of a connection.
 Address address_of_peer(const Socket& socket);
 
-// The addresses of a name. Empty where there are none: `why` then says so in the system's words.
+// The addresses of a host name. Empty if there are none: `why` then has the system's message.
 std::vector<Address> resolve(const std::string& host, std::uint16_t port, std::string& why);
 
-// A connection to the address. None where there was no answer until then: `why` says so in the system's words.
+// Connects to the address. Empty if there was no answer before `end`: `why` then has the system's message.
 Socket connect_to(const Address& address, Deadline end, std::string& why);
 
-// Connections to a port of this machine, at all of its addresses; port 0 is one that is free. A UserError where the
-// port cannot be had.
+// Listens at a port, on all addresses of this machine; port 0 means any free one. UserError if the port
+// cannot be used.
 class Listener {
   public:
     explicit Listener(std::uint16_t port);
 
     std::uint16_t port() const { return port_; }
     const Socket& socket() const { return socket_; }
-    // The next one that has come; none where none has.
+    // The next connection that has arrived; empty if there is none.
     Socket accept() const;
 
   private:
@@ -90,7 +91,7 @@ class Listener {
     std::uint16_t port_ = 0;
 };
 
-// Milliseconds until then for poll(2): 0 where it is over, and a second at most.
+// Milliseconds until `end`, for poll(2): from 0, if it has passed, to 1000.
 int milliseconds_until(Deadline end);
 
 }  // namespace llmc

@@ -10,14 +10,14 @@
 namespace llmc {
 namespace {
 
-// Open MPI's, PMIx's and PMI's: Slurm, MPICH and others set the latter two.
+// Variables of Open MPI, PMIx and PMI. Slurm, MPICH and others set the latter two.
 constexpr std::array variables_of_mpi = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"};
 
 constexpr int most_ranks = 100'000;
 
 constexpr std::string_view advice =
-    "each process needs its own RANK, and all need the same WORLD_SIZE, MASTER_ADDR (of the machine where "
-    "RANK=0 runs) and MASTER_PORT (free there)";
+    "give each process its own RANK, and all the same WORLD_SIZE, MASTER_ADDR (the machine of RANK=0) and "
+    "MASTER_PORT (free there)";
 
 std::string_view value_of(const Variables& variables, const char* name) {
     const char* value = variables(name);
@@ -50,9 +50,8 @@ Start how_started(const Variables& variables, bool has_mpi) {
         const std::string_view tasks = value_of(variables, "SLURM_STEP_NUM_TASKS");
         if (whole_number<int>(tasks).value_or(1) > 1) {
             user_error(
-                "srun started {} processes (SLURM_STEP_NUM_TASKS), each of which would train on its own, "
-                "into "
-                "the same files; {} (WORLD_SIZE=1 and RANK=0 where each is to be a job of its own)",
+                "srun started {} processes (SLURM_STEP_NUM_TASKS), and each would train alone and write the "
+                "same files; {} (or WORLD_SIZE=1 and RANK=0 to make each a separate job)",
                 tasks, advice);
         }
         return start;
@@ -71,7 +70,7 @@ Start how_started(const Variables& variables, bool has_mpi) {
     start.master_host = value_of(variables, "MASTER_ADDR");
     if (start.master_host.empty()) user_error("MASTER_ADDR is not set; {}", advice);
     start.master_port = static_cast<std::uint16_t>(number_of(variables, "MASTER_PORT", 1, 65'535));
-    // torchrun often keeps MASTER_PORT for itself, and says so: the next one is the job's then.
+    // torchrun often uses MASTER_PORT itself and says so by this variable. The job then uses the next port.
     if (value_of(variables, "TORCHELASTIC_USE_AGENT_STORE") == "True")
         start.master_port = start.master_port == 65'535 ? 65'534 : start.master_port + 1;
     return start;

@@ -12,7 +12,7 @@
 namespace llmc {
 void abort_job(Transport& transport, std::string_view line) {
     std::fflush(stdout);
-    // One write, so that lines of several processes do not mix.
+    // A single write, so that lines of several processes do not mix.
     const std::string text = fmt::format("{}\n", line);
     std::fwrite(text.data(), 1, text.size(), stderr);
     std::fflush(stderr);
@@ -21,13 +21,13 @@ void abort_job(Transport& transport, std::string_view line) {
 }
 
 void fail_job(Transport& transport, std::string_view what) {
-    bool speaks = true;
+    bool reports = true;
     try {
-        speaks = transport.speaks_of_failure();
+        reports = transport.reports_failure();
     } catch (const std::exception&) {
-        // What carries messages is itself what failed.
+        // The transport itself has failed.
     }
-    if (!speaks) transport.give_way();
+    if (!reports) transport.give_way();
     abort_job(transport, fmt::format("error: {}", one_line(what)));
 }
 

@@ -1,7 +1,8 @@
-// What carries messages between the processes of a job: MPI (transport_mpi.h) or TCP (transport_tcp.h). The
-// collectives and their watchdog (exchange.h, host_communicator.h) are the same over both.
+// The interface for messages between the processes of a job, over MPI (transport_mpi.h) or TCP
+// (transport_tcp.h). The collectives and their watchdog (exchange.h, host_communicator.h) are the same over
+// both.
 //
-// No call waits for another process but those of the job's end. One thread of a process communicates at a time.
+// Only the calls at the job's end wait for another process. One thread of a process communicates at a time.
 #pragma once
 
 #include <cstddef>
@@ -10,24 +11,25 @@
 
 namespace llmc {
 
-// Messages that are under way together: posted, then polled until all are done. Begun again and again, so that a
-// step of training allocates nothing.
+// Messages that are in flight together: posted, then polled until all are done. The object is reused, so that
+// a training step allocates nothing.
 class Messages {
   public:
     virtual ~Messages() = default;
 
-    // Forgets all messages; those that follow have the tag. `call` names the communicator's call to a person.
+    // Forgets all messages. The messages that follow have this tag. `call` is the communicator's call, for
+    // error messages.
     virtual void begin(int tag, std::string_view call) = 0;
 
-    // Peers are ranks of the job. Messages of one (sender, receiver, tag) arrive in the order of their posting.
-    // Buffers must live until the message is done. A message of no bytes is sent too.
+    // Peers are ranks of the job. Messages with the same sender, receiver and tag arrive in the order of
+    // posting. Buffers must live until the message is done. Messages of zero bytes are sent too.
     virtual void send(int to, const std::byte* data, std::size_t bytes) = 0;
     virtual void recv(int from, std::byte* data, std::size_t bytes) = 0;
 
-    // Moves what can move now. Whether anything did. A message of another size than its receiver expects is a
-    // ProgrammingError.
+    // Moves what can move now and returns whether anything moved. ProgrammingError if a message has another
+    // size than its receiver expects.
     virtual bool poll() = 0;
-    // How many are not done; whether one is, by the order of posting.
+    // The number of messages that are not done, and whether one is done, numbered in the order of posting.
     virtual std::size_t open() const = 0;
     virtual bool is_done(std::size_t message) const = 0;
 };
@@ -38,41 +40,44 @@ class Transport {
 
     virtual int rank() const = 0;
     virtual int size() const = 0;
-    // Tags go from 0 to this.
+    // Tags range from 0 to this value.
     virtual int largest_tag() const = 0;
 
     virtual std::unique_ptr<Messages> messages() = 0;
 
-    // Apart from all messages: tells all others that a wait of this rank has become long, or that one such is over (each
-    // that was told is taken back once); whether another rank's is now, as far as its news has come.
+    // Notices about long waits, separate from all messages. `tell_waiting(true)` tells all other ranks that
+    // this rank has waited for long. `tell_waiting(false)`, called once for each true, tells that this wait
+    // is over. `is_waiting` returns whether such a wait of `rank` is known here.
     virtual void tell_waiting(bool waits) = 0;
     virtual bool is_waiting(int rank) = 0;
-    // Takes in such news, which would heap up where a rank never asks for it. To be called now and then.
+    // Receives such notices. Call it now and then: they would pile up if a rank never asks for them.
     virtual void hear() = 0;
 
-    // The job's end, which all ranks come to at about the same time: of this process's part; of the whole job, with
-    // a status that is not 0, silently. (Does not return, nor does abort; g++ knows no [[noreturn]] of virtual ones.)
+    // End the job normally; all ranks call them at about the same time. `finish` ends this process's part.
+    // `end` ends the whole job silently with a nonzero status. (end and abort do not return; g++ ignores
+    // [[noreturn]] on virtual functions.)
     virtual void finish() = 0;
     virtual void end(int status) = 0;
 
-    // Of a rank that has failed: whether it is the one to say why. Often several fail, at about the same moment or one
-    // after the other, and one of them speaks; the others hear of it before this returns.
-    virtual bool speaks_of_failure() = 0;
+    // For a rank that has failed: returns whether it must report the error. Often several ranks fail at about
+    // the same moment or one after the other; this returns true on one of them.
+    virtual bool reports_failure() = 0;
 
-    // Ends the job where another rank is known to have failed or to be gone, with a line of one rank. (MPI's launcher
-    // does that by itself.)
+    // If another rank has failed or is gone, ends the job with one line of one rank. (Does nothing over MPI,
+    // because its launcher ends the job.)
     virtual void end_if_lost() = 0;
 
-    // The job's end at any time, with status 1: of all processes at once; of this one, where another has failed,
-    // says so and ends the job. give_way returns if that one does not.
+    // End the job at any time, with status 1. `abort` ends all processes at once. `give_way` leaves this to
+    // another rank, which has failed and reports it; it returns if that rank does not end the job.
     virtual void abort() = 0;
     virtual void give_way() = 0;
 };
 
-// Prints `line` on standard error and ends all processes of the job with status 1, at once.
+// Prints `line` on standard error and ends all processes of the job at once, with status 1.
 [[noreturn]] void abort_job(Transport& transport, std::string_view line);
 
-// The same with `error: what`, of one rank where several fail at about the same moment or one after the other.
+// The same with `error: what`. If several ranks fail at about the same moment or one after the other, one of
+// them prints its line.
 [[noreturn]] void fail_job(Transport& transport, std::string_view what);
 
 }  // namespace llmc

@@ -7,31 +7,29 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <source_location>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "llmc/comm/local_word.h"
+#include "llmc/comm/machine_lock.h"
 #include "llmc/core/error.h"
 
 namespace llmc {
 namespace {
 
-// How long a rank that has failed waits to be ended by the one that speaks.
+// How long a failed rank waits for the reporting rank to end it.
 constexpr std::chrono::seconds patience{10};
-// How long a notice that a rank has failed may be under way.
+// How long a notice of a failed rank may be in flight.
 constexpr std::chrono::milliseconds crossing_time{100};
 
-// Tags of notices, which are messages of no bytes: a wait of a rank has become long, one such is over, the rank has failed.
-// Those of other messages begin at first_tag.
-enum class Notice { waits, goes_on, failed };
+// Tags of notices, which are messages of zero bytes: the rank has waited for long, such a wait is over, the
+// rank has failed, the rank reports the failure. Tags of other messages begin at first_tag.
+enum class Notice { waits, goes_on, failed, reports };
 constexpr int tag_of(Notice notice) { return static_cast<int>(notice); }
-constexpr int first_tag = 3;
+constexpr int first_tag = 4;
 
 // Throws a ProgrammingError with MPI's own text unless `code` is MPI_SUCCESS.
-void check_mpi(int code, std::string_view call,
-               std::source_location where = std::source_location::current()) {
+void check_mpi(int code, std::string_view call, SourceLocation where = SourceLocation::current()) {
     if (code == MPI_SUCCESS) return;
     std::array<char, MPI_MAX_ERROR_STRING> text{};
     int length = 0;
@@ -83,7 +81,7 @@ class MpiMessages final : public Messages {
 
   private:
     struct Expected {
-        int from;  // -1: it is sent
+        int from;  // -1 for a message that is sent
         int bytes;
     };
 
@@ -96,7 +94,7 @@ class MpiMessages final : public Messages {
         return &requests_.back();
     }
 
-    // MPI accepts a message that is shorter than its buffer; here it means that two ranks disagree on a size.
+    // MPI accepts a message that is shorter than its buffer. Here it means that two ranks disagree on a size.
     void check_arrived(const MPI_Status& status, const Expected& expected) const {
         if (expected.from < 0) return;
         int bytes = 0;
@@ -110,8 +108,8 @@ class MpiMessages final : public Messages {
     int tag_ = 0;
     std::string_view call_;
     std::vector<MPI_Request> requests_;
-    std::vector<Expected> expected_;  // of the requests
-    std::vector<int> indices_;        // of requests that are done
+    std::vector<Expected> expected_;  // one per request
+    std::vector<int> indices_;        // of finished requests
     std::vector<MPI_Status> statuses_;
     std::size_t open_ = 0;
 };
@@ -119,20 +117,20 @@ class MpiMessages final : public Messages {
 class MpiTransport final : public Transport {
   public:
     MpiTransport() {
-        // Without it Open MPI adds eight lines of its own to the one line with which a failing job ends.
+        // Without this, Open MPI prints eight lines of its own after the one line of a failing job.
         setenv("OMPI_MCA_orte_execute_quiet", "1", 0);
-        // What MPI takes for a process started alone needs no daemon beside it.
+        // A process that MPI considers to be started alone then needs no daemon.
         setenv("OMPI_MCA_ess_singleton_isolated", "1", 0);
         int provided = 0;
         check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
-        check(provided >= MPI_THREAD_SERIALIZED, "MPI does not bear threads");
+        check(provided >= MPI_THREAD_SERIALIZED, "MPI supports calls from several threads, one at a time");
         check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
         check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
         check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
         int* largest = nullptr;
         int found = 0;
         check_mpi(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest, &found), "MPI_Comm_get_attr");
-        check(found != 0, "MPI says no largest tag");
+        check(found != 0, "MPI gives its largest tag");
         largest_tag_ = *largest - first_tag;
         long_waits_.resize(static_cast<std::size_t>(size_));
         require_peers();
@@ -149,30 +147,32 @@ class MpiTransport final : public Transport {
         hear();
         return long_waits_[static_cast<std::size_t>(rank)] > 0;
     }
-    // Notices of the two kinds may overtake each other, and are counted for that.
+    // Notices of the two kinds may overtake each other, so this counts them.
     void hear() override {
         receive(Notice::waits, 1);
         receive(Notice::goes_on, -1);
     }
 
-    // The first one speaks. On one machine the system says which that is; of several machines whose notices cross,
-    // the one of the lowest rank.
-    bool speaks_of_failure() override {
+    // The first rank that fails reports. On one machine a lock decides which rank that is, until that rank
+    // has ended. If notices of several machines cross, the lowest of these ranks reports, unless another
+    // already does.
+    bool reports_failure() override {
         if (size_ == 1) return true;
-        if (!first_to_fail_.claim() || lowest_failed() < size_) return false;
+        if (!first_to_fail_.claim() || lowest(Notice::failed) < size_) return false;
         tell_others(Notice::failed);
         const auto end = std::chrono::steady_clock::now() + crossing_time;
-        int lowest = size_;
-        while (std::chrono::steady_clock::now() < end) {
-            lowest = lowest_failed();
+        do {
+            if (lowest(Notice::reports) < size_) return false;
             std::this_thread::sleep_for(std::chrono::milliseconds(2));
-        }
-        return lowest > rank_;
+        } while (std::chrono::steady_clock::now() < end);
+        if (lowest(Notice::failed) < rank_) return false;
+        tell_others(Notice::reports);
+        return true;
     }
 
     void finish() override { MPI_Finalize(); }
 
-    // Of processes that return a status mpirun prints a banner, and one line more for each.
+    // If a process returned a nonzero status, mpirun would print a banner and a line for each process.
     [[noreturn]] void end(int status) override {
         std::fflush(stdout);
         if (rank_ != 0) std::this_thread::sleep_for(patience);  // rank 0 ends this process
@@ -200,7 +200,8 @@ class MpiTransport final : public Transport {
         }
     }
 
-    // All notices of a kind that are there, each of which adds so much to the sender's long waits.
+    // Receives all notices of a kind that have arrived. Each adds `change` to the sender's count of long
+    // waits.
     void receive(Notice notice, int change) {
         const int tag = tag_of(notice);
         while (true) {
@@ -215,29 +216,29 @@ class MpiTransport final : public Transport {
         }
     }
 
-    bool has_failed(int rank) {
-        int told = 0;
-        check_mpi(MPI_Iprobe(rank, tag_of(Notice::failed), MPI_COMM_WORLD, &told, MPI_STATUS_IGNORE),
-                  "MPI_Iprobe");
-        return told != 0;
+    // The lowest other rank that has sent a notice; the number of ranks if none has.
+    int lowest(Notice notice) {
+        for (int rank = 0; rank < size_; ++rank) {
+            int told = 0;
+            if (rank != rank_)
+                check_mpi(MPI_Iprobe(rank, tag_of(notice), MPI_COMM_WORLD, &told, MPI_STATUS_IGNORE),
+                          "MPI_Iprobe");
+            if (told != 0) return rank;
+        }
+        return size_;
     }
 
-    int lowest_failed() {
-        int rank = 0;
-        while (rank < size_ && (rank == rank_ || !has_failed(rank))) ++rank;
-        return rank;
-    }
-
-    // A launcher that this MPI does not understand would have each process train on its own, into the same files.
+    // With a launcher that this MPI does not understand, each process would train on its own, into the same
+    // files.
     void require_peers() const {
         for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
             const char* value = std::getenv(name);
             if (size_ > 1 || value == nullptr || std::atoi(value) <= 1) continue;
             MPI_Finalize();
             user_error(
-                "the launcher started {} processes ({}), but MPI sees one: it does not speak the launcher's "
-                "PMI; start them with mpirun, or with srun --mpi=none and RANK, WORLD_SIZE, MASTER_ADDR and "
-                "MASTER_PORT",
+                "the launcher started {} processes ({}), but MPI sees one, because it does not support the "
+                "launcher's PMI; start them with mpirun, or with srun --mpi=none and RANK, WORLD_SIZE, "
+                "MASTER_ADDR and MASTER_PORT",
                 value, name);
         }
     }
@@ -245,8 +246,8 @@ class MpiTransport final : public Transport {
     int rank_ = 0;
     int size_ = 1;
     int largest_tag_ = 0;
-    std::vector<int> long_waits_;  // that are under way, by rank
-    LocalWord first_to_fail_{"failed"};
+    std::vector<int> long_waits_;  // unfinished long waits by rank
+    MachineLock first_to_fail_{"failed"};
 };
 
 }  // namespace

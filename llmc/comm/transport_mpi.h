@@ -1,4 +1,4 @@
-// Messages over MPI. `make MPI=0` links transport_no_mpi.cpp in the place of transport_mpi.cpp.
+// Messages over MPI. `make MPI=0` links transport_no_mpi.cpp instead of transport_mpi.cpp.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,8 @@ namespace llmc {
 // Whether this program was built with MPI.
 bool has_mpi();
 
-// Joins the job that mpirun, or what else speaks PMI, has started this process in. A process can do so once.
-// Without MPI a UserError.
+// Joins the job in which mpirun, or another PMI launcher, started this process. A process can do so once.
+// UserError in a build without MPI.
 std::unique_ptr<Transport> join_mpi_job();
 
 }  // namespace llmc

@@ -1,4 +1,4 @@
-// In the place of transport_mpi.cpp in a build without MPI.
+// Replaces transport_mpi.cpp in a build without MPI.
 
 #include "llmc/comm/transport_mpi.h"
 #include "llmc/core/error.h"
@@ -9,9 +9,9 @@ bool has_mpi() { return false; }
 
 std::unique_ptr<Transport> join_mpi_job() {
     user_error(
-        "this process was started by mpirun (or another launcher that speaks PMI), but this program was "
-        "built without MPI (make MPI=0); start it with MPI=0 scripts/launch.sh, or set RANK, WORLD_SIZE, "
-        "MASTER_ADDR and MASTER_PORT for each process, or build it with MPI (make)");
+        "mpirun (or another launcher with PMI) started this process, but this program was built without MPI "
+        "(make MPI=0); start it with MPI=0 scripts/launch.sh, or set RANK, WORLD_SIZE, MASTER_ADDR and "
+        "MASTER_PORT for each process, or build it with MPI (make)");
 }
 
 }  // namespace llmc

@@ -23,30 +23,31 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long a process that came to the end of the job waits for the others to come there too.
+// How long a process that has reached the end of the job waits for the others.
 constexpr std::chrono::seconds patience{10};
-// How long a rank may take to answer, or to say why the job fails: where the machine is busy, some tenths of a second.
+// How long a rank may take to answer, or to report why the job fails. On a busy machine this takes some
+// tenths of a second.
 constexpr std::chrono::seconds answer_time{5};
-// How long the news that a rank has failed may be behind the news that others have ended because of it.
+// How long the news of a failed rank may arrive after the news that others have ended because of it.
 constexpr std::chrono::milliseconds news_time{50};
-// How long a process that is busy while the job fails may take to notice by itself.
+// How long a busy process may take to notice by itself that the job fails.
 constexpr std::chrono::milliseconds busy_time{1000};
 
-// What is said on the connections for notices, a byte each.
+// The words on the connections for notices, one byte each.
 enum Word : char {
-    waits = 'w',    // for long by now
-    goes_on = 'o',  // one such wait is over
-    asks = 'a',     // whether it may say why the job fails
-    granted = 'g',  // yes
-    refused = 'r',  // no, another one may
-    failed = 'f',   // and has said why
-    ends = 'e',     // since another one has failed and said why
-    done = 'd'      // with the whole job
+    waits = 'w',    // The sender has waited for long.
+    goes_on = 'o',  // Such a wait is over.
+    asks = 'a',     // The sender asks whether it may report why the job fails.
+    granted = 'g',  // Yes.
+    refused = 'r',  // No, another rank may.
+    failed = 'f',   // The sender has failed and reported why.
+    ends = 'e',     // The sender ends, because another rank has failed and reported why.
+    done = 'd'      // The sender is done with the whole job.
 };
 
-// What another rank has said; written by the thread that listens, read by the one that communicates.
+// The notices of another rank. The listener thread writes them; the thread that communicates reads them.
 struct Heard {
-    std::atomic<int> long_waits = 0;  // that are under way
+    std::atomic<int> long_waits = 0;  // unfinished long waits
     std::atomic<bool> granted = false;
     std::atomic<bool> refused = false;
     std::atomic<bool> failed = false;
@@ -84,8 +85,8 @@ class TcpMessages final : public Messages {
     TcpTransport& transport_;
     int tag_ = 0;
     std::string_view call_;
-    std::vector<std::unique_ptr<Parcel>> parcels_;  // kept from one begin() to the next
-    std::size_t used_ = 0;                          // of these
+    std::vector<std::unique_ptr<Parcel>> parcels_;  // reused after begin()
+    std::size_t used_ = 0;                          // number of parcels in use
     std::size_t open_ = 0;
 };
 
@@ -109,15 +110,15 @@ class TcpTransport final : public Transport {
 
     void tell_waiting(bool waits) override { say(waits ? Word::waits : Word::goes_on); }
     bool is_waiting(int rank) override { return heard_[static_cast<std::size_t>(rank)].long_waits > 0; }
-    void hear() override {}  // the thread that listens does
+    void hear() override {}  // the listener thread does this
 
-    // Rank 0 lets the first one speak that asks; where it has gone or does not answer, rank 1 does, and so on. Its thread
-    // that listens answers, whatever it computes.
-    bool speaks_of_failure() override {
+    // Rank 0 lets the first rank that asks report the error. If rank 0 is gone or does not answer, rank 1
+    // decides, and so on. The listener thread answers, also while the rank computes.
+    bool reports_failure() override {
         take_the_end();
         for (int rank = 0; rank < rank_; ++rank)
-            if (const std::optional<bool> speaks = ask(rank)) return *speaks;
-        return may_speak(rank_) || !hears_why();
+            if (const std::optional<bool> reports = ask(rank)) return *reports;
+        return may_report(rank_) || !reason_is_reported();
     }
 
     void finish() override {
@@ -153,7 +154,8 @@ class TcpTransport final : public Transport {
 
     Connection& connection(int rank) { return connections_[static_cast<std::size_t>(rank)]; }
 
-    // Whether anything moved. Does not return where the job has failed: LostRank where this rank may have to say so.
+    // Returns whether anything moved. If the job has failed, it does not return: it throws LostRank if this
+    // rank may have to report that.
     bool move() {
         bool any = false;
         for (Connection& connection : connections_)
@@ -161,7 +163,8 @@ class TcpTransport final : public Transport {
         if (has_trouble_) throw_lost(find_lost());
         for (int rank = 0; rank < size(); ++rank) {
             if (!connection(rank).is_closed() || connection(rank).is_idle()) continue;
-            // It has come to its end and closed what it had to send; or its notices will say at once what happened.
+            // A rank that said `done` has ended in order, so its missing messages will never come. If it did
+            // not say `done`, the listener thread soon learns from its notices what happened.
             if (heard_[static_cast<std::size_t>(rank)].done) throw_lost(rank);
         }
         return any;
@@ -174,11 +177,11 @@ class TcpTransport final : public Transport {
     void say(Word word, int rank) {
         const auto byte = static_cast<std::byte>(word);
         const Socket& to = notices_[static_cast<std::size_t>(rank)];
-        // So few are ever said that there is always room.
+        // There are so few notices that the socket always has room.
         if (to) send_some(to, {&byte, 1});
     }
 
-    // Whether the condition came to be true.
+    // Waits until the condition holds. False if it did not within the limit.
     template <class Condition>
     bool await(std::chrono::milliseconds limit, const Condition& condition) {
         for (const auto end = Clock::now() + limit;;) {
@@ -189,13 +192,14 @@ class TcpTransport final : public Transport {
         }
     }
 
-    // Whether a rank may say why the job fails: the first for which this is asked here.
-    bool may_speak(int rank) {
+    // Whether `rank` may report why the job fails. True for the first rank for which this is called here.
+    bool may_report(int rank) {
         int nobody = -1;
-        return speaker_.compare_exchange_strong(nobody, rank);
+        return reporter_.compare_exchange_strong(nobody, rank);
     }
 
-    // Whether this rank may, as another one says; none if that one is gone or silent.
+    // Asks another rank whether this rank may report the error. Empty if that rank is gone or does not
+    // answer.
     std::optional<bool> ask(int rank) {
         if (somebody_says_why()) return false;
         const Heard& heard = heard_[static_cast<std::size_t>(rank)];
@@ -203,12 +207,12 @@ class TcpTransport final : public Transport {
         await(answer_time,
               [&] { return heard.granted || heard.refused || heard.gone || somebody_says_why(); });
         if (heard.granted) return true;
-        if (heard.refused) return !hears_why();
+        if (heard.refused) return !reason_is_reported();
         return somebody_says_why() ? std::optional(false) : std::nullopt;
     }
 
-    // Whether the one that may speak does; if not this rank has to.
-    bool hears_why() {
+    // Whether the rank that may report the error does so in time. If not, this rank must.
+    bool reason_is_reported() {
         return await(answer_time, [&] { return somebody_says_why(); });
     }
 
@@ -226,7 +230,7 @@ class TcpTransport final : public Transport {
         return false;
     }
 
-    // The rank whose end nobody explains. Does not return where another rank says why the job ends.
+    // The rank that is gone without an explanation. Does not return if another rank reports why the job ends.
     int find_lost() {
         if (await(news_time, [&] { return somebody_says_why(); })) give_way();
         int rank = 0;
@@ -235,7 +239,7 @@ class TcpTransport final : public Transport {
         return rank;
     }
 
-    // Of two threads that come to the process's end the first makes it, and the other waits for it.
+    // If two threads try to end the process, the first one ends it and the other one waits.
     void take_the_end() {
         std::thread::id ender;
         if (ender_.compare_exchange_strong(ender, std::this_thread::get_id())) return;
@@ -244,18 +248,18 @@ class TcpTransport final : public Transport {
 
     std::string lost_line(int lost) const {
         return fmt::format(
-            "rank {} has gone: its process ended, or its machine; what it said last, or that machine's log "
-            "(out of memory?), may say why; the job ends",
+            "rank {} is gone: its process or its machine stopped; see its last output, or that machine's log "
+            "(out of memory?); the job ends",
             lost);
     }
     [[noreturn]] void throw_lost(int rank) const { throw LostRank(lost_line(rank)); }
 
-    // ---- the thread that listens to notices
+    // ---- the listener thread, which receives notices
 
     void start_listening() {
         wake_ = Socket(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-        check(static_cast<bool>(wake_), "an eventfd");
-        // Signals are for the other threads.
+        check(static_cast<bool>(wake_), "the system creates an eventfd");
+        // Signals must go to the other threads.
         sigset_t all{};
         sigset_t before{};
         sigfillset(&all);
@@ -268,7 +272,7 @@ class TcpTransport final : public Transport {
         if (!listener_.joinable()) return;
         stops_ = true;
         const std::uint64_t one = 1;
-        if (write(wake_.file(), &one, sizeof one) < 0) std::abort();  // it always takes a number
+        if (write(wake_.file(), &one, sizeof one) < 0) std::abort();  // an eventfd always takes this
         listener_.join();
     }
 
@@ -279,7 +283,7 @@ class TcpTransport final : public Transport {
         }
     }
 
-    // Waits so long for a notice; without a limit where that is negative.
+    // Waits up to `limit` for notices; a negative limit means no limit.
     void hear_all(std::chrono::milliseconds limit) {
         std::vector<pollfd> files;
         for (int rank = 0; rank < size(); ++rank) {
@@ -292,7 +296,8 @@ class TcpTransport final : public Transport {
             if (files[static_cast<std::size_t>(rank)].revents != 0) hear(rank);
     }
 
-    // What has come by now; the thread that listens does not while it ends the process.
+    // Receives notices that have arrived if this is the listener thread, which does not listen while it ends
+    // the process. Does nothing on other threads.
     void hear_by_now() {
         if (std::this_thread::get_id() == listener_.get_id()) hear_all(std::chrono::milliseconds(0));
     }
@@ -310,7 +315,7 @@ class TcpTransport final : public Transport {
                     --heard.long_waits;
                     break;
                 case Word::asks:
-                    say(may_speak(rank) ? Word::granted : Word::refused, rank);
+                    say(may_report(rank) ? Word::granted : Word::refused, rank);
                     break;
                 case Word::granted:
                     heard.granted = true;
@@ -336,7 +341,7 @@ class TcpTransport final : public Transport {
         }
     }
 
-    // As the other thread would.
+    // Ends the process as the thread that communicates would.
     void end_busy_process() {
         if (ender_.load() != std::thread::id()) return;
         take_the_end();
@@ -344,13 +349,13 @@ class TcpTransport final : public Transport {
     }
 
     int rank_;
-    std::vector<Connection> connections_;  // by rank; the process's own is never used
+    std::vector<Connection> connections_;  // by rank; its own entry is never used
     std::vector<Socket> notices_;
     std::vector<Heard> heard_;
-    std::atomic<bool> has_trouble_ = false;  // a rank has failed, or is gone
+    std::atomic<bool> has_trouble_ = false;  // a rank has failed or is gone
     Clock::time_point trouble_since_;
     std::atomic<std::thread::id> ender_{};
-    std::atomic<int> speaker_ = -1;  // the rank that this one lets say why the job fails
+    std::atomic<int> reporter_ = -1;  // the rank that may report why the job fails, according to this one
     std::atomic<bool> stops_ = false;
     Socket wake_;
     std::thread listener_;
@@ -379,7 +384,7 @@ void TcpMessages::post(const Parcel& parcel) {
     ++open_;
 }
 
-// What an exception left under way.
+// Withdraws messages that an exception left in flight.
 void TcpMessages::withdraw_all() {
     for (std::size_t i = 0; i < used_ && open_ > 0; ++i)
         if (!parcels_[i]->done) transport_.connection(parcels_[i]->peer).withdraw(*parcels_[i]);

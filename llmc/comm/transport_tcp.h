@@ -1,15 +1,15 @@
-// Messages over TCP, between processes that need no MPI to find each other (meeting.h).
+// Messages over TCP, between processes that find each other without MPI (rendezvous.h).
 //
-// A process that ends without having come to the end of the job is found by the others, each of which is connected to
-// it, at once. Where this process waits for messages that is an error as any other (LostRank); where it is busy with
-// something else and does not come back soon, a thread beside it ends it.
+// Each process is connected to every other one, so all notice at once if one ends before the end of the job.
+// A process that is waiting for messages then throws LostRank, an ordinary error. A process that is busy and
+// does not return soon is ended by its listener thread.
 #pragma once
 
 #include <memory>
 #include <stdexcept>
 #include <vector>
 
-#include "llmc/comm/meeting.h"
+#include "llmc/comm/rendezvous.h"
 #include "llmc/comm/transport.h"
 
 namespace llmc {
@@ -20,9 +20,9 @@ class LostRank : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// links: to all ranks (its own is empty).
+// links: the links to all ranks; the process's own is empty.
 std::unique_ptr<Transport> make_tcp_transport(int rank, std::vector<Link> links);
-// Of a job of one process.
+// The transport of a job of one process.
 std::unique_ptr<Transport> make_lone_transport();
 
 }  // namespace llmc

@@ -1,7 +1,7 @@
-// The one order in which contributions of ranks are added: a tree of adjacent pairs ((0+1)+(2+3))+..., where
-// an odd one out moves up unchanged. Each element is summed for itself, so its bits depend on the
-// contributions alone. The sums of aligned groups of 2^k ranks, summed in turn, are the sum over all ranks; in bf16
-// too, where the sum of each pair is rounded.
+// The order in which contributions of ranks are added: a tree of adjacent pairs ((0+1)+(2+3))+..., in which
+// an odd last one moves up unchanged. Each element is summed separately, so its bits depend on the
+// contributions alone. The sums of aligned groups of 2^k ranks, summed in turn, equal the sum over all ranks.
+// This holds in bf16 too, because the sum of each pair is rounded.
 #pragma once
 
 #include <algorithm>
@@ -15,14 +15,15 @@
 
 namespace llmc {
 
-// Where sums are added: fp32 for bf16, of which the sum of each pair is rounded, or else the sums of groups, which are
-// bf16 when they are summed in turn, would not give the bits of the sum over all.
+// The type in which a pair is added: fp32 for bf16. The sum of each bf16 pair is then rounded to bf16.
+// Otherwise sums of groups, which are bf16 when they are summed in turn, would not give the bits of the sum
+// over all.
 template <class T>
 using SumType = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 namespace tree_sum_detail {
 
-// Small enough that the partial sums of all levels stay in the first-level cache.
+// Small enough that the partial sums of all levels stay in the L1 cache.
 inline constexpr std::size_t block_elements = 512;
 
 template <class T>
@@ -57,8 +58,8 @@ void sum_block(SumType<T>* out, std::span<const std::byte* const> pieces, std::s
         const T *a = elements_of(0), *b = elements_of(1);
         for (std::size_t i = 0; i < count; ++i) out[i] = pair_sum<T>(widen(a[i]), widen(b[i]));
     } else {
-        // Pairing neighbours level by level puts the largest power of two below the number of pieces left of
-        // the root.
+        // Pairing neighbors level by level puts `left` pieces to the left of the root: the largest power of two
+        // that is less than their number.
         const std::size_t left = std::bit_floor(pieces.size() - 1);
         std::array<SumType<T>, block_elements> right_sum;
         sum_block<T>(out, pieces.first(left), first, count);
@@ -69,8 +70,8 @@ void sum_block(SumType<T>* out, std::span<const std::byte* const> pieces, std::s
 
 }  // namespace tree_sum_detail
 
-// out[i] = the tree sum of element i of all pieces, for i < count. T fp32, bf16 or fp64; a piece is where its
-// elements begin, and `out` may be one of them.
+// out[i] = the tree sum of element i of all pieces, for i < count. T is fp32, bf16 or fp64. A piece points to
+// its first element, and `out` may be one of the pieces.
 template <class T>
 void tree_sum(T* out, std::span<const std::byte* const> pieces, std::size_t count) {
     using namespace tree_sum_detail;

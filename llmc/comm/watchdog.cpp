@@ -14,24 +14,24 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A look that comes late counts for no more than this: a job that was stopped and continued as a whole has
-// not waited for anyone.
+// The longest pause between two looks that counts as waiting. A job that was stopped and continued as a whole
+// has not waited for anyone.
 constexpr Seconds longest_counted_pause{1.0};
 
-// Turns to speak: their seconds, and after how many ranks the first one's comes again. Ranks beyond these come so much
-// later.
+// Turns to report: the length of a turn in seconds, and the most turns until it is the first rank's turn again.
+// Ranks from most_turns on begin `later_turns_delay` seconds after the others.
 constexpr double turn = 0.2;
 constexpr int most_turns = 16;
-constexpr double later = most_turns * turn;
+constexpr double later_turns_delay = most_turns * turn;
 
-// How much later than another a rank may begin to wait, and still be the one to say what both wait for. (One that is later
-// by half of the limit has not yet told that it waits.)
+// The longest delay, in seconds, between the beginnings of two ranks' waits for which the later rank may still
+// report for both. (With a delay above half of the limit, the later rank has not yet told that it waits.)
 constexpr double most_delay = 5;
 
-// What others tell is taken in so often at least: by a rank that never waits for long too.
+// The longest time between two receptions of notices, also on a rank that never waits for long.
 constexpr Seconds between_hearings{1.0};
 
-// How long the news that a rank is gone may be behind the failure of what it had a part in.
+// How long the news of a lost rank may arrive after the failure of an operation in which it took part.
 constexpr Seconds news_time{1.0};
 
 std::string listed(std::span<const int> ranks) {
@@ -45,12 +45,12 @@ std::string listed(std::span<const int> ranks) {
 
 }  // namespace
 
-bool is_turn_to_speak(int rank, int size, double overdue, double clock) {
+bool is_turn_to_report(int rank, int size, double overdue, double clock) {
     const int turns = std::min(size, most_turns);
     const double now = clock / turn;
     const bool own = static_cast<std::int64_t>(std::floor(now)) % turns == rank % turns;
-    // Only in the first half: the second separates this turn from the next rank's.
-    return overdue >= (rank < most_turns ? 0 : later) && own && now - std::floor(now) < 0.5;
+    // Only in the first half of the turn; the second half separates it from the next rank's turn.
+    return overdue >= (rank < most_turns ? 0 : later_turns_delay) && own && now - std::floor(now) < 0.5;
 }
 
 double time_for_others(int size, double limit) {
@@ -81,21 +81,21 @@ void Watchdog::look(bool moved, const std::function<std::vector<int>()>& awaited
         end();
         return;
     }
-    // Ranks in a chain of waiting are not the one that is stuck: so that none of them is named, a rank that has
-    // waited for long tells all others, and takes it back where something moves.
+    // A rank that itself waits for another rank is not the stuck one and must not be named. A rank that has
+    // waited for long therefore tells all others, and withdraws this when something moves.
     if (!told_) transport_.tell_waiting(true);
     told_ = true;
-    // Asked for before it matters, as a transport may only then begin to hear.
+    // Asks before the limit is reached, because some transports receive notices only when they are asked.
     const std::vector<int> ranks = awaited();
     std::vector<int> silent = ranks;
     std::erase_if(silent, [&](int rank) { return transport_.is_waiting(rank); });
     if (waited_ <= limit_) return;
     const double overdue = (waited_ - limit_).count();
     const Seconds clock = std::chrono::system_clock::now().time_since_epoch();
-    if (!is_turn_to_speak(transport_.rank(), transport_.size(), overdue, clock.count())) return;
+    if (!is_turn_to_report(transport_.rank(), transport_.size(), overdue, clock.count())) return;
     if (!silent.empty()) report(silent, silent.size() == 1 ? "does not answer" : "do not answer");
-    // Those waited for are waiting as well, so it is for others to speak. Where none of them has done so in time, all wait
-    // for each other.
+    // The ranks waited for are waiting as well, so other ranks should report. If none has done so in time,
+    // all wait for each other.
     if (overdue > time_for_others(transport_.size(), limit_.count()))
         report(ranks, ranks.size() == 1 ? "waits too" : "wait too");
 }
@@ -113,7 +113,8 @@ void Watchdog::report(const std::vector<int>& ranks, std::string_view what_they_
         fmt::format("rank {} waited {} s in {} for {} {}, which {}; the job ends{}{}", transport_.rank(),
                     limit_.count(), call_, ranks.size() == 1 ? "rank" : "ranks", listed(ranks), what_they_do,
                     advice_.empty() ? "" : "; ", advice_);
-    // Where ranks have turns in common they settle who speaks, which takes longer where rank 0 is the one that is stuck.
+    // Beyond 32 ranks, several ranks share a turn: they agree on the one that reports. This takes longer if
+    // rank 0 is the stuck one.
     if (transport_.size() > 2 * most_turns) fail_job(transport_, line);
     abort_job(transport_, fmt::format("error: {}", line));
 }

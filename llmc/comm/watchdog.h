@@ -1,8 +1,9 @@
-// The watchdog of a wait for other ranks, by messages (exchange.h) or on a device (nccl/): a wait in which nothing moves
-// for longer than the time limit ends the job with one line of one rank, which names those that do not answer.
+// The watchdog of a wait for other ranks, by messages (exchange.h) or on a device (nccl/). If nothing moves
+// for longer than the time limit, it ends the job with one line of one rank. The line names the ranks that do
+// not answer.
 //
-// The process ends where it is. Nothing is unwound: what is under way on a device would have to end before its memory
-// can be freed, and the peers for which it waits may be gone.
+// The process ends without unwinding. Memory can be freed only after operations in flight on a device, and
+// these may wait for peers that are gone.
 #pragma once
 
 #include <chrono>
@@ -16,37 +17,40 @@ namespace llmc {
 
 using Seconds = std::chrono::duration<double>;
 
-// Several ranks find the same peer dead at about the same moment, and only one may say so. Each has turns of
-// its own on the clock, apart from those of the others by as long as the end of a job takes. Ranks beyond the
-// first 16 come later still, so that the turns stay frequent: 3.2 s, however many there are, so that beyond 32 ranks
-// have turns in common.
+// Whether it is this rank's turn to report. Several ranks find the same peer dead at about the same moment,
+// and only one may report it. Each rank has its own turns on the clock. The time between turns of two ranks
+// is as long as the end of a job takes. Ranks from 16 on begin later, so that turns stay frequent: every 3.2
+// s for any number of ranks. Beyond 32 ranks, several ranks share a turn.
 //   overdue: seconds since the time limit; clock: seconds since any moment that is common to the ranks
-bool is_turn_to_speak(int rank, int size, double overdue, double clock);
+bool is_turn_to_report(int rank, int size, double overdue, double clock);
 
-// Seconds after the time limit until a rank may say that those for which it waits are waiting too: all others have had
-// turns by then, those too whose wait began later.
+// Seconds after the time limit until a rank may report that the ranks it waits for are waiting too. By then
+// all other ranks have had turns, also those whose wait began later.
 double time_for_others(int size, double limit);
 
 class Watchdog {
   public:
-    // Both outlive it; the limit may change.
+    // Both must outlive the watchdog; the limit may change.
     Watchdog(Transport& transport, const Seconds& limit) : transport_(transport), limit_(limit) {}
 
-    // A wait begins. `call` names it to a person, `advice` says what else may be the reason if it ends the job.
+    // Begins a wait. `call` names it in messages to the user. `advice` names another possible cause if the
+    // wait ends the job.
     void begin(std::string_view call, std::string_view advice = {});
-    // It is over, and the other ranks do not take this one for waiting any more.
+    // Ends the wait. The other ranks no longer count this rank as waiting.
     void end();
-    // To be called now and then until the wait is over, with whether anything moved since. Does not return where the
-    // limit is exceeded and it is this rank's turn to say so.
+    // Call it now and then until the wait is over. `moved`: whether anything moved since the last call. Does
+    // not return if the limit is exceeded and it is this rank's turn to report.
     //   awaited: the ranks of the job that the wait is for
     void look(bool moved, const std::function<std::vector<int>()>& awaited);
-    // Without anything moving; whether that is so long that it is worth an effort to see what moves.
+    // The time in which nothing has moved, and whether it is long enough to justify a costly check of what
+    // moves.
     Seconds waited() const { return waited_; }
     bool has_waited_long() const { return waited_ > limit_ / 4; }
 
-    // Ends the job if a rank has failed or is gone, where the transport knows of such.
+    // Ends the job if the transport knows that a rank has failed or is gone.
     void end_if_lost() { transport_.end_if_lost(); }
-    // `what` has failed, perhaps since another rank is gone: ends the job with that, if it shows soon, or with `what`.
+    // Ends the job after `what` has failed. If another rank turns out to be gone within a second, the message
+    // says that; otherwise it is `what`.
     [[noreturn]] void fail(std::string_view what);
 
   private:
@@ -58,7 +62,7 @@ class Watchdog {
     Seconds waited_{0};
     std::chrono::steady_clock::time_point last_look_;
     std::chrono::steady_clock::time_point last_heard_;
-    bool told_ = false;  // the other ranks that this one is waiting
+    bool told_ = false;  // whether the other ranks know that this one waits
 };
 
 }  // namespace llmc

@@ -8,15 +8,15 @@
 #include <type_traits>
 
 #include "llmc/core/error.h"
-#include "llmc/core/names.h"
+#include "llmc/core/text.h"
 
 namespace llmc {
 
-// fp64 serves sums of a whole step (loss, gradient norm), int32 serves token ids.
+// fp64 is for sums over a whole step (loss, gradient norm), int32 for token ids.
 enum class DType : std::uint8_t { fp32, bf16, fp64, int32 };
 
-// The upper half of an IEEE fp32: 8 bits of exponent, 8 bits of significand (7 of them stored), so that
-// rounding to nearest has unit roundoff 2^-8.
+// The upper half of an IEEE fp32: 8 bits of exponent and 8 bits of significand (7 of them stored). Rounding
+// to nearest has unit roundoff 2^-8.
 struct bfloat16 {
     std::uint16_t bits;
 };
@@ -24,7 +24,7 @@ struct bfloat16 {
 inline float to_float(bfloat16 x) { return std::bit_cast<float>(std::uint32_t{x.bits} << 16); }
 inline float to_float(float x) { return x; }
 
-// Round to nearest, ties to even. A NaN stays a NaN (its payload's low bits are dropped, so one bit is set).
+// Rounds to nearest, ties to even. A NaN stays a NaN: its payload loses its low bits, so one bit is set.
 inline bfloat16 to_bfloat16(float x) {
     const auto bits = std::bit_cast<std::uint32_t>(x);
     const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -65,8 +65,8 @@ constexpr std::size_t size_of(DType dtype) {
 
 constexpr std::string_view name_of(DType dtype) { return name_among(dtype, "fp32", "bf16", "fp64", "int32"); }
 
-// Calls `f` with a value of the C++ type of a floating-point dtype: with_dtype(d, [&](auto t) { using T =
-// decltype(t); ... }).
+// Calls `f` with a value of the C++ type of a compute dtype (fp32 or bf16): with_dtype(d, [&](auto t) {
+// using T = decltype(t); ... }).
 template <class F>
 decltype(auto) with_dtype(DType dtype, F&& f) {
     check(dtype == DType::fp32 || dtype == DType::bf16, "with_dtype takes fp32 or bf16");

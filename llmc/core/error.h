@@ -1,20 +1,22 @@
-// Errors. Two kinds, never mixed:
-//   user_error   what the user gave wrongly: one line that says what, why and what would do. The program
+// Two kinds of errors:
+//   user_error   a mistake of the user: one line that says what is wrong, why, and what to do. The program
 //                prints it once for all ranks as `error: ...` and exits with status 1.
-//   check        a broken promise inside the program: stops with file and line.
+//   check        a broken assumption inside the program: the program stops with file and line. The text states
+//                the condition that must hold, not its violation.
 #pragma once
 
 #include <fmt/core.h>
 
-#include <source_location>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "llmc/core/standard_library.h"
+
 namespace llmc {
 
-// What the user gave wrongly; what() is the line to print, without the leading "error: ".
+// A mistake of the user; what() is the line to print, without the leading "error: ".
 class UserError : public std::runtime_error {
   public:
     using std::runtime_error::runtime_error;
@@ -25,7 +27,8 @@ template <class... Args>
     throw UserError(fmt::format(format, std::forward<Args>(args)...));
 }
 
-// What `f` returns; a UserError of it begins with the option that is to blame: "--init: cannot open x".
+// Returns what `f` returns. If it throws a UserError, the message gets the option as a prefix: "--init:
+// cannot open x".
 template <class F>
 decltype(auto) naming_option(std::string_view option, F&& f) {
     try {
@@ -35,19 +38,18 @@ decltype(auto) naming_option(std::string_view option, F&& f) {
     }
 }
 
-// A fault of the program itself.
+// A bug of the program itself.
 class ProgrammingError : public std::logic_error {
   public:
     using std::logic_error::logic_error;
 };
 
 [[noreturn]] inline void programming_error(std::string_view what,
-                                           std::source_location where = std::source_location::current()) {
+                                           SourceLocation where = SourceLocation::current()) {
     throw ProgrammingError(fmt::format("{}:{}: {}", where.file_name(), where.line(), what));
 }
 
-inline void check(bool condition, std::string_view what,
-                  std::source_location where = std::source_location::current()) {
+inline void check(bool condition, std::string_view what, SourceLocation where = SourceLocation::current()) {
     if (!condition) programming_error(what, where);
 }
 

@@ -3,7 +3,7 @@
 #include <numeric>
 #include <utility>
 
-#include "llmc/core/names.h"
+#include "llmc/core/text.h"
 
 namespace llmc {
 

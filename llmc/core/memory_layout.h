@@ -1,9 +1,9 @@
 // All memory of a run comes from a few named arenas, each allocated once.
 //
-// A MemoryLayout is made first, by pure functions of (model, mesh, options): every buffer is added to it with
-// its arena, name and size. Its sums are what the header prints. The Arenas (device/arenas.h) are then
-// allocated from the same layout and hand the buffers out, so what is printed and what is allocated cannot
-// disagree.
+// A MemoryLayout is made first, by pure functions of (model, mesh, options). Every buffer is added to it with
+// its arena, name and size. The header that a run prints shows the bytes of each arena. The Arenas
+// (device/device.h) are then allocated from the same layout and hand out the buffers, so the printed sizes
+// are the allocated ones.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@ enum class ArenaKind {
     moments,
     activations,
     communication,
-    pipeline,  // what is received and sent between stages, beside the activations that are kept
+    pipeline,  // buffers for transfers between stages, except the activations that are kept
     workspace
 };
 inline constexpr std::array all_arenas = {
@@ -34,7 +34,7 @@ std::string_view name_of(ArenaKind kind);
 // Buffers start at multiples of this many bytes (cuBLASLt's heuristics assume it).
 inline constexpr std::size_t buffer_alignment = 256;
 
-// Names one buffer of a layout.
+// Identifies one buffer of a layout.
 struct BufferId {
     int index = -1;
 };
@@ -43,7 +43,7 @@ class MemoryLayout {
   public:
     BufferId add(ArenaKind arena, std::string name, DType dtype, const Shape& shape);
 
-    // Bytes of an arena, each buffer rounded up to buffer_alignment; saturated.
+    // The bytes of an arena, each buffer rounded up to buffer_alignment. Saturated.
     std::size_t bytes(ArenaKind arena) const { return sizes_[static_cast<std::size_t>(arena)]; }
     std::size_t total_bytes() const;
 

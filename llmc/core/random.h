@@ -1,9 +1,9 @@
 // Counter-based random numbers (Philox4x32-10: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
 // 2011).
 //
-// Nothing random depends on the mesh: a number is a pure function of (seed, stream, index), so every rank can
-// make any of them without asking another. A stream is a name: a tensor's for its initial weights, a
-// purpose's for anything else ("sampling order", "generate").
+// Random numbers do not depend on the mesh. A number is a pure function of (seed, stream, index), so every
+// rank can compute any of them without communication. A stream is identified by a name: the tensor's name for
+// initial weights, otherwise the purpose ("permutation", "stories").
 #pragma once
 
 #include <Random123/philox.h>
@@ -30,7 +30,7 @@ class RandomStream {
     // Uniform in [0, 1) with 53 bits.
     double uniform(std::uint64_t index) const { return static_cast<double>(bits(index) >> 11) * 0x1p-53; }
 
-    // Uniform in 0 ... n-1, without bias worth naming (n / 2^64).
+    // Uniform in 0 ... n-1, with a negligible bias (n / 2^64).
     std::uint64_t below(std::uint64_t index, std::uint64_t n) const {
         return static_cast<std::uint64_t>((static_cast<unsigned __int128>(bits(index)) * n) >> 64);
     }

@@ -1,5 +1,5 @@
-// A tensor is a view: where the elements are, their type and their shape. It owns nothing; memory comes from
-// arenas (core/memory_layout.h). Row-major, contiguous.
+// A tensor is a view: the address, type and shape of elements. It owns no memory; memory comes from arenas
+// (core/memory_layout.h). Row-major, contiguous.
 #pragma once
 
 #include <array>
@@ -15,8 +15,8 @@
 
 namespace llmc {
 
-// Products and sums of sizes that stay at the largest number where they would leave 64 bits: absurd sizes are planned, and
-// then refused.
+// Products and sums of sizes, limited to the largest 64-bit number. Absurd sizes can thus be planned and then
+// refused.
 inline std::int64_t saturated_product(std::int64_t a, std::int64_t b) {
     std::int64_t product = 0;
     return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<std::int64_t>::max() : product;
@@ -26,7 +26,7 @@ inline std::int64_t saturated_sum(std::int64_t a, std::int64_t b) {
     return __builtin_add_overflow(a, b, &sum) ? std::numeric_limits<std::int64_t>::max() : sum;
 }
 
-// Up to five dimensions; (B,T,3,NH,HS) is the longest we have.
+// Up to five dimensions; the longest shape in use is (B,T,3,NH,HS).
 class Shape {
   public:
     Shape() = default;
@@ -38,7 +38,7 @@ class Shape {
     std::int64_t elements() const;  // 1 for a scalar (no dimensions); saturated
     void resize(int dimension, std::int64_t size) { sizes_[static_cast<std::size_t>(dimension)] = size; }
     bool operator==(const Shape&) const = default;
-    // The dimensions of the one, then those of the other.
+    // The dimensions of `first`, then those of `then`.
     friend Shape operator+(Shape first, const Shape& then) {
         for (int i = 0; i < then.dimensions_; ++i)
             first.sizes_.at(static_cast<std::size_t>(first.dimensions_++)) = then[i];
@@ -57,14 +57,14 @@ struct Tensor {
     DType dtype = DType::fp32;
     Shape shape;
 
-    explicit operator bool() const { return data != nullptr; }  // an optional operand may be absent
+    explicit operator bool() const { return data != nullptr; }  // false for an absent optional operand
     std::int64_t elements() const { return shape.elements(); }
     std::size_t bytes() const { return static_cast<std::size_t>(elements()) * size_of(dtype); }
 
-    // The elements as C++ values; the type must be the tensor's.
+    // The elements as C++ values; T must match the tensor's dtype.
     template <class T>
     T* as() const {
-        check(dtype_of<T>() == dtype, "a tensor is read as another type than its own");
+        check(dtype_of<T>() == dtype, "a tensor is read as its own type");
         return reinterpret_cast<T*>(data);
     }
     template <class T>
@@ -76,7 +76,7 @@ struct Tensor {
     Tensor view(const Shape& new_shape) const;
     // `count` entries of the first dimension, from `first`.
     Tensor slice(std::int64_t first, std::int64_t count) const;
-    // Two dimensions: everything but the last flattened into rows.
+    // Flattens all dimensions but the last: (rows, last).
     Tensor rows() const;
     // `count` elements of the flattened tensor, from `first`.
     Tensor flat(std::int64_t first, std::int64_t count) const;

@@ -52,7 +52,7 @@ std::string plural(std::int64_t count, std::string_view singular, std::string_vi
 
 namespace {
 
-// Levenshtein's distance, a row of its table at a time.
+// Levenshtein distance, computed one row of the table at a time.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
     std::vector<std::size_t> row(b.size() + 1);
     std::iota(row.begin(), row.end(), std::size_t{0});
@@ -68,7 +68,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
     return row.back();
 }
 
-// "lr" of "learning-rate"
+// "lr" for "learning-rate".
 std::string initials(std::string_view name) {
     std::string letters;
     for (std::size_t i = 0; i < name.size(); ++i) {
@@ -81,7 +81,7 @@ std::string initials(std::string_view name) {
 
 std::string nearest_name(std::string_view given, std::span<const std::string> names) {
     if (given.empty() || names.empty()) return "";
-    // As our names are written: --Learning_Rate is learning-rate.
+    // In the spelling of option names: --Learning_Rate becomes learning-rate.
     std::string name(given);
     std::ranges::transform(name, name.begin(), [](unsigned char c) {
         return c == '_' ? '-' : static_cast<char>(std::tolower(c));
@@ -94,7 +94,7 @@ std::string nearest_name(std::string_view given, std::span<const std::string> na
     };
     const std::string& nearest = *std::ranges::min_element(names, {}, cost);
     const auto [other_beginning, not_within, changes] = cost(nearest);
-    // Where half of the letters are others it is no slip.
+    // If half of the letters differ, it is not a typing error.
     return other_beginning && not_within && 2 * changes >= std::max(name.size(), nearest.size()) ? ""
                                                                                                  : nearest;
 }

@@ -1,4 +1,5 @@
-// The Makefile defines LLMC_VERSION, LLMC_COMMIT and LLMC_GPU_PART for this file alone, so that a commit compiles only it.
+// The Makefile defines LLMC_VERSION, LLMC_COMMIT and LLMC_GPU_PART for this file alone, so that a new commit
+// recompiles only this file.
 #include "llmc/core/version.h"
 
 #ifndef LLMC_VERSION

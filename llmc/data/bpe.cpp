@@ -3,14 +3,15 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <functional>
 #include <limits>
 #include <utility>
 
 #include "llmc/core/error.h"
-#include "llmc/core/utf8.h"
-#include "llmc/data/words.h"
+#include "llmc/core/text.h"
+#include "llmc/data/unicode_classes.h"
 
 namespace llmc {
 namespace {
@@ -24,7 +25,7 @@ std::size_t hash_of(std::int32_t left, std::int32_t right) {
     return product ^ product >> 32;
 }
 
-// The entry that `is_found`, or the free one where it would be, of a table of 2^n entries.
+// The entry for which `is_found` is true, or the free one where it would be. The table has 2^n entries.
 template <class Table, class Free, class Found>
 auto& find(Table& table, std::size_t hash, Free&& is_free, Found&& is_found) {
     const std::size_t mask = table.size() - 1;
@@ -38,15 +39,15 @@ std::size_t table_size(std::size_t entries) { return std::bit_ceil(2 * entries +
 }  // namespace
 
 struct BytePairEncoder::Part {
-    std::int32_t id;             // -1 once its left neighbour has taken it up
-    std::int32_t merged;         // what it and the next part would be
-    std::uint32_t next, before;  // places; of the last part `next` is the word's size
+    std::int32_t id;             // -1 once its left neighbour has absorbed it
+    std::int32_t merged;         // the token of this part and the next one; -1 if there is none
+    std::uint32_t next, before;  // indices of parts; for the last part, `next` is the word's size
 };
 
 struct BytePairEncoder::Scratch {
     std::vector<Part> parts;
     std::vector<std::pair<std::int32_t, std::uint32_t>>
-        heap;  // what would be merged, and the place of its left part
+        heap;  // the merged token, and the index of its left part
 };
 
 BytePairEncoder::BytePairEncoder(std::vector<std::string> tokens) : tokens_(std::move(tokens)) {
@@ -67,7 +68,8 @@ BytePairEncoder::BytePairEncoder(std::vector<std::string> tokens) : tokens_(std:
         check(byte_ids_[byte] >= 0, "every byte is a token");
     }
 
-    // Two tokens are merged where what they make is one, whichever two its own line of the file has.
+    // Two tokens are merged if their concatenation is a token, even if that token's line in the file has two
+    // others.
     std::vector<Merge> merges;
     for (std::size_t id = 0; id < tokens_.size(); ++id) {
         const std::string_view token = tokens_[id];
@@ -98,12 +100,13 @@ std::int32_t BytePairEncoder::merged(std::int32_t left, std::int32_t right) cons
         .merged;
 }
 
-// Again and again the two neighbours whose token has the lowest id, and of several such the leftmost, become one. Those
-// that could wait in a heap, so that a word of n bytes takes n log n.
+// Repeatedly merges the two neighbours whose merged token has the lowest id, the leftmost of equal ones. The
+// possible merges wait in a heap, so that a word of n bytes takes O(n log n).
 void BytePairEncoder::merge(std::string_view word, Scratch& scratch, std::vector<std::int32_t>& out) const {
     check(word.size() < std::numeric_limits<std::uint32_t>::max(), "a word has less than 4 GiB");
     const auto size = static_cast<std::uint32_t>(word.size());
-    auto& [parts, heap] = scratch;
+    auto& parts = scratch.parts;
+    auto& heap = scratch.heap;
     const auto candidate = [&](std::uint32_t place) {
         Part& part = parts[place];
         part.merged = part.next == size ? -1 : merged(part.id, parts[part.next].id);
@@ -130,7 +133,7 @@ void BytePairEncoder::merge(std::string_view word, Scratch& scratch, std::vector
         const auto [id, place] = heap.back();
         heap.pop_back();
         Part& part = parts[place];
-        // What has changed since is in the heap anew.
+        // A part that has changed since is in the heap again, with its new token.
         if (part.id < 0 || part.merged != id) continue;
         Part& taken = parts[part.next];
         part.id = id;
@@ -176,6 +179,51 @@ std::string BytePairEncoder::decode(std::span<const std::int32_t> tokens) const 
         bytes += token == end_of_text() ? end_of_text_name : tokens_[static_cast<std::size_t>(token)];
     }
     return bytes;
+}
+
+namespace {
+
+// The length of 's, 'll and the like at the beginning of the text, in bytes; 0 if there is none.
+std::size_t contraction(std::string_view text) {
+    if (text[0] != '\'') return 0;
+    constexpr std::array<std::string_view, 7> endings = {"s", "t", "re", "ve", "m", "ll", "d"};
+    for (const std::string_view ending : endings) {
+        if (text.substr(1).starts_with(ending)) return 1 + ending.size();
+    }
+    return 0;
+}
+
+// The first position from `begin` on whose character is not of this class.
+std::size_t end_of_run(std::string_view text, std::size_t begin, CharacterClass kind) {
+    while (begin < text.size()) {
+        const Utf8Character character = first_character(text.substr(begin));
+        if (class_of(character.code) != kind) break;
+        begin += character.length;
+    }
+    return begin;
+}
+
+// The length of the white space before the next word. If its last character is a space, that space
+// belongs to the next word; any other last character becomes a word of its own.
+std::size_t white_space(std::string_view text) {
+    std::size_t end = 0, last = 0;
+    while (end < text.size()) {
+        const Utf8Character character = first_character(text.substr(end));
+        if (class_of(character.code) != CharacterClass::space) return last > 0 ? last : end;
+        last = end;
+        end += character.length;
+    }
+    return end;
+}
+
+}  // namespace
+
+std::size_t first_word(std::string_view text) {
+    if (const std::size_t length = contraction(text)) return length;
+    const std::size_t begin = text[0] == ' ' ? 1 : 0;
+    if (begin == text.size()) return begin;
+    const CharacterClass kind = class_of(first_character(text.substr(begin)).code);
+    return kind == CharacterClass::space ? white_space(text) : end_of_run(text, begin, kind);
 }
 
 }  // namespace llmc

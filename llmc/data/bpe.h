@@ -1,8 +1,9 @@
-// GPT-2's byte-pair encoding: text to tokens and back, with the ids of tiktoken's "gpt2". Its two files are read by
-// bpe_files.h; how text is split into words first is in words.h.
+// GPT-2's byte-pair encoding: text to tokens and back, with the ids of tiktoken's "gpt2". bpe_files.h reads
+// its two files.
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -14,48 +15,55 @@ namespace llmc {
 inline constexpr std::int64_t gpt2_vocabulary = 50257;
 inline constexpr std::string_view end_of_text_name = "<|endoftext|>";
 
-// A token is a sequence of bytes, and its id says how early it is merged: the 256 single bytes come first, in any order,
-// then what each merge makes; the last id is the end of text, which stands for no bytes.
+// A token is a sequence of bytes. Its id gives the order of merging: first the 256 single bytes, in any
+// order, then the result of each merge. The last id is the end of text, which stands for no bytes.
 class BytePairEncoder {
   public:
-    // The bytes of every token but the end of text, by their ids. ProgrammingError where a byte is missing.
+    // `tokens`: the bytes of every token except the end of text, in the order of the ids. ProgrammingError if
+    // a single byte is missing.
     explicit BytePairEncoder(std::vector<std::string> tokens);
-    BytePairEncoder(BytePairEncoder&&) =
-        default;  // (the map's keys are the tokens' own bytes, which stay where they are)
+    BytePairEncoder(BytePairEncoder&&) = default;
     BytePairEncoder& operator=(BytePairEncoder&&) = default;
 
     std::int64_t vocabulary() const { return std::ssize(tokens_) + 1; }
     std::int32_t end_of_text() const { return static_cast<std::int32_t>(tokens_.size()); }
 
-    // Appends the tokens of a text, all of which is text: the end of text is never among them. There are at most as many as
-    // bytes. What is not UTF-8 is encoded as U+FFFD (utf8.h). Any number of threads may encode at once.
+    // Appends the tokens of a text, at most one per byte. The end of text is never among them. Bytes that are
+    // not UTF-8 are encoded as U+FFFD (core/text.h). Any number of threads may encode at once.
     void encode_ordinary(std::string_view text, std::vector<std::int32_t>& out) const;
 
-    // The same, but "<|endoftext|>" is the end of text.
+    // The same, but "<|endoftext|>" becomes the end-of-text token.
     std::vector<std::int32_t> encode(std::string_view text) const;
 
-    // The bytes that tokens stand for, "<|endoftext|>" for the end of text. ProgrammingError where an id is no token.
+    // The bytes that tokens stand for, "<|endoftext|>" for the end of text. ProgrammingError if an id is not
+    // a token.
     std::string decode(std::span<const std::int32_t> tokens) const;
 
   private:
-    // The id of a word that is a token, what two adjacent tokens are merged to; -1 where it is none, where they are not.
+    // The id of a word that is a token, and the token to which two adjacent tokens are merged; -1 if there is
+    // none.
     std::int32_t id_of(std::string_view word) const;
     std::int32_t merged(std::int32_t left, std::int32_t right) const;
 
-    // One part of a word while it is merged.
+    // One part of a word during merging.
     struct Part;
     struct Scratch;
     void merge(std::string_view word, Scratch& scratch, std::vector<std::int32_t>& out) const;
 
     struct Merge {
-        std::int32_t left, right, merged;  // -1 where there is none
+        std::int32_t left, right, merged;  // -1 in a free entry
     };
 
     std::vector<std::string> tokens_;
     std::array<std::int32_t, 256> byte_ids_{};
-    // Tables with open addressing, of which at most half is taken: of ids, and of merges.
+    // Open-addressing tables, at most half full, of ids and of merges.
     std::vector<std::int32_t> ids_;
     std::vector<Merge> merges_;
 };
+
+// GPT-2's split of text into words, which no token crosses:
+//   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+// Returns the number of bytes of the first word of a text, which must be valid UTF-8 and not empty.
+std::size_t first_word(std::string_view text);
 
 }  // namespace llmc

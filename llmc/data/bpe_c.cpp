@@ -25,7 +25,7 @@ void gpt2_bpe_close(void* encoder) { delete static_cast<llmc::BytePairEncoder*>(
 int64_t gpt2_bpe_encode(void* encoder, const char* text, size_t bytes, int32_t* out, size_t capacity) {
     try {
         std::vector<std::int32_t> tokens;
-        tokens.reserve(bytes / 3);  // that of most text
+        tokens.reserve(bytes / 3);  // enough for most text
         static_cast<const llmc::BytePairEncoder*>(encoder)->encode_ordinary({text, bytes}, tokens);
         if (tokens.size() > capacity) return -1;
         std::ranges::copy(tokens, out);

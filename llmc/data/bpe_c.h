@@ -1,5 +1,5 @@
-// GPT-2's byte-pair encoding for programs that are not C++: the scripts of data/ open build/libgpt2_bpe.so
-// (`make tokenizer`) with Python's ctypes. bpe.h is what C++ uses.
+// GPT-2's byte-pair encoding for programs in other languages: the scripts of data/ open build/libgpt2_bpe.so
+// (`make tokenizer`) with Python's ctypes. C++ uses bpe.h.
 #pragma once
 
 #include <stddef.h>
@@ -9,15 +9,15 @@
 extern "C" {
 #endif
 
-// The encoder of the files encoder.json and vocab.bpe in `directory`. On failure null, and one line in `error`,
-// which has room for `error_size` bytes with the closing zero.
+// Makes the encoder of the files encoder.json and vocab.bpe in `directory`. On failure returns null and
+// writes one line to `error`, which has room for `error_size` bytes including the terminating zero.
 void* gpt2_bpe_open(const char* directory, char* error, size_t error_size);
 
 void gpt2_bpe_close(void* encoder);
 
-// Writes the ids of a text to `out` and returns their number. `bytes` ids are always room enough; -1, and nothing
-// is promised of `out`, where `capacity` is too small or memory has run out. All of it is text: "<|endoftext|>" within
-// it becomes ordinary tokens, never 50256. Bytes that are not UTF-8 are encoded as U+FFFD, as after Python's
+// Writes the ids of a text to `out` and returns their number. There are at most `bytes` ids. Returns -1, with
+// undefined content of `out`, if `capacity` is too small or memory has run out. "<|endoftext|>" in the text
+// becomes ordinary tokens, never 50256. Bytes that are not UTF-8 are encoded as U+FFFD, as after Python's
 // bytes.decode("utf-8", errors="replace"). Any number of threads may encode with one encoder at once.
 int64_t gpt2_bpe_encode(void* encoder, const char* text, size_t bytes, int32_t* out, size_t capacity);
 

@@ -10,7 +10,6 @@
 
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
-#include "llmc/core/utf8.h"
 #include "llmc/io/files.h"
 
 namespace llmc {
@@ -18,8 +17,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The files write each byte as a character that can be seen: bytes that are printable in Latin-1 as themselves, the
-// others, in their order, as U+0100 and the following. In the order of the ids the printable ones come first.
+// The files write each byte as a visible character. Bytes that are printable in Latin-1 stand for themselves;
+// the others, in order, are U+0100 and up. Among the ids the printable ones come first.
 class ByteNames {
   public:
     ByteNames() {
@@ -37,7 +36,7 @@ class ByteNames {
 
     const std::string& in_order() const { return in_order_; }
 
-    // The bytes that a name stands for; UserError with the reason where it stands for none.
+    // The bytes that a name stands for; UserError with the reason if it stands for none.
     std::string bytes(std::string_view name) const {
         if (name.empty()) user_error("a token is empty");
         std::string bytes;
@@ -45,7 +44,7 @@ class ByteNames {
             const Utf8Character character = first_character(name);
             const int byte = character.code < byte_of_.size() ? byte_of_[character.code] : -1;
             if (byte < 0)
-                user_error("U+{:04X} stands for no byte", static_cast<std::uint32_t>(character.code));
+                user_error("U+{:04X} does not stand for a byte", static_cast<std::uint32_t>(character.code));
             bytes += static_cast<char>(byte);
             name.remove_prefix(character.length);
         }
@@ -58,11 +57,11 @@ class ByteNames {
 };
 
 [[noreturn]] void refuse(const fs::path& file, std::string_view why) {
-    user_error("'{}' is damaged or no file of GPT-2's byte-pair encoding: {}; get it again", file.string(),
-               one_line(why));
+    user_error("'{}' is damaged, or not a file of GPT-2's byte-pair encoding: {}; download it again",
+               file.string(), one_line(why));
 }
 
-// The bytes of all tokens but the end of text, in the order of their ids.
+// The bytes of all tokens except the end of text, by id.
 std::vector<std::string> read_merges(const fs::path& file, const ByteNames& names) {
     const std::string text = read_file(file);
     std::vector<std::string> tokens;
@@ -75,8 +74,7 @@ std::vector<std::string> read_merges(const fs::path& file, const ByteNames& name
         if (number == 1 && line.starts_with("#version")) continue;
         const std::size_t space = line.find(' ');
         try {
-            if (space == std::string_view::npos)
-                user_error("it has not two tokens with a space between them");
+            if (space == std::string_view::npos) user_error("expected two tokens with a space between them");
             tokens.push_back(names.bytes(line.substr(0, space)) + names.bytes(line.substr(space + 1)));
         } catch (const UserError& fault) {
             refuse(file, fmt::format("line {}: {}", number, fault.what()));
@@ -85,31 +83,32 @@ std::vector<std::string> read_merges(const fs::path& file, const ByteNames& name
     return tokens;
 }
 
-// That the file gives all tokens, and the end of text after them, the ids of their places.
+// Checks that the file gives every token the id of its place in `tokens`, and the end of text the id after
+// them.
 void check_ids(const fs::path& file, const ByteNames& names, const std::vector<std::string>& tokens) {
     nlohmann::json ids;
     try {
         ids = nlohmann::json::parse(read_file(file));
     } catch (const nlohmann::json::parse_error& fault) {
-        refuse(file, fmt::format("it is no JSON at byte {}", fault.byte));
+        refuse(file, fmt::format("it is not JSON at byte {}", fault.byte));
     }
     if (!ids.is_object()) refuse(file, "it is not an object of tokens and their ids");
     const auto disagree = [&](const std::string& why) {
-        refuse(file, fmt::format("{}, and {} beside it has {} merges", why, bpe_merges_file,
+        refuse(file, fmt::format("{}, but {} in the same directory has {} merges", why, bpe_merges_file,
                                  tokens.size() - names.in_order().size()));
     };
     if (ids.size() != tokens.size() + 1) disagree(fmt::format("it has {} tokens", ids.size()));
     for (const auto& [name, id] : ids.items()) {
-        if (!id.is_number_unsigned()) refuse(file, fmt::format("the id of '{}' is no whole number", name));
+        if (!id.is_number_unsigned()) refuse(file, fmt::format("the id of '{}' is not a whole number", name));
         const auto place = id.get<std::uint64_t>();
         if (name == end_of_text_name) {
-            if (place != tokens.size()) disagree(fmt::format("{} is {} in it", end_of_text_name, place));
+            if (place != tokens.size()) disagree(fmt::format("the id of {} is {}", end_of_text_name, place));
             continue;
         }
-        const std::string bytes =
-            naming_option(fmt::format("'{}'", file.string()), [&] { return names.bytes(name); });
+        const std::string bytes = naming_option(fmt::format("'{}'", file.string()),
+                                                [&, &name = name] { return names.bytes(name); });
         if (place >= tokens.size() || tokens[place] != bytes)
-            disagree(fmt::format("'{}' is {} in it", name, place));
+            disagree(fmt::format("the id of '{}' is {}", name, place));
     }
     if (!ids.contains(end_of_text_name)) refuse(file, fmt::format("it has no {}", end_of_text_name));
 }
@@ -120,7 +119,7 @@ BytePairEncoder read_bpe(const fs::path& directory) {
     for (const char* const file : {bpe_ids_file, bpe_merges_file}) {
         std::error_code ignored;
         if (!fs::exists(directory / file, ignored)) {
-            user_error("there is no file '{}'; give the folder of GPT-2's {} and {}",
+            user_error("there is no file '{}'; give the directory of GPT-2's {} and {}",
                        (directory / file).string(), bpe_ids_file, bpe_merges_file);
         }
     }
@@ -141,9 +140,8 @@ std::optional<BytePairEncoder> find_bpe(const std::string& directory, std::int64
     BytePairEncoder bpe = naming_option("--bpe-dir", [&] { return read_bpe(directory); });
     if (bpe.vocabulary() != vocabulary) {
         user_error(
-            "--bpe-dir: the encoding in '{}' has {} tokens, and the model's vocabulary is {}; leave it out, "
-            "or try "
-            "--vocab-size {}",
+            "--bpe-dir: the encoding in '{}' has {} tokens, but the model's vocabulary is {}; leave it out, "
+            "or try --vocab-size {}",
             directory, bpe.vocabulary(), vocabulary, bpe.vocabulary());
     }
     return bpe;

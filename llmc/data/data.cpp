@@ -15,7 +15,7 @@
 #include "llmc/core/text.h"
 #include "llmc/data/mapped_file.h"
 #include "llmc/data/samples.h"
-#include "llmc/data/stories.h"
+#include "llmc/data/stories/stories.h"
 
 namespace llmc {
 namespace {
@@ -26,7 +26,8 @@ constexpr std::int64_t unigram_limit = 100'000'000;
 
 std::vector<std::string> matching_files(const std::string& pattern, const std::string& option) {
     std::error_code ignored;
-    if (std::filesystem::exists(pattern, ignored)) return {pattern};  // whatever characters its name has
+    // A file's name may itself contain the characters of a pattern.
+    if (std::filesystem::exists(pattern, ignored)) return {pattern};
     glob_t matches{};
     const int failure = glob(pattern.c_str(), GLOB_TILDE, nullptr, &matches);
     std::vector<std::string> files(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
@@ -37,14 +38,14 @@ std::vector<std::string> matching_files(const std::string& pattern, const std::s
     }
     if (pattern.find_first_of("*?[") == std::string::npos) return {pattern};
     user_error(
-        "{}: no file matches '{}'; give a text file, or token shards as 'PATTERN*.bin' in quotes, which the "
-        "scripts in data/ make",
+        "{}: no file matches '{}'; give a text file, or token shards as 'PATTERN*.bin' in quotes (the "
+        "scripts in data/ make them)",
         option, pattern);
 }
 
 bool is_shard(const std::string& file) { return file.ends_with(".bin"); }
 
-// Text, or token shards.
+// A text, or token shards.
 struct Found {
     std::optional<Text> text;
     std::vector<std::string> files;
@@ -70,7 +71,7 @@ Text embedded_stories(const std::shared_ptr<const Stories>& stories) {
         "the embedded stories", stories, {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()}};
 }
 
-// How many bytes of a text are for training, where the rest is for validation.
+// The number of bytes at the beginning of a text that are for training, if the rest is for validation.
 std::size_t training_bytes(const Text& text) { return text.bytes.size() * 9 / 10; }
 
 Text part(const Text& text, std::size_t begin, std::size_t end) {
@@ -78,21 +79,22 @@ Text part(const Text& text, std::size_t begin, std::size_t end) {
             text.position + static_cast<std::int64_t>(begin), text.file};
 }
 
-// Whether token shards are of bytes, by the manifest that the scripts in data/ leave beside them.
+// Whether token shards hold bytes, according to the manifest that the scripts in data/ write next to them.
 bool are_bytes(const std::vector<std::string>& shards) {
     std::ifstream file(std::filesystem::path(shards.at(0)).parent_path() / "manifest.json");
     const auto manifest = nlohmann::json::parse(file, nullptr, false);
     return manifest.is_object() && manifest.value("/settings/tokenizer"_json_pointer, "") == "bytes";
 }
 
-// Training on them goes well, and what comes of it is a model of bytes as large as GPT-2.
+// The note for tokens that are bytes under a larger vocabulary. Training on them works, but gives a model of
+// bytes with GPT-2's size.
 std::string note_on_bytes(const std::string& pattern, const Found& found, std::int64_t vocabulary) {
     if (vocabulary <= 256 || (!found.text && !are_bytes(found.files))) return "";
     const std::string remedy =
-        found.text ? fmt::format("`python data/text.py {}` makes GPT-2's tokens of it", pattern)
-                   : "the scripts in data/ make GPT-2's tokens without --tokenizer bytes";
+        found.text ? fmt::format("`python data/text.py {}` converts it to GPT-2's tokens", pattern)
+                   : "without --tokenizer bytes, the scripts in data/ make GPT-2's tokens";
     return fmt::format(
-        "{}'s tokens are its bytes, of which there are 256 in a vocabulary of {}; {}, and --model mini is "
+        "{} has 256 different tokens (bytes), but the vocabulary is {}; {}, and --model mini is "
         "for bytes",
         pattern, grouped(vocabulary), remedy);
 }
@@ -105,7 +107,7 @@ std::string shards_text(const std::string& pattern, std::size_t count) {
     return count == 1 ? "token shard " + pattern : std::to_string(count) + " token shards " + pattern;
 }
 
-// How often each token of the vocabulary occurs.
+// The number of occurrences of each token of the vocabulary.
 std::vector<std::int64_t> count_tokens(const TokenSource& source, std::int64_t vocabulary) {
     std::vector<std::int64_t> counts(static_cast<std::size_t>(vocabulary));
     std::vector<std::int32_t> block(1 << 16);
@@ -176,7 +178,7 @@ void open_validation(Data& data, const DataOptions& options) {
     }
 }
 
-// "2 of 3 shards, 12 tokens: a sample takes 17 tokens in a row (--seq-len 16 and one more)".
+// "2 of 3 shards, 12 tokens: a sample needs 17 tokens in a row (--seq-len 16 and one more)".
 std::string too_short(const TokenSource& source, std::int64_t sequence_length) {
     std::int64_t count = 0, tokens = 0;
     for (std::size_t shard = 0; shard < source.shards(); ++shard) {
@@ -185,7 +187,7 @@ std::string too_short(const TokenSource& source, std::int64_t sequence_length) {
         tokens += source.tokens(shard);
     }
     if (count == 0) return "";
-    return fmt::format("{} of {}, {}: a sample takes {} in a row (--seq-len {} and one more)", grouped(count),
+    return fmt::format("{} of {}, {}: a sample needs {} in a row (--seq-len {} and one more)", grouped(count),
                        plural(static_cast<std::int64_t>(source.shards()), "shard"), plural(tokens, "token"),
                        plural(sequence_length + 1, "token"), sequence_length);
 }
@@ -194,14 +196,14 @@ void count_training_windows(Data& data, const DataOptions& options) {
     const std::int64_t T = options.sequence_length, windows = training_windows(*data.training, T);
     if (windows == 0) {
         user_error(
-            "--train-data is too short: {}; a sample takes {} in a row (--seq-len {} and one more); give "
+            "--train-data is too short: {}; a sample needs {} in a row (--seq-len {} and one more); give "
             "more text or a smaller --seq-len",
             data.training_description, plural(T + 1, "token"), T);
     }
     if (windows < options.sequences) {
         user_error(
-            "--train-data is too short: {}, which are {} of --seq-len {}; one step takes {}; give more text "
-            "or a smaller --global-batch-tokens, {} at most",
+            "--train-data is too short: {}, or {} of --seq-len {}; one step needs {}; give more text, or a "
+            "--global-batch-tokens of at most {}",
             data.training_description, plural(windows, "sequence"), T, options.sequences, windows * T);
     }
     data.epoch_tokens = windows * T;
@@ -217,7 +219,7 @@ Data open_data(const DataOptions& options) {
     if (!options.val_data.empty()) open_validation(data, options);
     if (data.validation && ValidationWindows(*data.validation, options.sequence_length).windows() == 0) {
         user_error(
-            "{}: {}; give at least 2 tokens, so that there is one to predict",
+            "{}: {}; give at least 2 tokens",
             options.val_data.empty() ? "--train-data is too short to validate on" : "--val-data is too short",
             data.validation_description);
     }

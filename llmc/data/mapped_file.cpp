@@ -15,14 +15,14 @@ namespace llmc {
 namespace {
 
 [[noreturn]] void cannot_read(const std::string& path, const std::string& option, int error) {
-    user_error("{}: cannot read '{}': {}; give a file that can be read", option, path,
+    user_error("{}: cannot read '{}': {}; give a readable file", option, path,
                std::generic_category().message(error));
 }
 
 }  // namespace
 
 MappedFile::MappedFile(const std::string& path, const std::string& option) : path_(path) {
-    // Without O_NONBLOCK opening a named pipe would wait for its writer.
+    // Without O_NONBLOCK, opening a named pipe would wait for its writer.
     const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (file < 0 && errno == ENOENT) {
         user_error("{}: there is no file '{}'; give a text file, or token shards as 'PATTERN*.bin' in quotes",
@@ -46,10 +46,11 @@ void MappedFile::map(int file, const std::string& option) {
                    option, path_, path_);
     }
     if (!S_ISREG(status.st_mode)) {
-        user_error("{}: '{}' is not a regular file, which is read again and again; give one", option, path_);
+        user_error("{}: '{}' is not a regular file, but it is read several times; give a regular file",
+                   option, path_);
     }
     size_ = static_cast<std::size_t>(status.st_size);
-    if (size_ == 0) user_error("{}: '{}' is empty; give a file with something to learn", option, path_);
+    if (size_ == 0) user_error("{}: '{}' is empty; give a file with text", option, path_);
 
     void* mapping = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file, 0);
     if (mapping == MAP_FAILED) cannot_read(path_, option, errno);
@@ -62,12 +63,12 @@ MappedFile::~MappedFile() { munmap(const_cast<std::uint8_t*>(data_), size_); }
 
 void MappedFile::require_whole() const {
     struct stat status {};
-    // Of a file that was removed, or that another one has replaced, the bytes stay as long as they are mapped.
+    // If the file was removed or replaced, the mapped bytes stay valid.
     const bool is_it =
         stat(path_.c_str(), &status) == 0 && status.st_dev == device_ && status.st_ino == inode_;
     if (!is_it || static_cast<std::size_t>(status.st_size) >= size_) return;
-    user_error("'{}' has {}, it had {} when the run began; get or write it again and go on with --resume",
-               path_, plural(status.st_size, "byte"), grouped(static_cast<std::int64_t>(size_)));
+    user_error("'{}' has {}, but had {} when the run began; restore it and continue with --resume", path_,
+               plural(status.st_size, "byte"), grouped(static_cast<std::int64_t>(size_)));
 }
 
 }  // namespace llmc

@@ -1,4 +1,4 @@
-// A file's bytes in memory, read from the disk when they are looked at.
+// A file's bytes in memory, loaded from the disk on access.
 #pragma once
 
 #include <sys/types.h>
@@ -10,11 +10,12 @@
 
 namespace llmc {
 
-// Read-only, and mapped for the object's life, but not open: a dataset may have more files than a process may open.
+// A read-only mapping for the object's life. The file itself is closed, because a dataset may have more files
+// than a process may have open.
 class MappedFile {
   public:
-    // UserError if there is no such file, or if it cannot be read, is no regular file or is empty. `option`
-    // ("--train-data") begins its line.
+    // UserError if the file does not exist, cannot be read, is not a regular file or is empty. The message
+    // begins with `option` ("--train-data").
     MappedFile(const std::string& path, const std::string& option);
     ~MappedFile();
     MappedFile(const MappedFile&) = delete;
@@ -22,7 +23,7 @@ class MappedFile {
 
     std::span<const std::uint8_t> bytes() const { return {data_, size_}; }
 
-    // UserError if the file has been shortened since: to read bytes that are gone would kill the process.
+    // UserError if the file has become shorter: reading bytes that are gone would kill the process.
     void require_whole() const;
 
   private:

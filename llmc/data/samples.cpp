@@ -10,9 +10,9 @@
 namespace llmc {
 namespace {
 
-// The shard that a window belongs to, given the number of each shard's first window.
+// The shard of a window, given the number of each shard's first window.
 std::size_t shard_of(const std::vector<std::int64_t>& first_window, std::int64_t window) {
-    check(window >= 0 && window < first_window.back(), "a window of the source");
+    check(window >= 0 && window < first_window.back(), "a window is inside the source");
     return static_cast<std::size_t>(std::ranges::upper_bound(first_window, window) - first_window.begin()) -
            1;
 }
@@ -21,14 +21,14 @@ std::size_t shard_of(const std::vector<std::int64_t>& first_window, std::int64_t
 
 Permutation::Permutation(std::uint64_t seed, std::int64_t size)
     : seed_(seed), size_(static_cast<std::uint64_t>(size)) {
-    check(size > 0, "a permutation of something");
+    check(size > 0, "a permutation has at least one element");
     half_bits_ = (static_cast<int>(std::bit_width(size_ - 1)) + 1) / 2;
 }
 
-// A Feistel network: a bijection of the numbers of 2 half_bits_ bits, whatever the function of a round. Four
-// rounds of a random function are enough to be indistinguishable from a random bijection (Luby and Rackoff,
-// "How to construct pseudorandom permutations from pseudorandom functions", 1988) where the halves have many
-// values; where they have a few, fewer than eight leave some orders clearly more likely than others.
+// A Feistel network: a bijection of the numbers of 2 * half_bits_ bits, for any round function. If the halves
+// have many values, four rounds of a random function cannot be told from a random bijection (Luby and
+// Rackoff, "How to construct pseudorandom permutations from pseudorandom functions", 1988). If they have few
+// values, fewer than eight rounds make some orders clearly more likely than others.
 std::uint64_t Permutation::shuffle(std::uint64_t x) const {
     constexpr std::uint64_t rounds = 8;
     const RandomStream random(seed_, "permutation");
@@ -42,9 +42,9 @@ std::uint64_t Permutation::shuffle(std::uint64_t x) const {
     return (left << half_bits_) | right;
 }
 
-// Where the network leads outside 0 ... size-1 it is followed until it comes back (cycle walking: the orbit
-// returns to its start at the latest); there are fewer than 4 size numbers, so that takes under 4 steps on
-// average.
+// If the network leads outside 0 ... size-1, it is applied again until the result is inside (cycle walking):
+// the orbit returns to its start at the latest. There are fewer than 4 * size numbers, so this takes fewer
+// than 4 steps on average.
 std::int64_t Permutation::operator()(std::int64_t index) const {
     check(index >= 0 && static_cast<std::uint64_t>(index) < size_, "an index of the permutation");
     std::uint64_t x = shuffle(static_cast<std::uint64_t>(index));

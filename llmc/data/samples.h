@@ -1,5 +1,5 @@
-// Which tokens are learned from, in which order: a pure function of (seed, number of the sample), so that
-// nothing depends on how many processes there are or where a run was resumed.
+// Decides which tokens are trained on, and in which order: a pure function of (seed, number of the sample).
+// The result does not depend on the number of processes or on where a run was resumed.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace llmc {
 
-// Numbers 0 ... size-1 in a random order: a bijection made by the seed. O(1) memory; values are found in any
-// order.
+// Numbers 0 ... size-1 in a random order: a bijection given by the seed. Takes O(1) memory; any value can be
+// computed directly.
 class Permutation {
   public:
     Permutation(std::uint64_t seed, std::int64_t size);
@@ -26,26 +26,26 @@ class Permutation {
     int half_bits_ = 0;
 };
 
-// How many samples an epoch of the source has: shard i gives (tokens_i - 1) / T of them (rounded down).
+// The number of samples in an epoch of the source. Shard i gives (tokens_i - 1) / T of them, rounded down.
 std::int64_t training_windows(const TokenSource& source, std::int64_t sequence_length);
 
 // A sample is a window of T+1 consecutive tokens of one shard: its first T are the inputs, its last T the
-// targets. Windows share no target. An epoch visits each of its windows once, in an order of its own; and
-// because (tokens_i - 1) mod T tokens are left over, a shard's first window begins at 0 ... that many tokens,
-// anew in each epoch.
+// targets. Windows share no target. An epoch visits each window once, in its own order. Each shard has
+// (tokens_i - 1) mod T tokens left over. Its first window therefore begins at a random offset from 0 to that
+// number, new in each epoch.
 class TrainingSamples {
   public:
-    // The source outlives it and has at least one window.
+    // `source` must outlive the object and have at least one window.
     TrainingSamples(const TokenSource& source, std::int64_t sequence_length, std::uint64_t seed);
 
     std::int64_t windows() const { return first_window_.back(); }  // in an epoch
 
     struct Window {
         std::size_t shard;
-        std::int64_t first;  // token
+        std::int64_t first;  // index of the first token
         bool operator==(const Window&) const = default;
     };
-    // The window of a sample; samples count from 0 through all epochs.
+    // The window of a sample; samples are numbered from 0 through all epochs.
     Window window(std::int64_t sample) const;
 
     // Fills T inputs and T targets.
@@ -55,12 +55,13 @@ class TrainingSamples {
     const TokenSource& source_;
     std::int64_t sequence_length_;
     std::uint64_t seed_;
-    std::vector<std::int64_t> first_window_;  // of each shard, and the sum of all at the end
+    std::vector<std::int64_t> first_window_;  // of each shard, then the total
 };
 
-// How a step's samples are divided: each data-parallel rank has a run of them, its micro-batches one after the other.
+// The division of a step's samples: each data-parallel rank takes consecutive ones, and its micro-batches
+// divide them in order.
 struct BatchShare {
-    std::int64_t global_sequences;  // of a step
+    std::int64_t global_sequences;  // in a step
     std::int64_t data_ranks = 1, data_rank = 0;
     std::int64_t micro_batch = 1;  // sequences
 
@@ -72,14 +73,15 @@ struct BatchShare {
     }
 };
 
-// The whole of a source in order: every token but the first of each shard is a target exactly once. A shard's
-// last window may have fewer than T targets: the others are ignored_target (-1), with 0 as their inputs.
+// The whole source in order: every token except the first of each shard is a target exactly once. A shard's
+// last window may have fewer than T targets: the missing ones are ignored_target (-1), with input 0.
 class ValidationWindows {
   public:
-    ValidationWindows(const TokenSource& source, std::int64_t sequence_length);  // the source outlives it
+    // `source` must outlive the object.
+    ValidationWindows(const TokenSource& source, std::int64_t sequence_length);
 
     std::int64_t windows() const { return first_window_.back(); }
-    // Real targets in the first `windows` windows.
+    // The real targets in the first `windows` windows.
     std::int64_t targets(std::int64_t windows) const;
     // Fills T inputs and T targets.
     void read(std::int64_t window, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const;

@@ -18,7 +18,7 @@ static_assert(std::endian::native == std::endian::little, "token files are littl
 constexpr std::size_t header_words = 256;
 constexpr std::size_t header_bytes = header_words * sizeof(std::int32_t);
 
-// A token of type T, which need not be aligned.
+// A token of type T at any alignment.
 template <class T>
 std::uint32_t token_at(const std::uint8_t* stored, std::size_t index) {
     T token;
@@ -26,8 +26,8 @@ std::uint32_t token_at(const std::uint8_t* stored, std::size_t index) {
     return token;
 }
 
-// Stored tokens of type T as int32, checked against the vocabulary. They are a part of `all`, in which they begin with
-// token `position`.
+// Converts stored tokens of type T to int32 and checks them against the vocabulary. They are part of `all`,
+// where they begin at token `position`.
 template <class T>
 void convert(const std::uint8_t* stored, std::span<std::int32_t> out, std::int64_t vocabulary,
              const std::string& name, std::int64_t position, std::span<const std::uint8_t> all) {
@@ -44,10 +44,9 @@ void convert(const std::uint8_t* stored, std::span<std::int32_t> out, std::int64
         const auto token = static_cast<std::uint32_t>(out[i]);
         if (token < vocabulary) continue;
         user_error(
-            "'{}' has {} {} at position {}, outside the vocabulary of {}; give --vocab-size {} or more, "
-            "which all of it needs",
-            name, sizeof(T) == 1 ? "byte" : "token", token, position + static_cast<std::int64_t>(i),
-            vocabulary, std::int64_t{largest} + 1);
+            "'{}' has {} {} at position {}, outside the vocabulary of {}; give --vocab-size {} or more", name,
+            sizeof(T) == 1 ? "byte" : "token", token, position + static_cast<std::int64_t>(i), vocabulary,
+            std::int64_t{largest} + 1);
     }
 }
 
@@ -81,7 +80,7 @@ class Shard {
         const std::size_t size = file_.bytes().size();
         if (size < header_bytes) {
             user_error(
-                "{}: '{}' has {}, fewer than a token shard's header of {}; give token shards, or a text "
+                "{}: '{}' has {}, less than a token shard's header of {}; give token shards, or a text "
                 "whose name does not end in .bin",
                 option, path_, plural(static_cast<std::int64_t>(size), "byte"), header_bytes);
         }
@@ -91,7 +90,7 @@ class Shard {
 
         if (magic != 20240520 && magic != 20240801) {
             user_error(
-                "{}: '{}' is no token shard: it begins with {}, not with 20240520 (16-bit tokens) or "
+                "{}: '{}' is not a token shard: it begins with {}, not with 20240520 (16-bit tokens) or "
                 "20240801 (32-bit); give token shards, or a text whose name does not end in .bin",
                 option, path_, magic);
         }
@@ -99,14 +98,15 @@ class Shard {
         token_bytes_ = wide ? 4 : 2;
         const int known_version = wide ? 7 : 1;
         if (version != known_version) {
-            user_error("{}: '{}' is a token shard of version {}, of which only {} is known; write it as that",
-                       option, path_, version, known_version);
+            user_error(
+                "{}: '{}' is a token shard of version {}, but only version {} is supported; convert it",
+                option, path_, version, known_version);
         }
         if (tokens < 0 || static_cast<std::size_t>(tokens) * token_bytes_ != size - header_bytes) {
             const auto follow = static_cast<std::int64_t>(size - header_bytes);
             user_error(
-                "{}: '{}' is damaged or not complete: its header says {}, but {} {}, which is {} of {} "
-                "bytes; get or write it again",
+                "{}: '{}' is damaged or incomplete: its header says {}, but {} {}, which is {} of {} bytes; "
+                "download or write it again",
                 option, path_, plural(tokens, "token"), plural(follow, "byte"),
                 follow == 1 ? "follows" : "follow",
                 plural(follow / static_cast<std::int64_t>(token_bytes_), "token"), token_bytes_);

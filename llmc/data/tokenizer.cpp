@@ -6,7 +6,6 @@
 
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
-#include "llmc/core/utf8.h"
 #include "llmc/data/bpe.h"
 
 namespace llmc {
@@ -15,7 +14,7 @@ namespace {
 
 constexpr auto gpt2_end_of_text = static_cast<std::int32_t>(gpt2_vocabulary - 1);
 
-// The text that a prompt stands for.
+// The text of a prompt, with its escapes replaced.
 std::string unescaped(std::string_view prompt) {
     std::string text;
     for (std::size_t i = 0; i < prompt.size(); ++i) {
@@ -48,7 +47,8 @@ std::vector<std::int32_t> parse_ids(std::string_view prompt, std::int64_t vocabu
         const auto token = whole_number<std::int32_t>(word);
         if (!token || *token < 0 || *token >= vocabulary) {
             user_error(
-                "--prompt: {} is no token of a vocabulary of {}; give ids from 0 to {}, separated by spaces",
+                "--prompt: {} is not a token of a vocabulary of {}; give ids from 0 to {}, separated by "
+                "spaces",
                 word, vocabulary, vocabulary - 1);
         }
         tokens.push_back(*token);
@@ -56,14 +56,14 @@ std::vector<std::int32_t> parse_ids(std::string_view prompt, std::int64_t vocabu
     }
 }
 
-// C0 but for line feed and tab, DEL, and C1 (U+0080 to U+009F), which terminals obey as well.
+// C0 except line feed and tab; DEL; and C1 (U+0080 to U+009F), which terminals obey as well.
 bool is_control(std::string_view character) {
     const auto first = static_cast<unsigned char>(character[0]);
     if (character.size() == 1) return (first < 0x20 && first != '\n' && first != '\t') || first == 0x7f;
     return first == 0xc2 && static_cast<unsigned char>(character[1]) < 0xa0;
 }
 
-// Takes whole characters from the bytes' beginning, as they are printed; with `ends`, whatever is there.
+// Takes whole characters from the beginning of `bytes`, as they are printed. With `ends`, takes everything.
 std::string take_text(std::string& bytes, bool ends) {
     std::string text;
     std::string_view left = bytes;

@@ -1,5 +1,6 @@
-// Between a person's text and tokens. A vocabulary of 256 is bytes; that of a byte-pair encoding (bpe.h) is given with it; of
-// any other only the ids are known, and they are written as decimal numbers.
+// Converts between text and tokens. A vocabulary of 256 means bytes; a byte-pair encoding (bpe.h) may be
+// given for another one. For any other vocabulary only the ids are known, and they are written as decimal
+// numbers.
 #pragma once
 
 #include <cstdint>
@@ -14,37 +15,39 @@ class BytePairEncoder;
 
 inline constexpr std::int64_t byte_vocabulary = 256;
 
-// The tokens a sample begins with, never none. For bytes and with `bpe` the prompt is text in which \n, \t and \\ stand
-// for a new line, a tab and a backslash, and with `bpe` "<|endoftext|>" for that token; else ids separated by spaces.
-// Without a prompt: a new line, or GPT-2's end of text (token 0 where the vocabulary is smaller). UserError for what is
-// no prompt of the vocabulary.
+// The tokens of the prompt that a generated text begins with, at least one. For bytes and with `bpe`, the
+// prompt is text in which \n, \t and \\ stand for a new line, a tab and a backslash. With `bpe`,
+// "<|endoftext|>" stands for that token. Otherwise the prompt is ids separated by spaces. An empty prompt
+// gives a new line, or GPT-2's end of text (token 0 if the vocabulary is smaller). UserError for a prompt
+// that the vocabulary does not allow.
 std::vector<std::int32_t> encode_prompt(std::string_view prompt, std::int64_t vocabulary,
                                         const BytePairEncoder* bpe = nullptr);
 
-// Whether text has tokens in a vocabulary; and those of a text as it is, in which "<|endoftext|>" is text too.
+// Whether text can be encoded in a vocabulary, and the tokens of a text without escapes, in which
+// "<|endoftext|>" is ordinary text.
 bool encodes_text(std::int64_t vocabulary, const BytePairEncoder* bpe);
 std::vector<std::int32_t> encode_text(std::string_view text, const BytePairEncoder* bpe);
 
-// Tokens as text to print, as they come, or their ids. Bytes that are not UTF-8 become U+FFFD (utf8.h), and control
-// characters, which could upset a terminal, become U+FFFD too.
+// Converts tokens, as they arrive, to printable text; to decimal ids if the vocabulary has no text. Bytes
+// that are not UTF-8 become U+FFFD (core/text.h). So do control characters, which could disturb a terminal.
 class TextStream {
   public:
     explicit TextStream(std::int64_t vocabulary, const BytePairEncoder* bpe = nullptr)
         : vocabulary_(vocabulary), bpe_(bpe) {}
 
-    // What a further token makes whole: a character is given when all its bytes are there.
+    // The characters that this token completes. A character is returned once all its bytes are there.
     std::string add(std::int32_t token);
-    // What is left at the end: a character that was cut off, as U+FFFD.
+    // The rest at the end: an incomplete character, as U+FFFD.
     std::string rest();
 
   private:
     std::int64_t vocabulary_;
     const BytePairEncoder* bpe_;
     bool has_begun_ = false;
-    std::string pending_;  // the bytes of a character that lacks some
+    std::string pending_;  // the bytes of an incomplete character
 };
 
-// Tokens as text, all at once.
+// All the tokens as text.
 std::string decode(std::span<const std::int32_t> tokens, std::int64_t vocabulary,
                    const BytePairEncoder* bpe = nullptr);
 

@@ -12,7 +12,7 @@ TrainingBatches::TrainingBatches(const TrainingSamples& samples, const BatchShar
       share_(share),
       sequence_length_(static_cast<std::size_t>(sequence_length)),
       slots_(static_cast<std::size_t>(ahead)) {
-    check(ahead > 0, "a micro-batch is read ahead");
+    check(ahead > 0, "at least one micro-batch is read ahead");
     const std::size_t tokens = static_cast<std::size_t>(share.micro_batch) * sequence_length_;
     for (Slot& slot : slots_) {
         slot.inputs.resize(tokens);
@@ -30,7 +30,7 @@ TrainingBatches::~TrainingBatches() {
     thread_.join();
 }
 
-TrainingBatches::Place TrainingBatches::normal(Place place) const {
+TrainingBatches::Place TrainingBatches::normalized(Place place) const {
     if (place.index < share_.micro_batches()) return place;
     return {place.step_first + share_.global_sequences, place.index - share_.micro_batches()};
 }
@@ -62,14 +62,14 @@ void TrainingBatches::read_ahead() {
         lock.lock();
         filling_ = false;
         ++filled_;
-        next_ = normal({next_.step_first, next_.index + 1});
+        next_ = normalized({next_.step_first, next_.index + 1});
         changed_.notify_all();
     }
 }
 
 void TrainingBatches::read(std::int64_t step_first, std::int64_t index, std::span<std::int32_t> inputs,
                            std::span<std::int32_t> targets) {
-    const Place wanted = normal({step_first, index});
+    const Place wanted = normalized({step_first, index});
     std::unique_lock lock(mutex_);
     const Place expected = filled_ > 0 ? slot(0).place : next_;
     if (!begun_ || wanted != expected) {
@@ -84,7 +84,7 @@ void TrainingBatches::read(std::int64_t step_first, std::int64_t index, std::spa
     Slot& oldest = slot(0);
     check(inputs.size() == oldest.inputs.size() && targets.size() == oldest.targets.size(),
           "the tokens of a micro-batch");
-    lock.unlock();  // a filled slot stays as it is
+    lock.unlock();  // a filled slot does not change
     if (!oldest.fault) {
         std::ranges::copy(oldest.inputs, inputs.begin());
         std::ranges::copy(oldest.targets, targets.begin());

@@ -1,5 +1,5 @@
-// The micro-batches of training that a data-parallel rank computes, read by a thread of their own some micro-batches
-// before they are used, so that a step does not wait for a disk. Which samples these are is samples.h' business.
+// Reads the training micro-batches of a data-parallel rank in a separate thread, some micro-batches ahead, so
+// that a step does not wait for a disk. samples.h decides which samples these are.
 #pragma once
 
 #include <condition_variable>
@@ -16,17 +16,18 @@ namespace llmc {
 
 class TrainingBatches {
   public:
-    // `samples` outlives it. A thread keeps `ahead` micro-batches, 8 bytes a token, once the first was asked for.
+    // `samples` must outlive the object. After the first call of read(), the thread keeps `ahead`
+    // micro-batches in memory, which takes 8 bytes per token (input and target).
     TrainingBatches(const TrainingSamples& samples, const BatchShare& share, std::int64_t sequence_length,
                     int ahead = 4);
     ~TrainingBatches();
     TrainingBatches(const TrainingBatches&) = delete;
     TrainingBatches& operator=(const TrainingBatches&) = delete;
 
-    // Fills inputs and targets, (micro_batch, T) each, of a micro-batch in the step that begins with sample
-    // `step_first`; one behind the step's last is the next step's first. What follows the one asked for last is there or
-    // on its way; any other is read while the caller waits. A UserError of reading is thrown here, for the micro-batch
-    // that it is about.
+    // Fills inputs and targets, (micro_batch, T) each, with a micro-batch of the step that begins with sample
+    // `step_first`. The index after the step's last micro-batch means the first of the next step. The
+    // micro-batch that follows the previous request has been read or is being read; the caller waits for any
+    // other. A UserError of reading is thrown here, for the micro-batch that it concerns.
     void read(std::int64_t step_first, std::int64_t index, std::span<std::int32_t> inputs,
               std::span<std::int32_t> targets);
 
@@ -41,7 +42,7 @@ class TrainingBatches {
         std::exception_ptr fault;
     };
 
-    Place normal(Place place) const;
+    Place normalized(Place place) const;
     Slot& slot(std::size_t from_oldest) { return slots_[(oldest_ + from_oldest) % slots_.size()]; }
     void fill(Slot& slot) const;
     void read_ahead();
@@ -50,13 +51,14 @@ class TrainingBatches {
     BatchShare share_;
     std::size_t sequence_length_;
 
-    std::mutex mutex_;  // of all that follows but the slots that are being filled or copied
+    std::mutex mutex_;  // for all members below, except slots that are being filled or copied
     std::condition_variable changed_;
-    std::vector<Slot> slots_;               // a ring
-    std::size_t oldest_ = 0, filled_ = 0;   // of the ring
-    bool filling_ = false, begun_ = false;  // a slot, by the thread; whether it is to go on to the next
+    std::vector<Slot> slots_;              // a ring
+    std::size_t oldest_ = 0, filled_ = 0;  // in the ring
+    // Whether the thread is filling a slot, and whether it may fill the next one.
+    bool filling_ = false, begun_ = false;
     bool stops_ = false;
-    Place next_{};  // that the thread reads
+    Place next_{};  // the next one that the thread reads
     std::thread thread_;
 };
 

@@ -15,7 +15,7 @@ struct Range {
     CharacterClass kind;
 };
 
-// In the order of their code points. What is in none is of the class `other`.
+// In the order of their code points. Code points in no range have the class `other`.
 // clang-format off
 constexpr Range ranges[] = {
     {0x9, 0xd, space}, {0x20, 0x20, space}, {0x30, 0x39, number},
@@ -308,7 +308,11 @@ constexpr CharacterClass search(char32_t code) {
 // Most text is of these.
 constexpr auto first_classes = [] {
     std::array<CharacterClass, 0x800> classes{};
-    for (char32_t code = 0; code < classes.size(); ++code) classes[code] = search(code);
+    classes.fill(other);
+    for (const Range& range : ranges) {
+        for (char32_t code = range.first; code <= range.last && code < classes.size(); ++code)
+            classes[code] = range.kind;
+    }
     return classes;
 }();
 

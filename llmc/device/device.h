@@ -1,7 +1,8 @@
-// A device: memory, copies, and the operations (ops.h). The CPU device is device/cpu; the rest of the program
-// knows only this contract.
+// A device: memory, copies, and the operations (ops.h). The CPU device is in device/cpu, the GPU device in
+// device/cuda. The rest of the program knows only this interface.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -11,23 +12,24 @@
 #include <string_view>
 
 #include "llmc/core/error.h"
+#include "llmc/core/memory_layout.h"
 #include "llmc/core/tensor.h"
 
 namespace llmc {
 
 class Ops;
-class Queues;
+class Streams;
 
 enum class DeviceKind { cpu, cuda };
 
-// The device stopped: the line says what it answered to which call. A kernel that did something wrong is reported by
-// whatever call comes next.
+// Reports that the device failed. The message names the call and the error that the device returned. The next
+// call after a faulty kernel reports that kernel's error.
 class DeviceFault : public UserError {
   public:
     using UserError::UserError;
 };
 
-// Memory of the host, freed with its owner.
+// Host memory that is freed with its owner.
 using HostMemory = std::unique_ptr<std::byte[], std::function<void(std::byte*)>>;
 
 class Device {
@@ -35,61 +37,84 @@ class Device {
     virtual ~Device() = default;
 
     virtual DeviceKind kind() const = 0;
-    // For the header: what it is ("AMD EPYC, 2 threads"), and what a person should know of how it computes in
-    // a dtype ("bf16 products in fp32: this processor has none of its own"), empty if nothing.
+    // Lines for the header that a run prints. `description` names the device ("AMD EPYC, 2 threads"). `note`
+    // says how it computes in a dtype ("bf16 products are computed in fp32: this processor has no bf16
+    // instructions"), or is empty.
     virtual std::string description() const = 0;
     virtual std::string note(DType dtype) const = 0;
 
-    // Bytes that may be allocated now, by all processes on this device together; 0 where it is not known.
+    // Bytes that all processes on this device together may allocate now; 0 if unknown.
     virtual std::size_t available_memory() const = 0;
-    // Floating-point operations a second that the maker promises for products of this dtype; nothing where that
-    // is not known, as of processors, whose clock no one promises.
+    // Peak floating-point operations per second that the maker states for products of this dtype. Empty if
+    // unknown, as for CPUs, whose clock rate is not guaranteed.
     virtual std::optional<double> peak_flops(DType dtype) const = 0;
 
-    // Tokens of a micro-batch that fill the device.
+    // The number of tokens in a micro-batch that keeps the device fully busy.
     virtual std::int64_t usual_tokens() const = 0;
-    // Logits that are worth holding at once: their products read and write the embedding's whole gradient each time.
+    // The bytes of logits to compute at a time. The products of each such part read and write the whole
+    // gradient of the embedding.
     virtual std::int64_t usual_logits_bytes() const = 0;
 
-    // Zeroed memory, aligned to buffer_alignment. A UserError names the arena and the bytes if there is too
-    // little.
+    // Allocates zeroed memory, aligned to buffer_alignment. If there is too little memory, throws a UserError
+    // that names the arena and the bytes.
     virtual std::byte* allocate(std::size_t bytes, std::string_view arena) = 0;
     virtual void release(std::byte* memory) = 0;  // null is allowed
 
-    // Null where all that the device is given is done when the call returns.
-    virtual Queues* queues() { return nullptr; }
+    // Null for a device that finishes each call before it returns.
+    virtual Streams* streams() { return nullptr; }
 
-    // Between host memory and the device's; same dtype and number of elements on both sides. With queues an upload
-    // from host_memory() is queued, and its source must stay as it is until it is done; other sources are read at
-    // once. A download waits for what the selected queue holds.
+    // Copy between host memory and device memory; both sides have the same dtype and number of elements. With
+    // streams, an upload from host_memory() is asynchronous: the source must not change until the copy is
+    // done. Other sources are read before the call returns. A download waits for the work in the selected
+    // stream.
     virtual void upload(const Tensor& to_device, const void* from_host) = 0;
     virtual void download(void* to_host, const Tensor& from_device) = 0;
-    // Of which uploads are queued.
+    // Allocates host memory from which uploads are asynchronous.
     virtual HostMemory host_memory(std::size_t bytes) = 0;
-    // Waits until all work given to the device is done.
+    // Waits until the device has done all its work.
     virtual void synchronize() = 0;
 
     virtual Ops& ops() = 0;
 
-    // What the device chose by measuring (which of several algorithms computes a product): a text that another
-    // process, or a later run on the same kind of device, gives to adopt_choices, so that both compute the same bits.
-    // Its first line names the kind of device and the libraries; then a line for each choice: what it is for, a
-    // colon, the choice. Empty where nothing is chosen. To adopt are as many such texts as there are, with an empty line
-    // between; those of other kinds are passed over, and the last for the same counts.
+    // The choices that the device made by measuring, such as the algorithm of each matrix product. Another
+    // process, or a later run on the same kind of device, passes the text to adopt_choices(); both then
+    // compute the same bits. The first line names the kind of device and the libraries. Each further line is
+    // a choice: its subject, a colon, the choice. Empty if nothing is chosen.
+    // A text for adopt_choices() may join any number of these, with an empty line between two. Those of other
+    // kinds of device are ignored. If several choices have the same subject, the last one counts.
     virtual std::string choices() const { return {}; }
     virtual void adopt_choices(std::string_view /*choices*/) {}
-    // While it measures, operations of a shape that it has not met yet are timed and chosen; otherwise the first
-    // algorithm serves.
-    virtual void measure(bool /*on*/) {}
+    // Turns autotuning on or off. When on, the device times the algorithms for each new shape and keeps the
+    // fastest. When off, a new shape uses the first algorithm.
+    virtual void set_autotuning(bool /*on*/) {}
 
-    // Bytes of the device's memory that are taken now, by all processes; 0 where that is not known.
+    // Bytes of device memory that all processes use now; 0 if unknown.
     virtual std::size_t memory_taken() const { return 0; }
-    // For the header: memory that is taken beside the arenas ("CUDA's context 0.5 GiB"), a communicator's, so many
-    // bytes, among it. Empty if none.
+    // For the header that a run prints: the memory used outside the arenas ("CUDA's context 0.5 GiB"),
+    // including the `of_communicator` bytes. Empty if there is none.
     virtual std::string memory_beside_arenas(std::size_t /*of_communicator*/) const { return {}; }
 };
 
-// `threads` 0: as many as OMP_NUM_THREADS says, or else the cores this process may use.
+// If `threads` is 0, the number is OMP_NUM_THREADS. If that is not set, it is the number of cores that this
+// process may use.
 std::unique_ptr<Device> make_cpu_device(int threads = 0);
+
+// The memory of a MemoryLayout on a device: one allocation per arena, made once and zeroed. The destructor
+// frees it.
+class Arenas {
+  public:
+    Arenas(Device& device, MemoryLayout layout);
+    ~Arenas();
+    Arenas(const Arenas&) = delete;
+    Arenas& operator=(const Arenas&) = delete;
+
+    Tensor operator[](BufferId id) const;
+    const MemoryLayout& layout() const { return layout_; }
+
+  private:
+    Device& device_;
+    MemoryLayout layout_;
+    std::array<std::byte*, all_arenas.size()> memory_{};
+};
 
 }  // namespace llmc

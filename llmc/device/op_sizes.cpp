@@ -28,7 +28,7 @@ RowSizes layernorm_sizes(const Tensor& x, const Tensor& mean, const Tensor& rstd
     return sizes;
 }
 
-// Of in (N,IC), weight (OC,IC), out (N,OC), where `in` and `out` may be gradients.
+// `in` is (N,IC), `weight` (OC,IC) and `out` (N,OC). `out` may be a gradient.
 MatmulSizes matmul_sizes(const Tensor& out, const Tensor& in, const Tensor& weight) {
     check(weight.shape.dimensions() > 0 && weight.shape.last() > 0, "a weight is (OC,IC)");
     const std::int64_t IC = weight.shape.last();
@@ -51,7 +51,7 @@ HeadSizes attention_sizes(const Tensor& out, const Tensor& qkv, const Tensor& ls
     return s;
 }
 
-// Of logits of which the first `columns` count.
+// Only the first `columns` columns of the logits count.
 RowSizes logits_sizes(const Tensor& logits, const Tensor& targets, std::int64_t columns) {
     check(logits.shape.dimensions() == 2, "logits are (N,Vp)");
     const RowSizes s{logits.shape[0], logits.shape[1]};
@@ -96,7 +96,7 @@ RowSizes layernorm_backward_sizes(const Tensor& din, const Tensor& dgamma, const
     const RowSizes s = layernorm_sizes(in, mean, rstd, gamma);
     check_rows(dout, in.dtype, s.rows, s.channels, "dout");
     if (din) check_rows(din, in.dtype, s.rows, s.channels, "din");
-    check(dgamma || !dbeta, "dbeta is made together with dgamma");
+    check(dgamma || !dbeta, "dbeta is computed only together with dgamma");
     if (dgamma) check_elements(dgamma, DType::fp32, s.channels, "dgamma");
     if (dbeta) check_elements(dbeta, DType::fp32, s.channels, "dbeta");
     return s;
@@ -156,7 +156,7 @@ CachedHeadSizes attention_cached_forward_sizes(const Tensor& out, const Tensor& 
 
 RowSizes classifier_sizes(const Tensor& logits, const Tensor& losses, const Tensor& targets,
                           std::int64_t vocabulary) {
-    check(vocabulary > 0, "there is a vocabulary");
+    check(vocabulary > 0, "the vocabulary is not empty");
     const RowSizes s = logits_sizes(logits, targets, vocabulary);
     check_elements(losses, DType::fp32, s.rows, "losses");
     return s;
@@ -164,7 +164,7 @@ RowSizes classifier_sizes(const Tensor& logits, const Tensor& losses, const Tens
 
 RowSizes classifier_statistics_sizes(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
                                      std::int64_t columns, std::int64_t first_column) {
-    check(first_column >= 0, "columns are counted from 0");
+    check(first_column >= 0, "first_column is at least 0");
     const RowSizes s = logits_sizes(logits, targets, columns);
     check_tensor(statistics, DType::fp32, {s.rows, classifier_statistics_numbers}, "statistics");
     return s;
@@ -173,7 +173,7 @@ RowSizes classifier_statistics_sizes(const Tensor& statistics, const Tensor& log
 ClassifierSizes classifier_from_statistics_sizes(const Tensor& logits, const Tensor& losses,
                                                  const Tensor& all_statistics, const Tensor& targets,
                                                  std::int64_t columns, std::int64_t first_column) {
-    check(first_column >= 0, "columns are counted from 0");
+    check(first_column >= 0, "first_column is at least 0");
     const RowSizes s = logits_sizes(logits, targets, columns);
     check_elements(losses, DType::fp32, s.rows, "losses");
     check(all_statistics.shape.dimensions() == 3 && all_statistics.shape[0] > 0, "statistics are (R,N,3)");
@@ -196,7 +196,8 @@ void check_adamw(const AdamWOperands& o, std::span<const AdamWSegment> segments,
     check(o.parameters.dtype != DType::fp32 || o.parameters.data == o.master.data,
           "fp32 parameters are their own master copy");
     check(!rounding || (o.parameters.dtype == DType::bf16 && rounding->first_element % 4 == 0),
-          "rounding by chance is to bf16, of quads of the model's elements");
+          "stochastic rounding is to bf16, and the buffer's first element has an index that is a multiple of "
+          "4");
     check(step.step >= 1, "AdamW's steps count from 1");
     check_segments(segments, n);
 }

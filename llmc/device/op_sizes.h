@@ -1,5 +1,5 @@
-// What the devices' operations share: each operation's sizes, read from its operands, whose dtypes and shapes are
-// checked against ops.h on the way. A wrong one is a ProgrammingError.
+// Reads the sizes of each operation from its operands, for all devices. Checks the operands' dtypes and
+// shapes against ops.h; a wrong one is a ProgrammingError.
 #pragma once
 
 #include <compare>
@@ -49,17 +49,17 @@ HeadSizes attention_forward_sizes(const Tensor& out, const Tensor& lse, const Te
 HeadSizes attention_backward_sizes(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv,
                                    const Tensor& out, const Tensor& lse);
 
-// New rows, and the most that the cache holds.
+// `rows` is the number of new rows, `capacity` the most rows that the cache holds.
 struct CachedHeadSizes {
     std::int64_t rows, capacity, heads, head_size;
 };
 CachedHeadSizes attention_cached_forward_sizes(const Tensor& out, const Tensor& cache, const Tensor& qkv,
                                                std::int64_t position);
 
-// Rows of logits, and their columns.
+// The rows and the columns of the logits.
 RowSizes classifier_sizes(const Tensor& logits, const Tensor& losses, const Tensor& targets,
                           std::int64_t vocabulary);
-// Numbers of a row's statistics: maximum, sum, logit.
+// The numbers in a row's statistics: maximum, sum, logit.
 inline constexpr std::int64_t classifier_statistics_numbers = 3;
 RowSizes classifier_statistics_sizes(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
                                      std::int64_t columns, std::int64_t first_column);
@@ -70,7 +70,7 @@ ClassifierSizes classifier_from_statistics_sizes(const Tensor& logits, const Ten
                                                  const Tensor& all_statistics, const Tensor& targets,
                                                  std::int64_t columns, std::int64_t first_column);
 
-// Six operands that are alike.
+// The operands of AdamW. They are a struct because six tensors in a row are easy to confuse.
 struct AdamWOperands {
     const Tensor &parameters, &master, &m, &v, &gradients, &norm_squared;
 };

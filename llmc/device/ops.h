@@ -1,20 +1,20 @@
-// The operations of a GPT, each stated once as mathematics. Every device implements all of them.
+// The operations of a GPT, each defined once as mathematics. Every device implements all of them.
 //
-// Letters: B batch, T sequence, C channels, NH heads, HS head size (C = NH*HS), V vocabulary, Vp V rounded up
-// to the stored rows, N = B*T rows, OC and IC output and input channels of a matrix product.
+// Letters: B batch, T sequence, C channels, NH heads, HS head size (C = NH*HS), V vocabulary, Vp the padded V
+// that is stored, N = B*T rows. OC and IC are the output and input channels of a matrix product.
 //
-// Common to all:
+// Common to all operations:
 // - `X` is the compute dtype (fp32 or bf16), the same for every X of a call. Arithmetic and sums are in fp32
-//   whatever X is; a result is rounded to X once, when it is stored.
-// - "= " overwrites, "+= " accumulates. Gradients of parameters are always accumulated, in fp32 (`accumulate` then
-//   makes bf16 of them where they are kept so).
+//   whatever X is. A result is rounded to X once, when it is stored. (On GPUs, matmul_backward with pre_gelu rounds din twice.)
+// - "= " overwrites, "+= " accumulates. Gradients of parameters are always accumulated in fp32. If they are
+//   kept in bf16, `accumulate` then adds them to the bf16 gradients.
 // - An operand marked [optional] may be an empty Tensor.
 // - Deterministic: the same call with the same shapes and threads gives the same bits.
-// - A device may ask that tensors of X begin at multiples of 16 bytes and that their rows (of C, OC, IC or Vp elements;
-//   for GELU all elements together) are whole pieces of 16 bytes, that HS is a multiple of 8 up to 128, and that AdamW's
-//   segments are whole quads of elements. `sum` and the elementwise operations take any number of elements at any
-//   address.
-// - Shapes are checked; a wrong one is a ProgrammingError, and so is a token or target that is no row of its
+// - A device may require 16-byte alignment: tensors of X begin at multiples of 16 bytes, and so do their rows
+//   (C, OC, IC or Vp elements; for GELU all elements count as one row). It may also require that HS is a
+//   multiple of 8 up to 128, and that AdamW's segments consist of whole groups of 4 elements. `sum` and the
+//   elementwise operations take any number of elements at any address.
+// - Shapes are checked; a wrong one is a ProgrammingError. So is a token or target that is not a row of its
 //   table.
 #pragma once
 
@@ -26,15 +26,15 @@
 
 namespace llmc {
 
-// Sums of squares are made per block of this many elements (idea 3 of the design: the norm does not depend on
-// how a buffer is sharded, if shards are whole blocks).
+// The gradient norm adds sums of squares over blocks of this many elements. The norm then does not depend on
+// how a buffer is sharded, if shards are whole blocks.
 inline constexpr std::int64_t norm_block_elements = 1024;
 
-// A target of this value has no loss and no gradient.
+// A row with this target has no loss and no gradient.
 inline constexpr std::int32_t ignored_target = -1;
 
-// Elements [begin, end) of a flat buffer decay with `weight_decay`. What no segment covers is padding and is
-// left alone.
+// Elements [begin, end) of a flat buffer decay with `weight_decay`. Elements that no segment covers are
+// padding and are not changed.
 struct AdamWSegment {
     std::int64_t begin;
     std::int64_t end;
@@ -50,17 +50,17 @@ struct AdamWStep {
     double max_grad_norm;  // clip the global norm to this; 0 does not clip
 };
 
-// Parameters in bf16 are the master copy rounded up or down by chance, not to nearest: in what way is a pure function
-// of the seed, the step and the element's place in the model (device/stochastic_rounding.h).
+// Rounds bf16 parameters up or down at random from the master copy, not to nearest. The random bits are a
+// pure function of the seed, the step and the element's index in the model (device/stochastic_rounding.h).
 struct StochasticRounding {
     std::uint64_t seed;
-    std::int64_t first_element;  // of the model: where the buffer begins; a multiple of 4
+    std::int64_t first_element;  // the index in the model of the buffer's first element; a multiple of 4
 };
 
 // The sizes from which a device computes how much workspace its operations need.
 struct WorkspaceRequest {
     std::int64_t batch, sequence, channels, heads;
-    // The largest IC or OC of any product, the padded vocabulary included.
+    // The largest IC or OC of any product, including the padded vocabulary.
     std::int64_t largest_matmul_channels;
     std::int64_t head_rows;  // rows of logits computed at a time
     DType dtype;
@@ -74,17 +74,19 @@ class Ops {
   public:
     virtual ~Ops() = default;
 
-    // UserError if the device has no operations for these sizes, with what would do.
+    // Throws a UserError if the device has no operations for these sizes; the message names sizes that it
+    // does support.
     virtual void require_sizes(const WorkspaceRequest& /*request*/) const {}
-    // Scratch memory for the operations below: its size in bytes, a pure function of the request; then the
-    // memory itself, which stays the caller's.
+    // workspace_bytes() is the size of the operations' scratch memory, a pure function of the request.
+    // set_workspace() gives that memory to the operations; the caller keeps owning it.
     virtual std::size_t workspace_bytes(const WorkspaceRequest& request) const = 0;
     virtual void set_workspace(const Tensor& workspace) = 0;
 
     // ---- embedding ----
     //
-    // With first_row, wte and dwte are rows [first_row, first_row + Vp) of a table of which other ranks have the rest:
-    // a token outside of them adds nothing. The outputs of all ranks, of which one has wpe, add up to the embedding.
+    // With first_row, wte and dwte are rows [first_row, first_row + Vp) of a table whose other rows are on
+    // other ranks. A token outside these rows contributes 0. One rank has wpe; the sum of all ranks' outputs
+    // is the embedding.
 
     // out[b,t,:] = wte[tokens[b,t] - first_row,:] + wpe[t,:]
     //   out X (B,T,C), tokens int32 (B,T), wte X (Vp,C), wpe X (at least T, C) [optional]
@@ -104,8 +106,8 @@ class Ops {
                                    const Tensor& in, const Tensor& gamma, const Tensor& beta) = 0;
     // With h = (x - mean) rstd and g = dout gamma:
     //   din += rstd (g - 1/C sum g - h 1/C sum(g h));  dgamma += sum_rows dout h;  dbeta += sum_rows dout
-    // din accumulates because the residual stream's gradient also passes around the layernorm. What is computed has
-    // the same bits whether the rest is computed in the same call or not.
+    // din accumulates because the residual stream's gradient also passes around the layernorm. Each output
+    // has the same bits whether or not the same call computes the others.
     //   din X (..., C) [optional], dgamma fp32 (C) [optional], dbeta fp32 (C) [optional, none without dgamma],
     //   dout, in X (..., C)
     virtual void layernorm_backward(const Tensor& din, const Tensor& dgamma, const Tensor& dbeta,
@@ -127,14 +129,14 @@ class Ops {
                                 const Tensor& pre_gelu = {}) = 0;
     // din = dout weight (times GELU'(pre_gelu), if given: `in` of this product was GELU(pre_gelu));
     // dweight += dout^T in;  dbias += sum_rows dout
-    // What is computed has the same bits whether the rest is computed in the same call or not.
+    // Each output has the same bits whether or not the same call computes the others.
     //   din X (..., IC) [optional], dweight fp32 (OC,IC) [optional], dbias fp32 (OC) [optional],
     //   dout X (..., OC), in X (..., IC), weight X (OC,IC), pre_gelu X (..., IC) [optional]
     virtual void matmul_backward(const Tensor& din, const Tensor& dweight, const Tensor& dbias,
                                  const Tensor& dout, const Tensor& in, const Tensor& weight,
                                  const Tensor& pre_gelu = {}) = 0;
 
-    // ---- GELU, GPT-2's tanh form ----
+    // ---- GELU, the tanh form of GPT-2 ----
 
     // out = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
     //   out, in X, of one shape
@@ -144,8 +146,8 @@ class Ops {
 
     // ---- causal attention ----
     //
-    // In bf16 the exponentials and ds below may be rounded to bf16 before they are multiplied by v, dout, k or q;
-    // the sum of the exponentials is of unrounded ones.
+    // In bf16, the exponentials and ds below may be rounded to bf16 before they are multiplied by v, dout, k
+    // or q. The sum of the exponentials uses unrounded ones.
 
     // With q, k, v = qkv[:,:,0..2], for each b, head, and t:
     //   s_j = q_t . k_j / sqrt(HS), j <= t;  lse_t = ln sum_j exp(s_j);  out_t = sum_j exp(s_j - lse_t) v_j
@@ -158,11 +160,11 @@ class Ops {
     virtual void attention_backward(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv,
                                     const Tensor& out, const Tensor& lse) = 0;
 
-    // Of n rows that follow others of their sequence, of which a cache has the keys and values. With P = position,
-    // k_j, v_j = cache[j,0..1] and q_i = qkv[i,0], for each head and i = 0 ... n-1:
+    // Attention of n new rows. The cache holds the keys and values of the earlier rows of their sequence. With
+    // P = position, k_j, v_j = cache[j,0..1] and q_i = qkv[i,0], for each head and i = 0 ... n-1:
     //   cache[P+i,0..1] = qkv[i,1..2];  s_j = q_i . k_j / sqrt(HS), j <= P+i;
     //   out_i = sum_j exp(s_j) v_j / sum_j exp(s_j)
-    //   out X (n,NH,HS), cache X (T,2,NH,HS) in place, of which the first P rows count, qkv X (n,3,NH,HS); P + n <= T
+    //   out X (n,NH,HS); cache X (T,2,NH,HS) in place, its first P rows filled; qkv X (n,3,NH,HS); P + n <= T
     virtual void attention_cached_forward(const Tensor& out, const Tensor& cache, const Tensor& qkv,
                                           std::int64_t position) = 0;
 
@@ -172,25 +174,29 @@ class Ops {
     //   loss_n = ln sum_v exp(logits_nv) - logits_{n,target_n}
     // With write_dlogits the logits are overwritten with
     //   dlogits_nv = (softmax_nv - [v = target_n]) scale
-    // and with 0 in the columns from `vocabulary` on and in ignored rows. Ignored rows have loss 0.
+    // and with 0 in ignored rows and in the columns from `vocabulary` on. Ignored rows have loss 0.
     //   logits X (N,Vp) in place, losses fp32 (N), targets int32 (N)
     virtual void fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
                                   std::int64_t vocabulary, float scale, bool write_dlogits) = 0;
 
-    // The classifier of ranks that have each some columns of the logits, together the vocabulary's, which are never
-    // gathered: each makes its statistics, the ranks exchange these, and each finishes its own columns. A rank has the
-    // columns [first_column, first_column + columns) of the vocabulary, perhaps none, as the first of its Vp.
+    // The classifier for ranks that share the vocabulary: each holds some columns of the logits, which are
+    // never gathered. Each rank computes statistics of its columns. The ranks exchange these, and each
+    // finishes its own columns. A rank holds columns [first_column, first_column + columns) of the
+    // vocabulary, perhaps none. They are the first columns of its logits, which are padded to Vp columns.
 
-    // Of a row's columns here, x_v:
-    //   maximum = max_v x_v;  sum = sum_v exp(x_v - maximum);  logit = x_target if it is one of them, else 0
-    // and -infinity, 0, 0 without columns and in ignored rows.
+    // Statistics of each row over the columns x_v of this rank:
+    //   maximum = max_v x_v;  sum = sum_v exp(x_v - maximum);  logit = x_target if this rank has that column, else 0
+    // They are -infinity, 0, 0 in ignored rows and on a rank without columns.
     //   statistics fp32 (N,3), logits X (N,Vp), targets int32 (N) of the vocabulary
     virtual void classifier_statistics(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
                                        std::int64_t columns, std::int64_t first_column) = 0;
-    // With M = max_r maximum_r and S = sum_r sum_r exp(maximum_r - M), added in the order of the ranks r:
-    //   loss_n = ln S - sum_r logit_r + M;  with write_dlogits, dlogits_nv = (exp(x_v - M) / S - [v = target_n]) scale
-    // in place of the logits here, and 0 in the columns from `columns` on and in ignored rows. Ignored rows have loss 0.
-    //   logits X (N,Vp) in place, losses fp32 (N), the same on every rank; all_statistics fp32 (R,N,3) of all ranks;
+    // Losses and gradients from the statistics maximum_r, sum_r, logit_r of all ranks r. M is the greatest
+    // maximum_r, S the sum over r of (sum_r exp(maximum_r - M)), and L the sum over r of logit_r, both added in
+    // the order of the ranks:
+    //   loss_n = ln S + M - L;  with write_dlogits, dlogits_nv = (exp(x_v - M) / S - [v = target_n]) scale
+    // The gradients overwrite the logits, with 0 in ignored rows and in the columns from `columns` on.
+    // Ignored rows have loss 0.
+    //   logits X (N,Vp) in place; losses fp32 (N), the same on every rank; all_statistics fp32 (R,N,3) of all ranks;
     //   targets int32 (N)
     virtual void classifier_from_statistics(const Tensor& logits, const Tensor& losses,
                                             const Tensor& all_statistics, const Tensor& targets,
@@ -209,8 +215,9 @@ class Ops {
     // clip = min(1, max_grad_norm / (norm + 1e-6)) and b1, b2 the bias corrections 1 - beta^step:
     //   g = clip gradient;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
     //   w = w (1 - lr decay) - lr/b1 m / (sqrt(v)/sqrt(b2) + eps)
-    // w is the fp32 master copy; `parameters` receives it rounded to X: to nearest, or as `rounding` says, to the
-    // same bits on every device. If norm_squared is not finite nothing is changed.
+    // w is the fp32 master copy. `parameters` receives it rounded to X: to nearest, or at random if
+    // `rounding` is given, with the same bits on every device. If norm_squared is not finite, nothing is
+    // changed.
     //   parameters X (n); master fp32 (n), the same memory as `parameters` if X is fp32; m, v fp32 (n); gradients
     //   fp32 or X (n); norm_squared fp64 (1); segments in increasing order; rounding [optional] only if X is bf16
     virtual void adamw(const Tensor& parameters, const Tensor& master, const Tensor& m, const Tensor& v,
@@ -225,7 +232,7 @@ class Ops {
     // out = in, bit for bit; any dtype
     //   out, in of one dtype and number of elements, which do not overlap
     virtual void copy(const Tensor& out, const Tensor& in) = 0;
-    // out = value; any dtype
+    // out = value; any dtype (fp64 on GPUs: only the value 0)
     virtual void fill(const Tensor& out, float value) = 0;
     // out = a + b in X; out may be a or b
     virtual void add(const Tensor& out, const Tensor& a, const Tensor& b) = 0;

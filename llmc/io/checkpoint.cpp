@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -29,15 +30,15 @@ constexpr int version = 2;
 constexpr const char* model_file = "model.safetensors";
 constexpr const char* optimizer_file = "optimizer.safetensors";
 constexpr const char* manifest_file = "manifest.json";
-constexpr const char* own_checksum = "xxh3_128";  // of the manifest without it
+constexpr const char* own_checksum = "xxh3_128";  // of the manifest without this entry
 constexpr std::string_view name_prefix = "checkpoint-";
 
 constexpr std::string_view partial_suffix = ".partial";
 
-// checkpoint-<step>; others in the directory are a person's own, or were not finished.
+// checkpoint-<step>. Other names in the directory are the user's own or unfinished checkpoints.
 std::string name_of_step(std::int64_t step) { return fmt::format("{}{:08}", name_prefix, step); }
 
-// The step of a checkpoint's name; nothing where the name is none that a save gives, such as checkpoint-99.
+// The step in a checkpoint's name. Empty if save_checkpoint gives no such name, as for checkpoint-99.
 std::optional<std::int64_t> step_of_name(const std::string& name) {
     if (!name.starts_with(name_prefix)) return std::nullopt;
     const char* const end = name.data() + name.size();
@@ -56,21 +57,20 @@ void verify_file(const fs::path& path, const Json& expected) {
     const std::uintmax_t bytes = fs::file_size(path, error);
     if (error) user_error("the checkpoint is damaged: {}: {}", path.string(), error.message());
     if (bytes != expected.at("bytes").get<std::uintmax_t>()) {
-        user_error("the checkpoint is damaged: {} has {}, its manifest says {}; resume from an older one",
+        user_error("the checkpoint is damaged: {} has {}, but its manifest says {}; resume from an older one",
                    path.string(), plural(static_cast<std::int64_t>(bytes), "byte"),
                    grouped(expected.at("bytes").get<std::int64_t>()));
     }
     if (checksum(path) != expected.at("xxh3_128").get<std::string>()) {
         user_error(
-            "the checkpoint is damaged: {} does not have the checksum its manifest gives; resume from an "
+            "the checkpoint is damaged: {} does not have the checksum in its manifest; resume from an "
             "older one",
             path.string());
     }
 }
 
 [[noreturn]] void refuse_manifest(const fs::path& path) {
-    user_error("the checkpoint is damaged: {} is no manifest of one; resume from an older one",
-               path.string());
+    user_error("the checkpoint is damaged: {} is not a manifest; resume from an older one", path.string());
 }
 
 Json read_manifest(const fs::path& directory) {
@@ -82,20 +82,20 @@ Json read_manifest(const fs::path& directory) {
     if (!fs::is_directory(status)) user_error("no checkpoint: {} is not a directory", directory.string());
     if (fs::status(path, error).type() == fs::file_type::not_found)
         user_error(
-            "no checkpoint: {} has neither {} nor a run's checkpoints; give the directory of a checkpoint, "
-            "or of a run that saved one",
+            "no checkpoint: {} contains neither {} nor a run's checkpoints; give the directory of a "
+            "checkpoint or of a run",
             directory.string(), manifest_file);
     try {
         Json manifest = Json::parse(read_file(path));
         if (manifest.at("format") != format || manifest.at("version") != version) {
-            user_error("{} is not a manifest that this program reads ({}, version {})", path.string(), format,
-                       version);
+            user_error("{} is not a manifest that this program can read ({}, version {})", path.string(),
+                       format, version);
         }
         const std::string expected = manifest.at(own_checksum);
         manifest.erase(own_checksum);
         if (checksum_of_text(manifest.dump()) != expected) {
             user_error(
-                "the checkpoint is damaged: {} does not have the checksum it gives; resume from an older one",
+                "the checkpoint is damaged: {} does not match its own checksum; resume from an older one",
                 path.string());
         }
         return manifest;
@@ -123,7 +123,7 @@ bool is_checkpoint_name(std::string_view name) {
 }
 
 std::uint64_t checkpoint_bytes(std::int64_t parameters) {
-    return 3 * weights_bytes(parameters);  // with two moments
+    return 3 * weights_bytes(parameters);  // the weights and two moments
 }
 
 std::uint64_t weights_bytes(std::int64_t parameters) {
@@ -177,7 +177,7 @@ fs::path save_checkpoint(const fs::path& out_dir, const std::string& run, const 
         return final_name;
     }
     std::error_code ignored;
-    fs::remove_all(partial, ignored);  // of a save that was interrupted
+    fs::remove_all(partial, ignored);  // left by an interrupted save
     try {
         write();
     } catch (const UserError& fault) {
@@ -187,8 +187,8 @@ fs::path save_checkpoint(const fs::path& out_dir, const std::string& run, const 
                 return step_of_name(entry.path().filename().string()).has_value();
             });
         user_error("{}; make room, and {}", fault.what(),
-                   has_earlier ? "go on with --resume: the checkpoints before this one are whole"
-                               : "begin again: there is no checkpoint before this one");
+                   has_earlier ? "continue with --resume: the earlier checkpoints are whole"
+                               : "start again: there is no earlier checkpoint");
     }
     replace_directory(partial, final_name);
     sync_directory(out_dir);
@@ -213,7 +213,7 @@ CheckpointInfo read_checkpoint(const fs::path& directory) {
 std::optional<CheckpointInfo> newest_checkpoint(const fs::path& out_dir,
                                                 const std::optional<std::string>& run) {
     std::optional<CheckpointInfo> newest;
-    std::int64_t last_whole = -1;               // step, of any run
+    std::int64_t last_readable = -1;            // the latest step of a readable checkpoint of any run
     std::map<std::int64_t, UserError> damaged;  // by step
     std::error_code error, ignored;
     if (!fs::is_directory(out_dir, error)) return newest;
@@ -224,7 +224,7 @@ std::optional<CheckpointInfo> newest_checkpoint(const fs::path& out_dir,
         if (!step || !entry.is_directory(ignored)) continue;
         try {
             CheckpointInfo found = read_checkpoint(entry.path());
-            last_whole = std::max(last_whole, *step);
+            last_readable = std::max(last_readable, *step);
             if (run && found.run != *run) continue;
             if (!newest || found.saved_at > newest->saved_at) newest = std::move(found);
         } catch (const UserError& fault) {
@@ -232,8 +232,9 @@ std::optional<CheckpointInfo> newest_checkpoint(const fs::path& out_dir,
         }
     }
     if (error) user_error("cannot read {}: {}", out_dir.string(), error.message());
-    // A damaged one is passed over where a whole one stands after a later step.
-    if (!damaged.empty() && last_whole < damaged.rbegin()->first) throw UserError(damaged.rbegin()->second);
+    // A damaged checkpoint is ignored if a readable one of a later step exists.
+    if (!damaged.empty() && last_readable < damaged.rbegin()->first)
+        throw UserError(damaged.rbegin()->second);
     return newest;
 }
 
@@ -246,7 +247,7 @@ std::optional<CheckpointInfo> newest_whole_checkpoint(const fs::path& out_dir) {
             if (step_of_name(entries->path().filename().string()))
                 found.push_back(read_checkpoint(entries->path()));
         } catch (const UserError&) {
-            // None of those that are looked for.
+            // Not a readable checkpoint.
         }
     }
     std::ranges::sort(found, std::ranges::greater(), &CheckpointInfo::saved_at);
@@ -255,7 +256,7 @@ std::optional<CheckpointInfo> newest_whole_checkpoint(const fs::path& out_dir) {
             verify_files(checkpoint.directory);
             return checkpoint;
         } catch (const UserError&) {
-            // The next one may be whole.
+            // Damaged: try the next one.
         }
     }
     return std::nullopt;
@@ -266,6 +267,45 @@ void load_checkpoint(const CheckpointInfo& checkpoint, Device& device, Parameter
     if (transfer.is_root()) verify_files(checkpoint.directory);
     load_weights(checkpoint.directory / model_file, store, transfer);
     if (with_moments) load_moments(checkpoint.directory / optimizer_file, device, store, transfer);
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path record_file(const fs::path& out_dir) { return out_dir / "run.json"; }
+
+}  // namespace
+
+std::string new_run_identity() {
+    std::random_device random;
+    return fmt::format("{:08x}{:08x}", random(), random());
+}
+
+std::optional<RunRecord> read_last_run(const fs::path& out_dir) {
+    const fs::path file = record_file(out_dir);
+    std::error_code error;
+    if (fs::status(file, error).type() == fs::file_type::not_found) return std::nullopt;
+    try {
+        const auto json = nlohmann::json::parse(read_file(file));
+        const fs::path began_from = json.at("began_from").get<std::string>();
+        // For a checkpoint next to this file the name is enough, because the directory may have been moved.
+        return RunRecord{.identity = json.at("run").get<std::string>(),
+                         .began_from = began_from.empty() ? began_from : out_dir / began_from};
+    } catch (const nlohmann::json::exception&) {
+        user_error("{} is damaged; remove it, and --resume takes the checkpoint that was saved last",
+                   file.string());
+    }
+}
+
+void write_last_run(const fs::path& out_dir, const RunRecord& run) {
+    fs::path from = run.began_from;
+    if (!from.empty()) {
+        from = plain_path(from);
+        if (from.parent_path() == plain_path(out_dir)) from = from.filename();
+    }
+    const nlohmann::ordered_json json = {{"run", run.identity}, {"began_from", from.string()}};
+    replace_file(record_file(out_dir), json.dump() + "\n");
 }
 
 }  // namespace llmc

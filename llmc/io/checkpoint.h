@@ -1,11 +1,13 @@
-// Checkpoints: a directory with all that a run needs to go on bit for bit, visible only when it is whole.
+// Checkpoints: a directory with all that a run needs to resume bit for bit. It is visible only when it is
+// whole.
 //
 //   checkpoint-00000200/
 //     model.safetensors      the master weights, as an export
 //     optimizer.safetensors  AdamW's moments
-//     manifest.json          step, samples consumed, configuration, each file's size and checksum, and its own
+//     manifest.json          step, samples consumed, configuration, each file's size and checksum, and the manifest's own checksum
 //
-// It is written under another name, fsynced, and renamed. Nothing in it depends on the number of processes.
+// It is written under another name, fsynced, and renamed. Its contents do not depend on the number of
+// processes.
 #pragma once
 
 #include <cstdint>
@@ -16,58 +18,74 @@
 #include <string_view>
 
 #include "llmc/device/device.h"
-#include "llmc/parallel/parameter_store.h"
-#include "llmc/parallel/unit_transfer.h"
+#include "llmc/parallel/zero/parameter_store.h"
+#include "llmc/parallel/zero/unit_transfer.h"
 
 namespace llmc {
 
-// Where a run stands. Everything random and the order of the data follow from it and the seed.
+// The progress of a run. Together with the seed it determines all random numbers and the order of the data.
 struct Progress {
     std::int64_t step = 0;     // steps done
-    std::int64_t samples = 0;  // sequences consumed by them
+    std::int64_t samples = 0;  // sequences that these steps consumed
 };
 
-// Writes <out_dir>/checkpoint-<step> and returns its path; one that is there already is replaced. `run` is the
-// run's identity (last_run.h), `lineage` that of the first run of those that went on from one another. All ranks
-// call it; the transfer's root writes.
+// Writes <out_dir>/checkpoint-<step> and returns its path; an existing one is replaced. `run` is the identity
+// of this run (RunRecord below). `lineage` is the identity of the first run in the chain of resumed runs. All
+// ranks call it; the transfer's root writes.
 std::filesystem::path save_checkpoint(const std::filesystem::path& out_dir, const std::string& run,
                                       const std::string& lineage, const Progress& progress,
                                       const nlohmann::ordered_json& configuration,
                                       const std::string& device_choices, const ParameterStore& store,
                                       UnitTransfer& transfer);
 
-// What a checkpoint's manifest says.
+// The contents of a checkpoint's manifest.
 struct CheckpointInfo {
     std::filesystem::path directory;
     std::string run, lineage;
     Progress progress;
     std::string configuration;   // as JSON
     std::int64_t saved_at = 0;   // nanoseconds since 1970
-    std::string device_choices;  // Device::choices of the device that trained
+    std::string device_choices;  // Device::choices of the device used for training
 };
 
-// Whether a file's name is that of a checkpoint, or of one that is being written.
+// Whether a file's name is that of a checkpoint, finished or not.
 bool is_checkpoint_name(std::string_view name);
 
-// About what a checkpoint of so many parameters takes on the disk, and the weights of it alone.
+// The approximate disk space of a checkpoint with this number of parameters, and of its weights alone.
 std::uint64_t checkpoint_bytes(std::int64_t parameters);
 std::uint64_t weights_bytes(std::int64_t parameters);
 
-// UserError if the directory is no whole checkpoint. Reads the manifest only.
+// UserError if the directory is not a complete checkpoint. Reads only the manifest.
 CheckpointInfo read_checkpoint(const std::filesystem::path& directory);
 
-// The checkpoint of `out_dir` that was saved last, of this run if one is given; nothing if there is none. UserError if
-// a damaged one stands after a later step, or alone.
+// The most recently saved checkpoint of `out_dir`, only among those of `run` if it is given. Empty if there
+// is none. UserError if the checkpoint of the last step is damaged.
 std::optional<CheckpointInfo> newest_checkpoint(const std::filesystem::path& out_dir,
                                                 const std::optional<std::string>& run);
 
-// Of those in the directory that are whole, with the checksums of all their files, the one that was saved last; nothing
-// if there is none.
+// The most recently saved checkpoint of the directory whose files all match their checksums. Empty if there
+// is none.
 std::optional<CheckpointInfo> newest_whole_checkpoint(const std::filesystem::path& out_dir);
 
-// Verifies the files' sizes and checksums and loads them, or the weights alone; UserError names what is damaged or of another
-// model. All ranks call it; the transfer's root reads.
+// Verifies the files' sizes and checksums, and loads the weights, and the moments too if `with_moments`.
+// UserError names a damaged file or one of another model. All ranks call it; the transfer's root reads.
 void load_checkpoint(const CheckpointInfo& checkpoint, Device& device, ParameterStore& store,
                      UnitTransfer& transfer, bool with_moments = true);
+
+// The last run of a directory of results. Every start of the program is a run of its own, which records the
+// checkpoint it began from. With this record, --resume takes neither the checkpoint of an earlier run in the
+// same directory nor one of an abandoned branch.
+
+// A random identity.
+std::string new_run_identity();
+
+struct RunRecord {
+    std::string identity;
+    std::filesystem::path began_from;  // a checkpoint; empty if the run did not resume
+};
+
+// The contents of a directory's run.json; empty if there is none. UserError if it is damaged.
+std::optional<RunRecord> read_last_run(const std::filesystem::path& out_dir);
+void write_last_run(const std::filesystem::path& out_dir, const RunRecord& run);
 
 }  // namespace llmc

@@ -41,7 +41,7 @@ struct Descriptor {
     int value;
 };
 
-// What is no regular file, in a message.
+// The kind of a file that is not regular, for messages.
 std::string_view kind_of(fs::file_type type) {
     switch (type) {
         case fs::file_type::directory:
@@ -62,7 +62,7 @@ std::string hexadecimal(const XXH128_hash_t& hash) {
 }  // namespace
 
 void write_file(const fs::path& path, std::string_view text) {
-    // Without O_NONBLOCK opening a named pipe would wait for its reader.
+    // Without O_NONBLOCK, opening a named pipe would wait for its reader.
     const Descriptor file("write", path, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK);
     while (!text.empty()) {
         const ssize_t written = write(file.value, text.data(), text.size());
@@ -129,7 +129,7 @@ std::string checksum_of_text(std::string_view text) {
 
 namespace {
 
-// The part of a path that is there: itself, or else the nearest of its parents.
+// The existing part of a path: the path itself, or its nearest existing parent.
 fs::path existing_part(const fs::path& path) {
     std::error_code error;
     fs::path part = fs::absolute(path).lexically_normal();
@@ -151,8 +151,7 @@ void require_writable_directory(const fs::path& path) {
         fail("write", path, error.value());  // too long a name, a link to itself
     }
     const fs::path part = existing_part(path.empty() ? fs::path(".") : path);
-    // A directory that is made in it and removed shows what permissions, a system that is read-only and a full disk
-    // would do.
+    // Creating and removing a directory tests permissions, a read-only file system and a full disk.
     std::string probe = (part / ".train_gpt-XXXXXX").string();
     if (mkdtemp(probe.data()) == nullptr) {
         const int reason = errno;
@@ -180,7 +179,7 @@ void require_replaceable_file(const fs::path& path) {
     std::error_code error;
     const fs::file_status status = fs::status(path, error);
     if (fs::exists(status) && !fs::is_directory(status) && !fs::is_regular_file(status)) {
-        user_error("{} is not a regular file; give the name of one", path.string());
+        user_error("{} is not a regular file; give the name of a regular file", path.string());
     }
     if (!path.has_filename()) user_error("{} is a directory; give the name of a file", path.string());
     require_writable_file(path);
@@ -188,7 +187,7 @@ void require_replaceable_file(const fs::path& path) {
     partial += ".partial";
     const fs::file_status in_the_way = fs::status(partial, error);
     if (fs::exists(in_the_way) && !fs::is_regular_file(in_the_way)) {
-        user_error("{} is {}, where {} is written before it has its name; remove it", partial.string(),
+        user_error("{} is {}, but {} is first written under that name; remove it", partial.string(),
                    kind_of(in_the_way.type()), path.string());
     }
     require_writable_file(partial);
@@ -201,11 +200,11 @@ void require_space(const fs::path& path, std::uint64_t bytes, std::uint64_t chec
     if (statvfs(part.c_str(), &disk) != 0 || disk.f_blocks == 0) return;
     const std::uint64_t available = std::uint64_t{disk.f_bavail} * disk.f_frsize;
     if (bytes + checkpoint > available) {
-        user_error("{} needs {} on a disk that has {} left{}; make room, or write to another", path.string(),
+        user_error("{} needs {} on a disk with {} left{}; make room, or write to another disk", path.string(),
                    human_bytes(bytes), human_bytes(available),
                    checkpoint == 0
                        ? ""
-                       : fmt::format(", of which the checkpoint takes {}", human_bytes(checkpoint)));
+                       : fmt::format(", and the checkpoint needs {} of that", human_bytes(checkpoint)));
     }
 }
 
@@ -225,12 +224,12 @@ void make_directory(const fs::path& path) {
 void replace_directory(const fs::path& from, const fs::path& to) {
     std::error_code error;
     if (fs::exists(to)) {
-        // The two names change places in one act; `from` is then the old one.
+        // Exchanges the two names atomically; `from` is then the old directory.
         if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) {
             fs::remove_all(from, error);
             return;
         }
-        // Not every file system can.
+        // Not every file system supports this.
         fs::remove_all(to, error);
         if (error) fail("replace", to, error.value());
     }

@@ -1,4 +1,4 @@
-// Small help with files: text written at once, what has been written made durable, checksums.
+// File helpers: durable writes, checks before a run starts, checksums.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,14 @@
 
 namespace llmc {
 
-// All of these throw a UserError with the path and the system's reason.
+// Functions that fail throw a UserError with the path and the system's reason.
 
 // Creates or replaces a file; durable on return.
 void write_file(const std::filesystem::path& path, std::string_view text);
-// The same, so that the old file stays if the new one cannot be written: that is at first the path with `ending`.
+// The same, but keeps the old file if the new one cannot be written. Writes to the path with `ending` first.
 void replace_file(const std::filesystem::path& path, std::string_view text,
                   std::string_view ending = ".partial");
-// Of a regular file only: a pipe might never end, and have no writer to wait for.
+// Reads a regular file only: a pipe may have no writer and may never end.
 std::string read_file(const std::filesystem::path& path);
 
 // Makes the names in a directory durable.
@@ -25,26 +25,27 @@ void sync_directory(const std::filesystem::path& path);
 std::string checksum(const std::filesystem::path& path);
 std::string checksum_of_text(std::string_view text);
 
-// Whether what a run writes at its end could be written, before it starts; nothing stays behind. The directory, and
-// that of a file, may still have to be created.
+// Check, before a run starts, that its output can be written at its end; nothing is left behind. The
+// directory, and a file's directory, may not exist yet.
 void require_writable_directory(const std::filesystem::path& path);
-// A file that is opened and written, or a device that takes all ("/dev/null"); no pipe, which may have no reader.
+// Checks a file that will be opened and written, or a device that accepts all data ("/dev/null"). Refuses a
+// pipe, which may have no reader.
 void require_writable_file(const std::filesystem::path& path);
-// Absolute, without . and .. and without a slash at its end, which would count as a name.
+// The path as absolute, without . and .. and without a trailing slash, which would count as a name.
 std::filesystem::path plain_path(const std::filesystem::path& path);
 
-// A file that is written under another name and renamed.
+// Checks a file that will be written under another name and renamed.
 void require_replaceable_file(const std::filesystem::path& path);
-// That the disk on which the path lies, or would lie, has room for so many bytes beside those that a checkpoint takes
-// of it.
+// Checks that the disk of the path has room for `bytes` and for a checkpoint of `checkpoint` bytes as well. The
+// path need not exist.
 void require_space(const std::filesystem::path& path, std::uint64_t bytes, std::uint64_t checkpoint = 0);
-// Whether two paths lie, or would lie, on one disk.
+// Whether two paths are on one disk; they need not exist.
 bool on_one_disk(const std::filesystem::path& a, const std::filesystem::path& b);
 
-// Creates the directory and its parents, if they are not there.
+// Creates the directory and its missing parents.
 void make_directory(const std::filesystem::path& path);
 
-// Gives the directory `from` the name `to`, replacing a directory of that name at once.
+// Renames the directory `from` to `to`, and replaces an existing one, in one step if the file system can.
 void replace_directory(const std::filesystem::path& from, const std::filesystem::path& to);
 
 }  // namespace llmc

@@ -23,8 +23,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 using nlohmann::literals::operator""_json_pointer;
 
-// JSON prints the shortest decimal that gives the same double, so a value rounded to so many digits is
-// printed with them.
+// Rounds to `digits` significant digits. JSON prints the shortest decimal that gives the same double, so it
+// prints these digits.
 double rounded(double value, int digits) {
     return std::isfinite(value) ? std::stod(fmt::format("{:.{}g}", value, digits)) : value;
 }
@@ -42,12 +42,13 @@ Json as_json(const HellaSwagScore& score) {
     return {{"hellaswag_acc", rounded(score.accuracy, 6)}, {hellaswag_key, rounded(score.accuracy_norm, 6)}};
 }
 
-// The whole lines of the first `done` steps, the run's line included, of a run of this identity; none if the file is
-// another's. A line cut off by a crash ends them. A `run` line that no step follows is left out, but for the first.
-// NOLINTNEXTLINE(bugprone-exception-escape): the library's move constructor is noexcept by its word
+// The complete lines of the first `done` steps of the run with this identity, with its `run` line; none if
+// the file belongs to another run. They end before a line that a crash cut off. A `run` line that no step follows
+// is left out, unless it is the first.
+// NOLINTNEXTLINE(bugprone-exception-escape): the library declares its move constructor noexcept
 struct Kept {
     std::string lines;
-    Json run;  // of the last `run` line
+    Json run;  // from the last `run` line
     std::vector<MetricsWriter::Validation> validations;
     std::int64_t last_step = 0, last_hellaswag = 0;
 };
@@ -76,7 +77,7 @@ Kept lines_until(std::string_view text, std::int64_t done, const Json& identity)
     return kept;
 }
 
-// Another run's steps are not lost: FILE stays as FILE.1, or the first number that is free.
+// Keeps the steps of another run: FILE stays as FILE.1, or with the first free number. Returns that name.
 std::filesystem::path kept_as(const std::filesystem::path& file) {
     int number = 1;
     const auto numbered = [&] { return std::filesystem::path(fmt::format("{}.{}", file.string(), number)); };
@@ -95,7 +96,7 @@ bool holds_steps(const std::filesystem::path& file) {
     if (!std::filesystem::is_regular_file(file, ignored)) return false;
     std::ifstream stream(file);
     std::string line;
-    // The first line is the run's.
+    // The first line is the `run` line.
     return std::getline(stream, line) && std::getline(stream, line);
 }
 
@@ -104,7 +105,7 @@ MetricsWriter::MetricsWriter(std::filesystem::path path, const Json& run, std::i
     if (path_.has_parent_path()) make_directory(path_.parent_path());
     std::error_code ignored;
     const auto status = std::filesystem::status(path_, ignored);
-    // A standard stream is written on, also where it goes to a file; another link is followed.
+    // A standard stream is appended to, even if it is redirected to a file. Any other link is followed.
     const bool stream = path_.string().starts_with("/dev/") || path_.string().starts_with("/proc/");
     if (!stream && std::filesystem::is_symlink(path_, ignored))
         path_ = std::filesystem::weakly_canonical(path_);
@@ -114,13 +115,14 @@ MetricsWriter::MetricsWriter(std::filesystem::path path, const Json& run, std::i
     Kept earlier = goes_on ? lines_until(read_file(path_), done, run.at("identity")) : Kept{};
     std::string& lines = earlier.lines;
     const bool of_another = regular && lines.empty() && holds_steps(path_);
-    // A resumed run may have another mesh, more steps: it says so in a line of its own, where it goes on.
+    // A resumed run may have another mesh or more steps. It then writes a new `run` line at that point.
     if (lines.empty() || earlier.run != run) lines += Json{{"run", run}}.dump() + "\n";
     earlier_ = std::move(earlier.validations);
     lacks_validation_ =
         goes_on && earlier.last_step == done && (earlier_.empty() || earlier_.back().step != done);
     lacks_hellaswag_ = goes_on && earlier.last_step == done && earlier.last_hellaswag != done;
-    // A crash or a full disk here must not lose the lines of an earlier run: the new file replaces it whole.
+    // A crash or a full disk at this point must not lose lines of an earlier run, so the file is replaced as
+    // a whole.
     const std::filesystem::path kept = of_another ? kept_as(path_) : std::filesystem::path();
     try {
         if (regular) replace_file(path_, lines);
@@ -154,7 +156,7 @@ void MetricsWriter::write_evaluation(std::int64_t step, std::int64_t tokens,
 
 void MetricsWriter::add_to_last_line(const Json& more) {
     std::string lines = read_file(path_);
-    // Behind it may be the `run` line of this run.
+    // This run's `run` line may follow it.
     const std::size_t last = lines.rfind("\n{\"step\":") + 1, length = lines.find('\n', last) - last;
     Json line = Json::parse(lines.substr(last, length));
     line.update(more);

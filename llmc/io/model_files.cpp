@@ -18,7 +18,7 @@ namespace {
 
 using Flat = Tensor UnitBuffers::*;
 
-// One kind of tensor in a file: which of a unit's flat buffers, and what is added to the tensor's name.
+// One kind of tensor in a file: a flat buffer of every unit, and the suffix of the tensor's name.
 struct Kind {
     Flat flat;
     const char* suffix;
@@ -61,7 +61,7 @@ std::vector<SafetensorsEntry> table_of(std::span<const UnitLayout> units, std::s
     return table;
 }
 
-// Each kind's units, one after the other, to f(kind, unit, flat) on the root.
+// Calls f(kind, unit, flat) on the root, for all units of each kind in turn.
 template <class F>
 void collect_all(const ParameterStore& store, UnitTransfer& transfer, std::span<const Kind> kinds, F&& f) {
     for (const Kind& kind : kinds) {
@@ -93,7 +93,7 @@ void save(const std::filesystem::path& file, const ParameterStore& store, UnitTr
     writer.finish(sync);
 }
 
-// A file of a model: which of its names is which tensor.
+// A model's file, which maps this program's tensors to the file's names.
 class ModelFile {
   public:
     ModelFile(const std::filesystem::path& path, const Outline& outline)
@@ -106,7 +106,8 @@ class ModelFile {
     const std::filesystem::path& path() const { return path_; }
     const SafetensorsReader& reader() const { return reader_; }
 
-    // The name under which the file holds a tensor: with or without the prefix, or that of the table that a head begins as.
+    // The name of a tensor in the file, with or without the prefix. If a head begins as a copy of the table,
+    // the table's name.
     std::string name_of(const std::string& name) const {
         std::string prefixed = files().prefix + name;
         if (reader_.contains(prefixed)) return prefixed;
@@ -114,32 +115,32 @@ class ModelFile {
     }
     bool copies_table() const { return begins_as_table(files().head); }
 
-    // UserError for a tensor that this model has not.
+    // UserError for a tensor that this model does not have.
     void check_names() const {
         for (const SafetensorsEntry& entry : reader_.entries()) {
             std::string_view name = entry.name;
             if (name.starts_with(files().prefix)) name.remove_prefix(files().prefix.size());
-            if (is_no_weight(name) || name == files().head || known_.contains(std::string(name))) continue;
+            if (is_ignored(name) || name == files().head || known_.contains(std::string(name))) continue;
             const bool is_bias = name.ends_with(".bias") &&
                                  known_.contains(std::string(name.substr(0, name.rfind('.'))) + ".weight");
             if (is_bias && !has_biases() && !files().no_biases.empty())
-                user_error("{}: {} is a bias, and this model has none; leave out {}", path_.string(),
+                user_error("{}: {} is a bias, but this model has no biases; leave out {}", path_.string(),
                            in_quotes(entry.name), files().no_biases);
-            user_error("{}: {} is no tensor of this model of {}; give the sizes of the file's model",
+            user_error("{}: {} is not a tensor of this model of {}; give the sizes of the file's model",
                        path_.string(), in_quotes(entry.name), plural(std::ssize(outline_.layers), "block"));
         }
     }
-    // UserError if the file lacks this bias and has no other either: its model is one without biases.
+    // UserError if the file has neither this bias nor any other: it is of a model without biases.
     void check_bias(const std::string& name) const {
         const auto is_bias = [&](const SafetensorsEntry& entry) {
-            return entry.name.ends_with(".bias") && !is_no_weight(entry.name);
+            return entry.name.ends_with(".bias") && !is_ignored(entry.name);
         };
         if (reader_.contains(name) || !name.ends_with(".bias") || files().no_biases.empty()) return;
         if (std::ranges::none_of(reader_.entries(), is_bias))
-            user_error("{}: there is no tensor {}, nor any bias; try {}", path_.string(), in_quotes(name),
-                       files().no_biases);
+            user_error("{}: there is no tensor {}, and no other bias; try {}", path_.string(),
+                       in_quotes(name), files().no_biases);
     }
-    // A head of its own would be lost silently: only one that is the table is accepted where the model has no other.
+    // A separate head must not be lost silently. If the model has none, the file's head must equal the table.
     void check_tied_head() const {
         const std::string head = name_of(files().head);
         if (known_.contains(files().head) || !reader_.contains(head)) return;
@@ -151,13 +152,13 @@ class ModelFile {
             reader_.read(table, std::span<float>(b));
             if (a == b) return;
         }
-        user_error("{}: {} differs from {}, and this model's head is that table{}", path_.string(), head,
+        user_error("{}: {} differs from {}, but this model's head shares that table{}", path_.string(), head,
                    table, files().untied_head.empty() ? "" : fmt::format("; try {}", files().untied_head));
     }
 
   private:
     const Model::Files& files() const { return outline_.files; }
-    bool is_no_weight(std::string_view name) const {
+    bool is_ignored(std::string_view name) const {
         return std::ranges::any_of(files().passed_over,
                                    [&](const std::string& end) { return name.ends_with(end); });
     }
@@ -186,7 +187,7 @@ void check_finite(const std::filesystem::path& file, const std::string& name, st
         index = fmt::format("{}{}{}", rest % shape[i], index.empty() ? "" : ", ", index);
         rest /= shape[i];
     }
-    user_error("{}: {} is not finite ({} at ({})): no step from step 1 on would have a finite loss",
+    user_error("{}: {} is not finite ({} at ({})), so no loss would be finite; give other weights",
                file.string(), name, *found, index);
 }
 
@@ -194,11 +195,11 @@ void check_shape(const ModelFile& model, const std::string& name, const Shape& e
     model.check_bias(name);
     const Shape found = model.reader().entry(name).shape;
     if (found == expected) return;
-    user_error("{}: {} has the shape {}, this model needs {}; give the sizes of the file's model",
+    user_error("{}: {} has the shape {}, but this model needs {}; give the sizes of the file's model",
                model.path().string(), name, to_string(found), to_string(expected));
 }
 
-// Reads a unit's tensors of a kind into its flat buffer.
+// Reads a unit's tensors of one kind into its flat buffer.
 void read_unit(const ModelFile& model, const UnitLayout& layout, const Kind& kind, std::span<float> flat) {
     const std::filesystem::path& file = model.path();
     const SafetensorsReader& reader = model.reader();
@@ -220,7 +221,7 @@ void read_unit(const ModelFile& model, const UnitLayout& layout, const Kind& kin
     }
 }
 
-// Hands each unit's part that this rank updates to f(unit, values). `file`: the root's.
+// Calls f(unit, values) with the part of each unit that this rank updates. `file` is null except on the root.
 template <class F>
 void load(const ModelFile* file, const ParameterStore& store, UnitTransfer& transfer, const Kind& kind,
           F&& f) {
@@ -254,7 +255,7 @@ std::string check_weights(const std::filesystem::path& path, const Outline& outl
             check_shape(file, file.name_of(unit.full_name(entry.spec)), file_shape(entry.spec));
     }
     if (!file.copies_table()) return "";
-    return fmt::format("{} has no {}: it begins as a copy of {}", path.string(), outline.files.head,
+    return fmt::format("{} has no {}: the head starts as a copy of {}", path.string(), outline.files.head,
                        outline.files.table);
 }
 

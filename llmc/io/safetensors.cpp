@@ -1,4 +1,4 @@
-// Reading and writing the safetensors format (safetensors.h).
+// Reads and writes the safetensors format (safetensors.h).
 #include "llmc/io/safetensors.h"
 
 #include <fcntl.h>
@@ -26,10 +26,10 @@ using nlohmann::json;
 
 static_assert(std::endian::native == std::endian::little, "the format's numbers are little-endian");
 
-// The format's own limit, which keeps a damaged length from asking for all memory.
+// The format's own limit, so that a damaged length does not request all memory.
 constexpr std::uint64_t largest_header = 100'000'000;
 
-// Bytes an element of the format's dtypes; 0 for a name that is none.
+// Bytes per element of the format's dtypes; 0 for an unknown name.
 std::uint64_t element_bytes(std::string_view dtype) {
     static const std::map<std::string_view, std::uint64_t> sizes = {
         {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1},
@@ -43,8 +43,8 @@ std::string reason() { return std::generic_category().message(errno); }
 
 std::string count(std::uint64_t bytes) { return plural(static_cast<std::int64_t>(bytes), "byte"); }
 
-// A half has 5 bits of exponent with bias 15 and 10 of significand. With its bits in the place of a float's
-// (bias 127) the number is too small by 2^(127-15), subnormal numbers included.
+// A half has 5 bits of exponent with bias 15 and 10 bits of significand. Placed in a float (bias 127), its
+// bits give a number that is too small by 2^(127-15), subnormal numbers included.
 float half_to_float(std::uint16_t half) {
     const auto magnitude_bits = static_cast<std::uint32_t>(half & 0x7fffu);
     const auto sign = static_cast<std::uint32_t>(half & 0x8000u) << 16;
@@ -55,7 +55,7 @@ float half_to_float(std::uint16_t half) {
     return std::bit_cast<float>(bits | sign);
 }
 
-// Elements lie at any address in a file, so they are copied out rather than pointed at.
+// Elements may be at any address in a file, so they are copied out rather than pointed at.
 template <class Stored, class T, class Convert>
 void convert(std::span<const std::byte> bytes, std::span<T> out, Convert convert) {
     for (std::size_t i = 0; i < out.size(); ++i) {
@@ -74,13 +74,13 @@ void convert(std::string_view dtype, std::span<const std::byte> bytes, std::span
     if (dtype == "BF16") convert<bfloat16>(bytes, out, [](bfloat16 x) { return to_float(x); });
 }
 
-// A dimension, an offset: an integer of JSON that is not negative and that int64 holds.
+// Whether a value is a nonnegative JSON integer that fits in int64: a dimension or an offset.
 bool is_size(const json& value) {
     return value.is_number_unsigned() &&
            value.get<std::uint64_t>() <= std::numeric_limits<std::int64_t>::max();
 }
 
-// Refuses what the parser would take and the format forbids: a key given twice (the last would win), and
+// Refuses two things that the parser accepts and the format forbids: a repeated key (the last would win), and
 // nesting deeper than {name: {shape: [...]}}.
 json parse_json(std::string_view header) {
     std::map<int, std::set<std::string>> keys;
@@ -88,7 +88,7 @@ json parse_json(std::string_view header) {
         if (depth > 3) throw std::runtime_error("it is nested too deeply");
         if (event == json::parse_event_t::object_start) keys[depth + 1].clear();
         if (event == json::parse_event_t::key && !keys[depth].insert(parsed.get<std::string>()).second)
-            throw std::runtime_error(in_quotes(parsed.get<std::string>()) + " is there twice");
+            throw std::runtime_error(in_quotes(parsed.get<std::string>()) + " occurs twice");
         return true;
     };
     return json::parse(header.begin(), header.end(), inspect);
@@ -117,7 +117,7 @@ struct Parsed {
     std::uint64_t begin, end;
 };
 
-// One tensor's line of the header. Throws what is wrong with it as a runtime_error.
+// Parses one tensor's entry of the header. Throws a runtime_error that says what is wrong with it.
 Parsed parse_entry(const std::string& name, const json& value) {
     const auto require = [](bool condition, const char* what) {
         if (!condition) throw std::runtime_error(what);
@@ -138,7 +138,7 @@ Parsed parse_entry(const std::string& name, const json& value) {
         require(!__builtin_mul_overflow(bytes, size.get<std::int64_t>(), &bytes), "its shape is too large");
     const auto begin = offsets[0].get<std::uint64_t>(), end = offsets[1].get<std::uint64_t>();
     require(begin <= end && end - begin == static_cast<std::uint64_t>(bytes),
-            "its data_offsets are not as far apart as its shape needs");
+            "its data_offsets do not match its shape");
     return {{name, dtype.get<std::string>(), parse_shape(shape)}, begin, end};
 }
 
@@ -157,7 +157,7 @@ std::uint64_t SafetensorsEntry::bytes() const {
 
 SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
     : path_(path.string()), file_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-    // (Without O_NONBLOCK opening a named pipe would wait for its writer.)
+    // (Without O_NONBLOCK, opening a named pipe would wait for its writer.)
     if (file_ < 0) user_error("cannot open {}: {}", path_, reason());
     try {
         struct stat status {};
@@ -171,7 +171,8 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
         read_at(0, std::as_writable_bytes(std::span(&header_bytes, 1)));
         if (header_bytes > file_bytes - sizeof(header_bytes) || header_bytes > largest_header)
             user_error(
-                "{} is cut off or not a safetensors file: its header would have {} bytes, the file has {}",
+                "{} is truncated or not a safetensors file: its header would have {} bytes, but the file has "
+                "{}",
                 path_, header_bytes, file_bytes);
         data_begin_ = sizeof(header_bytes) + header_bytes;
 
@@ -196,15 +197,15 @@ void SafetensorsReader::parse_header(std::string_view header, std::uint64_t data
     } catch (const std::exception& error) {
         user_error("{} is damaged or not a safetensors file: its header: {}", path_, error.what());
     }
-    if (!root.is_object()) user_error("{}: the header is not a table of tensors", path_);
+    if (!root.is_object()) user_error("{}: the header is not a JSON object", path_);
 
     std::vector<Parsed> tensors;
     for (const auto& [name, value] : root.items()) {
         if (name == "__metadata__") {
-            if (!value.is_object()) user_error("{}: __metadata__ is not a table of texts", path_);
+            if (!value.is_object()) user_error("{}: __metadata__ is not a JSON object of strings", path_);
             for (const auto& [key, text] : value.items()) {
                 if (!text.is_string())
-                    user_error("{}: __metadata__: {} is not a text", path_, in_quotes(key));
+                    user_error("{}: __metadata__: {} is not a string", path_, in_quotes(key));
                 metadata_[key] = text.get<std::string>();
             }
             continue;
@@ -216,19 +217,20 @@ void SafetensorsReader::parse_header(std::string_view header, std::uint64_t data
         }
     }
 
-    // The data must be covered without overlap or gap; an empty tensor goes before the one that begins where
-    // it does.
+    // The data must be covered without overlap or gap. An empty tensor sorts before the one that begins at
+    // the same offset.
     std::sort(tensors.begin(), tensors.end(), [](const Parsed& a, const Parsed& b) {
         return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
     });
     std::uint64_t covered = 0;
     for (Parsed& tensor : tensors) {
         if (tensor.begin != covered)
-            user_error("{}: tensor {}: its data begin at {}, where the tensor before it ends at {}", path_,
+            user_error("{}: tensor {}: its data begin at {}, but the tensor before it ends at {}", path_,
                        in_quotes(tensor.entry.name), tensor.begin, covered);
         if (tensor.end > data_bytes)
-            user_error("{}: tensor {}: its data end at {}, but the file holds only {} of data: it is cut off",
-                       path_, in_quotes(tensor.entry.name), tensor.end, count(data_bytes));
+            user_error(
+                "{}: tensor {}: its data end at {}, but the file holds only {} of data: it is truncated",
+                path_, in_quotes(tensor.entry.name), tensor.end, count(data_bytes));
         covered = tensor.end;
         index_[tensor.entry.name] = entries_.size();
         offsets_.push_back(tensor.begin);
@@ -254,7 +256,7 @@ void SafetensorsReader::read(std::string_view name, std::span<double> out) const
 
 void SafetensorsReader::read(std::string_view name, std::span<std::byte> out) const {
     const std::size_t i = find(name);
-    check(out.size() == entries_[i].bytes(), "the memory has not the size of the tensor");
+    check(out.size() == entries_[i].bytes(), "the memory has the size of the tensor");
     read_at(data_begin_ + offsets_[i], out);
 }
 
@@ -263,9 +265,9 @@ void SafetensorsReader::read_converted(std::string_view name, std::span<T> out) 
     const std::size_t i = find(name);
     const std::string& dtype = entries_[i].dtype;
     check(out.size() == static_cast<std::size_t>(entries_[i].shape.elements()),
-          "the memory has not the size of the tensor");
+          "the memory has the size of the tensor");
     if (!std::set<std::string_view>{"F64", "F32", "F16", "BF16"}.contains(dtype))
-        user_error("{}: tensor {} has the dtype {}; F64, F32, F16 or BF16 is needed", path_,
+        user_error("{}: tensor {} has the dtype {}; it must be F64, F32, F16 or BF16", path_,
                    in_quotes(std::string(name)), dtype);
 
     const std::uint64_t stride = element_bytes(dtype);
@@ -279,7 +281,7 @@ void SafetensorsReader::read_converted(std::string_view name, std::span<T> out) 
     }
 }
 
-// A file may have been cut since it was opened, which a read reports and a mapping would not survive.
+// A file may have been shortened since it was opened. A read reports this; access to a mapping would crash.
 void SafetensorsReader::read_at(std::uint64_t position, std::span<std::byte> out) const {
     while (!out.empty()) {
         const ssize_t count = pread(file_, out.data(), out.size(), static_cast<off_t>(position));
@@ -301,8 +303,8 @@ SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<Saf
     header["__metadata__"]["format"] = "pt";
     std::uint64_t offset = 0;
     for (const SafetensorsEntry& entry : entries_) {
-        check(element_bytes(entry.dtype) > 0, "a tensor is to be written with an unknown dtype");
-        check(!header.contains(entry.name), "two tensors are to be written under one name");
+        check(element_bytes(entry.dtype) > 0, "a tensor that is written has a known dtype");
+        check(!header.contains(entry.name), "each tensor has its own name");
         auto sizes = nlohmann::ordered_json::array();
         for (int i = 0; i < entry.shape.dimensions(); ++i) sizes.push_back(entry.shape[i]);
         header[entry.name] = {
@@ -310,7 +312,7 @@ SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<Saf
         offset += entry.bytes();
     }
     std::string text = header.dump();
-    text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the elements are aligned in a mapping of the file
+    text.resize((text.size() + 7) / 8 * 8, ' ');  // aligns the elements in a mapping of the file
 
     file_.reset(std::fopen(partial_path_.c_str(), "wb"));
     if (!file_) fail();
@@ -330,14 +332,14 @@ SafetensorsWriter::~SafetensorsWriter() {
 void SafetensorsWriter::append(std::string_view name, std::span<const std::byte> bytes) {
     check(current_ < entries_.size() && entries_[current_].name == name,
           "tensors are written in the order of the table");
-    check(bytes.size() <= entries_[current_].bytes() - written_, "a tensor is written with too many bytes");
+    check(bytes.size() <= entries_[current_].bytes() - written_, "no more bytes than the tensor has");
     write(bytes);
     written_ += bytes.size();
     skip_finished();
 }
 
 void SafetensorsWriter::finish(bool sync) {
-    check(current_ == entries_.size(), "a file is finished before all of its tensors are written");
+    check(current_ == entries_.size(), "all tensors are written before a file is finished");
     if (std::fflush(file_.get()) != 0 || (sync && fsync(fileno(file_.get())) != 0)) fail();
     if (std::fclose(file_.release()) != 0) fail();
     if (std::rename(partial_path_.c_str(), path_.c_str()) != 0) fail();

@@ -1,5 +1,5 @@
-// Follows a part's lists call by call, in the orders in which a step runs them, to the first that reads what is not there
-// (part_lists.h).
+// Follows a part's lists call by call, in the orders in which a step runs them. It stops with an error at the
+// first call that reads a value that is missing or overwritten (part_lists.h).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,21 +20,28 @@ class Follower {
     void run(const List& list, std::string_view pass) {
         for (const ListCall& call : list) {
             for (const ListOperand& operand : call.operands) {
-                if (operand.access == Access::read) read(call, operand, operand.version, pass);
-                if (operand.access == Access::add && operand.storage >= 0)
-                    read(call, operand, operand.version - 1, pass);
+                if (operand.access == Access::read || operand.access == Access::add)
+                    read(call, operand, pass);
             }
             for (const ListOperand& operand : call.operands) {
                 const bool writes = operand.access == Access::write || operand.access == Access::add;
+                if (writes && operand.space == Space::output && !has_output_)
+                    programming_error(
+                        fmt::format("{}: {}, {} {} writes the part's output, which is not there",
+                                    lists_.part->name, pass, call.name, call.node->name));
                 if (writes && operand.storage >= 0)
                     contents_[place_of(operand)] = {operand.storage, operand.version, operand.is_own_tokens};
             }
         }
     }
 
-    // Other parts, and other micro-batches, use this memory now.
+    // Forgets a space: other parts and other micro-batches use this memory now.
     void lose(Space space) {
         std::erase_if(contents_, [&](const auto& content) { return content.first.first == space; });
+    }
+    void lose_output() {
+        lose(Space::output);
+        has_output_ = false;
     }
     void lose_recomputed(RecomputeKind kind) {
         for (std::size_t i = 0; i < lists_.kept.size(); ++i) {
@@ -46,7 +53,7 @@ class Follower {
             programming_error(fmt::format("{}: {} leaves no {}", lists_.part->name, pass,
                                           space == Space::output ? "output" : "gradient of its input"));
     }
-    // What comes from outside.
+    // Adds the contents that come from outside the part.
     void give(const List& list, Space space) {
         for (const ListCall& call : list) {
             for (const ListOperand& operand : call.operands) {
@@ -65,7 +72,7 @@ class Follower {
         bool operator==(const Content&) const = default;
     };
 
-    // Gradients before and behind a part are one buffer where both streams are as wide.
+    // The gradients before and after a part share a buffer if both streams have the same width.
     Place place_of(const ListOperand& operand) const {
         const bool is_one = lists_.part->input_width() == lists_.part->output_width();
         const Space space =
@@ -75,7 +82,7 @@ class Follower {
         return {space, has_index ? operand.index : 0};
     }
 
-    void read(const ListCall& call, const ListOperand& operand, int version, std::string_view pass) const {
+    void read(const ListCall& call, const ListOperand& operand, std::string_view pass) const {
         if (operand.storage < 0) return;
         const auto found = contents_.find(place_of(operand));
         const auto name = [&](int storage) { return lists_.storages[static_cast<std::size_t>(storage)]; };
@@ -84,7 +91,7 @@ class Follower {
                                           call.node->name, name(operand.storage), why));
         };
         if (found == contents_.end()) refuse("which nobody made");
-        if (found->second == Content{operand.storage, version, operand.is_own_tokens}) return;
+        if (found->second == Content{operand.storage, operand.read_version, operand.is_own_tokens}) return;
         refuse(found->second.storage == operand.storage
                    ? "which has changed since"
                    : fmt::format("where {} lies by now", name(found->second.storage)));
@@ -92,6 +99,7 @@ class Follower {
 
     const PartLists& lists_;
     std::map<Place, Content> contents_;
+    bool has_output_ = true;
 };
 
 }  // namespace
@@ -123,6 +131,7 @@ void check_lists(const PartLists& lists) {
         follower.run(lists.forward, "forward");
         follower.require(Space::output, "forward");
         follower.lose(Space::scratch);
+        follower.lose_output();
         return follower;
     };
     const auto backward = [&](Follower follower, const List& list, const char* pass) {

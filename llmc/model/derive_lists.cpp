@@ -1,11 +1,11 @@
 // Makes a part's lists from drafts of its passes (part_lists.h).
 #include <algorithm>
 #include <map>
-#include <ranges>
 #include <set>
 #include <utility>
 
 #include "llmc/core/error.h"
+#include "llmc/core/standard_library.h"
 #include "llmc/model/derive_rows.h"
 #include "llmc/model/draft.h"
 #include "llmc/model/place_calls.h"
@@ -30,8 +30,7 @@ class Deriving {
         if (part_.output >= 0)
             draft_.gradient_of(part_.output) = {
                 draft_.make_gradient_storage(part_.output, Space::output_gradient)};
-        for (const Node& node : std::views::reverse(part_.nodes))
-            draft_.write(node, node.operation->backward);
+        for (const Node& node : Reversed(part_.nodes)) draft_.write(node, node.operation->backward);
         const std::size_t last = draft_.calls.size();
         finish_input_gradient();
         Draft backward = std::exchange(draft_.calls, {});
@@ -42,8 +41,8 @@ class Deriving {
 
         if (part_.makes_losses()) {
             Draft losses = forward;
-            draft_.write(part_.nodes.back(), part_.nodes.back().operation->forward,
-                         true);  // the losses alone
+            // The losses without gradients.
+            draft_.write(part_.nodes.back(), part_.nodes.back().operation->forward, true);
             losses.insert(losses.end(), draft_.calls.begin(), draft_.calls.end());
             draft_.calls.clear();
             lists_.forward = placing_(draft_, losses);
@@ -66,12 +65,17 @@ class Deriving {
         });
         return found == part_.nodes.end() ? nullptr : &*found;
     }
-    // The operation that writes a storage of the forward pass again; null where none does.
+    // The operation that can recompute a storage of the forward pass; null if there is none. The cache of
+    // generation lies in memory that each layer keeps.
     const Node* remaker_of(int storage) {
         const int value = draft_.storage(storage).value;
         const Node* node = value < 0 ? nullptr : producer_of(value);
         const int remade = node ? node->operation->remade : -1;
-        return remade >= 0 && node->out[static_cast<std::size_t>(remade)] == value ? node : nullptr;
+        if (remade < 0 || node->out[static_cast<std::size_t>(remade)] != value) return nullptr;
+        const auto caches = [&](const Node& other) {
+            return other.operation->has_cache && other.in[0] == value;
+        };
+        return std::ranges::any_of(part_.nodes, caches) ? nullptr : node;
     }
     bool is_always_remade(int storage) {
         const Node* node = remaker_of(storage);
@@ -103,7 +107,7 @@ class Deriving {
         storage.home = Space::kept;
         storage.index = static_cast<int>(lists_.kept.size());
         lists_.kept.push_back(
-            {storage.name, storage.label, storage.dtype, storage.shape, remaker != nullptr});
+            {storage.name, storage.label, storage.dtype, storage.shape, remaker != nullptr, storage.value});
     }
 
     void keep_what_is_read(const Draft& backward) {
@@ -118,7 +122,7 @@ class Deriving {
             }
         };
         need(backward);
-        // Where both passes are one list, all of it.
+        // If both passes are one list, all values are kept.
         for (int id = 0; part_.makes_losses() && id < std::ssize(draft_.storages); ++id) {
             if (draft_.storage(id).value >= 0 && draft_.storage(id).home == Space::scratch) needed.insert(id);
         }
@@ -133,14 +137,16 @@ class Deriving {
             const Space home = draft_.storage(storage).home;
             if ((home == Space::scratch || home == Space::kept) && !is_always_remade(storage)) keep(storage);
         }
-        for (std::size_t i = 0; i < lists_.kept.size(); ++i) {
-            if (lists_.kept[i].name == "losses") lists_.losses = static_cast<int>(i);
-            if (lists_.kept[i].name == (draft_.is_shared() ? "all columns" : "logits"))
-                lists_.logits = static_cast<int>(i);
+        if (!part_.makes_losses()) return;
+        const Node& losses = part_.nodes.back();
+        for (const Storage& storage : draft_.storages) {
+            if (storage.value == losses.out[0]) lists_.losses = storage.index;
+            if (storage.is_local(&losses, draft_.is_shared() ? "all columns" : "logits"))
+                lists_.logits = storage.index;
         }
     }
 
-    // With the calls before each that make again what is never kept.
+    // The calls, with recomputes before each call that reads a value that is never kept.
     Draft with_remakes(const Draft& calls) const {
         Draft all;
         for (const DraftCall& call : calls) {
@@ -156,17 +162,17 @@ class Deriving {
 
     void recompute(const Draft& forward) {
         for (const Node& node : part_.nodes) {
-            if (node.operation->remade < 0 || node.operation->is_always_remade) continue;
-            const Ref made = draft_.value(node.out[static_cast<std::size_t>(node.operation->remade)]);
-            if (draft_.storage(made.storage).home == Space::kept)
+            if (node.operation->remade < 0) continue;
+            const int made = draft_.value(node.out[static_cast<std::size_t>(node.operation->remade)]).storage;
+            if (draft_.storage(made).home == Space::kept && remaker_of(made) == &node)
                 draft_.write(node, node.operation->remake, true);
         }
         lists_.recompute_cheap = placing_(draft_, std::exchange(draft_.calls, {}));
 
-        // Of the forward pass what leads to something that is kept.
+        // The calls of the forward pass that lead to a kept value.
         std::set<int> needed;
         Draft again;
-        for (const DraftCall& call : std::views::reverse(forward)) {
+        for (const DraftCall& call : Reversed(forward)) {
             const bool is_needed = std::ranges::any_of(call.operands, [&](const Operand& operand) {
                 return is_storage(operand) && writes(operand) &&
                        (draft_.storage(operand.index).home == Space::kept || needed.contains(operand.index));
@@ -177,16 +183,20 @@ class Deriving {
             }
             again.insert(again.begin(), call);
         }
+        // The next part has this part's output by then. A call that also makes a kept value makes it again.
+        for (Storage& storage : draft_.storages) {
+            if (storage.home == Space::output) storage.home = Space::scratch;
+        }
         lists_.recompute = placing_(draft_, again);
     }
 
-    // ---- the backward pass in two parts
+    // ---- the backward pass in two halves
 
     static std::vector<Operand> of_part(const DraftCall& call, Makes part) {
         std::vector<Operand> operands = call.operands;
         for (Operand& operand : operands) {
             if (operand.makes == Makes::both || operand.makes == part) continue;
-            // A matrix and a product's input say how large the result is.
+            // The shapes of the matrix and of the product's input determine the shape of the result.
             const bool says_shape = operand.access == Access::read &&
                                     (operand.kind == Operand::Kind::parameter || part == Makes::input);
             if (says_shape) {
@@ -202,7 +212,7 @@ class Deriving {
             call.operands, [&](const Operand& operand) { return writes(operand) && operand.makes == part; });
     }
 
-    // `calls` without the last copy; `all` with it.
+    // Splits the backward pass into two halves. `calls` lacks the last copy, which `all` has.
     void split(const Draft& calls, const Draft& all) {
         Draft input, weight;
         for (const DraftCall& call : all) {
@@ -210,7 +220,7 @@ class Deriving {
             input.push_back(call);
             input.back().operands = of_part(call, Makes::input);
         }
-        std::map<Ref, DraftCall> exchanged;  // gradients that are exchanged again
+        std::map<Ref, DraftCall> exchanged;  // gradients that the second half exchanges again
         for (const DraftCall& call : calls) {
             if (call.is_exchange && call.operands[0].access == Access::write &&
                 !call.operands[0].is_own_tokens)
@@ -232,11 +242,13 @@ class Deriving {
         }
         lists_.backward_input = placing_(draft_, with_remakes(input));
         lists_.backward_weight = placing_(draft_, with_remakes(weight));
-        // A part runs in one list or in two: what crosses from one to the other is scratch memory in the one.
+        // If the backward pass runs as one list, the values that pass from the first half to the second lie
+        // in scratch memory.
         for (const int storage : moved_) draft_.storage(storage).home = Space::scratch;
     }
 
-    // What the second part reads of the first stays where it is made, or is copied before it is overwritten.
+    // Lets `operand` of the second half read a gradient of the first half: from its own buffer, or from a
+    // copy if that buffer is overwritten later.
     void keep_gradient(Draft& input, Operand& operand) {
         const Ref needed = read_of(operand);
         auto found = kept_gradients_.find(needed);
@@ -257,14 +269,14 @@ class Deriving {
                 draft_.storages.push_back(copy);
                 Operand from = operand.as(copy.shape);
                 from.access = Access::read;
-                from.version = needed.version;
+                from.version = from.read_version = needed.version;
                 const Operand to{.kind = Operand::Kind::storage,
                                  .access = Access::write,
                                  .makes = Makes::input,
                                  .index = kept,
                                  .shape = copy.shape,
                                  .dtype = copy.dtype};
-                // Behind the call that makes it; at the beginning, where none does.
+                // After the call that makes it; at the beginning if no call does.
                 const auto maker =
                     std::ranges::find_if(input, [&](const DraftCall& call) { return makes(call, needed); });
                 const bool is_made = maker != input.end();
@@ -277,7 +289,7 @@ class Deriving {
             found = kept_gradients_.emplace(needed, Ref{kept, home.versions - 1}).first;
         }
         operand.index = found->second.storage;
-        operand.version = found->second.version;
+        operand.version = operand.read_version = found->second.version;
         operand.is_own_tokens = false;
     }
     Shape operand_shape(const Ref& needed, const Operand& operand) {

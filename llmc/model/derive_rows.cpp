@@ -1,14 +1,17 @@
+// Derives the lists for generation, with keys and values kept or with a part's input kept.
 #include "llmc/model/derive_rows.h"
 
 #include <algorithm>
-#include <ranges>
 #include <set>
+
+#include "llmc/core/standard_library.h"
 
 namespace llmc {
 
 namespace {
 
-// Keeps the new rows of an input, of which a rank has all tokens or its own.
+// Copies the new rows of a part's input to the kept input. With Own, a rank keeps only the rows of its own
+// tokens.
 template <bool Own>
 void keep_rows(const Running& r, const Tensor* t) {
     const std::int64_t own = t[0].shape[1], C = t[0].shape[2], end = r.rows.position + r.rows.count;
@@ -51,14 +54,11 @@ class DerivingRows {
         }
         rows.write(node, node.operation->rows ? node.operation->rows : node.operation->forward);
     }
-    // Where the forward pass keeps a value, but for what a cache is made of: that is where the cache is.
+    // Places values where the forward pass keeps them, except the keys and values: the cache uses their memory.
     void place_rows(Drafting& rows) {
-        for (int id = 0; id < std::ssize(rows.storages); ++id) {
-            Storage& storage = rows.storage(id);
-            const bool is_free = storage.home == Space::scratch || storage.is_fixed;
-            if (!is_free || storage.name == "the cache") continue;
+        for (Storage& storage : rows.storages) {
             const auto same = std::ranges::find_if(draft_.storages, [&](const Storage& other) {
-                return other.home == Space::kept && other.name == storage.name;
+                return other.home == Space::kept && other.is_same(storage);
             });
             const bool is_cached = std::ranges::any_of(part_.nodes, [&](const Node& node) {
                 return node.operation->has_cache && node.in[0] == storage.value;
@@ -69,14 +69,15 @@ class DerivingRows {
         }
     }
 
-    // With the inputs of all rows kept, what comes before the keys and values is made of all of them.
+    // Derives the list for generation that keeps the inputs of all rows. The operations before the keys and
+    // values then run on all rows.
     void derive_rows_of_all(const PartSizes& whole) {
         std::set<int> before;
         for (const Node& node : part_.nodes) {
             if (node.operation->has_cache) before.insert(node.in[0]);
         }
         if (before.empty() || part_.input < 0) return;
-        for (const Node& node : std::views::reverse(part_.nodes)) {
+        for (const Node& node : Reversed(part_.nodes)) {
             if (std::ranges::any_of(node.out, [&](int value) { return before.contains(value); }))
                 before.insert(node.in.begin(), node.in.end());
         }
@@ -89,14 +90,25 @@ class DerivingRows {
             part_.nodes.front(), rows.operand(kept_input, Access::write, part_.input),
             rows.operand(input, Access::read, part_.input), divides ? keep_rows<true> : keep_rows<false>));
         std::set<int> known = {kept_input.storage};
+        const auto is_before = [&](const Node& node) {
+            return std::ranges::any_of(node.out, [&](int value) { return before.contains(value); });
+        };
+        // Streams as the operations before the keys and values read them, and as the others do.
+        std::map<int, std::pair<Ref, Ref>> streams = {{part_.input, {kept_input, input}}};
         for (const Node& node : part_.nodes) {
-            const bool is_before =
-                std::ranges::any_of(node.out, [&](int value) { return before.contains(value); });
-            rows.set_sizes(is_before ? lists_.sizes : whole);
-            rows.value(part_.input) = is_before ? kept_input : input;
+            for (const auto& [value, refs] : streams)
+                rows.value(value) = is_before(node) ? refs.first : refs.second;
+            rows.set_sizes(is_before(node) ? lists_.sizes : whole);
             const auto first = static_cast<int>(rows.storages.size());
             draft_rows(rows, node);
-            if (!is_before && !node.operation->has_cache) continue;
+            if (!is_before(node) && !node.operation->has_cache) continue;
+            for (const int value : node.out) {
+                const bool is_read = std::ranges::any_of(part_.nodes, [&](const Node& other) {
+                    return !is_before(other) && std::ranges::find(other.in, value) != other.in.end();
+                });
+                if (divides && is_read && part_.value(value).placement == Placement::stream)
+                    streams[value] = {rows.value(value), gathered(rows, node, value, whole)};
+            }
             for (int made = first; made < std::ssize(rows.storages); ++made) known.insert(made);
         }
         Draft calls = std::exchange(rows.calls, {});
@@ -104,19 +116,30 @@ class DerivingRows {
         rows.finish_output(calls, true);
         lists_.rows_of_all = placing_(rows, calls, [&](const DraftCall& call, const Operand& operand) {
             if (!known.contains(operand.index)) return Extent::rows;
-            const bool is_before =
-                call.node->operation->has_cache ||
-                std::ranges::any_of(call.node->out, [&](int value) { return before.contains(value); });
-            if (!is_before) return Extent::tail;
-            const int value = rows.storage(operand.index).value;
-            const bool is_own = divides && value >= 0 && part_.value(value).placement == Placement::stream;
-            return is_own || call.run == keep_rows<false> || (divides && call.is_exchange) ? Extent::one
-                                                                                           : Extent::known;
+            if (operand.index == kept_input.storage && writes(operand)) return Extent::one;
+            if (!is_before(*call.node) && !call.node->operation->has_cache) return Extent::tail;
+            const bool is_own = operand.shape[1] < part_.tokens;
+            return is_own || (divides && call.is_exchange) ? Extent::one : Extent::known;
         });
         number_storages(lists_.rows_of_all, rows);
     }
 
-    // Behind those of the other lists.
+    // The rows of all tokens of a stream of which each rank has those of its own tokens.
+    static Ref gathered(Drafting& rows, const Node& node, int value, const PartSizes& whole) {
+        const Ref own = rows.value(value);
+        rows.set_sizes(whole);
+        const Ref all{rows.make(value, Space::scratch)};
+        rows.storage(all.storage).value = -1;
+        rows.calls.push_back(
+            {.node = &node,
+             .name = "all_gather",
+             .run = [](const Running& r, const Tensor* t) { r.ranks.gather(t[0], t[1]); },
+             .operands = {rows.operand(all, Access::write, value), rows.operand(own, Access::read, value)},
+             .is_exchange = true});
+        return all;
+    }
+
+    // Numbers the list's storages after those of the other lists.
     void number_storages(List& list, const Drafting& rows) {
         const auto first = static_cast<int>(lists_.storages.size());
         for (const Storage& storage : rows.storages) lists_.storages.push_back(storage.name);

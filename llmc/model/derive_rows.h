@@ -1,13 +1,14 @@
-// Makes a part's lists of generation: the forward pass of a few rows of one sequence, which follow those that a cache knows.
-// They take no memory of their own; the cache is where a training step keeps what keys and values are part of. Ranks that
-// share the layers each compute the whole rows, also where they divide the tokens of a training step.
+// Makes a part's lists for generation: the forward pass of a few new tokens (rows) of one sequence, after the
+// tokens whose keys and values are in a cache. They need no memory of their own: the cache lies where a
+// training step keeps the keys and values. Each tensor-parallel rank computes all new rows, even if the ranks
+// divide the tokens in a training step.
 #pragma once
 
 #include "llmc/model/place_calls.h"
 
 namespace llmc {
 
-// Of a part whose forward pass has been drafted, and what it keeps been placed.
+// Needs a part whose forward pass has been drafted, and whose kept values have been placed.
 void derive_rows(PartLists& lists, Drafting& draft, Placing& placing);
 
 }  // namespace llmc

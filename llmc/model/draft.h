@@ -1,5 +1,6 @@
-// What a part's passes are drafted with: calls whose operands are values and gradients, before it is decided where these lie
-// (derive_lists.cpp, derive_rows.cpp). A draft is in single-assignment form: what changes memory in place makes a new version.
+// Drafts of a part's passes: calls whose operands are values and gradients, before it is decided where these
+// lie (derive_lists.cpp, derive_rows.cpp). A draft is in single-assignment form: changing memory in place
+// makes a new version.
 #pragma once
 
 #include <fmt/format.h>
@@ -16,24 +17,33 @@
 
 namespace llmc {
 
-// A value, or a gradient, while a part runs: where it is, and how often that was changed by then.
+// A value or a gradient during a pass: its storage and the version, which counts the changes in place so far.
 struct Ref {
     int storage = -1, version = 0;
     bool is_own_tokens = false;
     auto operator<=>(const Ref&) const = default;
 };
 
-// Memory of a draft, before it is decided where that lies.
+// Memory of a draft, before it is decided where it lies.
 struct Storage {
     std::string name{}, label{};
     DType dtype = DType::fp32;
     Shape shape{};           // on this rank
     std::int64_t width = 0;  // of its values on all ranks together
     Space home = Space::scratch;
-    int index = 0;   // among its home's
-    int value = -1;  // that it was made for
+    int index = 0;                   // in its home
+    int value = -1;                  // the value for which it was made; -1: none
+    const Node* local_of = nullptr;  // the node whose local memory it is, by its name
     int versions = 1;
-    bool is_fixed = false;  // no batch in its shape
+    bool is_fixed = false;  // its shape has no batch dimension
+
+    bool is_local(const Node* node, std::string_view of) const {
+        return node && local_of == node && name == of;
+    }
+    // Whether another draft has it for the same value, or for the same use of a node.
+    bool is_same(const Storage& other) const {
+        return value >= 0 ? other.value == value : other.is_local(local_of, name);
+    }
 };
 
 struct DraftCall {
@@ -54,9 +64,8 @@ inline bool is_storage(const Operand& operand) { return operand.kind == Operand:
 inline bool reads(const Operand& operand) {
     return is_storage(operand) && (operand.access == Access::read || operand.access == Access::add);
 }
-// What an operand that is changed in place takes is the version before.
 inline Ref read_of(const Operand& operand) {
-    return {operand.index, operand.version - (operand.access == Access::add ? 1 : 0), operand.is_own_tokens};
+    return {operand.index, operand.read_version, operand.is_own_tokens};
 }
 
 inline constexpr RunCall run_add = [](const Running& r, const Tensor* t) { r.ops.add(t[0], t[0], t[1]); };
@@ -81,7 +90,8 @@ class Drafting final : public Calls {
     std::optional<Ref>& gradient_of(int id) { return gradients_[index(id)]; }
     Storage& storage(int id) { return storages[index(id)]; }
 
-    // Writes the calls of a node by a function of its row; where it makes outputs again, in the storages that they have.
+    // Adds the calls of a node, with a function from the table of operations. With `recomputes`, outputs go
+    // to the storages that they already have.
     void write(const Node& node, void (*calls_of)(Calls&), bool makes_again = false) {
         node_ = &node;
         remakes_ = makes_again;
@@ -114,6 +124,7 @@ class Drafting final : public Calls {
                      .makes = makes,
                      .index = ref.storage,
                      .version = ref.version,
+                     .read_version = ref.version,
                      .is_own_tokens = ref.is_own_tokens,
                      .shape = of.shape,
                      .dtype = of.dtype};
@@ -122,8 +133,8 @@ class Drafting final : public Calls {
         return made;
     }
 
-    // What a forward pass leaves to the next part, where that expects it: written there, or copied. Where both streams are one
-    // buffer, not before the last read of the input.
+    // Lets the forward pass leave its result where the next part expects it: written there, or copied. If
+    // input and output are one buffer, it is not written before the last read of the input.
     void finish_output(Draft& calls_of_pass, bool is_one_buffer = false) {
         if (part_.output < 0) return;
         const Ref made = value(part_.output);
@@ -170,13 +181,17 @@ class Drafting final : public Calls {
                 .dtype = sizes().dtype};
     }
     Operand local(std::string_view name, DType dtype, const Shape& shape) override {
-        auto found = std::ranges::find(storages, name, &Storage::name);
+        auto found = std::ranges::find_if(
+            storages, [&](const Storage& storage) { return storage.is_local(node_, name); });
+        // That of losses is kept for generation, which reads the logits there.
         if (found == storages.end())
-            found = storages.insert(found, {.name = std::string(name),
-                                            .dtype = dtype,
-                                            .shape = shape,
-                                            .home = Space::kept,
-                                            .is_fixed = true});
+            found = storages.insert(
+                found, {.name = std::string(name),
+                        .dtype = dtype,
+                        .shape = shape,
+                        .home = node().operation->is_forward_in_backward ? Space::kept : Space::scratch,
+                        .local_of = node_,
+                        .is_fixed = true});
         return {.kind = Operand::Kind::storage,
                 .access = Access::write,
                 .index = static_cast<int>(found - storages.begin()),
@@ -199,15 +214,23 @@ class Drafting final : public Calls {
     void alias(int output, int input) override { values_[index(out(output))] = value(in(input)); }
     Operand in_place(int output, int input) override {
         Ref ref = value(in(input));
-        ref.version = storage(ref.storage).versions++;
+        if (is_needed_later(ref)) {
+            const Ref copied{make(out(output), Space::scratch)};
+            call("copy", run_op<&Ops::copy>,
+                 {operand(copied, Access::write, out(output)), operand(ref, Access::read, in(input))});
+            ref = copied;
+        }
+        const Operand changed = next_version(ref, out(output), Makes::both);
         values_[index(out(output))] = ref;
-        return operand(ref, Access::add, out(output));
+        return changed;
     }
     Operand own_tokens(int output, int input) override {
-        const Ref of = value(in(input));
-        const Ref own{of.storage, storage(of.storage).versions++, true};
-        values_[index(out(output))] = own;
-        return operand(own, Access::write, out(output));
+        Ref ref = value(in(input));
+        if (is_needed_later(ref)) return this->output(output, Access::write);
+        next_version(ref, in(input), Makes::both);
+        ref.is_own_tokens = true;
+        values_[index(out(output))] = ref;
+        return operand(ref, Access::write, out(output));
     }
 
     Operand gradient(int output) override {
@@ -221,11 +244,13 @@ class Drafting final : public Calls {
         begin_with_zero(out(output));
         return change(out(output));
     }
-    Operand make_gradient(int input) override {
-        const Ref made{make_gradient_storage(in(input), Space::scratch)};
-        take_gradient(in(input), made);
-        return operand(made, Access::write, in(input), Makes::input);
+    Operand make_gradient(int input) override { return make_gradient_of(in(input)); }
+    Operand make_gradient_before_gelu(int input) override {
+        const int of = part_.value(in(input)).gelu_of;
+        return make_gradient_of(of < 0 ? in(input) : of);
     }
+    bool has_gradient(int output) override { return gradients_[index(out(output))].has_value(); }
+    Operand make_own_gradient(int output) override { return make_gradient_of(out(output)); }
     Operand add_gradient(int input) override {
         begin_with_zero(in(input));
         return change(in(input));
@@ -241,8 +266,9 @@ class Drafting final : public Calls {
         call("add", run_add, {sum, operand(passed, Access::read, out(output), Makes::input)});
     }
     Operand own_gradient(int input, int output) override {
-        const Ref of = whole_gradient(out(output));
-        const Ref own{of.storage, storage(of.storage).versions++, true};
+        Ref own = whole_gradient(out(output));
+        next_version(own, out(output), Makes::input);
+        own.is_own_tokens = true;
         take_gradient(in(input), own);
         return operand(own, Access::write, in(input), Makes::input);
     }
@@ -253,7 +279,8 @@ class Drafting final : public Calls {
         made.access = Access::add;
         made.makes = Makes::weight;
         made.dtype = DType::fp32;
-        // Whole ones of a unit whose others will be summed over the ranks.
+        // If each rank computes this tensor's whole gradient, but the unit's replicated gradients are summed
+        // over the ranks later, only one rank may add its gradient.
         const PartParameter& parameter = part_.parameters[index(made.index)];
         made.is_of_one = divides_tokens() && !parameter.spec.tensor_dim && parameter.sums_unit &&
                          !has_partial_gradient(part_, made.index);
@@ -262,7 +289,7 @@ class Drafting final : public Calls {
 
     void call(std::string_view name, RunCall run, std::initializer_list<Operand> operands) override {
         calls.push_back({.node = node_, .name = name, .run = run, .operands = operands});
-        // Gradients that come beside one that is there.
+        // Adds gradients of values that already have one.
         for (const auto& [value, made] : std::exchange(pending_, {})) {
             const Operand sum = change(value);
             call("add", run_add, {sum, operand(made, Access::read, value, Makes::input)});
@@ -302,14 +329,20 @@ class Drafting final : public Calls {
         ref = {make_gradient_storage(value, Space::scratch)};
         call("fill", run_zero, {operand(*ref, Access::write, value, Makes::input)});
     }
-    // A gradient that is changed in place: apart from those of other values whose operations come later.
+    Operand make_gradient_of(int value) {
+        const Ref made{make_gradient_storage(value, Space::scratch)};
+        take_gradient(value, made);
+        return operand(made, Access::write, value, Makes::input);
+    }
+    // Changes a gradient in place. If other values share its storage, and their gradients are still needed,
+    // it changes a copy: those of this node's outputs and of all that was made before.
     Operand change(int value) {
         Ref& ref = *gradients_[index(value)];
         const auto is_needed = [&](int other) {
             return other != value && gradients_[index(other)] &&
                    gradients_[index(other)]->storage == ref.storage &&
                    (other == part_.input ||
-                    std::ranges::any_of(std::span(part_.nodes.data(), node_), [&](const Node& node) {
+                    std::ranges::any_of(std::span(part_.nodes.data(), node_ + 1), [&](const Node& node) {
                         return std::ranges::find(node.out, other) != node.out.end();
                     }));
         };
@@ -322,11 +355,26 @@ class Drafting final : public Calls {
             ref = copied;
             break;
         }
+        return next_version(ref, value, Makes::input);
+    }
+    // Whether a later operation, or the next part, reads what the storage holds now.
+    bool is_needed_later(const Ref& ref) const {
+        const auto is_here = [&](int value) {
+            return values_[index(value)] && values_[index(value)]->storage == ref.storage;
+        };
+        const std::span later(node_ + 1, part_.nodes.data() + part_.nodes.size());
+        return (part_.output >= 0 && is_here(part_.output)) ||
+               std::ranges::any_of(later,
+                                   [&](const Node& node) { return std::ranges::any_of(node.in, is_here); });
+    }
+    Operand next_version(Ref& ref, int value, Makes makes) {
         if (ref.version + 1 != storage(ref.storage).versions)
-            programming_error(fmt::format("{}: {} {} adds to {}, which has changed since", part_.name,
+            programming_error(fmt::format("{}: {} {} changes {}, which has changed since", part_.name,
                                           node().operation->name, node().name, storage(ref.storage).name));
-        ref.version = storage(ref.storage).versions++;
-        return operand(ref, Access::add, value, Makes::input);
+        const int before = std::exchange(ref.version, storage(ref.storage).versions++);
+        Operand changed = operand(ref, Access::add, value, makes);
+        changed.read_version = before;
+        return changed;
     }
 
     const Part& part_;

@@ -1,3 +1,4 @@
+// Registers families, finds named models, and checks the user's sizes.
 #include "llmc/model/family.h"
 
 #include <fmt/format.h>
@@ -21,7 +22,7 @@ std::deque<Family>& registered() {
 const std::deque<Family>& families() { return registered(); }
 
 RegisteredFamily::RegisteredFamily(Family family) {
-    // Other options of a run follow from these.
+    // Other options of a run depend on these.
     for (const std::string_view needed : {"layers", "seq-len", "vocab-size"}) {
         if (std::ranges::find(family.options, needed, &FamilyOption::name) == family.options.end())
             programming_error(fmt::format("family {} has no option {}", family.name, needed));
@@ -94,12 +95,12 @@ void check_divides(const char* divisor, const char* size, const ModelChoices& ch
         user_error("--{} {} does not divide --{} {}; try --{} {}{}", divisor, parts, size, whole, size, below,
                    above % parts == 0 ? fmt::format(" or {}", above) : "");
     }
-    // A part of so many is usual at least.
+    // The smallest quotient to suggest, such as a head size.
     constexpr std::int64_t smallest_part = 16;
     std::int64_t most = std::max<std::int64_t>(1, whole / smallest_part);
     while (whole % most != 0) --most;
-    user_error("--{} {} are more than --{} {}; give a divisor of it, such as {}", divisor, parts, size, whole,
-               most);
+    user_error("--{} {} is more than --{} {}; give a divisor of that, such as {}", divisor, parts, size,
+               whole, most);
 }
 
 }  // namespace llmc

@@ -1,4 +1,5 @@
-// GPT-2 (Radford et al., "Language models are unsupervised multitask learners", 2019), in the names of its files.
+// GPT-2 (Radford et al., "Language models are unsupervised multitask learners", 2019), with the tensor names
+// of its files.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -16,7 +17,7 @@ struct GPTConfig {
 };
 constexpr Init normal{.stddev = 0.02};
 
-// The token embedding, which may be the head too, or a head of its own.
+// The token embedding, or the table of an untied head.
 ParamSpec table(const GPTConfig& m, const char* name) {
     return {.name = name,
             .shape = {m.vocabulary, m.channels},
@@ -33,7 +34,8 @@ Part embedding_part(const GPTConfig& m) {
 
 Part block_part(const GPTConfig& m) {
     const std::int64_t C = m.channels, NH = m.heads, HS = C / NH;
-    // What is added to the residual stream is scaled by the number of additions, two a block.
+    // Products that add to the residual stream start smaller, by the square root of the number of additions,
+    // two per block.
     const Init projection{.stddev = 0.02 / std::sqrt(2.0 * static_cast<double>(m.layers))};
 
     Trace t("block {}", "h.{}", m.sequence_length, C);
@@ -72,7 +74,7 @@ Model make(const ModelChoices& choices) {
                 fmt::format("{}, {}, {} channels, context {}, vocabulary {}{}{}", plural(m.layers, "layer"),
                             plural(m.heads, "head"), m.channels, m.sequence_length, m.vocabulary,
                             m.bias ? "" : ", no biases", m.tied_head ? "" : ", a head of its own"),
-            // The causal masks of the blocks are no weights.
+            // The causal masks in the files are not weights.
             .files = {.prefix = "transformer.",
                       .passed_over = {".attn.bias", ".attn.masked_bias"},
                       .head = "lm_head.weight",
@@ -81,17 +83,18 @@ Model make(const ModelChoices& choices) {
                       .untied_head = "--tied-head=false"}};
 }
 
-// tiny and mini read bytes; then GPT-2's four sizes, and one of GPT-3's with GPT-2's vocabulary: learning rates by GPT-3's paper
-// (Brown et al., 2020, table 2.1).
+// The models tiny and mini read bytes. Then come GPT-2's four sizes, and one of GPT-3's with GPT-2's
+// vocabulary. Learning rates follow GPT-3's paper (Brown et al., 2020, table 2.1).
 const RegisteredFamily registered(
     {.name = "gpt2",
-     .options = {{"layers", "Transformer blocks, L; default the model's"},
-                 {"heads", "Attention heads, NH, a divisor of C; default the model's", OptionKind::division},
-                 {"channels", "Width of the residual stream, C; default the model's"},
-                 {"seq-len", "Tokens of context, T; default the model's"},
-                 {"vocab-size", "Vocabulary, V, where 256 is bytes; default the model's"},
-                 {"bias", "Biases in layernorms and products", OptionKind::on_off},
-                 {"tied-head", "Use the token embedding as the head too", OptionKind::on_off}},
+     .options = {{"layers", "Use N transformer blocks (default: the model's)"},
+                 {"heads", "Use N attention heads, a divisor of --channels (default: the model's)",
+                  OptionKind::division},
+                 {"channels", "Use a residual stream of N channels (default: the model's)"},
+                 {"seq-len", "Use a context of N tokens (default: the model's)"},
+                 {"vocab-size", "Use a vocabulary of N tokens; 256: bytes (default: the model's)"},
+                 {"bias", "Use biases in layernorms and linear layers", OptionKind::on_off},
+                 {"tied-head", "Use the token embedding's weights in the head too", OptionKind::on_off}},
      .models = {{"tiny", {4, 4, 128, 64, 256}, 4e-3},
                 {"mini", {6, 6, 384, 256, 256}, 1e-3},
                 {"gpt2", {12, 12, 768, 1024, 50257}, 6e-4},

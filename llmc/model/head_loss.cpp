@@ -1,5 +1,5 @@
-// The losses: a row of the table of operations. Logits are made for a few rows at a time, so that the full (B*T,V) logits never
-// exist; with gradients, these are made in place of them.
+// The operation of the head: logits and losses, as a row of the table of operations. Logits are computed for
+// a few rows at a time, so that the full (B*T,V) logits never exist. Their gradients overwrite them.
 #include <algorithm>
 
 #include "llmc/model/operation.h"
@@ -9,7 +9,7 @@ namespace llmc {
 
 namespace {
 
-// Of the vocabulary, the columns that a rank has.
+// The part of the vocabulary (columns of the logits) that a tensor-parallel rank has.
 struct Columns {
     std::int64_t first, count;
 };
@@ -51,7 +51,7 @@ void losses(const Running& r, const Tensor* t) {
     }
 }
 
-// The logits of one row, of all columns in the order of the tokens.
+// Computes the logits of one row, for all columns in the order of the vocabulary.
 void logits_of_row(const Running& r, const Tensor* t) {
     const Tensor logits = t[at::logits].slice(0, 1), all = t[at::all_columns];
     r.ops.matmul_forward(logits, t[at::input].rows(), t[at::table], {});

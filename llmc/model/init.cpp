@@ -1,3 +1,4 @@
+// Computes initial weights from counter-based random numbers.
 #include "llmc/model/init.h"
 
 #include <algorithm>
@@ -15,7 +16,7 @@ void initialize_unit(std::span<float> values, std::int64_t begin, const UnitLayo
         const RandomStream random(seed, unit.full_name(entry.spec));
         const Init init = entry.spec.init;
         for (const TensorRun& run : runs_of(entry, unit.ranks())) {
-            // Of the run's elements, those that are asked for.
+            // The elements of the run that lie in `values`.
             const std::int64_t place = entry.offset + run.own - begin;
             const std::int64_t first = std::max<std::int64_t>(0, -place);
             const std::int64_t last = std::min(run.size, end - begin - place);

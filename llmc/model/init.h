@@ -9,7 +9,8 @@
 
 namespace llmc {
 
-// Fills `values` with a part of the unit's flat buffer in fp32, from the element `begin` on, padding zero.
+// Fills `values` with fp32 initial weights of the unit's flat buffer from the element `begin` on. Padding is
+// zero.
 void initialize_unit(std::span<float> values, std::int64_t begin, const UnitLayout& unit, std::uint64_t seed);
 
 }  // namespace llmc

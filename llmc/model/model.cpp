@@ -1,8 +1,10 @@
+// Derives from a model its outline and its costs.
 #include "llmc/model/model.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <set>
 #include <utility>
@@ -13,7 +15,7 @@ namespace llmc {
 
 namespace {
 
-// "{}" in a name stands for the part's number.
+// Replaces "{}" in a name by the part's number.
 std::string numbered(const std::string& name, std::int64_t number) {
     const std::size_t place = name.find("{}");
     return place == std::string::npos ? name : fmt::format(fmt::runtime(name), number);
@@ -49,7 +51,7 @@ class Outlining {
     }
 
   private:
-    // `number` is that of a part which is no layer, among those of its run.
+    // `number` is the part's number in its run. A layer is numbered among the layers instead.
     void add(const Part& of, int kind, bool is_layer, std::int64_t number) {
         Outline::OutlinedPart part;
         part.kind = kind;
@@ -176,8 +178,10 @@ std::vector<SharedByRanks> shared_by_ranks(const Model& model) {
     for (const Model::Run& run : model.runs) {
         for (const Part& part : run.parts) {
             for (const Value& value : part.values) {
-                if (!value.divided_what.empty())
-                    shared.push_back({value.shape[value.divided_dim], value.divided_what});
+                // A saturated count is no size; the memory check refuses such a model.
+                const std::int64_t count = value.shape[value.divided_dim];
+                if (!value.divided_what.empty() && count < std::numeric_limits<std::int64_t>::max())
+                    shared.push_back({count, value.divided_what});
             }
         }
     }

@@ -1,5 +1,5 @@
-// A model: its parts in their order, each traced once however often it comes. A family's file makes it (gpt2.cpp); everything
-// else that is said of a model is derived from it.
+// Describes a model: its parts in order; a part that is repeated is traced only once. A family's file makes it
+// (gpt2.cpp). Everything else about the model is derived from it.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace llmc {
 
-// A size that an option gives, beside that of the largest model with a name.
+// A size that an option sets; `largest_named` is that of the largest named model.
 struct ModelSize {
     std::string_view option;
     std::int64_t value, usual;
@@ -23,66 +23,69 @@ struct ModelSize {
 };
 
 struct Model {
-    // Parts that come so many times, in turn: A, B, A, B.
+    // A group of parts that is repeated `count` times: A, B, A, B.
     struct Run {
         std::vector<Part> parts;
-        std::int64_t count = 1;  // of each
-        bool is_layer = false;   // a pipeline puts layers where they fit, and the rest at its ends
+        std::int64_t count = 1;  // of each part
+        bool is_layer = false;   // layers are distributed over pipeline stages; other parts stay with a layer
     };
     std::vector<Run> runs;
     std::int64_t sequence_length = 0;  // T, tokens of context
     std::int64_t vocabulary = 0;       // V
-    std::string description{};         // its sizes, for a person
-    std::vector<ModelSize> sizes{};    // of those that memory grows with
-    // How its files are other than its units say.
+    std::string description{};         // its sizes, as text
+    std::vector<ModelSize> sizes{};    // those with which memory grows
+    // How weight files (safetensors) of this family differ from the units' names and tensors.
     struct Files {
-        std::string prefix{};                    // of names, which may be left out
-        std::vector<std::string> passed_over{};  // ends of the names of tensors that are no weights
-        // The head's name, and the table's. A tied head is the table; an untied one that a file lacks begins as its copy.
+        std::string prefix{};                    // of names; may be missing
+        std::vector<std::string> passed_over{};  // ends of names of tensors that are no weights
+        // The names of the head and of the table. A tied head is the table. If a file lacks an untied head,
+        // the head begins as a copy of the table.
         std::string head{}, table{};
-        // Options of a model without biases, and of one with an untied head, for messages.
+        // For messages: the options of a model without biases, and of one with an untied head.
         std::string no_biases{}, untied_head{};
     } files{};
 
     std::int64_t layers() const;
 };
 
-// Floating-point operations of a part's forward pass on a token: of its products, and of the attention scores and what they
-// weigh, half of what Chowdhery et al. count ("PaLM", 2022, appendix B), since nobody computes the half that the causal mask
-// hides. A part without either costs its other operations. Backward takes twice as many.
+// Floating-point operations per token of a part's forward pass: those of its products and of attention.
+// Attention counts half of what Chowdhery et al. count ("PaLM", 2022, appendix B), since the half that the
+// causal mask hides is not computed. A part with neither counts its other operations. The backward pass takes
+// twice as many.
 double forward_cost(const Part& part);
-// Of its backward pass what makes the gradients of weights.
+// The part of the backward pass that computes weight gradients, in the same unit.
 double weight_cost(const Part& part);
-// Forward and backward, of all parts with products.
+// Floating-point operations per token of the forward and backward pass of all parts with products.
 double training_flops_per_token(const Model& model);
 
-// What tensor-parallel ranks share, each the same number of it: how many there are, and of what ("heads (--heads)").
+// Something of which each tensor-parallel rank has an equal share: how many there are, and of what ("heads
+// (--heads)").
 struct SharedByRanks {
     std::int64_t count;
     std::string what;
 };
 std::vector<SharedByRanks> shared_by_ranks(const Model& model);
 
-// What the operations of all parts ask of a device.
+// The workspace that the operations of all parts need.
 WorkspaceRequest workspace_request(const Model& model, const PartSizes& sizes);
 
-// Trainable parameters, without padding; what parts share counts once. Exact for all that a machine could bear, and of no use
-// as a whole number for what none could.
+// The number of trainable parameters, without padding; shared ones count once. The double is exact up to
+// 2^53, beyond any model that fits a machine. Call count_parameters() only for such models.
 double parameters_about(const Model& model);
 inline std::int64_t count_parameters(const Model& model) {
     return static_cast<std::int64_t>(parameters_about(model));
 }
 
-// A model part by part: what lists of actions, and the store, need to know of it.
+// A model part by part, as the lists of actions and the parameter store need it.
 struct Outline {
     struct OutlinedPart {
-        std::string name;           // "block 3"
-        int kind = 0;               // parts of one kind are alike: parts_of_kinds has it
-        int layer = -1;             // its number among the layers; -1: none
-        int own_unit = 0;           // in whose name a person knows it
-        std::vector<int> units{};   // whose parameters it uses, in the order of use
-        std::vector<int> places{};  // of each of its parameters: the unit
-        // The widths of the stream before and behind it, by their numbers; -1: tokens, or losses.
+        std::string name;           // "block 3".
+        int kind = 0;               // In `kinds`; parts of one kind are alike.
+        int layer = -1;             // Its number among the layers; -1: no layer.
+        int own_unit = 0;           // The unit whose name stands for the part in messages.
+        std::vector<int> units{};   // Units whose parameters it uses, in the order of use.
+        std::vector<int> places{};  // For each of its parameters, the unit.
+        // Indices in `widths` of the residual stream before and after it; -1: it takes tokens, or makes losses.
         int input_width = -1, output_width = -1;
 
         bool takes_tokens() const { return input_width < 0; }
@@ -91,35 +94,35 @@ struct Outline {
     };
     struct OutlinedUnit {
         UnitSpec spec;
-        int class_of_layers =
-            -1;  // the first unit that it may take turns with: of layers that are alike; -1: it has no turns
+        // The first unit of like layers, with which this one may share rotating buffers; -1: none.
+        int class_of_layers = -1;
         bool sums_replicated = false;  // with sequence parallelism
-        std::vector<int> parts{};      // that use it, in their order
+        std::vector<int> parts{};      // parts that use it, in order
     };
     struct Kind {
         Part part;
-        bool keeps = false;  // something from its forward to its backward pass
+        bool keeps = false;  // keeps something from its forward pass for its backward pass
         bool backward_reads_parameters = false;
-        bool splits_backward = false;  // has two parts of it
-        int split_number = -1;         // among the kinds that do
+        bool splits_backward = false;  // its backward pass can run in two halves
+        int split_number = -1;         // its number among the kinds that split; -1: it does not split
     };
     std::vector<OutlinedPart> parts;
     std::vector<OutlinedUnit> units;
     std::vector<Kind> kinds;
-    std::vector<std::int64_t> widths;  // of streams
+    std::vector<std::int64_t> widths;  // of residual streams
     Model::Files files;
-    std::vector<int> layers{};  // their parts
+    std::vector<int> layers{};  // the part of each layer
     int split_kinds = 0;
 
     const OutlinedPart& part(int number) const { return parts[static_cast<std::size_t>(number)]; }
     const OutlinedUnit& unit(int number) const { return units[static_cast<std::size_t>(number)]; }
     const Kind& kind_of(const OutlinedPart& part) const { return kinds[static_cast<std::size_t>(part.kind)]; }
     const Kind& kind_of(int part_number) const { return kind_of(part(part_number)); }
-    // A part with a stream behind it; beyond the last one, as that is.
+    // A part with an output stream. Numbers beyond the last such part give that part.
     const OutlinedPart& part_with_output(int number) const {
         return part(std::min(number, static_cast<int>(parts.size()) - 2));
     }
-    // Those of these parts that use a unit.
+    // The parts among [first_part, end_part) that use a unit.
     std::span<const int> users(int unit, int first_part, int end_part) const;
     bool uses(int unit, int first_part, int end_part) const {
         return !users(unit, first_part, end_part).empty();
@@ -127,7 +130,8 @@ struct Outline {
     int units_count() const { return static_cast<int>(units.size()); }
 };
 
-// ProgrammingError that names an operation's parameter where parts that share it do not say the same of it.
+// Derives the outline. Throws a ProgrammingError that names the parameter if the parts that share it describe
+// it differently.
 Outline outline_of(const Model& model);
 
 // The lists of all kinds of parts.
@@ -139,7 +143,7 @@ struct ModelLists {
         return kinds[static_cast<std::size_t>(part.kind)];
     }
 };
-// The outline outlives them.
+// The outline must outlive the result.
 ModelLists derive_lists(const Outline& outline, const PartSizes& sizes);
 
 }  // namespace llmc

@@ -1,5 +1,6 @@
-// A row of the table of operations (operations.cpp, head_loss.cpp), and what a row writes its calls with. A call is one of Ops or of the
-// tensor-parallel ranks; derive_lists.cpp and place_calls.cpp decide where its operands lie.
+// A row of the table of operations (operations.cpp, head_loss.cpp), and the interface by which it writes its
+// calls. A call is one of Ops or of the tensor-parallel ranks. derive_lists.cpp and place_calls.cpp decide
+// where its operands lie.
 #pragma once
 
 #include <cstddef>
@@ -15,30 +16,30 @@
 
 namespace llmc {
 
-// What shapes depend on, beside the model.
+// The sizes, besides the model's, on which shapes depend.
 struct PartSizes {
     TensorSplit split{};
     std::int64_t batch = 1;  // sequences
     DType dtype = DType::fp32;
-    std::int64_t logits_rows = 1;  // that are held at a time
+    std::int64_t logits_rows = 1;  // rows of logits in memory at a time
 };
 
-// Of a sequence: [position, position + count).
+// Tokens [position, position + count) of a sequence, called rows in generation.
 struct RowRange {
     std::int64_t position = 0, count = 1;
 };
 
-// What a call finds when it runs.
+// The context of a call when it runs.
 struct Running {
     Ops& ops;
     const TensorParallel& ranks;
     const Node* node;
     float loss_scale;  // gradients are those of loss_scale * (sum of losses)
-    RowRange rows;     // of generation
+    RowRange rows;     // for generation
 };
 using RunCall = void (*)(const Running& running, const Tensor* operands);
 
-// The call of a function of Ops whose arguments are the operands in their order: run_op<&Ops::add>.
+// Calls a function of Ops whose arguments are the operands in their order: run_op<&Ops::add>.
 template <auto Function, class... Tensors>
 constexpr RunCall run_in_order(void (Ops::*)(Tensors...)) {
     return [](const Running& running, const Tensor* operands) {
@@ -52,10 +53,10 @@ inline constexpr RunCall run_op = run_in_order<Function>(Function);
 enum class Access {
     read,
     write,
-    add,   // changes what is there
-    shape  // takes its shape alone
+    add,   // changes the present values
+    shape  // uses only its shape
 };
-// Which part of the backward pass needs an operand or, for what is written, makes it.
+// The half of the backward pass that needs an operand or, if it is written, makes it.
 enum class Makes { both, input, weight };
 
 struct Operand {
@@ -64,9 +65,10 @@ struct Operand {
     Access access = Access::read;
     Makes makes = Makes::both;
     int index = -1;  // of a storage of the draft, or of a parameter of the part
-    int version = 0;
-    bool is_own_tokens = false;  // of the storage, what the rank's own tokens have
-    bool is_of_one = false;      // there on one tensor-parallel rank alone
+    // The version of its storage that it leaves, and the one that it reads.
+    int version = 0, read_version = 0;
+    bool is_own_tokens = false;  // only the part of the storage for the rank's own tokens
+    bool is_of_one = false;      // exists on one tensor-parallel rank only
     Shape shape{};               // on this rank
     DType dtype = DType::fp32;
 
@@ -78,7 +80,7 @@ struct Operand {
     }
     Operand for_input() const { return made_for(Makes::input); }
     Operand for_weight() const { return made_for(Makes::weight); }
-    // (B,T,...) with the rest flattened.
+    // (B,T,...) with the other dimensions flattened.
     Operand by_token() const { return as({shape[0], shape[1], shape.elements() / (shape[0] * shape[1])}); }
 
   private:
@@ -89,7 +91,7 @@ struct Operand {
     }
 };
 
-// What a row writes the calls of one node with.
+// The interface by which a row writes the calls of one node.
 class Calls {
   public:
     virtual ~Calls() = default;
@@ -99,46 +101,55 @@ class Calls {
     bool divides_tokens() const { return sizes_.split.ranks > 1 && sizes_.split.sequence_parallel; }
     bool is_shared() const { return sizes_.split.ranks > 1; }
 
-    // The node's inputs, outputs and parameters by their places; an empty operand where a parameter is not there.
+    // The node's inputs, outputs and parameters by position. The operand of an absent parameter is empty.
     virtual Operand read(int input) = 0;
     virtual Operand output(int output, Access access = Access::write) = 0;
     virtual Operand parameter(int place) = 0;
-    // Added on one of the ranks, where each makes an addend.
+    // A parameter that only one rank adds, where each rank makes a partial sum.
     Operand of_one(Operand parameter) const {
         parameter.is_of_one = true;
         return parameter;
     }
     static Operand tokens() { return {.kind = Operand::Kind::tokens, .dtype = DType::int32}; }
     static Operand targets() { return {.kind = Operand::Kind::targets, .dtype = DType::int32}; }
-    // The value that an input is GELU of; empty where it is of none.
+    // The value of which an input is GELU; empty if there is none.
     virtual Operand pre_gelu(int input) = 0;
-    // Where the first input is kept, for the keys and values of all rows, of one sequence.
+    // The memory of the first input in training. In generation it is the cache of the keys and values of all
+    // tokens of one sequence.
     virtual Operand cache(const Shape& shape) = 0;
-    // Memory of the operation's own.
+    // Memory for this operation only.
     virtual Operand local(std::string_view name, DType dtype, const Shape& shape) = 0;
 
-    // An output that is an input, as it is, changed in place or what the rank's own tokens have of it.
+    // An output that shares memory with an input: unchanged, changed in place, or restricted to the rank's
+    // own tokens.
     virtual void alias(int output, int input) = 0;
     virtual Operand in_place(int output, int input) = 0;
     virtual Operand own_tokens(int output, int input) = 0;
 
-    // ---- of the backward pass
+    // ---- for the backward pass
 
-    // The gradient of an output, which is whole by now; and as it is changed in place.
+    // The complete gradient of an output, to read, or to change in place.
     virtual Operand gradient(int output) = 0;
     virtual Operand changed_gradient(int output) = 0;
-    // The same of an output that nothing may use: zero to begin with, if nothing does.
+    // The same for an output that may have no users; it starts as zero if it has none.
     virtual Operand added_gradient(int output) = 0;
-    // That of an input, which the call writes, or adds to. The call makes it for the gradient of the part's input.
+    // The gradient of an input, which the call writes, or to which it adds. The call belongs to the half of
+    // the backward pass that makes input gradients.
     virtual Operand make_gradient(int input) = 0;
+    // The same for a product: of the value of which the input is GELU, if there is one.
+    virtual Operand make_gradient_before_gelu(int input) = 0;
+    // For GELU itself: whether an operation that is no product made the gradient of an output; the gradient
+    // of another output, which the call writes.
+    virtual bool has_gradient(int output) = 0;
+    virtual Operand make_own_gradient(int output) = 0;
     virtual Operand add_gradient(int input) = 0;
-    // That of an input is that of an output, or what the rank's own tokens have of it.
+    // Makes the gradient of an input that of an output, or the rank's own tokens of it.
     virtual void pass_gradient(int input, int output) = 0;
     virtual Operand own_gradient(int input, int output) = 0;
     virtual Operand parameter_gradient(int place) = 0;
 
     virtual void call(std::string_view name, RunCall run, std::initializer_list<Operand> operands) = 0;
-    // The same of what ranks exchange; `bytes` is what each sends of it, for all tokens of the batch.
+    // The same for an exchange between ranks. `bytes` is what each rank sends for all tokens of the batch.
     virtual void exchange(std::string_view name, RunCall run, std::initializer_list<Operand> operands,
                           std::uint64_t bytes) = 0;
 
@@ -148,27 +159,29 @@ class Calls {
     PartSizes sizes_;
 };
 
-// Floating-point operations of a token, in the forward pass. In the backward pass there are two products for each, and five of
-// attention for its two.
+// Floating-point operations per token in the forward pass. The backward pass has two products for each one,
+// and five for attention's two.
 struct Work {
     double products = 0;  // of matrix products
-    double pairs = 0;     // of each key that a query sees
+    double pairs = 0;     // of attention, for each pair of a query and a key that it sees
     double other = 0, other_backward = 0;
 };
 
 struct Operation {
     std::string_view name;
     void (*forward)(Calls& calls);
-    void (*backward)(Calls& calls);  // what depends on `Makes` is left out where only one part of it is made
-    void (*rows)(Calls& calls) = nullptr;  // a few rows behind a cache, where these take another call
-    // Writes an output once more, of what is kept beside it: which one, and whether it is never kept.
+    void (*backward)(Calls& calls);        // in a half of the pass, operands of the other `Makes` are empty
+    void (*rows)(Calls& calls) = nullptr;  // a few rows with a cache, if that needs another call
+    // Recomputes the output number `remade` from the other kept values. If `is_always_remade`, that output is
+    // never kept.
     void (*remake)(Calls& calls) = nullptr;
     int remade = -1;
     bool is_always_remade = false;
-    bool has_cache = false;               // generation keeps its first input's keys and values
-    bool is_forward_in_backward = false;  // what its backward needs is not kept: it includes the forward
+    bool has_cache = false;  // generation keeps the keys and values of its first input
+    // its backward pass includes its forward pass, and needs nothing kept
+    bool is_forward_in_backward = false;
     Work (*work)(const Part& part, const Node& node) = nullptr;
-    // Raises what it asks of a device.
+    // Raises a request to the workspace that it needs.
     void (*workspace)(const Part& part, const Node& node, const PartSizes& sizes,
                       WorkspaceRequest& request) = nullptr;
 };

@@ -1,3 +1,4 @@
+// The table of operations: for each, its calls forward and backward, its work and its workspace.
 #include "llmc/model/operations.h"
 
 #include <algorithm>
@@ -9,18 +10,18 @@ namespace llmc {
 
 namespace {
 
-// ---- what several rows share
+// ---- shared by several rows
 
 std::int64_t features_of(const Part& part, int value) { return part.value(value).features(); }
 
-// FLOPs of each feature of the first output.
+// FLOPs per feature of the first output.
 template <int Forward, int Backward>
 Work elementwise(const Part& part, const Node& node) {
     const auto features = static_cast<double>(features_of(part, node.out[0]));
     return {.other = Forward * features, .other_backward = Backward * features};
 }
 
-// What each rank sends where all gather, or reduce in parts, so many bytes in all.
+// The bytes that each rank sends to all-gather or reduce-scatter `whole`.
 std::uint64_t gathered_bytes(const Calls& c, const Operand& whole) {
     const auto bytes = static_cast<std::uint64_t>(whole.shape.elements()) * size_of(whole.dtype);
     const auto ranks = static_cast<std::uint64_t>(c.sizes().split.ranks);
@@ -49,7 +50,7 @@ constexpr RunCall sum_own_tokens = [](const Running& r, const Tensor* t) {
 Value stream(const Trace& t, std::string name, std::string label, std::int64_t width) {
     return {.name = std::move(name), .label = std::move(label), .shape = {t.tokens(), width}};
 }
-// A number in fp32 for each token.
+// One fp32 number for each token.
 Value statistic(const Trace& t, std::string name) {
     return {.name = std::move(name), .shape = {t.tokens()}, .is_fp32 = true};
 }
@@ -61,8 +62,8 @@ std::string unit_of(const std::string& parameter) { return parameter.substr(0, p
 
 // ---- embedding
 
-// Each token's row is added by the rank that has it, and the positions by one. The rank's rows of the table begin here;
-// nothing where it has all.
+// The first row of the table on this rank; empty if it has all rows. The rank with a token's row adds it; one
+// rank adds the positions.
 std::optional<std::int64_t> first_row(const TensorParallel& ranks, const Tensor& table) {
     if (!ranks.is_shared()) return std::nullopt;
     return ranks.rank() * table.shape[0];
@@ -113,7 +114,7 @@ const Operation layernorm_row{
     .work = elementwise<8, 16>,
     .workspace = ask_for_rows};
 
-// The sum's gradient, to which the normalisation adds, is that of both addends.
+// The sum's gradient, to which the normalisation adds its own, is the gradient of both addends.
 const Operation add_layernorm_row{
     .name = "add_layernorm",
     .forward =
@@ -141,18 +142,20 @@ Operand weight_of(Calls& c) {
     return weight.as({weight.shape.elements() / weight.shape.last(), weight.shape.last()});
 }
 void call_product(Calls& c, const Operand& pre_gelu) {
-    // Where each rank makes an addend, one adds the bias.
+    // If each rank makes a partial sum, one of them adds the bias.
     const bool makes_addend = c.node().takes == Placement::divided;
     c.call("matmul_forward", run_op<&Ops::matmul_forward>,
            {c.output(0).by_token(), c.read(0).by_token(), weight_of(c),
             makes_addend ? c.of_one(c.parameter(1)) : c.parameter(1), pre_gelu});
 }
-// For an input that is GELU of another value the product makes the gradient of that value: matmul_backward takes it.
-void call_product_backward(Calls& c) {
+// `out` is the product's own output. If the input is GELU of another value, matmul_backward reads that value
+// and computes its gradient directly.
+void call_product_backward(Calls& c, int out) {
     const Operand in = c.read(0), weight = weight_of(c);
-    const Operand dweight = c.parameter_gradient(0).as(weight.shape), din = c.make_gradient(0).by_token();
+    const Operand dweight = c.parameter_gradient(0).as(weight.shape),
+                  din = c.make_gradient_before_gelu(0).by_token();
     c.call("matmul_backward", run_op<&Ops::matmul_backward>,
-           {din, dweight, c.parameter_gradient(1), c.gradient(0).by_token(), in.by_token().for_weight(),
+           {din, dweight, c.parameter_gradient(1), c.gradient(out).by_token(), in.by_token().for_weight(),
             weight.for_input(), c.pre_gelu(0).for_input()});
 }
 Work product_work(const Part& part, const Node& node) {
@@ -162,14 +165,20 @@ Work product_work(const Part& part, const Node& node) {
 
 const Operation product_row{.name = "product",
                             .forward = [](Calls& c) { call_product(c, {}); },
-                            .backward = call_product_backward,
+                            .backward = [](Calls& c) { call_product_backward(c, 0); },
                             .work = product_work,
                             .workspace = ask_for_product};
 
 const Operation product_gelu_row{
     .name = "product_gelu",
     .forward = [](Calls& c) { call_product(c, c.output(1).by_token()); },
-    .backward = call_product_backward,
+    .backward =
+        [](Calls& c) {
+            if (c.has_gradient(0))
+                c.call("gelu_backward", run_op<&Ops::gelu_backward>,
+                       {c.make_own_gradient(1), c.gradient(0), c.output(1, Access::read)});
+            call_product_backward(c, 1);
+        },
     .remake =
         [](Calls& c) {
             c.call("gelu_forward", run_op<&Ops::gelu_forward>, {c.output(0), c.output(1, Access::read)});
@@ -225,7 +234,7 @@ const Operation attention_row{
             const Shape qkv = c.read(0).shape;
             c.call("attention_cached_forward",
                    [](const Running& r, const Tensor* t) {
-                       // The new rows, or all of them.
+                       // The number of new rows, or of all rows.
                        const std::int64_t made = t[2].shape[1];
                        const Shape heads{t[1].shape[2], t[1].shape[3]};
                        r.ops.attention_cached_forward(t[0].view(Shape{made} + heads), t[1],
@@ -246,7 +255,7 @@ const Operation attention_row{
             at_least(request.head_size, heads[2]);
         }};
 
-// ---- sums, and what ranks exchange
+// ---- sums, and exchanges between ranks
 
 const Operation add_row{.name = "add",
                         .forward =
@@ -310,7 +319,7 @@ const Operation scatter_row{
         },
     .work = elementwise<0, 0>};
 
-// The same value, held otherwise.
+// The same value with another placement.
 int trace_exchange(Trace& t, const Operation& row, int value, Placement takes, Placement leaves,
                    const char* what) {
     Value made = t[value];
@@ -364,6 +373,9 @@ int product(Trace& t, const std::string& name, int x, const Shape& outputs, cons
 
 int product_gelu(Trace& t, const std::string& name, int x, const Shape& outputs, const ProductSplit& split,
                  bool has_bias, const Init& init) {
+    if (!split.output_dim)
+        t.refuse({.operation = &product_gelu_row, .name = name},
+                 "makes partial sums, and GELU takes what is complete; divide it by its outputs");
     const int gelu = trace_product(t, product_gelu_row, name, x, outputs, split, has_bias, init, "",
                                    {unit_of(name) + ".act", name});
     t.set_gelu(gelu, gelu + 1);
@@ -389,7 +401,7 @@ int attention(Trace& t, const std::string& name, int qkv) {
 }
 
 int add(Trace& t, int a, int b) {
-    const Node node{.operation = &add_row, .name = t[b].label, .in = {a, b}};
+    const Node node{.operation = &add_row, .name = t[b].label.empty() ? t[b].name : t[b].label, .in = {a, b}};
     check_widths(t, node);
     return t.add(node, {stream(t, t[b].name + ".sum", t[b].label, t[a].features())});
 }

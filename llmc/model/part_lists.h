@@ -1,9 +1,10 @@
-// What a part's trace makes it do: lists of calls for its passes, and the memory that these need. All of it is derived here,
-// for one way to share the layers, one dtype and one size of micro-batches.
+// Derives from a part's trace its lists of calls, one for each of its passes, and the memory that they need.
+// They depend on the tensor-parallel split, the dtype and the size of micro-batches.
 //
-// A list's calls find their operands in a few spaces (PartMemory). What the backward pass needs is kept from the forward pass;
-// what takes little to make again may be made again (recompute.h). All else is scratch memory, of which parts share one buffer
-// for each width and each time that two are needed at once.
+//
+// The operands of calls lie in a few spaces (PartMemory). Values that the backward pass needs are kept from
+// the forward pass; cheap ones may be recomputed (recompute.h). All others are in scratch memory, which all
+// parts share. It has as many buffers of a width as are in use at once.
 #pragma once
 
 #include <array>
@@ -23,14 +24,14 @@ namespace llmc {
 
 enum class Space : std::uint8_t {
     none,
-    input,           // the stream before the part
-    output,          // and behind it
-    input_gradient,  // their gradients, which are one buffer where both are as wide
+    input,           // the residual stream before the part
+    output,          // the stream after it
+    input_gradient,  // the gradients of these; one buffer if both have the same width
     output_gradient,
-    kept_input,  // of generation: the stream of all rows so far, where keys and values are not kept
+    kept_input,  // for generation: the stream of all rows so far, if keys and values are not kept
     kept,
     scratch,
-    kept_gradient,  // from the first part of the backward pass to the second
+    kept_gradient,  // from the first half of the backward pass to the second
     parameter,
     parameter_gradient,
     tokens,
@@ -38,14 +39,14 @@ enum class Space : std::uint8_t {
 };
 inline constexpr std::size_t number_of_spaces = static_cast<std::size_t>(Space::targets) + 1;
 
-// How much of its memory an operand is.
+// How much of its buffer an operand uses.
 enum class Extent : std::uint8_t {
-    batch,  // the sequences of this run
-    fixed,  // all of it
-    one,    // one sequence; the rest is of generation:
-    rows,   // the new rows
-    known,  // all rows up to the last new one
-    tail    // the new ones among these
+    batch,  // The sequences of this run.
+    fixed,  // All of it.
+    one,    // One sequence. This and the following are for generation.
+    rows,   // The new rows.
+    known,  // All rows up to the last new one.
+    tail    // The new rows, at the end of the buffer with all known rows.
 };
 
 struct ListOperand {
@@ -57,7 +58,7 @@ struct ListOperand {
     int index = 0;
     DType dtype = DType::fp32;
     Shape shape{};
-    int storage = -1, version = 0;  // what is there, for checks
+    int storage = -1, version = 0, read_version = 0;  // its contents, for checks
 };
 
 struct ListCall {
@@ -74,15 +75,16 @@ struct PartBuffer {
     std::string name, label;
     DType dtype;
     Shape shape;
-    bool is_cheap = false;  // to make again
+    bool is_cheap = false;  // to recompute
+    int value = -1;         // -1: none
 };
 
-// Scratch memory that parts share, by the width of what it is for.
+// Scratch memory that parts share, one or more buffers for each width.
 struct Scratch {
     struct Buffer {
         std::int64_t width;
         DType dtype;
-        Shape shape;  // of the largest that lies there
+        Shape shape;  // of the largest value in it
     };
     std::vector<Buffer> buffers;
 };
@@ -91,14 +93,16 @@ struct PartLists {
     const Part* part = nullptr;
     PartSizes sizes;
     std::vector<PartBuffer> kept, kept_gradients;
-    std::vector<std::string> storages;  // of all lists: their names, for checks
+    std::vector<std::string> storages;  // the names of those of all lists, for checks
 
-    // Losses' forward pass runs in their backward pass too: `backward` includes it, and the part keeps its own.
+    // For the part that makes losses, `backward` includes the forward pass, and `forward` computes only the
+    // losses. Its kept values have buffers of their own (ActivationBuffers::losses).
     List forward, backward;
-    List backward_input, backward_weight;  // the same in two parts
-    List recompute_cheap, recompute;       // what is cheap to make again; all that is kept
-    List rows, rows_of_all;        // generation, with keys and values kept; and with the part's input kept
-    int losses = -1, logits = -1;  // of what is kept
+    List backward_input, backward_weight;  // the same in two halves
+    List recompute_cheap,
+        recompute;           // recompute only the cheap values (selective); recompute all kept values (block)
+    List rows, rows_of_all;  // for generation: with keys and values kept; with the part's input kept
+    int losses = -1, logits = -1;  // indices in `kept`
 
     const List& recompute_of(RecomputeKind kind) const {
         return kind == RecomputeKind::block ? recompute : recompute_cheap;
@@ -108,20 +112,21 @@ struct PartLists {
     }
 };
 
-// Of a micro-batch, on one rank: (B,T,C), or (B,T/R,C).
+// The shape of a value on one rank, for a micro-batch: (B,T,C), or (B,T/R,C).
 Shape own_shape(const Value& value, const PartSizes& sizes);
 
-// Adds to the scratch memory what the part needs. The part outlives the lists.
+// Derives a part's lists, and adds the memory that they need to the scratch memory. The part must outlive the
+// lists.
 PartLists derive_lists(const Part& part, const PartSizes& sizes, Scratch& scratch);
 
-// ProgrammingError that names the operation where a call reads what is not there: what nobody made, or what another call has
-// overwritten since, in any order in which a step runs the lists.
+// Checks a part's lists in every order in which a step runs them. Throws a ProgrammingError that names the
+// operation if a call reads a value that nobody made, or that another call has overwritten.
 void check_lists(const PartLists& lists);
 
 bool reads_parameters(const List& list);
 std::uint64_t bytes_sent(const List& list);
 
-// Where a part's operands are: first bytes, whole buffers. A space has one buffer, or one for each index.
+// First bytes of the buffers of a part's operands. A space has one buffer, or one for each index.
 struct PartMemory {
     using Buffers = std::span<std::byte* const>;
     std::array<std::byte*, number_of_spaces> one{};
@@ -131,9 +136,9 @@ struct PartMemory {
     Buffers& all(Space space) { return many[static_cast<std::size_t>(space)]; }
 };
 
-// Calls them all, for so many sequences; `running` says the rest.
+// Runs all calls of a list, for `sequences` sequences.
 void run_list(const List& list, const PartMemory& memory, std::int64_t sequences, const Running& running);
-// One of a list's operands; empty where this rank has none.
+// One operand of a list as a tensor; empty if this rank does not have it.
 Tensor tensor_of(const ListOperand& operand, const PartMemory& memory, std::int64_t sequences,
                  const Running& running);
 

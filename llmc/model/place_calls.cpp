@@ -1,3 +1,4 @@
+// Gives each storage of a draft a buffer, and makes a list of the draft's calls.
 #include "llmc/model/place_calls.h"
 
 #include <algorithm>
@@ -11,7 +12,7 @@ List Placing::operator()(Drafting& draft, const Draft& calls, const ExtentOf& ex
             if (is_storage(operand)) last[operand.index] = i;
         }
     }
-    std::map<int, int> placed;  // scratch buffers, by storage
+    std::map<int, int> placed;  // by storage, its scratch buffer
     List list;
     for (std::size_t i = 0; i < calls.size(); ++i) {
         const DraftCall& call = calls[i];
@@ -59,11 +60,12 @@ ListOperand Placing::place(Drafting& draft, const Operand& operand, const DraftC
         storage.home == Space::scratch ? scratch_place(storage, operand.index, placed) : storage.index;
     made.storage = operand.index;
     made.version = operand.version;
+    made.read_version = operand.read_version;
     if (!storage.is_fixed) made.extent = extent_of(call, operand);
     return made;
 }
 
-// The first buffer of its width that is free.
+// The first free scratch buffer of this width and dtype; a new one if none is free.
 int Placing::scratch_place(const Storage& storage, int id, std::map<int, int>& placed) {
     if (const auto found = placed.find(id); found != placed.end()) return found->second;
     auto& buffers = scratch_.buffers;

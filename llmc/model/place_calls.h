@@ -1,4 +1,5 @@
-// Decides where the storages of a draft lie: in the space that is their home, or in scratch memory while they are in use.
+// Decides where the storages of a draft lie: in the space that is their home, or in scratch memory while they
+// are in use.
 #pragma once
 
 #include <functional>
@@ -13,7 +14,7 @@ using ExtentOf = std::function<Extent(const DraftCall& call, const Operand& oper
 
 class Placing {
   public:
-    // Adds to the scratch memory what is needed. All outlive it.
+    // Adds the memory that it needs to `scratch`. All arguments must outlive it.
     Placing(const Part& part, const PartSizes& sizes, Scratch& scratch)
         : part_(part), sizes_(sizes), scratch_(scratch) {}
 

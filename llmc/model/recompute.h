@@ -1,18 +1,18 @@
-// Which activations blocks do not keep, but make again for their backward pass: memory for time. That is all it changes:
-// the same operations on the same rounded inputs give the same bits.
+// Chooses which activations blocks do not keep but recompute for their backward pass. This saves memory and
+// costs time. Results do not change: the same operations on the same rounded inputs give the same bits.
 #pragma once
 
 #include <cstdint>
 #include <string_view>
 
-#include "llmc/core/names.h"
+#include "llmc/core/text.h"
 
 namespace llmc {
 
 enum class RecomputeKind {
-    none,       // all are kept
-    selective,  // but for the layernorms' and GELU's outputs, which take little to make again
-    block       // none is, beside the block's input
+    none,       // Blocks keep all activations.
+    selective,  // Blocks recompute the outputs of layernorms and GELU, which are cheap.
+    block       // Blocks keep only their input.
 };
 constexpr std::string_view name_of(RecomputeKind kind) {
     return name_among(kind, "none", "selective", "block");
@@ -20,9 +20,10 @@ constexpr std::string_view name_of(RecomputeKind kind) {
 
 struct Recompute {
     RecomputeKind kind = RecomputeKind::none;
-    std::int64_t every = 1;  // of so many blocks the last one recomputes
+    std::int64_t every = 1;  // one block in this many recomputes, the last
 
-    // What a block does, by its number in the whole model, whichever part of that a rank has.
+    // How a block recomputes, by its number in the whole model. It does not depend on which blocks a rank
+    // has.
     constexpr RecomputeKind of(std::int64_t block) const {
         return block % every == every - 1 ? kind : RecomputeKind::none;
     }

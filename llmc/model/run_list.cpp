@@ -1,4 +1,4 @@
-// Runs a part's lists, and reads what they do (part_lists.h).
+// Runs a part's lists, and derives facts from them (part_lists.h).
 #include <algorithm>
 #include <array>
 

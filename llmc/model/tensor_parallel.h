@@ -1,8 +1,10 @@
-// Tensor parallelism: ranks that share each product of a layer, by its outputs or by its inputs, and what they tell each other
-// around these (operations.h: gather, scatter).
+// Tensor parallelism: ranks divide each product of a layer, by its outputs or by its inputs, and exchange
+// data around the products (operations.h: gather, scatter).
 //
-// Without sequence parallelism every rank has the whole residual stream. With it each has the rows of some tokens: of the
-// B*T tokens in their order, rank r of R has the r-th of R equal runs, in tensors of shape (B,T/R,C).
+//
+// Without sequence parallelism, every rank has the whole residual stream. With it, rank r of R has the r-th
+// of R equal ranges of the B*T tokens of a micro-batch, in tensors of shape (B,T/R,C). For B > 1 these are
+// not T/R tokens of each sequence.
 #pragma once
 
 #include "llmc/comm/communicator.h"
@@ -10,12 +12,13 @@
 
 namespace llmc {
 
-// How the layers are shared, for sizes.
+// How layers are divided, as far as sizes depend on it.
 struct TensorSplit {
     int ranks = 1;
     bool sequence_parallel = false;
 
-    // Tokens of a sequence of which a rank has the residual stream.
+    // The number of tokens per sequence for which a rank has the residual stream, on average over a
+    // micro-batch.
     std::int64_t tokens(std::int64_t of_sequence) const {
         return sequence_parallel ? of_sequence / ranks : of_sequence;
     }
@@ -23,22 +26,22 @@ struct TensorSplit {
 
 class TensorParallel {
   public:
-    TensorParallel() = default;  // one rank has all
-    // The ranks as a communicator of the device's data, which outlives this.
+    TensorParallel() = default;  // a single rank
+    // `group` transfers the device's data, and outlives this.
     explicit TensorParallel(Communicator& group) : group_(&group) {}
 
     int size() const { return group_ ? group_->size() : 1; }
     int rank() const { return group_ ? group_->rank() : 0; }
     bool is_shared() const { return size() > 1; }
     Communicator& group() const { return *group_; }
-    // The same ranks, of which one goes through its operations alone: nobody says anything.
+    // The same ranks without communication: one of them runs its operations alone.
     TensorParallel silent() const {
         TensorParallel ranks = *this;
         ranks.is_silent_ = true;
         return ranks;
     }
 
-    // all = the ranks' own, one after the other, among which is this one's
+    // Gathers all ranks' parts into `all`, in order. `own`, this rank's part, lies in `all`.
     void gather(const Tensor& all, const Tensor& own) const {
         if (!is_silent_) group_->all_gather(all, own);
     }
@@ -46,7 +49,7 @@ class TensorParallel {
     void all_reduce(const Tensor& x) const {
         if (!is_silent_) group_->all_reduce(x);
     }
-    // own = the rank's own part of the sum of all
+    // own = this rank's part of the sum of all ranks' `all`
     void reduce_scatter(const Tensor& own, const Tensor& all) const {
         if (!is_silent_) group_->reduce_scatter(own, all);
     }

@@ -1,10 +1,11 @@
+// Records the operations of a part, and checks that each gets its inputs as it takes them.
 #include "llmc/model/trace.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "llmc/core/error.h"
-#include "llmc/core/names.h"
+#include "llmc/core/text.h"
 #include "llmc/model/operation.h"
 
 namespace llmc {
@@ -37,6 +38,11 @@ Trace::Trace(std::string name, std::string unit, std::int64_t tokens, std::int64
 }
 
 int Trace::add(Value value) {
+    // Names are for people; a second value of one name gets a number.
+    const std::string name = value.name;
+    for (int number = 2; std::ranges::find(part_.values, value.name, &Value::name) != part_.values.end();
+         ++number)
+        value.name = fmt::format("{} ({})", name, number);
     part_.values.push_back(std::move(value));
     return static_cast<int>(part_.values.size()) - 1;
 }

@@ -1,5 +1,5 @@
-// A part of a model as a list of operations: what a family's functions trace in the order in which a person writes them on
-// a board (gpt2.cpp). A trace is the same for every mesh, dtype and batch; part_lists.h derives the rest from it.
+// A part of a model as a list of operations. A family's functions trace it in the order of the forward pass
+// (gpt2.cpp). A trace is the same for every mesh, dtype and batch; part_lists.h derives the rest from it.
 #pragma once
 
 #include <cstdint>
@@ -17,24 +17,26 @@ struct Operation;  // operation.h
 
 // How tensor-parallel ranks hold a value.
 enum class Placement {
-    stream,   // each has the rows of all tokens; with sequence parallelism those of its own tokens
-    whole,    // each has the rows of all tokens
-    partial,  // each has an addend of the rows of all tokens
-    divided   // each has some features (heads, channels) of the rows of all tokens
+    stream,   // Each has the rows of all tokens; with sequence parallelism, those of its own tokens.
+    whole,    // Each has the rows of all tokens.
+    partial,  // Each has a partial sum for the rows of all tokens.
+    divided   // Each has some features (heads, channels) of the rows of all tokens.
 };
 std::string_view name_of(Placement placement);
 
-// The tensor that an operation makes for the T tokens of a sequence.
+// A tensor that an operation computes for the T tokens of a sequence.
 struct Value {
-    std::string name{};   // in the part: "ln_1", "ln_1.mean"
-    std::string label{};  // whose output it is, for a person: "attn.c_proj"; empty: nobody's
-    Shape shape{};        // of a sequence, of all ranks together: (T,C), (T,3,NH,HS), (NH,T)
+    std::string name{};   // In the part: "ln_1", "ln_1.mean".
+    std::string label{};  // The operation that outputs it, in messages: "attn.c_proj"; may be empty.
+    Shape shape{};        // For one sequence, on all ranks together: (T,C), (T,3,NH,HS), (NH,T).
     Placement placement = Placement::stream;
-    int token_dim = 0;           // where T is in the shape
-    int divided_dim = 1;         // which dimension ranks share, where they do
-    std::string divided_what{};  // and what that is, for a person
-    bool is_fp32 = false;        // otherwise of the compute dtype
-    int gelu_of = -1;            // this one is GELU of that value, whose gradient products of this one make
+    int token_dim = 0;           // The dimension of T in the shape.
+    int divided_dim = 1;         // The dimension that ranks divide, if they do.
+    std::string divided_what{};  // The things in this dimension, in messages.
+    bool is_fp32 = false;        // Otherwise it has the compute dtype.
+    // The value of which this one is GELU; -1: none. A product that reads this value computes the gradient of that
+    // one directly.
+    int gelu_of = -1;
 
     std::int64_t features() const {
         Shape of_token = shape;
@@ -44,13 +46,13 @@ struct Value {
     bool operator==(const Value&) const = default;
 };
 
-// A parameter of a part, by its unit and its place there.
+// A parameter of a part, by its unit and its name in the unit.
 struct PartParameter {
     std::string unit;  // "{}" in it stands for the part's number
     ParamSpec spec;
     bool is_tied = false;  // another part has it too
-    // With sequence parallelism the gradients of its unit that each rank has whole are summed over the ranks: of one of them,
-    // in this part or another, each makes a part.
+    // Whether, with sequence parallelism, the gradients of the unit's replicated tensors are summed over the
+    // ranks. They must be if each rank computes only its own tokens' share of at least one of them.
     bool sums_unit = false;
     bool operator==(const PartParameter&) const = default;
 };
@@ -59,66 +61,69 @@ struct PartParameter {
 struct Node {
     const Operation* operation = nullptr;
     std::string name{};
-    std::vector<int> in{}, out{};  // values
-    // How ranks hold its inputs; where they divide them, by which dimension.
+    std::vector<int> in{}, out{};  // Values.
+    // How ranks hold its inputs; if divided, the dimension.
     Placement takes = Placement::stream;
     int divided_dim = 1;
-    std::vector<int> parameters{};      // of the part; -1: an optional one that is not there
-    std::vector<std::int64_t> sizes{};  // what else the operation asks for
+    std::vector<int> parameters{};      // In the part; -1: an optional one that is absent.
+    std::vector<std::int64_t> sizes{};  // Other sizes that the operation needs.
     bool operator==(const Node&) const = default;
 };
 
-// A part of a model: what runs as one action of a step.
+// A part of a model: it runs as one action of a step.
 struct Part {
     std::string name;  // "block {}"
-    std::string unit;  // of its own parameters, "h.{}"; empty: each parameter's name begins with its unit's
-    std::int64_t tokens = 0;  // of a sequence
+    std::string
+        unit;  // the unit of its parameters, "h.{}"; empty: each parameter's name begins with its unit's name
+    std::int64_t tokens = 0;  // in a sequence
     std::vector<Value> values;
     std::vector<Node> nodes;
     std::vector<PartParameter> parameters;
     int input = -1;   // the value that comes from the part before; -1: tokens
-    int output = -1;  // the value that goes to the part behind; -1: losses
+    int output = -1;  // the value that goes to the part after; -1: losses
 
     bool takes_tokens() const { return input < 0; }
     bool makes_losses() const { return output < 0; }
-    // Channels of the stream before and behind it; 0: there is none.
+    // Channels of the stream before and after it; 0: there is none.
     std::int64_t input_width() const { return input < 0 ? 0 : value(input).features(); }
     std::int64_t output_width() const { return output < 0 ? 0 : value(output).features(); }
     const Value& value(int id) const { return values[static_cast<std::size_t>(id)]; }
     bool operator==(const Part&) const = default;
 };
 
-// Whether each tensor-parallel rank makes the gradient of what all have whole from its own tokens, with sequence parallelism;
-// and whether that of a unit's whole parameters is therefore summed over the ranks.
+// Whether, with sequence parallelism, each rank computes only its own tokens' share of the gradient of a
+// parameter that all ranks have whole.
 bool has_partial_gradient(const Part& part, int parameter);
+// Whether a unit has such parameters, so that its replicated gradients are summed over the ranks.
 bool sums_replicated(const Part& part, const std::string& unit);
 
-// What operations add themselves to (operations.h).
+// Records operations as they are added (operations.h).
 class Trace {
   public:
-    // Of a part behind one whose stream has so many channels, none behind the tokens; of T tokens a sequence.
+    // `width` is the number of channels of the input stream; 0 if the input is tokens. `tokens` is T, per
+    // sequence.
     Trace(std::string name, std::string unit, std::int64_t tokens, std::int64_t width = 0);
 
     int input() const { return part_.input; }
     std::int64_t tokens() const { return part_.tokens; }
     const Value& operator[](int value) const { return part_.value(value); }
 
-    // A parameter's number; of an optional one that is not there, that says so.
+    // Adds a parameter and returns its number. add_optional returns -1 for one that is absent.
     int add(ParamSpec parameter, bool is_tied = false);
     int add_optional(bool is_there, ParamSpec parameter) { return is_there ? add(std::move(parameter)) : -1; }
-    // The first output's number; the others follow. They have the part's T tokens in their first dimension, unless they say
-    // otherwise. A ProgrammingError that names the operation, where ranks do not hold an input as it takes it.
+    // Adds a node and returns the number of its first output; the others follow. The first dimension of
+    // outputs is the part's T tokens unless they say otherwise. Throws a ProgrammingError that names the
+    // operation if an input does not have the placement that it takes.
     int add(Node node, std::vector<Value> outputs);
-    // The first value is GELU of the second: products of the first make the gradient of the second, and what made the first
-    // takes it as its own output's gradient.
+    // Says that `value` is GELU of `of`. Products that read `value` make the gradient of `of`.
     void set_gelu(int value, int of) { part_.values[static_cast<std::size_t>(value)].gelu_of = of; }
 
-    // A ProgrammingError that names the operation.
+    // Throws a ProgrammingError that names the operation.
     [[noreturn]] void refuse(const Node& node, std::string_view why) const;
 
-    bool transposes_products_in_files = false;  // as a family's files have them
+    bool transposes_products_in_files = false;  // whether the family's files hold weights transposed
 
-    // The part, whose last value is what goes to the next one; nothing does behind the losses.
+    // Returns the part. `output` is the value that goes to the next part; -1 for a part that makes losses.
     Part finish(int output = -1);
 
   private:

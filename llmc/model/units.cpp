@@ -1,3 +1,4 @@
+// Lays out the tensors of a unit, and finds a rank's elements of a divided tensor.
 #include "llmc/model/units.h"
 
 #include <algorithm>

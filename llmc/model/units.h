@@ -1,6 +1,7 @@
-// Units: the flat buffers in which a model's parameters lie. A unit is described by a table of ParamSpecs; nothing outside the
-// table repeats a shape, and no parameter is known by an index. Gradients, master weights and moments use the same layout. A
-// unit is what is gathered, reduced, updated and saved.
+// Units: the flat buffers that hold a model's parameters. A list of ParamSpecs describes each unit. No other
+// code repeats the shapes. Gradients, master weights and moments use the same layout. Gathers, reductions,
+// updates and files take one unit at a time.
+//
 //
 // A parameter's name is "<unit>.<param>", as in "h.3.attn.c_proj.weight".
 #pragma once
@@ -15,10 +16,10 @@
 
 namespace llmc {
 
-// Rows of tables of the vocabulary are stored up to a multiple of this on each rank that has some.
+// Each rank's number of rows of a vocabulary table is rounded up to a multiple of this.
 inline constexpr std::int64_t vocabulary_multiple = 128;
 
-// Normal with mean 0 where `stddev` > 0, else the constant `mean`.
+// The initial distribution: normal with mean 0 if `stddev` > 0, else the constant `mean`.
 struct Init {
     double mean = 0;
     double stddev = 0;
@@ -27,26 +28,27 @@ struct Init {
 
 struct ParamSpec {
     std::string name;  // within the unit
-    Shape shape;       // of the whole tensor: what files hold
+    Shape shape;       // of the whole tensor, as in files
     Init init;
-    // Along which dimension tensor-parallel ranks share it, each the same number of entries; none: each has all of it.
+    // The dimension along which tensor-parallel ranks divide it equally; none: each has all of it.
     std::optional<int> tensor_dim{};
-    std::int64_t row_multiple =
-        1;  // rows are stored up to a multiple of this on each rank; the padding is always zero
-    bool transposed_in_files = false;  // Hugging Face's Conv1D holds (in, out) where we hold (out, in)
+    // On each rank the rows are padded up to a multiple of this; the padding is always zero.
+    std::int64_t row_multiple = 1;
+    bool transposed_in_files = false;  // Hugging Face's Conv1D has (in, out), this program (out, in)
 
-    bool is_bias =
-        false;  // a product's bias, in the shape of its outputs, or a norm's weight or bias: does not decay
+    // Whether this is a vector: a product's bias (in the shape of its outputs), or a norm's weight or bias.
+    // Vectors have no weight decay.
+    bool is_bias = false;
 
     // Every matrix decays, the embeddings included.
     bool decays() const { return shape.dimensions() >= 2 && !is_bias; }
     bool operator==(const ParamSpec&) const = default;
 };
 
-// What each of so many ranks stores of it: with padding, the same on all.
+// The shape that each of `ranks` ranks stores: with padding, the same on all.
 Shape stored_shape(const ParamSpec& spec, int ranks);
 
-// A rank among those that share each layer.
+// A rank in its tensor-parallel group.
 struct TensorRank {
     int rank = 0, size = 1;
     bool operator==(const TensorRank&) const = default;
@@ -57,9 +59,10 @@ struct UnitSpec {
     std::vector<ParamSpec> params;
 };
 
-// Where each tensor of a unit lies in its flat buffer, on one of the tensor-parallel ranks, which all have the same
-// layout. Offsets and sizes are in elements, so that one layout serves every dtype; a tensor starts at a multiple of 128
-// elements (256 bytes in bf16). What ranks share comes first, then, in blocks of the norm of its own, what each has whole.
+// The positions of a unit's tensors in its flat buffer on one tensor-parallel rank. All ranks of a group have
+// the same layout. Offsets and sizes are in elements, for every dtype. A tensor starts at a multiple of 128
+// elements (256 bytes in bf16). Tensors that the ranks divide come first. The replicated tensors follow, and
+// begin a new norm block (norm_block_elements).
 class UnitLayout {
   public:
     explicit UnitLayout(UnitSpec spec, TensorRank ranks = {});
@@ -67,7 +70,7 @@ class UnitLayout {
     struct Entry {
         ParamSpec spec;
         std::int64_t offset;
-        Shape shape;  // of this rank's part: fewer rows than others' perhaps, where the last ones are padding
+        Shape shape;   // of this rank's part; the last ranks may have fewer rows than `stored`
         Shape stored;  // with padding, the same on all ranks
     };
     const UnitSpec& spec() const { return spec_; }
@@ -76,9 +79,9 @@ class UnitLayout {
     TensorRank ranks() const { return ranks_; }
     // Up to the end of the last tensor, padding between tensors included.
     std::int64_t elements() const { return elements_; }
-    // Where what each rank has whole begins; elements() if there is only one rank.
+    // The start of the tensors that each rank has whole; elements() if there is only one rank.
     std::int64_t replicated_begin() const { return replicated_begin_; }
-    // Rounded up so that each of `ranks` equal shards is a whole number of norm blocks.
+    // elements(), rounded up so that each of `ranks` equal shards is a whole number of norm blocks.
     std::int64_t padded_elements(int ranks) const;
 
     const Entry& entry(std::string_view param) const;
@@ -96,9 +99,9 @@ class UnitLayout {
     std::int64_t replicated_begin_ = 0;
 };
 
-// Runs of elements that lie one after the other in a rank's part of a tensor and in the whole.
+// A run of elements that are contiguous both in a rank's part of a tensor and in the whole.
 struct TensorRun {
-    std::int64_t own, whole, size;  // first element in the part, in the whole; how many
+    std::int64_t own, whole, size;  // first element in the part, in the whole; their number
 };
 std::vector<TensorRun> runs_of(const UnitLayout::Entry& entry, TensorRank ranks);
 

@@ -5,7 +5,7 @@
 #include <numbers>
 
 #include "llmc/core/error.h"
-#include "llmc/core/names.h"
+#include "llmc/core/text.h"
 
 namespace llmc {
 

@@ -1,3 +1,4 @@
+// Describes a mesh, and a rank's coordinates in it, in words.
 #include "llmc/parallel/mesh.h"
 
 #include <fmt/format.h>
@@ -16,7 +17,7 @@ std::string Mesh::description() const {
         };
         add(pipeline, "pipeline stages");
         add(data_ranks(), "data parallel");
-        add(tensor, sequence_parallel ? "tensor parallel with their tokens divided" : "tensor parallel");
+        add(tensor, sequence_parallel ? "tensor parallel with sequence parallelism" : "tensor parallel");
     } else {
         text += ", data parallel";
     }

@@ -1,19 +1,20 @@
-// Where this process stands among all: world = pipeline x data x tensor, tensor fastest, then data, then pipeline.
+// The mesh, and this process's rank and coordinates in it: world = pipeline x data x tensor. The
+// tensor-parallel rank varies fastest, then the data-parallel rank, then the stage.
 #pragma once
 
 #include <string>
 
 #include "llmc/model/tensor_parallel.h"
-#include "llmc/parallel/sharding.h"
+#include "llmc/parallel/zero/sharding.h"
 
 namespace llmc {
 
 struct Mesh {
     int pipeline = 1;                // stages
     int tensor = 1;                  // ranks that share each layer
-    bool sequence_parallel = false;  // and the residual stream between its products
+    bool sequence_parallel = false;  // also splits activations along the sequence
     Sharding sharding{};             // of the data-parallel ranks
-    int rank = 0;                    // of all
+    int rank = 0;                    // of this process, in the world
 
     int data_ranks() const { return sharding.ranks(); }
     int world() const { return pipeline * data_ranks() * tensor; }
@@ -30,7 +31,7 @@ struct Mesh {
     TensorRank tensor_place() const { return {tensor_rank(), tensor}; }
 
     std::string description() const;
-    // "stage 1, data 0, tensor 1".
+    // This rank's coordinates: "stage 1, data 0, tensor 1".
     std::string place() const;
 };
 

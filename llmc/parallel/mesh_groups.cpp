@@ -1,3 +1,4 @@
+// Splits the world into the communicators of a mesh, in the same order on all ranks.
 #include "llmc/parallel/mesh_groups.h"
 
 #include <utility>
@@ -54,21 +55,24 @@ void MeshGroups::tie_stages(const Mesh& mesh, std::span<const StagePart> parts) 
 
 void MeshGroups::link_stages(const Mesh& mesh, bool wraps) {
     const int stages = mesh.pipeline, stage = mesh.stage();
-    // The pair (e, e + 1) of each kind. Pairs with no stage in common are made at once: those of even e, those of odd e,
-    // and of an odd number of stages the one from the last to the first.
+    // The round in which the communicator of stages (e, e + 1) is made, for each direction. Pairs without a
+    // common stage are made in one round: first even e, then odd e. With an odd number of stages, the pair
+    // (last, first) needs a third round.
     const auto round_of = [&](int edge) {
         if (edge + 1 == stages && !wraps) return none;
         return edge + 1 == stages && stages % 2 == 1 ? 2 : edge % 2;
     };
-    const int above = stage,
-              below = (stage + stages - 1) % stages;  // the pairs with the next stage, with the one before
+    // The pairs with the next stage and with the stage before.
+    const int pair_with_next = stage, pair_with_previous = (stage + stages - 1) % stages;
     for (const bool forward : {true, false}) {
         for (int round = 0; round < 3; ++round) {
-            const int edge = round_of(above) == round ? above : round_of(below) == round ? below : none;
-            // Of the pair (last, first) too, rank 0 is the one that the activations come from.
-            std::shared_ptr<Communicator> pair = split(*stages_, edge, edge == above ? 0 : 1);
+            const int edge = round_of(pair_with_next) == round       ? pair_with_next
+                             : round_of(pair_with_previous) == round ? pair_with_previous
+                                                                     : none;
+            // Rank 0 of a pair sends the activations, also in the pair (last, first).
+            std::shared_ptr<Communicator> pair = split(*stages_, edge, edge == pair_with_next ? 0 : 1);
             if (!pair) continue;
-            const bool is_source = edge == above;
+            const bool is_source = edge == pair_with_next;
             StageLink& link = forward ? (is_source ? activations_out_ : activations_in_)
                                       : (is_source ? gradients_in_ : gradients_out_);
             link = {std::move(pair), is_source ? 1 : 0};
@@ -93,7 +97,7 @@ const StageLink& MeshGroups::link(ActionKind kind) const {
         case ActionKind::send_gradient:
             return gradients_out_;
         default:
-            programming_error("no way between stages");
+            programming_error("not a transfer between stages");
     }
 }
 

@@ -1,3 +1,4 @@
+// Checks a mesh, and searches for the sizes that an error message suggests.
 #include "llmc/parallel/mesh_sizes.h"
 
 #include <fmt/format.h>
@@ -15,7 +16,7 @@ namespace llmc {
 
 namespace {
 
-// What a mesh must divide.
+// The counts that a mesh must divide: the model's layers, tokens and heads.
 struct Limits {
     explicit Limits(const Model& model)
         : layers(model.layers()), sequence_length(model.sequence_length), shared(shared_by_ranks(model)) {}
@@ -26,7 +27,7 @@ struct Limits {
 
 using Size = std::int64_t MeshSizes::*;
 
-// Larger ones are slips of the keyboard.
+// The largest size that a suggestion may have. Larger values are typing errors.
 constexpr std::int64_t largest_size = 1 << 10;
 
 bool fits_model(const MeshSizes& sizes, const Limits& model) {
@@ -42,26 +43,26 @@ bool fits(const MeshSizes& sizes, const Limits& model) {
     return fits_model(sizes, model);
 }
 
-// Whether it also divides the batch: worth advising.
+// Whether a mesh fits and also divides the batch, so that it may be suggested.
 bool suits(const MeshSizes& sizes, const Limits& model) {
     if (!fits(sizes, model)) return false;
     return !sizes.processes || !sizes.batch_sequences ||
            *sizes.batch_sequences % (*sizes.processes / (sizes.pipeline * sizes.tensor)) == 0;
 }
 
-// More tensor-parallel ranks have nothing to share.
+// The largest useful number of tensor-parallel ranks: the smallest count that they must divide.
 std::int64_t most_shared(const Limits& model) {
     std::int64_t most = largest_size;
     for (const SharedByRanks& of : model.shared) most = std::min(most, of.count);
     return most;
 }
 
-// No size of a mesh is larger.
+// The largest size of one mesh dimension to try.
 std::int64_t largest_of(const MeshSizes& sizes, const Limits& model) {
     return std::min(sizes.processes.value_or(std::max(model.layers, most_shared(model))), largest_size);
 }
 
-// Those of one size with which the rest of the mesh suits.
+// The values of one size that suit with the other sizes unchanged.
 std::vector<std::int64_t> that_suit(MeshSizes sizes, Size size, const Limits& model) {
     std::vector<std::int64_t> found;
     const std::int64_t most = largest_of(sizes, model);
@@ -72,8 +73,8 @@ std::vector<std::int64_t> that_suit(MeshSizes sizes, Size size, const Limits& mo
     return found;
 }
 
-// The mesh of all processes that suits with sizes nearest to those, by how many times larger or smaller they are. Where no
-// mesh divides the batch it is not asked for.
+// The mesh of all processes that suits and is nearest to `sizes`. The distance is the sum of the logarithms
+// of the ratios of the sizes. If no mesh divides the batch, the batch is ignored.
 MeshSizes nearest_that_suits(const MeshSizes& sizes, const Limits& model) {
     const auto distance = [&](const MeshSizes& mesh, Size size) {
         return std::abs(std::log(static_cast<double>(mesh.*size) / static_cast<double>(sizes.*size)));
@@ -97,7 +98,8 @@ MeshSizes nearest_that_suits(const MeshSizes& sizes, const Limits& model) {
     return nearest;
 }
 
-// Of that mesh, the options that were given or are needed: " --pipeline-parallel 3 --tensor-parallel 2".
+// The nearest mesh as options; only those that were given or that differ from 1: " --pipeline-parallel 3
+// --tensor-parallel 2".
 std::string nearest_text(const MeshSizes& sizes, const Limits& model) {
     const MeshSizes nearest = nearest_that_suits(sizes, model);
     std::string text;
@@ -107,12 +109,13 @@ std::string nearest_text(const MeshSizes& sizes, const Limits& model) {
     return text;
 }
 
-// "1, 2, 4 would"; where another mesh is nearer, or none does with the other size as it is, with that.
-std::string what_would(const MeshSizes& sizes, Size size, const Limits& model) {
+// The sizes that suit: "try 1, 2, 4". Adds the nearest mesh if that changes the other size. If no size
+// suits, gives only the nearest mesh.
+std::string advice_on(const MeshSizes& sizes, Size size, const Limits& model) {
     const Size other = size == &MeshSizes::pipeline ? &MeshSizes::tensor : &MeshSizes::pipeline;
     const std::vector<std::int64_t> found = that_suit(sizes, size, model);
     if (found.empty()) return "try" + nearest_text(sizes, model);
-    std::string text = fmt::format("{} would", fmt::join(found, ", "));
+    std::string text = fmt::format("try {}", fmt::join(found, ", "));
     if (nearest_that_suits(sizes, model).*other != sizes.*other) text += ", or" + nearest_text(sizes, model);
     return text;
 }
@@ -121,12 +124,13 @@ std::string what_would(const MeshSizes& sizes, Size size, const Limits& model) {
     const std::int64_t there = *sizes.processes, needed = sizes.pipeline * sizes.tensor;
     const std::string what =
         sizes.tensor == 1
-            ? fmt::format("--pipeline-parallel {} takes a process for each stage", sizes.pipeline)
-        : sizes.pipeline == 1 ? fmt::format("--tensor-parallel {} takes as many processes", sizes.tensor)
-                              : fmt::format("--pipeline-parallel {} x --tensor-parallel {} take {} processes",
-                                            sizes.pipeline, sizes.tensor, needed);
-    user_error("{}, and there {}; start {}, as with mpirun -np {}, or try{}", what,
-               there == 1 ? "is 1" : fmt::format("are {}", there), needed, needed,
+            ? fmt::format("--pipeline-parallel {0} needs at least {0} processes", sizes.pipeline)
+        : sizes.pipeline == 1
+            ? fmt::format("--tensor-parallel {0} needs at least {0} processes", sizes.tensor)
+            : fmt::format("--pipeline-parallel {} x --tensor-parallel {} needs at least {} processes",
+                          sizes.pipeline, sizes.tensor, needed);
+    user_error("{}; {} running; start {}, as with mpirun -np {}, or try{}", what,
+               there == 1 ? "1 is" : fmt::format("{} are", there), needed, needed,
                nearest_text(sizes, model));
 }
 
@@ -139,17 +143,17 @@ bool fits(const MeshSizes& sizes, const Model& model) { return fits(sizes, Limit
 void check_mesh_sizes(const MeshSizes& sizes, const Model& whole_model) {
     const Limits model(whole_model);
     const std::int64_t P = sizes.pipeline, R = sizes.tensor;
-    const auto would = [&](Size size) { return what_would(sizes, size, model); };
+    const auto advice = [&](Size size) { return advice_on(sizes, size, model); };
     if (P > 1 && P > model.layers) {
-        user_error("--pipeline-parallel {} needs a layer for each stage, and --layers is {}; {}", P,
+        user_error("--pipeline-parallel {} needs a layer for each stage, but --layers is {}; {}", P,
                    model.layers,
-                   sizes.processes ? would(&MeshSizes::pipeline)
-                                   : fmt::format("give {} stages at most", model.layers));
+                   sizes.processes ? advice(&MeshSizes::pipeline)
+                                   : fmt::format("give at most {} stages", model.layers));
     }
     for (const auto& [count, what] : model.shared) {
         if (count % R != 0)
             user_error("--tensor-parallel {} does not divide the {} {}; {}", R, count, what,
-                       would(&MeshSizes::tensor));
+                       advice(&MeshSizes::tensor));
     }
     if (sizes.sequence_parallel && model.sequence_length % R != 0) {
         const std::int64_t below = model.sequence_length / R * R;
@@ -160,12 +164,12 @@ void check_mesh_sizes(const MeshSizes& sizes, const Model& whole_model) {
     if (*sizes.processes < P * R) refuse_few(sizes, model);
     if (*sizes.processes % P != 0) {
         user_error("--pipeline-parallel {} does not divide the {}; {}", P,
-                   counted_processes(*sizes.processes), would(&MeshSizes::pipeline));
+                   counted_processes(*sizes.processes), advice(&MeshSizes::pipeline));
     }
     if (*sizes.processes / P % R != 0) {
         user_error("--tensor-parallel {} does not divide the {}{}; {}", R,
                    counted_processes(*sizes.processes / P), P > 1 ? " of each stage" : "",
-                   would(&MeshSizes::tensor));
+                   advice(&MeshSizes::tensor));
     }
 }
 

@@ -1,5 +1,5 @@
-// Which meshes fit the processes and the model, and what is said of one that does not: with sizes that do, all of which are
-// found here. Whether a mesh divides the global batch is checked elsewhere (plan/micro_batches.h), as are schedules
+// Checks that a mesh fits the processes and the model. If not, the error message names sizes that fit. Two
+// checks are elsewhere: that the mesh divides the global batch (plan/micro_batches.h), and schedules
 // (pipeline_schedule.h).
 #pragma once
 
@@ -11,19 +11,21 @@
 namespace llmc {
 
 struct MeshSizes {
-    std::optional<std::int64_t> processes{};  // nothing: as many as the mesh takes
+    std::optional<std::int64_t> processes{};  // unset: as many as the mesh needs
     std::int64_t pipeline = 1, virtual_stages = 1, tensor = 1;
     bool sequence_parallel = false;
-    // Of the global batch, which data-parallel ranks share: what is advised divides it, where anything does.
+    // Sequences in the global batch, which data-parallel ranks share. Suggested sizes divide it, if any do.
     std::optional<std::int64_t> batch_sequences{};
 };
 
-// Whether the processes divide into stages and these among tensor-parallel ranks, each chunk has a layer, and heads (with
-// sequence parallelism tokens too) divide among such ranks.
+// Whether a mesh fits. The processes divide into stages, and each stage into tensor-parallel groups. Each
+// chunk has a layer. The tensor-parallel ranks divide the heads, and with sequence parallelism also the
+// tokens.
 bool fits(const MeshSizes& sizes, const Model& model);
 
-// UserError that names the option and sizes of it that fit together with the others, if a mesh does not. Of several chunks a
-// stage for which there are too few layers check_chunks says more.
+// Throws a UserError if a mesh does not fit. The message names the option, and sizes of it that fit with the
+// other options. check_chunks (pipeline_schedule.h) checks several chunks per stage; its message is more
+// precise if there are too few layers.
 void check_mesh_sizes(const MeshSizes& sizes, const Model& model);
 
 }  // namespace llmc

@@ -1,5 +1,6 @@
 #include "llmc/plan/memory_limit.h"
 
+#include <fmt/core.h>
 #include <algorithm>
 #include <array>
 #include <functional>
@@ -15,11 +16,11 @@ namespace llmc {
 
 namespace {
 
-// A bound on what is a slip of the keyboard: it keeps sizes inside 64 bits.
+// A larger value is a typing error. The limit keeps sizes within 64 bits.
 constexpr double most_memory = 0x1p47;
 
-// What a process needs at least, whatever the sizes: weights, gradients and moments, and what the layers keep of a micro-batch.
-// Parts that are alike are laid out once.
+// A lower bound of a process's memory for any sizes: weights, gradients, moments, and the kept activations of
+// a micro-batch. Parts of the same kind are laid out once.
 double least_memory(const RunSpec& spec) {
     const Sharding& sharding = spec.mesh.sharding;
     const auto size = [](DType dtype) { return static_cast<double>(size_of(dtype)); };
@@ -34,7 +35,8 @@ double least_memory(const RunSpec& spec) {
     Scratch scratch;
     for (const Model::Run& run : spec.model.runs) {
         if (!run.is_layer) continue;
-        // The last layer of each group; of several kinds in turn, perhaps all of one.
+        // One layer in recompute.every recomputes. If kinds of layers alternate, all recomputing layers may
+        // be of one kind, so this assumes that all of each kind recompute.
         const std::int64_t recomputing = run.parts.size() > 1 ? run.count : run.count / spec.recompute.every;
         for (const Part& part : run.parts) {
             const PartLists lists = derive_lists(part, sizes, scratch);
@@ -50,7 +52,8 @@ double least_memory(const RunSpec& spec) {
     return bytes;
 }
 
-// The option to blame for a run that is too large: the one furthest beyond the largest model that has a name; none if none is.
+// The option to blame for a run that is too large: the one that exceeds the largest named model by the
+// largest factor. Empty if none exceeds it.
 std::optional<ModelSize> largest_size(const RunSpec& spec) {
     constexpr std::int64_t usual_micro_batch = 16;
     std::vector<ModelSize> sizes = spec.model.sizes;
@@ -64,11 +67,11 @@ std::size_t available(const MachineMemory& machine) {
     return machine.bytes == 0 ? static_cast<std::size_t>(most_memory) : machine.bytes;
 }
 
-// The end of a sentence on what a process needs.
+// The end of a sentence about the memory that a process needs.
 std::string against_the_machine(const MachineMemory& machine) {
     return fmt::format(
-        "{}, and {}", machine.processes > 1 ? fmt::format(" in each of {} processes", machine.processes) : "",
-        machine.bytes == 0 ? "no machine has that"
+        "{}, but {}", machine.processes > 1 ? fmt::format(" in each of {} processes", machine.processes) : "",
+        machine.bytes == 0 ? "no machine has so much"
                            : fmt::format("{} has {} free", machine.name, human_bytes(machine.bytes)));
 }
 
@@ -118,6 +121,121 @@ void refuse_memory(const RunPlan& plan, const RunPlan& smaller, const std::strin
         human_count(parameters_about(plan.spec.model)), plural(shown.micro_batch, "sequence"),
         human_bytes(shown.memory.total_bytes()), largest_arenas(shown.memory), against_the_machine(machine),
         advice);
+}
+
+namespace {
+
+// Whether a step of a few micro-batches fits. Such a step has more micro-batches than any schedule has in
+// flight, so it needs about as much memory as a step with thousands, whose planning takes seconds.
+bool short_step_fits(RunSpec spec, const MakePlan& make_plan, std::int64_t micro_batch) {
+    const std::int64_t few = std::int64_t{4} * spec.mesh.pipeline * spec.virtual_stages;
+    const std::int64_t sequences =
+        std::min(spec.rank_sequences(), few * micro_batch) * spec.mesh.data_ranks();
+    spec.global_batch_tokens = sequences * spec.model.sequence_length;
+    return fits(spec.machine, make_plan(spec, micro_batch).largest_memory);
+}
+
+std::optional<std::int64_t> smaller_micro_batch(const RunSpec& spec, std::int64_t micro_batch) {
+    if (micro_batch == 1) return std::nullopt;
+    const std::int64_t smaller = best_micro_batch(spec, micro_batch - 1);
+    if (spec.rank_sequences() / smaller > most_micro_batches(spec)) return std::nullopt;
+    return smaller;
+}
+
+// The largest micro-batch of at most `micro_batch` sequences with which the run may fit the memory. If none
+// fits, the smallest.
+std::int64_t micro_batch_to_try(const RunSpec& spec, const MakePlan& make_plan, std::int64_t micro_batch) {
+    while (!short_step_fits(spec, make_plan, micro_batch)) {
+        const auto smaller = smaller_micro_batch(spec, micro_batch);
+        if (!smaller) break;
+        micro_batch = *smaller;
+    }
+    return micro_batch;
+}
+
+}  // namespace
+
+RunPlan plan_that_fits(const RunSpec& spec, const MakePlan& make_plan, std::int64_t micro_batch) {
+    micro_batch = micro_batch_to_try(spec, make_plan, micro_batch);
+    RunPlan plan = make_plan(spec, micro_batch);
+    while (!fits(spec.machine, plan.largest_memory)) {
+        const auto smaller = smaller_micro_batch(spec, micro_batch);
+        if (!smaller) break;
+        micro_batch = *smaller;
+        plan = make_plan(spec, micro_batch);
+    }
+    return plan;
+}
+
+namespace {
+
+// Whether the run fits with some micro-batch of at most `micro_batch` sequences.
+bool would_fit(const RunSpec& spec, const MakePlan& make_plan, std::int64_t micro_batch) {
+    const std::int64_t smaller = micro_batch_to_try(spec, make_plan, micro_batch);
+    return short_step_fits(spec, make_plan, smaller) &&
+           fits(spec.machine, plan_that_fits(spec, make_plan, smaller).largest_memory);
+}
+
+// The first ZeRO stage beyond the given one at which the run would fit.
+std::optional<int> stage_that_fits(RunSpec spec, const MakePlan& make_plan, std::int64_t micro_batch) {
+    while (const auto next = spec.mesh.sharding.next_stage(spec.usual_reduction)) {
+        spec.mesh.sharding = *next;
+        if (would_fit(spec, make_plan, micro_batch)) return next->stage;
+    }
+    return std::nullopt;
+}
+
+// Tries 2 to 16 times as many GPUs, if the batch can be divided among them: "4 GPUs and --zero-stage 3".
+// Empty if none of these fit.
+std::string gpus_that_fit(const RunSpec& spec, const MakePlan& make_plan, std::int64_t micro_batch) {
+    constexpr int most_times = 16;
+    if (!spec.machine.more_processes_bring_more || !spec.trains) return "";
+    for (int times = 2; times <= most_times; times *= 2) {
+        RunSpec wider = spec;
+        wider.mesh.sharding.shards *= times;
+        if (wider.global_sequences() % wider.mesh.data_ranks() != 0) break;
+        // Begin with the given ZeRO stage, and go to higher stages as necessary.
+        const std::int64_t first = best_micro_batch(wider, micro_batch);
+        std::optional<int> stage;
+        if (wider.mesh.sharding.stage > 0 && would_fit(wider, make_plan, first))
+            stage = wider.mesh.sharding.stage;
+        if (!stage) stage = stage_that_fits(wider, make_plan, first);
+        if (stage) return fmt::format("{} GPUs and --zero-stage {}", wider.mesh.world(), *stage);
+    }
+    return "";
+}
+
+}  // namespace
+
+std::string what_would_fit(const RunSpec& spec, const MakePlan& make_plan, std::int64_t micro_batch) {
+    constexpr Recompute all{.kind = RecomputeKind::block};
+    RunSpec recomputing = spec;
+    recomputing.recompute = all;
+    const bool recomputes_all = spec.recompute == all;
+    const std::string recompute =
+        fmt::format("--recompute block{}", spec.recompute.every > 1 ? " --recompute-every 1" : "");
+    const auto would_do = [&](const RunSpec& other) { return would_fit(other, make_plan, micro_batch); };
+    // Tries the run as it is, and then with full recomputation unless that was already given.
+    const auto with_either = [&](const auto& options_for) {
+        std::string options = options_for(spec);
+        if (!options.empty() || recomputes_all) return options;
+        options = options_for(recomputing);
+        return options.empty() ? options : fmt::format("{} with {}", recompute, options);
+    };
+    if (!recomputes_all && would_do(recomputing)) return recompute;
+    std::string options = with_either([&](const RunSpec& run) {
+        const auto stage = stage_that_fits(run, make_plan, micro_batch);
+        return stage ? fmt::format("--zero-stage {}", *stage) : std::string();
+    });
+    if (!options.empty()) return options;
+    options = with_either([&](RunSpec run) {
+        if (run.dtype != DType::bf16 || run.gradient_dtype == DType::bf16 || !run.trains)
+            return std::string();
+        run.gradient_dtype = DType::bf16;
+        return would_do(run) ? std::string("--gradient-dtype bf16") : std::string();
+    });
+    if (!options.empty()) return options;
+    return with_either([&](const RunSpec& run) { return gpus_that_fit(run, make_plan, micro_batch); });
 }
 
 }  // namespace llmc

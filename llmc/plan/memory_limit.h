@@ -1,21 +1,39 @@
-// Whether a run fits the machine's memory, and what a person is told if it does not.
+// Checks whether a run fits the machine's memory, and writes the error message if it does not.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <string>
 
 #include "llmc/plan/run_plan.h"
 
 namespace llmc {
 
-// Whether all processes on a machine may take so many bytes each.
+// Whether every process on a machine can have `bytes`.
 bool fits(const MachineMemory& machine, std::size_t bytes);
 
-// Sizes that no machine could bear are refused by an estimate: they cannot even be planned.
+// Throws UserError if a lower bound of the memory exceeds what any machine has. Such sizes are too large to
+// plan.
 void require_possible(const RunSpec& spec);
 
-// `smaller`: with the largest micro-batch that would fit, or the smallest there is. `other`: options with which a run would
-// fit that does not with any micro-batch; empty if there are none.
+// Throws the UserError for a run that does not fit. The plan `smaller` has the largest micro-batch that fits,
+// or the smallest possible one if none fits. Then `other` names options with which the run would fit; empty
+// if there are none.
 [[noreturn]] void refuse_memory(const RunPlan& plan, const RunPlan& smaller, const std::string& other);
+
+// ---- changes that make a run fit: the micro-batch size, which is chosen here if the user gave none, and
+// options that the error message suggests
+
+// Makes the plan of a run with micro-batches of `micro_batch` sequences, whatever memory it takes.
+using MakePlan = std::function<RunPlan(const RunSpec& spec, std::int64_t micro_batch)>;
+
+// The plan with the largest micro-batches of at most `micro_batch` sequences that fit the memory. If none
+// fit, the plan with the smallest.
+RunPlan plan_that_fits(const RunSpec& spec, const MakePlan& make_plan, std::int64_t micro_batch);
+
+// The options with which the run would fit, the cheapest first: recompute, then ZeRO, then both; gradients in
+// bf16; more GPUs. Empty if none would do.
+std::string what_would_fit(const RunSpec& spec, const MakePlan& make_plan, std::int64_t micro_batch);
 
 }  // namespace llmc

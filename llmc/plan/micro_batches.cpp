@@ -11,11 +11,11 @@ namespace llmc {
 
 namespace {
 
-// Bounds on what is a slip of the keyboard: they keep sizes inside 64 bits, and a step's list of actions small.
+// Larger values are typing errors. The limits keep sizes within 64 bits and a step's list of actions small.
 constexpr std::int64_t largest_micro_batch = 1 << 14;
 constexpr std::int64_t most_block_passes = 1 << 18;  // micro-batches times layers
 
-// The nearest positive multiples around `value`, as "1024 or 1536".
+// The positive multiples nearest to `value`, as "1024 or 1536".
 std::string multiples_near(std::int64_t value, std::int64_t multiple) {
     const std::int64_t below = value / multiple * multiple;
     return below == 0 ? std::to_string(multiple) : fmt::format("{} or {}", below, below + multiple);
@@ -31,7 +31,7 @@ void check_global_batch(const RunSpec& spec) {
     }
     if (spec.global_batch_tokens % (T * ranks) != 0) {
         user_error(
-            "--global-batch-tokens {} is not a multiple of {} ({} tokens a sequence x {} data-parallel "
+            "--global-batch-tokens {} is not a multiple of {} ({} tokens per sequence x {} data-parallel "
             "process{}); try {}",
             spec.global_batch_tokens, T * ranks, T, ranks, ranks == 1 ? "" : "es",
             multiples_near(spec.global_batch_tokens, T * ranks));
@@ -55,17 +55,16 @@ void check_groups(const RunSpec& spec, std::int64_t micro_batch) {
     if (spec.virtual_stages == 1 || sequences / micro_batch % stages == 0) return;
     const auto refuse = [&](const std::string& why, const std::string& advice) {
         user_error(
-            "--pipeline-schedule interleaved takes micro-batches in groups of --pipeline-parallel {}, and "
-            "{}; "
-            "try {}, or --pipeline-schedule 1f1b --virtual-stages 1",
+            "--pipeline-schedule interleaved needs a multiple of --pipeline-parallel {} micro-batches, but "
+            "{}; try {}, or --pipeline-schedule 1f1b --virtual-stages 1",
             stages, why, advice);
     };
     if (sequences % stages == 0) {
-        refuse(fmt::format("--micro-batch-size {} makes {} of a step", micro_batch, sequences / micro_batch),
+        refuse(fmt::format("--micro-batch-size {} makes {} per step", micro_batch, sequences / micro_batch),
                fmt::format("--micro-batch-size {}", best_micro_batch(spec, micro_batch)));
     }
     const std::int64_t group = spec.model.sequence_length * spec.mesh.data_ranks() * stages;
-    refuse(fmt::format("--global-batch-tokens {} makes {} of a step at most", spec.global_batch_tokens,
+    refuse(fmt::format("--global-batch-tokens {} makes at most {} per step", spec.global_batch_tokens,
                        sequences),
            fmt::format("--global-batch-tokens {}", multiples_near(spec.global_batch_tokens, group)));
 }
@@ -93,16 +92,16 @@ std::int64_t most_micro_batches(const RunSpec& spec) {
     return most_block_passes / std::max<std::int64_t>(1, spec.model.layers());
 }
 
-void check_micro_batches(const RunPlan& plan) {
-    const std::int64_t most = most_micro_batches(plan.spec);
+void check_micro_batches(const RunSpec& spec, std::int64_t micro_batch) {
+    const std::int64_t most = most_micro_batches(spec), micro_batches = spec.rank_sequences() / micro_batch;
     if (most == 0) {
-        user_error("--layers {} is out of range; give 1 to {}", plan.spec.model.layers(), most_block_passes);
+        user_error("--layers {} is out of range; give 1 to {}", spec.model.layers(), most_block_passes);
     }
-    if (plan.micro_batches > most) {
+    if (micro_batches > most) {
         user_error(
-            "--global-batch-tokens {} makes {} micro-batches a step, more than the {} that {} layers allow; "
+            "--global-batch-tokens {} makes {} micro-batches per step, but {} is the most for {} layers; "
             "try a larger --micro-batch-size, more processes or fewer tokens",
-            plan.spec.global_batch_tokens, plan.micro_batches, most, plan.spec.model.layers());
+            spec.global_batch_tokens, micro_batches, most, spec.model.layers());
     }
 }
 

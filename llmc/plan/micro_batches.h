@@ -1,4 +1,4 @@
-// How the global batch is divided: among data-parallel ranks, and in micro-batches.
+// Divides the global batch among data-parallel ranks and into micro-batches.
 #pragma once
 
 #include <cstdint>
@@ -7,24 +7,28 @@
 
 namespace llmc {
 
-// UserError for a global batch that the mesh cannot share evenly.
+// UserError if the mesh cannot divide the global batch evenly.
 void check_global_batch(const RunSpec& spec);
 
-// Sequences of a micro-batch, as they were given, or as many as suit the device. UserError for what does not divide.
+// The sequences of a micro-batch: the given number, or one that suits the device. UserError if the given one
+// does not divide the rank's sequences.
 std::int64_t choose_micro_batch(const RunSpec& spec);
 
 // The largest divisor of `n` that is at most `limit`.
 std::int64_t largest_divisor(std::int64_t n, std::int64_t limit);
 
-// The largest micro-batch of at most so many sequences. In a pipeline, where the batch allows it, one that makes micro-batches
-// in groups of as many as there are stages: with fewer some stage has nothing to do, and interleaved takes no others.
+// The largest micro-batch of at most `limit` sequences. If the batch allows it, the number of micro-batches
+// is a multiple of the pipeline stages. With fewer micro-batches than stages some stage is idle, and the
+// interleaved schedule requires a multiple.
 std::int64_t best_micro_batch(const RunSpec& spec, std::int64_t limit);
 
-// UserError where micro-batches of so many sequences are not the groups that interleaved stages take.
+// UserError if the schedule is interleaved and the number of micro-batches of this size is not a multiple of
+// the number of stages.
 void check_groups(const RunSpec& spec, std::int64_t micro_batch);
 
-// Micro-batches that a step may have; UserError if a plan has more.
+// The largest number of micro-batches that a step may have. UserError if it has more with
+// micro-batches of this size.
 std::int64_t most_micro_batches(const RunSpec& spec);
-void check_micro_batches(const RunPlan& plan);
+void check_micro_batches(const RunSpec& spec, std::int64_t micro_batch);
 
 }  // namespace llmc

@@ -2,20 +2,20 @@
 
 #include <fmt/format.h>
 
-#include "llmc/parallel/build_step.h"
-#include "llmc/parallel/pipeline_partition.h"
+#include "llmc/parallel/pipeline/pipeline_partition.h"
+#include "llmc/parallel/step/build_step.h"
 
 namespace llmc {
 
 namespace {
 
-// Floating-point operations a token.
+// Floating-point operations per token.
 PassTimes cost_of(const Outline& outline, const Chunk& chunk, const Recompute& recompute) {
     PassTimes cost;
     for (int number = chunk.first_part; number < chunk.end_part; ++number) {
         const Outline::OutlinedPart& part = outline.part(number);
         const double forward = forward_cost(outline.kind_of(part).part);
-        // Losses are made again with their gradients.
+        // The forward pass of the loss runs only in the backward pass, together with its gradients.
         if (!part.makes_losses()) cost.forward += forward;
         cost.backward_input += (part.makes_losses() ? 3 : 2) * forward;
         if (splits_backward(outline, number, recompute)) {
@@ -25,7 +25,8 @@ PassTimes cost_of(const Outline& outline, const Chunk& chunk, const Recompute& r
         }
         if (!part.is_layer() || recompute.of(part.layer) != RecomputeKind::block) continue;
         cost.backward_input += forward;
-        // The backward pass begins with the chunk's last part.
+        // The backward pass begins with the chunk's last part, whose recompute needs no gradient and can run
+        // before it arrives.
         if (number + 1 == chunk.end_part) cost.backward_prepared = forward;
     }
     return cost;
@@ -36,7 +37,7 @@ PassTimes cost_of(const Outline& outline, const Chunk& chunk, const Recompute& r
 std::vector<PassTimes> estimated_times(const RunPlan& plan, std::optional<double> peak) {
     const Outline& outline = *plan.outline;
     const auto tokens = static_cast<double>(plan.micro_batch * plan.spec.model.sequence_length);
-    // The ranks of a stage share its operations.
+    // The ranks of a tensor-parallel group share the operations.
     const double unit = peak ? *peak * plan.spec.mesh.tensor / tokens
                              : forward_cost(outline.kind_of(outline.layers.front()).part);
     std::vector<PassTimes> times;

@@ -3,16 +3,18 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <map>
+#include <numeric>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "llmc/core/error.h"
-#include "llmc/parallel/build_step.h"
 #include "llmc/parallel/mesh_sizes.h"
+#include "llmc/parallel/step/build_step.h"
 #include "llmc/plan/memory_limit.h"
 #include "llmc/plan/micro_batches.h"
-#include "llmc/plan/what_fits.h"
 
 namespace llmc {
 
@@ -27,8 +29,8 @@ void check_vocabulary(std::int64_t vocabulary) {
 PartSizes part_sizes(const RunPlan& plan) {
     const RunSpec& spec = plan.spec;
     PartSizes sizes{.split = spec.mesh.split(), .batch = plan.micro_batch, .dtype = spec.dtype};
-    // Rows of logits computed at a time: as many as take at most so many bytes, in whole tiles of the products where there are
-    // some.
+    // The rows of logits computed at a time: as many as fit in logits_bytes, a multiple of the products' tile
+    // if more than a tile fits.
     constexpr std::int64_t tile = 128;
     const std::int64_t row =
         workspace_request(spec.model, sizes).vocabulary * static_cast<std::int64_t>(size_of(spec.dtype));
@@ -38,7 +40,7 @@ PartSizes part_sizes(const RunPlan& plan) {
     return sizes;
 }
 
-// Memory without a type of its own, in fp32 words.
+// Memory without a dtype, in fp32 words.
 BufferId add_bytes(MemoryLayout& memory, ArenaKind arena, std::size_t bytes) {
     return memory.add(arena, std::string(name_of(arena)), DType::fp32,
                       {static_cast<std::int64_t>((bytes + 3) / 4)});
@@ -70,7 +72,7 @@ std::vector<StagePart> parts_of_stages(const RunSpec& spec, const std::shared_pt
     return parts_of_stages(outline, blocks, stages, pipeline.splits_backward(), spec.recompute);
 }
 
-// Of a stage.
+// The step of one pipeline stage.
 StepSpec step_spec(const RunPlan& plan, int stage) {
     return {.part = plan.parts[static_cast<std::size_t>(stage)],
             .stage = stage,
@@ -81,7 +83,7 @@ StepSpec step_spec(const RunPlan& plan, int stage) {
             .recompute = plan.spec.recompute};
 }
 
-// Several at once, so that all stages have something to do.
+// Evaluates one micro-batch per stage at a time, so that all stages are busy.
 StepSpec evaluation_spec(const RunPlan& plan, int stage) {
     StepSpec spec = step_spec(plan, stage);
     spec.pipeline.micro_batches = spec.pipeline.stages;
@@ -89,7 +91,7 @@ StepSpec evaluation_spec(const RunPlan& plan, int stage) {
     return spec;
 }
 
-StepSpec one_alone(const RunPlan& plan, int stage) {
+StepSpec single_micro_batch_spec(const RunPlan& plan, int stage) {
     StepSpec spec = evaluation_spec(plan, stage);
     spec.pipeline.micro_batches = 1;
     return spec;
@@ -99,9 +101,9 @@ void build_lists(RunPlan& plan) {
     const int stage = plan.spec.mesh.stage();
     plan.training = build_training_step(step_spec(plan, stage));
     plan.evaluation = build_evaluation_step(evaluation_spec(plan, stage));
-    plan.generation = build_generation_step(one_alone(plan, stage));
-    plan.diagnosis = build_evaluation_step(one_alone(plan, stage));
-    plan.publication = build_publication(step_spec(plan, stage));
+    plan.generation = build_generation_step(single_micro_batch_spec(plan, stage));
+    plan.diagnosis = build_evaluation_step(single_micro_batch_spec(plan, stage));
+    plan.parameter_gathers = build_parameter_gathers(step_spec(plan, stage));
 }
 
 // The lists of all stages, which must agree.
@@ -120,13 +122,13 @@ class ListsOfStages {
 
   private:
     static constexpr std::array kinds = {&RunPlan::training, &RunPlan::evaluation, &RunPlan::generation,
-                                         &RunPlan::diagnosis, &RunPlan::publication};
+                                         &RunPlan::diagnosis, &RunPlan::parameter_gathers};
     std::array<std::vector<Step>, kinds.size()> lists_;
 };
 
 // ---- the plan
 
-// What the lists of a stage use at once.
+// The largest numbers of buffers that any of the stage's lists uses at once.
 BuffersInFlight in_flight(const RunPlan& plan) {
     BuffersInFlight most;
     for (const Step* list : {&plan.training, &plan.evaluation, &plan.generation, &plan.diagnosis}) {
@@ -162,13 +164,12 @@ void lay_out_memory(RunPlan& plan, const Ops& ops, std::size_t staging_bytes) {
                   ops.workspace_bytes(workspace_request(spec.model, plan.lists->kinds.front().sizes)));
 }
 
-// What is the same of all stages.
-RunPlan plan_of_all(const RunSpec& spec, std::int64_t micro_batch) {
+// The plan without the parts that differ between stages.
+RunPlan plan_of_whole_pipeline(const RunSpec& spec, std::int64_t micro_batch) {
     RunPlan plan;
     plan.spec = spec;
     plan.micro_batch = micro_batch;
     plan.micro_batches = plan.rank_sequences() / micro_batch;
-    check_micro_batches(plan);
     const PartSizes sizes = part_sizes(plan);
     plan.outline = std::make_shared<Outline>(outline_of(spec.model));
     plan.lists = std::make_shared<ModelLists>(derive_lists(*plan.outline, sizes));
@@ -180,12 +181,13 @@ RunPlan plan_of_all(const RunSpec& spec, std::int64_t micro_batch) {
     return plan;
 }
 
-// The same, knowing what all stages need.
+// The plan of this rank's stage, with the needs of all stages.
 RunPlan plan_with(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes, std::int64_t micro_batch) {
+    check_micro_batches(spec, micro_batch);
     RunPlan own;
     ListsOfStages lists;
     std::vector<StageNeeds> needs;
-    const RunPlan all = plan_of_all(spec, micro_batch);
+    const RunPlan all = plan_of_whole_pipeline(spec, micro_batch);
     ops.require_sizes(workspace_request(spec.model, all.lists->kinds.front().sizes));
     for (int stage = 0; stage < spec.mesh.pipeline; ++stage) {
         RunPlan plan = all;
@@ -211,22 +213,57 @@ void check_chunks_of(const RunSpec& spec) {
                  spec.model.layers());
 }
 
-// What a step of so many micro-batches sends.
-RunPlan plan_of_messages(RunSpec spec, std::int64_t micro_batch, std::int64_t micro_batches) {
+// ---- what a step sends, from few layers and micro-batches
+
+// The run of layers, if there is one and the program divides it among stages.
+Model::Run* run_of_layers(RunSpec& spec) {
+    std::vector<Model::Run>& runs = spec.model.runs;
+    const bool is_one = std::ranges::count(runs, true, &Model::Run::is_layer) == 1;
+    return is_one && spec.pipeline_layers.empty() ? &*std::ranges::find(runs, true, &Model::Run::is_layer)
+                                                  : nullptr;
+}
+
+// The plan of a step of `count` of each layer and of `micro_batches`, without its lists. Knows what it sends:
+// stages with the same parts send equally much, so one of them is counted.
+RunPlan plan_of_messages(RunSpec spec, std::int64_t count, std::int64_t micro_batch,
+                         std::int64_t micro_batches) {
+    if (Model::Run* run = run_of_layers(spec)) run->count = count;
     spec.global_batch_tokens =
         micro_batches * micro_batch * spec.mesh.data_ranks() * spec.model.sequence_length;
-    RunPlan plan = plan_of_all(spec, micro_batch);
+    RunPlan plan = plan_of_whole_pipeline(spec, micro_batch);
     std::vector<UnitLayout> units;
     for (const Outline::OutlinedUnit& unit : plan.outline->units)
         units.emplace_back(unit.spec, spec.mesh.tensor_place());
+    std::map<std::vector<int>, BytesSent> counted;
     for (int stage = 0; stage < spec.mesh.pipeline; ++stage) {
-        const Step step = build_training_step(step_spec(plan, stage));
-        plan.stages.push_back({{}, bytes_sent(step, unit_bytes(spec, units), *plan.lists)});
+        std::vector<int> parts;
+        for (const Chunk& chunk : plan.parts[static_cast<std::size_t>(stage)].chunks) {
+            for (int part = chunk.first_part; part < chunk.end_part; ++part) {
+                const RecomputeKind recompute = recompute_of(*plan.outline, spec.recompute, part);
+                parts.insert(parts.end(), {plan.outline->part(part).kind, static_cast<int>(recompute)});
+            }
+            parts.push_back(-1);
+        }
+        const auto [sent, is_new] = counted.try_emplace(std::move(parts));
+        if (is_new)
+            sent->second =
+                bytes_sent(build_training_step(step_spec(plan, stage)), unit_bytes(spec, units), *plan.lists);
+        plan.stages.push_back({{}, sent->second});
     }
     return plan;
 }
 
-// Processes are those of the mesh.
+// Whether each chunk has equally many layers more than in another plan.
+bool grows_evenly(const RunPlan& plan, const RunPlan& longer) {
+    std::set<int> growths;
+    for (std::size_t stage = 0; stage < plan.parts.size(); ++stage) {
+        for (std::size_t i = 0; i < plan.parts[stage].chunks.size(); ++i)
+            growths.insert(longer.parts[stage].chunks[i].layers() - plan.parts[stage].chunks[i].layers());
+    }
+    return growths.size() == 1;
+}
+
+// Checks the mesh of the plan.
 void check_sizes_of(const RunSpec& spec) {
     check_mesh_sizes({.pipeline = spec.mesh.pipeline,
                       .virtual_stages = spec.virtual_stages,
@@ -264,25 +301,58 @@ std::vector<StagePart> parts_of_pipeline(const RunSpec& spec) {
     return parts_of_stages(spec, std::make_shared<Outline>(outline_of(spec.model)));
 }
 
+// Equal layers send equally much and, once all stages are busy, so do groups of micro-batches. So few of both
+// are counted, and then more of one, of the other and of both.
 std::optional<RunPlan> plan_of_messages(const RunSpec& spec) {
-    constexpr std::int64_t most_passes = 1 << 14;  // micro-batches times layers: some tenths of a second
     check_sizes_of(spec);
-    const std::int64_t most = most_passes / std::max<std::int64_t>(1, spec.model.layers());
-    const std::int64_t micro_batch = most == 0 ? 0 : micro_batch_of(spec);
-    // Once all stages are busy, each group of micro-batches sends what the one before it did.
-    const std::int64_t group = spec.mesh.pipeline, few = 4 * group * spec.virtual_stages;
-    const std::int64_t all = most == 0 ? 0 : spec.rank_sequences() / micro_batch;
-    const std::int64_t counted = all <= most ? all : few + all % group;
-    if (most == 0 || counted > most || (counted < all && counted + group > most)) return std::nullopt;
-    RunPlan plan = plan_of_messages(spec, micro_batch, counted);
-    if (counted == all) return plan;
-    const RunPlan longer = plan_of_messages(spec, micro_batch, counted + group);
-    for (std::size_t stage = 0; stage < plan.stages.size(); ++stage) {
+    const std::int64_t micro_batch = micro_batch_of(spec), all = spec.rank_sequences() / micro_batch;
+    const std::int64_t stages = spec.mesh.pipeline, group = spec.virtual_stages > 1 ? stages : 1;
+    const std::int64_t few = std::min(all, 4 * group + all % group);
+
+    RunSpec whole = spec;
+    const Model::Run* run = run_of_layers(whole);
+    const std::int64_t layers = run ? run->count : 1;
+    const std::int64_t kinds = run ? std::ssize(run->parts) : spec.model.layers();
+    const auto plan_of = [&](std::int64_t count, std::int64_t micro_batches) -> std::optional<RunPlan> {
+        // Passes of a stage; counting these takes some tenths of a second.
+        constexpr std::int64_t most_passes = 1 << 13;
+        if (saturated_product(count, kinds) / stages > most_passes / micro_batches) return std::nullopt;
+        return plan_of_messages(spec, count, micro_batch, micro_batches);
+    };
+    // With a turn of layers more in each chunk, all chunks begin with the same kind of layer as before.
+    const std::int64_t every = spec.recompute.kind == RecomputeKind::none ? 1 : spec.recompute.every;
+    const std::int64_t turn = std::lcm(kinds, every) / kinds * stages * spec.virtual_stages;
+    std::int64_t counted = layers;
+    std::optional<RunPlan> plan, longer;
+    for (std::int64_t turns = 2; run && counted == layers && turns < layers / turn; turns *= 2) {
+        const std::int64_t count = turns * turn + layers % turn;
+        plan = plan_of(count, few);
+        longer = plan_of(count + turn, few);
+        if (!plan || !longer) return std::nullopt;
+        // A first or last chunk of very few layers may get no more.
+        if (grows_evenly(*plan, *longer)) counted = count;
+    }
+    const std::int64_t more_layers = (layers - counted) / turn, more_groups = (all - few) / group;
+    if (more_layers == 0) plan = longer = plan_of(layers, few);
+    const std::optional<RunPlan> wider = more_groups == 0 ? plan : plan_of(counted, few + group);
+    const std::optional<RunPlan> both = more_groups == 0   ? longer
+                                        : more_layers == 0 ? wider
+                                                           : plan_of(counted + turn, few + group);
+    if (!plan || !longer || !wider || !both) return std::nullopt;
+    for (std::size_t stage = 0; stage < plan->stages.size(); ++stage) {
         for (const auto kind : {&BytesSent::inside, &BytesSent::across, &BytesSent::tied, &BytesSent::stages,
                                 &BytesSent::tensor}) {
-            std::uint64_t& bytes = plan.stages[stage].sent.*kind;
-            bytes += (longer.stages[stage].sent.*kind - bytes) *
-                     static_cast<std::uint64_t>((all - counted) / group);
+            const auto sent = [&](const RunPlan& of) {
+                return static_cast<long double>(of.stages[stage].sent.*kind);
+            };
+            const long double few_of_both = sent(*plan), of_layers = sent(*longer) - few_of_both,
+                              of_group = sent(*wider) - few_of_both,
+                              of_both = sent(*both) - sent(*longer) - of_group;
+            const auto times = static_cast<long double>(more_layers),
+                       groups = static_cast<long double>(more_groups);
+            // Sizes may be absurd, and the sum of these is shown too.
+            plan->stages[stage].sent.*kind = static_cast<std::uint64_t>(std::min(
+                0x1p60L, few_of_both + times * of_layers + groups * of_group + times * groups * of_both));
         }
     }
     return plan;
@@ -296,7 +366,7 @@ RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes)
     const MakePlan make_plan = [&](const RunSpec& other, std::int64_t sequences) {
         return plan_with(other, ops, staging_bytes, sequences);
     };
-    // The memory decides, where nobody else has.
+    // If the user gave no micro-batch size, the memory decides.
     RunPlan plan = spec.micro_batch_sequences == 0 ? plan_that_fits(spec, make_plan, micro_batch)
                                                    : make_plan(spec, micro_batch);
     if (!fits(spec.machine, plan.largest_memory)) {

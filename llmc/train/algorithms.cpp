@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// By the kind of device, then by what is chosen for.
+// The keys are the kind of device, then the operation.
 using Choices = std::map<std::string, std::map<std::string, std::string>>;
 
 Choices parse(std::string_view text) {
@@ -46,7 +46,7 @@ std::string to_text(const Choices& choices) {
     return text;
 }
 
-// What does not exist, or cannot be read, holds nothing.
+// The text of a file; empty if the file does not exist or cannot be read.
 std::string text_of(const fs::path& file) {
     try {
         std::error_code error;
@@ -63,7 +63,7 @@ fs::path algorithms_cache() {
         const char* const value = std::getenv(name);
         return fs::path(value ? value : "");
     };
-    // A path that is not absolute is to be passed over (XDG Base Directory Specification).
+    // The XDG Base Directory Specification says to ignore a relative path.
     const fs::path caches = variable("XDG_CACHE_HOME"), home = variable("HOME");
     if (caches.is_absolute()) return caches / "train_gpt" / algorithms_file;
     if (home.is_absolute()) return home / ".cache" / "train_gpt" / algorithms_file;
@@ -100,9 +100,9 @@ std::string kind_of_choices(const Device& device) {
 }
 
 std::string Algorithms::row() const {
-    if (!origin.empty()) return fmt::format("as in {}, as far as it has them", origin.string());
-    return cache.empty() ? fmt::format("chosen now, and not kept: {}", why_not_kept)
-                         : fmt::format("chosen now, and kept in {}", cache.string());
+    if (!origin.empty()) return fmt::format("from {}; missing ones are autotuned", origin.string());
+    return cache.empty() ? fmt::format("autotuned now, not saved: {}", why_not_kept)
+                         : fmt::format("autotuned now, saved in {}", cache.string());
 }
 
 Algorithms find_algorithms(const std::optional<CheckpointInfo>& checkpoint, const fs::path& out_dir,
@@ -133,7 +133,8 @@ std::int64_t keep_algorithms(const Algorithms& found, std::string_view choices, 
     if (added.empty() || found.cache.empty()) return number_of_choices(added);
     try {
         make_directory(found.cache.parent_path());
-        // Other runs may add theirs at the same time: each to a file of its own, so that none is ever half there.
+        // Other runs may write at the same time. Each writes a file of its own and renames it, so no reader sees half
+        // a file.
         replace_file(found.cache, merged_choices(text_of(found.cache), added), fmt::format(".{}", name));
     } catch (const UserError&) {
         // The next run measures again.

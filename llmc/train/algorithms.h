@@ -1,5 +1,6 @@
-// Where a run takes the algorithms from that its device chooses by measuring (Device::choices), so that runs repeat bit
-// for bit, and where it keeps those that it measured itself: times differ from run to run, and with them the fastest.
+// Storage for the algorithms that a device chooses by autotuning (Device::choices). Measured times vary, so a
+// second measurement may choose differently. So a run reuses stored choices, and a repeated run gives the
+// same bits.
 #pragma once
 
 #include <cstdint>
@@ -13,31 +14,34 @@
 
 namespace llmc {
 
-// The file of a run's choices in its directory, and of all that were measured in the user's cache.
+// The name of the file with a run's choices in its directory, and of the file with all choices in the user's
+// cache.
 inline constexpr const char* algorithms_file = "algorithms.txt";
-// $XDG_CACHE_HOME/train_gpt/algorithms.txt, with ~/.cache by default. UserError where the environment has neither.
+// $XDG_CACHE_HOME/train_gpt/algorithms.txt; XDG_CACHE_HOME is ~/.cache by default. Throws UserError if neither
+// XDG_CACHE_HOME nor HOME is set.
 std::filesystem::path algorithms_cache();
 
-// Texts as Device::adopt_choices takes them: what both say, where they differ the second; and what only the second says.
+// Both take and return texts for Device::adopt_choices(). merged_choices: all choices of both; the second
+// wins where they differ. added_choices: the choices of `second` that are missing or different in `first`.
 std::string merged_choices(std::string_view first, std::string_view second);
 std::string added_choices(std::string_view first, std::string_view second);
 std::int64_t number_of_choices(std::string_view text);
-// What a device's choices are for: the first line of Device::choices, empty where it has none.
+// The kind of device that the choices are for: the first line of Device::choices, or empty without choices.
 std::string kind_of_choices(const Device& device);
 
-// The algorithms of earlier runs. One process looks for them, and keeps new ones.
+// The algorithms of earlier runs. Only rank 0 reads and stores them.
 struct Algorithms {
-    std::string
-        earlier;  // those of the checkpoint count before the directory's, and these before the cache's
-    std::filesystem::path origin;  // the first of these that has some for this device; empty if none has
-    std::filesystem::path cache;   // empty where nothing can be kept
-    std::string why_not_kept;      // then
-    std::string row() const;       // for the header
+    // The checkpoint's choices come first, then those of the run's directory, then those of the cache.
+    std::string earlier;
+    std::filesystem::path origin;  // the first source with choices for this device; empty if there is none
+    std::filesystem::path cache;   // empty if the cache cannot be written
+    std::string why_not_kept;      // why the cache cannot be written
+    std::string row() const;       // the row "algorithms" of the header
 };
 Algorithms find_algorithms(const std::optional<CheckpointInfo>& checkpoint,
                            const std::filesystem::path& out_dir, const Device& device);
-// Adds what the devices chose, and no earlier run, to the cache; nothing happens where that fails. Returns how many choices
-// that are. `name`: another one than any other process has.
+// Adds the new choices of this run to the cache and returns their number. A failure to write is ignored.
+// `name` is the suffix of a temporary file, so no other process may use it.
 std::int64_t keep_algorithms(const Algorithms& found, std::string_view choices, std::string_view name);
 
 }  // namespace llmc

@@ -28,16 +28,16 @@ ConfigSetting setting_of(const std::string& name, const toml::node& node) {
         setting.value = fmt::to_string(integer->get());
     } else if (const auto* number = node.as_floating_point()) {
         setting.value = fmt::to_string(number->get());
-    } else if (const auto* truth = node.as_boolean()) {
-        setting.value = truth->get() ? "true" : "false";
-        setting.type = ConfigType::truth;
+    } else if (const auto* boolean = node.as_boolean()) {
+        setting.value = boolean->get() ? "true" : "false";
+        setting.type = ConfigType::boolean;
     } else {
-        user_error("{} is a section, a list or a date; a setting is a number, a text, true or false", name);
+        user_error("{} is a section, a list or a date; give a number, a text, true or false", name);
     }
     return setting;
 }
 
-// What a line of the file gives a value, or the section that it begins.
+// The key on a line of the file, or the name of the section that the line opens.
 std::string key_in_line(const std::string& text, int line) {
     std::istringstream lines(text);
     std::string found;
@@ -50,11 +50,12 @@ std::string key_in_line(const std::string& text, int line) {
 }  // namespace
 
 std::vector<ConfigSetting> read_config_file(const std::string& file) {
-    // toml++ reads a dotted key of many thousand parts by recursion, until the stack ends.
+    // toml++ parses a dotted key recursively, so a key with many thousand dots would overflow the stack.
     constexpr std::size_t most_bytes = 32 << 10;
     const std::string text = naming_option("--config", [&] { return read_file(file); });
     if (text.size() > most_bytes) {
-        user_error("{} has {} bytes; a configuration has {} at most", file, text.size(), most_bytes);
+        user_error("{} has {} bytes; a configuration file may have {} at most", file, text.size(),
+                   most_bytes);
     }
     std::vector<ConfigSetting> settings;
     int line = 0;
@@ -66,7 +67,7 @@ std::vector<ConfigSetting> read_config_file(const std::string& file) {
         }
     } catch (const toml::parse_error& fault) {
         const int at = line_of(fault.source());
-        // toml++ garbles a key in quotation marks.
+        // toml++'s own message garbles a key in quotation marks.
         if (fault.description().find("cannot redefine existing") != std::string_view::npos)
             user_error("{}, line {}: {} is given twice; leave one out", file, at, key_in_line(text, at));
         user_error("{}, line {}: {}", file, at, fault.description());

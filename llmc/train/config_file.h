@@ -1,5 +1,4 @@
-// Configuration files in TOML: what --config reads and a run leaves behind. What the settings are and which values
-// they take is options.h's business.
+// Configuration files in TOML. --config reads one, and every run writes one. options.h defines the settings.
 #pragma once
 
 #include <string>
@@ -8,17 +7,17 @@
 
 namespace llmc {
 
-enum class ConfigType { text, number, truth };
+enum class ConfigType { text, number, boolean };
 
 struct ConfigSetting {
     int line;  // from 1
     std::string name;
-    std::string value;  // as on the command line
+    std::string value;  // as the command line would give it
     ConfigType type;
 };
 
-// The settings of a file in its order. UserError that names the file, and the line where there is one, for a file
-// that cannot be read or is no TOML, and for what no setting takes (sections, lists, dates).
+// The settings of a file, in the file's order. Throws UserError if the file cannot be read, is not TOML, or
+// has a value that no setting accepts (a section, a list, a date). The error names the file and the line.
 std::vector<ConfigSetting> read_config_file(const std::string& file);
 
 // A text as a TOML string.

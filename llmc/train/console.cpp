@@ -8,33 +8,19 @@
 
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
-#include "llmc/train/pipeline_timeline.h"
+#include "llmc/timeline/pipeline_timeline.h"
 
 namespace llmc {
 
 namespace {
 
-// The heading of the step lines comes back this often, so that it is always on the screen.
+// The heading of the step lines is repeated this often, so that it stays on the screen.
 constexpr std::int64_t lines_per_heading = 40;
 constexpr int widest = 100;
 
 std::string rule(std::string_view title, int columns) {
     const std::string begin = fmt::format("-- {} ", title);
     return fmt::format("{:-<{}}", begin, std::max<int>(columns, static_cast<int>(begin.size())));
-}
-
-// Text in lines of at most so many columns, cut at spaces.
-std::vector<std::string> wrapped(std::string_view text, std::size_t columns) {
-    std::vector<std::string> lines;
-    while (text.size() > columns) {
-        std::size_t cut = text.rfind(' ', columns);
-        if (cut == std::string_view::npos) cut = text.find(' ');
-        if (cut == std::string_view::npos) break;
-        lines.emplace_back(text.substr(0, cut));
-        text.remove_prefix(cut + 1);
-    }
-    lines.emplace_back(text);
-    return lines;
 }
 
 }  // namespace
@@ -63,7 +49,7 @@ std::string progress_line(std::int64_t first, std::int64_t done, std::int64_t to
     return fmt::format("[{:<{}}] {}", bar, width, text);
 }
 
-// Before the first step and after the last nothing follows `before`.
+// Returns `before` and the progress line; only `before` once all steps are done; nothing without a status line.
 std::string Console::progress(std::string_view before) const {
     if (!terminal_.has_status()) return "";
     if (done_ == total_) return std::string(before);
@@ -73,11 +59,11 @@ std::string Console::progress(std::string_view before) const {
 }
 
 void Console::print(std::string_view text) {
-    if (speaks_) terminal_.print(text, progress());
+    if (is_rank_zero_) terminal_.print(text, progress());
 }
 
 void Console::doing(std::string_view what, double share) {
-    if (!speaks_ || !terminal_.has_status()) return;
+    if (!is_rank_zero_ || !terminal_.has_status()) return;
     constexpr std::chrono::milliseconds often_enough{100};
     const auto now = std::chrono::steady_clock::now();
     if (share > 0 && now - shown_ < often_enough) return;
@@ -102,7 +88,7 @@ void Console::print_rows(const Rows& rows) {
 }
 
 void Console::header(std::string_view title, const Rows& rows) {
-    if (!speaks_) return;
+    if (!is_rank_zero_) return;
     print(terminal_.styled(Style::heading, title) + "\n");
     print_rows(rows);
     print("\n");
@@ -117,7 +103,7 @@ void Console::begin(std::int64_t first, std::int64_t total) {
 }
 
 void Console::step(const StepMetrics& m) {
-    if (!speaks_) return;
+    if (!is_rank_zero_) return;
     const auto width = static_cast<int>(std::max<std::size_t>(4, std::to_string(total_).size()));
     const bool knows_peak = m.model_flops_utilization.has_value();
     if (steps_since_heading_ % lines_per_heading == 0) {
@@ -136,6 +122,11 @@ void Console::step(const StepMetrics& m) {
     print(line);
 }
 
+void Console::evaluation(const StepMetrics& metrics) {
+    if (metrics.val_loss) validation(metrics.step, *metrics.val_loss);
+    if (metrics.hellaswag) hellaswag(metrics.step, *metrics.hellaswag);
+}
+
 void Console::validation(std::int64_t step, double loss) {
     print(terminal_.styled(Style::result,
                            fmt::format("-- validation after step {}: loss {}", step, fitted(loss, 5, 15))) +
@@ -143,13 +134,13 @@ void Console::validation(std::int64_t step, double loss) {
 }
 
 void Console::hellaswag(std::int64_t step, const HellaSwagScore& score) {
-    print(
-        terminal_.styled(Style::result,
-                         fmt::format("-- HellaSwag after step {}: {:.2f}% right by mean loss, {:.2f}% by its "
-                                     "sum, of {}",
-                                     step, 100 * score.accuracy_norm, 100 * score.accuracy,
-                                     plural(score.examples, "example"))) +
-        "\n");
+    print(terminal_.styled(
+              Style::result,
+              fmt::format("-- HellaSwag after step {}: {:.2f}% right by mean loss per token, {:.2f}% by "
+                          "summed loss, of {}",
+                          step, 100 * score.accuracy_norm, 100 * score.accuracy,
+                          plural(score.examples, "example"))) +
+          "\n");
 }
 
 void Console::sample(std::int64_t step, std::string_view text) {
@@ -163,7 +154,7 @@ void Console::sample(std::int64_t step, std::string_view text) {
 }
 
 void Console::summary(const Rows& rows, std::string_view command) {
-    if (!speaks_ || rows.empty()) return;
+    if (!is_rank_zero_ || rows.empty()) return;
     done_ = total_;
     print("\n");
     print_rows(rows);
@@ -176,14 +167,14 @@ void Console::note(std::string_view text) { print(fmt::format("note: {}\n", text
 void Console::text(std::string_view text) { print(text); }
 
 void Console::chart(const Timeline& timeline, std::string_view title) {
-    if (!speaks_) return;
+    if (!is_rank_zero_) return;
     print(timeline_chart(timeline, title, terminal_.columns(), terminal_.has_colours()) + "\n");
 }
 
 std::string Console::what_was_lost() const {
     if (terminal_.failure() == 0) return "";
     return fmt::format(
-        "cannot write standard output: {}; what is to be read there is not whole, all files are{}",
+        "cannot write to standard output: {}; the printed text is incomplete, but all files are complete{}",
         std::strerror(terminal_.failure()), command_.empty() ? "" : "; go on with: " + command_);
 }
 

@@ -1,4 +1,4 @@
-// What the program says while it runs. Rank 0 speaks alone; errors go to standard error (train_gpt.cu).
+// The program's output while it runs. Only rank 0 prints. Errors go to standard error (Job::fail, bootstrap.h).
 #pragma once
 
 #include <chrono>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "llmc/io/metrics.h"
-#include "llmc/parallel/pipeline_simulation.h"
+#include "llmc/parallel/pipeline/pipeline_simulation.h"
 #include "llmc/train/terminal.h"
 
 namespace llmc {
@@ -18,34 +18,38 @@ using Rows = std::vector<std::pair<std::string, std::string>>;  // names and val
 
 class Console {
   public:
-    explicit Console(bool speaks) : speaks_(speaks) {}
+    explicit Console(bool is_rank_zero) : is_rank_zero_(is_rank_zero) {}
 
     void header(std::string_view title, const Rows& rows);
-    // Before the first of the steps first ... total.
+    // Starts the clock of the progress line. Call it before step `first`; `total` is the last step.
     void begin(std::int64_t first, std::int64_t total);
-    // What is going on between steps ("validating"), of which a share is done: only the progress shows it.
+    // Shows work between steps ("validating") and the share of it that is done. Only the progress line shows
+    // it.
     void doing(std::string_view what, double share);
-    // A line a step; on a terminal also the progress at the bottom.
+    // Prints one line for a step. A terminal also shows the progress line at the bottom.
     void step(const StepMetrics& metrics);
+    // The results of an evaluation after a step, if there was one.
+    void evaluation(const StepMetrics& metrics);
     void validation(std::int64_t step, double loss);
     void hellaswag(std::int64_t step, const HellaSwagScore& score);
     void sample(std::int64_t step, std::string_view text);
-    // After the last step; `command` goes on from there and is one line, however long, to be copied.
+    // Prints the summary after the last step. `command` is the command that continues the run. It is printed
+    // on a line of its own, to be copied.
     void summary(const Rows& rows, std::string_view command);
     void note(std::string_view text);
     void text(std::string_view text);
-    // As wide as there is room for (pipeline_timeline.h), and an empty line.
+    // Prints the chart as wide as the terminal (pipeline_timeline.h), then an empty line.
     void chart(const Timeline& timeline, std::string_view title);
 
-    // So that a line on standard error follows nothing.
+    // Removes the progress line. Call this before writing to standard error.
     void remove_progress() { terminal_.print("", ""); }
 
-    // Where standard output did not take all that there was to print: a line for standard error that says why, and the
-    // summary's command; empty where it did. The other one throws it as a UserError.
+    // If writing to standard output failed: a line for standard error with the reason and the summary's
+    // command. Otherwise empty. require_written throws the line as a UserError.
     std::string what_was_lost() const;
     void require_written() const;
 
-    // The text as a signal handler writes it, in place of the progress.
+    // The text for a signal handler, which writes it over the progress line.
     std::string over_progress(std::string_view text) const { return terminal_.over_status(text); }
 
   private:
@@ -53,17 +57,18 @@ class Console {
     void print(std::string_view text);
     void print_rows(const Rows& rows);
 
-    bool speaks_;
+    bool is_rank_zero_;
     Terminal terminal_;
     std::int64_t first_ = 1, done_ = 0, total_ = 0;
     std::int64_t steps_since_heading_ = 0;
     std::chrono::steady_clock::time_point start_, shown_;
-    std::string command_;  // that goes on
+    std::string command_;  // the summary's
 };
 
-// The progress line: "[=======>      ]  29%  350/1,200  0:21 passed, 0:52 left", at most `columns` wide: where there is
-// less room the bar is shorter, then gone, then the time passed, the share, and the time left.
-// `done` of `total` steps took `seconds`; those before `first` were done by an earlier run.
+// The progress line: "[=======>      ]  29%  350/1,200  0:21 passed, 0:52 left", at most `columns` wide. With
+// less room the bar becomes shorter and disappears. Then the time passed, the share and the time left
+// disappear in turn. `done` of `total` steps are done. Those from `first` on took `seconds`; an earlier run
+// did the others.
 std::string progress_line(std::int64_t first, std::int64_t done, std::int64_t total, double seconds,
                           int columns);
 

@@ -19,7 +19,7 @@ namespace llmc {
 
 namespace {
 
-// What a rank has, for the others: whether it found a GPU, and that GPU's UUID.
+// A rank's report to the others: whether it found a GPU, and that GPU's UUID.
 struct Found {
     std::int32_t gpu = 0;
     std::array<std::int32_t, 4> uuid{};
@@ -34,15 +34,15 @@ std::vector<Found> found_by_all(const Found& own, Communicator& world) {
     return all;
 }
 
-// Not all ranks see the same: one that finds no GPU must not go on alone on its CPU.
+// Ranks may see different devices. If some have a GPU, a rank without one must not fall back to its CPU.
 void require_all(const std::vector<Found>& all, const std::string& why_none) {
     const auto without = std::ranges::find(all, 0, &Found::gpu);
     if (without == all.end()) return;
-    user_error("process {} has no GPU, and others have{}; give each a GPU, or --device cpu",
+    user_error("process {} has no GPU, but others have one{}; give each process a GPU, or use --device cpu",
                without - all.begin(), why_none.empty() ? "" : ": " + why_none);
 }
 
-// How many processes have the GPU of this rank.
+// The number of processes on this rank's GPU.
 int sharing(const std::vector<Found>& all, int rank) {
     return static_cast<int>(std::ranges::count(all, all[static_cast<std::size_t>(rank)].uuid, &Found::uuid));
 }
@@ -53,14 +53,14 @@ void refuse_sharing(const std::vector<Found>& all, const std::string& name) {
             std::find_if(one + 1, all.end(), [&](const Found& f) { return f.uuid == one->uuid; });
         if (other == all.end()) continue;
         user_error(
-            "processes {} and {} would share one GPU ({}), which is slower than one alone; start as many "
-            "processes as there are GPUs, or, for a test, give --share-gpu",
+            "processes {} and {} would share one GPU ({}), which is slower than one process; start one "
+            "process per GPU, or use --share-gpu for a test",
             one - all.begin(), other - all.begin(), name);
     }
 }
 
-// Ranks compute by the algorithms that rank 0 chooses, and those mean something to one kind of GPU and one version of the
-// libraries: what Device::choices says they are for.
+// All ranks use the algorithms that rank 0 chooses. Such a choice is valid for one kind of GPU and one
+// version of the libraries, which Device::choices names.
 void require_same_kind(const std::string& own, Communicator& world) {
     using Text = std::array<char, 256>;
     constexpr auto words = static_cast<std::int64_t>(sizeof(Text) / sizeof(std::int32_t));
@@ -71,19 +71,20 @@ void require_same_kind(const std::string& own, Communicator& world) {
     const auto other = std::ranges::find_if(all, [&](const Text& text) { return text != all.front(); });
     if (other == all.end()) return;
     user_error(
-        "process {} has another kind of GPU or other libraries than process 0 ({}; {}), and would compute "
-        "other bits; start them all on equal GPUs, or give --device cpu",
+        "process {} has another kind of GPU or other libraries than process 0 ({}; {}), so their results "
+        "would differ; start all processes on equal GPUs, or use --device cpu",
         other - all.begin(), other->data(), all.front().data());
 }
 
-// NCCL connects the ranks, and takes the memory for that, when a collective is first called that needs the connection,
-// which depends on its kind and size: each is called here with little and with much.
+// NCCL connects ranks, and allocates memory for that, when a collective first needs the connection. This
+// depends on the kind of collective and its size. So each collective is called here with few and with many
+// elements.
 void connect(Communicator& ranks, Device& device) {
     constexpr std::int64_t much = 8 << 20;  // bytes
     const std::int64_t size = ranks.size();
     const auto release = [&](std::byte* memory) { device.release(memory); };
-    const std::unique_ptr<std::byte, decltype(release)> memory(
-        device.allocate(much, "that connects processes"), release);
+    const std::unique_ptr<std::byte, decltype(release)> memory(device.allocate(much, "of NCCL connections"),
+                                                               release);
     for (const std::int64_t elements : {size, much / 4 / size * size}) {
         const Tensor x{memory.get(), DType::fp32, {elements}};
         const Tensor own = x.slice(ranks.rank() * elements / size, elements / size);
@@ -114,7 +115,8 @@ Place open_device(Options& options, Job& job) {
         std::memcpy(found.uuid.data(), gpus.all[static_cast<std::size_t>(own)].uuid.data(),
                     sizeof found.uuid);
     }
-    // Of the loops that no device does, which make weights and lay them out for files.
+    // These OpenMP threads initialize weights and lay them out for files. The device's own threads are set
+    // below.
     if (!std::getenv("OMP_NUM_THREADS")) omp_set_num_threads(job.cores());
     const std::vector<Found> all = found_by_all(found, world);
     const bool any = std::ranges::count(all, 1, &Found::gpu) > 0;
@@ -122,7 +124,8 @@ Place open_device(Options& options, Job& job) {
         user_error("--device cuda: no GPU: {}; try --device cpu", gpus.why_none);
     settle_device(options, any ? DeviceKind::cuda : DeviceKind::cpu);
     if (!any) {
-        // As many threads as OMP_NUM_THREADS says, or else this process's share of the machine's cores.
+        // The device uses OMP_NUM_THREADS threads if that is set, else this process's share of the machine's
+        // cores.
         place.device = make_cpu_device(std::getenv("OMP_NUM_THREADS") ? 0 : job.cores());
         place.sharing = job.local_size();
         place.note = gpus.why_none;
@@ -141,15 +144,15 @@ Place open_device(Options& options, Job& job) {
 }
 
 std::size_t staging_bytes(const Communicator& world, Device& device) {
-    return device.queues() ? 0 : HostCommunicator::staging_bytes(world.size());
+    return device.streams() ? 0 : HostCommunicator::staging_bytes(world.size());
 }
 
 MeshRanks open_mesh(const Options& options, HostCommunicator& world, Device& device, const RunSpec& spec) {
     const std::vector<StagePart> parts = parts_of_pipeline(spec);
     const bool wraps = options.chunks_of_stage() > 1;
-    if (!device.queues() || world.size() == 1) return {nullptr, MeshGroups(world, spec.mesh, parts, wraps)};
+    if (!device.streams() || world.size() == 1) return {nullptr, MeshGroups(world, spec.mesh, parts, wraps)};
     const std::size_t before = device.memory_taken();
-    auto nccl = make_nccl_communicator(world, *device.queues(), options.share_gpu);
+    auto nccl = make_nccl_communicator(world, *device.streams(), options.share_gpu);
     MeshGroups groups(*nccl, spec.mesh, parts, wraps);
     connect(groups.data(), device);
     groups.for_each([&](Communicator& group) {
@@ -172,8 +175,8 @@ MachineMemory free_memory(const Place& place, Communicator& world) {
         *std::ranges::min_element(all, {}, [](const Free& f) { return f.bytes / f.processes; });
     return {.bytes = static_cast<std::size_t>(least.bytes),
             .processes = static_cast<int>(least.processes),
-            .name = place.device->queues() ? "the GPU" : "this machine",
-            .more_processes_bring_more = place.device->queues() != nullptr && least.processes == 1};
+            .name = place.device->streams() ? "the GPU" : "this machine",
+            .more_processes_bring_more = place.device->streams() != nullptr && least.processes == 1};
 }
 
 }  // namespace llmc

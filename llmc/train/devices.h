@@ -1,4 +1,4 @@
-// Which device this process computes on, among the devices of its machine and the processes there.
+// The choice of this process's device among the devices of its machine.
 #pragma once
 
 #include <memory>
@@ -15,26 +15,29 @@ namespace llmc {
 
 struct Place {
     std::unique_ptr<Device> device;
-    int sharing = 1;   // processes that fill the memory of the same device
-    std::string note;  // why it is the CPU, where --device leaves that open
+    int sharing = 1;   // the number of processes that use the same device's memory
+    std::string note;  // why --device auto chose the CPU
 };
 
-// All ranks call it and come to the same kind of device, which the options then name. UserError if processes would
-// share a GPU unasked, if their GPUs are of different kinds, or if what --device asks for is not there.
+// All ranks call it and choose the same kind of device, which it writes into the options. Throws UserError if
+// processes would share a GPU without --share-gpu, if their GPUs are of different kinds, or if --device is not
+// available.
 Place open_device(Options& options, Job& job);
 
-// The ranks' groups, as communicators of the device's data: of `world` itself, or of NCCL's, which then has all the memory
-// that it takes.
+// The groups of the mesh, as communicators for the device's data. They come from `world` or from NCCL. NCCL
+// allocates all its memory here.
 struct MeshRanks {
     std::unique_ptr<Communicator> nccl;
     MeshGroups groups;
-    std::size_t memory = 0;  // bytes of the device's that it took, if no other process took some meanwhile
+    std::size_t memory =
+        0;  // bytes of device memory that NCCL took; inexact if another process allocates at the same time
 };
 MeshRanks open_mesh(const Options& options, HostCommunicator& world, Device& device, const RunSpec& spec);
-// The memory that it asks of the plan.
+// The size of the staging memory that the communicator needs among the plan's arenas.
 std::size_t staging_bytes(const Communicator& world, Device& device);
 
-// What is free where least is, so that all ranks plan alike. All call it.
+// The free memory of the machine or GPU that has least per process, so that all ranks make the same plan. All
+// ranks call it.
 MachineMemory free_memory(const Place& place, Communicator& world);
 
 }  // namespace llmc

@@ -26,7 +26,7 @@ bool is_finite(Device& device, const Tensor& tensor) {
 
 using Flat = Tensor UnitBuffers::*;
 
-// The smallest of the ranks' numbers.
+// The smallest of all ranks' numbers.
 std::int32_t smallest(std::int32_t own, Communicator& ranks) {
     std::vector<std::int32_t> all(static_cast<std::size_t>(ranks.size()));
     all[static_cast<std::size_t>(ranks.rank())] = own;
@@ -35,7 +35,7 @@ std::int32_t smallest(std::int32_t own, Communicator& ranks) {
     return std::ranges::min(all);
 }
 
-// A tensor of the model in one of the flat buffers of what ranks update.
+// A tensor of the model in one of the flat buffers that ranks update.
 struct StateTensor {
     int unit;
     const UnitLayout::Entry* entry;
@@ -45,17 +45,19 @@ struct StateTensor {
     std::string name(const ParameterStore& store) const {
         return fmt::format("the {} {}", what, store.layout(unit).full_name(entry->spec));
     }
-    // Of what this rank has of it.
+    // Checks the elements that this rank holds.
     bool is_finite(Device& device, const ParameterStore& store) const {
         if (!store.has(unit)) return true;
         const ElementRange own = store.updated(unit);
-        const ElementRange part = intersection({entry->offset, entry->offset + entry->shape.elements()}, own);
-        return part.size() == 0 ||
-               llmc::is_finite(device, (store.buffers(unit).*flat).flat(part.begin - own.begin, part.size()));
+        const ElementRange range =
+            intersection({entry->offset, entry->offset + entry->shape.elements()}, own);
+        return range.size() == 0 ||
+               llmc::is_finite(device,
+                               (store.buffers(unit).*flat).flat(range.begin - own.begin, range.size()));
     }
 };
 
-// The first that is not finite on any rank.
+// The first tensor that is not finite on some rank.
 std::optional<std::string> first_non_finite_of(const std::vector<StateTensor>& tensors, Device& device,
                                                const ParameterStore& store, Communicator& ranks) {
     const auto own = std::ranges::find_if(
@@ -65,7 +67,8 @@ std::optional<std::string> first_non_finite_of(const std::vector<StateTensor>& t
     return tensors[static_cast<std::size_t>(first)].name(store);
 }
 
-// As the backward pass goes: from the head to the embeddings, in a block from its last tensor to its first.
+// The gradients in the order of the backward pass: from the head to the embeddings, and within a block from
+// the last tensor to the first.
 std::vector<StateTensor> gradient_tensors(const ParameterStore& store) {
     std::vector<StateTensor> tensors;
     for (int unit = 0; unit < store.units(); ++unit) {
@@ -76,14 +79,15 @@ std::vector<StateTensor> gradient_tensors(const ParameterStore& store) {
     return tensors;
 }
 
-// What a layer makes; empty where another stage has it.
+// An output of an operation. The tensor is empty if another stage holds it.
 struct Output {
     std::string name;
     Tensor tensor;
     int part;  // of the model
 };
 
-// What the forward pass of a micro-batch leaves, in its order, by the names of the operations that make it.
+// The activations of a micro-batch that are kept, in the order of the forward pass. Each has the name of its
+// operation.
 std::vector<Output> forward_outputs(const RunPlan& plan, const ActivationBuffers<Tensor>& buffers) {
     const Outline& outline = *plan.outline;
     std::vector<Output> outputs;
@@ -123,7 +127,7 @@ std::vector<Output> forward_outputs(const RunPlan& plan, const ActivationBuffers
     return outputs;
 }
 
-// The list without what is computed behind a part; what ranks say to each other stays.
+// The list up to a part: turns later forward actions into `release`, which does nothing. Communication stays.
 Step up_to_part(Step list, int part) {
     for (Action& action : list.actions) {
         if (action.kind == ActionKind::forward && action.part > part) action.kind = ActionKind::release;
@@ -135,7 +139,7 @@ std::optional<std::string> non_finite_output(const RunPlan& plan, const Arenas& 
                                              Communicator& ranks, const ForwardPasses& passes) {
     const std::vector<Output> outputs = forward_outputs(plan, bind(plan.activations, arenas));
     const auto is_layer = [&](const Output& output) { return plan.outline->part(output.part).is_layer(); };
-    // Of layers that recompute only the last output stays; their others, once no later layer has run.
+    // A layer that recomputes keeps only its last output. Its other outputs exist until a later layer runs.
     const auto first_of = [&](const std::optional<int> only_part) {
         std::size_t first = outputs.size();
         for (std::size_t i = outputs.size(); i-- > 0;) {
@@ -168,7 +172,7 @@ std::optional<std::string> non_finite_state(Device& device, const ParameterStore
     std::vector<StateTensor> tensors;
     for (int unit = 0; unit < store.units(); ++unit) {
         for (const auto& [what, flat] : {std::pair{"weight", &UnitBuffers::updated_parameters},
-                                         {"moment of", &UnitBuffers::m},
+                                         {"first moment of", &UnitBuffers::m},
                                          {"second moment of", &UnitBuffers::v}}) {
             for (const UnitLayout::Entry& entry : store.layout(unit).entries())
                 tensors.push_back({unit, &entry, flat, what});

@@ -1,5 +1,5 @@
-// Which tensor was the first to hold nan or infinity, for the line with which a run then ends. All on the host and
-// one tensor after the other: it happens once, at the end of a run.
+// Finds the first tensor with a nan or an infinity, for the error that then ends the run. It runs at most
+// once, at the end of a run, so it examines one tensor after the other on the host.
 #pragma once
 
 #include <functional>
@@ -7,26 +7,27 @@
 #include <string>
 
 #include "llmc/comm/communicator.h"
-#include "llmc/device/arenas.h"
 #include "llmc/device/device.h"
-#include "llmc/parallel/parameter_store.h"
+#include "llmc/parallel/zero/parameter_store.h"
 #include "llmc/plan/run_plan.h"
 
 namespace llmc {
 
-// The first weight or moment that is not finite, as "the weight h.0.ln_1.bias". All ranks call it and receive the same
-// answer.
+// The first weight or moment that is not finite, as "the weight h.0.ln_1.bias". All ranks call it and get the
+// same answer.
 std::optional<std::string> non_finite_state(Device& device, const ParameterStore& store, Communicator& ranks);
 
-// Runs the forward pass of one of so many micro-batches again, by a list: RunPlan::diagnosis, or a part of it.
+// Repeats the forward pass of one micro-batch. `list` is RunPlan::diagnosis, or its actions up to some part
+// of the model.
 struct ForwardPasses {
     int micro_batches;
     std::function<void(int micro_batch, const Step& list)> run;
 };
 
-// What a step computed that is not finite: the first such weight, else the first such activation of the forward pass
-// (of any rank and micro-batch, "the output of h.0.mlp.c_fc"), else the first such gradient of the backward pass, else
-// the norm. All ranks call it after the same step and receive the same answer.
+// The first tensor of a step that is not finite, on any rank. The search goes through weights and moments,
+// then the activations of the forward pass ("the output of h.0.mlp.c_fc"), then the gradients of the backward
+// pass. If all are finite, it is the gradient's norm. All ranks call it after the same step and get the same
+// answer.
 std::string first_non_finite(const RunPlan& plan, const Arenas& arenas, Device& device,
                              const ParameterStore& store, Communicator& ranks, const ForwardPasses& passes);
 

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <csignal>
+#include <cmath>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -19,14 +21,14 @@
 #include "llmc/core/version.h"
 #include "llmc/data/tokenizer.h"
 #include "llmc/train/outputs.h"
-#include "llmc/train/report.h"
+#include "llmc/train/prepared_run.h"
 #include "llmc/train/resume.h"
 
 namespace llmc {
 
 namespace {
 
-// Options that say nothing about a text from given weights.
+// Options that have no meaning for a text from given weights.
 // clang-format off
 constexpr std::string_view of_training[] = {
     "train-data", "val-data", "steps", "global-batch-tokens", "micro-batch-size", "gradient-dtype", "recompute",
@@ -43,14 +45,14 @@ void take_model(Options& options, const CheckpointInfo& checkpoint) {
         if (!size && then.contains(name) && then[name].is_number()) size = then[name].get<std::int64_t>();
     }
     for (auto& [name, is_on] : options.of_model.switches) {
-        // One that a checkpoint does not know was on.
+        // A switch that the checkpoint does not know was on.
         if (!options.given.contains(name)) is_on = then.value(name, true);
     }
     if (options.bpe_directory.empty() && then.contains("bpe-dir") && then["bpe-dir"].is_string())
         options.bpe_directory = then["bpe-dir"];
 }
 
-// Standard output as far as somebody reads it.
+// Writes to standard output until a write fails.
 class TextOutput {
   public:
     void write(std::string_view text) {
@@ -59,15 +61,15 @@ class TextOutput {
         if (std::fwrite(text.data(), 1, text.size(), stdout) < text.size() || std::fflush(stdout) != 0)
             failure_ = errno;
     }
-    // The text ends with its line.
+    // The text ends with a new line.
     void finish() {
         if (last_ != '\n') write("\n");
     }
     bool is_read() const { return failure_ == 0; }
-    // Who reads may have read enough, as `| head` does.
+    // EPIPE is no error: the reader has closed the pipe, as `head` does.
     void require_written() const {
         if (failure_ != 0 && failure_ != EPIPE)
-            user_error("cannot write standard output: {}", std::strerror(failure_));
+            user_error("cannot write to standard output: {}", std::strerror(failure_));
     }
 
   private:
@@ -75,7 +77,7 @@ class TextOutput {
     char last_ = '\n';
 };
 
-// Seconds of what a text begins with, and of the tokens behind.
+// Measures the seconds until the first token, and from there to the last.
 class Clock {
   public:
     void see_token() {
@@ -105,23 +107,22 @@ class Clock {
 void settle_generation(Options& options) {
     if (!options.resume && options.init.empty()) {
         user_error(
-            "--generate needs weights: give --resume with a checkpoint's directory, or alone for the newest "
-            "one, "
-            "or --init with a file");
+            "--generate needs weights; give --resume (alone for the newest checkpoint, or with a "
+            "checkpoint's directory), or --init with a file");
     }
-    // What a configuration file has for the run that it is of is passed over.
+    // Options of training are ignored if a configuration file has them, and refused on the command line.
     for (const std::string_view option : of_training) {
-        if (options.given.contains(option))
-            user_error("--generate prints text and does no more; leave out --{}", option);
+        if (options.given.contains(option)) user_error("--generate only prints text; leave out --{}", option);
     }
     if (options.resume) {
         if (options.given.contains("init"))
-            user_error("--generate takes its weights from --resume or from --init; leave one out");
+            user_error("--generate takes its weights from --resume or --init, not both; leave one out");
         const std::filesystem::path out_dir = choose_out_dir(options);
         const std::optional<CheckpointInfo> checkpoint = find_checkpoint(options, out_dir);
         if (!checkpoint) {
-            user_error("--generate: there is no checkpoint in {}; give --resume the directory of one",
-                       (options.out_dir.empty() ? out_dir.parent_path() : out_dir).string());
+            user_error(
+                "--generate: there is no checkpoint in {}; give --resume the directory of a checkpoint",
+                (options.out_dir.empty() ? out_dir.parent_path() : out_dir).string());
         }
         options.resume = checkpoint->directory.string();
         take_model(options, *checkpoint);
@@ -142,34 +143,60 @@ void say_beside_text(std::string_view line) {
     std::fflush(stream);
 }
 
-void generate_text(Generation& generation, Trainer& trainer, Communicator& world,
-                   const StopSignals& signals) {
-    auto& [options, plan, prompt, text, weights] = generation;
-    const bool together = trainer.generates_together(), speaks = world.rank() == 0;
-    if (!speaks && !together) return;
-    std::signal(SIGPIPE, SIG_IGN);
-    if (speaks) {
+bool Sampler::is_due(std::int64_t step) const {
+    return step < run_.options.steps && llmc::is_due(run_.options.sample_every, step);
+}
+
+void Sampler::sample() {
+    const Options& options = run_.options;
+    Session& session = run_.session;
+    Trainer& trainer = *run_.trainer;
+    const bool together = trainer.generates_together(), is_rank_zero = session.is_rank_zero();
+    if (options.sample_tokens == 0 || (!is_rank_zero && !together)) return;
+    const auto watch = [&](double share) {
+        session.console().doing("sampling", share);
+        return together ? !session.ask_to_stop() : !session.signals().here();
+    };
+    std::vector<std::int32_t> tokens = run_.prompt;
+    const auto more = trainer.generate(run_.prompt, options.sample_tokens, watch);
+    if (!more || !is_rank_zero) return;
+    tokens.insert(tokens.end(), more->begin(), more->end());
+    session.console().sample(trainer.progress().step,
+                             decode(tokens, run_.model().vocabulary, run_.encoder()));
+}
+
+void generate_text(PreparedRun& run) {
+    Trainer& trainer = *run.trainer;
+    HostCommunicator& world = run.session.world();
+    const bool together = trainer.generates_together(), is_rank_zero = run.is_rank_zero();
+    if (!is_rank_zero && !together) return;
+    if (is_rank_zero) {
+        const std::string weights =
+            run.checkpoint
+                ? fmt::format("{} after step {}", run.checkpoint->directory.string(), trainer.progress().step)
+                : run.options.init;
         say_beside_text(fmt::format("train_gpt {}: {}, {} parameters, {}, {}", version(), weights,
-                                    grouped(count_parameters(plan.spec.model)), name_of(plan.spec.dtype),
-                                    trainer.device().description()));
+                                    grouped(count_parameters(run.model())), name_of(run.plan.spec.dtype),
+                                    run.device().description()));
     }
+    TextStream text(run.model().vocabulary, run.encoder());
     TextOutput output;
     Clock clock;
-    // What stands for a prompt that was not given is no text.
-    if (speaks && !options.prompt.empty()) {
-        for (const std::int32_t token : prompt) output.write(text.add(token));
+    // An empty prompt is encoded as one token (encode_prompt) that is not printed.
+    if (is_rank_zero && !run.options.prompt.empty()) {
+        for (const std::int32_t token : run.prompt) output.write(text.add(token));
     }
     const auto watch = [&](double) {
-        const bool stops = signals.here() || !output.is_read();
+        const bool stops = run.session.signals().here() || !output.is_read();
         return together ? !on_any_rank(world, stops) : !stops;
     };
-    const auto take = [&](std::int32_t token) {
-        if (!speaks) return;
+    const auto take = [&, &text = text](std::int32_t token) {
+        if (!is_rank_zero) return;
         clock.see_token();
         output.write(text.add(token));
     };
-    trainer.generate(prompt, options.sample_tokens, watch, take);
-    if (!speaks) return;
+    trainer.generate(run.prompt, run.options.sample_tokens, watch, take);
+    if (!is_rank_zero) return;
     output.write(text.rest());
     output.finish();
     say_beside_text(clock.summary());

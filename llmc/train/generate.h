@@ -1,42 +1,45 @@
-// --generate: the program as a writer. It continues the prompt with weights that it is given, and does nothing else: no
-// data is opened, no file is written. The text alone goes to standard output, token by token; what else there is to say
-// goes to standard error, a line before it and one behind; all of it to standard output where scripts/launch.sh says that
-// both end in one place, to which it leads them by ways of their own: one would overtake the other.
+// Continues a prompt: during training (Sampler), or alone (--generate). --generate opens no data and writes
+// no file. It writes only the text to standard output, token by token, and one line before and one after it
+// to standard error. If both go to the same place (TRAIN_GPT_ONE_STREAM, set by scripts/launch.sh), all lines
+// go to standard output, to keep their order.
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <string_view>
-#include <vector>
 
-#include "llmc/comm/communicator.h"
-#include "llmc/data/tokenizer.h"
-#include "llmc/plan/run_plan.h"
+#include "llmc/parallel/mesh.h"
 #include "llmc/train/options.h"
-#include "llmc/train/stop.h"
-#include "llmc/train/trainer.h"
 
 namespace llmc {
 
-// What follows from --generate: the checkpoint's model, where its sizes were not given; nothing to train, and nothing kept
-// for a backward pass but keys and values. UserError without weights, without such a checkpoint, and for options that ask for more than text.
+struct PreparedRun;
+
+// Settles the options that follow from --generate: the checkpoint's model, if no sizes were given; no
+// training; and selective recompute, so that of the activations only keys and values are kept. UserError
+// without weights, without such a checkpoint, and for options that ask for more than text.
 void settle_generation(Options& options);
-// The same, once the mesh is known: the smallest batch there is.
+// Once the mesh is known: sets the smallest possible batch.
 void settle_batch_of_generation(Options& options, const Mesh& mesh);
 
-// A line beside the text.
+// Prints a line that is not part of the text, to standard error (or standard output with TRAIN_GPT_ONE_STREAM).
 void say_beside_text(std::string_view line);
 
-struct Generation {
-    const Options& options;
-    const RunPlan& plan;
-    std::vector<std::int32_t> prompt;
-    TextStream text;      // of the tokens
-    std::string weights;  // where these are from, for people
+// Continues the prompt during training, and prints the text.
+class Sampler {
+  public:
+    // The run outlives it.
+    explicit Sampler(PreparedRun& run) : run_(run) {}
+    // Prints a sample of the current model. All ranks call it. Prints nothing once the run is asked to stop.
+    void sample();
+    // Whether a sample is due after this step. train() prints the one after the last step itself.
+    bool is_due(std::int64_t step) const;
+
+  private:
+    PreparedRun& run_;
 };
 
-// Writes the prompt and its continuation, until it is asked to stop or nobody reads on; all ranks call it. UserError where
-// standard output takes no more for another reason.
-void generate_text(Generation& generation, Trainer& trainer, Communicator& world, const StopSignals& signals);
+// --generate: writes the prompt and its continuation, until a signal asks it to stop or the reader closes
+// standard output. UserError if writing fails for another reason. All ranks call it.
+void generate_text(PreparedRun& run);
 
 }  // namespace llmc

@@ -19,8 +19,8 @@ namespace {
 
 constexpr const char* option = "--eval-hellaswag";
 
-// JSON can write half of a pair of surrogates (\ud800), which UTF-8 cannot hold: U+FFFD stands for it, as in data/ and in
-// tiktoken.
+// JSON can contain a lone surrogate (\ud800), which UTF-8 cannot encode. It becomes U+FFFD, as in data/ and
+// in tiktoken.
 std::string without_half_surrogates(std::string_view json) {
     const auto escape_at = [&](std::size_t place) {  // of a unit of UTF-16, as backslash, u and 4 digits
         unsigned value = 0;
@@ -48,7 +48,7 @@ std::string without_half_surrogates(std::string_view json) {
     return result;
 }
 
-// What a line says; UserError with the reason where it is no example.
+// The content of a line. parse throws UserError with the reason if the line is not an example.
 struct Line {
     std::string context;
     std::vector<std::string> endings;
@@ -57,18 +57,18 @@ struct Line {
 Line parse(std::string_view text) {
     nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
     if (json.is_discarded()) json = nlohmann::json::parse(without_half_surrogates(text), nullptr, false);
-    if (!json.is_object()) user_error("it is no JSON object");
+    if (!json.is_object()) user_error("not a JSON object");
     const auto ctx = json.find("ctx"), endings = json.find("endings"), label = json.find("label");
     const auto is_text = [](const nlohmann::json& value) {
         return value.is_string() && !value.get_ref<const std::string&>().empty();
     };
-    if (ctx == json.end() || !is_text(*ctx)) user_error("it has no text \"ctx\"");
+    if (ctx == json.end() || !is_text(*ctx)) user_error("\"ctx\" is missing, empty or not a string");
     if (endings == json.end() || !endings->is_array() || endings->size() != HellaSwag::endings ||
         !std::ranges::all_of(*endings, is_text))
-        user_error("its \"endings\" are not {} texts", HellaSwag::endings);
-    if (label == json.end()) user_error("it has no \"label\"; those of the test set are not public");
+        user_error("\"endings\" is not a list of {} non-empty strings", HellaSwag::endings);
+    if (label == json.end()) user_error("no \"label\" (those of the test set are not public)");
     if (!label->is_number_unsigned() || label->get<std::uint64_t>() >= HellaSwag::endings)
-        user_error("its \"label\" is not 0 to {}", HellaSwag::endings - 1);
+        user_error("\"label\" is not 0 to {}", HellaSwag::endings - 1);
     return {*ctx, *endings, label->get<std::size_t>()};
 }
 
@@ -79,9 +79,8 @@ HellaSwag::HellaSwag(const std::string& path, std::int64_t limit, const Model& m
     : sequence_length_(static_cast<std::size_t>(model.sequence_length)) {
     if (!encodes_text(model.vocabulary, bpe)) {
         user_error(
-            "{}: the tokens of text are not known in a vocabulary of {}; try --vocab-size 256 (bytes), or "
-            "GPT-2's {} "
-            "with --bpe-dir",
+            "{}: no tokenizer for a vocabulary of {}; try --vocab-size 256 (bytes), or GPT-2's {} with "
+            "--bpe-dir",
             option, model.vocabulary, gpt2_vocabulary);
     }
     const std::string text = naming_option(option, [&] { return read_file(path); });
@@ -100,12 +99,12 @@ HellaSwag::HellaSwag(const std::string& path, std::int64_t limit, const Model& m
             example.label = parsed.label;
         } catch (const UserError& fault) {
             user_error(
-                "{}: '{}', line {}: {}; give HellaSwag's own lines of JSON, such as its hellaswag_val.jsonl",
+                "{}: '{}', line {}: {}; give a file in HellaSwag's format, such as its hellaswag_val.jsonl",
                 option, path, number, fault.what());
         }
     }
     if (examples_.empty())
-        user_error("{}: '{}' has no examples; give HellaSwag's own lines of JSON", option, path);
+        user_error("{}: '{}' has no examples; give a file in HellaSwag's format", option, path);
 }
 
 std::size_t HellaSwag::targets_of(const Example& example, std::size_t ending) const {
@@ -130,7 +129,7 @@ void HellaSwag::read(std::int64_t row, std::span<std::int32_t> inputs,
 }
 
 HellaSwagScore HellaSwag::score(std::span<const double> row_losses) const {
-    check(std::ssize(row_losses) == rows(), "a loss for each row");
+    check(std::ssize(row_losses) == rows(), "one loss per row");
     HellaSwagScore score{.examples = examples()};
     for (std::size_t i = 0; i < examples_.size(); ++i) {
         const std::span sums = row_losses.subspan(i * endings, endings);

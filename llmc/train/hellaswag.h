@@ -1,5 +1,5 @@
-// HellaSwag: sentences with four endings each, of which a model is to find the right one by its loss. The examples are the
-// data set's own lines of JSON; how losses are computed is the trainer's business.
+// HellaSwag: contexts with four endings each. A model should give the right ending the lowest loss. The
+// examples are the data set's own lines of JSON. The trainer computes the losses.
 #pragma once
 
 #include <array>
@@ -14,24 +14,26 @@
 
 namespace llmc {
 
-// Of each example four rows, one an ending, in order. A row is the tokens of the context `ctx`, and then those of a space and
-// the ending, which alone are targets. Of a row of more than T+1 tokens the last T+1 remain.
+// Each example makes four rows, one for each ending, in order. A row has the tokens of the context `ctx`,
+// then those of a space and the ending. Only the ending's tokens are targets. A longer row keeps its last T+1
+// tokens.
 class HellaSwag {
   public:
     static constexpr std::size_t endings = 4;
 
-    // The first `limit` examples of a file, or all (0). With `bpe` null the vocabulary must be bytes. UserErrors begin with
-    // --eval-hellaswag, and name the line.
+    // Reads the first `limit` examples of a file, or all (0). If `bpe` is null, the vocabulary must be bytes. A
+    // UserError begins with --eval-hellaswag and names the line.
     HellaSwag(const std::string& path, std::int64_t limit, const Model& model, const BytePairEncoder* bpe);
 
     std::int64_t examples() const { return std::ssize(examples_); }
     std::int64_t rows() const { return examples() * std::int64_t{endings}; }
 
-    // Fills T inputs and T targets, ignored_target (-1) but for the ending.
+    // Fills T inputs and T targets. A target outside the ending is ignored_target (-1).
     void read(std::int64_t row, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const;
 
-    // Of the sums of the rows' losses: the ending with the lowest sum is chosen (accuracy), and that with the lowest mean
-    // over its tokens (accuracy_norm, as in llm.c; others divide by characters); the first of equal ones.
+    // The score from the sum of each row's losses. `accuracy` chooses the ending with the lowest sum.
+    // `accuracy_norm` chooses the one with the lowest mean per token, as llm.c does; others divide by
+    // characters. If losses are equal, the first ending is chosen.
     HellaSwagScore score(std::span<const double> row_losses) const;
 
   private:

@@ -24,7 +24,7 @@ class ModelText {
   public:
     explicit ModelText(const RunSpec& spec)
         : spec_(spec), sizes_{.split = spec.mesh.split(), .dtype = spec.dtype} {
-        // Parts that are alike say the same of their units: one of each is enough.
+        // Equal parts have equal units, so one part of each kind is enough.
         Model one_of_each = spec.model;
         for (Model::Run& run : one_of_each.runs) run.count = 1;
         outline_ = outline_of(one_of_each);
@@ -39,7 +39,7 @@ class ModelText {
             name_of(spec_.dtype));
         std::int64_t layer = 0;
         Scratch scratch;
-        int number = 0;  // in the outline
+        int number = 0;  // index of the part in the outline
         for (const Model::Run& run : model.runs) {
             for (std::size_t i = 0; i < run.parts.size(); ++i) {
                 add_part(run, i, layer, derive_lists(run.parts[i], sizes_, scratch));
@@ -48,13 +48,11 @@ class ModelText {
             if (run.is_layer)
                 layer = saturated_sum(layer, saturated_product(run.count, std::ssize(run.parts)));
         }
-        add("\nOperations are of one sequence of {} tokens; an operation moves the bytes of its operands, "
-            "each once. "
-            "FLOPs are\nthose of the forward pass on a token. The backward pass needs what is kept. What is "
-            "remade is made "
-            "again there: with\n--recompute selective or, where it is not kept, always. With --recompute "
-            "block, layers keep "
-            "nothing.\n",
+        add("\nBytes are for one sequence of {} tokens. `moves` counts each operand of an operation once. "
+            "FLOPs "
+            "are those of the\nforward pass per token. `for backward` says which results are kept for the "
+            "backward pass and which are remade there.\nA `kept or remade` result is remade with --recompute "
+            "selective. With --recompute block, layers keep only their input.\n",
             model.sequence_length);
         add("{}\n", what_is_sent());
         return std::move(text_);
@@ -66,7 +64,7 @@ class ModelText {
         text_ += fmt::format(format, std::forward<Args>(args)...);
     }
 
-    // "0 to 11"; where parts come in turn "1, 3 to 11".
+    // "0 to 11", or "1, 3 to 11" if parts alternate.
     static std::string numbers_of(const Model::Run& run, std::size_t place, std::int64_t first_layer) {
         const std::int64_t in_turn = std::ssize(run.parts);
         const std::int64_t first =
@@ -87,25 +85,28 @@ class ModelText {
         add("\n  {:<14} {:<24} {:<20} {:<15} {:>10} {:>10} {:>10}\n", "operation", "makes", "shape here",
             "for backward", "bytes", "moves", "FLOPs");
         for (const Node& node : part.nodes) add_node(part, node, lists);
-        const std::uint64_t forward = bytes_sent(lists.forward), backward = bytes_sent(lists.backward);
-        add("  kept {} a sequence; with --recompute selective {}, with block {}",
+        // The backward pass of losses includes their forward pass.
+        const std::uint64_t forward = bytes_sent(lists.forward);
+        const std::uint64_t backward = bytes_sent(lists.backward) - (part.makes_losses() ? forward : 0);
+        add("  keeps {} per sequence; with --recompute selective {}, with block {}",
             human_bytes(kept(lists, RecomputeKind::none)), human_bytes(kept(lists, RecomputeKind::selective)),
             human_bytes(kept(lists, RecomputeKind::block)));
         if (forward + backward > 0)
-            add("; sends of a sequence to ranks that share it {} forward, {} backward", human_bytes(forward),
-                human_bytes(backward));
+            add("; sends {} forward and {} backward per sequence to its tensor-parallel group",
+                human_bytes(forward), human_bytes(backward));
         add("\n");
     }
 
-    // The shards of its units, of one that parts share once; and what goes on to the next stage.
+    // Adds the shards of the part's units, and the bytes sent to the next stage. A unit that parts share appears
+    // once.
     void add_shards(const Part& part, const Outline::OutlinedPart& outlined) {
         for (std::size_t i = 0; i < part.parameters.size(); ++i) {
             if (shown_.insert(outlined.places[i]).second)
                 add_unit(part.parameters[i].unit, outlined.places[i]);
         }
         if (spec_.mesh.pipeline > 1 && outlined.is_layer())
-            add("  a pipeline stage that ends here sends {} a sequence to the next one, which sends as much "
-                "back\n",
+            add("  a pipeline stage that ends here sends {} per sequence to the next stage and receives as "
+                "many bytes of gradients\n",
                 human_bytes(
                     saturated_product(sizes_.split.tokens(part.tokens),
                                       saturated_product(part.output_width(),
@@ -120,22 +121,25 @@ class ModelText {
             sharding.shards, grouped(elements / sharding.shards));
     }
 
-    // "h.*", whatever the number.
+    // The name for all layers: "h.*".
     static std::string starred(std::string name) {
         if (const std::size_t place = name.find("{}"); place != std::string::npos)
             name.replace(place, 2, "*");
         return name;
     }
 
-    // As the header of a run says it.
+    // The same text as in the header of a run.
     std::string what_is_sent() const {
         try {
             const std::optional<RunPlan> plan = plan_of_messages(spec_);
-            if (!plan) return "Sent: not counted, since a step has too many actions for a moment.";
+            if (!plan) return "Sent: not counted, because a step has too many actions.";
             const std::string text = sent_text(*plan);
-            return text.empty() ? "Sent: nothing." : fmt::format("Sent: {}.", text);
+            if (text.empty()) return "Sent: nothing.";
+            // Beyond this, sums of bytes saturate.
+            if (parameters_about(spec_.model) > 0x1p56) return "Sent: too many bytes to count.";
+            return fmt::format("Sent: {}.", text);
         } catch (const UserError& error) {
-            return fmt::format("These options make no step: {}.", error.what());
+            return fmt::format("These options do not make a step: {}.", error.what());
         }
     }
 
@@ -153,7 +157,7 @@ class ModelText {
         bool is_first = true;
         for (const int value : node.out) {
             const Value& made = part.value(value);
-            const std::string_view becomes = what_becomes_of(part, node, made, lists);
+            const std::string_view becomes = kept_or_recomputed(part, node, value, lists);
             const Shape shape = own_shape(made, sizes_);
             const std::int64_t bytes = saturated_product(
                 shape.elements(),
@@ -166,7 +170,7 @@ class ModelText {
         }
     }
 
-    // What the forward calls of an operation read and write, each operand once.
+    // The bytes that the forward calls of an operation read and write, each operand once.
     static std::int64_t bytes_moved(const Node& node, const PartLists& lists) {
         std::int64_t bytes = 0;
         for (const ListCall& call : lists.forward) {
@@ -180,15 +184,15 @@ class ModelText {
         return bytes;
     }
 
-    // For the backward pass; empty where that does not need it.
-    static std::string_view what_becomes_of(const Part& part, const Node& node, const Value& made,
-                                            const PartLists& lists) {
-        const auto kept = std::ranges::find(lists.kept, made.name, &PartBuffer::name);
+    // The column `for backward`; empty if the backward pass does not need the value.
+    static std::string_view kept_or_recomputed(const Part& part, const Node& node, int value,
+                                               const PartLists& lists) {
+        const auto kept = std::ranges::find(lists.kept, value, &PartBuffer::value);
         if (kept != lists.kept.end())
             return kept->is_cheap && !part.makes_losses() ? "kept or remade" : "kept";
         const auto writes_it = [&](const ListOperand& operand) {
             return operand.access == Access::write && operand.storage >= 0 &&
-                   lists.storages[static_cast<std::size_t>(operand.storage)] == made.name;
+                   lists.storages[static_cast<std::size_t>(operand.storage)] == part.value(value).name;
         };
         const bool is_remade = std::ranges::any_of(lists.backward, [&](const ListCall& call) {
             return call.node == &node && std::ranges::any_of(call.operands, writes_it);

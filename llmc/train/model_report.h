@@ -1,4 +1,4 @@
-// --print-model: the model of a run as a person reads it.
+// --print-model: the model of a run as text.
 #pragma once
 
 #include <string>
@@ -7,8 +7,9 @@
 
 namespace llmc {
 
-// Parts, parameters with this mesh's shards, operations with what is kept for the backward pass and what is made again,
-// floating-point operations and bytes sent; of one sequence. Of sizes that no machine could bear too.
+// Lists the parts, the parameters with this mesh's shards, and the operations. For each operation it gives the
+// activations that are kept or recomputed, the FLOPs and the bytes sent, for one sequence. Any size is accepted,
+// however large.
 std::string model_text(const RunSpec& spec);
 
 }  // namespace llmc

@@ -25,13 +25,13 @@ Sharding asked_sharding(const Options& o) { return {.stage = static_cast<int>(o.
 template <class T>
 DependentSetting dependent(std::string_view name, T Options::*member, std::string_view on,
                            std::string_view given, std::string_view purpose,
-                           bool (*has_meaning)(const Options&)) {
+                           bool (*has_effect)(const Options&)) {
     return {.name = name,
             .on = on,
             .given = given,
             .purpose = purpose,
-            .has_meaning = has_meaning,
-            .is_given = [member](const Options& o) { return o.*member != Options().*member; },
+            .has_effect = has_effect,
+            .differs_from_default = [member](const Options& o) { return o.*member != Options().*member; },
             .drop = [member](Options& o) { o.*member = Options().*member; }};
 }
 
@@ -44,12 +44,12 @@ std::vector<DependentSetting> dependent_settings() {
     const auto shares_layers = [](const Options& o) { return o.tensor_parallel > 1; };
     const auto recomputes = [](const Options& o) { return o.recompute != "none"; };
     const auto evaluates = [](const Options& o) { return !o.eval_hellaswag.empty(); };
-    constexpr std::string_view of_evaluation = "is for --eval-hellaswag";
-    constexpr std::string_view of_gathering = "is for --zero-stage 3, which gathers parameters";
-    constexpr std::string_view of_pipelines = "is for --pipeline-parallel 2 or more";
+    constexpr std::string_view of_evaluation = "needs --eval-hellaswag";
+    constexpr std::string_view of_gathering = "needs --zero-stage 3, which gathers parameters";
+    constexpr std::string_view of_pipelines = "needs --pipeline-parallel 2 or more";
     return {
         dependent("zero-shard-size", &Options::zero_shard_size, "zero-stage", "zero-shard-size",
-                  "is for --zero-stage 1, 2 or 3, which shard something", shards),
+                  "needs --zero-stage 1, 2 or 3", shards),
         dependent("prefetch-units", &Options::prefetch_units, "zero-stage", "prefetch-units", of_gathering,
                   gathers),
         dependent("reshard-after-forward", &Options::reshard_after_forward, "zero-stage",
@@ -61,13 +61,13 @@ std::vector<DependentSetting> dependent_settings() {
         dependent("pipeline-layers", &Options::pipeline_layers, "pipeline-parallel", "pipeline-layers",
                   of_pipelines, is_pipeline),
         dependent("sequence-parallel", &Options::sequence_parallel, "tensor-parallel", "sequence-parallel",
-                  "is for --tensor-parallel 2 or more", shares_layers),
+                  "needs --tensor-parallel 2 or more", shares_layers),
         dependent("eval-every", &Options::eval_every, "eval-hellaswag", "eval-every", of_evaluation,
                   evaluates),
         dependent("eval-examples", &Options::eval_examples, "eval-hellaswag", "eval-examples", of_evaluation,
                   evaluates),
         dependent("recompute-every", &Options::recompute_every, "recompute", "recompute-every",
-                  "is for --recompute selective or block, which recompute something", recomputes),
+                  "needs --recompute selective or block", recomputes),
     };
 }
 
@@ -83,7 +83,7 @@ ModelOptions unset_model_options() {
     return unset;
 }
 
-// Sizes of the named model where none were given, and what follows from them.
+// Takes missing sizes from the named model, and derives the other defaults from them.
 void resolve(Options& o) {
     const ModelChoices of_model = choices_of(o.model);
     for (auto& [name, size] : o.of_model.sizes) {
@@ -91,15 +91,16 @@ void resolve(Options& o) {
         if (usual != of_model.end()) {
             size = size.value_or(usual->second);
         } else if (size) {
-            user_error("--{} is not for --model {}; leave it out", name, o.model);
+            user_error("--{} is not an option of --model {}; leave it out", name, o.model);
         }
     }
     for (const auto& [name, is_on] : o.of_model.switches) {
         if (!is_on && !of_model.contains(name))
-            user_error("--{} is not for --model {}; leave it out", name, o.model);
+            user_error("--{} is not an option of --model {}; leave it out", name, o.model);
     }
-    constexpr std::int64_t longest = std::int64_t{1}
-                                     << 40;  // the plan refuses less; the product stays in 64 bits
+    // Limits the sequence length so that the product below fits in 64 bits. The plan refuses longer sequences
+    // later.
+    constexpr std::int64_t longest = std::int64_t{1} << 40;
     o.global_batch_tokens = o.global_batch_tokens.value_or(24 * std::min(o.sequence_length(), longest));
     o.learning_rate = o.learning_rate.value_or(named_model(o.model).learning_rate);
     o.warmup_steps = o.warmup_steps.value_or(o.schedule_kind() == ScheduleKind::constant ? 0 : 100);
@@ -107,13 +108,13 @@ void resolve(Options& o) {
 
 void check_ranges(const Options& o) {
     constexpr std::int64_t many = std::int64_t{1} << 40;
-    // AdamW computes in fp32.
+    // AdamW computes in fp32, so these are fp32's limits.
     constexpr double large = std::numeric_limits<float>::max();
     constexpr double small = std::numeric_limits<float>::min();
     const double below_one = std::nextafter(1.0F, 0.0F);
     require_range<std::int64_t>("steps", o.steps, 0, many);
     if (o.micro_batch_size) require_range<std::int64_t>("micro-batch-size", *o.micro_batch_size, 1, many);
-    // What a configuration file can hold.
+    // A configuration file holds signed 64-bit numbers.
     require_range<std::uint64_t>("seed", o.seed, 0, std::numeric_limits<std::int64_t>::max());
     require_range<std::int64_t>("comm-timeout", o.communication_timeout, 1, 1 << 20);
     require_range<std::int64_t>("zero-stage", o.zero_stage, 0, 3);
@@ -124,17 +125,17 @@ void check_ranges(const Options& o) {
     require_range<std::int64_t>("tensor-parallel", o.tensor_parallel, 1, 1 << 10);
     if (o.virtual_stages) require_range<std::int64_t>("virtual-stages", *o.virtual_stages, 1, 1 << 10);
     for (const DependentSetting& setting : dependent_settings()) {
-        if (setting.is_given(o) && !setting.has_meaning(o))
+        if (setting.differs_from_default(o) && !setting.has_effect(o))
             user_error("--{} {}; leave it out", setting.given, setting.purpose);
     }
     if (o.pipeline_timeline && o.pipeline_parallel == 1)
-        user_error("--pipeline-timeline is for --pipeline-parallel 2 or more; leave it out");
+        user_error("--pipeline-timeline needs --pipeline-parallel 2 or more; leave it out");
     const char* prints = nullptr;
     for (const auto& [is_asked, option] : {std::pair{o.print_model, "--print-model"},
                                            {o.pipeline_timeline, "--pipeline-timeline"},
                                            {o.print_step, "--print-step"}}) {
         if (!is_asked) continue;
-        if (prints) user_error("{} and {} each print one thing; leave one of them out", prints, option);
+        if (prints) user_error("{} and {} cannot be combined; leave one out", prints, option);
         prints = option;
     }
     if (o.recompute_every) {
@@ -159,17 +160,17 @@ void check_ranges(const Options& o) {
     require_range<std::int64_t>("top-k", o.top_k, 0, many);
     require_range("top-p", o.top_p, 0.0, 1.0);
     require_range<std::int64_t>("checkpoint-every", o.checkpoint_every, 0, many);
-    // (A configuration's is for its training.)
+    // An --eval-hellaswag from a configuration file is for that file's training, and is ignored here.
     if (o.steps == 0 && o.given.contains("eval-hellaswag") && !o.resume && o.init.empty()) {
         user_error(
-            "--eval-hellaswag: with --steps 0 the weights are as the seed makes them, and those are not "
-            "scored; give --resume or --init with a file");
+            "--eval-hellaswag: with --steps 0 the weights would be random; give --resume, or --init with a "
+            "file");
     }
 }
 
 bool Options::plans_only() const {
-    const bool looks = resume || !init.empty() || !export_file.empty();
-    return print_model || print_step || (pipeline_timeline && steps == 0 && !looks);
+    const bool uses_weights = resume || !init.empty() || !export_file.empty();
+    return print_model || print_step || (pipeline_timeline && steps == 0 && !uses_weights);
 }
 
 int Options::processes_of_plan(int started) const {
@@ -228,16 +229,16 @@ void check_shard_size(std::int64_t size, int processes, bool are_all) {
     for (int d = 1; d <= processes; ++d) {
         if (processes % d == 0) divisors.push_back(d);
     }
-    user_error("--zero-shard-size {} does not divide the {} {}process{}; {} would", size, processes,
+    user_error("--zero-shard-size {} does not divide the {} {}process{}; try {}", size, processes,
                are_all ? "" : "data-parallel ", processes == 1 ? "" : "es", fmt::join(divisors, ", "));
 }
 
-// Of the data-parallel processes.
+// `processes` is the number of data-parallel ranks.
 Sharding sharding_of(const Options& o, int processes) {
     const std::int64_t size = o.zero_shard_size.value_or(processes);
     check_shard_size(size, processes, o.pipeline_parallel * o.tensor_parallel == 1);
     Sharding sharding{.shards = processes};
-    // One process has all shards: nothing is to be brought together.
+    // A group of one process holds all shards, so nothing is sharded.
     if (const Sharding asked = asked_sharding(o); !asked.keeps_optimizer_whole() && size > 1) {
         sharding = asked;
         sharding.shards = static_cast<int>(size);
@@ -273,7 +274,8 @@ Mesh Options::mesh(int processes, int rank) const {
 
 namespace {
 
-// Whether two parts use the same parameters, as an embedding and a head that is its table do: then two stages have them.
+// Whether two parts of the model share parameters, as the embedding and a tied head do. If these parts are on
+// different stages, each of the stages holds a copy.
 bool has_shared_units(const Model& model) {
     std::vector<bool> used;
     for (const Outline outline = outline_of(model); const Outline::OutlinedPart& part : outline.parts) {
@@ -292,22 +294,20 @@ void settle_mesh(Options& o, const Mesh& mesh) {
     if (o.generate) settle_batch_of_generation(o, mesh);
     if (!asked_sharding(o).keeps_optimizer_whole() && mesh.sharding.keeps_optimizer_whole()) {
         o.notes.push_back(fmt::format(
-            "{} nothing to shard: --zero-stage {} changes nothing",
+            "--zero-stage {} has no effect with {}", o.zero_stage,
             mesh.data_ranks() == 1
-                ? fmt::format("one {}process has", mesh.world() > mesh.data_ranks() ? "data-parallel " : "")
-                : "--zero-shard-size 1 leaves",
-            o.zero_stage));
+                ? fmt::format("one {}process", mesh.world() > mesh.data_ranks() ? "data-parallel " : "")
+                : "--zero-shard-size 1"));
     }
     const bool alike =
         mesh.data_ranks() > 1 && (mesh.sharding.keeps_parameters_whole() || mesh.sharding.replicas > 1);
     if (o.check_replicas_every > 0 && !alike && mesh.tensor == 1 &&
         (mesh.pipeline == 1 || !has_shared_units(o.make_model()))) {
-        o.notes.push_back(fmt::format("{}: --check-replicas-every {} compares nothing",
-                                      mesh.world() == 1 ? "one process has no replica"
-                                      : mesh.data_ranks() == 1
-                                          ? "no stage has what another has"
-                                          : "at --zero-stage 3 no process has what another has",
-                                      o.check_replicas_every));
+        o.notes.push_back(fmt::format("--check-replicas-every {} has nothing to compare: {}",
+                                      o.check_replicas_every,
+                                      mesh.world() == 1        ? "there is one process"
+                                      : mesh.data_ranks() == 1 ? "the pipeline stages share no state"
+                                                               : "--zero-stage 3 keeps no copies"));
     }
     if (o.reduce_every.empty()) {
         o.reduce_every = mesh.sharding.reduces_each_micro_batch ? each_micro_batch : "step";
@@ -320,18 +320,15 @@ void settle_device(Options& o, DeviceKind device) {
     o.device = cuda ? "cuda" : "cpu";
     if (o.dtype.empty()) o.dtype = cuda ? "bf16" : "fp32";
     if (o.dtype != "bf16" && o.gradient_dtype == "bf16") {
-        user_error("--gradient-dtype bf16 goes with --dtype bf16 alone, and --dtype is {}; try --dtype bf16",
-                   o.dtype);
+        user_error("--gradient-dtype bf16 needs --dtype bf16, but --dtype is {}; try --dtype bf16", o.dtype);
     }
     if (o.dtype != "bf16" && o.stochastic_rounding) {
-        user_error(
-            "--stochastic-rounding rounds weights to bf16, and --dtype {} keeps them as they are; try "
-            "--dtype bf16",
-            o.dtype);
+        user_error("--stochastic-rounding rounds weights to bf16, but --dtype is {}; try --dtype bf16",
+                   o.dtype);
     }
     const auto of_gpus = [&](bool given, const char* option) {
         if (given && !cuda)
-            user_error("{} is for GPUs, and this run computes on the CPU; leave it out, or try --device cuda",
+            user_error("{} needs a GPU, but this run computes on the CPU; leave it out, or try --device cuda",
                        option);
     };
     of_gpus(o.attention == "cudnn", "--attention cudnn");
@@ -339,9 +336,9 @@ void settle_device(Options& o, DeviceKind device) {
     of_gpus(o.cuda_sync, "--cuda-sync");
     of_gpus(o.share_gpu, "--share-gpu");
     if (o.attention == "cudnn" && o.dtype != "bf16")
-        user_error("--attention cudnn computes in bf16, and --dtype is {}; try --attention flash", o.dtype);
+        user_error("--attention cudnn needs --dtype bf16, but --dtype is {}; try --attention flash", o.dtype);
     if (o.tf32 && o.dtype != "fp32")
-        user_error("--tf32 is for products of fp32 numbers, and --dtype is {}; leave it out", o.dtype);
+        user_error("--tf32 needs --dtype fp32, but --dtype is {}; leave it out", o.dtype);
 }
 
 }  // namespace llmc

@@ -1,4 +1,4 @@
-// What the options of a run say together: what one that was not given follows from, and what is out of range.
+// Rules about options: defaults that depend on other options, ranges, and options that exclude each other.
 #pragma once
 
 #include <functional>
@@ -9,21 +9,21 @@
 
 namespace llmc {
 
-// A setting that says something only where another one has some values.
+// A setting that has an effect only with certain values of another setting.
 struct DependentSetting {
-    std::string_view name, on;
+    std::string_view name, on;  // this setting, and the one that it depends on
     std::string_view
-        given;  // as it was given where it says something: its name, and its value if there is just one
-    std::string_view purpose;                         // "is for --zero-stage 3, which gathers parameters"
-    std::function<bool(const Options&)> has_meaning;  // with the other one's value
-    std::function<bool(const Options&)> is_given;
+        given;  // the setting as messages show it: its name, with the value if only one value has an effect
+    std::string_view purpose;  // "needs --zero-stage 3, which gathers parameters"
+    std::function<bool(const Options&)> has_effect;
+    std::function<bool(const Options&)> differs_from_default;
     std::function<void(Options&)> drop;
 };
 std::vector<DependentSetting> dependent_settings();
 
-// The values of settings that were not given, but for those that wait for the device and the plan.
+// Sets the settings that were not given, except those that depend on the device or the plan.
 void resolve(Options& options);
-// UserError for a value that is out of its range, or does not go with another. Of resolved options.
+// Throws UserError for a value out of range, or one that conflicts with another. The options must be resolved.
 void check_ranges(const Options& options);
 
 }  // namespace llmc

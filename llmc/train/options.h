@@ -1,5 +1,4 @@
-// What a person can ask of the program: every option with its default, its place in the help, and what is
-// refused.
+// The options of the program: every option with its default and its help text, and the checks of their values.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +7,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,11 +18,11 @@
 #include "llmc/model/recompute.h"
 #include "llmc/optim/schedule.h"
 #include "llmc/parallel/mesh.h"
-#include "llmc/parallel/pipeline_schedule.h"
+#include "llmc/parallel/pipeline/pipeline_schedule.h"
 
 namespace llmc {
 
-// The families' options (model/family.h): sizes, which may not be given, and switches.
+// The options of the model families (model/family.h). A size that was not given is empty.
 struct ModelOptions {
     std::map<std::string, std::optional<std::int64_t>, std::less<>> sizes;
     std::map<std::string, bool, std::less<>> switches;
@@ -30,7 +30,7 @@ struct ModelOptions {
 ModelOptions unset_model_options();
 
 struct Options {
-    // model; the sizes that are not given come from the named model
+    // model; sizes that are not given come from the named model
     std::string model = "tiny";
     ModelOptions of_model = unset_model_options();
     std::string init;
@@ -38,14 +38,14 @@ struct Options {
     // data
     std::string train_data;
     std::string val_data;
-    std::string bpe_directory;  // by default data/gpt2_bpe, where it is and the vocabulary is GPT-2's
+    std::string bpe_directory;  // by default data/gpt2_bpe, if it exists and the vocabulary is GPT-2's
 
     // training
     std::int64_t steps = 1200;
-    std::optional<std::int64_t> global_batch_tokens;  // by default follows from the sequence length
-    std::optional<std::int64_t> micro_batch_size;     // by default follows from the mesh, in the run's plan
+    std::optional<std::int64_t> global_batch_tokens;  // default: depends on the sequence length
+    std::optional<std::int64_t> micro_batch_size;     // default: the plan chooses it
     std::uint64_t seed = 1;
-    std::string dtype;  // by default follows from the device
+    std::string dtype;  // default: depends on the device
     std::string gradient_dtype = "fp32";
     std::string device = "auto";
     std::string attention = "flash";
@@ -54,13 +54,13 @@ struct Options {
     bool share_gpu = false;
     std::int64_t communication_timeout = 600;
     std::string recompute = "none";
-    std::optional<std::int64_t> recompute_every;  // of what recomputes something
+    std::optional<std::int64_t> recompute_every;  // only with a --recompute other than none
 
     // sharding
     std::int64_t zero_stage = 0;
-    std::optional<std::int64_t> zero_shard_size;  // by default all processes
-    std::string reduce_every;                     // by default follows from the stage in force
-    std::optional<std::int64_t> prefetch_units;   // of stage 3
+    std::optional<std::int64_t> zero_shard_size;  // default: all processes
+    std::string reduce_every;                     // default: depends on the ZeRO stage
+    std::optional<std::int64_t> prefetch_units;   // only at stage 3
     bool reshard_after_forward = true;
     bool overlap_grad_reduce = true;
     std::int64_t check_replicas_every = 0;
@@ -71,14 +71,14 @@ struct Options {
 
     // pipeline
     std::int64_t pipeline_parallel = 1;
-    std::string pipeline_schedule;               // by default follows from the number of chunks
-    std::optional<std::int64_t> virtual_stages;  // by default follows from the schedule
+    std::string pipeline_schedule;               // default: depends on the number of chunks
+    std::optional<std::int64_t> virtual_stages;  // default: depends on the schedule
     std::string pipeline_layers;
 
     // optimizer
-    std::optional<double> learning_rate;  // by default follows from the model
+    std::optional<double> learning_rate;  // default: depends on the model
     std::string schedule = "cosine";
-    std::optional<std::int64_t> warmup_steps;  // by default follows from the schedule
+    std::optional<std::int64_t> warmup_steps;  // default: depends on the schedule
     double min_lr_fraction = 0.1;
     double weight_decay = 0.1;
     double beta1 = 0.9;
@@ -106,26 +106,26 @@ struct Options {
     std::int64_t top_k = 0;
     double top_p = 1;
 
-    // actions, and what a saved configuration does not hold
+    // modes of the program (--generate, --print-step), and values that a saved configuration leaves out
     std::set<std::string, std::less<>> given;       // on the command line
-    std::string config_file;                        // that was read
-    std::map<std::string, int, std::less<>> lines;  // of it, of the settings that it gives
-    std::vector<std::string> notes;                 // to be said: what is passed over, or changes nothing
-    // Settings that were not given and follow from others: with other ones they follow from those.
+    std::string config_file;                        // as given to --config
+    std::map<std::string, int, std::less<>> lines;  // the settings in config_file, each with its line number
+    std::vector<std::string> notes;                 // to print: settings that are ignored or change nothing
+    // Settings that were not given and were derived from others. A saved configuration leaves them out.
     std::set<std::string, std::less<>> derived;
-    std::optional<std::string> resume;  // a checkpoint's directory; empty: the newest in out_dir
+    std::optional<std::string> resume;  // a checkpoint's directory; empty means the newest in out_dir
     bool generate = false;
     bool print_step = false;
     bool print_model = false;
     bool pipeline_timeline = false;
     bool verbose = false;
 
-    // Whether nothing is asked for but what can be said of a run without one: its actions, or the timeline of its pipeline.
-    // One process then stands for all that the run takes.
+    // Whether the program only prints a plan: the model, the actions of a step, or the pipeline's estimated
+    // timeline. One process can then plan for all processes of the run.
     bool plans_only() const;
     int processes_of_plan(int started) const;
 
-    // Of resolved options. UserError if they make no model.
+    // The options must be resolved. Throws UserError if they make no valid model.
     Model make_model() const;
     std::int64_t sequence_length() const { return of_model.sizes.find("seq-len")->second.value(); }
     std::int64_t vocabulary() const { return of_model.sizes.find("vocab-size")->second.value(); }
@@ -133,32 +133,42 @@ struct Options {
     DType compute_dtype() const;
     DType kept_gradient_dtype() const;
     ScheduleKind schedule_kind() const;
-    // Of a process among so many. UserError if they cannot be divided as was asked for.
+    // The mesh as seen by one process. Throws UserError if the processes cannot be divided as the options ask.
     Mesh mesh(int processes, int rank) const;
     PipelineSchedule kind_of_pipeline_schedule() const;
     int chunks_of_stage() const;
     Recompute recomputation() const;
 };
 
-// Reads the command line and --config. Returns nothing where --help or --version was asked for: `text` then
-// holds what to print. Throws UserError for what is wrong. In the result only micro_batch_size may still be
-// empty, --device and --dtype wait for settle_device, and --reduce-every for settle_mesh.
-std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text);
+// An option that the program no longer has. The first version without it refuses it by name, on the command
+// line and in configuration files. Later versions drop its entry here.
+struct RemovedOption {
+    std::string_view name;       // without the dashes
+    std::string_view version;    // the first one without it: "0.2"
+    std::string_view successor;  // what to type instead: "--new-name", "--dtype bf16"
+};
+std::span<const RemovedOption> removed_options();
 
-// What follows from the device that was found: --device itself, the dtype where none was given. UserError for what
-// does not go with it.
+// Reads the command line and --config. For --help and --version it returns nothing and puts the output into
+// `text`. Throws UserError for wrong options. Later calls complete the result: settle_device sets --device
+// and --dtype, settle_mesh sets --reduce-every, and the plan of the run chooses micro_batch_size.
+std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text,
+                                     std::span<const RemovedOption> removed = removed_options());
+
+// Completes the options once the device is known: --device, and --dtype by default. Throws UserError for
+// options that this device does not support.
 void settle_device(Options& options, DeviceKind device);
 
-// What follows from the mesh: when gradients are reduced, where that was not given.
+// Completes the options once the mesh is known: --reduce-every by default.
 void settle_mesh(Options& options, const Mesh& mesh);
 
-// The line of an error about a setting, which begins with its name ("--lr -3 is out of range"), and where it stands, if
-// that is in the configuration file: "x.toml, line 3: --lr -3 is out of range".
+// Puts the file and line before an error about a setting of the configuration file. Such an error begins with
+// the setting's name: "--lr -3 is out of range" becomes "x.toml, line 3: --lr -3 is out of range".
 std::string with_place(const Options& options, std::string_view error);
 
-// Every setting with the value in force, by its name on the command line without the dashes.
+// Every setting with its current value. The keys are the names of the options without dashes.
 nlohmann::ordered_json to_json(const Options& options);
-// The same as a configuration file for --config, but for what was not given and follows from other settings.
+// The settings as a configuration file for --config, without those in `derived`.
 std::string to_toml(const Options& options);
 
 }  // namespace llmc

@@ -22,14 +22,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The same file, whether it is there already or not.
+// Whether both names mean the same file, which need not exist yet.
 bool same_file(const fs::path& a, const fs::path& b) {
     std::error_code ignored;
     if (fs::equivalent(a, b, ignored)) return true;
     return fs::weakly_canonical(a, ignored) == fs::weakly_canonical(b, ignored);
 }
 
-// Whether a run has other results in a file's place: its directory or what that lies in, its record, its checkpoints.
+// Whether the run itself uses this path: as its directory or a parent of it, run.json, config.toml, or a
+// checkpoint.
 bool is_own_place(const fs::path& file, const fs::path& out_dir) {
     const fs::path folder = plain_path(out_dir), path = plain_path(file);
     const auto [rest, rest_of_folder] = std::ranges::mismatch(path, folder);
@@ -39,16 +40,16 @@ bool is_own_place(const fs::path& file, const fs::path& out_dir) {
            same_file(file, out_dir / "run.json") || same_file(file, out_dir / "config.toml");
 }
 
-// Whether a directory has a run's record or configuration.
+// Whether a directory holds a run's record or configuration.
 bool holds_run(const fs::path& out_dir) {
     std::error_code ignored;
     return fs::exists(out_dir / "run.json", ignored) || fs::exists(out_dir / "config.toml", ignored);
 }
 
-// Where runs go that nobody gave a directory.
+// The parent directory of runs without --out-dir.
 constexpr const char* all_runs = "runs";
 
-// The one that was begun, or gone on with, last; nothing if there is none.
+// The run that was started or resumed last.
 std::optional<fs::path> newest_run() {
     std::optional<fs::path> newest;
     fs::file_time_type newest_time{};
@@ -91,10 +92,10 @@ fs::path claim_directory(const fs::path& name) {
 
 Writes what_is_written(const Options& options, const fs::path& out_dir, bool trains, bool goes_on) {
     if (trains) return {};
-    const bool told = !options.out_dir.empty();
+    const bool names_out_dir = !options.out_dir.empty();
     return {.checkpoints = false,
-            .record = told && !(goes_on && holds_run(out_dir)),
-            .metrics = (told || !options.metrics.empty()) &&
+            .record = names_out_dir && !(goes_on && holds_run(out_dir)),
+            .metrics = (names_out_dir || !options.metrics.empty()) &&
                        !(goes_on && holds_steps(metrics_file(options, out_dir)))};
 }
 
@@ -103,12 +104,11 @@ bool holds_records(const Options& options, const fs::path& out_dir) {
 }
 
 std::string records_stay(const Options& options, const fs::path& out_dir, const Writes& writes) {
-    std::string text = "nothing to train: the records of the earlier run stay as they are";
-    // Its training may be under way and writing there, and its lines are of its own steps in their order.
+    std::string text = "nothing to train: the earlier run's records are not changed";
+    // The earlier run may still be training and writing to that file.
     if (!writes.metrics) {
-        text +=
-            fmt::format("; what is evaluated is not added to {}, and --metrics with a new file records it",
-                        metrics_file(options, out_dir).string());
+        text += fmt::format(", and results are not added to {}; to record them, give --metrics a new file",
+                            metrics_file(options, out_dir).string());
     }
     return text;
 }
@@ -125,7 +125,7 @@ void check_outputs(const Options& options, const fs::path& out_dir, const Writes
     };
     const auto refuse_own_files = [&](const char* option, const fs::path& file) {
         if (is_own_place(file, out_dir) || (!metrics_given && same_file(file, metrics))) {
-            user_error("{}: {} is where this run keeps other results (--out-dir {}); give another name",
+            user_error("{}: this run uses the name {} for other results (--out-dir {}); give another name",
                        option, file.string(), out_dir.string());
         }
     };
@@ -150,11 +150,11 @@ void check_outputs(const Options& options, const fs::path& out_dir, const Writes
     if (!exported.empty()) {
         naming_option("--export", [&] { require_replaceable_file(exported); });
         refuse_own_files("--export", exported);
-        // --init may be replaced by what became of it.
+        // --export may replace the file of --init.
         for (const std::string& input : inputs) refuse_overwriting("--export", exported, input);
         refuse_overwriting("--export", exported, options.config_file);
         if (same_file(exported, metrics))
-            user_error("--export and --metrics are the same file, {}", metrics.string());
+            user_error("--export and --metrics name the same file, {}; give two names", metrics.string());
         const std::uint64_t beside = on_one_disk(out_dir, exported) ? checkpoint : 0;
         naming_option("--export", [&] { require_space(exported, weights_bytes(parameters), beside); });
     }

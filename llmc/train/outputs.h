@@ -1,5 +1,5 @@
-// What a run will write, checked before it computes anything: so that hours of training do not end at a directory
-// that is not there.
+// The files that a run will write. They are checked before training starts, so that a missing directory does
+// not end hours of training.
 #pragma once
 
 #include <cstdint>
@@ -11,35 +11,36 @@
 
 namespace llmc {
 
-// Where results go: as asked, beside the checkpoint that is resumed, for --resume alone in the newest of the default
-// places, or in a directory of its own by the time.
+// The directory for results: --out-dir, or the run whose checkpoint --resume names. With --resume alone it is
+// the newest run in runs/. Otherwise it is a new directory in runs/ with the current time as its name.
 std::filesystem::path choose_out_dir(const Options& options);
-// Makes that directory, or where another run has it already the next one: "runs/2026-01-31_12-00-00-2". Returns
-// which.
+// Creates that directory and returns its name. If another run already has it, the next one is created:
+// "runs/2026-01-31_12-00-00-2".
 std::filesystem::path claim_directory(const std::filesystem::path& name);
 
-// Where a run's metrics go.
+// The file for a run's metrics.
 std::filesystem::path metrics_file(const Options& options, const std::filesystem::path& out_dir);
 
-// What a run writes beside an export.
+// The files that a run writes in addition to an export.
 struct Writes {
     bool checkpoints = true;
     bool record = true;  // run.json and config.toml
     bool metrics = true;
 };
 
-// All of it if the run trains. One that only looks at a model saves nothing, and records itself only where it is told to;
-// where it looks at a checkpoint (`goes_on`), not over the records of the run that made it.
+// A run that trains writes all of them. A run that only evaluates a model saves no checkpoint, and writes
+// records only if the options name a place. If it evaluates a checkpoint (`has_checkpoint`), it does not
+// change the records of the run that saved it.
 Writes what_is_written(const Options& options, const std::filesystem::path& out_dir, bool trains,
                        bool goes_on);
-// Whether there are such records.
+// Whether the directory or the metrics file already holds records.
 bool holds_records(const Options& options, const std::filesystem::path& out_dir);
-// Says that they stay as they are, and what then is not recorded.
+// A note that the existing records are not changed.
 std::string records_stay(const Options& options, const std::filesystem::path& out_dir, const Writes& writes);
 
-// UserError if the results (out_dir, --metrics, --export) could not be written, if one would overwrite another or
-// one of `inputs`, or if the disk has no room for a checkpoint of `parameters` and the export. Leaves nothing behind.
-// The process that writes calls it.
+// Throws UserError if results (out_dir, --metrics, --export) could not be written, or if one would overwrite
+// another or one of `inputs`. Also if the disk has no room for a checkpoint of `parameters` and the export.
+// It leaves no files behind. Only rank 0 calls it.
 void check_outputs(const Options& options, const std::filesystem::path& out_dir, const Writes& writes,
                    std::span<const std::string> inputs, std::int64_t parameters);
 

@@ -5,7 +5,8 @@
 #include "llmc/core/text.h"
 #include "llmc/io/files.h"
 #include "llmc/plan/pipeline_estimate.h"
-#include "llmc/train/pipeline_timeline.h"
+#include "llmc/timeline/pipeline_timeline.h"
+#include "llmc/train/prepared_run.h"
 
 namespace llmc {
 
@@ -22,17 +23,17 @@ std::string schedule_text(const RunPlan& plan) {
 }  // namespace
 
 TitledTimeline estimated_pipeline(const RunPlan& plan, std::optional<double> peak) {
-    const std::string how = peak ? "as if at the device's peak" : "one block's forward is the unit of time";
+    const std::string how =
+        peak ? "at the device's peak speed" : "one block's forward pass is the unit of time";
     return {estimated_timeline(plan, peak),
             fmt::format("{}: estimated from the model's floating-point operations; {}", schedule_text(plan),
                         how)};
 }
 
 TitledTimeline measured_pipeline(const RunPlan& plan, const MeasuredPipeline& measured) {
-    return {
-        as_performed(plan, measured.timeline),
-        fmt::format("{}: measured in step {}, the median of {}; clocks agree within {}", schedule_text(plan),
-                    measured.step, plural(measured.steps, "step"), human_seconds(measured.clock_error))};
+    return {as_performed(plan, measured.timeline),
+            fmt::format("{}: measured in step {}, the median of {}; clocks agree to {}", schedule_text(plan),
+                        measured.step, plural(measured.steps, "step"), human_seconds(measured.clock_error))};
 }
 
 TitledTimeline simulated_pipeline(const RunPlan& plan, const MeasuredPipeline& measured) {
@@ -40,8 +41,8 @@ TitledTimeline simulated_pipeline(const RunPlan& plan, const MeasuredPipeline& m
     Timeline timeline = as_performed(plan, simulate(spec, pipeline_passes(spec), measured.times));
     const double total = measured.timeline.total();
     std::string title = fmt::format(
-        "{}: simulated with the median times of passes; takes {:.3f} of the measured time, {:.3f} with each "
-        "step's means, {:.3f} with each pass's own",
+        "{}: simulated with the median times of passes: {:.3f} of the measured time; {:.3f} with each "
+        "step's mean times; {:.3f} with each pass's own time",
         schedule_text(plan), timeline.total() / total, measured.explained,
         replayed_timeline(spec, measured.passes).total() / total);
     return {std::move(timeline), std::move(title)};
@@ -57,7 +58,7 @@ std::string pass_times_text(const RunPlan& plan, const MeasuredPipeline& measure
     for (int chunk = 0; chunk < plan.pipeline.chunks(); ++chunk) {
         const PassTimes& times = measured.times[static_cast<std::size_t>(chunk)];
         const std::string weights =
-            splits_backward(plan, chunk) ? milliseconds(times.backward_weight) : "with them";
+            splits_backward(plan, chunk) ? milliseconds(times.backward_weight) : "included";
         text += fmt::format("{:>5}  {:>5}  {:>10}  {:>10}{}  {:>10}\n", chunk, plan.pipeline.stage_of(chunk),
                             milliseconds(times.forward), milliseconds(times.backward_input),
                             any ? fmt::format("  {:>10}", weights) : "", milliseconds(times.communication));
@@ -97,6 +98,25 @@ void show_measured(Console& console, const RunPlan& plan, const MeasuredPipeline
     if (!folder) return;
     write_timeline(*folder, measured_name, seen);
     write_timeline(*folder, simulated_name, simulated);
+}
+
+PipelineRecorder::PipelineRecorder(PreparedRun& run, std::optional<std::filesystem::path> folder)
+    : run_(run), folder_(std::move(folder)) {
+    if (!run.options.pipeline_timeline) return;
+    show_expected(run.session.console(), run.plan, run.device().peak_flops(run.plan.spec.dtype), folder_);
+    if (!run.trains) return;
+    watch_.emplace(run.plan, run.session.world());
+    run.trainer->watch_actions(true);
+}
+
+void PipelineRecorder::see(std::int64_t step) {
+    if (watch_) watch_->see(step, run_.trainer->action_times());
+}
+
+void PipelineRecorder::show() {
+    if (!watch_) return;
+    if (const auto measured = watch_->gather())
+        show_measured(run_.session.console(), run_.plan, *measured, folder_);
 }
 
 }  // namespace llmc

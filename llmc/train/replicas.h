@@ -1,4 +1,4 @@
-// What ranks must have alike, compared: a difference is a fault of the memory, of a link, or of the program.
+// Compares state that ranks hold copies of. A difference means faulty memory, a faulty link, or a bug.
 #pragma once
 
 #include <optional>
@@ -6,14 +6,15 @@
 
 #include "llmc/comm/communicator.h"
 #include "llmc/device/device.h"
-#include "llmc/parallel/parameter_store.h"
+#include "llmc/parallel/zero/parameter_store.h"
 
 namespace llmc {
 
-// The first tensor that a rank has otherwise than those that have it too, by hashes of its bytes: "the parameters
-// h.1.mlp.c_fc.weight of rank 2 differ from those of rank 0". Whole parameters are compared over all ranks, and shards,
-// with the optimizer's state, over the groups of hybrid sharding. Of two ranks that differ the later one is named, of
-// more those that differ from most. All ranks of `data` call it and receive the same answer.
+// Finds the first tensor whose copies differ, by hashes of their bytes: "the parameters h.1.mlp.c_fc.weight
+// of rank 2 differ from those of rank 0". Whole tensors are compared over all ranks that hold them, and
+// shards over the ranks with the same shard (of the data-parallel and of the tensor-parallel group). The
+// answer names the ranks that differ from the majority; of two ranks, the later one. All ranks of `world`
+// call it and get the same answer.
 std::optional<std::string> differing_replica(Device& device, const ParameterStore& store,
                                              Communicator& world);
 

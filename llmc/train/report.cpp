@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -10,14 +11,19 @@
 
 #include "llmc/core/text.h"
 #include "llmc/core/version.h"
+#include "llmc/io/files.h"
 #include "llmc/plan/pipeline_estimate.h"
 #include "llmc/train/command_line.h"
+#include "llmc/train/outputs.h"
+#include "llmc/train/pipeline_report.h"
+#include "llmc/train/prepared_run.h"
 
 namespace llmc {
 
 namespace {
 
-// A stage of which something is largest, as " of stage 1" where stages differ in it.
+// The stage with the largest `size`, and the text " of stage 1" for it; the text is empty if all stages are
+// equal.
 struct LargestStage {
     const StageNeeds& needs;
     std::string name;
@@ -34,7 +40,7 @@ std::string memory_text(const RunPlan& plan) {
     const Mesh& mesh = plan.spec.mesh;
     const auto [needs, stage] =
         largest_stage(plan, [](const StageNeeds& s) { return s.memory.total_bytes(); });
-    std::string text = fmt::format("{} a process{}", human_bytes(needs.memory.total_bytes()), stage);
+    std::string text = fmt::format("{} per process{}", human_bytes(needs.memory.total_bytes()), stage);
     if (!stage.empty()) text += ", which needs most";
     if (mesh.world() > 1) {
         std::size_t all = 0;
@@ -42,7 +48,7 @@ std::string memory_text(const RunPlan& plan) {
             all += each.memory.total_bytes() * static_cast<std::size_t>(mesh.world() / mesh.pipeline);
         text += fmt::format(", {} in all", human_bytes(all));
     }
-    text += mesh.world() == 1 ? ":" : stage.empty() ? "; of each:" : "; of each there:";
+    text += mesh.world() == 1 ? ":" : stage.empty() ? "; per process:" : "; per process of this stage:";
     std::string_view separator = " ";
     for (const ArenaKind kind : all_arenas) {
         if (needs.memory.bytes(kind) == 0) continue;
@@ -52,7 +58,7 @@ std::string memory_text(const RunPlan& plan) {
     return text;
 }
 
-// "1f1b; stages of 2, 1 and 1 layers", or of interleaved: "chunks of 1, 1, 1 and 1 layers, 2 a stage".
+// "1f1b; stages of 2, 1 and 1 layers", or if interleaved: "chunks of 1, 1, 1 and 1 layers, 2 per stage".
 std::string pipeline_text(const RunPlan& plan) {
     const PipelineSpec& spec = plan.pipeline;
     if (spec.stages == 1) return "";
@@ -62,8 +68,8 @@ std::string pipeline_text(const RunPlan& plan) {
         layers += fmt::format("{}{}", chunk == 0 ? "" : last ? " and " : ", ", plan.chunk(chunk).layers());
     }
     return spec.virtual_stages == 1 ? fmt::format("{}; stages of {} layers", schedule_name(plan), layers)
-                                    : fmt::format("{}; chunks of {} layers, {} a stage", schedule_name(plan),
-                                                  layers, spec.virtual_stages);
+                                    : fmt::format("{}; chunks of {} layers, {} per stage",
+                                                  schedule_name(plan), layers, spec.virtual_stages);
 }
 
 // "embedding, layers 0 to 2, 6, head".
@@ -77,7 +83,7 @@ std::string part_text(const StagePart& part) {
     return text + (part.makes_losses() ? ", head" : "");
 }
 
-std::string validation_text(const Run& run) {
+std::string validation_text(const PreparedRun& run) {
     if (!run.data.validation) return "none";
     const Options& options = run.options;
     const std::string when = options.val_every == 0
@@ -91,7 +97,7 @@ std::string validation_text(const Run& run) {
 
 std::string baseline_text(const Data& data) {
     std::string text = fmt::format("a unigram model's loss {:.5f}", *data.unigram_loss);
-    if (data.source_entropy) text += fmt::format(", the source's own entropy {:.5f}", *data.source_entropy);
+    if (data.source_entropy) text += fmt::format(", the source's entropy {:.5f}", *data.source_entropy);
     return text + " nats per token";
 }
 
@@ -141,7 +147,7 @@ std::string batch_text(const RunPlan& plan) {
         plan.spec.model.sequence_length);
 }
 
-std::string schedule_text(const Run& run) {
+std::string schedule_text(const PreparedRun& run) {
     const Options& options = run.options;
     const double rate = *options.learning_rate;
     const std::int64_t steps = options.steps > 0 ? options.steps : Options().steps;
@@ -153,11 +159,11 @@ std::string schedule_text(const Run& run) {
                                  : fmt::format("0 steps; the default {} would be {}", grouped(steps), length);
     const std::int64_t warmup = *options.warmup_steps;
     if (warmup >= steps) {
-        return fmt::format("{}; learning rate rises to {:.6g}: the run ends within its {} of warmup", when,
-                           rate * static_cast<double>(steps) / static_cast<double>(warmup),
+        return fmt::format("{}; learning rate rises to {:.6g}, because the run ends within its {} of warmup",
+                           when, rate * static_cast<double>(steps) / static_cast<double>(warmup),
                            plural(warmup, "step"));
     }
-    // With the digits that a person may have given: a product of decimals has more.
+    // Six digits hide the rounding error of rate * min_lr_fraction.
     const std::string course =
         options.schedule_kind() == ScheduleKind::constant
             ? fmt::format("constant {:.6g}", rate)
@@ -165,8 +171,8 @@ std::string schedule_text(const Run& run) {
     return fmt::format("{}; learning rate {}, {} of warmup", when, course, plural(warmup, "step"));
 }
 
-std::string command_to_resume(const Run& run) {
-    return fmt::format("{} --config {} --out-dir {} --resume", run.program,
+std::string command_to_resume(const PreparedRun& run) {
+    return fmt::format("{} --config {} --out-dir {} --resume", run.session.program(),
                        shell_word((run.out_dir / "config.toml").string()), shell_word(run.out_dir.string()));
 }
 
@@ -176,29 +182,29 @@ std::string sent_text(const RunPlan& plan) {
     const auto [needs, stage] = largest_stage(plan, [](const StageNeeds& s) { return s.sent.total(); });
     const BytesSent& sent = needs.sent;
     if (sent.total() == 0) return "";
-    std::string text = fmt::format("{} a step and process{}{}", human_bytes(sent.total()), stage,
+    std::string text = fmt::format("{} per step and process{}{}", human_bytes(sent.total()), stage,
                                    stage.empty() ? "" : ", which sends most");
     if (sent.inside == sent.total()) return text;
-    std::string_view of_it = " of it";
+    std::string_view of_total = " of it";
     const auto add = [&](std::uint64_t bytes, std::string_view where) {
         if (bytes == 0) return;
-        text += fmt::format(", {}{} {}", human_bytes(bytes), std::exchange(of_it, ""), where);
+        text += fmt::format(", {}{} {}", human_bytes(bytes), std::exchange(of_total, ""), where);
     };
-    add(sent.inside, "in its group");
-    add(sent.across, "to other groups");
-    add(sent.stages, "to the stages beside it");
-    add(sent.tensor, "to the ranks that share its layers");
-    add(sent.tied, "of the gradients that stages share");
+    add(sent.inside, "within its sharding group");
+    add(sent.across, "to other sharding groups");
+    add(sent.stages, "to neighbouring stages");
+    add(sent.tensor, "to its tensor-parallel group");
+    add(sent.tied, "for gradients that stages share");
     return text;
 }
 
-std::string command_to_export(const Run& run, const Outcome& outcome) {
-    if (outcome.checkpoint.empty()) return "";
-    return fmt::format("{} {} --steps 0 --export {}", command_to_resume(run),
-                       shell_word(outcome.checkpoint.string()), shell_word(run.options.export_file));
+std::string command_to_export(const PreparedRun& run, const std::filesystem::path& checkpoint) {
+    if (checkpoint.empty()) return "";
+    return fmt::format("{} {} --steps 0 --export {}", command_to_resume(run), shell_word(checkpoint.string()),
+                       shell_word(run.options.export_file));
 }
 
-std::string command_to_go_on(const Run& run, const Outcome& outcome) {
+std::string command_to_go_on(const PreparedRun& run, const Outcome& outcome) {
     if (outcome.checkpoint.empty() || (outcome.stopped && !run.trains)) return "";
     std::string command = command_to_resume(run);
     if (outcome.last_step >= run.options.steps && !outcome.stopped) {
@@ -207,19 +213,20 @@ std::string command_to_go_on(const Run& run, const Outcome& outcome) {
     return command;
 }
 
-Rows header_rows(const Run& run, const Device& device) {
+Rows header_rows(const PreparedRun& run) {
+    const Device& device = run.device();
     const DType dtype = run.plan.spec.dtype;
     const std::string note = device.note(dtype);
     Rows rows = {
         {"device", fmt::format("{}, {}{}{}", device.description(), name_of(dtype),
                                note.empty() ? "" : " (" + note + ")",
-                               run.no_gpu.empty() ? "" : "; no GPU: " + run.no_gpu)},
+                               run.place.note.empty() ? "" : "; no GPU: " + run.place.note)},
         {"mesh", run.plan.spec.mesh.description()},
         {"pipeline", pipeline_text(run.plan)},
         {"model", run.plan.spec.model.description},
         {"parameters", grouped(count_parameters(run.plan.spec.model))},
         {"memory", memory_text(run.plan)},
-        {"beside it", device.memory_beside_arenas(run.communicator_memory)},
+        {"beside it", device.memory_beside_arenas(run.ranks->memory)},
         {"sends", sent_text(run.plan)},
         {"algorithms", kind_of_choices(device).empty() ? "" : run.algorithms.row()},
         {"training", run.data.training_description},
@@ -230,10 +237,11 @@ Rows header_rows(const Run& run, const Device& device) {
     if (run.data.unigram_loss) rows.emplace_back("baseline", baseline_text(run.data));
     rows.emplace_back("batch", batch_text(run.plan));
     if (run.plan.bytes_of_whole_gradients > 0) {
-        rows.emplace_back("gradients",
-                          fmt::format("whole until the step's last micro-batch (--reduce-every step), which "
-                                      "takes {} more than shards of them",
-                                      human_bytes(run.plan.bytes_of_whole_gradients)));
+        rows.emplace_back(
+            "gradients",
+            fmt::format("not sharded until the step's last micro-batch (--reduce-every step), which "
+                        "takes {} more memory",
+                        human_bytes(run.plan.bytes_of_whole_gradients)));
     }
     rows.emplace_back("schedule", schedule_text(run));
     if (run.writes.checkpoints || run.writes.record) rows.emplace_back("results", run.out_dir.string());
@@ -249,8 +257,9 @@ std::string places_text(const RunPlan& plan) {
     Mesh mesh = plan.spec.mesh;
     for (mesh.rank = 0; mesh.rank < mesh.world(); ++mesh.rank) {
         const auto stage = static_cast<std::size_t>(mesh.stage());
-        const Line& line = lines.emplace_back(mesh.place(), part_text(plan.parts[stage]),
-                                              human_bytes(plan.stages[stage].memory.total_bytes()));
+        lines.push_back({mesh.place(), part_text(plan.parts[stage]),
+                         human_bytes(plan.stages[stage].memory.total_bytes())});
+        const Line& line = lines.back();
         place_width = std::max(place_width, line.place.size());
         part_width = std::max(part_width, line.part.size());
         memory_width = std::max(memory_width, line.memory.size());
@@ -265,14 +274,14 @@ std::string places_text(const RunPlan& plan) {
     return text;
 }
 
-nlohmann::ordered_json run_record(const Run& run, const Device& device) {
+nlohmann::ordered_json run_record(const PreparedRun& run) {
     nlohmann::ordered_json record = {
         {"program", "train_gpt"},
         {"version", version()},
         {"commit", commit()},
         {"identity", run.lineage},
         {"configuration", to_json(run.options)},
-        {"device", device.description()},
+        {"device", run.device().description()},
         {"mesh", mesh_record(run.plan.spec.mesh)},
         {"parameters", count_parameters(run.plan.spec.model)},
         {"micro_batch_sequences", run.plan.micro_batch},
@@ -286,20 +295,20 @@ nlohmann::ordered_json run_record(const Run& run, const Device& device) {
     return record;
 }
 
-Rows summary_rows(const Run& run, const Outcome& outcome) {
+Rows summary_rows(const PreparedRun& run, const Outcome& outcome) {
     Rows rows;
     if (outcome.stopped) {
         rows.emplace_back("stopped", run.trains
-                                         ? fmt::format("after step {} of {}, as asked",
+                                         ? fmt::format("after step {} of {}, as requested",
                                                        grouped(outcome.last_step), grouped(run.options.steps))
-                                         : "as asked; there was nothing to save");
+                                         : "as requested; there was nothing to save");
     }
-    if (outcome.best_loss) {
-        std::string text = fmt::format("validation loss {} after step {}", fitted(*outcome.best_loss, 5, 15),
-                                       grouped(outcome.best_step));
+    if (outcome.best) {
+        std::string text = fmt::format("validation loss {} after step {}", fitted(outcome.best->loss, 5, 15),
+                                       grouped(outcome.best->step));
         if (run.data.unigram_loss) {
             text += fmt::format(", {:.0f}% of a unigram model's {:.5f}",
-                                100 * *outcome.best_loss / *run.data.unigram_loss, *run.data.unigram_loss);
+                                100 * outcome.best->loss / *run.data.unigram_loss, *run.data.unigram_loss);
         }
         if (run.data.source_entropy) {
             text += fmt::format("; the source's entropy is {:.5f}", *run.data.source_entropy);
@@ -310,7 +319,7 @@ Rows summary_rows(const Run& run, const Outcome& outcome) {
         const auto tokens = static_cast<double>(outcome.steps * run.plan.spec.global_batch_tokens);
         const std::string time =
             outcome.seconds < 60 ? fmt::format("{:.1f} s", outcome.seconds) : clock_time(outcome.seconds);
-        rows.emplace_back("time", fmt::format("{} for {}: {} tokens/s, validation and saving included", time,
+        rows.emplace_back("time", fmt::format("{} for {}: {} tokens/s, including validation and saving", time,
                                               plural(outcome.steps, "step"),
                                               grouped(static_cast<std::int64_t>(tokens / outcome.seconds))));
         rows.emplace_back("metrics", metrics_file(run.options, run.out_dir).string());
@@ -320,6 +329,38 @@ Rows summary_rows(const Run& run, const Outcome& outcome) {
         rows.emplace_back("exported", run.options.export_file);
     }
     return rows;
+}
+
+namespace {
+
+std::string lists_of_stages(RunSpec spec, const Ops& ops, std::size_t staging, bool are_whole) {
+    std::string text;
+    for (int stage = 0; stage < spec.mesh.pipeline; ++stage) {
+        spec.mesh.rank = spec.mesh.rank_of(stage, 0, 0);
+        const RunPlan plan = plan_run(spec, ops, staging);
+        text += fmt::format("{}{}", stage > 0 ? "\n" : "", to_string(plan.training, are_whole));
+    }
+    return text;
+}
+
+}  // namespace
+
+void show_plan(PreparedRun& run) {
+    if (!run.is_rank_zero()) return;
+    const Options& options = run.options;
+    Console& console = run.session.console();
+    if (options.print_step) {
+        console.text(lists_of_stages(run.plan.spec, run.device().ops(), run.staging_bytes, options.verbose));
+        return;
+    }
+    std::filesystem::path folder = choose_out_dir(options);
+    naming_option("--out-dir", [&] {
+        if (options.out_dir.empty()) folder = claim_directory(folder);
+        make_directory(folder);
+        show_expected(console, run.plan, run.device().peak_flops(run.plan.spec.dtype), folder);
+    });
+    console.note(fmt::format("the timeline is in {0}/{1}.svg, and as a trace in {0}/{1}.json",
+                             folder.string(), estimated_name));
 }
 
 }  // namespace llmc

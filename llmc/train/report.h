@@ -1,5 +1,5 @@
-// What a run says of itself: the header before its first step, the record that begins its metrics, the summary
-// after its last.
+// The texts of a run: the header before its first step, the record at the head of its metrics, and the
+// summary after its last step.
 #pragma once
 
 #include <cstddef>
@@ -9,64 +9,45 @@
 #include <optional>
 #include <string>
 
-#include "llmc/data/bpe.h"
-#include "llmc/data/data.h"
-#include "llmc/device/device.h"
-#include "llmc/io/checkpoint.h"
 #include "llmc/plan/run_plan.h"
-#include "llmc/train/algorithms.h"
 #include "llmc/train/console.h"
-#include "llmc/train/hellaswag.h"
-#include "llmc/train/options.h"
-#include "llmc/train/outputs.h"
 
 namespace llmc {
 
-// Everything that is known before the first step.
-struct Run {
-    Options options;
-    const Data& data;
-    const RunPlan& plan;
-    std::filesystem::path out_dir;
-    std::string identity;                      // last_run.h
-    std::string lineage;                       // the identity of the first run, that this one goes on from
-    std::string program;                       // as it was called (command_line.h)
-    std::string no_gpu;                        // why it computes on the CPU, if nobody asked for that
-    std::optional<CheckpointInfo> checkpoint;  // that it goes on from
-    bool trains = true;                        // rather than looking at a model as it is
-    Writes writes;
-    std::size_t communicator_memory = 0;  // that the device's communicator took (devices.h)
-    Algorithms algorithms;
-    std::optional<BytePairEncoder> bpe;  // of the vocabulary
-    std::vector<std::int32_t> prompt;    // that samples continue
-    std::optional<HellaSwag> hellaswag;
+struct PreparedRun;
+
+// The lowest validation loss, and the step after which it was measured.
+struct BestLoss {
+    double loss = 0;
+    std::int64_t step = 0;
 };
 
-// What came of it.
+// The results of a run.
 struct Outcome {
     std::int64_t steps = 0;  // that this run took
     double seconds = 0;
-    std::optional<double> best_loss;  // of validations
-    std::int64_t best_step = 0;
+    std::optional<BestLoss> best;      // of validations
     std::filesystem::path checkpoint;  // the last one; empty if there is none
     std::int64_t last_step = 0;        // that was done
     bool stopped = false;              // because the run was asked to
-
-    void see_validation(double loss, std::int64_t step) {
-        if (!best_loss || loss < *best_loss) best_loss = loss, best_step = step;
-    }
 };
 
-Rows header_rows(const Run& run, const Device& device);
+Rows header_rows(const PreparedRun& run);
 // For --verbose: a line for each process with its place in the mesh, its part of the model and its memory.
 std::string places_text(const RunPlan& plan);
-// "3.2 MiB a step and process", with where that goes; empty if nothing is sent.
+// "3.2 MiB per step and process", and to which ranks; empty if nothing is sent.
 std::string sent_text(const RunPlan& plan);
-nlohmann::ordered_json run_record(const Run& run, const Device& device);
-Rows summary_rows(const Run& run, const Outcome& outcome);
-// What to type to go on where the run stopped or, if it is done, as far again; empty without a checkpoint.
-std::string command_to_go_on(const Run& run, const Outcome& outcome);
-// What to type to export the last checkpoint; empty without one.
-std::string command_to_export(const Run& run, const Outcome& outcome);
+nlohmann::ordered_json run_record(const PreparedRun& run);
+Rows summary_rows(const PreparedRun& run, const Outcome& outcome);
+// The command that resumes a stopped run, or continues a finished one to twice as many steps. Empty without a
+// checkpoint.
+std::string command_to_go_on(const PreparedRun& run, const Outcome& outcome);
+// The command that exports a checkpoint; empty without one.
+std::string command_to_export(const PreparedRun& run, const std::filesystem::path& checkpoint);
+
+// Shows a run that is only planned (Options::plans_only). --print-step prints the list of actions of the
+// first rank of every stage. --pipeline-timeline draws the chart, and writes its files to the results'
+// folder. Rank 0 shows it. UserError if a file cannot be written.
+void show_plan(PreparedRun& run);
 
 }  // namespace llmc

@@ -1,4 +1,4 @@
-// Which checkpoint a run goes on from, and what then differs from the run that saved it.
+// The checkpoint that a run resumes from, and the settings that differ from the run that saved it.
 #pragma once
 
 #include <cstdint>
@@ -14,26 +14,28 @@
 
 namespace llmc {
 
-// A UserError of `resume` ends with how to resume from the newest whole checkpoint, of those in out_dir or beside the one
-// that --resume names, if there is one.
-void naming_a_whole_one(const Options& options, const std::filesystem::path& out_dir,
-                        const std::function<void()>& resume);
+// Calls `resume`. If that throws a UserError, adds to the message the newest complete checkpoint in out_dir,
+// or in the directory of the one that --resume names.
+void suggesting_complete_checkpoint(const Options& options, const std::filesystem::path& out_dir,
+                                    const std::function<void()>& resume);
 
-// What --resume asks for: a directory, which must be a checkpoint; alone, the newest that the last run in out_dir
-// saved or else the one it went on from, nothing if there is neither; nothing without --resume.
+// The checkpoint for --resume, or nothing without that option. --resume DIR must name a checkpoint. --resume
+// alone takes the newest checkpoint that the last run in out_dir saved, else the one that it resumed from,
+// else nothing.
 std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std::filesystem::path& out_dir);
 
-// --resume DIR may name a run's directory: it becomes what --resume alone finds there.
+// --resume DIR may name the directory of a run. It then becomes the checkpoint that --resume alone would find
+// there.
 void settle_resume(Options& options);
 
-// The --model that a checkpoint's run began with; UserError for one that this program does not know.
+// The --model of the checkpoint's run. Throws UserError if this program does not know it.
 std::string model_of(const CheckpointInfo& checkpoint);
 
-// UserError if the checkpoint is of another model or beyond the last step. Otherwise a line for each other setting that makes the run
-// go on differently from how it began.
+// Throws UserError if the checkpoint has another model or is beyond the last step. Otherwise returns a note
+// for each other setting that changes how training continues.
 std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Options& options);
 
-// UserError if ranks do not stand at the same step, as happens where they do not see the same files.
+// Throws UserError if ranks are at different steps, as happens if they do not see the same files.
 void require_same_step(Communicator& world, std::int64_t step);
 
 }  // namespace llmc

@@ -1,5 +1,5 @@
-// Values of settings, whatever their type: whether one is given, and what is refused (by UserErrors that name the
-// option).
+// Values of settings of any type: whether a value is set, and whether a text is a valid value. A UserError about a
+// value names the option.
 #pragma once
 
 #include <fmt/format.h>
@@ -21,7 +21,7 @@ namespace llmc {
 
 using Choices = std::vector<std::string>;
 
-// A setting that has no value of its own yet.
+// Whether a setting has no value yet.
 template <class T>
 bool is_unset(const T& value) {
     if constexpr (std::is_same_v<T, std::string>) return value.empty();
@@ -48,33 +48,33 @@ void check_number(std::string_view name, const std::string& text, std::string_vi
     const char* end = text.data() + text.size();
     const auto [rest, error] = std::from_chars(begin, end, number);
     if (error == std::errc::result_out_of_range)
-        user_error("--{} {} is beyond all range; give one such as {}", name, text, example);
+        user_error("--{} {} is too large or too small; give a number such as {}", name, text, example);
     if (error != std::errc() || rest != end)
-        user_error("--{}: '{}' is not {}; give one such as {}", name, text, what, example);
+        user_error("--{}: '{}' is not {}; give a number such as {}", name, text, what, example);
 }
 
-// Refuses a text that is no value of the type of `setting`.
+// Throws UserError if the text is not a value of the setting's type.
 template <class T>
 void check_value(std::string_view name, const std::string& text, const T& /*setting*/,
                  const Choices& choices) {
     if constexpr (std::is_same_v<T, std::string>) {
         if (!choices.empty() && std::ranges::find(choices, text) == choices.end()) {
-            user_error("--{}: '{}' is none of {{{}}}; give one of them", name, text, fmt::join(choices, ","));
+            user_error("--{}: unknown value '{}'; choose one of: {}", name, text, fmt::join(choices, ", "));
         }
         try {
             static_cast<void>(nlohmann::json(text).dump());
         } catch (const nlohmann::json::exception&) {
-            user_error("--{}: the text is not UTF-8, as which options are read; give it in UTF-8", name);
+            user_error("--{}: the text is not valid UTF-8; give it in UTF-8", name);
         }
         if (text.empty() && name != "prompt")
-            user_error("--{}: the name is empty; leave the option out", name);
+            user_error("--{}: the value is empty; give a value, or leave the option out", name);
     } else if constexpr (std::is_same_v<T, bool>) {
         if (text != "true" && text != "false")
-            user_error("--{}: '{}' is neither true nor false; give one of them", name, text);
+            user_error("--{}: '{}' is neither true nor false; give true or false", name, text);
     } else if constexpr (std::is_same_v<T, double>) {
         check_number<double>(name, text, "a number");
     } else if constexpr (std::is_same_v<T, std::uint64_t>) {
-        check_number<T>(name, text, "a whole number, 0 or more");
+        check_number<T>(name, text, "a whole number of 0 or more");
     } else {
         check_number<T>(name, text, "a whole number");
     }
@@ -85,7 +85,7 @@ void check_value(std::string_view name, const std::string& text, const std::opti
     check_value(name, text, T{}, choices);
 }
 
-// Whether a setting's value is text, which a configuration file has in quotation marks.
+// Whether a setting's value is text. A configuration file has text in quotation marks.
 template <class T>
 constexpr bool is_text = std::is_same_v<T, std::string>;
 

@@ -17,11 +17,11 @@ namespace llmc {
 
 namespace {
 
-// One press may arrive several times within moments: from a scheduler that signals every process of a job, and
-// through mpirun again.
+// One request may arrive several times at once: a scheduler signals every process of a job, and mpirun passes
+// the signal on.
 constexpr std::int64_t same_request_ns = 100'000'000;
 
-// What a handler reads; lock-free, as it must be.
+// The handler reads these, so they must be lock-free.
 std::atomic<std::int64_t> first_signal_ns = 0;  // 0: none yet
 std::atomic<bool> installed = false;
 std::atomic<const std::string*> on_first = nullptr, on_second = nullptr;
@@ -35,7 +35,7 @@ std::int64_t now_ns() {
 }
 
 void write_now(const std::string* text) {
-    // What cannot be written by a process that ends is no one's concern.
+    // A failed write is ignored: the process is about to stop.
     if (text != nullptr && write(STDOUT_FILENO, text->data(), text->size()) < 0) return;
 }
 
@@ -71,7 +71,7 @@ StopSignals::StopSignals() {
         if (ignored_before(number) || (number == SIGTERM && under_mpirun)) continue;
         struct sigaction action {};
         action.sa_handler = on_signal;
-        action.sa_flags = SA_RESTART;  // reading and writing files goes on
+        action.sa_flags = SA_RESTART;  // interrupted reads and writes continue
         sigaction(number, &action, nullptr);
     }
 }

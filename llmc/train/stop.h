@@ -1,6 +1,7 @@
-// Stopping when asked. Ctrl-C (SIGINT), SIGUSR1 (which schedulers send before a job's time is over, and
-// scripts/launch.sh for Ctrl-C) and SIGTERM ask a run to finish the step under way, save and end; a second one ends
-// it at once. SIGTERM only where the program was started alone: mpirun sends it to end its processes.
+// Stopping a run by a signal. After SIGINT (Ctrl-C), SIGUSR1 or SIGTERM the run finishes its step, saves and
+// ends. A second signal ends it at once. Schedulers send SIGUSR1 before a job's time is over, and
+// scripts/launch.sh sends it for Ctrl-C. Under mpirun, SIGTERM is not caught, because mpirun sends it to end
+// its processes.
 #pragma once
 
 #include <string>
@@ -9,14 +10,14 @@
 
 namespace llmc {
 
-// Of a run that was asked to stop and goes on with --resume: EX_TEMPFAIL of sysexits.h, "try again later", so that a
-// scheduler tells it from one that is done (0) and one that failed (1).
+// The exit status of a run that was stopped by a signal and can be resumed. It is EX_TEMPFAIL of sysexits.h,
+// "try again later". A scheduler can tell it from success (0) and failure (1).
 inline constexpr int stopped_status = 75;
 
-// Whether it is so on any rank. All ranks call it and receive the same answer: a sum of one number.
+// Whether `here` is true on any rank. All ranks call it and get the same answer.
 bool on_any_rank(Communicator& ranks, bool here);
 
-// Catches the signals as long as it lives; one at a time. A signal that was ignored stays ignored.
+// Catches the signals during its lifetime. Only one object may exist. A signal that was ignored stays ignored.
 class StopSignals {
   public:
     StopSignals();
@@ -24,17 +25,17 @@ class StopSignals {
     StopSignals(const StopSignals&) = delete;
     StopSignals& operator=(const StopSignals&) = delete;
 
-    // From now on the first signal writes `acknowledgement` to standard output, and a second one `farewell` before
-    // it ends the process. Called once.
+    // From now on, the first signal writes `acknowledgement` to standard output. The second writes `farewell`
+    // and ends the process. Call it once.
     void answer_with(std::string acknowledgement, std::string farewell);
 
-    // From now on nothing is written.
+    // From now on, signals write nothing.
     void answer_silently();
 
-    // Whether this process was asked to stop.
+    // Whether this process received one of the signals.
     bool here() const;
-    // Whether any rank was: so that all stop after the same step, though the signal may come to one rank in
-    // another step than to the next.
+    // Whether any rank received one. Ranks may receive a signal in different steps, but all must stop after
+    // the same step.
     bool anywhere(Communicator& ranks) const { return on_any_rank(ranks, here()); }
 
   private:

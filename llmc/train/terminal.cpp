@@ -23,14 +23,14 @@ std::string_view environment(const char* name) {
     return value == nullptr ? "" : value;
 }
 
-// A descriptor of standard output, or of mpirun's, which is the parent of the processes that it starts itself.
-// (Those on other machines have a parent that has no terminal.)
+// A descriptor of standard output. Under mpirun, a descriptor of mpirun's standard output: mpirun is the
+// parent process on its own machine. On other machines the parent is a daemon without a terminal.
 int open_output() {
     if (environment("OMPI_COMM_WORLD_RANK").empty()) return dup(STDOUT_FILENO);
     return open(fmt::format("/proc/{}/fd/1", getppid()).c_str(), O_WRONLY | O_NOCTTY | O_CLOEXEC);
 }
 
-// 0 where the terminal does not say.
+// 0 if the terminal does not tell its width.
 int columns_of(int file) {
     winsize size{};
     return ioctl(file, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
@@ -42,7 +42,7 @@ void write(std::string_view text) { std::fwrite(text.data(), 1, text.size(), std
 
 void fill_standard_streams() {
     for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-        // The new descriptor is the lowest that is free: this one.
+        // open() takes the lowest free descriptor, which is this one.
         if (fcntl(stream, F_GETFD) < 0 && open("/dev/null", O_RDONLY) < 0) return;
     }
 }
@@ -91,6 +91,19 @@ std::string Terminal::styled(Style style, std::string_view text) const {
     constexpr std::string_view bold = "1", green = "32", grey = "90";
     const std::string_view code = style == Style::heading ? bold : style == Style::result ? green : grey;
     return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
+}
+
+std::vector<std::string> wrapped(std::string_view text, std::size_t columns) {
+    std::vector<std::string> lines;
+    while (text.size() > columns) {
+        std::size_t cut = text.rfind(' ', columns);
+        if (cut == std::string_view::npos) cut = text.find(' ');
+        if (cut == std::string_view::npos) break;
+        lines.emplace_back(text.substr(0, cut));
+        text.remove_prefix(cut + 1);
+    }
+    lines.emplace_back(text);
+    return lines;
 }
 
 }  // namespace llmc

@@ -1,45 +1,47 @@
-// Standard output as a person's terminal: colours, and a status line that stays at the bottom while lines are
-// printed above it. Where standard output is a file, a pipe or a terminal that can do neither, there is plain
-// text alone.
+// Standard output as a terminal, with colours and a status line. The status line stays at the bottom while
+// lines are printed above it. A file, a pipe or a simple terminal gets plain text only.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace llmc {
 
-// Opens /dev/null for those of standard input, output and error that are closed, so that no file of the run is opened in
-// their place and receives what is said there. Writing to them fails as before. Called first of all.
+// Opens /dev/null for each of standard input, output and error that is closed. Otherwise a file opened later
+// could get its descriptor and receive messages. Writing to a closed stream still fails. Call this before
+// anything else.
 void fill_standard_streams();
 
 enum class Style { plain, heading, result, faint };
 
 class Terminal {
   public:
-    // Standard output's terminal. Under mpirun that of mpirun itself: between it and its processes lie pipes that
-    // look like terminals, whatever a person has put mpirun's output into. NO_COLOR (if not empty) and TERM=dumb
-    // are heeded.
+    // Opens standard output's terminal. Under mpirun, it opens mpirun's own: the pipes between mpirun and its
+    // processes look like terminals even if mpirun's output is a file. NO_COLOR (if not empty) and TERM=dumb
+    // are respected.
     Terminal();
-    // The status line is gone afterwards.
+    // Removes the status line.
     ~Terminal();
     Terminal(const Terminal&) = delete;
     Terminal& operator=(const Terminal&) = delete;
 
-    // Why something could not be printed (errno); 0 if all was.
+    // The errno of the first failed print; 0 if all succeeded.
     int failure() const { return failure_; }
 
-    // Whether there is a status line.
+    // Whether the terminal can show a status line.
     bool has_status() const { return file_ >= 0; }
     bool has_colours() const { return colours_; }
-    // The width to write for: the terminal's, or 100.
+    // The width of the terminal, or 100.
     int columns() const;
 
-    // The text, with a status line below it, cut to the terminal's width, in place of the last one; an empty one
-    // removes it.
+    // Prints the text with the status line below it, in place of the old status line. The status line is cut
+    // to the terminal's width. An empty one removes it.
     void print(std::string_view text, std::string_view status);
-    // A line of text with what writes it over the status line, for who cannot call print.
+    // The bytes that write a line of text over the status line, for a caller that cannot call print.
     std::string over_status(std::string_view text) const;
-    // The text in colour where there are colours.
+    // The text, in colour if the terminal has colours.
     std::string styled(Style style, std::string_view text) const;
 
   private:
@@ -48,5 +50,8 @@ class Terminal {
     std::string status_;
     int failure_ = 0;
 };
+
+// The text in lines of at most `columns` characters, broken at spaces. A longer word has a line of its own.
+std::vector<std::string> wrapped(std::string_view text, std::size_t columns);
 
 }  // namespace llmc

@@ -14,16 +14,16 @@
 #include "llmc/train/algorithms.h"
 #include "llmc/train/diagnosis.h"
 #include "llmc/train/replicas.h"
-#include "llmc/train/sampler.h"
+#include "llmc/train/token_choice.h"
 
 namespace llmc {
 
 namespace {
 
-// A number in a message: nan has no sign.
+// A number for a message. The sign of a nan is left out.
 std::string named(double value) { return std::isnan(value) ? "nan" : fmt::format("{}", value); }
 
-// The root's text, on all ranks.
+// Gives the root's text to all ranks.
 std::string broadcast_text(Communicator& world, const std::string& own, int root) {
     auto bytes = static_cast<std::int32_t>(own.size());
     world.broadcast({reinterpret_cast<std::byte*>(&bytes), DType::int32, {1}}, root);
@@ -58,7 +58,7 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
     } else {
         naming_option("--init", [&] { load_weights(options.init, store_, transfer_); });
     }
-    executor_.run(plan_.publication, {});
+    executor_.run(plan_.parameter_gathers, {});
 }
 
 std::set<std::int64_t> Trainer::row_counts(std::int64_t prompt_tokens) const {
@@ -72,11 +72,12 @@ std::set<std::int64_t> Trainer::row_counts(std::int64_t prompt_tokens) const {
 }
 
 void Trainer::choose_algorithms(std::string_view earlier, std::int64_t prompt_tokens) {
-    if (!device_.queues()) return;
+    if (!device_.streams()) return;
     device_.adopt_choices(broadcast_text(world_, std::string(earlier), 0));
     const Mesh& mesh = plan_.spec.mesh;
-    // Stages have other shapes each, and many in common; and of ranks that share a layer only the first adds the biases of
-    // what they sum up. One after the other measures what those before have not.
+    // Each stage may have product shapes that others lack. In a tensor-parallel group, only the first rank
+    // adds the bias of a product whose outputs are summed. So one or two ranks per stage measure in turn,
+    // each only what no earlier one has measured.
     std::vector<int> roots;
     for (int stage = 0; stage < mesh.pipeline; ++stage) {
         for (int tensor = 0; tensor < std::min(mesh.tensor, 2); ++tensor)
@@ -84,13 +85,13 @@ void Trainer::choose_algorithms(std::string_view earlier, std::int64_t prompt_to
     }
     for (const int root : roots) {
         if (world_.rank() == root) {
-            device_.measure(true);
-            executor_.rehearse(plan_.training, plan_.micro_batch);
-            executor_.rehearse(plan_.evaluation, plan_.micro_batch);
+            device_.set_autotuning(true);
+            executor_.autotune(plan_.training, plan_.micro_batch);
+            executor_.autotune(plan_.evaluation, plan_.micro_batch);
             for (const std::int64_t rows : row_counts(prompt_tokens))
-                executor_.rehearse(plan_.generation, 1, {.position = 0, .count = rows});
+                executor_.autotune(plan_.generation, 1, {.position = 0, .count = rows});
             device_.synchronize();
-            device_.measure(false);
+            device_.set_autotuning(false);
         }
         const std::string choices = broadcast_text(world_, device_.choices(), root);
         device_.adopt_choices(choices);
@@ -112,19 +113,20 @@ std::optional<std::uint64_t> Trainer::rounding_seed() const {
     return options_.stochastic_rounding ? std::optional(options_.seed) : std::nullopt;
 }
 
-StepMetrics Trainer::train_step(TrainingBatches& batches, bool compares_replicas) {
+StepMetrics Trainer::train_step(TrainingBatches& batches) {
     const std::int64_t B = plan_.micro_batch;
     const auto load = [&](int micro_batch, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
         batches.read(progress_.samples, micro_batch, inputs, targets);
     };
 
-    // Before ranks give each other what they have updated, which would hide what differs.
+    // Compares before the all-gather of updated parameters, which would hide a difference.
     std::function<void()> before_update;
-    if (compares_replicas) before_update = [this] { require_equal_replicas(); };
+    if (is_due(options_.check_replicas_every, progress_.step + 1))
+        before_update = [this] { require_equal_replicas(); };
     const auto start = std::chrono::steady_clock::now();
     const AdamWStep adamw = adamw_step();
     const auto global_tokens = static_cast<double>(plan_.spec.global_batch_tokens);
-    executor_.run(plan_.training, {.load = std::ref(load),  // which allocates nothing
+    executor_.run(plan_.training, {.load = std::ref(load),  // std::ref: allocates nothing
                                    .sequences = B,
                                    .step = adamw.step,
                                    .loss_scale = static_cast<float>(1.0 / global_tokens),
@@ -141,7 +143,7 @@ StepMetrics Trainer::train_step(TrainingBatches& batches, bool compares_replicas
             "step {}: the loss is {} and the gradient's norm {}; the first tensor that is not finite is {}; "
             "{}",
             progress_.step + 1, named(loss), named(norm),
-            first_non_finite(plan_, arenas_, device_, store_, world_, passes), what_would_do());
+            first_non_finite(plan_, arenas_, device_, store_, world_, passes), advice_if_not_finite());
     }
 
     progress_.step += 1;
@@ -166,27 +168,29 @@ std::optional<double> Trainer::model_flops_utilization(double tokens_per_second)
 
 void Trainer::require_equal_replicas() {
     if (const auto difference = differing_replica(device_, store_, world_)) {
-        user_error("step {}: {}: a fault of a memory or a link, or of the program; {}", progress_.step + 1,
-                   *difference, has_checkpoint_ ? "go on from the last checkpoint" : "begin again");
+        user_error("step {}: {}; the cause is faulty memory, a faulty link or a bug; {}", progress_.step + 1,
+                   *difference, has_checkpoint_ ? "resume from the last checkpoint" : "start again");
     }
 }
 
-std::string Trainer::what_would_do() const {
+std::string Trainer::advice_if_not_finite() const {
     constexpr std::string_view smaller_steps = "with a smaller --lr or more --warmup-steps";
-    const bool updated = progress_.step > first_step_;
+    const bool updated = progress_.step > step_before_run_;
     if (has_checkpoint_) {
-        return fmt::format("go on from {} checkpoint, or begin again, {}",
+        return fmt::format("resume from {} checkpoint, or start again, {}",
                            updated ? "the last" : "an earlier", smaller_steps);
     }
-    if (updated) return fmt::format("begin again {}; --checkpoint-every saves on the way", smaller_steps);
-    return options_.init.empty() ? "no update came before it, so it is the first weights; give another --seed"
-                                 : "no update came before it, so it is the weights of --init; give others";
+    if (updated)
+        return fmt::format("start again {}; --checkpoint-every saves checkpoints on the way", smaller_steps);
+    return options_.init.empty()
+               ? "there was no update yet, so the initial weights are the cause; give another --seed"
+               : "there was no update yet, so the weights of --init are the cause; give other weights";
 }
 
 void Trainer::require_finite() {
     if (const auto tensor = non_finite_state(device_, store_, world_)) {
-        user_error("step {}: its update made {} not finite, so it is not saved; {}", progress_.step, *tensor,
-                   what_would_do());
+        user_error("step {}: the update made {} not finite, so nothing is saved; {}", progress_.step, *tensor,
+                   advice_if_not_finite());
     }
 }
 
@@ -199,7 +203,8 @@ std::optional<double> Trainer::evaluate(std::string_view what, std::int64_t rows
     std::vector<float> losses;
     for (std::int64_t round = 0; round * at_once < rows; ++round) {
         if (!watch(static_cast<double>(round * at_once) / static_cast<double>(rows))) return std::nullopt;
-        // Calls f(row, its first token) for the sequences of a micro-batch; those behind the last row are none.
+        // Calls f(row, offset of its first token) for each sequence of a micro-batch. Rows beyond the last
+        // are padding.
         const auto for_each_row = [&](int micro_batch, auto&& f) {
             const std::int64_t first =
                 round * at_once + (micro_batch * ranks + plan_.spec.mesh.data_rank()) * B;
@@ -234,7 +239,7 @@ std::optional<double> Trainer::evaluate(std::string_view what, std::int64_t rows
             user_error(
                 "the loss of the {} after step {} is {}; the first tensor that is not finite is {}; {}", what,
                 progress_.step, named(loss),
-                first_non_finite(plan_, arenas_, device_, store_, world_, passes), what_would_do());
+                first_non_finite(plan_, arenas_, device_, store_, world_, passes), advice_if_not_finite());
         }
     }
     return loss;
@@ -252,7 +257,7 @@ std::optional<double> Trainer::validate(const ValidationWindows& validation, std
 std::optional<std::vector<double>> Trainer::losses_of_rows(std::int64_t rows, const ReadRow& read,
                                                            const Watch& watch) {
     std::vector<double> sums(static_cast<std::size_t>(rows));
-    // Of ranks that share a row one counts it; the others' zeros change nothing.
+    // Only tensor-parallel rank 0 adds a row's loss; the other ranks of its group add zero.
     const bool counts = plan_.spec.mesh.tensor_rank() == 0;
     const auto see = [&](std::int64_t row, std::span<const float> losses) {
         if (counts) sums[static_cast<std::size_t>(row)] = std::accumulate(losses.begin(), losses.end(), 0.0);
@@ -265,7 +270,7 @@ std::optional<std::vector<double>> Trainer::losses_of_rows(std::int64_t rows, co
 std::optional<std::vector<std::int32_t>> Trainer::generate(
     std::span<const std::int32_t> prompt, std::int64_t count, const Watch& watch,
     const std::function<void(std::int32_t token)>& take) {
-    check(!prompt.empty(), "a prompt has a token");
+    check(!prompt.empty(), "the prompt has at least one token");
     const RandomStream random(options_.seed, "generate " + std::to_string(progress_.step));
     const auto T = static_cast<std::size_t>(plan_.spec.model.sequence_length);
     const auto rows_at_once =
@@ -334,12 +339,12 @@ ForwardPasses Trainer::forward_passes(
 void Trainer::resume(const CheckpointInfo& checkpoint) {
     load_checkpoint(checkpoint, device_, store_, transfer_, plan_.spec.trains);
     progress_ = checkpoint.progress;
-    first_step_ = progress_.step;
+    step_before_run_ = progress_.step;
     has_checkpoint_ = true;
-    // The files hold the master weights; what the parameters were follows from them.
+    // The files hold the master weights. The parameters follow from them.
     if (const auto seed = rounding_seed(); seed && progress_.step > 0)
         store_.round_stochastically(*seed, progress_.step);
-    executor_.run(plan_.publication, {});
+    executor_.run(plan_.parameter_gathers, {});
 }
 
 }  // namespace llmc

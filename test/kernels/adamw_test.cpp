@@ -1,4 +1,4 @@
-// AdamW's kernel: the bits of the CPU device, what must be left alone, and random rounding.
+// AdamW's kernel: it has the bits of the CPU device, leaves padding unchanged, and rounds at random.
 #include "llmc/device/cuda/adamw.cuh"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ using llmc::AdamWStep;
 using llmc::StochasticRounding;
 using llmc::cuda::AdamWCoefficients;
 
-// Those of all tests, and one multiprocessor, whose blocks go over many tiles.
+// The contexts of all tests, and one with a single multiprocessor, whose blocks go over many tiles.
 std::vector<LaunchContext> contexts() {
     auto all = launch_contexts();
     all.push_back(all.front());
@@ -24,8 +24,8 @@ std::vector<LaunchContext> contexts() {
     return all;
 }
 
-// Tensors that end anywhere (in whole quads) and begin at multiples of 128 elements, as in a unit; the buffer
-// goes on after the last.
+// Tensors that begin at multiples of 128 elements, as in a unit, and end at any whole quad. The buffer
+// continues after the last.
 const std::vector<std::vector<AdamWSegment>> layouts = {
     {{0, 8, 0}, {128, 260, 0.1}},
     {{0, 4, 0.1}},
@@ -39,7 +39,7 @@ const std::vector<std::vector<AdamWSegment>> layouts = {
      {6912, 6952, 0},
      {7040, 20000, 0.3}},
 };
-// Two blocks, and the first tensor's end in one of them.
+// Two blocks; the first tensor ends in one of them.
 const std::vector<std::vector<AdamWSegment>> layouts_for_races = {{{0, 40, 0}, {128, 2200, 0.1}}};
 
 const AdamWStep ordinary_step{
@@ -74,7 +74,7 @@ struct Unit {
         llmc::cuda::adamw(on, parameters.data(), w.data(), m.data(), v.data(), gradients.data(),
                           norm_squared.data(), coefficients.data(), segments, rounding);
         synchronize();
-        // The coefficients', and one for all tensors, if they have elements.
+        // A launch for the coefficients, and one for all tensors if they have elements.
         const bool any =
             std::ranges::any_of(segments, [](const auto& each) { return each.end > each.begin; });
         EXPECT_EQ(launches.count, any ? 2 : 1);
@@ -91,7 +91,7 @@ struct Unit {
         if constexpr (std::is_same_v<X, float>) parameters.copy_from(w);
     }
 
-    // Of bits.
+    // Compares bits.
     void expect_same(const Unit& other) const {
         Comparison comparison;
         for (std::int64_t i = 0; i < elements; ++i) {
@@ -111,7 +111,7 @@ struct Unit {
     Array<AdamWCoefficients> coefficients;
 };
 
-// Of parameters in fp32, in bf16, and in bf16 with gradients in bf16.
+// Parameters in fp32, in bf16, and in bf16 with gradients in bf16.
 template <class U>
 class AdamW : public testing::Test {};
 using Units = testing::Types<Unit<float>, Unit<bf16>, Unit<bf16, bf16>>;
@@ -124,8 +124,8 @@ TYPED_TEST(AdamW, GivesTheBitsOfTheCpu) {
             TypeParam unit(elements), expected(elements);
             unit.draw(seed());
             expected.draw(seed());
-            // The first step divides by the smallest corrections; no clipping; a late step, of which they are
-            // 1.
+            // The first step divides by the smallest corrections. The second is without clipping. At the late
+            // step the corrections are 1.
             for (const auto& [step, max_grad_norm] : {std::pair{1, 1.0}, {2, 0.0}, {100000, 2.0}}) {
                 AdamWStep at = ordinary_step;
                 at.step = step;
@@ -138,7 +138,7 @@ TYPED_TEST(AdamW, GivesTheBitsOfTheCpu) {
     }
 }
 
-// Nothing to update, and nothing launched but the coefficients.
+// There is nothing to update, and only the coefficients are launched.
 TYPED_TEST(AdamW, WithoutElements) {
     for (const std::vector<AdamWSegment>& segments : {std::vector<AdamWSegment>{}, {{0, 0, 0.1}}}) {
         TypeParam unit(512), before(512);
@@ -171,8 +171,8 @@ TYPED_TEST(AdamW, GivesTheSameBitsTwice) {
 
 // ---- random rounding ----
 
-// Philox4x32-10 from its paper: ten rounds of two products, whose halves are crossed and mixed with a key
-// that grows by the golden ratio and by sqrt(3) - 1.
+// Philox4x32-10 from its paper: ten rounds of two products. Their halves are crossed and mixed with a key, to
+// which each round adds the golden ratio and sqrt(3) - 1.
 std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::array<std::uint32_t, 2> key) {
     for (int round = 0; round < 10; ++round) {
         const std::uint64_t a = std::uint64_t{0xD2511F53} * counter[0];
@@ -184,7 +184,7 @@ std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::a
     return counter;
 }
 
-// Bits 0 ... 15 are cut off; they are added to as the random bits say.
+// The reference rounding: adds random bits to bits 0 ... 15, then cuts these off.
 float rounded_at_random(float x, const StochasticRounding& rounding, std::uint64_t step, std::int64_t i) {
     const auto element = static_cast<std::uint64_t>(rounding.first_element + i);
     const auto random =
@@ -243,7 +243,7 @@ void expect_bits_of_the_cpu() {
 TEST(AdamWRounding, GivesTheBitsOfTheCpu) { expect_bits_of_the_cpu<Unit<bf16>>(); }
 TEST(AdamWRounding, GivesTheBitsOfTheCpuWithGradientsInBf16) { expect_bits_of_the_cpu<Unit<bf16, bf16>>(); }
 
-// A rank that holds a shard rounds it as one that holds all does.
+// A rank that holds a shard rounds it in the same way as a rank that holds everything.
 TEST(AdamWRounding, DoesNotDependOnShards) {
     const auto on = launch_contexts().front();
     Unit<bf16> whole(2048), upper(1024);
@@ -262,7 +262,8 @@ TEST(AdamWRounding, DoesNotDependOnShards) {
     }
 }
 
-// Weights that an update leaves as they are, so that only rounding is seen. By few threads: 1024 at most.
+// An update that does not change the weights, so that only the rounding has an effect. Uses few threads: at
+// most 1024.
 void round_weights(Unit<bf16>& unit, std::int64_t step, std::uint64_t from) {
     unit.m.fill(0);
     unit.v.fill(1);
@@ -289,7 +290,7 @@ TEST(AdamWRounding, IsUnbiased) {
             ASSERT_TRUE(rounded == base || rounded == base * (1 + ulp)) << rounded;
             away += rounded != base;
         }
-        // The deviation of a mean of n yes-or-no draws; six of them once in 5e8.
+        // The standard deviation of a mean of n yes-or-no draws. Six of these are exceeded once in 5e8 draws.
         const double exact = (std::fabs(weight) - 1) / ulp;
         EXPECT_NEAR(away / elements, exact, 6 * std::sqrt(exact * (1 - exact) / elements)) << weight;
     }

@@ -9,7 +9,7 @@ namespace {
 
 using llmc::cuda::AttentionSizes;
 
-// Both widths of tiles, full and padded; sequences of one query, of whole tiles, and of neither.
+// Both widths of tiles, full and padded; sequences of one query, of whole tiles, and of partial tiles.
 const std::vector<AttentionSizes> attention_shapes = {{1, 136, 1, 16}, {1, 40, 1, 16},  {1, 1, 1, 64},
                                                       {2, 33, 3, 40},  {1, 160, 1, 64}, {1, 70, 2, 128},
                                                       {1, 129, 1, 96}};
@@ -53,7 +53,7 @@ struct AttentionInputs {
 
 template <class X>
 void launch_backward(const LaunchContext& on, Array<X>& dqkv, const AttentionInputs<X>& in) {
-    // Exactly as much scratch memory as is asked for, and nothing in it.
+    // Exactly the required scratch memory, without initialized contents.
     Array<std::byte> workspace(
         static_cast<std::int64_t>(llmc::cuda::attention_backward_workspace_bytes(in.s)));
     llmc::cuda::attention_backward(on, dqkv.data(), in.dout.data(), in.qkv.data(), in.out.data(),
@@ -73,7 +73,8 @@ TYPED_TEST(AttentionBackward, MatchesTheCpu) {
         Array<X> dqkv(in.qkv.size()), expected(in.qkv.size());
         cpu().attention_backward(in.qkv_tensor(expected), in.out_tensor(in.dout), in.qkv_tensor(in.qkv),
                                  in.out_tensor(in.out), in.lse_tensor());
-        // Both may be wrong by what the reference derives; only the tensor cores' kernel rounds p and ds.
+        // Both may have the errors that the reference derives. Only the kernel for tensor cores rounds p and
+        // ds.
         const auto of_kernel = lab::reference_attention_backward(
             in.dout, in.qkv, in.out, in.lse, s, std::is_same_v<X, bf16> ? lab::unit_roundoff<bf16> : 0);
         const auto of_cpu = lab::reference_attention_backward(in.dout, in.qkv, in.out, in.lse, s, 0);
@@ -93,7 +94,7 @@ TYPED_TEST(AttentionBackward, MatchesTheCpu) {
     }
 }
 
-// The same bits from run to run.
+// Every run gives the same bits.
 TYPED_TEST(AttentionBackward, IsDeterministic) {
     using X = TypeParam;
     const LaunchContext on = launch_contexts().front();

@@ -1,4 +1,4 @@
-// The kernel of attention against a cache against the CPU device.
+// The kernel of attention with a cache, compared with the CPU device.
 #include "llmc/device/cuda/attention_cached_forward.cuh"
 #include "llmc/core/error.h"
 #include "test/kernels/kernel_test.h"
@@ -8,15 +8,15 @@ namespace {
 
 using llmc::cuda::CachedAttentionSizes;
 
-// Heads of up to 32, 64 and 128 channels, whole ones and one chunk; of keys, fewer than a warp's groups take, and more
-// than the block's have under way.
+// Heads of up to 32, 64 and 128 channels, both whole and with one chunk. Some have fewer keys than a warp's
+// groups take, some more than the block has in flight.
 const std::vector<CachedAttentionSizes> cached_shapes = {{1, 70, 2, 24},  {1, 0, 1, 64},  {3, 0, 1, 8},
                                                          {1, 300, 1, 64}, {5, 33, 2, 72}, {2, 127, 1, 128},
                                                          {1, 40, 3, 32}};
 const std::vector<CachedAttentionSizes> cached_shapes_for_races = {
     {2, 70, 1, 24}, {2, 5, 1, 64}, {2, 30, 1, 120}};
 
-constexpr int unused_rows = 2;  // of the cache, behind the new ones
+constexpr int unused_rows = 2;  // of the cache, after the new ones
 
 template <class X>
 struct Cached {
@@ -50,7 +50,7 @@ struct Cached {
     }
     std::int64_t capacity() const { return sizes.position + sizes.rows + unused_rows; }
     std::int64_t channels() const { return std::int64_t{sizes.heads} * sizes.head_size; }
-    // Key (0) or value (1) of a row that is in the cache.
+    // Key (part 0) or value (part 1) of a row in the cache.
     double kept(int row, int part, int head, int c) const {
         return to_float(cache[(2 * row + part) * channels() + head * sizes.head_size + c]);
     }
@@ -77,9 +77,10 @@ void compare(Comparison& comparison, const Cached<X>& got, const Cached<X>& want
                 for (int c = 0; c < s.head_size; ++c) key += std::pow(wanted.kept(j, 0, head, c), 2);
                 longest_key = std::max(longest_key, std::sqrt(key));
             }
-            // As attention_forward_test.cpp derives it, but that no tensor core cuts off and that weights are not
-            // rounded to bf16: a weight's error from that of its score, which has HS roundings, some of the scale and
-            // of the difference from the greatest, and from a factor for each new greatest, at most one a key.
+            // Derived as in attention_forward_test.cpp, but no tensor core truncates and weights are not
+            // rounded to bf16. A weight's error comes from its score: HS roundings, some of the scale, and
+            // some of the difference from the maximum. It also comes from a factor for each new maximum, at
+            // most one per key.
             const double n = keys, score = std::sqrt(query) * longest_key / std::sqrt(s.head_size);
             const double weight_error = std::expm1((s.head_size + 10) * u * score + 5 * u * (n + 8));
             for (int c = 0; c < s.head_size; ++c) {
@@ -123,7 +124,7 @@ void check_cached(const std::vector<CachedAttentionSizes>& all, double deviation
 TYPED_TEST(AttentionCachedForward, OrdinaryScores) {
     check_cached<TypeParam>(shapes(cached_shapes, cached_shapes_for_races), 1);
 }
-// Whose greatest changes often, and whose powers overflow where it is not taken from them.
+// The maximum changes often. Powers would overflow if it were not subtracted from the scores.
 TYPED_TEST(AttentionCachedForward, EnormousScores) { check_cached<TypeParam>({{1, 90, 1, 64}}, 10); }
 
 TYPED_TEST(AttentionCachedForward, SameBitsEachTime) {

@@ -8,7 +8,8 @@ namespace {
 
 using llmc::cuda::AttentionSizes;
 
-// Tiles of 64 keys and of 64 or 128 queries, padded to 64 or 128 columns: whole ones, and one row or chunk more.
+// Tiles of 64 keys and of 64 or 128 queries, padded to 64 or 128 columns: whole ones, and with an extra row
+// or chunk.
 const std::vector<AttentionSizes> attention_shapes = {{1, 70, 1, 24},  {1, 1, 1, 64},  {1, 129, 2, 64},
                                                       {1, 64, 1, 64},  {2, 65, 1, 8},  {1, 128, 1, 128},
                                                       {1, 193, 1, 72}, {2, 33, 2, 120}};
@@ -60,18 +61,19 @@ void compare(Comparison& comparison, const Attention<X>& got, const Attention<X>
                 value = std::max(value, std::fabs(wanted.part(head, t, 2, c)));
             }
             longest_key = std::max(longest_key, std::sqrt(key));
-            // A score is the sum of HS products, whose sizes sum to less than this (Cauchy and Schwarz). It has
-            // HS roundings, which tensor cores make by cutting off (2 u each), some of its scale, and of its
-            // difference from the greatest, which is up to twice as large; a power has 2 ulp, and so have the
-            // factors of a new greatest, at most one for 32 keys.
+            // A score is the sum of HS products, whose magnitudes sum to less than this (Cauchy-Schwarz). It
+            // has HS roundings, which tensor cores do by truncation (2 u each). It also has some of its
+            // scale, and some of its difference from the maximum, which is up to twice as large. A power has
+            // 2 ulp. So have the factors of a new maximum, at most one per 32 keys.
             const double n = t + 1, score = std::sqrt(query) * longest_key / std::sqrt(s.head_size);
             const double weight_error = std::expm1((2 * s.head_size + 10) * u * score + 5 * u * (n / 32 + 2));
             const std::int64_t row = head * s.sequence + t;
             comparison.see("lse", row, got.lse[row], wanted.lse[row],
                            2 * (weight_error + n * u + 5 * u * (std::log(n) + score)));
             for (int c = 0; c < s.head_size; ++c) {
-                // Weights sum to 1, so that sum_j p_j |v_j| is at most the largest |v_j|. In bf16 the kernel
-                // rounds its weights to bf16, the CPU does not. The rest is sums of n terms, and a division.
+                // Weights sum to 1, so sum_j p_j |v_j| is at most the largest |v_j|. In bf16 the kernel
+                // rounds its weights to bf16; the CPU does not. The remaining errors are those of sums of n
+                // terms and of a division.
                 const double value = largest_value[static_cast<std::size_t>(c)];
                 const double rounding = std::is_same_v<X, bf16> ? lab::unit_roundoff<bf16> : 0;
                 const std::int64_t i =
@@ -112,10 +114,10 @@ void check_forward(const std::vector<AttentionSizes>& all, double deviation) {
 TYPED_TEST(AttentionForward, OrdinaryScores) {
     check_forward<TypeParam>(shapes(attention_shapes, attention_shapes_for_races), 1);
 }
-// Of which the softmax picks one or two, and whose greatest changes often.
+// The softmax selects one or two scores, and the maximum changes often.
 TYPED_TEST(AttentionForward, SteepScores) { check_forward<TypeParam>({{1, 140, 1, 32}}, 4); }
 
-// Whose powers overflow where the greatest is not taken from them.
+// Powers would overflow if the maximum were not subtracted from the scores.
 TYPED_TEST(AttentionForward, EnormousScores) { check_forward<TypeParam>({{1, 70, 1, 64}}, 10); }
 
 TYPED_TEST(AttentionForward, SameBitsEachTime) {

@@ -57,7 +57,7 @@ TYPED_TEST(BiasGradient, Accumulates) {
                 for (std::int64_t row = 0; row < rows; ++row) {
                     magnitude += std::fabs(to_float(dout[row * columns + c]));
                 }
-                // Each device makes one addition for each row.
+                // Each device does one addition per row.
                 comparison.see("dbias", c, dbias[c], expected[c],
                                2 * static_cast<double>(rows) * lab::unit_roundoff<float> * magnitude);
             }

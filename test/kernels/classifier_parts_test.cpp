@@ -1,4 +1,4 @@
-// The kernels of the classifier of ranks that have some columns each, against the CPU device.
+// The kernels of the classifier for ranks with some columns each, compared with the CPU device.
 #include "llmc/device/cuda/classifier_parts.cuh"
 
 #include <numeric>
@@ -10,7 +10,7 @@ namespace {
 
 using llmc::cuda::OwnColumns;
 
-// The vocabulary's columns of each rank, stored as so many. With one multiprocessor a block does many rows.
+// The number of columns of each rank, and the stored columns. With one multiprocessor a block does many rows.
 struct Shape {
     std::int64_t rows;
     std::vector<int> columns;
@@ -24,17 +24,17 @@ const std::vector<Shape> part_shapes = {
     {5, {0, 3, 0, 1}, 8, 108},
     {6, {2100, 2100, 9}, 2176, 1},
     {3, {9000, 8999}, 9088, 2},
-    // exp(-300) is 0 in fp32, and so is a sum that does not begin far below the logits.
+    // exp(-300) is 0 in fp32. The sum would be 0 if its first maximum were not far below the logits.
     {4, {100, 60}, 128, 108, -300}};
 
-// The second: blocks of several warps, and several rows for each.
+// The second shape has blocks of several warps, and several rows per block.
 const std::vector<Shape> part_shapes_for_races = {{40, {40, 30}, 40, 1}, {70, {700, 600}, 704, 1}};
 
 template <class X>
 class ClassifierParts : public Kernels<X> {};
 TYPED_TEST_SUITE(ClassifierParts, Dtypes);
 
-// Losses and dlogits of all ranks, and what they are made of.
+// The losses and dlogits of all ranks, with their inputs and statistics.
 template <class X>
 class Run {
   public:
@@ -49,7 +49,7 @@ class Run {
         draw.normal(before, 2, shape.mean);
         draw.below(targets, std::accumulate(shape.columns.begin(), shape.columns.end(), 0));
         for (int r = 0; r < ranks_; ++r) {
-            // The first column of a rank, which the one before may take for its padding.
+            // The first column of a rank, which the rank before could confuse with its padding.
             if (r < shape.rows && shape.columns[static_cast<std::size_t>(r)] > 0)
                 targets[r] = static_cast<std::int32_t>(own(r).first);
             for (std::int64_t row = 0; row < shape.rows; ++row) {
@@ -126,8 +126,9 @@ TYPED_TEST(ClassifierParts, StatisticsLossesAndGradient) {
         const int vocabulary = std::accumulate(shape.columns.begin(), shape.columns.end(), 0);
         for (const auto& on : launch_contexts()) {
             gpu.on_gpu(on, true);
-            // As in classifier_test.cpp, with a rescaling (an exponential of 2 ulp and a product) and an addition more
-            // for each rank. A sum of its own is relative to an exponential of the rounded maximum.
+            // Derived as in classifier_test.cpp, with another rescaling (an exponential of 2 ulp and a
+            // product) and another addition for each rank. Each rank's sum is relative to an exponential of
+            // the rounded maximum.
             const double u = lab::unit_roundoff<float>, length = vocabulary / 32.0 + 18;
             const double term_error = (4 + 2 * 24) * u;
             const double largest = 12 + std::fabs(shape.mean);

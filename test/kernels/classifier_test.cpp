@@ -8,7 +8,7 @@
 namespace kernel_test {
 namespace {
 
-// With one multiprocessor a block does many rows, and copies each while it writes the one before.
+// With one multiprocessor a block does many rows, and copies a row while it writes the previous one.
 struct Shape {
     std::int64_t rows;
     int vocabulary;
@@ -16,14 +16,14 @@ struct Shape {
     int multiprocessors;
     double mean = 0;  // of the logits
 };
-// A row of 50257 fp32 fits the shared memory of sm_90 only, one of 50257 bf16 that of all.
+// A row of 50257 fp32 fits only the shared memory of sm_90; a row of 50257 bf16 fits that of all chips.
 const std::vector<Shape> classifier_shapes = {
     {40, 300, 384, 1},
     {4, 37, 128, 108},
     {1, 1, 128, 1},
     {5, 128, 128, 108},
     {6, 50257, 50304, 1},
-    // exp(-300) is 0 in fp32, and so is a sum that does not begin far below the logits.
+    // exp(-300) is 0 in fp32. The sum would be 0 if its first maximum were not far below the logits.
     {4, 200, 256, 108, -300}};
 
 template <class X>
@@ -40,7 +40,7 @@ struct Problem {
           targets(rows) {
         draw.normal(logits, 2, shape.mean);
         draw.below(targets, vocabulary);
-        // Among them neighbours in a block's sequence of rows, and the first.
+        // They include consecutive rows of a block, and the first row.
         for (const std::int64_t row : {rows / 2, rows / 2 + 1, rows - 1}) {
             if (row > 1 && row < rows) targets[row] = llmc::ignored_target;
         }
@@ -95,9 +95,9 @@ TYPED_TEST(Classifier, LossesAndGradient) {
                                tensor(problem.targets, {rows}), shape.vocabulary, scale, true);
         for (const auto& on : launch_contexts()) {
             run(on, shape, problem, logits, losses, scale, true);
-            // As in dev/classifier.cu: sums of `length` additions, at most one in 4 with a rescaling; terms with an
-            // error of their own. Logits are below 2 * 6 in size, or that far from their mean, so that their
-            // differences are below 24. Both devices have the errors.
+            // Derived as in dev/classifier.cu: sums of `length` additions, at most one in 4 with a rescaling,
+            // of terms that have their own error. The logits differ from their mean by less than 2 * 6, so
+            // their differences are below 24. Both devices have these errors.
             const double u = lab::unit_roundoff<float>, length = shape.vocabulary / 32.0 + 18;
             const double term_error = (4 + 2 * 24) * u;
             const double largest = 12 + std::fabs(shape.mean);
@@ -151,8 +151,8 @@ TYPED_TEST(Classifier, SameBitsFromRunToRun) {
     }
 }
 
-// exp of the largest alone would overflow; a logit of minus infinity has probability 0, also where a thread sees
-// nothing else.
+// The exponential of the largest logit alone would overflow. A logit of minus infinity has probability 0,
+// also if a thread has no other logits.
 TYPED_TEST(Classifier, ExtremeLogits) {
     using X = TypeParam;
     constexpr int vocabulary = 300, columns = 384;
@@ -173,7 +173,7 @@ TYPED_TEST(Classifier, ExtremeLogits) {
     }
 }
 
-// As large as they may be (ExponentialSum::none).
+// The largest logits that are allowed (ExponentialSum::none).
 TYPED_TEST(Classifier, LogitsOfTheGreatestSize) {
     using X = TypeParam;
     constexpr int vocabulary = 300, columns = 384;
@@ -186,7 +186,7 @@ TYPED_TEST(Classifier, LogitsOfTheGreatestSize) {
         llmc::cuda::fused_classifier(launch_contexts().front(), logits.data(), losses.data(), targets.data(),
                                      1, columns, vocabulary, 1, true);
         synchronize();
-        EXPECT_TRUE(std::isfinite(losses[0]));  // log(300) is below the logits' last place
+        EXPECT_TRUE(std::isfinite(losses[0]));  // log(300) is less than the last place of the logits
         Comparison comparison;
         for (int v = 0; v < vocabulary; ++v) {
             const double expected = 1.0 / vocabulary - (v == 7);
@@ -197,7 +197,7 @@ TYPED_TEST(Classifier, LogitsOfTheGreatestSize) {
     }
 }
 
-// A grid of no blocks would leave the logits as they are.
+// A grid without blocks would leave the logits unchanged.
 TYPED_TEST(Classifier, RefusesBlocksThatDoNotFit) {
     using X = TypeParam;
     constexpr int columns = 1 << 14;

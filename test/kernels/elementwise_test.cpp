@@ -1,5 +1,5 @@
-// Casts, fills, sums and the test for NaN and infinity, against the CPU device: at lengths that are no
-// multiple of anything, at addresses that are no multiple of 16 bytes, and not an element further.
+// Casts, fills, sums and the test for NaN and infinity, compared with the CPU device. Lengths are not
+// multiples of anything, addresses are not multiples of 16 bytes, and no element beyond the end may change.
 #include "llmc/device/cuda/elementwise.cuh"
 
 #include <bit>
@@ -10,7 +10,7 @@
 namespace kernel_test {
 namespace {
 
-// Those of all tests, and one multiprocessor, whose blocks go over many pieces.
+// The contexts of all tests, and one with a single multiprocessor, whose blocks go over many pieces.
 std::vector<LaunchContext> contexts() {
     auto all = launch_contexts();
     all.push_back(all.front());
@@ -20,14 +20,14 @@ std::vector<LaunchContext> contexts() {
 
 struct Piece {
     std::int64_t elements;
-    std::int64_t offset;  // of its first element from an address that is a multiple of 256
+    std::int64_t offset;  // of the first element from an address that is a multiple of 256
 };
 const std::vector<Piece> pieces = {{37, 0},   {1, 0},      {3, 1},      {4096, 0},
                                    {4099, 3}, {100003, 0}, {100000, 8}, {18832, 0}};
-// Several blocks of either kind, by packs and by elements.
+// Several blocks of both kinds: by packs and by elements.
 const std::vector<Piece> pieces_for_races = {{2203, 0}, {600, 1}};
 
-// A piece in the middle of memory that must stay as it is.
+// A piece in the middle of memory that must not change.
 template <class T>
 struct Guarded {
     static constexpr std::int64_t margin = 32;
@@ -53,8 +53,8 @@ struct Guarded {
     Array<T> all;
 };
 
-// Any bits: denormal numbers, infinities and NaNs among them. Around them ones, which are seen where they do
-// not belong.
+// Random bits, which include denormal numbers, infinities and NaNs. The surrounding elements are ones, so
+// that a stray read shows.
 void draw_bits(Guarded<float>& to, Draw& draw) {
     to.all.fill(1);
     for (std::int64_t i = 0; i < to.elements; ++i) {
@@ -119,7 +119,7 @@ TYPED_TEST(Elementwise, Add) {
     }
 }
 
-// Operands that lie differently to 16 bytes.
+// Operands with different offsets from 16 bytes.
 TYPED_TEST(Elementwise, AddsWhereOneOperandIsMisaligned) {
     using X = TypeParam;
     Draw draw(seed());
@@ -142,7 +142,8 @@ TYPED_TEST(Elementwise, Accumulate) {
             draw_bits(out, draw);
             draw_bits(in, draw);
             for (std::int64_t i = 0; i < piece.elements; ++i) {
-                // A sum of any bits is mostly one of the two: half of these are of one size.
+                // A sum of two numbers with random bits is mostly one of them. So half of these have a
+                // similar magnitude.
                 if (i % 2 == 0) in[i] = to_float(out[i]) * static_cast<float>(draw.below(7));
             }
             expected.all.copy_from(out.all);
@@ -185,9 +186,9 @@ TYPED_TEST(Elementwise, AllFinite) {
     const float not_finite[] = {NAN, INFINITY, -INFINITY, -NAN};
     bool first = true;  // of the contexts
     for (const auto& on : contexts()) {
-        // The second are several blocks, each of which finds something.
+        // The second piece has several blocks, each of which finds something.
         for (const Piece& piece : shapes(pieces, {{37, 0}, {4100, 0}})) {
-            Guarded<X> x(piece);  // what lies around it is NaN
+            Guarded<X> x(piece);  // the surrounding elements are NaN
             for (std::int64_t i = 0; i < piece.elements; ++i) {
                 x[i] = i % 3 == 0 ? largest : llmc::cuda::from_float<X>(i % 3 == 1 ? 0.0f : 0x1p-133f);
             }
@@ -199,7 +200,7 @@ TYPED_TEST(Elementwise, AllFinite) {
                 return flag[0];
             };
             EXPECT_EQ(finite(), 1) << piece.elements;
-            // Everywhere in a short piece, at the ends of a long one, and somewhere.
+            // At all places of a short piece; at the ends and at a random place of a long one.
             std::vector<std::int64_t> places = {0, piece.elements - 1, draw.below(piece.elements)};
             const std::int64_t everywhere = first && piece.elements < 100 ? piece.elements : 0;
             for (std::int64_t i = 0; i < everywhere; ++i) places.push_back(i);

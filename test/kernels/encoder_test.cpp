@@ -10,8 +10,8 @@ namespace {
 
 using llmc::cuda::TableRows;
 
-// Tokens are drawn from the first `tokens` rows of the vocabulary, so that some occur often: in the last shape one, in
-// more tiles than a warp looks at together.
+// Tokens are drawn from the first `tokens` rows of the vocabulary, so that some occur often. In the last
+// shape one token fills more tiles than a warp examines at once.
 struct Shape {
     int batch;
     std::int64_t sequence;
@@ -21,7 +21,7 @@ const std::vector<Shape> encoder_shapes = {
     {6, 24, 24, 131, 6}, {1, 1, 8, 1, 1},       {2, 33, 264, 5003, 5003}, {5, 100, 40, 300, 300},
     {9, 32, 72, 640, 1}, {3, 80, 128, 1000, 4}, {2, 1024, 16, 3, 1}};
 
-// The whole table, and parts of it: some of the tokens that occur, and rows past them.
+// The whole table, and parts of it: with some of the tokens that occur, and with rows that do not occur.
 std::vector<TableRows> tables(int vocabulary, int among) {
     return {{0, vocabulary}, {0, (among + 1) / 2}, {among / 2, vocabulary - among / 2}, {vocabulary, 7}};
 }
@@ -78,7 +78,7 @@ struct Gradients {
     }
 
     void run(const LaunchContext& on, TableRows table, bool with_dwpe = true) {
-        // Each with red zones of its own, and without values that mean something (-1 is no row).
+        // Each array has its own red zones, and no meaningful values (-1 means no row).
         Array<std::int32_t> order(batch * sequence);
         Array<float> partials(llmc::cuda::encoder_partials(batch * sequence, channels));
         for (std::int64_t i = 0; i < order.size(); ++i) order[i] = 1 << 30;
@@ -99,7 +99,8 @@ struct Gradients {
         cpu().encoder_backward(tensor(expected_dwte, {dwte.size() / C, C}).slice(0, table.count),
                                tensor(expected_dwpe, {sequence + 2, C}), tensor(dout, {batch, sequence, C}),
                                tensor(tokens, {batch, sequence}), table.first);
-        // Each device makes as many additions as a token or position has rows, of terms below 6.
+        // The number of additions on each device is the number of rows of a token or position. Terms are
+        // below 6.
         std::vector<double> count(static_cast<std::size_t>(dwte.size() / C));
         for (std::int64_t row = 0; row < rows; ++row) {
             const std::int64_t i = tokens[row] - table.first;
@@ -156,18 +157,19 @@ TYPED_TEST(Encoder, Backward) {
     }
 }
 
-// The order of the rows is that of their tokens, class by class, and within a token theirs. What is outside of the table
-// has no place.
+// Rows are sorted by token, class by class; rows of the same token keep their order. Tokens outside the table
+// have no place.
 TEST(EncoderOrder, IsStable) {
     struct OrderShape {
         int rows, vocabulary;
     };
-    // The chip's shared memory alone makes a difference.
+    // Only the chip's shared memory makes a difference.
     std::vector<LaunchContext> contexts(2, launch_contexts().front());
-    contexts.back().chip.shared_bytes_per_block = 4 << 10;  // of a large vocabulary, the counts of one warp
-    // Some with several warps a block, some with one.
+    contexts.back().chip.shared_bytes_per_block = 4 << 10;  // for a large vocabulary, the counts of one warp
+    // Some shapes have several warps per block, some have one.
     for (const auto& on : contexts) {
-        // In the last, the counts of 16 warps take 48 KB of shared memory, and leave nothing for the kernel's own.
+        // In the last shape the counts of 16 warps take 48 KB of shared memory, and leave none for the
+        // kernel's own arrays.
         for (const auto& [rows, V] :
              shapes<OrderShape>({{400, 37}, {1, 1}, {700, 50257}, {1100, 150}, {300, 3}, {1921, 98304}})) {
             Draw draw(seed());

@@ -6,11 +6,11 @@
 namespace kernel_test {
 namespace {
 
-// Of 16 bytes in either dtype; the sizes around what a block of 256 threads does.
+// Sizes of whole 16-byte pieces in both dtypes, around the elements of a block of 256 threads.
 const std::vector<std::int64_t> gelu_sizes = {8, 24, 2048, 4096, 4104, 5000};
-const std::vector<std::int64_t> gelu_sizes_for_races = {4616};  // two blocks in either dtype
+const std::vector<std::int64_t> gelu_sizes_for_races = {4616};  // two blocks in both dtypes
 
-// Normal numbers, and the largest and smallest of what the formulas have to bear.
+// Normal numbers, and the largest and smallest that the formulas must handle.
 template <class X>
 void draw_inputs(Array<X>& in, Draw& draw) {
     draw.normal(in, 2);
@@ -18,10 +18,10 @@ void draw_inputs(Array<X>& in, Draw& draw) {
     for (int i = 0; i < 8; ++i) in[i] = llmc::cuda::from_float<X>(special[i]);
 }
 
-// Both devices compute s = 1/(1 + e^-w) with w = 2 sqrt(2/pi) (x + 0.044715 x^3) by an exponential. In units
-// of u: 4 |w| for the four operations of w, which the exponential turns into a relative error; 4 for its own
-// 2 ulp; 1 for the sum; 2 for a reciprocal of 1 ulp. The exponential's share reaches s times 1 - s. Where
-// e^-|w| is below 2^-125 it may be 0.
+// The error of s = 1/(1 + e^-w), which both devices compute with an exponential, where w = 2 sqrt(2/pi) (x +
+// 0.044715 x^3). In units of u it is 4 |w| for the four operations of w, which the exponential turns into a
+// relative error. It is 4 for the exponential's own 2 ulp, 1 for the sum, and 2 for a reciprocal of 1 ulp.
+// The exponential's part affects s by a factor 1 - s. If e^-|w| is below 2^-125, it may be 0.
 struct Parts {
     double s, s_error;  // the relative error
     double w, slope;    // dw/dx
@@ -82,15 +82,16 @@ TYPED_TEST(Gelu, Backward) {
             cpu().gelu_backward(tensor(expected, {n}), tensor(dout, {n}), tensor(in, {n}));
             Comparison comparison;
             for (std::int64_t i = 0; i < n; ++i) {
-                // dout (s + x q slope). q = z / (1 + z)^2 with z = e^-|w| has the error of z, twice the 3 of
-                // a reciprocal, and 2 products; with x and the slope (3) there are 5 more, 13 in all.
+                // din = dout (s + x q slope). The error of q = z / (1 + z)^2, with z = e^-|w|, is that of z,
+                // twice the 3 of a reciprocal, and 2 products. With x and the slope (3) there are 5 more, 13
+                // in all.
                 const double x = to_float(in[i]), d = to_float(dout[i]), wanted = to_float(expected[i]);
                 const Parts parts(x);
                 const double q =
                     std::exp(-std::fabs(parts.w)) / std::pow(1 + std::exp(-std::fabs(parts.w)), 2);
                 const double second = q == 0 ? 0 : std::fabs(x) * q * parts.slope;
                 const double second_error = second * u * (4 * std::fabs(parts.w) + 4 + 13);
-                // Beyond |x| = 32 both devices stop the growth of the slope.
+                // Beyond |x| = 32 both devices bound the slope.
                 const double far = std::fmin(std::fabs(x), 32);
                 const double error = std::fabs(d) * (parts.s * (parts.s_error + u) + second_error +
                                                      flushed * (1 + std::pow(far, 3))) +
@@ -103,7 +104,7 @@ TYPED_TEST(Gelu, Backward) {
     }
 }
 
-// What ops.h lets a device ask for.
+// A device may require whole pieces (ops.h).
 TYPED_TEST(Gelu, RefusesPartOfAPiece) {
     using X = TypeParam;
     const auto on = launch_contexts().front();
@@ -113,7 +114,7 @@ TYPED_TEST(Gelu, RefusesPartOfAPiece) {
     EXPECT_THROW(llmc::cuda::gelu_backward(on, x.data(), x.data(), x.data(), n), llmc::ProgrammingError);
 }
 
-// GELU'(x) is 1 and 0 at infinity, where x and the slope are infinite and e^-|w| is 0.
+// GELU'(x) is 1 or 0 at infinity, where x and the slope are infinite and e^-|w| is 0.
 TYPED_TEST(Gelu, DerivativeAtInfinity) {
     using X = TypeParam;
     constexpr std::int64_t n = 8;

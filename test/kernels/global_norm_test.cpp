@@ -1,4 +1,4 @@
-// The kernels of the gradient's norm, and sums in fp64, against the CPU device.
+// The kernels of the gradient norm, and sums in fp64, compared with the CPU device.
 #include "llmc/device/cuda/global_norm.cuh"
 
 #include "test/kernels/kernel_test.h"
@@ -22,12 +22,12 @@ TYPED_TEST(GlobalNormOf, SquaresOfBlocks) {
             llmc::cuda::global_norm_squared(on, partials.data(), x.data(), x.size());
             llmc::cuda::global_norm_squared(on, again.data(), x.data(), x.size(), 32);
             synchronize();
-            // Not even the number of threads changes them.
+            // The number of threads does not change the bits either.
             EXPECT_EQ(std::memcmp(partials.data(), again.data(), partials.bytes()), 0);
             cpu().global_norm_squared(tensor(expected, {blocks}), tensor(x, {blocks * elements}));
             Comparison comparison;
             for (std::int64_t block = 0; block < blocks; ++block) {
-                // On both devices a rounding of each square, and of each addition of positive terms.
+                // Both devices round each square, and each addition of positive terms.
                 comparison.see("partials", block, partials[block], expected[block],
                                2 * (elements + 1) * lab::unit_roundoff<float> * expected[block]);
             }
@@ -38,7 +38,7 @@ TYPED_TEST(GlobalNormOf, SquaresOfBlocks) {
 
 TEST(GlobalNorm, SumInFp64) {
     for (const auto& on : launch_contexts()) {
-        // One element, one short part, parts that do not come out even, more elements than 256 parts of 1024.
+        // One element, one short part, parts of unequal size, and more elements than 256 parts of 1024.
         for (const std::int64_t n : shapes<std::int64_t>({1500, 1, 1024, 262145})) {
             Draw draw(seed());
             Array<float> x(n);
@@ -54,13 +54,13 @@ TEST(GlobalNorm, SumInFp64) {
             cpu().sum(tensor(expected, {1}), tensor(x, {n}));
             double magnitude = 1e5;
             for (std::int64_t i = 0; i < n; ++i) magnitude += std::fabs(x[i]);
-            // n additions in fp64, u = 2^-53, on both devices.
+            // Both devices do n additions in fp64, u = 2^-53.
             EXPECT_NEAR(out[0], expected[0], 2 * static_cast<double>(n) * 0x1p-53 * magnitude);
         }
     }
 }
 
-// The order depends on n alone: not on where the elements begin,
+// The order depends only on n, not on the address of the first element.
 TEST(GlobalNorm, SumIsTheSameAtAllAddresses) {
     const auto on = launch_contexts().front();
     for (const std::int64_t n : shapes<std::int64_t>({3001, 2})) {
@@ -82,7 +82,7 @@ TEST(GlobalNorm, SumIsTheSameAtAllAddresses) {
     }
 }
 
-// and the same on every chip.
+// The sum is the same on every chip.
 TEST(GlobalNorm, SumIsTheSameOnAllChips) {
     constexpr std::int64_t n = 5000;
     Draw draw(seed());

@@ -1,5 +1,5 @@
-// What the kernels' tests share: the seed, the chips, and the CPU device to compare with. The same tests run on
-// the executor (plain, and under two sanitizers) and, compiled by nvcc, on a GPU.
+// Shared by the kernels' tests: the seed, the chips, and the CPU device to compare with. The same tests run
+// on the executor (plain, and under two sanitizers) and, compiled by nvcc, on a GPU.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,17 +23,18 @@ using llmc::cuda::bf16;
 using llmc::cuda::LaunchContext;
 using llmc::cuda::to_float;
 
-// Inputs are drawn afresh in each run; the seed is printed, and KERNEL_SEED repeats it.
+// The seed of the inputs. It is new in each run and is printed; KERNEL_SEED repeats it.
 std::uint64_t seed();
 
-// Where to launch: the limits of sm_80, sm_86 and sm_90 on the executor (under ThreadSanitizer of sm_80 alone), the
-// GPU itself on a GPU.
+// The contexts to launch in: the limits of sm_80, sm_86 and sm_90 on the executor (only sm_80 under
+// ThreadSanitizer), or the GPU itself.
 std::vector<LaunchContext> launch_contexts();
-// These, and sm_86 in any case: for launchers that take another kernel where a chip has less shared memory.
+// These, and always sm_86: for launchers that choose another kernel if a chip has less shared memory.
 std::vector<LaunchContext> contexts_of_all_tilings();
 void synchronize();
 
-// While it lives, kernels run that the compiler's report does not know, since it is made of dev/*.cu: a test's own.
+// While it exists, kernels may run that are not in the compiler's report, which is made from dev/*.cu: a
+// test's own.
 class UnreportedKernels {
   public:
     UnreportedKernels();
@@ -42,8 +43,9 @@ class UnreportedKernels {
     UnreportedKernels& operator=(const UnreportedKernels&) = delete;
 };
 
-// Under ThreadSanitizer, which is slow, only those that are `for_races`: small ones that run every kernel of the operation,
-// in two blocks or more, with two turns of a loop that has barriers. Without, the first of all.
+// The shapes to test. Under ThreadSanitizer, which is slow, only `for_races`, or the first of all if that is
+// empty. Those shapes are small, but run every kernel of the operation in two or more blocks, with two
+// iterations of each loop that has barriers.
 template <class Shape>
 std::vector<Shape> shapes(const std::vector<Shape>& all,
                           [[maybe_unused]] const std::vector<Shape>& for_races = {}) {
@@ -70,7 +72,8 @@ inline llmc::Tensor tensor(Array<std::int32_t>& array, const llmc::Shape& shape)
     return {reinterpret_cast<std::byte*>(array.data()), llmc::DType::int32, shape};
 }
 
-// Two devices compute the same number in fp32, each within `error` of the true one, and round it to X.
+// The error bound if two devices compute the same number in fp32, each within `error` of the true one, and
+// round it to X.
 template <class X>
 double twice_rounded(double value, double error) {
     return 2 * lab::rounded<X>(value, error);

@@ -1,5 +1,5 @@
-// The kernels' tests: those of llmc/ against the CPU device, and every variant of the kernel lab (dev/) against
-// its reference. Compiled for a GPU it also times the lab.
+// The kernels' tests: those of llmc/ compared with the CPU device, and every variant of the kernel lab (dev/)
+// compared with its reference. Compiled for a GPU, the program also times the lab.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -20,8 +20,8 @@
 
 namespace kernel_test {
 
-// KERNEL_SEED=N: of the inputs and of the order of threads, which 0 leaves as their numbers are: then no test looks for
-// missing barriers by their results.
+// KERNEL_SEED=N is the seed of the inputs and of the order of threads. With seed 0, threads run in the order of
+// their numbers; the results of the tests then do not reveal missing barriers.
 std::uint64_t seed() {
     static const std::uint64_t value = [] {
         const char* given = std::getenv("KERNEL_SEED");
@@ -68,8 +68,8 @@ llmc::Ops& cpu() {
 
 namespace {
 
-// What the lab runs on. Races are looked for on a chip of few multiprocessors, where the blocks of a small shape have several
-// pieces of work each.
+// The lab's context. The tests for races use a chip with few multiprocessors, on which a block of a small
+// shape has several pieces of work.
 LaunchContext lab_context() {
     LaunchContext on = lab::gpu_context();
 #ifdef SIMT_THREAD
@@ -79,7 +79,7 @@ LaunchContext lab_context() {
 }
 
 #ifndef __CUDACC__
-// The greatest number that a kernel of llmc/ has in its name: 3 of llmc::cuda::add_kernel3<float>.
+// The greatest number in the name of a launched kernel of llmc/: 3 for llmc::cuda::add_kernel3<float>.
 class GreatestNumber : public llmc::cuda::LaunchObserver {
   public:
     void launched(const llmc::cuda::LaunchRecord& record) override {
@@ -100,7 +100,7 @@ bool is_best(const lab::Operation& operation, const lab::Variant& variant, llmc:
 }
 #endif
 
-// A variant of an operation in a dtype. The best is llmc's, by the number in its kernel's name.
+// A variant of an operation in a dtype. The best variant has the number in the name of llmc's kernel.
 class LabTest : public testing::Test {
   public:
     LabTest(const lab::Operation& operation, const lab::Variant& variant, llmc::DType dtype)
@@ -127,14 +127,14 @@ class LabTest : public testing::Test {
 };
 
 #ifndef __CUDACC__
-// What a single block does at any size, so that there are no races across blocks: the end of a sum in fp64, whose parts have
-// blocks of their own, and AdamW's coefficients, which one thread stores.
+// Kernels that run in a single block at any size, so that there are no races between blocks. One is the end of
+// a sum in fp64, whose parts have their own blocks. The other stores AdamW's coefficients with one thread.
 constexpr std::string_view of_one_block[] = {"sum_total_kernel3<double>",
                                              "store_kernel<llmc::cuda::AdamWCoefficients>"};
 
-// The last test: whether each kernel that the compiler reports, of llmc/ and of the lab, ran in one before it, and in several
-// blocks. A kernel that runs under no sanitizer is one whose races and accesses nobody looks for, and in a single block those
-// across blocks are not found.
+// The last test: each kernel in the compiler's report, of llmc/ and of the lab, must have run in a test
+// before it, in several blocks. Otherwise no sanitizer would check its races and accesses. In a single block,
+// races between blocks would not be found.
 class EveryKernel : public testing::Test {
   public:
     void TestBody() override {
@@ -223,12 +223,12 @@ void register_lab() {
 }  // namespace kernel_test
 
 #ifdef SIMT_THREAD
-// Asked by ThreadSanitizer at its start: the first race ends the program.
+// Called by ThreadSanitizer at its start: the first race ends the program.
 extern "C" const char* __tsan_default_options() { return "halt_on_error=1"; }
 #endif
 
-// `kernels --time FILE [OPERATION]`: times the whole lab, or one operation, a line of JSON in FILE for each timing;
-// `--time-best FILE`: llmc's own kernels alone, in bf16, beside the libraries.
+// Times the whole lab or one operation: `kernels --time FILE [OPERATION]` writes a line of JSON per timing to
+// FILE. `--time-best FILE` times only llmc's own kernels, in bf16, and the libraries.
 static bool time_lab(const std::string& json, std::string_view only, bool best_alone) {
     bool good = true, is_any = false;
     for (const lab::Operation& operation : lab::operations()) {
@@ -251,7 +251,8 @@ static bool time_lab(const std::string& json, std::string_view only, bool best_a
     return good;
 }
 
-// `kernels --rates`: what the GPU reaches in a copy and in a large product, as a line of JSON.
+// Measures the GPU's rates: `kernels --rates` prints those of a copy and of a large product, as a line of
+// JSON.
 static void print_rates() {
     std::printf("{\"copy_bytes_a_second\": %.6g, \"product_flops_a_second\": %.6g}\n", lab::copy_bandwidth(),
                 lab::product_rate());

@@ -1,4 +1,4 @@
-// Layernorm backward's kernels against the CPU device.
+// Layernorm backward's kernels compared with the CPU device.
 #include "llmc/device/cuda/layernorm_backward.cuh"
 
 #include "test/kernels/kernel_test.h"
@@ -16,7 +16,7 @@ enum class Part { whole, only_din, only_parameters, no_dbeta, only_dgamma };
 template <class X>
 class LayerNormBackward : public Kernels<X> {
   protected:
-    // What one call reads, and what it adds to.
+    // The inputs of a call, and the gradients that it adds to.
     struct Inputs {
         Array<X> dout, in, gamma, din;
         Array<float> mean, rstd, dgamma, dbeta;
@@ -69,7 +69,8 @@ class LayerNormBackward : public Kernels<X> {
         synchronize();
     }
 
-    // Both devices make the same sums in another order; what a sum of n terms may be off is n u sum|terms|.
+    // Both devices compute the same sums in another order; the error of a sum of n terms is at most n u
+    // sum|terms|.
     static void compare(const Shape& shape, Inputs& inputs, Results& results, Comparison& comparison) {
         const auto [rows, channels] = shape;
         Results expected(inputs);
@@ -107,8 +108,8 @@ class LayerNormBackward : public Kernels<X> {
             }
             for (int c = 0; c < channels; ++c) {
                 const std::int64_t i = row * channels + c;
-                // g - mean g - h mean gh times rstd: the means' errors (terms of 1 and 4 operations, and 2
-                // for the division), and at most 6 roundings of each of the three.
+                // g - mean g - h mean gh, times rstd. There are the errors of the means (terms of 1 and 4
+                // operations, and 2 for the division), and at most 6 roundings of each of the three terms.
                 const double error = u * ((n + 3) * g_terms + std::fabs(h[c]) * (n + 6) * gh_terms) / n +
                                      6 * u * (std::fabs(g[c]) + g_terms / n + std::fabs(h[c] * sum_gh) / n);
                 const double wanted = to_float(expected.din[i]);
@@ -142,8 +143,8 @@ TYPED_TEST(LayerNormBackward, AddsWhatTheCpuAdds) {
     }
 }
 
-// So few blocks that each walks down many rows, with one group of threads or several, the last of which find
-// none left.
+// There are so few blocks that each goes over many rows. It has one group of threads or several; the last
+// groups find no rows left.
 TYPED_TEST(LayerNormBackward, WalksDownTheRows) {
     LaunchContext on = launch_contexts().front();
     on.chip.multiprocessors = 1;
@@ -171,11 +172,11 @@ TYPED_TEST(LayerNormBackward, GivesTheSameBitsAgain) {
     EXPECT_EQ(std::memcmp(results.dbeta.data(), again.dbeta.data(), again.dbeta.bytes()), 0);
 }
 
-// What a part leaves alone keeps its bits too.
+// Outputs that a partial call does not compute keep their bits too.
 TYPED_TEST(LayerNormBackward, HasTheSameBitsInParts) {
     LaunchContext on = launch_contexts().front();
     on.chip.multiprocessors = 1;
-    // Rows that several groups take in turns; threads with one, two and four pieces of a row.
+    // Rows that several groups take in turn; threads with one, two and four pieces of a row.
     constexpr int once = 384 * (16 / sizeof(TypeParam));
     for (const Shape& shape : shapes<Shape>({{45, 8}, {7, 264}, {5, 2 * once}, {3, 4 * once}},
                                             {{9, 8}, {3, 2 * once}, {3, 4 * once}})) {
@@ -202,11 +203,12 @@ TYPED_TEST(LayerNormBackward, HasTheSameBitsInParts) {
     }
 }
 
-// Threads with two and with four pieces of a row, and the longest row there is.
+// Threads with two and with four pieces of a row, and the longest row that is allowed.
 TYPED_TEST(LayerNormBackward, DoesLongRows) {
     LaunchContext on = launch_contexts().front();
     on.chip.multiprocessors = 1;
-    // A thread does two pieces of a row that has one more than threads can do once, and four of one more than twice.
+    // A row has one piece more than the threads have in one round, so that a thread has two; or one more than
+    // in two rounds, so that it has four.
     constexpr int more = 16 / sizeof(TypeParam), once = 384 * more;
     for (const Shape& shape :
          shapes<Shape>({{5, once + more}, {3, 2 * once}, {3, 2 * once + more}, {3, 4 * once}},

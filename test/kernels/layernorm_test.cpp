@@ -15,10 +15,10 @@ const std::vector<Shape> layernorm_shapes = {
     {7, 264},
     {33, 384},
     {4, 1600},
-    // Fewer rows a block than threads would do: shared memory is full.
+    // Shared memory limits the rows per block to fewer than the threads could do.
     {5, 12288}};
 
-// Sums of C terms, of which the largest is below 8 here, on both devices; |normalized| < sqrt(C).
+// Both devices sum C terms, the largest of which is below 8 here; |normalized| < sqrt(C).
 template <class X>
 void compare(Comparison& comparison, const Array<X>& out, const Array<float>& mean, const Array<float>& rstd,
              const Array<X>& in, const Array<X>& gamma, const Array<X>& expected,
@@ -87,7 +87,8 @@ TYPED_TEST(LayerNorm, FusedResidualForward) {
                 synchronize();
             }
             EXPECT_EQ(std::memcmp(out.data(), again.data(), out.bytes()), 0);
-            // Alone, of the rounded sum, it gives the same bits: what is not kept can be computed again.
+            // Layernorm of the rounded sum gives the same bits, so that outputs that are not kept can be
+            // recomputed.
             Array<X> alone(n);
             Array<float> mean_alone(rows), rstd_alone(rows);
             llmc::cuda::layernorm_forward(on, alone.data(), mean_alone.data(), rstd_alone.data(),
@@ -124,7 +125,7 @@ TYPED_TEST(LayerNorm, WithoutBetaHasTheBitsOfZeros) {
         draw.normal(in2, 0.5);
         draw.normal(gamma, 0.5, 1);
         zeros.fill(llmc::cuda::from_float<X>(0));
-        // Makes zeros of both signs, and those of `zeros` make +0 of them.
+        // Makes zeros of both signs, which adding `zeros` turns into +0.
         gamma[channels / 2] = zeros[0];
         for (const bool fused : {false, true}) {
             Array<X> residual(n), out(n), expected(n);

@@ -13,8 +13,8 @@ struct Shape {
     std::int64_t rows;
     int in_channels, out_channels;
 };
-// One tile and less; more than one in each direction and a rest; more channels than the pipeline has stages;
-// more than a band of tiles of rows.
+// One tile and less; more than one in each direction and a remainder; more channels than the pipeline has
+// stages; more than a band of tiles of rows.
 const std::vector<Shape> matmul_shapes = {{130, 8, 136},   {2, 8, 16},     {1, 40, 8},    {130, 104, 264},
                                           {128, 256, 128}, {257, 72, 136}, {2100, 8, 136}};
 
@@ -24,7 +24,7 @@ TYPED_TEST_SUITE(Matmul, Dtypes);
 
 TYPED_TEST(Matmul, Forward) {
     using X = TypeParam;
-    bool with_bias = false;  // in turns
+    bool with_bias = false;  // alternates
     for (const auto& [rows, IC, OC] : shapes(matmul_shapes)) {
         with_bias = !with_bias;
         Draw draw(seed());
@@ -34,8 +34,7 @@ TYPED_TEST(Matmul, Forward) {
         draw.normal(bias, 1);
         cpu().matmul_forward(tensor(expected, {rows, OC}), tensor(in, {rows, IC}), tensor(weight, {OC, IC}),
                              with_bias ? tensor(bias, {OC}) : llmc::Tensor{});
-        // Sums of IC products and the bias on both devices; 3 u for each term, as dev/matmul_forward.cu
-        // derives.
+        // Both devices sum IC products and the bias: 3 u for each term, as derived in dev/matmul_forward.cu.
         Array<double> bounds(rows * OC);
         for (std::int64_t i = 0; i < bounds.size(); ++i) {
             const X *x = in.data() + i / OC * IC, *w = weight.data() + i % OC * IC;
@@ -76,7 +75,7 @@ TYPED_TEST(Matmul, GivesTheSameBitsTwice) {
     EXPECT_EQ(std::memcmp(out.data(), again.data(), out.bytes()), 0);
 }
 
-// Zero weights make exact results: nothing is taken from past the end of an operand, not even times zero (the
+// Zero weights make exact results. Nothing past the end of an operand is used, not even times zero (the
 // memory there is NaN), and nothing is stored there.
 TYPED_TEST(Matmul, StaysInsideItsOperands) {
     using X = TypeParam;
@@ -109,7 +108,7 @@ TYPED_TEST(Matmul, ForwardWithGelu) {
     for (const X* with_bias : {static_cast<const X*>(bias.data()), static_cast<const X*>(nullptr)}) {
         llmc::cuda::matmul_forward(on, out.data(), in.data(), weight.data(), with_bias, rows, OC, IC,
                                    pre_gelu.data());
-        // The same bits as the two operations apart.
+        // The same bits as the two separate operations.
         llmc::cuda::matmul_forward(on, product.data(), in.data(), weight.data(), with_bias, rows, OC, IC);
         llmc::cuda::gelu_forward(on, gelu.data(), product.data(), rows * OC);
         synchronize();
@@ -120,7 +119,7 @@ TYPED_TEST(Matmul, ForwardWithGelu) {
 
 TYPED_TEST(Matmul, Backward) {
     using X = TypeParam;
-    // Two turns of the loop over rows, and of that over channels.
+    // Two iterations of the loop over rows, and of that over channels.
     for (const auto& [rows, IC, OC] :
          shapes<Shape>({{2, 8, 16}, {1, 40, 8}, {70, 104, 72}, {65, 64, 136}}, {{34, 24, 40}})) {
         Draw draw(seed());
@@ -156,8 +155,8 @@ TYPED_TEST(Matmul, Backward) {
             llmc::cuda::matmul_backward(on, din.data(), dweight.data(), dbias.data(), dout.data(), in.data(),
                                         weight.data(), pre_gelu.data(), rows, OC, IC, workspace.data());
             synchronize();
-            // Sums of OC, or rows, products on both devices, each within n u sum|terms| of the true one; GELU' is within
-            // -0.2 ... 1.2, and 1e-6 of that on both.
+            // Both devices sum OC products (for dweight, `rows` products), each within n u sum|terms| of the
+            // true sum. GELU' is within -0.2 ... 1.2, with an error of at most 1e-6 on both.
             constexpr double u = lab::unit_roundoff<float>;
             Comparison comparison;
             for (std::int64_t i = 0; i < din.size(); ++i) {

@@ -1,6 +1,6 @@
-// Conformance of the wrappers of ptx.cuh: each one's results are compared with what the PTX manual (ISA 9.0)
-// says, worked out here by itself. On the executor this tests the meanings of test/simt/ptx_on_cpu.h;
-// compiled by nvcc, the instructions of a GPU: both must pass the same test.
+// Conformance of the wrappers of ptx.cuh. Their results are compared with the PTX manual (ISA 9.0), which is
+// implemented here independently. On the executor this tests the meanings of test/simt/ptx_on_cpu.h; compiled
+// by nvcc, it tests the instructions of a GPU. Both must pass the same test.
 #include "llmc/device/cuda/ptx.cuh"
 
 #include <algorithm>
@@ -11,12 +11,12 @@
 
 #include "test/kernels/kernel_test.h"
 
-// Named, since kernels are known by their symbols.
+// In a named namespace, since kernels are identified by their symbols.
 namespace kernel_test::ptx_kernels {
 
 using namespace llmc::cuda;
 
-// What a thread has in registers, one thread after another.
+// The arrays hold the registers of each thread, one thread after another.
 __global__ void mma(float* d, const std::uint32_t* a, const std::uint32_t* b) {
     const int thread = static_cast<int>(threadIdx.x);
     float d_registers[4];
@@ -28,7 +28,7 @@ __global__ void mma(float* d, const std::uint32_t* a, const std::uint32_t* b) {
     for (int i = 0; i < 4; ++i) d[4 * thread + i] = d_registers[i];
 }
 
-// Row l of the four matrices lies at place[l] of 64.
+// Row l of the four matrices is stored at place[l] of 64.
 template <bool transposed>
 __global__ void ldmatrix(std::uint32_t* fragments, const uint4* rows, const int* place) {
     SHARED(uint4, memory, [64]);
@@ -46,8 +46,8 @@ __global__ void ldmatrix(std::uint32_t* fragments, const uint4* rows, const int*
 
 constexpr int copying_threads = 64, copies = 3;
 
-// Copies 0 and 1 in the first group, 2 in the second; what a thread copied itself is seen after its wait,
-// what its neighbour copied after a barrier.
+// Copies 0 and 1 are in the first group, 2 in the second. A thread sees its own copies after its wait, and
+// its neighbor's after a barrier.
 __global__ void copy_async(uint4* out, const uint4* in, const int* valid) {
     SHARED(uint4, memory, [copies][copying_threads]);
     const int thread = static_cast<int>(threadIdx.x);
@@ -70,7 +70,7 @@ __global__ void copy_async(uint4* out, const uint4* in, const int* valid) {
     out[3 * copying_threads + thread] = memory[2][(thread + 1) % copying_threads];
 }
 
-// Empty groups count: of these three, the one that copies is not among the newest.
+// Empty groups count: of these three, the one with a copy is not among the newest.
 __global__ void copy_async_empty_groups(uint4* out, const uint4* in) {
     SHARED(uint4, memory, [copying_threads]);
     const int thread = static_cast<int>(threadIdx.x);
@@ -118,8 +118,8 @@ std::uint32_t bits(bf16 x) { return std::bit_cast<std::uint16_t>(x); }
 
 // ---- mma.m16n8k16 ----
 
-// Of fragment element i ("Matrix Fragments for mma.m16n8k16 with floating point type"), for .bf16 A and B and
-// .f32 C and D.
+// The row and column of fragment element i ("Matrix Fragments for mma.m16n8k16 with floating point type"),
+// for .bf16 A and B and .f32 C and D.
 struct Place {
     int row, column;
 };
@@ -139,11 +139,12 @@ Place place_of_d(int lane, int i) {
 
 class PtxMma : public Ptx {
   protected:
-    // D = A B + C of each warp: A 16x16, B 16x8, C and D 16x8, in rows, one warp's after another's.
+    // Computes D = A B + C of each warp, with A 16x16, B 16x8, C and D 16x8 in row-major order, one warp's
+    // after another's.
     std::vector<float> multiply(const Array<bf16>& a, const Array<bf16>& b, const Array<float>& c) {
         Array<std::uint32_t> a_registers(threads * 4), b_registers(threads * 2);
         Array<float> d_registers(threads * 4);
-        // Two elements a register, the first in its lower half.
+        // Two elements per register, the first in its lower half.
         const auto pair = [](bf16 first, bf16 second) { return bits(first) | bits(second) << 16; };
         for (int thread = 0; thread < threads; ++thread) {
             const int warp = thread / 32, lane = thread % 32;
@@ -174,7 +175,7 @@ class PtxMma : public Ptx {
         return d;
     }
 
-    // `unit`: what a sum may be off by, in parts of the sum of its terms' magnitudes.
+    // `unit` is the bound of a sum's error, relative to the sum of its terms' magnitudes.
     void expect_product(double unit) {
         const std::vector<float> d = multiply(a_, b_, c_);
         Comparison comparison;
@@ -196,7 +197,7 @@ class PtxMma : public Ptx {
     Array<float> c_{warps * 16 * 8};
 };
 
-// Small whole numbers, of which every sum is exact: any element in a wrong place shows.
+// Small integers, whose sums are all exact: any element in a wrong place shows.
 TEST_F(PtxMma, WholeNumbers) {
     const auto draw_whole = [&](auto& to) {
         for (std::int64_t i = 0; i < to.size(); ++i) {
@@ -210,9 +211,9 @@ TEST_F(PtxMma, WholeNumbers) {
     expect_product(0);
 }
 
-// Products of bf16 are exact in fp32. The manual leaves the order and the rounding of the additions open:
-// where four products (or more) and the sum so far are brought to the exponent of the largest, cut off there,
-// added, and cut off again, that is 6 times 2 u for 4 products.
+// Products of bf16 are exact in fp32. The manual does not specify the order and the rounding of the
+// additions. A possible way is to shift four products (or more) and the sum so far to the exponent of the
+// largest, truncate, add, and truncate again. That is 6 times 2 u for 4 products.
 TEST_F(PtxMma, RealNumbers) {
     draw_.normal(a_, 1);
     draw_.normal(b_, 1);
@@ -224,7 +225,7 @@ TEST_F(PtxMma, RealNumbers) {
 
 class PtxLdmatrix : public Ptx {
   protected:
-    // wanted: the element that should be in the lower (0) or upper (1) half of a lane's fragment.
+    // `wanted` is the element that should be in the lower (0) or upper (1) half of a lane's fragment.
     void expect_fragments(void (*kernel)(std::uint32_t*, const uint4*, const int*),
                           std::uint16_t (*wanted)(const Array<std::uint16_t>&, int matrix, int lane,
                                                   int half)) {
@@ -262,7 +263,7 @@ TEST_F(PtxLdmatrix, RowsAsTheyAre) {
                      });
 }
 
-// ".trans: the matrix is loaded in column-major format": rows and columns change places.
+// ".trans: the matrix is loaded in column-major format": rows and columns are exchanged.
 TEST_F(PtxLdmatrix, Transposed) {
     expect_fragments(ptx_kernels::ldmatrix<true>,
                      [](const Array<std::uint16_t>& elements, int matrix, int lane, int half) {
@@ -285,7 +286,7 @@ class PtxCopyAsync : public Ptx {
     }
 };
 
-// "src-size less than cp-size: the remaining bytes are filled with zeros"; of 0 bytes, all are.
+// "src-size less than cp-size: the remaining bytes are filled with zeros"; with 0 bytes, all are.
 TEST_F(PtxCopyAsync, CopiesOrWritesZeros) {
     Array<uint4> in(copies * n), out((copies + 1) * n);
     Array<int> valid(copies * n);
@@ -306,7 +307,7 @@ TEST_F(PtxCopyAsync, EmptyGroupsCount) {
 
 // ---- special registers ----
 
-// %laneid: "a thread's lane within the warp", and a warp of a block in one dimension is 32 threads that follow each other.
+// %laneid: "a thread's lane within the warp". A warp of a block in one dimension is 32 consecutive threads.
 TEST_F(Ptx, LaneId) {
     Array<int> out(threads);
     run(ptx_kernels::lane, threads, out.data());
@@ -319,7 +320,7 @@ class PtxFunction : public Ptx {
   protected:
     static constexpr int n = 256;
 
-    // Normal numbers, and the special ones in front.
+    // Special numbers first, then normal ones.
     void draw_inputs(Array<float>& in, double deviation) {
         draw_.normal(in, deviation);
         const float special[] = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 0x1p-140f, -0x1p-140f, 1.0f};
@@ -365,7 +366,7 @@ TEST_F(PtxFunction, Exp2) {
         in, out, [](double x) { return std::exp2(x); }, 2 * 0x1p-23, 0x1p-126);
 }
 
-// 1 ulp; a number below the normal range may count as 0, and be given as 0.
+// 1 ulp; a number below the normal range may count as 0, and the result may be 0.
 TEST_F(PtxFunction, Reciprocal) {
     Array<float> in(n), out(n);
     draw_inputs(in, 40);
@@ -392,7 +393,7 @@ TEST_F(PtxFunction, Tanh) {
 
 // ---- rounding ----
 
-// To the nearest bf16, of two the one whose last bit is 0.
+// The bits of the nearest bf16; of two equally near, the one whose last bit is 0.
 std::uint32_t rounded_bits(float x) {
     const auto full = std::bit_cast<std::uint32_t>(x);
     const std::uint32_t lower = full & 0xffffu, upper = full >> 16;
@@ -406,7 +407,7 @@ TEST_F(PtxFunction, PackBf16) {
     for (Array<float>* each : {&low, &high}) {
         for (int i = 0; i < n; ++i) {
             std::uint32_t random = static_cast<std::uint32_t>(draw_.below(std::int64_t{1} << 32));
-            if (i % 2 == 0) random = (random & 0xffff0000u) | 0x8000u;  // halfway between two
+            if (i % 2 == 0) random = (random & 0xffff0000u) | 0x8000u;  // halfway between two bf16
             (*each)[i] = std::bit_cast<float>(random);
         }
     }

@@ -1,6 +1,7 @@
-// The host communicator against its promises: sums to the bit in the order of the tree, whatever the size, the
-// chunks or the place; bytes as the formulas say; groups, splits and errors. Faults (stuck and killed ranks)
-// and Open MPI's own byte count are in test/python/test_communicator.py.
+// Tests the host communicator's guarantees. The bits of a sum follow the order of the tree for every size,
+// chunk and place. Bytes follow the formulas. Groups, splits and errors are tested too.
+// test/python/test_communicator.py tests faults (stuck and killed ranks) and compares Open MPI's own byte
+// count.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -33,8 +34,8 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
     return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
-// What a rank brings: of both signs and magnitudes from 2^-8 to 2^8, so that the order of a sum shows in its
-// bits.
+// A rank's contribution: numbers of both signs, with magnitudes from 2^-8 to 2^8. The order of a sum
+// therefore shows in its bits.
 template <class T>
 std::vector<T> contribution(int rank, std::size_t count) {
     const RandomStream random(static_cast<std::uint64_t>(rank), "contribution");
@@ -51,7 +52,7 @@ std::vector<T> contribution(int rank, std::size_t count) {
     return values;
 }
 
-// Two contributions' sum, in fp32 (fp64) and rounded to their type.
+// The sum of two contributions, computed in fp32 (fp64 for doubles) and rounded to their type.
 template <class T>
 T sum_of(T a, T b) {
     if constexpr (std::is_same_v<T, double>) {
@@ -61,7 +62,8 @@ T sum_of(T a, T b) {
     }
 }
 
-// Pairs of neighbours level by level, one element at a time: the definition, unlike the implementation.
+// Adds neighbouring pairs level by level, one element at a time. This follows the definition, not the
+// implementation.
 template <class T>
 T add_as_tree(std::vector<T> level) {
     while (level.size() > 1) {
@@ -94,13 +96,13 @@ std::vector<T> part_of(const std::vector<T>& whole, int index, std::size_t part)
 
 std::size_t ranks() { return static_cast<std::size_t>(world().size()); }
 
-// Staging of the given bytes for everyone, alive until the program's end.
+// Gives the world staging memory of this many bytes, which lives until the program's end.
 void use_staging(std::size_t bytes) {
     static std::vector<double> memory(HostCommunicator::staging_bytes(world().size()) / sizeof(double));
     world().set_staging(tensor_of(memory).flat(0, static_cast<std::int64_t>(bytes / sizeof(double))));
 }
 
-// Staging with which the pieces of a sum travel in chunks of so many bytes.
+// Staging for which the pieces of a sum travel in chunks of this many bytes.
 void use_chunks(std::size_t bytes) { use_staging(2 * (ranks() - 1) * bytes); }
 
 std::uint64_t bytes_of(const Communicator& communicator, CallKind kind) {
@@ -123,7 +125,7 @@ TYPED_TEST(Sums, ReduceScatterIsTheTreeSumToTheBit) {
     for (const std::size_t chunk : {std::size_t{8}, std::size_t{1000}, std::size_t{512} << 10}) {
         use_chunks(chunk);
         for (const std::size_t part : part_sizes) {
-            if (chunk == 8 && part > 600) continue;  // a message for every element or two takes its time
+            if (chunk == 8 && part > 600) continue;  // a message for every one or two elements takes too long
             const auto expected =
                 part_of(expected_sum<TypeParam>(world().size(), part * ranks()), world().rank(), part);
             auto all = contribution<TypeParam>(world().rank(), part * ranks());
@@ -165,7 +167,8 @@ TYPED_TEST(Sums, AllReduceIsReduceScatterThenAllGather) {
     EXPECT_TRUE(same_bits(once, twice));
 }
 
-// The sum inside aligned groups of 2^k ranks, then across the groups, is the sum over all, to the bit.
+// The sum inside aligned groups of 2^k ranks, then across the groups, equals the sum over all ranks, bit by
+// bit.
 TYPED_TEST(Sums, HybridSumsAreFlatSums) {
     use_chunks(4096);
     for (int group = 1; group <= world().size(); group *= 2) {
@@ -215,8 +218,8 @@ TYPED_TEST(Copies, BroadcastGivesTheRootsValues) {
     }
 }
 
-// All send to the next rank and receive from the one before: without the group all would wait for each other,
-// as a message of this size is not sent before it is received.
+// All ranks send to the next and receive from the previous rank. A message of this size is not sent before
+// its receiver takes it. Without the group, all ranks would wait for each other.
 TYPED_TEST(Copies, GroupsPassARing) {
     if (world().size() == 1) GTEST_SKIP() << "needs a peer";
     const std::size_t count = 300001;
@@ -258,14 +261,14 @@ TEST(PointToPoint, MessagesBetweenTwoRanksKeepTheirOrder) {
     }
 }
 
-// Two groups of the same ranks: what is sent over one is not received over the other.
+// Two groups of the same ranks: a message sent over one is not received over the other.
 TEST(Split, MessagesOfGroupsDoNotMix) {
     if (world().size() == 1) GTEST_SKIP() << "needs a peer";
     const auto a = world().split(0, world().rank());
     const auto b = a->split(0, a->rank());
     std::vector<std::int32_t> over_a{1}, over_b{2};
     if (world().rank() == 0) {
-        a->send(tensor_of(over_a), 1);  // a few bytes are on their way even if no one receives yet
+        a->send(tensor_of(over_a), 1);  // a few bytes can be sent before the receive starts
         b->send(tensor_of(over_b), 1);
     } else if (world().rank() == 1) {
         over_a = over_b = {0};
@@ -282,7 +285,7 @@ TEST(Split, GroupsByColorInTheOrderOfKeys) {
     const auto group = world().split(color, -world().rank());
     const int members = (world().size() + 1 - color) / 2;
     ASSERT_EQ(group->size(), members);
-    // Descending ranks of one parity: the highest comes first.
+    // Ranks of the same parity in descending order: the highest comes first.
     std::vector<std::int32_t> world_ranks(static_cast<std::size_t>(members));
     std::vector<std::int32_t> own{world().rank()};
     group->all_gather(tensor_of(world_ranks), tensor_of(own));
@@ -354,7 +357,7 @@ TYPED_TEST(Copies, BytesAreExactlyThoseOfTheFormulas) {
     EXPECT_EQ(group->traffic(CallKind::all_gather).calls, 1u);
 }
 
-// What MPI's int cannot count is cut. Here already at 1000 bytes, so that the test needs no gigabytes.
+// Messages longer than MPI's int counts are cut. This test cuts at 1000 bytes, so that it needs no gigabytes.
 TEST(LongMessages, AreCut) {
     HostCommunicator cutting(test::transport(), ExchangeOptions{.largest_message = 1000});
     for (const std::size_t count : {249, 250, 251, 10007}) {
@@ -370,7 +373,7 @@ TEST(LongMessages, AreCut) {
     }
 }
 
-// No rank leaves the barrier before the last one, rank 0, has come: on one machine they share a clock.
+// No rank leaves the barrier before the last rank, rank 0, has entered it. On one machine they share a clock.
 TEST(Barrier, WaitsForAll) {
     using Clock = std::chrono::steady_clock;
     world().barrier();
@@ -437,7 +440,7 @@ TEST(Misuse, RanksThatDisagreeOnASizeAreTold) {
                 ADD_FAILURE() << "16 bytes are not " << 4 * expected;
             } catch (const ProgrammingError& error) {
                 const std::string what = error.what();
-                // Of a message that is too long MPI itself says so.
+                // MPI itself reports a message that is too long.
                 const std::string told =
                     fmt::format("rank 0 sent 16 bytes where rank 1 expects {}", 4 * expected);
                 EXPECT_TRUE(what.find(told) != std::string::npos ||

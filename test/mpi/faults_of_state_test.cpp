@@ -1,5 +1,5 @@
-// What goes wrong in the state of one rank is found by all, and named once: a gradient that is not finite, and a replica
-// that differs.
+// All ranks find a fault in the state of one rank, and one message names it. The faults are a gradient that
+// is not finite, and a replica that differs.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -13,8 +13,8 @@
 
 #include "llmc/core/error.h"
 #include "llmc/data/data.h"
-#include "llmc/device/arenas.h"
-#include "llmc/parallel/executor.h"
+#include "llmc/device/device.h"
+#include "llmc/parallel/step/executor.h"
 #include "llmc/plan/run_plan.h"
 #include "llmc/train/diagnosis.h"
 #include "llmc/train/replicas.h"
@@ -29,7 +29,7 @@ using test::world;
 
 constexpr GPTConfig config{.layers = 2, .heads = 2, .channels = 20, .sequence_length = 7, .vocabulary = 37};
 
-// A model whose weights are there, of which steps can be made.
+// A model with weights that can make training steps.
 class Model {
   public:
     explicit Model(const Sharding& sharding, int stages = 1)
@@ -46,7 +46,7 @@ class Model {
           executor_(*plan_.lists, *device_, groups_, store_, bind(plan_.activations, arenas_), 2, true) {
         device_->ops().set_workspace(arenas_[plan_.workspace]);
         store_.initialize(1);
-        executor_.run(plan_.publication, {});
+        executor_.run(plan_.parameter_gathers, {});
     }
 
     StepResults step(float loss_scale) {
@@ -101,7 +101,7 @@ TEST(NonFiniteGradient, OfOneRankIsSeenByAllAndChangesNothing) {
         const StepResults results = model.step(here ? std::numeric_limits<float>::quiet_NaN() : 0.01F);
         EXPECT_TRUE(std::isfinite(results.loss_sum));
         EXPECT_FALSE(std::isfinite(results.norm_squared));
-        // The backward pass makes the head's gradients first.
+        // The backward pass computes the head's gradients first.
         EXPECT_EQ(model.first_non_finite(), "the gradient of ln_f.bias");
         EXPECT_TRUE(std::equal(before.begin(), before.end(), model.store().buffers(0).master.as<float>()));
     }
@@ -113,7 +113,7 @@ TEST(NonFiniteGradient, OfAPipelineIsNamedAsOnOneProcess) {
     for (const int stage : {0, 3}) {
         if (stage > 0 && data == 1) continue;
         Model model({.stage = stage, .shards = data, .reduces_each_micro_batch = stage >= 2}, 2);
-        const bool here = world().rank() == world().size() - 1;  // where a head is
+        const bool here = world().rank() == world().size() - 1;  // a rank with a head
         const StepResults results = model.step(here ? std::numeric_limits<float>::quiet_NaN() : 0.01F);
         EXPECT_TRUE(std::isfinite(results.loss_sum));
         EXPECT_FALSE(std::isfinite(results.norm_squared));
@@ -121,7 +121,7 @@ TEST(NonFiniteGradient, OfAPipelineIsNamedAsOnOneProcess) {
     }
 }
 
-// Adds to a number of this rank.
+// Changes one number on this rank.
 void spoil(const Tensor& tensor, std::int64_t element) {
     if (tensor.dtype == DType::fp32) {
         tensor.as<float>()[element] += 1;
@@ -141,7 +141,7 @@ TEST(Replicas, ThatDifferAreNamedByTensorAndRank) {
         const UnitLayout& block = model.store().layout(block_unit(1));
         const UnitBuffers& buffers = model.store().buffers(block_unit(1));
         const std::int64_t place = block.entries()[4].offset + 3;  // attn.c_proj.weight
-        // Stage 3 without replicas has nothing twice.
+        // Stage 3 without replicas holds nothing twice.
         if (sharding.keeps_parameters_whole()) {
             if (world().rank() == last) spoil(buffers.parameters, place);
             EXPECT_EQ(
@@ -156,7 +156,7 @@ TEST(Replicas, ThatDifferAreNamedByTensorAndRank) {
             EXPECT_NE(difference->find(fmt::format("of rank {} differ from those of rank ", last)),
                       std::string::npos)
                 << *difference;
-            EXPECT_TRUE(difference->starts_with("the moments h.1.")) << *difference;
+            EXPECT_TRUE(difference->starts_with("the first moments h.1.")) << *difference;
         } else {
             if (world().rank() == last) spoil(buffers.m, 0);
             EXPECT_EQ(model.difference(), std::nullopt);
@@ -164,10 +164,10 @@ TEST(Replicas, ThatDifferAreNamedByTensorAndRank) {
     }
 }
 
-// The first and the last stage have the same token embedding.
+// The first and the last stage both have the token embedding.
 TEST(Replicas, OfTheTiedWeightsThatDifferAreNamed) {
     if (world().size() % 2 != 0) GTEST_SKIP() << "takes two stages";
-    const int data = world().size() / 2;  // the first rank of the last stage too
+    const int data = world().size() / 2;  // also the first rank of the last stage
     for (const int stage : {0, 1, 3}) {
         if (stage > 0 && data == 1) continue;
         SCOPED_TRACE(stage);
@@ -185,26 +185,29 @@ TEST(Replicas, OfTheTiedWeightsThatDifferAreNamed) {
 
 constexpr std::int64_t context = 8, bytes = 256;
 
-// One for all runs.
+// One instance for all runs.
 const Data& stories() {
     static const Data data =
         open_data({.train_data = {}, .val_data = {}, .vocabulary = bytes, .sequence_length = context});
     return data;
 }
 
-// With batches of the stories.
+// A run with batches of the stories.
 class TrainingRun : public test::TrainerRun {
   public:
     using TrainerRun::TrainerRun;
 
-    // What the comparison in a step says; nothing where it finds no difference.
+    // The message of the comparison in a step, or nothing if no difference is found.
     std::string step_with_comparison() {
+        options().check_replicas_every = 1;
+        std::string message;
         try {
-            trainer().train_step(batches_, true);
+            step();
         } catch (const UserError& fault) {
-            return fault.what();
+            message = fault.what();
         }
-        return "";
+        options().check_replicas_every = 0;
+        return message;
     }
     void step() { trainer().train_step(batches_); }
     std::optional<std::string> difference() {
@@ -218,7 +221,8 @@ class TrainingRun : public test::TrainerRun {
     TrainingBatches batches_{samples_, plan().share(), context};
 };
 
-// A weight that goes wrong between steps on the last rank: its own to update (in its shard), or one that it receives.
+// A weight that changes between steps on the last rank: one that this rank updates (in its shard), or one
+// that it receives.
 class WrongWeight : public testing::TestWithParam<std::vector<const char*>> {};
 
 TEST_P(WrongWeight, IsFoundBeforeTheNextUpdateHidesIt) {
@@ -237,14 +241,14 @@ TEST_P(WrongWeight, IsFoundBeforeTheNextUpdateHidesIt) {
             return run;
         };
         const auto compared = spoiled();
-        EXPECT_EQ(compared->step_with_comparison(),
-                  fmt::format(
-                      "step 2: the parameters wte.weight of rank {} differ from those of rank 0: a fault of "
-                      "a memory or a link, or of the program; begin again",
-                      last));
+        EXPECT_EQ(
+            compared->step_with_comparison(),
+            fmt::format("step 2: the parameters wte.weight of rank {} differ from those of rank 0; the cause "
+                        "is faulty memory, a faulty link or a bug; start again",
+                        last));
         const auto other = spoiled();
         other->step();
-        // In bf16 a shard's owner makes it from its master weights; of groups each has its own.
+        // In bf16, the owner of a shard computes it from its master weights. Each replica group has its own.
         const bool spreads = of_own_shard && other->store().dtype() == DType::fp32;
         EXPECT_EQ(other->difference().has_value(),
                   other->sharding().keeps_optimizer_whole() || (spreads && other->sharding().replicas > 1));

@@ -15,7 +15,7 @@
 namespace llmc::test {
 namespace {
 
-// A test that leaves a rank waiting ends the job, and says so.
+// A test that leaves a rank waiting ends the job with a message.
 constexpr std::chrono::seconds timeout{60};
 
 std::unique_ptr<Job>& job() {
@@ -23,13 +23,13 @@ std::unique_ptr<Job>& job() {
     return job;
 }
 
-// After each test all ranks tell each other whether they failed. It has messages of its own, so that a test
-// that one rank left early does not receive them.
+// After each test, all ranks exchange whether they failed. This uses a separate communicator, so that a test
+// that one rank left early does not receive these messages.
 class Agreement : public testing::EmptyTestEventListener {
   public:
     Agreement() : ranks_(world().split(0, world().rank())) {}
 
-    // At once, since a failure on one rank may leave the others waiting for it.
+    // Prints at once, because a failure on one rank may leave the others waiting for it.
     void OnTestPartResult(const testing::TestPartResult& result) override {
         if (!result.failed() || ranks_->rank() == 0) return;
         fmt::print(stderr, "rank {}: {}:{}: Failure\n{}\n", ranks_->rank(),
@@ -60,7 +60,7 @@ int run_tests() {
         delete listeners.Release(listeners.default_result_printer());
         delete listeners.Release(listeners.default_xml_generator());
     }
-    // Ends of tests are told to the last listener first, so that the report includes what it adds.
+    // Test ends are reported to the last listener first, so the report includes what it adds.
     listeners.Append(new Agreement);
     const int status = RUN_ALL_TESTS();
     return world().rank() == 0 ? status : 0;
@@ -75,7 +75,7 @@ Transport& transport() { return job()->transport(); }
 
 int main(int argc, char** argv) {
     testing::InitGoogleTest(&argc, argv);
-    // Ranks share the cores: teams of threads would wait for each other's.
+    // Ranks share the cores. With several threads each, teams of threads would wait for those of other ranks.
     omp_set_num_threads(1);
     auto& job = llmc::test::job();
     job = std::make_unique<llmc::Job>(llmc::ExchangeOptions{.timeout = llmc::test::timeout});

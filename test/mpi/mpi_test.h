@@ -1,5 +1,5 @@
-// For the tests in test/mpi: GoogleTests that every rank runs, over MPI or TCP with any number of ranks. Rank 0
-// alone reports; a test fails if it fails on any rank. A test may leave no message under way.
+// For the tests in test/mpi: GoogleTests that every rank runs, over MPI or TCP with any number of ranks. Only
+// rank 0 reports. A test fails if it fails on any rank. A test may leave no message in flight.
 #pragma once
 
 #include "llmc/comm/host_communicator.h"

@@ -47,14 +47,14 @@ constexpr std::array all_dtypes = {Dtypes{DType::fp32, DType::fp32}, Dtypes{DTyp
 
 struct Accumulation {
     int micro_batches;
-    bool each;  // is reduced
+    bool each;  // micro-batch is reduced
 };
 constexpr std::array all_accumulations = {Accumulation{1, false}, Accumulation{4, false},
                                           Accumulation{4, true}, Accumulation{8, false},
                                           Accumulation{8, true}};
 
-// Whether the order of the work depends on which blocks recompute: zb-h1 splits the others' backward passes, and interleaved
-// chunks that keep the same share their memory.
+// Whether the order of the work depends on which blocks recompute. zb-h1 splits the backward passes of the
+// others. Interleaved chunks share memory if the same blocks recompute.
 bool tells_blocks_apart(PipelineSchedule schedule, const MeshSizes& mesh) {
     return mesh.pipeline > 1 &&
            (schedule == PipelineSchedule::zb_h1 || schedule == PipelineSchedule::interleaved);
@@ -68,7 +68,7 @@ void add_equals(std::vector<Equals>& all, const Matrix& matrix, const MeshSizes&
         const bool is_interleaved = order.schedule == PipelineSchedule::interleaved;
         if (is_interleaved && accumulation.micro_batches % mesh.pipeline != 0) continue;
         if (mesh.pipeline == 1 && order.schedule != all_orders[0].schedule) continue;
-        // One data rank has all there is: it is stage 0 of ZeRO whatever the option says.
+        // A single data rank has everything: this is ZeRO stage 0 for any value of the option.
         for (int stage = 0; stage <= (mesh.data > 1 ? 3 : 0); ++stage) {
             for (const Recompute& recompute : all_recomputes) {
                 if (recompute.every > 1 && !tells_blocks_apart(order.schedule, mesh)) continue;
@@ -94,11 +94,11 @@ void add_equals(std::vector<Equals>& all, const Matrix& matrix, const MeshSizes&
     for (const auto& [order, settings] : by_order) all.push_back(settings);
 }
 
-// ---- a part of it in which every two values meet
+// ---- a part in which every two values meet
 
-// What distinguishes a setting, as small numbers.
+// The values of a setting, as small numbers.
 std::array<int, 10> values_of(const TrainingSetting& s) {
-    // Without a pipeline there is no schedule, and with one data rank nothing to shard.
+    // Without a pipeline there is no schedule. With one data rank there is nothing to shard.
     const int schedule = s.pipeline == 1 ? 7 : static_cast<int>(s.schedule);
     return {s.pipeline,
             s.sharding.ranks(),
@@ -114,7 +114,7 @@ std::array<int, 10> values_of(const TrainingSetting& s) {
 
 class Pairs {
   public:
-    // Of those of a setting, how many are new.
+    // How many pairs of a setting are new.
     int count_new(const TrainingSetting& setting) const {
         int count = 0;
         for_each(setting, [&](std::size_t pair) { count += met_[pair] ? 0 : 1; });
@@ -150,8 +150,8 @@ std::vector<Equals> whole_matrix(const Matrix& matrix) {
     return all;
 }
 
-// Those that must be met; then greedily, what makes most pairs meet for what it costs to train, on all its ranks: itself, and the plain one of
-// its run.
+// First takes the settings that must be met. Then greedily takes the setting with the most new pairs for its
+// cost: the ranks that it and its run's plain setting train on.
 std::vector<Equals> part_of_matrix(const std::vector<Equals>& whole,
                                    bool (*must_be_met)(const TrainingSetting&)) {
     std::vector<Equals> part(whole.size());
@@ -172,7 +172,7 @@ std::vector<Equals> part_of_matrix(const std::vector<Equals>& whole,
         double most = 0;
         for (std::size_t run = 0; run < whole.size(); ++run) {
             const double cost = whole[run][0].ranks() * (part[run].empty() ? 2.0 : 1.0);
-            // One that is alone in its run is itself the plain one.
+            // A setting that is alone in its run is itself the plain one.
             for (std::size_t i = whole[run].size() > 1 ? 1 : 0; i < whole[run].size(); ++i) {
                 const double gain = met.count_new(whole[run][i]) / cost;
                 if (gain > most) {
@@ -210,11 +210,11 @@ std::string name_of_run(const Equals& run) {
                        s.sharding.reduces_each_micro_batch ? "_reduced_each" : "");
 }
 
-// ---- what is compared
+// ---- the comparison
 
 namespace {
 
-// The run of one process with the whole batch at once; on the root, the others wait.
+// A run of one process with the whole batch at once. The root runs it, and the others wait.
 const TrainingResult& alone(const TrainingSetting& setting) {
     static std::map<std::pair<const Model*, std::int64_t>, TrainingResult> results;
     const auto [found, is_new] = results.try_emplace({setting.model, setting.sequences});
@@ -223,17 +223,19 @@ const TrainingResult& alone(const TrainingSetting& setting) {
     return found->second;
 }
 
-// The gradient of a key's bias is zero, since a query's scores all move by the same. What rounding makes of it AdamW divides
-// by its own size: a bias may move by the learning rate in each step, in any direction.
+// The gradient of a key's bias is zero, because it moves all of a query's scores equally. Rounding makes it
+// nonzero, and AdamW divides it by its own size. So a bias may move by the learning rate in each step, in any
+// direction.
 bool is_of_key_bias(const UnitLayout::Entry& entry, std::int64_t element) {
     const Shape& shape = entry.spec.shape;  // (3,NH,HS) of queries, keys and values
     return entry.spec.is_bias && shape.dimensions() == 3 && element / (shape.elements() / 3) == 1;
 }
 
-// Meshes add the same numbers in other orders, so that sums differ by a few roundings of 6e-8, and so do losses. A weight
-// moves by less than the learning rate in a step, by a quotient of such sums, whose errors of 1e-7 to 1e-6 stay what they
-// are over the steps while the loss falls smoothly. The bound is 2e-5 of what a weight is and of how far it can have come.
-// (The largest quotient here is near 2e-6. A micro-batch that is left out once moves weights by more than 1e-2 of it.)
+// Meshes add the same numbers in other orders. So sums, and with them losses, differ by a few roundings of
+// 6e-8. In a step a weight moves by the learning rate times a quotient of such sums, which is below 1. The
+// quotient's errors of 1e-7 to 1e-6 do not grow over the steps while the loss falls smoothly. The bound is
+// 2e-5 of a weight's size and of the farthest it can have moved. (The largest quotient here is near 2e-6.
+// Leaving out one micro-batch once moves weights by more than 1e-2 of it.)
 void expect_near_weights(const Model& model, int steps, const TrainingResult& result,
                          const TrainingResult& expected) {
     const double bound = 2e-5, farthest = steps * learning_rate;
@@ -265,7 +267,7 @@ void expect_one_run(const Matrix& matrix, const Equals& settings) {
         SCOPED_TRACE(to_string(setting));
         TrainingResult result = train(world(), setting);
         expect_bytes_of_list(result);
-        // Of one text, by lists that make the same sums of other numbers of rows.
+        // The same text through lists that compute the same sums for other numbers of rows.
         if (setting.reads && setting.dtype == DType::fp32) {
             EXPECT_NEAR(result.evaluated, result.diagnosed, 2e-5 * result.diagnosed);
             EXPECT_NEAR(result.generated, result.diagnosed, 2e-5 * result.diagnosed);

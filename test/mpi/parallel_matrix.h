@@ -1,5 +1,6 @@
-// The parallel matrix: {stages of ZeRO} x {pipeline stages and their schedules} x {data ranks} x {tensor-parallel ranks, and
-// whether they divide tokens} x {recompute} x {micro-batches, and when they are reduced} x {dtypes}, for one model.
+// The parallel matrix of one model. Its dimensions: {ZeRO stages} x {pipeline stages and their schedules}
+// x {data ranks} x {tensor-parallel ranks, with and without sequence parallelism} x {recompute}
+// x {micro-batches, and when they are reduced} x {dtypes}.
 #pragma once
 
 #include <functional>
@@ -12,35 +13,36 @@ namespace llmc::test {
 struct MeshSizes {
     int pipeline, data, tensor;
     bool sequence_parallel = false;
-    int shards = 0;  // of the data ranks; 0: all
+    int shards = 0;  // number of data ranks that share the state; 0: all
     int ranks() const { return pipeline * data * tensor; }
 };
 
-// Settings that train the same run to the bit, the plain one first.
+// Settings whose runs agree bit by bit. The plain one comes first.
 using Equals = std::vector<TrainingSetting>;
 
-// All of up to 8 processes with powers of two.
+// All meshes of up to 8 processes whose sizes are powers of two.
 std::vector<MeshSizes> meshes_of_powers_of_two();
 
 struct Matrix {
     TrainingSetting plain;  // the model, the batch and the steps
     std::vector<MeshSizes> meshes;
-    // Settings of one mesh, dtypes and accumulation are the same to the bit where this is the same number.
+    // Settings of one mesh, dtypes and accumulation agree bit by bit if this returns the same number.
     std::function<int(const TrainingSetting&)> order_of_sums = [](const TrainingSetting&) { return 0; };
 };
 
-// All, those of one run together.
+// All settings; those of one run are together.
 std::vector<Equals> whole_matrix(const Matrix& matrix);
-// Settings of it in which every two values meet that meet in the whole, and those that must be met.
+// The settings that must be met, and enough others: every two values that meet in the whole meet here.
 std::vector<Equals> part_of_matrix(const std::vector<Equals>& whole,
                                    bool (*must_be_met)(const TrainingSetting&));
-// How many pairs of values do not meet in a part.
+// The number of pairs of values that do not meet in a part.
 int count_unmet(const std::vector<Equals>& whole, const std::vector<Equals>& part);
 
 std::string name_of_run(const Equals& run);
 bool fits_here(const Equals& settings);
 
-// Each of the settings trains the same, to the bit; near what one process does, in fp32; and sends what its list says.
+// Each of the settings trains the same run bit by bit. In fp32, the run is near that of one process. Each run
+// sends the bytes of its list.
 void expect_one_run(const Matrix& matrix, const Equals& settings);
 
 }  // namespace llmc::test

@@ -1,7 +1,7 @@
-// The parallel matrix of GPT-2: all that takes as many ranks as there are. `make test-matrix` trains each of them; `make test` as
-// many as make every two values meet on some number of ranks.
+// The parallel matrix of GPT-2: all settings for the number of ranks of this job. `make test-matrix` trains each.
+// `make test` trains enough of them that every two values meet on some number of ranks.
 //
-// Where only the schedule, the stage of ZeRO or recompute differs, runs are the same to the bit; in fp32 every run is near
+// Runs that differ only in the schedule, the ZeRO stage or recompute agree bit by bit. In fp32, every run is near
 // that of one process.
 #include <gtest/gtest.h>
 
@@ -16,14 +16,14 @@ namespace {
 using test::Equals;
 using test::TrainingSetting;
 
-// Eight layers, so that each of 4 stages has 2 chunks; two heads and an even number of tokens, which ranks share; otherwise
-// no size is a multiple of anything.
+// Eight layers, so that each of 4 stages has 2 chunks. Two heads and an even number of tokens, so that ranks
+// can share them. No other size is a multiple of 8.
 constexpr GPTConfig config{.layers = 8, .heads = 2, .channels = 14, .sequence_length = 6, .vocabulary = 37};
 const test::Matrix matrix{.plain = {.config = config, .sequences = 16, .steps = 30, .reads = true},
                           .meshes = test::meshes_of_powers_of_two()};
 
-// Four values at once, which the order of the list hangs on: shards of gradients are received while blocks that recompute
-// make theirs, and those between do not.
+// Four values together, because the order of the list depends on all of them. Shards of gradients are
+// received while blocks that recompute compute theirs, and the blocks between do not.
 bool must_be_met(const TrainingSetting& s) {
     return s.ranks() == 4 && s.schedule == PipelineSchedule::zb_h1 && s.sharding.stage == 2 &&
            s.sharding.reduces_each_micro_batch && s.micro_batches == 4 && s.dtype == DType::fp32 &&
@@ -38,7 +38,7 @@ TEST(ParallelMatrix, EveryTwoValuesMeetInRunsThatAreTheSame) {
     }
 }
 
-// The part is no smaller than it says.
+// The part does what its name says: every two values meet in it.
 TEST(ParallelMatrix, HasAPartInWhichEveryTwoValuesMeet) {
     const std::vector<Equals> part = part_of_matrix();
     std::size_t count = 0;

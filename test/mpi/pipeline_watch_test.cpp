@@ -1,13 +1,13 @@
-// What is measured of a pipeline, brought together from all stages: clocks that are apart, the step that is shown, what
-// is kept. The passes themselves are in test/unit/measured_passes_test.cpp.
-#include "llmc/train/pipeline_watch.h"
+// Measurements of a pipeline, collected from all stages: clocks with different times, the step that is shown,
+// and which measurements are kept. test/unit/measured_passes_test.cpp tests the passes themselves.
+#include "llmc/timeline/pipeline_watch.h"
 
 #include <gtest/gtest.h>
 
 #include <numeric>
 #include <vector>
 
-#include "llmc/parallel/build_step.h"
+#include "llmc/parallel/step/build_step.h"
 #include "mpi_test.h"
 #include "test/gpt2_units.h"
 
@@ -25,7 +25,7 @@ TEST(PipelineWatch, ClocksOfOneMachineAreOne) {
 }
 
 TEST(PipelineWatch, ClocksOfSeveralAreSetByThatOfRankZero) {
-    // Every second rank lies on another machine.
+    // Every second rank plays a rank on another machine.
     std::vector<int> asking;
     for (int rank = 1; rank < world().size(); rank += 2) asking.push_back(rank);
     const double ahead = 1000.0 * world().rank();
@@ -38,7 +38,7 @@ TEST(PipelineWatch, ClocksOfSeveralAreSetByThatOfRankZero) {
     }
 }
 
-// A stage a rank; each has two blocks.
+// One stage for each rank; each stage has two blocks.
 RunPlan plan_of(int micro_batches) {
     RunPlan plan;
     const int stages = world().size();
@@ -51,7 +51,7 @@ RunPlan plan_of(int micro_batches) {
     return plan;
 }
 
-// As if every action took so long.
+// Times as if every action took `each`.
 std::vector<ActionTime> times_of(const RunPlan& plan, double begin, double each) {
     std::vector<ActionTime> times;
     for (std::size_t i = 0; i < plan.training.actions.size(); ++i) {
@@ -64,7 +64,8 @@ std::vector<ActionTime> times_of(const RunPlan& plan, double begin, double each)
 TEST(PipelineWatch, ShowsTheStepOfTheMedianTime) {
     const RunPlan plan = plan_of(3);
     PipelineWatch watch(plan, world());
-    // The first ones are forgotten; of 5 to 12 the median is 0.25 in step 9 (the later of equal ones comes behind it).
+    // The first times are forgotten. The median of steps 5 to 12 is 0.25 in step 9; later steps with an equal
+    // time come after it.
     const std::vector<double> each = {9, 9, 9, 9, 0.125, 2, 2, 0.125, 0.25, 0.5, 0.125, 0.5};
     for (std::size_t i = 0; i < each.size(); ++i)
         watch.see(static_cast<std::int64_t>(i) + 1,

@@ -1,5 +1,5 @@
-// Training with activations that are made again: whatever recomputes, how often, and at every stage of ZeRO, it is the same
-// run to the bit, and sends the same.
+// Training with recompute. For every kind and interval of recompute, and at every ZeRO stage, the run is the
+// same bit by bit and sends the same bytes.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ namespace {
 using test::TrainingResult;
 using test::world;
 
-// Of 4 blocks all recompute, or the second and the last, or the third alone.
+// 4 blocks: all of them recompute, or the second and the last, or only the third.
 constexpr GPTConfig config{.layers = 4, .heads = 2, .channels = 20, .sequence_length = 7, .vocabulary = 37};
 constexpr int steps = 21, sequences_of_a_rank = 4;
 
@@ -42,7 +42,7 @@ TEST_P(RecomputedTraining, IsTheSameRun) {
     const Setting setting = GetParam();
     const int ranks = world().size();
     if (ranks > 4) GTEST_SKIP() << "takes 4 ranks at most; the parallel matrix has more";
-    // The whole matrix on one and two ranks.
+    // One and two ranks train the whole matrix.
     const std::vector<int> intervals = ranks <= 2 ? std::vector{1, 2, 3} : std::vector{2};
     const TrainingResult plain = train(setting, 0, {});
     EXPECT_LT(plain.losses.back(), plain.losses.front());
@@ -52,10 +52,10 @@ TEST_P(RecomputedTraining, IsTheSameRun) {
         for (const RecomputeKind kind : {RecomputeKind::selective, RecomputeKind::block}) {
             for (const int every : intervals) {
                 SCOPED_TRACE(fmt::format("stage {}, {}, every {}", stage, name_of(kind), every));
-                const TrainingResult made_again = train(setting, stage, {.kind = kind, .every = every});
-                expect_same(made_again, plain);
-                EXPECT_EQ(made_again.counted.inside, kept.counted.inside);
-                EXPECT_EQ(made_again.listed.inside, kept.listed.inside);
+                const TrainingResult recomputed = train(setting, stage, {.kind = kind, .every = every});
+                expect_same(recomputed, plain);
+                EXPECT_EQ(recomputed.counted.inside, kept.counted.inside);
+                EXPECT_EQ(recomputed.listed.inside, kept.listed.inside);
             }
         }
     }

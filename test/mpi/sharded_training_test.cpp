@@ -1,5 +1,5 @@
-// Training with the model's state in shards: every way to shard it trains the same run to the bit, sends the bytes that
-// its list says, and leaves all ranks alike.
+// Training with the model's state sharded. Every way to shard it trains the same run bit by bit, sends the
+// bytes of its list, and leaves all ranks with equal state.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -15,17 +15,17 @@ namespace {
 using test::TrainingResult;
 using test::world;
 
-// No size is a multiple of anything, and no number of ranks here divides the number of parameters.
+// No size is a multiple of 8, and no number of ranks here divides the number of parameters.
 constexpr GPTConfig config{.layers = 3, .heads = 2, .channels = 20, .sequence_length = 7, .vocabulary = 37};
 constexpr int sequences_of_a_rank = 4;
 
 struct Setting {
     DType dtype = DType::fp32, gradients = DType::fp32;
     int micro_batches = 1, steps = 50;
-    bool each = false;  // micro-batch is reduced
+    bool each = false;  // each micro-batch is reduced
 };
 
-// A run on the ranks of `data`, whose batch is `sequences` in all.
+// A run on the ranks of `data`, with a batch of `sequences` over all ranks.
 TrainingResult train(Communicator& data, Sharding sharding, const Setting& setting, int sequences) {
     sharding.reduces_each_micro_batch = setting.each;
     const test::TrainingSetting training{.config = config,
@@ -41,10 +41,11 @@ TrainingResult train(Communicator& data, Sharding sharding, const Setting& setti
     return result;
 }
 
-// One process and several add in different orders: up to 50 steps with a learning rate of 1e-3 in fp32.
+// One process and several add in different orders. The bound holds for up to 50 steps with a learning rate of
+// 1e-3 in fp32.
 void expect_near(const TrainingResult& a, const TrainingResult& b) { expect_near_losses(a, b, 1e-5); }
 
-// All ways to shard on the ranks of `data`, but the first, which is stage 0.
+// All ways to shard on the ranks of `data`, except the first, which is stage 0.
 std::vector<Sharding> shardings(int ranks, bool powers_of_two) {
     std::vector<Sharding> all;
     for (int shards = 2; shards <= ranks; ++shards) {
@@ -106,7 +107,7 @@ TEST(HybridSharding, WithGroupsOfThreeIsNearTheWholeRun) {
     }
 }
 
-// Half the bytes, for half the dtype.
+// A dtype of half the size takes half the bytes.
 TEST(GradientBytes, AreHalfInBf16) {
     const Setting halved{.dtype = DType::bf16, .gradients = DType::bf16};
     const int ranks = world().size();

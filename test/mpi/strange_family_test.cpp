@@ -1,18 +1,13 @@
-// The parallel matrix of a strange family (test/strange_family.h).
+// The parallel matrix of the strange family (test/strange_family.h).
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <numeric>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "llmc/model/init.h"
+#include "interpreted_training.h"
 #include "mpi_test.h"
 #include "parallel_matrix.h"
-#include "test/interpreter.h"
 #include "test/strange_family.h"
 
 namespace llmc {
@@ -21,11 +16,12 @@ namespace {
 using test::Equals;
 using test::TrainingSetting;
 
-// A sum of gradients of the shared matrix is made by each stage, in the order of its backward passes, and then over stages.
-// Where a stage has one chunk all schedules have that order: a micro-batch's layers follow each other from the last to the
-// first, and micro-batches from the first on. Interleaved chunks put other layers on a stage, and passes of other chunks
-// between those of one. (zb-h1 would have another order too, if of a stage's layers with the matrix some recomputed and some
-// did not: those that do have one pass, the others a second one later. No setting here has such a stage.)
+// Each stage sums the gradients of the shared matrix in the order of its backward passes; then the stages'
+// sums are added. With one chunk for each stage, all schedules have the same order. Micro-batches follow one
+// another from the first on, and the layers of each run from the last to the first. Interleaved chunks put
+// other layers on a stage, and mix passes of different chunks. (zb-h1 would also change the order, if only
+// some of a stage's layers with the matrix recomputed. Those layers have one pass, and the others a second,
+// later one. No setting here has such a stage.)
 int order_of_sums(const TrainingSetting& setting) {
     return setting.schedule == PipelineSchedule::interleaved ? 1 : 0;
 }
@@ -42,55 +38,8 @@ const test::Matrix& matrix() {
     static const test::Matrix made = make_matrix();
     return made;
 }
-using interpreter::Numbers;
-
-// Of the state's weights (0), first moments (1) or second ones (2), by their names; calls f(name, values).
-template <class F>
-void for_each_of_state(const std::vector<UnitLayout>& units, std::span<const float> state, F&& f) {
-    for (const UnitLayout& unit : units) {
-        for (const UnitLayout::Entry& entry : unit.entries()) {
-            const auto values = state.subspan(static_cast<std::size_t>(entry.offset),
-                                              static_cast<std::size_t>(entry.spec.shape.elements()));
-            f(unit.full_name(entry.spec), values);
-        }
-        state = state.subspan(static_cast<std::size_t>(unit.elements()));
-    }
-}
-
-double norm(const Numbers& x) { return std::sqrt(std::inner_product(x.begin(), x.end(), x.begin(), 0.0)); }
-
-void expect_interpreted(const TrainingSetting& setting, const test::TrainingResult& result) {
-    const Model& model = *setting.model;
-    std::vector<UnitLayout> units;
-    interpreter::Parameters initial;
-    for (const Outline::OutlinedUnit& outlined : outline_of(model).units) {
-        const UnitLayout& unit = units.emplace_back(outlined.spec);
-        std::vector<float> values(static_cast<std::size_t>(unit.elements()));
-        initialize_unit(values, 0, unit, 1);
-        for_each_of_state({unit}, values, [&](const std::string& name, std::span<const float> of) {
-            initial[name] = Numbers(of.begin(), of.end());
-        });
-    }
-    std::vector<std::int32_t> tokens(static_cast<std::size_t>(setting.sequences * model.sequence_length)),
-        targets(tokens.size());
-    test::fill_tokens(model, 0, 1, tokens, targets);
-    const interpreter::Result exact =
-        interpreter::interpret(model, initial, tokens, targets, 1 / static_cast<double>(tokens.size()));
-    double squares = 0;
-    for (const auto& [name, gradient] : exact.gradients) squares += norm(gradient) * norm(gradient);
-    constexpr double bound = 20 * strange::layers * strange::wide * 6e-8;
-    EXPECT_NEAR(result.losses[0], exact.loss, bound * exact.loss);
-    EXPECT_NEAR(result.norms[0], squares, bound * squares);
-    const double part = 0.1 * std::min(1.0, 1 / (std::sqrt(squares) + 1e-6));
-    for_each_of_state(units, std::span(result.state).subspan(result.state.size() / 3),
-                      [&](const std::string& name, std::span<const float> m) {
-                          const Numbers& expected = exact.gradients.at(name);
-                          Numbers difference(m.begin(), m.end());
-                          for (std::size_t i = 0; i < difference.size(); ++i)
-                              difference[i] = difference[i] / part - expected[i];
-                          EXPECT_LE(norm(difference), bound * norm(expected)) << name;
-                      });
-}
+// 20 roundings a layer of sums of at most 40 terms.
+constexpr double bound = 20 * strange::layers * strange::wide * 6e-8;
 
 bool none(const TrainingSetting&) { return false; }
 
@@ -100,7 +49,7 @@ TEST(StrangeFamily, EveryTwoValuesMeetInRunsThatAreTheSame) {
     }
 }
 
-// Of three stages, whose chunks have one layer or two, and not the same ones.
+// Three stages, whose chunks have one or two different layers.
 TEST(StrangeFamily, HasUnlikeChunksOfThreeStages) {
     if (test::world().size() != 3) GTEST_SKIP() << "takes 3 ranks";
     test::Matrix of_three = matrix();
@@ -118,8 +67,9 @@ TEST(StrangeFamily, HasUnlikeChunksOfThreeStages) {
     expect_one_run(of_three, settings);
 }
 
-// AdamW's first moment of one step is a tenth of the gradient, clipped to a norm of 1. As interpreter_test.cpp: each number is
-// off by 20 roundings a layer of sums of at most 40 terms here, which all meshes add in one order or another.
+// AdamW's first moment after one step is a tenth of the gradient, clipped to a norm of 1. The bound is that
+// of interpreter_test.cpp: 20 roundings a layer of sums of at most 40 terms here. Each mesh adds these in its
+// own order.
 TEST(StrangeFamily, HasTheGradientsOfItsInterpreter) {
     TrainingSetting setting = matrix().plain;
     setting.steps = 1;
@@ -131,11 +81,11 @@ TEST(StrangeFamily, HasTheGradientsOfItsInterpreter) {
         setting.sharding = {.stage = mesh.data > 1 ? 3 : 0, .shards = mesh.data};
         setting.micro_batches = 2;
         const test::TrainingResult result = test::train(test::world(), setting);
-        if (test::world().rank() == 0) expect_interpreted(setting, result);
+        if (test::world().rank() == 0) test::expect_interpreted(setting, result, bound);
     }
 }
 
-// With a backward pass in one part, and in two.
+// With undivided and with split backward passes.
 TEST(StrangeFamily, HasTheGradientsOfItsInterpreterWhereTheyShareMemory) {
     static const Model model = strange::model_of_shared_gradients();
     const int ranks = test::world().size();
@@ -151,7 +101,7 @@ TEST(StrangeFamily, HasTheGradientsOfItsInterpreterWhereTheyShareMemory) {
             setting.schedule = schedule;
             setting.sequence_parallel = sequence_parallel && setting.tensor > 1;
             const test::TrainingResult result = test::train(test::world(), setting);
-            if (test::world().rank() == 0) expect_interpreted(setting, result);
+            if (test::world().rank() == 0) test::expect_interpreted(setting, result, bound);
         }
     }
 }

@@ -1,4 +1,4 @@
-// A run of the program on all ranks, of some options, without data and files: for tests of its trainer.
+// A run of the program on all ranks with given options, without data and files, for tests of its trainer.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ namespace llmc::test {
 
 class TrainerRun {
   public:
-    // The options after those of a small model.
+    // `more`: the options after those of a small model.
     explicit TrainerRun(std::vector<const char*> more)
         : options_(parse(std::move(more))),
           mesh_(options_.mesh(world().size(), world().rank())),
@@ -30,7 +30,7 @@ class TrainerRun {
 
     Trainer& trainer() { return trainer_; }
     Device& device() { return *device_; }
-    const Options& options() const { return options_; }
+    Options& options() { return options_; }
     const Mesh& mesh() const { return mesh_; }
     const RunPlan& plan() const { return plan_; }
 

@@ -1,5 +1,5 @@
-// What a trainer computes, where its results would be the same if it computed more: the rows of an evaluation on one data
-// rank each, and the tokens of a text once.
+// The trainer avoids repeated work that would not change its results. Each row of an evaluation is computed
+// on one data rank, and each token of a text once.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -36,10 +36,10 @@ TEST(Evaluation, IsSharedByTheDataRanks) {
     EXPECT_EQ(reads, std::vector<double>(rows, 1));
 }
 
-// Positions that were computed are of no use any more: without their embeddings the text goes on as with them.
+// Computed positions are not needed any more: generation continues unchanged without their embeddings.
 TEST(Generation, ComputesNoPositionTwice) {
     const std::vector<std::int32_t> prompt = {3, 141, 59};
-    constexpr std::int64_t count = 5;  // as many as the context still has room for
+    constexpr std::int64_t count = 5;  // fills the rest of the context
     const auto expected = small_run().trainer().generate(prompt, count, go_on);
     test::TrainerRun run = small_run();
     const Tensor positions = run.trainer().store().buffers(wpe_unit).parameters;

@@ -9,16 +9,16 @@
 #include <set>
 #include <span>
 
-#include "llmc/device/arenas.h"
-#include "llmc/parallel/executor.h"
-#include "llmc/parallel/unit_transfer.h"
+#include "llmc/device/device.h"
+#include "llmc/parallel/step/executor.h"
+#include "llmc/parallel/zero/unit_transfer.h"
 #include "llmc/plan/run_plan.h"
 
 namespace llmc::test {
 
 namespace {
 
-// One for all runs, so that the primitives of its products are made once.
+// One device for all runs, so that the primitives of its products are made once.
 Device& device() {
     static const std::unique_ptr<Device> one = make_cpu_device(1);
     return *one;
@@ -26,7 +26,7 @@ Device& device() {
 
 std::uint64_t bytes_of(const Communicator& ranks, CallKind kind) { return ranks.traffic(kind).bytes; }
 
-// So far.
+// The bytes counted so far.
 BytesSent counted_by(const MeshGroups& groups, const Mesh& mesh) {
     BytesSent sent;
     sent.inside =
@@ -59,7 +59,7 @@ BytesSent times(const BytesSent& sent, int n) {
             sent.tensor * count};
 }
 
-// The same bytes as the first rank's.
+// Expects the same bytes as the first rank's.
 void expect_like_first(Communicator& ranks, const Tensor& own, std::string_view what) {
     std::vector<std::byte> first(own.data, own.data + own.bytes());
     ranks.broadcast({first.data(), own.dtype, own.shape}, 0);
@@ -96,7 +96,8 @@ void fill_tokens(const Model& model, std::int64_t first_sequence, int step, std:
 
 namespace {
 
-// The first sequence's losses, by each of the lists that make some: every data rank reads the same.
+// The losses of the first sequence, from each of the lists that compute losses. Every data rank reads the
+// same.
 void read(Communicator& ranks, const Model& model, const RunPlan& plan, Executor& executor,
           TrainingResult& result) {
     const std::int64_t T = model.sequence_length;
@@ -114,7 +115,7 @@ void read(Communicator& ranks, const Model& model, const RunPlan& plan, Executor
                        static_cast<double>(mesh.data_ranks() * mesh.pipeline * plan.micro_batch);
     executor.run(plan.diagnosis, {.load = load, .sequences = 1});
     result.diagnosed = executor.results().loss_sum / mesh.data_ranks();
-    // Three rows at once, and then one at a time.
+    // The first three rows at once, then one row at a time.
     for (std::int64_t position = 0; position < T; ++position) {
         const RowRange rows{position < 3 ? 0 : position, position < 3 ? position + 1 : 1};
         const auto load_rows = [&](int, std::span<std::int32_t> inputs, std::span<std::int32_t>) {
@@ -177,7 +178,7 @@ TrainingResult train(Communicator& ranks, const TrainingSetting& setting) {
     Executor executor(*plan.lists, device(), groups, store, bind(plan.activations, arenas),
                       setting.micro_batches, true);
     store.initialize(1);
-    executor.run(plan.publication, {});
+    executor.run(plan.parameter_gathers, {});
 
     TrainingResult result;
     const BytesSent before = counted_by(groups, mesh);
@@ -206,7 +207,7 @@ TrainingResult train(Communicator& ranks, const TrainingSetting& setting) {
             static_cast<std::uint64_t>(blocks * (mesh.sharding.shards - 1) * setting.steps) * sizeof(float);
     }
 
-    // Where tensor-parallel ranks are all that share the model, they sum the squares too.
+    // If tensor-parallel ranks alone share the model, they also exchange the sums of squares.
     if (setting.tensor > 1 && setting.pipeline == 1) {
         const auto n = static_cast<std::uint64_t>(arenas[plan.activations.norm_partials].elements());
         const auto t = static_cast<std::uint64_t>(setting.tensor);

@@ -1,4 +1,5 @@
-// A short training on made-up tokens, on any mesh: what it left, for tests that compare meshes. No file is read or written.
+// A short training on generated tokens, on any mesh, and its results, for tests that compare meshes. No file
+// is read or written.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +9,9 @@
 
 #include "llmc/comm/communicator.h"
 #include "llmc/model/recompute.h"
-#include "llmc/parallel/pipeline_schedule.h"
-#include "llmc/parallel/sharding.h"
-#include "llmc/parallel/step.h"
+#include "llmc/parallel/pipeline/pipeline_schedule.h"
+#include "llmc/parallel/step/step.h"
+#include "llmc/parallel/zero/sharding.h"
 #include "test/gpt2_config.h"
 
 namespace llmc::test {
@@ -27,9 +28,9 @@ struct TrainingSetting {
     int virtual_stages = 1;
     Recompute recompute{};
     std::int64_t sequences = 1;  // of all data ranks in a step
-    int micro_batches = 1;       // of each of them
+    int micro_batches = 1;       // of each data rank
     int steps = 1;
-    bool reads = false;  // the first sequence in the end
+    bool reads = false;  // the first sequence at the end
 
     int ranks() const { return pipeline * sharding.ranks() * tensor; }
 };
@@ -38,34 +39,35 @@ inline constexpr double learning_rate = 1e-3;  // of every step
 
 struct TrainingResult {
     std::vector<double> losses, norms;  // of each step: summed over tokens, squared
-    // Of all units without what is behind their last tensor, on the root: weights, then both moments.
+    // On the root: weights and both moments of all units, without the padding after each unit's last tensor.
     std::vector<float> state;
-    // What this rank sent in all steps, by what its communicators counted, and what the lists say.
+    // The bytes that this rank sent in all steps: counted by its communicators, and by the lists.
     BytesSent counted, listed;
-    // In `counted.inside` and `.tensor` beside what the lists say: the gradients' sums of squares.
+    // Bytes in `counted.inside` and `.tensor` that the lists do not have: the sums of the gradients' squares.
     std::uint64_t of_squares = 0, of_all_squares = 0;
-    // Of the first sequence the sum of losses in the end: of an evaluation, of one alone, and by generation's rows.
+    // The sum of the first sequence's losses at the end: from an evaluation, from this sequence alone, and
+    // from generation's rows.
     double evaluated = 0, diagnosed = 0, generated = 0;
 };
 
 Model model_of(const TrainingSetting& setting);
 
-// What a failure names.
+// The text that names a setting in a failure.
 std::string to_string(const TrainingSetting& setting);
 
-// Of a step: from a sequence on.
+// The tokens of a step, starting at a sequence.
 void fill_tokens(const Model& model, std::int64_t first_sequence, int step, std::span<std::int32_t> inputs,
                  std::span<std::int32_t> targets);
 
-// Trains on all ranks of `ranks`, as many as the setting takes. Fails the test where ranks that have the same are not alike
-// in the end.
+// Trains on all ranks of `ranks`, which must be as many as the setting takes. Fails the test if ranks that
+// hold the same state differ at the end.
 TrainingResult train(Communicator& ranks, const TrainingSetting& setting);
 
-// To the bit.
+// Expects equal bits.
 void expect_same(const TrainingResult& a, const TrainingResult& b);
-// Each step's loss within a part of `expected`'s.
+// Expects each step's loss within a relative distance of `expected`'s.
 void expect_near_losses(const TrainingResult& result, const TrainingResult& expected, double relative);
-// What was counted is what the lists say.
+// Expects the counted bytes to be those of the lists.
 void expect_bytes_of_list(const TrainingResult& result);
 
 }  // namespace llmc::test

@@ -1,8 +1,8 @@
 // allocations TRAIN_GPT-OPTION...
 //
-// Counts the allocations of training steps, on every rank of the job: prints "N of ours, M of libraries" for the
-// steps after the first two, and where each of ours comes from. An allocation is a library's where the innermost
-// frames of the call lie in oneDNN, MPI or OpenMP, whose insides are not ours to change.
+// Counts the allocations of training steps on every rank of the job. Prints "N of ours, M of libraries" for
+// the steps after the first two, and the origin of each of ours. An allocation belongs to a library if the
+// innermost frames of the call are in oneDNN, MPI or OpenMP. We cannot change their code.
 #include <dlfcn.h>
 #include <execinfo.h>
 #include <fmt/format.h>
@@ -34,9 +34,9 @@ using Stack = std::array<void*, most_frames>;
 std::atomic<bool> counting{false};
 std::atomic<int> ours{0}, of_libraries{0};
 std::array<Stack, 16> stacks_of_ours{};
-thread_local bool inside = false;  // noting an allocation allocates itself
+thread_local bool inside = false;  // recording an allocation allocates memory itself
 
-// The file that holds the code at an address; empty where there is none.
+// The file that contains the code at an address; empty if there is none.
 std::string_view object_of(void* address) {
     Dl_info info{};
     return dladdr(address, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "";
@@ -48,13 +48,14 @@ bool is_of_library(std::string_view object) {
     return std::ranges::any_of(names, [&](const char* name) { return object.find(name) != object.npos; });
 }
 
-// The allocation functions below, and the C++ library's on top of them, belong to whoever called them.
+// The allocation functions below, and the C++ library's functions on top of them, are attributed to their
+// caller.
 bool is_between(std::string_view object) {
     return object.find("libstdc++") != object.npos || object.find("libfmt") != object.npos ||
            object.find("libc.so") != object.npos || object.find("libgcc") != object.npos;
 }
 
-[[gnu::noinline, maybe_unused]] void note_allocation() {  // unused where address checks are built in
+[[gnu::noinline, maybe_unused]] void note_allocation() {  // unused if the address sanitizer is enabled
     if (!counting || inside) return;
     inside = true;
     Stack stack{};
@@ -79,11 +80,12 @@ bool is_between(std::string_view object) {
 }  // namespace
 
 #if defined(__SANITIZE_ADDRESS__)
-constexpr bool counts = false;  // the sanitizer has put its own allocator in place
+constexpr bool counts = false;  // the sanitizer has installed its own allocator
 #else
 constexpr bool counts = true;
 
-// glibc's own, under the names it keeps for those who replace them. (Its parameters have reserved names.)
+// glibc's own functions, under the names it keeps for programs that replace them. (Its parameters have
+// reserved names.)
 // NOLINTBEGIN(readability-inconsistent-declaration-parameter-name)
 extern "C" {
 void* __libc_malloc(std::size_t bytes);
@@ -161,8 +163,8 @@ void run(const Options& options, Job& job) {
     TrainingBatches batches(samples, plan.share(), plan.spec.model.sequence_length);
 
     Stack first{};
-    backtrace(first.data(), most_frames);  // loads what it needs
-    // The first steps make the products' primitives, start threads and let vectors grow.
+    backtrace(first.data(), most_frames);  // loads the libraries it needs
+    // The first steps create the products' primitives, start threads and let vectors grow.
     for (int step = 0; step < 2; ++step) trainer.train_step(batches);
     counting = true;
     while (trainer.progress().step < options.steps) trainer.train_step(batches);

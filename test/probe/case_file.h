@@ -1,4 +1,4 @@
-// Files of the operands of many calls: the tensor "k/x" of a safetensors file is the operand x of the case k.
+// Files with the operands of many calls. The tensor "k/x" of a safetensors file is operand x of case k.
 #pragma once
 
 #include <filesystem>
@@ -10,7 +10,7 @@
 
 namespace llmc::probe {
 
-// Every tensor must be of a floating-point dtype. UserError if the file is none of this kind.
+// Every tensor must have a floating-point dtype. Throws a UserError if the file is not of this kind.
 inline std::map<std::string, HostTensors> read_cases(const std::filesystem::path& path) {
     const SafetensorsReader reader(path);
     std::map<std::string, HostTensors> cases;
@@ -25,7 +25,7 @@ inline std::map<std::string, HostTensors> read_cases(const std::filesystem::path
     return cases;
 }
 
-// In fp64.
+// Writes the tensors in fp64.
 inline void write_cases(const std::filesystem::path& path, const std::map<std::string, HostTensors>& cases) {
     std::vector<SafetensorsEntry> entries;
     for (const auto& [name, tensors] : cases)

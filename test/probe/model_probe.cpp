@@ -1,8 +1,8 @@
 // model_probe WEIGHTS.safetensors HEADS DTYPE MICRO_BATCH TOKENS.safetensors GRADIENTS.safetensors [cpu|cuda]
 //
-// Runs a whole model forward and backward on a device, the CPU unless told otherwise, so that a script can compare
-// it with another implementation: prints the mean loss and the squared norm of the gradient, and writes the gradients in the
-// names and shapes of the weights.
+// Runs a whole model forward and backward on a device (default: the CPU), so that a script can compare it
+// with another implementation. Prints the mean loss and the squared norm of the gradient. Writes the
+// gradients with the names and shapes of the weights.
 #include <fmt/format.h>
 
 #include <cstdio>

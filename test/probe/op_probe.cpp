@@ -1,7 +1,8 @@
 // op_probe OP DTYPE IN.safetensors OUT.safetensors
 //
-// Runs an operation on the CPU device, so that a script can compare it with another implementation: all cases
-// of IN (case_file.h; the names of the operands are in run_op.h). OUT receives what each case wrote.
+// Runs an operation on the CPU device, so that a script can compare it with another implementation. It runs
+// all cases of IN; case_file.h describes the file, run_op.h names the operands. OUT receives the results of
+// each case.
 #include <fmt/format.h>
 
 #include <cstdio>

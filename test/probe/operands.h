@@ -1,8 +1,8 @@
-// The operands of one call of an operation, on the device and watched.
+// The operands of one call of an operation, in the device's memory, with checks.
 //
-// Results that are to be overwritten, and the workspace, hold NaN before the call; operands that are only
-// read must be unchanged after it; the memory around every operand must be untouched. What breaks one of
-// these is reported as a ProgrammingError. (With address checks, reading around an operand ends the program.)
+// Results that are to be overwritten, and the workspace, hold NaN before the call. Operands that are only read must
+// be unchanged after it. The memory around every operand must be untouched. A violation is reported as a
+// ProgrammingError. (With the address sanitizer, reading around an operand ends the program.)
 #pragma once
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -65,7 +65,8 @@ inline std::vector<double> decode(const std::vector<std::byte>& bytes, DType dty
     return values;
 }
 
-// A tensor on the device between two guards, which nothing may change, nor read where address checks are built in.
+// A tensor on the device between two guards. No operation may change them, nor read them if the address
+// sanitizer is enabled.
 class GuardedTensor {
   public:
     GuardedTensor(Device& device, DType dtype, const Shape& shape, const std::vector<std::byte>& content)
@@ -95,7 +96,7 @@ class GuardedTensor {
         return bytes;
     }
 
-    // From then on the guards may be read.
+    // After this call the guards may be read.
     bool guards_are_whole() const {
         permit_guards();
         std::vector<std::byte> guards(2 * guard_bytes);
@@ -108,11 +109,11 @@ class GuardedTensor {
     static constexpr std::size_t guard_bytes = buffer_alignment;  // keeps the tensor aligned
     static constexpr std::byte guard_value{0x5a};
 
-    // As two-byte elements: a bf16 tensor may end at any even byte.
+    // As two-byte elements, because a bf16 tensor may end at any even byte.
     Tensor front_guard() const { return {memory_, DType::bf16, {guard_bytes / 2}}; }
     Tensor back_guard() const { return {memory_ + guard_bytes + bytes_, DType::bf16, {guard_bytes / 2}}; }
 
-    // Address checks know the memory of the CPU.
+    // The address sanitizer checks the CPU's memory only.
     void forbid_guards() const {
 #if defined(__SANITIZE_ADDRESS__)
         if (device_.kind() != DeviceKind::cpu) return;
@@ -133,8 +134,8 @@ class GuardedTensor {
     Tensor tensor_;
 };
 
-// Made from the inputs of a call by the names and dtypes that ops.h gives them; UserError if one is missing
-// or holds a number that its dtype does not.
+// Built from the inputs of a call, with the names and dtypes of ops.h. Throws a UserError if an input is
+// missing or holds a number that its dtype cannot represent.
 class Operands {
   public:
     Operands(Device& device, DType dtype, const HostTensors& inputs)
@@ -152,7 +153,7 @@ class Operands {
     }
     bool flag(std::string_view name) const { return has(name) && scalar(name) != 0; }
 
-    // Read by the operation and not changed.
+    // Read and not changed by the operation.
     Tensor in(std::string_view name, DType dtype) { return add(name, Role::read, dtype); }
     // Read and changed.
     Tensor in_out(std::string_view name, DType dtype) { return add(name, Role::written, dtype); }
@@ -165,7 +166,7 @@ class Operands {
     Tensor out(std::string_view name, DType dtype, const Shape& shape) {
         return add(name, Role::written, dtype, shape, garbage(dtype, shape));
     }
-    // Overwritten, and no result of the call.
+    // Overwritten, but not a result of the call.
     Tensor scratch(std::string_view name, DType dtype, const Shape& shape) {
         return add(name, Role::scratch, dtype, shape, garbage(dtype, shape));
     }
@@ -176,7 +177,7 @@ class Operands {
         device_.ops().set_workspace(scratch("the workspace", DType::fp32, {floats}));
     }
 
-    // All that the operation wrote. To be called once, after it.
+    // Everything that the operation wrote. Must be called once, after the operation.
     HostTensors results() {
         device_.synchronize();
         device_.ops().set_workspace({});
@@ -239,7 +240,7 @@ class Operands {
 
     Device& device_;
     const HostTensors& inputs_;
-    std::deque<Operand> operands_;  // does not move them
+    std::deque<Operand> operands_;  // growing does not move its elements
 };
 
 }  // namespace llmc::probe

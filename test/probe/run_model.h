@@ -1,5 +1,5 @@
-// A whole model on a device, one process, driven from outside: what the tests against PyTorch and against the
-// committed reference files share. It is put together from the same plan, store and executor as the trainer's.
+// A whole model on a device in one process, controlled by the caller. The tests against PyTorch and against
+// the committed reference files share it. It uses the same plan, store and executor as the trainer.
 #pragma once
 
 #include <algorithm>
@@ -13,17 +13,16 @@
 #include <vector>
 
 #include "llmc/comm/communicator.h"
-#include "llmc/device/arenas.h"
 #include "llmc/device/device.h"
 #include "llmc/io/model_files.h"
 #include "llmc/io/safetensors.h"
-#include "llmc/parallel/executor.h"
+#include "llmc/parallel/step/executor.h"
 #include "llmc/plan/run_plan.h"
 #include "test/gpt2_config.h"
 
 namespace llmc::probe {
 
-// A group of one: there is nobody to talk to, and the lists of one process hold no communication.
+// A group of one rank: the lists of a single process contain no communication.
 class Alone final : public Communicator {
   public:
     int rank() const override { return 0; }
@@ -47,7 +46,7 @@ class Alone final : public Communicator {
     static void refuse() { programming_error(what); }
 };
 
-// The model in a file of weights; the number of attention heads is not to be seen in it.
+// The model of a file of weights. The file does not contain the number of attention heads.
 inline GPTConfig config_of(const SafetensorsReader& weights, std::int64_t heads) {
     GPTConfig config{.heads = heads,
                      .bias = weights.contains("ln_f.bias"),
@@ -61,7 +60,7 @@ inline GPTConfig config_of(const SafetensorsReader& weights, std::int64_t heads)
 
 class Model {
   public:
-    // `batch` sequences a step, in micro-batches of `micro_batch`.
+    // `batch` is the number of sequences in a step, in micro-batches of `micro_batch`.
     Model(const std::filesystem::path& weights, std::int64_t heads, DType dtype, std::int64_t batch,
           std::int64_t micro_batch, double weight_decay = 0, DType gradient_dtype = DType::fp32,
           std::unique_ptr<Device> device = make_cpu_device())
@@ -94,8 +93,8 @@ class Model {
     const llmc::Model& model() const { return plan_.spec.model; }
     ParameterStore& store() { return store_; }
 
-    // One step on a batch of T+1 tokens a sequence; returns the mean loss before the update. With `update`
-    // false the gradients are made and the weights stay.
+    // One step on a batch of T+1 tokens per sequence. Returns the mean loss before the update. With `update`
+    // false, the gradients are computed and the weights do not change.
     double step(std::span<const std::int32_t> tokens, bool update, const AdamWStep& adamw = {},
                 std::optional<std::uint64_t> rounding_seed = {}) {
         const std::int64_t T = plan_.spec.model.sequence_length, B = plan_.micro_batch;
@@ -122,7 +121,7 @@ class Model {
         return executor_.results().loss_sum / tokens_in_all;
     }
 
-    // Of one sequence, the full forward pass: the cross-entropy of a target at one position.
+    // The full forward pass of one sequence: the cross-entropy of a target at one position.
     double loss_at(std::span<const std::int32_t> tokens, std::size_t position, std::int32_t target) {
         const auto load = [&](int, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
             std::ranges::copy(tokens, inputs.begin());
@@ -133,7 +132,7 @@ class Model {
         return executor_.results().loss_sum;
     }
 
-    // Of one sequence, the next rows of generation: the logits of the last.
+    // The next rows of generation for one sequence: the logits of the last row.
     std::vector<double> next_rows(std::span<const std::int32_t> tokens, const RowRange& rows) {
         const auto load = [&](int, std::span<std::int32_t> inputs, std::span<std::int32_t>) {
             std::ranges::copy(

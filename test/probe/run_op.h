@@ -1,9 +1,9 @@
-// Runs one operation of llmc/device/ops.h by its name, on tensors of the host: what the tests against PyTorch
-// and against the committed reference files share.
+// Runs one operation of llmc/device/ops.h by its name, on tensors of the host. The tests against PyTorch and
+// against the committed reference files share it.
 //
-// Inputs and results have the names that ops.h gives the operands. An operand that accumulates, or is changed
-// in place, is an input and a result. Optional operands are those given. Scalars are inputs of one element.
-// Besides:
+// Inputs and results have the names that ops.h gives the operands. An operand that accumulates, or is changed in
+// place, is both an input and a result. An optional operand is used if it is given. Scalars are inputs of one
+// element. Further inputs:
 //   matmul_forward      with_gelu = 1 asks for pre_gelu
 //   matmul_backward     without_din = 1 asks for no din
 //   gelu_backward, add  in_place = 1: din is dout, out is a; add: in_place = 2: out is b
@@ -11,10 +11,10 @@
 //   copy                the dtype is that of both, any
 //   fill                the dtype is out's, any; `out` is an input for its shape
 //   adamw               several steps from 1: gradients (steps, n), norm_squared (steps), learning_rate
-//                       (steps); segments (count, 3) of begin, end, weight_decay; the other inputs as ops.h
-//                       says. with_norm = 1: norm_squared, 0 before, is made of the gradients by
-//                       global_norm_squared and sum, and is a result. gradients_in_x = 1: they are X. rounding:
-//                       the seed and the first element, where parameters are rounded by chance
+//                       (steps); segments (count, 3) of begin, end, weight_decay; the other inputs as in ops.h.
+//                       with_norm = 1: norm_squared is 0 before, is computed from the gradients by
+//                       global_norm_squared and sum, and is a result. gradients_in_x = 1: gradients are in X.
+//                       rounding: the seed and the first element, for stochastic rounding of the parameters
 #pragma once
 
 #include "test/probe/operands.h"
@@ -28,7 +28,7 @@ inline constexpr DType bf16 = DType::bf16;
 inline constexpr DType fp64 = DType::fp64;
 inline constexpr DType int32 = DType::int32;
 
-// Workspace for operands of (..., channels): as many rows in one sequence as there are.
+// Workspace for operands of shape (..., channels): one sequence with all their rows.
 inline WorkspaceRequest rows_request(DType dtype, const Shape& shape, std::int64_t other_channels = 0) {
     const std::int64_t rows = shape.elements() / shape.last();
     return {.batch = 1,
@@ -59,7 +59,7 @@ inline Shape with_last(const Shape& shape, std::int64_t last) {
     user_error("{} is neither (N,C) nor (B,T,C)", to_string(shape));
 }
 
-// ---- one function an operation, in the order of ops.h
+// ---- one function for each operation, in the order of ops.h
 
 inline std::optional<std::int64_t> first_row(Operands& o) {
     if (!o.has("first_row")) return {};
@@ -281,8 +281,8 @@ inline const std::map<std::string, Call, std::less<>>& all_calls() {
     return table;
 }
 
-// Calls the operation `op` with X = `dtype` and returns everything it wrote. UserError if there is no such
-// operation or an input does not fit it.
+// Calls the operation `op` with X = `dtype` and returns everything it wrote. Throws a UserError if there is
+// no such operation or an input does not fit it.
 inline HostTensors run_op(Device& device, std::string_view op, DType dtype, const HostTensors& inputs) {
     const auto call = all_calls().find(op);
     if (call == all_calls().end()) user_error("there is no operation {}", op);

@@ -1,5 +1,5 @@
-"""A root file system that holds what a machine with a GPU and PyTorch has, and nothing of Debian's development packages: the
-C and C++ libraries, a shell and its tools, Python; no MPI, and of CUDA only what a test puts there."""
+"""A root file system like that of a machine with a GPU and PyTorch, without Debian's development packages. It holds the C and
+C++ libraries, a shell and its tools, and Python. It has no MPI, and only those parts of CUDA that a test adds."""
 
 import pathlib
 import shutil
@@ -13,11 +13,11 @@ PACKAGES = pathlib.Path("/usr/lib/python3/dist-packages")
 
 
 def why_not():
-    """Why there can be none here; empty where there can."""
+    """The reason why there can be none here; empty if there can."""
     if not PYTHON.exists():
         return f"{PYTHON} is not here"
     tried = subprocess.run(["unshare", "--map-root-user", "--mount", "chroot", "/", "true"], capture_output=True, text=True)
-    return "" if tried.returncode == 0 else f"no file systems of one's own here: {tried.stderr.strip()}"
+    return "" if tried.returncode == 0 else f"unshare cannot make a mount namespace here: {tried.stderr.strip()}"
 
 
 class BareMachine:
@@ -37,7 +37,7 @@ class BareMachine:
         self.show(version)
         for module in pathlib.Path(version, "lib-dynload").glob("*.so"):
             self.copy_libraries(module)
-        # The C library's parts, and what any program of C++ needs, which PyTorch is.
+        # The C library's parts, and libraries that every C++ program such as PyTorch needs.
         for library in ("libm.so.6", "librt.so.1", "libdl.so.2", "libpthread.so.0", "libstdc++.so.6", "libgcc_s.so.1"):
             self.copy_library(subprocess.run(["g++", f"-print-file-name={library}"], capture_output=True, text=True,
                                              check=True).stdout.strip())
@@ -54,7 +54,7 @@ class BareMachine:
                 self.copy_library(words[0])
 
     def copy_library(self, path):
-        """At its own place, by the name that programs ask for."""
+        """Copies a library to its own place, under the name that programs ask for."""
         to = self.root / str(path).lstrip("/")
         if not to.exists():
             to.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ class BareMachine:
             shutil.copy(path, name)
 
     def show(self, path, at=None):
-        """The machine's own file or folder, at the same place or another."""
+        """Makes the machine's own file or folder visible, at the same place or another."""
         to = self.root / str(at or path).lstrip("/")
         if pathlib.Path(path).is_dir():
             to.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ class BareMachine:
         self.shown[to] = path
 
     def run(self, command, timeout, **environment):
-        """A shell's command in it, with no variables but those given."""
+        """Runs a shell command in it, with only the given variables."""
         mounts = "".join(f"mount --rbind '{path}' '{to}' && " for to, path in
                          [*self.shown.items(), (self.root / "proc", "/proc"), (self.root / "dev", "/dev")])
         variables = [f"{name}={value}" for name, value in ({"PATH": "/bin:/usr/bin", "HOME": "/root"} | environment).items()]

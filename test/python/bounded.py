@@ -1,13 +1,13 @@
 """Numbers with a proven bound on the rounding error with which a device computes them.
 
-A Bounded carries the exact value (in fp64, whose own errors are 2^-29 of the bounds) and a bound on how far from it the
-device's fp32 number may be. Each operation adds the error that its own rounding makes and passes on the errors of its
-operands: the standard model of floating-point arithmetic (Higham, "Accuracy and Stability of Numerical Algorithms",
-chapters 2 and 3). Writing an operation's formula with Bounded numbers thus derives the tolerance of its result.
+A Bounded carries the exact value and a bound on the distance of the device's fp32 number from it. (The value is in fp64,
+whose own errors are 2^-29 of the bounds.) Each operation adds the error of its own rounding and propagates the errors of
+its operands. This is the standard model of floating-point arithmetic (Higham, "Accuracy and Stability of Numerical
+Algorithms", chapters 2 and 3). So writing an operation's formula with Bounded numbers derives the tolerance of its result.
 
     fl(a op b) = (a op b)(1 + d),  |d| <= u = 2^-24        fp32 rounds to nearest with 24 bits
     sum of n terms:  error <= g(n-1) sum |terms|, g(k) = k u / (1 - k u), in any order, with or without fma
-    exp, log, sqrt: within 4 units in the last place, that is 8 u |result|; tanh within 8 u, as one made of exp is
+    exp, log, sqrt: within 4 units in the last place, that is 8 u |result|; tanh within 8 u, as if computed by exp
     a result below the smallest normal number, 2^-126, may be lost
     storing in bf16:  rounds to nearest with 8 bits, so another 2^-8 |result|
 """
@@ -25,7 +25,7 @@ def gamma(roundings):
 
 
 class Bounded:
-    __array_ufunc__ = None  # array * Bounded is ours, not numpy's
+    __array_ufunc__ = None  # array * Bounded calls our operator, not numpy's
 
     def __init__(self, value, error=0.0):
         self.value = np.asarray(value, dtype=np.float64)
@@ -67,14 +67,14 @@ class Bounded:
         return Bounded(self.value[index], self.error[index])
 
     def rearranged(self, f):
-        """f moves elements: reshape, moveaxis, pad, ..."""
+        """f rearranges the elements: reshape, moveaxis, pad, ..."""
         return Bounded(f(self.value), f(self.error))
 
     def reshape(self, *shape):
         return self.rearranged(lambda x: x.reshape(shape))
 
     def where(self, condition):
-        """Zero, without error, where the condition does not hold."""
+        """Zero, without error, at elements where the condition is false."""
         return self.rearranged(lambda x: np.where(condition, x, 0.0))
 
     def sum(self, axis, keepdims=False, onto=None):
@@ -86,11 +86,11 @@ class Bounded:
                        + gamma(terms - 1) * (total(self.largest) + onto.largest))
 
     def mean(self, keepdims=True):
-        """Over the last axis: a sum, times 1/n that is itself rounded (more than a division by n)."""
+        """The mean over the last axis: a sum, times a rounded 1/n (this error is larger than that of a division by n)."""
         return self.sum(-1, keepdims) * constant(1 / self.value.shape[-1])
 
     def stored(self, dtype):
-        """Rounded to the dtype of the result; an fp32 number is there already."""
+        """Rounded to the dtype of the result. An fp32 number does not change."""
         return self if dtype == "fp32" else Bounded(self.value, self.error + UNIT_BF16 * self.largest)
 
 
@@ -103,7 +103,7 @@ def stack(parts, axis):
 
 
 def constant(value):
-    """A constant that fp32 need not hold exactly."""
+    """A constant that fp32 may not represent exactly."""
     return _rounded(np.asarray(value, dtype=np.float64), 0.0)
 
 
@@ -121,7 +121,7 @@ def einsum(subscripts, a, b, onto=0.0):
     terms = np.prod([size for letter, size in sizes.items() if letter not in result])
     product = lambda x, y: np.einsum(subscripts, x, y)
     propagated = product(a.largest, b.error) + product(a.error, abs(b.value))
-    # One rounding of each product, one of each addition; each product may also be lost below TINY.
+    # One rounding of each product and one of each addition. Each product below TINY may also be lost.
     rounding = gamma(terms + 1) * (product(a.largest, b.largest) + onto.largest) + terms * TINY
     return Bounded(product(a.value, b.value) + onto.value, propagated + onto.error + rounding)
 
@@ -142,12 +142,12 @@ def sqrt(x):
 
 
 def tanh(x):
-    # The derivative 1 - tanh^2 is greatest where the argument is nearest to 0.
+    # The derivative 1 - tanh^2 is greatest at the argument nearest to 0.
     nearest = np.maximum(abs(x.value) - x.error, 0.0)
     error = x.error * (1 - np.tanh(nearest)**2)
     return Bounded(np.tanh(x.value), error + FUNCTION_UNITS * UNIT)
 
 
 def minimum(x, limit):
-    """min(x, limit) of an exact limit."""
+    """min(x, limit), for an exact limit."""
     return Bounded(np.minimum(x.value, limit), np.where(x.value - x.error > limit, 0.0, x.error))

@@ -1,6 +1,6 @@
 """Texts on which GPT-2's byte-pair encoders are compared, made from a seed without any library's random numbers.
 
-Not for timing: they are nothing like the text that people write, but in the groups `prose` and `code`.
+They are not for timing: only the groups `prose` and `code` resemble the text that people write.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ CODE = ["def ", "return ", "    ", "        ", "\t", "if (", ") {\n", "}\n", ";\
         "0x1f", "// ", "/* */", "\"\\n\"", "for i in range(10):\n", "std::vector<int>", "#include <a.h>\n", "\r\n", " += 1", "<|endoftext|>"]
 SPACES = [" ", " ", "\n", "\t", "\r", "\v", "\f", "\x85", "\xa0", "\u1680", "\u2003", "\u2028", "\u202f", "\u205f", "\u3000",
           "\u200b", "\x1c", "\ufeff", "a", "1", ".", "'", "é"]
-# Where scripts, symbols, and unassigned code points lie; some are common, most are rare.
+# Ranges of scripts, symbols and unassigned code points. Some are common, most are rare.
 BLOCKS = [(0x20, 0x7F), (0x20, 0x7F), (0, 0x20), (0x80, 0x250), (0x2B0, 0x590), (0x590, 0x900), (0x900, 0x1100), (0x1100, 0x2000),
           (0x2000, 0x2C00), (0x2C00, 0x3400), (0x3400, 0xA000), (0xA000, 0xD800), (0xE000, 0x10000), (0x10000, 0x12000),
           (0x12000, 0x1F000), (0x1F000, 0x20000), (0x20000, 0x33480), (0xE0000, 0xE0200), (0x33480, 0x110000)]
@@ -57,7 +57,7 @@ def blocks(random, length):
 
 
 def runs(random, length):
-    """The same character many times: long words, and long white space."""
+    """The same character many times: long words and long white space."""
     text = ""
     while len(text) < length:
         first, end = random.choice(BLOCKS[:12])
@@ -66,17 +66,17 @@ def runs(random, length):
 
 
 def letters(random, length):
-    """Words that no one has written, which take many merges."""
+    """Words that nobody has written, which need many merges."""
     return "".join(random.choice("eeeettaaooinshrdlucmfwypvbgkjqxzETAOIN   é") for _ in range(length)).encode()
 
 
 def any_bytes(random, length):
-    """Mostly not UTF-8."""
+    """Mostly invalid UTF-8."""
     return bytes(random.below(256) for _ in range(length))
 
 
 def damaged(random, length):
-    """UTF-8 of which bytes are lost, changed or cut off."""
+    """UTF-8 with lost, changed or cut-off bytes."""
     text = bytearray(blocks(random, length))
     for _ in range(max(1, len(text) // 10)):
         place = random.below(len(text))
@@ -92,7 +92,7 @@ GROUPS = {"prose": prose, "code": from_parts(CODE), "spaces": from_parts(SPACES)
 
 
 def all_code_points():
-    """Every one, between others so that it shows what class it has."""
+    """Every code point, between others so that its class shows."""
     codes = [code for code in range(0x110000) if not 0xD800 <= code < 0xE000]
     per_document = 1 << 16
     for begin in range(0, len(codes), per_document):
@@ -100,7 +100,7 @@ def all_code_points():
 
 
 def documents(group, seed=0):
-    """Bytes objects."""
+    """The documents of a group, as bytes objects."""
     if group == "code_points":
         return list(all_code_points())
     random = Random(f"{group} {seed}")

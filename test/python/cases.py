@@ -1,7 +1,7 @@
-"""One call of an operation with what it must give: random operands, exact results, bounds, and the comparison.
+"""One call of an operation with its required results: random operands, exact results, bounds, and the comparison.
 
-The operands of a Case are made at random and rounded to the dtype that the device holds them in; `expected` are the
-results in fp64 from these rounded operands; `bounds` says how far from them each element may be.
+The operands of a Case are random and rounded to the dtype in which the device holds them. `expected` holds the results in
+fp64 from these rounded operands. `bounds` says how far from them each element may be.
 """
 
 import dataclasses
@@ -12,8 +12,8 @@ import torch
 import bounded
 from bounded import Bounded
 
-# A result in fp32 must besides be as near as this to the exact one, in the norm of the whole tensor: rounding errors
-# mostly cancel in long sums, of which the bounds above assume the worst.
+# An fp32 result must also be within this distance of the exact one, in the norm of the whole tensor. Rounding errors mostly
+# cancel in long sums; the bounds above assume the worst.
 NORM_TOLERANCE_FP32 = 1e-5
 
 
@@ -54,13 +54,14 @@ def to_bf16(x):
 
 
 def in_fp32(exact):
-    """An operand saved in fp32 by the forward pass: (what the device is given, the exact number with its distance)."""
+    """An operand that the forward pass saved in fp32: (the device's number, the exact number with its distance from it)."""
     given = to_fp32(exact)
     return given, Bounded(exact, abs(given - exact))
 
 
 def make_case(inputs, exact, derived):
-    """`exact` are PyTorch's results, `derived` the Bounded ones of the formula in ops.h, or arrays: no rounding."""
+    """`exact` are PyTorch's results. `derived` are the Bounded results of the formula in ops.h, or arrays if nothing is
+    rounded."""
     expected, bounds = {}, {}
     for name, result in exact.items():
         expected[name] = np.asarray(result.detach() if isinstance(result, torch.Tensor) else result, dtype=np.float64)
@@ -68,14 +69,14 @@ def make_case(inputs, exact, derived):
         bounds[name] = np.array(of_formula.error)
         with np.errstate(invalid="ignore"):  # infinity - infinity
             distance = abs(of_formula.value - expected[name])
-        # fp64 against fp32: 2^-29 of the bound, with room for its own sums.
+        # fp64 against fp32: 2^-29 of the bound, with room for fp64's own sums.
         ok = (distance <= 1e-6 * bounds[name]) | np.isnan(expected[name]) | (of_formula.value == expected[name])
         assert ok.all(), f"{name}: the formula in ops.h is not what PyTorch computes"
     return Case("", inputs, expected, bounds)
 
 
 def differences(case, dtype, results):
-    """What of the results of a case is not as it must be, in words."""
+    """The errors in the results of a case, as texts."""
     found = []
     if sorted(results) != sorted(case.expected):
         found.append(f"({case.name}) gave {sorted(results)}, not {sorted(case.expected)}")

@@ -1,4 +1,4 @@
-"""What the Python tests share: the seed of this run, and the programs under test."""
+"""Shared by the Python tests: the seed of this run, and the programs under test."""
 
 import json
 import os
@@ -11,8 +11,8 @@ import tempfile
 import pytest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-sys.path.append(str(REPOSITORY / ".python"))  # what `make deps` installs from PyPI, as the scripts find it
-# What stands in place of pyarrow, so that tests need no real files of it: texts are lines of JSON.
+sys.path.append(str(REPOSITORY / ".python"))  # packages that `make deps` installs from PyPI, in the place where the scripts find them
+# Replaces pyarrow, so that tests need no real Parquet files: texts are lines of JSON.
 PARQUET_OF_LINES = """
 import json, types
 class ArrowException(Exception): pass
@@ -30,9 +30,9 @@ class ParquetFile:
 
 
 def pytest_configure(config):
-    # What a shell starts in the background ignores Ctrl-C, and what that starts would too.
+    # A process that a shell starts in the background ignores Ctrl-C, and so would its children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # The algorithms that the trainer chooses are kept here, and not among the user's own.
+    # The algorithms that the trainer chooses are kept here, not in the user's cache.
     config.cache_of_tests = tempfile.TemporaryDirectory(prefix="cache-of-tests-")
     os.environ["XDG_CACHE_HOME"] = config.cache_of_tests.name
     config.seed = int(os.environ.get("SEED", secrets.randbelow(2**31)))
@@ -63,7 +63,7 @@ def op_probe():
 
 @pytest.fixture
 def parquet_of_lines(tmp_path, monkeypatch):
-    """Scripts find PARQUET_OF_LINES as pyarrow; returns what makes such a file."""
+    """Makes scripts find PARQUET_OF_LINES as pyarrow. Returns a function that makes such a file."""
     folder = tmp_path / "modules" / "pyarrow"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text(PARQUET_OF_LINES)
@@ -79,5 +79,5 @@ def parquet_of_lines(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory, seed):
-    from simulated_experiment import Experiment  # takes PyTorch
+    from simulated_experiment import Experiment  # imports PyTorch
     return Experiment(tmp_path_factory.mktemp("experiment"), seed)

@@ -1,4 +1,4 @@
-"""Runs the scripts of data/ as a person does, or within the tests' own process, and reads the shards that they leave."""
+"""Runs the scripts of data/, as a user does or within the tests' own process, and reads the shards that they leave."""
 
 import contextlib
 import hashlib
@@ -26,12 +26,12 @@ def command(script, *options):
 
 
 def start(script, *options, **arguments):
-    """The script as a process that goes on."""
+    """Starts the script as a process that keeps running."""
     return subprocess.Popen(command(script, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **arguments)
 
 
 def run(script, *options, check=True, **arguments):
-    """Runs a script to its end; its CompletedProcess."""
+    """Runs a script to its end; returns its CompletedProcess."""
     result = subprocess.run(command(script, *options), capture_output=True, text=True, timeout=120 * program.PATIENCE, **arguments)
     if check:
         assert result.returncode == 0, result.stdout + result.stderr
@@ -39,7 +39,7 @@ def run(script, *options, check=True, **arguments):
 
 
 def run_here(script, *options, processes=1):
-    """The same in this process, which takes a tenth of the time; tokenizing itself, or in so many processes."""
+    """The same in this process, which takes a tenth of the time. It tokenizes itself, or in `processes` processes."""
     before = sys.argv
     sys.argv = command(script, *options, "--processes", processes)[1:]
     try:
@@ -49,8 +49,8 @@ def run_here(script, *options, processes=1):
 
 
 def run_dying(die, script, *options):
-    """Runs a script in a process of its own that may be ended at once by die(process of its own), which sets that up.
-    Whether it reached its end."""
+    """Runs a script in a child process, in which die() first arranges an abrupt end. Returns whether the script reached its
+    end."""
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
@@ -73,7 +73,7 @@ def refused_here(script, *options):
 
 
 def read_shard(path):
-    """The tokens of a shard, whose header is right."""
+    """The tokens of a shard. Its header must be right."""
     data = pathlib.Path(path).read_bytes()
     header, tokens = np.frombuffer(data[:1024], "<i4"), np.frombuffer(data[1024:], "<u2")
     assert header.tolist() == [20240520, 1, len(tokens)] + [0] * 253
@@ -90,7 +90,7 @@ def manifest_of(folder):
 
 
 def results_in(folder):
-    """{name: bytes} of everything in the folder but the lock; what lies in its folders too."""
+    """{name: bytes} of everything in the folder and its subfolders, except the lock."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*"))
             if path.is_file() and path.name != ".lock"}
 
@@ -102,7 +102,7 @@ def random_text(seed, size):
 
 
 def hub_of(repository, files, folder=""):
-    """What huggingface.co serves of a dataset, as {path: File}; `files` are {name: bytes}."""
+    """The files that huggingface.co serves for a dataset, as {path: File}; `files` are {name: bytes}."""
     tree = [{"type": "file", "path": f"{folder}{name}", "size": len(body), "oid": "0" * 40,
              "lfs": {"oid": hashlib.sha256(body).hexdigest()}} for name, body in files.items()]
     served = {f"/api/datasets/{repository}": File(b'{"sha": "c0ffee"}'),

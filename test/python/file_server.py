@@ -1,4 +1,4 @@
-"""A web server on this machine that serves small files to the tests of data/, and misbehaves as it is told."""
+"""A web server on this machine that serves small files to the tests of data/, and misbehaves on request."""
 
 import contextlib
 import http.server
@@ -11,8 +11,8 @@ import urllib.parse
 
 
 class File:
-    """What is served at a path. `faults` are used up one a request: a function (server's handler, file) that answers in
-    the file's stead, and says with True that it has done so."""
+    """A file served at a path. Each request uses up one of `faults`. A fault is a function (server's handler, file) that may
+    answer instead of the file, and returns True if it did."""
 
     def __init__(self, body, etag='"1"', modified="", headers=None, location=None):
         self.body, self.etag, self.modified, self.headers, self.location = body, etag, modified, headers or {}, location
@@ -34,7 +34,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.serve(file)
 
     def serve(self, file, length=None, honour_if_range=True):
-        """The file, or what is asked of it; of its body only `length` bytes where that is given."""
+        """Serves the file or the requested part of it; only `length` bytes of the body if `length` is given."""
         if file.location:
             return self.answer(302, {"Location": file.location, **file.headers})
         headers = {**file.headers, **({"ETag": file.etag} if file.etag else {}),
@@ -62,24 +62,25 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def drop_after(length):
-    """Only so many bytes of what was asked for, though all are announced."""
+    """Sends only `length` bytes of the requested ones, though all are announced."""
     return lambda handler, file: handler.serve(file, length) or True
 
 
 def drop_whole_after(length):
-    """The same of a server that knows no ranges, and begins anew each time."""
+    """The same for a server that does not support ranges and starts at the beginning each time."""
     return lambda handler, file: handler.answer(200, {"ETag": file.etag}, file.body, length) or True
 
 
 def too_much(handler, file):
-    """All of the file from where the rest was asked for, and more than is announced."""
+    """The whole file when only the rest was requested: more than is announced."""
     start, size = int(re.findall(r"\d+", handler.headers.get("Range", "0"))[0]), len(file.body)
     handler.answer(206, {"ETag": file.etag, "Content-Range": f"bytes {start}-{size - 1}/{size}"}, file.body)
     return True
 
 
 def in_chunks(*chunks, ends=False):
-    """Without saying how much it is. (size, bytes) of each chunk; after the last one the connection ends, as it should or not."""
+    """Sends chunks, without announcing the length. `chunks` are (size, bytes). After the last one the connection ends, properly
+    if `ends`."""
     def serve(handler, file):
         handler.protocol_version = "HTTP/1.1"
         handler.answer(200, {"ETag": file.etag, "Content-Length": None, "Transfer-Encoding": "chunked"},
@@ -89,7 +90,7 @@ def in_chunks(*chunks, ends=False):
 
 
 def reset_after(length):
-    """The same, and the connection is broken by the server."""
+    """The same, but the server resets the connection."""
     def serve(handler, file):
         handler.serve(file, length)
         handler.wfile.flush()
@@ -111,7 +112,7 @@ def wrong_bytes(handler, file):
 
 
 def change_to(body, etag):
-    """The file is another one from now on."""
+    """Replaces the file from now on."""
     def change(handler, file):
         file.body, file.etag = body, etag
     return change
@@ -123,7 +124,7 @@ def ignoring_if_range(handler, file):
 
 
 def in_pieces(size, seconds):
-    """So many bytes, and so many seconds later the next ones."""
+    """Sends the file in pieces of `size` bytes, with a pause of `seconds` between them."""
     def serve(handler, file):
         handler.answer(200, {"ETag": file.etag, "Content-Length": len(file.body)})
         for begin in range(0, len(file.body), size):
@@ -134,7 +135,7 @@ def in_pieces(size, seconds):
 
 
 class Hang:
-    """Serves so many bytes (None: no answer at all) and then nothing until it is released; `reached` tells that it is there."""
+    """Serves `length` bytes (None: no answer at all), then nothing until it is released. `reached` is set when it waits."""
 
     def __init__(self, length):
         self.length, self.reached, self.released = length, threading.Event(), threading.Event()
@@ -155,7 +156,7 @@ class Hang:
 
 @contextlib.contextmanager
 def serving(files=None):
-    """A server of {path: File or bytes}; its `url`, its `requests` so far as (path, range), its `answers` (statuses),
+    """A server of {path: File or bytes}, with its `url`, its `requests` so far as (path, range), its `answers` (statuses) and
     its `files`."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads, server.block_on_close = True, False

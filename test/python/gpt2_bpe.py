@@ -1,4 +1,4 @@
-"""GPT-2's byte-pair encoders: the project's own through build/libgpt2_bpe.so, and tiktoken's from the same files."""
+"""GPT-2's byte-pair encoders: the project's own through build/libgpt2_bpe.so, and tiktoken's with the same files."""
 
 import ctypes
 import hashlib
@@ -37,7 +37,7 @@ def shared_text():
 
 
 class Encoder:
-    """The C interface of llmc/data/bpe_c.h; ValueError with its line where the files are not as they should be."""
+    """The C interface of llmc/data/bpe_c.h. Raises ValueError with its message if the files are wrong."""
 
     def __init__(self, folder):
         self.library = ctypes.CDLL(program.ROOT / program.BUILD / "libgpt2_bpe.so")
@@ -55,21 +55,21 @@ class Encoder:
         self.library.gpt2_bpe_close(self.handle)
 
     def encode(self, text, capacity=None):
-        """int32 ids of bytes; None where there is too little room for them."""
+        """int32 ids of bytes; None if there is too little room for them."""
         ids = np.empty(len(text) if capacity is None else capacity, np.int32)
         count = self.library.gpt2_bpe_encode(self.handle, text, len(text), ids.ctypes.data, len(ids))
         return None if count < 0 else ids[:count]
 
 
 def byte_symbols():
-    """The byte that each character of the files stands for: a printable one itself, others from U+0100 on."""
+    """The byte of each character in the files: printable bytes stand for themselves, the others begin at U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
 def tiktoken_encoding(folder):
-    """tiktoken's own pattern with the ranks of the files; nothing is fetched."""
+    """tiktoken's own pattern with the ranks of the files. Nothing is downloaded."""
     import tiktoken
     import tiktoken_ext.openai_public
 
@@ -87,7 +87,7 @@ def tiktoken_ids(encoding, text):
 
 
 def summary(documents, encode):
-    """What test/reference/gpt2_bpe.json holds of texts."""
+    """The entry of test/reference/gpt2_bpe.json for these texts."""
     ids = [np.append(encode(text), np.int32(-1)) for text in documents]
     return {"bytes": sum(map(len, documents)), "tokens": sum(map(len, ids)) - len(ids),
             "text": hashlib.sha256(b"".join(documents)).hexdigest(),

@@ -1,4 +1,4 @@
-"""The text that a model continues a prompt by where each token is the likeliest, by PyTorch in fp64."""
+"""The text with which a model continues a prompt if each token is the likeliest, computed by PyTorch in fp64."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ TOKENS = 40
 
 
 def contexts(prompt, count, T):
-    """Where the context begins for each of so many tokens: when it is full it goes on with its later half."""
+    """The begin of the context for each of `count` tokens. A full context goes on with its later half."""
     begin = max(len(prompt) - T, 0)
     for length in range(len(prompt), len(prompt) + count):
         if length - begin > T:
@@ -19,21 +19,21 @@ def contexts(prompt, count, T):
 
 
 def most_likely(weights, sizes, choose=lambda context: (context, -1), prompt=PROMPT):
-    """(tokens after the prompt, the smallest lead of one over the second): `choose` gives a context's inputs, and the row
-    of their logits to look at."""
+    """(tokens after the prompt, the smallest lead of a token over the second). `choose` gives a context's inputs, and which row
+    of their logits to use."""
     text, lead = list(prompt), np.inf
     for begin in contexts(prompt, TOKENS, sizes.seq_len):
         inputs, row = choose(text[begin:])
         logits = reference_model.logits(weights, sizes, torch.tensor([inputs]))[0, row]
         first, second = logits.topk(2).values
-        # The project promises losses, so differences of logits, within 1e-5 for logits of about 1.
+        # The project promises losses, and so differences of logits, within 1e-5 for logits of about 1.
         lead = min(lead, ((first - second) / logits.abs().max()).item())
         text.append(logits.argmax().item())
     return text[len(prompt):], lead
 
 
 def telling_weights(sizes, seed):
-    """Weights with which the next token hangs on the whole context, and one of them always leads clearly."""
+    """Weights for which the next token depends on the whole context, and the likeliest token always leads clearly."""
     generator = torch.Generator().manual_seed(seed)
     T = sizes.seq_len
     while True:

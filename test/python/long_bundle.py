@@ -1,4 +1,4 @@
-"""What `make bundle` takes, by nvcc: the programs are built, start where no GPU is, and are small enough together."""
+"""`make bundle` with nvcc: the programs are built, they start without a GPU, and together they are small enough."""
 
 import os
 import pathlib

@@ -1,4 +1,5 @@
-"""Every kernel compiles for every chip from sm_80 on that the compiler knows, and those of llmc/ spill nothing but what is known."""
+"""Every kernel compiles for every chip from sm_80 on that the compiler knows. The kernels of llmc/ spill no more than the known
+amounts."""
 
 import pathlib
 import re
@@ -9,7 +10,7 @@ import pytest
 
 from test_kernel_report import OF_LLMC, READER, ROOT, cuda_compiler, parse
 
-# llmc/device/cuda/attention_forward.cuh says why: bytes of stack, at most.
+# Bytes of stack, at most. llmc/device/cuda/attention_forward.cuh gives the reason.
 KNOWN_SPILLS = {"attention_forward_kernel6": 16}
 
 

@@ -1,5 +1,5 @@
-"""The whole path on real text: tinyshakespeare with GPT-2's tokens, made by its script; trained by two processes with ZeRO-3,
-stopped by a signal, resumed, evaluated, exported, and a text generated from it."""
+"""The whole path on real text: tinyshakespeare with GPT-2's tokens, made by its script. Two processes train it with ZeRO-3. The
+run is stopped by a signal, resumed, evaluated and exported, and a text is generated from it."""
 
 import json
 import re
@@ -49,11 +49,11 @@ def test_the_whole_path(tmp_path):
     validation = {line["step"]: line["val_loss"] for line in lines if "val_loss" in line}
     unigram = lines[0]["run"]["unigram_loss"]
     print(f"stopped after step {stopped_after}; validation losses {validation}, a unigram model's {unigram}")
-    # What seed 1 reaches is 4.93; a model that knows nothing but how often each token occurs has 6.7.
+    # Seed 1 reaches 4.93. A unigram model has 6.7.
     assert validation[STEPS] < 5.0 < unigram - 1.5
 
-    # Evaluated from the checkpoint, on one process; exported, and evaluated from the file. Sums in another order: fp32's
-    # rounding of a loss of five nats, 6e-8 of it a sum, a thousand times.
+    # Evaluated from the checkpoint by one process; then exported, and evaluated from the file. The sums have another order. The
+    # tolerance is a thousand roundings of fp32, each 6e-8 of a loss of five nats.
     checkpoint, exported = run_dir / f"checkpoint-{STEPS:08}", tmp_path / "model.safetensors"
     common = [*SIZES, *options[len(SIZES):len(SIZES) + 3], "--val-batches=0", "--sample-tokens=0"]
     first = program.run(*common, f"--resume={checkpoint}", "--steps=0", f"--export={exported}", f"--out-dir={tmp_path}/one").stdout
@@ -67,7 +67,7 @@ def test_the_whole_path(tmp_path):
              for more, ranks in (([], 1), ([], 1), (["--zero-stage=3"], 2))]
     assert texts[0] == texts[1] and texts[0].startswith("ROMEO:") and len(texts[0]) > 100
     print(texts[0])
-    # Words of the plays, most of them, and lines as they have them.
+    # Most words are words of the plays, and the lines are like theirs.
     words = re.findall(r"[a-z]{3,}", texts[0].lower())
     known = set(re.findall(r"[a-z]{3,}", text.decode().lower()))
     assert len(words) > 15 and np.mean([word in known for word in words]) > 0.8

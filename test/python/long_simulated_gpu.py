@@ -1,4 +1,4 @@
-"""Trainings on simulated GPUs under AddressSanitizer (test_simulated_gpu.py has the others)."""
+"""Trainings on simulated GPUs with AddressSanitizer (the others are in test_simulated_gpu.py)."""
 
 import simulated
 from simulated import train
@@ -8,7 +8,7 @@ simulated.require([simulated.ADDRESS])
 
 
 def test_addresses_are_right_in_any_order_of_work(experiment, tmp_path):
-    """Under AddressSanitizer, which also finds the host's hands on the device's memory."""
+    """With AddressSanitizer, which also finds accesses of the host to the device's memory."""
     options = [*experiment.options(*ROUNDED, steps=2), "--val-data", experiment.data]
     first, other = (train(tmp_path / str(seed), *options, ranks=2, executable=simulated.ADDRESS, seed=seed, variables=cached(tmp_path))
                     for seed in (0, 1))

@@ -1,6 +1,6 @@
-"""scripts/slurm.sbatch under a Slurm of one node, from Debian's packages (slurmctld, slurmd, slurm-client), which is started
-here for the test: a job trains, is stopped before its time, goes back into the queue and goes on to the end; and each block
-of README.md that is for Slurm runs, tiny and on that node."""
+"""scripts/slurm.sbatch under a Slurm of one node, from Debian's packages (slurmctld, slurmd, slurm-client), which the test
+starts here. A job trains, is stopped before its time is over, is requeued, and goes on to the end. Each block of the pages for
+Slurm runs, at a tiny size and on that node."""
 
 import getpass
 import json
@@ -16,15 +16,15 @@ import pytest
 
 import program
 import recipe_clone
-import test_readme
+import test_pages
 
 ROOT = program.ROOT
 NEEDED = ["slurmctld", "slurmd", "sbatch", "srun", "scontrol"]
 MODEL = ["--layers=2", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384", "--device=cpu"]
 
-# No authentication, accounting or control groups: what a user who is nobody's administrator can start. The node has the
-# processors that it is said to have, so that eight processes are started on any machine. A job goes back into the queue, and
-# adds to its log then, where it asks for that itself.
+# No authentication, accounting or control groups: an ordinary user can start it. The configured number of processors does not
+# depend on the machine, so that eight processes start on any machine. A job that requests it is requeued, and then appends to
+# its log.
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -76,7 +76,7 @@ def slurm(tmp_path, monkeypatch):
     host = socket.gethostname().split(".")[0]
     configuration.write_text(CONFIGURATION.format(
         host=host, user=getpass.getuser(), controller=free_port(), node=free_port(), folder=folder, cores=max(8, os.cpu_count())))
-    for gpu in range(8):  # what stands where their devices would: the script asks for 8
+    for gpu in range(8):  # files in place of the devices of the 8 GPUs that the script requests
         (folder / f"gpu{gpu}").touch()
     (folder / "gres.conf").write_text(f"NodeName={host} Name=gpu File={folder}/gpu[0-7]\n")
     monkeypatch.setenv("SLURM_CONF", str(configuration))
@@ -105,7 +105,7 @@ def wait_for(is_so, limit):
 
 
 def submit(place, *options, trains):
-    """In a folder that has the program and the scripts, as a clone has; returns the job's number."""
+    """Submits a job in a folder that has the program and the scripts, like a clone. Returns the job's number."""
     for name in ("scripts", "train_gpt"):
         if not (place / name).exists():
             (place / name).symlink_to(ROOT / name if name == "scripts" else os.environ["PROGRAM"])
@@ -126,7 +126,7 @@ def test_a_job_that_is_stopped_goes_on_by_itself(slurm, tmp_path):
     job = submit(place, trains=["--steps=3000"])
     metrics = place / f"runs/slurm-{job}/metrics.jsonl"
     wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 20, 60)
-    # As the script's --signal has it, to the processes and not to the script.
+    # To the processes and not to the script, like the script's --signal.
     subprocess.run(["scancel", "--signal=USR1", job], check=True)
     wait_for(lambda: state_of(job)["Restarts"] == "1", 60)
     wait_for(lambda: state_of(job)["JobState"] == "COMPLETED", 300)
@@ -135,13 +135,13 @@ def test_a_job_that_is_stopped_goes_on_by_itself(slurm, tmp_path):
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [line["step"] for line in lines if "step" in line] == list(range(1, 3001))
 
-    # The same run, without Slurm and without a stop.
+    # The same run without Slurm and without a stop.
     whole = program.train(tmp_path / "whole", *MODEL, "--steps=3000", "--lr=1e-3", "--warmup-steps=10", ranks=2)
     assert [line["loss"] for line in lines if "step" in line] == whole.losses
 
 
 def test_it_is_stopped_three_minutes_before_its_time_is_over(slurm, tmp_path):
-    """By the script's own --signal. Slurm looks every half minute, and sends it as much earlier as that may be late."""
+    """By the script's own --signal. Slurm checks every half minute, and sends the signal as much earlier as it may be late."""
     place = tmp_path / "clone"
     place.mkdir()
     job = submit(place, "--time=4", trains=["--steps=10000000"])
@@ -154,15 +154,15 @@ def test_it_is_stopped_three_minutes_before_its_time_is_over(slurm, tmp_path):
     assert list((place / f"runs/slurm-{job}").glob("checkpoint-*"))
 
 
-BLOCKS = [commands for _, how, commands in test_readme.COMMANDS if how == "run: slurm"]
+BLOCKS = [commands for _, how, commands in test_pages.COMMANDS if how == "run: slurm"]
 
 
-def test_readme_has_blocks_for_slurm():
+def test_the_pages_have_blocks_for_slurm():
     assert len(BLOCKS) >= 2 and any("sbatch" in command for commands in BLOCKS for command in commands)
 
 
 @pytest.mark.parametrize("commands", [block for block in BLOCKS if "sbatch" not in block[0]], ids=lambda commands: commands[-1])
-def test_readmes_commands_run_in_a_script(slurm, tmp_path, commands):
+def test_the_pages_commands_run_in_a_script(slurm, tmp_path, commands):
     place = tmp_path / "clone"
     place.mkdir()
     (place / "train_gpt").symlink_to(os.environ["PROGRAM"])
@@ -174,21 +174,21 @@ def test_readmes_commands_run_in_a_script(slurm, tmp_path, commands):
     assert len((place / "run/metrics.jsonl").read_text().splitlines()) == 4
 
 
-# Stands where sbatch does: one node in place of those that are asked for, a job that is waited for, and a tiny model.
+# Replaces sbatch: one node instead of the requested ones, a job that is waited for, and a tiny model.
 SBATCH = """#!/usr/bin/env bash
 exec {sbatch} --wait --parsable "${{@:1:$#-2}}" --nodes=1 --ntasks-per-node={tasks} --cpus-per-task=1 "${{@: -2}}" {options}
 """
 
 
 @pytest.mark.parametrize("command", [command for block in BLOCKS for command in block if command.startswith("sbatch ")])
-def test_readmes_recipes_are_submitted(slurm, tmp_path, monkeypatch, command):
-    """As they stand there, with the recipe's own configuration, as far as one node can."""
+def test_the_pages_recipes_are_submitted(slurm, tmp_path, monkeypatch, command):
+    """The recipes exactly as on the page, with their own configuration, as far as one node can run them."""
     place = tmp_path / "clone"
     recipe_clone.make(place)
     mesh = recipe_clone.SMALLER_MESH if "3d" in command else []
     tasks = 8 if mesh else 2
     (place / "bin").mkdir()
-    test_readme.write_command(place / "bin/sbatch", SBATCH.format(
+    test_pages.write_command(place / "bin/sbatch", SBATCH.format(
         sbatch=shutil.which("sbatch"), tasks=tasks, options=" ".join([*recipe_clone.options(), *mesh])))
     monkeypatch.setenv("PATH", f"{place}/bin:{os.environ['PATH']}")
     done = subprocess.run(["bash", "-ec", command], cwd=place, capture_output=True, text=True, timeout=300)

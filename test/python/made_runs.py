@@ -1,11 +1,11 @@
-"""Metrics files of runs that never were, for the tests of what reads them (scripts/)."""
+"""Metrics files of invented runs, for the tests of the scripts that read them (scripts/)."""
 
 import json
 import pathlib
 import sys
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
-sys.path.insert(0, str(SCRIPTS))  # before a package that is called like one of ours
+sys.path.insert(0, str(SCRIPTS))  # before a package with the name of one of ours
 
 ABOUT = {"configuration": {"model": "tiny", "layers": 4, "heads": 4, "channels": 128, "seq-len": 64, "steps": 40,
                            "global-batch-tokens": 1536, "dtype": "fp32"},
@@ -18,7 +18,7 @@ def falling(count):
 
 
 def full_line(step, loss, **more):
-    """What the trainer writes after a step."""
+    """The line that the trainer writes after a step."""
     return {"step": step, "loss": loss, "grad_norm": 1.5, "lr": 1e-3, "tokens": 1536 * step, "tokens_per_s": 15360.0,
             "step_ms": 100.0, "phase_ms": {"data": 1.0, "forward": 30.0, "backward": 60.0, "communication": 5.0},
             "time": 1.7e9 + step} | more
@@ -33,7 +33,7 @@ def as_text(lines):
 
 
 def write_lines(path, lines, about=ABOUT):
-    """A metrics file, replaced whole as by a run that is resumed."""
+    """Writes a metrics file and replaces the old one as a whole, as a resumed run does."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")

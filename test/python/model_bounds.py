@@ -2,12 +2,12 @@
 
 fp32: the project promises gradients within 1e-5 of their norm and losses within 1e-5.
 
-bf16: the program rounds every activation, and every gradient of one, to bf16 where it stores it; its products and sums are
-in fp32, whose errors do not count beside that. How much such roundings move a loss or a gradient depends on the model,
-so it is measured: PyTorch in fp64 with each of the same tensors rounded to bf16 at random, up or down so that it is right
-on average (Monte Carlo arithmetic: Parker, 1997), DRAWS times. A random rounding has twice the variance of the program's
-rounding to nearest (1/6 of a unit squared against 1/12), so four times the root mean square of the draws is 5.6 standard
-deviations of the program's error.
+bf16: the program rounds every activation, and every gradient of one, to bf16 when it stores it. Its products and sums are
+in fp32, whose errors are negligible in comparison. The effect of such roundings on a loss or a gradient depends on the
+model, so it is measured DRAWS times, by PyTorch in fp64 with the same tensors rounded to bf16. These roundings are random,
+up or down, so that they are right on average (Monte Carlo arithmetic: Parker, 1997). A random rounding has twice the
+variance of the program's rounding to nearest: 1/6 of a unit squared against 1/12. So four times the root mean square of
+the draws is 5.6 standard deviations of the program's error.
 """
 
 import math
@@ -26,7 +26,7 @@ def root_mean_square(values):
 
 
 def loss_and_gradient_bounds(dtype, weights, sizes, tokens):
-    """(|error| of the loss in nats, {name: |error| of the gradient in norm}) that are allowed."""
+    """The allowed (|error| of the loss in nats, {name: |error| of the gradient in norm})."""
     loss, gradients = reference_model.loss_and_gradients(weights, sizes, tokens)
     if dtype == "fp32":
         return LOSS_FP32, {name: GRADIENT_FP32 * gradient.norm().item() for name, gradient in gradients.items()}
@@ -38,14 +38,13 @@ def loss_and_gradient_bounds(dtype, weights, sizes, tokens):
 
 
 def gpu_training_bound_bf16(weights, sizes, batches, shares, rounds_gradients, draws, generator, **options):
-    """|difference| of the losses of any step between the CPU's training in bf16 and a GPU's.
+    """The largest |difference| of the losses of any step between the CPU's training in bf16 and a GPU's.
 
-    Rounded at random are, beside activations, the parameters that each step's master weights give, and what a GPU's
-    attention gives to tensor cores. Where gradients are kept in bf16, a rank rounds them once a micro-batch, and their sum
-    over ranks once: `shares` is the number of micro-batches of each rank. The devices round to nearest where the draws
-    round at random, with half the variance: were the two devices' errors independent, their difference would have the
-    variance of one draw's error; many of their roundings are the same. So DEVIATIONS are at least as many standard
-    deviations of it.
+    The draws round activations at random, the parameters computed from each step's master weights, and the operands that a
+    GPU's attention gives to tensor cores. If gradients are kept in bf16, a rank rounds them once a micro-batch, and their sum
+    over ranks is rounded once. `shares` is the number of micro-batches of each rank. The devices round to nearest, with half
+    the variance of the draws. If the two devices' errors were independent, their difference would have the variance of one
+    draw's error. Many of their roundings are the same, so DEVIATIONS are at least that many standard deviations of it.
     """
     exact, _, _ = reference_model.train(weights, sizes, batches, **options)
     store = reference_model.rounded_activations(generator)
@@ -77,7 +76,7 @@ def gpu_training_bound_bf16(weights, sizes, batches, shares, rounds_gradients, d
 
 
 def training_bound_bf16(weights, sizes, batches, **options):
-    """|error| of the loss of any step of a training in bf16: the largest of all steps."""
+    """The largest |error| of the loss over all steps of a training in bf16."""
     exact, _, _ = reference_model.train(weights, sizes, batches, **options)
     store = reference_model.rounded_activations(torch.Generator().manual_seed(0))
     draws = [reference_model.train(weights, sizes, batches, store=store, **options)[0] for _ in range(DRAWS // 4)]

@@ -1,7 +1,8 @@
-"""The program's whole model beside PyTorch's: gradients by the probe (test/probe/model_probe.cpp), steps of AdamW by the trainer.
+"""The program's whole model against PyTorch's: gradients by the probe (test/probe/model_probe.cpp), steps of AdamW by the
+trainer.
 
-The tests compare the CPU device with it; dev/gpu/part_model.py a GPU, without pytest, and without numpy, which PyTorch does not
-bring with it.
+The tests compare the CPU device in this way, and dev/gpu/part_model.py a GPU. The latter runs without pytest, and without
+numpy, which PyTorch does not install.
 """
 
 import array
@@ -16,8 +17,9 @@ import reference_model
 import safetensors_file
 from reference_model import SWITCHES_OFF, Sizes
 
-# (sizes, batch, micro-batch): ordinary ones, and odd: T no multiple of 8, a head size that is no power of two, one
-# head, one token, a vocabulary that is no multiple of anything or beyond 128 rows of padding.
+# (sizes, batch, micro-batch): ordinary sizes and odd ones. The odd ones have a T that is no multiple of 8, a head size that is
+# no power of two, one head, or one token. Their vocabularies are no multiple of anything, or exceed 128 rows, the unit of
+# padding.
 MODELS = [
     (Sizes(layers=2, heads=4, channels=64, seq_len=32, vocab_size=256), 4, 4),
     (Sizes(layers=2, heads=3, channels=27, seq_len=13, vocab_size=37), 3, 1),
@@ -28,14 +30,14 @@ MODELS = [
 ]
 
 
-# Without biases, and with a head of its own: an ordinary model with each alone, and odd ones with both, of which one has a batch
-# that is accumulated, and one the smallest sizes.
+# Without biases, and with a separate head. An ordinary model has each alone. Odd ones have both: one with an accumulated batch,
+# and one with the smallest sizes.
 MODELS += [(dataclasses.replace(MODELS[i][0], **switches), *MODELS[i][1:])
            for i, switches in [(0, SWITCHES_OFF[0]), (0, SWITCHES_OFF[1]), *((i, SWITCHES_OFF[2]) for i in (1, 2, 3))]]
 
 
 def bytes_of(tensor, type_code):
-    """Its elements as array.array has them: "f" float32, "i" int32."""
+    """The elements for array.array: "f" is float32, "i" is int32."""
     return array.array(type_code, tensor.flatten().tolist()).tobytes()
 
 
@@ -64,7 +66,7 @@ def run_probe(probe, folder, weights, sizes, dtype, tokens, micro_batch, device=
 
 
 def loss_and_gradients(probe, folder, sizes, batch, micro_batch, dtype, seed, **device):
-    """Asserts that the loss and every gradient of a random model are within their bounds; returns how near they came."""
+    """Asserts that the loss and every gradient of a random model are within their bounds. Returns how near they came."""
     generator = torch.Generator().manual_seed(seed)
     held = torch.bfloat16 if dtype == "bf16" else torch.float32
     weights = reference_model.random_weights(sizes, generator, held)
@@ -84,7 +86,7 @@ def loss_and_gradients(probe, folder, sizes, batch, micro_batch, dtype, seed, **
     assert shares[worst] <= 1, found
 
     own_norm = sum((g**2).sum().item() for g in gradients.values())
-    # Squares summed in blocks of 1024 in fp32, then in fp64: a relative error of at most 1024 u, u = 2^-24.
+    # Squares are summed in blocks of 1024 in fp32, then in fp64: a relative error of at most 1024 u, u = 2^-24.
     assert abs(norm_squared - own_norm) <= 1024 * 2.0**-24 * own_norm, f"the norm is {norm_squared}, not {own_norm}"
     return found
 
@@ -96,7 +98,7 @@ class Experiment:
         generator = torch.Generator().manual_seed(seed)
         self.sizes, self.batch, self.folder = sizes, batch, folder
         self.weights = reference_model.random_weights(sizes, generator)
-        # One run of global-batch-tokens + 1 tokens, cut into windows that share their end tokens.
+        # One sequence of global-batch-tokens + 1 tokens, cut into windows that share their end tokens.
         run = torch.randint(sizes.vocab_size, (batch * sizes.seq_len + 1,), generator=generator)
         self.tokens = torch.stack([run[i * sizes.seq_len:(i + 1) * sizes.seq_len + 1] for i in range(batch)])
         program.write_token_file(folder / "train.bin", run.tolist())

@@ -1,4 +1,4 @@
-"""Checkpoints as programs before this one wrote them: without the settings that they did not have."""
+"""Checkpoints as earlier programs wrote them, without the settings that did not exist then."""
 
 import ctypes
 import ctypes.util
@@ -11,7 +11,7 @@ class _Hash128(ctypes.Structure):
 
 
 def checksum_of(text):
-    """XXH3's of 128 bits, as manifests have it, by the library that the program is linked with."""
+    """XXH3's checksum of 128 bits, as in manifests, by the library that the program is linked with."""
     xxh3 = ctypes.CDLL(ctypes.util.find_library("xxhash")).XXH3_128bits
     xxh3.restype, xxh3.argtypes = _Hash128, (ctypes.c_char_p, ctypes.c_size_t)
     data = text.encode()
@@ -20,16 +20,16 @@ def checksum_of(text):
 
 
 def sealed(manifest):
-    """With the checksum of the rest in its place."""
+    """The manifest with the checksum of the other entries in its place."""
     rest = {name: value for name, value in manifest.items() if name != "xxh3_128"}
     return rest | {"xxh3_128": checksum_of(json.dumps(rest, separators=(",", ":"), ensure_ascii=False))}
 
 
 def copy_without(settings, checkpoint, folder):
-    """A copy of a checkpoint whose run had no such settings."""
+    """A copy of a checkpoint whose run did not have these settings."""
     shutil.copytree(checkpoint, folder)
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert sealed(manifest) == manifest  # so that it is the settings alone that change
+    assert sealed(manifest) == manifest  # so that only the settings change
     for name in settings:
         del manifest["configuration"][name]
     (folder / "manifest.json").write_text(json.dumps(sealed(manifest), indent=2, ensure_ascii=False) + "\n")

@@ -1,7 +1,7 @@
-"""The table of the cases that are tested: ordinary and odd sizes of every operation of llmc/device/ops.h.
+"""The table of the tested cases: ordinary and odd sizes of every operation of llmc/device/ops.h.
 
-Where a result has very few elements their operands are such that it does not cancel to nearly 0: the error is compared
-with its norm, besides the bound on each element.
+If a result has very few elements, its operands are chosen so that it does not cancel to nearly 0. The error is compared
+with its norm, in addition to the bound on each element.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from reference_updates import accumulate, adamw, add, all_finite, cast, copy, fi
 class Operation:
     make: callable
     small: list  # the cases of the committed reference files
-    more: list   # those computed afresh besides
+    more: list   # cases that are also computed afresh
     dtypes: tuple = ("fp32", "bf16")
 
 
@@ -80,7 +80,7 @@ OPERATIONS = {
         attention_backward, [of(1, 1, 1, 5), of(2, 5, 2, 3), of(1, 9, 1, 4, integers=6)],
         [of(2, 8, 4, 16), of(1, 1, 3, 8), of(2, 13, 1, 5), of(1, 37, 3, 20), of(2, 64, 4, 32), of(1, 65, 1, 8),
          of(1, 130, 2, 64), of(2, 33, 2, 16, integers=6), of(3, 1, 2, 1)]),
-    # Rows, the cache's, those in it before, heads.
+    # Rows, rows of the cache, rows in it before the call, heads.
     "attention_cached_forward": Operation(
         attention_cached_forward, [of(1, 1, 0, 1, 5, offset=3.0), of(1, 7, 4, 2, 3), of(3, 9, 5, 1, 4, integers=12)],
         [of(1, 40, 39, 3, 16), of(5, 5, 0, 2, 8), of(1, 70, 66, 2, 20), of(13, 64, 30, 4, 32), of(1, 200, 131, 2, 64),
@@ -133,9 +133,9 @@ OPERATIONS = {
 
 
 def make_cases(op, dtype, seed, only_small=False):
-    """The cases of an operation in a dtype: a function of the seed."""
+    """The cases of an operation in a dtype, determined by the seed."""
     operation = OPERATIONS[op]
-    # numpy keeps this generator's numbers the same for ever.
+    # numpy promises to keep this generator's numbers the same.
     random = np.random.RandomState([seed, zlib.crc32(op.encode()), zlib.crc32(dtype.encode())])
     cases = []
     for sizes, options in operation.small + ([] if only_small else operation.more):

@@ -1,4 +1,4 @@
-"""Runs ./train_gpt as a person does, and reads what it leaves."""
+"""Runs ./train_gpt as a user does, and reads its outputs."""
 
 import array
 import hashlib
@@ -10,10 +10,10 @@ import subprocess
 BUILD = os.environ.get("BUILD_DIR", "build")
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAM = os.environ.get("PROGRAM", "./train_gpt")
-# Every time limit of the tests is multiplied by this; the Makefile sets it for builds with sanitizers.
+# All time limits of the tests are multiplied by this. The Makefile sets it for builds with sanitizers.
 PATIENCE = float(os.environ.get("PATIENCE", 1))
 
-# Whether jobs run over MPI: not in `make MPI=0 test`.
+# Whether jobs run over MPI; `make MPI=0 test` does not.
 HAS_MPI = os.environ.get("MPI") != "0"
 
 # A model that trains in a moment.
@@ -21,7 +21,7 @@ SMALL = ["--layers=2", "--heads=2", "--channels=32", "--seq-len=16", "--global-b
 
 
 def run(*options, ranks=1, env=None, timeout=300, check=True, program=PROGRAM):
-    """Runs the program on so many processes; returns its CompletedProcess, output as text."""
+    """Runs the program on `ranks` processes; returns its CompletedProcess with its output as text."""
     command = [program, *map(str, options)]
     if ranks > 1:
         command = ["scripts/launch.sh", "-np", str(ranks), *command]
@@ -33,12 +33,12 @@ def run(*options, ranks=1, env=None, timeout=300, check=True, program=PROGRAM):
 
 
 class Run:
-    """What a run in `out_dir` recorded."""
+    """The records of a run in `out_dir`."""
 
     def __init__(self, out_dir):
         self.out_dir = pathlib.Path(out_dir)
         lines = [json.loads(line) for line in (self.out_dir / "metrics.jsonl").read_text().splitlines()]
-        # A resumed run that is not like the one before it has a line of its own.
+        # If a resumed run differs from the one before it, it has a separate line.
         self.record = [line["run"] for line in lines if "run" in line][-1]
         self.lines = [line for line in lines if "run" not in line]
 
@@ -57,12 +57,12 @@ def train(out_dir, *options, ranks=1, **arguments):
 
 
 def digest(path):
-    """Of a file's bytes."""
+    """The SHA-256 of a file's bytes."""
     return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
 
 
 def write_token_file(path, tokens, wide=False):
-    """A .bin file of the field's: uint16 tokens, or uint32 ones."""
+    """A .bin file in the usual format: uint16 tokens, or uint32 tokens if `wide`."""
     header = array.array("i", (20240801, 7, len(tokens)) if wide else (20240520, 1, len(tokens)))
     header.extend([0] * (256 - len(header)))
     with open(path, "wb") as file:

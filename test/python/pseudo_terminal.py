@@ -1,4 +1,4 @@
-"""Runs a command as on a terminal, and reads what it writes there."""
+"""Runs a command on a pseudo-terminal, and reads its output."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ import program
 
 
 def run(command, columns=90, **environment):
-    """(exit status, all that is written to a terminal of so many columns)."""
+    """(exit status, everything written to a terminal with this many columns)."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen(command, cwd=program.ROOT, stdin=theirs, stdout=theirs, stderr=theirs,
@@ -22,7 +22,7 @@ def run(command, columns=90, **environment):
     while True:
         try:
             piece = os.read(ours, 1 << 16)
-        except OSError:  # what Linux says when the other side is closed
+        except OSError:  # Linux's report that the other side is closed
             break
         if not piece:
             break
@@ -32,8 +32,8 @@ def run(command, columns=90, **environment):
 
 
 def screen(text):
-    """The lines that are seen in the end on a terminal wide enough, of characters, \\r, \\n and the sequences for a line up and for
-    erasing what follows in the line."""
+    """The lines that a wide enough terminal shows in the end. It understands characters, \\r, \\n, and the sequences for moving
+    up one line and for erasing the rest of the line."""
     lines, row, column = [""], 0, 0
     for piece in re.findall(r"\r|\n|\x1b\[A|\x1b\[K|[^\r\n\x1b]+", text):
         if piece == "\r":

@@ -1,4 +1,4 @@
-"""What the tests of the recipes share: their tiny sizes, and a folder like a clone after the dataset scripts."""
+"""Shared by the tests of the recipes: their tiny sizes, and a folder like a clone after the dataset scripts."""
 
 import json
 import shutil
@@ -7,11 +7,11 @@ import numpy as np
 
 import program
 
-# What makes a recipe small. Sizes and amounts only: all else is the recipe's own.
+# Settings that make a recipe small: sizes and amounts only. Everything else is the recipe's own.
 TINY = {"layers": 4, "heads": 2, "channels": 32, "seq-len": 16, "vocab-size": 256, "global-batch-tokens": 512, "steps": 3,
         "warmup-steps": 2, "val-every": 2, "val-batches": 1, "eval-every": 2, "sample-every": 0, "sample-tokens": 4,
         "checkpoint-every": 2, "device": "cpu"}
-# 64 GPUs, 8 x 4 x 2, are here 2 x 2 x 2.
+# 64 GPUs as 8 x 4 x 2 become 2 x 2 x 2 here.
 SMALLER_MESH = ["--pipeline-parallel=2"]
 
 

@@ -1,7 +1,7 @@
-"""GPT-2 in PyTorch, in the names and shapes of Hugging Face's files: what the trainer is compared with. It may have no biases,
-and a head of its own, "lm_head.weight", instead of the token embedding.
+"""GPT-2 in PyTorch, the reference for the trainer, with the names and shapes of Hugging Face's files. It may have no biases, and
+a separate head "lm_head.weight" instead of the token embedding.
 
-Weights are a dict of tensors, {"h.0.attn.c_attn.weight": (C,3C), ...}; a matrix W of a block serves as x W + b. Everything
+Weights are a dict of tensors, {"h.0.attn.c_attn.weight": (C,3C), ...}. A matrix W of a block is used as x W + b. Everything
 runs in the dtype of the weights: fp64 for references.
 """
 
@@ -19,16 +19,16 @@ class Sizes:
     channels: int
     seq_len: int
     vocab_size: int
-    bias: bool = True  # of layernorms and products
+    bias: bool = True  # layernorms and products have biases
     tied_head: bool = True  # the head is the token embedding
 
     def options(self):
-        """As options of the program; switches that are on are its defaults."""
+        """As options of the program. Switches that are on are its defaults."""
         return [f"--{name.replace('_', '-')}={str(value).lower()}" for name, value in dataclasses.asdict(self).items()
                 if value is not True]
 
 
-# What `dataclasses.replace(sizes, **switches)` takes: each switch off alone, and all of them together.
+# Arguments for `dataclasses.replace(sizes, **switches)`: each switch off alone, and all of them together.
 SWITCHES_OFF = [{"bias": False}, {"tied_head": False}, {"bias": False, "tied_head": False}]
 
 
@@ -52,7 +52,7 @@ def shapes(sizes):
 
 
 def random_weights(sizes, generator, dtype=torch.float32):
-    """Weights a little away from their initial values, biases and layernorms included, so that every gradient matters.
+    """Weights a little away from their initial values, including biases and layernorms, so that every gradient matters.
 
     They are numbers of `dtype`, held in fp64.
     """
@@ -70,7 +70,7 @@ def random_tokens(sizes, batch, generator):
 
 
 class RoundToBf16(torch.autograd.Function):
-    """Rounds a tensor to bf16, up or down at random so that it is right on average, and its gradient likewise."""
+    """Rounds a tensor to bf16, randomly up or down so that it is right on average, and its gradient likewise."""
 
     @staticmethod
     def forward(ctx, x, generator):
@@ -89,12 +89,12 @@ def round_stochastically(x, generator):
 
 
 def rounded_activations(generator):
-    """A `store` for logits(): what the program does in bf16, with independent random roundings."""
+    """A `store` for logits() that models the program's bf16, with independent random roundings."""
     return lambda x: RoundToBf16.apply(x, generator)
 
 
 def logits(weights, sizes, inputs, store=lambda x: x, factor=lambda x: x):
-    """(B,T) -> (B,T,V). `store` is applied to every activation that the program keeps in memory, `factor` to the
+    """(B,T) -> (B,T,V). `store` is applied to every activation that the program keeps in memory. `factor` is applied to the
     probabilities that attention multiplies by values, which GPUs' tensor cores take in the compute dtype."""
     B, T = inputs.shape
     C, NH = sizes.channels, sizes.heads
@@ -114,7 +114,7 @@ def logits(weights, sizes, inputs, store=lambda x: x, factor=lambda x: x):
         attention = store((factor(scores.softmax(-1)) @ v).transpose(1, 2).reshape(B, T, C))
         x = store(x + store(linear(attention, f"h.{i}.attn.c_proj")))
         hidden = store(linear(store(layernorm(x, f"h.{i}.ln_2")), f"h.{i}.mlp.c_fc"))
-        # GELU in its tanh form, which torch 1.13 knows as approximate="tanh".
+        # GELU in its tanh form; torch 1.13 calls it approximate="tanh".
         x = store(x + store(linear(store(functional.gelu(hidden, approximate="tanh")), f"h.{i}.mlp.c_proj")))
     return store(store(layernorm(x, "ln_f")) @ weights["wte.weight" if sizes.tied_head else "lm_head.weight"].T)
 
@@ -134,10 +134,10 @@ def loss_and_gradients(weights, sizes, tokens, **options):
 
 def train(weights, sizes, batches, lr, weight_decay=0.0, betas=(0.9, 0.999), eps=1e-8, grad_clip=0.0, lr_factor=None,
           gradients_of=None, **options):
-    """AdamW over a list of batches. `lr_factor`: a function of the step from 0 that multiplies the rate.
+    """AdamW over a list of batches. `lr_factor` is a function of the step, from 0 on, that multiplies the rate.
 
-    `gradients_of`: a function of the weights and a batch that gives the loss and a gradient of each weight, instead of
-    the exact ones. Returns the losses before each update, the gradient norms, and the final weights.
+    `gradients_of` is a function of the weights and a batch. It gives the loss and a gradient of each weight, instead of the
+    exact ones. Returns the losses before each update, the gradient norms, and the final weights.
     """
     leaves = {name: torch.nn.Parameter(weight.clone()) for name, weight in weights.items()}
     groups = [{"params": [p for p in leaves.values() if p.dim() >= 2], "weight_decay": weight_decay},

@@ -1,8 +1,8 @@
-"""What the operations of the model must give (llmc/device/ops.h): one function an operation makes a case of any size.
+"""The required results of the model's operations (llmc/device/ops.h). One function for each operation makes a case of any size.
 
-The exact results are PyTorch's in fp64, derivatives by autograd. The bounds are derived (bounded.py) from the formula
-in ops.h and the roundings that ops.h states. The formula's value is computed as well, and compared: it is the one that
-PyTorch has. The names of operands and results are those of test/probe/run_op.h.
+The exact results are PyTorch's in fp64, with derivatives by autograd. The bounds are derived (bounded.py) from the formula
+in ops.h and the roundings that ops.h states. The formula's value is also computed, and must equal PyTorch's. The names of
+operands and results are those of test/probe/run_op.h.
 """
 
 import math
@@ -30,8 +30,8 @@ def index(x):
 
 
 def table_part(tokens, rows):
-    """(tokens as rows of the part, which of them are rows of it, the operation's operand) of the part (first, end) of a
-    table; without `rows`, of the whole."""
+    """For the part (first, end) of a table, or the whole if `rows` is None: (tokens as rows of the part, which of them are in
+    it, the operation's operand)."""
     if rows is None:
         return tokens.astype(int), np.ones(tokens.shape, dtype=bool), {}
     first, end = rows
@@ -40,7 +40,7 @@ def table_part(tokens, rows):
 
 
 def encoder_forward(make, B, T, C, V, longer=0, rows=None, with_wpe=True):
-    """With `rows` = (first, end), of these rows of the table alone; the others count as 0."""
+    """With `rows` = (first, end), only these rows of the table; the others count as 0."""
     tokens = make.integers(0, V, B, T)
     wte, wpe = make.normal(V, C), make.normal(T + longer, C)
     own, here, part = table_part(tokens, rows)
@@ -55,7 +55,7 @@ def encoder_forward(make, B, T, C, V, longer=0, rows=None, with_wpe=True):
 
 
 def encoder_backward(make, B, T, C, V, longer=0, rows=None, with_dwpe=True):
-    """With `rows` = (first, end), of these rows of the table alone."""
+    """With `rows` = (first, end), only these rows of the table."""
     tokens = make.integers(0, V, B, T)
     dout = make.normal(B, T, C)
     dwte, dwpe = make.normal_fp32(V, C), make.normal_fp32(T + longer, C)
@@ -84,7 +84,7 @@ def encoder_backward(make, B, T, C, V, longer=0, rows=None, with_dwpe=True):
 
 
 def layernorm_formula(x, gamma, beta):
-    """(out, mean, rstd), mean and rstd with a last axis of 1. `beta` may be None."""
+    """(out, mean, rstd); mean and rstd have a last axis of 1. `beta` may be None."""
     x = Bounded(x)
     mean = x.mean()
     deviation = x - mean
@@ -106,7 +106,7 @@ def layernorm_results(x, gamma, beta=None):
 
 
 def layernorm_parameters(make, C, with_beta):
-    """gamma, and beta where there is one, by their names."""
+    """gamma, and beta if requested, by their names."""
     parameters = {"gamma": make.normal(C, offset=1.0)}
     return parameters | ({"beta": make.normal(C)} if with_beta else {})
 
@@ -122,7 +122,7 @@ def layernorm_forward(make, *shape, offset=0.0, beta=True):
 def fused_residual_layernorm_forward(make, *shape, offset=0.0, beta=True):
     in1, in2 = make.normal(*shape, offset=offset), make.normal(*shape)
     parameters = layernorm_parameters(make, shape[-1], beta)
-    # One fp32 addition and one rounding to X: exactly the residual that the device must have, in every bit.
+    # One fp32 addition and one rounding to X: the device's residual must be exactly this, in every bit.
     residual = make.rounded(to_fp32(in1 + in2))
     exact, (out, mean, rstd) = layernorm_results(residual, **parameters)
     derived = {"residual": residual, "out": out.stored(make.dtype), "mean": mean.reshape(-1),
@@ -184,7 +184,7 @@ def gelu_operand(make, shape, values):
     return make.normal(*shape, scale=2.0) if values is None else make.rounded(np.array(values))
 
 
-# From where GELU is 0 to where it is the identity; then where x^3 leaves fp32.
+# From values with a GELU of 0 to values for which it is the identity. Then values whose x^3 is beyond fp32.
 GELU_VALUES = [0.0, -0.0, 1e-30, -1e-30, 1e-4, -1e-4, 0.5, -0.5, 3.0, -3.0, 5.5, -5.5, 9.0, -9.0, 20.0, -20.0]
 GELU_HUGE_VALUES = [1e4, -1e4, 1e13, -1e13, 1e30, -1e30]
 
@@ -222,7 +222,7 @@ def matmul_results(exact, formula, gelu, dtype):
     stored = formula.stored(dtype)
     if not gelu:
         return {"out": exact}, {"out": stored}
-    # The bound of out passes on the rounding of pre_gelu to X, of which out is made.
+    # The bound of out includes the rounding of pre_gelu to X, because out is computed from the rounded number.
     out = gelu_formula(stored).stored(dtype)
     return {"pre_gelu": exact, "out": torch_gelu(exact)}, {"pre_gelu": stored, "out": out}
 
@@ -240,7 +240,7 @@ def matmul_backward(make, *shape, OC, gelu=False, want=("din", "dweight", "dbias
     start = {"dweight": make.normal_fp32(OC, IC), "dbias": make.normal_fp32(OC)}
     inputs |= {name: start[name] for name in start if name in want}
 
-    # in, rounded to X, is given to dweight; din goes back through the GELU of pre_gelu, whatever its value.
+    # dweight gets `in` rounded to X. din goes back through the GELU of pre_gelu, whatever its value.
     x_leaf, weight_leaf, bias_leaf, pre_leaf = leaf(x), leaf(weight), leaf(np.zeros(OC)), leaf(pre_gelu)
     F.linear(x_leaf, weight_leaf, bias_leaf).backward(torch.tensor(dout))
     F.linear(torch_gelu(pre_leaf) if gelu else pre_leaf, torch.tensor(weight)).backward(torch.tensor(dout))
@@ -260,8 +260,8 @@ def matmul_backward(make, *shape, OC, gelu=False, want=("din", "dweight", "dbias
 
 
 def attention_operand(make, B, T, NH, HS, integers, offset=0.0):
-    """With `integers`, those up to so many: the scores are then exact, HS being a power of 4. Up to 12 they leave the
-    range of exp; the backward pass takes fewer, as lse in fp32 has an error of u |lse|."""
+    """With `integers`, whole numbers up to this size: the scores are then exact, as HS is a power of 4. Sizes up to 12 leave
+    the range of exp. The backward pass uses smaller ones, because lse in fp32 has an error of u |lse|."""
     if not integers:
         return make.normal(B, T, 3, NH, HS, offset=offset)
     return make.integers(-integers, integers + 1, B, T, 3, NH, HS)
@@ -277,7 +277,7 @@ def torch_attention(qkv):
 
 
 def scaled(x):
-    """q or k / sqrt(HS): the bound is greater where they are scaled than where their product is."""
+    """q or k / sqrt(HS): scaling these gives a greater bound than scaling their product."""
     return Bounded(x) * constant(x.shape[-1]**-0.5)
 
 
@@ -287,11 +287,11 @@ def scores_formula(qkv):
 
 
 def attention_formula(qkv, dtype):
-    """(out, lse). In bf16 a device may round the terms of the softmax before they are multiplied by v, but not their sum."""
+    """(out, lse). In bf16 a device may round the terms of the softmax before it multiplies them by v, but not their sum."""
     scores, past = scores_formula(qkv)
-    # Whatever number is subtracted, it cancels in out and is added in lse: it has no error. Where a running maximum is
-    # subtracted, the terms so far are multiplied by exp(old - new) as it rises: at most MAXIMA times, each with the
-    # error of an exp of a number up to the rise, and the rises add up to the range of the scores.
+    # The subtracted number cancels in out and is added in lse, so it contributes no error. If a running maximum is subtracted,
+    # each rise multiplies the terms so far by exp(old - new). This happens at most MAXIMA times, each with the error of an exp
+    # of a number up to the rise. The rises add up to the range of the scores.
     MAXIMA = 8
     greatest = np.where(past, scores.value, -np.inf).max(-1, keepdims=True)
     least = np.where(past, scores.value, np.inf).min(-1, keepdims=True)
@@ -316,7 +316,7 @@ def attention_backward(make, B, T, NH, HS, integers=0):
     exact_out, exact_lse = torch_attention(qkv_leaf)
     exact_out.backward(torch.tensor(dout))
 
-    # Saved by the forward pass: out rounded to X, lse to fp32.
+    # Saved by the forward pass: out rounded to X, lse rounded to fp32.
     given_out = make.rounded(exact_out.detach().numpy())
     out = Bounded(exact_out.detach().numpy(), abs(given_out - exact_out.detach().numpy()))
     given_lse, lse = in_fp32(exact_lse.detach().numpy())
@@ -335,7 +335,7 @@ def attention_backward(make, B, T, NH, HS, integers=0):
 
 
 def attention_cached_forward(make, n, T, position, NH, HS, integers=0, offset=0.0):
-    """The last n rows of attention over position + n; the rows of the cache behind these must not matter, and stay."""
+    """The last n rows of attention over position + n rows. The rows of the cache after these must not matter or change."""
     keys = position + n
     qkv = attention_operand(make, 1, keys, NH, HS, integers, offset)
     exact, _ = torch_attention(leaf(qkv))
@@ -353,7 +353,7 @@ def attention_cached_forward(make, n, T, position, NH, HS, integers=0, offset=0.
 
 
 def fused_classifier(make, N, V, Vp, ignored=0, write_dlogits=True, large=False, spread=3.0):
-    """With `large`, multiples of 1/8 up to 100: exact differences, far beyond the range of exp."""
+    """With `large`, multiples of 1/8 up to 100: the differences are exact, and far beyond the range of exp."""
     logits = make.integers(-800, 801, N, Vp) / 8 if large else make.normal(N, Vp, scale=spread)
     logits = make.rounded(logits)
     logits[:, V:] = 120.0  # must not matter
@@ -372,7 +372,7 @@ def fused_classifier(make, N, V, Vp, ignored=0, write_dlogits=True, large=False,
     total = terms.sum(-1, keepdims=True)
     picked = np.eye(V)[np.where(kept, targets, 0).astype(int)]
     target_logit = (row.value * picked).sum(-1, keepdims=True)
-    # The three terms in any order.
+    # The three terms may be added in any order.
     loss = bounded.stack([bounded.log(total), Bounded(greatest), Bounded(-target_logit)], axis=0).sum(0)[:, 0]
     dlogits = ((terms * (1.0 / total) - picked) * scale).stored(make.dtype).where(kept[:, None])
     padded = dlogits.rearranged(lambda x: np.pad(x, ((0, 0), (0, Vp - V))))
@@ -383,12 +383,12 @@ def fused_classifier(make, N, V, Vp, ignored=0, write_dlogits=True, large=False,
 
 
 def rank_columns(parts, rank):
-    """(first, columns) of a rank, where `parts` are the columns of each."""
+    """(first, columns) of a rank; `parts` are the columns of each rank."""
     return sum(parts[:rank]), parts[rank]
 
 
 def row_statistics(logits, kept, targets, first, columns):
-    """Bounded (N,3): maximum, sum of exponentials, the target's logit, of these columns of the logits."""
+    """Bounded (N,3) for these columns of the logits: maximum, sum of exponentials, the target's logit."""
     part = logits[:, first:first + columns]
     if columns == 0:
         nothing = np.tile([-math.inf, 0.0, 0.0], (len(logits), 1))
@@ -420,7 +420,7 @@ def own_logits(make, logits, first, columns, Vp):
 
 
 def classifier_statistics(make, N, parts, rank, Vp, ignored=0, large=False, spread=3.0):
-    """`parts`: the columns of each rank."""
+    """`parts` are the columns of each rank."""
     logits, targets = classifier_operands(make, N, sum(parts), ignored, large, spread)
     first, columns = rank_columns(parts, rank)
     derived, exact = row_statistics(logits, targets != IGNORED, targets, first, columns)
@@ -430,7 +430,7 @@ def classifier_statistics(make, N, parts, rank, Vp, ignored=0, large=False, spre
 
 
 def classifier_from_statistics(make, N, parts, rank, Vp, ignored=0, write_dlogits=True, large=False, spread=3.0):
-    """From statistics as exact as fp32 holds them."""
+    """From statistics that are as exact as fp32 allows."""
     V = sum(parts)
     logits, targets = classifier_operands(make, N, V, ignored, large, spread)
     first, columns = rank_columns(parts, rank)
@@ -448,7 +448,7 @@ def classifier_from_statistics(make, N, parts, rank, Vp, ignored=0, write_dlogit
         maxima.append(statistics[:, 0])
         sums.append(bounded_statistics[:, 1])
     M = np.where(kept, np.max(maxima, axis=0), 0.0)
-    # A rank without columns adds exactly nothing, as does one so far below that exp is 0.
+    # A rank without columns adds exactly nothing, and so does one so far below that its exp is 0.
     rescaled = [s * bounded.exp(Bounded(np.maximum(m, -1e4)) - M) if parts[r] else s * 0.0
                 for r, (m, s) in enumerate(zip(maxima, sums))]
     S = bounded.stack(rescaled, axis=0).sum(0)

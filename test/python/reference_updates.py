@@ -1,4 +1,4 @@
-"""What the norm, the update and the elementwise operations of llmc/device/ops.h must give: as reference_ops.py."""
+"""The required results of the norm, the update and the elementwise operations of llmc/device/ops.h, as in reference_ops.py."""
 
 import math
 
@@ -25,7 +25,7 @@ def global_norm_squared(make, blocks):
 def sum_fp64(make, *shape):
     x, start = make.normal_fp32(*shape), make.random.standard_normal(1)
     exact = math.fsum([*x.reshape(-1), *start])
-    # n additions in fp64, each with an error of 2^-53 of a partial sum.
+    # n additions in fp64. Each has an error of 2^-53 of a partial sum.
     magnitude = abs(x).sum() + abs(start)
     return make_case({"x": x, "out": start}, {"out": np.array([exact])},
                      {"out": Bounded(np.array([exact]), 1.01 * x.size * 2.0**-53 * magnitude)})
@@ -33,16 +33,16 @@ def sum_fp64(make, *shape):
 
 def adamw(make, n, segments, steps, max_grad_norm, with_norm=False, norm_squared=None, gradients_in_x=False,
           rounding=None):
-    """`norm_squared`: given in place of the gradients' (not finite: nothing may change). `rounding`: the seed and the
-    first element of stochastic rounding."""
+    """`norm_squared` replaces the gradients' squared norm. If it is not finite, nothing may change. `rounding` is the seed and
+    the first element of stochastic rounding."""
     master = make.normal_fp32(n, scale=0.02)
     gradients = (make.normal if gradients_in_x else make.normal_fp32)(steps, n, scale=0.1)
     covered = np.zeros(n, dtype=bool)
     for begin, end, _ in segments:
         covered[begin:end] = True
-    master[:n // 4] = 0.0  # where the update alone is seen
+    master[:n // 4] = 0.0  # to show the update alone
     gradients[:, ~covered] = 0.0
-    # Padding is left alone. It is small, so that it does not hide an error in the norm of the whole.
+    # Padding does not change. It is small, so that it does not hide an error in the norm of the whole.
     m, v = (np.where(covered, 0.0, make.normal_fp32(n, scale=1e-4)) for _ in range(2))
     f = lambda x: float(np.float32(x))
     learning_rates = [f(1e-3 * (1 + k)) for k in range(steps)]
@@ -66,13 +66,13 @@ def adamw(make, n, segments, steps, max_grad_norm, with_norm=False, norm_squared
         return make_case(inputs, unchanged, unchanged)
 
     exact = torch_adamw(master, m, v, gradients, segments, learning_rates, beta1, beta2, eps, max_grad_norm)
-    # A block's sum of squares may be off by gamma(1024); so may the norm that is made of them.
+    # A block's sum of squares has an error of up to gamma(1024), and so has the norm computed from these sums.
     norms = Bounded(squares, (bounded.gamma(NORM_BLOCK) if with_norm else 0.0) * squares)
     derived = adamw_formula(master, m, v, gradients, segments, learning_rates, beta1, beta2, eps, max_grad_norm, norms)
     if make.dtype == "bf16":
         exact["parameters"] = np.where(covered, exact["master"], inputs["parameters"])
         stored = derived["master"].stored("bf16")
-        # Away from the nearest an error is twice as large, up to the whole distance of two bf16.
+        # Rounding away from the nearest number doubles the error, up to the whole distance of two bf16 numbers.
         error = derived["master"].error + (2 if rounding else 1) * (stored.error - derived["master"].error)
         derived["parameters"] = Bounded(exact["parameters"], np.where(covered, error, 0.0))
     if with_norm:
@@ -111,7 +111,8 @@ def adamw_formula(master, m, v, gradients, segments, learning_rates, beta1, beta
             g = Bounded(gradient[begin:end]) * clip
             first = beta1 * first + constant(1 - beta1) * g
             second = beta2 * second + constant(1 - beta2) * (g * g)
-            # The bias corrections as accurate as fp32 holds them: 1 - beta^step is for fp64, in fp32 it cancels.
+            # The bias corrections are as accurate as fp32 allows: 1 - beta^step must be computed in fp64, because it cancels in
+            # fp32.
             b1, b2 = constant(1 - beta1**(k + 1)), constant(1 - beta2**(k + 1))
             step_size = learning_rate / b1
             w = (w * (1.0 - learning_rate * constant(float(np.float32(decay))))
@@ -124,13 +125,13 @@ def adamw_formula(master, m, v, gradients, segments, learning_rates, beta1, beta
 # ---- elementwise
 
 
-# Halfway between two bf16, to either side of it, and all that is special.
+# Halfway between two bf16 numbers, on either side of halfway, and all special values.
 CAST_VALUES = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, 1 + 2**-8 - 2**-20, -1 - 2**-8, 0.0, -0.0, 2.0**-130,
                2.0**-149, 3.4e38, 3.3895e38, -3.4e38, math.inf, -math.inf, math.nan]
 
 
 def cast(make, *shape):
-    """All results are exact: PyTorch rounds to the nearest, ties to even, as ops.h says of X."""
+    """All results are exact: PyTorch rounds to nearest, ties to even, as ops.h requires for X."""
     x = np.concatenate([make.normal_fp32(*shape).reshape(-1), to_fp32(CAST_VALUES)])
     x = x if make.dtype == "bf16" else to_bf16(x)
     return make_case({"in": x}, {"out": to_bf16(x)}, {"out": to_bf16(x)})

@@ -1,4 +1,4 @@
-"""Runs of the program that are to be refused: what a case is, how it runs, and what its one line must be."""
+"""Runs of the program that must be refused: a case, how it runs, and the required one-line message."""
 
 import dataclasses
 import os
@@ -12,14 +12,14 @@ import program
 
 PROGRAM = str(pathlib.Path(program.ROOT, program.PROGRAM).resolve())
 AT_ONCE = 4
-SECONDS = 20 * program.PATIENCE  # an error takes well below one, on a machine that is busy with three others more
+SECONDS = 20 * program.PATIENCE  # an error takes well below one second on a machine that is busy with three other runs
 SMALL = [*program.SMALL, "--steps=4", "--sample-tokens=0"]
 ENVIRONMENT = {
     **os.environ,
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",  # some containers forbid it, and Open MPI says so
-    "EVENT_NOEPOLL": "1",  # as in scripts/launch.sh, which says why
+    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",  # some containers forbid it, and Open MPI then prints a message
+    "EVENT_NOEPOLL": "1",  # as in scripts/launch.sh, which gives the reason
     "OMP_NUM_THREADS": "1",
 }
 
@@ -35,7 +35,7 @@ class Case:
 
 
 def contents(folder):
-    """Every path under a folder, with what it holds."""
+    """Every path under a folder, with its contents."""
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
             for path in sorted(folder.rglob("*"))}
 
@@ -52,21 +52,21 @@ class Outcome:
 
 def command_of(arguments, folder, ranks):
     """The command line and its environment."""
-    # (Generation is refused with what is of a training.)
+    # (Generation refuses options of a training.)
     usual = [option for option in SMALL if not ("--generate" in arguments and option.startswith(("--steps", "--global-batch-tokens")))]
     command = [PROGRAM, *usual, *(str(argument).replace("{}", str(folder)) for argument in arguments)]
     if ranks == 1:
         return command, ENVIRONMENT
     if not program.HAS_MPI:
         return [f"{program.ROOT}/scripts/local_job.sh", str(ranks), *command], ENVIRONMENT
-    # Each a place of its own: mpiruns that share one may remove it from under one another.
+    # Each has its own folder: mpiruns that share one may remove it while others use it.
     environment = {**ENVIRONMENT, "OMPI_MCA_orte_tmpdir_base": tempfile.mkdtemp(dir=folder.parent)}
     return ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *command], environment
 
 
 def run(arguments, folder, ranks, preexec=None):
     command, environment = command_of(arguments, folder, ranks)
-    # In the folder, so that what goes to the default places is seen too.
+    # Runs in the folder, so that files in the default places are noticed too.
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS * 3,
                           stdin=subprocess.DEVNULL, preexec_fn=preexec)
 
@@ -81,6 +81,6 @@ def outcome_of(case, folder, ranks):
 
 
 def one_error(stderr):
-    """The only line of standard error, without what it begins with."""
+    """The only line of standard error, without its beginning."""
     assert stderr.startswith("error: ") and stderr.endswith("\n") and stderr.count("\n") == 1, stderr
     return stderr[len("error: "):-1]

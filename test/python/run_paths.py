@@ -1,4 +1,4 @@
-"""Where a program looks for libraries beside the system's: the folders that its link noted."""
+"""The folders, noted at link time, in which a program looks for libraries before the system's."""
 
 import pathlib
 import re
@@ -11,5 +11,5 @@ def of(program):
 
 
 def find(program, pattern):
-    """The first library of such a name in those folders."""
+    """The first library with such a name in those folders."""
     return next(path for folder in of(program) for path in sorted(folder.glob(pattern)))

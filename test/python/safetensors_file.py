@@ -1,11 +1,11 @@
-"""Reads and writes safetensors files as bytes, with Python alone (the format is described in llmc/io/safetensors.h); tensors of
-numpy come from safetensors_numpy.py."""
+"""Reads and writes safetensors files as bytes, with Python alone (llmc/io/safetensors.h describes the format).
+safetensors_numpy.py handles numpy tensors."""
 
 import json
 
 
 def save(path, tensors, metadata=None):
-    """Writes {name: (dtype as the format names it, shape, bytes)}, metadata {text: text}."""
+    """Writes {name: (dtype as the format names it, shape, bytes)} and metadata {text: text}."""
     header = {"__metadata__": {**(metadata or {}), "format": "pt"}}
     offset = 0
     for name, (dtype, shape, data) in tensors.items():

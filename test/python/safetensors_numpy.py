@@ -1,17 +1,17 @@
-"""Reads and writes safetensors files as numpy's arrays."""
+"""Reads and writes safetensors files as numpy arrays."""
 
 import numpy as np
 
 import safetensors_file
 
-# numpy has no bfloat16: it is read as the float32 with the same value.
+# numpy has no bfloat16: it is read as the float32 number with the same value.
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
           "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?"}
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 
 
 def save(path, tensors, metadata=None):
-    """Writes {name: array}, metadata {text: text}."""
+    """Writes {name: array} and metadata {text: text}."""
     arrays = {name: np.asarray(array) for name, array in tensors.items()}
     safetensors_file.save(path, {name: (NAMES[array.dtype], array.shape, array.tobytes()) for name, array in arrays.items()},
                           metadata)

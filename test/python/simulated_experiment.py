@@ -1,5 +1,5 @@
-"""What the trainings on simulated GPUs (simulated.py) train: a tiny model on one batch; and what of two runs must be the same, and what they
-asked of the runtime."""
+"""The model and data of the trainings on simulated GPUs (simulated.py): a tiny model on one batch. Also the results that two
+runs must share, and their calls to the runtime."""
 
 import collections
 import functools
@@ -13,9 +13,9 @@ from program import PROGRAM, ROOT, write_token_file
 from reference_model import Sizes
 from simulated import at_once, train
 
-torch.set_num_threads(1)  # beside the programs
+torch.set_num_threads(1)  # leaves cores to the programs
 
-CPU = str((ROOT / PROGRAM).resolve())  # the program whose CPU device they follow
+CPU = str((ROOT / PROGRAM).resolve())  # the program whose CPU device is the reference
 SIZES = Sizes(layers=2, heads=2, channels=16, seq_len=16, vocab_size=64)
 SEQUENCES, STEPS = 4, 20
 BF16 = ["--dtype=bf16"]
@@ -31,7 +31,7 @@ class Experiment:
         self.sizes = sizes
         self.weights = reference_model.random_weights(sizes, generator)
         T = sizes.seq_len
-        # One run of tokens, cut into windows that share their end tokens.
+        # One sequence of tokens, cut into windows that share their end tokens.
         run = torch.randint(sizes.vocab_size, (SEQUENCES * T + 1,), generator=generator)
         self.tokens = torch.stack([run[i * T:(i + 1) * T + 1] for i in range(SEQUENCES)])
         self.data, self.init = folder / "train.bin", folder / "init.safetensors"
@@ -45,17 +45,17 @@ class Experiment:
 
 
 def results(run):
-    """What must have the same bits."""
+    """The results that must have the same bits."""
     return run.losses, run.column("grad_norm"), [line.get("val_loss") for line in run.lines]
 
 
 def cached(folder):
-    """For a run with a cache of its own."""
+    """The environment of a run with its own cache."""
     return {"XDG_CACHE_HOME": str(folder / "cache")}
 
 
 def counted(folder, *options, ranks=1, variables=None):
-    """A run, and of each process what its runtime counted (test/simt/runtime/counts.h)."""
+    """A run, and the counts of each process's runtime (test/simt/runtime/counts.h)."""
     run = train(folder, *options, ranks=ranks, variables={"SIMT_COUNT": str(folder / "count"), **(variables or {})})
     counts = [json.loads(path.read_text()) for path in folder.glob("count.*")]
     assert len(counts) == ranks
@@ -63,7 +63,7 @@ def counted(folder, *options, ranks=1, variables=None):
 
 
 def in_four_steps(folder, *options, ranks=1):
-    """What all processes together counted in four steps: {kind: Counter}."""
+    """The counts of all processes together in four steps: {kind: Counter}."""
     runs = at_once(*(functools.partial(counted, folder / str(steps), *options, f"--steps={steps}", ranks=ranks) for steps in (2, 6)))
 
     def total(kind, counts):

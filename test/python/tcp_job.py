@@ -1,4 +1,4 @@
-"""Processes of a job without MPI, started one by one as a bare shell would: RANK, WORLD_SIZE and where rank 0 listens."""
+"""Processes of a job without MPI, started one by one as from a plain shell: with RANK, WORLD_SIZE and the address of rank 0."""
 
 import os
 import random
@@ -13,7 +13,7 @@ MPI_VARIABLES = ["OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "P
 
 
 def free_port():
-    """Below those that the system gives to connections, so that it stays free."""
+    """Below the ports that the system assigns to connections, so that it stays free."""
     while True:
         port = random.randrange(20000, 32000)
         with socket.socket(socket.AF_INET6) as listener:
@@ -30,7 +30,7 @@ class Ended:
 
 
 class Job:
-    """Several processes whose standard errors are one, as on a terminal."""
+    """Several processes with a common standard error, as on a terminal."""
 
     def __init__(self, size, port=None, host="127.0.0.1", seconds=60):
         self.size, self.port, self.host = size, port or free_port(), host
@@ -39,7 +39,7 @@ class Job:
         self.out, self.err = os.pipe(), os.pipe()
 
     def start(self, rank, *command, **variables):
-        """Variables override; None takes one away."""
+        """`variables` override others; None removes one."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": str(self.size),
                        "MASTER_ADDR": self.host, "MASTER_PORT": str(self.port),
                        "TRAIN_GPT_CONNECT_SECONDS": str(self.seconds), **{name: None for name in MPI_VARIABLES}, **variables}
@@ -55,7 +55,7 @@ class Job:
         return self
 
     def end(self, seconds=30):
-        """Waits for all, which must end by themselves."""
+        """Waits for all processes, which must end by themselves."""
         os.close(self.out[1])
         os.close(self.err[1])
         deadline = time.monotonic() + seconds * program.PATIENCE

@@ -1,11 +1,11 @@
-"""No memory is allocated inside a training step, once the first steps have made what is kept."""
+"""A training step allocates no memory after the first steps have allocated the memory that is kept."""
 
 import re
 
 import program
 import pytest
 
-# A model whose first steps are like all others, with several micro-batches a process, and with one.
+# A model whose first steps are like all others, with several micro-batches for each process, and with one.
 OPTIONS = ["--layers=2", "--heads=2", "--channels=32", "--seq-len=32", "--steps=5"]
 
 
@@ -22,5 +22,5 @@ def test_a_step_allocates_nothing(transport, ranks, dtypes, micro_batch):
     counts = re.findall(r"rank (\d+): (\d+) of ours, (\d+) of libraries", result.stdout)
     assert sorted(int(rank) for rank, _, _ in counts) == list(range(ranks)), result.stdout + result.stderr
     assert all(ours == "0" for _, ours, _ in counts), result.stdout
-    # oneDNN allocates in every call: were nothing counted, the counter would not work.
+    # oneDNN allocates in every call. If its count were zero, the counter would not work.
     assert all(int(libraries) > 0 for _, _, libraries in counts), result.stdout

@@ -1,5 +1,5 @@
-"""The programs of `make bench-cpu` and `make bench-pipeline` work, on a model that takes steps in a moment; how fast they are
-nobody asks here.
+"""The programs of `make bench-cpu` and `make bench-pipeline` work, on a model whose steps take a moment. Their speed is not
+tested here.
 """
 
 import json
@@ -14,7 +14,7 @@ sys.path.insert(0, str(program.ROOT / "dev/cpu"))
 import bench_cpu  # noqa: E402
 
 BENCH = program.ROOT / program.BUILD / "dev/bench_step"
-# So that nothing large has to be multiplied to know them.
+# Given here, so that no large products are needed to measure them.
 CEILINGS = {"flops": {"fp32": 1e11, "bf16": 2e11}, "bytes": 1e10}
 
 
@@ -46,7 +46,7 @@ def test_what_no_operation_took_is_of_the_same_step(capsys):
         work = {"calls": 1, "flops": 1e6, "bytes": 1e6, "dtype": "fp32"}
         return {"ms": total, "operations": {"add": {"ms": add, **work}, "fill": {"ms": fill, **work}}}
 
-    # The medians of the operations are 3 and 3, that of the step is 4.5.
+    # The medians of the two operations are 3 and 3, that of the step is 4.5.
     steps = [step(6.5, 3, 3), step(4.5, 3, 1), step(4.5, 1, 3)]
     bench_cpu.print_breakdown(types.SimpleNamespace(steps=steps, median_ms=lambda: 4.5), CEILINGS)
     assert re.fullmatch(r" +all else +0\.50 +11\.1%", capsys.readouterr().out.splitlines()[-1])

@@ -1,4 +1,5 @@
-"""GPT-2's byte-pair encoder as Python's scripts use it, against tiktoken: its recorded ids, and itself where it is installed."""
+"""GPT-2's byte-pair encoder as Python's scripts use it, against tiktoken: against its recorded ids, and against tiktoken itself
+if installed."""
 
 import concurrent.futures
 import importlib.util
@@ -59,7 +60,7 @@ def test_one_encoder_serves_many_threads(encoder):
 
 
 def test_long_words(encoder):
-    """Which a quadratic search for merges would take minutes for."""
+    """A quadratic search for merges would take minutes for them."""
     length = 1_000_000
     assert encoder.encode(b"a" * length).tolist() == [24794] * (length // 4)  # "aaaa"
 
@@ -78,7 +79,7 @@ def test_prompts_and_samples_are_text(tmp_path):
     text = program.run(*options, f"--bpe-dir={gpt2_bpe.require_files()}", f"--out-dir={tmp_path}/text", "--checkpoint-every=1",
                        "--prompt=Zürich, 東京\\n<|endoftext|>").stdout
     assert "---\nZürich, 東京\n<|endoftext|>" in text and note not in text
-    # A checkpoint says where the files of its tokens are.
+    # A checkpoint records where the files of its tokens are.
     done = subprocess.run([(program.ROOT / program.PROGRAM).resolve(), "--generate", "--resume=text", "--sample-tokens=0", "--prompt=Zürich"],
                           cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "Zürich\n"), done.stderr
@@ -94,10 +95,10 @@ def change(path, old, new):
 
 
 WRONG_FILES = {
-    "no files": (lambda folder: (folder / "encoder.json").unlink(), ["there is no file", "encoder.json", "give the folder"]),
+    "no files": (lambda folder: (folder / "encoder.json").unlink(), ["there is no file", "encoder.json", "give the directory"]),
     "no merges": (lambda folder: (folder / "vocab.bpe").unlink(), ["there is no file", "vocab.bpe"]),
-    "cut off": (lambda folder: change(folder / "encoder.json", '"!": 0', '"!": '), ["encoder.json", "it is no JSON at byte 7"]),
-    "a merge is lost": (lambda folder: change(folder / "vocab.bpe", "Ġg azed\n", ""), ["encoder.json", "has 50257 tokens", "vocab.bpe beside it has 49999 merges"]),
+    "cut off": (lambda folder: change(folder / "encoder.json", '"!": 0', '"!": '), ["encoder.json", "it is not JSON at byte 7"]),
+    "a merge is lost": (lambda folder: change(folder / "vocab.bpe", "Ġg azed\n", ""), ["encoder.json", "has 50257 tokens", "vocab.bpe in the same directory has 49999 merges"]),
     "merges in another order": (lambda folder: change(folder / "vocab.bpe", "Ġ t\nĠ a\n", "Ġ a\nĠ t\n"), ["'Ġ", "merges"]),
     "half a merge": (lambda folder: change(folder / "vocab.bpe", "\nĠ t\n", "\nĠt\n"), ["vocab.bpe", "line 2", "two tokens"]),
     "two ids exchanged": (lambda folder: change(folder / "encoder.json", '"!": 0', '"!": 1'), ["'!' is 1"]),

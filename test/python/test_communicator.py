@@ -1,4 +1,4 @@
-"""The communicator as a whole job, over MPI and over TCP: what Open MPI itself saw, and what happens when a rank stops
+"""The communicator as a whole job, over MPI and over TCP: what Open MPI itself counted, and what happens if a rank stops
 answering.
 
 The program is test/mpi/tools/communicator_probe.cpp.
@@ -19,13 +19,13 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
 
 def on_mpi(*values):
-    """Values of a test's parameters, of which the first is the transport."""
+    """Values of a test's parameters; the first one is the transport."""
     return pytest.param("mpi", *values, marks=pytest.mark.skipif(not program.HAS_MPI, reason="make MPI=0"))
 
 
 OVER_MPI = on_mpi()
 TIMEOUT = 1.5  # seconds; the ranks' time limit in these tests
-# What mpirun takes to start and end a job, and what a rank may wait for its turn to speak, on a busy machine.
+# Time for mpirun to start and end a job, and for a rank to wait until its turn to report, on a busy machine.
 SLACK = 20 * program.PATIENCE
 
 
@@ -57,7 +57,7 @@ def finish(job, seconds=SLACK + TIMEOUT):
     try:
         out, err = job.communicate(timeout=seconds)
     finally:
-        job.terminate()  # the launcher ends its ranks; nothing happens where it has ended
+        job.terminate()  # the launcher ends its ranks; nothing happens if it has ended
     deadline = time.monotonic() + 5 * program.PATIENCE  # a killed process may outlive the launcher for a moment
     while not all(has_ended(rank) for rank in ranks) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -70,7 +70,7 @@ def run(*arguments, **options):
 
 
 def state_and_parent(process):
-    """Of a process that has ended the state is "Z" until its parent takes note of it, then ""."""
+    """The state of a process that has ended is "Z" until its parent reaps it, then ""."""
     try:
         state, parent = pathlib.Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[:2]
     except OSError:
@@ -79,7 +79,7 @@ def state_and_parent(process):
 
 
 def processes_of(job):
-    """The job's ranks, as soon as all of them are there; what was seen of those that end at once."""
+    """The job's ranks, as soon as all of them exist. If ranks end at once, those that were seen."""
     seen = set()
     deadline = time.monotonic() + SLACK
     while len(seen) < job.ranks and job.poll() is None and time.monotonic() < deadline:
@@ -90,7 +90,7 @@ def processes_of(job):
 
 
 def runs(process, program):
-    """Not a launcher's other children, nor what is to become a rank."""
+    """Whether the process runs the program: false for a launcher's other children, and before a process becomes a rank."""
     try:
         return program.startswith(pathlib.Path(f"/proc/{process}/comm").read_text().strip())
     except OSError:
@@ -110,7 +110,7 @@ def test_counted_bytes_are_what_open_mpi_sent(probe, tmp_path, ranks):
     assert status == 0, err
     for rank in range(ranks):
         report = (tmp_path / f"monitoring.{rank}.prof").read_text()
-        # E: from, to, bytes, of point-to-point messages. The other lines are of MPI's own collectives.
+        # E: from, to, bytes, for point-to-point messages. The other lines are for MPI's own collectives.
         sent = {int(to): int(count) for to, count in re.findall(rf"^E\t{rank}\t(\d+)\t(\d+) bytes", report, re.M)}
         assert sorted(sent) == [peer for peer in range(ranks) if peer != rank]
         assert not re.search(r"^(O2A|A2O|A2A)\t\d+\t[1-9]", report, re.M), "MPI's own collectives are not used"
@@ -128,7 +128,7 @@ CALLS = {
 }
 
 
-# In a ring each rank waits for its neighbour, but only the one that is stuck may be named.
+# In a ring each rank waits for its neighbour, but only the stuck rank may be named.
 @pytest.mark.parametrize("transport, ranks, call, fault", [
     on_mpi(2, "all_reduce", "stop"),
     on_mpi(3, "reduce_scatter", "sleep"),
@@ -153,7 +153,7 @@ def test_a_stuck_rank_ends_the_job_with_one_line(transport, probe, ranks, call, 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("call", ["all_gather", "barrier"])
 def test_who_waited_long_before_is_named_all_the_same(transport, probe, call):
-    """All waited for rank 0 for three quarters of the limit, rank 3 too, which then stops."""
+    """All ranks waited for rank 0 for three quarters of the limit. Rank 3 waited too, and then stops."""
     status, _, err = run(transport, probe, 4, "faults", call, 3, "relapse", TIMEOUT)
     assert status == 1
     assert re.fullmatch(rf"error: rank [0-2] waited {TIMEOUT:g} s in {CALLS[call]} for rank 3, which does not answer; the job ends\n",
@@ -161,7 +161,7 @@ def test_who_waited_long_before_is_named_all_the_same(transport, probe, call):
 
 
 def test_one_rank_of_many_speaks(probe):
-    """Of more than 32, ranks have turns in common. The one that is stuck is not one that others ask."""
+    """With more than 32 ranks, several share a turn. The stuck rank is not one that others query."""
     status, _, err = run("tcp", probe, 36, "faults", "all_gather", 35, "sleep", TIMEOUT)
     assert status == 1
     assert re.fullmatch(rf"error: rank \d+ waited {TIMEOUT:g} s in all_gather for rank 35, which does not answer; the job ends\n",
@@ -187,7 +187,7 @@ def test_a_killed_rank_ends_the_job(transport, probe, call):
     if transport == "mpi":
         assert "error:" not in err, "mpirun has said it already"
     else:
-        assert re.fullmatch("error: rank 1 has gone: .*; the job ends\n", err), err
+        assert re.fullmatch("error: rank 1 is gone: .*; the job ends\n", err), err
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "ring"])
@@ -203,7 +203,7 @@ def test_the_time_of_a_stopped_job_does_not_count(transport, probe):
     job = start(transport, probe, 2, "faults", "all_reduce", 1, "sleep", limit)
     begin = time.monotonic()
     ranks = processes_of(job)
-    time.sleep(0.5)  # by then one waits for the other, or it is stopped before
+    time.sleep(0.5)  # by then one waits for the other, or it was stopped before that
     for rank in ranks:
         os.kill(rank, signal.SIGSTOP)
     waited_before = time.monotonic() - begin  # at most
@@ -215,7 +215,7 @@ def test_the_time_of_a_stopped_job_does_not_count(transport, probe):
     assert len(ranks) == 2
     assert status == 1
     assert "for rank 1" in err
-    # Of the pause one second counts.
+    # The pause counts as one second.
     assert time.monotonic() - continued >= limit - waited_before - 1
 
 
@@ -239,7 +239,7 @@ def test_ranks_share_the_machine(transport, probe):
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_processes_of_the_launcher_may_run_on_every_core(transport, ranks):
-    """mpirun by itself binds one or two processes to a core each, with all their threads."""
+    """mpirun by itself binds each of one or two processes, with all its threads, to one core."""
     command = [REPOSITORY / "scripts/launch.sh", "-np", str(ranks), sys.executable, "-c",
                "import os; os.write(1, b'%r\\n' % sorted(os.sched_getaffinity(0)))"]  # a line at once
     result = subprocess.run(command, capture_output=True, text=True, timeout=SLACK,

@@ -1,5 +1,5 @@
-"""The trainer with a GPU's part opens cuBLASLt where it needs it (llmc/device/cuda/shared_library.h): it starts without, and finds the
-library where it was at the build. No GPU is needed to ask for its version."""
+"""The trainer for GPUs opens cuBLASLt only when it needs it (llmc/device/cuda/shared_library.h). It starts without the library,
+and finds it in its place at the build. Reading the library's version needs no GPU."""
 
 import os
 import pathlib
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not TRAINER.exists(), reason="the trainer for GP
 
 
 def run(*command, folder=None):
-    """What a command prints where LD_LIBRARY_PATH is this folder alone."""
+    """The output of a command with LD_LIBRARY_PATH set to this folder only, or unset."""
     environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment | ({"LD_LIBRARY_PATH": str(folder)} if folder else {}))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -36,7 +36,7 @@ def run(*command, folder=None):
 
 
 def link(program, folders):
-    """A program that prints the library's version, or what is the matter, and looks for it in these folders."""
+    """A program that prints the library's version or an error, and looks for it in these folders."""
     program.with_suffix(".cpp").write_text(ASKS)
     run("g++", program.with_suffix(".cpp"), OBJECT, "-lfmt", "-ldl", *[f"-Wl,-rpath,{folder}" for folder in folders], "-o", program)
     return program
@@ -44,13 +44,13 @@ def link(program, folders):
 
 @pytest.fixture(scope="module")
 def asks(tmp_path_factory):
-    """One that looks where the trainer does."""
+    """A program that looks in the trainer's folders."""
     return link(tmp_path_factory.mktemp("asks") / "asks", run_paths.of(TRAINER))
 
 
 @pytest.fixture
 def elsewhere(tmp_path):
-    """A folder where the library's file is empty."""
+    """A folder with an empty file in place of the library."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     (folder / run_paths.find(TRAINER, "libcublasLt.so.*").name).touch()
@@ -60,23 +60,23 @@ def elsewhere(tmp_path):
 def test_found_where_the_build_had_it(asks, elsewhere, tmp_path):
     major = int(run_paths.find(TRAINER, "libcublasLt.so.*").name.split(".")[2])
     assert int(run(asks)) // 10000 == major
-    # There, and not only among the system's.
+    # It looks there, not only among the system's libraries.
     assert f"{elsewhere}/libcublasLt.so.{major}: file too short" in run(link(tmp_path / "other", [elsewhere]))
 
 
 def test_one_line_says_what_is_missing(asks, elsewhere):
     said = run(asks, folder=elsewhere)
     library = run_paths.find(TRAINER, "libcublasLt.so.*").name
-    assert said == (f"--device cuda: {elsewhere}/{library}: file too short (looked for in LD_LIBRARY_PATH, where `make` found it and "
-                    f"among the system's libraries); put the folder of {library} into LD_LIBRARY_PATH (the CUDA toolkit has it, and "
-                    "PyTorch for CUDA), or take --device cpu")
+    assert said == (f"--device cuda: {elsewhere}/{library}: file too short (searched in LD_LIBRARY_PATH, where `make` found it, and in "
+                    f"the system's libraries); add the directory of {library} to LD_LIBRARY_PATH (the CUDA toolkit has it, and "
+                    "PyTorch for CUDA), or use --device cpu")
 
 
 def test_one_line_says_what_is_too_old(asks, elsewhere):
     [library] = elsewhere.iterdir()
     run("g++", "-shared", "-x", "c++", "/dev/null", "-o", library)
     said = run(asks, folder=elsewhere)
-    assert said == f"--device cuda: {library.name} here is too old, it has no cublasLtGetVersion; take a newer one, or --device cpu"
+    assert said == f"--device cuda: {library.name} is too old: it has no cublasLtGetVersion; install a newer version, or use --device cpu"
 
 
 def test_the_trainer_starts_without_it(elsewhere):

@@ -1,4 +1,4 @@
-"""The scripts of data/: the tokens that they make of documents, and how they go on after whatever stopped them."""
+"""The scripts of data/: the tokens that they make from documents, and how they go on after an interruption."""
 
 import hashlib
 import importlib.util
@@ -65,7 +65,7 @@ def test_bytes_are_the_text(texts, tmp_path):
 
 
 def test_divided_within_a_document(tmp_path):
-    """Not within a character, and what goes on in the validation shard has no end of text before it."""
+    """Not within a character. If a document goes on in the validation shard, no end of text comes before it."""
     path, out = tmp_path / "text.txt", tmp_path / "out"
     path.write_text("a" + "é" * 33)  # nine tenths of its 67 bytes are 60, in the middle of the 30th é
     run_here("text.py", path, "--out", out, *BYTES)
@@ -157,7 +157,7 @@ def test_standard_input(texts, tmp_path):
 
 @pytest.mark.parametrize("tokenizer, fraction", [("bytes", "0.1"), ("bytes", "0.5"), ("gpt2", "0.1")])
 def test_standard_input_is_read_as_far_as_the_limit(tmp_path, tokenizer, fraction):
-    """Of one that never ends."""
+    """The input never ends."""
     options = ["--tokenizer", "gpt2", "--bpe-dir", gpt2_bpe.require_files()] if tokenizer == "gpt2" else BYTES
     with subprocess.Popen(["yes", "It was a dark and stormy night."], stdout=subprocess.PIPE) as endless:
         run("text.py", "-", "--out", tmp_path / "out", *options, "--limit-tokens", 20_000, "--val-fraction", fraction, stdin=endless.stdout)
@@ -180,7 +180,7 @@ def test_ctrl_c_during_the_imports_is_one_line(texts, tmp_path):
 
 
 def test_trained_on(texts, tmp_path, capsys):
-    """Bytes in shards are to the trainer what the text is; GPT-2's tokens fit its vocabulary."""
+    """Bytes in shards train like the text itself. GPT-2's tokens fit its vocabulary."""
     text = texts[0]
     text.write_bytes(text.read_bytes().decode().encode("ascii", "replace"))
     run_here("text.py", text, "--out", tmp_path / "bytes", *BYTES)
@@ -196,7 +196,7 @@ def test_trained_on(texts, tmp_path, capsys):
     assert len(run.losses) == 2 and abs(run.losses[0] - np.log(50257)) < 0.5
 
 
-# ---- Going on
+# ---- Resuming
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def small_pieces(monkeypatch):
 
 @pytest.mark.parametrize("where", ["sync_folder", "append"])
 def test_killed_anywhere(texts, tmp_path, small_pieces, monkeypatch, where):
-    """Ended at once at every place where something was just written, and started again: the same bytes."""
+    """Killed at every place where something was just written, and started again: the result has the same bytes."""
     options = [*texts, *BYTES, "--shard-tokens", 1500]
     run_here("text.py", *options, "--out", tmp_path / "whole")
     whole = results_in(tmp_path / "whole")
@@ -230,7 +230,7 @@ def test_killed_anywhere(texts, tmp_path, small_pieces, monkeypatch, where):
         out = tmp_path / f"killed-{count}"
         finished = run_dying(die_at(count), "text.py", *options, "--out", out)
         for name, data in results_in(out).items():
-            assert name.startswith(".") or name == "manifest.json" or data == whole[name]  # whole or not there
+            assert name.startswith(".") or name == "manifest.json" or data == whole[name]  # whole or absent
         if count % 3 == 0:  # killed twice
             run_dying(die_at(count // 2), "text.py", *options, "--out", out)
         run_here("text.py", *options, "--out", out)
@@ -262,7 +262,7 @@ def wait_until(condition, seconds=60):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_stopped_while_downloading(tmp_path, seed, parquet_of_lines, number):
-    """A signal while the second file arrives, with tokenizing processes waiting; then the rest, from where it was."""
+    """A signal arrives while the second file is downloaded and tokenizing processes wait. Then the rest is downloaded."""
     text = random_text(seed, 200_000).decode()
     tokens_of_first = sum(len(text[i:].encode()) + 1 for i in range(10)) - 1
     files = {"000_00000.parquet": parquet_of_lines([text[i:] for i in range(10)]), "001_00000.parquet": parquet_of_lines([text[:100_000]] * 2)}
@@ -277,13 +277,13 @@ def test_stopped_while_downloading(tmp_path, seed, parquet_of_lines, number):
                    (out / "download/001_00000.parquet.part").stat().st_size == arrived)
         children = children_of(process.pid)
         assert len(children) >= 2
-        # A terminal sends Ctrl-C to all of them, a person's `kill` its signal to one.
+        # A terminal sends Ctrl-C to all of them; a user's `kill` sends its signal to one.
         os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
         errors = process.communicate(timeout=60 * program.PATIENCE)[1]
         hang.released.set()
         assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[number]
-        if number != signal.SIGKILL:  # of which Python's own helper may have something to say
-            assert errors.strip() == ("interrupted; the same command goes on from here" if number == signal.SIGINT else "")
+        if number != signal.SIGKILL:  # after which Python's own helper may print something
+            assert errors.strip() == ("interrupted; the same command continues from here" if number == signal.SIGINT else "")
         wait_until(lambda: not any(map(is_alive, children)))
         assert number == signal.SIGKILL or not list(out.glob(".*.tmp"))
         assert not manifest_of(out)["finished"] and len(manifest_of(out)["shards"]) == tokens_of_first // 400_000
@@ -297,7 +297,7 @@ def test_stopped_while_downloading(tmp_path, seed, parquet_of_lines, number):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_while_processes_start(tmp_path, seed, number):
-    """None of them has something to say about it."""
+    """None of them prints anything about it."""
     path = tmp_path / "text.txt"
     path.write_bytes(random_text(seed, 100_000) * 40)
     process = dataset_scripts.start("text.py", path, "--out", tmp_path / "out", *BYTES, "--processes", 2, start_new_session=True)
@@ -305,7 +305,7 @@ def test_stopped_while_processes_start(tmp_path, seed, number):
     os.killpg(process.pid, number)
     errors = process.communicate(timeout=60 * program.PATIENCE)[1]
     assert process.returncode == 128 + number
-    assert errors.strip() == ("interrupted; the same command goes on from here" if number == signal.SIGINT else "")
+    assert errors.strip() == ("interrupted; the same command continues from here" if number == signal.SIGINT else "")
 
 
 def test_finished_and_damaged(texts, tmp_path, capsys):
@@ -314,13 +314,13 @@ def test_finished_and_damaged(texts, tmp_path, capsys):
     whole = results_in(out)
     changed = (out / "train_000001.bin").stat().st_mtime_ns
     run_here("text.py", *options)
-    assert "finished already, and its checksums are right" in capsys.readouterr().out
+    assert "already complete, and its checksums are right" in capsys.readouterr().out
     assert (out / "train_000001.bin").stat().st_mtime_ns == changed
     for damage in (lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-1] + b"x"),
                    lambda path: path.write_bytes(path.read_bytes()[:-2])):
         damage(out / "train_000003.bin")
         run_here("text.py", *options)
-        assert "train_000003.bin is missing or damaged: making it again" in capsys.readouterr().out
+        assert "train_000003.bin is missing or damaged: writing it and the later shards again" in capsys.readouterr().out
         assert results_in(out) == whole
         assert (out / "train_000001.bin").stat().st_mtime_ns == changed
     run_here("text.py", *texts, *BYTES, "--out", out, "--overwrite")
@@ -330,26 +330,26 @@ def test_finished_and_damaged(texts, tmp_path, capsys):
 def test_refused(texts, tmp_path, monkeypatch, capsys):
     out, options = tmp_path / "out", [*texts, *BYTES, "--out", tmp_path / "out"]
     run_here("text.py", *options)
-    assert "whose shard_tokens was 100000000 and not 5000" in refused_here("text.py", *options, "--shard-tokens", 5000)
-    assert "whose limit_tokens was None and not 500" in refused_here("text.py", *options, "--limit-tokens", 500)
+    assert "with shard_tokens 100000000 instead of 5000" in refused_here("text.py", *options, "--shard-tokens", 5000)
+    assert "with limit_tokens None instead of 500" in refused_here("text.py", *options, "--limit-tokens", 500)
     texts[1].write_bytes(b"other")
-    assert f"{texts[0]}, {texts[1]}: the text has changed since the shards in {out} were begun; give --overwrite" in refused_here("text.py", *options)
-    assert "whose source was" in refused_here("text.py", texts[0], *options[2:])
-    # The same files by other names of their folders are the same text.
+    assert f"{texts[0]}, {texts[1]}: the text has changed since the first shards in {out}; give --overwrite" in refused_here("text.py", *options)
+    assert "with source " in refused_here("text.py", texts[0], *options[2:])
+    # The same files under other folder names are the same text.
     run_here("text.py", *options, "--overwrite")
     monkeypatch.chdir(tmp_path)
     run_here("text.py", *(os.path.relpath(path) for path in texts), *options[2:])
-    assert "is finished already" in capsys.readouterr().out.splitlines()[-3]
+    assert "is already complete" in capsys.readouterr().out.splitlines()[-3]
     (out / "manifest.json").write_text('{"settings": 1}')
-    assert "manifest.json is damaged; --overwrite" in refused_here("text.py", *options)
+    assert "manifest.json is damaged; give --overwrite" in refused_here("text.py", *options)
     (out / "manifest.json").unlink()
-    assert "has train_000001.bin, which no manifest.json tells of" in refused_here("text.py", *options)
+    assert "has train_000001.bin, which is not listed in manifest.json" in refused_here("text.py", *options)
     with shards.locked(out):
         assert "another run is writing into" in refused_here("text.py", *options)
 
 
 def test_the_printed_folder_is_one_to_the_trainer_too(texts, tmp_path, capsys):
-    """Which takes what is in brackets for a pattern."""
+    """The trainer treats brackets as a pattern."""
     run_here("text.py", *texts, "--out", tmp_path / "a [6] * ?", *BYTES)
     command = shlex.split(capsys.readouterr().out.splitlines()[-1].removeprefix("train with: ./train_gpt"))
     assert "  validation  " in program.run(*command, "--steps=0", "--device=cpu").stdout
@@ -359,15 +359,15 @@ def test_a_pipe_is_refused_before_it_is_read(tmp_path):
     ours, theirs = os.pipe()
     os.write(theirs, b"A text.")
     os.close(theirs)
-    path = f"/dev/fd/{ours}"  # as bash makes of <(cat text)
-    assert f"{path} can be read once only" in refused_here("text.py", path, "--out", tmp_path / "out", *BYTES)
+    path = f"/dev/fd/{ours}"  # bash makes this from <(cat text)
+    assert f"{path} can be read only once" in refused_here("text.py", path, "--out", tmp_path / "out", *BYTES)
     with open(ours, "rb") as pipe:
         assert pipe.read() == b"A text."
 
 
 @pytest.mark.parametrize("root, shown", [(".", "out of mine"), ("elsewhere", "{}/out of mine")])
 def test_the_command_that_is_printed_works_in_the_root(texts, tmp_path, monkeypatch, capsys, root, shown):
-    """Wherever the script was called, and however its folder was named there."""
+    """In any current folder, and for any name of its folder there."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -380,24 +380,24 @@ def test_the_command_that_is_printed_works_in_the_root(texts, tmp_path, monkeypa
 
 @pytest.mark.parametrize("options, line", [
     ([], "FILE; --help lists the options"),
-    # Before the vocabulary is looked for, which would be downloaded.
+    # Before the search for the vocabulary, which would be downloaded.
     (["nowhere.txt", "--tokenizer", "gpt2", "--bpe-dir", "FOLDER"], "cannot read nowhere.txt: No such file or directory"),
     (["FOLDER"], "Is a directory"),
     (["-", "-"], "standard input (-) is given twice"),
-    (["EMPTY"], "there is no text in it"),
+    (["EMPTY"], "the files have no text"),
     (["BAD.jsonl"], "line 2: not JSON"),
     (["DEEP.jsonl"], "line 2: not JSON"),
-    (["ONE"], "and none is left to train on; give more text"),
-    (["TEXT", "--val-fraction", "0.9999"], "and none is left to train on; give more text, or --overwrite and a smaller --val-fraction"),
-    (["/dev/null"], "/dev/null can be read once only, and a file is read several times; give - in its place"),
+    (["ONE"], "and none are left to train on; give more text"),
+    (["TEXT", "--val-fraction", "0.9999"], "and none are left to train on; give more text, or --overwrite and a smaller --val-fraction"),
+    (["/dev/null"], "/dev/null can be read only once, but files are read several times; give -"),
     (["GOOD.jsonl", "--field", "body"], "line 1: no text in the field 'body' (its fields: text)"),
-    (["NULL.jsonl"], "line 2: the field 'text' holds no text but null"),
-    (["TEXT", "--shard-tokens", "3e9"], "'3e9' is no whole number of 16 to 2,147,483,647"),
-    (["TEXT", "--shard-tokens", "1e99999999999"], "is no whole number"),
-    (["TEXT", "--limit-tokens", "1.5"], "'1.5' is no whole number of 20 or more"),
-    (["TEXT", "--processes", "0"], "is no whole number of 1 to 1,024"),
-    (["TEXT", "--val-fraction", "1"], "is no share from 0 to less than 1"),
-    (["TEXT", "--out", "TEXT/x"], "is no folder to write into (Not a directory); give another one"),
+    (["NULL.jsonl"], "line 2: the field 'text' is not text but null"),
+    (["TEXT", "--shard-tokens", "3e9"], "'3e9' is not a whole number of 16 to 2,147,483,647"),
+    (["TEXT", "--shard-tokens", "1e99999999999"], "is not a whole number"),
+    (["TEXT", "--limit-tokens", "1.5"], "'1.5' is not a whole number of 20 or more"),
+    (["TEXT", "--processes", "0"], "is not a whole number of 1 to 1,024"),
+    (["TEXT", "--val-fraction", "1"], "is not a fraction from 0 to less than 1"),
+    (["TEXT", "--out", "TEXT/x"], "cannot write into this folder (Not a directory); give another one"),
     (["TEXT", "--tokenizer", "gpt2", "--bpe-dir", "FOLDER"], "has no encoder.json; leave the option out"),
     (["TEXT", "--tokenizer", "gpt2", "--bpe-dir", "BPE"], "is not GPT-2's"),
     (["TEXT", "--tokenizer", "word"], "invalid choice: 'word'"),
@@ -420,18 +420,18 @@ def test_wrong_options(tmp_path, options, line):
 
 
 def test_full_disk(texts, tmp_path):
-    """No file may have more than 8 KiB: as where a disk is full, one line, and nothing half written is seen."""
+    """No file may exceed 8 KiB. This acts like a full disk: one line, and no half-written file is visible."""
     out = tmp_path / "out"
     limited = run("text.py", *texts, *BYTES, "--out", out, "--processes", 1, "--shard-tokens", 10_000, check=False,
                   preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)))
     assert limited.returncode == 1
-    assert limited.stderr == f"error: {out / 'train_000001.bin'}: File too large; when that is mended, the same command goes on from here\n"
+    assert limited.stderr == f"error: {out / 'train_000001.bin'}: File too large; after fixing that, the same command continues from here\n"
     assert list(results_in(out)) == ["manifest.json"]
     run_here("text.py", *texts, *BYTES, "--out", out, "--shard-tokens", 10_000)
 
 
 def test_python_without_the_modules(tmp_path):
-    """Another interpreter has them: the script goes on by that one."""
+    """Another interpreter has them, and the script continues with that one."""
     result = subprocess.run([sys.executable, "-S", dataset_scripts.DATA / "text.py", "--help"], capture_output=True, text=True)
     assert result.returncode == 0 and "--val-fraction" in result.stdout, result.stderr
 

@@ -1,4 +1,4 @@
-"""Each script of data/: what it asks its source for, and the tokens that it makes of what comes."""
+"""Each script of data/: its requests to its source, and the tokens that it makes from the answers."""
 
 import ast
 import hashlib
@@ -34,7 +34,7 @@ def test_tinyshakespeare(tmp_path, monkeypatch):
     out = tmp_path / "out"
     with file_server.serving({"/karpathy/char-rnn/master/data/tinyshakespeare/input.txt": text}) as server:
         options = ["tinyshakespeare.py", "--mirror", server.url, "--out", str(out), *BYTES, "--pause", "0"]
-        assert "should have" in refused_here(*options)  # it is not the text that it should be
+        assert "should have" in refused_here(*options)  # it is not the expected text
         monkeypatch.setattr(sys, "argv", options)
         monkeypatch.setattr(tinyshakespeare, "SHA256", hashlib.sha256(text).hexdigest())
         common.main(tinyshakespeare.__doc__, "tinyshakespeare", tinyshakespeare.plan)
@@ -44,7 +44,7 @@ def test_tinyshakespeare(tmp_path, monkeypatch):
 
 
 def test_stories_lie_across_the_blocks_that_are_read(tmp_path):
-    """And what stands between two of them does, at 4 MiB."""
+    """The separator between two stories also lies across a block boundary, at 4 MiB."""
     texts = [b"x" * ((1 << 22) - 5), *(b"story %d " % number * 500 for number in range(1200))]
     (tmp_path / "stories.txt").write_bytes(b"\n<|endoftext|>\n".join(texts))
     assert list(documents.separated_texts(tmp_path / "stories.txt")) == [text.strip() for text in texts]
@@ -64,7 +64,7 @@ def test_tinystories(tmp_path):
 
 
 def test_progress_on_a_terminal(tmp_path):
-    """Bars of what arrives and of the tokens, which are gone in the end; none in a pipe."""
+    """Bars for the download and for the tokens, which disappear at the end. There are none in a pipe."""
     name = "TinyStoriesV2-GPT4-train.txt"
     with file_server.serving(hub_of("roneneldan/TinyStories", {name: b"A story. " * 43691, name.replace("train", "valid"): b"Another."})) as server:
         server.files[f"/store/{name}"].faults = [in_pieces(download.BLOCK, 0.2), in_pieces(download.BLOCK, 0)]
@@ -93,7 +93,7 @@ def check_web_texts(script, repository, folder, names, out, make_file, texts, *o
         assert len(tokens_of(out, "val")) == 2000 and (out / "train_000002.bin").exists()
         assert [entry["file"] for entry in manifest_of(out)["files"]] == names
         assert manifest_of(out)["settings"]["revision"] == "c0ffee"
-        # A small try, which needs the first file only.
+        # A small sample, which needs only the first file.
         server.requests.clear()
         small = out.with_name("small")
         run_here(*options, "--out", small, "--limit-tokens", 1500)
@@ -130,27 +130,27 @@ def test_real_parquet(tmp_path, seed):
         return path.read_bytes()
     check_web_texts("fineweb.py", "HuggingFaceFW/fineweb-edu", "sample/10BT/", FINEWEB, tmp_path / "out", make_file, web_texts(seed))
     with file_server.serving(hub_of("HuggingFaceFW/fineweb-edu", {FINEWEB[0]: b"no parquet"}, "sample/10BT/")) as server:
-        assert "is no parquet file" in refused_here("fineweb.py", "--mirror", server.url, "--out", tmp_path / "bad", *BYTES)
+        assert "is not a parquet file" in refused_here("fineweb.py", "--mirror", server.url, "--out", tmp_path / "bad", *BYTES)
 
 
 def test_too_little_for_training(tmp_path, parquet_of_lines):
     files = {FINEWEB[0]: parquet_of_lines(["a short text"])}
     with file_server.serving(hub_of("HuggingFaceFW/fineweb-edu", files, "sample/10BT/")) as server:
         text = refused_here("fineweb.py", "--mirror", server.url, "--out", tmp_path / "out", *BYTES)
-    assert "all of the 12 tokens are for validation, and none is left to train on; give --overwrite and a smaller --shard-tokens" in text
+    assert "all of the 12 tokens are for validation, and none are left to train on; give --overwrite and a smaller --shard-tokens" in text
 
 
-# What is in the module, where it is installed; what is said of it.
+# The module's content if it is installed, and the message about it.
 @pytest.mark.parametrize("module, trouble", [
-    (None, "and that is not installed; run `make deps`, or `pip install -r "),
+    (None, "which is not installed; run `make deps`, or `pip install -r "),
     ('raise ImportError("pyarrow requires NumPy 2.0 or newer, found 1.24.2")',
-     "and that is installed and cannot be imported (pyarrow requires NumPy 2.0 or newer, found 1.24.2); `pip install -r "),
-    ("import pyarrow.lib", "is installed and cannot be imported (No module named 'pyarrow.lib')"),
-    ("raise RuntimeError", "is installed and cannot be imported (RuntimeError)"),
+     "which is installed but cannot be imported (pyarrow requires NumPy 2.0 or newer, found 1.24.2); run `pip install -r "),
+    ("import pyarrow.lib", "is installed but cannot be imported (No module named 'pyarrow.lib')"),
+    ("raise RuntimeError", "is installed but cannot be imported (RuntimeError)"),
 ], ids=["absent", "another NumPy", "another Python", "any other trouble"])
 @pytest.mark.parametrize("script", ["fineweb.py", "openwebtext.py"])
 def test_parquet_without_its_module(tmp_path, monkeypatch, script, module, trouble):
-    """Said before anything is downloaded."""
+    """The message comes before any download."""
     for name in [name for name in sys.modules if name.split(".")[0] == "pyarrow"]:
         monkeypatch.delitem(sys.modules, name)
     if module is None:
@@ -164,10 +164,10 @@ def test_parquet_without_its_module(tmp_path, monkeypatch, script, module, troub
         assert trouble in text and not server.requests and not (tmp_path / "out").exists(), text
 
 
-@pytest.mark.parametrize("module, trouble", [("raise ImportError('for another Python')", "is installed and cannot be imported (for another Python)"),
+@pytest.mark.parametrize("module, trouble", [("raise ImportError('for another Python')", "is installed but cannot be imported (for another Python)"),
                                              (None, "is not installed")])
 def test_tiktoken_that_cannot_be_imported(tmp_path, monkeypatch, module, trouble):
-    """Where it was not asked for, the project's own encoder is there."""
+    """If it was not requested, the project's own encoder is used."""
     folder = gpt2_bpe.require_files()
     encode.build_native_library()
     monkeypatch.delitem(sys.modules, "tiktoken", raising=False)
@@ -177,7 +177,7 @@ def test_tiktoken_that_cannot_be_imported(tmp_path, monkeypatch, module, trouble
         (tmp_path / "tiktoken.py").write_text(module)
         monkeypatch.syspath_prepend(tmp_path)
     assert encode.prepare_gpt2(folder, None, None) == "native"
-    with pytest.raises(SystemExit, match=re.escape(f"--encoder tiktoken: it {trouble}; ")):
+    with pytest.raises(SystemExit, match=re.escape(f"--encoder tiktoken: tiktoken {trouble}; ")):
         encode.prepare_gpt2(folder, None, "tiktoken")
 
 
@@ -192,7 +192,7 @@ def test_hellaswag(tmp_path, monkeypatch, capsys):
     with file_server.serving(served) as server:
         options = ["hellaswag.py", "--mirror", server.url, "--out", str(out), "--pause", "0"]
         monkeypatch.setattr(sys, "argv", options)
-        with pytest.raises(SystemExit, match="should have"):  # results are compared on the questions that it should be
+        with pytest.raises(SystemExit, match="should have"):  # results are comparable only on the expected questions
             hellaswag.main()
         monkeypatch.setattr(hellaswag, "SHA256", {})
         hellaswag.main()
@@ -203,27 +203,27 @@ def test_hellaswag(tmp_path, monkeypatch, capsys):
             assert (out / f"hellaswag_{split}.jsonl").read_bytes() == served[f"/rowanz/hellaswag/master/data/hellaswag_{split}.jsonl"]
         shutil.rmtree(out)
         server.files["/rowanz/hellaswag/master/data/hellaswag_val.jsonl"].body = b"<html>\n"
-        with pytest.raises(SystemExit, match="line 1: no HellaSwag question"):
+        with pytest.raises(SystemExit, match="line 1: not a HellaSwag question"):
             hellaswag.main()
 
 
 @pytest.mark.parametrize("wrong, fault", [
-    ({"endings": ["a"]}, 'its "endings" are not 4 texts'), ({"endings": "abcd"}, 'its "endings" are not 4 texts'),
-    ({"endings": ["a", "b", "", "d"]}, 'its "endings" are not 4 texts'), ({"endings": ["a", "b", 3, "d"]}, 'its "endings" are not 4 texts'),
-    ({"label": 4}, 'its "label" is not 0 to 3'), ({"label": True}, 'its "label" is not 0 to 3'),
-    ({"ctx": 1}, 'it has no text "ctx"'), ({"ctx": ""}, 'it has no text "ctx"'), (None, "it is no JSON object"),
+    ({"endings": ["a"]}, '"endings" is not a list of 4 non-empty strings'), ({"endings": "abcd"}, '"endings" is not a list of 4 non-empty strings'),
+    ({"endings": ["a", "b", "", "d"]}, '"endings" is not a list of 4 non-empty strings'), ({"endings": ["a", "b", 3, "d"]}, '"endings" is not a list of 4 non-empty strings'),
+    ({"label": 4}, '"label" is not 0 to 3'), ({"label": True}, '"label" is not 0 to 3'),
+    ({"ctx": 1}, '"ctx" is missing, empty or not a string'), ({"ctx": ""}, '"ctx" is missing, empty or not a string'), (None, "not a JSON object"),
 ])
 def test_hellaswag_refuses_what_the_trainer_does(tmp_path, wrong, fault):
     path = tmp_path / "val.jsonl"
     path.write_text(f"{json.dumps(QUESTION)}\n{json.dumps({**QUESTION, **wrong} if wrong else [])}\n")
-    with pytest.raises(SystemExit, match=f"line 2: no HellaSwag question, {fault}; "):
+    with pytest.raises(SystemExit, match=f"line 2: not a HellaSwag question \\({fault}\\); "):
         hellaswag.count_questions(path, "val")
     done = program.run("--model=mini", f"--eval-hellaswag={path}", "--device=cpu", f"--out-dir={tmp_path}/run", check=False)
     assert done.returncode == 1 and f"line 2: {fault}; " in done.stderr, done.stderr
 
 
 def test_hellaswag_refuses_what_is_nested_too_deeply():
-    assert hellaswag.fault_of("[" * 200_000, "val") == "it is no JSON object"
+    assert hellaswag.fault_of("[" * 200_000, "val") == "not a JSON object"
 
 
 def test_vocabulary_is_downloaded_once(tmp_path):
@@ -238,7 +238,7 @@ def test_vocabulary_is_downloaded_once(tmp_path):
 
 
 def test_requirements_are_what_deps_installs_and_the_scripts_import():
-    """Names and versions: each is among those of requirements.txt that deps.sh pins, or has from Debian."""
+    """Names and versions. Each version that deps.sh pins or Debian provides is allowed by requirements.txt."""
     required = {found.name: found.specifier for line in (dataset_scripts.DATA / "requirements.txt").read_text().splitlines()
                 if (text := line.partition("#")[0].strip()) for found in [Requirement(text)]}
     trees = [ast.walk(ast.parse(path.read_text())) for path in dataset_scripts.DATA.glob("*.py")]
@@ -251,5 +251,5 @@ def test_requirements_are_what_deps_installs_and_the_scripts_import():
     for name, versions in required.items():
         assert name in pins or f" python3-{name} " in deps, name
         assert (pins.get(name) or importlib.metadata.version(name)) in versions, name
-    # The newest of them that works with Debian's NumPy.
+    # The newest version that works with Debian's NumPy.
     assert str(int(pins["pyarrow"].partition(".")[0]) + 1) not in required["pyarrow"]

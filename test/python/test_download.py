@@ -1,4 +1,4 @@
-"""data/download.py: files arrive whole and right over connections that drop, servers that fail and sources that change."""
+"""data/download.py: files arrive whole and right despite connections that drop, servers that fail and sources that change."""
 
 import email.utils
 import gzip
@@ -29,7 +29,7 @@ def sha256(body):
 
 
 class Place:
-    """A server with one file, and what a Downloader does with it."""
+    """A server with one file, and a Downloader's work with it."""
 
     def __init__(self, server, folder, file):
         self.server, self.folder, self.file = server, folder, file
@@ -54,7 +54,7 @@ class Place:
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """The seconds that were waited; nothing is."""
+    """The requested pauses in seconds, without any real pause."""
     waited = []
     monkeypatch.setattr(download.time, "sleep", waited.append)
     return waited
@@ -71,7 +71,7 @@ def test_download_and_record(place):
     assert (place.folder / "file.txt.sha256").read_text() == f"{sha256(BODY)}  file.txt\n"
     assert sorted(path.name for path in place.folder.iterdir()) == ["file.txt", "file.txt.sha256"]
     place.fetch()
-    assert len(place.server.requests) == 1  # what is there is checked, not downloaded
+    assert len(place.server.requests) == 1  # an existing file is checked, not downloaded
 
 
 @pytest.mark.parametrize("file", [File(BODY), File(BODY, etag="", modified="Wed, 21 Oct 2015 07:28:00 GMT"),
@@ -81,7 +81,7 @@ def test_dropped_connections(place, pauses, file):
     file.faults = [drop_after(100_000), drop_after(50_000), drop_after(7)]
     assert place.fetch().read_bytes() == BODY
     assert place.ranges == [None, "bytes=100000-", "bytes=150000-", "bytes=150007-"]
-    assert pauses == [1, 1, 1]  # each brought something
+    assert pauses == [1, 1, 1]  # each attempt received something
 
 
 def test_a_later_run_goes_on(place):
@@ -105,7 +105,7 @@ def test_changed_while_it_arrives(place, answer):
 
 
 def test_linked_checksum_changed(place):
-    """Hugging Face tells a file's checksum where it redirects to it; the place it redirects to has validators of its own."""
+    """Hugging Face gives a file's checksum with the redirect to it. The target of the redirect has validators of its own."""
     server = place.server
     server.files["/some/file.txt"] = File(b"", location="/store", headers={"X-Linked-Etag": f'"{sha256(BODY)}"'})
     server.files["/store"] = File(BODY, etag='"x"')
@@ -134,14 +134,14 @@ def test_wrong_bytes_of_a_linked_checksum(place):
 
 
 def test_reset_connections(place):
-    """Broken by the other side, not only closed."""
+    """The server resets the connection instead of closing it."""
     place.file.faults = [reset_after(200_000)]
     assert place.fetch().read_bytes() == BODY
     assert place.ranges[1] is None or 0 < int(place.ranges[1][6:-1]) <= 200_000
 
 
 def test_no_validator(place):
-    """Where nothing tells versions apart, a part is not continued."""
+    """If nothing tells versions apart, a part is not continued."""
     place.file.etag = ""
     place.file.faults = [drop_after(1000)]
     assert place.fetch().read_bytes() == BODY
@@ -165,7 +165,7 @@ def test_wrong_bytes(place):
 
 
 def test_wrong_bytes_in_a_part(place):
-    """A drop, and then the rest of it wrong."""
+    """The connection drops, and the rest of the file is then wrong."""
     place.file.faults = [drop_after(1000), wrong_bytes]
     assert place.fetch(sha256(BODY)).read_bytes() == BODY
     assert place.ranges == [None, "bytes=1000-", None]
@@ -192,7 +192,7 @@ def test_damaged_here(place, capsys):
 def test_damaged_record(place):
     place.fetch()
     (place.folder / "file.txt.sha256").write_text("nonsense")
-    assert "holds no checksum; remove it" in place.refused()
+    assert "has no checksum; remove it" in place.refused()
 
 
 def test_failing_server(place, pauses):
@@ -210,14 +210,14 @@ def test_giving_up(place, pauses):
 
 
 def test_a_server_that_falls_silent(place, pauses, monkeypatch):
-    """Before it answers, and in the middle of the file: the time that is waited for it is over then."""
+    """Before it answers, and in the middle of the file. Then the time limit for it has passed."""
     monkeypatch.setattr(download, "TIMEOUTS", tuple(seconds / 200 for seconds in download.TIMEOUTS))
     hangs = [file_server.Hang(None), file_server.Hang(100_000)]
     place.file.faults = list(hangs)
     begin = time.monotonic()
     assert place.fetch().read_bytes() == BODY
-    assert time.monotonic() - begin < 30 and len(place.server.requests) == 3  # they hold on for a minute
-    assert place.ranges[-1] is not None and place.ranges[-1] != "bytes=0-"  # not from the begin
+    assert time.monotonic() - begin < 30 and len(place.server.requests) == 3  # the server hangs for a minute
+    assert place.ranges[-1] is not None and place.ranges[-1] != "bytes=0-"  # not from the beginning
     for hang in hangs:
         hang.released.set()
 
@@ -228,7 +228,7 @@ def test_nothing_ever_comes(place, pauses):
 
 
 def test_always_dropped_at_the_same_place(place, pauses):
-    """By a server that cannot go on from there: the same again is no progress, and more than ever before is some."""
+    """The server cannot continue from there. The same length again is no progress; more than ever before is progress."""
     place.file.faults = [drop_whole_after(200_000)] * 100
     assert "the connection ended after 200,000 of 300,000 bytes, 8 times in a row" in place.refused()
     assert len(place.server.requests) == 8 and pauses == [1, 2, 4, 8, 16, 32, 64]
@@ -243,7 +243,7 @@ def test_more_than_was_announced(place):
     assert place.fetch().read_bytes() == BODY
     place.path.unlink()
     place.file.faults = [drop_after(1000), too_much] * 50
-    assert "301,000 bytes came where 300,000 were announced, 8 times in a row" in place.refused()
+    assert "301,000 bytes arrived instead of 300,000, 8 times in a row" in place.refused()
 
 
 def part_instead(content_range, body):
@@ -252,7 +252,7 @@ def part_instead(content_range, body):
 
 
 def test_a_part_that_nobody_asked_for(place, pauses):
-    """The file's begin is as good as the whole answer; of another part is said what it is."""
+    """If the part is the file's beginning, it counts as the whole answer. For another part, the message says which it is."""
     place.file.faults = [part_instead("bytes 0-299999/300000", BODY)]
     assert place.fetch().read_bytes() == BODY
     assert place.ranges == [None]
@@ -265,15 +265,15 @@ def test_a_part_that_nobody_asked_for(place, pauses):
                          (part_instead("bytes 0-999/*", BODY[:1000]), "206 Partial Content"),
                          (part_instead("", BODY), "206 Partial Content"), (status(416), "416 Requested Range Not Satisfiable")):
         place.file.faults = [answer]
-        assert f"the server answers {told}, though the whole file was asked for; --mirror URL" in place.refused()
+        assert f"the server answers {told}, although the whole file was requested; give another server with --mirror URL" in place.refused()
     assert pauses == [1] and not list(place.folder.glob("*.part"))
 
 
 def test_compressed_on_the_way(place, pauses):
-    """As nobody asked for it."""
+    """Though no compression was requested."""
     place.file.body = gzip.compress(BODY)
     place.file.headers = {"Content-Encoding": "gzip"}
-    assert "/some/file.txt comes as gzip, though the server was asked for the file as it is; --mirror URL" in place.refused()
+    assert "/some/file.txt arrives as gzip, although the plain file was requested; give another server with --mirror URL" in place.refused()
     assert pauses == [] and not place.path.exists()
 
 
@@ -287,7 +287,7 @@ def test_of_unknown_size(place):
 def test_unknown_size_and_dropped(place, capsys, chunks):
     place.file.faults = [in_chunks(*chunks)] * 100
     text = place.refused()
-    came = 5000 if len(chunks[0][1]) > 5000 else 0  # of a chunk that is not whole nothing is handed on
+    came = 5000 if len(chunks[0][1]) > 5000 else 0  # incomplete chunks are not used
     assert f"the connection broke after {came:,} bytes (it ended before the answer did), 8 times in a row" in text
     assert capsys.readouterr().out.count("(it ended before the answer did); trying again in ") == 7
 
@@ -305,7 +305,7 @@ def test_complete_but_not_renamed(place):
     (place.folder / "file.txt.part").write_bytes(BODY)
     place.server.requests.clear()
     assert place.fetch().read_bytes() == BODY
-    assert place.ranges == ["bytes=300000-"]  # answered 416
+    assert place.ranges == ["bytes=300000-"]  # answered with 416
 
 
 def test_part_too_long(place):
@@ -324,11 +324,11 @@ def test_damaged_state(place, damage):
 
 
 def test_another_size(place):
-    assert "has 300,000 bytes, and should have 7" in place.refused(size=7)
+    assert "has 300,000 bytes instead of 7" in place.refused(size=7)
 
 
 def test_offline(tmp_path, pauses):
-    with socket.socket() as free:  # a port that nobody listens at
+    with socket.socket() as free:  # a port without a listener
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(SystemExit, match="^error: cannot reach 127.0.0.1:.*Connection refused.*offline.*"):
@@ -344,7 +344,7 @@ def test_a_redirect_to_where_nobody_answers_names_it(place):
         said = place.refused()
     assert f"{elsewhere}, to which it redirects: " in said and "Connection refused" in said
     place.server.files["/some/file.txt"] = File(b"", location="ftp://elsewhere/store")
-    assert "or redirects to what is none" in place.refused()
+    assert "or redirects to something else" in place.refused()
 
 
 def test_what_is_no_web_server_is_told(place):
@@ -352,11 +352,11 @@ def test_what_is_no_web_server_is_told(place):
         handler.wfile.write(b"garbage\r\n\r\n")
         return True
     place.file.faults = [garbage] * 20
-    assert "what answers there is no web server" in place.refused()
+    assert "the program there is not a web server" in place.refused()
 
 
 def test_half_of_another_address_is_not_gone_on_with(place):
-    """Though it becomes a file of the same name, and its server tells the same date."""
+    """Even though the file has the same name, and the server gives the same date."""
     date = "Wed, 21 Oct 2015 07:28:00 GMT"
     place.server.files["/some/file.txt"] = File(OTHER, etag="", modified=date)
     place.server.files["/some/file.txt"].faults = [drop_after(1000)]
@@ -369,12 +369,12 @@ def test_half_of_another_address_is_not_gone_on_with(place):
 
 @pytest.mark.parametrize("mirror", ["nonsense", "ftp://x", "http://"])
 def test_wrong_mirror(tmp_path, mirror):
-    with pytest.raises(SystemExit, match="is no address of a web server"):
+    with pytest.raises(SystemExit, match="is not a web address"):
         Downloader(mirror).fetch(RemoteFile("https://source.example/x", "x"), tmp_path)
 
 
 def test_files_of_the_hub(place, tmp_path):
-    """The list comes in pages, and holds for later runs, whose revision is that of the first."""
+    """The list comes in pages. Later runs use the list and the revision of the first run."""
     def entry(name, lfs=True):
         return {"type": "file", "path": f"a/{name}", "size": 5, "oid": "0" * 40, **({"lfs": {"oid": sha256(b"12345")}} if lfs else {})}
 
@@ -396,7 +396,7 @@ def test_files_of_the_hub(place, tmp_path):
         download.hub_files(downloader, "some/set", "a", "", list_file)
     list_file.unlink()
     server.files["/api/datasets/some/set"] = File(b"[]")
-    with pytest.raises(SystemExit, match="answers in a way that this script does not know"):
+    with pytest.raises(SystemExit, match="gives an unknown answer"):
         download.hub_files(downloader, "some/set", "a", "", list_file)
 
 

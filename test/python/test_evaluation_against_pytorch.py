@@ -1,4 +1,5 @@
-"""What ./train_gpt makes of given weights without training: the loss of a whole validation, and a sample, against PyTorch in fp64."""
+"""Results of ./train_gpt for given weights without training: the loss of a whole validation, and a sample, against PyTorch in
+fp64."""
 
 import os
 import re
@@ -19,7 +20,8 @@ SEED = int(os.environ.get("SEED", int.from_bytes(os.urandom(4), "little")))
 
 
 def loss_of_windows(weights, sizes, shards, windows):
-    """Of the first so many windows (all: None), each of up to T targets of one shard, the mean over their targets."""
+    """The mean loss over the targets of the first `windows` windows (all: None). Each window has up to T targets of one
+    shard."""
     T = sizes.seq_len
     parts = [shard[first:first + T + 1] for shard in shards for first in range(0, len(shard) - 1, T)][:windows]
     losses = [reference_model.loss(weights, sizes, part[None]) * (len(part) - 1) for part in parts]
@@ -33,7 +35,7 @@ TARGETS = {"7 windows": [77], "10 windows of 3 shards": [84, 1, 18], "8 whole wi
 @pytest.mark.parametrize("windows, switches", [*((name, {}) for name in TARGETS),
                                                *(("10 windows of 3 shards", switches) for switches in SWITCHES_OFF)], ids=str)
 def test_validation(windows, switches, ranks, tmp_path):
-    """Windows that are no multiple of what the processes compute at once, 2 each, and ones that are."""
+    """Numbers of windows that are multiples of what the processes compute at once (2 each), and others."""
     targets = TARGETS[windows]
     sizes = Sizes(layers=2, heads=3, channels=48, seq_len=12, vocab_size=50, **switches)
     experiment = Experiment(tmp_path, sizes, batch=4, seed=SEED)
@@ -43,7 +45,7 @@ def test_validation(windows, switches, ranks, tmp_path):
         program.write_token_file(tmp_path / f"val_{i}.bin", shard.numpy())
     for batches, first in ((0, None), (1, 4)):
         expected = loss_of_windows(experiment.weights, sizes, shards, first)
-        # Without a learning rate the step before it changes nothing.
+        # With a learning rate of 0, the step before it changes nothing.
         run = program.train(tmp_path / str(batches), *experiment.options(1), "--lr=0", "--micro-batch-size=2",
                             f"--val-data={tmp_path}/val_*.bin", f"--val-batches={batches}", ranks=ranks)
         error = run.lines[0]["val_loss"] - expected
@@ -56,7 +58,7 @@ def test_validation(windows, switches, ranks, tmp_path):
 
 @pytest.mark.parametrize("ranks, switches", [(1, {}), (2, {}), *((1, switches) for switches in SWITCHES_OFF)], ids=str)
 def test_a_greedy_sample(ranks, switches, tmp_path):
-    """Longer than the context, token for token."""
+    """Longer than the context, compared token by token."""
     sizes = Sizes(layers=2, heads=2, channels=32, seq_len=12, vocab_size=50, **switches)
     experiment = Experiment(tmp_path, sizes, batch=4, seed=SEED)
     weights, expected = telling_weights(sizes, SEED)

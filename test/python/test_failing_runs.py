@@ -1,4 +1,4 @@
-"""What goes wrong in the middle of a run: one line, status 1, and what was saved before is whole."""
+"""Failures in the middle of a run: one line, status 1, and the results saved before are whole."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from wrong_files import CHECKPOINT, INIT, weights
 from wrong_options import SHARD, shard
 
 class Running:
-    """The program at work in a folder, on so many processes."""
+    """The program running in a folder, on `ranks` processes."""
 
     def __init__(self, arguments, folder, ranks):
         command, environment = command_of(arguments, folder, ranks)
@@ -34,7 +34,7 @@ class Running:
         try:
             stderr = self.process.communicate(timeout=SECONDS)[1]
         finally:
-            self.process.terminate()  # on which mpirun ends its ranks
+            self.process.terminate()  # mpirun then ends its ranks
         return self.process.returncode, stderr
 
 
@@ -43,7 +43,7 @@ def checkpoints(folder):
 
 
 def overwrite_tokens(path):
-    with open(path, "r+b") as file:  # in place: the file keeps its length all the while
+    with open(path, "r+b") as file:  # in place, so the file keeps its length all the time
         file.seek(1024)
         file.write(b"\xff" * 1200)
 
@@ -51,7 +51,7 @@ def overwrite_tokens(path):
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("damage, words", [
     (overwrite_tokens, ["x.bin' has token 65535", "--vocab-size"]),
-    (lambda path: os.truncate(path, 1100), ["x.bin' has 1,100 bytes, it had 2,224"]),
+    (lambda path: os.truncate(path, 1100), ["x.bin' has 1,100 bytes, but had 2,224"]),
 ], ids=["token past the vocabulary", "file cut"])
 def test_data_that_is_damaged_while_they_are_read(damage, words, ranks, tmp_path):
     folder = tmp_path / "case"
@@ -67,14 +67,14 @@ def test_data_that_is_damaged_while_they_are_read(damage, words, ranks, tmp_path
     assert status == 1
     for word in words:
         assert word in line
-    # What was saved is whole.
+    # The saved results are whole.
     (folder / "x.bin").write_bytes(good)
     result = run([*arguments, "--resume", "--steps=0"], folder, 1)
     assert result.returncode == 0, result.stderr
 
 
 def limited(size):
-    """Files of this process cannot grow beyond the size: a full disk for who may not mount one."""
+    """Files of this process cannot exceed the size. This replaces a full disk, because mounting one needs privileges."""
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
@@ -88,7 +88,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(size, name, tmp_path):
     line = one_error(result.stderr)
     assert result.returncode == 1
     assert f"cannot write {tmp_path}/run/checkpoint-00000004.partial/{name}: File too large" in line
-    assert "before this one are whole" in line
+    assert "the earlier checkpoints are whole" in line
     assert checkpoints(tmp_path / "run") == ["checkpoint-00000002"]
     assert contents(tmp_path / "run/checkpoint-00000002") == before
     result = run([*arguments, "--resume"], tmp_path, 1)
@@ -98,12 +98,13 @@ def test_a_full_disk_keeps_the_last_checkpoint(size, name, tmp_path):
 
 @pytest.mark.parametrize("options", [[], ["--zero-stage=3"]], ids=["whole", "in shards"])
 def test_a_full_disk_at_the_first_checkpoint(options, tmp_path):
-    """On two processes, which at stage 3 write it together. The moments have 6.7 MB, Open MPI's own files less than 6."""
+    """With two processes, which write it together at stage 3. The moments have 6.7 MB, and Open MPI's own files less than 6
+    MB."""
     larger = ["--layers=4", "--channels=128", "--heads=4", "--seq-len=64"]
     result = run(["--out-dir={}/run", "--steps=2", *larger, *options], tmp_path, 2, limited(6_000_000))
     line = one_error(result.stderr)
     assert result.returncode == 1 and checkpoints(tmp_path / "run") == []
-    assert "optimizer.safetensors: File too large; make room, and begin again: there is no checkpoint before this one" in line
+    assert "optimizer.safetensors: File too large; make room, and start again: there is no earlier checkpoint" in line
 
 
 def test_a_disk_that_fills_up_under_the_metrics(tmp_path):
@@ -135,7 +136,7 @@ def test_an_export_that_fails_after_all_says_how_to_make_it(tmp_path):
     assert status == 1
     line = one_error(stderr)
     assert "x.safetensors: Is a directory" in line
-    what, command = line.split("; the run is whole but for this, which its checkpoint makes up for: ")
+    what, command = line.split("; the rest of the run is complete; to export its checkpoint: ")
     assert (tmp_path / "run/checkpoint-00000300").is_dir()
     (tmp_path / "a/x.safetensors.partial").rmdir()
     result = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)
@@ -157,10 +158,10 @@ def test_an_absurd_learning_rate_ends_the_run(ranks, tmp_path):
     assert result.returncode == 1
     line = one_error(result.stderr)
     step, tensor = re.match(r"step (\d+): the loss is (?:nan|inf).* first tensor that is not finite is (.*?); "
-                            "go on from the last checkpoint, or begin again, with a smaller --lr", line).groups()
+                            "resume from the last checkpoint, or start again, with a smaller --lr", line).groups()
     assert int(step) > 5
     assert re.search(r"(wte|wpe|h\.[01]|ln_f|lm_head)", tensor)
-    # Step 5 was made, so its checkpoint and the earlier ones are there, and none of the step that was not.
+    # Step 5 was completed, so its checkpoint and the earlier ones exist, but none of the failed step.
     assert contents(folder / CHECKPOINT) == before
     assert f"checkpoint-{int(step):08}" not in checkpoints(folder / "run")
     assert len(program.Run(folder / "run").lines) == int(step) - 1
@@ -170,11 +171,11 @@ def test_an_absurd_learning_rate_ends_the_run(ranks, tmp_path):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("steps, words", [
-    (4, ["step 1: its update made the weight wte.weight not finite, so it is not saved; begin again with a smaller --lr"]),
+    (4, ["step 1: the update made the weight wte.weight not finite, so nothing is saved; start again with a smaller --lr"]),
     (1, ["the validation after step 1 is nan", "the weight wte.weight"]),
 ], ids=["saving", "validating"])
 def test_weights_that_are_not_finite_are_not_saved(steps, words, ranks, tmp_path):
-    """A decay that multiplies the weights by -1e66, after a loss and a gradient that are finite."""
+    """A decay multiplies the weights by -1e66, after a finite loss and gradient."""
     folder = tmp_path / "case"
     folder.mkdir()
     result = run(["--out-dir={}/run", "--checkpoint-every=1", f"--steps={steps}", "--val-every=0", "--weight-decay=1e38",
@@ -189,7 +190,7 @@ def test_weights_that_are_not_finite_are_not_saved(steps, words, ranks, tmp_path
 @pytest.mark.parametrize("init", [False, True])
 @pytest.mark.parametrize("saved", [False, True])
 def test_what_would_do_is_what_there_is(saved, init, tmp_path):
-    """A checkpoint to go on from is spoken of where there is one."""
+    """The message mentions a checkpoint to resume from only if one exists."""
     arguments = ["--out-dir={}/run", "--steps=9", "--lr=1e30", "--warmup-steps=0"]
     if init:
         weights(lambda tensors: None)(tmp_path)
@@ -198,26 +199,26 @@ def test_what_would_do_is_what_there_is(saved, init, tmp_path):
         arguments += ["--checkpoint-every=1"]
     line = one_error(run(arguments, tmp_path, 1).stderr)
     assert line.startswith("step 2: ") and (checkpoints(tmp_path / "run") != []) == saved
-    assert line.endswith("; go on from the last checkpoint, or begin again, with a smaller --lr or more --warmup-steps" if saved else
-                         "; begin again with a smaller --lr or more --warmup-steps; --checkpoint-every saves on the way")
+    assert line.endswith("; resume from the last checkpoint, or start again, with a smaller --lr or more --warmup-steps" if saved else
+                         "; start again with a smaller --lr or more --warmup-steps; --checkpoint-every saves checkpoints on the way")
 
 
 def test_a_checkpoint_whose_next_step_is_not_finite(tmp_path):
-    """Its weights are finite, but no forward pass of them is: only one before it can be gone on from."""
+    """Its weights are finite, but every forward pass with them fails. Only an earlier checkpoint can be resumed."""
     arguments = ["--out-dir={}/run", "--val-every=0", "--lr=1e10", "--warmup-steps=0", "--grad-clip=0", "--checkpoint-every=1"]
-    assert "; go on from the last checkpoint" in one_error(run(arguments, tmp_path, 1).stderr)
+    assert "; resume from the last checkpoint" in one_error(run(arguments, tmp_path, 1).stderr)
     assert checkpoints(tmp_path / "run") == ["checkpoint-00000001"]
-    assert "; go on from an earlier checkpoint" in one_error(run([*arguments, "--resume"], tmp_path, 1).stderr)
+    assert "; resume from an earlier checkpoint" in one_error(run([*arguments, "--resume"], tmp_path, 1).stderr)
 
 
-# Where the outputs of the blocks' layers are kept, and where the blocks overwrite each other's.
+# With the outputs of the blocks' layers kept, and with blocks that overwrite each other's.
 RECOMPUTES = [["--recompute=none"], ["--recompute=selective"], ["--recompute=block"]]
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTES, ids=lambda option: option[0])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_validation_that_is_not_finite_names_the_first_output(ranks, recompute, tmp_path):
-    """A step so large that the weights, all finite, overflow the forward pass."""
+    """A step is so large that the weights, though finite, overflow the forward pass."""
     result = run(["--out-dir={}/run", "--steps=1", "--lr=1e10", "--warmup-steps=0", "--grad-clip=0", *recompute], tmp_path, ranks)
     assert result.returncode == 1
     assert re.search(r"validation after step 1 is nan; the first tensor that is not finite is the output of h\.0\.attn;",
@@ -234,8 +235,8 @@ def overflowing_row(tensors):
 
 
 def overflowing_gradient(tensors):
-    """The output of h.1.ln_2 is tiny and the weights behind it are huge, and so is its gradient, of 1e38 times what
-    flows back, which the large logits make more than 3."""
+    """The output of h.1.ln_2 is tiny and the weights after it are huge. So is its gradient: 1e38 times the incoming gradient,
+    which the large logits make larger than 3."""
     tensors["h.1.ln_2.weight"][:] = 2e-38
     tensors["h.1.ln_2.bias"][:] = 0
     tensors["h.1.mlp.c_fc.weight"] = np.sign(tensors["h.1.mlp.c_fc.weight"]) * np.float32(1e38)
@@ -245,12 +246,12 @@ def overflowing_gradient(tensors):
 
 
 def overflowing_norm(tensors):
-    """Each gradient is finite, the sum of their squares is not."""
+    """Each gradient is finite, but the sum of their squares is not."""
     tensors["ln_f.weight"][:] = 1e30
     tensors["wte.weight"] *= np.float32(1e-30)
 
 
-# One batch, in which a single token, in the share of the last of the ranks, is 200.
+# One batch with a single token of 200, in the share of the last rank.
 TOKENS = [*(65,) * 383, 200, 65]
 
 
@@ -272,5 +273,5 @@ def test_the_first_tensor_that_is_not_finite_is_named(change, tensor, ranks, rec
     assert result.returncode == 1
     line = one_error(result.stderr)
     assert line.startswith("step 1: ") and f"the first tensor that is not finite is {tensor};" in line
-    assert line.endswith("; no update came before it, so it is the weights of --init; give others")
+    assert line.endswith("; there was no update yet, so the weights of --init are the cause; give other weights")
     assert checkpoints(folder / "run") == []

@@ -1,4 +1,4 @@
-"""--generate: the text is PyTorch's on every mesh, comes token by token, and is all that the program makes."""
+"""--generate: the text is PyTorch's on every mesh, appears token by token, and is the program's only result."""
 
 import dataclasses
 import os
@@ -33,7 +33,7 @@ def generate(*options, **how):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """(options, the likeliest text) of weights in a file."""
+    """(options, the likeliest text) for weights in a file."""
     folder = tmp_path_factory.mktemp("generate")
     weights, expected = telling_weights(SIZES, SEED)
     save_weights(folder / "init.safetensors", weights)
@@ -59,11 +59,11 @@ def test_the_likeliest_text_on_every_mesh(model, ranks, mesh):
 @pytest.mark.parametrize("ranks, options", [
     (1, ["--recompute=block"]), (1, ["--recompute=block", "--recompute-every=2"]), (2, ["--recompute=selective", PIPELINE]),
     (2, ["--recompute=block", TENSOR, SEQUENCE]), (2, ["--recompute=block", PIPELINE, "--virtual-stages=2"]),
-    # Chunks of one block, of which the model's second and fourth are made again: the first of their chunks.
+    # Chunks of one block. The model's second and fourth block recompute; each is the first of its chunk.
     (2, ["--recompute=block", "--recompute-every=2", PIPELINE, "--virtual-stages=2"]),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else str(value))
 def test_samples_where_activations_are_not_kept(model, ranks, options, tmp_path):
-    """The cache is where a training step keeps activations: another one where it does not."""
+    """The cache normally lies where a training step keeps activations. If these are not kept, it needs memory of its own."""
     model_options, _, expected = model
     stories = tmp_path / "text.bin"
     program.write_token_file(stories, np.arange(500) % SIZES.vocab_size)
@@ -90,12 +90,12 @@ def test_a_prompt_longer_than_the_context(model):
     expected, lead = most_likely(weights, SIZES, prompt=prompt)
     text = generate(*options, as_prompt(prompt)).stdout.split()
     assert [int(token) for token in text[:len(prompt)]] == prompt
-    # As far as one token leads clearly; the prompt was not chosen for that.
+    # Up to the first token that does not lead clearly; the prompt was not chosen for clear leads.
     assert lead < 1e-3 or [int(token) for token in text[len(prompt):]] == expected, f"SEED={SEED}"
 
 
 def test_bf16(model):
-    """Each token is the likeliest within what bf16's roundings can move two logits (model_bounds.py)."""
+    """Each token is the likeliest, within the effect of bf16's roundings on two logits (model_bounds.py)."""
     options, weights, _ = model
     held = {name: weight.to(torch.bfloat16).double() for name, weight in weights.items()}
     text = [int(token) for token in generate(*options, "--dtype=bf16", as_prompt(PROMPT)).stdout.split()]
@@ -127,7 +127,7 @@ def test_choices(model):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A checkpoint of a model of bytes, and the sample of its training."""
+    """A checkpoint of a model of bytes, and its training's sample."""
     folder = tmp_path_factory.mktemp("trained")
     text = program.run(*program.SMALL, "--steps=20", f"--out-dir={folder}/run", "--sample-tokens=30", "--prompt=The",
                        "--val-batches=1", "--temperature=2").stdout
@@ -139,7 +139,7 @@ PATH_OF_PROGRAM = str((program.ROOT / program.PROGRAM).resolve())
 
 
 def test_of_a_checkpoint(trained, tmp_path):
-    """Its model, without its sizes; the sample that its training made; and no file."""
+    """Its model without giving its sizes, and its training's sample. No file is written."""
     run, sample = trained
     before = refused.contents(run)
     for resume in (["--resume", run / "checkpoint-00000020"], ["--resume", run], ["--resume", "--out-dir", run]):
@@ -154,7 +154,8 @@ def test_of_a_checkpoint(trained, tmp_path):
 
 @pytest.mark.parametrize("switches", SWITCHES_OFF, ids=str)
 def test_of_a_checkpoint_with_switches_off(switches, tmp_path):
-    """They are the checkpoint's, as its sizes are, also where a configuration file has them otherwise; not against a word."""
+    """Switches come from the checkpoint, like its sizes, even if a configuration file has others. A contradicting option is
+    refused."""
     off = [f"--{name.replace('_', '-')}=false" for name in switches]
     text = program.run(*program.SMALL, *off, "--steps=3", f"--out-dir={tmp_path}/run", "--sample-tokens=30", "--prompt=The",
                        "--val-batches=1", "--temperature=2", f"--export={tmp_path}/w.safetensors").stdout
@@ -167,11 +168,11 @@ def test_of_a_checkpoint_with_switches_off(switches, tmp_path):
         result = generate(*options, option.replace("false", "true"), check=False)
         assert result.returncode == 1 and result.stdout == ""
         assert refused.one_error(result.stderr) == \
-            f"{tmp_path}/run/checkpoint-00000003 is of another model, with {option}; give {option}"
+            f"{tmp_path}/run/checkpoint-00000003 has another model, with {option}; give {option}"
 
 
 def test_of_a_runs_configuration(trained, tmp_path):
-    """What it has for the training, such as files to export and to score, is passed over."""
+    """Settings for training, such as files to export and to score, are ignored."""
     run, sample = trained
     configuration = tmp_path / "c.toml"
     configuration.write_text(f'steps = 7\nexport = "{tmp_path}/x"\nmetrics = "{tmp_path}/m"\ninit = "{tmp_path}/none"\n'
@@ -187,7 +188,7 @@ def start(run, *options):
 
 
 def test_each_token_is_written_on_its_own(model):
-    """Standard output is a socket that keeps what was written at once together."""
+    """Standard output is a socket that keeps each write separate."""
     options, _, expected = model
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, subprocess.Popen([PATH_OF_PROGRAM, "--generate", *options, as_prompt(PROMPT)], stdout=theirs, stderr=subprocess.PIPE) as process:
@@ -203,17 +204,17 @@ def test_comes_as_a_stream_and_ends_with_ctrl_c(trained):
         first = process.stdout.read(300)
         assert first.startswith(b"The") and process.poll() is None
         process.send_signal(signal.SIGINT)
-        # (communicate() would pass over what was read ahead.)
+        # (communicate() would lose the output that was read ahead.)
         rest, said = process.stdout.read(), process.stderr.read()
         assert process.wait(60 * program.PATIENCE) == 0, said
     assert rest.endswith(b"\n")
-    (first + rest).decode()  # of whole characters
+    (first + rest).decode()  # whole characters only
     assert said.count(b"\n") == 2 and b"tokens/s" in said
 
 
 @pytest.mark.parametrize("launch", [{}, {"MPI": "0"}], ids=["mpirun", "no MPI"])
 def test_the_text_of_two_processes_is_whole_on_a_terminal(model, launch):
-    """What is said beside it takes another way through launch.sh, and would come later and over it: as often as not."""
+    """Messages take another path through launch.sh. Without care they would often arrive later, over the text."""
     options, _, expected = model
     command = ["scripts/launch.sh", "-np", "2", program.PROGRAM, "--generate", *options, as_prompt(PROMPT)]
     for _ in range(5):
@@ -236,4 +237,4 @@ def test_says_when_it_cannot_write(trained):
     with open("/dev/full", "w") as full:
         result = subprocess.run([PATH_OF_PROGRAM, "--generate", f"--resume={trained[0]}/checkpoint-00000020"], stdout=full,
                                 stderr=subprocess.PIPE, text=True, timeout=60 * program.PATIENCE)
-    assert result.returncode == 1 and "error: cannot write standard output: No space left on device" in result.stderr
+    assert result.returncode == 1 and "error: cannot write to standard output: No space left on device" in result.stderr

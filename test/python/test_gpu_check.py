@@ -1,5 +1,5 @@
-"""`make bundle` and `make gpu-check` without a GPU: the folder on a machine that has only what such machines have, the parts of
-the check with the trainer on the tests' CUDA runtime, and what is said where things are missing or fail."""
+"""`make bundle` and `make gpu-check` without a GPU. The bundle runs on a bare machine. The parts of the check run with the
+trainer on the tests' CUDA runtime. Messages about missing or failing things are checked."""
 
 import json
 import os
@@ -42,23 +42,23 @@ def simulated(tmp_path_factory):
 
 @pytest.fixture
 def copy(simulated, tmp_path):
-    """One that a test may change."""
+    """A copy that a test may change."""
     return shutil.copytree(simulated, tmp_path / "bundle")
 
 
 def path_of_tests():
-    """With the python3 that runs them first."""
+    """The PATH with the tests' own python3 first."""
     return f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
 
 
 def check(bundle, *arguments, **environment):
-    """gpu_check of a bundle."""
+    """Runs gpu_check of a bundle."""
     return subprocess.run([bundle / "gpu_check", *map(str, arguments)], capture_output=True, text=True, timeout=200 * PATIENCE,
                           env={**os.environ, "PATH": path_of_tests(), **environment})
 
 
 def tool(tmp_path, name, script):
-    """The folder of a tool that is a shell's script."""
+    """A folder with a tool that is a shell script."""
     folder = tmp_path / "tools"
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(f"#!/bin/sh{script}")
@@ -86,7 +86,7 @@ def bare(tmp_path_factory):
 
 
 def test_runs_where_only_python_is(simulated, bare):
-    """Without PyTorch, MPI and all that the programs were built with."""
+    """Without PyTorch, MPI, and everything that the programs were built with."""
     bare.show(simulated, "/bundle")
     run = bare.run("/bundle/gpu_check model bench --tiny --results /tmp/results", 200 * PATIENCE)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -103,7 +103,7 @@ def test_runs_where_only_python_is(simulated, bare):
 
 
 def test_names_cuda_libraries_that_are_missing(bare, tmp_path):
-    """The trainer for GPUs; of CUDA the machine has nothing, then one library and another, then both."""
+    """The trainer for GPUs. The machine has nothing of CUDA; then it has one library, then the other, then both."""
     trainer, probe = (BUILD / "gpu" / name for name in ("train_gpt", "model_probe"))
     if not trainer.exists():
         pytest.skip("the trainer for GPUs is not built here: `make bundle` builds it")
@@ -123,20 +123,20 @@ def test_names_cuda_libraries_that_are_missing(bare, tmp_path):
     bare.show(run_paths.find(trainer, "libcublasLt.so.13"), "/opt/cuda/lib64/libcublasLt.so.13")
     assert missing()[0] == ["libcublasLt.so.13", "libnccl.so.2"]
     assert missing(CUDA_HOME="/opt/cuda")[0] == ["libnccl.so.2"]
-    # As PyTorch's packages have it.
+    # In the place of PyTorch's packages.
     bare.show(linked["libnccl.so.2"], bare_machine.PACKAGES / "nvidia/nccl/lib/libnccl.so.2")
     named, said = missing(CUDA_HOME="/opt/cuda")
     assert not named and said.startswith("train_gpt"), said
     no_gpu = bare.run("/cuda-bundle/gpu_check kernels", 60 * PATIENCE, CUDA_HOME="/opt/cuda")
     *wanted, last = no_gpu.stderr.splitlines()
     assert no_gpu.returncode == 1 and last.startswith("error: --device cuda: no GPU")
-    # The check goes on without those.
+    # The check continues without these.
     assert wanted == ["warning: no libcudnn.so.9, for --attention cudnn; going on without it (python3 -m pip install nvidia-cudnn-cu13)",
                       "warning: no libnvrtc.so.13, for cuDNN, while it runs; going on without it (python3 -m pip install nvidia-cuda-nvrtc)"]
 
 
 def test_arguments_come_before_what_is_missing(simulated, tmp_path):
-    """On a machine without GPUs and CUDA's libraries, and a python3 without packages."""
+    """On a machine without GPUs and CUDA's libraries, with a python3 that has no packages."""
     python = tool(tmp_path, "python3", f'\nexec {sys.executable} -S "$@"\n') / "python3"
     bundle = shutil.copytree(simulated, tmp_path / "bundle")
     (bundle / "cuda-libraries.txt").write_text("libnowhere.so.1 needed\n")
@@ -156,7 +156,7 @@ def test_arguments_come_before_what_is_missing(simulated, tmp_path):
 
 
 def test_size(tmp_path):
-    """A bundle that is too large is refused. (long_bundle.py makes one of the programs that `make bundle` takes.)"""
+    """A bundle that is too large is refused. (long_bundle.py makes one with the real programs of `make bundle`.)"""
     large = tmp_path / "large"
     large.write_bytes(pathlib.Path("/bin/true").read_bytes())
     padded = make_bundle(tmp_path / "bundle", [large], profiler=padding(tmp_path))
@@ -175,7 +175,7 @@ def padding(tmp_path):
 
 
 def test_all_parts_with_pytorch(copy, tmp_path):
-    """And without numpy, which is no part of PyTorch's packages."""
+    """Also without numpy, which PyTorch's packages do not include."""
     pytest.importorskip("torch")
     none = tmp_path / "modules/numpy/__init__.py"
     none.parent.mkdir(parents=True)
@@ -197,7 +197,7 @@ esac
     assert clocks["clocks.sm"] == "1980 MHz" and clocks["slowed by"] == "power cap, software thermal slowdown"
     assert "# train_gpt on Test GPU" in (results_of_it / "gpu.md").read_text()
     skipped = {name for name, line in found.items() if line["status"] == "skipped"}
-    # What needs a GPU, and what needs cuDNN.
+    # Parts that need a GPU or cuDNN.
     assert all("cudnn" in name or name in (
         "the GPU's own rates", "the kernels beside cuBLASLt and cuDNN", "tiny, time outside kernels, train_gpt",
         "every variant of the kernel lab") for name in skipped), skipped
@@ -205,13 +205,14 @@ esac
                  "3 steps of AdamW against PyTorch, fp32", "3 steps against the CPU device, fp32, flash attention",
                  "2 steps against the CPU device, bf16, flash attention", "tiny, turn 2, PyTorch"):
         assert found[name]["status"] == "passed"
-    # As much work as the loss of a model that has learned nothing: both programs saw the same kind of batch.
+    # The loss of a model that has learned nothing shows that both programs saw the same kind of batch.
     assert found["tiny, turn 1, PyTorch"]["loss"] == pytest.approx(found["tiny, turn 1, train_gpt, flash attention"]["loss"], rel=0.1)
 
 
 def test_every_check_of_the_model_can_fail(copy, tmp_path):
-    """A probe that computes something wrong, and a trainer that computes with another rate on the CPU, against PyTorch, in its
-    second run, after resuming, on two ranks, in a stage of ZeRO and in a schedule: each is told, and what comes after it too."""
+    """The probe computes wrong results. The trainer uses another rate in each of these cases: on the CPU, against PyTorch, in
+    its second run, after resuming, on two ranks, in a ZeRO stage and in a schedule. Each fault is reported, and the later
+    checks still run."""
     pytest.importorskip("torch")
     plant(copy, "model_probe", '| sed "s/^./9/"')
     plant(copy, "train_gpt", """
@@ -233,7 +234,7 @@ esac""")
 
 
 def plant(bundle, program, change):
-    """Another program in its place: what a shell is told to do before, or behind a |, with what it says."""
+    """Replaces a program: runs shell commands before it, or with a leading |, filters its output."""
     path = bundle / "bin" / program
     path.rename(bundle / "bin" / f"right_{program}")
     before, after = ("", change) if change.startswith("|") else (change, "")
@@ -243,7 +244,7 @@ def plant(bundle, program, change):
 
 @pytest.mark.parametrize("said, fits", [
     ("error: --micro-batch-size 4: 9 parameters and a micro-batch of 4 sequences need 9 GiB of memory (the largest arenas are x), "
-     "and the GPU has 8 GiB free; --micro-batch-size 2 would fit", 2),
+     "but the GPU has 8 GiB free; --micro-batch-size 2 would fit", 2),
     ("error: kernel wrong_kernel<float> failed: an illegal memory access was encountered", None)], ids=["memory", "a crash"])
 def test_only_what_lacks_memory_is_tried_with_a_smaller_batch(said, fits, copy, tmp_path):
     plant(copy, "train_gpt", f"\ncase $* in *micro-batch-size=4*) echo '{said}' >&2; exit 1 ;; esac")
@@ -258,7 +259,7 @@ def test_only_what_lacks_memory_is_tried_with_a_smaller_batch(said, fits, copy, 
 
 
 def test_the_trainer_says_what_lacks_memory(simulated):
-    """In the words by which the check knows it."""
+    """The message has the words by which the check recognizes it."""
     trainer = [simulated / "bin/train_gpt", "--model=gpt2", "--global-batch-tokens=16384", "--micro-batch-size=16"]
     for more, variables in ((["--steps=0"], {}), (["--model=tiny"], {"SIMT_FAIL": "memory:3"})):
         run = subprocess.run([*trainer, *more], capture_output=True, text=True, env={**os.environ, **variables}, cwd=simulated,
@@ -267,7 +268,8 @@ def test_the_trainer_says_what_lacks_memory(simulated):
 
 
 def test_a_kernel_test_that_fails(copy, tmp_path):
-    """The suites are processes of their own: one that crashes is told by name; sanitizers that refuse are said, not failed."""
+    """Each suite is a separate process, and one that crashes is named. If sanitizers refuse to run, this is reported but is no
+    failure."""
     kernels = copy / "bin/kernels"
     kernels.write_text("""#!/bin/sh
 case $* in
@@ -329,7 +331,7 @@ def test_kernel_tests_run(copy, tmp_path):
 
 
 def test_a_part_ends_when_its_time_is_over(copy, tmp_path):
-    """Whatever hangs is ended then, and what did not run is said."""
+    """Hanging programs are ended then, and the report names the checks that did not run."""
     plant(copy, "train_gpt", "\ncase $* in *steps=0*) ;; *) exec sleep 1000 ;; esac")
     start = time.monotonic()
     run = check(copy, "model", "--tiny", "--minutes", "0.1", "--results", tmp_path / "results")

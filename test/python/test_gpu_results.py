@@ -1,4 +1,4 @@
-"""What the parts of `make gpu-check` (dev/gpu/) do with their results and their time, and the report, without its programs."""
+"""How the parts of `make gpu-check` (dev/gpu/) handle their results and their time, and the report, without its programs."""
 
 import pathlib
 import subprocess
@@ -44,7 +44,7 @@ def test_results_are_written_at_once(tmp_path):
 
 
 def test_half_a_line_is_nobodys_result(tmp_path):
-    """As a run that was killed leaves one."""
+    """A run that was killed leaves such a line."""
     path = tmp_path / "gpu.jsonl"
     path.write_text('{"part": "bench", "name": "kept", "status": "passed", "commit": "new"}\n{"part": "mod')
     results.Results(path, "model", 1, "new").attempt("first", lambda: {"detail": "fine"})
@@ -62,7 +62,7 @@ def test_a_trainer_that_hangs_is_told(monkeypatch, tmp_path):
 
 
 def test_a_part_goes_on_where_it_stopped(tmp_path):
-    """What passed at this commit comes last, and stays passed where there is no time for it."""
+    """Checks that passed at this commit come last. They stay passed if no time is left for them."""
     def part(commit, minutes):
         found = results.Results(tmp_path / "gpu.jsonl", "model", minutes, commit)
         tried = []
@@ -78,7 +78,7 @@ def test_a_part_goes_on_where_it_stopped(tmp_path):
 
     assert part("new", minutes=1) == (["first", "late", "last"], 2)
     assert part("new", minutes=2) == (["late", "long", "first", "last"], 1)
-    # Of what passed nothing is lost.
+    # No passed result is lost.
     found = results.Results(tmp_path / "gpu.jsonl", "model", 1, "new")
     found.attempt("long", lambda: 1 // 0, seconds=100)
     assert found.has_passed("long") and found.left() == 1
@@ -96,7 +96,7 @@ def test_what_passed_stays_passed_without_time(tmp_path):
 
 
 def run_kernels(monkeypatch, folder, take, minutes=1):
-    """The part `kernels` with two suites, whose programs are take(results, command, seconds); returns the Results."""
+    """The part `kernels` with two suites, whose programs are take(results, command, seconds). Returns the Results."""
     found = results.Results(folder / "gpu.jsonl", "kernels", minutes, "new")
     monkeypatch.setattr(part_kernels, "list_suites", lambda: {"detail": "", "suites": ["A", "B"]})
     monkeypatch.setattr(part_kernels, "find_sanitizer", lambda: "compute-sanitizer")
@@ -106,7 +106,7 @@ def run_kernels(monkeypatch, folder, take, minutes=1):
 
 
 def test_the_kernels_go_on_where_they_stopped(monkeypatch, tmp_path):
-    """A sanitizer's run takes 3 of the part's 60 seconds, as its clock has it, of which it begins none in the last 10."""
+    """A sanitizer's run takes 3 of the part's 60 seconds, by its clock. The part begins no run in the last 10 seconds."""
     def take(found, command, _):
         if "--tool" not in command:
             return subprocess.CompletedProcess(command, 0, "[       OK ] A.a (1 ms)\n", "")
@@ -136,7 +136,7 @@ def test_a_sanitizer_that_the_end_cuts_off_lacks_time(minutes, said, monkeypatch
 
 @pytest.mark.parametrize("minutes, status", [(0.03, "skipped"), (1, "failed")])
 def test_timings_of_kernels_that_the_end_cuts_off_lack_time(minutes, status, monkeypatch, tmp_path):
-    """In the middle of a line. With time left, the program is to blame."""
+    """Cut off in the middle of a line. If time was left, the program is to blame."""
     slow = tmp_path / "kernels"
     slow.write_text("""#!/bin/sh
 echo '{"operation": "gelu", "shape": [8], "variant": 1, "microseconds": 5, "share": 0.5}' > $2
@@ -155,8 +155,8 @@ exec sleep 100
 
 
 def test_the_lab_goes_on_where_it_stopped(monkeypatch, tmp_path):
-    """Of two operations the second hangs in the first run; in the next one it comes first, and the other hangs, which was
-    timed before; of another commit's nothing is kept."""
+    """The second of two operations hangs in the first run. In the next run it comes first, and the other, timed before, hangs.
+    Timings of another commit are not kept."""
     slow = tmp_path / "kernels"
     slow.write_text(f"""#!/bin/sh
 [ $1 = --time ] || {{ printf 'Gelu.\\n  a\\nLab.add.\\n  b\\nLab.cast.\\n  c\\n'; exit; }}
@@ -185,7 +185,8 @@ case $n in 2|4) printf '{{"operation"' >> $2; exec sleep 100 ;; esac
 
 
 def test_a_bench_goes_on_where_it_stopped(tmp_path):
-    """Models whose contest is whole come last: of the first all is measured, of the second a turn lacked its time."""
+    """Models with all results come last. The first model has all its measurements; the second lacks one turn that had no
+    time."""
     found = results.Results(tmp_path / "gpu.jsonl", "bench", minutes=1, commit="new")
     models = ["124M", "1558M", "350M"]
     for model in models[:2]:
@@ -228,12 +229,12 @@ def test_report():
     assert "| 1980 MHz | 1700 MHz |" in text and "power cap" in text
     assert "## model: 1 passed, 1 failed, 0 skipped" in text and "| FAILED | a check | off by 1 \\| 2 |" in text
     assert report.markdown([]).startswith("# train_gpt")
-    # The goals are of the H100 and the H200.
+    # The goals are for the H100 and the H200.
     assert report.goals([{**lines[0], "gpu": "NVIDIA A100"}, *lines[1:]]) == []
 
 
 def test_time_outside_kernels(tmp_path):
-    """Overlapping spans count once; what was before the steps not at all."""
+    """Overlapping spans count once. Time before the steps does not count."""
     file = tmp_path / "times"
     file.write_text("0 10\n100 120\n110 150\n105 107\n175 200\n19")
     spans = kernel_times.read(file)
@@ -244,7 +245,7 @@ def test_time_outside_kernels(tmp_path):
 
 
 class Losses:
-    """A run of these."""
+    """A run with these losses."""
 
     def __init__(self, losses):
         self.losses = losses
@@ -252,7 +253,7 @@ class Losses:
 
 @pytest.mark.parametrize("apart, passes", [(0.0099, True), (-0.0099, True), (0.0101, False), (-0.0101, False)])
 def test_many_steps_end_within_one_percent(apart, passes, monkeypatch, tmp_path):
-    """In the mean of the last 20, whatever was before and whichever of them differ."""
+    """Only the mean of the last 20 losses counts, not the earlier ones or which of them differ."""
     losses = {"cuda": [9.0] * 180 + [2 * (1 + 2 * apart), 2.0] * 10, "cpu": [5.0] * 180 + [2.0] * 20}
     monkeypatch.setattr(programs, "train", lambda *_, device: Losses(losses[device]))
     found = results.Results(tmp_path / "gpu.jsonl", "model", 1, "new")
@@ -262,7 +263,8 @@ def test_many_steps_end_within_one_percent(apart, passes, monkeypatch, tmp_path)
 
 @pytest.mark.parametrize("dtype, bound", [("fp32", 1e-5), ("bf16", 0.25)])
 def test_losses_of_two_devices_are_within_both_their_bounds(dtype, bound, monkeypatch, tmp_path):
-    """Each is within a bound of the exact one: 1e-5 as the project promises for fp32, and for bf16 as is worked out for the model."""
+    """Each is within a bound of the exact loss: 1e-5 in fp32, as the project promises, and in bf16 the bound derived for the
+    model."""
     model_bounds = pytest.importorskip("model_bounds")
     monkeypatch.setattr(model_bounds, "training_bound_bf16", lambda *_, **__: 0.25)
     data = types.SimpleNamespace(folder=tmp_path, options=lambda *_: [], weights={}, sizes=None, tokens=None)
@@ -275,7 +277,7 @@ def test_losses_of_two_devices_are_within_both_their_bounds(dtype, bound, monkey
         assert by_name(tmp_path)["steps"]["status"] == ("passed" if passes else "failed")
 
 
-# The tests of the parts run them in a tiny extent.
+# The tests of the parts run them at a tiny extent.
 def test_what_is_done_on_a_gpu():
     model, bench = part_model.Extent(tiny=False), part_bench.Extent(tiny=False)
     assert (model.fp32_steps, model.bf16_steps, model.long_steps, model.ranks) == (20, 5, 200, [2, 4])

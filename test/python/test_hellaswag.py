@@ -1,4 +1,4 @@
-"""HellaSwag scores of given weights against PyTorch in fp64 with a tokenization of its own, on several meshes."""
+"""HellaSwag scores of given weights on several meshes, against PyTorch in fp64 with a separate tokenization."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ def some_text(random, least, most):
 
 
 def row_losses(weights, sizes, context, ending):
-    """Of each target of the ending, in the last T+1 tokens."""
+    """The loss of each target of the ending, in the last T+1 tokens."""
     tokens = [*context, *ending][-sizes.seq_len - 1:]
     logits = reference_model.logits(weights, sizes, torch.tensor([tokens[:-1]]))[0]
     scored = min(len(ending), sizes.seq_len)
@@ -35,8 +35,8 @@ def row_losses(weights, sizes, context, ending):
 
 
 def make_examples(weights, sizes, encode):
-    """(lines, right): examples in which one ending leads clearly by sum and one by mean, labelled with one of them or any; and
-    of each whether the one is right, and the other."""
+    """(lines, right). In each example one ending leads clearly by sum and one by mean; the label is one of them, or any.
+    `right` says for each example whether each of the two is right."""
     random = np.random.default_rng(SEED)
     lines, right = [], []
     while len(lines) < EXAMPLES:
@@ -47,7 +47,7 @@ def make_examples(weights, sizes, encode):
             first, second = sorted(values)[:2]
             if second - first > 1e-3 * second:
                 choices.append(int(np.argmin(values)))
-        # Where they agree little is to be seen: a few are enough.
+        # Examples in which the two differ are more useful: a few others are enough.
         if len(choices) < 2 or (choices[0] == choices[1] and random.random() < 0.8):
             continue
         label = [choices[0], choices[1], int(random.integers(4))][len(lines) % 3]
@@ -65,7 +65,7 @@ class Experiment:
         (folder / "examples.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def scores(self, examples=EXAMPLES):
-        """What hellaswag_acc and hellaswag_acc_norm must be."""
+        """The required hellaswag_acc and hellaswag_acc_norm."""
         return self.right[:examples].mean(axis=0)
 
     def options(self, *more):
@@ -73,7 +73,7 @@ class Experiment:
                 "--micro-batch-size=3", f"--global-batch-tokens={12 * self.sizes.seq_len}", "--dtype=fp32", *more]
 
     def train(self, name, *more, ranks=1):
-        # Without a learning rate the step before the scores changes nothing.
+        # With a learning rate of 0, the step before the scores changes nothing.
         return program.train(self.folder / name, *self.options("--steps=1", "--lr=0", *more), ranks=ranks)
 
 
@@ -116,11 +116,11 @@ def test_scores_with_gpt2s_tokens(tmp_path):
 
 
 def test_evaluation_alone(of_bytes):
-    """Of given weights, without training; and of a part of the examples."""
+    """With given weights and without training; also with a part of the examples."""
     out_dir = of_bytes.folder / "alone"
     text = program.run(*of_bytes.options("--steps=0", "--sample-tokens=0", "--eval-examples=7"), f"--out-dir={out_dir}").stdout
     acc, norm = 100 * of_bytes.scores(7)
-    assert f"-- HellaSwag after step 0: {norm:.2f}% right by mean loss, {acc:.2f}% by its sum, of 7 examples\n" in text, f"SEED={SEED}"
+    assert f"-- HellaSwag after step 0: {norm:.2f}% right by mean loss per token, {acc:.2f}% by summed loss, of 7 examples\n" in text, f"SEED={SEED}"
     (line,) = program.Run(out_dir).lines
     assert line["step"] == 0 and "loss" not in line and "val_loss" in line
     assert_scores(line, of_bytes.scores(7))

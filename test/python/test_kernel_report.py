@@ -1,6 +1,6 @@
-"""What the compiler says of the kernels: those of llmc/ have no stack frame and spill nothing, they read and write memory by vectors
-of 16 bytes, and none that is declared there or that the trainer links is missing. That each also runs is a test of its own:
-EveryKernel in test/kernels/kernels_main.cpp."""
+"""The compiler's figures for the kernels. Kernels of llmc/ have no stack frame and spill nothing. They access memory by vectors
+of 16 bytes. No kernel that is declared there, or that the trainer links, is missing. EveryKernel in
+test/kernels/kernels_main.cpp tests that each also runs."""
 
 import os
 import pathlib
@@ -15,8 +15,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ["BUILD_DIR"])
 REPORT = BUILD / "nvcc/report.txt"
 READER = ROOT / "dev/lab/kernel_report.py"
-OF_LLMC = "_ZN4llmc4cuda"  # how the names of llmc::cuda begin
-CHIPS = {80, 90}  # where there is no GPU and nothing else was asked for
+OF_LLMC = "_ZN4llmc4cuda"  # the beginning of the names of llmc::cuda
+CHIPS = {80, 90}  # if there is no GPU and no other chips were requested
 
 
 def cuda_compiler():
@@ -59,7 +59,7 @@ def test_kernels_of_llmc_spill_nothing(report):
     assert not spilling, "\n".join(spilling)
 
 
-# What moves more than a third of its bytes element by element, and why it may.
+# Kernels that move more than a third of their bytes element by element, and the reason why they may.
 A_FEW = "these are a few numbers: sums of a block or a row, or parts of sums"
 BY_ARITHMETIC = "the kernel is bound by fp32's arithmetic"
 NARROW = {
@@ -85,16 +85,17 @@ NARROW = {
     "matmul_forward_kernel3 reads": BY_ARITHMETIC,
     "matmul_forward_kernel3 writes": BY_ARITHMETIC,
 }
-# More bf16 one by one than a loop's last few.
+# Kernels that move more bf16 numbers one by one than a loop's last few.
 ONE_BY_ONE = NARROW | {"matmul_forward_kernel6 reads": "the bias, once for a tile"}
-# 8 bytes at a time are wide in these alone: four bf16 beside the 16 bytes of four fp32.
+# Only in these are 8 bytes at a time wide: four bf16 numbers together with the 16 bytes of four fp32 numbers.
 BF16_BESIDE_FP32 = {"accumulate_kernel3", "adamw_kernel4", "attention_backward_keys_kernel2", "attention_backward_queries_kernel2",
                     "cast_kernel3"}
 VECTOR = re.compile(r"(?:\.v(\d))?\.[a-z](\d+)$")
 
 
 def read_accesses(log):
-    """{(chip, name): a kernel's instructions for global memory}, such as ld.global.v4.u32, of what compile_nvcc keeps of PTX."""
+    """{(chip, name): a kernel's instructions for global memory}, such as ld.global.v4.u32, from the PTX that compile_nvcc
+    keeps."""
     accesses = {}
     for line in log.splitlines():
         if found := re.match(r"\.target sm_(\d+)", line):
@@ -107,7 +108,7 @@ def read_accesses(log):
 
 
 def bytes_at_a_time(access, least=16):
-    """(by a vector of so many bytes at least, otherwise): one of them is 0."""
+    """(bytes by a vector of at least this many bytes, bytes otherwise): one of them is 0."""
     if access.startswith("cp.async.cg"):
         return 16, 0
     values, bits = VECTOR.search(access).groups()
@@ -116,7 +117,7 @@ def bytes_at_a_time(access, least=16):
 
 
 def narrow_accesses(name, accesses):
-    """{"X_kernel1 reads": why it should do so by wider accesses}"""
+    """{"X_kernel1 reads": the reason why it should use wider accesses}"""
     kernel = re.search(r"\d([a-z_]+_kernel\d*)[IE]", name)[1]
     faults = {}
     for what, kinds in ((f"{kernel} reads", ("ld", "cp")), (f"{kernel} writes", ("st",))):
@@ -150,7 +151,8 @@ def test_kernels_of_llmc_access_memory_by_vectors(report):
 
 
 def test_the_classifier_reads_what_it_keeps_once(report):
-    """Into shared memory. Loads are those of what does not fit there: for its sum, four times in a loop, and for its gradient."""
+    """It reads them into shared memory. It loads again only what does not fit there: for its sum, four times in a loop, and for
+    its gradient."""
     of_classifier = {key: own for key, own in accesses_of_kernels().items() if f"{OF_LLMC}24fused_classifier_kernel5" in key[1]}
     assert len(of_classifier) == 2 * len(chips_of(report))
     for key, own in of_classifier.items():
@@ -183,7 +185,7 @@ def test_no_kernel_of_llmc_is_missing(report):
 
 
 def linked_kernels():
-    """The kernels in the objects that the trainer is linked with: the names by which they are registered with CUDA's runtime."""
+    """The kernels in the objects that the trainer is linked with, by the names that are registered with CUDA's runtime."""
     objects = [word for word in (BUILD / "gpu.txt").read_text().split() if "/nvcc/" in word]
     if not objects:
         pytest.skip("the trainer was built without CUDA")
@@ -209,7 +211,7 @@ def test_all_kernels_compile_together(tmp_path):
     assert built.returncode == 0, built.stderr
 
 
-# More values at a time than 32 registers hold.
+# More values at a time than fit in 32 registers.
 SPILLING = """
 __global__ void __launch_bounds__(1024, 2) spills(float* x) {
     float v[64];
@@ -246,7 +248,7 @@ def test_what_is_read_of_a_log(tmp_path):
         ".target sm_90a\n.visible .entry unbounded(\n.visible .entry k(\n.maxntid 32, 8, 1\n")
     text = subprocess.run([sys.executable, READER, tmp_path / "log"], capture_output=True, text=True, check=True)
     assert text.stdout == "90 k 255 16 20 1024 256\n"
-    # Chips of a family; and what cannot be read is an error, not a kernel less.
+    # Chips of a family are read too. Lines that cannot be read are an error; no kernel is dropped.
     log = (tmp_path / "log").read_text().replace("sm_90a", "sm_100f")
     (tmp_path / "log").write_text(log)
     text = subprocess.run([sys.executable, READER, tmp_path / "log"], capture_output=True, text=True, check=True)
@@ -256,7 +258,8 @@ def test_what_is_read_of_a_log(tmp_path):
 
 
 def test_launch_bounds_are_in_it(report):
-    """A kernel of each kind: with bounds that do not depend on its template's arguments, with some that do, without."""
+    """A kernel of each kind: with bounds that do not depend on its template's arguments, with bounds that do, and without
+    bounds."""
     for chip in chips_of(report):
         most_threads = {name: figures[-1] for (of_chip, name), figures in report.items() if of_chip == chip}
         assert most_threads["_ZN4llmc4cuda12fill_kernel2IfEEvPT_S2_ll"] == 512

@@ -1,4 +1,4 @@
-"""The report of `make bench` from timings made up here: every figure in its place, and a picture."""
+"""The report of `make bench` from invented timings: every figure in its place, and a picture."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The Makefile builds what a change asks for and nothing else: tried on a small project of the same layout."""
+"""The Makefile builds everything that a change affects and nothing else. Tested with a small project of the same layout."""
 
 import os
 import pathlib
@@ -10,11 +10,11 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MAIN = "int main() {}\n"
-# Nothing of a make that runs these tests reaches theirs.
+# Variables of a make that runs these tests must not reach their own makes.
 OF_THE_CALLER = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "BUILD", "SANITIZE", "CXXFLAGS", "LDFLAGS", "V", "MPI", "GPU_ARCH", "CUDA",
-                 "CUDA_HOME"}
+                 "CUDA_HOME", "CXX", "WERROR"}
 WITHOUT_MPI = "llmc/comm/transport_no_mpi.cpp"
-# near.h is included by far.h, so that dependents are found through other headers too.
+# far.h includes near.h, so that dependents are found through other headers too.
 FILES = {
     "llmc/near.h": "inline int near() { return 1; }\n",
     "llmc/far.h": '#include "llmc/near.h"\n',
@@ -35,7 +35,7 @@ FILES = {
     "test/kernels/kernels_main.cpp": MAIN,
     "dev/cpu/bench_step.cpp": MAIN,
     "test/simt/executor.cpp": "",
-    "test/simt/runtime.mk": "",  # CUDA's headers need not be here
+    "test/simt/runtime.mk": "",  # CUDA's headers need not be installed
     "dev/precompiled.h": "", "test/precompiled.h": "",
     "dev/lab/lab.cpp": "",
     "dev/lab/no_gpu.cpp": "",
@@ -45,7 +45,7 @@ FILES = {
 }
 KERNEL_TESTS = {f"build/test/kernels-{kind}" for kind in ("address", "thread")}
 PROGRAMS = {"train_gpt", "build/test/unit", "build/test/mpi", "build/test/probe/probe", "build/dev/bench_step"} | KERNEL_TESTS
-ALL_LINKED = PROGRAMS | {"build/libgpt2_bpe.so"}  # which has a few of the library's files
+ALL_LINKED = PROGRAMS | {"build/libgpt2_bpe.so"}  # the library has a few of these files
 
 
 class Project:
@@ -72,7 +72,7 @@ class Project:
         self.git("commit", "-q", "--allow-empty", "-m", "x")
 
     def make(self, *arguments, **variables):
-        """What make prints, where no CUDA is found unless the arguments say where."""
+        """make's output. No CUDA is found unless the arguments say where it is."""
         environment = {name: value for name, value in os.environ.items() if name not in OF_THE_CALLER} | variables
         run = subprocess.run(["make", "CUDA_FOLDER=none", *arguments], cwd=self.folder, env=environment, capture_output=True,
                              text=True, timeout=120)
@@ -91,7 +91,7 @@ NOTHING = set(), set()
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """Built once; each test leaves it built."""
+    """Built once. Each test leaves it built."""
     project = Project(tmp_path_factory.mktemp("project"))
     assert project.made() == (SOURCES, ALL_LINKED)
     return project
@@ -112,7 +112,7 @@ def test_what_is_built_is_not_built_again(project):
 
 @pytest.mark.skipif("MAKELEVEL" not in os.environ or "SANITIZE" in os.environ, reason="make test did not build the trainer")
 def test_the_trainer_that_was_built_is_not_built_again():
-    """With what this machine has of CUDA's toolkit."""
+    """With the parts of CUDA's toolkit on this machine."""
     would = subprocess.run(["make", "-n", "train_gpt"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "link" not in would and "compile" not in would, would
 
@@ -135,7 +135,7 @@ def test_a_test_compiles_and_links_alone(project):
 
 
 def test_flags(project):
-    # A question changes nothing, whatever its flags.
+    # A dry run changes nothing, whatever its flags.
     assert project.made("-n", "test-programs", "CXXFLAGS=-DX") == (SOURCES, ALL_LINKED)
     project.make("help", "CXXFLAGS=-DX")
     assert project.made() == NOTHING
@@ -146,6 +146,44 @@ def test_flags(project):
     assert project.made("test-programs", "LDFLAGS=-s") == NOTHING
 
 
+def test_warnings_are_errors_only_where_asked(project):
+    assert "-Wall" in project.make("-n", "-B", "V=1") and "-Werror" not in project.make("-n", "-B", "V=1")
+    assert "-Werror" not in project.make("-n", "-B", "V=1", "WERROR=0")
+    assert "-Werror" in project.make("-n", "-B", "V=1", "WERROR=1") and "-Werror" in project.make("-n", "-B", "V=1", WERROR="1")
+    assert "WERROR=1 BUILD=build/lint " in project.make("-n", "lint", "MAKE=echo")
+    assert "\nexport WERROR=1\nmake test " in (ROOT / ".ci/run").read_text()
+
+
+@pytest.fixture
+def clang(tmp_path):
+    """A clang++ that has OpenMP's header if the file `omp.h` is beside it."""
+    script = tmp_path / "clang++"
+    script.write_text('#!/bin/sh\n[ -e "$(dirname "$0")/omp.h" ]\n')
+    script.chmod(0o755)
+    return script
+
+
+def test_clang_has_flags_of_its_own(project, clang, tmp_path):
+    assert "-Wno-restrict" in project.make("-n", "-B", "V=1")
+    (tmp_path / "omp.h").touch()
+    flags = project.make("-n", "-B", "V=1", f"CXX={clang}", "CUDA=0")
+    assert "-Wno-restrict" not in flags and "-Wno-sign-conversion" in flags and "-fopenmp" in flags
+    assert "build/openmp" not in flags and ".gch" not in flags
+
+
+def test_openmp_of_clang_is_its_own_or_another_ones(clang, tmp_path):
+    """The packages of Debian's versions of OpenMP exclude one another, and `make lint` installs one."""
+    def says(word):
+        environment = os.environ | {"CXX": f"ccache {clang}"}
+        return subprocess.run(["scripts/deps.sh", word], cwd=ROOT, env=environment, capture_output=True, text=True).stdout.strip()
+    others = list(pathlib.Path("/usr/lib").glob("llvm-*/lib/libomp.so"))
+    assert (says("openmp") == "") == (not others)
+    if not others:
+        assert "libomp-dev (omp.h)" in says("missing")
+    (tmp_path / "omp.h").touch()
+    assert says("openmp") == "" and "libomp" not in says("missing")
+
+
 def test_without_mpi_one_file_is_another(project):
     assert project.made("test-programs", "MPI=0") == ({WITHOUT_MPI}, ALL_LINKED)
     assert project.made("test-programs", "MPI=0") == NOTHING
@@ -154,7 +192,7 @@ def test_without_mpi_one_file_is_another(project):
 
 
 def test_missing_mpi_is_said_with_what_would_do(project, tmp_path):
-    """As on a machine where nothing but MPI is missing."""
+    """As on a machine where only MPI is missing."""
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "dpkg-query").write_text("#!/bin/sh\n[ $1 = -W ] && /usr/bin/dpkg-query \"$@\" | grep -v openmpi\n")
@@ -216,13 +254,13 @@ def test_help_lists_every_target(project):
     help_text = project.make("help")
     assert len(targets) > 10
     assert set(re.findall(r"^  ([a-z_-]+) +\S", help_text, re.M)) == targets
-    # Nor is a variable forgotten that the Makefile lets a person set.
+    # The help lists all variables of the Makefile that a user may set.
     variables = {"CXXFLAGS", "LDFLAGS", "SANITIZE", "BUILD", "PYTHON", "SUITE", "GPU_ARCH", "MPI", "V"}
     assert variables <= set(re.findall(r"\b([A-Z_]+)=", help_text))
 
 
 class Toolkit:
-    """Names of CUDA's files, with none of CUDA, and a project that would be built with it."""
+    """Files with the names of CUDA's, but without content, and a project that would be built with them."""
 
     FILES = ["bin/nvcc", "include/cublasLt.h", "lib/libcublasLt.so.13", "lib/libcudart_static.a"]
     SOURCES = ["device/cuda/ops.cu", "device/cuda/cuda_ops.cpp", "device/cuda/cublaslt_library.cpp",
@@ -241,13 +279,13 @@ class Toolkit:
         path.write_text(text)
 
     def gpus(self, says):
-        """A machine with GPUs, of which nvidia-smi says this."""
+        """A machine with GPUs, where nvidia-smi prints this."""
         self.add("smi/nvidia-smi", f"#!/bin/sh\ncat <<'END'\n{says}\nEND\n")
         (self.folder / "smi/nvidia-smi").chmod(0o755)
         return {"PATH": f"{self.folder}/smi:{os.environ['PATH']}"}
 
     def would(self, *arguments, **variables):
-        """The commands that would build the trainer. It is linked with other flags than it was, and so in any case."""
+        """The commands that would build the trainer. Its link flags differ from before, so it is always linked."""
         arguments = ["-n", "train_gpt", "V=1", f"CUDA_FOLDER={self.folder}", "GPU=", "LDFLAGS=-s", *arguments]
         return self.project.make(*arguments, **variables).replace("\\\n", " ").splitlines()
 
@@ -255,7 +293,7 @@ class Toolkit:
         return next(line for line in self.would(*arguments) if line.endswith("-o train_gpt"))
 
     def says(self, *arguments):
-        """What the build says that it has for GPUs."""
+        """The build's message about its GPU support."""
         return next(line for line in self.would(*arguments) if "link train_gpt" in line).split(" with ")[1].strip("'")
 
     def includes(self, *arguments):
@@ -294,7 +332,7 @@ def test_chips(toolkit):
         refused = subprocess.run(["make", "-n", "CUDA_FOLDER=none", f"GPU_ARCH={wrong}"], cwd=toolkit.project.folder, text=True,
                                  capture_output=True)
         assert refused.returncode == 2 and f"GPU_ARCH='{wrong}': the kernels take sm_80 and later" in refused.stderr, refused.stderr
-    # Neither words nor chips that the kernels do not run on.
+    # Neither words, nor chips that the kernels do not run on.
     for says in ("NVIDIA-SMI has failed", "7.5", "[N/A]", ""):
         assert toolkit.targets("GPU=/dev/nvidia0", **toolkit.gpus(says)) == default
 
@@ -303,7 +341,7 @@ def test_what_the_gpu_part_has(toolkit):
     assert toolkit.says() == "CUDA 13.2 for sm_80 sm_90a and later, no NCCL, no cuDNN"
     assert toolkit.says("GPU_ARCH=89") == "CUDA 13.2 for sm_89, no NCCL, no cuDNN"
     assert {"no_nccl.o", "no_cudnn.o", "cuda_ops.o", "ops.o"} <= {pathlib.Path(word).name for word in toolkit.link().split()}
-    # As Python's packages have them: each in a folder of its own.
+    # Like Python's packages: each library in its own folder.
     toolkit.add("../nccl/include/nccl.h")
     assert "no NCCL" in toolkit.says()
     toolkit.add("../nccl/lib/libnccl.so.2")
@@ -317,7 +355,7 @@ def test_what_the_gpu_part_has(toolkit):
     assert {"nccl_communicator.o", "cublaslt_library.o", "cudnn_attention.o", "cudnn_library.o"} <= {pathlib.Path(word).name for word in link}
     beside = toolkit.folder.parent
     assert f"{beside}/nccl/lib/libnccl.so.2" in link
-    # The program opens those when it needs them.
+    # The program opens these when it needs them.
     assert f"-Wl,-rpath,{toolkit.folder}/lib" in link and f"-Wl,-rpath,{beside}/cudnn/lib" in link
     assert not any("libcublasLt" in word or "libcudnn" in word for word in link)
 
@@ -332,8 +370,8 @@ def has_cudnn(said):
 
 
 def test_headers_of_cudnns_frontend(toolkit, tmp_path):
-    """They may lie in .cuda/, beside CUDA's, or in a package of the Python in use."""
-    # Python's package, as pip leaves it.
+    """They may be in .cuda/, next to CUDA's, or in a package of the current Python."""
+    # Python's package, as pip installs it.
     package = tmp_path / "modules"
     (package / "include").mkdir(parents=True)
     (package / "include/cudnn_frontend.h").write_text("")
@@ -359,7 +397,7 @@ def test_what_can_do_without_cudnn_does(target, toolkit):
                "PYTHON=/usr/bin/python3 -I -S"]
 
     def asked():
-        # The project has not all the files of what would be built then.
+        # The project lacks some of the files that would then be built.
         would = subprocess.run(command, cwd=toolkit.project.folder, capture_output=True, text=True).stdout
         assert "build/gpu/kernels" in would
         return [line for line in would.splitlines() if "deps.sh gpu" in line or "without cuDNN" in line]
@@ -386,12 +424,13 @@ def test_without_the_internet_cudnns_frontend_is_a_warning_where_it_is_optional(
 
     optional, asked_for = deps("gpu", "optional"), deps("gpu")
     assert optional.returncode == 0
-    assert re.fullmatch("warning: PyPI's nvidia-cudnn-frontend==.* could not be installed; going on without cuDNN .*\n", optional.stderr)
-    assert asked_for.returncode == 1 and "error: PyPI's packages could not be installed" in asked_for.stderr
+    assert re.fullmatch("warning: PyPI's nvidia-cudnn-frontend==.* could not be installed; continuing without cuDNN .*\n", optional.stderr)
+    assert asked_for.returncode == 1 and "error: could not install from PyPI" in asked_for.stderr
 
 
 def test_python_is_installed_where_there_is_none_of_that_name(tmp_path):
-    """The commands of README.md begin with `python`, which Debian has in a package of its own. Here a system without apt has all else."""
+    """The commands of the pages begin with `python`, which Debian has in a separate package. Here a system without apt has
+    everything else."""
     for name in ("bash", "awk", "sed", "grep", "cut"):
         (tmp_path / name).symlink_to(shutil.which(name))
 
@@ -406,7 +445,7 @@ def test_python_is_installed_where_there_is_none_of_that_name(tmp_path):
 
     add("pkg-config", "ompi_info", "python3")
     add("g++", does="while read -r line; do :; done")
-    assert says() == "error: missing: python-is-python3 (Debian's names); install what your system calls them\n"
+    assert says() == "error: missing: python-is-python3 (Debian's names); install your system's packages for these\n"
     add("python")
     assert says() == "deps: everything needed is installed\n"
 

@@ -9,10 +9,10 @@ import program
 import safetensors_numpy
 from program import digest
 
-# 24 sequences a step: every number of processes below divides them.
+# 24 sequences a step: a multiple of each number of processes below.
 MODEL = [*program.SMALL, "--lr=1e-3"]
 STEPS = 50
-TOLERANCE = 1e-5  # of the loss in fp32, as the project promises
+TOLERANCE = 1e-5  # absolute, of the loss in fp32, as the project promises
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +27,8 @@ def test_any_number_of_processes_trains_the_same_run(single, ranks, tmp_path):
     difference = np.abs(np.array(run.losses) - single.losses).max()
     print(f"{ranks} processes: largest difference of the loss {difference:.2e}")
     assert difference <= TOLERANCE
-    # Of the same weights: a sum over fixed blocks of gradients that differ by their rounding, 1e-5 of their norm at most.
-    # Later norms feel the weights' differences more than the losses do, and are not promised.
+    # Norms at the same weights: a sum over fixed blocks of gradients that differ by rounding, at most by 1e-5 of their norm.
+    # The weights' differences affect later norms more than the losses, and these norms are not promised.
     assert run.column("grad_norm")[0] == pytest.approx(single.column("grad_norm")[0], rel=1e-5)
     assert run.lines[-1]["val_loss"] == pytest.approx(single.lines[-1]["val_loss"], abs=TOLERANCE)
     assert run.column("tokens") == [384 * step for step in range(1, STEPS + 1)]
@@ -37,7 +37,7 @@ def test_any_number_of_processes_trains_the_same_run(single, ranks, tmp_path):
 # ---- gradients in bf16 and stochastic rounding
 
 BF16 = ["--dtype=bf16", "--gradient-dtype=bf16", "--stochastic-rounding"]
-# One size of micro-batches and one number of threads: a micro-batch's gradient has the same bits on every mesh.
+# One micro-batch size and one number of threads: a micro-batch's gradient has the same bits on every mesh.
 ALIKE = ["--micro-batch-size=6", "--lr-schedule=constant", "--weight-decay=0", "--grad-clip=0"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 U = 2.0**-8  # bf16's unit roundoff
@@ -45,17 +45,18 @@ U = 2.0**-8  # bf16's unit roundoff
 
 @pytest.fixture(scope="module")
 def micro_batch_norms(tmp_path_factory):
-    """The norms of the gradients of the first step's four micro-batches: with no learning rate each is a step's."""
+    """The gradient norms of the first step's four micro-batches. With a learning rate of 0, each is a step's norm."""
     run = program.train(tmp_path_factory.mktemp("parts"), *MODEL, *BF16[:1], *ALIKE, "--global-batch-tokens=96", "--lr=0",
                         "--steps=4", env=ONE_THREAD)
     return np.array(run.column("grad_norm")) / 4
 
 
 def rounding_bound(norms, ranks):
-    """How far, in the norm, the gradient in bf16 of a step may be from the sum of its micro-batches' gradients.
+    """How far, in the norm, a step's gradient in bf16 may be from the sum of its micro-batches' gradients.
 
-    A rank rounds once a micro-batch, each time to U of the sum so far; over ranks sums of two are rounded, in as many levels
-    as a tree of pairs has. A sum's norm is at most the sum of norms; 1.05 is for products of errors (1 + U)^8 and sums in fp32.
+    A rank rounds once a micro-batch, each time to U of the sum so far. Over ranks, sums of two are rounded, in as many levels
+    as a tree of pairs has. A sum's norm is at most the sum of the norms. The factor 1.05 covers products of errors, (1 + U)^8,
+    and sums in fp32.
     """
     partial = [own[:k].sum() for own in np.split(norms, ranks) for k in range(1, len(own) + 1)]
     return 1.05 * U * (sum(partial) + math.ceil(math.log2(ranks)) * norms.sum())
@@ -86,19 +87,19 @@ def test_gradients_in_bf16_train_the_same_run_up_to_rounding(single_bf16, micro_
     print(f"{ranks} processes: norms {norms}, bound of their difference {D:.3f}")
     assert abs(norms[0] - norms[1]) <= D + 1e-5 * norms[0]
 
-    # With eps = 1 an update is lr m / (sqrt(v) + 1), m a mean of gradients and sqrt(v) a mean in squares of their sizes:
-    # where gradients differ by D in the norm and are G long at most, updates differ by lr (1 + G) D. Gradients of later
-    # micro-batches may be 1.5 times as long as the first ones'; what the weights' differences add to D is of second
-    # order. So after t steps the weights differ by W = lr t (1 + G) 1.5 D in the norm at most.
+    # With eps = 1 an update is lr m / (sqrt(v) + 1). m is a mean of gradients and sqrt(v) a mean square of their sizes. If
+    # gradients differ by D in the norm and have a norm of at most G, updates differ by at most lr (1 + G) D. Gradients of later
+    # micro-batches may be 1.5 times as long as those of the first. The weights' differences change D only in second order. So
+    # after t steps the weights differ by at most W = lr t (1 + G) 1.5 D in the norm.
     G = max(single.column("grad_norm"))
     W = 5e-3 * np.arange(21) * (1 + G) * 1.5 * D
     _, initial_weights = train_in_bf16(tmp_path / "initial", "--steps=0")
     apart, moved = np.linalg.norm(weights - single_weights), np.linalg.norm(single_weights - initial_weights)
     print(f"weights {apart:.2e} apart, {W[-1]:.2e} is allowed; moved by {moved:.2e}")
     assert apart <= W[-1] < moved / 4
-    # Stochastic rounding takes the same random bits for both: a parameter differs by an ulp (2^-7 at most, of weights
-    # about 1) with the probability |difference of weights| / ulp. In the mean that is W, by which the loss changes by
-    # G W; with a deviation, of independent draws, of G sqrt(ulp W) at most (six of them).
+    # Stochastic rounding uses the same random bits for both. A parameter differs by an ulp (at most 2^-7, for weights of about
+    # 1) with the probability |difference of weights| / ulp. On average that is W, which changes the loss by G W. The standard
+    # deviation for independent draws is at most G sqrt(ulp W); the bound has six of them.
     allowed = G * (W + 6 * np.sqrt(2.0**-7 * W))[:-1] + 1e-8
     difference = np.abs(np.array(run.losses) - single.losses)
     print(f"largest difference of the loss {difference.max():.2e}, {allowed.max():.2e} is allowed")
@@ -107,9 +108,9 @@ def test_gradients_in_bf16_train_the_same_run_up_to_rounding(single_bf16, micro_
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_stochastic_rounding_is_the_same_on_any_number_of_processes(ranks, tmp_path):
-    """With no learning rate only the rounding of the parameters changes from step to step, and so the loss.
+    """With a learning rate of 0, only the rounding of the parameters changes from step to step, and so the loss.
 
-    On each batch it is the same sum of the same numbers: another random number, of one parameter, shows in the sixth
+    On each batch the loss is the same sum of the same numbers. Another random number for a single parameter shows in the sixth
     digit."""
     options = [*MODEL, "--dtype=bf16", "--stochastic-rounding", "--lr=0", "--micro-batch-size=2", "--steps=6",
                "--checkpoint-every=3"]

@@ -1,4 +1,4 @@
-"""scripts/metrics.py: what it reads of metrics files, and how it follows those that change."""
+"""scripts/metrics.py: how it reads metrics files, and follows files that change."""
 
 import math
 
@@ -40,7 +40,7 @@ def test_a_growing_file_is_read_on(path):
     write_lines(path, [])
     assert follower.poll() == 0 and follower.poll() is None
     text = as_text(full_lines(falling(3)))
-    for position in range(1, len(text), 50):  # lines are whole only at their end
+    for position in range(1, len(text), 50):  # a line is whole only when its end is written
         path.write_text(as_text([{"run": ABOUT}]) + text[:position])
         follower.poll()
         assert len(follower.run) == text[:position].count("\n")
@@ -54,7 +54,7 @@ def test_a_growing_file_is_read_on(path):
 
 @pytest.mark.parametrize("lines, about, kept", [
     (full_lines(falling(6)), ABOUT, 6),  # resumed from step 6
-    (full_lines(falling(6)) + full_lines([0.5, 0.4], first=7), ABOUT, 6),  # and went on before it was seen
+    (full_lines(falling(6)) + full_lines([0.5, 0.4], first=7), ABOUT, 6),  # and went on before the follower read it
     (full_lines(falling(9)) + [full_line(10, falling(10)[-1], val_loss=1.0)], ABOUT, 9),  # the last step was validated later
     (full_lines(falling(10)) + full_lines([0.5], first=11), ABOUT, 10),
     (full_lines([90.0, *falling(10)[1:]]), ABOUT, 0),
@@ -96,7 +96,7 @@ def test_the_same_file_again_is_no_change(path):
 
 
 def test_steps_that_are_appended_again_replace_those_that_were(path):
-    """What `--metrics` to a stream leaves of a run that was resumed: both runs' lines, one after the other."""
+    """`--metrics` to a stream leaves such a file when a run is resumed: the lines of both runs, one after the other."""
     write_lines(path, full_lines(falling(10)))
     follower = metrics.Follower(path)
     follower.poll()
@@ -148,7 +148,7 @@ def test_names_tell_runs_apart():
 @pytest.mark.parametrize("key", ["loss", "val_loss", "step_ms", "tokens", "tokens_per_s", "mfu", "hellaswag_acc_norm", "time"])
 @pytest.mark.filterwarnings("error")
 def test_numbers_that_are_too_large_are_none(tmp_path, capsys, key):
-    """They are infinite to what shows a run, and what is not is still shown."""
+    """Scripts that show a run treat them as infinite, and still show the finite numbers."""
     huge = [10**400, -10**400, 1e308, -5e307, 1e308, math.inf, math.nan]
     lines = [full_line(step, 2.0) | {key: value} for step, value in enumerate([1.0, *huge, 1.5], 1)]
     about = ABOUT | {"parameters": 10**400, "unigram_loss": 1e308, "memory": {"moments": 10**400, "master": 8},

@@ -1,6 +1,6 @@
-"""--bias=false and --tied-head=false, alone and together: what the model then is, the same run on every mesh, files of weights,
-and checkpoints. Losses, gradients and texts are compared with PyTorch's in the suites against it, and with --generate's in
-test_generate.py; what is refused is in wrong_files.py."""
+"""--bias=false and --tied-head=false, alone and together: the resulting model, the same run on every mesh, files of weights,
+and checkpoints. The suites against PyTorch compare losses and gradients, and test_generate.py compares texts. The refused cases
+are in wrong_files.py."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ def name_of(sizes):
 of_each = pytest.mark.parametrize("sizes", OFF, ids=name_of)
 
 
-# ---- what the model is
+# ---- the model
 
 
 @of_each
@@ -63,7 +63,7 @@ def test_the_saved_configuration_repeats_the_run(tmp_path):
 # ---- on meshes
 
 STAGES, TENSOR = "--pipeline-parallel=2", ["--tensor-parallel=2", "--sequence-parallel"]
-# Of so many processes, what has the same bits. Each is near one process.
+# Options with the same bits on this number of processes. Each run is near that of one process.
 MESHES = {
     "one process": (1, [[], ["--recompute=selective"], ["--recompute=block"]]),
     "data": (2, [[], ["--zero-stage=1", "--recompute=selective"], ["--zero-stage=3"], ["--zero-stage=3", "--recompute=block"]]),
@@ -79,7 +79,7 @@ OF_MESHES = ["--steps=4", "--micro-batch-size=2", "--reduce-every=micro-batch", 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """A function that gives the run of one process, and its final weights."""
+    """A function that gives the run of one process and its final weights."""
     @functools.cache
     def run(sizes, dtype):
         folder = tmp_path_factory.mktemp("alone")
@@ -88,7 +88,7 @@ def alone(tmp_path_factory):
 
 
 def runs_of_the_same_bits(mesh, sizes, dtype, folder):
-    """The first of them."""
+    """Runs all of them; returns the first."""
     ranks, alike = MESHES[mesh]
     runs = [train(folder / str(i), *sizes.options(), *OF_MESHES, dtype, *options, ranks=ranks) for i, options in enumerate(alike)]
     for (_, results, _), options in zip(runs, alike):
@@ -96,7 +96,7 @@ def runs_of_the_same_bits(mesh, sizes, dtype, folder):
     return runs[0][0]
 
 
-# One switch alone on each way to divide a model, both on all meshes.
+# Each way to divide a model with one switch alone; all meshes with both switches.
 ALONE_ON = ["data", "stages", "tensor"]
 
 
@@ -112,7 +112,7 @@ def test_every_mesh_trains_the_same_run(mesh, sizes, alone, tmp_path):
     assert weights.keys() == others.keys()
     for name, tensor in weights.items():
         other = others[name]
-        if name.endswith("attn.c_attn.bias"):  # but for the keys', whose gradient is zero but for rounding
+        if name.endswith("attn.c_attn.bias"):  # except the keys', whose gradient is zero apart from rounding
             C = sizes.channels
             tensor, other = (np.delete(each, slice(C, 2 * C)) for each in (tensor, other))
         assert np.abs(tensor - other).max() <= TOLERANCE, name
@@ -136,7 +136,7 @@ def test_export_and_init_are_inverse(sizes, tmp_path):
     program.train(tmp_path / "a", *options, "--steps=2", f"--export={first}")
     program.train(tmp_path / "b", *options, "--steps=0", f"--init={first}", f"--export={second}")
     assert first.read_bytes() == second.read_bytes()
-    # The names of Hugging Face's files, where the head alone is without the prefix.
+    # The names of Hugging Face's files: all but the head have the prefix.
     safetensors_numpy.save(theirs, {name if name == "lm_head.weight" else f"transformer.{name}": tensor
                                     for name, tensor in safetensors_numpy.load(first).items()})
     second.unlink()
@@ -146,7 +146,7 @@ def test_export_and_init_are_inverse(sizes, tmp_path):
 
 @pytest.fixture(scope="module")
 def tied(tmp_path_factory):
-    """The weights of a short training of the model with all switches on, and the losses that it has without learning more."""
+    """The weights of a short training with all switches on, and the losses that they give."""
     folder = tmp_path_factory.mktemp("tied")
     train(folder / "training", *TIED.options(), *QUIET, "--steps=3", ranks=1)
     file = folder / "training/w.safetensors"
@@ -154,7 +154,7 @@ def tied(tmp_path_factory):
 
 
 def looked_at(folder, file, sizes, *options, ranks=1):
-    """What was printed, and the losses of a step without a learning rate."""
+    """The printed text, and the losses of a step with a learning rate of 0."""
     run, _, out = train(folder, *sizes.options(), *QUIET, "--steps=1", "--lr=0", "--micro-batch-size=2", f"--init={file}", *options,
                         ranks=ranks)
     return out, (run.losses, run.lines[-1]["val_loss"])
@@ -170,7 +170,7 @@ def test_a_head_that_a_file_lacks_begins_as_the_table(ranks, mesh, tied, tmp_pat
     for path, is_copied in ((file, True), (tmp_path / "theirs.safetensors", True), (tmp_path / "saved twice.safetensors", False)):
         folder = tmp_path / path.stem
         out, own = looked_at(folder, path, OFF[1], *mesh, ranks=ranks)
-        assert out.count(f"note: {path} has no lm_head.weight: it begins as a copy of wte.weight\n") == is_copied
+        assert out.count(f"note: {path} has no lm_head.weight: the head starts as a copy of wte.weight\n") == is_copied
         assert own == (pytest.approx(losses[0], rel=1e-8), pytest.approx(losses[1], rel=1e-8))
         exported = safetensors_numpy.load(folder / "w.safetensors")
         for name, tensor in {**tensors, "lm_head.weight": tensors["wte.weight"]}.items():
@@ -207,7 +207,7 @@ def test_a_checkpoint_is_refused_by_the_model_with_all_switches_on(sizes, tmp_pa
     first = next(option for option in sizes.options() if option.endswith("=false"))
     result = program.run(*TIED.options(), *SAVING, f"--resume={checkpoint}", check=False)
     assert result.returncode == 1
-    assert one_error(result.stderr) == f"{checkpoint} is of another model, with {first}; give {first}"
+    assert one_error(result.stderr) == f"{checkpoint} has another model, with {first}; give {first}"
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +222,7 @@ def test_a_checkpoint_that_knows_no_switches_is_of_the_model_with_all(old, tmp_p
     whole, checkpoint = old
     on = program.train(tmp_path / "on", *TIED.options(), *SAVING, f"--resume={checkpoint}")
     assert on.losses == whole.losses[2:]
-    # A text of it is no other one for what a configuration has.
+    # Its text does not change with settings in a configuration file.
     (tmp_path / "c.toml").write_text("bias = false\ntied-head = false\n")
     generate = ["--generate", f"--resume={checkpoint}", "--prompt=The", "--sample-tokens=20", "--temperature=0"]
     assert program.run(*generate, f"--config={tmp_path}/c.toml").stdout == program.run(*generate).stdout
@@ -235,4 +235,4 @@ def test_a_checkpoint_that_knows_no_switches_is_refused_by_a_model_without(switc
         result = program.run(*options, f"--{switch}=false", f"--resume={checkpoint}", *([f"--out-dir={tmp_path}/x"] * (len(options) > 1)),
                              check=False)
         assert result.returncode == 1 and not list(tmp_path.iterdir())
-        assert one_error(result.stderr) == f"{checkpoint} is of another model, with --{switch}=true; leave out --{switch}=false"
+        assert one_error(result.stderr) == f"{checkpoint} has another model, with --{switch}=true; leave out --{switch}=false"

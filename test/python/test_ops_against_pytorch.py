@@ -1,6 +1,6 @@
 """Every operation of llmc/device/ops.h on the CPU device equals PyTorch's, on operands that are new in every run.
 
-op_cases.py has the sizes, reference_ops.py and reference_updates.py what must come out, bounded.py the tolerances.
+op_cases.py has the sizes, reference_ops.py and reference_updates.py the required results, bounded.py the tolerances.
 """
 
 import os
@@ -26,7 +26,7 @@ OPERATIONS = [(op, dtype) for op, operation in op_cases.OPERATIONS.items() for d
 
 
 def run(op_probe, folder, op, dtype, all_inputs, **environment):
-    """The results {name: array} of each call, one list element a call."""
+    """The results {name: array} of all calls: one list element for each call."""
     given, result = folder / "in.safetensors", folder / "out.safetensors"
     safetensors_numpy.save(given, {f"{i}/{name}": np.asarray(array, dtype=np.float64)
                                    for i, inputs in enumerate(all_inputs) for name, array in inputs.items()})
@@ -53,7 +53,7 @@ def test_equals_pytorch(op_probe, tmp_path, seed, op, dtype):
 
 @pytest.mark.parametrize("op", ["matmul_forward", "matmul_backward", "attention_forward", "attention_backward"])
 def test_equals_pytorch_without_bf16_instructions(op_probe, tmp_path, seed, op):
-    """On this processor as on one that has AVX2 only: oneDNN is told to use nothing newer."""
+    """As on a processor with AVX2 only: oneDNN must not use newer instructions."""
     compare(op_probe, tmp_path, seed, op, "bf16", DNNL_MAX_CPU_ISA="AVX2")
 
 
@@ -65,7 +65,7 @@ def compare(op_probe, tmp_path, seed, op, dtype, **environment):
 
 
 def test_gelu_of_a_product_is_made_of_the_stored_pre_gelu(op_probe, tmp_path, seed):
-    """ops.h: out = GELU(pre_gelu as rounded to X). The test above also takes GELU of the number before rounding."""
+    """ops.h: out = GELU(pre_gelu rounded to X). The test above also accepts GELU of the number before rounding."""
     products = [case for case in op_cases.make_cases("matmul_forward", "bf16", seed) if "with_gelu" in case.inputs]
     results = run(op_probe, tmp_path, "matmul_forward", "bf16", [case.inputs for case in products])
     for product, result in zip(products, results):
@@ -75,7 +75,7 @@ def test_gelu_of_a_product_is_made_of_the_stored_pre_gelu(op_probe, tmp_path, se
 
 
 def test_bf16_parameters_are_the_rounded_master(op_probe, tmp_path, seed):
-    """In every bit, where the test above takes any number near PyTorch's."""
+    """In every bit; the test above accepts any number near PyTorch's."""
     made = [case for case in op_cases.make_cases("adamw", "bf16", seed) if "rounding" not in case.inputs]
     for case, result in zip(made, run(op_probe, tmp_path, "adamw", "bf16", [case.inputs for case in made])):
         assert np.array_equal(result["parameters"], cases.to_bf16(result["master"])), case.name
@@ -86,7 +86,7 @@ def test_bf16_parameters_are_the_rounded_master(op_probe, tmp_path, seed):
     ({"out": np.array([0.1]), "value": np.ones(1)}, "0.1, which is not fp32"),
 ])
 def test_probe_refuses_wrong_inputs(op_probe, tmp_path, inputs, message):
-    """A name mistyped in a case, or an operand left unrounded, must not pass unseen."""
+    """A mistyped name in a case, or an operand that was not rounded, must be noticed."""
     with pytest.raises(AssertionError, match=message):
         run(op_probe, tmp_path, "fill", "fp32", [inputs])
 

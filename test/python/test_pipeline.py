@@ -1,6 +1,6 @@
-"""Pipelines as a person uses them: the same run in every schedule, near that of one process; resumed on another mesh; what
-Open MPI saw being sent; and a process that dies. What the ranks' own numbers are, step for step, is
-test/mpi/parallel_matrix_test.cpp's."""
+"""Pipelines as a user runs them. Every schedule gives the same run, near that of one process. A run resumes on another mesh.
+Open MPI's counts of bytes and a process that dies are tested too. test/mpi/parallel_matrix_test.cpp compares the ranks' own
+numbers, step by step."""
 
 import os
 import re
@@ -27,7 +27,7 @@ def mesh(stages, *more):
 
 
 def test_every_schedule_is_the_same_run(tmp_path):
-    """Losses, norms, validation, samples and files, with all stages of ZeRO and recompute."""
+    """Compares losses, norms, validation, samples and files, with all ZeRO stages and recompute."""
     options = [*SMALL, "--steps=6", "--reduce-every=micro-batch", "--sample-tokens=30", "--temperature=0"]
     more = [["--zero-stage=0"], ["--zero-stage=1", "--recompute=selective"], ["--zero-stage=2"],
             ["--zero-stage=3", "--recompute=block", "--recompute-every=2"], ["--zero-stage=3", "--recompute=block"]]
@@ -40,11 +40,11 @@ def test_every_schedule_is_the_same_run(tmp_path):
     assert runs[0][0].losses == pytest.approx(losses, rel=TOLERANCE)
     assert runs[0][0].column("grad_norm")[0] == pytest.approx(norms[0], rel=TOLERANCE)
     assert runs[0][0].lines[-1]["val_loss"] == pytest.approx(val_loss, rel=TOLERANCE)
-    assert sample(out) == sample(runs[0][2])  # greedily, and far from a tie
+    assert sample(out) == sample(runs[0][2])  # greedy, and far from a tie
     weights, others = (safetensors_numpy.load(run.out_dir / "w.safetensors") for run in (whole, runs[0][0]))
     assert weights.keys() == others.keys()
     for name, tensor in weights.items():
-        if name.endswith("attn.c_attn.bias"):  # but for the keys', whose gradient is zero but for rounding
+        if name.endswith("attn.c_attn.bias"):  # except the keys', whose gradient is zero apart from rounding
             tensor, others[name] = (np.delete(each, slice(32, 64)) for each in (tensor, others[name]))
         assert np.abs(tensor - others[name]).max() <= TOLERANCE, name
 
@@ -52,7 +52,7 @@ def test_every_schedule_is_the_same_run(tmp_path):
 @pytest.mark.parametrize("mesh_of_8", [mesh(2, "--pipeline-schedule=zb-h1"), ["--tensor-parallel=2", "--sequence-parallel"]],
                          ids=["stages", "tensor"])
 def test_groups_of_shards_beside_other_splits_are_the_same_run(mesh_of_8, tmp_path):
-    """Hybrid sharding: four data ranks have the shards twice."""
+    """Hybrid sharding: four data ranks hold two copies of the shards."""
     options = [*SMALL, "--steps=4", "--reduce-every=micro-batch", "--sample-tokens=0", *mesh_of_8]
     _, whole, _ = train(tmp_path / "whole", *options, ranks=8)
     for stage in (1, 3):
@@ -86,13 +86,13 @@ def test_a_checkpoint_of_one_mesh_goes_on_on_another(saved, resumed, tmp_path):
 
 
 def test_the_same_checkpoint_on_any_number_of_stages_gives_the_same_bits(tmp_path):
-    """The two parts of the tied gradients are added once, wherever they are made."""
+    """The two parts of the tied gradients are added once, wherever they are computed."""
     options = [*SMALL, "--steps=4", "--sample-tokens=0"]
     two, four = (train(tmp_path / str(stages), *options, *mesh(stages), ranks=stages)[1] for stages in (2, 4))
     assert two == four
 
 
-# ---- what is sent
+# ---- bytes that are sent
 
 
 @pytest.mark.skipif(not program.HAS_MPI, reason="make MPI=0")
@@ -100,28 +100,28 @@ def test_the_same_checkpoint_on_any_number_of_stages_gives_the_same_bits(tmp_pat
                                              (4, ["--pipeline-schedule=gpipe", "--micro-batch-size=4"]),
                                              (2, ["--micro-batch-size=3", "--tied-head=false"])])
 def test_open_mpi_sent_what_the_list_says(stages, options, tmp_path):
-    """Four more steps send four times what the formula says, and what a step sends besides."""
+    """Four more steps send four times the bytes of the formula, and the other bytes of a step."""
     options = ["--layers=4", *options, *mesh(stages), "--val-batches=1", "--sample-tokens=0"]
     few, more = (sent(tmp_path / str(steps), *options, f"--steps={steps}", ranks=stages) for steps in (2, 6))
     micro_batch = int(re.search(r"size=(\d+)", " ".join(options))[1])
     chunks = stages * (2 if "--pipeline-schedule=interleaved" in options else 1)
-    # Each way over each border, the residual stream of every micro-batch, B T C; 24 sequences of 16 tokens, 32 channels.
+    # Each way over each border: the residual stream of every micro-batch, B T C. 24 sequences of 16 tokens, 32 channels.
     activations = 2 * (chunks - 1) * (24 // micro_batch) * micro_batch * 16 * 32 * 4
     assert activations == 2 * (chunks - 1) * 24 * 16 * 32 * 4
-    # wte's gradients, 256 rows, to and fro between two stages: each sends a half to be added and a sum. A head of its own is on
-    # one stage alone.
+    # wte's gradients, 256 rows, to and fro between two stages: each sends a half to be added, and a sum. An untied head is on
+    # one stage only.
     is_tied = "--tied-head=false" not in options
     tied = 2 * 256 * 32 * 4 if is_tied else 0
     besides = (more - few) / 4 - activations - tied
-    # The gradients' sums of squares, one in 1024, of all units: 8 + 1 + 4 x 13 + 1 of them, and 8 of an own head. Summed over the stages as the
-    # loss is, in fp64; and a signal, told by each to each.
+    # The gradients' sums of squares, one number for every 1024 elements of all units: 8 + 1 + 4 x 13 + 1, and 8 for an untied
+    # head. Like the loss, they are summed over the stages in fp64. There is also a signal, which each rank tells each other.
     blocks = 8 + 1 + 4 * 13 + 1 + (0 if is_tied else 8)
     rest = blocks % stages
     squares = stages * (stages - 1) * (2 * (blocks // stages) + rest) * 4
     assert besides == squares + stages * (stages - 1) * 8 * 2
 
 
-# ---- what dies
+# ---- processes that die
 
 
 @pytest.mark.parametrize("victim", [0, 1, 3])

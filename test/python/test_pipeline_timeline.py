@@ -1,5 +1,5 @@
-"""The timeline of a pipeline as a person gets it: expected, without processes for it, and measured in a run; --verbose and
-the header of such a run. How it is drawn is tested in test/unit/pipeline_timeline_test.cpp.
+"""The timeline of a pipeline for users: expected, without processes for it, and measured in a run. Also --verbose and the
+header of such a run. test/unit/pipeline_timeline_test.cpp tests the drawing.
 """
 
 import itertools
@@ -20,12 +20,12 @@ NAMES = {"1f1b": (2, []), "gpipe": (4, ["--pipeline-schedule=gpipe"]),
 
 
 def kinds_of(name, recomputes=False):
-    """Where all blocks recompute, a zero-bubble schedule has nothing to do in a second part."""
+    """The kinds of passes. If all blocks recompute, a zero-bubble schedule has nothing to do in a second part."""
     return ["forward", "backward-input", "backward-weight"] if name == "zb-h1" and not recomputes else ["forward", "backward"]
 
 
 def drawn(folder, name):
-    """The passes of a trace, beside which there must be a picture of as many: {(kind, chunk, micro-batch): (stage, begin, end)}."""
+    """The passes of a trace, {(kind, chunk, micro-batch): (stage, begin, end)}. The picture must have equally many."""
     trace = json.loads((folder / f"{name}.json").read_text())
     passes = {}
     for event in trace["traceEvents"]:
@@ -41,13 +41,14 @@ def drawn(folder, name):
 
 
 def check_passes(passes, kinds, stages, chunks, micro_batches, recomputes=False):
-    """Each pass once, on its stage, none beside another, each behind that whose result it takes (recomputing may come before)."""
+    """Each pass occurs once, on its stage. Passes of a stage do not overlap. Each begins after the pass whose result it takes
+    (recomputing may come before)."""
     assert set(passes) == set(itertools.product(kinds, range(chunks), range(micro_batches)))
     for stage in range(stages):
         own = sorted((begin, end, kind) for (kind, *_), (where, begin, end) in passes.items() if where == stage)
         assert len(own) == len(kinds) * micro_batches * chunks // stages
         assert all(begin < end for begin, end, _ in own)
-        # To a nanosecond: a double has the microseconds of the system's whole time.
+        # To a nanosecond: a double holds the microseconds of the system's whole time.
         assert all(end <= begin + 1e-3 for (_, end, _), (begin, *_) in itertools.pairwise(own))
     for (kind, chunk, micro_batch), (stage, begin, end) in passes.items():
         assert stage == chunk % stages
@@ -64,7 +65,7 @@ def total(passes):
 
 
 def rows_of(text):
-    """The charts in a text: the title, then a row a stage."""
+    """The charts in a text: the title, then one row for each stage."""
     lines = text.splitlines()
     charts = []
     for number, line in enumerate(lines):
@@ -86,14 +87,14 @@ def test_is_expected_without_processes(name, tmp_path):
     assert about["title"] == title
     assert about["second_is"] == "block forwards" and re.search(r"^ +0 +\S+ block forwards$", out, re.M)
     check_passes(passes, kinds_of(name), stages, stages * (2 if name == "interleaved" else 1), 6)
-    # One block's forward is the unit.
+    # The unit is one block's forward pass.
     _, begin, end = passes["forward", 1, 0]
     assert end - begin == pytest.approx(1e6 * 4 / stages / (2 if name == "interleaved" else 1))
     assert {file.name for file in tmp_path.iterdir()} == {"pipeline-estimated.svg", "pipeline-estimated.json"}
     held = {"1f1b": "2, 1", "gpipe": "6, 6, 6, 6", "interleaved": "2.5, 1.5", "zb-h1": "2, 2"}[name]
     assert f"activations held at most, stage by stage: {held} micro-batches" in out
     assert about["peak_micro_batches_in_flight"] == [float(number) for number in held.split(", ")]
-    assert f"note: drawn in {tmp_path}/pipeline-estimated.svg" in out
+    assert f"note: the timeline is in {tmp_path}/pipeline-estimated.svg" in out
 
 
 def test_goes_where_results_go(tmp_path):
@@ -109,17 +110,17 @@ def test_goes_where_results_go(tmp_path):
 def test_several_processes_draw_once(tmp_path):
     out = program.run(*MODEL, "--pipeline-parallel=2", "--steps=0", "--pipeline-timeline", f"--out-dir={tmp_path}", ranks=4).stdout
     (title, *_), = rows_of(out)
-    assert "3 micro-batches" in title  # of each of two data ranks
+    assert "3 micro-batches" in title  # for each of two data ranks
 
 
 def test_the_lists_of_all_stages_without_processes():
-    out = program.run(*MODEL, "--pipeline-parallel=4", "--print-step").stdout
+    out = program.run(*MODEL, "--pipeline-parallel=4", "--print-step", "--verbose").stdout
     assert re.findall(r"^one step of this rank: \d+ actions, stage (\d) of 4, 6 micro-batches", out, re.M) == list("0123")
     assert out.count("send_activation") == out.count("receive_activation") == 3 * 6
-    tensor = program.run(*MODEL, "--pipeline-parallel=2", "--tensor-parallel=2", "--sequence-parallel", "--print-step").stdout
-    assert re.findall(r"^one step of this rank: .*, 1 data rank, 2 tensor ranks with their tokens divided$", tensor, re.M)
+    tensor = program.run(*MODEL, "--pipeline-parallel=2", "--tensor-parallel=2", "--sequence-parallel", "--print-step", "--verbose").stdout
+    assert re.findall(r"^one step of this rank: .*, 1 data rank, 2 tensor ranks with sequence parallelism$", tensor, re.M)
     # The same with processes.
-    assert program.run(*MODEL, "--pipeline-parallel=4", "--print-step", ranks=4).stdout == out
+    assert program.run(*MODEL, "--pipeline-parallel=4", "--print-step", "--verbose", ranks=4).stdout == out
 
 
 # ---- measured
@@ -133,7 +134,7 @@ def test_is_measured_in_a_run(name, recompute, tmp_path):
     out = program.run(*options, "--pipeline-timeline", f"--out-dir={tmp_path / 'a'}", ranks=stages).stdout
     expected, measured, simulated = rows_of(out)
     assert "estimated" in expected[0]
-    # Said in the header and above each chart, on the terminal and in the picture.
+    # Stated in the header and above each chart, on the terminal and in the picture.
     note = "zb-h1 (all blocks recompute: in the order of 1f1b)"
     is_noted = name == "zb-h1" and bool(recompute)
     assert out.count(note) == (4 if is_noted else 0)
@@ -141,7 +142,7 @@ def test_is_measured_in_a_run(name, recompute, tmp_path):
     for file in (tmp_path / "a").glob("pipeline-*"):
         assert (note in file.read_text()) == is_noted
     assert all(len(chart) == 1 + stages for chart in (expected, measured, simulated))
-    step = int(re.search(r": measured in step ([2-5]), the median of 4 steps; clocks agree within ", measured[0]).group(1))
+    step = int(re.search(r": measured in step ([2-5]), the median of 4 steps; clocks agree to ", measured[0]).group(1))
     chunks = stages * (2 if name == "interleaved" else 1)
 
     passes, about = drawn(tmp_path / "a", "pipeline-measured")
@@ -152,16 +153,16 @@ def test_is_measured_in_a_run(name, recompute, tmp_path):
     run = program.Run(tmp_path / "a")
     assert total(passes) < 1e3 * run.lines[step - 1]["step_ms"]
 
-    # What was expected is still there.
+    # The files of the estimate are still there.
     estimated, about = drawn(tmp_path / "a", "pipeline-estimated")
     assert about["title"] == expected[0] and estimated.keys() == passes.keys()
 
-    # What is simulated then is this schedule with these times.
+    # The simulation uses this schedule with these times.
     again, about = drawn(tmp_path / "a", "pipeline-simulated")
     assert about["title"] == simulated[0] and again.keys() == passes.keys()
-    usual, means, own = re.search(r"with the median times of passes; takes (\S+) of the measured time, (\S+) with each step's means, "
-                                  r"(\S+) with each pass's own$", simulated[0]).groups()
-    assert 0 < float(own) <= 1 and 0 < float(means) < 1.5  # nothing takes longer than it took
+    usual, means, own = re.search(r"with the median times of passes: (\S+) of the measured time; (\S+) with each step's mean times; "
+                                  r"(\S+) with each pass's own time$", simulated[0]).groups()
+    assert 0 < float(own) <= 1 and 0 < float(means) < 1.5  # nothing takes longer than it took in reality
     assert total(again) / total(passes) == pytest.approx(float(usual), abs=6e-4)
     table = [line.split() for line in re.findall(r"^ +\d +\d(?: +\d+\.\d+)+$", out, re.M)]
     assert [(int(chunk), int(stage)) for chunk, stage, *_ in table] == [(chunk, chunk % stages) for chunk in range(chunks)]
@@ -170,7 +171,7 @@ def test_is_measured_in_a_run(name, recompute, tmp_path):
             _, begin, end = again[kind, int(chunk), 3]
             assert (end - begin) / 1e3 == pytest.approx(float(milliseconds), abs=6e-4)
 
-    # Measuring changes nothing.
+    # Measuring does not change the results.
     plain = program.train(tmp_path / "b", *options, ranks=stages)
     assert plain.losses == run.losses
     assert not list((tmp_path / "b").glob("pipeline-*"))
@@ -203,7 +204,8 @@ def test_says_what_stages_have(tmp_path):
     pipeline = record["pipeline"]
     assert (pipeline["schedule"], pipeline["stages"], pipeline["layers"]) == ("1f1b", 2, [3, 1])
     assert pipeline["memory"][0] == record["memory"] and pipeline["bytes_sent"][0] == record["bytes_sent"]
-    # Three micro-batches, of 4 sequences of 16 tokens of 32 channels; half of wte's gradients, 256 x 32, padded to 1024 elements each.
+    # Three micro-batches of 4 sequences of 16 tokens with 32 channels. Half of wte's gradients, 256 x 32 elements, padded to
+    # multiples of 1024.
     for sent in pipeline["bytes_sent"]:
         assert sent["stages"] == 3 * 4 * 16 * 32 * 4 and sent["tied"] == 256 * 32 * 4 / 2
     sizes = [sum(memory.values()) / 1024 for memory in pipeline["memory"]]
@@ -215,7 +217,7 @@ def test_says_what_stages_have(tmp_path):
 def test_places_of_tensor_ranks_and_what_they_send(tmp_path):
     out = program.run(*MODEL, "--pipeline-parallel=2", "--tensor-parallel=2", "--steps=0", "--verbose", f"--out-dir={tmp_path}", ranks=4).stdout
     assert re.findall(r"^  process (\d)  stage (\d), data 0, tensor (\d) ", out, re.M) == [("0", "0", "0"), ("1", "0", "1"), ("2", "1", "0"), ("3", "1", "1")]
-    assert "to the ranks that share its layers" in out
+    assert "to its tensor-parallel group" in out
     assert "= 1 data-parallel process x 6 micro-batches x" in out
 
 

@@ -1,4 +1,4 @@
-"""scripts/plot.py: what it reads and draws, and the one line it says about what it cannot read."""
+"""scripts/plot.py: what it reads and draws, and its one-line messages about unreadable input."""
 
 import contextlib
 import io
@@ -25,7 +25,7 @@ RUN = {"run": ABOUT}
 
 
 def plot(*arguments):
-    """scripts/plot.py in this process, which has read matplotlib already; returns its CompletedProcess."""
+    """Runs scripts/plot.py in this process, which has already loaded matplotlib. Returns its CompletedProcess."""
     output, complaint, status = io.StringIO(), "", 0
     with contextlib.redirect_stdout(output):
         try:
@@ -46,14 +46,14 @@ def write_run(directory, losses, first=RUN, validate_every=4):
 
 
 def having(picture, color):
-    """Which pixels of the picture left of the labels have the color "#rrggbb"."""
+    """A mask of the pixels, left of the labels, that have the color "#rrggbb"."""
     wanted = [int(color[i:i + 2], 16) / 255 for i in (1, 3, 5)]
     return np.abs(imread(picture)[:, :1300, :3] - wanted).max(axis=-1) < 0.02
 
 
 def dashed_lines(picture):
-    """How many horizontal gray dashed lines cross the picture: rows that are dark gray for 33 to 60% of their width.
-    (The grid is lighter, the axis unbroken, text shorter.) Adjacent rows are one line."""
+    """The number of horizontal gray dashed lines in the picture: rows that are dark gray for 33 to 60% of their width. (The
+    grid is lighter, the axis unbroken, text shorter.) Adjacent rows are one line."""
     pixels = imread(picture)[..., :3]
     gray = (pixels.max(axis=-1) - pixels.min(axis=-1) < 0.05) & (pixels.mean(axis=-1) < 0.7)
     share = gray.mean(axis=-1)
@@ -68,13 +68,13 @@ def test_a_run_directory_is_drawn_beside_its_metrics(tmp_path):
     assert done.stdout == f"wrote {tmp_path}/run/loss.png\n"
     picture = imread(tmp_path / "run" / "loss.png")
     assert picture.shape[:2] == (1000, 1600)
-    # A line two pixels wide over a tenth of the width at least.
+    # A line two pixels wide, over at least a tenth of the width.
     assert having(tmp_path / "run" / "loss.png", plot_loss.TRAINING_COLOR).sum() > 2 * 160
     assert having(tmp_path / "run" / "loss.png", plot_loss.VALIDATION_COLOR).sum() > 160
 
 
 def python_without_modules(folder):
-    """A folder in which python3 has the standard library alone."""
+    """A folder in which python3 has only the standard library."""
     folder.mkdir()
     (folder / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} -E -s -S "$@"\n')
     (folder / "python3").chmod(0o755)
@@ -87,7 +87,7 @@ def run_itself(script, bin_folder, *arguments):
 
 
 def test_the_script_itself_finds_an_interpreter_with_matplotlib(tmp_path):
-    """As typed, where the first python3 has none."""
+    """Called as typed, when the first python3 has no matplotlib."""
     if subprocess.run(["/usr/bin/python3", "-c", "import matplotlib"], capture_output=True).returncode != 0:
         pytest.skip("the system's python3 has no matplotlib")
     path = write_run(tmp_path / "run", falling(10))
@@ -127,7 +127,7 @@ def test_several_runs_have_a_color_each(tmp_path):
 
 
 def test_one_diverged_run_does_not_flatten_the_others(tmp_path):
-    """The good ones take up most of the height; a run that merely is higher than the other is seen whole."""
+    """The good runs take up most of the height. A run that is only higher than the other is shown whole."""
     good = [write_run(tmp_path / "a", falling(60)), write_run(tmp_path / "b", [loss + 0.2 for loss in falling(60)])]
     diverged = write_run(tmp_path / "c", [*(loss + 0.5 for loss in falling(20)), *(1e9 for _ in range(40))])
     higher = write_run(tmp_path / "d", [loss + 3 for loss in falling(60)])
@@ -145,7 +145,7 @@ def test_a_run_of_few_steps_is_drawn(tmp_path, count):
     write_run(tmp_path, falling(count))
     done = plot(tmp_path)
     assert done.returncode == 0, done.stderr
-    # A marker at least, 8 pixels high; the dotted line to its label is level and thin.
+    # At least a marker, 8 pixels high. The dotted line to its label is horizontal and thin.
     rows = having(tmp_path / "loss.png", plot_loss.TRAINING_COLOR).any(axis=-1)
     assert rows.sum() >= 6
 
@@ -160,8 +160,8 @@ def test_smoothing_keeps_a_constant_and_averages_noise():
     smooth = plot_common.smooth
     assert np.allclose(smooth(np.full(500, 2.0)), 2.0)
     noise = np.tile([1.0, 3.0], 200)
-    # The mean of n alternating 1 and 3 is 2, or 2 +- 1/n where n is odd. Here n is 11 in the middle and falls to 6 at
-    # the end, so that 7 is its smallest odd value; the first values have narrower windows.
+    # The mean of n alternating 1 and 3 is 2, or 2 +- 1/n for an odd n. Here n is 11 in the middle and falls to 6 at the end, so
+    # 7 is its smallest odd value there. The first values have narrower windows.
     assert np.abs(smooth(noise)[5:-5] - 2).max() <= 1 / 11 + 1e-9
     assert np.abs(smooth(noise)[-5:] - 2).max() <= 1 / 7 + 1e-9
 
@@ -208,7 +208,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def figures(monkeypatch, tmp_path):
-    """Draws a comparison; returns its figure, laid out."""
+    """Draws a comparison; returns its figure after layout."""
     drawn = []
     monkeypatch.setattr(plot_module.plt, "close", drawn.append)
 
@@ -221,12 +221,12 @@ def figures(monkeypatch, tmp_path):
 
 
 def labels(figure):
-    """What the panels with lines show: (what it is drawn against, what)."""
+    """The axes of the panels with lines, as (x, y)."""
     return [(axes.get_xlabel(), axes.get_ylabel().split(",")[0]) for axes in figure.axes if axes.get_ylabel()]
 
 
 def texts(figure):
-    """All that is written in a figure, with its place."""
+    """All texts in a figure, with their places."""
     written = list(figure.texts)
     for axes in figure.axes:
         written += axes.texts
@@ -249,7 +249,7 @@ def overlapping(figure):
                                    ["nothing but losses"], ["never finite", "nothing but losses"], ["never finite"], ["all"]],
                          ids=lambda names: f"{len(names)} {names[0]}")
 def test_all_that_is_written_is_seen(made, figures, names):
-    """Nothing is beyond the picture's edge, and no text lies on another."""
+    """Nothing is beyond the picture's edge, and no text overlaps another."""
     figure = figures([made[name] for name in names])
     for text, place in texts(figure):
         assert place.x0 >= 0 and place.y0 >= 0 and place.x1 <= figure.bbox.x1 and place.y1 <= figure.bbox.y1, text
@@ -260,7 +260,7 @@ def test_a_comparison_shows_what_runs_recorded(made, figures):
     plain, evaluated, other = made["plain"], made["evaluated"], made["other batches"]
     seconds = "seconds of training steps"
     assert labels(figures([plain, made["diverged"]])) == [("step", "loss"), ("tokens", "loss"), (seconds, "loss"), ("step", "tokens per second")]
-    # Of one run only where steps have different tokens.
+    # A single run has the panel over tokens only if its steps have different numbers of tokens.
     assert labels(figures([plain], wanted=["loss", "throughput"])) == [("step", "loss"), (seconds, "loss"), ("step", "tokens per second")]
     assert labels(figures([evaluated, other])) == [
         ("step", "loss"), ("tokens", "loss"), (seconds, "loss"), ("step", "tokens per second"), ("step", "MFU"),
@@ -300,7 +300,7 @@ def test_bars_are_as_long_as_what_they_stand_for(made, figures):
     figure = figures([made["plain"], made["nothing but losses"], made["evaluated"]], ["memory", "time"])
     assert bars(figure, "Memory") == {row: pytest.approx([3 / 40, 3 / 40, 6 / 40, 28 / 40]) for row in (0, 2)}
     assert bars(figure, "Time of a step") == {row: pytest.approx([0.01, 0.3, 0.6, 0.05, 0.04]) for row in (0, 2)}
-    # 40 MiB beside 6 GiB would not be seen: shares.
+    # 40 MiB would not be visible next to 6 GiB, so shares are drawn.
     figure = figures([made["plain"], made["other batches"]], ["memory"])
     assert bars(figure, "Memory of a process, by arena: shares") == {
         0: pytest.approx([3 / 40, 3 / 40, 6 / 40, 28 / 40]), 1: pytest.approx([5 / 6, 1 / 6])}
@@ -337,7 +337,7 @@ def test_the_table_says_what_became_of_a_run(made, tmp_path):
 
 
 def test_the_table_has_the_numbers_of_a_run(tmp_path):
-    """Of 3 steps of 10 minutes with 1,536 tokens each; the throughput and MFU are their medians, memory the sum of the arenas."""
+    """3 steps of 10 minutes with 1,536 tokens each. Throughput and MFU are medians, memory is the sum of the arenas."""
     lines = [full_line(step, 2.0, val_loss=2.0, step_ms=600e3, tokens_per_s=speed, mfu=speed / 1e4, hellaswag_acc=0.25 + step / 100,
                        hellaswag_acc_norm=0.3 + step / 100) for step, speed in ((1, 1000.0), (2, 4000.0), (3, 5000.0))]
     table = plot_module.table_of([metrics.read_run(write_lines(tmp_path / "metrics.jsonl", lines))])
@@ -348,7 +348,7 @@ def test_the_table_has_the_numbers_of_a_run(tmp_path):
 
 @pytest.fixture(scope="module")
 def looked_at(tmp_path_factory):
-    """The metrics, as the program writes them, of weights that it evaluates and does not train: a file's, and a checkpoint's."""
+    """The metrics that the program writes for weights that it evaluates without training: a file's, and a checkpoint's."""
     folder = tmp_path_factory.mktemp("looked_at")
     *sizes, _ = program.SMALL
     program.train(folder / "run", *program.SMALL, "--steps=4", f"--export={folder}/weights.safetensors")
@@ -359,7 +359,8 @@ def looked_at(tmp_path_factory):
 
 
 def test_weights_that_were_only_evaluated(made, looked_at, figures):
-    """They have a validation loss and none of a step, which is not to diverge, and the tokens of the steps that made them."""
+    """They have a validation loss but no loss of a step, and this is not divergence. They have the tokens of the steps that
+    trained them."""
     losses = [plot_module.decimal(run["val_loss"][-1]) for run in looked_at]
     cells = {title: column for title, _, column in plot_module.table_of(looked_at)}
     assert cells["validation loss"] == losses and [list(run.steps) for run in looked_at] == [[0], [4]]
@@ -368,7 +369,7 @@ def test_weights_that_were_only_evaluated(made, looked_at, figures):
         written = [text for text, _ in texts(figures([run], ["loss"]))]
         assert f"validation {loss}" in written and not any("no loss" in text or "finite" in text for text in written)
         assert not overlapping(figures([run, made["plain"]]))
-    # Metrics of earlier versions do not know the tokens, which are not those of the evaluation's own batches.
+    # Metrics of earlier versions do not have these tokens. The evaluation's own batches are not counted instead.
     old = metrics.Run("old")
     for line in ({"run": ABOUT}, {"step": 4, "hellaswag_acc_norm": 0.5}):
         old.take(line)
@@ -377,7 +378,7 @@ def test_weights_that_were_only_evaluated(made, looked_at, figures):
 
 
 def test_the_late_part_of_a_comparison_is_seen(figures, tmp_path):
-    """Losses that differ by 0.1 in the end, after a start 100 times as high."""
+    """Losses that differ by 0.1 at the end, after a start 100 times as high."""
     runs = [metrics.read_run(write_lines(tmp_path / f"{end}.jsonl", full_lines([end + 10 * 0.9**step for step in range(400)])))
             for end in (3.0, 3.1)]
     low, high = figures(runs, ["loss", "time"]).axes[1].get_ylim()
@@ -407,7 +408,7 @@ def test_a_comparison_is_beside_the_first_run(tmp_path):
 
 @pytest.mark.filterwarnings("error")
 def test_names_that_the_font_lacks_are_drawn_as_boxes(figures, tmp_path):
-    """And nothing is said of it; \U000f0000 is in no font."""
+    """There is no message about it. \U000f0000 is in no font."""
     names = ["\U000f0000\U000f0000", "a\nb", "a\udcff"]
     runs = [metrics.read_run(write_run(tmp_path / str(i), falling(20)), name) for i, name in enumerate(names)]
     for some in ([runs[0]], runs):
@@ -421,8 +422,8 @@ def test_names_that_the_font_lacks_are_drawn_as_boxes(figures, tmp_path):
 # ---- Bad input ---------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("words, complaint", [
-    (["--x", "hours"], "no run says its hours"),
-    (["--panels", "mfu,time"], "recorded nothing that --panels mfu,time shows"),
+    (["--x", "hours"], "no run has its hours"),
+    (["--panels", "mfu,time"], "have no data for --panels mfu,time"),
 ])
 def test_what_was_not_recorded_is_one_clear_line(tmp_path, words, complaint):
     done = plot(write_lines(tmp_path / "metrics.jsonl", [{"step": 1, "loss": 2.0}]), *words)
@@ -434,7 +435,7 @@ def test_what_was_not_recorded_is_one_clear_line(tmp_path, words, complaint):
     ("not json\n", "line 1: not JSON"),
     ('{"step": 1, "loss": 2.0}\n', "line 1: no `run`"),
     ('[1]\n', "line 1: no `run`"),
-    ('{"run": {}}\n', "holds no step"),
+    ('{"run": {}}\n', "has no step"),
     ('{"run": {}}\n{"step": 1, "loss": 2.0}\n{"step": 2}\n', "line 3: no numbers"),
     ('{"run": {}}\n{"step": 1, "loss": "low"}\n', "line 2: no numbers"),
     ('{"run": {}}\n{"step": null, "loss": 2}\n', "line 2: no numbers"),
@@ -472,10 +473,10 @@ def test_runs_that_cannot_be_read_do_not_keep_the_others_from_being_drawn(tmp_pa
     assert done.stdout == f"wrote {tmp_path}/a/run/comparison.png\n"
     faults = done.stderr.splitlines()
     assert done.returncode == 1 and len(faults) == 2 and all(fault.startswith("error: ") for fault in faults)
-    assert f"{tmp_path}/empty holds no metrics.jsonl" in faults[0] and f"there is no {tmp_path}/nothing" in faults[1]
+    assert f"{tmp_path}/empty has no metrics.jsonl" in faults[0] and f"there is no {tmp_path}/nothing" in faults[1]
     drawn = imread(tmp_path / "a/run/comparison.png")
     plot(*good)
-    assert np.array_equal(drawn, imread(tmp_path / "a/run/comparison.png"))  # their names tell them apart
-    # Where none can be read nothing is drawn.
+    assert np.array_equal(drawn, imread(tmp_path / "a/run/comparison.png"))  # their names differ
+    # If no run can be read, nothing is drawn.
     done = plot(tmp_path / "empty", tmp_path / "nothing", "-o", tmp_path / "none.png")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 2) and not (tmp_path / "none.png").exists()

@@ -1,4 +1,4 @@
-"""./train_gpt as a person meets it: what it prints and writes, what its options do, what it refuses."""
+"""./train_gpt for its users: its output and files, the effect of its options, and its refusals."""
 
 import json
 import math
@@ -16,7 +16,7 @@ QUICK = [*program.SMALL, "--steps=4"]
 
 @pytest.fixture(scope="module")
 def stories(tmp_path_factory):
-    """A short run on the embedded stories, with everything it prints."""
+    """A short run on the embedded stories, with all its output."""
     out_dir = tmp_path_factory.mktemp("stories")
     result = program.run(*QUICK, f"--out-dir={out_dir}", "--val-every=2", "--sample-tokens=30", "--prompt=Once")
     return program.Run(out_dir), result
@@ -33,7 +33,7 @@ def test_metrics(stories):
         assert line["tokens_per_s"] == pytest.approx(384 / line["step_ms"] * 1000, rel=1e-4)
         assert sum(line["phase_ms"].values()) <= line["step_ms"] * 1.001
         assert ("val_loss" in line) == (line["step"] % 2 == 0)
-    # Before any update a model knows nothing: its loss is about that of guessing.
+    # Before any update, a model's loss is about that of guessing.
     assert run.losses[0] == pytest.approx(math.log(256), rel=0.03)
 
 
@@ -50,7 +50,7 @@ def test_memory_adds_up(stories):
     run, result = stories
     memory = run.record["memory"]
     parameters = run.record["parameters"]
-    # fp32: parameters and gradients 4 bytes each, AdamW's two moments 8; with the stated padding.
+    # fp32: parameters and gradients take 4 bytes each, AdamW's two moments 8, plus the stated padding.
     assert 4 * parameters <= memory["parameters"] == memory["gradients"]
     assert memory["moments"] == 2 * memory["parameters"]
     assert memory["master"] == 0
@@ -58,7 +58,8 @@ def test_memory_adds_up(stories):
 
 
 def test_gradients_in_bf16_take_half_the_memory(stories, tmp_path):
-    """Of its own gradients; one micro-batch's sums in fp32, of the embeddings, a block and ln_f, come on top."""
+    """Half the memory for the gradients themselves. The fp32 sums of one micro-batch come on top: of the embeddings, a block
+    and ln_f."""
     options = ["--dtype=bf16", "--gradient-dtype=bf16", "--stochastic-rounding", "--layers=12"]
     run = program.train(tmp_path, *QUICK, *options)
     memory = run.record["memory"]
@@ -85,7 +86,7 @@ def test_the_saved_configuration_repeats_the_run(stories, tmp_path):
     config = run.out_dir / "config.toml"
     again = program.train(tmp_path / "again", "--config", config)
     assert again.losses == run.losses
-    # The command line overrides the file; of a repeated flag the last wins.
+    # The command line overrides the file. The last of repeated options counts.
     other = program.train(tmp_path / "other", "--config", config, "--steps=9", "--steps=3", "--seed=7")
     assert other.column("step") == [1, 2, 3]
     assert other.losses != run.losses[:3]
@@ -120,7 +121,7 @@ def test_print_model_shows_parts_and_shards():
     (1, []), (2, []), (4, ["--zero-stage=3", "--tensor-parallel=2", "--sequence-parallel"]),
     (8, ["--zero-stage=2", "--zero-shard-size=2", "--pipeline-parallel=2", "--recompute=block"])])
 def test_print_model_shows_what_a_step_sends(ranks, options):
-    """As the header of that run does."""
+    """The same as in the header of that run."""
     options = ["--model=tiny", "--device=cpu", "--micro-batch-size=1", *options]
     text = program.run("--print-model", *options, ranks=ranks).stdout
     header = program.run("--steps=0", *options, ranks=ranks).stdout
@@ -132,14 +133,14 @@ def test_print_model_shows_what_a_step_sends(ranks, options):
 
 def test_print_model_shows_shards_and_steps_that_there_are_not():
     text = program.run("--print-model", "--model=tiny", "--device=cpu", "--zero-stage=1", ranks=2).stdout
-    # 12 C^2 + 13 C of 128 channels, each tensor from a multiple of 128 on and all in shards of whole norm blocks.
+    # 12 C^2 + 13 C for 128 channels. Each tensor begins at a multiple of 128, and all are sharded in whole norm blocks.
     here, shard = (int(found.replace(",", "")) for found in re.search(
         r"  h\.\*: ([\d,]+) elements here with padding, in 2 shards of ([\d,]+)", text).groups())
     assert 198272 <= here < 198272 + 2 * 4096 and here == 2 * shard
     text = program.run("--print-model", "--model=tiny", "--device=cpu", "--pipeline-parallel=2").stdout
-    assert text.count("sends 32.0 KiB a sequence to the next one") == 1  # 64 tokens of 128 channels in fp32
+    assert text.count("sends 32.0 KiB per sequence to the next stage") == 1  # 64 tokens of 128 channels in fp32
     text = program.run("--print-model", "--model=tiny", "--device=cpu", "--global-batch-tokens=65").stdout
-    assert "These options make no step: --global-batch-tokens 65" in text
+    assert "These options do not make a step: --global-batch-tokens 65" in text
 
 
 @pytest.mark.parametrize("size", ["--layers=9223372036854775807", "--channels=1000000000000", "--seq-len=9223372036854775807",
@@ -149,11 +150,34 @@ def test_print_model_shows_sizes_that_no_machine_bears(size):
 
 
 def test_print_step_lists_the_actions(tmp_path):
-    text = program.run(*QUICK, "--print-step", "--micro-batch-size=12").stdout
+    text = program.run(*QUICK, "--print-step", "--verbose", "--micro-batch-size=12").stdout
     assert text.count("backward") >= 2 * 4 and "update" in text
     assert "reduce_scatter" not in text
-    text = program.run(*QUICK, "--print-step", ranks=2).stdout
+    text = program.run(*QUICK, "--print-step", "--verbose", ranks=2).stdout
     assert text.count("reduce_scatter") == text.count("gather_gradients") == 5
+
+
+def test_print_step_prints_equal_blocks_once():
+    blocks = ["--layers=7", "--channels=32", "--heads=2", "--seq-len=16", "--print-step"]
+    short, whole = program.run(*blocks).stdout, program.run(*blocks, "--verbose").stdout
+    assert "the same for" not in whole and len(re.findall(r"forward +block \d", whole)) == 7
+    # Block 0 reads the embedding's output, so block 1 is the first of its kind.
+    assert re.findall(r"forward +block (\d)", short) == ["0", "1"] and "the same for block 2 to block 6 (actions 4 to 8)" in short
+    # Together the printed actions and those named as the same are all actions.
+    printed = {int(number) for number in re.findall(r"^ *(\d+)  ", short, re.MULTILINE)}
+    same = {action for first, last in re.findall(r"\(actions (\d+) to (\d+)\)", short) for action in range(int(first), int(last) + 1)}
+    assert not printed & same and printed | same == {int(number) for number in re.findall(r"^ *(\d+)  ", whole, re.MULTILINE)}
+
+
+def test_the_story_shows_the_list_that_is_printed():
+    story = (program.ROOT / "train_gpt.cu").read_text()
+    command = re.search(r"`\./train_gpt (.*--print-step)`", story).group(1)
+    shown = re.search(r"((?:^// {2,}[#\d].*\n)+)", story, re.MULTILINE).group(1).splitlines()
+    printed = program.run(*command.split()).stdout.splitlines()[2:]
+    assert len(shown) == len(printed) > 10
+    for line, whole in zip(shown, printed):
+        line = line.removeprefix("// ")
+        assert whole.startswith(line.removesuffix(" ...")) if line.endswith(" ...") else line == whole.rstrip()
 
 
 def test_help_is_printed_once_by_many_processes():
@@ -164,7 +188,7 @@ def test_steps_0_does_all_but_train(tmp_path):
     export = tmp_path / "initial.safetensors"
     result = program.run(*QUICK, "--steps=0", f"--out-dir={tmp_path / 'run'}", f"--export={export}", "--sample-tokens=5")
     assert "parameters" in result.stdout
-    # Weights as the seed makes them are nothing to look at.
+    # The seed's initial weights are not evaluated.
     assert "validation after" not in result.stdout and "sample after" not in result.stdout
     assert program.Run(tmp_path / "run").lines == []
     assert safetensors_numpy.load(export)["wte.weight"].shape == (256, 32)
@@ -184,7 +208,7 @@ def test_a_look_at_what_would_run_leaves_nothing(ranks, tmp_path):
     (tmp_path / "c.toml").write_text("layers = 2\nheads = 2\nchannels = 32\nseq-len = 16\nlr = 6e-4\n")
     text = " ".join(look().split())
     assert {path.name for path in tmp_path.iterdir()} == {"c.toml"}
-    # 24 sequences a step, of 90% of 2,000,000 bytes.
+    # 24 sequences a step, from 90% of 2,000,000 bytes.
     assert "schedule 0 steps; the default 1,200 would be 460,800 tokens, 0.26 epochs; learning rate cosine" in text
     assert "results" not in text and "runs/" not in text
     look("--export=x.safetensors")
@@ -195,18 +219,18 @@ def test_a_look_at_what_would_run_leaves_nothing(ranks, tmp_path):
 
 
 def test_what_is_too_short_is_named_and_in_no_epoch(tmp_path):
-    """24 whole sequences of 16 tokens are in the one shard that has any: a step's."""
+    """Only one shard has whole sequences: 24 of 16 tokens, enough for one step."""
     for shard, tokens in enumerate([5, 400, 16]):
         program.write_token_file(tmp_path / f"{shard}.bin", range(tokens) if tokens < 256 else [7] * tokens)
     text = " ".join(program.run(*program.SMALL, "--steps=0", f"--train-data={tmp_path}/*.bin").stdout.split())
-    assert (f"training 3 token shards {tmp_path}/*.bin, 421 tokens too short 2 of 3 shards, 21 tokens: a sample takes 17 tokens in a "
+    assert (f"training 3 token shards {tmp_path}/*.bin, 421 tokens too short 2 of 3 shards, 21 tokens: a sample needs 17 tokens in a "
             "row (--seq-len 16 and one more) validation none") in text
     assert "the default 1,200 would be 460,800 tokens, 1200.00 epochs" in text
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    """The first weights of the small model, as an option."""
+    """The initial weights of the small model, as an option."""
     export = tmp_path_factory.mktemp("weights") / "initial.safetensors"
     program.run(*program.SMALL, "--steps=0", f"--export={export}")
     return f"--init={export}"
@@ -217,7 +241,7 @@ def test_export_and_init_are_inverse(tmp_path):
     program.train(tmp_path / "a", *QUICK, f"--export={first}")
     program.train(tmp_path / "b", *QUICK, "--steps=0", f"--init={first}", f"--export={second}")
     assert first.read_bytes() == second.read_bytes()
-    # What Hugging Face saves of GPT2LMHeadModel: a prefix, the masks, the tied head.
+    # The tensors that Hugging Face saves for GPT2LMHeadModel: with a prefix, the masks, and the tied head.
     tensors = safetensors_numpy.load(first)
     theirs = {f"transformer.{name}": tensor for name, tensor in tensors.items()}
     theirs["transformer.h.0.attn.bias"] = np.tril(np.ones((1, 1, 16, 16), dtype=np.float32))
@@ -230,11 +254,11 @@ def test_export_and_init_are_inverse(tmp_path):
 def test_weights_that_a_checkpoint_replaces_are_noted(weights, tmp_path):
     program.run(*QUICK, f"--out-dir={tmp_path}", "--sample-tokens=0")
     result = program.run(*QUICK, f"--out-dir={tmp_path}", "--sample-tokens=0", "--resume", "--steps=5", weights)
-    assert f"note: {weights.replace('=', ' ')} is passed over: the weights are the checkpoint's\n" in result.stdout
-    # Not where it is the configuration of the run itself, nor where no checkpoint is found.
+    assert f"note: {weights.replace('=', ' ')} is ignored: the checkpoint has its own weights\n" in result.stdout
+    # No note if it comes from the run's own configuration, or if no checkpoint is found.
     begun = program.run(*QUICK, f"--out-dir={tmp_path}/b", "--sample-tokens=0", weights, "--resume")
     gone_on = program.run(*QUICK, f"--config={tmp_path}/b/config.toml", f"--out-dir={tmp_path}/b", "--resume", "--steps=5")
-    assert "passed over" not in begun.stdout + gone_on.stdout and "going on from" in gone_on.stdout
+    assert "is ignored" not in begun.stdout + gone_on.stdout and "resuming from" in gone_on.stdout
 
 
 def test_text_files(tmp_path):
@@ -245,7 +269,7 @@ def test_text_files(tmp_path):
     size = text.stat().st_size
     result = program.run(*QUICK, f"--train-data={text}", f"--out-dir={tmp_path / 'b'}", "--sample-tokens=0")
     assert f"{size * 9 // 10:,}" in result.stdout and f"{size - size * 9 // 10:,}" in result.stdout
-    # With validation data of its own all of the text is for training.
+    # With separate validation data, all of the text is for training.
     result = program.run(*QUICK, f"--train-data={text}", f"--val-data={text}", f"--out-dir={tmp_path / 'c'}",
                          "--sample-tokens=0")
     assert result.stdout.count(f"{size:,}") == 2
@@ -262,7 +286,7 @@ def test_token_shards(tmp_path):
     run = program.train(tmp_path / "b", *QUICK, "--vocab-size=1000", f"--train-data={tmp_path}/train_*.bin",
                         f"--val-data={tmp_path}/val.bin")
     assert run.lines[-1]["val_loss"] == pytest.approx(math.log(1000), rel=0.05)
-    # Ids are printed where there is no tokenizer.
+    # Ids are printed if there is no tokenizer.
     result = program.run(*QUICK, "--vocab-size=1000", f"--train-data={tmp_path}/train_*.bin", f"--out-dir={tmp_path}/c",
                          "--sample-tokens=3", "--prompt=17 4")
     assert re.search(r"^17 4 \d+ \d+ \d+$", result.stdout, re.MULTILINE)
@@ -270,7 +294,7 @@ def test_token_shards(tmp_path):
 
 @pytest.mark.parametrize("vocabulary, noted", [(256, False), (50257, True)])
 def test_bytes_are_noted_where_the_vocabulary_has_more(tmp_path, vocabulary, noted):
-    """A text's, and those of shards whose manifest says so."""
+    """Both the bytes of a text, and those of shards whose manifest says so."""
     tokens = np.tile(np.arange(100), 10)
     (tmp_path / "text.txt").write_bytes(bytes(tokens.astype(np.uint8)))
     for tokenizer in ("bytes", "gpt2"):
@@ -285,8 +309,8 @@ def test_bytes_are_noted_where_the_vocabulary_has_more(tmp_path, vocabulary, not
         out = program.run(*program.SMALL, f"--vocab-size={vocabulary}", f"--train-data={tmp_path}/{data}", "--steps=0", "--sample-tokens=0").stdout
         return [line for line in out.splitlines() if line.startswith("note: ")]
 
-    text = (f"note: {tmp_path}/text.txt's tokens are its bytes, of which there are 256 in a vocabulary of 50,257; "
-            f"`python data/text.py {tmp_path}/text.txt` makes GPT-2's tokens of it, and --model mini is for bytes")
+    text = (f"note: {tmp_path}/text.txt has 256 different tokens (bytes), but the vocabulary is 50,257; "
+            f"`python data/text.py {tmp_path}/text.txt` converts it to GPT-2's tokens, and --model mini is for bytes")
     assert notes("text.txt") == ([text] if noted else [])
     assert len(notes("bytes/*.bin")) == noted
     assert notes("gpt2/*.bin") == notes("gpt2/broken/*.bin") == []
@@ -295,11 +319,11 @@ def test_bytes_are_noted_where_the_vocabulary_has_more(tmp_path, vocabulary, not
 def test_one_batch_is_repeated(tmp_path):
     program.write_token_file(tmp_path / "one.bin", np.random.RandomState(1).randint(0, 256, 385))
     run = program.train(tmp_path / "run", *QUICK, "--steps=40", "--lr=1e-2", f"--train-data={tmp_path}/one.bin")
-    assert run.losses[-1] < 0.7 * run.losses[0]  # learned by heart: the tokens are random
+    assert run.losses[-1] < 0.7 * run.losses[0]  # memorised: the tokens are random
 
 
 def test_the_whole_validation_data(weights, tmp_path):
-    """0 batches means all of it: as many predictions as it has tokens but one, on any mesh."""
+    """0 batches means all of it, on any mesh: one prediction less than it has tokens."""
     text = tmp_path / "text.txt"
     text.write_bytes(bytes(np.random.RandomState(2).randint(97, 123, 5003).astype(np.uint8)))
     losses = []
@@ -335,13 +359,13 @@ def test_configuration_is_recorded_by_option_names(stories):
     assert configuration["seq-len"] == 16 and configuration["lr-schedule"] == "cosine"
     toml = (run.out_dir / "config.toml").read_text()
     for name, value in configuration.items():
-        # What was not given and follows from the stage of ZeRO is not pinned.
+        # A value that was not given and follows from the ZeRO stage is not written.
         assert (f"\n{name} = " in toml) == (value is not None and name != "reduce-every"), name
     assert json.dumps(configuration)
 
 
 def test_the_unigram_loss_is_counted(tmp_path):
-    """A model that knows how often each byte is in the first 90%, one added to each count, on the last 10%."""
+    """A model that counts the bytes of the first 90%, with one added to each count. Its loss is that on the last 10%."""
     text = bytes(np.random.RandomState(3).choice([97, 98, 99, 200], 4000, p=[0.5, 0.3, 0.15, 0.05]).astype(np.uint8))
     (tmp_path / "text.txt").write_bytes(text)
     run = program.train(tmp_path / "run", *QUICK, f"--train-data={tmp_path}/text.txt")
@@ -352,7 +376,7 @@ def test_the_unigram_loss_is_counted(tmp_path):
 
 
 def test_val_batches_are_global_batches(weights, tmp_path):
-    """So many global batches of windows: one of three times the tokens is three."""
+    """The option counts global batches of windows: one batch with three times the tokens equals three batches."""
     def val_loss(name, batches, tokens):
         result = program.run(*program.SMALL, weights, "--steps=0", f"--val-batches={batches}", f"--global-batch-tokens={tokens}",
                              f"--out-dir={tmp_path}/{name}", "--sample-tokens=0")
@@ -367,12 +391,12 @@ def test_phases_are_where_the_time_goes(tmp_path):
         phases = line["phase_ms"]
         assert set(phases) == {"data", "forward", "backward", "communication", "norm", "update"}
         assert all(phases[name] > 0 for name in ("data", "forward", "backward", "norm", "update")), phases
-        # What lies between the actions is little, but a busy machine may spend any time there.
+        # The time between the actions is short, but a busy machine may lose any time there.
         assert sum(phases.values()) <= line["step_ms"] * 1.001 + 0.01
 
 
 def test_a_checkpoint_appears_whole(tmp_path):
-    """Whoever looks at the directory while checkpoints are saved sees only whole ones."""
+    """While checkpoints are saved, the directory shows only whole ones."""
     process = subprocess.Popen([program.PROGRAM, *program.SMALL, "--steps=60", "--checkpoint-every=1", "--sample-tokens=0",
                                 f"--out-dir={tmp_path}/run"], cwd=program.ROOT, stdout=subprocess.DEVNULL)
     seen, files = set(), {"model.safetensors", "optimizer.safetensors", "manifest.json"}
@@ -388,5 +412,5 @@ def test_a_checkpoint_appears_whole(tmp_path):
 def test_a_model_named_on_the_command_line_has_its_own_sizes(tmp_path):
     program.train(tmp_path / "a", *QUICK)
     text = program.run(f"--config={tmp_path}/a/config.toml", "--model=mini", "--global-batch-tokens=256",
-                       "--print-step").stdout
-    assert "block 5" in text  # mini's 6 layers
+                       "--print-step", "--verbose").stdout
+    assert "block 5" in text  # the last of mini's 6 layers

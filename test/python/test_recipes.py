@@ -1,5 +1,5 @@
-"""The recipes of scripts/: each trains a few steps of a tiny model from the folders that the dataset scripts make, and its
-own sizes make a plan."""
+"""The recipes of scripts/recipes/. Each trains a tiny model for a few steps on folders made like the dataset scripts', and its own
+sizes give a plan."""
 
 import json
 import os
@@ -15,61 +15,62 @@ import recipe_clone
 from recipe_clone import SMALLER_MESH, TINY
 
 ROOT = program.ROOT
-RECIPES = sorted(path.stem for path in (ROOT / "scripts").glob("gpt*.sh"))
-# (recipe, processes, options): on one process and on several.
+RECIPES = sorted(path.stem for path in (ROOT / "scripts/recipes").glob("*.toml"))
+# (recipe, processes, options): with one process and with several.
 RUNS = [(name, count, []) for name in RECIPES if "3d" not in name for count in (1, 2)]
 RUNS.append(("gpt3_6700M_3d", 8, SMALLER_MESH))
-# Of GPT-3's models of these sizes (Brown et al., 2020, table 2.1): tokens a step in 2^20, and the learning rate.
+# GPT-3's models of these sizes (Brown et al., 2020, table 2.1): tokens in a step in 2^20, and the learning rate.
 PAPER = {"gpt2_124M": (0.5, 6e-4), "gpt2_350M": (0.5, 3e-4), "gpt2_774M": (0.5, 2.5e-4), "gpt2_1558M": (1, 2e-4),
          "gpt3_6700M_3d": (2, 1.2e-4)}
-# And of all of them (its appendix B).
+# The settings of all GPT-3 models (its appendix B).
 OPTIMIZER = {"lr-schedule": "cosine", "min-lr-fraction": 0.1, "weight-decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
              "grad-clip": 1.0}
 WARMUP_TOKENS = 375e6
 
 
-def test_every_recipe_is_a_configuration_and_a_command():
+def test_every_recipe_is_a_configuration():
     assert len(RECIPES) >= 5
     for name in RECIPES:
-        configuration = tomllib.loads((ROOT / f"scripts/{name}.toml").read_text())
+        configuration = tomllib.loads((ROOT / f"scripts/recipes/{name}.toml").read_text())
         assert configuration["out-dir"] == f"runs/{name}"
         assert {"model", "train-data", "val-data", "eval-hellaswag", "steps", "global-batch-tokens"} <= set(configuration)
     assert {name for name, *_ in RUNS} == set(RECIPES)
 
 
 def parameters_of(model):
-    """As the program counts them: in its header, or where the machine is too small for them in the line that says so."""
+    """The program's count: in its header, or in the message that the machine is too small."""
     done = program.run(f"--model={model}", "--steps=0", "--device=cpu", "--micro-batch-size=1", check=False)
     return int(re.search(r"parameters +([\d,]+)\n|([\d,]+) parameters and", done.stdout + done.stderr).group(1, 2)[done.returncode].replace(",", ""))
 
 
 def mesh_of(name, configuration):
-    """In README's words."""
+    """The mesh in the words of docs/launching.md."""
     stages, parts = configuration.get("pipeline-parallel", 1), configuration.get("tensor-parallel", 1)
     if stages * parts == 1:
         return f"data-parallel, ZeRO-{configuration['zero-stage']}"
-    gpus = int(re.search(r"^processes=(\d+)$", (ROOT / f"scripts/{name}.sh").read_text(), re.MULTILINE).group(1))
+    gpus = int(re.search(rf"^ *{name}\) processes=(\d+) ", (ROOT / "scripts/recipe.sh").read_text(), re.MULTILINE).group(1))
     return f"{gpus} GPUs: {gpus // (stages * parts)} data x {stages} pipeline x {parts} tensor, ZeRO-{configuration['zero-stage']}"
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_is_as_readme_has_it(name):
-    configuration = tomllib.loads((ROOT / f"scripts/{name}.toml").read_text())
+def test_a_recipe_is_as_the_documentation_has_it(name):
+    configuration = tomllib.loads((ROOT / f"scripts/recipes/{name}.toml").read_text())
     batch = configuration["global-batch-tokens"]
     tokens = configuration["steps"] * batch
     billions = round(tokens / 1e9)
-    assert abs(tokens - billions * 10**9) < batch  # as near as whole steps come
-    assert f"| `scripts/{name}.sh` | {parameters_of(configuration['model']) / 1e6:,.0f}M | {billions} billion | {batch:,} | " \
-        f"{mesh_of(name, configuration)} |\n" in (ROOT / "README.md").read_text()
-    # And as it is introduced itself: "19,073 steps of 524,288 tokens, which are 10 billion".
-    introduction = " ".join((ROOT / f"scripts/{name}.toml").read_text().split("\nmodel")[0].replace("#", " ").split())
+    assert abs(tokens - billions * 10**9) < batch  # as near as whole steps allow
+    pages = [path.read_text() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))]
+    assert f"| `{name}` | {parameters_of(configuration['model']) / 1e6:,.0f}M | {billions} billion | {batch:,} | " \
+        f"{mesh_of(name, configuration)} |\n" in "".join(pages)
+    # The recipe's own introduction has the same: "19,073 steps of 524,288 tokens, which are 10 billion".
+    introduction = " ".join((ROOT / f"scripts/recipes/{name}.toml").read_text().split("\nmodel")[0].replace("#", " ").split())
     assert f"{configuration['steps']:,} steps of {batch:,} tokens" in introduction and f"{billions} billion" in introduction
 
 
 def test_recipes_learn_as_the_paper_says():
     assert set(PAPER) == set(RECIPES)
     for name, (mebitokens, learning_rate) in PAPER.items():
-        configuration = tomllib.loads((ROOT / f"scripts/{name}.toml").read_text())
+        configuration = tomllib.loads((ROOT / f"scripts/recipes/{name}.toml").read_text())
         batch = configuration["global-batch-tokens"]
         assert (batch, configuration["lr"]) == (mebitokens * 2**20, learning_rate), name
         # In round numbers of steps.
@@ -78,10 +79,10 @@ def test_recipes_learn_as_the_paper_says():
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_is_one_for_a_long_run(name):
-    configuration = tomllib.loads((ROOT / f"scripts/{name}.toml").read_text())
+    configuration = tomllib.loads((ROOT / f"scripts/recipes/{name}.toml").read_text())
     folder, billions = re.fullmatch(r"(data/fineweb_edu_(\d+)B)/train_\*\.bin", configuration["train-data"]).groups()
     assert configuration["val-data"] == f"{folder}/val_*.bin"
-    # No text twice, in whole steps.
+    # No text is used twice, and steps are whole.
     batch = configuration["global-batch-tokens"]
     assert configuration["steps"] * batch < int(billions) * 10**9 + batch
     assert configuration["dtype"] == "bf16" and 0 < configuration["checkpoint-every"] <= 1000
@@ -98,7 +99,7 @@ def clone(tmp_path_factory):
 
 @pytest.mark.parametrize("name, count, options", RUNS, ids=lambda value: str(value) if isinstance(value, (str, int)) else "")
 def test_a_recipe_trains(clone, name, count, options):
-    done = subprocess.run([f"scripts/{name}.sh", str(count), *recipe_clone.options(), *options, "--out-dir", f"runs/{name}-{count}"], cwd=clone,
+    done = subprocess.run(["scripts/recipe.sh", name, str(count), *recipe_clone.options(), *options, "--out-dir", f"runs/{name}-{count}"], cwd=clone,
                           capture_output=True, text=True, timeout=120 * program.PATIENCE)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in pathlib.Path(clone, f"runs/{name}-{count}/metrics.jsonl").read_text().splitlines()]
@@ -107,7 +108,7 @@ def test_a_recipe_trains(clone, name, count, options):
     assert "hellaswag_acc_norm" in lines[3] and "val_loss" in lines[3]
     kept = lines[0]["run"]["configuration"]
     assert {key: kept[key] for key in OPTIMIZER} == OPTIMIZER
-    recipe = tomllib.loads((ROOT / f"scripts/{name}.toml").read_text())
+    recipe = tomllib.loads((ROOT / f"scripts/recipes/{name}.toml").read_text())
     changed = {*TINY, *(option[2:].split("=")[0] for option in options), "out-dir"}
     assert {key: kept[key] for key in recipe if key in kept and key not in changed} == \
         {key: value for key, value in recipe.items() if key in kept and key not in changed}
@@ -115,35 +116,53 @@ def test_a_recipe_trains(clone, name, count, options):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_paths_of_a_recipe_are_the_repositorys(tmp_path, name):
-    """Wherever it is started; and it says so."""
+    """The recipe can be started in any folder, and says so."""
     (tmp_path / "mpirun.openmpi").write_text("#!/bin/sh\npwd\n")
     (tmp_path / "mpirun.openmpi").chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if name not in ("MPI", "HOSTFILE")}
-    environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}  # not tried out
-    done = subprocess.run([ROOT / f"scripts/{name}.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}  # launch.sh then does not test it
+    done = subprocess.run([ROOT / "scripts/recipe.sh", name], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == (f"{ROOT}\n", "")
-    words = " ".join((ROOT / f"scripts/{name}.sh").read_text().replace("\n# ", " ").split())
-    assert "are the repository's, wherever this is started, unless they begin with /." in words
+    words = " ".join((ROOT / "scripts/recipe.sh").read_text().replace("\n# ", " ").split())
+    assert "Relative paths in options and HOSTFILE are relative to the repository's folder, wherever this is started." in words
+
+
+@pytest.mark.parametrize("name", ["gpt2_124M", "gpt2_350M", "gpt2_774M", "gpt2_1558M", "gpt3_6700M_3d"])
+def test_an_old_command_of_a_recipe_names_the_new_one(tmp_path, name):
+    for words, shown in (([], ""), (["8", "--steps", "3"], " 8 --steps 3")):
+        done = subprocess.run([ROOT / f"scripts/{name}.sh", *words], cwd=tmp_path, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"error: scripts/{name}.sh was removed in 0.2: use scripts/recipe.sh {name}{shown}\n"
+        assert name in RECIPES
+
+
+@pytest.mark.parametrize("words, problem", [([], "which recipe?"), (["gpt5"], "unknown recipe 'gpt5'"),
+                                            (["../recipes/gpt2_124M"], "unknown recipe '../recipes/gpt2_124M'")])
+def test_an_unknown_recipe_is_refused(words, problem):
+    done = subprocess.run([ROOT / "scripts/recipe.sh", *words], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {problem}; use scripts/recipe.sh NAME [PROCESSES] [OPTION...], where NAME is one of: " \
+        f"{' '.join(RECIPES)}\n"
 
 
 def test_a_recipe_of_several_machines_passes_its_hostfile_on(tmp_path):
     (tmp_path / "mpirun.openmpi").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
     (tmp_path / "mpirun.openmpi").chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if name not in ("MPI", "HOSTFILE")}
-    environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}  # not tried out
-    rest = "./train_gpt|--config|scripts/gpt3_6700M_3d.toml|"
+    environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}  # launch.sh then does not test it
+    rest = "./train_gpt|--config|scripts/recipes/gpt3_6700M_3d.toml|"
     for hosts, words, said in (({"HOSTFILE": "my hosts"}, [], f"64|--hostfile|my hosts|{rest}"), ({}, ["16", "--steps=1"], f"16|{rest}--steps=1|")):
-        done = subprocess.run([ROOT / "scripts/gpt3_6700M_3d.sh", *words], env=environment | hosts, capture_output=True, text=True)
+        done = subprocess.run([ROOT / "scripts/recipe.sh", "gpt3_6700M_3d", *words], env=environment | hosts, capture_output=True, text=True)
         assert (done.stdout, done.stderr) == (f"--bind-to|none|-np|{said}", "")
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_of_its_own_sizes_has_a_plan(name):
-    done = program.run("--config", ROOT / f"scripts/{name}.toml", "--device=cpu", "--print-step")
+    done = program.run("--config", ROOT / f"scripts/recipes/{name}.toml", "--device=cpu", "--print-step")
     assert done.stdout.count("update") >= 1
 
 
-# Stand where Slurm's do: one process, which gets SIGUSR1 after a step the first time, as --signal asks for.
+# Replaces Slurm's programs: one process, which gets SIGUSR1 after a step the first time, as --signal requests.
 SRUN = """#!/usr/bin/env bash
 shift 2
 export SLURM_NTASKS=1 SLURM_NTASKS_PER_NODE=1 SLURM_PROCID=0 SLURM_LOCALID=0
@@ -162,9 +181,9 @@ echo "$@" >>requeued
 
 
 def test_a_job_of_slurm_that_is_submitted_elsewhere_is_refused(tmp_path):
-    done = subprocess.run([program.ROOT / "scripts/slurm.sbatch", "scripts/gpt2_124M.toml"], cwd=tmp_path, check=False, capture_output=True, text=True,
+    done = subprocess.run([program.ROOT / "scripts/slurm.sbatch", "scripts/recipes/gpt2_124M.toml"], cwd=tmp_path, check=False, capture_output=True, text=True,
                           env={**os.environ, "SLURM_JOB_ID": "8", "SLURM_SUBMIT_DIR": str(tmp_path)})
-    assert (done.returncode, done.stderr) == (1, f"error: no train_gpt in {tmp_path}; submit where `make train_gpt` has built it\n")
+    assert (done.returncode, done.stderr) == (1, f"error: no train_gpt in {tmp_path}; run `make train_gpt` there, then submit again\n")
 
 
 def test_a_job_of_slurm_asks_for_time_to_save():
@@ -174,7 +193,7 @@ def test_a_job_of_slurm_asks_for_time_to_save():
     assert "\n# Three minutes before the time is over (--signal) " in text
 
 
-# Two machines with two processes each. Host names come one by one: who reads the first may not leave before the last.
+# Two machines with two processes each. Host names come one by one. A reader of the first name may not stop before the last.
 SRUN_OF_TWO_MACHINES = """#!/usr/bin/env bash
 shift 2
 export SLURM_NTASKS=4 SLURM_NTASKS_PER_NODE=2
@@ -188,7 +207,7 @@ TOLD = ["MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", 
 
 
 def stand_ins(folder, **programs):
-    """A folder of programs that stand for others."""
+    """A folder of programs that replace others."""
     folder.mkdir(exist_ok=True)
     for name, text in programs.items():
         (folder / name).write_text(text)
@@ -203,7 +222,7 @@ def test_processes_of_slurm_find_each_other(tmp_path):
     for job in (8, 9, 123_456):
         environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_ID": str(job), "SLURM_SUBMIT_DIR": str(tmp_path),
                        "SLURM_JOB_NODELIST": "gpu[07,12]"}
-        # As in a job that was submitted from another job: not those of now.
+        # As in a job that was submitted from another job, whose variables are still set.
         environment |= dict.fromkeys(TOLD, "stale")
         done = subprocess.run([ROOT / "scripts/slurm.sbatch", "c.toml"], env=environment, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
@@ -211,7 +230,7 @@ def test_processes_of_slurm_find_each_other(tmp_path):
         [port] = {process.pop("MASTER_PORT") for process in told}
         assert told == [{"MASTER_ADDR": "gpu07", "RANK": str(rank), "LOCAL_RANK": str(rank % 2), "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4"}
                         for rank in range(4)]
-        assert 1024 <= int(port) < 32768  # below those that Linux gives to whoever asks for any
+        assert 1024 <= int(port) < 32768  # below those that Linux assigns
         ports.add(port)
     assert len(ports) == 3
 
@@ -224,7 +243,7 @@ def test_a_job_of_slurm_goes_on_where_its_results_are(tmp_path, words, results):
                    "SLURM_JOB_NODELIST": "x"}
 
     def submitted(steps):
-        done = subprocess.run(["scripts/slurm.sbatch", "scripts/gpt2_124M.toml", *recipe_clone.options(), f"--steps={steps}", *words],
+        done = subprocess.run(["scripts/slurm.sbatch", "scripts/recipes/gpt2_124M.toml", *recipe_clone.options(), f"--steps={steps}", *words],
                               cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60 * program.PATIENCE)
         assert done.returncode == 0, done.stderr
 

@@ -1,4 +1,4 @@
-"""A run that is stopped goes on with the same bits, from what its directory holds; what cannot be gone on with is refused."""
+"""A stopped run resumes with the same bits from the files in its directory. Unusable files are refused."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ def test_a_resumed_run_goes_on_bit_identically(ranks, dtypes, tmp_path):
     checkpoints = sorted(path.name for path in (tmp_path / "whole").glob("checkpoint-*"))
     assert checkpoints == ["checkpoint-00000007", "checkpoint-00000014", "checkpoint-00000020"]
 
-    # As if the run had died at step 17: what it has left are its checkpoints and its metrics up to there.
+    # As if the run had died at step 17: its checkpoints and its metrics up to there remain.
     stopped = tmp_path / "stopped"
     shutil.copytree(tmp_path / "whole", stopped)
     shutil.rmtree(stopped / "checkpoint-00000020")
@@ -37,7 +37,7 @@ def test_a_resumed_run_goes_on_bit_identically(ranks, dtypes, tmp_path):
     assert resumed.lines[-1]["val_loss"] == whole.lines[-1]["val_loss"]
     assert digest(tmp_path / "resumed.safetensors") == digest(tmp_path / "whole.safetensors")
 
-    # The same from a directory by its name, into another one.
+    # The same when a directory's name is given and the results go into another one.
     branch = program.train(tmp_path / "branch", *options, "--resume", tmp_path / "whole" / "checkpoint-00000007",
                            ranks=ranks)
     assert branch.column("step") == list(range(8, 21))
@@ -53,7 +53,7 @@ def test_a_checkpoint_loads_on_another_number_of_processes(tmp_path):
 
 def test_resume_alone_starts_fresh_where_there_is_nothing(tmp_path):
     result = program.run(*MODEL, "--steps=2", f"--out-dir={tmp_path}", "--sample-tokens=0", "--resume")
-    assert f"note: there is no run in {tmp_path} to go on with: starting fresh" in result.stdout
+    assert f"note: there is no run in {tmp_path} to resume: starting from step 0" in result.stdout
     assert program.Run(tmp_path).column("step") == [1, 2]
 
 
@@ -62,17 +62,17 @@ def test_resume_alone_without_a_directory_goes_on_with_the_newest_run(tmp_path):
         return subprocess.run([program.ROOT / program.PROGRAM, *MODEL, "--sample-tokens=0", *options], cwd=tmp_path,
                               capture_output=True, text=True, check=True, timeout=program.PATIENCE * 60).stdout
 
-    assert "there is no run in runs to go on with: starting fresh" in run("--steps=2", "--resume")
+    assert "there is no run in runs to resume: starting from step 0" in run("--steps=2", "--resume")
     run("--steps=3", "--seed=5", "--out-dir=runs/other")
-    assert "going on from runs/other/checkpoint-00000003 after step 3" in run("--steps=4", "--seed=5", "--resume")
-    # A run that was gone on with is the newest.
+    assert "resuming from runs/other/checkpoint-00000003 after step 3" in run("--steps=4", "--seed=5", "--resume")
+    # A resumed run is the newest.
     [first] = [folder for folder in (tmp_path / "runs").iterdir() if folder.name != "other"]
     run("--steps=5", f"--out-dir=runs/{first.name}", "--resume")
-    assert f"going on from runs/{first.name}/checkpoint-00000005" in run("--steps=6", "--resume")
+    assert f"resuming from runs/{first.name}/checkpoint-00000005" in run("--steps=6", "--resume")
 
 
 def test_resume_takes_the_checkpoint_saved_last(tmp_path):
-    """A shorter run in the directory of a longer one goes on from its own."""
+    """A shorter run in the directory of a longer one resumes from its own checkpoint."""
     program.train(tmp_path, *MODEL, "--steps=6", "--checkpoint-every=3")
     program.train(tmp_path, *MODEL, "--steps=2", "--seed=5")
     result = program.run(*MODEL, "--steps=4", "--seed=5", f"--out-dir={tmp_path}", "--sample-tokens=0", "--resume")
@@ -88,7 +88,7 @@ def test_resume_takes_an_earlier_runs_checkpoint_where_the_last_run_has_none(tmp
     result = program.run(*MODEL, "--steps=7", f"--out-dir={tmp_path}", "--sample-tokens=0", "--resume")
     assert "checkpoint-00000006 after step 6" in result.stdout
     assert program.Run(tmp_path).column("step") == [7]
-    assert len((tmp_path / "metrics.jsonl.1").read_text().splitlines()) == 7  # the first run's
+    assert len((tmp_path / "metrics.jsonl.1").read_text().splitlines()) == 7  # those of the first run
     assert len((tmp_path / "metrics.jsonl.2").read_text().splitlines()) == 5
 
 
@@ -106,7 +106,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_a_later_one(tmp_path):
 @pytest.mark.parametrize("file", ["manifest.json", "model.safetensors", "optimizer.safetensors"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_damaged_newest_checkpoint_names_the_newest_whole_one(ranks, file, tmp_path):
-    """Not one before it that is damaged too."""
+    """It does not name an earlier one that is also damaged."""
     out_dir = tmp_path / "a run"
     program.train(out_dir, *MODEL, "--steps=8", "--checkpoint-every=2")
     for step, damaged in ((8, file), (6, "model.safetensors"), (4, "manifest.json")):
@@ -117,21 +117,21 @@ def test_a_damaged_newest_checkpoint_names_the_newest_whole_one(ranks, file, tmp
         refused = program.run(*options, *resume, ranks=ranks, check=False)
         assert refused.returncode == 1 and refused.stderr.count("\n") == 1
         assert f"checkpoint-00000008/{file}" in refused.stderr
-        assert refused.stderr.endswith(f"; the newest whole one: --resume '{out_dir}/checkpoint-00000002'\n")
+        assert refused.stderr.endswith(f"; to use the newest whole checkpoint: --resume '{out_dir}/checkpoint-00000002'\n")
     assert program.train(out_dir, *options, "--resume", out_dir / "checkpoint-00000002").column("step")[-1] == 9
-    # Where none is whole there is none to be named.
+    # If none is whole, none is named.
     for path in out_dir.glob("checkpoint-*/manifest.json"):
         path.write_text("")
     assert "newest whole" not in program.run(*options, "--resume", check=False).stderr
 
 
 def test_resume_takes_no_checkpoint_of_a_branch_that_was_left(tmp_path):
-    """A run that went on from an older checkpoint and died before it saved one goes on from there again."""
+    """A run that resumed from an older checkpoint, and died before it saved one, resumes from there again."""
     whole = program.train(tmp_path, *MODEL, "--steps=9", "--checkpoint-every=3")
     program.train(tmp_path, *MODEL, "--steps=5", "--resume", tmp_path / "checkpoint-00000003")
     shutil.rmtree(tmp_path / "checkpoint-00000005")
     result = program.run(*MODEL, "--steps=7", f"--out-dir={tmp_path}", "--sample-tokens=0", "--resume")
-    assert "going on from" in result.stdout and "checkpoint-00000003" in result.stdout
+    assert "resuming from" in result.stdout and "checkpoint-00000003" in result.stdout
     assert program.Run(tmp_path).column("step") == [1, 2, 3, 4, 5, 6, 7]
     assert program.Run(tmp_path).losses[:3] == whole.losses[:3]
 
@@ -144,7 +144,7 @@ def test_metrics_of_another_run_are_not_continued(tmp_path):
 
 
 def said(result):
-    """In one line, however it was broken into several."""
+    """The output as one line, without its line breaks."""
     return " ".join(result.stdout.split())
 
 
@@ -154,14 +154,14 @@ def test_looking_at_a_checkpoint_leaves_its_run_as_it_is(tmp_path):
     for options in (["--steps=0", "--resume", tmp_path / "checkpoint-00000003"],
                     ["--steps=3", "--resume", tmp_path / "checkpoint-00000003"]):
         result = program.run(*MODEL, "--sample-tokens=0", *options)
-        assert "validation after" in result.stdout and "stay as they are" in result.stdout
+        assert "validation after" in result.stdout and "records are not changed" in result.stdout
         assert {name: digest(tmp_path / name) for name in before} == before
-    # What comes of it is said not to be recorded, and is where there is a file for it.
+    # The message says that the evaluation is not recorded. With a file for it, it is recorded.
     result = program.run(*MODEL, "--sample-tokens=0", "--steps=0", "--resume", tmp_path, f"--out-dir={tmp_path}")
-    assert f"what is evaluated is not added to {tmp_path}/metrics.jsonl, and --metrics with a new file records it" in said(result)
+    assert f"results are not added to {tmp_path}/metrics.jsonl; to record them, give --metrics a new file" in said(result)
     assert {name: digest(tmp_path / name) for name in before} == before
     result = program.run(*MODEL, "--sample-tokens=0", "--steps=0", "--resume", tmp_path, f"--metrics={tmp_path}/look.jsonl")
-    assert "stay as they are" in said(result) and "not added" not in said(result)
+    assert "records are not changed" in said(result) and "not added" not in said(result)
     look = [json.loads(line) for line in (tmp_path / "look.jsonl").read_text().splitlines()]
     assert look[-1]["step"] == 6 and "val_loss" in look[-1] and len(look) == 2
     resumed = program.train(tmp_path, *MODEL, "--steps=7", "--resume")
@@ -173,7 +173,7 @@ def test_a_runs_directory_stands_for_its_newest_checkpoint(tmp_path):
     result = program.run(*MODEL, "--sample-tokens=0", "--steps=7", "--resume", tmp_path / "a")
     assert "checkpoint-00000006 after step 6" in said(result)
     assert program.Run(tmp_path / "a").losses[:6] == whole.losses
-    # One that saved none yet stands for what it went on from, and goes on where its own results are.
+    # A run that has not saved yet resumes from the checkpoint that it started from, in the directory of its own results.
     program.train(tmp_path / "b", *MODEL, "--steps=4", "--resume", tmp_path / "a/checkpoint-00000003")
     shutil.rmtree(tmp_path / "b/checkpoint-00000004")
     program.run(*MODEL, "--sample-tokens=0", "--steps=5", "--resume", tmp_path / "b")
@@ -205,7 +205,7 @@ def test_metrics_go_where_a_link_leads(tmp_path):
 
 
 def test_a_new_run_without_steps_records_itself_and_loses_no_steps(tmp_path):
-    """Whoever reads the metrics then reads this run's, and the earlier run's lie beside them."""
+    """Readers of the metrics then see this run. The metrics of the earlier run are kept next to them."""
     program.train(tmp_path, *MODEL, "--steps=6")
     program.run(*MODEL, "--sample-tokens=0", "--steps=0", "--seed=5", f"--out-dir={tmp_path}")
     look = program.Run(tmp_path)
@@ -241,7 +241,7 @@ def test_a_directory_of_results_can_be_moved(tmp_path):
 
 
 def test_a_resumed_run_says_what_it_is_where_it_goes_on(tmp_path):
-    """Its steps and mesh may be others; of tries that came to no step the last one's line stays."""
+    """Its steps and mesh may differ. If several tries complete no step, only the last one's line stays."""
     def lines():
         return [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
 
@@ -249,7 +249,7 @@ def test_a_resumed_run_says_what_it_is_where_it_goes_on(tmp_path):
     program.train(tmp_path, *MODEL, "--steps=4", "--val-every=2", "--val-batches=1", "--zero-stage=3", "--resume", ranks=2)
     first, *one, second, three, four = lines()
     assert [line["step"] for line in (*one, three, four)] == [1, 2, 3, 4]
-    assert "val_loss" in one[1]  # of the step before, which a run with other options lacked
+    assert "val_loss" in one[1]  # of the step before; the first run, with other options, had not measured it
     assert (first["run"]["configuration"]["steps"], first["run"]["mesh"]["world"]) == (2, 1)
     assert (second["run"]["configuration"]["steps"], second["run"]["mesh"]["world"]) == (4, 2)
 

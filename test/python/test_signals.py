@@ -1,5 +1,6 @@
-"""Stopping when asked: Ctrl-C, SIGUSR1 and SIGTERM finish the step, save, and print the command that goes on, which is
-typed here as it stands; a second signal ends at once. Alone, under mpirun, and by scripts/launch.sh with and without it."""
+"""Stopping on request: Ctrl-C, SIGUSR1 and SIGTERM finish the step, save, and print the command that resumes. The tests run
+this command as printed. A second signal ends the run at once. Tested alone, under mpirun, and with scripts/launch.sh, with and
+without mpirun."""
 
 import os
 import pathlib
@@ -15,7 +16,7 @@ import program
 import pytest
 
 STOPPED = 75
-# Long enough to be interrupted on a busy machine: a minute, where nothing else runs.
+# Long enough to be interrupted on a busy machine: a minute on an idle one.
 MANY_STEPS = 100_000
 QUICK = ["--layers=1", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384", "--sample-tokens=0",
          "--val-every=200", "--val-batches=1"]
@@ -32,13 +33,13 @@ NEEDS_MPI = pytest.mark.skipif(not program.HAS_MPI, reason="make MPI=0")
 
 
 class Started:
-    """A run under way in a process group of its own, its standard output and error in one pipe or terminal."""
+    """A run in its own process group, with its standard output and error in one pipe or terminal."""
 
     def __init__(self, launcher, *options, terminal=False):
         command = [*LAUNCHERS[launcher], program.PROGRAM, *map(str, options)]
         self.text = ""
         if terminal:
-            pid, self.file = pty.fork()  # the terminal is the one that controls it
+            pid, self.file = pty.fork()  # the terminal is its controlling terminal
             if pid == 0:
                 os.chdir(program.ROOT)
                 os.execvpe(command[0], command, ENVIRONMENT)
@@ -51,12 +52,12 @@ class Started:
             os.close(theirs)
 
     def read(self, seconds):
-        """What there is within so many seconds; False at the end."""
+        """Reads the output that arrives within `seconds`; returns False at the end."""
         if not select.select([self.file], [], [], seconds)[0]:
             return True
         try:
             piece = os.read(self.file, 1 << 16)
-        except OSError:  # how a terminal ends
+        except OSError:  # this is how a terminal ends
             piece = b""
         self.text += piece.decode(errors="replace").replace("\r\n", "\n")
         return bool(piece)
@@ -71,8 +72,8 @@ class Started:
         os.kill(self.pid, number)
 
     def wait(self, seconds=60):
-        """Its exit status, as Python has it: negative for a signal. (Where others spin on all cores, a process that a signal
-        wakes may wait for seconds until it has its turn.)"""
+        """Its exit status as in Python: negative for a signal. (If others spin on all cores, a process woken by a signal may
+        wait seconds for its turn.)"""
         end = time.monotonic() + seconds * program.PATIENCE
         while self.read(0.1):
             assert time.monotonic() < end, f"still running: {self.text}"
@@ -84,7 +85,7 @@ class Started:
 
 @pytest.fixture(autouse=True)
 def end_what_is_left(tmp_path):
-    """A test that fails leaves its run behind, whose command line names the test's own folder."""
+    """A test that fails leaves its run behind, and the run's command line contains the test's own folder."""
     yield
     for process in processes_naming(str(tmp_path)):
         os.kill(process, signal.SIGKILL)
@@ -103,7 +104,7 @@ def processes_naming(text):
 
 
 def expect_no_process(text):
-    """None is left, at the latest in five seconds."""
+    """No such process remains after at most five seconds."""
     end = time.monotonic() + 5 * program.PATIENCE
     while processes_naming(text):
         assert time.monotonic() < end, f"left running: {processes_naming(text)}"
@@ -124,19 +125,19 @@ def type_command(command):
 
 
 def stop(launcher, number, out_dir, *options):
-    """What a run prints that a signal stops after some step."""
+    """The output of a run that a signal stops after some step."""
     steps = MANY_STEPS
     run = Started(launcher, *QUICK, f"--steps={steps}", f"--out-dir={out_dir}", *options)
     run.read_until("^ +20 ")
     run.send(number)
     assert run.wait() == STOPPED
-    # mpirun says so wherever it is, in the middle of a line too.
+    # mpirun prints this anywhere, even in the middle of a line.
     text = re.sub("mpirun[^ ]*: Forwarding signal 10 to job\n", "", run.text)
     if launcher != "mpirun-2":
         assert text == run.text
     step = steps_of(text)[-1]
     assert 20 <= step < steps and steps_of(text) == list(range(1, step + 1))
-    assert text.count("stopping as soon as what is under way is done") == 1
+    assert text.count("Stopping (training finishes its step and saves first)") == 1
     assert f"stopped     after step {step:,} of {steps:,}" in text
     assert not re.search("mpirun (noticed|detected)|error", text)
     assert [path.name for path in out_dir.glob("checkpoint-*")] == [f"checkpoint-{step:08}"]
@@ -154,8 +155,8 @@ def test_a_signal_stops_after_the_step(launcher, number, tmp_path):
     ("alone", signal.SIGINT), ("launch-1", signal.SIGUSR1), ("launch-2", signal.SIGINT), ("local-2", signal.SIGINT),
     pytest.param("mpirun-2", signal.SIGUSR1, marks=NEEDS_MPI)])
 def test_the_printed_command_goes_on_as_if_nothing_had_been(launcher, number, tmp_path):
-    out_dir = tmp_path / "a run's"  # which a shell must be told with care
-    options = ["--val-every=15", "--lr-schedule=constant", "--warmup-steps=5"]  # whatever the steps
+    out_dir = tmp_path / "a run's"  # a shell needs quotes for it
+    options = ["--val-every=15", "--lr-schedule=constant", "--warmup-steps=5"]  # independent of the number of steps
     command = command_to_go_on(stop(launcher, number, out_dir, *options))
     steps = program.Run(out_dir).column("step")[-1] + 100
     words = LAUNCHERS[launcher][1:] if launcher == "local-2" else LAUNCHERS[launcher] or [program.PROGRAM]
@@ -171,7 +172,7 @@ def test_the_printed_command_goes_on_as_if_nothing_had_been(launcher, number, tm
     assert [line.get("val_loss") for line in resumed.lines] == [line.get("val_loss") for line in whole.lines]
     model = f"checkpoint-{steps:08}/model.safetensors"
     assert (resumed.out_dir / model).read_bytes() == (whole.out_dir / model).read_bytes()
-    # The best of the whole run, whichever part of it made it.
+    # The best of the whole run, from either part.
     best = min((line["val_loss"], line["step"]) for line in whole.lines if "val_loss" in line)
     assert f"validation loss {best[0]:.5f} after step {best[1]:,}" in result.stdout
 
@@ -185,7 +186,7 @@ def test_the_command_after_the_last_step_trains_on(tmp_path):
 
 @pytest.mark.parametrize("launcher", ["alone", "launch-2", "local-2"])
 def test_ctrl_c_that_ends_the_reader_too(launcher, tmp_path):
-    """`./train_gpt | tee log`: what was trained is saved, and standard error has the command that resumes."""
+    """`./train_gpt | tee log`: the trained steps are saved, and standard error has the command that resumes."""
     command = [*LAUNCHERS[launcher], program.PROGRAM, *QUICK, f"--steps={MANY_STEPS}", f"--out-dir={tmp_path}"]
     process = subprocess.Popen(command, cwd=program.ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT, text=True)
     for line in process.stdout:
@@ -195,7 +196,7 @@ def test_ctrl_c_that_ends_the_reader_too(launcher, tmp_path):
     process.send_signal(signal.SIGINT)
     stderr = process.stderr.read()
     assert process.wait(10 * program.PATIENCE) == STOPPED
-    match = re.fullmatch(r"(?:note: cannot write standard output: Broken pipe; .*; go on with: |go on with\n  )(.* --resume)\n", stderr)
+    match = re.fullmatch(r"(?:note: cannot write to standard output: Broken pipe; .*; go on with: |go on with\n  )(.* --resume)\n", stderr)
     assert match, stderr
     step = program.Run(tmp_path).column("step")[-1]
     result = type_command(f"{match[1]} --steps {step + 3}")
@@ -217,14 +218,14 @@ def test_ranks_agree_on_the_step_though_one_alone_was_asked(tmp_path):
 
 @pytest.mark.parametrize("launcher", ["alone", "launch-2", "local-2"])
 def test_ctrl_c_on_a_terminal(launcher, tmp_path):
-    """The terminal sends it to all in the foreground: also to what must not see it."""
+    """The terminal sends it to all processes in the foreground, including those that must not see it."""
     run = Started(launcher, *QUICK, f"--steps={MANY_STEPS}", f"--out-dir={tmp_path}", terminal=True)
     run.read_until(r"20/100,000  \d")
     os.write(run.file, b"\x03")
     assert run.wait() == STOPPED
     assert "mpirun" not in run.text.replace("--", "")
-    assert "\r\x1b[Kstopping as soon as what is under way is done" in run.text
-    # No progress is left when the summary begins.
+    assert "\r\x1b[KStopping (training finishes its step and saves first)" in run.text
+    # No progress line is left when the summary begins.
     assert "left" not in re.split("\x1b\\[K", run.text)[-1]
     assert command_to_go_on(run.text)
     expect_no_process(str(tmp_path))
@@ -246,24 +247,24 @@ def test_a_second_signal_ends_at_once(launcher, status, terminal, tmp_path):
             run.send(signal.SIGINT)
 
     signal_once()
-    run.read_until("stopping as soon as what is under way is done")
-    time.sleep(0.3)  # what comes within moments is the same request
+    run.read_until("press Ctrl-C again to stop now")
+    time.sleep(0.3)  # signals within a moment count as one request
     signal_once()
     assert run.wait(3) == status
-    assert run.text.count("stopping as soon as what is under way is done") == 1
+    assert run.text.count("Stopping (training finishes its step and saves first)") == 1
     assert not re.search("mpirun (noticed|detected)|go on with", run.text)
     assert not list(out_dir.glob("checkpoint-*"))
     expect_no_process(str(out_dir))
 
 
-# (Alone, the first step begins after 0.15 s or more.)
+# (Alone, the first step begins after at least 0.15 s.)
 @pytest.mark.parametrize("launcher,delay", [("alone", 0.01), ("alone", 0.04), ("alone", 0.08), ("launch-2", 0.02),
                                             ("launch-2", 0.15), ("launch-2", 0.3), ("local-2", 0.02), ("local-2", 0.15)])
 def test_a_signal_before_the_first_step_leaves_nothing(launcher, delay, tmp_path):
     run = Started(launcher, *ENDLESS, f"--out-dir={tmp_path}/run")
     time.sleep(delay)
     run.send(signal.SIGINT)
-    # Before a process catches signals they end it; afterwards it stops in order. (The step would take minutes.)
+    # Before a process catches signals, they end it. Afterwards it stops in order. (The step would take minutes.)
     status = run.wait()
     if status == STOPPED:
         assert run.text.endswith("note: stopped before the first step: nothing was written\n")
@@ -274,7 +275,7 @@ def test_a_signal_before_the_first_step_leaves_nothing(launcher, delay, tmp_path
 
 
 def test_a_signal_before_the_launcher_without_mpirun_has_processes(tmp_path):
-    slow = tmp_path / "grep"  # with which it looks for a port
+    slow = tmp_path / "grep"  # it uses grep to look for a port
     slow.write_text(f"#!/bin/sh\nsleep 0.5\nexec {shutil.which('grep')} \"$@\"\n")
     slow.chmod(0o755)
     job = subprocess.Popen(["scripts/local_job.sh", "2", "sleep", "60"], cwd=program.ROOT, stderr=subprocess.PIPE,
@@ -286,7 +287,7 @@ def test_a_signal_before_the_launcher_without_mpirun_has_processes(tmp_path):
 
 @pytest.mark.parametrize("launcher", ["alone", "launch-2"])
 def test_a_signal_ends_a_validation(launcher, tmp_path):
-    """What was not validated is when the run goes on, so that nothing is missing from its metrics."""
+    """The interrupted validation runs when the run resumes, so that its metrics are complete."""
     text = tmp_path / "long.txt"
     text.write_bytes(b"The quick brown fox jumps over the lazy dog.\n" * 600000)
     options = [*QUICK, "--steps=20", "--val-every=10", f"--val-data={text}", f"--train-data={text}"]
@@ -296,7 +297,7 @@ def test_a_signal_ends_a_validation(launcher, tmp_path):
     run.read_until("^ +10 ")
     time.sleep(0.3)
     run.send(signal.SIGINT)
-    assert run.wait(30) == STOPPED  # of 70,000 batches, which are minutes
+    assert run.wait(30) == STOPPED  # of 70,000 batches, which take minutes
     assert "stopped     after step 10 of 20" in run.text and "validation after" not in run.text
     stopped = program.Run(tmp_path / "run")
     assert stopped.column("step") == list(range(1, 11)) and "val_loss" not in stopped.lines[-1]
@@ -319,7 +320,7 @@ def test_a_signal_ends_a_sample(tmp_path):
 
 
 def test_a_signal_while_given_weights_are_looked_at(tmp_path):
-    """There was nothing to save, and there is nothing to go on with."""
+    """There was nothing to save, and nothing to resume."""
     program.run(*QUICK, "--steps=0", f"--export={tmp_path}/x.safetensors")
     text = tmp_path / "long.txt"
     text.write_bytes(b"The quick brown fox jumps over the lazy dog.\n" * 600000)
@@ -329,12 +330,12 @@ def test_a_signal_while_given_weights_are_looked_at(tmp_path):
     time.sleep(0.5)
     run.send(signal.SIGINT)
     assert run.wait() == STOPPED
-    assert "stopped  as asked; there was nothing to save\n" in run.text
+    assert "stopped  as requested; there was nothing to save\n" in run.text
     assert "go on with" not in run.text and "after step" not in run.text and "this step" not in run.text
 
 
 def state_of(process):
-    """R, S, T (stopped) and so on."""
+    """The state of a process: R, S, T (stopped) and so on."""
     return pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
 
 
@@ -359,7 +360,7 @@ def test_ctrl_z_pauses_the_processes(launcher, tmp_path):
 
 
 def test_a_second_signal_while_it_saves_leaves_the_checkpoint_before(tmp_path):
-    # A checkpoint of 300 MB takes far longer to save than the two signals must lie apart.
+    # Saving a checkpoint of 300 MB takes far longer than the required time between the two signals.
     run = Started("alone", "--layers=8", "--heads=8", "--channels=512", "--seq-len=16", "--global-batch-tokens=32",
                   "--sample-tokens=0", "--val-every=0", "--val-batches=1", "--checkpoint-every=1", f"--steps={MANY_STEPS}",
                   f"--out-dir={tmp_path}")
@@ -387,7 +388,7 @@ def test_what_mpirun_says_is_not_appended_to_the_progress(tmp_path):
     os.kill(max(processes_naming(str(tmp_path))), signal.SIGKILL)
     assert run.wait() == 128 + signal.SIGKILL
     lines = re.split("\r\x1b\\[K|\n", run.text)
-    assert any(re.match("error: rank 1 has gone: signal 9 ", line) for line in lines)
+    assert any(re.match("error: rank 1 is gone: signal 9 ", line) for line in lines)
     assert run.text.endswith("\r\x1b[K")
 
 
@@ -404,7 +405,7 @@ def test_nothing_outlives_the_launcher(launcher, tmp_path):
 def test_the_launcher_ends_what_does_not_know_the_signal(launcher):
     run = subprocess.Popen([*LAUNCHERS[launcher], "sleep", "61.25"], cwd=program.ROOT, env=ENVIRONMENT,
                            stderr=subprocess.DEVNULL)
-    while len(processes_naming("61.25")) < 4:  # the launcher, mpirun (or what stands in for it) and its two
+    while len(processes_naming("61.25")) < 4:  # the launcher, mpirun (or its replacement) and its two processes
         time.sleep(0.05)
     run.send_signal(signal.SIGINT)
     assert run.wait() != 0
@@ -413,7 +414,7 @@ def test_the_launcher_ends_what_does_not_know_the_signal(launcher):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_signal_that_was_ignored_stays_ignored(ranks, tmp_path):
-    """As of a run in the background of a script, which Ctrl-C is not meant for."""
+    """Like a run in the background of a script: Ctrl-C is not meant for it."""
     command = ["./train_gpt"] if ranks == 1 else ["scripts/launch.sh", "-np", "2", program.PROGRAM]
     command[-1] = program.PROGRAM
     run = subprocess.Popen([*command, *QUICK, "--steps=300", f"--out-dir={tmp_path}"], cwd=program.ROOT,

@@ -1,5 +1,5 @@
-"""Which algorithms the matrix products take on simulated GPUs (simulated.py): chosen once, kept, and taken again by the command that
-is repeated, by who resumes, and in whatever order the queues' work runs."""
+"""The algorithms of matrix products on simulated GPUs (simulated.py). They are chosen once and kept. A repeated command and a
+resumed run use them again, in every order of the streams' work."""
 
 import functools
 import json
@@ -15,16 +15,16 @@ simulated.require()
 
 
 def row(run):
-    """The header's row about algorithms, on one line."""
+    """The header's row about algorithms, joined to one line."""
     return " ".join(re.search(r"^  algorithms (.*(\n    .*)*)", run.output, re.MULTILINE)[1].split())
 
 
 def as_in(place):
-    return f"as in {place}, as far as it has them"
+    return f"from {place}; missing ones are autotuned"
 
 
 def choices(file):
-    """Of an algorithms.txt: {kind of GPU and library: {product: algorithm}}."""
+    """The content of an algorithms.txt: {kind of GPU and library: {product: algorithm}}."""
     paragraphs = [paragraph.splitlines() for paragraph in file.read_text(errors="replace").split("\n\n")]
     return {lines[0]: dict(line.split(":", 1) for line in lines[1:]) for lines in paragraphs}
 
@@ -37,7 +37,7 @@ TENSOR = [*BF16, "--tensor-parallel=2"]
     (1, BF16), (1, ["--dtype=fp32"]), (2, BF16), (2, [*TENSOR, *SAMPLES]), (4, [*TENSOR, "--pipeline-parallel=2"])],
     ids=["bf16", "fp32", "2 processes", "2 ranks a layer, samples", "2 stages of 2 ranks a layer"])
 def test_the_fastest_with_the_same_bits_each_time_is_taken_by_all(ranks, options, experiment, tmp_path):
-    """It is neither the first that the library offers nor the fastest of all (test/simt/runtime/cublaslt_algorithms.cpp)."""
+    """It is neither the library's first offer nor the fastest of all (test/simt/runtime/cublaslt_algorithms.cpp)."""
     options = experiment.options(*options, steps=2)
     train(tmp_path / "chooses", *options, ranks=ranks, variables=cached(tmp_path))
     _, counts = counted(tmp_path / "takes", *options, ranks=ranks, variables=cached(tmp_path))
@@ -45,11 +45,11 @@ def test_the_fastest_with_the_same_bits_each_time_is_taken_by_all(ranks, options
 
 
 def test_tf32_is_taken_where_it_is_asked_for(experiment, tmp_path):
-    """It rounds, to 10 bits; and its algorithms are chosen apart."""
+    """TF32 rounds to 10 bits, and its algorithms are chosen separately."""
     exact, rounded, again = (train(tmp_path / str(i), *experiment.options("--dtype=fp32", *more, steps=5), variables=cached(tmp_path))
                              for i, more in enumerate(([], ["--tf32"], ["--tf32"])))
     assert all(a != b and abs(a - b) < 2e-3 * a for a, b in zip(exact.losses, rounded.losses))
-    assert [row(run).split()[0] for run in (exact, rounded, again)] == ["chosen", "chosen", "as"]
+    assert [row(run).split()[0] for run in (exact, rounded, again)] == ["autotuned", "autotuned", "from"]
     assert results(again) == results(rounded)
     kinds = set(choices(tmp_path / "cache/train_gpt/algorithms.txt"))
     assert len(kinds) == 2 and {kind.removesuffix(", TF32") for kind in kinds} < kinds
@@ -57,7 +57,7 @@ def test_tf32_is_taken_where_it_is_asked_for(experiment, tmp_path):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_command_that_is_repeated_gives_the_same_bits(ranks, experiment, tmp_path):
-    """Algorithms are chosen by time, once: by the first run of the command."""
+    """Algorithms are chosen by time only once, by the first run of the command."""
     options, cache = experiment.options(*BF16, steps=3), tmp_path / "cache/train_gpt/algorithms.txt"
 
     def trained(name, cache_of=tmp_path):
@@ -65,20 +65,20 @@ def test_a_command_that_is_repeated_gives_the_same_bits(ranks, experiment, tmp_p
         return run, digest(run.out_dir / "checkpoint-00000003/model.safetensors"), choices(run.out_dir / "algorithms.txt")
 
     first, weights, chosen = trained("first")
-    assert row(first) == f"chosen now, and kept in {cache}"
+    assert row(first) == f"autotuned now, saved in {cache}"
     assert choices(cache) == chosen and [path.name for path in cache.parent.iterdir()] == [cache.name]
     for name in ("second", "third"):
         run, again, taken = trained(name)
-        assert row(run) == as_in(cache) and "chosen now" not in run.output
+        assert row(run) == as_in(cache) and "autotuned now" not in run.output
         assert (results(run), again, taken) == (results(first), weights, chosen)
-    # Which were chosen is a matter of time: with another cache they may be others, and then so are the bits.
+    # The choice depends on timing. With another cache other algorithms may be chosen, and then the bits differ.
     other, others_weights, others_chosen = trained("other", tmp_path / "another")
-    assert row(other).startswith("chosen now")
+    assert row(other).startswith("autotuned now")
     assert others_weights == weights or others_chosen != chosen
 
 
 def test_algorithms_are_those_of_the_checkpoint_then_of_the_directory_then_of_the_cache(experiment, tmp_path):
-    """Each place has its mark in the last word of its algorithms, of which the library makes no use."""
+    """Each place has its own mark in the last word of its algorithms, which the library does not use."""
     options = experiment.options(*BF16, "--checkpoint-every=1", steps=2)
     run = train(tmp_path, *options, variables=cached(tmp_path))
     cache, own = tmp_path / "cache/train_gpt/algorithms.txt", run.out_dir / "algorithms.txt"
@@ -93,18 +93,18 @@ def test_algorithms_are_those_of_the_checkpoint_then_of_the_directory_then_of_th
                                     paragraph("one more GPU", "d", chosen)]))
 
     def taken(*more):
-        """Where from, and the marks of all algorithms, as the run leaves them in its directory."""
+        """The source of the algorithms, and the marks of all algorithms that the run leaves in its directory."""
         again = train(tmp_path, *options, *more, variables=cached(tmp_path))
         return row(again), {algorithm.split()[-1] for algorithm in choices(own)[kind].values()}
 
     mark(cache, "a")
     mark(own, "b")
-    assert taken() == (as_in(own), {"b"})  # and so its checkpoints have
+    assert taken() == (as_in(own), {"b"})  # and so have its checkpoints
     own.unlink()
     assert taken(f"--resume={checkpoint}") == (as_in(checkpoint), {"b"})
     own.unlink()
     assert taken() == (as_in(cache), {"a"})
-    # What the directory has not, the cache has.
+    # Algorithms that the directory lacks come from the cache.
     mark(own, "b", list(chosen)[:2])
     assert taken() == (as_in(own), {"a", "b"})
 
@@ -115,24 +115,24 @@ def test_what_no_earlier_run_has_is_added_to_the_cache(experiment, tmp_path):
     first = choices(cache)
     other = train(tmp_path / "other", *experiment.options("--dtype=fp32", steps=1), variables=cached(tmp_path))
     assert row(other) == as_in(cache)
-    added = int(re.search(r"(\d+) algorithms chosen now, which no earlier run had", other.output)[1])
+    added = int(re.search(r"(\d+) algorithms autotuned now, because", other.output)[1])
     (kind, both), = choices(cache).items()
     assert first[kind].items() <= both.items() and len(both) == len(first[kind]) + added
-    # Of another kind of GPU nothing is taken, and nothing lost.
+    # Algorithms for another kind of GPU are not used, and none are lost.
     last = train(tmp_path / "last", *experiment.options(*BF16, steps=1), variables={**cached(tmp_path), "SIMT_CHIP": "90"})
-    assert row(last) == f"chosen now, and kept in {cache}"
+    assert row(last) == f"autotuned now, saved in {cache}"
     all_of_them = choices(cache)
     assert len(all_of_them) == 2 and all_of_them[kind] == both
 
 
 def test_algorithms_are_for_one_version_of_the_library_and_one_alignment(experiment, tmp_path):
-    """Those of another are not taken: they have a mark in their last word."""
+    """Algorithms for other versions or alignments are not used. They have a mark in their last word."""
     options, cache = experiment.options(*BF16, steps=1), tmp_path / "cache/train_gpt/algorithms.txt"
     train(tmp_path / "first", *options, variables=cached(tmp_path))
     (kind, chosen), = choices(cache).items()
 
     def taken_with(name, kind_kept, pattern, by):
-        """The header's row, and whether a mark was taken."""
+        """The header's row, and whether a marked algorithm was used."""
         lines = [f"{re.sub(pattern, by, product)}:{algorithm.rpartition(' ')[0]} a" for product, algorithm in chosen.items()]
         cache.write_text("\n".join([kind_kept, *lines, ""]))
         run = train(tmp_path / name, *options, variables=cached(tmp_path))
@@ -142,18 +142,18 @@ def test_algorithms_are_for_one_version_of_the_library_and_one_alignment(experim
     assert taken_with("same", kind, "", "") == (as_in(cache), True)
     other = re.sub(r"cuBLASLt \d+", "cuBLASLt 1", kind)
     assert other != kind
-    assert taken_with("version", other, "", "") == (f"chosen now, and kept in {cache}", False)
+    assert taken_with("version", other, "", "") == (f"autotuned now, saved in {cache}", False)
     assert not taken_with("alignment", kind, "align .*", "align 1,1,1,1")[1]
 
 
 def test_rank_0_chooses_for_all(experiment, tmp_path):
-    """By its own clock: by that of rank 1 another algorithm is the fastest."""
+    """By its own clock. By the clock of rank 1, another algorithm is the fastest."""
     script = 'SIMT_SLOW_ALGORITHM=$((11 + 22 * OMPI_COMM_WORLD_RANK)) exec "$0" "$@"'
     options = ["-c", script, simulated.PLAIN, "--out-dir", tmp_path / "run", "--sample-tokens=0", *experiment.options(*BF16, steps=1)]
     result = simulated.run(options, tmp_path, 2, executable="/bin/sh", variables=cached(tmp_path) | {"SIMT_COUNT": str(tmp_path / "count")})
     assert result.returncode == 0, result.stderr
     measured = [set(json.loads(path.read_text())["products"]) for path in tmp_path.glob("count.*")]
-    # One measured all three, and the other took what that chose.
+    # Rank 0 measured all three algorithms, and rank 1 used its choice.
     assert sorted(measured, key=len)[0] == {"algorithm 33"} and len(measured) == 2
 
 
@@ -169,11 +169,11 @@ def test_a_cache_that_cannot_be_used_stops_nothing(experiment, tmp_path):
     folder = tmp_path / "cache/train_gpt/algorithms.txt"
     folder.mkdir(parents=True)
     assert "is not a directory" in row_with("below a file", {"XDG_CACHE_HOME": str(tmp_path / "file")})
-    assert row_with("a directory", cached(tmp_path)) == f"chosen now, and not kept: {folder} is a directory; give the name of a file"
-    assert row_with("none", {"XDG_CACHE_HOME": "", "HOME": ""}) == "chosen now, and not kept: neither XDG_CACHE_HOME nor HOME is set"
+    assert row_with("a directory", cached(tmp_path)) == f"autotuned now, not saved: {folder} is a directory; give the name of a file"
+    assert row_with("none", {"XDG_CACHE_HOME": "", "HOME": ""}) == "autotuned now, not saved: neither XDG_CACHE_HOME nor HOME is set"
     assert row_with("home", {"XDG_CACHE_HOME": "not/absolute", "HOME": str(tmp_path)}) == \
-        f"chosen now, and kept in {tmp_path}/.cache/train_gpt/algorithms.txt"
-    # Damaged, in names and in algorithms: what is none, or none that runs, is chosen again.
+        f"autotuned now, saved in {tmp_path}/.cache/train_gpt/algorithms.txt"
+    # With damaged names and algorithms: an algorithm that does not exist or does not run is chosen again.
     file = tmp_path / ".cache/train_gpt/algorithms.txt"
     whole = choices(file)
     kind_kept, *lines = file.read_bytes().splitlines(keepends=True)
@@ -194,7 +194,7 @@ def test_any_order_of_work_and_a_resumed_run_give_the_same_bits(ranks, options, 
         run = train(folder, *options, "--export", folder / "w.safetensors", *more, ranks=ranks, seed=seed)
         return run, digest(folder / "w.safetensors")
 
-    # Work in the order of its issue; as events allow; and what the first three steps left.
+    # Work in the order of its issue; work in a random order that events allow; and a run resumed after the first three steps.
     whole, weights = trained(tmp_path / "whole", seed=0)
     checkpoint = whole.out_dir / "checkpoint-00000003"
     *others, (resumed, resumed_weights) = at_once(

@@ -1,7 +1,7 @@
 """Trainings by the CUDA device's own host code and kernels, without a GPU (simulated.py).
 
-They follow the CPU device; where an event is missing (planted_faults.py) they are another run, or the runtime says so; and they
-wait for nothing and allocate nothing but what they must.
+They follow the CPU device. If an event is missing (planted_faults.py), the run differs, or the runtime reports it. They wait
+and allocate only if necessary.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ simulated.require()
 
 GREATEST = "priority -5"  # of the simulated GPU's streams
 BOTH_OFF = dataclasses.replace(SIZES, **reference_model.SWITCHES_OFF[2])
-CONNECTING_BYTES = 8 << 20  # of which NCCL's ranks get connected (llmc/train/devices.cpp)
+CONNECTING_BYTES = 8 << 20  # to connect NCCL's ranks (llmc/train/devices.cpp)
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +49,14 @@ def follow(folder, experiment, bound, options, ranks):
     calls = [functools.partial(train, folder / "cpu", *experiment.options(*options, "--device=cpu"), executable=CPU)]
     calls += [functools.partial(train, folder / str(n), *experiment.options(*options), ranks=n, seed=n) for n in ranks]
     cpu, *gpus = at_once(*calls)
-    # The batch is learned: a bound that allowed everything would allow less than this.
+    # The loss falls far more than the bound, so the bound does not allow everything.
     assert cpu.losses[0] - cpu.losses[-1] > 20 * bound
     for n, gpu in zip(ranks, gpus):
         assert gpu.record["configuration"]["device"] == "cuda" and gpu.record["mesh"]["data"] == n
         difference = np.abs(np.array(gpu.losses) - cpu.losses).max()
         print(f"{n} processes, {' '.join(map(str, options))}: largest difference of the loss {difference:.2e}, {bound:.2e} allowed")
         assert difference <= bound
-        if bound == model_bounds.LOSS_FP32:  # of the same weights, the gradients are as near
+        if bound == model_bounds.LOSS_FP32:  # for the same weights, the gradients are equally near
             assert gpu.column("grad_norm")[0] == pytest.approx(cpu.column("grad_norm")[0], rel=model_bounds.GRADIENT_FP32)
         assert gpu.column("tokens") == cpu.column("tokens") and gpu.column("lr") == cpu.column("lr")
     return cpu, gpus
@@ -72,14 +72,14 @@ def test_follows_the_cpu_with_gradients_in_bf16(experiment, bounds, tmp_path):
 
 
 def test_follows_the_cpu_with_stochastic_rounding(experiment, bounds, tmp_path):
-    """Both devices take the same random bits: with no learning rate the loss changes by the weights' rounding alone, of which
-    other bits would leave nothing in common. Two ranks round a share each."""
+    """Both devices use the same random bits. With a learning rate of 0, only the weights' rounding changes the loss; with other
+    random bits, the changes would have nothing in common. Two ranks round one share each."""
     _, (gpu,) = follow(tmp_path, experiment, bounds("bf16", 1, 1, False), STOCHASTIC, (2,))
     options = experiment.options(*STOCHASTIC, "--lr=0", steps=6)
     still, on_cpu = (np.array(run.losses) for run in at_once(
         functools.partial(train, tmp_path / "still", *options, "--zero-stage=1", ranks=2, seed=2),
         functools.partial(train, tmp_path / "on the CPU", *options, "--device=cpu", executable=CPU)))
-    # The first step's loss is that of the weights before they are rounded at random.
+    # The first step's loss uses the weights before they are rounded at random.
     assert still[0] == gpu.losses[0]
     changes, differences = np.median(np.abs(still - still[0])[1:]), np.median(np.abs(still - on_cpu))
     print(f"rounding changes the loss by {changes:.2e}, the devices' losses differ by {differences:.2e}")
@@ -111,7 +111,7 @@ def test_follows_the_cpu_without_biases_and_with_a_head_of_its_own_in_bf16(seed,
 
 @pytest.mark.parametrize("sizes", [SIZES, BOTH_OFF], ids=["all switches on", "no biases, a head of its own"])
 def test_generates_the_likeliest_text(sizes, seed, tmp_path):
-    """--generate: a prompt, rows one by one, a context that is full, and what tensor-parallel and sharded ranks say."""
+    """--generate: a prompt, rows one by one, a full context, and the collectives of tensor-parallel and sharded ranks."""
     weights, expected = telling_weights(sizes, seed)
     save_weights(tmp_path / "init.safetensors", weights)
     count = sizes.seq_len + 5
@@ -130,7 +130,7 @@ def test_generates_the_likeliest_text(sizes, seed, tmp_path):
 
 @pytest.fixture(scope="module")
 def right(experiment, tmp_path_factory):
-    """A function that gives the run of the program with all faults, where none is asked for."""
+    """A function that gives the run of the program with all faults, when none is active."""
     @functools.cache
     def run(ranks, micro_batches):
         folder, options = tmp_path_factory.mktemp("right"), few_steps(experiment, ranks, micro_batches)
@@ -146,7 +146,7 @@ def few_steps(experiment, ranks, micro_batches):
 
 
 def found(fault, expected, seed, experiment, folder):
-    """How a run shows the fault; None where it does not."""
+    """The effect of the fault on a run; None if there is none."""
     options = ["--out-dir", folder / "run", *few_steps(experiment, fault.ranks, fault.micro_batches), *fault.options,
                "--sample-tokens=0"]
     result = simulated.run(options, folder, fault.ranks, simulated.PLANTED, seed, {"PLANT": fault.name})
@@ -192,20 +192,20 @@ def test_memory_beside_the_arenas_is_told_apart(ranks, text, experiment, tmp_pat
 
 @pytest.mark.parametrize("ranks, micro_batches, stage", [(1, 1, 0), (2, 1, 0), (1, 4, 0), (2, 2, 3)])
 def test_a_step_waits_for_nothing_but_its_loss(ranks, micro_batches, stage, experiment, tmp_path):
-    """Once by polling, so that the watchdog lives, and once for the copy."""
+    """It waits once by polling, so that the watchdog stays alive, and once for the copy."""
     options = [*experiment.options(), f"--micro-batch-size={SEQUENCES // ranks // micro_batches}", f"--zero-stage={stage}"]
     counts = in_four_steps(tmp_path, *options, ranks=ranks)
     polls = counts["waits"].pop("cudaEventQuery")
     assert counts["waits"] == {"cudaMemcpyAsync": 4 * ranks, "cudaStreamSynchronize": 4 * ranks}
     allowed = 4 * ranks
-    # Beside other processes work also goes on while the host is elsewhere, and may be done when it asks.
+    # With other processes, work also continues while the host is elsewhere, and may be done when the host asks.
     assert polls == allowed or (ranks > 1 and 0 < polls <= allowed)
-    assert counts["products"] and not counts["descriptions"]  # those of the first step serve for all
+    assert counts["products"] and not counts["descriptions"]  # the first step's descriptions serve for all steps
     check_streams(counts, ranks, micro_batches)
 
 
 def check_streams(counts, ranks, micro_batches):
-    """Tokens come from pinned memory, beside the kernels and not among them; NCCL's work goes before others'."""
+    """Tokens come from pinned memory, in a stream separate from the kernels'. NCCL's work goes before other work."""
     print(counts)
     # Inputs and targets.
     (place, number), = counts["uploads"].items()

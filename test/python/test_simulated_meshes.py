@@ -1,5 +1,5 @@
-"""The mesh on simulated GPUs (simulated.py): whatever the stage of ZeRO, the pipeline, recompute and the order of the queues' work,
-a run has the same bits, and tensor-parallel ranks follow the CPU device."""
+"""Meshes on simulated GPUs (simulated.py). A run has the same bits for every ZeRO stage, pipeline and kind of recompute, and
+for every order of the streams' work. Tensor-parallel ranks follow the CPU device."""
 
 import dataclasses
 import functools
@@ -16,7 +16,8 @@ from simulated_experiment import CPU, SIZES, Experiment, cached, results
 simulated.require()
 
 HYBRID = ["--zero-stage=3", "--zero-shard-size=2"]
-# Of so many processes: dtype, micro-batches a step, when gradients are reduced; and what trains the same run as stage 0.
+# For each number of processes: (dtype, micro-batches in a step, when gradients are reduced), and the options that train the
+# same run as stage 0.
 SHARDED = {
     2: {("bf16", 2, "micro-batch"): [["--zero-stage=1"], ["--zero-stage=2"], ["--zero-stage=3"]],
         ("fp32", 2, "step"): [["--zero-stage=1"], ["--zero-stage=2", "--overlap-grad-reduce=false"]]},
@@ -27,7 +28,7 @@ SHARDED = {
 
 @pytest.mark.parametrize("ranks", SHARDED)
 def test_every_stage_of_zero_gives_the_same_bits(ranks, experiment, seed, tmp_path):
-    """5 steps; the order of the queues' work is another one in each run."""
+    """5 steps. The streams' work has another order in each run."""
     tokens = 2 * ranks * SIZES.seq_len
     write_token_file(tmp_path / "train.bin", np.random.default_rng(seed).integers(SIZES.vocab_size, size=tokens + 1))
     options = [*experiment.options(steps=5), "--train-data", tmp_path / "train.bin", f"--global-batch-tokens={tokens}"]
@@ -44,7 +45,7 @@ def test_every_stage_of_zero_gives_the_same_bits(ranks, experiment, seed, tmp_pa
         return at_once(*(functools.partial(trained, *run, seed=seed) for seed, run in enumerate(runs, first_seed)))
 
     settings = SHARDED[ranks]
-    # Those first, whose algorithms the others take.
+    # These run first, because the others use their algorithms.
     whole = dict(zip(settings, all_of([(setting, []) for setting in settings], 0)))
     runs = [(setting, stage) for setting, stages in settings.items() for stage in stages]
     for (setting, stage), own in zip(runs, all_of(runs, len(settings))):
@@ -58,7 +59,7 @@ def test_every_stage_of_zero_gives_the_same_bits(ranks, experiment, seed, tmp_pa
                                             (2, ["--dtype=bf16", "--micro-batch-size=1", "--zero-stage=3"])],
                          ids=["fp32", "bf16", "2 processes, bf16, ZeRO-3"])
 def test_recompute_gives_the_same_bits(ranks, options, experiment, tmp_path):
-    """The operations of the forward pass, once more with the same inputs; the embedding's and the head's are not made again."""
+    """Recompute repeats operations of the forward pass with the same inputs. The embedding and the head do not recompute."""
     def trained(recompute, seed):
         folder = tmp_path / recompute
         run = train(folder, *experiment.options(*options, steps=5), f"--recompute={recompute}", "--export", folder / "w.safetensors",
@@ -69,7 +70,7 @@ def test_recompute_gives_the_same_bits(ranks, options, experiment, tmp_path):
     assert at_once(functools.partial(trained, "selective", 1), functools.partial(trained, "block", 2)) == [whole, whole]
 
 
-# Stages, ranks, options: 4 ranks of 2 stages are 2 data ranks.
+# Stages, ranks, options. 4 ranks with 2 stages are 2 data ranks.
 PIPELINES = [(2, 2, ["--pipeline-schedule=1f1b", "--recompute=selective"]), (2, 2, ["--pipeline-schedule=interleaved"]),
              (2, 2, ["--pipeline-schedule=zb-h1", "--recompute=block"]), (4, 4, ["--pipeline-schedule=1f1b"])]
 PIPELINES_OF_PAIRS = [(2, 4, ["--zero-stage=0", "--pipeline-schedule=gpipe"]),
@@ -78,7 +79,7 @@ PIPELINES_OF_PAIRS = [(2, 4, ["--zero-stage=0", "--pipeline-schedule=gpipe"]),
 
 @pytest.mark.parametrize("dtype, pipelines", [("bf16", PIPELINES), ("fp32", PIPELINES_OF_PAIRS)], ids=["bf16", "fp32, two data ranks"])
 def test_every_pipeline_gives_the_same_bits(dtype, pipelines, experiment, tmp_path):
-    """And, in fp32, follows the CPU device. The order of the queues' work is another one in each run."""
+    """In fp32, it also follows the CPU device. The streams' work has another order in each run."""
     options = [*experiment.options("--layers=4", "--micro-batch-size=1", "--reduce-every=micro-batch", steps=6)]
     options = [option for option in options if option not in ("--init", experiment.init) and not str(option).startswith("--layers=2")]
 
@@ -97,7 +98,7 @@ def test_every_pipeline_gives_the_same_bits(dtype, pipelines, experiment, tmp_pa
 
 @pytest.mark.parametrize("tokens", [[], ["--sequence-parallel"]], ids=["whole tokens", "divided tokens"])
 def test_ranks_that_share_layers_follow_the_cpu_device(tokens, experiment, tmp_path):
-    """To the bit the same whatever the stages' schedule, recompute, and the order of the queues' work."""
+    """The bits are the same for every schedule of the stages, with recompute, and for every order of the streams' work."""
     options = [*experiment.options("--dtype=fp32", "--micro-batch-size=1", steps=6), "--tensor-parallel=2", *tokens]
 
     def trained(name, seed, *more):

@@ -1,5 +1,5 @@
-"""Jobs without MPI: the processes find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. They train the same
-bits as over MPI, and what goes wrong is one line, whoever finds it, and status 1 of all."""
+"""Jobs without MPI: the processes find one another by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. They train the same bits
+as over MPI. A failure gives one line, whichever process finds it, and status 1 of all processes."""
 
 import os
 import pathlib
@@ -90,7 +90,7 @@ def test_the_launcher_may_say_the_place_on_the_machine():
 
 
 def test_under_torchrun_its_own_port_is_left_alone():
-    """torchrun listens at MASTER_PORT itself where it says so: the job takes the next one."""
+    """If torchrun says that it listens at MASTER_PORT itself, the job takes the next port."""
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
         job = Job(2, port=port).start_all(PROBE, "world", TORCHELASTIC_USE_AGENT_STORE="True")
@@ -104,7 +104,7 @@ def test_two_jobs_one_after_the_other_at_one_port():
 
 
 def disturb(port, stop):
-    """A port scanner: connections that say nothing, garbage, or the beginning of what a process would say."""
+    """A port scanner: connections that send nothing, garbage, or the beginning of a process's message."""
     connections = []
     while not stop.is_set():
         for text in (b"", b"GET / HTTP/1.0\r\n\r\n", b"llmc-me?", b"llmc-me?" + b"x" * 100, bytes(300)):
@@ -134,11 +134,11 @@ def test_strangers_do_not_disturb():
     assert places(ended) == world_of(3)
 
 
-# ---- what is wrong from the beginning
+# ---- wrong from the beginning
 
 
 @pytest.mark.parametrize("variables, words", [
-    ({"MASTER_PORT": None}, "MASTER_PORT is not set; each process needs"),
+    ({"MASTER_PORT": None}, "MASTER_PORT is not set; give each process"),
     ({"MASTER_PORT": "0"}, "MASTER_PORT=0 is not a whole number from 1 to 65535"),
     ({"MASTER_PORT": "65536"}, "MASTER_PORT=65536 is not"),
     ({"MASTER_PORT": "http"}, "MASTER_PORT=http is not"),
@@ -164,7 +164,7 @@ def test_ranks_that_do_not_come_are_named():
     job = Job(4, seconds=1)
     for rank in (0, 2):
         job.start(rank, PROBE, "world")
-    refused(job.end(), "ranks 1, 3 of 4 did not come to ", f"(port {job.port})", "TRAIN_GPT_CONNECT_SECONDS")
+    refused(job.end(), "ranks 1, 3 of 4 did not connect to ", f"(port {job.port})", "TRAIN_GPT_CONNECT_SECONDS")
 
 
 def test_rank_0_that_does_not_come():
@@ -181,13 +181,12 @@ def test_two_processes_with_one_rank(twice):
         job.start(rank, PROBE, "world")
         time.sleep(0.3)
     if twice == 1:
-        refused(job.end(), "two processes have RANK=1; each of the 3 needs its own, from 0 to 2")
-    else:  # the job does not suffer from it
+        refused(job.end(), "two processes have RANK=1; give each of the 3 processes its own, from 0 to 2")
+    else:  # the job is not affected
         job.start(2, PROBE, "world")
         ended = job.end()
         assert ended.statuses == [0, 0, 1, 0]
-        assert f"cannot listen at port {job.port}: Address already in use; another program has it, or another process " \
-               "with RANK=0" in one_error(ended.err)
+        assert f"cannot listen on port {job.port}: Address already in use; another program or another job's RANK=0 uses it" in one_error(ended.err)
 
 
 def test_another_world_size():
@@ -200,7 +199,7 @@ def test_another_world_size():
 def test_another_version():
     job = Job(2)
     job.start(0, PROBE, "world")
-    # As llmc/comm/meeting.cpp has it: the mark, the version, and what the other version may mean by the rest.
+    # As in llmc/comm/rendezvous.cpp: the mark, the version, and data with an unknown meaning in the other version.
     hello = b"llmc-me?" + b"9.9.9 (abcdef)".ljust(120, b"\0") + bytes(range(128))
     end = time.monotonic() + 20 * program.PATIENCE
     while True:
@@ -211,12 +210,12 @@ def test_another_version():
             assert time.monotonic() < end
             time.sleep(0.05)
     connection.sendall(hello)
-    refused(job.end(), "a process is train_gpt 9.9.9 (abcdef), but the one with RANK=0 is train_gpt ", "same build")
+    refused(job.end(), "a process runs train_gpt 9.9.9 (abcdef), but the one with RANK=0 runs train_gpt ", "same build")
     connection.close()
 
 
 @pytest.mark.parametrize("answer, words", [
-    (b"SSH-2.0-OpenSSH_9.2p1\r\n", "another program answers at "),
+    (b"SSH-2.0-OpenSSH_9.2p1\r\n", "another program uses "),
     (b"", "no process with RANK=0 answered at "),
     (None, "no process with RANK=0 answered at "),
 ], ids=["another protocol", "closes", "is silent"])
@@ -249,7 +248,7 @@ def test_a_port_that_another_program_has():
     with socket.create_server(("", 0)) as server:
         job = Job(2, port=server.getsockname()[1])
         job.start(0, PROBE, "world")
-        refused(job.end(), "cannot listen at port", "Address already in use; another program has it", "MASTER_PORT")
+        refused(job.end(), "cannot listen on port", "Address already in use; another program or", "MASTER_PORT")
 
 
 def test_a_process_that_ends_while_others_are_awaited():
@@ -258,11 +257,11 @@ def test_a_process_that_ends_while_others_are_awaited():
     victim = job.start(1, PROBE, "world")
     time.sleep(0.5)
     victim.kill()
-    refused(job.end(), "RANK=1 ended while the processes of the job were finding each other",
+    refused(job.end(), "RANK=1 ended before all processes were connected",
             statuses=[1, -signal.SIGKILL])
 
 
-# ---- what goes wrong later
+# ---- later failures
 
 
 def wait_for(condition, seconds=30):
@@ -282,11 +281,11 @@ def test_a_killed_rank_is_named_once(ranks, killed, tmp_path):
     ended = job.end()
     assert time.monotonic() - begin < 5 * program.PATIENCE
     assert ended.statuses == [-signal.SIGKILL if rank == killed else 1 for rank in range(ranks)]
-    assert re.fullmatch(rf"rank {killed} has gone: .*; the job ends", one_error(ended.err))
+    assert re.fullmatch(rf"rank {killed} is gone: .*; the job ends", one_error(ended.err))
 
 
 def test_a_killed_rank_is_named_once_though_rank_0_is_stopped(tmp_path):
-    """Which otherwise lets one of the others speak."""
+    """Normally rank 0 lets one of the others report it."""
     job = Job(4).start_all(program.PROGRAM, *MODEL, "--steps=1000000", f"--out-dir={tmp_path}")
     metrics = tmp_path / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 20)
@@ -296,7 +295,7 @@ def test_a_killed_rank_is_named_once_though_rank_0_is_stopped(tmp_path):
     job.processes[0].send_signal(signal.SIGCONT)
     ended = job.end()
     assert ended.statuses == [1, 1, -signal.SIGKILL, 1]
-    assert re.fullmatch("rank 2 has gone: .*; the job ends", one_error(ended.err))
+    assert re.fullmatch("rank 2 is gone: .*; the job ends", one_error(ended.err))
 
 
 def test_ranks_that_compute_for_minutes_end_too(tmp_path):
@@ -306,7 +305,7 @@ def test_ranks_that_compute_for_minutes_end_too(tmp_path):
     job.processes[1].kill()
     ended = job.end(6)
     assert ended.statuses == [1, -signal.SIGKILL, 1, 1]
-    assert one_error(ended.err).startswith("rank 1 has gone: ")
+    assert one_error(ended.err).startswith("rank 1 is gone: ")
 
 
 @pytest.mark.parametrize("who", ["one", "all"])
@@ -319,7 +318,7 @@ def test_a_wrong_option_is_one_line(tmp_path):
 
 
 def test_a_stuck_rank_is_named_and_left_alone():
-    """Its watchdog ends the others; what is stuck finds them gone as soon as it goes on."""
+    """Its watchdog ends the others. When the stuck rank goes on, it finds them gone."""
     job = Job(3).start_all(PROBE, "faults", "all_reduce", 1, "stop", 1.5)
     wait_for(lambda: job.processes[0].poll() is not None and job.processes[2].poll() is not None)
     assert job.processes[1].poll() is None
@@ -328,7 +327,7 @@ def test_a_stuck_rank_is_named_and_left_alone():
 
 
 def test_a_stop_is_everyones(tmp_path):
-    """SIGUSR1 to one process: all save and end with 75."""
+    """SIGUSR1 to one process: all processes save and end with 75."""
     job = Job(2).start_all(program.PROGRAM, *MODEL, "--steps=1000000", f"--out-dir={tmp_path}")
     metrics = tmp_path / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 20)
@@ -343,7 +342,7 @@ def test_a_stop_is_everyones(tmp_path):
 
 @pytest.fixture(scope="module")
 def without_mpi(tmp_path_factory):
-    """The trainer of `make MPI=0 CUDA=0`. All objects but one are those of the other build, whatever its flags."""
+    """The trainer of `make MPI=0 CUDA=0`. All objects but one are reused from the other build, whatever its flags."""
     build = tmp_path_factory.mktemp("no-mpi")
     for name in ("objects", "flags.txt", "version.txt"):
         source = program.ROOT / program.BUILD / name
@@ -373,7 +372,7 @@ def test_mpirun_with_a_build_without_mpi(without_mpi):
     result = subprocess.run(["scripts/launch.sh", "-np", "2", without_mpi], cwd=program.ROOT, capture_output=True, text=True,
                             env={**os.environ, "MPI": "1"})
     assert result.returncode == 1 and result.stdout == ""
-    # (What mpirun adds of its own is none of ours.)
+    # (Lines that mpirun itself adds are not checked.)
     lines = [line for line in result.stderr.splitlines() if line.startswith("error:")]
     assert len(lines) == 1 and "built without MPI (make MPI=0); start it with MPI=0 scripts/launch.sh" in lines[0]
 
@@ -384,7 +383,8 @@ def test_the_program_started_by_mpirun_takes_mpi_whatever_else_is_set(tmp_path):
 
 
 def test_srun_without_ranks_is_refused(tmp_path):
-    """Not two runs of one process each, here either, with MPI and without; but where each is said to be a job of its own."""
+    """It must not become two runs of one process each, with MPI and without. It may if each process is declared a separate
+    job."""
     of_srun = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
     options = [*MODEL, "--steps=1", f"--out-dir={tmp_path}/run"]
     done = program.run(*options, env=of_srun, check=False)
@@ -395,7 +395,7 @@ def test_srun_without_ranks_is_refused(tmp_path):
 
 @pytest.mark.skipif(not program.HAS_MPI, reason="make MPI=0")
 def test_a_launcher_that_mpi_does_not_understand():
-    """Not two runs of one process each, which would write the same files."""
+    """It must not become two runs of one process each, which would write the same files."""
     job = Job(2)
     for rank in range(2):
         job.start(rank, PROBE, "world", PMI_RANK=str(rank), PMI_SIZE="2", RANK=None, WORLD_SIZE=None)
@@ -424,7 +424,7 @@ def test_launch_without_mpirun(script, tmp_path):
 def test_launch_without_mpirun_takes_no_options_of_mpirun():
     result = subprocess.run(["scripts/launch.sh", "-np", "2", "--hostfile", "x", PROBE, "world"], cwd=program.ROOT,
                             env={**os.environ, "MPI": "0"}, capture_output=True, text=True)
-    assert result.returncode == 1 and "error: options such as --hostfile are mpirun's" in result.stderr
+    assert result.returncode == 1 and "error: --hostfile is an option of mpirun" in result.stderr
 
 
 def test_the_launcher_ends_what_is_stuck_when_one_fails():

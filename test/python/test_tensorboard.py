@@ -1,5 +1,5 @@
-"""scripts/tensorboard.py: its event files, read back by a parser of their own formats (records with CRC-32C, protobuf's
-wire), and what TensorBoard makes of them."""
+"""scripts/tensorboard.py: its event files, read back by an independent parser of the formats (records with CRC-32C, protobuf's
+wire format), and how TensorBoard shows them."""
 
 import errno
 import math
@@ -34,7 +34,7 @@ def masked_crc(data):
 
 
 def records(data):
-    """The whole records of an event file; what is cut off at its end is none."""
+    """The whole records of an event file. A record that is cut off at the end is left out."""
     place = 0
     while place + 12 <= len(data):
         length, crc = struct.unpack_from("<QI", data, place)
@@ -57,7 +57,7 @@ def varint(data, place):
 
 
 def message(data):
-    """{field: [values]}: numbers as they lie there, texts and messages as bytes."""
+    """{field: [values]}: numbers as stored, texts and messages as bytes."""
     fields, place = {}, 0
     while place < len(data):
         key, place = varint(data, place)
@@ -88,12 +88,13 @@ def events(folder):
 
 
 def written(folder, tag="train/loss"):
-    """The steps of a tag as they stand in the files, also those that TensorBoard forgets."""
+    """The steps of a tag in the files, including those that TensorBoard forgets."""
     return [step for _, step, values, _ in events(folder) if tag in values]
 
 
 def shown(folder, tag="train/loss"):
-    """What TensorBoard shows of a tag, {step: number}: a start forgets what there is from its step on. No step twice."""
+    """The points that TensorBoard shows for a tag, {step: number}. A session start removes all points from its step on. No step
+    occurs twice."""
     points = {}
     for _, step, values, forget in events(folder):
         if forget:
@@ -109,7 +110,7 @@ def convert(*words):
 
 
 def convert_here(path):
-    """One call of the script on one run, in this process. Returns how many steps it wrote."""
+    """One call of the script on one run, in this process. Returns the number of steps that it wrote."""
     converter = tensorboard.Converter(path, "run", path.parent / "tensorboard")
     steps = converter.advance()
     converter.events.close()
@@ -186,11 +187,11 @@ def test_a_call_that_was_killed_while_it_wrote(path, folder, cut):
 
 
 @pytest.mark.parametrize("lines, about", [
-    (full_lines([*falling(3), 0.5, 0.4]), ABOUT),  # resumed from step 3, and not watched meanwhile
+    (full_lines([*falling(3), 0.5, 0.4]), ABOUT),  # resumed from step 3, without a follower meanwhile
     (full_lines(falling(2)), ABOUT),
     ([*full_lines(falling(3)), full_line(4, falling(4)[-1], val_loss=1.0)], ABOUT),
-    ([full_line(1, 9.0), *full_lines(falling(4))[1:]], ABOUT),  # as it ended, and not as it began
-    ([full_line(0, 6.0), *full_lines(falling(4))], ABOUT),  # a step of which the files know nothing
+    ([full_line(1, 9.0), *full_lines(falling(4))[1:]], ABOUT),  # the same end, but another beginning
+    ([full_line(0, 6.0), *full_lines(falling(4))], ABOUT),  # a step that the files do not have
     (full_lines(falling(4))[1:], ABOUT),
     (full_lines([9.0, 8.0]), ABOUT | {"identity": "another"}),
 ])
@@ -218,7 +219,7 @@ def test_a_second_call_goes_on_after_what_is_no_common_step(path, folder, line):
 
 
 def test_a_second_call_after_a_follower_of_a_resumed_run(path, folder):
-    """What TensorBoard forgets is not compared."""
+    """Points that TensorBoard forgets are not compared."""
     write_lines(path, full_lines(falling(4)))
     converter = tensorboard.Converter(path, "run", folder)
     converter.advance()
@@ -257,7 +258,7 @@ def test_following_a_run_that_is_resumed_and_replaced(path, folder):
 
 @pytest.mark.parametrize("steps", [6, 5])
 def test_following_goes_on_after_a_line_that_was_damaged(path, folder, steps):
-    """What was read before it is written too, also where the line was the last."""
+    """The lines read before it are also written, even if the damaged line was the last."""
     write_lines(path, full_lines(falling(3)))
     converter = tensorboard.Converter(path, "run", folder)
     converter.advance()
@@ -297,7 +298,7 @@ def test_following_goes_on_after_a_disk_was_full(path, folder, monkeypatch, grow
     write = tensorboard.EventFolder.write
 
     def torn(events, event):
-        """As much of the event as there was room for."""
+        """Writes only the part of the event for which there is room."""
         if event.step < 5:
             return write(events, event)
         events.flush()
@@ -349,7 +350,7 @@ def test_follow_waits_and_ends_with_ctrl_c(tmp_path):
     (["damaged.jsonl"], "line 2: no numbers"),
     (["empty.jsonl"], "empty.jsonl is empty"),
     (["good.jsonl", "--logdir", "good.jsonl"], "cannot write "),
-    (["good.jsonl", "--follow", "--interval", "0"], "--interval 0 is not a time"),
+    (["good.jsonl", "--follow", "--interval", "0"], "--interval 0 is not a number of seconds"),
 ])
 def test_bad_input_is_one_clear_line(tmp_path, monkeypatch, words, complaint):
     monkeypatch.chdir(tmp_path)

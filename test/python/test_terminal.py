@@ -1,4 +1,4 @@
-"""What a person sees: plain lines in a pipe, a status line and colours on a terminal (a pseudo-terminal here)."""
+"""The output for users: plain lines in a pipe, a status line and colours on a terminal (here a pseudo-terminal)."""
 
 import os
 import re
@@ -15,7 +15,7 @@ STEP = re.compile(r"^ *\d+ +\d+\.\d{5} +\d+\.\d{4} +\d\.\d{3}e[-+]\d\d +\d+\.\d 
 
 
 def on_terminal(*options, ranks=1, columns=90, status=0, **environment):
-    """All that the program writes to a terminal of so many columns."""
+    """Everything that the program writes to a terminal with this many columns."""
     command = [program.PROGRAM, *map(str, options)]
     if ranks > 1:
         command = ["scripts/launch.sh", "-np", str(ranks), *command]
@@ -25,7 +25,7 @@ def on_terminal(*options, ranks=1, columns=90, status=0, **environment):
 
 
 def lines_above_status(text):
-    """The lines that stay, and all status lines that there were in between."""
+    """The lines that stay, and all status lines in between."""
     stay, status = "", []
     for piece in text.split(ERASE):
         head, _, last = piece.rpartition("\n")
@@ -55,13 +55,13 @@ def test_a_terminal_has_a_status_line(tmp_path, ranks):
     text = on_terminal(*QUICK, f"--out-dir={tmp_path}/run", ranks=ranks)
     lines, status = lines_above_status(text)
     assert len(step_lines(lines)) == 12
-    # What happens after the last step has no time left to speak of.
+    # After the last step, no estimate of the time left is shown.
     end = next(i for i, line in enumerate(status) if "11/12" in line and "11/12" not in status[i + 1])
     progress = [re.search(r"(\d+)/12  \d+:\d\d passed, (\d+:\d\d|\?) left$", line) for line in status[:end + 1]]
     assert all(progress), status
-    # Every step but the last is shown, what is printed in between repeats it.
+    # Every step but the last is shown. Lines printed in between repeat it.
     assert sorted({int(match[1]) for match in progress}) == list(range(12))
-    # Between steps it says what else is done.
+    # Between steps, the status line names other work.
     assert re.match(r"validating 0%  .* 10/12 ", next(line for line in status if "validating" in line and "10/12" in line))
     assert all(re.match(r"(validating|saving|sampling) \d+%  $", line) for line in status[end + 1:])
     assert {line.split()[0] for line in status[end + 1:]} == {"validating", "saving", "sampling"}
@@ -76,7 +76,7 @@ def test_the_status_line_never_wraps(tmp_path):
 
 
 def test_a_narrow_status_line_keeps_what_matters_most(tmp_path):
-    """While it validates too: the bar goes first, then the time passed, the share, the time left."""
+    """Also during a validation. The bar goes first, then the time passed, the share, and the time left."""
     for columns, end in ((80, r"\[=+> +\]  83%  10/12  \d:\d\d passed, \d:\d\d left"), (54, r" 83%  10/12  \d:\d\d passed, \d:\d\d left"),
                          (40, r" 83%  10/12  \d:\d\d left"), (33, r"10/12  \d:\d\d left"), (24, r"10/12")):
         _, status = lines_above_status(on_terminal(*QUICK, f"--out-dir={tmp_path}/{columns}", columns=columns))
@@ -99,7 +99,7 @@ def test_no_colours_where_none_are_wanted(tmp_path, environment):
 
 
 def rows_of(text):
-    """The rows of the header and of the summary: name and value, continuation lines joined."""
+    """The rows of the header and of the summary: name and value, with continuation lines joined."""
     rows = {}
     for line in text.splitlines():
         match = re.match(r"  (\w+) +(\S.*)$", line)
@@ -130,13 +130,13 @@ def test_header_and_summary(tmp_path):
     assert os.path.isdir(rows["checkpoint"]) and os.path.isfile(rows["metrics"])
     *_, before_last, command = text.splitlines()
     assert before_last == "go on with" and command.endswith(" --resume --steps 24")
-    # But for the command, which is copied as one line, and paths, which are as long as they are.
+    # Except for the command, which is copied as one line, and paths, whose length is given.
     assert max(map(len, text.replace(str(tmp_path), "").splitlines()[:-1])) <= 100
 
 
 @pytest.mark.parametrize("steps, schedule", [
-    (12, "learning rate rises to 0.00048: the run ends within its 100 steps of warmup"),
-    (100, "learning rate rises to 0.004: the run ends within its 100 steps of warmup"),
+    (12, "learning rate rises to 0.00048, because the run ends within its 100 steps of warmup"),
+    (100, "learning rate rises to 0.004, because the run ends within its 100 steps of warmup"),
     (101, "learning rate cosine from 0.004 to 0.0004, 100 steps of warmup")])
 def test_the_schedule_of_a_run_that_ends_within_warmup(steps, schedule, tmp_path):
     result = program.run(*program.SMALL, f"--steps={steps}", "--sample-tokens=0", f"--out-dir={tmp_path}")
@@ -146,7 +146,7 @@ def test_the_schedule_of_a_run_that_ends_within_warmup(steps, schedule, tmp_path
 
 
 def test_numbers_of_the_header_are_short(tmp_path):
-    """A tenth of 6e-4 is 5.9999999999999995e-05; the record has it to the last bit."""
+    """A tenth of 6e-4 is 5.9999999999999995e-05. The record has it to the last bit."""
     result = program.run(*program.SMALL, "--steps=1", "--lr=6e-4", "--warmup-steps=0", "--min-lr-fraction=0.1000000000000001",
                          "--sample-tokens=0", f"--out-dir={tmp_path}")
     assert "cosine from 0.0006 to 6e-05," in rows_of(result.stdout)["schedule"]
@@ -161,9 +161,9 @@ def test_lost_output_is_an_error_at_the_end(tmp_path):
 
     result = run(*QUICK, f"--out-dir={tmp_path}/run")
     assert result.returncode == 1
-    assert re.fullmatch(r"error: cannot write standard output: No space left on device; .*; go on with: .* --resume --steps 24\n",
+    assert re.fullmatch(r"error: cannot write to standard output: No space left on device; .*; go on with: .* --resume --steps 24\n",
                         result.stderr), result.stderr
-    # All else is as it should be.
+    # Everything else is normal.
     assert program.Run(tmp_path / "run").column("step") == list(range(1, 13))
     assert (tmp_path / "run/checkpoint-00000012").is_dir()
     assert run("--help").returncode == 1
@@ -180,14 +180,14 @@ def test_closed_streams_of_many_processes(tmp_path, closed):
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_are_not_taken_for_files(tmp_path, closed):
-    """The first file that a program opens is otherwise its standard output, and receives what is said there."""
+    """Otherwise the first file that a program opens would become its standard output, and receive its messages."""
     command = " ".join([program.PROGRAM, *QUICK, f"--out-dir={tmp_path}/run", closed])
     result = subprocess.run(command, shell=True, cwd=program.ROOT, capture_output=True, text=True, check=False)
-    run = program.Run(tmp_path / "run")  # which reads all lines as JSON
+    run = program.Run(tmp_path / "run")  # reads all lines as JSON
     assert run.column("step") == list(range(1, 13))
     if " >&-" in " " + closed:
         assert result.returncode == 1 and result.stdout == ""
-        assert "2>&-" in closed or result.stderr.startswith("error: cannot write standard output: Bad file descriptor; ")
+        assert "2>&-" in closed or result.stderr.startswith("error: cannot write to standard output: Bad file descriptor; ")
     else:
         assert result.returncode == 0 and len(step_lines(result.stdout.splitlines())) == 12 and result.stderr == ""
 

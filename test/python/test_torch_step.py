@@ -1,5 +1,5 @@
-"""The step in PyTorch that gpu-check compares with (dev/gpu/torch_step.py) is what a user of PyTorch would take on a GPU: its flash
-attention, fused AdamW, torch.compile and bf16. What needs a GPU or a newer PyTorch than may be here is recorded in its place."""
+"""gpu-check compares with a step in PyTorch (dev/gpu/torch_step.py). The step uses what a user of PyTorch would use on a GPU:
+flash attention, fused AdamW, torch.compile and bf16. Calls that need a GPU or a newer PyTorch are recorded instead."""
 
 import importlib.util
 import sys
@@ -13,7 +13,7 @@ from program import ROOT
 
 @pytest.fixture(scope="module")
 def torch_step():
-    """By its path: the step of dev/cpu, which it imports, has its name."""
+    """Imported by its path, because the step of dev/cpu, which it imports, has the same name."""
     sys.path[:0] = [str(ROOT / "dev/cpu"), str(ROOT / "dev/gpu")]
     spec = importlib.util.spec_from_file_location("gpu_torch_step", ROOT / "dev/gpu/torch_step.py")
     module = importlib.util.module_from_spec(spec)
@@ -23,7 +23,7 @@ def torch_step():
 
 @pytest.fixture
 def calls(monkeypatch):
-    """[(what was called, with what)] of PyTorch's functions."""
+    """[(function, arguments)] of calls to PyTorch's functions."""
     recorded = []
 
     def record(owner, name, result=None):
@@ -46,7 +46,7 @@ def test_only_flash_attention_is_left_to_take(torch_step, calls, monkeypatch):
     torch_step.take_flash_attention()
     assert sorted(calls) == [("enable_cudnn_sdp", False), ("enable_flash_sdp", True), ("enable_math_sdp", False),
                              ("enable_mem_efficient_sdp", False)]
-    # An older PyTorch has none of cuDNN's.
+    # An older PyTorch has no such function for cuDNN.
     monkeypatch.delattr(torch.backends.cuda, "enable_cudnn_sdp")
     calls.clear()
     torch_step.take_flash_attention()

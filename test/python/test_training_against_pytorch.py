@@ -1,4 +1,4 @@
-"""Fifty optimizer steps of ./train_gpt against PyTorch in fp64: AdamW, clipping, decay, schedules, the batch that is repeated."""
+"""Fifty optimizer steps of ./train_gpt on one repeated batch against PyTorch in fp64: AdamW, clipping, decay, schedules."""
 
 import os
 
@@ -16,20 +16,20 @@ from reference_model import SWITCHES_OFF, Sizes
 
 SEED = int(os.environ.get("SEED", int.from_bytes(os.urandom(4), "little")))
 STEPS = 50
-SAVED = range(7, STEPS, 7)  # steps after which the weights are looked at
-# Losses within 1e-5 of fp64's is what the project promises in fp32.
+SAVED = range(7, STEPS, 7)  # steps after which the weights are compared
+# In fp32, the project promises losses within 1e-5 of fp64's.
 LOSS_TOLERANCE = 1e-5
 
 
 def torch_factors(schedule, warmup, steps, min_fraction):
-    """The rate of each step as a factor of the peak, by PyTorch's own schedulers."""
+    """The rate of each step as a factor of the peak, from PyTorch's own schedulers."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     decay_steps = steps - warmup
     decays = {
         "constant": lambda: lr_scheduler.ConstantLR(optimizer, 1.0, 1),
         "linear": lambda: lr_scheduler.LinearLR(optimizer, 1.0, min_fraction, decay_steps),
         "cosine": lambda: lr_scheduler.CosineAnnealingLR(optimizer, decay_steps, min_fraction),
-        # PyTorch has no warmup-stable-decay; this is its definition: the last fifth falls linearly.
+        # PyTorch has no warmup-stable-decay schedule. By its definition, the last fifth falls linearly.
         "wsd": lambda: lr_scheduler.LambdaLR(
             optimizer, lambda k: min(1.0, 1 - (1 - min_fraction) * (k / decay_steps - 0.8) / 0.2)),
     }
@@ -47,7 +47,7 @@ def torch_factors(schedule, warmup, steps, min_fraction):
 
 
 def norm_at(experiment, file):
-    """Of the batch's gradients at the weights in a file."""
+    """The norm of the batch's gradients at the weights in a file."""
     weights = {name: torch.from_numpy(weight).double() for name, weight in safetensors_numpy.load(file).items()}
     _, gradients = reference_model.loss_and_gradients(weights, experiment.sizes, experiment.tokens)
     return torch.linalg.vector_norm(torch.cat([gradient.reshape(-1) for gradient in gradients.values()])).item()
@@ -62,8 +62,8 @@ def compare(experiment, name, options, expected, ranks=1):
     print(f"SEED={SEED} {name}: largest error of the loss {errors.max():.2e}, of the norm "
           f"{np.max(np.abs(np.array(run.column('grad_norm')) / norms - 1)):.2e} of it")
     assert errors.max() <= LOSS_TOLERANCE
-    # At the same weights the norm is as near as the gradients are, 1e-5 of it. Those of PyTorch's run are the same at the
-    # first step alone: AdamW moves a weight by up to lr, whatever its gradient's size, and rounding turns some moves around.
+    # At the same weights the norm is as near as the gradients: 1e-5 of it. Only in the first step does PyTorch's run have the
+    # same weights. AdamW moves a weight by up to lr, whatever its gradient's size, and rounding reverses some moves.
     own = run.column("grad_norm")
     exact = [norms[0], *(norm_at(experiment, run.out_dir / f"checkpoint-{step:08}/model.safetensors") for step in SAVED)]
     assert np.allclose([own[step] for step in (0, *SAVED)], exact, rtol=1e-5, atol=0)
@@ -77,9 +77,9 @@ def test_adamw_with_pytorchs_defaults(switches, tmp_path):
     expected = reference_model.train(experiment.weights, sizes, [experiment.tokens] * STEPS, lr=1e-3, weight_decay=1e-2)
     options = ["--lr=1e-3", "--lr-schedule=constant", "--beta2=0.999", "--weight-decay=1e-2", "--grad-clip=0"]
     _, weights, expected_weights = compare(experiment, "defaults", options, expected)
-    # AdamW moves a weight by up to lr a step, whatever its gradient's size; rounding can turn a move around where the
-    # gradient is next to zero. A hundredth of the way, lr * steps, in the mean over a tensor is far above that noise and
-    # far below the effect of a decay, a moment or a correction that is wrong. Key biases have no gradient at all.
+    # AdamW moves a weight by up to lr in a step, whatever its gradient's size. Rounding can reverse a move if the gradient is
+    # almost zero. The bound is a hundredth of the way, lr * steps, in the mean over a tensor. It is far above that noise, and
+    # far below the effect of a wrong decay, moment or correction. Key biases have no gradient at all.
     assert weights.keys() == expected_weights.keys()
     for name, reference in expected_weights.items():
         difference = np.abs(weights[name] - reference.numpy())
@@ -101,7 +101,7 @@ def test_schedule_and_clipping(schedule, warmup, tmp_path):
                                             "--min-lr-fraction=0.1", "--weight-decay=0.1", "--beta2=0.95",
                                             "--grad-clip=0.5"], expected)
     assert max(run.column("grad_norm")) > 0.5, "nothing was clipped"
-    # PyTorch's own recurrences round at every step; 50 of them leave 1e-13.
+    # PyTorch's own recurrences round in every step; 50 of them lose 1e-13.
     assert np.allclose(run.column("lr"), 1e-3 * np.array(factors), rtol=1e-13)
 
 

@@ -1,4 +1,4 @@
-"""scripts/watch.py: what it says of runs, on a terminal (a pseudo-terminal here) that it leaves as it was, and in a pipe."""
+"""scripts/watch.py: its display of runs, on a terminal (here a pseudo-terminal) that it leaves unchanged, and in a pipe."""
 
 import fcntl
 import io
@@ -46,14 +46,14 @@ def once(*words, **environment):
 
 
 class Terminal:
-    """A terminal of so many columns, with the script on it."""
+    """A terminal with this many columns, on which the script runs."""
 
     def __init__(self, *words, columns=90, rows=30):
         self.ours, self.theirs = pty.openpty()
         fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.before = termios.tcgetattr(self.theirs)
         environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "LINES")}
-        # A session of its own, whose terminal this is, so that Ctrl-C is what a person types.
+        # Its own session with this controlling terminal, so that Ctrl-C acts as if a user had typed it.
         self.process = subprocess.Popen([sys.executable, SCRIPT, *map(str, words), "--interval", "0.02"], stdin=self.theirs,
                                         stdout=self.theirs, stderr=self.theirs, start_new_session=True,
                                         env=environment | {"TERM": "xterm"},
@@ -74,7 +74,7 @@ class Terminal:
             self.text += os.read(self.ours, 1 << 16).decode(errors="replace")
 
     def wait_for(self, *wanted):
-        """Until all is there that was not before."""
+        """Waits until all these texts have been written again."""
         self.text = ""
         deadline = time.monotonic() + 60 * program.PATIENCE
         while not all(text in ESCAPE.sub("", self.text) for text in wanted):
@@ -82,7 +82,7 @@ class Terminal:
             self.read()
 
     def end(self):
-        """Its exit status, with all that it wrote until then read."""
+        """Its exit status, after reading everything that it has written."""
         deadline = time.monotonic() + 60 * program.PATIENCE
         while self.process.poll() is None:
             assert time.monotonic() < deadline
@@ -106,7 +106,7 @@ def test_a_run_is_watched_until_ctrl_c(tmp_path):
         os.write(terminal.ours, b"\x03")
         assert terminal.end() == 0
         assert "Traceback" not in terminal.text and "^C" not in terminal.text
-        assert terminal.text.rindex("\x1b[?25h") > terminal.text.find("\x1b[?25l")  # the cursor is seen again
+        assert terminal.text.rindex("\x1b[?25h") > terminal.text.find("\x1b[?25l")  # the cursor is visible again
         assert termios.tcgetattr(terminal.theirs) == terminal.before
 
 
@@ -133,7 +133,7 @@ def test_a_pipe_gets_how_it_stands(tmp_path):
 
 
 def test_means_are_of_the_last_steps_and_rates_over_their_time(tmp_path):
-    """Fifty steps, half of 100 ms and half of 300 ms, after ten of a second."""
+    """Ten steps of one second, then fifty steps, alternately of 100 ms and 300 ms."""
     lines = [full_line(step, 1.0, step_ms=ms, tokens_per_s=1536e3 / ms, mfu=30 / ms)
              for step, ms in enumerate([1000.0] * 10 + [100.0, 300.0] * 25, 1)]
     write_lines(tmp_path / "metrics.jsonl", lines)
@@ -156,7 +156,7 @@ def test_the_newest_run_is_the_default(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("words, complaint", [
     (["nothing"], "there is no nothing; give a run's directory"),
-    ([".", "--interval", "-1"], "--interval -1 is not a time"),
+    ([".", "--interval", "-1"], "--interval -1 is not a number of seconds"),
 ])
 def test_bad_input_is_one_clear_line(tmp_path, monkeypatch, words, complaint):
     monkeypatch.chdir(tmp_path)
@@ -171,7 +171,7 @@ def test_bad_input_is_one_clear_line(tmp_path, monkeypatch, words, complaint):
     (full_lines(falling(20)), 3723, "no step for 1:02:03"),
     (full_lines(falling(20), time=None, step_ms=300e3), 600, "running"),  # its steps take 5 minutes
     ([*full_lines(falling(20)), full_line(21, None)], 1, "the loss is not finite"),
-    ([{"step": 40, "tokens": 61440, "val_loss": 2.0}], 1e6, "evaluated"),  # a checkpoint, with no step behind it
+    ([{"step": 40, "tokens": 61440, "val_loss": 2.0}], 1e6, "evaluated"),  # a checkpoint without a step after it
     ([], 1, "waiting for its first step"),
 ])
 def test_the_state_of_a_run(tmp_path, lines, age, status):
@@ -183,17 +183,17 @@ def test_the_state_of_a_run(tmp_path, lines, age, status):
 
 
 def test_the_time_that_is_left_is_by_the_clock(tmp_path):
-    """A second a step with validation, of which 0.1 are the step's own; a stop in between does not count."""
+    """A step takes one second with its validation. The step itself takes 0.1 s of it. A stop in between does not count."""
     path = write_lines(tmp_path / "metrics.jsonl", full_lines(falling(20)))
     assert state_of(path).left == pytest.approx(20)
     stopped = [line | ({"time": line["time"] + 86400} if line["step"] > 10 else {}) for line in full_lines(falling(20))]
     assert state_of(write_lines(path, stopped)).left == pytest.approx(20)
     assert state_of(write_lines(path, full_lines(falling(20), time=None))).left == pytest.approx(2)
     assert "0:02 left" in shown([state_of(path)])
-    # Resumed for longer than its first line says.
+    # Resumed with more steps than its first line says.
     longer = state_of(write_lines(path, full_lines(falling(41))))
     assert longer.left is None and longer.status()[0] == "running" and "step 41" in shown([longer])
-    # It says so where it goes on: at the end of the first part it is not done.
+    # A resumed run adds a line about itself. After this line, the end of the first part is not the end of the run.
     write_lines(path, full_lines(falling(40)))
     assert state_of(path).done
     append(path, [{"run": ABOUT | {"configuration": ABOUT["configuration"] | {"steps": 80}}}])
@@ -221,5 +221,5 @@ def test_the_course_of_a_loss():
     assert (low, high) == (2, 4) and rows == ["█" * 10 + " " * 10] * 2 + ["█" * 10 + "▁" * 10]
     rows, low, high = watch.area([1.0, float("nan"), 1.0], 20, 2, True)
     assert rows == ["   ", ".x."] and low == high == 1
-    rows, _, _ = watch.area([100.0] + [2.0, 1.0] * 100, 201, 1, False)  # the first one does not press the others down
+    rows, _, _ = watch.area([100.0] + [2.0, 1.0] * 100, 201, 1, False)  # the first value does not flatten the others
     assert rows[0][1:4] == "█▁█"

@@ -1,8 +1,7 @@
-"""Everything a person can give wrongly: one line on standard error, once for all ranks, status 1, quickly, and
-nothing written.
+"""Wrong input of users: one line on standard error, once for all ranks, status 1, quickly, and nothing written.
 
-One table of cases. A case says how to make its input, the arguments, and the words the line must contain. Every case
-runs in a folder of its own, which must be as it was before; several run at a time, since they mostly wait.
+One table of cases. A case says how to make its input, the arguments, and the words that the line must contain. Every case
+runs in its own folder, which must not change. Several cases run at a time, because they mostly wait.
 """
 
 import concurrent.futures
@@ -18,7 +17,7 @@ RUNS = [(case, ranks) for case in CASES for ranks in case.ranks]
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory, request):
-    """The outcome of every run that is asked for, as futures by (case, ranks)."""
+    """The outcome of every requested run, as futures by (case, ranks)."""
     asked = {item.callspec.params["number"] for item in request.session.items
              if getattr(item, "originalname", "") == "test_is_refused_with_one_line"}
     base = tmp_path_factory.mktemp("wrong")
@@ -36,7 +35,7 @@ def test_is_refused_with_one_line(number, outcomes):
     assert outcome.status == 1
     for word in case.words:
         assert word in f"error: {line}"
-    # What is wrong is said before the header, but for what takes reading a model.
+    # A wrong input is reported before the header, unless a model must be read to find it.
     assert case.late or outcome.stdout == ""
     assert outcome.after == outcome.before
     assert outcome.seconds < SECONDS

@@ -1,6 +1,6 @@
-"""ZeRO and hybrid sharding as a person uses them: the same run at every stage, resumed from one stage at another, what Open
-MPI saw being sent, what the operating system saw being taken, and a process that dies. What the ranks' own numbers are,
-step for step, is test/mpi/sharded_training_test.cpp's."""
+"""ZeRO and hybrid sharding as a user runs them. Every stage gives the same run, and a run resumes from one stage at another.
+Open MPI's counts of bytes, the operating system's count of memory, and a process that dies are tested too.
+test/mpi/sharded_training_test.cpp compares the ranks' own numbers, step by step."""
 
 import json
 import os
@@ -25,7 +25,7 @@ PEAK = program.ROOT / program.BUILD / "test/tools/peak_memory"
 
 
 def train(folder, *options, ranks=4, **how):
-    """The run; what must be the same of runs that are; and what was printed."""
+    """The run, the results that must be the same in equal runs, and the printed text."""
     out = program.run(f"--out-dir={folder}", *TINY, *options, f"--export={folder}/w.safetensors", ranks=ranks, **how).stdout
     run = program.Run(folder)
     newest = sorted(folder.glob("checkpoint-*"))[-1]
@@ -43,7 +43,7 @@ def test_every_stage_is_the_same_run(tmp_path):
     for (_, results, out), stage in zip(runs, STAGES):
         assert results == runs[0][1], stage
         assert sample(out) == sample(runs[0][2])
-    assert "ZeRO-3: parameters, gradients and optimizer state in 2 shards, 2 times" in runs[4][2].replace("\n              ", " ")
+    assert "ZeRO-3: parameters, gradients and optimizer state sharded 2 ways, 2 replicas" in runs[4][2].replace("\n              ", " ")
     assert runs[4][0].record["mesh"] == {"world": 4, "pipeline": 1, "data": 4, "tensor": 1, "zero_stage": 3, "shards": 2,
                                             "replicas": 2}
 
@@ -51,7 +51,8 @@ def test_every_stage_is_the_same_run(tmp_path):
 @pytest.mark.parametrize("saved, resumed", [(("--zero-stage=3", 2), ("--zero-stage=0", 4)), (("--zero-stage=0", 4), ("--zero-stage=3", 2)),
                                             (("--zero-stage=2", 3), ("--zero-stage=1", 2)), (("--zero-stage=3", 4), ("--zero-stage=3", 4))])
 def test_a_checkpoint_of_one_stage_goes_on_at_another(saved, resumed, tmp_path):
-    """To the bit what the other stage would have made of the same weights: resumed at stage 0 they train the same."""
+    """Bit by bit, the resumed run gives what the other stage would have given from the same weights. Resumed at stage 0, both
+    train the same."""
     options = ["--micro-batch-size=2", "--reduce-every=step", "--lr-schedule=constant", "--sample-tokens=0", "--dtype=bf16",
                "--stochastic-rounding"]
     first, _, _ = train(tmp_path / "first", *options, "--steps=3", saved[0], ranks=saved[1])
@@ -63,7 +64,7 @@ def test_a_checkpoint_of_one_stage_goes_on_at_another(saved, resumed, tmp_path):
 
 
 def test_weights_from_a_file(tmp_path):
-    """Read by one process, and sent to the shards."""
+    """One process reads them and sends them to the shards."""
     train(tmp_path / "first", "--steps=2", "--sample-tokens=0", ranks=1)
     options = ["--steps=3", "--sample-tokens=0", "--reduce-every=step", f"--init={tmp_path}/first/w.safetensors"]
     whole = train(tmp_path / "whole", *options)[1]
@@ -72,8 +73,8 @@ def test_weights_from_a_file(tmp_path):
 
 
 def test_print_step_shows_what_is_gathered():
-    out = program.run(*TINY, "--zero-stage=3", "--micro-batch-size=3", "--print-step", ranks=2).stdout
-    assert "2 data ranks, ZeRO-3: parameters, gradients and optimizer state in 2 shards" in out
+    out = program.run(*TINY, "--zero-stage=3", "--micro-batch-size=3", "--print-step", "--verbose", ranks=2).stdout
+    assert "2 data ranks, ZeRO-3: parameters, gradients and optimizer state sharded 2 ways" in out
     lines = out.splitlines()
     assert any(re.search(r"communication +gather_parameters +h\.2 .*parameters h\.2 \(in h\.0's place\)", line) for line in lines)
     assert any(re.search(r"communication +reduce_scatter +h\.2 .*gradients h\.2 \(in h\.0's place\) -> gradient shard h\.2", line)
@@ -83,15 +84,15 @@ def test_print_step_shows_what_is_gathered():
 def test_what_whole_gradients_cost_is_said():
     deep = ["--layers=8", "--channels=64", "--heads=2", "--seq-len=16", "--global-batch-tokens=384", "--micro-batch-size=3", "--steps=0"]
     out = program.run(*deep, "--zero-stage=3", "--reduce-every=step", ranks=4).stdout
-    assert re.search(r"gradients +whole until the step's last micro-batch \(--reduce-every step\), which takes [\d.]+ [KM]iB", out)
-    assert "whole until" not in program.run(*deep, "--zero-stage=3", ranks=4).stdout
+    assert re.search(r"gradients +not sharded until the step's last micro-batch \(--reduce-every step\), which takes [\d.]+\s+[KM]iB\s+more", out)
+    assert "not sharded until" not in program.run(*deep, "--zero-stage=3", ranks=4).stdout
 
 
-# ---- what is sent
+# ---- bytes that are sent
 
 
 def sent(folder, *options, ranks):
-    """Bytes that Open MPI sent from point to point, of all ranks."""
+    """Bytes that Open MPI sent from point to point, over all ranks."""
     folder.mkdir(parents=True)
     train(folder / "run", *options, ranks=ranks,
           env={"OMPI_MCA_pml_monitoring_enable": "2", "OMPI_MCA_pml_monitoring_enable_output": "3",
@@ -102,7 +103,7 @@ def sent(folder, *options, ranks):
 
 
 def padded_units(ranks):
-    """Elements of TINY's units: tensors begin at multiples of 128, and a shard is of whole blocks of 1024."""
+    """Elements of TINY's units: tensors begin at multiples of 128, and a shard consists of whole blocks of 1024."""
     C, T, V = 32, 16, 256
     block = [C, C, 3 * C * C, 3 * C, C * C, C, C, C, 4 * C * C, 4 * C, 4 * C * C, C]
     units = [[V * C], [T * C], *([block] * 3), [C, C]]
@@ -117,7 +118,7 @@ def padded_units(ranks):
     "--zero-stage=1 --zero-shard-size=2 --reduce-every=micro-batch --dtype=bf16 --gradient-dtype=bf16",
     "--zero-stage=2 --zero-shard-size=2", "--zero-stage=3 --zero-shard-size=2"])
 def test_open_mpi_sent_what_the_list_says(stage, tmp_path):
-    """Four more steps send four times what the list says, and what a step sends besides: sums of squares, loss, signals. A
+    """Four more steps send four times the bytes of the list, and the other bytes of a step: sums of squares, loss, signals. A
     step has two micro-batches."""
     options = ["--micro-batch-size=3", "--val-batches=1", "--sample-tokens=0", *stage.split()]
     few, more = (sent(tmp_path / str(steps), *options, f"--steps={steps}", ranks=4) for steps in (2, 6))
@@ -125,8 +126,8 @@ def test_open_mpi_sent_what_the_list_says(stage, tmp_path):
     listed = record["bytes_sent"]
     assert record["micro_batches"] == 2
     besides = (more - few) / 4 / 4 - listed["inside"] - listed["across"]
-    # Four bytes of a sum of squares for every 1024 elements, to each other rank of the group; and two scalars in fp64, to
-    # each other rank: the loss, and whether a signal came.
+    # Four bytes of a sum of squares for every 1024 elements, to each other rank of the group. Two scalars in fp64 to each other
+    # rank: the loss, and whether a signal came.
     shards = record["mesh"]["shards"]
     squares = 4 * sum(padded // 1024 for padded in padded_units(4)) // shards * (shards - 1)
     assert besides == squares + 2 * 8 * 3
@@ -134,8 +135,8 @@ def test_open_mpi_sent_what_the_list_says(stage, tmp_path):
 
 @pytest.mark.skipif(not program.HAS_MPI, reason="make MPI=0")
 def test_open_mpi_sent_the_sums_of_tensor_parallel_ranks(tmp_path):
-    """Two data ranks of two tensor-parallel ranks, four micro-batches. Besides what the list says a step sends as much whatever
-    is recomputed and however the tokens are divided: sums of squares, loss, signals."""
+    """Two data ranks of two tensor-parallel ranks, four micro-batches. With any recompute and any division of the tokens, a
+    step sends the same bytes beyond the list: sums of squares, loss, signals."""
     options = ["--micro-batch-size=3", "--val-batches=1", "--sample-tokens=0", "--tensor-parallel=2"]
     besides, tensor = [], []
     for number, more in enumerate([[], ["--recompute=block"], ["--sequence-parallel"]]):
@@ -148,19 +149,19 @@ def test_open_mpi_sent_the_sums_of_tensor_parallel_ranks(tmp_path):
     assert besides[0] == besides[1] == besides[2]
     blocks = sum(padded_units(4)) // 1024
     assert 0 < besides[0] <= 2 * 8 * 3 + 4 * blocks / 2 + 4 * blocks
-    # A gather of the residual stream, 3 sequences of 16 tokens of 32 channels; the last of three blocks recomputes nothing.
+    # A gather of the residual stream: 3 sequences of 16 tokens with 32 channels. The last of three blocks recomputes nothing.
     af = 3 * 16 * 32 * 4 // 2
     assert tensor[1] - tensor[0] == 4 * 2 * 2 * af
-    # Two gathers more a block; and once a step the sum of the layernorms' gradients and of two biases' of each block, with all
-    # but the last padded to 128.
+    # Two more gathers for each block. Once a step, also the sum of each block's gradients of the layernorms and of two biases.
+    # All but the last are padded to 128.
     assert tensor[2] - tensor[0] == 4 * 3 * 2 * af + 4 * (3 * (5 * 128 + 32) + 128 + 32)
 
 
-# ---- what is taken
+# ---- memory that is used
 
 
 def test_the_peak_is_what_was_planned():
-    """GPT-2 124M in bf16 at stage 3 on 4 processes, as the operating system saw it."""
+    """GPT-2 124M in bf16 at stage 3 on 4 processes, by the operating system's count."""
     command = ["scripts/launch.sh", "-np", "4", str(PEAK), "--model=gpt2", "--dtype=bf16", "--seq-len=64", "--global-batch-tokens=256",
                "--micro-batch-size=1", "--zero-stage=3"]
     ended = subprocess.run(command, cwd=program.ROOT, capture_output=True, text=True, timeout=300 * program.PATIENCE)
@@ -172,11 +173,11 @@ def test_the_peak_is_what_was_planned():
         assert 0.9 * planned <= peak <= 1.1 * planned
 
 
-# ---- what dies
+# ---- processes that die
 
 
-GONE = r"error: rank {} has gone: signal 9 \(Killed\) ended its process on \S+; .*; the job ends"
-# What Open MPI says of it, and in the others where they were reading from its memory.
+GONE = r"error: rank {} is gone: signal 9 \(Killed\) ended its process on \S+; .*; the job ends"
+# Open MPI's messages about it, also those of other ranks that were reading from its memory.
 NOTICED = re.compile(r"""-+
 Primary job  terminated normally, but 1 process returned
 a non-zero exit code. Per user-direction, the job has been aborted.
@@ -194,7 +195,7 @@ def test_a_killed_process_ends_the_job(launcher, stage, killed, tmp_path):
     """With one message: a line like those of jobs without MPI (test_tcp.py), or mpirun's own."""
     command = [launcher, "-np", "3", program.PROGRAM, *TINY, f"--out-dir={tmp_path}", "--steps=1000000", "--layers=8",
                "--channels=128", f"--zero-stage={stage}", "--sample-tokens=0", "--comm-timeout=20"]
-    if launcher == "mpirun":  # with what launch.sh gives it
+    if launcher == "mpirun":  # with the options of launch.sh
         command[1:1] = ["--oversubscribe", "--bind-to", "none"]
     as_root = {f"OMPI_ALLOW_RUN_AS_ROOT{confirmed}": "1" for confirmed in ("", "_CONFIRM")}
     job = subprocess.Popen(command, cwd=program.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -219,7 +220,7 @@ def test_a_killed_process_ends_the_job(launcher, stage, killed, tmp_path):
 
 
 def processes(folder):
-    """Those of the trainer that work in a folder."""
+    """The trainer's processes that work in a folder."""
     found = []
     for path in pathlib.Path("/proc").glob("[0-9]*"):
         try:
@@ -231,7 +232,7 @@ def processes(folder):
     return found
 
 
-# ---- what is resumed with other options
+# ---- resumed with other options
 
 SAVED = ["--steps=2", "--sample-tokens=0", "--val-batches=1"]
 
@@ -242,18 +243,18 @@ def resume(folder, *options):
 
 @pytest.mark.parametrize("saved, choice, passed_over", [
     (["--zero-stage=3", "--zero-shard-size=2", "--prefetch-units=2", "--reshard-after-forward=false"], "--zero-stage=0",
-     ["zero-shard-size is passed over: it is for --zero-stage 1, 2 or 3", "prefetch-units is passed over: it is for --zero-stage 3",
-      "reshard-after-forward=false is passed over: it is for --zero-stage 3"]),
+     ["zero-shard-size is ignored: it needs --zero-stage 1, 2 or 3", "prefetch-units is ignored: it needs --zero-stage 3",
+      "reshard-after-forward=false is ignored: it needs --zero-stage 3"]),
     (["--zero-stage=3", "--zero-shard-size=2", "--prefetch-units=2"], "--zero-stage=2",
-     ["prefetch-units is passed over: it is for --zero-stage 3"]),
+     ["prefetch-units is ignored: it needs --zero-stage 3"]),
     (["--pipeline-parallel=2", "--pipeline-schedule=interleaved", "--virtual-stages=2", "--layers=4", "--pipeline-layers=1,1,1,1",
       "--micro-batch-size=3"],
-     "--pipeline-parallel=1", [f"{name} is passed over: it is for --pipeline-parallel 2 or more"
+     "--pipeline-parallel=1", [f"{name} is ignored: it needs --pipeline-parallel 2 or more"
                                for name in ("pipeline-schedule", "virtual-stages", "pipeline-layers")]),
     (["--tensor-parallel=2", "--sequence-parallel"], "--tensor-parallel=1",
-     ["sequence-parallel is passed over: it is for --tensor-parallel 2 or more"]),
+     ["sequence-parallel is ignored: it needs --tensor-parallel 2 or more"]),
     (["--recompute=block", "--recompute-every=2"], "--recompute=none",
-     ["recompute-every is passed over: it is for --recompute selective or block"]),
+     ["recompute-every is ignored: it needs --recompute selective or block"]),
 ], ids=["stage 0", "stage 2", "pipeline", "tensor", "recompute"])
 def test_what_another_choice_leaves_without_a_meaning_is_passed_over(saved, choice, passed_over, tmp_path):
     program.run(f"--out-dir={tmp_path}", *TINY, *SAVED, *saved, ranks=2)
@@ -265,13 +266,13 @@ def test_what_another_choice_leaves_without_a_meaning_is_passed_over(saved, choi
         name = re.split("[ =]", expected)[0]
         assert file == f"{tmp_path}/config.toml" and note.startswith(expected)
         assert config[int(line) - 1].startswith(f"{name} = ")
-        # What goes on from here on does without it.
+        # Later runs resume without this line.
         assert config[int(line) - 1] not in (tmp_path / "config.toml").read_text().splitlines()
     assert program.Run(tmp_path).column("step") == [1, 2, 3]
 
 
 def test_what_has_no_meaning_otherwise_is_refused(tmp_path):
-    """On the command line, and where the file's own choice leaves it without one."""
+    """On the command line, and when the file's own setting makes it meaningless."""
     (tmp_path / "c.toml").write_text("zero-stage = 3\nprefetch-units = 2\nreshard-after-forward = false\n")
     (tmp_path / "d.toml").write_text("zero-stage = 2\nreshard-after-forward = false\n")
     (tmp_path / "e.toml").write_text("zero-stage = 3\nzero-shard-size = 2\n")
@@ -281,10 +282,10 @@ def test_what_has_no_meaning_otherwise_is_refused(tmp_path):
         assert ended.returncode == 1 and ended.stdout == ""
         return one_error(ended.stderr)
 
-    assert line(f"--config={tmp_path}/c.toml", "--zero-stage=0", "--prefetch-units=1").startswith("--prefetch-units is for --zero-stage 3")
-    assert line(f"--config={tmp_path}/d.toml").startswith(f"{tmp_path}/d.toml, line 2: --reshard-after-forward=false is for --zero-stage 3")
+    assert line(f"--config={tmp_path}/c.toml", "--zero-stage=0", "--prefetch-units=1").startswith("--prefetch-units needs --zero-stage 3")
+    assert line(f"--config={tmp_path}/d.toml").startswith(f"{tmp_path}/d.toml, line 2: --reshard-after-forward=false needs --zero-stage 3")
     assert line(f"--config={tmp_path}/e.toml", ranks=3) == \
-        f"{tmp_path}/e.toml, line 2: --zero-shard-size 2 does not divide the 3 processes; 1, 3 would"
+        f"{tmp_path}/e.toml, line 2: --zero-shard-size 2 does not divide the 3 processes; try 1, 3"
 
 
 @pytest.mark.parametrize("given", [[], ["--reduce-every=micro-batch"]], ids=["by default", "as given"])
@@ -297,43 +298,43 @@ def test_when_gradients_are_reduced_follows_the_stage_unless_it_was_given(given,
     assert ("\nreduce-every = " in (tmp_path / "config.toml").read_text()) == bool(given)
     out = resume(tmp_path, "--zero-stage=1")
     assert reduces(3) == ("micro-batch" if given else "step")
-    assert ('--reduce-every is "step", in the checkpoint it was "micro-batch"' in out) == (not given)
+    assert ('--reduce-every is "step", but was "micro-batch" in the checkpoint' in out) == (not given)
 
 
 @pytest.mark.parametrize("ranks, options, who", [
-    (1, [], "one process has"), (2, ["--zero-shard-size=1"], "--zero-shard-size 1 leaves"),
-    (2, ["--pipeline-parallel=2"], "one data-parallel process has"),
-    (2, ["--tensor-parallel=2"], "one data-parallel process has")], ids=["one", "groups of one", "pipeline", "tensor"])
+    (1, [], "one process"), (2, ["--zero-shard-size=1"], "--zero-shard-size 1"),
+    (2, ["--pipeline-parallel=2"], "one data-parallel process"),
+    (2, ["--tensor-parallel=2"], "one data-parallel process")], ids=["one", "groups of one", "pipeline", "tensor"])
 def test_where_nothing_is_to_be_sharded_that_is_said(ranks, options, who, tmp_path):
     run, _, out = train(tmp_path, *SAVED, "--zero-stage=3", *options, ranks=ranks)
-    assert f"\nnote: {who} nothing to shard: --zero-stage 3 changes nothing\n" in out
+    assert f"\nnote: --zero-stage 3 has no effect with {who}\n" in out
     assert run.record["mesh"]["zero_stage"] == 0 and run.record["configuration"]["reduce-every"] == "step"
 
 
 @pytest.mark.parametrize("ranks, options, why", [
-    (1, [], "one process has no replica"), (2, ["--zero-stage=3"], "at --zero-stage 3 no process has what another has"),
+    (1, [], "there is one process"), (2, ["--zero-stage=3"], "--zero-stage 3 keeps no copies"),
     (2, ["--zero-stage=2"], None), (2, ["--pipeline-parallel=2"], None),
-    (2, ["--pipeline-parallel=2", "--tied-head=false"], "no stage has what another has"),
+    (2, ["--pipeline-parallel=2", "--tied-head=false"], "the pipeline stages share no state"),
     (4, ["--pipeline-parallel=2", "--tied-head=false"], None),
-    (4, ["--pipeline-parallel=2", "--tied-head=false", "--zero-stage=3"], "at --zero-stage 3 no process has what another has")],
+    (4, ["--pipeline-parallel=2", "--tied-head=false", "--zero-stage=3"], "--zero-stage 3 keeps no copies")],
     ids=["one", "stage 3", "stage 2", "tied weights", "a head of its own", "pairs of stages", "shards of stages"])
 def test_where_nothing_is_to_be_compared_that_is_said(ranks, options, why, tmp_path):
     _, _, out = train(tmp_path, *SAVED, "--check-replicas-every=1", *options, ranks=ranks)
-    assert (f"\nnote: {why}: --check-replicas-every 1 compares nothing\n" in out) if why else "compares nothing" not in out
+    assert (f"\nnote: --check-replicas-every 1 has nothing to compare: {why}\n" in out) if why else "nothing to compare" not in out
 
 
-# ---- what is refused
+# ---- refusals
 
 
 @pytest.mark.parametrize("options, words", [
     (["--zero-stage=4"], ["--zero-stage 4 is out of range; give 0 to 3"]),
-    (["--zero-stage=1", "--zero-shard-size=3"], ["--zero-shard-size 3 does not divide the 4 processes; 1, 2, 4 would"]),
-    (["--zero-shard-size=2"], ["--zero-shard-size is for --zero-stage 1, 2 or 3"]),
+    (["--zero-stage=1", "--zero-shard-size=3"], ["--zero-shard-size 3 does not divide the 4 processes; try 1, 2, 4"]),
+    (["--zero-shard-size=2"], ["--zero-shard-size needs --zero-stage 1, 2 or 3"]),
     (["--zero-stage=1", "--zero-shard-size=0"], ["--zero-shard-size 0 is out of range"]),
-    (["--zero-stage=2", "--prefetch-units=2"], ["--prefetch-units is for --zero-stage 3"]),
+    (["--zero-stage=2", "--prefetch-units=2"], ["--prefetch-units needs --zero-stage 3"]),
     (["--zero-stage=3", "--prefetch-units=-1"], ["--prefetch-units -1 is out of range"]),
-    (["--zero-stage=2", "--reshard-after-forward=false"], ["--reshard-after-forward=false is for --zero-stage 3"]),
-    (["--reduce-every=epoch"], ["--reduce-every: 'epoch'", "{step,micro-batch}"]),
+    (["--zero-stage=2", "--reshard-after-forward=false"], ["--reshard-after-forward=false needs --zero-stage 3"]),
+    (["--reduce-every=epoch"], ["--reduce-every: unknown value 'epoch'; choose one of: step, micro-batch"]),
 ], ids=lambda value: " ".join(value) if value[0].startswith("--") else "")
 def test_wrong_options(options, words, tmp_path):
     ended = program.run(*TINY, *options, f"--out-dir={tmp_path}/run", ranks=4, check=False)

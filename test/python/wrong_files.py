@@ -1,4 +1,4 @@
-"""Cases of test_wrong_input.py: files of weights, checkpoints, and places that results cannot go to."""
+"""Cases of test_wrong_input.py: files of weights, checkpoints, and places where results cannot be written."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from wrong_options import ANY_TEXT, TEXT, all_of, file, shard
 
 
 def raw(header, data=b"", length=None):
-    """Writes x.safetensors of any header, a text or an object, whose length may be a lie."""
+    """Writes x.safetensors with any header (a text or an object) and a possibly false length."""
     def write(folder):
         text = header if isinstance(header, bytes) else json.dumps(header).encode()
         size = len(text) if length is None else length
@@ -51,7 +51,7 @@ def without_biases(tensors):
 
 
 def alone(bias):
-    """Of all biases this one."""
+    """Removes all biases but this one."""
     return lambda tensors: [tensors.pop(name) for name in list(tensors) if name.endswith(".bias") and name != bias]
 
 
@@ -82,48 +82,48 @@ SAFETENSORS = [
     Case("weights are a directory", ["--init={}"], ["is not a file; give a .safetensors file"]),
     Case("weights empty", INIT, ["x.safetensors is not a safetensors file: it has only 0 bytes"],
          file("x.safetensors", b"")),
-    Case("weights are a text", INIT, ["x.safetensors is cut off or not a safetensors file"], file("x.safetensors", TEXT)),
-    Case("header cut off", INIT, ["x.safetensors is cut off"], cut(weights(), 100), ranks=(1, 2)),
+    Case("weights are a text", INIT, ["x.safetensors is truncated or not a safetensors file"], file("x.safetensors", TEXT)),
+    Case("header cut off", INIT, ["x.safetensors is truncated"], cut(weights(), 100), ranks=(1, 2)),
     Case("header length zero", INIT, ["x.safetensors", "not JSON"], raw(b"")),
     Case("header length absurd", INIT, ["its header would have 18446744073709551615 bytes"], raw(ONE, bytes(8), 2**64 - 1)),
     Case("header length one too many", INIT, ["x.safetensors"], raw(ONE, bytes(8), len(json.dumps(ONE)) + 1)),
     Case("header not JSON", INIT, ["x.safetensors", "its header is not JSON at byte 8"], raw(b'{"a": nonsense}')),
     Case("header nested without end", INIT, ["x.safetensors", "nested too deeply"], raw(b'{"a":' + b"[" * 100000)),
-    Case("header a list", INIT, ["x.safetensors", "not a table"], raw([1, 2])),
-    Case("header names a tensor twice", INIT, ["\"a\" is there twice"], raw(b'{"a":{},"a":{}}')),
+    Case("header a list", INIT, ["x.safetensors", "the header is not a JSON object"], raw([1, 2])),
+    Case("header names a tensor twice", INIT, ["\"a\" occurs twice"], raw(b'{"a":{},"a":{}}')),
     Case("tensor without offsets", INIT, ['tensor "a": needs dtype, shape and data_offsets'],
          raw({"a": {"dtype": "F32", "shape": [2]}}, bytes(8))),
     Case("tensor of an unknown dtype", INIT, ['tensor "a": its dtype is unknown'], raw(tensor_of(dtype="F31"), bytes(8))),
     Case("tensor of a negative size", INIT, ['tensor "a": its shape is not'], raw(tensor_of(shape=[-2]), bytes(8))),
     Case("tensor beyond 64 bits", INIT, ['tensor "a": its shape is too large'],
          raw(tensor_of(shape=[2**62, 2**62]), bytes(8))),
-    Case("tensor larger than its data", INIT, ['tensor "a": its data_offsets are not as far apart'],
+    Case("tensor larger than its data", INIT, ['tensor "a": its data_offsets do not match its shape'],
          raw(tensor_of(shape=[3]), bytes(8))),
     Case("tensor beyond the file", INIT, ['tensor "a": its data end at 8, but the file holds only 7'],
          raw(ONE, bytes(7)), ranks=(1, 2)),
-    Case("tensors overlap", INIT, ['tensor "b": its data begin at 4, where the tensor before it ends at 8'],
+    Case("tensors overlap", INIT, ['tensor "b": its data begin at 4, but the tensor before it ends at 8'],
          raw({**ONE, "b": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}, bytes(8))),
     Case("gap between tensors", INIT, ['tensor "a": its data begin at 4'], raw(tensor_of(data_offsets=[4, 12]), bytes(12))),
     Case("data that no tensor has", INIT, ["the tensors have 8 bytes, but the file holds 9"], raw(ONE, bytes(9))),
-    Case("weights cut off", INIT, ["cut off", "x.safetensors"], cut(weights(), -1), ranks=(1, 2)),
+    Case("weights cut off", INIT, ["truncated", "x.safetensors"], cut(weights(), -1), ranks=(1, 2)),
     Case("tensor missing", INIT, ["x.safetensors: there is no tensor \"h.1.ln_2.bias\""],
          weights(lambda tensors: tensors.pop("h.1.ln_2.bias"))),
-    Case("tensor of no such model", INIT, ['x.safetensors: "h.2.ln_1.bias" is no tensor of this model of 2 blocks'],
+    Case("tensor of no such model", INIT, ['x.safetensors: "h.2.ln_1.bias" is not a tensor of this model of 2 blocks'],
          weights(replaced("h.2.ln_1.bias", np.zeros(32, np.float32)))),
-    Case("tensor with an endless name", INIT, ['safetensors: "' + 99 * "x" + '..." is no tensor of this model'],
+    Case("tensor with an endless name", INIT, ['safetensors: "' + 99 * "x" + '..." is not a tensor of this model'],
          weights(replaced(50000 * "x", np.zeros(32, np.float32)))),
     Case("weights of a single byte", INIT, ["x.safetensors is not a safetensors file: it has only 1 byte"],
          file("x.safetensors", b"x")),
     Case("weights of a larger vocabulary", INIT,
-         ["x.safetensors: wte.weight has the shape (300, 32), this model needs (256, 32)"], weights(vocabulary=300),
+         ["x.safetensors: wte.weight has the shape (300, 32), but this model needs (256, 32)"], weights(vocabulary=300),
          ranks=(1, 2)),
     Case("weights of a wider model", [*INIT, "--channels=64"],
-         ["wte.weight has the shape (256, 32), this model needs (256, 64)"], weights()),
-    Case("weights of a deeper model", [*INIT, "--layers=1"], ["h.1.", "no tensor of this model of 1 block;"], weights()),
+         ["wte.weight has the shape (256, 32), but this model needs (256, 64)"], weights()),
+    Case("weights of a deeper model", [*INIT, "--layers=1"], ["h.1.", "not a tensor of this model of 1 block;"], weights()),
     Case("weights of a shallower model", [*INIT, "--layers=3"], ['there is no tensor "h.2.ln_1.weight"'], weights()),
     Case("weights of another context", [*INIT, "--seq-len=8"],
-         ["wpe.weight has the shape (16, 32), this model needs (8, 32)"], weights()),
-    Case("tensor transposed", INIT, ["h.0.mlp.c_fc.weight has the shape (128, 32), this model needs (32, 128)"],
+         ["wpe.weight has the shape (16, 32), but this model needs (8, 32)"], weights()),
+    Case("tensor transposed", INIT, ["h.0.mlp.c_fc.weight has the shape (128, 32), but this model needs (32, 128)"],
          weights(replaced("h.0.mlp.c_fc.weight", np.zeros((128, 32), np.float32)))),
     Case("tensor of whole numbers", INIT, ['tensor "ln_f.bias" has the dtype I32', "F32"],
          weights(replaced("ln_f.bias", np.zeros(32, np.int32))), late=True),
@@ -132,19 +132,19 @@ SAFETENSORS = [
     Case("a head of its own of another size", INIT, ["lm_head.weight differs from wte.weight"],
          weights(replaced("lm_head.weight", np.ones((300, 32), np.float32))), late=True),
     Case("an own head of another vocabulary", [*INIT, "--tied-head=false"],
-         ["lm_head.weight has the shape (300, 32), this model needs (256, 32)"],
+         ["lm_head.weight has the shape (300, 32), but this model needs (256, 32)"],
          weights(replaced("lm_head.weight", np.ones((300, 32), np.float32)))),
     Case("biases where the model has none", [*INIT, "--bias=false"],
-         ['x.safetensors: "h.0.attn.c_attn.bias" is a bias, and this model has none; leave out --bias=false'],
+         ['x.safetensors: "h.0.attn.c_attn.bias" is a bias, but this model has no biases; leave out --bias=false'],
          weights(alone("h.0.attn.c_attn.bias")), ranks=(1, 2)),
     Case("one bias, with a prefix, where the model has none", [*INIT, "--bias=false", "--tied-head=false"],
-         ['"transformer.ln_f.bias" is a bias, and this model has none; leave out --bias=false'],
+         ['"transformer.ln_f.bias" is a bias, but this model has no biases; leave out --bias=false'],
          weights(all_of(without_biases, replaced("transformer.ln_f.bias", np.zeros(32, np.float32))))),
-    Case("no biases where the model has them", INIT, ['x.safetensors: there is no tensor "h.0.ln_1.bias"', "nor any bias; try --bias=false"],
+    Case("no biases where the model has them", INIT, ['x.safetensors: there is no tensor "h.0.ln_1.bias"', "and no other bias; try --bias=false"],
          weights(without_biases), ranks=(1, 2)),
-    Case("a bias that the model with biases lacks", INIT, ['"wte.bias" is no tensor of this model'],
+    Case("a bias that the model with biases lacks", INIT, ['"wte.bias" is not a tensor of this model'],
          weights(replaced("wte.bias", np.zeros(32, np.float32)))),
-    Case("weight infinite", INIT, ["x.safetensors: h.1.mlp.c_proj.weight", "inf at (127, 3)", "step 1"],
+    Case("weight infinite", INIT, ["x.safetensors: h.1.mlp.c_proj.weight", "inf at (127, 3)", "no loss would be finite"],
          weights(holding("h.1.mlp.c_proj.weight", (127, 3), np.inf)), ranks=(1, 2), late=True),
     Case("weight nan", INIT, ["--init: ", "x.safetensors: ln_f.bias", "nan at (31)"], weights(holding("ln_f.bias", 31, np.nan)), late=True),
     Case("weight beyond fp32", INIT, ["x.safetensors: wte.weight", "inf at (0, 0)"],
@@ -155,7 +155,7 @@ SAFETENSORS = [
 
 # ---- checkpoints
 
-# A whole checkpoint of the small model after 4 steps, made once, of which a case has a copy in its folder.
+# A whole checkpoint of the small model after 4 steps, made once. Each case copies it to its folder.
 CHECKPOINT = "run/checkpoint-00000004"
 made = {}
 
@@ -195,7 +195,7 @@ def without(name):
 RESUME = ["--resume={}/" + CHECKPOINT]
 NEWEST = ["--out-dir={}/run", "--resume"]
 
-DAMAGED_MANIFEST = ["the checkpoint is damaged: ", "manifest.json is no manifest of one; resume from an older one"]
+DAMAGED_MANIFEST = ["the checkpoint is damaged: ", "manifest.json is not a manifest; resume from an older one"]
 
 CHECKPOINTS = [
     Case("no such checkpoint", ["--resume=none"], ["no checkpoint: none is not a directory"], ranks=(1, 2, 4)),
@@ -206,7 +206,7 @@ CHECKPOINTS = [
     Case("checkpoint of too long a name", ["--resume=" + "x" * 300], ["no checkpoint: ", "File name too long"]),
     Case("newest checkpoint in what leads to itself", ["--out-dir={}/x", "--resume"], ["cannot read ", "symbolic links"],
          lambda folder: (folder / "x").symlink_to("x")),
-    Case("one of the checkpoints leads to itself", [*NEWEST, "--steps=3"], ["stands after step 4, beyond --steps 3"],
+    Case("one of the checkpoints leads to itself", [*NEWEST, "--steps=3"], ["is at step 4, beyond --steps 3"],
          checkpoint(lambda folder: (folder.parent / "checkpoint-00000009").symlink_to("checkpoint-00000009"))),
     Case("the run's record leads to itself", NEWEST, ["run.json: ", "symbolic links"],
          checkpoint(lambda folder: ((folder.parent / "run.json").unlink(),
@@ -218,9 +218,9 @@ CHECKPOINTS = [
     Case("manifest a list", RESUME, DAMAGED_MANIFEST, manifest(lambda text: "[1]")),
     Case("manifest a pipe", RESUME, ["manifest.json is a pipe"],
          checkpoint(lambda folder: ((folder / "manifest.json").unlink(), os.mkfifo(folder / "manifest.json"))), ranks=(1, 2)),
-    Case("manifest of another version", RESUME, ["manifest.json is not a manifest that this program reads", "version 2"],
+    Case("manifest of another version", RESUME, ["manifest.json is not a manifest that this program can read", "version 2"],
          manifest(lambda text: text.replace('"version": 2', '"version": 3'))),
-    Case("manifest's step changed", RESUME, ["manifest.json does not have the checksum it gives"],
+    Case("manifest's step changed", RESUME, ["manifest.json does not match its own checksum"],
          manifest(lambda text: text.replace('"step": 4', '"step": 3'))),
     Case("manifest is a directory", RESUME, ["manifest.json: Is a directory"],
          checkpoint(lambda folder: ((folder / "manifest.json").unlink(), (folder / "manifest.json").mkdir()))),
@@ -228,23 +228,23 @@ CHECKPOINTS = [
          without("model.safetensors"), ranks=(1, 2), late=True),
     Case("checkpoint without moments", RESUME, ["the checkpoint is damaged", "optimizer.safetensors: No such file"],
          without("optimizer.safetensors"), late=True),
-    Case("checkpoint's weights cut off", NEWEST, ["model.safetensors has 1,000 bytes, its manifest says", "an older one"],
+    Case("checkpoint's weights cut off", NEWEST, ["model.safetensors has 1,000 bytes, but its manifest says", "an older one"],
          checkpoint(lambda folder: os.truncate(folder / "model.safetensors", 1000)), late=True),
     Case("checkpoint's weights damaged", RESUME, ["model.safetensors does not have the checksum"],
          flipped("model.safetensors", -1), ranks=(1, 2), late=True),
     Case("checkpoint's moments damaged", RESUME, ["optimizer.safetensors does not have the checksum"],
          flipped("optimizer.safetensors", 5), late=True),
     Case("checkpoint of a narrower model", [*RESUME, "--channels=64"],
-         [CHECKPOINT + " is of another model: its --channels is 32, this run's 64"], checkpoint(), ranks=(1, 2)),
-    Case("checkpoint of a deeper model", [*RESUME, "--layers=1"], ["its --layers is 2, this run's 1"], checkpoint()),
-    Case("checkpoint of other heads", [*RESUME, "--heads=4"], ["its --heads is 2, this run's 4"], checkpoint()),
+         [CHECKPOINT + " has another model: its --channels is 32, this run's is 64"], checkpoint(), ranks=(1, 2)),
+    Case("checkpoint of a deeper model", [*RESUME, "--layers=1"], ["its --layers is 2, this run's is 1"], checkpoint()),
+    Case("checkpoint of other heads", [*RESUME, "--heads=4"], ["its --heads is 2, this run's is 4"], checkpoint()),
     Case("checkpoint with biases", [*RESUME, "--bias=false"],
-         [CHECKPOINT + " is of another model, with --bias=true; leave out --bias=false"], checkpoint(), ranks=(1, 2)),
+         [CHECKPOINT + " has another model, with --bias=true; leave out --bias=false"], checkpoint(), ranks=(1, 2)),
     Case("checkpoint with a tied head", [*RESUME, "--tied-head=false"],
-         [CHECKPOINT + " is of another model, with --tied-head=true; leave out --tied-head=false"], checkpoint()),
+         [CHECKPOINT + " has another model, with --tied-head=true; leave out --tied-head=false"], checkpoint()),
     Case("text of a checkpoint with biases", ["--generate", *RESUME, "--bias=false"],
-         [CHECKPOINT + " is of another model, with --bias=true; leave out --bias=false"], checkpoint()),
-    Case("checkpoint beyond the last step", [*NEWEST, "--steps=3"], ["stands after step 4, beyond --steps 3"], checkpoint()),
+         [CHECKPOINT + " has another model, with --bias=true; leave out --bias=false"], checkpoint()),
+    Case("checkpoint beyond the last step", [*NEWEST, "--steps=3"], ["is at step 4, beyond --steps 3"], checkpoint()),
 ]
 
 # ---- outputs
@@ -277,7 +277,7 @@ OUTPUTS = [
     Case("data in the metrics' place", ["--train-data={}/run/metrics.jsonl", "--out-dir={}/run"],
          ["--out-dir: ", "metrics.jsonl would overwrite", "which this run reads"],
          lambda folder: ((folder / "run").mkdir(), (folder / "run/metrics.jsonl").write_bytes(TEXT))),
-    # By a link, so that a program that goes wrong does not replace the device.
+    # Through a link, so that a faulty program does not replace the device.
     Case("metrics on a full disk", ["--metrics={}/full"], ["full: No space left"],
          lambda folder: (folder / "full").symlink_to("/dev/full"), ranks=(1, 2), late=True),
     Case("metrics over the data", [*ANY_TEXT, "--metrics={}/x.txt"], ["--metrics", "x.txt would overwrite"],
@@ -289,22 +289,22 @@ OUTPUTS = [
     Case("metrics over the weights", [*INIT, "--metrics={}/x.safetensors"], ["x.safetensors would overwrite"], weights()),
     Case("export over the data", [*ANY_TEXT, "--export={}/x.txt"], ["--export", "x.txt would overwrite"],
          file("x.txt", TEXT)),
-    Case("export over the metrics", ["--metrics={}/x", "--export={}/x"], ["--export and --metrics are the same file"]),
+    Case("export over the metrics", ["--metrics={}/x", "--export={}/x"], ["--export and --metrics name the same file"]),
     Case("export is a directory", ["--export={}"], ["--export: ", "is a directory"], ranks=(1, 2)),
     Case("export is a directory to be", ["--export={}/x/"], ["--export: ", "x/ is a directory"]),
     Case("export below a file", ["--export={}/x/y.safetensors"], ["--export: cannot write", "x is not a directory"],
          file("x", b"x")),
     Case("export where nothing can be made", ["--export=/proc/x.safetensors"], ["--export: cannot create files in /proc"]),
     Case("export in a checkpoint's place", ["--out-dir={}/run", "--export={}/run/checkpoint-00000004"],
-         ["--export", "keeps other results"]),
+         ["--export", "for other results"]),
     Case("export where a checkpoint is written", ["--out-dir={}/run", "--export={}/run/checkpoint-00000004.partial"],
-         ["--export", "keeps other results"]),
+         ["--export", "for other results"]),
     Case("export below a checkpoint", ["--out-dir={}/run", "--export={}/run/checkpoint-00000004/a/x"],
-         ["--export", "keeps other results"]),
+         ["--export", "for other results"]),
     Case("metrics in a checkpoint's place", ["--out-dir={}/run", "--metrics={}/run/checkpoint-00000004"],
-         ["--metrics", "keeps other results"]),
+         ["--metrics", "for other results"]),
     Case("export in the default metrics' place", ["--out-dir={}/run", "--export={}/run/metrics.jsonl"],
-         ["--export", "keeps other results"]),
+         ["--export", "for other results"]),
     Case("export's other name is a directory", ["--export={}/x"], ["--export: ", "x.partial is a directory", "remove it"],
          lambda folder: (folder / "x.partial").mkdir()),
     Case("export's other name is a pipe", ["--export={}/x"], ["--export: ", "x.partial is a pipe"],

@@ -1,6 +1,6 @@
 // CUDA's names for kernels that g++ or clang compiles (llmc/device/cuda/kernel.cuh): the built-in variables,
-// barriers, warp collectives, cached loads and intrinsics, each with its meaning on the CPU (CUDA C++
-// Programming Guide, "C++ Language Extensions"). A name that is missing here is one no kernel has used yet.
+// barriers, warp collectives, cached loads and intrinsics. Each has its meaning on the CPU (CUDA C++
+// Programming Guide, "C++ Language Extensions"). Names that no kernel uses yet are missing.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,7 +14,7 @@
 
 #include "simt/executor.h"
 
-#undef __shared__  // as an attribute it would silently do nothing
+#undef __shared__  // as an attribute it would do nothing, without a message
 #undef __constant__
 #undef __global__
 #undef __device__
@@ -57,7 +57,7 @@ void launch(const llmc::cuda::Chip& chip, cudaStream_t stream, void (*kernel)(Pa
 template <class Declaration>
 inline char key_of;  // its address is the key
 
-// Declaration is the type of a lambda, which is another for every declaration and every instance of a template.
+// Declaration is the type of a lambda. Every declaration and every instance of a template has another type.
 template <class T, class Declaration>
 T& shared_variable(Declaration) {
     constexpr std::size_t alignment = alignof(T) < 16 ? 16 : alignof(T);
@@ -134,7 +134,7 @@ T* aligned(T* pointer, const Site& site) {
 }  // namespace simt
 
 #define SIMT_SITE const simt::Site& site = std::source_location::current()
-// Of a call in a function that has a site itself.
+// For a call in a function that itself has a site.
 #define SIMT_SITE_IN_CALLER simt::Site(std::source_location::current(), &site)
 
 // ---- barriers and warp collectives ----
@@ -199,7 +199,8 @@ void __stcg(T* p, std::type_identity_t<T> value, SIMT_SITE) {
     *simt::aligned(p, site) = value;
 }
 
-// Integers only: floating-point atomics add in an order that changes from run to run. Relaxed, as on the GPU.
+// Integers only, because floating-point atomics add in an order that changes from run to run. Relaxed, as on
+// the GPU.
 template <std::integral T>
 T atomicAdd(T* p, std::type_identity_t<T> value) {
     return __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
@@ -220,7 +221,7 @@ inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }
 inline float __frcp_rn(float x) { return 1.0f / x; }
-// Never made one instruction with an addition: the compiler sees a value that is in memory.
+// Never fused with an addition into one instruction, because the compiler sees a value in memory.
 inline float __fmul_rn(float a, float b) {
     const volatile float product = a * b;
     return product;

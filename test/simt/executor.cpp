@@ -1,5 +1,5 @@
-// The scheduler of executor.h. Compiled without sanitizers, since all fibers share its bookkeeping on purpose;
-// SIMT_ADDRESS or SIMT_THREAD says which one the kernels are compiled with.
+// The scheduler of executor.h. It is compiled without sanitizers, because all fibers share its data on
+// purpose. SIMT_ADDRESS or SIMT_THREAD tells which sanitizer the kernels are compiled with.
 #include "simt/executor.h"
 
 #include <signal.h>
@@ -34,28 +34,29 @@ struct Thread {
     unsigned index = 0;  // in the block
     uint3 id{};
     Waiting waiting = Waiting::no;
-    std::uint32_t mask = 0;  // of what it waits for, with the next three
+    std::uint32_t mask = 0;  // of what it waits for; so are the next three
     Together together = nullptr;
     void* argument = nullptr;
     Site site;
     std::vector<AsyncCopy> copies;
     std::vector<std::size_t> copy_groups;           // copies up to the end of each committed group
-    unsigned barriers = 0;                          // passed or waited for
+    unsigned barriers = 0;                          // that it passed or waits for
     std::map<std::uint32_t, unsigned> collectives;  // the same, by mask
 
     unsigned warp() const { return index / warp_threads; }
     std::uint32_t lane_bit() const { return 1u << index % warp_threads; }
 };
 
-struct Meeting {
+struct Collective {
     std::uint32_t mask = 0;
     std::uint32_t present = 0;
 };
 
 struct Warp {
     std::vector<Thread*> ready;
-    std::vector<Meeting> meetings;                              // at most one per mask
-    std::uint32_t returned = 0;                                 // lanes, those the block has not among them
+    std::vector<Collective> collectives;                        // at most one per mask
+    std::uint32_t returned = 0;                                 // lanes, including those that the block does
+                                                                // not have
     std::map<std::uint32_t, std::array<char*, 2>> sync_places;  // by mask
 };
 
@@ -66,7 +67,7 @@ struct SharedArray {
     const void* key;     // of static shared memory
 };
 
-// The launch that runs.
+// The running launch.
 struct Run {
     const Chip* chip = nullptr;
     const Grid* grid = nullptr;
@@ -79,20 +80,21 @@ struct Run {
     unsigned returned = 0;
     unsigned turn = 0;  // another one for each block
     std::uint64_t launches = 0;
-    std::map<std::string, std::size_t> launched;  // the most blocks, by symbol
+    std::map<std::string, std::size_t> launched;  // the size of the largest grid, by symbol
     Thread* current = nullptr;
     std::vector<SharedArray> static_arrays, dynamic_arrays;
-    // Of blocks that ended. Freed when the launch has: free counts as a write, and blocks are not ordered.
+    // Arrays of blocks that ended. They are freed after the launch: free counts as a write, and blocks are
+    // not ordered.
     std::vector<SharedArray> done;
     std::array<char*, 2> block_sync_places{};
-    std::vector<std::unique_ptr<char>> all_sync_places;  // fresh ones in every block
+    std::vector<std::unique_ptr<char>> all_sync_places;  // every block has new ones
 };
 
 Run run;
 
-// What orders the threads that meet, for ThreadSanitizer: each releases its past to a place, and all acquire from
-// it. Two places take turns: with one, a thread that is late to go on would acquire what others released at the
-// next meeting, and races between the two meetings would be hidden.
+// For ThreadSanitizer, these places order the threads of a barrier. Each thread releases its past to a place,
+// and all acquire from it. Two places alternate. With one place, a late thread would acquire what others
+// released at the next barrier, and races between the two would be hidden.
 std::array<char*, 2> make_sync_places() {
     std::array<char*, 2> places{};
     for (char*& place : places) place = run.all_sync_places.emplace_back(std::make_unique<char>()).get();
@@ -113,7 +115,7 @@ struct Names {
     std::string symbol, of_kernel;
 };
 
-// Looked up once each.
+// Each is looked up once.
 const Names& names_of(const void* kernel) {
     static std::map<const void*, Names> known;
     const auto [entry, fresh] = known.try_emplace(kernel);
@@ -124,7 +126,7 @@ const Names& names_of(const void* kernel) {
     return entry->second;
 }
 
-// A fault that has no line in the kernel.
+// Reports a fault that has no line in the kernel.
 [[noreturn]] void stop(const std::string& message) {
     std::string where;
     if (run.current) {
@@ -144,8 +146,8 @@ void make_ready(Thread& thread) {
     run.warps[thread.warp()].ready.push_back(&thread);
 }
 
-// A warp that can go on does, before those behind it in a random order: a missing barrier shows where one warp
-// runs far ahead of another, which threads drawn one by one seldom do.
+// Warps have a random order, and the first of them that can go on does. A missing barrier shows if one warp
+// runs far ahead of another. Drawing single threads seldom causes that.
 Thread* next_ready() {
     for (const unsigned w : run.warp_order) {
         auto& ready = run.warps[w].ready;
@@ -177,21 +179,22 @@ void arrive_in_warp(Thread& thread) {
     if (!(thread.mask & thread.lane_bit()))
         fail(thread.site, "the mask of this collective misses its own lane");
     if (thread.mask & warp.returned) fail(thread.site, "lanes in the mask of this collective have returned");
-    auto meeting = warp.meetings.begin();
-    while (meeting != warp.meetings.end() && meeting->mask != thread.mask) ++meeting;
-    if (meeting == warp.meetings.end()) meeting = warp.meetings.insert(meeting, {thread.mask, 0});
+    auto collective = warp.collectives.begin();
+    while (collective != warp.collectives.end() && collective->mask != thread.mask) ++collective;
+    if (collective == warp.collectives.end())
+        collective = warp.collectives.insert(collective, {thread.mask, 0});
     Thread* const first = &run.threads[thread.warp() * warp_threads];
     std::array<void*, warp_threads> arguments{};
-    meeting->present |= thread.lane_bit();
-    const Thread& other = first[std::countr_zero(meeting->present)];
+    collective->present |= thread.lane_bit();
+    const Thread& other = first[std::countr_zero(collective->present)];
     if (other.together != thread.together || !same_place(other.site, thread.site)) {
         fail(thread.site, "lanes of the warp are in another collective, " + text(other.site));
     }
-    if (meeting->present != meeting->mask) return;
+    if (collective->present != collective->mask) return;
     for (unsigned i = 0; i < warp_threads; ++i) {
-        if (meeting->present >> i & 1) arguments[i] = first[i].argument;
+        if (collective->present >> i & 1) arguments[i] = first[i].argument;
     }
-    warp.meetings.erase(meeting);
+    warp.collectives.erase(collective);
     thread.together(arguments.data(), thread.site);
     for (unsigned i = 0; i < warp_threads; ++i) {
         if (thread.mask >> i & 1) make_ready(first[i]);
@@ -209,10 +212,10 @@ void has_returned(Thread& thread) {
     if (!run.at_barrier.empty()) {
         fail(run.at_barrier.front()->site, "a thread of the block returned without this barrier");
     }
-    for (const Meeting& meeting : warp.meetings) {
-        if (!(meeting.mask & thread.lane_bit())) continue;
+    for (const Collective& collective : warp.collectives) {
+        if (!(collective.mask & thread.lane_bit())) continue;
         const Thread* first = &run.threads[thread.warp() * warp_threads];
-        while (!(meeting.present & first->lane_bit())) ++first;
+        while (!(collective.present & first->lane_bit())) ++first;
         fail(first->site, "a lane in the mask of this collective returned");
     }
 }
@@ -291,11 +294,13 @@ void run_block(unsigned index) {
     run.current = nullptr;
 }
 
-// Where a kernel of no sanitizer touches what no memory is: with an index that nobody has written yet, say.
+// Names the kernel if one without a sanitizer touches unmapped memory, for example through an index that was
+// never written.
 void name_kernels_that_crash() {
 #if !defined(SIMT_ADDRESS) && !defined(SIMT_THREAD)
     struct sigaction action {};
-    action.sa_flags = static_cast<int>(SA_RESETHAND);  // the host's own faults come again, and end it as ever
+    action.sa_flags = static_cast<int>(SA_RESETHAND);  // the host's own faults occur again and end the
+                                                       // process as usual
     action.sa_handler = [](int) {
         if (run.current) stop("touches memory that is not there");
     };
@@ -365,8 +370,8 @@ void* static_shared(const void* key, std::size_t bytes, std::size_t alignment) {
         if (array.key == key) return array.memory.get();
     }
     run.static_arrays.push_back(make_array(bytes, alignment, 0, key));
-    if (static_bytes() > Chip::static_shared_bytes) {
-        stop("more than " + std::to_string(Chip::static_shared_bytes) + " bytes of shared arrays");
+    if (static_bytes() > Chip::default_shared_bytes) {
+        stop("more than " + std::to_string(Chip::default_shared_bytes) + " bytes of shared arrays");
     }
     const std::string why = why_no_room_in_shared(*run.chip, run.grid->dynamic_shared, static_bytes());
     if (!why.empty()) stop(why);

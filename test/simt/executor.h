@@ -1,20 +1,20 @@
-// Runs CUDA kernels on the CPU, for tests. Every CUDA thread is a fiber; one operating-system thread runs the
-// blocks of a grid one after the other, and in a block whichever fiber can go on. Fibers switch only where they
-// wait, so what one does between two barriers is done at once: what that hides, ThreadSanitizer finds.
+// Runs CUDA kernels on the CPU, for tests. Every CUDA thread is a fiber. One operating-system thread runs the blocks
+// of a grid one after another, and in a block any fiber that can go on. Fibers switch only when they wait, so the
+// work between two barriers is not interrupted. ThreadSanitizer finds the faults that this hides.
 //
 // Faults end the process with one line that names the kernel, the line in it, block and thread:
-// - a barrier or warp collective that some of its threads miss, or where they meet others' at another line or come
-//   through another call,
+// - a barrier or warp collective that some of its threads miss, or that threads reach at different lines or through
+//   different calls,
 // - more threads, registers or shared memory than the chip has, a misaligned 16-byte access,
-// - what a test finds by itself since memory that was never written reads as NaN: shared arrays begin as 0xff
-//   bytes, and the target of a cp.async holds 0xff until the copy is waited for,
 // - a thread that returns without having waited for its copies.
-// With a seed, warps and lanes take turns in a random order, and blocks too, so that a missing barrier shows as
-// a wrong result. Compiled with -fsanitize=address every shared array has red zones; with -fsanitize=thread a
-// missing barrier, or two blocks that write one place, is reported as a data race.
+// A test itself finds reads of memory that was never written, because they give NaN. Shared arrays begin as 0xff
+// bytes, and the target of a cp.async holds 0xff until the copy is waited for.
+// With a seed, warps, lanes and blocks take turns in a random order, so that a missing barrier shows as a wrong
+// result. With -fsanitize=address, every shared array has red zones. With -fsanitize=thread, a missing barrier, or
+// two blocks that write to one place, is reported as a data race.
 //
-// It does not tell what only a GPU can: the layout of PTX fragments is taken from the manual (and compared on a
-// GPU by a conformance test), memory fences order everything, there are no bank conflicts and there is no speed.
+// Some properties only a GPU can show. The layout of PTX fragments is taken from the manual (a conformance test
+// compares it on a GPU). Memory fences order everything, there are no bank conflicts, and speed is not modelled.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -29,66 +29,67 @@
 #include "simt/kernel_report.h"
 #include "simt/site.h"
 
-struct CUstream_st;  // what a cudaStream_t points to
+struct CUstream_st;  // the type that a cudaStream_t points to
 
 namespace simt {
 
 struct Options {
     // 0 runs blocks, warps and lanes in the order of their numbers.
     std::uint64_t seed = 0;
-    // Of the compiler. A launch is refused where the kernel's registers do not fit, or where it is missing here.
-    // Without figures for the chip nothing is known, and nothing checked.
+    // The compiler's report. A launch is refused if the kernel's registers do not fit, or if the kernel is
+    // missing in the report. If the report does not have the chip, nothing is checked.
     KernelReport report;
-    // Where launches go, if they are not to run at once: `run` runs the kernel, in the order of the stream. The CUDA
-    // runtime of the tests (runtime/) sets it where it is linked.
+    // Receives launches that must not run at once. `run` runs the kernel, in the order of the stream. The
+    // CUDA runtime of the tests (runtime/) sets it if it is linked.
     std::function<void(CUstream_st* stream, const void* kernel, std::function<void()> run)> queue;
 };
 Options& options();
 
-// What a person calls a kernel: "gelu_forward_kernel<float>".
+// The kernel's name in source code: "gelu_forward_kernel<float>".
 std::string name_of_kernel(const void* kernel);
 
-// The symbols of all kernels launched until now, and how many blocks the largest grid of each had.
+// The symbols of all kernels launched so far, and the number of blocks of the largest grid of each.
 const std::map<std::string, std::size_t>& launched_kernels();
 
-// Ends the process with the message, and says where the thread is.
+// Ends the process with the message and the thread's position.
 [[noreturn]] void fail(const Site& site, const std::string& message);
 
 // The running thread's place in its warp.
 int lane();
 
-// Threads meet and wait for each other. Each hands in an argument; when the last one has come, `together` is
-// called once with the arguments of all, by lane (null: takes no part), and then all go on. It may touch the
-// arguments only: memory is read and written by the threads themselves, so that races are theirs.
+// Threads wait for each other. Each gives an argument. When the last one has come, `together` is called once
+// with the arguments of all, by lane (null: takes no part). Then all go on. `together` may touch the
+// arguments only. The threads themselves read and write memory, so races are attributed to them.
 using Lanes = void* const*;
 using Together = void (*)(Lanes lanes, const Site& site);
 void meet_warp(std::uint32_t mask, Together together, void* argument, const Site& site);
-// Barriers: what threads did to memory before them happens before what the others do after. No other meeting orders
-// memory, shuffles and votes included, as CUDA says of them.
+// Barriers: memory accesses of a thread before the barrier happen before those of other threads after it. No
+// other collective orders memory, shuffles and votes included, as in CUDA.
 void sync_warp(std::uint32_t mask, const Site& site);
 void meet_block(const Site& site);
 
-// Shared memory. A variable is known by a key, its address the same in all threads of a block.
+// Shared memory. A variable is identified by a key. All threads of a block have the same address for it.
 void* static_shared(const void* key, std::size_t bytes, std::size_t alignment);
 void* dynamic_shared(unsigned index, std::size_t offset, std::size_t bytes);
 bool is_shared(const void* memory, std::size_t bytes);
 
-// cp.async: a copy is done when its thread waits for it, no earlier. A thread that returns first is a fault: the copy
-// is still under way on a GPU, and nobody may read what it brings.
+// cp.async: a copy is done when its thread waits for it, not earlier. If a thread returns first, this is a
+// fault: on a GPU the copy is still in flight, and no thread may read its result.
 struct AsyncCopy {
     void* to;
-    const void* from;           // null: zeros
-    std::source_location line;  // the kernel's
+    const void* from;           // null: writes zeros
+    std::source_location line;  // the line of the kernel
 };
 void add_copy(const AsyncCopy& copy);
 void commit_copies();
-// Takes the oldest copy of all but the newest `groups_left` groups; false where there is none.
+// Takes the oldest copy that is not in the newest `groups_left` groups. Returns false if there is none.
 bool next_copy(int groups_left, AsyncCopy* copy);
 
 struct DynamicShared {
     std::size_t bytes;
-    // Of these and the kernel's own arrays: 48 KB, or what cudaFuncSetAttribute asked for. (Not a bool: where g++ 12 sets
-    // variables to a pattern it clears the padding behind one in the wrong place of a large closure.)
+    // Limit of these bytes and the kernel's own arrays together: 48 KB, or the value given to
+    // cudaFuncSetAttribute. (Not a bool: when g++ 12 fills variables with a pattern, it clears the padding
+    // after a bool at a wrong place of a large closure.)
     std::size_t limit;
 };
 

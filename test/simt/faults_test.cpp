@@ -1,5 +1,5 @@
-// Planted faults, and what reports each: the executor in its own words, a wrong result in a random order, or a
-// sanitizer. The same kernels without their fault pass everywhere.
+// Planted faults, each with its finder: the executor's own message, a wrong result in a random order, or a
+// sanitizer. The same kernels without the fault always pass.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -170,8 +170,8 @@ INSTANTIATE_TEST_SUITE_P(, Faults, testing::ValuesIn([] {
                          }()),
                          [](const auto& planted) { return planted.param.name; });
 
-#ifndef SIMT_THREAD  // to which all of these are races
-// Lanes, warps and blocks each: a missing barrier may be seen in another order only.
+#ifndef SIMT_THREAD  // which reports all of these as races
+// The order of lanes, warps and blocks. A missing barrier may show in one order only.
 TEST(Order, IsAnotherOneWithEachSeed) {
     const simt::Options before = simt::options();
     simt::options().report.clear();
@@ -199,7 +199,7 @@ TEST(Order, IsAnotherOneWithEachSeed) {
 }
 #endif
 
-// ---- what a chip has ----
+// ---- limits of a chip ----
 
 void launch_empty(const Chip& chip, dim3 grid, dim3 block, std::size_t shared_bytes,
                   Kernel kernel = planted_faults::barrier_in_branch<false>) {
@@ -231,7 +231,7 @@ TEST_F(Limits, OfSharedMemory) {
     EXPECT_DEATH(launch_empty(llmc::cuda::sm_86, 1, 64, 100 << 10), "a block has 101376 on sm_86");
 }
 
-// The kernel's own arrays count: as they are declared, and by the compiler's report before it runs.
+// The kernel's own arrays count: as declared, and by the compiler's report before the kernel runs.
 TEST_F(Limits, OfStaticAndDynamicSharedMemory) {
     simt::options().report.clear();
     const Kernel of_48_kb = planted_faults::all_shared_memory_for_variables<true>;
@@ -246,7 +246,7 @@ TEST_F(Limits, OfStaticAndDynamicSharedMemory) {
     launch_empty(llmc::cuda::sm_80, 1, 64, 28 << 10, kernel);
     EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, 1, 64, (28 << 10) + 1, kernel),
                  "launch refused: 49153 bytes .*; a block has 49152 unless more are asked for");
-    launch_empty(llmc::cuda::sm_80, 1, 64, 143 << 10, kernel);  // for which launch() asks
+    launch_empty(llmc::cuda::sm_80, 1, 64, 143 << 10, kernel);  // launch() asks for them
     EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, 1, 64, 144 << 10, kernel), "a block has 166912 on sm_80");
 }
 
@@ -259,7 +259,7 @@ TEST_F(Limits, OfTheCompilersReport) {
     EXPECT_DEATH(launch_empty(llmc::cuda::sm_80, 1, 64, 0),
                  "64 threads with 1025 registers each; a block has 65536");
     EXPECT_DEATH(launch_empty(llmc::cuda::sm_86, 1, 64, 0), "64 threads with 1025 registers each");
-    launch_empty(llmc::cuda::sm_90, 1, 64, 0);  // nothing is known of it there
+    launch_empty(llmc::cuda::sm_90, 1, 64, 0);  // the report has nothing for this chip
     auto& figures = simt::options().report[80][symbol];
     figures = {.registers = 32, .most_threads = 64};
     launch_empty(llmc::cuda::sm_80, 1, 64, 0);

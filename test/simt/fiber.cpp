@@ -18,20 +18,20 @@ namespace {
 
 using boost::context::stack_context;
 
-// Of address space: pages that are not touched cost no memory.
+// Bytes of address space. Pages that are not touched use no memory.
 constexpr std::size_t stack_bytes = 256 << 10;
 constexpr std::size_t page_bytes = 4096, line_bytes = 64;
 
-// What a fiber runs on. Seats are used again, since making one takes longer than most threads run; each turn has
-// its own.
+// The stack that a fiber runs on. Seats are reused, because making one takes longer than most threads run.
+// Each turn has its own seats.
 struct Seat {
     stack_context stack;              // with a guard page
-    void* sanitizer_fiber = nullptr;  // what ThreadSanitizer takes for a thread
+    void* sanitizer_fiber = nullptr;  // ThreadSanitizer treats it as a thread
 };
 
 Seat new_seat() {
     Seat seat{boost::context::protected_fixedsize_stack(stack_bytes).allocate(), nullptr};
-    // Stacks lie at whole pages: were all used from their very ends on, those would share a few sets of the cache.
+    // Stacks begin at whole pages. Without an offset, their ends would all share a few sets of the cache.
     static std::size_t seats = 0;
     const std::size_t moved = seats++ % (page_bytes / line_bytes) * line_bytes;
     seat.stack.sp = static_cast<char*>(seat.stack.sp) - moved;
@@ -55,13 +55,13 @@ Seat take_seat(unsigned turn) {
     return seat;
 }
 
-// The stack belongs to the Fiber, not to Boost's object.
+// The Fiber owns the stack, not Boost's object.
 struct KeepsStack {
     stack_context allocate() { return {}; }
     void deallocate(stack_context&) {}
 };
 
-// What the sanitizers call the thread that is no fiber.
+// The sanitizers' data of the host thread, which is not a fiber.
 struct Host {
     void* address_stack = nullptr;
     const void* stack_bottom = nullptr;
@@ -78,7 +78,7 @@ void arrive_on(void* sanitizer_stack) {
 #endif
 }
 
-// On the fiber's stack, before a switch to the host. `kept`: null where the fiber ends.
+// On the fiber's stack, before a switch to the host. `kept` is null if the fiber ends.
 void leave_for_host(void** kept) {
 #ifdef SIMT_ADDRESS
     __sanitizer_start_switch_fiber(kept, host.stack_bottom, host.stack_size);

@@ -32,7 +32,8 @@ const std::map<std::string, KernelFigures>* figures_on(const KernelReport& repor
 
 std::string kernel_report_path() {
     if (const char* path = std::getenv("KERNEL_REPORT")) return path;
-    // In the build folder that the program lies in or beside, wherever it is run.
+    // In the build folder that contains the program, or in a folder next to it, whatever the current folder
+    // is.
     std::error_code ignored;
     const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", ignored);
     for (auto folder = program.parent_path(); folder.has_relative_path(); folder = folder.parent_path()) {

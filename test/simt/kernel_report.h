@@ -1,5 +1,5 @@
-// What the compiler reports of the kernels: `make` writes it (dev/lab/kernel_report.py), the executor refuses launches
-// by it, and the lab computes occupancy from it.
+// The compiler's report on the kernels. `make` writes it (dev/lab/kernel_report.py). The executor refuses
+// launches by it, and the lab computes occupancy from it.
 #pragma once
 
 #include <map>
@@ -8,25 +8,27 @@
 namespace simt {
 
 struct KernelFigures {
-    int registers = 0;  // a thread
+    int registers = 0;  // per thread
     int stack_bytes = 0;
     int spill_bytes = 0;  // stores and loads
     int static_shared_bytes = 0;
-    int most_threads = 1024;  // of a block: what its __launch_bounds__ grants
+    int most_threads = 1024;  // of a block, as granted by its __launch_bounds__
 };
 
-// By architecture (80 for sm_80), then by mangled name. Empty where there is no file.
+// By architecture (80 for sm_80), then by mangled name. Empty if there is no file.
 using KernelReport = std::map<int, std::map<std::string, KernelFigures>>;
 KernelReport read_kernel_report(const std::string& path);
 
-// Of the code that runs on a chip: its own, or else the nearest earlier one's of the same generation, as sm_80's runs on
-// sm_86. Null where the report has neither.
+// The figures of the code that runs on a chip: its own, or those of the nearest earlier chip of the same
+// generation. For example, the code of sm_80 runs on sm_86. Null if the report has neither.
 const std::map<std::string, KernelFigures>* figures_on(const KernelReport& report, int architecture);
 
-// Where the file is: what the environment's KERNEL_REPORT says, or where `make` writes it.
+// The path of the file: the value of the environment variable KERNEL_REPORT, or the place where `make` writes
+// it.
 std::string kernel_report_path();
 
-// The mangled name of a kernel, empty where the program does not export it (it is linked with -rdynamic).
+// The mangled name of a kernel. It is empty if the program does not export it; programs are linked with
+// -rdynamic.
 std::string symbol_of(const void* kernel);
 
 }  // namespace simt

@@ -30,13 +30,13 @@ std::string why_wrong_shape(const Grid& grid) {
     return {};
 }
 
-// By the compiler's figures.
+// Checks the limits by the compiler's figures.
 std::string why_too_much(const Chip& chip, const Grid& grid, const KernelFigures& figures) {
     const auto static_bytes = static_cast<std::size_t>(figures.static_shared_bytes);
     if (std::string why = why_no_room_in_shared(chip, grid.dynamic_shared, static_bytes); !why.empty())
         return why;
     const int threads = static_cast<int>(grid.threads.x * grid.threads.y * grid.threads.z);
-    // CUDA's "invalid configuration".
+    // CUDA reports this as "invalid configuration".
     if (threads > figures.most_threads) {
         return fmt::format("{} threads in a block; the kernel's __launch_bounds__ grants {}", threads,
                            figures.most_threads);
@@ -67,10 +67,10 @@ std::string why_refused(const Chip& chip, const Grid& grid, const KernelReport& 
     if (std::string why = why_wrong_shape(grid); !why.empty()) return why;
     if (std::string why = why_no_room_in_shared(chip, grid.dynamic_shared, 0); !why.empty()) return why;
     const auto* of_chip = figures_on(report, chip.architecture);
-    if (!of_chip) return {};  // nothing was compiled for it (GPU_ARCH)
+    if (!of_chip) return {};  // nothing was compiled for this chip (GPU_ARCH)
     const auto figures = of_chip->find(symbol);
     if (figures == of_chip->end()) {
-        // Nothing of the kernel has run: whoever asked for it hears of it as of any wrong input.
+        // The kernel has not run yet, so this is reported to the user like any wrong input.
         llmc::user_error(
             "the compiler's report on sm_{} lacks {}; make the program again, or take the report "
             "that was made with it",

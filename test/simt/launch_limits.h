@@ -10,13 +10,13 @@
 
 namespace simt {
 
-// Why the chip refuses the launch of the kernel of this symbol; empty where it does not. Registers and the kernel's own shared
-// arrays are the report's; of a chip that the report does not have, nothing is known, and nothing checked. A report that has
-// the chip and not the kernel is a llmc::UserError.
+// Returns why the chip refuses the launch of the kernel with this symbol; empty if it accepts it. Registers
+// and the kernel's own shared arrays come from the report. If the report does not have the chip, they are not
+// checked. If it has the chip but not the kernel, this throws a llmc::UserError.
 std::string why_refused(const llmc::cuda::Chip& chip, const Grid& grid, const KernelReport& report,
                         const std::string& symbol);
 
-// The same of a block's shared memory alone, with this many bytes of the kernel's own arrays.
+// The same for a block's shared memory alone, with this many bytes of the kernel's own arrays.
 std::string why_no_room_in_shared(const llmc::cuda::Chip& chip, const DynamicShared& dynamic,
                                   std::size_t static_bytes);
 

@@ -1,4 +1,5 @@
-// Kernels with one fault each, and the same without it: faulty = false. A sound one of 64 threads a block writes
+// Kernels with one fault each, and the same kernels without it: faulty = false. A sound kernel with 64 threads a block
+// writes
 //   out[i] = in[i] + in[63 - i]
 #pragma once
 
@@ -15,7 +16,8 @@ constexpr std::size_t shared_bytes = 2 * threads * sizeof(float);
 
 __device__ inline int thread() { return static_cast<int>(threadIdx.x); }
 
-// Right in the order of the numbers alone: of the threads of a group each adds what the one `distance` before it has written.
+// Right only in the order of the numbers: in a group, each thread adds the value that the thread `distance`
+// before it has written.
 __global__ inline void add_before(float* out, const float* in, int group, int distance) {
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     out[i] = in[i] + (i % group < distance ? 0 : out[i - distance]);
@@ -41,7 +43,7 @@ __global__ void two_barriers(float* out, const float* in) {
     out[i] = in[i] + in[threads - 1 - i];
 }
 
-// A barrier in a function is known by who calls it.
+// Barriers in a function are distinguished by the caller.
 template <bool faulty>
 __global__ void two_sums_of_a_block(float* out, const float* in) {
     const int i = thread();
@@ -59,7 +61,7 @@ __device__ inline void wait_twice(bool skip_first LLMC_SITE) {
     __syncthreads(LLMC_PASS_ONLY_SITE);
 }
 
-// And by its own line: the first of a function's barriers is not its second.
+// They are also distinguished by their own line: a function's first barrier is not its second.
 template <bool faulty>
 __global__ void two_barriers_of_a_function(float* out, const float* in) {
     const int i = thread();
@@ -68,7 +70,7 @@ __global__ void two_barriers_of_a_function(float* out, const float* in) {
     out[i] = in[i] + in[threads - 1 - i];
 }
 
-// And by all the calls between: the second sum of the block is not its third.
+// All calls in between count too: the second sum of the block is not the third.
 template <bool faulty>
 __global__ void two_reductions_of_a_function(float* out, const float* in) {
     const int i = thread();
@@ -154,7 +156,7 @@ __global__ void mask_without_own_lane(float* out, const float* in) {
     out[i] = in[i] + in[threads - 1 - i];
 }
 
-// Half of each warp at the barrier, half at the shuffle: neither is ever complete.
+// Half of each warp waits at the barrier, half at the shuffle. Neither is ever complete.
 template <bool faulty>
 __global__ void block_waits_for_itself(float* out, const float* in) {
     const int i = thread();
@@ -175,7 +177,7 @@ __global__ void missing_barrier(float* out, const float* in) {
     out[i] = in[i] + values[threads - 1 - i];
 }
 
-// The barrier before an array is used again is the one that is forgotten most.
+// The barrier before an array is reused is forgotten most often.
 template <bool faulty>
 __global__ void missing_second_barrier(float* out, const float* in) {
     SHARED(float, values, [threads]);
@@ -198,7 +200,7 @@ __global__ void missing_warp_barrier(float* out, const float* in) {
     out[i] = values[mirrored] == in[mirrored] ? in[i] + in[threads - 1 - i] : 0;
 }
 
-// Lanes meet in a shuffle, which orders none of their accesses to memory.
+// Lanes wait for each other in a shuffle, which orders none of their accesses to memory.
 template <bool faulty>
 __global__ void shuffle_for_a_warp_barrier(float* out, const float* in) {
     SHARED(float, values, [threads]);
@@ -221,7 +223,7 @@ __global__ void missing_copy_wait(float* out, const float* in) {
     llmc::cuda::copy_async_wait<0>();
 }
 
-// What is there before the copy is the same, so that only the copy itself can show that it is not waited for.
+// The target already holds the same values, so only the copy itself can show that no thread waited for it.
 template <bool faulty>
 __global__ void copy_of_the_same_values(float* out, const float* in) {
     SHARED(float4, values, [threads / 4]);
@@ -237,7 +239,8 @@ __global__ void copy_of_the_same_values(float* out, const float* in) {
     llmc::cuda::copy_async_wait<0>();
 }
 
-// What is copied is written before, without a barrier between the two; there is one before the wait.
+// The source is written before the copy, without a barrier between the two. The only barrier is before the
+// wait.
 template <bool faulty>
 __global__ void copy_before_barrier(float* out, const float* in) {
     SHARED(float4, values, [threads / 4]);
@@ -252,7 +255,7 @@ __global__ void copy_before_barrier(float* out, const float* in) {
     out[i] = in[i] + reinterpret_cast<const float*>(values)[threads - 1 - i];
 }
 
-// Written while it is copied.
+// The source is written while it is copied.
 template <bool faulty>
 __global__ void barrier_before_copy_wait(float* out, const float* in) {
     SHARED(float4, values, [threads / 4]);
@@ -303,7 +306,7 @@ __global__ void adds_of_a_block(float* out, const float* in) {
     out[i] = in[i] + in[threads - 1 - i] + static_cast<float>(count[0] - threads);
 }
 
-// out[threads] is of all blocks, the rest of the first.
+// out[threads] is written by all blocks, the other elements by the first block.
 template <bool faulty>
 __global__ void adds_of_blocks(float* out, const float* in) {
     const int i = thread();
@@ -352,7 +355,7 @@ __global__ void write_past_global_array(float* out, const float* in) {
     if (i == threads - 1) out[i + 1 + faulty] = 0;
 }
 
-// Found though nobody waits for the copy.
+// Found although no thread waits for the copy.
 template <bool faulty>
 __global__ void copy_past_global_array(float* out, const float* in) {
     SHARED(float4, values, [threads]);
@@ -401,17 +404,17 @@ __global__ void asynchronous_copy_to_global_memory(float* out, const float* in) 
 
 template <bool faulty>
 __global__ void too_large_shared_variable(float* out, const float* in) {
-    SHARED(float, values, [faulty ? llmc::cuda::Chip::static_shared_bytes / sizeof(float) + 1 : threads]);
+    SHARED(float, values, [faulty ? llmc::cuda::Chip::default_shared_bytes / sizeof(float) + 1 : threads]);
     const int i = thread();
     values[i] = in[i];
     __syncthreads();
     out[i] = in[i] + values[threads - 1 - i];
 }
 
-// With the bytes of the launch more than a block has without asking.
+// Together with the bytes of the launch, more than a block has without asking.
 template <bool faulty>
 __global__ void all_shared_memory_for_variables(float* out, const float* in) {
-    SHARED(float, values, [faulty ? llmc::cuda::Chip::static_shared_bytes / sizeof(float) : threads]);
+    SHARED(float, values, [faulty ? llmc::cuda::Chip::default_shared_bytes / sizeof(float) : threads]);
     const int i = thread();
     values[i] = in[i];
     __syncthreads();

@@ -1,4 +1,4 @@
-// ptx_on_cpu.h. Compiled without sanitizers: of the lanes' memory only their registers are read here.
+// ptx_on_cpu.h. Compiled without sanitizers: this code reads only the lanes' registers, not other memory.
 #include "simt/ptx_on_cpu.h"
 
 namespace simt::ptx {

@@ -1,12 +1,13 @@
-// What the instructions of llmc/device/cuda/ptx.cuh do, for the executor. The lanes' fragments are gathered into
-// whole matrices and scattered again, as the PTX manual draws them.
+// The instructions of llmc/device/cuda/ptx.cuh for the executor. The lanes' fragments are gathered into whole
+// matrices and scattered again, as the PTX manual draws them.
 #pragma once
 
 #include <cstdint>
 
 #include "simt/cuda_on_cpu.h"
 
-// Not in simt itself, where calls of the wrappers, which hand on a simt::Site, would find these too.
+// A separate namespace: in simt, calls of the wrappers, which pass on a simt::Site, would also find these
+// functions.
 namespace simt::ptx {
 
 struct MmaArgument {
@@ -20,7 +21,7 @@ struct LdmatrixArgument {
     std::uint32_t* fragments;
 };
 
-// What a warp computes together, where all its lanes have come.
+// Computed by a warp together, when all its lanes have come.
 void mma_together(Lanes lanes, const Site& site);
 void ldmatrix_together(Lanes lanes, const Site& site);
 void ldmatrix_transposed_together(Lanes lanes, const Site& site);
@@ -42,13 +43,14 @@ inline void ldmatrix_x4(std::uint32_t (&fragments)[4], const void* row, bool tra
     meet_warp(~0u, transposed ? ldmatrix_transposed_together : ldmatrix_together, &argument, site);
 }
 
-// Reads 16 bytes and forgets them.
+// Reads 16 bytes and discards them.
 inline void touch_16(const void* memory) {
     for (int i = 0; i < 2; ++i) (void)static_cast<const volatile std::uint64_t*>(memory)[i];
 }
 
-// The source is read at any time from here to the wait: by the sanitizers here, where an address may be wrong or a
-// write before may race, and once more at the wait, which a write after may race with.
+// On a GPU, the source is read at any time from here to the wait. The sanitizers see a read here, which finds
+// wrong addresses and races with earlier writes. They see another at the wait, which finds races with later
+// writes.
 inline void copy_async_16(void* to, const void* from, bool valid, const Site& site) {
     check_shared_16(to, site);
     aligned(static_cast<const uint4*>(from), site);

@@ -1,25 +1,25 @@
-# The CUDA runtime of the tests (test/simt/runtime/), for dev/kernels.mk: what a program links beside the executor so that
-# the CUDA device's own host code runs without a GPU, and its tests. cuBLASLt's and NCCL's headers must be there; where
-# they are not, test/run_suites.py says that it skips the tests.
+# The CUDA runtime of the tests (test/simt/runtime/), for dev/kernels.mk. A program links it and the executor,
+# so that the CUDA device's own host code runs without a GPU. The headers of cuBLASLt and NCCL must be
+# installed; without them, test/run_suites.py reports that it skips the tests.
 
 HAS_RUNTIME_HEADERS := $(and $(CUBLASLT_HEADER),$(NCCL_HEADER))
 RUNTIME_TEST_SOURCES := $(sort $(wildcard test/simt/runtime/*_test.cpp))
 RUNTIME_SOURCES := $(filter-out $(RUNTIME_TEST_SOURCES),$(sort $(wildcard test/simt/runtime/*.cpp)))
-# What its tests run of the lab.
+# Code of the lab that the tests run.
 RUNTIME_RIVALS := dev/lab/rivals.cu dev/lab/matmul_rival.cu dev/lab/rivals_cudnn.cu
 RUNTIME_LIST := $(if $(HAS_RUNTIME_HEADERS),$(RUNTIME_SOURCES) $(RUNTIME_TEST_SOURCES))
-# Nothing here has threads that race.
+# This code has no threads that could race.
 RUNTIME_KINDS := $(if $(HAS_RUNTIME_HEADERS),$(filter plain address,$(SIMT_KINDS)))
 RUNTIME_TESTS := $(patsubst %,$(BUILD)/test/cuda-runtime-%,$(filter plain,$(RUNTIME_KINDS)))
-# What takes long to build (make test-long): those with address checks here.
+# Targets that take long to build (make test-long): here those with address checks.
 LONG_PROGRAMS += $(foreach kind,$(filter address,$(RUNTIME_KINDS)),$(BUILD)/test/cuda-runtime-$(kind) $(BUILD)/test/train_gpt-$(kind))
 $(eval $(call remember,$(BUILD)/runtime.txt,RUNTIME_LIST))
 
-# The CUDA device. What would find cuBLASLt is not in it: its functions are the runtime's.
+# The CUDA device without the code that finds cuBLASLt: the runtime provides its functions.
 SIMULATED_CUDA := $(filter-out $(CUDNN_SOURCES) $(CUBLASLT_SOURCE) %/no_cuda.cpp %/no_nccl.cpp,$(CUDA_HOST_SOURCES)) $(GPU_SOURCES)
 
 define runtime_kind
-# Unchecked as the executor is: it touches what it hides from the host's code.
+# Unchecked, like the executor: it touches memory that it hides from the host's code.
 $(call simt_objects,$(1),$(RUNTIME_SOURCES)): CHECKS := -O2 $(DEFINE_$(1))
 $(call simt_objects,$(1),$(RUNTIME_TEST_SOURCES) $(RUNTIME_RIVALS)): CHECKS := $(CHECKS_$(1)) $(DEFINE_$(1))
 $(BUILD)/test/cuda-runtime-$(1): $(call simt_objects,$(1),$(SIMT_SOURCES) $(RUNTIME_LIST) $(RUNTIME_RIVALS) $(SIMULATED_CUDA)) $(LIBRARY) \
@@ -29,8 +29,8 @@ $(BUILD)/test/cuda-runtime-$(1): $(call simt_objects,$(1),$(SIMT_SOURCES) $(RUNT
 endef
 $(foreach kind,$(RUNTIME_KINDS),$(eval $(call runtime_kind,$(kind))))
 
-# The trainer, as it is for GPUs, with this runtime in place of CUDA's, cuBLASLt and NCCL.
-# Of these programs kernels alone are known by name, and what nobody calls is left out: the bundle for a GPU carries them.
+# The trainer as it is for GPUs, with this runtime instead of CUDA's, cuBLASLt and NCCL. These programs export
+# only the names of kernels and omit functions that are never called. The bundle for a GPU carries them.
 $(BUILD)/test/train_gpt-% $(BUILD)/test/model_probe-%: EXPORTS := -Wl,--gc-sections,--export-dynamic-symbol='*kernel*'
 SIMULATED_PROGRAMS := $(patsubst %,$(BUILD)/test/train_gpt-%,$(filter plain,$(RUNTIME_KINDS)))
 define simulated_program
@@ -43,8 +43,8 @@ $(BUILD)/test/train_gpt-$(1): $$(SIMULATED_OBJECTS_$(1)) $(BUILD)/library.txt $(
 endef
 $(foreach kind,$(RUNTIME_KINDS),$(eval $(call simulated_program,$(kind))))
 
-# The same with faults (test/python/planted_faults.py), to see that they are found.
-PLANTED_SOURCES := llmc/parallel/device_streams.cpp llmc/parallel/token_feed.cpp llmc/device/cuda/lt_products.cpp \
+# The same with planted faults (test/python/planted_faults.py), to check that they are found.
+PLANTED_SOURCES := llmc/parallel/step/device_streams.cpp llmc/parallel/step/token_feed.cpp llmc/device/cuda/lt_products.cpp \
     llmc/device/cuda/ops_matmul.cu llmc/comm/nccl/nccl_communicator.cpp
 PLANTED_OBJECTS := $(patsubst %,$(BUILD)/simt/planted/%.o,$(basename $(PLANTED_SOURCES)))
 PLANTED_FOR := $(call objects,$(PLANTED_SOURCES)) $(call simt_objects,plain,$(PLANTED_SOURCES))

@@ -1,4 +1,4 @@
-// Where in a kernel a thread of the executor waits, reads or fails.
+// The place in a kernel where a thread of the executor waits, reads or fails.
 #pragma once
 
 #include <source_location>
@@ -6,19 +6,20 @@
 
 namespace simt {
 
-// A line, and through which functions the thread came there from its kernel.
+// A line, and the functions through which the thread came there from its kernel.
 struct Site {
-    // Not explicit: g++ 12 knows the caller's line only where std::source_location::current() is the whole default argument.
+    // Not explicit: g++ 12 uses the caller's line only if std::source_location::current() is the whole
+    // default argument.
     Site(const std::source_location& line_ = {}, const Site* caller_ = nullptr)
         : line(line_), caller(caller_) {}
     std::source_location line;
-    const Site* caller;  // lies on the thread's stack, while it waits
+    const Site* caller;  // lies on the thread's stack while it waits
 };
 
-// The lines from the kernel's own to the last.
+// The lines, from the kernel's own to the last.
 std::string text(const Site& site);
 
-// In all lines.
+// Whether all lines are the same.
 bool same_place(const Site& first, const Site& second);
 
 // The line of the kernel itself.

@@ -1,4 +1,4 @@
-// The texts of devices' choices: what is kept of several.
+// The texts that name devices' chosen algorithms, and which of several texts is kept.
 #include "llmc/train/algorithms.h"
 
 #include <gtest/gtest.h>

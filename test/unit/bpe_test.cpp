@@ -1,5 +1,5 @@
-// GPT-2's byte-pair encoding: UTF-8, words, merges on a small encoding of the tests' own, and its files. Against tiktoken, with
-// GPT-2's own files: test/python/test_bpe.py.
+// GPT-2's byte-pair encoding: UTF-8, words, merges of a small encoding made here, and its files.
+// test/python/test_bpe.py compares GPT-2's own files with tiktoken.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -11,10 +11,10 @@
 
 #include "llmc/core/error.h"
 #include "llmc/core/random.h"
-#include "llmc/core/utf8.h"
+#include "llmc/core/text.h"
+#include "llmc/data/bpe.h"
 #include "llmc/data/bpe_files.h"
 #include "llmc/data/tokenizer.h"
-#include "llmc/data/words.h"
 
 namespace llmc {
 namespace {
@@ -52,13 +52,15 @@ TEST(Words, AreGpt2s) {
     EXPECT_EQ(words_of("x1y 22.5"), (Words{"x", "1", "y", " 22", ".", "5"}));
     // No-break and ideographic spaces are white space, but not the space that a word takes with it.
     EXPECT_EQ(words_of("\xc2\xa0x\xe3\x80\x80 y"), (Words{"\xc2\xa0", "x", "\xe3\x80\x80", " y"}));
-    // A letter, a mark (none), a Roman numeral; a letter of Unicode 16.0, and one of 17.0, which is not in the table.
+    // A letter, a combining mark (no letter), a Roman numeral. Then a letter of Unicode 16.0, and one of
+    // 17.0, which is not in the table.
     EXPECT_EQ(words_of("e\xcc\x81\xe2\x85\xa7"), (Words{"e", "\xcc\x81", "\xe2\x85\xa7"}));
     EXPECT_EQ(words_of("a\xf0\x90\xb5\x8a"), (Words{"a\xf0\x90\xb5\x8a"}));
     EXPECT_EQ(words_of("a\xf0\xb2\x8e\xb0"), (Words{"a", "\xf0\xb2\x8e\xb0"}));
 }
 
-// Merges in their order: "lo", "low", " low", "er", "wer" (which "low" then keeps from being made).
+// Merges in their order: "lo", "low", " low", "er", "wer". In "lower", "low" takes the w, so "wer" cannot
+// form.
 constexpr std::string_view small_merges = "#version: 0.2\nl o\nlo w\nĠ low\ne r\nw er\n";
 
 // encoder.json in the order of the ids.
@@ -100,7 +102,8 @@ class SmallEncoding : public testing::Test {
     fs::path folder_ = fs::temp_directory_path() / ("llmc_bpe_test_" + std::to_string(getpid()));
 };
 
-// Ids of single bytes: those of '!' to '~' are 0 to 93; a space, the 33rd of the bytes without a picture, is 188 + 32.
+// Ids of single bytes. '!' to '~' are 0 to 93. A space is 188 + 32: the 33rd of the bytes that are not
+// printable.
 constexpr std::int32_t id_of(char c) { return c == ' ' ? 220 : c - '!'; }
 
 TEST_F(SmallEncoding, MergesTheLowestIdFirst) {
@@ -108,7 +111,7 @@ TEST_F(SmallEncoding, MergesTheLowestIdFirst) {
     EXPECT_EQ(encoder.vocabulary(), 256 + 5 + 1);
     EXPECT_EQ(encoder.encode("low"), (Tokens{257}));
     EXPECT_EQ(encoder.encode("low low"), (Tokens{257, 258}));
-    // "low" comes before "wer", though "er" is there to be merged with the w.
+    // "low" has a lower id than "wer" and merges first, although "er" could merge with the w.
     EXPECT_EQ(encoder.encode("lower"), (Tokens{257, 259}));
     EXPECT_EQ(encoder.encode("wer"), (Tokens{260}));
     EXPECT_EQ(encoder.encode("lolo"), (Tokens{256, 256}));
@@ -152,7 +155,7 @@ TEST_F(SmallEncoding, PromptsAndSamplesAreText) {
     EXPECT_EQ(encode_prompt("low\\n<|endoftext|>", 262, &encoder), (Tokens{257, 198, 261}));
     EXPECT_EQ(encode_prompt("", 262, &encoder), (Tokens{261}));
     EXPECT_EQ(decode(Tokens{257, id_of('!')}, 262, &encoder), "low!");
-    // A character's bytes come one by one, and it when they are all there.
+    // The bytes of a character come one by one. The character is returned when all are there.
     const Tokens euro = encoder.encode("\xe2\x82\xac");
     ASSERT_EQ(euro.size(), 3U);
     TextStream stream(262, &encoder);
@@ -161,13 +164,14 @@ TEST_F(SmallEncoding, PromptsAndSamplesAreText) {
     EXPECT_EQ(stream.add(euro[1]), "");
     EXPECT_EQ(stream.add(euro[2]), "\xe2\x82\xac");
     EXPECT_EQ(stream.add(euro[0]), "");
-    EXPECT_EQ(stream.add(257), std::string(replacement_bytes) + "low");  // it is never whole
-    EXPECT_EQ(stream.add(euro[1]), replacement_bytes);                   // nor does it begin with this
+    EXPECT_EQ(stream.add(257), std::string(replacement_bytes) + "low");  // the character cannot become whole
+    EXPECT_EQ(stream.add(euro[1]), replacement_bytes);                   // and no character begins with this
+                                                                         // byte
     EXPECT_EQ(stream.add(euro[0]), "");
     EXPECT_EQ(stream.rest(), replacement_bytes);
 }
 
-// The one line about a folder.
+// The one-line message of the refusal of a folder.
 std::string refusal(const fs::path& folder) {
     try {
         read_bpe(folder);
@@ -222,7 +226,7 @@ TEST_F(SmallEncoding, IsThatOfItsVocabulary) {
     } catch (const UserError& fault) {
         const std::string line = fault.what();
         EXPECT_TRUE(line.starts_with("--bpe-dir: ")) << line;
-        EXPECT_NE(line.find("has 262 tokens, and the model's vocabulary is 256"), std::string::npos) << line;
+        EXPECT_NE(line.find("has 262 tokens, but the model's vocabulary is 256"), std::string::npos) << line;
     }
 }
 

@@ -1,5 +1,5 @@
-// The lists of all stages of a pipeline together: those of every schedule agree, and what could be wrong in one is found.
-// (A list alone: step_test.cpp. Schedules: pipeline_test.cpp.)
+// The lists of all stages of a pipeline together. The lists of every schedule agree, and planted faults are
+// found. step_test.cpp tests one list alone, pipeline_test.cpp the schedules.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -14,8 +14,8 @@
 
 #include "llmc/core/error.h"
 #include "llmc/model/units.h"
-#include "llmc/parallel/build_step.h"
-#include "llmc/parallel/step.h"
+#include "llmc/parallel/step/build_step.h"
+#include "llmc/parallel/step/step.h"
 #include "test/gpt2_units.h"
 #include "test/unit/step_specs.h"
 
@@ -58,13 +58,13 @@ TEST(Stages, AgreeInEverySchedule) {
             if (spec.rounds_gradients) return;
             expect_sound(specs, build_evaluation_step, "evaluation");
             if (pipeline.micro_batches == 1) expect_sound(specs, build_generation_step, "generation");
-            expect_sound(specs, build_publication, "publication");
+            expect_sound(specs, build_parameter_gathers, "parameter gathers");
         });
     });
     EXPECT_GT(checked, 1000);
 }
 
-// ---- what is found: each fault is planted in sound lists
+// ---- each fault is planted in sound lists, and must be found
 
 class PlantedFaults : public testing::TestWithParam<PipelineSchedule> {
   protected:
@@ -106,7 +106,7 @@ class PlantedFaults : public testing::TestWithParam<PipelineSchedule> {
                   : std::rotate(at(to), at(from), at(from + 1));
     }
 
-    // By the check of all stages, or of one.
+    // Checked by the check of all stages, or of one stage.
     std::string found_in_stages() {
         return found([&] { check_stages(lists); });
     }
@@ -134,7 +134,7 @@ void expect_says(const std::string& message, const std::string& words) {
 
 constexpr std::array transfers = {send_activation, receive_activation, send_gradient, receive_gradient};
 
-// The middle stage has all of them.
+// The middle stage has transfers of all kinds.
 TEST_P(PlantedFaults, AMissingTransfer) {
     const Lists sound = lists;
     for (const ActionKind kind : transfers) {
@@ -147,7 +147,7 @@ TEST_P(PlantedFaults, AMissingTransfer) {
                         message.find("receives it for") != std::string::npos)
                 << message;
         }
-        // Of the last one nothing comes after that could be taken for it.
+        // After the last transfer no other comes that could be taken for it.
         lists = sound;
         drop(1, last(1, kind));
         expect_says(found_in_stages(), "waits for ever");
@@ -202,7 +202,7 @@ TEST_P(PlantedFaults, TiedGradientsThatAreSummedTwice) {
     }
 }
 
-// All stages would wait for one that waits for them to receive.
+// A loss is reduced too early: all stages would wait for one that waits for them to receive.
 TEST_P(PlantedFaults, ALossThatIsReducedBeforeAllIsSent) {
     const Lists sound = lists;
     for (const std::size_t stage : {0, 1}) {
@@ -227,7 +227,7 @@ TEST_P(PlantedFaults, WhatOneStageAloneDoesNotDo) {
 }
 
 TEST_P(PlantedFaults, TwoMicroBatchesInOneSlot) {
-    if (GetParam() == PipelineSchedule::naive) return;  // has one
+    if (GetParam() == PipelineSchedule::naive) return;  // it has one slot
     std::vector<Action>& actions = lists[0].actions;
     ASSERT_GT(buffers_in_flight(lists[0]).slots, 1);
     for (Action& action : actions) action.slot = 0;
@@ -248,8 +248,8 @@ TEST_P(PlantedFaults, TwoMicroBatchesInOneInput) {
     expect_says(found_in(1), "of another micro-batch");
 }
 
-// A block that recomputes has its backward pass in one part, for which it recomputes, and is gathered where parameters are in
-// shards, once.
+// A block that recomputes has an undivided backward pass. It recomputes once for it. With sharded parameters,
+// it is also gathered once for it.
 TEST(ZeroBubble, RecomputesOnce) {
     const PipelineSpec pipeline{.schedule = PipelineSchedule::zb_h1, .stages = 3, .micro_batches = 7};
     const Sharding sharding{.stage = 3, .shards = 2};

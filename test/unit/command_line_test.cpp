@@ -1,4 +1,4 @@
-// The command that a run prints for going on: how the program was called, and words as a shell takes them.
+// The command that a run prints for resuming: how the program was called, with words quoted for a shell.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -23,7 +23,7 @@ TEST(CommandLine, AsCalled) {
     EXPECT_EQ(
         program_as_called(arguments, "scripts/launch.sh\n-np\n2\n--hostfile\n./train_gpt\n--steps\n3\n", 2),
         "scripts/launch.sh -np 2 --hostfile ./train_gpt");
-    // Between the two stands a program that calls this one as it was told to.
+    // A program between the two calls this one with the arguments it was given.
     EXPECT_EQ(program_as_called(arguments, "scripts/launch.sh\n-np\n2\nnice\n./train_gpt\n--steps\n3\n", 2),
               "scripts/launch.sh -np 2 nice ./train_gpt");
 }

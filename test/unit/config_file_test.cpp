@@ -1,4 +1,4 @@
-// Configuration files: what is written is read back as it was.
+// Configuration files: reading a written file gives the same values.
 #include "llmc/train/config_file.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// What is printed: times, the progress line, and the operations that a share of the peak is a share of. The
-// terminal itself is tested with the whole program (test_terminal.py).
+// Printed texts: times, the progress line, and the operations that the share of the peak counts.
+// test_terminal.py tests the terminal itself with the whole program.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -28,7 +28,7 @@ TEST(ProgressLine, SaysWhatIsDoneAndLeft) {
 }
 
 TEST(ProgressLine, CountsTheTimeOfThisRunsStepsOnly) {
-    // A resumed run has taken 10 of the 110 steps that are done: a second each.
+    // A resumed run has done 10 of the 110 finished steps, at one second each.
     EXPECT_NE(progress_line(101, 110, 130, 10, 100).find("110/130  0:10 passed, 0:20 left"),
               std::string::npos);
     EXPECT_NE(progress_line(1, 0, 5, 1, 100).find("? left"), std::string::npos);
@@ -45,7 +45,7 @@ TEST(ProgressLine, KeepsToTheColumns) {
     EXPECT_EQ(progress_line(1, 5, 10, 1, 40), " 50%  5/10  0:01 passed, 0:01 left");
     EXPECT_EQ(progress_line(1, 5, 10, 1, 30), " 50%  5/10  0:01 left");
     EXPECT_EQ(progress_line(1, 5, 10, 1, 20), "5/10  0:01 left");
-    // What then still is too long the terminal cuts.
+    // The terminal cuts what is still too long.
     EXPECT_EQ(progress_line(1, 5, 10, 1, 3), "5/10");
 }
 
@@ -56,7 +56,7 @@ TEST(Text, FittedKeepsToItsWidth) {
     EXPECT_EQ(fitted(1.2346e30, 5, 9), "1.235e+30");
 }
 
-// The line of a step, with its heading.
+// The printed line of a step, with its heading.
 std::string printed(const StepMetrics& metrics) {
     testing::internal::CaptureStdout();
     {
@@ -92,7 +92,7 @@ TEST(Console, ShowsTheShareOfThePeakWhereItIsKnown) {
 TEST(Flops, OfGpt2) {
     const GPTConfig config{
         .layers = 12, .heads = 12, .channels = 768, .sequence_length = 1024, .vocabulary = 50257};
-    // 6 N with N all weights but wpe (1024 x 768), biases and layernorms; 6 L C T for attention.
+    // 6 N, where N counts all weights but wpe (1024 x 768), biases and layernorms; 6 L C T for attention.
     const double matrices = 12 * (768 * 3 * 768 + 768 * 768 + 2 * 768 * 4 * 768) + 50257 * 768;
     EXPECT_DOUBLE_EQ(training_flops_per_token(gpt2(config)), 6 * matrices + 6.0 * 12 * 768 * 1024);
     EXPECT_NEAR(matrices, static_cast<double>(count_parameters(gpt2(config))) - 1024 * 768, 0.002 * matrices);

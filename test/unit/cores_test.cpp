@@ -1,4 +1,4 @@
-// This process's share of the cores from the masks of all processes on its machine.
+// This process's share of the cores, computed from the masks of all processes on its machine.
 
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ TEST(ShareOfCores, UnboundRanksDivideThem) {
     EXPECT_EQ(shares({six, six, six, six}), std::vector<int>({1, 1, 1, 1}));
 }
 
-// Sums of thirds, sevenths and so on are not exact in binary.
+// Sums of thirds or sevenths are not exact in binary.
 TEST(ShareOfCores, EvenDivisionsAreExact) {
     for (std::size_t ranks = 1; ranks <= 100; ++ranks)
         for (std::size_t each : {1, 2, 7}) {

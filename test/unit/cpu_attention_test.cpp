@@ -19,17 +19,18 @@ struct Sizes {
     }
 };
 
-// One position, odd sizes, head sizes that are no multiple of 16, more than one block of queries (32) and of
-// keys (128).
+// One position, odd sizes, head sizes that are not multiples of 16, and more than one block of queries (32)
+// and of keys (128).
 constexpr std::array sizes = {Sizes{1, 1, 1, 5},   Sizes{2, 13, 3, 5},  Sizes{3, 33, 2, 24},
                               Sizes{1, 64, 2, 64}, Sizes{1, 70, 3, 40}, Sizes{2, 130, 1, 16},
                               Sizes{1, 300, 1, 8}};
 
 // The scores, probabilities and their bounds for one query.
 //
-// A score is a sum of HS products times 1/sqrt(HS): its error is at most e = (HS + 3) u sum|q k| / sqrt(HS). An exponential exp(s - m) comes with the errors of both, the rounding
-// of their difference and 2.2 u: relative 2 e + (|s - m| + 3) u, where m is the greatest score or lse and a
-// difference of more than 87 gives nothing (2^-125) instead.
+// A score is a sum of HS products times 1/sqrt(HS). Its error is at most e = (HS + 3) u sum|q k| / sqrt(HS).
+// The relative error of an exponential exp(s - m) is 2 e + (|s - m| + 3) u. It consists of the errors of both
+// numbers, the rounding of their difference, and 2.2 u. Here m is the greatest score or lse. A difference of
+// more than 87 gives zero instead of 2^-125.
 struct Query {
     Query(const Sizes& s, const OwnedTensor& qkv, std::int64_t b, std::int64_t h, std::int64_t t) {
         const double root = std::sqrt(static_cast<double>(s.HS));
@@ -63,7 +64,7 @@ class CpuAttention : public testing::TestWithParam<Arithmetic> {
   protected:
     DType X = GetParam().dtype;
     double uX = roundoff(X);
-    // Where bf16 matrices are multiplied, probabilities and the scores' gradients are rounded to that before.
+    // When bf16 matrices are multiplied, probabilities and the scores' gradients are rounded to bf16 first.
     double u_factor = GetParam().native_bf16 ? uX : 0.0;
 
     Operations operations(const Sizes& s, int threads = 3) const {
@@ -83,7 +84,8 @@ class CpuAttention : public testing::TestWithParam<Arithmetic> {
                 for (std::int64_t t = 0; t < s.T; ++t) {
                     const Query query(s, qkv, b, h, t);
                     const auto keys = static_cast<double>(t) + 1.0;
-                    // Numerator and denominator are sums of t + 1 terms, rescaled once a block of keys.
+                    // Numerator and denominator are sums of t + 1 terms, rescaled once for each block of
+                    // keys.
                     const double relative =
                         2.0 * query.p_error + (2.0 * keys + 4.0 * (keys / 128.0 + 2.0)) * u32;
                     references_of_lse.push_back(query.lse);
@@ -118,7 +120,7 @@ TEST_P(CpuAttention, Forward) {
 }
 
 TEST_P(CpuAttention, ForwardOfExtremeScores) {
-    // q . k / sqrt(HS) up to 1e4 and more, of both signs: almost all probabilities are 0 or 1.
+    // q . k / sqrt(HS) goes up to 1e4 and more, with both signs: almost all probabilities are 0 or 1.
     for (const Sizes& s : {Sizes{1, 40, 2, 16}, Sizes{1, 150, 1, 5}}) {
         OwnedTensor qkv = normal(X, s.qkv(), "qkv", 80.0);
         check_forward(s, qkv);
@@ -136,9 +138,9 @@ TEST_P(CpuAttention, BackwardOverwrites) {
         ops->attention_forward(out, lse, qkv);
         ops->attention_backward(dqkv, dout, qkv, out, lse);
 
-        // `out` and lse are data here. With e the relative error of p, a difference dout . v - D has those of
-        // two sums of HS products, E, so that ds has |ds| (e + 2 u) + p E; p and ds may be rounded to bf16; the
-        // sums over keys or queries add T + 3 roundings.
+        // `out` and lse are data here. Let e be the relative error of p, and E the error of a difference dout
+        // . v - D: that of two sums of HS products. Then ds has the error |ds| (e + 2 u) + p E. p and ds may
+        // be rounded to bf16. The sums over keys or queries add T + 3 roundings.
         std::vector<double> reference(static_cast<std::size_t>(qkv->elements()), 0.0);
         std::vector<double> error(reference.size(), 0.0);
         const auto head_size = static_cast<double>(s.HS);
@@ -208,7 +210,7 @@ TEST_P(CpuAttention, AQuerySeesNoLaterKey) {
 }
 
 TEST_P(CpuAttention, BitsDoNotDependOnThreads) {
-    // With one head the blocks of queries are divided among threads, with many the heads are.
+    // With one head, threads divide the blocks of queries. With many heads, they divide the heads.
     for (const Sizes& s : {Sizes{1, 300, 1, 24}, Sizes{3, 70, 5, 8}}) {
         const OwnedTensor qkv = normal(X, s.qkv(), "qkv");
         const OwnedTensor dout = normal(X, s.out(), "dout");

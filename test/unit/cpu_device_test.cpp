@@ -1,4 +1,4 @@
-// The CPU as a device: memory, threads, workspace; and that its results do not depend on threads.
+// The CPU as a device: memory, threads, workspace. Results do not depend on the number of threads.
 #include "llmc/device/cpu/cpu_device.h"
 
 #include <cstdlib>
@@ -87,7 +87,7 @@ TEST(CpuDevice, ThreadsAreAtMostTheProcessors) {
 
 constexpr WorkspaceRequest request = {2, 70, 48, 3, 200, 50, DType::bf16};
 
-// Calls everything that needs workspace at the sizes of the request.
+// Calls every operation that needs workspace, at the sizes of the request.
 void use_all_of_the_workspace(cpu::CpuOps& ops, DType X) {
     const auto& r = request;
     const std::int64_t N = r.batch * r.sequence;

@@ -1,5 +1,5 @@
-// The CPU's matrix products, forward and backward, against plain loops in double precision; in bf16 both with
-// oneDNN's own products (where the processor has them) and widened to fp32.
+// The CPU's matrix products, forward and backward, against plain loops in double precision. In bf16, both
+// ways are tested: oneDNN's own products (if the processor has them), and products widened to fp32.
 #include "llmc/device/cpu/vector_math.h"
 #include "test/unit/cpu_test_support.h"
 
@@ -23,12 +23,12 @@ class CpuMatmul : public testing::TestWithParam<Arithmetic> {
     }
 };
 
-// The last four have more than one of the tiles of 1024 in which products are widened, in each dimension; the
-// last of all two of the same size, of which the first overwrites and the second accumulates.
+// Products are widened in tiles of 1024. Each of the last four sizes has more than one tile, and together
+// they cover each dimension. The last size has two equal tiles: the first overwrites, the second accumulates.
 constexpr std::array sizes = {Sizes{1, 5, 3},     Sizes{13, 24, 37},  Sizes{33, 64, 128}, Sizes{64, 130, 72},
                               Sizes{1030, 12, 9}, Sizes{3, 1100, 11}, Sizes{2, 7, 1050},  Sizes{2, 2048, 3}};
 
-// A sum of products and what bounds its error: every product and addition of K terms rounds once.
+// A sum of products and its error bound: each product and each addition of K terms rounds once.
 struct Dot {
     double value = 0.0;
     double size = 0.0;
@@ -76,7 +76,7 @@ TEST_P(CpuMatmul, Forward) {
             };
             expect_close(out, values(sums), bound, "product");
 
-            // GELU is of what was stored, so of the very numbers in pre_gelu.
+            // GELU is computed from the stored numbers, so from exactly those in pre_gelu.
             OwnedTensor pre_gelu = garbage(X, {s.N, s.OC});
             OwnedTensor activated = garbage(X, {s.N, s.OC});
             ops->matmul_forward(activated, in, weight, with_bias ? *bias : Tensor{}, pre_gelu);
@@ -115,8 +115,8 @@ TEST_P(CpuMatmul, BackwardOfTheInput) {
             },
             "din");
 
-        // Times GELU' (given exactly: it is tested by itself), with one more rounding in fp32 and still only
-        // one to X.
+        // Multiplied by GELU', which is given exactly because it has its own test. This adds one rounding in
+        // fp32. There is still only one rounding to X.
         din = garbage(X, {s.N, s.IC});
         ops->matmul_backward(din, {}, {}, dout, in, weight, pre_gelu);
         std::vector<double> reference, bound;
@@ -140,7 +140,7 @@ TEST_P(CpuMatmul, GradientsOfParametersAccumulate) {
         OwnedTensor dweight = normal(DType::fp32, {s.OC, s.IC}, "dweight");
         OwnedTensor dbias = normal(DType::fp32, {s.OC}, "dbias");
         Operations ops = operations(s);
-        // The first value, then the terms of two calls.
+        // The initial value, then the terms of two calls.
         std::vector<Dot> weight_sums(static_cast<std::size_t>(s.OC * s.IC));
         std::vector<Dot> bias_sums(static_cast<std::size_t>(s.OC));
         for (std::size_t i = 0; i < weight_sums.size(); ++i) {
@@ -233,7 +233,7 @@ TEST_P(CpuMatmul, NoRowsChangeNothing) {
     OwnedTensor din(X, {0, 8});
     OwnedTensor dweight = filled(DType::fp32, {6, 8}, 2.0);
     OwnedTensor dbias = filled(DType::fp32, {6}, 3.0);
-    // An empty tensor has no memory of its own, but it is there.
+    // An empty tensor has no memory of its own, but it is present.
     std::byte place{};
     const auto there = [&](const OwnedTensor& t) { return Tensor{&place, t->dtype, t->shape}; };
     ops->matmul_forward(there(out), there(in), weight, {}, there(out));

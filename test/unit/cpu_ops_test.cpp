@@ -1,5 +1,5 @@
 // The CPU's embeddings, layernorm, classifier and elementwise operations against plain loops in double
-// precision. Products, attention, optimizer and device have test files of their own.
+// precision. Products, attention, optimizer and device have their own test files.
 #include <limits>
 
 #include "test/unit/cpu_test_support.h"
@@ -57,8 +57,8 @@ TEST_P(CpuOperations, EncoderBackwardAccumulates) {
                 largest = std::max(largest, std::fabs(dout.get(i)));
             }
         }
-        // A sum of at most 2 B T + 1 terms, each below `largest` or a first value below 5: every addition
-        // rounds a partial sum of at most that.
+        // A sum of at most 2 B T + 1 terms. Each term is below `largest`, and the initial value below 5.
+        // Every addition rounds a partial sum that is at most their total.
         const double terms = 2.0 * B * T + 1.0;
         const auto bound = [&](std::size_t) { return terms * u32 * (terms * largest + 5.0); };
         expect_close(dwte, sum_wte, bound, "dwte");
@@ -87,13 +87,14 @@ TEST_P(CpuOperations, EncoderRefusesATokenWithoutARow) {
 struct NormalizedRow {
     std::vector<double> h;
     double mean, rstd;
-    double mean_error, h_error;  // bounds: of the mean, and relative to |h| + 1 of h
+    double mean_error, h_error;  // bounds: of the mean; of h, relative to |h| + 1
 };
 
-// With d = x - mean, in fp32: the mean is a sum of C terms, divided: error (C + 1) u mean|x|. A deviation
-// then has that error and u |d|; the mean square deviation a relative error of (C + 4) u (the mean's error is
-// of second order in it), and of the mean's error relative to the deviation twice where eps does not hide it;
-// rstd half of that and 3 u. So h = d rstd has rstd mean_error and |h| (C + 8) u at most, with C >= 1.
+// Let d = x - mean, all in fp32. The mean is a sum of C terms, divided: its error is (C + 1) u mean|x|. A
+// deviation then has that error and u |d|. The mean square deviation has a relative error of (C + 4) u; the
+// mean's error enters it in second order. If eps does not hide it, it also has twice the mean's error
+// relative to the deviation. rstd has half of that, and 3 u. So the error of h = d rstd is at most rstd
+// mean_error + |h| (C + 8) u, with C >= 1.
 NormalizedRow normalize(const OwnedTensor& x, std::int64_t row, std::int64_t C) {
     NormalizedRow r{};
     double absolute = 0.0;
@@ -153,7 +154,7 @@ TEST_P(CpuOperations, LayernormForward) {
 }
 
 TEST_P(CpuOperations, LayernormOfALargeMeanKeepsItsVariance) {
-    // Alternating m - 1/2, m + 1/2 with m = 64, exact in both dtypes: h = -1, 1 but for eps.
+    // Alternating m - 1/2 and m + 1/2 with m = 64, exact in both dtypes: h = -1, 1 apart from eps.
     const std::int64_t C = 64;
     OwnedTensor x(X, {1, C});
     for (std::int64_t c = 0; c < C; ++c) x.set(c, 64.0 + (c % 2 == 0 ? -0.5 : 0.5));
@@ -161,7 +162,7 @@ TEST_P(CpuOperations, LayernormOfALargeMeanKeepsItsVariance) {
     OwnedTensor mean = garbage(DType::fp32, {1});
     OwnedTensor rstd = garbage(DType::fp32, {1});
     Operations()->layernorm_forward(out, mean, rstd, x, filled(X, {C}, 1.0), filled(X, {C}, 0.0));
-    EXPECT_EQ(mean.get(0), 64.0);  // all its sums are exact
+    EXPECT_EQ(mean.get(0), 64.0);  // all sums in it are exact
     EXPECT_NEAR(rstd.get(0), 1.0 / std::sqrt(0.25 + 1e-5), 4.0 * u32 * 2.0);
 }
 
@@ -196,7 +197,7 @@ TEST_P(CpuOperations, LayernormWithoutBetaHasTheBitsOfZeros) {
     for (const auto& [N, C] : layernorm_shapes) {
         const OwnedTensor a = normal(X, {N, C}, "a");
         const OwnedTensor b = normal(X, {N, C}, "b");
-        // A gamma of 0 makes zeros of both signs, and those of `zeros` make +0 of them.
+        // A gamma of 0 makes zeros of both signs. Adding `zeros` turns them into +0.
         OwnedTensor gamma = normal(X, {C}, "gamma");
         gamma.set(C / 2, 0.0);
         const OwnedTensor zeros = filled(X, {C}, 0.0);
@@ -234,16 +235,19 @@ TEST_P(CpuOperations, LayernormBackwardAccumulates) {
             rstd.set(n, r.rstd);
         }
 
-        // The saved mean and rstd are data here, so h has two roundings: 2 u |h|, and C + 1 more in the sums
-        // over a row of means of g and g h. Then 5 roundings of the three terms, and the final ones.
+        // The saved mean and rstd are data here, so h has two roundings: 2 u |h|. The sums over a row, for
+        // the means of g and g h, have C + 1 more. The three terms add 5 roundings, and then the final ones
+        // follow.
         const auto channels = static_cast<double>(C);
         std::vector<double> reference = din.values(), bound;
         std::vector<double> sum_gamma = dgamma.values(), sum_beta = dbeta.values();
         std::vector<double> size_gamma(sum_gamma.size(), 5.0), size_beta(sum_beta.size(), 5.0);
         for (std::int64_t n = 0; n < N; ++n) {
             double mean_g = 0.0, mean_gh = 0.0, size_g = 0.0, size_gh = 0.0;
-            const auto h = [&](std::int64_t c) { return (x.get(n * C + c) - mean.get(n)) * rstd.get(n); };
-            const auto g = [&](std::int64_t c) { return dout.get(n * C + c) * gamma.get(c); };
+            const auto h = [&, C = C](std::int64_t c) {
+                return (x.get(n * C + c) - mean.get(n)) * rstd.get(n);
+            };
+            const auto g = [&, C = C](std::int64_t c) { return dout.get(n * C + c) * gamma.get(c); };
             for (std::int64_t c = 0; c < C; ++c) {
                 mean_g += g(c) / channels;
                 mean_gh += g(c) * h(c) / channels;
@@ -268,7 +272,7 @@ TEST_P(CpuOperations, LayernormBackwardAccumulates) {
         Operations()->layernorm_backward(din, dgamma, dbeta, dout, x, gamma, mean, rstd);
         expect_close(
             din, reference, [&](std::size_t i) { return bound[i]; }, "din");
-        // Sums of N terms and a first value (below 5), 3 roundings a term.
+        // Sums of N terms and an initial value (below 5), with 3 roundings for each term.
         const double terms = static_cast<double>(N) + 4.0;
         expect_close(
             dgamma, sum_gamma, [&](std::size_t i) { return terms * u32 * size_gamma[i]; }, "dgamma");
@@ -279,7 +283,7 @@ TEST_P(CpuOperations, LayernormBackwardAccumulates) {
 
 // ---- classifier
 
-// Losses and gradients of one batch; the first `V` of `Vp` columns are the vocabulary.
+// Losses and gradients of one batch. The first `V` of `Vp` columns are the vocabulary.
 void check_classifier(DType X, const OwnedTensor& logits, const OwnedTensor& targets, std::int64_t V,
                       float scale) {
     const std::int64_t N = logits->shape[0];
@@ -291,8 +295,8 @@ void check_classifier(DType X, const OwnedTensor& logits, const OwnedTensor& tar
         for (std::int64_t v = 0; v < V; ++v) greatest = std::max(greatest, logits.get(n * Vp + v));
         for (std::int64_t v = 0; v < V; ++v) least = std::min(least, logits.get(n * Vp + v));
         for (std::int64_t v = 0; v < V; ++v) sum += std::exp(logits.get(n * Vp + v) - greatest);
-        // An exponent l - greatest is rounded (u times the range, though at 104 and more the exponential
-        // is nothing), exp has 2.2 u, the sum V additions; the logarithm and the differences round again.
+        // An exponent l - greatest is rounded: u times the range. At 104 and more the exponential is zero.
+        // exp has 2.2 u, and the sum V additions. The logarithm and the differences round again.
         const double range = std::min(104.0, greatest - least);
         const double relative = (range + 2.2 + static_cast<double>(V)) * u32;
         const bool ignored = target == ignored_target;
@@ -303,7 +307,7 @@ void check_classifier(DType X, const OwnedTensor& logits, const OwnedTensor& tar
             const double p = v < V ? std::exp(logits.get(n * Vp + v) - greatest) / sum : 0.0;
             const double d = ignored || v >= V ? 0.0 : (p - (v == target ? 1.0 : 0.0)) * double{scale};
             gradients.push_back(d);
-            // p carries the sum's error and its own, p - 1 a rounding, and the smallest exponential is 0.
+            // p has the sum's error and its own. p - 1 adds a rounding. The smallest exponential is 0.
             gradient_bound.push_back(ignored || v >= V ? 0x1p-1000
                                                        : double{scale} * (p * (2.0 * relative + 4.0 * u32) +
                                                                           u32 * (v == target) + 0x1p-125) +
@@ -329,7 +333,7 @@ TEST_P(CpuOperations, ClassifierIsSoftmaxAndCrossEntropy) {
          {std::array<std::int64_t, 3>{1, 37, 128}, {9, 37, 128}, {5, 1, 1}, {4, 256, 256}, {3, 1000, 1024}}) {
         OwnedTensor logits = normal(X, {N, Vp}, "logits", 3.0);
         OwnedTensor targets = integers({N}, "targets", 0, V);
-        // Padded columns hold anything.
+        // Padded columns may hold any values.
         for (std::int64_t n = 0; n < N; ++n) {
             for (std::int64_t v = V; v < Vp; ++v) logits.set(n * Vp + v, v % 2 == 0 ? NAN : 1e30);
         }
@@ -342,9 +346,9 @@ TEST_P(CpuOperations, ClassifierOfExtremeLogitsIsFinite) {
     const std::int64_t V = 37;
     OwnedTensor logits(X, {4, 128});
     for (std::int64_t v = 0; v < V; ++v) {
-        logits.set(v, v == 3 ? 9984.0 : -9984.0);        // target is the greatest
-        logits.set(128 + v, v == 3 ? -9984.0 : 9984.0);  // target is the least
-        logits.set(256 + v, 9984.0);                     // all alike
+        logits.set(v, v == 3 ? 9984.0 : -9984.0);        // the target is the greatest
+        logits.set(128 + v, v == 3 ? -9984.0 : 9984.0);  // the target is the least
+        logits.set(256 + v, 9984.0);                     // all equal
         logits.set(384 + v, v == 3 ? 3e38 : -3e38);      // differences overflow
     }
     const OwnedTensor targets = filled(DType::int32, {4}, 3);
@@ -392,7 +396,7 @@ TEST_P(CpuOperations, AddMayWriteOverAnOperand) {
 TEST_P(CpuOperations, AccumulateRoundsOnce) {
     Operations ops;
     for (const std::int64_t n : {1, 13, 8192, 9001}) {
-        // Sums of the size of one bf16 ulp of the other: what was rounded twice would show.
+        // Terms of the size of one bf16 ulp of the other operand: rounding twice would show.
         const OwnedTensor before = normal(X, {n}, "before");
         const OwnedTensor in = normal(DType::fp32, {n}, "in", 0x1p-8);
         OwnedTensor expected(X, {n});
@@ -435,7 +439,7 @@ TEST(CpuCast, RoundsToNearestEven) {
     const std::vector<float> from = {
         0.0F,   -0.0F,         1.0F,     1.0F + 0x1p-8F, 1.0F + 0x1.8p-7F, 1.0F + 0x1.02p-8F,
         -3e38F, 0x1.ffffp127F, INFINITY, -INFINITY,      0x1p-140F,        0x1.fp-133F};
-    // Halfway goes to the even neighbour, beyond the largest to infinity; subnormals are kept.
+    // Halfway cases go to the even neighbour, values beyond the largest to infinity. Subnormals are kept.
     const std::vector<float> to = {0.0F,           -0.0F,          1.0F,         1.0F,
                                    1.0F + 0x1p-6F, 1.0F + 0x1p-7F, -0x1.c4p127F, INFINITY,
                                    INFINITY,       -INFINITY,      0.0F,         0x1p-132F};

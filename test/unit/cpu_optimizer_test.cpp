@@ -20,13 +20,13 @@ TEST(CpuNorm, PartialsAreSumsOfSquaresOfBlocks) {
         for (std::int64_t i = 0; i < x->elements(); ++i) {
             reference[static_cast<std::size_t>(i / norm_block_elements)] += x.get(i) * x.get(i);
         }
-        // 32 terms a lane and the tree of 32 lanes: 38 roundings of positive numbers on the way of each.
+        // 32 terms in a lane and a tree of 32 lanes: 38 roundings of positive numbers affect each term.
         expect_close(
             partials, reference, [&](std::size_t i) { return 38.0 * u32 * reference[i]; }, "partial");
     }
 }
 
-// Squares of bf16 are exact in fp32: the sums are those of the same numbers in fp32, in every bit.
+// Squares of bf16 numbers are exact in fp32, so every bit equals the sums of the same numbers in fp32.
 TEST(CpuNorm, TakesGradientsInBf16) {
     const OwnedTensor x = normal(DType::bf16, {3 * norm_block_elements}, "x");
     OwnedTensor widened(DType::fp32, {3 * norm_block_elements});
@@ -54,7 +54,7 @@ TEST(CpuNorm, ABlocksSumDoesNotDependOnWhereItLies) {
 
 TEST(CpuSum, AddsInDoublePrecision) {
     for (const std::int64_t n : {1, 63, 64, 1000, 100'003}) {
-        // Of very different sizes, so that sums round in fp64 and their order shows.
+        // Numbers of very different sizes: sums round in fp64, and their order shows.
         OwnedTensor x = normal(DType::fp32, {n}, "x");
         for (std::int64_t i = 0; i < n; ++i) x.set(i, std::ldexp(x.get(i), static_cast<int>(i % 60)));
         OwnedTensor out = filled(DType::fp64, {1}, 3.0);
@@ -67,8 +67,8 @@ TEST(CpuSum, AddsInDoublePrecision) {
                 size += std::fabs(x.get(i));
             }
         }
-        // An element goes through n / (64 * 32) additions in its lane, 5 + 64 + 1 after it, and as many
-        // again in the second call: all of them fp64's.
+        // An element goes through n / (64 * 32) additions in its lane, then 5 + 64 + 1, and as many again in
+        // the second call. All additions are in fp64.
         const double roundings = static_cast<double>(n) / 2048.0 + 72.0;
         EXPECT_LE(std::fabs(out.get(0) - static_cast<double>(reference)),
                   roundings * 0x1p-53 * static_cast<double>(size));
@@ -84,7 +84,7 @@ TEST(CpuSum, AddsInDoublePrecision) {
 
 constexpr AdamWStep usual_step = {3, 1e-2F, 0.9F, 0.95F, 1e-8F, 1.0F};
 
-// A buffer of parameters with its optimizer state; for fp32 the parameters are the master copy.
+// A buffer of parameters with its optimizer state. In fp32, the parameters are the master copy.
 struct State {
     State(DType dtype, std::int64_t n)
         : master(normal(DType::fp32, {n}, "master")),
@@ -131,8 +131,9 @@ class CpuAdamW : public testing::TestWithParam<DType> {
         for (const AdamWSegment& segment : segments) {
             for (auto i = static_cast<std::size_t>(segment.begin); i < static_cast<std::size_t>(segment.end);
                  ++i) {
-                // Each constant is rounded once, as is each operation: m is a sum of terms with at most 4
-                // roundings, v with 6; sqrt halves v's, and the quotient has at most 8 with its constants.
+                // Each constant and each operation is rounded once. The terms of m have at most 4 roundings,
+                // those of v 6. sqrt halves v's error, and the quotient has at most 8 roundings with its
+                // constants.
                 const double g = clip * before.gradients.get(static_cast<std::int64_t>(i));
                 const double size_of_m = std::fabs(beta1 * m[i]) + std::fabs((1.0 - beta1) * g);
                 m[i] = beta1 * m[i] + (1.0 - beta1) * g;
@@ -146,7 +147,7 @@ class CpuAdamW : public testing::TestWithParam<DType> {
                              step_size / denominator * (m_bound[i] + 8.0 * u32 * std::fabs(m[i]));
             }
         }
-        // What no segment covers (37 to 63, and 9000) has the bound 0 and its old value.
+        // Elements that no segment covers (37 to 63, and 9000) keep their old values: their bound is 0.
         expect_close(
             state.m, m, [&](std::size_t i) { return m_bound[i]; }, "m");
         expect_close(
@@ -195,7 +196,7 @@ TEST_P(CpuAdamW, ANormThatIsNotFiniteChangesNothing) {
 
 TEST_P(CpuAdamW, BitsDoNotDependOnShards) {
     const std::int64_t n = 9001;
-    const std::int64_t cut = 4321;  // no multiple of anything
+    const std::int64_t cut = 4321;  // not a multiple of anything
     const AdamWSegment all{0, n, 0.1F};
     State whole(X, n);
     whole.step(1.0, {&all, 1}, usual_step);
@@ -244,7 +245,7 @@ TEST_P(CpuAdamW, TakesGradientsInX) {
     EXPECT_THROW(state.step(9.0, segments, usual_step), ProgrammingError);
 }
 
-// ---- stochastic rounding: its bits on a GPU are compared in test/kernels/adamw_test.cpp
+// ---- stochastic rounding: test/kernels/adamw_test.cpp compares its bits on a GPU
 
 constexpr StochasticRounding from_a_high_place = {.seed = 7, .first_element = (std::int64_t{3} << 33) + 128};
 
@@ -267,7 +268,8 @@ TEST(CpuStochasticRounding, IsThatOfItsHeader) {
             differ += state.rounded.get(i) != nearest.rounded.get(i) ? 1 : 0;
         }
     }
-    // A number is rounded the other way with a probability of 1/4 on average; six deviations.
+    // On average, a number is rounded the other way with a probability of 1/4. The tolerance is six standard
+    // deviations.
     EXPECT_NEAR(static_cast<double>(differ), 8970 / 4.0, 6 * std::sqrt(8970 * 3.0 / 16));
     for (const std::int64_t padding : {37, 65, 8999, 9000})
         EXPECT_TRUE(std::isnan(state.rounded.get(padding)));
@@ -294,8 +296,8 @@ TEST(CpuStochasticRounding, DependsOnNeitherThreadsNorShards) {
     EXPECT_TRUE(whole.bits() == parts.bits());
 }
 
-// Over many steps the mean of what a weight is rounded to is the weight, in every place of a quad, for weights that
-// rounding to nearest would never move.
+// Over many steps, the mean of a weight's rounded values is the weight. This holds at every place of a quad,
+// and for weights that rounding to nearest would never move.
 TEST(CpuStochasticRounding, HasTheMeanOfTheWeight) {
     constexpr std::int64_t n = 4, steps = 40'000;
     constexpr float ulp = 0x1p-7F;  // of bf16 in [1, 2)
@@ -312,7 +314,8 @@ TEST(CpuStochasticRounding, HasTheMeanOfTheWeight) {
     for (std::size_t i = 0; i < n; ++i) {
         const double below = std::floor(std::fabs(weights[i]) / ulp) * ulp;
         const double share = (std::fabs(weights[i]) - below) / ulp;
-        // The deviation of a mean of yes-or-no draws; six of them once in 5e8.
+        // The standard deviation of the mean of yes-or-no draws. A mean is more than six of them away once in
+        // 5e8.
         const double deviation = ulp * std::sqrt(share * (1 - share) / steps);
         EXPECT_NEAR(sums[i] / steps, weights[i], 6 * deviation) << weights[i];
     }

@@ -1,5 +1,6 @@
-// The CPU's operations in parts, as pipeline and tensor parallelism call them: gradients one at a time, and tables and
-// logits of which a rank has some rows or columns. Parts give what the whole gives.
+// The CPU's operations in parts, as pipeline and tensor parallelism call them. Gradients are computed one at
+// a time. A rank has some rows of the tables and some columns of the logits. The parts together give the
+// results of the whole.
 #include <numeric>
 
 #include "test/unit/cpu_test_support.h"
@@ -83,7 +84,7 @@ TEST_P(CpuParts, EncoderOutputsAddUpToTheWhole) {
     const OwnedTensor start = normal(DType::fp32, {V, C}, "dwte");
     OwnedTensor dwte = copy(start), dwpe = filled(DType::fp32, {T, C}, 0.0);
     ops->encoder_backward(dwte, dwpe, dout, tokens);
-    // Parts with no token among them, and of one row, are parts too.
+    // Parts may contain no token, or have one row.
     for (const std::vector<std::int64_t>& firsts : {std::vector<std::int64_t>{0}, {0, 20}, {0, 1, 30, 36}}) {
         OwnedTensor sum = filled(X, {B, T, C}, 0.0);
         OwnedTensor dwte_of_parts = copy(start);
@@ -92,10 +93,10 @@ TEST_P(CpuParts, EncoderOutputsAddUpToTheWhole) {
             const std::int64_t rows = (part + 1 < firsts.size() ? firsts[part + 1] : V) - first;
             OwnedTensor out = garbage(X, {B, T, C});
             ops->encoder_forward(out, tokens, wte->slice(first, rows), part == 0 ? *wpe : Tensor{}, first);
-            // In each element at most two numbers that are not 0, rounded once as in the whole.
+            // In each element at most two terms are not 0, rounded once as in the whole.
             ops->add(sum, sum, out);
             OwnedTensor dwpe_of_part = filled(DType::fp32, {T, C}, 0.0);
-            // Without positions the first part adds the same to its rows.
+            // Without positions, the first part adds the same to its rows.
             ops->encoder_backward(dwte_of_parts->slice(first, rows), part == 0 ? Tensor{} : *dwpe_of_part,
                                   dout, tokens, first);
             if (part > 0) expect_same_bits(dwpe_of_part, dwpe, "dwpe");
@@ -111,8 +112,8 @@ TEST_P(CpuParts, EncoderOutputsAddUpToTheWhole) {
 
 // ---- columns of the logits
 
-// Ranks' columns: all with one, none with some, unequal. Each rank's logits are padded to a multiple of 8, and the
-// padding holds anything.
+// Ranks' columns: one rank has all, some ranks have none, or they have unequal numbers. Each rank's logits
+// are padded to a multiple of 8, and the padding may hold any values.
 struct Parts {
     std::vector<std::int64_t> columns;
 
@@ -149,8 +150,8 @@ class CpuClassifierParts : public CpuParts {
                                        own[r], targets, parts.columns[r], parts.first(r));
             expect_same_bits(own[r], before, "logits");
         }
-        // Of p and the loss each side has relative errors, those of a sum of exponentials: its terms' arguments are
-        // rounded (the range), exp has 2.2 u, there are as many additions as columns and ranks.
+        // Both sides' p and loss have relative errors: those of a sum of exponentials. The arguments of its
+        // terms are rounded (the range), and exp has 2.2 u. There are as many additions as columns and ranks.
         for (std::size_t r = 0; r < ranks; ++r) {
             OwnedTensor loss = garbage(DType::fp32, {N});
             const OwnedTensor before = copy(own[r]);
@@ -195,11 +196,12 @@ class CpuClassifierParts : public CpuParts {
 TEST_P(CpuClassifierParts, GiveTheLossesAndGradientsOfTheWhole) {
     for (const Parts& parts : {Parts{{40}}, Parts{{37, 43}}, Parts{{0, 9, 0, 1}}, Parts{{1000, 24}}}) {
         const std::int64_t N = 9, V = parts.first(parts.columns.size());
-        ASSERT_TRUE(parts.columns.size() > 1 || parts.stored(0) == V);  // one rank is compared bit for bit
+        ASSERT_TRUE(parts.columns.size() > 1 || parts.stored(0) == V);  // a single rank is compared bit by
+                                                                        // bit
         const OwnedTensor logits = normal(X, {N, V}, "logits", 3.0);
         OwnedTensor targets = integers({N}, "targets", 0, V);
         targets.set(4, ignored_target);
-        // The first column of each rank, which others may take for their padding.
+        // The first column of each rank, which other ranks may mistake for their padding.
         for (std::size_t r = 0; r < parts.columns.size(); ++r) {
             if (parts.columns[r] > 0)
                 targets.set(static_cast<std::int64_t>(r), static_cast<double>(parts.first(r)));
@@ -211,9 +213,9 @@ TEST_P(CpuClassifierParts, GiveTheLossesAndGradientsOfTheWhole) {
 TEST_P(CpuClassifierParts, OfExtremeLogitsAreFinite) {
     OwnedTensor logits(X, {4, 24});
     for (std::int64_t v = 0; v < 24; ++v) {
-        logits.set(v, v == 3 ? 9984.0 : -9984.0);       // target is the greatest
-        logits.set(24 + v, v == 3 ? -9984.0 : 9984.0);  // target is the least
-        logits.set(48 + v, 9984.0);                     // all alike
+        logits.set(v, v == 3 ? 9984.0 : -9984.0);       // the target is the greatest
+        logits.set(24 + v, v == 3 ? -9984.0 : 9984.0);  // the target is the least
+        logits.set(48 + v, 9984.0);                     // all equal
         logits.set(72 + v, v == 3 ? 3e38 : -3e38);      // differences overflow
     }
     compare(logits, filled(DType::int32, {4}, 3), {{4, 10, 10}});
@@ -227,7 +229,7 @@ TEST_P(CpuParts, ClassifierStatisticsAreThoseOfTheColumns) {
         logits.set(n * 8 + 2, 3.0);
     }
     OwnedTensor targets = filled(DType::int32, {3}, 11);
-    targets.set(1, 12);  // the next rank's
+    targets.set(1, 12);  // a column of the next rank
     targets.set(2, ignored_target);
     OwnedTensor statistics = garbage(DType::fp32, {3, 3});
     Operations ops;
@@ -261,7 +263,7 @@ TEST(CpuCopy, EveryBitOfEveryDtype) {
     Operations ops;
     for (const DType dtype : {DType::fp32, DType::bf16, DType::fp64, DType::int32}) {
         for (const std::int64_t n : {0, 1, 13, 10007, 40000}) {
-            // All bytes there are, NaNs among them.
+            // All byte values, NaNs among them.
             OwnedTensor x(dtype, {n + 1}), y = filled(dtype, {n + 1}, 5.0);
             for (std::size_t i = 0; i < x->bytes(); ++i) x->data[i] = static_cast<std::byte>(i * 37 % 251);
             const OwnedTensor before = copy(y);

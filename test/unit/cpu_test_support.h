@@ -1,5 +1,5 @@
-// What the tests of the CPU's operations share: tensors that own their memory, operations with a workspace,
-// and comparison with a reference in double precision within a bound per element.
+// Shared by the tests of the CPU's operations: tensors that own their memory, operations with a workspace,
+// and comparison with a double-precision reference within a bound for each element.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,11 +17,12 @@
 
 namespace llmc::cpu_test {
 
-// Unit roundoff: rounding to nearest changes x by at most u |x|.
+// Unit roundoff u: rounding to nearest changes x by at most u |x|.
 inline constexpr double u32 = 0x1p-24;
 inline double roundoff(DType dtype) { return dtype == DType::bf16 ? 0x1p-8 : u32; }
 
-// A tensor with memory of its own, of exactly its size, so that the address sanitizer sees its ends.
+// A tensor that owns exactly as much memory as its size, so that the address sanitizer sees accesses past its
+// ends.
 class OwnedTensor {
   public:
     OwnedTensor(DType dtype, const Shape& shape)
@@ -81,10 +82,10 @@ inline OwnedTensor filled(DType dtype, const Shape& shape, double value) {
     return t;
 }
 
-// What an operation must overwrite.
+// Contents that an operation must overwrite.
 inline OwnedTensor garbage(DType dtype, const Shape& shape) { return filled(dtype, shape, NAN); }
 
-// Normal numbers of the given mean and standard deviation, the same for the same name.
+// Normal numbers of the given mean and standard deviation. The same name gives the same numbers.
 inline OwnedTensor normal(DType dtype, const Shape& shape, const std::string& name, double deviation = 1.0,
                           double mean = 0.0) {
     OwnedTensor t(dtype, shape);
@@ -114,7 +115,7 @@ inline OwnedTensor copy(const OwnedTensor& from) {
     return to;
 }
 
-// How the operations compute: the dtype, and for bf16 whether its products are native or widened to fp32.
+// How the operations compute: the dtype, and whether bf16 products are native or widened to fp32.
 struct Arithmetic {
     DType dtype;
     bool native_bf16;
@@ -125,14 +126,15 @@ struct Arithmetic {
     }
 };
 
-// All that this processor can do.
+// All ways that this processor supports.
 inline std::vector<Arithmetic> arithmetics() {
     std::vector<Arithmetic> all = {{DType::fp32, false}, {DType::bf16, false}};
     if (cpu::processor_has_bf16()) all.push_back({DType::bf16, true});
     return all;
 }
 
-// The operations with a workspace for the request, full of NaN: what lay there before must not matter.
+// The operations with a workspace for the request. The workspace is full of NaN: its old contents must not
+// matter.
 class Operations {
   public:
     explicit Operations(const WorkspaceRequest& request, bool native_bf16 = false, int threads = 3)
@@ -143,7 +145,7 @@ class Operations {
         std::fill(words.begin(), words.end(), -1);
         ops.set_workspace(*workspace_);
     }
-    // For operations that need no workspace, or only that of layernorm and bias gradients.
+    // For operations that need no workspace, or only the workspace of layernorm and bias gradients.
     explicit Operations(int threads = 3)
         : Operations(WorkspaceRequest{4, 128, 256, 1, 256, 1, DType::bf16}, false, threads) {}
 
@@ -155,7 +157,7 @@ class Operations {
     std::unique_ptr<OwnedTensor> workspace_;
 };
 
-// |result_i - reference_i| <= bound(i) for every element; a NaN is never close. Reports the worst.
+// |result_i - reference_i| <= bound(i) for every element. A NaN is never close. Reports the worst element.
 inline void expect_close(const OwnedTensor& result, const std::vector<double>& reference,
                          const std::function<double(std::size_t)>& bound, const std::string& what) {
     ASSERT_EQ(static_cast<std::size_t>(result->elements()), reference.size()) << what;
@@ -173,7 +175,7 @@ inline void expect_close(const OwnedTensor& result, const std::vector<double>& r
                           << ", the reference " << reference[at] << ", the bound " << bound(at);
 }
 
-// Every element is the very same number.
+// Every element is exactly the same number.
 inline void expect_equal(const OwnedTensor& result, const std::vector<double>& expected,
                          const std::string& what) {
     expect_close(

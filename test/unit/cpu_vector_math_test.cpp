@@ -1,4 +1,4 @@
-// exp and GELU of the CPU device, which are its own.
+// The CPU device's own implementations of exp and GELU.
 #include "llmc/device/cpu/vector_math.h"
 
 #include "test/unit/cpu_test_support.h"
@@ -26,9 +26,9 @@ double gelu_derivative_reference(double x) {
 }
 
 TEST(CpuVectorMath, ExponentialIsWithinAnUlp) {
-    // The steps of its computation: the argument's reduction loses less than 0.01 ulp (ln 2 in two parts),
-    // the polynomial 3e-9 = 0.05 u, its last product and the last addition half an ulp of the result each, of
-    // which one is scaled by r^2 q < 0.07; together below 1.1 ulp of 2^-23.
+    // Errors of its steps: the argument's reduction (ln 2 in two parts) loses less than 0.01 ulp, the
+    // polynomial 3e-9 = 0.05 u. The last product and the last addition each lose half an ulp of the result;
+    // one of these is scaled by r^2 q < 0.07. Together this is below 1.1 ulp of 2^-23.
     for (int i = 0; i < 2'000'000; ++i) {
         const float x = -86.643F + static_cast<float>(i) * (175.36F / 2e6F);
         const double exact = std::exp(double{x});
@@ -52,11 +52,11 @@ TEST(CpuVectorMath, ExponentialAtItsEnds) {
 }
 
 TEST(CpuVectorMath, GeluIsAccurate) {
-    // value: 2u comes with 4 roundings, so exp(-|2u|) with a relative error of |2u| 4u32 + 2.2 u32, which
-    // moves the logistic function s by s (1 - s) times as much; |2u| (1 - s) <= 0.28 for x >= 0 (and s < 1
-    // below). Then 3 more roundings: in all below 8 u32 of max(1, |GELU|).
-    // derivative: the same for s, and |x (2u)' s (1 - s)| <= 0.6 with 8 roundings and the error of the
-    // exponential; |2u| s (1 - s) <= 0.28 again: below 16 u32.
+    // value: 2u has 4 roundings, so exp(-|2u|) has a relative error of |2u| 4u32 + 2.2 u32. It moves the logistic
+    // function s by s (1 - s) times as much. |2u| (1 - s) <= 0.28 for x >= 0, and s < 1 for x < 0. Then come 3 more
+    // roundings. The total is below 8 u32 of max(1, |GELU|).
+    // derivative: the same holds for s. |x (2u)' s (1 - s)| <= 0.6 has 8 roundings and the error of the exponential.
+    // |2u| s (1 - s) <= 0.28 again, so the total is below 16 u32.
     for (int i = 0; i <= 400'000; ++i) {
         const float x = -20.0F + static_cast<float>(i) * 1e-4F;
         const double value = gelu_reference(x);
@@ -81,7 +81,7 @@ TEST(CpuVectorMath, GeluAtItsEnds) {
 class CpuGelu : public testing::TestWithParam<DType> {};
 
 TEST_P(CpuGelu, EqualsTheFunctionForEveryElement) {
-    // So that an element's bits do not depend on its place in the vector instructions of a loop.
+    // An element's bits must not depend on its place in a loop's vector instructions.
     const DType X = GetParam();
     Operations ops;
     for (const std::int64_t n : {1, 7, 8, 37, 4096 + 13}) {

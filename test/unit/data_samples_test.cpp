@@ -1,5 +1,5 @@
-// The order of samples: every window once an epoch, in another order each time, whatever the shards; and
-// validation, which predicts every token once.
+// The order of samples. Every window comes once an epoch, each time in another order, for any shards.
+// Validation predicts every token once.
 #include "llmc/data/samples.h"
 
 #include <gtest/gtest.h>
@@ -55,7 +55,7 @@ TEST(Permutation, DiffersBySeed) {
     }
 }
 
-// Each value is as likely as any other at each place, for sizes below, at and above powers of four.
+// Each value is equally likely at each place, for sizes below, at and above powers of four.
 TEST(Permutation, IsUniform) {
     constexpr int seeds = 20000;
     for (const std::int64_t size : {2, 3, 4, 5, 6, 16, 17}) {
@@ -64,7 +64,7 @@ TEST(Permutation, IsUniform) {
             const Permutation permutation(static_cast<std::uint64_t>(seed), size);
             for (std::int64_t i = 0; i < size; ++i) ++counts[{i, permutation(i)}];
         }
-        // Binomial counts: six standard deviations are passed by one of a billion.
+        // Binomial counts: one count in a billion is beyond six standard deviations.
         const double p = 1.0 / static_cast<double>(size), mean = seeds * p,
                      deviation = std::sqrt(seeds * p * (1 - p));
         EXPECT_EQ(std::ssize(counts), size * size);
@@ -106,7 +106,8 @@ TEST(TrainingSamples, AreWindowsOfOneShard) {
     }
 }
 
-// In an epoch every target is read at most once, all but the left-over ones of each shard exactly once.
+// In an epoch every target is read at most once. All but the left-over targets of each shard are read exactly
+// once.
 TEST(TrainingSamples, VisitEveryWindowOnceAnEpoch) {
     const NumberedSource source({25, 30, 9, 104});
     const TrainingSamples samples(source, 8, 5);
@@ -123,7 +124,7 @@ TEST(TrainingSamples, VisitEveryWindowOnceAnEpoch) {
         }
         EXPECT_EQ(targets.size(), 19U * 8U);
         for (std::size_t shard = 0; shard < 4; ++shard) {
-            // Consecutive windows from the phase on.
+            // Consecutive windows, starting at the phase.
             const std::int64_t phase = *starts[shard].begin();
             EXPECT_LE(phase, left_over[shard]);
             std::set<std::int64_t> expected;
@@ -162,7 +163,7 @@ TEST(TrainingSamples, UseTheTailInSomeEpoch) {
               (std::set<std::int64_t>{0, 1, 2, 3, 4, 5, 6, 7}));  // missed with p = 8 (7/8)^100 = 1e-5
 }
 
-// A source of exactly a batch and one token: the same windows in every step.
+// A source of exactly one batch and one token: every step reads the same windows.
 TEST(TrainingSamples, RepeatASingleBatch) {
     const NumberedSource source({16 * 6 + 1});
     const TrainingSamples samples(source, 16, 3);

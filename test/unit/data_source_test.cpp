@@ -1,5 +1,5 @@
-// Text and token shards as sources of tokens, what open_data makes of a user's options, and every way in
-// which data is refused.
+// Text and token shards as sources of tokens, the data that open_data makes from a user's options, and every
+// refusal of data.
 #include "llmc/data/token_source.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@
 
 #include "llmc/core/error.h"
 #include "llmc/data/data.h"
-#include "llmc/data/stories.h"
+#include "llmc/data/stories/stories.h"
 
 namespace llmc {
 namespace {
@@ -42,7 +42,7 @@ class DataFiles : public testing::Test {
         return path(name);
     }
 
-    // A file that begins with a header of these values and goes on with these tokens.
+    // A file with these values as its header, followed by these tokens.
     template <class Token>
     std::string write_shard(const std::string& name, std::vector<std::int32_t> header,
                             const std::vector<Token>& tokens) const {
@@ -62,7 +62,7 @@ class DataFiles : public testing::Test {
     fs::path folder_ = fs::temp_directory_path() / ("llmc_data_source_test_" + std::to_string(getpid()));
 };
 
-// The message of a UserError: one line that has all of these parts.
+// The message of a UserError: one line that contains all these parts.
 void expect_refused(const std::function<void()>& f, std::initializer_list<std::string> parts) {
     try {
         f();
@@ -144,7 +144,7 @@ TEST_F(DataFiles, WhatWasRemovedOrReplacedIsReadAsItWas) {
 TEST_F(DataFiles, TokensOutsideTheVocabularyAreRefusedWhenRead) {
     const auto small = open_token_shards({write_shard16("a.bin", {1, 2, 50, 3})}, 50, "--train-data");
     std::vector<std::int32_t> two(2);
-    small->read(0, 0, two);  // fine as far as it goes
+    small->read(0, 0, two);  // this one reads tokens within the vocabulary
     expect_refused([&] { small->read(0, 1, two); },
                    {"a.bin'", "token 50 ", "position 2,", "vocabulary of 50;", "--vocab-size 51 "});
     const auto wide = open_token_shards({write_shard32("b.bin", {1, 0x80000000, 2})}, 50257, "--train-data");
@@ -153,7 +153,7 @@ TEST_F(DataFiles, TokensOutsideTheVocabularyAreRefusedWhenRead) {
     EXPECT_NO_THROW(open_token_shards({path("a.bin")}, 51, "--train-data")->read(0, 1, two));
 }
 
-// ---- What a user may give --------------------------------------------------------------------------------
+// ---- A user's options ------------------------------------------------------------------------------------
 
 TEST_F(DataFiles, NothingIsTheEmbeddedStories) {
     const Data data = open("");
@@ -216,7 +216,7 @@ TEST_F(DataFiles, PatternsAreSortedShards) {
     EXPECT_EQ(data.validation_description, "");
     EXPECT_EQ(data.training_description, "3 token shards " + path("train_*.bin") + ", 6 tokens");
     EXPECT_EQ(data.too_short,
-              "1 of 3 shards, 1 token: a sample takes 2 tokens in a row (--seq-len 1 and one more)");
+              "1 of 3 shards, 1 token: a sample needs 2 tokens in a row (--seq-len 1 and one more)");
     EXPECT_EQ(data.epoch_tokens, 2 + 1);
     EXPECT_EQ(open(path("train_*0*")).training->shards(), 3U);  // a pattern need not end in .bin
     EXPECT_EQ(open(path("*.bin"), path("train_0?.bin")).validation->shards(), 2U);
@@ -229,13 +229,13 @@ TEST_F(DataFiles, NamesMayLookLikePatterns) {
 }
 
 TEST_F(DataFiles, UnigramLossCountsWithOneAdded) {
-    // Of 3 tokens two are 0 and one is 1: p = 3/6, 2/6, 1/6.
+    // Two of 3 tokens are 0 and one is 1: p = 3/6, 2/6, 1/6.
     const std::string training = write_shard16("t.bin", {0, 0, 1});
     const double on_validation = (std::log(6.0 / 3) + std::log(6.0 / 1) + std::log(6.0 / 1)) / 3;
     const double on_training = (2 * std::log(6.0 / 3) + std::log(6.0 / 2)) / 3;
     EXPECT_NEAR(*open(training, write_shard16("v.bin", {0, 2, 2}), 3).unigram_loss, on_validation, 1e-15);
     EXPECT_NEAR(*open(training, "", 3).unigram_loss, on_training, 1e-15);
-    // The same from several shards, of more tokens than are read at a time.
+    // The same from several shards, with more tokens than are read at once.
     std::vector<std::uint16_t> many(100'000, 0);
     std::fill(many.begin() + 90'000, many.end(), std::uint16_t{1});
     write_shard16("many_1.bin", many);
@@ -246,7 +246,7 @@ TEST_F(DataFiles, UnigramLossCountsWithOneAdded) {
 }
 
 TEST_F(DataFiles, NoUnigramLossBeyond100MillionTokens) {
-    // Files of holes: they take no room on the disk.
+    // Sparse files: they take no room on the disk.
     const auto sparse = [&](const std::string& name, std::int32_t tokens) {
         std::string file = write_shard<std::uint16_t>(name, {20240520, 1, tokens}, {});
         fs::resize_file(file, 1024 + 2 * static_cast<std::uintmax_t>(tokens));
@@ -259,7 +259,7 @@ TEST_F(DataFiles, NoUnigramLossBeyond100MillionTokens) {
     EXPECT_TRUE(open(sparse("less.bin", 1'000'000), path("v.bin")).unigram_loss);
 }
 
-// ---- What is refused -------------------------------------------------------------------------------------
+// ---- Refusals --------------------------------------------------------------------------------------------
 
 TEST_F(DataFiles, RefusesWhatCannotBeRead) {
     for (const bool validation : {false, true}) {
@@ -279,7 +279,7 @@ TEST_F(DataFiles, RefusesWhatCannotBeRead) {
         write("empty.bin", "");
         expect_refused(open_as("empty.txt"), {option, "empty.txt' is empty"});
         expect_refused(open_as("empty.bin"), {option, "empty.bin' is empty"});
-        // A file in a file, and a link to itself: not to be read even by root.
+        // A file inside a file, and a link to itself: even root cannot read them.
         write("plain.txt", "text");
         expect_refused(open_as("plain.txt/inside"), {option, "cannot read", "Not a directory"});
         fs::remove(path("loop.txt"));
@@ -311,9 +311,9 @@ TEST_F(DataFiles, RefusesDamagedShards) {
     EXPECT_NO_THROW(open(write_shard("good.bin", {20240801, 7, 2}, tokens), "", 1 << 20));
     expect_refused([&] { open(write("bad.bin", std::string(1023, '\0'))); },
                    {"--train-data", "bad.bin' has 1,023 bytes", "header of 1024", ".bin"});
-    refuse({20240521, 1, 4}, {"--train-data", "bad.bin' is no token shard", "20240521"});
-    refuse({20240520, 7, 4}, {"bad.bin'", "version 7", "only 1 "});
-    refuse({20240801, 1, 2}, {"bad.bin'", "version 1", "only 7 "});
+    refuse({20240521, 1, 4}, {"--train-data", "bad.bin' is not a token shard", "20240521"});
+    refuse({20240520, 7, 4}, {"bad.bin'", "version 7", "only version 1 "});
+    refuse({20240801, 1, 2}, {"bad.bin'", "version 1", "only version 7 "});
     refuse({20240520, 1, 5},
            {"bad.bin' is damaged", "says 5 tokens, but 8 bytes follow, which is 4 tokens of 2 bytes"});
     refuse({20240520, 1, 3}, {"bad.bin' is damaged", "says 3 tokens"});
@@ -333,7 +333,7 @@ TEST_F(DataFiles, RefusesDamagedShards) {
             open(write_shard("bad.bin", {20240520, 1, 3}, odd));
         },
         {"bad.bin' is damaged", "7 bytes follow"});
-    // One bad shard among good ones, and as validation.
+    // One bad shard among good ones, also in the validation data.
     write_shard16("s_1.bin", {1, 2, 3});
     write_shard("s_2.bin", {20240520, 1, 5}, tokens);
     expect_refused([&] { open(path("s_*.bin")); }, {"--train-data", "s_2.bin' is damaged"});
@@ -356,14 +356,14 @@ TEST_F(DataFiles, RefusesTokensOutsideTheVocabulary) {
 }
 
 TEST_F(DataFiles, RefusesTooFewTokens) {
-    // 90% of 72 are 64, of 73 are 65: a window of 64 and one more.
+    // 90% of 72 is 64, 90% of 73 is 65: a window of 64 and one more token.
     expect_refused([&] { open(write("t.txt", std::string(72, 'a')), "", 256, 64); },
-                   {"--train-data", "first 90% of", "t.txt, 64 tokens", "takes 65 tokens", "--seq-len 64"});
+                   {"--train-data", "first 90% of", "t.txt, 64 tokens", "needs 65 tokens", "--seq-len 64"});
     EXPECT_NO_THROW(open(write("t.txt", std::string(73, 'a')), "", 256, 64));
     write_shard16("s_1.bin", {1, 2, 3, 4});
     write_shard16("s_2.bin", {1, 2, 3, 4});
     expect_refused([&] { open(path("s_*.bin"), "", 256, 4); },
-                   {"2 token shards", "8 tokens", "takes 5 tokens in a row"});
+                   {"2 token shards", "8 tokens", "needs 5 tokens in a row"});
     EXPECT_NO_THROW(open(path("s_*.bin"), "", 256, 3));
     expect_refused([&] { open(path("s_*.bin"), write_shard16("v.bin", {1}), 256, 3); },
                    {"--val-data", "v.bin, 1 token;", "at least 2"});

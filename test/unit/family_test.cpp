@@ -1,4 +1,4 @@
-// A family beside GPT-2's: what a person may say of it, and what is refused.
+// A family other than GPT-2: the choices that a user can make, and what is refused.
 #include "llmc/model/family.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 namespace llmc {
 namespace {
 
-// The strange family's layers, as many times as a person says.
+// The strange family's layers, repeated as often as the user chooses.
 Model make(const ModelChoices& choices) {
     check_divides("turns", "layers", choices);
     Model made = strange::model();
@@ -59,10 +59,11 @@ TEST(Family, ItsModelsAreKnownByTheirNames) {
 
 TEST(Family, RefusesWhatIsAnotherOnes) {
     EXPECT_EQ(refusal({"--model=strange-tiny", "--bias=false"}),
-              "--bias is not for --model strange-tiny; leave it out");
+              "--bias is not an option of --model strange-tiny; leave it out");
     EXPECT_EQ(refusal({"--model=strange-tiny", "--heads=2"}),
-              "--heads is not for --model strange-tiny; leave it out");
-    EXPECT_EQ(refusal({"--model=tiny", "--turns=2"}), "--turns is not for --model tiny; leave it out");
+              "--heads is not an option of --model strange-tiny; leave it out");
+    EXPECT_EQ(refusal({"--model=tiny", "--turns=2"}),
+              "--turns is not an option of --model tiny; leave it out");
     EXPECT_EQ(refusal({"--model=strange-tiny", "--layers=9"}),
               "--turns 4 does not divide --layers 9; try --layers 8 or 12");
 }
@@ -98,9 +99,10 @@ TEST(Family, ACheckpointOfAnotherIsRefused) {
         return "";
     };
     EXPECT_EQ(says(R"({"model": "strange-tiny"})", "--model=tiny"),
-              "c is of another family of models, that of --model strange-tiny; give that, not --model tiny");
+              "c belongs to --model strange-tiny, which is of another family than --model tiny; give --model "
+              "strange-tiny");
     EXPECT_EQ(says(R"({"model": "gpt9"})", "--model=tiny"),
-              "c is of --model gpt9, which this program does not know; it takes the program that wrote it");
+              "c has --model gpt9, which this program does not know; use the program that wrote it");
     EXPECT_EQ(says(R"({"model": "gpt2"})", "--model=tiny"), "");
 }
 

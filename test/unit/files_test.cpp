@@ -1,4 +1,4 @@
-// What is asked of the disk before a run writes to it.
+// Checks of the disk before a run writes to it.
 #include "llmc/io/files.h"
 
 #include <gtest/gtest.h>

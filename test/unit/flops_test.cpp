@@ -1,5 +1,5 @@
-// The floating-point operations that the table of operations says (llmc/model/operation.h) are those that the device's
-// operations have by their operands (dev/cpu/timed_ops.h).
+// The table of operations (llmc/model/operation.h) gives the same floating-point operations as the operands
+// of the device's operations (dev/cpu/timed_ops.h).
 #include <gtest/gtest.h>
 
 #include <string_view>
@@ -13,7 +13,7 @@
 namespace llmc {
 namespace {
 
-// Logits of padded columns are made too: there are none.
+// Padded columns of the logits are computed too. This configuration has none.
 constexpr GPTConfig config{.layers = 2, .heads = 2, .channels = 12, .sequence_length = 7, .vocabulary = 128};
 
 double of_tokens(const Part& part, const Node& node, bool forward, bool backward) {
@@ -24,7 +24,8 @@ double of_tokens(const Part& part, const Node& node, bool forward, bool backward
     return sum * static_cast<double>(part.tokens);
 }
 
-// Without what nobody's operations need: the norm, the update, and memory that is set, copied and counted.
+// Without operations that belong to no node: the norm, the update, and memory that is set, copied and
+// counted.
 double flops_of(const bench::WorkByOperation& work) {
     double flops = 0;
     for (const auto& [name, of] : work) {
@@ -35,7 +36,7 @@ double flops_of(const bench::WorkByOperation& work) {
     return flops;
 }
 
-// Of a part alone, memory for all its lists, and what they do in it, call by call.
+// One part alone: memory for all its lists, and the work they do in it, call by call.
 class Running {
   public:
     Running(const Part& part, const PartLists& lists, const Scratch& scratch) : part_(part), lists_(lists) {
@@ -52,7 +53,7 @@ class Running {
         }
     }
 
-    // Of a list's calls for a node, but for sums of gradients that meet.
+    // The operations of a list's calls for a node, without sums of gradients that meet.
     double flops(const List& list, const Node& node) {
         List calls;
         for (const ListCall& call : list) {

@@ -1,4 +1,4 @@
-// Generation by rows, whose keys and values are kept, against the full forward pass over the same text.
+// Generation by rows, with kept keys and values, against the full forward pass over the same text.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,7 +10,7 @@
 namespace llmc {
 namespace {
 
-// Of the odd reference model, which has biases and weights far from their initial values.
+// The odd reference model, which has biases, and weights far from their initial values.
 constexpr std::int64_t heads = 3;
 
 probe::Model make_model(DType dtype) {
@@ -26,7 +26,7 @@ std::vector<std::int32_t> text_of(const probe::Model& model) {
     return text;
 }
 
-// Cross-entropies of a few targets at each position.
+// Cross-entropies of some targets at each position.
 using Losses = std::vector<double>;
 
 template <class LossAt>
@@ -52,8 +52,8 @@ double cross_entropy(const std::vector<double>& logits, std::int32_t target) {
     return std::log(sum) - logits[static_cast<std::size_t>(target)];
 }
 
-// The first `prompt` rows at once where the last of them is wanted, and one at a time after that; or, for 0, all rows at
-// once for each position.
+// At each of the first `prompt` positions, computes all rows up to it at once. After these, computes one row
+// at a time. With `prompt` 0, computes all rows at once at every position.
 Losses losses_by_rows(DType dtype, std::int64_t prompt) {
     probe::Model model = make_model(dtype);
     const std::vector<std::int32_t> text = text_of(model);
@@ -77,15 +77,15 @@ void expect_near(const Losses& losses, const Losses& expected, double bound) {
     for (std::size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], expected[i], bound) << i;
 }
 
-// Each is within 1e-5 of the exact one, as the project promises of losses.
+// Each is within 1e-5 of the exact one, as the project promises for losses.
 TEST(Generation, IsTheFullForwardPassInFp32) {
     const Losses full = full_losses(DType::fp32);
     for (const std::int64_t prompt : {0, 1, 5}) expect_near(losses_by_rows(DType::fp32, prompt), full, 2e-5);
 }
 
-// Each is off by the roundings of activations to bf16, whose root mean square is seen beside fp32 (the weights are bf16's
-// numbers). If none of them were the same in both, their difference would have twice the variance; 5.6 standard
-// deviations, as in model_bounds.py.
+// Each loss has errors from rounding activations to bf16. Comparing with fp32 shows their root mean square,
+// because the weights are bf16 numbers. If both ways had independent errors, their difference would have
+// twice the variance. The bound is 5.6 standard deviations, as in model_bounds.py.
 TEST(Generation, IsTheFullForwardPassInBf16) {
     const Losses full = full_losses(DType::bf16);
     const double deviation = root_mean_square_difference(full, full_losses(DType::fp32));
@@ -94,7 +94,7 @@ TEST(Generation, IsTheFullForwardPassInBf16) {
         expect_near(losses_by_rows(DType::bf16, prompt), full, 5.6 * std::sqrt(2) * deviation);
 }
 
-// A text that was there before leaves nothing.
+// An earlier text leaves no trace.
 TEST(Generation, BeginsAnew) {
     probe::Model used = make_model(DType::fp32), fresh = make_model(DType::fp32);
     const std::vector<std::int32_t> text = text_of(used);

@@ -1,5 +1,5 @@
-// Gradients in bf16, and bf16 parameters by stochastic rounding: where the buffers lie, and in what bits a whole model's
-// step leaves them.
+// Gradients in bf16, and bf16 parameters by stochastic rounding: where the buffers lie, and the bits that a
+// step of a whole model leaves in them.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -66,7 +66,7 @@ TEST(FirstElement, IsTheSameForAnyNumberOfRanks) {
         const Arenas arenas(*device, memory);
         const ParameterStore store(*device, arenas, layout, 0, 0);
         std::vector<std::int64_t> places;
-        std::int64_t end = 0;  // of the unit before
+        std::int64_t end = 0;  // of the previous unit
         for (int unit = 0; unit < store.units(); ++unit) {
             places.push_back(store.first_element(unit));
             EXPECT_GE(places.back(), end);
@@ -94,8 +94,8 @@ probe::Model make_model(DType gradient_dtype, std::int64_t batch_sequences, std:
     return {reference("weights"), heads, DType::bf16, batch_sequences, micro_batch, 0, gradient_dtype};
 }
 
-// What is in each unit's gradients after one more sequence, whose own in fp32 are a share of the batch's: the scale of
-// the loss is a power of two, which changes no other bit.
+// Each unit's gradients after adding one more sequence. Its own fp32 gradients are a share of the batch's.
+// The scale of the loss is a power of two, so it changes only exponents.
 void add_share(std::vector<std::vector<bfloat16>>& to, probe::Model& alone, std::int64_t sequence) {
     const std::vector<std::int32_t> tokens = batch();
     const std::size_t length = tokens.size() / sequences;
@@ -145,7 +145,7 @@ TEST(StochasticRounding, OfTheStoreIsThatOfTheUpdate) {
         EXPECT_TRUE(bits(model, master) == bits(nearest, master));
         const std::vector<std::byte> updated = bits(model, parameters);
         EXPECT_FALSE(updated == bits(nearest, parameters));
-        // As a resumed run makes them.
+        // As a resumed run recreates them.
         nearest.store().round_stochastically(5, adamw.step);
         EXPECT_TRUE(bits(nearest, parameters) == updated);
         nearest.store().round_stochastically(5, adamw.step + 1);

@@ -1,4 +1,5 @@
-// HellaSwag's rows and scores, by hand. The losses, and whole scores against PyTorch: test/python/test_hellaswag.py.
+// HellaSwag's rows and scores, computed by hand. test/python/test_hellaswag.py compares the losses and whole
+// scores with PyTorch.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -31,7 +32,7 @@ class HellaSwagFile : public testing::Test {
         return {path_.string(), limit, model, nullptr};
     }
 
-    // A row's inputs, and its targets, of which '.' are ignored and '_' are input 0.
+    // A row's inputs and its targets. '.' stands for an ignored target, '_' for input 0.
     static std::string text_of(const HellaSwag& data, std::int64_t row, std::size_t sequence_length) {
         std::vector<std::int32_t> inputs(sequence_length, 99), targets(sequence_length, 99);
         data.read(row, inputs, targets);
@@ -57,7 +58,8 @@ TEST_F(HellaSwagFile, EndingsAreTargets) {
     EXPECT_EQ(read(8, 5).examples(), 2);
 }
 
-// As Python's json reads it and tiktoken encodes it; a pair is one character, and behind \\ no escape begins.
+// As Python's json reads it and tiktoken encodes it. A surrogate pair is one character. No escape begins
+// after \\.
 TEST_F(HellaSwagFile, HalfOfAPairOfSurrogatesIsReplaced) {
     std::ofstream(path_) << R"({"ctx": "\ud800", "endings": ["\\ud800!", "\ud83d\ude00!", "\ude00\uD83D!", )"
                             R"("\ud800\ud83d\ude00\"!"], "label": 0})";
@@ -82,18 +84,18 @@ TEST_F(HellaSwagFile, TheLastTokensOfALongRowRemain) {
 
 TEST_F(HellaSwagFile, ScoresBySumAndByMean) {
     const HellaSwag data = read(8);
-    // Targets of the first example: 2, 3, 4 and 6. By sum its first ending leads, by mean the second, which is right; in the
-    // other example, of 2 targets each, the last one.
+    // The first example's endings have 2, 3, 4 and 6 targets. By sum its first ending leads; by mean the
+    // second does, which is right. In the other example each ending has 2 targets, and the last leads.
     const HellaSwagScore score = data.score(std::vector<double>{5, 6, 9, 13, 3, 4, 5, 2});
     EXPECT_EQ(score.examples, 2);
     EXPECT_EQ(score.accuracy, 0.5);
     EXPECT_EQ(score.accuracy_norm, 1.0);
-    // The first of equal ones.
+    // The first of equal endings leads.
     EXPECT_EQ(data.score(std::vector<double>(8, 0.0)).accuracy, 0.0);
 }
 
 TEST_F(HellaSwagFile, ALongEndingHasNoMoreTargetsThanTheSequence) {
-    // Means over 2, 3, 4 and, of 6, 4: 2, 1.3, 2 and 1.4; over all 6 the last would lead.
+    // Means over 2, 3, 4 and 4 (of 6) targets: 2, 1.3, 2 and 1.4. Over all 6, the last ending would lead.
     EXPECT_EQ(read(4, 1).score(std::vector<double>{4, 3.9, 8, 5.6}).accuracy_norm, 1.0);
 }
 

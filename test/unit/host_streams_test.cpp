@@ -1,5 +1,6 @@
-// The two threads that walk a step's list: what is performed when and where, and what becomes of faults.
-#include "llmc/parallel/host_streams.h"
+// The two threads that perform a step's list: when and where each action is performed, and how faults are
+// handled.
+#include "llmc/parallel/step/host_streams.h"
 
 #include <gtest/gtest.h>
 
@@ -27,7 +28,8 @@ Action action(StreamKind stream, std::vector<BufferUse> reads, std::vector<Buffe
 
 constexpr BufferUse gradients(int unit) { return {BufferRole::gradients, unit}; }
 
-// For each unit a backward action and the reduction of its gradients, then one action that reads them all.
+// For each unit, a backward action and the reduction of its gradients. Then one action that reads all
+// gradients.
 Step backward_and_reductions(int units) {
     Step step;
     Action last = action(StreamKind::compute, {}, {{BufferRole::norm}});
@@ -45,7 +47,7 @@ std::size_t place_of(const Step& step, const Action& performed) {
     return static_cast<std::size_t>(&performed - step.actions.data());
 }
 
-// Performs the list with pauses that make either stream the slower one, and checks every wait.
+// Performs the list with pauses that make one of the streams slower, and checks every wait.
 void expect_order(bool overlap, bool slow_communication) {
     const Step step = backward_and_reductions(6);
     std::vector<std::atomic<bool>> done(step.actions.size());
@@ -77,7 +79,7 @@ TEST(HostStreams, WaitForSlowCommunication) { expect_order(true, true); }
 TEST(HostStreams, WaitForSlowComputing) { expect_order(true, false); }
 TEST(HostStreams, WithoutOverlapTheCallerFollowsTheList) { expect_order(false, true); }
 
-// Only a second thread can end this: the reduction waits for a computation that comes later in the list.
+// Only a second thread can end this: the reduction waits for a computation that is later in the list.
 TEST(HostStreams, ComputingGoesOnBesideCommunication) {
     const Step step = backward_and_reductions(2);
     std::atomic<bool> second_backward{false};
@@ -103,7 +105,7 @@ TEST(HostStreams, TimeIsTheCallersByPhase) {
     EXPECT_GE(alone[Phase::backward], 3 * 5.0);
     EXPECT_GE(alone[Phase::communication], 2 * 5.0);
     EXPECT_GE(beside[Phase::backward], 3 * 5.0);
-    EXPECT_GE(beside[Phase::communication], 5.0);  // for the last reduction there is nothing to do beside it
+    EXPECT_GE(beside[Phase::communication], 5.0);  // nothing can be computed during the last reduction
     EXPECT_EQ(beside[Phase::update], 0.0);
 }
 
@@ -133,7 +135,7 @@ TEST(HostStreams, EveryActionIsTimedWhereThatIsAskedFor) {
     }
 }
 
-// What goes between stages is done when it is seen to be, and not when it was begun.
+// A transfer between stages ends when it is seen to be done, not when it starts.
 TEST(HostStreams, ATransferEndsWhenItIsDone) {
     class Slow final : public Performer {
       public:
@@ -160,7 +162,7 @@ TEST(HostStreams, ATransferEndsWhenItIsDone) {
     }
 }
 
-// A fault of either stream reaches the caller, and the next list is performed as if nothing had been.
+// A fault in either stream reaches the caller. The next list then runs normally.
 TEST(HostStreams, FaultsReachTheCallerAndTheNextListRuns) {
     const Step step = backward_and_reductions(3);
     for (const bool overlap : {true, false}) {

@@ -1,4 +1,5 @@
-// The interpreter of traces: its backward passes against differences of its forward passes, and the program against it.
+// The interpreter of traces: its backward passes against differences of its forward passes, and the program
+// against the interpreter.
 #include "test/interpreter.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +37,7 @@ ParamSpec table(const char* name, std::int64_t rows) {
     return {.name = name, .shape = {rows, C}, .init = {}, .tensor_dim = 0};
 }
 
-// Parts in which an operation is, with and without what is optional.
+// Parts that contain an operation, with and without its optional operands.
 struct Case {
     std::string operation;
     void (*trace)(Trace& t);
@@ -71,7 +72,7 @@ const std::vector<Case> cases = {
      }},
     {"head_loss", [](Trace& t) { head_loss(t, gather(t, t.input()), table("wte.weight", V), true); }}};
 
-// The last node of a part, with any numbers before it.
+// The last node of a part, with random numbers as its operands.
 struct OneNode {
     explicit OneNode(const Case& of) {
         Trace t("part", "unit", T, of.operation == "embedding" ? 0 : C);
@@ -82,7 +83,7 @@ struct OneNode {
                 normal("value " + std::to_string(i), sequences * part.values[i].shape.elements()));
         for (const PartParameter& parameter : part.parameters)
             parameters.push_back(normal(parameter.spec.name, parameter.spec.shape.elements()));
-        // Statistics have no gradient; losses have.
+        // Statistics have no gradient, losses have one.
         const Node& node = part.nodes.back();
         for (std::size_t i = 0; i < values.size(); ++i) {
             const bool counts = std::ranges::find(node.out, static_cast<int>(i)) != node.out.end() &&
@@ -103,7 +104,8 @@ struct OneNode {
         (interpreter::meanings().at(node.operation->name).*
          pass)({part, node, sequences, tokens, targets, values, gradients, of_part, gradients_of_part});
     }
-    // The outputs, each times its gradient, summed: what is differentiated; and of their sizes.
+    // The sum of the outputs, each times its gradient: the function that is differentiated. Also the sum of
+    // their absolute values.
     std::pair<double, double> sum() {
         run(&interpreter::Meaning::forward);
         std::pair<double, double> sums;
@@ -122,9 +124,10 @@ struct OneNode {
     std::vector<Numbers> values, gradients, parameters, parameter_gradients;
 };
 
-// D(h) = (L(x+h) - L(x-h)) / 2h is off by h^2/6 L''' + h^4/120 L''''' + ..., and (4 D(h) - D(2h)) / 3 by h^4/30 L''''' alone:
-// with h = 1e-3, by less than 1e-9 of the terms of L where its derivatives are below 3e4 of them. L sums some hundred
-// terms, each of tens of numbers: its roundings are below 1e3 u = 1e-13 of them, and 1e-10 over h.
+// The quotient D(h) = (L(x+h) - L(x-h)) / 2h has the error h^2/6 L''' + h^4/120 L''''' + ... The combination
+// (4 D(h) - D(2h)) / 3 has only the error h^4/30 L'''''. With h = 1e-3 this is below 1e-9 of the terms of L,
+// if L's derivatives are below 3e4 of them. L sums some hundred terms, each of tens of numbers. Its roundings
+// are below 1e3 u = 1e-13 of the terms, and 1e-10 after division by h.
 void expect_slopes(OneNode& node, Numbers& x, const Numbers& gradient, const std::string& what) {
     for (std::size_t i = 0; i < x.size(); ++i) {
         const double old = x[i], h = 1e-3, terms = node.sum().second;
@@ -159,7 +162,7 @@ TEST(Interpreter, BackwardPassesAreTheSlopesOfForwardPasses) {
     }
 }
 
-// Rows stand wherever a family, or the table, has them.
+// The rows of operations are in the table's file or in a family's.
 TEST(Interpreter, KnowsAllOperations) {
     std::stringstream text;
     const auto folder = std::filesystem::path(__FILE__).parent_path() / "../../llmc/model";
@@ -180,7 +183,7 @@ TEST(Interpreter, KnowsAllOperations) {
 
 // ---- the program
 
-// Of all units.
+// The parameters of all units.
 template <class Get>
 Parameters by_names(const ParameterStore& store, Get&& flat) {
     Parameters all;
@@ -202,9 +205,10 @@ double norm(const Numbers& x) {
     return std::sqrt(sum);
 }
 
-// Each number of the program's is a sum of n products at most, which adds n roundings u = 6e-8 of the sizes of its terms to
-// what is off already. Ten operations a layer forward, and as many backward, lie on the longest way to a gradient: 20 L n u
-// of a gradient's norm, if none makes an error grow more than it makes its terms grow. That is 8e-5 here (seen: 1e-6).
+// Each number of the program is a sum of at most n products. This adds n roundings u = 6e-8 of the sizes of
+// its terms to earlier errors. The longest path to a gradient has ten operations a layer forward, and as many
+// backward. So the bound is 20 L n u of a gradient's norm, if no operation makes an error grow more than its
+// terms. That is 8e-5 here (observed: 1e-6).
 void expect_gradients(const Model& model, bool draws) {
     constexpr std::int64_t batch = 4;
     probe::Model program(model, DType::fp32, batch, 2, 0, DType::fp32, make_cpu_device(1));

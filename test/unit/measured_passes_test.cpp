@@ -1,6 +1,6 @@
-// From the times of actions to those of passes: lists of every schedule are run on paper, each action as soon as it may,
-// and what is measured there is what the simulation says of the same passes.
-#include "llmc/train/measured_passes.h"
+// From the times of actions to those of passes. The lists of every schedule are run in a model of time, each
+// action as early as possible. The passes measured there must be the passes of the simulation.
+#include "llmc/timeline/measured_passes.h"
 
 #include <gtest/gtest.h>
 
@@ -11,14 +11,14 @@
 #include <vector>
 
 #include "llmc/core/error.h"
-#include "llmc/parallel/build_step.h"
-#include "llmc/parallel/pipeline_partition.h"
+#include "llmc/parallel/pipeline/pipeline_partition.h"
+#include "llmc/parallel/step/build_step.h"
 #include "test/gpt2_units.h"
 
 namespace llmc {
 namespace {
 
-// In seconds, as sums of powers of two: nothing is rounded.
+// In seconds, as sums of powers of two, so that nothing is rounded.
 constexpr double start = 1024, sending = 0.0625;
 double duration_of(const Step& step, const Action& action) {
     const bool is_block = layer_of(step.part, action.part) >= 0;
@@ -47,7 +47,7 @@ struct Example {
     std::vector<Step> steps;
     std::vector<std::vector<ActionTime>> times;
 
-    // All that the stages have measured.
+    // The measured passes of all stages.
     std::vector<MeasuredPass> passes() const {
         std::vector<MeasuredPass> all(spec.size());
         for (std::size_t stage = 0; stage < steps.size(); ++stage) {
@@ -66,7 +66,7 @@ bool is_receipt(const Action& action) {
     return action.kind == ActionKind::receive_activation || action.kind == ActionKind::receive_gradient;
 }
 
-// When what an action receives was sent; nothing if that is not known yet.
+// The time at which an action's input was sent; nothing if it is not yet known.
 std::optional<double> sent_at(const Example& example, std::size_t stage, const Action& receipt) {
     const bool forward = receipt.kind == ActionKind::receive_activation;
     const int from = example.steps[stage].chunk_of(receipt).number + (forward ? -1 : 1);
@@ -85,12 +85,12 @@ std::optional<double> sent_at(const Example& example, std::size_t stage, const A
     return start;
 }
 
-// Runs one stage as far as it comes; whether that was anywhere. A stream runs its actions in their order.
+// Runs one stage as far as possible. Returns whether it advanced. A stream runs its actions in order.
 bool run_on(Example& example, std::size_t stage) {
     const Step& step = example.steps[stage];
     std::vector<ActionTime>& times = example.times[stage];
     bool moved = false;
-    double computed = start;  // until when the compute stream is busy
+    double computed = start;  // when the compute stream becomes free
     for (std::size_t i = 0; i < step.actions.size(); ++i) {
         const Action& action = step.actions[i];
         ActionTime& time = times[i];
@@ -106,7 +106,7 @@ bool run_on(Example& example, std::size_t stage) {
             time.begin = begin;
             if (is_receipt(action)) {
                 const auto sent = sent_at(example, stage, action);
-                // What comes later in the list may go on, unless it waits for this.
+                // Later actions in the list may go on, unless they wait for this one.
                 if (!sent) continue;
                 time.end = std::max(begin, *sent + sending);
             } else {
@@ -181,7 +181,7 @@ TEST(MeasuredPasses, AreThoseOfTheSimulation) {
         EXPECT_EQ(share_explained(spec, passes), 1);
         for (int stage = 0; stage < spec.stages; ++stage)
             EXPECT_EQ(measured.work(stage), simulated.work(stage));
-        // The simulation goes from stage to stage.
+        // The simulation visits one stage after another.
         std::ranges::stable_sort(simulated.spans, {}, &Span::stage);
         for (std::size_t i = 0; i < measured.spans.size(); ++i) {
             EXPECT_EQ(measured.spans[i].pass, simulated.spans[i].pass);
@@ -190,7 +190,7 @@ TEST(MeasuredPasses, AreThoseOfTheSimulation) {
     }
 }
 
-// Recomputing, which does not wait for the gradient, included.
+// This includes recomputing, which does not wait for the gradient.
 TEST(MeasuredPasses, OfAnUnevenStepAreThoseOfTheSimulationWithTheirOwnTimes) {
     for (const PipelineSpec& spec : some_specs()) {
         for (const int layers : {spec.chunks(), 2 * spec.chunks() + 1}) {
@@ -205,7 +205,7 @@ TEST(MeasuredPasses, OfAnUnevenStepAreThoseOfTheSimulationWithTheirOwnTimes) {
     }
 }
 
-// One after the other: their means add up to the step, however uneven they are.
+// The passes follow one another: their means add up to the step, even if they are uneven.
 TEST(MeasuredPasses, ThatFollowEachOtherAreExplainedByTheirMeans) {
     const PipelineSpec spec{.schedule = PipelineSchedule::naive, .stages = 3, .micro_batches = 5};
     const std::vector<MeasuredPass> passes = run_through_lists(spec, 6, {}, true).passes();
@@ -216,7 +216,8 @@ TEST(MeasuredPasses, ThatFollowEachOtherAreExplainedByTheirMeans) {
     EXPECT_GT(std::abs(by_medians / measured_timeline(spec, passes).total() - 1), 0.01);
 }
 
-// What recomputes does not wait for the gradient: it is done before, and counts as if it were done behind.
+// A recompute does not wait for the gradient. It runs before the gradient arrives, and counts as if it ran
+// after.
 TEST(MeasuredPasses, WaitingForAnotherStageIsNoPartOfThem) {
     for (const PipelineSpec& spec : some_specs()) {
         if (spec.splits_backward()) continue;
@@ -235,7 +236,7 @@ TEST(MeasuredPasses, WaitingForAnotherStageIsNoPartOfThem) {
                 const Chunk& chunk =
                     step.part.chunks[static_cast<std::size_t>(span.pass.chunk / spec.stages)];
                 if (span.pass.kind != PassKind::backward || chunk.makes_losses) continue;
-                // The last block's forward pass may have left all that its backward pass needs.
+                // The last block's forward pass may have left everything that its backward pass needs.
                 const double least = chunk.layers() * 2.75 - 0.75 + (chunk.takes_tokens ? 1.5 : 0);
                 EXPECT_GE(span.end - span.begin, least);
                 EXPECT_LE(span.end - span.begin, least + 0.75);
@@ -244,7 +245,7 @@ TEST(MeasuredPasses, WaitingForAnotherStageIsNoPartOfThem) {
     }
 }
 
-// A zero-bubble schedule has no weight parts of blocks that recompute.
+// A zero-bubble schedule has no weight parts for blocks that recompute.
 TEST(MeasuredPasses, WithoutAnythingToDoTakeNoTime) {
     const PipelineSpec spec{.schedule = PipelineSchedule::zb_h1, .stages = 3, .micro_batches = 6};
     for (const int every : {1, 2}) {
@@ -267,7 +268,7 @@ TEST(MeasuredPasses, TimesAreMediansOverMicroBatchesAndSteps) {
     for (std::vector<MeasuredPass>& passes : steps) {
         for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
             passes[spec.index_of({PassKind::forward, 0, micro_batch})] = {.begin = 10, .end = 10 + length};
-            // Of six arrivals one is before it was sent, by the stages' clocks, and one was awaited late.
+            // By the stages' clocks, one of six arrivals is before its sending. One was awaited late.
             passes[spec.index_of({PassKind::forward, 1, micro_batch})] = {.begin = 50,
                                                                           .end = 51,
                                                                           .awaited = length == 8 ? 20.0 : 1.0,
@@ -281,9 +282,9 @@ TEST(MeasuredPasses, TimesAreMediansOverMicroBatchesAndSteps) {
     const std::vector<PassTimes> times = usual_times(spec, steps);
     EXPECT_EQ(times[0].forward, (4 + 8) / 2.0);
     EXPECT_EQ(times[1].forward, 1);
-    // Half of each length, but for these two: 0, 1, 2, 8, 16.
+    // Half of each length, without these two arrivals: 0, 1, 2, 8, 16.
     EXPECT_EQ(times[0].communication, 2);
-    // All late.
+    // All were awaited late.
     for (std::vector<MeasuredPass>& passes : steps) {
         for (int micro_batch = 0; micro_batch < 2; ++micro_batch)
             passes[spec.index_of({PassKind::forward, 1, micro_batch})].awaited = 49;

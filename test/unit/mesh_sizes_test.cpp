@@ -1,4 +1,4 @@
-// Meshes that do not fit: what is advised is all that would, and nothing else.
+// Meshes that do not fit: the message advises everything that would fit, and nothing else.
 #include "llmc/parallel/mesh_sizes.h"
 
 #include <gtest/gtest.h>
@@ -24,37 +24,37 @@ std::string refusal(const MeshSizes& sizes, const GPTConfig& config = tiny) {
 
 TEST(MeshSizes, AdviceFitsProcessesHeadsAndLayersAtOnce) {
     EXPECT_EQ(refusal({.processes = 6, .pipeline = 2, .tensor = 2}),
-              "--tensor-parallel 2 does not divide the 3 processes of each stage; 1 would, or "
+              "--tensor-parallel 2 does not divide the 3 processes of each stage; try 1, or "
               "--pipeline-parallel 3 --tensor-parallel 2");
     EXPECT_EQ(refusal({.processes = 6, .pipeline = 2, .tensor = 3}),
-              "--tensor-parallel 3 does not divide the 4 heads (--heads); 1 would, or --pipeline-parallel 3 "
+              "--tensor-parallel 3 does not divide the 4 heads (--heads); try 1, or --pipeline-parallel 3 "
               "--tensor-parallel 2");
     EXPECT_EQ(refusal({.processes = 8, .pipeline = 2, .tensor = 3}),
-              "--tensor-parallel 3 does not divide the 4 heads (--heads); 1, 2, 4 would");
+              "--tensor-parallel 3 does not divide the 4 heads (--heads); try 1, 2, 4");
     EXPECT_EQ(refusal({.processes = 6, .pipeline = 4}),
-              "--pipeline-parallel 4 does not divide the 6 processes; 1, 2, 3 would");
+              "--pipeline-parallel 4 does not divide the 6 processes; try 1, 2, 3");
     EXPECT_EQ(refusal({.processes = 6, .pipeline = 6}),
-              "--pipeline-parallel 6 needs a layer for each stage, and --layers is 4; 1, 2, 3 would");
+              "--pipeline-parallel 6 needs a layer for each stage, but --layers is 4; try 1, 2, 3");
     EXPECT_EQ(refusal({.processes = 8, .pipeline = 3, .tensor = 2}),
-              "--pipeline-parallel 3 does not divide the 8 processes; 1, 2, 4 would");
-    // Two chunks of each stage.
+              "--pipeline-parallel 3 does not divide the 8 processes; try 1, 2, 4");
+    // Each stage has two chunks.
     EXPECT_EQ(refusal({.processes = 8, .pipeline = 3, .virtual_stages = 2}),
-              "--pipeline-parallel 3 does not divide the 8 processes; 1, 2 would");
-    // No number of stages does with this number of tensor-parallel ranks.
+              "--pipeline-parallel 3 does not divide the 8 processes; try 1, 2");
+    // No number of stages works with this number of tensor-parallel ranks.
     EXPECT_EQ(refusal({.processes = 9, .pipeline = 4, .tensor = 2}),
               "--pipeline-parallel 4 does not divide the 9 processes; try --pipeline-parallel 3 "
               "--tensor-parallel 1");
     GPTConfig odd = tiny;
     odd.sequence_length = 6;
     EXPECT_EQ(refusal({.processes = 4, .tensor = 3, .sequence_parallel = true}, odd),
-              "--tensor-parallel 3 does not divide the 4 heads (--heads); 1, 2 would");
+              "--tensor-parallel 3 does not divide the 4 heads (--heads); try 1, 2");
     EXPECT_EQ(refusal({.processes = 4, .tensor = 4, .sequence_parallel = true}, odd),
               "--sequence-parallel: --tensor-parallel 4 does not divide --seq-len 6; try 4 or 8");
 }
 
 TEST(MeshSizes, AdviceDividesTheBatchWhereAnythingDoes) {
     EXPECT_EQ(refusal({.processes = 8, .pipeline = 3, .batch_sequences = 4}),
-              "--pipeline-parallel 3 does not divide the 8 processes; 2, 4 would");
+              "--pipeline-parallel 3 does not divide the 8 processes; try 2, 4");
     EXPECT_EQ(refusal({.processes = 8, .pipeline = 3, .batch_sequences = 1}),
               "--pipeline-parallel 3 does not divide the 8 processes; try --pipeline-parallel 4 "
               "--tensor-parallel 2");
@@ -68,27 +68,27 @@ TEST(MeshSizes, AdviceDividesTheBatchWhereAnythingDoes) {
 TEST(MeshSizes, TooFewProcessesAreToldHowManyToStart) {
     EXPECT_EQ(
         refusal({.processes = 1, .tensor = 2}),
-        "--tensor-parallel 2 takes as many processes, and there is 1; start 2, as with mpirun -np 2, or "
+        "--tensor-parallel 2 needs at least 2 processes; 1 is running; start 2, as with mpirun -np 2, or "
         "try --tensor-parallel 1");
     EXPECT_EQ(refusal({.processes = 1, .pipeline = 4}),
-              "--pipeline-parallel 4 takes a process for each stage, and there is 1; start 4, as with mpirun "
+              "--pipeline-parallel 4 needs at least 4 processes; 1 is running; start 4, as with mpirun "
               "-np 4, or try --pipeline-parallel 1");
-    // Three of three have four heads to share.
+    // --tensor-parallel 3 is not advised: three ranks cannot share four heads equally.
     EXPECT_EQ(
         refusal({.processes = 3, .tensor = 4}),
-        "--tensor-parallel 4 takes as many processes, and there are 3; start 4, as with mpirun -np 4, or "
+        "--tensor-parallel 4 needs at least 4 processes; 3 are running; start 4, as with mpirun -np 4, or "
         "try --tensor-parallel 1");
-    EXPECT_EQ(
-        refusal({.processes = 2, .pipeline = 2, .tensor = 2}),
-        "--pipeline-parallel 2 x --tensor-parallel 2 take 4 processes, and there are 2; start 4, as with "
-        "mpirun -np 4, or try --pipeline-parallel 1 --tensor-parallel 2");
+    EXPECT_EQ(refusal({.processes = 2, .pipeline = 2, .tensor = 2}),
+              "--pipeline-parallel 2 x --tensor-parallel 2 needs at least 4 processes; 2 are running; start "
+              "4, as with "
+              "mpirun -np 4, or try --pipeline-parallel 1 --tensor-parallel 2");
 }
 
 TEST(MeshSizes, OfAnyNumberOfProcesses) {
     EXPECT_EQ(refusal({.pipeline = 6}),
-              "--pipeline-parallel 6 needs a layer for each stage, and --layers is 4; give 4 stages at most");
+              "--pipeline-parallel 6 needs a layer for each stage, but --layers is 4; give at most 4 stages");
     EXPECT_EQ(refusal({.pipeline = 3, .tensor = 3}),
-              "--tensor-parallel 3 does not divide the 4 heads (--heads); 1, 2, 4 would");
+              "--tensor-parallel 3 does not divide the 4 heads (--heads); try 1, 2, 4");
     GPTConfig absurd = tiny;
     absurd.heads = absurd.channels = std::int64_t{1} << 60;
     EXPECT_NE(refusal({.tensor = 3}, absurd).find("1, 2, 4, 8,"), std::string::npos);
@@ -109,7 +109,7 @@ void expect_advice_fits(MeshSizes sizes) {
     }
 }
 
-// Whatever is refused, what the message advises is not; and what fits is not refused.
+// A refusal never advises a mesh that is refused, and a mesh that fits is not refused.
 TEST(MeshSizes, ThatFitAreNotRefused) {
     for (int processes = 1; processes <= 12; ++processes)
         for (int pipeline = 1; pipeline <= 6; ++pipeline)

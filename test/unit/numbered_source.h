@@ -1,4 +1,4 @@
-// A source for tests whose tokens tell where they are from.
+// A source of tokens for tests.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What a run will write is weighed against the disk before it starts.
+// Before a run starts, the size of its outputs is compared with the free space on the disk.
 #include "llmc/train/outputs.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 const fs::path folder = fs::temp_directory_path() / "llmc_outputs_test";
 
-// The line with which a run of so many parameters is refused.
+// The message that refuses a run with this many parameters.
 std::string refusal(const Options& options, std::int64_t parameters) {
     try {
         check_outputs(options, folder, what_is_written(options, folder, options.steps > 0, false), {},
@@ -45,10 +45,10 @@ TEST(CheckOutputs, WeighsAnExportBesideTheCheckpoint) {
     struct statvfs disk {};
     ASSERT_EQ(statvfs(fs::temp_directory_path().c_str(), &disk), 0);
     const auto available = static_cast<std::int64_t>(disk.f_bavail * disk.f_frsize);
-    // A checkpoint has 12 bytes a parameter and an export 4: the disk holds the one and not both.
+    // A checkpoint has 12 bytes per parameter and an export 4: the disk has room for one of them, not both.
     const std::string line = refusal(exporting(1), available / 14);
     EXPECT_EQ(line.find("--export: "), 0U) << line;
-    EXPECT_NE(line.find("of which the checkpoint takes"), std::string::npos) << line;
+    EXPECT_NE(line.find("and the checkpoint needs"), std::string::npos) << line;
     EXPECT_EQ(refusal(exporting(1), available / 24), "");
     EXPECT_EQ(refusal(exporting(1), available / 8).find("--out-dir: "), 0U);
 }

@@ -1,5 +1,5 @@
-// The lists that are derived from a part's trace: faults that are planted in a trace, or in a list, are found before a step
-// runs, by a message that names the operation.
+// The lists that are derived from a part's trace. Faults planted in a trace or in a list are found before a
+// step runs, with a message that names the operation.
 #include "llmc/model/part_lists.h"
 
 #include <gtest/gtest.h>
@@ -13,6 +13,7 @@
 #include "llmc/core/error.h"
 #include "llmc/model/operations.h"
 #include "test/gpt2_units.h"
+#include "test/strange_family.h"
 
 namespace llmc {
 namespace {
@@ -61,7 +62,7 @@ List::iterator find(List& list, std::string_view call, std::string_view node) {
     return found;
 }
 void lose(List& list, std::string_view call, std::string_view node) { list.erase(find(list, call, node)); }
-// To the place behind another call.
+// Moves a call to the place after another call.
 void move_behind(List& list, std::string_view call, std::string_view node, std::string_view other,
                  std::string_view other_node) {
     const ListCall moved = *find(list, call, node);
@@ -111,7 +112,7 @@ TEST_F(Lists, AnExchangeThatIsLeftOutOfAList) {
 }
 
 TEST_F(Lists, AnAliasThatIsOverwrittenEarly) {
-    // The layernorm adds to the gradient that the product behind it still reads.
+    // The layernorm adds to the gradient that the product after it still reads.
     expect_found(
         [](PartLists& lists) {
             List& list = lists.backward;
@@ -129,7 +130,7 @@ TEST_F(Lists, AnAliasThatIsOverwrittenEarly) {
 TEST_F(Lists, AGradientThatIsNotKeptForTheSecondPart) {
     expect_found([](PartLists& lists) { lose(lists.backward_input, "copy", "mlp.c_proj"); },
                  "backward of its weights, matmul_backward mlp.c_proj reads");
-    // Or is copied when it has changed.
+    // Or the gradient is copied after it has changed.
     expect_found(
         [](PartLists& lists) {
             move_behind(lists.backward_input, "copy", "mlp.c_proj", "layernorm_backward", "ln_2");
@@ -141,7 +142,7 @@ TEST_F(Lists, ScratchMemoryThatTwoUseAtOnce) {
     expect_found(
         [](PartLists& lists) {
             List& list = lists.backward;
-            // attention's output gradient where its input's is written
+            // attention's output gradient lies where its input's gradient is written
             const int place = find(list, "matmul_backward", "attn.c_proj")->operands.front().index;
             find(list, "attention_backward", "attn")->operands.front().index = place;
             for (ListOperand& operand : find(list, "matmul_backward", "attn.c_attn")->operands) {
@@ -156,6 +157,42 @@ TEST_F(Lists, ScratchMemoryThatTwoUseAtOnce) {
 TEST_F(Lists, APassThatLeavesNothing) {
     expect_found([](PartLists& lists) { lose(lists.forward, "add", "mlp.c_proj"); },
                  "forward leaves no output");
+}
+
+// An output that is not there while a part recomputes: its last operation makes a kept value too.
+TEST(RareLists, AnOutputOfARecompute) {
+    Scratch scratch;
+    const Model model = strange::model_of_rare_layers();
+    PartLists lists = derive_lists(model.runs[1].parts[0], {}, scratch);
+    find(lists.recompute, "layernorm_forward", "ln_last")->operands.front().space = Space::output;
+    expect_fault([&] { check_lists(lists); },
+                 "recompute, layernorm_forward ln_last writes the part's output, which is not there");
+}
+
+// Two sums of the same partial sums, each in place.
+TEST(RareLists, AnAddendThatIsSummedInPlaceTwice) {
+    Scratch scratch;
+    const Model model = strange::model_of_rare_layers();
+    PartLists lists = derive_lists(model.runs[1].parts[2], {.split = {.ranks = 2}}, scratch);
+    check_lists(lists);
+    const ListCall copy = *find(lists.forward, "copy", "attn.out");
+    lose(lists.forward, "copy", "attn.out");
+    for (ListCall& call : lists.forward) {
+        for (ListOperand& operand : call.operands) {
+            if (operand.storage != copy.operands[0].storage) continue;
+            operand.storage = copy.operands[1].storage;
+            operand.space = copy.operands[1].space;
+            operand.index = copy.operands[1].index;
+        }
+    }
+    expect_fault([&] { check_lists(lists); },
+                 "forward, all_reduce attn.out reads attn.out, which has changed since");
+}
+
+TEST(RareLists, EachIsDerivedOnEveryMesh) {
+    const Model model = strange::model_of_rare_layers();
+    for (const TensorSplit split : {TensorSplit{}, TensorSplit{2, false}, TensorSplit{2, true}})
+        derive_lists(outline_of(model), {.split = split});  // checks them
 }
 
 // ---- faults of a trace
@@ -182,6 +219,20 @@ TEST(Trace, AProductThatIsSharedByWhatNobodyShares) {
                  "product c_proj takes what is divided in dimension 1, and ln_1.gathered is whole");
 }
 
+TEST(Trace, AGELUOfPartialSums) {
+    Trace t("block {}", "h.{}", 8, 16);
+    const int u = product(t, "up", gather(t, t.input()), {8}, by_outputs(0, "channels"), true, normal);
+    expect_fault([&] { product_gelu(t, "mlp.down", u, {16}, by_inputs(), true, normal); },
+                 "product_gelu mlp.down makes partial sums, and GELU takes what is complete");
+}
+
+TEST(Trace, NamesOfValuesAreUnique) {
+    Trace t("block {}", "h.{}", 8, 16);
+    const int a = add(t, t.input(), t.input()), b = add(t, a, t.input());
+    EXPECT_EQ(t[a].name, "input.sum");
+    EXPECT_EQ(t[b].name, "input.sum (2)");
+}
+
 TEST(Trace, WidthsThatDiffer) {
     Trace t("block {}", "h.{}", 8, 16);
     const int all = gather(t, layernorm(t, "ln_1", t.input(), true));
@@ -190,7 +241,7 @@ TEST(Trace, WidthsThatDiffer) {
     expect_fault([&] { add(t, t.input(), d); }, "add mlp.c_proj adds what has another width");
 }
 
-// A row that a family brings, with a fault: y = x + x, written with two calls.
+// A faulty row that a family defines: y = x + x, written with two calls.
 Part with_row(const Operation& row) {
     Trace t("block {}", "h.{}", 8, 16);
     return t.finish(t.add({.operation = &row, .name = "twice", .in = {t.input()}},
@@ -222,6 +273,24 @@ TEST(Trace, ARowThatLacksSomething) {
     expect_fault([&] { with_row(half); }, "double twice has one of remake and remade in its row");
 }
 
+// Memory of the row's own, in a part that keeps values for its backward pass.
+TEST(Trace, ARowWithMemoryOfItsOwn) {
+    const Operation row{.name = "roomy",
+                        .forward =
+                            [](Calls& c) {
+                                c.call("copy", run_op<&Ops::copy>,
+                                       {c.output(0), c.read(0), c.local("room", DType::fp32, {4})});
+                            },
+                        .backward = [](Calls& c) { c.pass_gradient(0, 0); },
+                        .work = [](const Part&, const Node&) { return Work{}; }};
+    Trace t("block {}", "h.{}", 8, 16);
+    const int n = layernorm(t, "ln_1", t.input(), true);
+    const Part part = t.finish(t.add({.operation = &row, .name = "roomy", .in = {n}},
+                                     {Value{.name = "roomy", .shape = t[n].shape}}));
+    Scratch scratch;
+    EXPECT_EQ(fault_of([&] { check_lists(derive_lists(part, {}, scratch)); }), "no fault");
+}
+
 TEST(Trace, AnOutputThatNothingUses) {
     Trace t("block {}", "h.{}", 8, 16);
     layernorm(t, "ln_1", t.input(), true);
@@ -245,7 +314,7 @@ TEST(Trace, ACallOfTooManyOperands) {
     expect_fault([&] { derive_lists(part, {}, scratch); }, "copy twice has more than 10 operands");
 }
 
-// A part with a table that the embedding has too.
+// A head with a table that the embedding also has.
 Model tied(const std::function<void(ParamSpec&)>& change, bool is_tied = true) {
     Model model = gpt2(config);
     Trace t("head", "", config.sequence_length, config.channels);
@@ -264,7 +333,8 @@ TEST(Trace, ATieThatDoesNotFit) {
     EXPECT_EQ(fault_of([] { outline_of(tied([](ParamSpec&) {})); }), "no fault");
     expect_refused([](ParamSpec& table) { table.shape = {config.vocabulary + 1, config.channels}; });
     expect_refused([](ParamSpec& table) { table.tensor_dim = 1; });
-    expect_refused([](ParamSpec& table) { table.is_bias = true; });  // which does not decay
+    expect_refused([](ParamSpec& table) { table.is_bias = true; });  // a bias has no weight decay, a table
+                                                                     // has
     expect_fault([] { outline_of(tied([](ParamSpec&) {}, false)); },
                  "head: wte.weight is another part's, and not tied");
 }

@@ -1,4 +1,4 @@
-// What is expected of a pipeline before a run: as many operations as the model has, divided as the schedule does it.
+// The estimate of a pipeline before a run: it has as many operations as the model, divided by the schedule.
 #include "llmc/plan/pipeline_estimate.h"
 
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "llmc/device/device.h"
-#include "llmc/train/pipeline_timeline.h"
+#include "llmc/timeline/pipeline_timeline.h"
 #include "test/gpt2_units.h"
 
 namespace llmc {
@@ -49,7 +49,7 @@ TEST(PipelineEstimate, HasAllOperationsOfTheModel) {
     EXPECT_NEAR(sum_of(estimated_times(selective, std::nullopt)), all / block, 1e-9);
 }
 
-// Of blocks that recompute nothing is left for the weight parts of a zero-bubble schedule.
+// If a block recomputes, nothing is left for the weight parts of a zero-bubble schedule.
 TEST(PipelineEstimate, WhatRecomputesIsNotSplit) {
     const auto times = [](const Recompute& recompute) {
         return estimated_times(plan_of(PipelineSchedule::zb_h1, 1, recompute), std::nullopt);
@@ -59,7 +59,7 @@ TEST(PipelineEstimate, WhatRecomputesIsNotSplit) {
         const int again = kind == RecomputeKind::block ? 6 : 0;
         EXPECT_NEAR(sum_of(whole), sum_of(plain) + again, 1e-9);
         for (const PassTimes& time : whole) EXPECT_EQ(time.backward_weight, 0);
-        // Every second block: half of the weight parts are left.
+        // If every second block recomputes, half of the weight parts are left.
         const std::vector<PassTimes> second = times({.kind = kind, .every = 2});
         EXPECT_NEAR(sum_of(second), sum_of(plain) + again / 2, 1e-9);
         const auto weights = [](const std::vector<PassTimes>& chunks) {
@@ -71,7 +71,7 @@ TEST(PipelineEstimate, WhatRecomputesIsNotSplit) {
     }
 }
 
-// Where all blocks recompute, nothing is left for the second parts of zero-bubble schedules, and nothing is held for them.
+// If all blocks recompute, the second parts of zero-bubble schedules are empty, and nothing is held for them.
 TEST(PipelineEstimate, DrawsNoEmptyParts) {
     const auto drawn = [](PipelineSchedule schedule, const Recompute& recompute) {
         return estimated_timeline(plan_of(schedule, 1, recompute), std::nullopt);
@@ -89,7 +89,7 @@ TEST(PipelineEstimate, DrawsNoEmptyParts) {
 }
 
 TEST(PipelineEstimate, DrawsThePartsOfChunksThatHaveThem) {
-    // A layer a chunk.
+    // One layer in each chunk.
     const std::unique_ptr<Device> device = make_cpu_device(1);
     const RunPlan plan = plan_run({.model = gpt2(config),
                                    .mesh = {.pipeline = 6},
@@ -110,7 +110,8 @@ TEST(PipelineEstimate, DrawsThePartsOfChunksThatHaveThem) {
     EXPECT_NE(picture.find(">backward, or gradients of inputs<"), std::string::npos);
 }
 
-// Attention has no weights: the gradients of a block's weights take less than its forward, those of its input more.
+// Attention has no weights. So the gradients of a block's weights take less than its forward pass, and those
+// of its input more.
 TEST(PipelineEstimate, ABlockIsTheUnit) {
     const RunPlan plan = plan_of(PipelineSchedule::gpipe, 1);
     const std::vector<PassTimes> times = estimated_times(plan, std::nullopt);
@@ -123,13 +124,13 @@ TEST(PipelineEstimate, ABlockIsTheUnit) {
         EXPECT_NEAR(time.backward_weight, blocks * 24 * 32 * 32 / block_cost(config), 1e-12);
         EXPECT_EQ(time.communication, 0);
     }
-    // The head runs forward in the backward pass of its chunk.
+    // The head's forward pass is part of the backward pass of its chunk.
     const double blocks = plan.chunk(2).layers();
     EXPECT_NEAR(times[2].backward_input + times[2].backward_weight - 2 * blocks,
                 3 * head_cost(config) / block_cost(config), 1e-9);
 }
 
-// The split that is chosen is the one that takes least, where recompute makes blocks cost more than the head.
+// The fastest split is chosen, also when recompute makes blocks cost more than the head.
 TEST(PipelineEstimate, LayersAreBalancedWithTheirRecompute) {
     const auto device = make_cpu_device(1);
     const auto plan = [&](const std::string& layers) {

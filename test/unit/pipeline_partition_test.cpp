@@ -1,5 +1,5 @@
-// Blocks over the chunks of a pipeline: as even as any split could be, and lists given by hand.
-#include "llmc/parallel/pipeline_partition.h"
+// Distribution of blocks over the chunks of a pipeline: as even as possible, or as a given list says.
+#include "llmc/parallel/pipeline/pipeline_partition.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -35,7 +35,7 @@ Costs sorted_costs(const std::vector<int>& counts, int stages, const PartCosts& 
     for (const int count : counts) {
         double& cost = all.emplace_back(0);
         for (const int end = block + count; block < end; ++block)
-            cost += costs.block + (block % costs.every == costs.every - 1 ? costs.again : 0);
+            cost += costs.block + (block % costs.every == costs.every - 1 ? costs.recompute : 0);
     }
     all.front() += costs.embedding;
     all.back() += costs.head;
@@ -61,7 +61,8 @@ void for_all_splits(int layers, int chunks, std::vector<int>& counts,
 
 void expect_no_better_split(int layers, int chunks, int stages, const PartCosts& costs) {
     SCOPED_TRACE(fmt::format("{} layers, {} chunks, {} stages, embedding {}, head {}, {} more of one of {}",
-                             layers, chunks, stages, costs.embedding, costs.head, costs.again, costs.every));
+                             layers, chunks, stages, costs.embedding, costs.head, costs.recompute,
+                             costs.every));
     const std::vector<BlockRange> found = stages_of_layers(layers, chunks, stages, costs);
     ASSERT_EQ(found.size(), static_cast<std::size_t>(chunks));
     int end = 0;
@@ -93,7 +94,7 @@ TEST(PipelinePartition, NoSplitIsMoreEven) {
                                            {.block = 1, .embedding = embedding, .head = head});
 }
 
-// What a stage does is what counts, not what each of its chunks does.
+// The work of whole stages counts, not that of single chunks.
 TEST(PipelinePartition, NoSplitIsMoreEvenOfSeveralChunksAStage) {
     for (int layers = 4; layers <= 13; ++layers)
         for (const auto& [stages, chunks] : {std::pair{2, 4}, {2, 6}, {3, 6}})
@@ -112,13 +113,13 @@ TEST(PipelinePartition, NoSplitIsMoreEvenWhereSomeRecompute) {
                 for (const double head : {0.0, 1.0, 4.5, 15.0})
                     expect_no_better_split(
                         layers, chunks, chunks,
-                        {.block = 3, .embedding = 0.25, .head = head, .again = 1, .every = every});
+                        {.block = 3, .embedding = 0.25, .head = head, .recompute = 1, .every = every});
 }
 
-// Many chunks of a deep model take no time to speak of.
+// Dividing a deep model into many chunks takes negligible time.
 TEST(PipelinePartition, DividesDeepModels) {
     const std::vector<BlockRange> chunks =
-        stages_of_layers(400, 120, 120, {.block = 3, .head = 4, .again = 1, .every = 7});
+        stages_of_layers(400, 120, 120, {.block = 3, .head = 4, .recompute = 1, .every = 7});
     EXPECT_EQ(chunks.back().end, 400);
 }
 
@@ -136,17 +137,17 @@ TEST(PipelinePartition, CostsAreThoseOfTheModel) {
     EXPECT_EQ(embedding_cost(gpt2_124m), 768);
     EXPECT_EQ(3 * (12 * block_cost(gpt2_124m) + head_cost(gpt2_124m)),
               training_flops_per_token(gpt2(gpt2_124m)));
-    // The head costs as much as five blocks, the embedding next to nothing.
+    // The head costs as much as five blocks, the embedding almost nothing.
     EXPECT_EQ(counts_of(stages_of_layers(12, 4, 4, part_costs(gpt2(gpt2_124m), {}))),
               (std::vector{3, 4, 4, 1}));
-    // Of two stages the second has the head and four blocks.
+    // With two stages, the second has the head and four blocks.
     EXPECT_EQ(counts_of(stages_of_layers(12, 4, 2, part_costs(gpt2(gpt2_124m), {}))),
               (std::vector{4, 3, 4, 1}));
     const PartCosts costs = part_costs(gpt2(gpt2_124m), {});
     EXPECT_EQ(12 * costs.block + costs.head, training_flops_per_token(gpt2(gpt2_124m)));
 }
 
-// A block that is recomputed goes forward twice, the head does not: it takes the room of fewer blocks.
+// A recomputed block runs forward twice, the head does not. So the head replaces fewer blocks.
 TEST(PipelinePartition, RecomputeCostsAForward) {
     const GPTConfig config{
         .layers = 12, .heads = 12, .channels = 768, .sequence_length = 256, .vocabulary = 50304};
@@ -155,7 +156,7 @@ TEST(PipelinePartition, RecomputeCostsAForward) {
     };
     EXPECT_EQ(counts({}), (std::vector{9, 3}));
     EXPECT_EQ(counts({.kind = RecomputeKind::block}), (std::vector{8, 4}));
-    // Next to nothing.
+    // Selective recompute costs almost nothing.
     EXPECT_EQ(counts({.kind = RecomputeKind::selective}), (std::vector{9, 3}));
     const double block = block_cost(config);
     const PartCosts third = part_costs(gpt2(config), {.kind = RecomputeKind::block, .every = 3});
@@ -180,13 +181,13 @@ TEST(PipelinePartition, AListGivenByHand) {
     };
     EXPECT_EQ(
         refused("6,6,6,7"),
-        "--pipeline-layers 6,6,6,7 adds up to 25 layers, and --layers is 24; try --pipeline-layers 7,6,6,5");
+        "--pipeline-layers 6,6,6,7 adds up to 25 layers, but --layers is 24; try --pipeline-layers 7,6,6,5");
     EXPECT_EQ(refused("12,12"),
-              "--pipeline-layers 12,12 has 2 numbers, and the pipeline has 4 chunks to put layers in; try "
+              "--pipeline-layers 12,12 has 2 numbers, but the pipeline has 4 chunks; try "
               "--pipeline-layers 7,6,6,5");
     for (const char* text : {"", ",", "6,6,6,", "6,6,,12", "6, 6,6,6", "6;6;6;6", "24,0,0,0", "8,8,9,-1",
                              "6.0,6,6,6", "99999999999,6,6,6"})
-        EXPECT_NE(refused(text).find("where a number of layers belongs"), std::string::npos) << text;
+        EXPECT_NE(refused(text).find("instead of a number of layers"), std::string::npos) << text;
     EXPECT_NE(refused("2147483647,2147483647,2147483647,27").find("adds up to"), std::string::npos);
 }
 

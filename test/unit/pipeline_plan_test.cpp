@@ -1,5 +1,5 @@
-// What the plan of a pipeline holds and sends, by the formulas of those who wrote the schedules: memory per stage and arena,
-// on tensor-parallel ranks too, and bytes between stages.
+// The plan of a pipeline against the formulas of the schedules' authors: memory by stage and arena, also on
+// tensor-parallel ranks, and bytes between stages.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -18,13 +18,14 @@
 namespace llmc {
 namespace {
 
-// GPT-2 124M, in which every tensor is a whole number of 256 bytes.
+// GPT-2 124M: every tensor is a multiple of 256 bytes.
 constexpr GPTConfig gpt2_124m{
     .layers = 12, .heads = 12, .channels = 768, .sequence_length = 1024, .vocabulary = 50257};
 constexpr std::int64_t B = 2, T = gpt2_124m.sequence_length, C = gpt2_124m.channels, NH = gpt2_124m.heads;
 constexpr std::int64_t element = 2;  // bytes of bf16
 constexpr std::int64_t activation = B * T * C * element, row = B * T * 4;
-// One rank has all, or ranks share each layer, and with sequence parallelism the tokens between products.
+// One rank has each layer whole, or ranks share it. With sequence parallelism they also share the tokens
+// between products.
 constexpr std::array<TensorSplit, 5> splits{{{1, false}, {2, false}, {2, true}, {4, false}, {4, true}}};
 
 class PipelinePlans : public testing::Test {
@@ -34,7 +35,7 @@ class PipelinePlans : public testing::Test {
         return plan_run(spec, device_->ops(), 0);
     }
 
-    // Calls f with the plans of all stages of meshes and schedules.
+    // Calls f with the plans of all stages, for various meshes and schedules.
     void for_all(const std::function<void(const std::vector<RunPlan>&)>& f, const Recompute& recompute = {}) {
         for (const PipelineSchedule schedule : all_pipeline_schedules) {
             const bool is_interleaved = schedule == PipelineSchedule::interleaved;
@@ -62,7 +63,7 @@ class PipelinePlans : public testing::Test {
         }
     }
 
-    // The same on each split.
+    // The same for each tensor split.
     void for_all_splits(const std::function<void(const std::vector<RunPlan>&)>& f,
                         const Recompute& recompute = {}) {
         for (const TensorSplit& of : splits) {
@@ -79,7 +80,7 @@ class PipelinePlans : public testing::Test {
     std::unique_ptr<Device> device_ = make_cpu_device(1);
 };
 
-// Of the formulas: passes of chunks whose activations a stage holds (its slots).
+// By the formulas: the number of passes of chunks whose activations a stage holds (its slots).
 int slots_of(const PipelineSpec& spec, int stage) {
     const int p = spec.stages, v = spec.virtual_stages, m = spec.micro_batches;
     switch (spec.schedule) {
@@ -97,14 +98,14 @@ int slots_of(const PipelineSpec& spec, int stage) {
     return -1;
 }
 
-// Whether a chunk's input is received while all slots are in use: another forward pass comes behind the backward pass that
-// frees one. In an evaluation one comes behind the only one there.
+// Whether a chunk's input is received while all slots are in use. This happens if another forward pass
+// follows the backward pass that frees a slot. In an evaluation, one follows the only pass.
 bool receives_beside(const PipelineSpec& spec, int stage, int slots) {
     const bool receives = stage > 0 || spec.virtual_stages > 1;
     return receives && (slots < spec.micro_batches * spec.virtual_stages || slots == 1);
 }
 
-// Micro-batches between the embedding's forward and backward passes: those whose tokens are kept.
+// Micro-batches between the embedding's forward and backward passes: their tokens are kept.
 int tokens_of(const PipelineSpec& spec, int stage) {
     if (stage > 0) return 1;
     int now = 0, most = 1;
@@ -125,7 +126,8 @@ std::int64_t bytes(const RunPlan& plan, ArenaKind arena) {
     return static_cast<std::int64_t>(plan.memory.bytes(arena));
 }
 
-// What of a rank is shared among tensor-parallel ranks; and what lies between products, where only tokens are.
+// Sizes of the buffers that tensor-parallel ranks share, and of the values between products, where ranks
+// share only the tokens.
 struct Sizes {
     explicit Sizes(const TensorSplit& split)
         : tensor(split.ranks),
@@ -136,20 +138,23 @@ struct Sizes {
     std::int64_t vocabulary;  // columns of the logits
     std::int64_t stream = activation / tokens, own_row = row / tokens;
 
-    // Of a block, beside its input: two layernorms (C), Q, K and V (3C), attention, the sum behind it, the MLP before and
-    // behind GELU (4C each), its output; means and reciprocal deviations, and the log-sum-exp of each head.
+    // Activations of a block, without its input: two layernorms (C), Q, K and V (3C), attention, the sum
+    // after it, the MLP before and after GELU (4C each), and the output. Also means and reciprocal
+    // deviations, and the log-sum-exp of each head.
     std::int64_t kept = 4 * stream + 12 * activation / tensor + 4 * own_row + NH / tensor * row;
-    // Selective recompute keeps neither layernorms nor GELU.
-    std::int64_t made_again = 2 * stream + 4 * activation / tensor;
-    // Zero-bubble schedules keep the gradients of a block's outputs from the first part of its backward pass to the second: of
-    // the layernorms, both projections; Q, K and V, the MLP.
+    // Selective recompute does not keep the layernorms and GELU.
+    std::int64_t recomputed = 2 * stream + 4 * activation / tensor;
+    // Zero-bubble schedules keep the gradients of outputs from the first part of a block's backward pass to
+    // the second. These are the gradients of the layernorms, both projections, Q, K and V, and the MLP.
     std::int64_t kept_for_weights = 4 * stream + (3 + 4) * activation / tensor;
-    // Of a block under way: a product's addend or input, Q, K and V, the MLP; and what ranks have of each other's tokens.
+    // Scratch of the block that runs: a product's addend or input, Q, K and V, the MLP. Also the tokens that
+    // a rank gathers from others.
     std::int64_t gathered = tokens > 1 ? activation : 0;
     std::int64_t scratch = activation + (3 + 4) * activation / tensor + gathered;
 
-    // Layernorm's output, its statistics and what flows back to it, losses, some rows of logits; where ranks have some of the
-    // columns, what they tell each other of each row: a maximum, a sum and the target's logit; and for generation a whole row.
+    // Layernorm's output, its statistics and its gradient, the losses, and some rows of logits. When ranks
+    // have some of the columns, they exchange a maximum, a sum and the target's logit for each row.
+    // Generation needs a whole row too.
     std::int64_t head(std::int64_t logits_bytes) const {
         const std::int64_t rows =
             std::clamp<std::int64_t>(logits_bytes / (vocabulary * element) / 128 * 128, 1, B * T);
@@ -162,18 +167,18 @@ struct Sizes {
 std::int64_t activations_of(const RunPlan& plan, int stage, std::int64_t of_block) {
     const Sizes sizes(plan.spec.mesh.split());
     PipelineSpec spec = plan.pipeline;
-    // Blocks recompute all or none.
+    // All blocks recompute, or none.
     if (spec.splits_backward() && plan.part().recomputes_any(plan.spec.recompute))
         spec.schedule = PipelineSchedule::one_f_one_b;
     const int slots = slots_of(spec, stage);
     const std::int64_t blocks = plan.part().most_places_of_a_chunk();
-    std::int64_t sum = slots * (blocks * of_block + sizes.stream);  // with each chunk's input
-    sum += (tokens_of(spec, stage) + 1) * 2 * row;                  // and those of the next micro-batch
-    // Of micro-batches between the two parts of their backward passes.
+    std::int64_t sum = slots * (blocks * of_block + sizes.stream);  // and each chunk's input
+    sum += (tokens_of(spec, stage) + 1) * 2 * row;                  // and the tokens of the next micro-batch
+    // Gradients of micro-batches between the two parts of their backward passes.
     if (spec.splits_backward())
         sum += std::min(spec.micro_batches, stage + 1) * blocks * sizes.kept_for_weights;
     sum += sizes.scratch;
-    sum += sizes.stream;  // the gradient that is computed with
+    sum += sizes.stream;  // the gradient that is used in computation
     if (plan.part().makes_losses()) sum += sizes.head(static_cast<std::int64_t>(plan.spec.logits_bytes));
     std::int64_t norm_blocks = 0;
     for (const UnitLayout& unit : plan.store.units)
@@ -192,7 +197,8 @@ TEST_F(PipelinePlans, ActivationsAreThoseInFlight) {
     });
 }
 
-// 1F1B holds as many micro-batches as there are stages at most where GPipe holds all; the first stage most.
+// 1F1B holds at most as many micro-batches as there are stages, and GPipe holds all. The first stage holds
+// most.
 TEST_F(PipelinePlans, OneForwardOneBackwardHoldsNoMoreForMoreMicroBatches) {
     const auto activations = [&](PipelineSchedule schedule, int micro_batches, int stage) {
         return bytes(plan({.model = gpt2(gpt2_124m),
@@ -209,14 +215,14 @@ TEST_F(PipelinePlans, OneForwardOneBackwardHoldsNoMoreForMoreMicroBatches) {
     const std::int64_t slot = 3 * Sizes({}).kept + activation;
     EXPECT_EQ(activations(one_f_one_b, 4, 0), activations(one_f_one_b, 64, 0));
     EXPECT_EQ(activations(one_f_one_b, 4, 0), activations(gpipe, 4, 0));
-    // And the tokens of each.
+    // This includes the tokens of each.
     EXPECT_EQ(activations(gpipe, 64, 0) - activations(one_f_one_b, 64, 0), 60 * (slot + 2 * row));
     EXPECT_EQ(activations(one_f_one_b, 64, 1) - activations(one_f_one_b, 64, 2), slot);
     EXPECT_EQ(activations(gpipe, 64, 1), activations(gpipe, 64, 2));
 }
 
 TEST_F(PipelinePlans, RecomputeKeepsLessOfEachInFlight) {
-    // What blocks make again is there once.
+    // Buffers that blocks recompute exist once.
     const auto expect = [&](RecomputeKind kind, const std::function<std::int64_t(const Sizes&)>& lost) {
         for_all_splits(
             [&](const std::vector<RunPlan>& plans) {
@@ -230,11 +236,12 @@ TEST_F(PipelinePlans, RecomputeKeepsLessOfEachInFlight) {
             },
             {.kind = kind});
     };
-    expect(RecomputeKind::selective, [](const Sizes& sizes) { return sizes.made_again; });
+    expect(RecomputeKind::selective, [](const Sizes& sizes) { return sizes.recomputed; });
     expect(RecomputeKind::block, [](const Sizes& sizes) { return sizes.kept - sizes.stream; });
 }
 
-// An input that is received ahead, and two gradients: one is received and one is sent beside that which is computed with.
+// One input that is received ahead, and two gradients. While one gradient is in use, one is received and one
+// is sent.
 TEST_F(PipelinePlans, TheirOwnArenaHoldsWhatIsReceivedAndSent) {
     for_all_splits([&](const std::vector<RunPlan>& plans) {
         for (int stage = 0; stage < std::ssize(plans); ++stage) {
@@ -257,8 +264,9 @@ TEST_F(PipelinePlans, TheirOwnArenaHoldsWhatIsReceivedAndSent) {
 
 // ---- parameters
 
-// Elements of a unit with those of its shards. Tensors begin at a multiple of 128 elements; what tensor-parallel ranks share,
-// and behind it what each has whole, in norm blocks of their own, of which shards have whole ones.
+// Elements of a unit with the padding for its shards. Tensors begin at multiples of 128 elements. Tensors
+// that tensor-parallel ranks share come first, then those that each rank has whole. Both have norm blocks of
+// their own, and shards consist of whole norm blocks.
 std::int64_t elements(const RunPlan& plan, int unit) {
     const std::int64_t tensor = plan.spec.mesh.tensor, layers = gpt2_124m.layers;
     std::int64_t shared = 0, whole = 0;
@@ -271,7 +279,7 @@ std::int64_t elements(const RunPlan& plan, int unit) {
     } else {
         for (const std::int64_t size : {3 * C * C, 3 * C, C * C, 4 * C * C, 4 * C, 4 * C * C})
             shared += round_up(size / tensor, 128);
-        whole = 6 * C;  // layernorms, and the biases of sums
+        whole = 6 * C;  // layernorms, and the biases that are added after a sum
     }
     if (tensor > 1) shared = round_up(shared, norm_block_elements);
     return round_up(shared + whole, norm_block_elements * plan.spec.mesh.data_ranks());
@@ -290,7 +298,7 @@ TEST_F(PipelinePlans, StateIsThatOfTheStagesUnits) {
                     const bool is_block = unit >= block_unit(0) && unit < ln_f_unit(12);
                     outside_blocks += is_block ? 0 : elements(plan, unit);
                 }
-                // Two blocks' are there at a time.
+                // The parameters of two blocks exist at a time.
                 const std::int64_t two =
                     outside_blocks + std::min(2, layers_of(plan.part())) * elements(plan, block_unit(0));
                 const std::int64_t shard = all / 4, updated = zero == 0 ? all : shard;
@@ -303,7 +311,7 @@ TEST_F(PipelinePlans, StateIsThatOfTheStagesUnits) {
     }
 }
 
-// Every unit is some stage's, wte the first's and the last's.
+// Every unit belongs to one stage; wte belongs to the first and the last.
 TEST_F(PipelinePlans, StagesHaveAllUnitsTogether) {
     for_all([](const std::vector<RunPlan>& plans) {
         for (int unit = 0; unit <= ln_f_unit(12); ++unit) {
@@ -319,9 +327,10 @@ TEST_F(PipelinePlans, StagesHaveAllUnitsTogether) {
     });
 }
 
-// ---- what is sent
+// ---- bytes that are sent
 
-// Each way of each border between two chunks goes the residual stream of every micro-batch, or its gradient.
+// Each border between two chunks passes the residual stream of every micro-batch forward, and its gradient
+// back.
 TEST_F(PipelinePlans, BytesBetweenStagesAreThoseOfTheFormula) {
     for (const int shards : {1, 2}) {
         sharding = {.stage = shards == 1 ? 0 : 3, .shards = shards, .reduces_each_micro_batch = true};
@@ -330,13 +339,14 @@ TEST_F(PipelinePlans, BytesBetweenStagesAreThoseOfTheFormula) {
             std::uint64_t sum = 0;
             for (int stage = 0; stage < std::ssize(plans); ++stage) {
                 const RunPlan& plan = plans[static_cast<std::size_t>(stage)];
-                // A stage sends forward from each chunk but the model's last, and back from each but the first.
+                // A stage sends forward from each chunk but the model's last, and back from each chunk but
+                // the first.
                 const bool is_end = stage == 0 || stage + 1 == spec.stages;
                 const int borders = 2 * spec.virtual_stages - (is_end ? 1 : 0);
                 EXPECT_EQ(plan.sent.stages,
                           static_cast<std::uint64_t>(borders * spec.micro_batches * activation));
                 sum += plan.sent.stages;
-                // The two copies of wte exchange a shard of their gradients.
+                // The two copies of wte exchange one shard of their gradients.
                 const std::int64_t wte = is_end ? 4 * elements(plan, wte_unit) / shards : 0;
                 EXPECT_EQ(plan.sent.tied, static_cast<std::uint64_t>(wte));
                 EXPECT_EQ(plan.sent.across, 0U);
@@ -347,7 +357,7 @@ TEST_F(PipelinePlans, BytesBetweenStagesAreThoseOfTheFormula) {
     }
 }
 
-// ---- what does not fit
+// ---- models that do not fit
 
 TEST_F(PipelinePlans, TheLargestStageDecidesWhatFits) {
     RunSpec spec{.model = gpt2(gpt2_124m),

@@ -1,5 +1,5 @@
-// Activations that are made again in pipelines: which blocks do so whatever the stages, what their slots then hold, and that
-// each does so once.
+// Recompute in pipelines. The same blocks recompute for any number of stages, each does so once, and slots
+// hold what is left.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "llmc/model/units.h"
-#include "llmc/parallel/pipeline_schedule.h"
+#include "llmc/parallel/pipeline/pipeline_schedule.h"
 #include "llmc/plan/run_plan.h"
 #include "test/gpt2_units.h"
 #include "test/unit/step_specs.h"
@@ -26,17 +26,17 @@ using enum PipelineSchedule;
 constexpr GPTConfig config{
     .layers = 8, .heads = 4, .channels = 64, .sequence_length = 256, .vocabulary = 256};
 
-// Of a sequence, in fp32, every tensor a whole number of 256 bytes.
+// Sizes of one sequence in fp32. Every tensor is a multiple of 256 bytes.
 struct Sizes {
     explicit Sizes(const TensorSplit& split)
         : tensor(split.ranks), tokens(split.sequence_parallel ? split.ranks : 1) {}
 
     std::int64_t tensor, tokens;
     std::int64_t whole = 256 * 64 * 4;                     // the residual stream of all tokens
-    std::int64_t stream = whole / tokens;                  // and of a rank's own
-    std::int64_t row = 256 * 4 / tokens;                   // a number a token
-    std::int64_t heads = config.heads * 256 * 4 / tensor;  // and of each head
-    // Of a block beside its input, its output included (block.h).
+    std::int64_t stream = whole / tokens;                  // the tokens of one rank
+    std::int64_t row = 256 * 4 / tokens;                   // one number per token
+    std::int64_t heads = config.heads * 256 * 4 / tensor;  // one number per token and head
+    // Activations of a block without its input, with its output.
     std::int64_t kept = 4 * stream + 12 * whole / tensor + 4 * row + heads;
     std::int64_t light = 2 * stream + 4 * whole / tensor;  // what selective recompute does not keep
     std::int64_t output_gradients = 4 * stream + 7 * whole / tensor;
@@ -44,7 +44,7 @@ struct Sizes {
 
 class PipelinesThatRecompute : public testing::Test {
   protected:
-    // Of all stages, with as many layers each.
+    // The plans of all stages, which have equally many layers.
     std::vector<RunPlan> plans(PipelineSchedule schedule, int stages, int virtual_stages, int micro_batches,
                                const Recompute& recompute, std::int64_t layers = config.layers) {
         const int chunks = stages * virtual_stages;
@@ -71,7 +71,7 @@ class PipelinesThatRecompute : public testing::Test {
         return all;
     }
 
-    // On one rank, and on ranks that share each layer.
+    // For one rank, and for ranks that share each layer.
     void for_all_splits(const std::function<void(const Sizes&)>& f) {
         for (const TensorSplit& of : {TensorSplit{}, {2, false}, {2, true}, {4, false}, {4, true}}) {
             SCOPED_TRACE(fmt::format("{} tensor ranks, tokens divided: {}", of.ranks, of.sequence_parallel));
@@ -90,7 +90,7 @@ std::int64_t activations_of(const RunPlan& plan) {
     return static_cast<std::int64_t>(plan.memory.bytes(ArenaKind::activations));
 }
 
-// In buffers whose names begin so.
+// In buffers whose names begin with `begin`.
 std::int64_t bytes_named(const RunPlan& plan, std::string_view begin) {
     std::int64_t sum = 0;
     for (const MemoryLayout::Buffer& buffer : plan.memory.buffers()) {
@@ -100,14 +100,15 @@ std::int64_t bytes_named(const RunPlan& plan, std::string_view begin) {
     return sum;
 }
 
-// How often a block's action of a kind is in the list.
+// How often the list has an action of this kind for a block.
 std::int64_t times(const RunPlan& plan, ActionKind kind, int block) {
     return std::ranges::count_if(plan.training.actions, [&](const Action& action) {
         return action.kind == kind && action.part == block_part(block);
     });
 }
 
-// The last of every four blocks of the model, whose stages have two each: a stage's own number 4 there is none.
+// The last of every four blocks of the model recomputes. Stages have two blocks each, so no stage has a
+// fourth block of its own.
 TEST_F(PipelinesThatRecompute, BlocksByTheirNumberInTheModel) {
     for_all_splits([&](const Sizes& sizes) {
         constexpr int m = 4;
@@ -120,7 +121,7 @@ TEST_F(PipelinesThatRecompute, BlocksByTheirNumberInTheModel) {
                 const RunPlan& plan = with[static_cast<std::size_t>(stage)];
                 const bool recomputes = stage == 1 || stage == 3;
                 for (int number = 2 * stage; number < 2 * stage + 2; ++number) {
-                    // The forward pass that comes last is of another micro-batch than the first backward pass.
+                    // The last forward pass and the first backward pass belong to different micro-batches.
                     EXPECT_EQ(times(plan, ActionKind::recompute, number), number % 4 == 3 ? m : 0);
                 }
                 EXPECT_EQ(activations_of(without[static_cast<std::size_t>(stage)]) - activations_of(plan),
@@ -131,8 +132,8 @@ TEST_F(PipelinesThatRecompute, BlocksByTheirNumberInTheModel) {
     });
 }
 
-// Chunks of one block, of which every second is made again: on an even number of stages all of a stage's or none, on an odd
-// number some of each stage's, in slots of their own.
+// Each chunk has one block, and every second block recomputes. With an even number of stages, all or none of a
+// stage's blocks recompute. With an odd number, some blocks of each stage do, in slots of their own.
 TEST_F(PipelinesThatRecompute, ChunksThatKeepDifferentBlocks) {
     for_all_splits([&](const Sizes& sizes) {
         const Recompute second{.kind = block, .every = 2};
@@ -155,7 +156,7 @@ TEST_F(PipelinesThatRecompute, ChunksThatKeepDifferentBlocks) {
                 const bool any = stages == 3 || plan.spec.mesh.stage() == 1;
                 EXPECT_EQ(bytes_named(plan, "recomputed."), any ? sizes.kept - sizes.stream : 0);
                 for (const Chunk& chunk : plan.part().chunks) {
-                    // The last block's backward pass follows its forward pass.
+                    // The last block's backward pass directly follows its forward pass.
                     EXPECT_EQ(times(plan, ActionKind::recompute, chunk.first_layer) > 0,
                               chunk.first_layer % 2 == 1 && !chunk.makes_losses);
                 }
@@ -164,7 +165,7 @@ TEST_F(PipelinesThatRecompute, ChunksThatKeepDifferentBlocks) {
     });
 }
 
-// ZB-H1: stage s has gradients of outputs of s + 1 micro-batches at once, of blocks that do not recompute.
+// ZB-H1: stage s holds the gradients of outputs of s + 1 micro-batches, for blocks that do not recompute.
 TEST_F(PipelinesThatRecompute, OutputGradientsAreThoseBetweenTheTwoParts) {
     for_all_splits([&](const Sizes& sizes) {
         for (const int m : {1, 3, 8, 20}) {
@@ -189,7 +190,7 @@ TEST_F(PipelinesThatRecompute, OutputGradientsAreThoseBetweenTheTwoParts) {
     });
 }
 
-// ZB-H1 where all blocks of a stage recompute: nothing is left to be held for a second part, and it is 1F1B.
+// ZB-H1 when all blocks of a stage recompute: nothing is held for a second part, and the schedule is 1F1B.
 TEST_F(PipelinesThatRecompute, NothingIsHeldForPartsThatAreEmpty) {
     for (const int m : {1, 3, 8, 20}) {
         for (const Recompute recompute :

@@ -1,6 +1,6 @@
-// Pipeline schedules: each is sound, idles as long and holds as many activations as its closed formula says, and what could
-// be wrong in one is found.
-#include "llmc/parallel/pipeline_schedule.h"
+// Pipeline schedules. Each is sound. Its idle time and its number of held activations follow its closed
+// formula. Planted faults are found.
+#include "llmc/parallel/pipeline/pipeline_schedule.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "llmc/core/error.h"
-#include "llmc/parallel/pipeline_simulation.h"
+#include "llmc/parallel/pipeline/pipeline_simulation.h"
 
 namespace llmc {
 namespace {
@@ -35,12 +35,14 @@ void for_all(const std::function<void(const PipelineSpec&)>& f) {
     }
 }
 
-// Whole numbers, whose sums are exact: alike, each the smallest, the largest or in the middle, far apart, and none.
+// Whole numbers, whose sums are exact. Times are equal, or each of the three is the smallest, the largest or
+// between the others. Some are far apart, some zero.
 constexpr PassTimes some_times[] = {{1, 1, 1}, {2, 2, 1},  {1, 2, 1},   {1, 1, 2},   {2, 1, 1}, {3, 4, 5},
                                     {4, 5, 3}, {5, 3, 4},  {5, 4, 3},   {4, 3, 5},   {3, 5, 4}, {2, 3, 2},
                                     {1, 9, 9}, {9, 1, 10}, {10, 10, 1}, {7, 64, 11}, {1, 0, 0}, {0, 1, 0}};
 
-// The idle time of a stage, times v, with times of a chunk: v of them make a stage's F, B and W.
+// The idle time of a stage, times v. `times` are those of one chunk; v chunks make up the F, B and W of a
+// stage.
 double formula_of_idle(const PipelineSpec& spec, const PassTimes& times) {
     const double p = spec.stages, m = spec.micro_batches;
     const double F = times.forward, B = times.backward_input, W = times.backward_weight;
@@ -57,7 +59,7 @@ double formula_of_idle(const PipelineSpec& spec, const PassTimes& times) {
     return -1;
 }
 
-// Passes of chunks in flight on a stage.
+// Number of passes of chunks in flight on a stage.
 int formula_of_flight(const PipelineSpec& spec, int stage) {
     const int p = spec.stages, v = spec.virtual_stages, m = spec.micro_batches;
     switch (spec.schedule) {
@@ -185,7 +187,7 @@ TEST(PipelineSimulation, UnevenChunksAndTransfers) {
 }
 
 TEST(PipelineSimulation, TransfersHideBehindComputation) {
-    // GPipe: only the fill and the drain wait for a transfer, once a boundary and direction.
+    // GPipe: only the fill and the drain wait for transfers, once for each boundary and direction.
     const PipelineSpec spec{.schedule = PipelineSchedule::gpipe, .stages = 4, .micro_batches = 6};
     const Timeline timeline = simulate(spec, pipeline_passes(spec), equal_times(spec, {4, 4, 4, 3}));
     EXPECT_EQ(timeline.total(), (6 + 3) * 12 + 2 * 3 * 3);
@@ -200,7 +202,7 @@ TEST(PipelineSimulation, MeasuredTimesBeginAnywhere) {
     EXPECT_EQ(timeline.idle(0), 3);
 }
 
-// ---- what a user gives wrongly
+// ---- wrong settings of a user
 
 void expect_refused(const PipelineSpec& spec, int layers, const std::string& message) {
     try {
@@ -275,13 +277,13 @@ TEST(CheckPasses, FindsWhatIsMissingTwiceOrForeign) {
 TEST(CheckPasses, FindsAWrongOrder) {
     expect_fault(one_f_one_b, "before that of an earlier micro-batch",
                  [](Passes& passes) { std::swap(passes[0].back(), passes[0][passes[0].size() - 2]); });
-    expect_fault(one_f_one_b, "goes back before it went forward",
+    expect_fault(one_f_one_b, "is a backward pass before its forward pass",
                  [](Passes& passes) { std::swap(passes[2][0], passes[2][1]); });
     expect_fault(zb_h1, "makes weight gradients before the gradient of its input", [](Passes& passes) {
         auto& last = passes[0];
         std::swap(last[last.size() - 1], last[last.size() - 2]);
     });
-    // Weight parts right after their input parts hold less; those at the end hold more.
+    // Weight parts directly after their input parts hold less; weight parts at the end hold more.
     expect_fault(zb_h1, "holds more than the activations of 3 passes", [](Passes& passes) {
         auto& last = passes[2];
         const auto weight = last.begin() + place_of(last, {PassKind::backward_weight, 2, 0});
@@ -292,7 +294,7 @@ TEST(CheckPasses, FindsAWrongOrder) {
 }
 
 TEST(CheckPasses, FindsPassesThatWaitForEver) {
-    // Stage 0 wants a micro-batch back before it has sent the one that stage 1 runs first.
+    // Stage 0 runs the backward pass of a micro-batch before it has sent the one that stage 1 runs first.
     expect_fault(one_f_one_b,
                  "stage 0, pass 1 (backward of micro-batch 0, chunk 0) waits for ever for the backward of "
                  "micro-batch 0, chunk 1",

@@ -1,6 +1,6 @@
-// Drawings of pipelines: the chart as a person sees it, a picture that is sound XML and has every pass where it belongs, a
-// trace whose events are the passes.
-#include "llmc/train/pipeline_timeline.h"
+// Drawings of pipelines: the chart in the terminal, a picture that is sound XML with every pass in its place,
+// and a trace whose events are the passes.
+#include "llmc/timeline/pipeline_timeline.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ Timeline timeline_of(const PipelineSpec& spec, const PassTimes& times) {
     return simulate(spec, pipeline_passes(spec), equal_times(spec, times));
 }
 
-// Of every schedule, some with room for numbers and some without.
+// Timelines of every schedule, some with room for numbers and some without.
 std::vector<Timeline> some_timelines() {
     std::vector<Timeline> all;
     for (const PipelineSchedule schedule : all_pipeline_schedules)
@@ -35,7 +35,7 @@ std::vector<Timeline> some_timelines() {
                                  .backward_weight = 0.9e-3,
                                  .communication = 1e-5}));
     all.emplace_back();
-    all.push_back(timeline_of({.stages = 2}, {}));  // in no time
+    all.push_back(timeline_of({.stages = 2}, {}));  // with no duration
     return all;
 }
 
@@ -43,7 +43,7 @@ std::string without_colours(const std::string& text) {
     return std::regex_replace(text, std::regex("\x1b\\[[0-9;]*m"), "");
 }
 
-// The colours behind a row's passes, and how often each comes.
+// The background colours of a row's passes, and how often each occurs.
 std::map<std::string, int> backgrounds_of(const std::string& row) {
     std::map<std::string, int> colours;
     const std::regex colour("\x1b\\[38;5;[0-9]+;48;5;([0-9]+)m");
@@ -75,12 +75,12 @@ TEST(PipelineChart, LooksLikeThis) {
               "        0                                         24.0 s\n"
               "F0- forward   B0= backward   ... idle\n"
               "0 1 2 micro-batches\n"
-              "bubble: 25.0% idle over total, 33.3% idle over useful\n"
+              "bubble: 25.0% of all time, 33.3% of the useful time\n"
               "activations held at most, stage by stage: 2, 1\n"
               "micro-batches\n");
 }
 
-// By letters' cases and what fills passes, or by colours; the legend has all of them.
+// Chunks differ by the case and fill of their letters, or by colours. The legend has them all.
 TEST(PipelineChart, ChunksAreToldApart) {
     const Timeline timeline = timeline_of(
         {.schedule = PipelineSchedule::interleaved, .stages = 2, .virtual_stages = 3, .micro_batches = 4},
@@ -101,11 +101,11 @@ TEST(PipelineChart, ChunksAreToldApart) {
     EXPECT_NE(chart.find("F0- f0- F0: forward"), std::string::npos) << chart;
     EXPECT_NE(chart.find("B0= b0= B0# backward"), std::string::npos) << chart;
     EXPECT_NE(chart.find("chunks of a stage in their order"), std::string::npos) << chart;
-    // Two shades of the passes of three chunks, of two kinds.
+    // The passes of three chunks, of two kinds, each in two shades.
     EXPECT_EQ(backgrounds_of(lines_of(timeline_chart(timeline, "", columns, true))[1]).size(), 2U * 3 * 2);
 }
 
-// In micro-batches of the whole stage, as the picture has them.
+// Counted in micro-batches of the whole stage, as in the picture.
 TEST(PipelineChart, SaysWhatStagesHold) {
     for (const Timeline& timeline : some_timelines()) {
         std::string chart = timeline_chart(timeline, "title", 100, false), expected;
@@ -178,7 +178,8 @@ TEST(PipelineChart, ColoursTellKindsAndNeighboursApart) {
 
 // ---- the picture
 
-// Whether a text is one element with all its tags closed, in order, and nothing in it that must be written otherwise.
+// Whether a text is one XML element with all tags closed in order, and without characters that must be
+// escaped.
 void expect_sound_xml(const std::string& text) {
     const std::regex tag("<(/?)([a-z]+)((?: [a-zA-Z:-]+=\"[^\"<&]*\")*)(/?)>|&(amp|lt|gt|quot);|[<&]");
     std::vector<std::string> open;
@@ -251,7 +252,7 @@ TEST(PipelinePicture, IsAsWideAsItsTitle) {
 
 TEST(PipelineTrace, EventsAreThePasses) {
     for (Timeline& timeline : some_timelines()) {
-        for (Span& span : timeline.spans) {  // a measured one begins anywhere
+        for (Span& span : timeline.spans) {  // a measured one can begin at any time
             span.begin += 1000;
             span.end += 1000;
         }

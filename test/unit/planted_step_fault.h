@@ -1,4 +1,4 @@
-// A list of actions with a fault in it, which check_step must find.
+// A list of actions with a planted fault, which check_step must find.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include <string>
 
 #include "llmc/core/error.h"
-#include "llmc/parallel/step.h"
+#include "llmc/parallel/step/step.h"
 
 namespace llmc {
 

@@ -1,4 +1,4 @@
-// Activations that are made again: what the list then holds, what its checks find, and that the memory is by the formula.
+// Recompute: the actions of the list, the faults that its checks find, and the memory by the formula.
 #include "llmc/model/recompute.h"
 
 #include <fmt/format.h>
@@ -16,10 +16,10 @@
 #include "llmc/device/device.h"
 #include "llmc/device/ops.h"
 #include "llmc/model/units.h"
-#include "llmc/parallel/activations.h"
-#include "llmc/parallel/build_step.h"
-#include "llmc/parallel/insert_recomputes.h"
-#include "llmc/parallel/phase.h"
+#include "llmc/parallel/step/activations.h"
+#include "llmc/parallel/step/build_step.h"
+#include "llmc/parallel/step/insert_actions.h"
+#include "llmc/parallel/step/step_streams.h"
 #include "test/gpt2_units.h"
 #include "test/unit/planted_step_fault.h"
 #include "test/unit/step_specs.h"
@@ -46,7 +46,7 @@ void for_all(const std::function<void(const Recompute&)>& f) {
     }
 }
 
-// The blocks of an action's kind, as they come.
+// The blocks of the actions of one kind, in order.
 std::vector<int> blocks_of(const Step& step, ActionKind kind, int micro_batch) {
     std::vector<int> blocks;
     for (const Action& action : step.actions) {
@@ -64,7 +64,7 @@ TEST(Recompute, IsOfEveryKthBlock) {
         EXPECT_EQ(recompute.of(recompute.every - 1), recompute.kind);
         EXPECT_TRUE(whole_model(layers).recomputes_any(recompute));
         EXPECT_EQ(whole_model(layers / 2).recomputes_any(recompute), recompute.every <= layers / 2);
-        // The second half of the model has the numbers from there on.
+        // The second half of the model continues the numbers of the first.
         const StagePart last = part_of_stage({{0, layers / 2}, {layers / 2, layers}}, 2, 1);
         bool any = false;
         for (int i = layers / 2; i < layers; ++i) any = any || recompute.recomputes(i);
@@ -74,7 +74,8 @@ TEST(Recompute, IsOfEveryKthBlock) {
     EXPECT_FALSE((Recompute{.kind = none, .every = 2}.recomputes(1)));
 }
 
-// Right before the backward of each block that recomputes, but of the last one, of whose forward everything is there.
+// Each block that recomputes does so right before its backward pass. The last block does not: everything of
+// its forward pass is still there.
 TEST(Recompute, ComesBeforeTheBackwardThatNeedsIt) {
     for_all([](const Recompute& recompute) {
         const Step step = build_training_step(spec_of(recompute));
@@ -103,7 +104,8 @@ TEST(Recompute, ComesBeforeTheBackwardThatNeedsIt) {
     EXPECT_TRUE(blocks_of(build_training_step(spec_of({})), ActionKind::recompute, 0).empty());
 }
 
-// As a pipeline would order them: what another micro-batch has overwritten is made again, for the last block too.
+// A pipeline overlaps micro-batches. A block, also the last, recomputes what another micro-batch has
+// overwritten.
 TEST(Recompute, OfMicroBatchesInFlight) {
     const BufferUse of_block{BufferRole::recomputed, 0, block_unit(0)};
     const auto action = [&](ActionKind kind, int micro_batch) {
@@ -127,7 +129,7 @@ TEST(Recompute, OfMicroBatchesInFlight) {
                   {forward, 0}, {forward, 1}, {recompute, 0}, {backward, 0}, {recompute, 1}, {backward, 1}}));
 }
 
-// Parameters in shards are gathered once for both, as far ahead as without.
+// Sharded parameters are gathered once for both, as early as without recompute.
 TEST(Recompute, SharesTheGatherOfItsBackward) {
     for (const int prefetch : {0, 1, 2, 5}) {
         for (const bool reshards : {true, false}) {
@@ -140,7 +142,8 @@ TEST(Recompute, SharesTheGatherOfItsBackward) {
             for_all([&](const Recompute& recompute) {
                 Step step = build_training_step(spec_of(recompute, 2, sharding));
                 check_step(step);
-                // Without its recomputes the list is in the same order, but that a gather may now wait for a recompute.
+                // Without its recomputes, the list has the same order, except that a gather may now wait for
+                // a recompute.
                 for (std::size_t i = 0; i + 1 < step.actions.size(); ++i) {
                     if (step.actions[i].kind == ActionKind::recompute) {
                         EXPECT_EQ(step.actions[i + 1].kind, ActionKind::backward) << "a gather in between";
@@ -193,7 +196,7 @@ TEST(CheckStep, FindsWhatIsNotRecomputed) {
                                       Recompute{.kind = selective, .every = 2},
                                       {.kind = block, .every = 3}}) {
         SCOPED_TRACE(fmt::format("{}, every {}", name_of(recompute.kind), recompute.every));
-        // Each of the recomputes of both micro-batches.
+        // Loses each of the recomputes of both micro-batches.
         const int count = 2 * (layers / static_cast<int>(recompute.every) - 1);
         for (int n = 0; n < count; ++n) {
             const auto lose = [n](auto& actions) { actions.erase(nth_recompute(actions, n)); };
@@ -204,7 +207,7 @@ TEST(CheckStep, FindsWhatIsNotRecomputed) {
 
 TEST(CheckStep, FindsARecomputeOfAnotherBlockOrMicroBatch) {
     const Recompute all{.kind = block};
-    // Before the backward of the block behind it.
+    // A recompute comes before the backward pass of the block after it.
     expect_fault(
         all,
         [](auto& actions) {
@@ -216,7 +219,8 @@ TEST(CheckStep, FindsARecomputeOfAnotherBlockOrMicroBatch) {
         all, [](auto& actions) { nth_recompute(actions, 1)->part = block_part(5); }, "of another unit");
     expect_fault(
         all, [](auto& actions) { nth_recompute(actions, 0)->micro_batch = 1; }, "of another micro-batch");
-    // The last block's is still there, if the other micro-batch's forward does not come in between.
+    // The last block's activations are still there, unless the other micro-batch's forward pass comes in
+    // between.
     expect_fault(
         all,
         [](auto& actions) {
@@ -237,7 +241,7 @@ TEST(CheckStep, FindsARecomputeOfAnotherBlockOrMicroBatch) {
 
 // ---- memory
 
-// A padded buffer of so many elements.
+// Bytes of a padded buffer with this many elements.
 std::size_t bytes(std::int64_t elements, DType dtype) {
     const std::size_t size = static_cast<std::size_t>(elements) * size_of(dtype);
     return (size + buffer_alignment - 1) / buffer_alignment * buffer_alignment;
@@ -260,16 +264,17 @@ void expect_memory_of_the_formula(const TensorSplit& split, DType dtype, int slo
     const std::int64_t N = 3 * config.sequence_length, C = config.channels, R = split.ranks;
     const std::int64_t own_N = split.sequence_parallel ? N / R : N;
     const std::size_t light = 2 * bytes(own_N * C, dtype) + bytes(4 * N * C / R, dtype);
-    // The whole block: these, the residual, attention's output, q, k and v, GELU's input, and numbers of rows.
+    // The whole block: these, the residual, attention's output, q, k and v, GELU's input, and the per-row
+    // numbers.
     const std::size_t whole = light + bytes(own_N * C, dtype) + bytes(N * C / R, dtype) +
                               bytes(3 * N * C / R, dtype) + bytes(4 * N * C / R, dtype) +
                               4 * bytes(own_N, DType::fp32) + bytes(N * config.heads / R, DType::fp32);
-    // Everything: what slots keep, their inputs and outputs, and the gradient; tokens and those that come ahead; of a block
-    // under way and of the head; results and partial sums.
+    // The whole arena: slots with their inputs and outputs, the gradient, the tokens in use and the tokens
+    // that come ahead. Also scratch of the running block and of the head, results and partial sums.
     const bool gathers = split.sequence_parallel;
     const std::size_t scratch = bytes(N * C, dtype) + bytes(3 * N * C / R, dtype) +
                                 bytes(4 * N * C / R, dtype) + (gathers ? bytes(N * C, dtype) : 0);
-    // 128 columns a rank are stored.
+    // Each rank stores 128 columns.
     const std::size_t told = R > 1 ? bytes(R * 4 * 3, DType::fp32) + bytes(R * 128, dtype) : 0;
     const std::size_t head = bytes(own_N * C, dtype) + 2 * bytes(own_N, DType::fp32) + bytes(N * C, dtype) +
                              bytes(4 * 128, dtype) + bytes(N, DType::fp32) + told +
@@ -279,7 +284,7 @@ void expect_memory_of_the_formula(const TensorSplit& split, DType dtype, int slo
                              4 * bytes(N, DType::int32) + scratch + head + bytes(2, DType::fp64) +
                              bytes(10, DType::fp32));
     for (const std::int64_t every : {1, 2, 3, 5}) {
-        // What is not kept is there once.
+        // Recomputed buffers exist once.
         const auto lost = static_cast<std::size_t>(slots * (config.layers / every) - 1);
         EXPECT_EQ(arena({.kind = selective, .every = every}), arena({}) - lost * light);
         EXPECT_EQ(arena({.kind = block, .every = every}), arena({}) - lost * whole);
@@ -299,7 +304,8 @@ TEST(Recompute, TakesTheMemoryOfTheFormula) {
 
 // ---- the same bits
 
-// Selective recompute makes of the rounded residual what the fused operation made of the sum.
+// Selective recompute normalises the rounded residual. The result must have the bits of the fused operation,
+// which normalised the sum.
 TEST(Recompute, ALayerNormOfTheResidualHasTheBitsOfTheFusedOne) {
     const std::unique_ptr<Device> device = make_cpu_device(2);
     for (const DType dtype : {DType::fp32, DType::bf16}) {

@@ -1,6 +1,6 @@
-// A whole model's loss, gradients and first 50 optimizer steps equal PyTorch's, from the files in
-// test/reference alone. They are made by test/make_references.py; the bounds are derived in
-// test/python/model_bounds.py.
+// A whole model's loss, gradients and first 50 optimizer steps equal PyTorch's. The expected values come only
+// from the files in test/reference, which test/make_references.py makes. test/python/model_bounds.py derives
+// the bounds.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,6 +1,6 @@
-// The CPU device's operations give PyTorch's results, from the files in test/reference alone. They are made
-// by test/make_references.py: operands, results in fp64, and a bound on each element's error, derived in
-// test/python/bounded.py.
+// The CPU device's operations give PyTorch's results. The expected values come only from the files in
+// test/reference, which test/make_references.py makes. They hold operands, results in fp64, and a bound on
+// each element's error. test/python/bounded.py derives the bounds.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace llmc::probe {
 namespace {
 
-// As in test/python/cases.py: the bounds assume that all rounding errors of a sum add up; in the norm of a
+// As in test/python/cases.py: the bounds assume that all rounding errors of a sum add up. In the norm of a
 // whole tensor they mostly cancel.
 constexpr double norm_tolerance_fp32 = 1e-5;
 
@@ -21,14 +21,14 @@ std::filesystem::path reference_file(const std::string& op) {
     return std::filesystem::path(__FILE__).parent_path() / "../reference" / ("ops_" + op + ".safetensors");
 }
 
-// A case is called DTYPE.number.
+// The name of a case is DTYPE.number.
 DType dtype_of_case(const std::string& name) {
     for (const DType dtype : {DType::fp32, DType::bf16, DType::fp64, DType::int32})
         if (name.starts_with(std::string(name_of(dtype)) + ".")) return dtype;
     user_error("the case {} begins with no dtype", name);
 }
 
-// Those of a case's tensors whose name is kind/..., without it.
+// The tensors of a case whose names begin with kind/, with this prefix removed.
 HostTensors of_kind(const HostTensors& tensors, const std::string& kind) {
     HostTensors chosen;
     for (const auto& [name, tensor] : tensors)
@@ -44,7 +44,7 @@ double norm(const std::vector<double>& values) {
     return std::sqrt(squares);
 }
 
-// `bound` without elements: the result must be exact.
+// A `bound` without elements means that the result must be exact.
 void expect_near(const HostTensor& result, const HostTensor& expected, const std::vector<double>& bound,
                  DType dtype) {
     ASSERT_EQ(result.shape, expected.shape);
@@ -104,7 +104,7 @@ std::vector<std::string> op_names() {
 INSTANTIATE_TEST_SUITE_P(All, ReferenceOps, testing::ValuesIn(op_names()),
                          [](const auto& instance) { return instance.param; });
 
-// A file that no operation reads would be tested by nothing.
+// No test would use a file that no operation reads.
 TEST(ReferenceFiles, BelongToOperations) {
     for (const auto& entry : std::filesystem::directory_iterator(
              std::filesystem::path(__FILE__).parent_path() / "../reference")) {

@@ -1,12 +1,15 @@
-// The plan of a run: how its micro-batches follow from the memory there is.
+// The plan of a run: how the available memory determines the micro-batches.
 #include "llmc/plan/run_plan.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <regex>
 #include <string>
+#include <tuple>
 
 #include "llmc/core/error.h"
 #include "test/gpt2_config.h"
@@ -43,7 +46,7 @@ TEST_F(Plans, MicroBatchIsTheLargestThatFits) {
     EXPECT_EQ(last, 1);
 }
 
-// Parameters, and for bf16 the master copies that these are rounded from, on one rank and in shards.
+// Parameters and, in bf16, the master copies that they are rounded from, on one rank and sharded.
 TEST_F(Plans, WithoutTrainingThereAreNoGradientsOrMoments) {
     for (const DType dtype : {DType::fp32, DType::bf16}) {
         for (const int stage : {0, 1, 2, 3}) {
@@ -67,20 +70,27 @@ TEST_F(Plans, WithoutTrainingThereAreNoGradientsOrMoments) {
     }
 }
 
-// A step of a few micro-batches is counted whole, one of thousands by its groups.
+// Few layers and micro-batches are counted one by one, many by turns and groups.
 TEST_F(Plans, WhatAStepSendsIsKnownWithoutItsPlan) {
-    for (const PipelineSchedule schedule :
-         {PipelineSchedule::one_f_one_b, PipelineSchedule::interleaved, PipelineSchedule::zb_h1}) {
-        for (const std::int64_t micro_batches : {6, 5002}) {
+    struct Size {
+        std::int64_t layers, micro_batches;
+        int pipeline, zero;
+    };
+    for (const auto& [layers, micro_batches, pipeline, zero] :
+         {Size{4, 6, 2, 3}, Size{4, 5002, 2, 3}, Size{45, 6, 2, 3}, Size{46, 50, 5, 3}, Size{43, 50, 5, 1},
+          Size{67, 11, 1, 3}, Size{68, 12, 4, 2}}) {
+        for (const PipelineSchedule schedule :
+             {PipelineSchedule::one_f_one_b, PipelineSchedule::interleaved, PipelineSchedule::zb_h1}) {
             const bool is_interleaved = schedule == PipelineSchedule::interleaved;
-            const RunSpec spec{.model = gpt2({4, 2, 32, 64, 256}),
-                               .mesh = {.pipeline = 2,
+            if (pipeline == 1 && schedule != PipelineSchedule::one_f_one_b) continue;
+            const RunSpec spec{.model = gpt2({layers, 2, 32, 64, 256}),
+                               .mesh = {.pipeline = pipeline,
                                         .tensor = 2,
                                         .sequence_parallel = true,
-                                        .sharding = {.stage = 3,
+                                        .sharding = {.stage = zero,
                                                      .shards = 2,
                                                      .replicas = 2,
-                                                     .reduces_each_micro_batch = true}},
+                                                     .reduces_each_micro_batch = zero > 1}},
                                .pipeline_schedule = schedule,
                                .virtual_stages = is_interleaved ? 2 : 1,
                                .recompute = {.kind = RecomputeKind::block, .every = 2},
@@ -89,20 +99,39 @@ TEST_F(Plans, WhatAStepSendsIsKnownWithoutItsPlan) {
             const RunPlan whole = plan_run(spec, device_->ops(), 0);
             const auto counted = plan_of_messages(spec);
             ASSERT_TRUE(counted);
-            for (std::size_t stage = 0; stage < 2; ++stage) {
+            for (std::size_t stage = 0; stage < whole.stages.size(); ++stage) {
                 for (const auto kind : {&BytesSent::inside, &BytesSent::across, &BytesSent::tied,
                                         &BytesSent::stages, &BytesSent::tensor})
                     EXPECT_EQ(counted->stages[stage].sent.*kind, whole.stages[stage].sent.*kind)
-                        << name_of(schedule) << ", stage " << stage << ", micro-batches " << micro_batches;
+                        << name_of(schedule) << ", stage " << stage << " of " << pipeline << ", layers "
+                        << layers << ", micro-batches " << micro_batches << ", ZeRO " << zero;
             }
         }
+    }
+}
+
+TEST_F(Plans, WhatAStepSendsIsKnownAtAnySize) {
+    constexpr std::int64_t T = 64, most = std::numeric_limits<std::int64_t>::max();
+    for (const auto& [layers, pipeline, micro_batches] :
+         {std::tuple<std::int64_t, int, std::int64_t>{2000, 100, 1000},
+          {12000, 4, 8},
+          {20000, 1, 8},
+          {most, 2, 1 << 20}}) {
+        RunSpec spec{.model = gpt2({2, 2, 32, T, 256}),
+                     .mesh = {.pipeline = pipeline, .sharding = {.stage = 3, .shards = 2}},
+                     .global_batch_tokens = micro_batches * 2 * T,
+                     .micro_batch_sequences = 1};
+        spec.model.runs[1].count = layers;
+        const auto counted = plan_of_messages(spec);
+        ASSERT_TRUE(counted) << layers;
+        EXPECT_GT(counted->stages.front().sent.inside, 1U << 20);
     }
 }
 
 TEST_F(Plans, WhatDoesNotFitIsRefused) {
     const std::size_t least = plan(0, 1).memory.total_bytes();
     EXPECT_THROW(plan(least - 1), UserError);
-    // What was asked for is not made smaller.
+    // A requested micro-batch is not made smaller.
     EXPECT_THROW(plan(least, 2), UserError);
 }
 
@@ -121,11 +150,11 @@ TEST_F(Plans, ARefusalNamesTheLargestArenasAndWhatWouldFit) {
     EXPECT_TRUE(std::regex_match(
         refusal(six, 12),
         std::regex("--micro-batch-size 12: 35,[0-9]* parameters and a micro-batch of 12 sequences" +
-                   of_arenas + ", and this machine has .*B free; --micro-batch-size 6 would fit")))
+                   of_arenas + ", but this machine has .*B free; --micro-batch-size 6 would fit")))
         << refusal(six, 12);
     EXPECT_TRUE(refusal(2 * six - 1, 24, 2).ends_with("; --micro-batch-size 4 would fit"));
-    EXPECT_NE(refusal(2 * six - 1, 24, 2).find(") in each of 2 processes, and"), std::string::npos);
-    // Whoever chose the micro-batch: not even one sequence fits.
+    EXPECT_NE(refusal(2 * six - 1, 24, 2).find(") in each of 2 processes, but"), std::string::npos);
+    // Not even one sequence fits, whether or not the micro-batch was requested.
     const std::size_t least = plan(0, 1).memory.total_bytes();
     for (const std::int64_t micro_batch : {0, 1, 24}) {
         const std::string line = refusal(least - 1, micro_batch);
@@ -133,7 +162,7 @@ TEST_F(Plans, ARefusalNamesTheLargestArenasAndWhatWouldFit) {
             line,
             std::regex(
                 "too large a model: .* parameters and a micro-batch of 1 sequence" + of_arenas +
-                ", and this machine has .*B free; give a smaller --model; --recompute block would fit")))
+                ", but this machine has .*B free; give a smaller --model; --recompute block would fit")))
             << line;
     }
 }
@@ -171,7 +200,7 @@ TEST_F(Plans, ARefusalNamesRecomputeBeforeZeroAndBothLast) {
     EXPECT_EQ(advice(10000, {}), smaller);
 }
 
-// Which change the sums, and what a run costs: after all else.
+// These change the sums or the cost of a run, so the message names them after everything else.
 TEST_F(Plans, ARefusalNamesGradientsInBf16AndMoreGpusLast) {
     const RunSpec asked{.model = gpt2({8, 2, 32, 64, 256}),
                         .dtype = DType::bf16,
@@ -207,11 +236,11 @@ TEST_F(Plans, ARefusalNamesGradientsInBf16AndMoreGpusLast) {
     EXPECT_EQ(advice(bytes(DType::fp32, 1, 2), true, asked.recompute), "2 GPUs and --zero-stage 1 would fit");
     EXPECT_EQ(advice(bytes(DType::fp32, 3, 8), true, {}),
               "--recompute block with 8 GPUs and --zero-stage 3 would fit");
-    // 24 sequences are not shared by 16.
+    // 16 GPUs cannot share 24 sequences equally.
     EXPECT_EQ(advice(bytes(DType::fp32, 3, 8) / 2, true, {}), "give a smaller --model");
 }
 
-// The stage that would fit is one with the gradients that --reduce-every asks for.
+// The advised ZeRO stage fits with the gradients that --reduce-every asks for.
 TEST_F(Plans, ARefusalKeepsTheReductionThatWasAskedFor) {
     RunSpec spec{.model = gpt2({16, 2, 32, 8, 256}),
                  .mesh = {},
@@ -252,7 +281,9 @@ TEST_F(Plans, ARefusalNamesTheStageOfZeroThatWouldFit) {
     std::size_t before = plan(0, 1, 1, mesh(0)).memory.total_bytes();
     for (const int stage : {1, 2, 3}) {
         const std::size_t bytes = plan(0, 1, 1, mesh(stage)).memory.total_bytes();
-        if (bytes >= before) continue;  // a model so small may have more in buffers that blocks take in turn
+        if (bytes >= before)
+            continue;  // in so small a model, the buffers that blocks share may outweigh the
+                       // savings
         try {
             plan(bytes, 0, 1, mesh(0));
             ADD_FAILURE() << "it fits";

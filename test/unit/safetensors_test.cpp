@@ -1,5 +1,5 @@
-// The safetensors reader and writer: what is written is read back, every dtype is converted exactly, and no
-// damage to a file leads to anything but an error or to what the damaged bytes say.
+// The safetensors reader and writer. Reading returns what was written, and every dtype is converted exactly.
+// A damaged file leads to an error, or to what the damaged bytes say, and to nothing else.
 #include "llmc/io/safetensors.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@
 namespace llmc {
 namespace {
 
-// The message of the UserError that `action` throws; "" if it throws none.
+// The message of the UserError that `action` throws, or "" if it throws none.
 template <class Action>
 std::string message_of(Action action) {
     try {
@@ -59,7 +59,7 @@ class SafetensorsTest : public testing::Test {
                           std::string(data_bytes, '\0'));
     }
 
-    // The message of the UserError that reading the header throws, "" if none.
+    // The message of the UserError that reading the header throws, or "" if none.
     std::string refusal(const std::string& header, std::size_t data_bytes) const {
         return message_of([&] { SafetensorsReader reader(write_header(header, data_bytes)); });
     }
@@ -137,7 +137,7 @@ TEST_F(SafetensorsTest, ReadsWhatItWrote) {
     EXPECT_EQ((read_file(path()).size() - 24 - 16 - 24 - 2) % 8, 0u);
 }
 
-// More than the reader converts at a time.
+// A tensor larger than the reader converts at once.
 TEST_F(SafetensorsTest, ReadsALargeTensor) {
     std::vector<float> values(700'001);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i) * 0.5f;
@@ -149,7 +149,7 @@ TEST_F(SafetensorsTest, ReadsALargeTensor) {
     EXPECT_EQ(read, values);
 }
 
-// Every one of the 2^16 halves, against the definition (-1)^s 2^(e-15) 1.m, or 2^-14 0.m where e = 0.
+// All 2^16 halves, against the definition: (-1)^s 2^(e-15) 1.m, or (-1)^s 2^-14 0.m if e = 0.
 TEST_F(SafetensorsTest, ConvertsEveryHalf) {
     std::vector<std::uint16_t> halves(1 << 16);
     for (std::size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<std::uint16_t>(i);
@@ -184,23 +184,23 @@ TEST_F(SafetensorsTest, NamesWhatIsWrong) {
     EXPECT_TRUE(contains(refusal(good, 7), "tensor \"x\": its data end at 8"));
     EXPECT_TRUE(contains(refusal(good, 9), "the file holds 9 bytes"));
     EXPECT_TRUE(contains(refusal(good.substr(1), 8), "not JSON"));
-    EXPECT_TRUE(contains(refusal("[]", 0), "not a table"));
+    EXPECT_TRUE(contains(refusal("[]", 0), "the header is not a JSON object"));
     EXPECT_TRUE(contains(refusal(R"({"x":3})", 0), "needs dtype"));
     EXPECT_TRUE(contains(refusal(R"({"x":{"dtype":"F33","shape":[2],"data_offsets":[0,8]}})", 8), "dtype"));
     EXPECT_TRUE(contains(refusal(R"({"x":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}})", 8), "shape"));
     EXPECT_TRUE(contains(refusal(R"({"x":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", 8), "shape"));
     EXPECT_TRUE(contains(refusal(R"({"x":{"dtype":"F32","shape":[1,1,1,1,1,2],"data_offsets":[0,8]}})", 8),
                          "dimensions"));
-    EXPECT_TRUE(
-        contains(refusal(R"({"x":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8), "far apart"));
-    EXPECT_TRUE(
-        contains(refusal(R"({"x":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 8), "far apart"));
+    EXPECT_TRUE(contains(refusal(R"({"x":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8),
+                         "do not match its shape"));
+    EXPECT_TRUE(contains(refusal(R"({"x":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 8),
+                         "do not match its shape"));
     EXPECT_TRUE(
         contains(refusal(R"({"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8,8]}})", 8), "data_offsets"));
     EXPECT_TRUE(
         contains(refusal(R"({"a\nb":{"dtype":"F33","shape":[2],"data_offsets":[0,8]}})", 8), R"("a\nb")"))
         << "the message stays on one line";
-    EXPECT_TRUE(contains(refusal(R"({"__metadata__":{"step":12}})", 0), "\"step\" is not a text"));
+    EXPECT_TRUE(contains(refusal(R"({"__metadata__":{"step":12}})", 0), "\"step\" is not a string"));
     // 2^31 x 2^31 elements of 4 bytes are 2^64 bytes: 0, if the product wrapped around.
     EXPECT_TRUE(
         contains(refusal(R"({"x":{"dtype":"F32","shape":[2147483648,2147483648],"data_offsets":[0,0]}})", 0),
@@ -208,7 +208,7 @@ TEST_F(SafetensorsTest, NamesWhatIsWrong) {
     EXPECT_TRUE(contains(
         refusal(R"({"x":{"dtype":"U8","shape":[18446744073709551615],"data_offsets":[0,8]}})", 8), "shape"));
     const std::string twice = R"("x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]})";
-    EXPECT_TRUE(contains(refusal("{" + twice + "," + twice + "}", 8), "\"x\" is there twice"));
+    EXPECT_TRUE(contains(refusal("{" + twice + "," + twice + "}", 8), "\"x\" occurs twice"));
     EXPECT_TRUE(contains(
         refusal(R"({"x":{"dtype":"F64","dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8), "twice"));
     EXPECT_TRUE(contains(refusal(R"({"x":)" + std::string(100'000, '['), 8), "nested"));
@@ -222,13 +222,14 @@ TEST_F(SafetensorsTest, NamesWhatIsWrong) {
     EXPECT_TRUE(contains(refusal(two("[0,8]", "[12,20]"), 20), "begin at 12")) << "gap";
 }
 
-// What a file says: names apart, everything that a reader of it relies on.
+// The contents of a file, apart from names: everything that a user of the reader relies on.
 struct Contents {
     std::vector<SafetensorsEntry> entries;
     std::vector<std::string> data;
 };
 
-// Reads everything that the reader offers. Empty if the file is refused; any other exception fails the test.
+// Reads everything that the reader offers. Returns nothing if the file is refused. Any other exception fails
+// the test.
 std::optional<Contents> read_all(const std::filesystem::path& path) {
     try {
         const SafetensorsReader reader(path);
@@ -240,7 +241,7 @@ std::optional<Contents> read_all(const std::filesystem::path& path) {
             std::vector<float> floats(static_cast<std::size_t>(entry.shape.elements()));
             try {
                 reader.read(entry.name, std::span(floats));
-            } catch (const UserError&) {  // its dtype is no longer a float's
+            } catch (const UserError&) {  // its dtype is no longer a floating-point dtype
             }
         }
         return contents;
@@ -250,9 +251,9 @@ std::optional<Contents> read_all(const std::filesystem::path& path) {
     }
 }
 
-// Every byte of a small file in turn gets every other value. The reader refuses the file, or gives tensors of
-// the same number, shapes and bytes: a changed letter may only change a name, a text of the metadata, a dtype
-// into another of the same size, or the element that it belongs to.
+// Each byte of a small file in turn takes every other value. The reader refuses the file, or gives tensors of
+// the same number, shapes and bytes. A changed letter may only change a name, a metadata text, a dtype (to
+// another of the same size), or its own element.
 TEST_F(SafetensorsTest, SurvivesEveryDamagedByte) {
     const std::vector<float> x = {1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f};
     const std::vector<std::uint16_t> y = {0x3f80, 0x4000};
@@ -318,7 +319,7 @@ TEST_F(SafetensorsTest, ReportsWhyItCannotWrite) {
     EXPECT_TRUE(contains(message, "No such file or directory"));
 }
 
-// A limit on the size of files stands for a full disk, which a test cannot make.
+// A limit on the size of files simulates a full disk, which a test cannot create.
 TEST_F(SafetensorsTest, ReportsAFullDiskAndLeavesNothingBehind) {
     rlimit old{};
     ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);

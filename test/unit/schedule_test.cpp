@@ -1,5 +1,5 @@
-// Learning-rate schedules at their corners; test/python/test_training_against_pytorch.py compares whole curves
-// with PyTorch's.
+// Learning-rate schedules at their corner cases. test/python/test_training_against_pytorch.py compares whole
+// curves with PyTorch's.
 #include "llmc/optim/schedule.h"
 
 #include <gtest/gtest.h>

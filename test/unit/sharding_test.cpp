@@ -1,6 +1,6 @@
-// Every way to shard a step: its list is sound, sends the bytes and takes the memory that the design's formulas say, and
-// what could go wrong in it is found.
-#include "llmc/parallel/sharding.h"
+// Every way to shard a step. The list is sound, it sends the bytes and takes the memory of the
+// formulas in docs/parallelism.md, and planted faults are found.
+#include "llmc/parallel/zero/sharding.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -16,8 +16,8 @@
 #include "llmc/core/error.h"
 #include "llmc/core/memory_layout.h"
 #include "llmc/model/units.h"
-#include "llmc/parallel/build_step.h"
-#include "llmc/parallel/parameter_store.h"
+#include "llmc/parallel/step/build_step.h"
+#include "llmc/parallel/zero/parameter_store.h"
 #include "test/gpt2_units.h"
 #include "test/unit/planted_step_fault.h"
 #include "test/unit/step_specs.h"
@@ -60,7 +60,7 @@ TEST(Sharding, EveryListIsSound) {
     int lists = 0;
     for_all([&](const StepSpec& spec) {
         for (const auto build :
-             {build_training_step, build_evaluation_step, build_generation_step, build_publication}) {
+             {build_training_step, build_evaluation_step, build_generation_step, build_parameter_gathers}) {
             EXPECT_NO_THROW(check_step(build(spec))) << text_of(spec);
             ++lists;
         }
@@ -68,7 +68,7 @@ TEST(Sharding, EveryListIsSound) {
     EXPECT_GT(lists, 1200);
 }
 
-// ---- bytes: section 5 of the design
+// ---- bytes: the formulas of docs/parallelism.md
 
 TEST(Sharding, SendsWhatTheFormulasSay) {
     std::vector<UnitBytes> units;
@@ -79,8 +79,8 @@ TEST(Sharding, SendsWhatTheFormulasSay) {
         W += unit.parameters;
         G += unit.gradients;
     }
-    // What a micro-batch needs once: the embeddings, the last layernorm, and the last block, whose backward pass comes
-    // right after its forward.
+    // Each micro-batch needs these once: the embeddings, the last layernorm, and the last block, whose
+    // backward pass directly follows its forward pass.
     const std::uint64_t w = units[wte_unit].parameters + units[wpe_unit].parameters +
                             units[static_cast<std::size_t>(ln_f_unit(layers))].parameters +
                             units[static_cast<std::size_t>(block_unit(layers - 1))].parameters;
@@ -103,7 +103,7 @@ TEST(Sharding, SendsWhatTheFormulasSay) {
 TEST(Sharding, OneProcessSendsNothing) {
     const Step step = build_training_step(whole_spec(layers, {}, 2));
     EXPECT_FALSE(communicates(step));
-    EXPECT_TRUE(build_publication(whole_spec(layers, {}, 1)).actions.empty());
+    EXPECT_TRUE(build_parameter_gathers(whole_spec(layers, {}, 1)).actions.empty());
 }
 
 // ---- memory
@@ -120,11 +120,11 @@ std::map<ArenaKind, double> bytes_by_arena(const Sharding& sharding, const Store
     return bytes;
 }
 
-// GPT-2 124M in bf16: (14+g)N; (2+g)N + 12N/n; 2N + (12+g)N/n; (14+g)N/n, and what lies beside.
+// GPT-2 124M in bf16: (14+g)N; (2+g)N + 12N/n; 2N + (12+g)N/n; (14+g)N/n; and full-size buffers.
 TEST(Sharding, TakesTheMemoryThatTheFormulasSay) {
     constexpr int n = 8;
     double N = 0, largest_block = 0,
-           ends = 0;  // elements; the last two: what whole buffers have at stages 2 and 3
+           ends = 0;  // elements; the last two: sizes of the full-size buffers at stages 2 and 3
     for (UnitSpec& spec : gpt_units(gpt2_124m)) {
         const UnitLayout unit(std::move(spec));
         const auto elements = static_cast<double>(unit.padded_elements(n));
@@ -134,7 +134,7 @@ TEST(Sharding, TakesTheMemoryThatTheFormulasSay) {
     }
     for (const DType gradients : {DType::fp32, DType::bf16}) {
         const auto g = static_cast<double>(size_of(gradients));
-        // Gradients in bf16 have sums in fp32 beside, of one block and of the rest.
+        // Gradients in bf16 also have sums in fp32, of one block and of the remaining units.
         const double sums = gradients == DType::bf16 ? 4 * (ends + largest_block) : 0;
         for (int stage = 0; stage <= 3; ++stage) {
             const Sharding sharding{.stage = stage, .shards = n, .reduces_each_micro_batch = stage >= 2};
@@ -166,7 +166,7 @@ TEST(Sharding, MemoryOfTheOptions) {
     EXPECT_EQ(parameters(other), parameters(stage_3) - block);
     other.reshards_after_forward = false;
     EXPECT_EQ(parameters(other), parameters(stage_3) + 10 * block);
-    // Gradients of the whole step are whole.
+    // If gradients are reduced once a step, each rank holds all of them.
     other = stage_3;
     other.reduces_each_micro_batch = false;
     EXPECT_EQ(bytes_by_arena(other, dtypes, 4).at(ArenaKind::gradients),
@@ -185,7 +185,7 @@ TEST(Sharding, TheNextStageHasMoreInShards) {
         EXPECT_FALSE(next->holds_back_gradients());
     }
     EXPECT_EQ(shares, (std::vector{3.0, 2.25, 1.5, 0.75}));
-    // Somebody's own choice stays.
+    // The user's own choice stays.
     for (const bool each : {false, true}) {
         sharding.reduces_each_micro_batch = each;
         const auto second = sharding.next_stage(false)->next_stage(false);
@@ -214,7 +214,7 @@ std::ptrdiff_t place_of(const Step& step, ActionKind kind, int unit, int nth) {
     return found - step.actions.begin();
 }
 
-// Whether an action waits for none from that place on.
+// Whether an action waits for no action from that place on.
 bool is_free_before(const Step& step, std::ptrdiff_t action, std::ptrdiff_t place) {
     return std::ranges::all_of(step.actions[static_cast<std::size_t>(action)].after,
                                [&](int after) { return after < place; });
@@ -236,7 +236,8 @@ TEST(Sharding, ParametersAreGatheredWhileThePartBeforeIsComputed) {
             EXPECT_TRUE(is_free_before(step, again, after));
         }
     }
-    // What an addition to a shard waits for has had a part's time.
+    // An addition to a shard comes after the computation of another part, so its reduction had time to
+    // finish.
     const auto adds = place_of(step, ActionKind::accumulate_shard, block_unit(2), 0);
     EXPECT_GT(adds, place_of(step, ActionKind::backward, block_unit(1), 1));
 }
@@ -280,7 +281,7 @@ TEST(CheckShardedStep, FindsWhatIsMissing) {
 }
 
 TEST(CheckShardedStep, FindsTurnsThatMeet) {
-    // A reduction of the unit before that has not read its gradients.
+    // The reduction of the earlier unit has not yet read its gradients.
     Step step = build_training_step(stage_3());
     const auto reduce = step.actions.begin() + place_of(step, ActionKind::reduce_scatter, block_unit(4), 0);
     const auto zero = step.actions.begin() + place_of(step, ActionKind::zero, block_unit(2), 0);

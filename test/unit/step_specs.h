@@ -1,4 +1,4 @@
-// What lists of actions are made of, for tests.
+// Specifications of lists of actions, for tests.
 #pragma once
 
 #include <fmt/format.h>
@@ -8,14 +8,14 @@
 #include <utility>
 #include <vector>
 
-#include "llmc/parallel/build_step.h"
-#include "llmc/parallel/pipeline_partition.h"
-#include "llmc/parallel/step_streams.h"
+#include "llmc/parallel/pipeline/pipeline_partition.h"
+#include "llmc/parallel/step/build_step.h"
+#include "llmc/parallel/step/step_streams.h"
 #include "test/gpt2_units.h"
 
 namespace llmc {
 
-// Of a whole model.
+// The specification of a whole model.
 inline StepSpec whole_spec(int layers, const Sharding& sharding, int micro_batches,
                            bool rounds_gradients = false) {
     return {.part = whole_model(layers),
@@ -24,7 +24,7 @@ inline StepSpec whole_spec(int layers, const Sharding& sharding, int micro_batch
             .rounds_gradients = rounds_gradients};
 }
 
-// Of each stage of a pipeline, with as many layers as there are; `spec` says the rest.
+// The specifications of all stages of a pipeline with `layers` layers. `spec` gives the other settings.
 inline std::vector<StepSpec> stage_specs(const PipelineSpec& pipeline, int layers, const StepSpec& spec) {
     const std::vector<BlockRange> chunks =
         stages_of_layers(layers, pipeline.chunks(), pipeline.stages, {.head = 1.5});
@@ -38,7 +38,7 @@ inline std::vector<StepSpec> stage_specs(const PipelineSpec& pipeline, int layer
     return specs;
 }
 
-// Calls f with pipelines of 1 to 5 stages of 1 to 3 chunks.
+// Calls f with pipelines of 1 to 5 stages, each with 1 to 3 chunks.
 inline void for_all_pipelines(const std::function<void(const PipelineSpec&)>& f) {
     for (const PipelineSchedule schedule : all_pipeline_schedules) {
         const bool is_interleaved = schedule == PipelineSchedule::interleaved;
@@ -78,7 +78,7 @@ inline void for_all_settings(const std::function<void(const StepSpec&)>& f) {
     }
 }
 
-// Performs actions by a function; what is begun is done at once.
+// Performs actions by calling a function. An action is done at once when it is begun.
 class PerformBy final : public Performer {
   public:
     explicit PerformBy(std::function<void(const Action&)> f) : f_(std::move(f)) {}
@@ -89,7 +89,7 @@ class PerformBy final : public Performer {
     std::function<void(const Action&)> f_;
 };
 
-// Runs a list so.
+// Runs a list with such a performer.
 inline void run_with(StepStreams& streams, const Step& step, std::function<void(const Action&)> f) {
     PerformBy performer(std::move(f));
     streams.run(step, performer);

@@ -1,5 +1,5 @@
-// The list of actions: what it holds, what its checks find, what is read off it.
-#include "llmc/parallel/step.h"
+// The list of actions: its contents, the faults that its checks find, and the values computed from it.
+#include "llmc/parallel/step/step.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -13,8 +13,8 @@
 
 #include "llmc/core/error.h"
 #include "llmc/model/units.h"
-#include "llmc/parallel/build_step.h"
-#include "llmc/parallel/phase.h"
+#include "llmc/parallel/step/build_step.h"
+#include "llmc/parallel/step/step_streams.h"
 #include "test/gpt2_units.h"
 #include "test/unit/planted_step_fault.h"
 #include "test/unit/step_specs.h"
@@ -27,7 +27,7 @@ const StepSpec& spec() {
     static const StepSpec made = whole_spec(layers, {.shards = 4}, micro_batches);
     return made;
 }
-// The same with gradients in bf16.
+// The same specification with gradients in bf16.
 const StepSpec& rounding_spec() {
     static const StepSpec made = whole_spec(layers, {.shards = 4}, micro_batches, true);
     return made;
@@ -66,7 +66,7 @@ TEST(Step, RoundsTheSumsOfEveryMicroBatchIntoTheGradients) {
     EXPECT_EQ(count(step, ActionKind::zero), units * micro_batches);
     EXPECT_EQ(count(step, ActionKind::round), units);
     EXPECT_EQ(count(step, ActionKind::accumulate), units * (micro_batches - 1));
-    // The backward pass itself writes no gradients, and blocks share their sums.
+    // The backward pass itself does not write the gradients, and blocks share one buffer for their sums.
     std::set<int> sums;
     for (const Action& action : step.actions) {
         if (action.kind != ActionKind::backward) continue;
@@ -76,7 +76,7 @@ TEST(Step, RoundsTheSumsOfEveryMicroBatchIntoTheGradients) {
         }
     }
     EXPECT_EQ(sums, (std::set<int>{wte_unit, wpe_unit, block_unit(0), ln_f_unit(layers)}));
-    // Without these actions the list is that of gradients in fp32.
+    // Without these actions, the list equals the list for gradients in fp32.
     const Step plain = build_training_step(spec());
     EXPECT_EQ(count(plain, ActionKind::round) + count(plain, ActionKind::accumulate), 0);
     std::vector<ActionKind> rest, expected;
@@ -110,8 +110,8 @@ TEST(Step, ReducesAUnitRightAfterItsLastBackward) {
     }
 }
 
-// A unit's reduction waits for the backward pass that completes its gradients and for nothing later, so that it
-// runs beside the backward pass of the units before it; what needs all gradients waits for the last of them.
+// The reduction of a unit waits only for the backward pass that completes its gradients. So it overlaps the
+// backward pass of the earlier units. An action that needs all gradients waits for the last of them.
 void expect_waits_for_what_is_needed(const StepSpec& of) {
     const Step step = build_training_step(of);
     const auto is = [](ActionKind kind, int unit) {
@@ -159,8 +159,8 @@ TEST(Step, PrintsALineAnAction) {
     EXPECT_NE(text.find("gradients h.0"), std::string::npos);
 }
 
-// Every second block, or third, makes its gradients in another pass than the others: those that take turns with a buffer are
-// not neighbours then.
+// Every second or third block writes its gradients in a different pass from the others. So blocks that take
+// turns with a buffer are not neighbours.
 TEST(Step, BlocksThatRecomputeMayLieAnywhere) {
     const auto expect_sound = [](const PipelineSpec& pipeline, int blocks, const StepSpec& rest) {
         std::vector<Step> stages;
@@ -195,7 +195,8 @@ TEST(Step, BlocksThatRecomputeMayLieAnywhere) {
                             }
 }
 
-// ---- what check_step finds: each fault is planted in a sound list -----------------------------------------
+// ---- check_step: each fault is planted in a sound list
+// -----------------------------------------------------
 
 void expect_fault(const std::function<void(std::vector<Action>&)>& plant, const std::string& message,
                   const StepSpec& sound = spec()) {
@@ -215,7 +216,8 @@ TEST(CheckStep, FindsAMissingForward) {
 TEST(CheckStep, FindsAnActivationOfAnotherMicroBatch) {
     expect_fault(
         [](auto& actions) {
-            // The second micro-batch's first forward is gone: its blocks would read the first's residual.
+            // The second micro-batch's first forward is missing, so its blocks would read the first's
+            // residual.
             const auto lost = std::ranges::find_if(actions, [](const Action& action) {
                 return action.kind == ActionKind::forward && action.micro_batch == 1;
             });
@@ -247,7 +249,7 @@ TEST(CheckStep, FindsGradientSumsThatAreNotZeroed) {
     expect_rounding_fault([](auto& actions) { erase_first(actions, ActionKind::zero); }, "not zeroed");
     expect_rounding_fault(
         [](auto& actions) {
-            // Of the second micro-batch.
+            // The zeroing in the second micro-batch.
             actions.erase(std::ranges::find_if(actions, [seen = 0](const Action& action) mutable {
                 return action.kind == ActionKind::zero && action.unit == block_unit(1) && ++seen == 2;
             }));
@@ -256,7 +258,7 @@ TEST(CheckStep, FindsGradientSumsThatAreNotZeroed) {
 }
 
 TEST(CheckStep, FindsGradientSumsOfAnotherUnit) {
-    // The zeroing of the next block's comes before the last block's are in the gradients.
+    // The next block's sums are zeroed before the last block's are added to the gradients.
     expect_rounding_fault(
         [](auto& actions) {
             const auto zero = std::ranges::find_if(actions, [](const Action& action) {
@@ -284,7 +286,7 @@ TEST(CheckStep, FindsGradientSumsOfAnotherUnit) {
 TEST(CheckStep, FindsGradientSumsThatAreLost) {
     expect_rounding_fault([](auto& actions) { erase_first(actions, ActionKind::round); },
                           "the gradients lack");
-    // The last of all, after which nobody zeroes the sums.
+    // The last of all, after which no action zeroes the sums.
     expect_rounding_fault(
         [](auto& actions) {
             const auto last = std::ranges::find_if(
@@ -296,7 +298,7 @@ TEST(CheckStep, FindsGradientSumsThatAreLost) {
 }
 
 TEST(CheckStep, FindsGradientSumsThatAreTakenTooEarly) {
-    // wte's before the embedding's backward adds to them.
+    // wte's sums are taken before the embedding's backward pass adds to them.
     expect_rounding_fault(
         [](auto& actions) {
             const auto round = std::ranges::find_if(actions, [](const Action& action) {

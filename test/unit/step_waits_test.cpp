@@ -1,5 +1,5 @@
-// What the streams of a list wait for: what its reads and writes ask for, found here pair by pair, and no more; so that what
-// is sent and received runs beside what is computed.
+// The waits between the streams of a list. Reads and writes, compared here pair by pair, demand exactly these
+// waits. So sends and receives overlap with computation.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -9,8 +9,8 @@
 #include <map>
 #include <vector>
 
-#include "llmc/parallel/build_step.h"
-#include "llmc/parallel/step.h"
+#include "llmc/parallel/step/build_step.h"
+#include "llmc/parallel/step/step.h"
 #include "test/unit/step_specs.h"
 
 namespace llmc {
@@ -49,10 +49,10 @@ std::vector<Uses> uses_of(const Step& step) {
     return all;
 }
 
-// Of each other stream the last earlier action that an action meets.
+// For each other stream, the last earlier action that conflicts with an action.
 std::vector<int> needed_by(const Step& step, const std::vector<Uses>& uses, std::size_t place) {
     std::vector<int> needed(all_streams.size(), -1);
-    auto open = static_cast<std::ptrdiff_t>(all_streams.size()) - 1;  // streams of which none is found yet
+    auto open = static_cast<std::ptrdiff_t>(all_streams.size()) - 1;  // streams without such an action so far
     for (std::size_t earlier = place; open > 0 && earlier-- > 0;) {
         const StreamKind stream = step.actions[earlier].stream;
         int& of_stream = needed[static_cast<std::size_t>(stream)];
@@ -67,7 +67,7 @@ std::vector<int> needed_by(const Step& step, const std::vector<Uses>& uses, std:
 
 bool is_send(const Action& action) { return action.kind == send_activation || action.kind == send_gradient; }
 
-// Calls f with the training lists of all stages, up to the first with a fault.
+// Calls f with the training lists of all stages, until the first fault.
 template <class F>
 void for_all_lists(F&& f) {
     for_all_pipelines([&](const PipelineSpec& pipeline) {
@@ -95,9 +95,9 @@ TEST(StepWaits, AreThoseOfReadsAndWritesAndNoMore) {
     });
 }
 
-// What is sent is read only, and what is received is written only: computing waits for a send where it writes that buffer
-// anew, and a receipt for the last that used its own. Between a send and the first action that waits for it lies another
-// pass at least, but where a stage has one micro-batch at a time.
+// A send only reads its buffer, and a receive only writes it. Computation waits for a send before it
+// overwrites the buffer. A receive waits for the last use of its buffer. At least one more pass lies between
+// a send and the first action that waits for it, except with one micro-batch at a time.
 TEST(StepWaits, SendsAndReceiptsRunBesideComputing) {
     int overlapped = 0;
     for_all_lists([&](const Step& step, const StepSpec& of) {
@@ -108,7 +108,7 @@ TEST(StepWaits, SendsAndReceiptsRunBesideComputing) {
             ASSERT_EQ(uses[place].reads.count(), is_send(action) ? 1U : 0U);
             ASSERT_EQ(uses[place].writes.count(), is_send(action) ? 0U : 1U);
             if (!is_send(action) || of.pipeline.schedule == PipelineSchedule::naive) continue;
-            // The passes behind it until the first that waits.
+            // The passes after it, up to the first that waits.
             std::vector<const Action*> passes;
             for (std::size_t later = place + 1; later < uses.size(); ++later) {
                 const Action& next = step.actions[later];

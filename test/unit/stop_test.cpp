@@ -1,4 +1,4 @@
-// What a process does with the signals that ask it to stop. What a run does: test_signals.py.
+// How a process handles the signals that ask it to stop. test_signals.py tests whole runs.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -22,14 +22,14 @@ TEST(StopSignals, TheFirstIsNoted) {
 
 TEST(StopSignals, OneRequestMayArriveSeveralTimes) {
     const StopSignals signals;
-    for (int i = 0; i < 3; ++i) raise(SIGUSR1);  // or this test would be over
+    for (int i = 0; i < 3; ++i) raise(SIGUSR1);  // the default action would end this test
     EXPECT_TRUE(signals.here());
 }
 
 TEST(StopSignals, ASecondOneEndsTheProcess) {
     EXPECT_EXIT(
         {
-            std::signal(SIGINT, SIG_DFL);  // tests that a shell starts in the background are to ignore it
+            std::signal(SIGINT, SIG_DFL);  // a shell starts background processes with it ignored
             const StopSignals signals;
             raise(SIGINT);
             pause_for(150);

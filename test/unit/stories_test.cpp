@@ -1,6 +1,6 @@
-// The embedded stories: always the same, told in one way only, with the entropy that their choices have,
-// consistent and in correct English.
-#include "llmc/data/stories.h"
+// The embedded stories: they are always the same, have exactly one derivation, have the entropy of their
+// choices, and are consistent and in correct English.
+#include "llmc/data/stories/stories.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -17,9 +17,10 @@
 #include <string_view>
 #include <vector>
 
-#include "llmc/data/story_grammar.h"
+#include "llmc/data/stories/story_grammar.h"
 
-// With -fsanitize=address g++ 12 takes members of <regex>'s own objects for uninitialised (GCC bug 105562).
+// With -fsanitize=address, g++ 12 warns that members of <regex>'s own objects are uninitialised (GCC bug
+// 105562).
 #ifndef __clang__
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -42,7 +43,7 @@ struct Piece {
     std::string_view text;  // with the empty line at its end
 };
 
-// The first stories of the text, cut at the empty lines between them.
+// The first stories of the text, split at the empty lines between them.
 std::vector<Piece> first_stories(const Stories& stories, std::size_t count) {
     const std::string_view text = stories.text();
     std::vector<Piece> pieces;
@@ -68,10 +69,10 @@ std::vector<std::string> words_of(std::string_view text) {
     return words;
 }
 
-// ---- A parser: the grammar itself, driven by a text ---------------------------------------------------
+// ---- A parser: the grammar itself, controlled by a text -----------------------------------------------
 
-// Tells a story with prescribed choices and compares it with a text. Where the choices run out it asks for
-// one more; where the text differs it gives up.
+// Tells a story with given choices and compares it with a text. If the choices run out, it asks for one more.
+// If the text differs, it stops.
 class Replay final : public Chooser {
   public:
     struct MoreChoices {
@@ -93,7 +94,7 @@ class Replay final : public Chooser {
     }
 
     bool whole() const { return told_ == text_.size() && made_ == choices_.size(); }
-    // For each byte of the text, -ln p of the choices made right before it was told.
+    // For each byte of the text, -ln p of the choices made right before it.
     const std::vector<double>& nats() const { return nats_; }
 
   private:
@@ -104,7 +105,7 @@ class Replay final : public Chooser {
     std::vector<double> nats_;
 };
 
-// Finds every sequence of choices that begins with `choices` and tells the text; collects their nats.
+// Finds every sequence of choices that begins with `choices` and tells the text. Collects the nats of each.
 void find_derivations(std::string_view text, std::vector<std::size_t>& choices,
                       std::vector<std::vector<double>>& nats) {
     Replay replay(text, choices);
@@ -127,7 +128,7 @@ void find_derivations(std::string_view text, std::vector<std::size_t>& choices,
 }
 
 TEST(Stories, HaveExactlyOneDerivationWithTheRecordedEntropy) {
-    // What is recorded is a difference of sums of up to 1e4 nats; with fewer than 2e4 terms, each sum is
+    // The recorded value is a difference of sums of up to 1e4 nats. With fewer than 2e4 terms, each sum is
     // exact to 2e4 * 1e4 * 2^-53 = 2e-8.
     constexpr double tolerance = 5e-8;
     double sum = 0;
@@ -146,7 +147,7 @@ TEST(Stories, HaveExactlyOneDerivationWithTheRecordedEntropy) {
     }
 }
 
-// ---- The same text, whoever makes it ------------------------------------------------------------------
+// ---- The same text for every caller -------------------------------------------------------------------
 
 TEST(Stories, AreAPureFunctionOfTheSeed) {
     const std::string& text = embedded().text();
@@ -161,24 +162,24 @@ TEST(Stories, ACutTextHasTheEntropyOfItsPart) {
     for (const std::size_t bytes : {1UL, 100UL, 5'000UL, 12'345UL}) {
         EXPECT_EQ(Stories(embedded_stories_seed, bytes).entropy(0, bytes), whole.entropy(0, bytes));
     }
-    // The first choice takes effect at the first byte, and parts add up to the whole.
+    // The first choice affects the first byte, and the parts add up to the whole.
     EXPECT_GE(whole.entropy(0, 1), std::log(2));
     const double parts = 1.8e6 * whole.entropy(0, 1'800'000) + 0.2e6 * whole.entropy(1'800'000, 2'000'000);
     EXPECT_NEAR(parts, 2e6 * whole.entropy(0, 2'000'000), 1e-6);
 }
 
-// The corpus is worth learning: far from predictable by its letters' frequencies (about 3 nats), and nearly
-// determined for who remembers.
+// The corpus is worth learning. Its letters' frequencies predict it badly (about 3 nats), but a reader who
+// remembers the story can predict almost every letter.
 TEST(Stories, HaveLittleEntropy) {
     EXPECT_GT(embedded().entropy(0, 2'000'000), 0.03);
     EXPECT_LT(embedded().entropy(0, 2'000'000), 0.10);
     // A story's nats differ from the mean for its length by a standard deviation of 5.7. Over the 340 stories
-    // and 200,000 bytes of the last tenth that is 5.7 sqrt(340) / 200,000 = 0.0005 nats per byte; six of
-    // those.
+    // and 200,000 bytes of the last tenth, that is 5.7 sqrt(340) / 200,000 = 0.0005 nats per byte. The
+    // tolerance is six of these.
     EXPECT_NEAR(embedded().entropy(1'800'000, 2'000'000), embedded().entropy(0, 1'800'000), 0.003);
 }
 
-// ---- What must be remembered --------------------------------------------------------------------------
+// ---- Facts that a reader must remember -----------------------------------------------------------------
 
 std::vector<std::string> some_stories() {
     std::vector<std::string> stories;
@@ -296,7 +297,7 @@ TEST(Stories, CountTheSameBothWays) {
 }
 
 TEST(Stories, GiveEachNameItsPronouns) {
-    std::map<std::string, std::set<std::string>> words;  // what stands for a name
+    std::map<std::string, std::set<std::string>> words;  // the words used for each name
     for (const std::string& story : some_stories()) {
         for (const Groups& match : matches(story, "(girl|boy) named ([A-Z]\\w+)"))
             words[match[1]].insert(match[0]);

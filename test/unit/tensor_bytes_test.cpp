@@ -1,11 +1,11 @@
-// What tensor-parallel ranks send for a block and micro-batch, against the formulas: in units of a f, with a the bytes of the
-// residual stream, B T C numbers, and f = (R - 1)/R for R ranks.
+// Bytes that tensor-parallel ranks send for a block and micro-batch, against the formulas. The unit is a f: a is the
+// bytes of the residual stream (B T C numbers), and f = (R - 1)/R for R ranks.
 //
-// Each of the two sums of a forward pass is a reduce-scatter and a gather, a f each: 4 a f; those of the backward pass as
-// much. With sequence parallelism the reduce-scatters stand behind, and the gathers before products, and the backward pass
-// gathers both layernorms' outputs once more, for the gradients of weights: 10 a f. Recomputing a block does its forward
-// pass again up to the last product, without what follows: one sum, and one gather more with sequence parallelism.
-// A zero-bubble schedule gathers the gradients of both sums for either part of the backward pass.
+// Each of the two sums of a forward pass is a reduce-scatter and a gather, each a f: 4 a f together. The backward
+// pass sends as much. With sequence parallelism, the reduce-scatters come after products, and the gathers before
+// them. The backward pass then gathers both layernorms' outputs again, for the gradients of weights: 10 a f.
+// Recomputing a block repeats its forward pass up to the last product: one more sum, and with sequence parallelism
+// one more gather. A zero-bubble schedule gathers the gradients of both sums in each part of the backward pass.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ constexpr std::int64_t B = 3, T = 32, C = 128, m = 4;
 
 class TensorBytes : public testing::Test {
   protected:
-    // Of a step, by a rank of the first stage, which has so many layers.
+    // Bytes that a rank of the first stage, which has this many layers, sends in a step.
     std::int64_t sent(std::int64_t layers, const Mesh& mesh, PipelineSchedule schedule,
                       const Recompute& recompute, DType dtype) {
         const bool has_stages = mesh.pipeline > 1;
@@ -65,12 +65,13 @@ TEST_F(TensorBytes, OfABlockAreThoseOfTheFormulas) {
                         .pipeline = is_zero_bubble ? 2 : 1, .tensor = ranks, .sequence_parallel = divides};
                     const auto schedule =
                         is_zero_bubble ? PipelineSchedule::zb_h1 : PipelineSchedule::one_f_one_b;
-                    const auto of = [&](std::int64_t layers) {
+                    const auto of = [&, recompute = recompute](std::int64_t layers) {
                         return sent(layers, mesh, schedule, {.kind = recompute}, dtype);
                     };
                     const auto element = static_cast<std::int64_t>(size_of(dtype));
                     const std::int64_t af = B * T * C * element / ranks * (ranks - 1);
-                    // A step's gradients in fp32 of what each rank made of its own tokens: two layernorms, two biases.
+                    // Gradients in fp32 that each rank computes from its own tokens, once a step: two
+                    // layernorms, two biases.
                     const std::int64_t sums = divides ? 2 * 6 * C * 4 / ranks * (ranks - 1) : 0;
                     EXPECT_EQ(of(3) - of(2), m * (divides ? divided : whole) * af + sums)
                         << name_of(recompute) << ", " << ranks << " ranks"

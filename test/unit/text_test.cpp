@@ -12,7 +12,7 @@
 #include "llmc/core/random.h"
 #include "llmc/core/text.h"
 #include "llmc/data/tokenizer.h"
-#include "llmc/train/sampler.h"
+#include "llmc/train/token_choice.h"
 
 namespace llmc {
 namespace {
@@ -68,7 +68,7 @@ TEST(Tokenizer, StreamsWholeCharacters) {
             EXPECT_EQ(text, i + 1 < piece.size() ? "" : piece) << i;
         }
     }
-    // What can become nothing is given at once, and what comes behind it.
+    // Bytes that cannot become a character are given at once, with those after them.
     const std::string bad = "\xef\xbf\xbd";
     EXPECT_EQ(stream.add(0xf0), "");
     EXPECT_EQ(stream.add('x'), bad + "x");
@@ -77,7 +77,7 @@ TEST(Tokenizer, StreamsWholeCharacters) {
     EXPECT_EQ(stream.add(0xff), bad);
     EXPECT_EQ(stream.add(0xe2), "");
     EXPECT_EQ(stream.add(0x82), "");
-    EXPECT_EQ(stream.rest(), bad);  // what could have begun a character is one
+    EXPECT_EQ(stream.rest(), bad);  // an unfinished character becomes one replacement
     TextStream ids(1000);
     EXPECT_EQ(ids.add(7), "7");
     EXPECT_EQ(ids.add(999), " 999");
@@ -120,7 +120,7 @@ TEST(Sampler, KeepsToTheTopK) {
     EXPECT_EQ(sample_token(logits, {.temperature = 1e-3}, std::nextafter(1.0, 0.0)), 4);
 }
 
-// Of probabilities 0.4, 0.3, 0.2, 0.1.
+// The probabilities are 0.4, 0.3, 0.2, 0.1.
 TEST(Sampler, KeepsToTheTopP) {
     std::vector<float> logits;
     for (const double p : {0.2, 0.4, 0.1, 0.3}) logits.push_back(static_cast<float>(std::log(p)));
@@ -136,13 +136,13 @@ TEST(Sampler, KeepsToTheTopP) {
     EXPECT_EQ(chosen({.top_p = 0.65}), (Set{1, 3}));
     EXPECT_EQ(chosen({.top_p = 0.35}), (Set{1}));
     EXPECT_EQ(chosen({.top_p = 0}), (Set{1}));
-    // After top-k: of 0.4 and 0.3 the first has more than half.
+    // After top-k, 0.4 and 0.3 remain; the first has more than half.
     EXPECT_EQ(chosen({.top_k = 2, .top_p = 0.55}), (Set{1}));
-    // With a temperature: squared, 16 : 9 : 4 : 1.
+    // A temperature of 0.5 squares them: 16 : 9 : 4 : 1.
     EXPECT_EQ(chosen({.temperature = 0.5, .top_p = 0.8}), (Set{1, 3}));
 }
 
-// More tokens than are sorted at first.
+// More tokens than the sampler sorts at first.
 TEST(Sampler, KeepsToTheTopPOfManyTokens) {
     std::vector<float> logits(1000);
     for (std::size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>(i % 500) * 1e-6F;
@@ -174,7 +174,8 @@ TEST(Text, NearestName) {
     EXPECT_EQ(nearest_name("layerz", names), "layers");
     EXPECT_EQ(nearest_name("lr-shedule", names), "lr-schedule");
     EXPECT_EQ(nearest_name("ehads", names), "heads");
-    EXPECT_EQ(nearest_name("lay", names), "layers");  // its beginning, though "lr" takes fewer letters
+    EXPECT_EQ(nearest_name("lay", names), "layers");  // the beginning of a name counts, although "lr" takes
+                                                      // fewer letters
     EXPECT_EQ(nearest_name("lr-sched", names), "lr-schedule");
     EXPECT_EQ(nearest_name("sched", names), "lr-schedule");  // within a name
     EXPECT_EQ(nearest_name("Lr_Schedule", names), "lr-schedule");

@@ -1,5 +1,5 @@
-// Tokens that come ahead: what arrives, and what waits for what.
-#include "llmc/parallel/token_feed.h"
+// Tokens that are uploaded ahead: which tokens arrive, and which operations wait for others.
+#include "llmc/parallel/step/token_feed.h"
 
 #include <gtest/gtest.h>
 
@@ -8,15 +8,15 @@
 #include <memory>
 #include <vector>
 
-#include "test/unit/fake_queues.h"
+#include "test/unit/fake_streams.h"
 
 namespace llmc {
 namespace {
 
 constexpr std::int64_t B = 2, T = 4;
 
-// The CPU device, with queues that remember its uploads.
-class QueuedDevice final : public Device {
+// The CPU device with streams that record its uploads.
+class StreamDevice final : public Device {
   public:
     DeviceKind kind() const override { return cpu_->kind(); }
     std::string description() const override { return {}; }
@@ -29,9 +29,9 @@ class QueuedDevice final : public Device {
         return cpu_->allocate(bytes, arena);
     }
     void release(std::byte* memory) override { cpu_->release(memory); }
-    Queues* queues() override { return &queues_; }
+    Streams* streams() override { return &streams_; }
     void upload(const Tensor& to, const void* from) override {
-        uploads.push_back({queues_.work(), to.data});
+        uploads.push_back({streams_.work(), to.data});
         cpu_->upload(to, from);
     }
     void download(void* to, const Tensor& from) override { cpu_->download(to, from); }
@@ -39,7 +39,7 @@ class QueuedDevice final : public Device {
     void synchronize() override {}
     Ops& ops() override { return cpu_->ops(); }
 
-    FakeQueues& fake() { return queues_; }
+    FakeStreams& fake() { return streams_; }
     struct Upload {
         std::size_t place;
         const std::byte* to;
@@ -48,7 +48,7 @@ class QueuedDevice final : public Device {
 
   private:
     std::unique_ptr<Device> cpu_ = make_cpu_device(1);
-    FakeQueues queues_;
+    FakeStreams streams_;
 };
 
 // A ring of two buffers, for one micro-batch in flight.
@@ -76,7 +76,7 @@ void expect_tokens(const TokenBuffers<Tensor>& tokens, std::int32_t value) {
 }
 
 TEST(TokenFeed, WhatComesAheadIsCopiedBesideAndWaitedFor) {
-    QueuedDevice device;
+    StreamDevice device;
     Ring ring;
     TokenFeed feed(device, ring.buffers, 2);
     struct Use {
@@ -89,7 +89,7 @@ TEST(TokenFeed, WhatComesAheadIsCopiedBesideAndWaitedFor) {
         expect_tokens(tokens, micro_batch);
         feed.bring_ahead({1, micro_batch + 1}, B, filling(micro_batch + 1));
         EXPECT_EQ(device.fake().selected(), StreamKind::compute);
-        expect_tokens(tokens, micro_batch);  // still
+        expect_tokens(tokens, micro_batch);  // still the same tokens
         uses.push_back({device.fake().work(), tokens.inputs.data});
     }
     ASSERT_EQ(device.uploads.size(), 14u);
@@ -98,7 +98,7 @@ TEST(TokenFeed, WhatComesAheadIsCopiedBesideAndWaitedFor) {
         EXPECT_EQ(device.fake().stream_of(upload.place), i < 2 ? StreamKind::compute : StreamKind::copy);
         for (const Use& use : uses) {
             if (upload.to != use.tokens) continue;
-            // In the order in which the host gave them, both ways.
+            // Both directions keep the order in which the host issued them.
             if (upload.place < use.place) {
                 EXPECT_TRUE(device.fake().is_before(upload.place, use.place));
             } else {
@@ -110,18 +110,18 @@ TEST(TokenFeed, WhatComesAheadIsCopiedBesideAndWaitedFor) {
 }
 
 TEST(TokenFeed, SomethingElseMayComeBetween) {
-    QueuedDevice device;
+    StreamDevice device;
     Ring ring;
     TokenFeed feed(device, ring.buffers, 2);
     expect_tokens(feed.load(BatchPlace{1, 0}, B, filling(1)), 1);
     feed.bring_ahead({2, 0}, B, filling(2));
-    expect_tokens(feed.load(std::nullopt, 1, filling(3)), 3);  // a validation, of one sequence
+    expect_tokens(feed.load(std::nullopt, 1, filling(3)), 3);  // a validation of one sequence
     expect_tokens(feed.load(BatchPlace{2, 0}, B, filling(2)), 2);
     feed.bring_ahead({3, 0}, B, filling(3));
     expect_tokens(feed.load(BatchPlace{7, 0}, B, filling(7)), 7);
 }
 
-TEST(TokenFeed, WithoutQueuesNothingComesAhead) {
+TEST(TokenFeed, WithoutStreamsNothingComesAhead) {
     const auto device = make_cpu_device(1);
     Ring ring;
     TokenFeed feed(*device, ring.buffers, 2);

@@ -1,4 +1,4 @@
-// What the ranks of any mesh read of an epoch, and that reading ahead changes nothing of it.
+// The samples that ranks of any mesh read in an epoch. Reading ahead does not change them.
 #include "llmc/data/training_batches.h"
 
 #include <fmt/format.h>
@@ -46,7 +46,7 @@ Tokens read(TrainingBatches& batches, const BatchShare& share, std::int64_t step
     return tokens;
 }
 
-// The same without anything read ahead.
+// The same without reading ahead.
 Tokens read_now(const TrainingSamples& samples, const BatchShare& share, std::int64_t step_first,
                 std::int64_t index) {
     const auto count = static_cast<std::size_t>(share.micro_batch * T), row = static_cast<std::size_t>(T);
@@ -59,11 +59,11 @@ Tokens read_now(const TrainingSamples& samples, const BatchShare& share, std::in
     return tokens;
 }
 
-// Two shards without a left-over token: of 48 windows, which are three steps of 16 sequences.
+// Two shards without left-over tokens. They have 48 windows: three steps of 16 sequences.
 const std::vector<std::int64_t> lengths = {20 * T + 1, 28 * T + 1};
 
-// The targets that all ranks of a mesh together read in an epoch of 48 windows, as their plans say. Ranks of one data
-// rank, which are stages and parts of layers, read the same.
+// The targets that all ranks of a mesh together read in an epoch of 48 windows, according to their plans.
+// Stages and tensor-parallel ranks of one data rank read the same.
 std::multiset<std::int32_t> targets_of_epoch(const TrainingSamples& samples, const Mesh& shape,
                                              std::int64_t sequences, std::int64_t micro_batch,
                                              std::int64_t epoch) {
@@ -91,8 +91,9 @@ std::multiset<std::int32_t> targets_of_epoch(const TrainingSamples& samples, con
     return targets;
 }
 
-// Every token but a shard's first is a target once an epoch, of one data rank, on any mesh; but for those that no whole
-// window is left for: (tokens - 1) mod T at the ends of a shard, and all of one that has no more than T.
+// In an epoch, every token but a shard's first is a target on exactly one data rank, on any mesh. The
+// exceptions are tokens that fill no whole window: (tokens - 1) mod T at the ends of a shard, and all tokens
+// of a shard with at most T.
 TEST(TrainingBatches, OfAllRanksAreEachTokenOnceAnEpoch) {
     struct Sizes {
         int pipeline, data, tensor;
@@ -117,7 +118,7 @@ TEST(TrainingBatches, OfAllRanksAreEachTokenOnceAnEpoch) {
                     const auto first_token = static_cast<std::int32_t>(1000 * shard);
                     const std::int64_t learned = (shards[shard] - 1) / T * T;
                     if (learned == 0) continue;
-                    // From the first that is learned in this epoch on.
+                    // Starts at the first target that this epoch learns.
                     const std::int32_t begin = *targets.lower_bound(first_token);
                     EXPECT_GE(begin, first_token + 1) << where;
                     EXPECT_LE(begin, first_token + shards[shard] - learned) << where;
@@ -142,10 +143,11 @@ TEST(TrainingBatches, AreWhatIsReadWithoutThem) {
         };
         for (std::int64_t step = 0; step < 10; ++step)
             for (std::int64_t i = 0; i < 3; ++i) expect(12 * step, i);
-        // The next step's first by its other name, and then the one behind it.
+        // The next step's first micro-batch under its other name, then the one after it.
         EXPECT_EQ(read(batches, share, 108, 3), read_now(samples, share, 120, 0));
         expect(120, 1);
-        // Elsewhere, with anything read ahead or being read: a step again, one further on, another run's steps.
+        // Other places while batches are read ahead: the same step again, a later one, the steps of another
+        // run.
         for (const std::int64_t step_first : {120, 0, 12, 600, 5, 17, 17, 3}) {
             expect(step_first, 0);
             expect(step_first, 2);
@@ -154,7 +156,7 @@ TEST(TrainingBatches, AreWhatIsReadWithoutThem) {
     }
 }
 
-// A source that counts how often it is read.
+// A source that counts its reads.
 class CountingSource final : public TokenSource {
   public:
     std::size_t shards() const override { return 1; }
@@ -165,7 +167,7 @@ class CountingSource final : public TokenSource {
         readers_.insert(std::this_thread::get_id());
         changed_.notify_all();
     }
-    // Whether it comes to so many reads.
+    // Whether the number of reads reaches `reads`.
     bool comes_to(int reads) const {
         std::unique_lock lock(mutex_);
         return changed_.wait_for(lock, std::chrono::seconds(10), [&] { return reads_ >= reads; });
@@ -195,7 +197,7 @@ TEST(TrainingBatches, AreReadAheadByAThreadOfTheirOwn) {
         const BatchShare share{.global_sequences = 6, .micro_batch = 2};
         TrainingBatches batches(samples, share, T, ahead);
         EXPECT_EQ(source.reads(), 0) << "where a run begins is not known before the first is asked for";
-        // Of two steps: those behind the one that was asked for last are read while nobody asks.
+        // Two steps. Without a request, the micro-batches after the last requested one are read.
         for (int i = 0; i < 6; ++i) {
             read(batches, share, i / 3 * share.global_sequences, i % 3);
             ASSERT_TRUE(source.comes_to((i + 1 + ahead) * of_micro_batch)) << i;
@@ -206,7 +208,7 @@ TEST(TrainingBatches, AreReadAheadByAThreadOfTheirOwn) {
     }
 }
 
-// A source of which one token cannot be read.
+// A source with one token that cannot be read.
 class FaultySource final : public TokenSource {
   public:
     std::size_t shards() const override { return 1; }
@@ -243,7 +245,7 @@ TEST(TrainingBatches, ThrowWhatIsWrongWithAMicroBatchWhereItIsUsed) {
     EXPECT_EQ(faulty.size(), 4U) << "its window and the one before, whose last target it is, in both epochs";
 }
 
-// Three files of holes, which take no room on the disk, with a token at the end of each.
+// Three sparse files, which take no room on the disk, with a token at the end of each.
 TEST(TrainingBatches, ReachTokensBeyondTwoToTheThirtySecond) {
     const fs::path folder =
         fs::temp_directory_path() / ("llmc_training_batches_test_" + std::to_string(getpid()));
@@ -263,7 +265,7 @@ TEST(TrainingBatches, ReachTokensBeyondTwoToTheThirtySecond) {
     const std::unique_ptr<TokenSource> source = open_token_shards(files, 50257, "--train-data");
     EXPECT_EQ(source->tokens(), 3 * most);
     const TrainingSamples samples(*source, long_T, 1);
-    // A shard's last tokens are in its last window in those epochs that begin it with the last of what is left over.
+    // A shard's last tokens are in its last window in epochs that start at the last left-over token.
     const std::int64_t windows = (most - 1) / long_T, left_over = (most - 1) % long_T;
     EXPECT_EQ(samples.windows(), 3 * windows);
     std::array<std::int64_t, 3> last{};

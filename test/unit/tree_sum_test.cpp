@@ -1,4 +1,4 @@
-// The sum of ranks' contributions as a tree of adjacent pairs, for any number of ranks: against the tree
+// The sum of ranks' contributions as a tree of adjacent pairs, for any number of ranks, against the tree
 // written out as text. The communicator's own tests run it with up to 8 ranks.
 
 #include <gtest/gtest.h>
@@ -40,14 +40,14 @@ TEST(TreeSum, AddsAdjacentPairs) {
     EXPECT_EQ(sum_of({1, u, u}), 1);                      // (1+u) + u
     EXPECT_EQ(sum_of({u, u, 1}), 1 + 2 * u);              // (u+u) + 1
     EXPECT_EQ(sum_of({u, 1, u}), 1);                      // (u+1) + u
-    EXPECT_EQ(sum_of({1, u, u, u}), 1 + 2 * u);           // (1+u) + (u+u), where one by one would give 1
-    EXPECT_EQ(sum_of({1, u, u, u, u}), 1 + 4 * u);        // (1+2u) + u: a tie goes to the even one
+    EXPECT_EQ(sum_of({1, u, u, u}), 1 + 2 * u);           // (1+u) + (u+u); adding one by one would give 1
+    EXPECT_EQ(sum_of({1, u, u, u, u}), 1 + 4 * u);        // (1+2u) + u: a tie goes to the even neighbour
     EXPECT_EQ(sum_of({1, 0, 0, 0, u, u}), 1 + 2 * u);     // the pair 4, 5 moves up together
     EXPECT_EQ(sum_of({1, 0, 0, 0, u, 0, u}), 1 + 2 * u);  // ((u+0) + u)
     EXPECT_EQ(sum_of({0, 0, 0, 0, 1, u, u}), 1);          // ((1+u) + u)
 }
 
-// What the numbers of ranks in real use look like when written out.
+// A number of ranks in real use, written out.
 TEST(TreeSum, ElevenAsWrittenOut) {
     std::vector<float> x;
     for (int i = 0; i < 11; ++i)
@@ -60,12 +60,13 @@ TEST(TreeSum, ElevenAsWrittenOut) {
     EXPECT_NE(written, one_by_one) << "the values are to tell the orders apart";
 }
 
-// 1 and 2^-8 fit bf16, their sum does not: eight of 2^-8 make 2^-5 only if they are added before the
+// 1 and 2^-8 fit bf16, but their sum does not. Eight of 2^-8 make 2^-5 only if they are added before
 // rounding.
 TEST(TreeSum, Bf16IsRoundedOnceAtTheEnd) {
     std::vector<std::vector<bfloat16>> all(9, {to_bfloat16(0x1p-8f)});
     all[0] = {to_bfloat16(1)};
-    // 1 + 8 * 2^-8 = 1.03125 is a bf16; rounded on the way, 1 + 2^-8 would be 1 again.
+    // 1 + 8 * 2^-8 = 1.03125 is a bf16 number. With a rounding after each addition, 1 + 2^-8 would be 1
+    // again.
     EXPECT_EQ(to_float(tree_sum_of(all)[0]), 1.03125f);
 }
 

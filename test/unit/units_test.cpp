@@ -28,9 +28,9 @@ constexpr GPTConfig odd{.layers = 2, .heads = 3, .channels = 15, .sequence_lengt
 Model made(const NamedModel& named) { return make_model(family_of(named.name), choices_of(named.name)); }
 
 TEST(Units, NamedModelsAreThePublishedOnes) {
-    // Heads and the learning rate by GPT-3's paper (table 2.1; of GPT-2's largest two sizes the heads are those of its files),
-    // and the published counts of parameters of GPT-2's four sizes; GPT-3's 6.7B with GPT-2's vocabulary by the formula
-    // (V + T) C + L (12 C^2 + 13 C) + 2 C.
+    // Published values. Heads and learning rates are from GPT-3's paper (table 2.1); the heads of GPT-2's two
+    // largest sizes are from its files. Counts of parameters are those published for GPT-2's four sizes.
+    // GPT-3's 6.7B with GPT-2's vocabulary follows the formula (V + T) C + L (12 C^2 + 13 C) + 2 C.
     struct Published {
         std::int64_t heads, parameters;
         double learning_rate;
@@ -75,7 +75,8 @@ TEST(Units, TheVocabularyIsPaddedTo128Rows) {
     EXPECT_EQ(wte.entries()[0].stored, (Shape{128, 15}));
 }
 
-// Together ranks have each element of what they share once, and each all of the rest, in blocks of the norm of its own.
+// Together, ranks have each element of a shared tensor once. Each rank has all other tensors, in norm blocks
+// of their own.
 TEST(Units, RanksShareTensors) {
     constexpr GPTConfig config{
         .layers = 2, .heads = 6, .channels = 30, .sequence_length = 7, .vocabulary = 300};
@@ -109,7 +110,7 @@ TEST(Units, RanksShareTensors) {
     }
 }
 
-// A rank's initial weights are those of the whole tensor, at their places.
+// A rank's initial weights equal those of the whole tensor at the same places.
 TEST(Units, RanksInitializeTheSameModel) {
     constexpr GPTConfig config{
         .layers = 1, .heads = 2, .channels = 20, .sequence_length = 7, .vocabulary = 130};
@@ -167,7 +168,7 @@ TEST(Init, DependsOnSeedAndNameOnly) {
     EXPECT_EQ(initial(first, 1), initial(first, 1));
     EXPECT_NE(initial(first, 1), initial(first, 2));
     EXPECT_NE(initial(first, 1), initial(second, 1));
-    // Padding for more ranks changes nothing but the zeros at the end.
+    // Padding for more ranks only adds zeros at the end.
     std::vector<float> padded = initial(first, 1, 8);
     EXPECT_GT(padded.size(), static_cast<std::size_t>(first.elements()));
     EXPECT_TRUE(std::all_of(padded.begin() + first.elements(), padded.end(), [](float x) { return x == 0; }));
@@ -204,7 +205,8 @@ TEST(Init, LeavesThePaddedVocabularyZero) {
     EXPECT_TRUE(std::all_of(values.begin() + true_elements, values.end(), [](float x) { return x == 0; }));
 }
 
-// Ranks have other columns of a matrix than of what it is multiplied with, where that is divided in an inner dimension.
+// If an operand is divided in an inner dimension, ranks would have other columns of the matrix than of the
+// operand.
 TEST(Traces, RefuseAProductOfWhatIsDividedInAnInnerDimension) {
     Trace t("part", "unit", 7, 16);
     const int x = product(t, "a", gather(t, t.input()), {2, 8}, by_outputs(1, "channels"), false, {});

@@ -1,5 +1,5 @@
-// Who may say that a peer does not answer: at any moment one rank at most, with a pause to the next. What a rank tells
-// others of its waits, and when it ends the job.
+// Which rank may report that a peer does not answer: at most one rank at any moment, with a pause before the
+// next. Also the messages of a rank about its waits, and when it ends the job.
 
 #include <gtest/gtest.h>
 
@@ -14,16 +14,16 @@
 namespace llmc {
 namespace {
 
-TEST(TurnToSpeak, ComesToOneRankAtATimeWithPauses) {
+TEST(TurnToReport, ComesToOneRankAtATimeWithPauses) {
     for (const int size : {1, 2, 3, 8, 16}) {
         int last = -1;
         double last_time = 0;
         std::vector<int> turns(static_cast<std::size_t>(size));
-        // Ten seconds in steps of a poll, at a time of day such as clocks show.
+        // Ten seconds in steps of one poll, at a realistic time of day.
         for (int tick = 0; tick < 100000; ++tick) {
             const double clock = 1.7e9 + tick * 1e-4;
             for (int rank = 0; rank < size; ++rank) {
-                if (!is_turn_to_speak(rank, size, 0.0, clock)) continue;
+                if (!is_turn_to_report(rank, size, 0.0, clock)) continue;
                 if (last >= 0 && last != rank) {
                     // Half a turn of 0.2 s, up to the clock's resolution at that time of day.
                     EXPECT_GT(clock - last_time, 0.0999);
@@ -33,42 +33,43 @@ TEST(TurnToSpeak, ComesToOneRankAtATimeWithPauses) {
                 last_time = clock;
             }
         }
-        // Each of at most 16 ranks comes at least every 3.2 s: three times in ten seconds, less the first.
+        // Each of at most 16 ranks has a turn at least every 3.2 s: three turns in ten seconds, minus the
+        // first.
         for (const int count : turns) EXPECT_GE(count, size > 1 ? 2 : 0) << size;
         EXPECT_GE(last, 0) << size;
     }
 }
 
-TEST(TurnToSpeak, RanksBeyondSixteenComeLater) {
-    const auto speaks_within = [](int rank, double overdue) {
+TEST(TurnToReport, RanksBeyondSixteenComeLater) {
+    const auto reports_within = [](int rank, double overdue) {
         for (double clock = 1000; clock < 1003.2; clock += 0.01)
-            if (is_turn_to_speak(rank, 1000, overdue, clock)) return true;
+            if (is_turn_to_report(rank, 1000, overdue, clock)) return true;
         return false;
     };
-    EXPECT_TRUE(speaks_within(15, 0.0));
-    EXPECT_FALSE(speaks_within(16, 3.1));
-    EXPECT_TRUE(speaks_within(16, 3.3));
-    EXPECT_FALSE(speaks_within(999, 3.1));
-    EXPECT_TRUE(speaks_within(999, 3.3));
+    EXPECT_TRUE(reports_within(15, 0.0));
+    EXPECT_FALSE(reports_within(16, 3.1));
+    EXPECT_TRUE(reports_within(16, 3.3));
+    EXPECT_FALSE(reports_within(999, 3.1));
+    EXPECT_TRUE(reports_within(999, 3.3));
 }
 
-TEST(TurnToSpeak, OthersHaveHadTheirsInBoundedTime) {
+TEST(TurnToReport, OthersHaveHadTheirsInBoundedTime) {
     const auto last_turn = [](int rank, int size) {
         double overdue = 0;
-        while (!is_turn_to_speak(rank, size, overdue, 1000.15 + overdue)) overdue += 0.01;
+        while (!is_turn_to_report(rank, size, overdue, 1000.15 + overdue)) overdue += 0.01;
         return overdue;
     };
     for (const int size : {2, 4, 16, 40, 1024}) {
         for (int rank = 0; rank < size; ++rank)
             EXPECT_LE(last_turn(rank, size), time_for_others(size, 0)) << rank << " of " << size;
     }
-    // A rank that begins to wait half of the limit later.
+    // A rank may begin to wait half of the limit later.
     EXPECT_GE(time_for_others(4, 3), 1.5);
     EXPECT_LE(time_for_others(1024, 1e6), 12);
     EXPECT_LE(time_for_others(1024, 1), 7);
 }
 
-// Another rank, of two; what is told, and what it tells.
+// A transport between two ranks. It records what this rank tells the other, and answers with preset values.
 class FakeTransport final : public Transport {
   public:
     int rank() const override { return 0; }
@@ -80,7 +81,7 @@ class FakeTransport final : public Transport {
     void hear() override { ++hearings; }
     void finish() override {}
     void end(int) override {}
-    bool speaks_of_failure() override { return true; }
+    bool reports_failure() override { return true; }
     void end_if_lost() override {}
     void abort() override { throw Aborted(); }
     void give_way() override {}
@@ -93,7 +94,7 @@ class FakeTransport final : public Transport {
 
 class Watching : public testing::Test {
   protected:
-    // Until the job ends, which leaves its line, or so many seconds are over.
+    // Looks until the job ends, which leaves its message, or until `seconds` have passed.
     std::string look_for(double seconds, bool moved = false) {
         using Clock = std::chrono::steady_clock;
         const auto end = Clock::now() + std::chrono::duration<double>(seconds);
@@ -101,7 +102,7 @@ class Watching : public testing::Test {
         try {
             do {
                 std::this_thread::sleep_for(std::chrono::milliseconds(5));
-                watchdog.look(moved, [] { return std::vector{1}; });  // also where the last sleep was long
+                watchdog.look(moved, [] { return std::vector{1}; });  // also when the last sleep was long
             } while (Clock::now() < end);
         } catch (const FakeTransport::Aborted&) {
         }
@@ -134,7 +135,7 @@ TEST_F(Watching, ALongWaitIsTakenBackWhenSomethingMoves) {
     EXPECT_EQ(transport.told, std::vector<bool>({true, false}));
     EXPECT_EQ(look_for(0.45), "");
     EXPECT_EQ(transport.told, std::vector<bool>({true, false, true}));
-    // One that was left without an end.
+    // A wait that did not end.
     watchdog.begin("another call");
     EXPECT_EQ(transport.told, std::vector<bool>({true, false, true, false}));
 }

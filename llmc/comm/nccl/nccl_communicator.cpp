@@ -17,13 +17,13 @@
 
 #include "llmc/comm/watchdog.h"
 #include "llmc/core/error.h"
-#include "llmc/device/cuda/cuda_queues.h"
+#include "llmc/device/cuda/cuda_streams.h"
 
 namespace llmc {
 
 namespace {
 
-using cuda::CudaQueues;
+using cuda::CudaStreams;
 using cuda::HostWait;
 
 ncclDataType_t type_of(DType dtype) {
@@ -40,9 +40,9 @@ ncclDataType_t type_of(DType dtype) {
     programming_error("a dtype that NCCL has no name for");
 }
 
-// NCCL takes ranks for those of machines of their own, which talk by sockets, and whose kernels leave the GPU room
-// for each other: two that waited for each other, and could not both run, would wait for ever. What the environment
-// says already stays.
+// Sets NCCL's environment so that several ranks can share one GPU. Each rank appears to be on its own machine
+// and uses sockets. NCCL's kernels use few blocks: two kernels that wait for each other deadlock if the GPU
+// cannot run both. Variables that are already set stay.
 void let_ranks_share_a_gpu(int rank) {
     const std::string host = fmt::format("rank {}", rank);
     for (const auto& [name, value] : {std::pair{"NCCL_HOSTID", host.c_str()},
@@ -58,28 +58,28 @@ void let_ranks_share_a_gpu(int rank) {
         setenv(name, value, 0);
 }
 
-// A GPU that computes for long between two marks of a step looks like one that waits.
+// A GPU that computes for long between two events of a step looks like one that waits.
 constexpr std::string_view advice_on_gpus =
     "if a step takes that long on these GPUs, give a longer --comm-timeout";
 
-// What the communicators of a process share: the queues, and the watchdog over all of them. Whatever the host waits for
-// may be queued behind collectives of several.
+// State that the communicators of a process share: the streams, and one watchdog over all of them. Operations
+// that the host waits for may be queued behind collectives of several communicators.
 class SharedWatch {
   public:
-    SharedWatch(HostCommunicator& world, CudaQueues& queues)
-        : queues_(queues), watchdog_(world.watchdog()), rank_(world.rank()), size_(world.size()) {
-        number_ = queues_.add_watch([this](HostWait wait) { look(wait); });
+    SharedWatch(HostCommunicator& world, CudaStreams& streams)
+        : streams_(streams), watchdog_(world.watchdog()), rank_(world.rank()), size_(world.size()) {
+        number_ = streams_.add_watch([this](HostWait wait) { look(wait); });
     }
-    ~SharedWatch() { queues_.remove_watch(number_); }
+    ~SharedWatch() { streams_.remove_watch(number_); }
     SharedWatch(const SharedWatch&) = delete;
     SharedWatch& operator=(const SharedWatch&) = delete;
 
-    CudaQueues& queues() { return queues_; }
+    CudaStreams& streams() { return streams_; }
 
     void add(ncclComm_t communicator) { communicators_.push_back(communicator); }
     void remove(ncclComm_t communicator) { std::erase(communicators_, communicator); }
 
-    // Until the call of this communicator is no longer being worked on.
+    // Waits until the communicator is no longer working on the call.
     void finish_call(ncclComm_t communicator, ncclResult_t result, const char* call) {
         watchdog_.begin(call);
         while (result == ncclInProgress) {
@@ -97,12 +97,12 @@ class SharedWatch {
         if (result == ncclSuccess) return;
         const char* const detail = ncclGetLastError(communicator);
         const bool known = detail != nullptr && *detail != '\0';
-        watchdog_.fail(fmt::format("{}: NCCL says \"{}\"{}{}; NCCL_DEBUG=INFO tells more", call,
+        watchdog_.fail(fmt::format("{}: NCCL says \"{}\"{}{}; for details, set NCCL_DEBUG=INFO", call,
                                    ncclGetErrorString(result), known ? ": " : "", known ? detail : ""));
     }
 
   private:
-    // While the host waits for the GPU, which may be waiting for any other rank.
+    // Called while the host waits for the GPU, which may itself be waiting for any other rank.
     void look(HostWait wait) {
         if (wait == HostWait::ends) return watchdog_.end();
         if (wait == HostWait::begins) {
@@ -112,14 +112,14 @@ class SharedWatch {
         for (const ncclComm_t communicator : communicators_) {
             ncclResult_t state = ncclSuccess;
             require(communicator, ncclCommGetAsyncError(communicator, &state), "ncclCommGetAsyncError");
-            if (state != ncclInProgress) require(communicator, state, "a collective under way");
+            if (state != ncclInProgress) require(communicator, state, "a collective in flight");
         }
         watch_others(watchdog_.has_waited_long() && has_moved());
     }
 
-    // Whether the GPU has reached marks since the last time.
+    // Whether the GPU has reached events since the last look.
     bool has_moved() {
-        const std::optional<std::ptrdiff_t> before = std::exchange(reached_, queues_.count_reached());
+        const std::optional<std::ptrdiff_t> before = std::exchange(reached_, streams_.count_reached());
         return before && *before != *reached_;
     }
 
@@ -135,22 +135,22 @@ class SharedWatch {
         return ranks;
     }
 
-    CudaQueues& queues_;
+    CudaStreams& streams_;
     Watchdog watchdog_;
     int rank_, size_;                        // of the job
-    std::optional<std::ptrdiff_t> reached_;  // marks, in this wait
+    std::optional<std::ptrdiff_t> reached_;  // events, in this wait
     std::vector<ncclComm_t> communicators_;
-    int number_ = 0;  // of the queues' watch
+    int number_ = 0;  // the number of the streams' watch
 };
 
 class NcclCommunicator final : public Communicator {
   public:
     NcclCommunicator(Communicator& host, std::shared_ptr<SharedWatch> watch)
-        : host_(host), watch_(std::move(watch)), queues_(watch_->queues()) {
+        : host_(host), watch_(std::move(watch)), streams_(watch_->streams()) {
         join();
         watch_->add(comm_);
     }
-    // Without waiting for ranks that may have failed.
+    // Aborts, because an orderly ncclCommDestroy may wait forever for ranks that have failed.
     ~NcclCommunicator() override {
         watch_->remove(comm_);
         ncclCommAbort(comm_);
@@ -164,36 +164,36 @@ class NcclCommunicator final : public Communicator {
     void reduce_scatter(const Tensor& recv, const Tensor& send) override {
         check(send.elements() == recv.elements() * size(), "reduce_scatter: send is size times recv");
         check_call(ncclReduceScatter(send.data, recv.data, count_of(recv), type_of(send.dtype), ncclSum,
-                                     comm_, queues_.selected()),
+                                     comm_, streams_.selected()),
                    "ncclReduceScatter");
         count(CallKind::reduce_scatter, others() * recv.bytes());
     }
     void all_gather(const Tensor& recv, const Tensor& send) override {
         check(recv.elements() == send.elements() * size(), "all_gather: recv is size times send");
         check_call(ncclAllGather(send.data, recv.data, count_of(send), type_of(send.dtype), comm_,
-                                 queues_.selected()),
+                                 streams_.selected()),
                    "ncclAllGather");
         count(CallKind::all_gather, others() * send.bytes());
     }
     void all_reduce(const Tensor& x) override {
         check_call(
-            ncclAllReduce(x.data, x.data, count_of(x), type_of(x.dtype), ncclSum, comm_, queues_.selected()),
+            ncclAllReduce(x.data, x.data, count_of(x), type_of(x.dtype), ncclSum, comm_, streams_.selected()),
             "ncclAllReduce");
         count(CallKind::all_reduce, 2 * others() * x.bytes() / static_cast<std::uint64_t>(size()));
     }
     void broadcast(const Tensor& x, int root) override {
         check_call(
-            ncclBroadcast(x.data, x.data, count_of(x), type_of(x.dtype), root, comm_, queues_.selected()),
+            ncclBroadcast(x.data, x.data, count_of(x), type_of(x.dtype), root, comm_, streams_.selected()),
             "ncclBroadcast");
         count(CallKind::broadcast, rank() == root ? others() * x.bytes() : 0);
     }
     void send(const Tensor& x, int to) override {
-        check_call(ncclSend(x.data, count_of(x), type_of(x.dtype), to, comm_, queues_.selected()),
+        check_call(ncclSend(x.data, count_of(x), type_of(x.dtype), to, comm_, streams_.selected()),
                    "ncclSend");
         count(CallKind::send, x.bytes());
     }
     void recv(const Tensor& x, int from) override {
-        check_call(ncclRecv(x.data, count_of(x), type_of(x.dtype), from, comm_, queues_.selected()),
+        check_call(ncclRecv(x.data, count_of(x), type_of(x.dtype), from, comm_, streams_.selected()),
                    "ncclRecv");
         count(CallKind::recv, x.bytes());
     }
@@ -210,7 +210,7 @@ class NcclCommunicator final : public Communicator {
     void group_end() override { check_call(ncclGroupEnd(), "ncclGroupEnd"); }
 
     void barrier() override {
-        queues_.finish_all();
+        streams_.finish_all();
         host_.barrier();
     }
 
@@ -226,8 +226,8 @@ class NcclCommunicator final : public Communicator {
     std::uint64_t others() const { return static_cast<std::uint64_t>(size() - 1); }
     static std::size_t count_of(const Tensor& x) { return static_cast<std::size_t>(x.elements()); }
 
-    // Rank 0 makes the name under which all find each other. Non-blocking, so that a rank that does not come ends the
-    // wait.
+    // Rank 0 creates the id by which all ranks find each other. The call is non-blocking, so that the
+    // watchdog can end the wait for a rank that does not come.
     void join() {
         ncclUniqueId id{};
         if (rank() == 0) watch_->require(nullptr, ncclGetUniqueId(&id), "ncclGetUniqueId");
@@ -244,20 +244,20 @@ class NcclCommunicator final : public Communicator {
     void check_call(ncclResult_t result, const char* call) { watch_->finish_call(comm_, result, call); }
 
     Communicator& host_;
-    std::unique_ptr<Communicator> own_host_;  // of a communicator made by split
+    std::unique_ptr<Communicator> own_host_;  // if split made this communicator
     std::shared_ptr<SharedWatch> watch_;
-    CudaQueues& queues_;
+    CudaStreams& streams_;
     ncclComm_t comm_ = nullptr;
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_nccl_communicator(HostCommunicator& host, Queues& queues,
+std::unique_ptr<Communicator> make_nccl_communicator(HostCommunicator& host, Streams& streams,
                                                      bool shares_gpu) {
     if (shares_gpu) let_ranks_share_a_gpu(host.rank());
-    auto* const streams = dynamic_cast<CudaQueues*>(&queues);
-    check(streams != nullptr, "NCCL works on a CUDA device's queues");
-    return std::make_unique<NcclCommunicator>(host, std::make_shared<SharedWatch>(host, *streams));
+    auto* const cuda_streams = dynamic_cast<CudaStreams*>(&streams);
+    check(cuda_streams != nullptr, "NCCL works on a CUDA device's streams");
+    return std::make_unique<NcclCommunicator>(host, std::make_shared<SharedWatch>(host, *cuda_streams));
 }
 
 }  // namespace llmc

@@ -1,7 +1,7 @@
-// Causal attention, forward: for a block of queries at a time, over blocks of keys, with the softmax kept up
-// to date (Dao et al., "FlashAttention", 2022; Milakov & Gimelshein, "Online normalizer calculation for
-// softmax", 2018). No matrix of T x T scores exists. Products are of copies of one head, in fp32 or, where the
-// processor multiplies bf16, in that; everything else is in fp32.
+// Causal attention, forward. It takes a block of queries at a time and goes over blocks of keys with a
+// running softmax (Dao et al., "FlashAttention", 2022; Milakov & Gimelshein, "Online normalizer calculation
+// for softmax", 2018). The T x T matrix of scores is never stored. Products use copies of one head: in bf16
+// if the processor has bf16 instructions, otherwise in fp32. Everything else is in fp32.
 #include <algorithm>
 #include <cmath>
 
@@ -15,16 +15,17 @@ namespace llmc::cpu {
 
 namespace {
 
-// The softmax of a block of queries over the keys seen so far: sum_i = sum_j exp(s_ij - greatest_i).
+// The softmax of a block of queries over the keys so far. greatest_i is the maximum over j of s_ij, and
+// sum_i the sum over j of exp(s_ij - greatest_i).
 class RunningSoftmax {
   public:
     RunningSoftmax() { std::fill_n(greatest_, query_block, -infinity); }
 
-    // Takes further scores s, which become exp(s - greatest), and returns what earlier results of each query must
-    // be multiplied by. What comes in are products q . k, a row for each key.
+    // Adds scores s to the softmax. `products` holds q . k, a row per key, and is replaced by exp(s -
+    // greatest). Returns the factor of each query by which its earlier results must be multiplied.
     const float* add(float* products, const ScoreBlock& block, float scale) {
         for (std::int64_t j = 0; j < block.keys; ++j) {
-            std::fill_n(products + j * query_block, block.unseeing(j), -infinity);
+            std::fill_n(products + j * query_block, block.hidden_queries(j), -infinity);
         }
         for (std::int64_t first = 0; first < block.queries; first += panel_width) {
             add_panel(products + first, block.keys, scale, first);
@@ -44,25 +45,25 @@ class RunningSoftmax {
             for (std::int64_t i = 0; i < panel_width; ++i)
                 largest[i] = row[i] > largest[i] ? row[i] : largest[i];
         }
-        float larger[panel_width];
+        float new_greatest[panel_width];
 #pragma omp simd
         for (std::int64_t i = 0; i < panel_width; ++i) {
-            larger[i] = std::max(greatest_[first + i], largest[i] * scale);
+            new_greatest[i] = std::max(greatest_[first + i], largest[i] * scale);
         }
         float added[panel_width] = {};
         for (std::int64_t j = 0; j < keys; ++j) {
             float* row = products + j * query_block;
 #pragma omp simd
             for (std::int64_t i = 0; i < panel_width; ++i) {
-                row[i] = exponential(std::fma(row[i], scale, -larger[i]));
+                row[i] = exponential(std::fma(row[i], scale, -new_greatest[i]));
                 added[i] += row[i];
             }
         }
 #pragma omp simd
         for (std::int64_t i = 0; i < panel_width; ++i) {
-            factor_[first + i] = exponential(greatest_[first + i] - larger[i]);
+            factor_[first + i] = exponential(greatest_[first + i] - new_greatest[i]);
             sum_[first + i] = sum_[first + i] * factor_[first + i] + added[i];
-            greatest_[first + i] = larger[i];
+            greatest_[first + i] = new_greatest[i];
         }
     }
 
@@ -71,7 +72,7 @@ class RunningSoftmax {
     float factor_[query_block];
 };
 
-// A head's keys and values, and what a block of queries needs.
+// A head's keys and values, and the scratch memory of a block of queries.
 template <class E>
 struct ForwardScratch {
     ForwardScratch(float* memory, const AttentionSizes& s) {
@@ -84,11 +85,11 @@ struct ForwardScratch {
     }
 
     E* keys;
-    E *value_rows, *values;   // as they are, and in panels
-    E *query_rows, *queries;  // as they are, and transposed in panels
-    float* out;               // not yet divided by the sum of the softmax
+    E *value_rows, *values;   // plain, and in panels
+    E *query_rows, *queries;  // plain, and transposed in panels
+    float* out;               // sums of values, not yet divided by the softmax's sum
     float* scores;
-    E* probabilities;  // for left_hand_transposed()
+    E* probabilities;  // in bf16, the rounded copy that left_hand_transposed() makes
 };
 
 template <class X, class E>
@@ -127,12 +128,12 @@ void forward_block(HeadRows<X> out, float* lse, HeadRows<const X> q, const Forwa
     }
 }
 
-// A task is a head or, where there are few heads, a part of its blocks of queries. No result depends on how
-// the blocks are divided.
+// Divides the work into tasks. A task is a head or, if there are few heads, some of its blocks of queries.
+// The results do not depend on this division.
 struct ForwardTasks {
     ForwardTasks(const AttentionSizes& s, int threads)
         : blocks(divide_up(s.sequence, query_block)),
-          parts(std::clamp(divide_up(4 * threads, std::max(std::int64_t{1}, s.tasks())), std::int64_t{1},
+          parts(std::clamp(divide_up(4 * threads, std::max(std::int64_t{1}, s.all_heads())), std::int64_t{1},
                            std::max(std::int64_t{1}, blocks))) {}
 
     std::int64_t first_query(std::int64_t part) const { return part * blocks / parts * query_block; }
@@ -156,7 +157,7 @@ void CpuOps::attention_forward(const Tensor& out, const Tensor& lse, const Tenso
         using X = decltype(x);
         using E = decltype(e);
         const X* const all = qkv.as<X>();
-        parallel_tasks(threads_, s.tasks() * tasks.parts, [&](std::int64_t task, int thread) {
+        parallel_tasks(threads_, s.all_heads() * tasks.parts, [&](std::int64_t task, int thread) {
             const std::int64_t head = task / tasks.parts;
             const std::int64_t part = task % tasks.parts;
             const std::int64_t b = head / s.heads;
@@ -179,6 +180,69 @@ std::int64_t CpuOps::attention_floats(const WorkspaceRequest& request) const {
     const AttentionSizes s{request.batch, request.sequence, request.heads, request.size_of_head()};
     return threads_ *
            std::max({forward_scratch_floats(s), backward_scratch_floats(s), cached_scratch_floats(s)});
+}
+
+namespace {
+
+// Computes one query's output from the first `count` keys and values of its head. `memory` has
+// cached_scratch_floats.
+template <class X>
+void attend(X* out, const X* q, HeadRows<const X> keys, HeadRows<const X> values, std::int64_t count,
+            const AttentionSizes& s, float* memory) {
+    float* const query = memory;
+    float* const sum = query + s.head_size;
+    float* const weights = sum + s.head_size;
+#pragma omp simd
+    for (std::int64_t c = 0; c < s.head_size; ++c) query[c] = to_float(q[c]) * s.scale();
+
+    float greatest = -infinity;
+    for (std::int64_t j = 0; j < count; ++j) {
+        const X* const key = keys.row(j);
+        weights[j] =
+            lane_sum<float>(s.head_size, [=](std::int64_t c) { return query[c] * to_float(key[c]); });
+        greatest = std::max(greatest, weights[j]);
+    }
+#pragma omp simd
+    for (std::int64_t j = 0; j < count; ++j) weights[j] = exponential(weights[j] - greatest);
+    const float total = lane_sum<float>(count, [=](std::int64_t j) { return weights[j]; });
+
+    std::fill_n(sum, s.head_size, 0.0F);
+    for (std::int64_t j = 0; j < count; ++j) {
+        const X* const value = values.row(j);
+        const float weight = weights[j];
+#pragma omp simd
+        for (std::int64_t c = 0; c < s.head_size; ++c) sum[c] += weight * to_float(value[c]);
+    }
+    const float reciprocal = 1.0F / total;
+#pragma omp simd
+    for (std::int64_t c = 0; c < s.head_size; ++c) out[c] = from_float<X>(sum[c] * reciprocal);
+}
+
+}  // namespace
+
+std::int64_t cached_scratch_floats(const AttentionSizes& s) { return s.sequence + 2 * s.head_size; }
+
+void CpuOps::attention_cached_forward(const Tensor& out, const Tensor& cache, const Tensor& qkv,
+                                      std::int64_t position) {
+    const CachedHeadSizes sizes = attention_cached_forward_sizes(out, cache, qkv, position);
+    const AttentionSizes s{1, sizes.capacity, sizes.heads, sizes.head_size};
+    const std::int64_t floats = cached_scratch_floats(s), channels = s.heads * s.head_size;
+    float* const memory = workspace(threads_ * floats);
+    with_dtype(qkv.dtype, [&](auto element) {
+        using X = decltype(element);
+        const X* const rows = qkv.as<X>();
+        X* const kept = cache.as<X>();
+        X* const to = out.as<X>();
+        for (std::int64_t i = 0; i < sizes.rows; ++i) {
+            std::copy_n(rows + (3 * i + 1) * channels, 2 * channels, kept + 2 * (position + i) * channels);
+        }
+        parallel_tasks(threads_, sizes.rows * s.heads, [&](std::int64_t task, int thread) {
+            const std::int64_t i = task / s.heads, first = task % s.heads * s.head_size;
+            attend<X>(to + i * channels + first, rows + 3 * i * channels + first,
+                      {kept + first, 2 * channels}, {kept + channels + first, 2 * channels}, position + i + 1,
+                      s, memory + thread * floats);
+        });
+    });
 }
 
 }  // namespace llmc::cpu

@@ -1,12 +1,11 @@
-// Causal attention, backward: the probabilities are made again from the scores and the log-sum-exp, a block
-// of queries against a block of keys at a time (Dao et al., 2022). One thread does one head, so that the
-// gradients of its keys and values are sums in a fixed order.
+// Causal attention, backward. It recomputes the probabilities from the scores and the log-sum-exp, for a
+// block of queries and a block of keys at a time (Dao et al., 2022). One thread does a whole head, so that
+// the gradients of its keys and values are summed in a fixed order.
 #include <algorithm>
 #include <cmath>
 
 #include "llmc/device/cpu/attention_head.h"
 #include "llmc/device/cpu/cpu_ops.h"
-#include "llmc/device/cpu/lane_sum.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
 #include "llmc/device/operands.h"
@@ -15,8 +14,8 @@ namespace llmc::cpu {
 
 namespace {
 
-// A head's keys, values and their gradients, and what a block of queries needs. Matrices that stand on the
-// right of a product are in panels (head_tiles.h).
+// A head's keys and values, their gradients, and the scratch memory of a block of queries. The right-hand
+// matrices of products are in panels (head_tiles.h).
 template <class E>
 struct BackwardScratch {
     BackwardScratch(float* memory, const AttentionSizes& s) {
@@ -37,13 +36,14 @@ struct BackwardScratch {
 
     E *keys, *keys_panels, *values;
     float *dkeys, *dvalues;
-    E* rows;  // queries, then dout, as they are copied
+    E* rows;  // plain copies: first queries, then dout
     E *queries_transposed, *queries_panels;
     E *dout_transposed, *dout_panels;
     float* dqueries;
-    float* probabilities;
-    float* dscores;                        // first dout . v, then the gradient of the scores
-    E *left_probabilities, *left_dscores;  // for left_hand()
+    float* probabilities;  // first q . k, then the probabilities
+    float* dscores;        // first dout . v, then the scores' gradient
+    E *left_probabilities,
+        *left_dscores;  // in bf16, the rounded copies that left_hand() and left_hand_transposed() make
 };
 
 template <class X>
@@ -53,7 +53,7 @@ struct HeadTensors {
     const float* lse;
 };
 
-// Rows [first, first + count) of a head become `factor` times those of a matrix.
+// Stores `factor` times the rows of a matrix in rows [first, first + count) of a head.
 template <class X>
 void store_rows(HeadRows<X> to, const float* from, const AttentionSizes& s, std::int64_t first,
                 std::int64_t count, float factor) {
@@ -65,14 +65,14 @@ void store_rows(HeadRows<X> to, const float* from, const AttentionSizes& s, std:
     }
 }
 
-// What is known of each query of a block.
+// The log-sum-exp and D of each query in a block.
 struct QueryBlock {
     float lse[query_block] = {};
     float d[query_block] = {};  // D_t = dout_t . out_t
 };
 
-// One key's row: products q . k become probabilities, dout . v the scores' gradient. Queries before the key get
-// 0 in both.
+// Turns one key's row of products into probabilities (from q . k) and the scores' gradient (from dout . v).
+// Queries before the key get 0 in both.
 void backward_scores(float* probabilities, float* dscores, const ScoreBlock& block, std::int64_t row,
                      const QueryBlock& queries, float scale) {
 #pragma omp simd
@@ -80,8 +80,8 @@ void backward_scores(float* probabilities, float* dscores, const ScoreBlock& blo
         probabilities[i] = exponential(std::fma(probabilities[i], scale, -queries.lse[i]));
         dscores[i] = probabilities[i] * (dscores[i] - queries.d[i]);
     }
-    std::fill_n(probabilities, block.unseeing(row), 0.0F);
-    std::fill_n(dscores, block.unseeing(row), 0.0F);
+    std::fill_n(probabilities, block.hidden_queries(row), 0.0F);
+    std::fill_n(dscores, block.hidden_queries(row), 0.0F);
 }
 
 template <class X, class E>
@@ -149,7 +149,7 @@ void CpuOps::attention_backward(const Tensor& dqkv, const Tensor& dout, const Te
         using E = decltype(e);
         const X* const in = qkv.as<X>();
         X* const gradient = dqkv.as<X>();
-        parallel_tasks(threads_, s.tasks(), [&](std::int64_t task, int thread) {
+        parallel_tasks(threads_, s.all_heads(), [&](std::int64_t task, int thread) {
             const std::int64_t b = task / s.heads;
             const std::int64_t h = task % s.heads;
             const HeadTensors<X> head{part_of_qkv(in, s, 0, b, h),

@@ -1,4 +1,5 @@
-// What attention's two passes share: where a head lies in qkv, its copies, and the blocks of scores.
+// Shared by attention's forward and backward passes: a head's place in qkv, its copies, and the blocks of
+// scores.
 #pragma once
 
 #include <algorithm>
@@ -15,9 +16,9 @@
 
 namespace llmc::cpu {
 
-// Scores are made for a block of queries and a block of keys at a time: they fit in the first-level cache. They
-// are transposed, a row for each key: the softmax then goes along with vectors of queries, and most products read
-// them as they lie.
+// Scores are computed for a block of queries and a block of keys at a time. The scores of such a pair of
+// blocks fit into the L1 cache. They are stored transposed, one row per key. The softmax then works on
+// vectors of queries, and most products read the scores as they lie in memory.
 inline constexpr std::int64_t query_block = 32;
 inline constexpr std::int64_t key_block = 128;
 
@@ -28,15 +29,15 @@ struct AttentionSizes {
     std::int64_t padded_head() const { return round_up(head_size, panel_width); }
     std::int64_t head_elements() const { return padded_sequence() * padded_head(); }
     float scale() const { return 1.0F / std::sqrt(static_cast<float>(head_size)); }
-    std::int64_t tasks() const { return batch * heads; }
+    std::int64_t all_heads() const { return batch * heads; }
 };
 
 inline AttentionSizes attention_sizes(const HeadSizes& s) {
     return {s.batch, s.sequence, s.heads, s.head_size};
 }
 
-// f(x, e) with values of the types of qkv's elements and of those that are multiplied: bf16 by instructions for
-// it, otherwise fp32.
+// Calls f(x, e). x has the type of qkv's elements. e has the type of the elements that are multiplied: bf16
+// if the processor has bf16 instructions, otherwise fp32.
 template <class F>
 void with_elements(DType dtype, [[maybe_unused]] bool native_bf16, const F& f) {
 #if defined(__x86_64__)
@@ -45,7 +46,7 @@ void with_elements(DType dtype, [[maybe_unused]] bool native_bf16, const F& f) {
     with_dtype(dtype, [&](auto x) { f(x, float{}); });
 }
 
-// The scratch memory of a thread, enough for either type of multiplied elements.
+// The scratch memory of a thread in floats, enough for either type of multiplied elements.
 std::int64_t forward_scratch_floats(const AttentionSizes& sizes);
 std::int64_t backward_scratch_floats(const AttentionSizes& sizes);
 std::int64_t cached_scratch_floats(const AttentionSizes& sizes);
@@ -73,8 +74,8 @@ HeadRows<X> head_of(X* tensor, const AttentionSizes& s, std::int64_t b, std::int
     return {tensor + b * s.sequence * stride + h * s.head_size, stride};
 }
 
-// Rows [first, first + count) as a plain matrix: s.padded_head() columns, zeros in those from HS on, and rows of
-// zeros up to a whole number of panels.
+// Copies rows [first, first + count) to a plain matrix with s.padded_head() columns. Columns from HS on are
+// zeros, and so are the rows that pad to whole panels.
 template <class E, class X>
 void copy_rows(E* to, HeadRows<X> from, const AttentionSizes& s, std::int64_t first, std::int64_t count) {
     const std::int64_t columns = s.padded_head();
@@ -93,18 +94,19 @@ void copy_rows(E* to, HeadRows<X> from, const AttentionSizes& s, std::int64_t fi
 }
 
 // One block of scores: queries [query, query + queries) against keys [key, key + keys), both padded to whole
-// panels. Padded keys lie behind every query, so that the causal mask covers them too.
+// panels. Padded keys come after every query, so the causal mask hides them too.
 struct ScoreBlock {
     std::int64_t query, queries;
     std::int64_t key, keys;
 
-    // The causal mask of one key's row: so many of the queries, the first ones, come before the key.
-    std::int64_t unseeing(std::int64_t row) const {
+    // The causal mask of one key's row: the number of queries that come before the key. They are the first
+    // ones.
+    std::int64_t hidden_queries(std::int64_t row) const {
         return std::clamp(key + row - query, std::int64_t{0}, queries);
     }
 };
 
-// f(block) for the blocks of keys that queries [query, query + count) see.
+// Calls f(block) for each block of keys that queries [query, query + count) attend to.
 template <class F>
 void for_key_blocks(std::int64_t query, std::int64_t count, const F& f) {
     const std::int64_t end = round_up(query + count, panel_width);
@@ -113,7 +115,8 @@ void for_key_blocks(std::int64_t query, std::int64_t count, const F& f) {
     }
 }
 
-// Hands out pieces of a thread's scratch memory, which has room for floats in place of smaller elements.
+// Hands out pieces of a thread's scratch memory. Each element takes the space of a float, even if it is
+// smaller.
 class Scratch {
   public:
     explicit Scratch(float* memory) : next_(memory) {}

@@ -1,10 +1,9 @@
-// Softmax and cross-entropy of the vocabulary's logits, with the gradient in place: of whole rows, or of the columns
-// that a rank has.
+// Softmax and cross-entropy of the logits, with the gradient in place: for whole rows, or for the columns
+// that a rank holds.
 #include <algorithm>
 #include <cmath>
 
 #include "llmc/device/cpu/cpu_ops.h"
-#include "llmc/device/cpu/lane_sum.h"
 #include "llmc/device/cpu/parallel.h"
 #include "llmc/device/cpu/vector_math.h"
 #include "llmc/device/op_sizes.h"
@@ -13,13 +12,13 @@ namespace llmc::cpu {
 
 namespace {
 
-// softmax_v = exp(l_v - greatest) / sum: no exponential overflows, and the greatest is 1.
+// softmax_v = exp(l_v - greatest) / sum. No exponential overflows; the largest is 1.
 struct Softmax {
     float greatest;
     float sum;
 };
 
-// Without columns -infinity and 0.
+// If `vocabulary` is 0, `greatest` is -infinity and `sum` is 0.
 template <class X>
 Softmax softmax_of_row(const X* logits, std::int64_t vocabulary) {
     float greatest = -infinity;
@@ -37,14 +36,15 @@ float loss_of(Softmax softmax, float target_logit) {
     return std::log(softmax.sum) - (target_logit - softmax.greatest);
 }
 
-// `target`: its column, -1 where it is none of the `vocabulary` columns here
+// Writes the gradient of the first `columns` logits and zeros into the rest of the `padded_columns`. `target`
+// is the target's column, or -1 if this rank does not hold it.
 template <class X>
-void write_row_gradient(X* logits, std::int64_t vocabulary, std::int64_t columns, std::int64_t target,
+void write_row_gradient(X* logits, std::int64_t columns, std::int64_t padded_columns, std::int64_t target,
                         Softmax softmax, float scale) {
     const float target_logit = target >= 0 ? to_float(logits[target]) : 0.0F;
     const float reciprocal = 1.0F / softmax.sum;
 #pragma omp simd
-    for (std::int64_t v = 0; v < vocabulary; ++v) {
+    for (std::int64_t v = 0; v < columns; ++v) {
         const float p = exponential(to_float(logits[v]) - softmax.greatest) * reciprocal;
         logits[v] = from_float<X>(p * scale);
     }
@@ -52,14 +52,14 @@ void write_row_gradient(X* logits, std::int64_t vocabulary, std::int64_t columns
         const float p = exponential(target_logit - softmax.greatest) * reciprocal;
         logits[target] = from_float<X>((p - 1.0F) * scale);
     }
-    std::fill(logits + vocabulary, logits + columns, X{});
+    std::fill(logits + columns, logits + padded_columns, X{});
 }
 
-// Which columns of the vocabulary are here.
+// The columns of the vocabulary that this rank holds.
 struct OwnColumns {
     std::int64_t first, count;
 
-    // Of a target, -1 where it is not here.
+    // The column of a target, or -1 if this rank does not hold it.
     std::int64_t of(std::int32_t target) const {
         const std::int64_t column = target - first;
         return column >= 0 && column < count ? column : -1;
@@ -72,7 +72,7 @@ struct RowStatistics {
 };
 static_assert(sizeof(RowStatistics) == classifier_statistics_numbers * sizeof(float));
 
-// Of a row of which `of_rank(r)` has the statistics of each rank's columns.
+// The statistics of a whole row. of_rank(r) returns those of the columns of rank r.
 template <class OfRank>
 RowStatistics combined(std::int64_t ranks, const OfRank& of_rank) {
     RowStatistics all{{-infinity, 0.0F}, 0.0F};
@@ -90,33 +90,33 @@ RowStatistics combined(std::int64_t ranks, const OfRank& of_rank) {
 void check_targets(const Tensor& targets) {
     const auto ids = targets.span<std::int32_t>();
     check(std::all_of(ids.begin(), ids.end(), [](auto id) { return id == ignored_target || id >= 0; }),
-          "a target is in the vocabulary or ignored");
+          "every target is in the vocabulary or is ignored_target");
 }
 
 }  // namespace
 
 void CpuOps::fused_classifier(const Tensor& logits, const Tensor& losses, const Tensor& targets,
                               std::int64_t vocabulary, float scale, bool write_dlogits) {
-    const auto [N, Vp] = classifier_sizes(logits, losses, targets, vocabulary);
+    const RowSizes sizes = classifier_sizes(logits, losses, targets, vocabulary);
+    const std::int64_t N = sizes.rows, Vp = sizes.channels;
     const auto ids = targets.span<std::int32_t>();
     check(std::all_of(ids.begin(), ids.end(),
                       [=](auto id) { return id == ignored_target || (id >= 0 && id < vocabulary); }),
-          "a target is in the vocabulary or ignored");
+          "every target is in the vocabulary or is ignored_target");
     with_dtype(logits.dtype, [&](auto element) {
         using X = decltype(element);
-        parallel_for(threads_, N,
-                     [=, Vp = Vp, l = logits.as<X>(), loss = losses.as<float>()](std::int64_t n) {
-                         X* const row = l + n * Vp;
-                         const std::int32_t target = ids[static_cast<std::size_t>(n)];
-                         if (target == ignored_target) {
-                             loss[n] = 0.0F;
-                             if (write_dlogits) std::fill(row, row + Vp, X{});
-                             return;
-                         }
-                         const Softmax softmax = softmax_of_row(row, vocabulary);
-                         loss[n] = loss_of(softmax, to_float(row[target]));
-                         if (write_dlogits) write_row_gradient(row, vocabulary, Vp, target, softmax, scale);
-                     });
+        parallel_for(threads_, N, [=, l = logits.as<X>(), loss = losses.as<float>()](std::int64_t n) {
+            X* const row = l + n * Vp;
+            const std::int32_t target = ids[static_cast<std::size_t>(n)];
+            if (target == ignored_target) {
+                loss[n] = 0.0F;
+                if (write_dlogits) std::fill(row, row + Vp, X{});
+                return;
+            }
+            const Softmax softmax = softmax_of_row(row, vocabulary);
+            loss[n] = loss_of(softmax, to_float(row[target]));
+            if (write_dlogits) write_row_gradient(row, vocabulary, Vp, target, softmax, scale);
+        });
     });
 }
 

@@ -24,7 +24,7 @@ namespace cpu {
 
 namespace {
 
-// What follows "name :" in a file of such lines under /proc.
+// Returns the text after the colon of the line "name : text" in a /proc file.
 std::optional<std::string> proc_value(const char* path, std::string_view name) {
     std::ifstream file(path);
     for (std::string line; std::getline(file, line);) {
@@ -38,15 +38,15 @@ std::optional<std::string> proc_value(const char* path, std::string_view name) {
 }
 
 [[noreturn]] void out_of_memory(std::string_view arena, std::size_t bytes, std::string_view why) {
-    user_error("the {} need {} of memory, {}; a smaller --micro-batch-size or model would fit", arena,
-               human_bytes(bytes), why);
+    user_error("the arena {} needs {} of memory, {}; give a smaller --micro-batch-size or a smaller model",
+               arena, human_bytes(bytes), why);
 }
 
 }  // namespace
 
 int default_threads() {
     if (std::getenv("OMP_NUM_THREADS") != nullptr) {
-        // Beyond any machine, and where libgomp crashes for want of stacks.
+        // No machine has more threads. With more, libgomp crashes because their stacks do not fit into memory.
         constexpr int most = 4096;
         const int threads = omp_get_max_threads();
         if (threads > most) user_error("OMP_NUM_THREADS {} is out of range; give 1 to {}", threads, most);
@@ -72,23 +72,23 @@ std::string CpuDevice::description() const {
 
 std::string CpuDevice::note(DType dtype) const {
     if (dtype != DType::bf16 || native_bf16_) return {};
-    return "bf16 products in fp32: this processor has none of its own";
+    return "bf16 products are computed in fp32: this processor has no bf16 instructions";
 }
 
 std::size_t CpuDevice::available_memory() const { return cpu::available_memory().value_or(0); }
 
 std::byte* CpuDevice::allocate(std::size_t bytes, std::string_view arena) {
     if (bytes == 0) return nullptr;
-    // The system would promise more than there is and stop the program when it is used.
+    // Linux would promise more memory than there is and kill the program when it uses it.
     if (const auto available = cpu::available_memory(); available && bytes > *available) {
-        out_of_memory(arena, bytes, fmt::format("{} are available", human_bytes(*available)));
+        out_of_memory(arena, bytes, fmt::format("but {} are available", human_bytes(*available)));
     }
     void* const mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (mapped == MAP_FAILED) out_of_memory(arena, bytes, "which the system does not give");
+    if (mapped == MAP_FAILED) out_of_memory(arena, bytes, "but the system refuses it");
     madvise(mapped, bytes, MADV_HUGEPAGE);
     auto* const memory = static_cast<std::byte*>(mapped);
     allocations_.emplace(memory, bytes);
-    // Touched now, so that the memory counts as used when the next arena asks what is available.
+    // Touches the pages now, so that the memory counts as used when the next arena asks what is available.
     constexpr std::size_t piece = std::size_t{1} << 21;
     parallel_for(threads_, static_cast<std::int64_t>((bytes + piece - 1) / piece), [=](std::int64_t i) {
         const std::size_t first = static_cast<std::size_t>(i) * piece;

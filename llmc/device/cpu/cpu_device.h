@@ -1,4 +1,4 @@
-// The CPU as a device: its memory, its name, and the operations of cpu_ops.h. Everything is done when a call
+// The CPU as a device: its memory, its name, and the operations of cpu_ops.h. Each call finishes before it
 // returns.
 #pragma once
 
@@ -26,7 +26,8 @@ class CpuDevice final : public Device {
     std::optional<double> peak_flops(DType /*dtype*/) const override { return std::nullopt; }
 
     std::size_t available_memory() const override;
-    // These fill its matrix products, and the activations of small models stay in cache.
+    // Enough tokens for fast matrix products, and few enough that the activations of small models stay in
+    // cache.
     std::int64_t usual_tokens() const override { return 2048; }
     std::int64_t usual_logits_bytes() const override { return 128 << 20; }
 
@@ -47,7 +48,7 @@ class CpuDevice final : public Device {
     std::unordered_map<std::byte*, std::size_t> allocations_;
 };
 
-// The threads a device made with `threads` 0 has.
+// The number of threads of a device that is made with `threads` = 0.
 int default_threads();
 
 }  // namespace llmc::cpu

@@ -1,8 +1,8 @@
-// The operations of ops.h on the CPU: loops over float or bfloat16 storage with arithmetic in fp32, OpenMP
-// threads, and oneDNN for the matrix products. Each group of operations has its own .cpp beside this file.
+// The operations of ops.h on the CPU: loops over float or bfloat16 storage with fp32 arithmetic, OpenMP
+// threads, and oneDNN for matrix products. Each group of operations has its own .cpp in this folder.
 //
-// Every result is the same for any number of threads, except those of the matrix products, whose sums oneDNN
-// divides as it likes (the same way each time).
+// Results do not depend on the number of threads, except those of matrix products: oneDNN chooses how to
+// divide their sums (the same way each time).
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,8 @@ class Products;
 
 class CpuOps final : public Ops {
   public:
-    // `native_bf16`: oneDNN can multiply bf16 matrices here; else they are widened and multiplied in fp32.
+    // If `native_bf16`, oneDNN multiplies bf16 matrices as they are; otherwise they are widened and
+    // multiplied in fp32.
     CpuOps(int threads, bool native_bf16);
     ~CpuOps() override;
 
@@ -77,11 +78,12 @@ class CpuOps final : public Ops {
     void all_finite(const Tensor& flag, const Tensor& x) override;
 
   private:
-    // What each group needs, in floats; the largest is the workspace, which each call uses from its start.
+    // The workspace, in floats, that each group of operations needs. The workspace is as large as the
+    // largest; each call uses it from its start.
     std::int64_t layernorm_floats(const WorkspaceRequest& request) const;
     std::int64_t matmul_floats(const WorkspaceRequest& request) const;
     std::int64_t attention_floats(const WorkspaceRequest& request) const;
-    // The workspace, which must hold this many floats.
+    // The workspace; throws if it has fewer floats than this.
     float* workspace(std::int64_t floats) const;
 
     // dbias += sum over the rows of dout

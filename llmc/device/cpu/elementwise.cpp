@@ -1,4 +1,4 @@
-// Casts, copies, fills, sums of tensors, and the test for NaN and infinity.
+// Casts, copies, fills, addition of tensors, the test for NaN and infinity, and GELU.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -6,6 +6,7 @@
 
 #include "llmc/device/cpu/cpu_ops.h"
 #include "llmc/device/cpu/parallel.h"
+#include "llmc/device/cpu/vector_math.h"
 #include "llmc/device/operands.h"
 
 namespace llmc::cpu {
@@ -95,7 +96,7 @@ void CpuOps::all_finite(const Tensor& flag, const Tensor& x) {
     check_dtype(x, x.dtype, "x");
     with_dtype(x.dtype, [&](auto element) {
         using X = decltype(element);
-        // Infinities and NaNs are what has an exponent of ones.
+        // The exponent bits of infinities and NaNs are all ones.
         constexpr std::uint32_t exponent = 0x7f800000U;
         constexpr std::int64_t parts = 64;
         std::array<std::uint32_t, parts> greatest{};
@@ -114,6 +115,36 @@ void CpuOps::all_finite(const Tensor& flag, const Tensor& x) {
         });
         const bool finite = *std::max_element(greatest.begin(), greatest.end()) < exponent;
         *flag.as<std::int32_t>() = finite ? 1 : 0;
+    });
+}
+
+void CpuOps::gelu_forward(const Tensor& out, const Tensor& in) {
+    check_elements(out, in.dtype, in.elements(), "out");
+    with_dtype(in.dtype, [&](auto element) {
+        using X = decltype(element);
+        parallel_pieces(threads_, in.elements(),
+                        [y = out.as<X>(), x = in.as<X>()](std::int64_t begin, std::int64_t end) {
+#pragma omp simd
+                            for (std::int64_t i = begin; i < end; ++i) {
+                                y[i] = from_float<X>(gelu(to_float(x[i])));
+                            }
+                        });
+    });
+}
+
+void CpuOps::gelu_backward(const Tensor& din, const Tensor& dout, const Tensor& in) {
+    check_elements(din, in.dtype, in.elements(), "din");
+    check_elements(dout, in.dtype, in.elements(), "dout");
+    with_dtype(in.dtype, [&](auto element) {
+        using X = decltype(element);
+        parallel_pieces(
+            threads_, in.elements(),
+            [dx = din.as<X>(), dy = dout.as<X>(), x = in.as<X>()](std::int64_t begin, std::int64_t end) {
+#pragma omp simd
+                for (std::int64_t i = begin; i < end; ++i) {
+                    dx[i] = from_float<X>(to_float(dy[i]) * gelu_derivative(to_float(x[i])));
+                }
+            });
     });
 }
 

@@ -10,11 +10,11 @@ namespace llmc::cpu {
 
 namespace {
 
-// Which rows of the table are here.
+// The rows of the table that this rank holds.
 struct TableRows {
     std::int64_t first, count;
 
-    // The row of a token, -1 where it is not here.
+    // The row of a token, or -1 if this rank does not hold it.
     std::int64_t of(std::int32_t token) const {
         const std::int64_t row = token - first;
         return row >= 0 && row < count ? row : -1;
@@ -74,8 +74,8 @@ void CpuOps::encoder_backward(const Tensor& dwte, const Tensor& dwpe, const Tens
     const TableRows table = table_rows(tokens, rows_of_wte, first_row);
     with_dtype(dout.dtype, [&, B = B, T = T, C = C](auto element) {
         using X = decltype(element);
-        // A thread adds a strip of channels of all rows, in the order of the rows: no two threads meet, and
-        // no sum depends on their number. Strips are whole cache lines.
+        // A thread adds a strip of channels of all rows, in the order of the rows. No two threads write the
+        // same element, and no sum depends on the number of threads. Strips are whole cache lines.
         const std::int64_t width = round_up(divide_up(C, threads_), 16);
         parallel_for(threads_, divide_up(C, width),
                      [=, dw = dwte.as<float>(), dp = dwpe ? dwpe.as<float>() : nullptr, dy = dout.as<X>(),

@@ -1,8 +1,8 @@
-// Small matrix products for attention, on copies of one head that stay in a core's cache. Elements E of the
-// operands are floats or bf16; sums are in fp32.
+// Small matrix products for attention, on copies of one head that stay in a core's cache. The operands'
+// elements E are floats or bf16; sums are in fp32.
 //
-// Elements that are neighbours in the dimension summed over (the depth, index p) lie side by side in groups:
-// pairs in bf16, which the processor multiplies and adds in one instruction, a single one in fp32.
+// The depth is the dimension summed over, with index p. Elements that are neighbors in depth are stored in
+// groups: pairs in bf16, which one instruction multiplies and adds; single elements in fp32.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ inline constexpr std::int64_t panel_width = 16;
 template <class E>
 inline constexpr std::int64_t group = std::is_same_v<E, bfloat16> ? 2 : 1;
 
-// Element (i, p) of a left-hand matrix at data[row_stride * i + depth_stride * (p / group) + p % group].
+// A left-hand matrix. Element (i, p) is data[row_stride * i + depth_stride * (p / group) + p % group].
 template <class E>
 struct Left {
     const E* data;
@@ -27,7 +27,8 @@ struct Left {
     std::int64_t depth_stride;
 };
 
-// A matrix in rows, and the transposed one of a matrix whose rows lie in groups.
+// plain(): a matrix stored row by row. transposed(): the transpose of a matrix stored in groups of
+// `group` neighboring rows, with the elements of a group interleaved.
 template <class E>
 Left<E> plain(const E* data, std::int64_t columns) {
     return {data, columns, group<E>};
@@ -37,8 +38,9 @@ Left<E> transposed(const E* data, std::int64_t columns) {
     return {data, group<E>, group<E> * columns};
 }
 
-// A matrix of sums (rows, columns; `stride` apart, in both a whole number of panels) as a left-hand matrix, and
-// its transposed one. bf16 ones are rounded copies in `copy`, as large as the sums with their stride.
+// A matrix of sums, or its transpose, as a left-hand matrix. The sums have `stride` elements from row to row;
+// the numbers of rows and columns are multiples of 16. In bf16 the elements are rounded into `copy`, which
+// has room for rows * stride elements.
 inline Left<float> left_hand(float*, const float* sums, std::int64_t stride, std::int64_t, std::int64_t) {
     return plain(sums, stride);
 }
@@ -51,9 +53,9 @@ Left<bfloat16> left_hand(bfloat16* copy, const float* sums, std::int64_t stride,
 Left<bfloat16> left_hand_transposed(bfloat16* copy, const float* sums, std::int64_t stride, std::int64_t rows,
                                     std::int64_t columns);
 
-// A right-hand matrix is stored in panels of 16 columns, element (p, j) at [j / 16][p / group][j % 16][p % group]:
-// the inner loop reads it from beginning to end. These functions make them from a plain matrix with a whole
-// number of panels of rows and columns; `panel_depth` is how many rows deep the panels in `to` are.
+// Copy a plain matrix to a right-hand matrix, which is stored in panels of 16 columns: element (p, j) is at [j
+// / 16][p / group][j % 16][p % group]. The inner loop reads it from beginning to end. The numbers of rows and
+// columns of the plain matrix are multiples of 16. `panel_depth` is the number of rows in a panel of `to`.
 inline void copy_panels(float* to, std::int64_t panel_depth, const float* from, std::int64_t rows,
                         std::int64_t columns) {
     for (std::int64_t p = 0; p < rows; ++p) {
@@ -65,7 +67,7 @@ inline void copy_panels(float* to, std::int64_t panel_depth, const float* from, 
 void copy_panels(bfloat16* to, std::int64_t panel_depth, const bfloat16* from, std::int64_t rows,
                  std::int64_t columns);
 
-// The transposed matrix: row i of `from` becomes column i.
+// The same for the transpose: row i of `from` becomes column i.
 template <class E>
 void copy_transposed_panels(E* to, const E* from, std::int64_t rows, std::int64_t columns) {
     constexpr std::int64_t G = group<E>;
@@ -77,7 +79,7 @@ void copy_transposed_panels(E* to, const E* from, std::int64_t rows, std::int64_
     }
 }
 
-// Rows of sums that are made at a time in fp32: with AVX2 they fill half of the registers.
+// The rows of a tile of fp32 sums. With AVX2 the tile fills half of the registers.
 inline constexpr std::int64_t tile_height_fp32 = 4;
 
 template <bool accumulate>
@@ -99,8 +101,8 @@ void multiply_tile(float* c, std::int64_t c_columns, const Left<float>& a, const
     }
 }
 
-// c (rows, columns; c_columns apart) = or += a b, where b is `depth` rows of panels that are `panel_depth`
-// rows deep. rows, columns and depth are multiples of 16.
+// Sets c to a b, or adds a b to it. Rows of c are c_columns elements apart. b points to `depth` rows of panels
+// with `panel_depth` rows each. rows, columns and depth are multiples of 16.
 template <bool accumulate>
 void multiply(float* c, std::int64_t c_columns, const Left<float>& a, const float* b,
               std::int64_t panel_depth, std::int64_t rows, std::int64_t columns, std::int64_t depth) {
@@ -113,7 +115,7 @@ void multiply(float* c, std::int64_t c_columns, const Left<float>& a, const floa
     }
 }
 
-// The same of bf16 matrices, where the processor has bf16 instructions (processor_has_bf16()).
+// The same for bf16 matrices. The processor must have bf16 instructions (processor_has_bf16()).
 template <bool accumulate>
 void multiply(float* c, std::int64_t c_columns, const Left<bfloat16>& a, const bfloat16* b,
               std::int64_t panel_depth, std::int64_t rows, std::int64_t columns, std::int64_t depth);

@@ -1,5 +1,5 @@
-// Small products of bf16 matrices in the instructions for them, which loops in plain C++ do not become. They are
-// called only where the processor has them.
+// Small products of bf16 matrices with bf16 intrinsics, since compilers do not generate these instructions
+// from loops. Called only on processors that have the instructions.
 #include "llmc/device/cpu/head_tiles.h"
 
 #if defined(__x86_64__)
@@ -12,12 +12,12 @@ namespace llmc::cpu {
 
 namespace {
 
-// 8 x 2 panels: 16 registers of sums, enough to hide how long an instruction takes.
+// A tile of 8 rows and 2 panels has 16 registers of sums, enough to hide the latency of an instruction.
 constexpr std::int64_t tile_height = 8;
 
-// Two rows of 16 elements as 16 pairs.
+// Stores two rows of 16 elements as 16 pairs.
 inline void store_pairs(bfloat16* to, __m256i first, __m256i second) {
-    // Within each half of a register, pairs of its first and of its last four elements.
+    // In each 128-bit half, unpacklo pairs the first four elements, and unpackhi the last four.
     const __m256i firsts = _mm256_unpacklo_epi16(first, second);
     const __m256i lasts = _mm256_unpackhi_epi16(first, second);
     auto* pairs = reinterpret_cast<__m256i*>(to);
@@ -29,7 +29,7 @@ inline void store_pairs(bfloat16* to, __m256i first, __m256i second) {
     return (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(sixteen));
 }
 
-[[gnu::target("avx512bf16")]] inline __m512bh sixteen_times(const bfloat16* pair) {
+[[gnu::target("avx512bf16")]] inline __m512bh broadcast_pair(const bfloat16* pair) {
     std::int32_t bits;
     std::memcpy(&bits, pair, sizeof bits);
     return (__m512bh)_mm512_set1_epi32(bits);
@@ -54,7 +54,7 @@ template <bool accumulate, int panels>
         }
 #pragma GCC unroll 8
         for (std::int64_t i = 0; i < tile_height; ++i) {
-            const __m512bh x = sixteen_times(left + i * a.row_stride);
+            const __m512bh x = broadcast_pair(left + i * a.row_stride);
 #pragma GCC unroll 2
             for (int n = 0; n < panels; ++n) sum[i][n] = _mm512_dpbf16_ps(sum[i][n], x, right[n]);
         }

@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include "llmc/device/cpu/cpu_ops.h"
-#include "llmc/device/cpu/lane_sum.h"
 #include "llmc/device/cpu/parallel.h"
+#include "llmc/device/cpu/vector_math.h"
 #include "llmc/device/op_sizes.h"
 
 namespace llmc::cpu {
@@ -13,8 +13,9 @@ namespace {
 
 constexpr float epsilon = 1e-5F;
 
-// The mean and the reciprocal standard deviation of a row. The variance is summed about the mean: the
-// difference of the mean square and the squared mean would lose it where the mean is large.
+// The mean and the reciprocal standard deviation of a row. The variance is a sum of squared differences from
+// the mean. Computing it as the mean square minus the squared mean would lose precision by cancellation if
+// the mean is large.
 struct RowStatistics {
     float mean;
     float rstd;
@@ -31,7 +32,7 @@ RowStatistics row_statistics(const X* x, std::int64_t channels) {
     return {mean, 1.0F / std::sqrt(squares / count + epsilon)};
 }
 
-// beta null: counts as zeros.
+// A null beta counts as zeros.
 template <class X>
 void normalize_row(X* out, const X* x, const X* gamma, const X* beta, RowStatistics s,
                    std::int64_t channels) {
@@ -46,8 +47,8 @@ void normalize_row(X* out, const X* x, const X* gamma, const X* beta, RowStatist
     normalize([](std::int64_t) { return 0.0F; });
 }
 
-// Of the backward pass there is one loop for the input and one for the parameters: each has the same bits whether the
-// other is run or not.
+// The backward pass has one loop for the input and one for the parameters. Each gives the same bits whether
+// or not the other runs.
 template <class X>
 void backward_row(X* din, const X* dout, const X* x, const X* gamma, RowStatistics s, std::int64_t channels) {
     const auto count = static_cast<float>(channels);
@@ -62,7 +63,7 @@ void backward_row(X* din, const X* dout, const X* x, const X* gamma, RowStatisti
     }
 }
 
-// The row's terms of dgamma and dbeta are added to the block's.
+// Adds the row's terms to the block's sums for dgamma and dbeta.
 template <class X>
 void add_row_to_parameters(float* dgamma, float* dbeta, const X* dout, const X* x, RowStatistics s,
                            std::int64_t channels) {
@@ -122,7 +123,8 @@ void CpuOps::layernorm_backward(const Tensor& din, const Tensor& dgamma, const T
                                 const Tensor& rstd) {
     const auto [rows, channels] = layernorm_backward_sizes(din, dgamma, dbeta, dout, in, gamma, mean, rstd);
     const RowBlocks blocks(rows);
-    // (blocks, 2, C): dgamma's and dbeta's, the latter also where nobody wants them: it costs an addition
+    // (blocks, 2, C): for dgamma and dbeta; those of dbeta are computed even if unused, which costs one
+    // addition per element
     float* const partials = dgamma ? workspace(2 * blocks.count * channels) : nullptr;
     with_dtype(in.dtype, [&, C = channels](auto element) {
         using X = decltype(element);

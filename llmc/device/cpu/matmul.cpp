@@ -1,4 +1,4 @@
-// Matrix products with the bias and GELU around them. The products themselves are oneDNN's (products.h).
+// Matrix products with their bias and GELU. oneDNN computes the products themselves (products.h).
 #include <algorithm>
 
 #include "llmc/device/cpu/cpu_ops.h"
@@ -66,7 +66,7 @@ void CpuOps::matmul_backward(const Tensor& din, const Tensor& dweight, const Ten
         products_->multiply(dx, Matrix(dout), Matrix(weight));
         if (pre_gelu) gelu_backward(din, din, pre_gelu);
     } else if (pre_gelu) {
-        // In fp32 until it is multiplied by GELU', so that it is rounded once.
+        // The product stays in fp32 until it is multiplied by GELU', so that it is rounded only once.
         const auto times_derivative = [x = pre_gelu.as<bfloat16>(), columns = sizes.in_channels](
                                           float sum, std::int64_t row, std::int64_t column) {
             return sum * gelu_derivative(to_float(x[row * columns + column]));

@@ -8,7 +8,8 @@ namespace llmc::cpu {
 
 namespace {
 
-// The number after `name` at the start of a line of a file; without a name, the number the file begins with.
+// The number after `name` at the start of a line of the file. Without a name, the number at the start of the
+// file.
 std::optional<std::size_t> number_in(const std::string& path, const std::string& name = {}) {
     std::ifstream file(path);
     std::string word;
@@ -18,8 +19,8 @@ std::optional<std::size_t> number_in(const std::string& path, const std::string&
     return std::nullopt;
 }
 
-// What the control group whose files are these leaves; a group without a limit has "max" or no such file. The
-// page cache is given back before anything fails.
+// The bytes that a control group with these files may still use. A group without a limit has "max" or no such
+// file. The page cache counts as free, since the system releases it before an allocation fails.
 std::optional<std::size_t> left_in_group(const std::string& limit_file, const std::string& usage_file,
                                          const std::string& stat_file, const std::string& cache) {
     const auto limit = number_in(limit_file), usage = number_in(usage_file);
@@ -36,7 +37,7 @@ std::optional<std::size_t> available_memory() {
         if (bytes) available = std::min(*bytes, available.value_or(*bytes));
     };
     if (const auto kibibytes = number_in("/proc/meminfo", "MemAvailable:")) at_most(*kibibytes * 1024);
-    // As a container sees its own group, in both versions of control groups.
+    // The paths of a container's own group, in both versions of control groups.
     const std::string group = "/sys/fs/cgroup/", old_group = "/sys/fs/cgroup/memory/memory.";
     at_most(left_in_group(group + "memory.max", group + "memory.current", group + "memory.stat", "file"));
     at_most(left_in_group(old_group + "limit_in_bytes", old_group + "usage_in_bytes", old_group + "stat",

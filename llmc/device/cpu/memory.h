@@ -1,4 +1,4 @@
-// How much memory this machine, or the container that the process runs in, has left.
+// The memory that is still available to this machine or to the container of this process.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,8 @@
 
 namespace llmc::cpu {
 
-// Bytes that processes may still allocate without swapping, if the system says. Page cache counts as free.
+// Bytes that processes may still allocate without swapping, or empty if the system does not say. The page
+// cache counts as free.
 std::optional<std::size_t> available_memory();
 
 }  // namespace llmc::cpu

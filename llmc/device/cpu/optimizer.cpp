@@ -1,10 +1,10 @@
-// The gradient norm, exact sums of metrics, and AdamW.
+// The gradient norm, fp64 sums of metrics, and AdamW.
 #include <array>
 #include <cmath>
 
 #include "llmc/device/cpu/cpu_ops.h"
-#include "llmc/device/cpu/lane_sum.h"
 #include "llmc/device/cpu/parallel.h"
+#include "llmc/device/cpu/vector_math.h"
 #include "llmc/device/op_sizes.h"
 #include "llmc/device/operands.h"
 #include "llmc/device/stochastic_rounding.h"
@@ -13,8 +13,8 @@ namespace llmc::cpu {
 
 namespace {
 
-// The numbers of AdamW that are the same for every element, each rounded to fp32 once: 1 - beta and 1 - beta^step
-// cancel.
+// AdamW's numbers that are the same for every element. They are computed in fp64 and rounded to fp32 once,
+// since 1 - beta and 1 - beta^step lose precision by cancellation in fp32.
 struct Coefficients {
     Coefficients(const AdamWStep& step, double norm)
         : beta1(static_cast<float>(step.beta1)),
@@ -38,9 +38,9 @@ struct Coefficients {
     float clip = 1.0F;
 };
 
-// An explicit fma, so that an element's bits do not depend on whether it lies in the vector body of a loop or
-// in its tail: a shard's bounds must not change them. The square root becomes an instruction only where the
-// compiler need not set errno (-fno-math-errno).
+// Uses an explicit fma, so that an element's bits do not depend on whether it is in the vector body of a loop
+// or in its tail. The bits must not depend on where a shard begins or ends. The square root becomes an
+// instruction only if the compiler need not set errno (-fno-math-errno).
 template <class Gradient>
 void update(float* w, float* m, float* v, const Gradient* gradients, std::int64_t begin, std::int64_t end,
             float keep, const Coefficients& coefficients) {
@@ -66,7 +66,7 @@ void round_to_nearest(bfloat16* to, const float* from, std::int64_t begin, std::
 
 void CpuOps::global_norm_squared(const Tensor& partials, const Tensor& x) {
     check_dtype(x, x.dtype, "x");
-    check(x.elements() % norm_block_elements == 0, "the norm is made of whole blocks");
+    check(x.elements() % norm_block_elements == 0, "the norm takes whole blocks of norm_block_elements");
     const std::int64_t blocks = x.elements() / norm_block_elements;
     check_elements(partials, DType::fp32, blocks, "partials");
     with_dtype(x.dtype, [&](auto element) {

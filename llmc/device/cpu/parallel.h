@@ -1,5 +1,5 @@
-// Loops over OpenMP threads, in the widest vectors of the processor, and sums over rows that do not depend on
-// the number of threads.
+// Loops over OpenMP threads with the processor's widest vectors, and sums over rows that do not depend on the
+// number of threads.
 #pragma once
 
 #include <omp.h>
@@ -7,15 +7,15 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "llmc/device/cpu/wide_vectors.h"
+#include "llmc/device/cpu/vector_math.h"
 
 namespace llmc::cpu {
 
 inline constexpr std::int64_t divide_up(std::int64_t n, std::int64_t by) { return (n + by - 1) / by; }
 inline constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return divide_up(n, to) * to; }
 
-// f(i) for i in 0 ... n-1; each thread takes neighbouring ones. f must not throw. (clang-tidy sees no use of a
-// name in a pragma.)
+// Calls f(i) for i in 0 ... n-1; each thread takes consecutive ones. f must not throw. ([[maybe_unused]]:
+// clang-tidy does not see uses in a pragma.)
 template <class F>
 void parallel_for([[maybe_unused]] int threads, std::int64_t n, const F& f) {
 #pragma omp parallel num_threads(threads) if (n > 1)
@@ -25,7 +25,7 @@ void parallel_for([[maybe_unused]] int threads, std::int64_t n, const F& f) {
     }
 }
 
-// The same for tasks of unequal size: the next free thread takes the next one. f(i, thread)
+// The same for tasks of unequal size: a free thread takes the next task. Calls f(i, thread).
 template <class F>
 void parallel_tasks([[maybe_unused]] int threads, std::int64_t n, const F& f) {
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (n > 1)
@@ -35,11 +35,11 @@ void parallel_tasks([[maybe_unused]] int threads, std::int64_t n, const F& f) {
     }
 }
 
-// The threads to use for this many elements: below some, waking them costs more than they save.
+// The threads to use for this many elements. For few elements, waking threads costs more than they save.
 inline int threads_for(std::int64_t elements, int threads) { return elements < 16384 ? 1 : threads; }
 
-// f(begin, end) for neighbouring pieces of 0 ... n-1. A piece is small enough for a core's cache and large
-// enough to pay for itself.
+// Calls f(begin, end) for consecutive pieces of 0 ... n-1. A piece fits a core's cache and is large enough to
+// be worth a call.
 template <class F>
 void parallel_pieces(int threads, std::int64_t n, const F& f) {
     constexpr std::int64_t piece = 4096;
@@ -47,8 +47,8 @@ void parallel_pieces(int threads, std::int64_t n, const F& f) {
                  [&](std::int64_t i) { f(i * piece, std::min((i + 1) * piece, n)); });
 }
 
-// Divides rows into blocks whose number depends on the rows alone: partial sums of the blocks, added in the
-// order of the blocks, are the same for any number of threads.
+// Divides rows into blocks whose number depends only on the number of rows. The partial sums of the blocks,
+// added in order, are then the same for any number of threads.
 struct RowBlocks {
     static constexpr std::int64_t most = 64;
     static constexpr std::int64_t least_rows = 16;
@@ -60,7 +60,7 @@ struct RowBlocks {
 
     std::int64_t begin(std::int64_t block) const { return block * rows_per_block; }
     std::int64_t end(std::int64_t block) const { return std::min(rows, begin(block + 1)); }
-    // No number of rows up to this one makes more blocks.
+    // The most blocks that this number of rows, or any smaller number, is divided into.
     static std::int64_t count_up_to(std::int64_t rows) { return std::min(most, divide_up(rows, least_rows)); }
 
     std::int64_t rows;

@@ -6,13 +6,13 @@
 #include <oneapi/dnnl/dnnl.hpp>
 #include <vector>
 
-#include "llmc/device/cpu/wide_vectors.h"
+#include "llmc/device/cpu/vector_math.h"
 
 namespace llmc::cpu {
 
 namespace {
 
-// oneDNN takes its number of threads from OpenMP's setting for the calling thread.
+// Sets the number of threads of oneDNN, which reads it from the OpenMP setting of the calling thread.
 class ThreadsOfOneDnn {
   public:
     explicit ThreadsOfOneDnn(int threads) : before_(omp_get_max_threads()) { omp_set_num_threads(threads); }
@@ -24,7 +24,7 @@ class ThreadsOfOneDnn {
     int before_;
 };
 
-// oneDNN's instruction sets are sets of bits that contain those of lesser ones.
+// In oneDNN, an instruction set is a set of bits that includes the bits of lesser sets.
 bool processor_has(dnnl::cpu_isa isa) {
     const auto bits = static_cast<unsigned>(isa);
     return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & bits) == bits;
@@ -84,8 +84,8 @@ struct Products::Engine {
     dnnl::stream stream{engine};
 };
 
-// A product and its operands: memory objects that are pointed at the operands of each call. They are given to
-// oneDNN by its C interface, since the C++ one copies them into a new vector in every call.
+// A product and its memory objects, which are pointed at the operands of each call. Calls use oneDNN's C
+// interface, since the C++ one copies the objects into a new vector in every call.
 struct Products::Primitive {
     dnnl::matmul matmul;
     std::vector<dnnl::memory> memories;
@@ -95,7 +95,7 @@ struct Products::Primitive {
         memories.emplace_back(description, engine, nullptr);
         arguments.push_back({argument, memories.back().get()});
     }
-    // Operands in the order of add().
+    // Takes the operands in the order of add().
     void execute(const dnnl::stream& stream, std::initializer_list<std::byte*> operands) {
         std::size_t i = 0;
         for (std::byte* operand : operands) {
@@ -128,7 +128,7 @@ Products::Primitive& Products::primitive(const Matrix& c, const Matrix& a, const
                      has_bias};
     if (const auto found = primitives_.find(key); found != primitives_.end()) return *found->second;
 
-    // A caller whose shapes never repeat (a text sampled token by token) must not fill the memory.
+    // Limits the memory for a caller whose shapes never repeat, such as generation token by token.
     constexpr std::size_t most = 1024;
     if (primitives_.size() >= most) primitives_.clear();
 
@@ -155,7 +155,7 @@ void Products::multiply(const Matrix& c, const Matrix& a, const Matrix& b, Into 
     check(a.rows == c.rows && a.columns == b.rows && b.columns == c.columns, "the shapes of a product agree");
     check(a.dtype == b.dtype && (c.dtype == a.dtype || c.dtype == DType::fp32),
           "the dtypes of a product agree");
-    check(a.columns > 0 || into == Into::accumulate, "a product has terms");
+    check(a.columns > 0 || into == Into::accumulate, "a product that overwrites has at least one term");
     if (c.rows == 0 || c.columns == 0 || a.columns == 0) return;
     const ThreadsOfOneDnn threads(threads_);
     Primitive& p = primitive(c, a, b, into, bias != nullptr);

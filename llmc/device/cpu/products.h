@@ -11,7 +11,7 @@
 
 namespace llmc::cpu {
 
-// A matrix in memory, fp32 or bf16: element (i, j) is row_stride * i + column_stride * j elements from the
+// A matrix in memory, fp32 or bf16. Element (i, j) is row_stride * i + column_stride * j elements from the
 // start. One of the strides is 1.
 struct Matrix {
     std::byte* data;
@@ -19,7 +19,7 @@ struct Matrix {
     std::int64_t rows, columns;
     std::int64_t row_stride, column_stride;
 
-    // A tensor (..., columns) as rows of columns.
+    // A tensor (..., columns) as a matrix with that many columns.
     explicit Matrix(const Tensor& tensor);
     Matrix(float* values, std::int64_t row_count, std::int64_t column_count);
 
@@ -30,8 +30,7 @@ struct Matrix {
 
 enum class Into { overwrite, accumulate };
 
-// True if oneDNN multiplies bf16 matrices with instructions of this processor (ONEDNN_MAX_CPU_ISA can say
-// less than the processor has).
+// True if this processor has bf16 instructions and oneDNN may use them (ONEDNN_MAX_CPU_ISA can forbid it).
 bool processor_has_bf16();
 
 class Products {
@@ -41,13 +40,15 @@ class Products {
     Products(const Products&) = delete;
     Products& operator=(const Products&) = delete;
 
-    // c = a b (+ bias, one per column of c, in a's dtype), or c += a b; sums in fp32, rounded to c's dtype.
-    // a and b are both fp32 or both bf16; c too, or fp32. An empty sum can only be accumulated.
+    // c = a b (+ bias, one per column of c, in a's dtype), or c += a b. Sums are in fp32 and are rounded to
+    // c's dtype. a and b are both fp32 or both bf16; c has their dtype or fp32. If a has no columns,
+    // `into` must be Into::accumulate.
     void multiply(const Matrix& c, const Matrix& a, const Matrix& b, Into into = Into::overwrite,
                   const std::byte* bias = nullptr);
 
   private:
-    // A primitive is compiled for its shapes, strides and dtypes, so it is kept for the next call with them.
+    // A primitive is compiled for its shapes, strides and dtypes. It is kept for the next call that has the
+    // same.
     using Key = std::array<std::int64_t, 12>;
     struct Primitive;
     struct Engine;

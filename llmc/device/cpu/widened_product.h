@@ -1,6 +1,6 @@
-// Products of bf16 matrices of which a part is computed in fp32: the whole product where the processor has no
-// bf16 instructions, else only what becomes of the result before it is rounded. The fp32 values are made a part
-// at a time, so the workspace is small whatever the shapes.
+// Products of bf16 matrices that are partly computed in fp32. Without bf16 instructions the whole product is
+// in fp32. With them, only the result is in fp32, until it is rounded. The fp32 values are computed a part at
+// a time, so the workspace is small for any shapes.
 #pragma once
 
 #include <algorithm>
@@ -13,17 +13,18 @@ namespace llmc::cpu {
 
 class WidenedProduct {
   public:
-    // `workspace` holds floats(the most rows or columns of a matrix of the product).
+    // `workspace` holds floats(n), where n is the most rows or columns of any matrix of the product.
     WidenedProduct(Products& products, int threads, bool native_bf16, float* workspace)
         : products_(products), threads_(threads), native_(native_bf16), workspace_(workspace) {}
 
-    // Three tiles, of the result, of a and of b; where only the result is in fp32 it takes them all.
+    // Three tiles: of the result, of a and of b. If only the result is in fp32, the result uses the memory of
+    // all three.
     static std::int64_t floats(std::int64_t most_rows_or_columns) {
         const std::int64_t tile = std::min(tile_size, most_rows_or_columns);
         return 3 * tile * tile;
     }
 
-    // c += a b, c in fp32
+    // c += a b, with c in fp32
     void accumulate(const Matrix& c, const Matrix& a, const Matrix& b) {
         for_parts(c, [&](std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns) {
             multiply(c.part(row, rows, column, columns), a.part(row, rows, 0, a.columns),
@@ -31,7 +32,7 @@ class WidenedProduct {
         });
     }
 
-    // c = finish(a b), c in bf16; finish(sum, row, column) takes an element of a b before it is rounded
+    // c = finish(a b), with c in bf16. finish(sum, row, column) takes an element of a b before it is rounded
     template <class Finish>
     void overwrite(const Matrix& c, const Matrix& a, const Matrix& b, const Finish& finish) {
         for_parts(c, [&](std::int64_t row, std::int64_t rows, std::int64_t column, std::int64_t columns) {
@@ -53,9 +54,9 @@ class WidenedProduct {
   private:
     static constexpr std::int64_t tile_size = 1024;
 
-    // f(first row, rows, first column, columns) for parts of c that fit into the workspace: tiles, or whole rows,
-    // and many of them, where a and b stay as they are (oneDNN multiplies a few large parts faster than many
-    // small ones).
+    // Calls f(first row, rows, first column, columns) for parts of c that fit into the workspace. The parts
+    // are tiles or, with bf16 instructions, as many whole rows as fit: oneDNN multiplies a few large parts
+    // faster than many small ones.
     template <class F>
     void for_parts(const Matrix& c, const F& f) const {
         const std::int64_t most_columns = native_ ? c.columns : tile_size;
@@ -69,7 +70,8 @@ class WidenedProduct {
         }
     }
 
-    // A tile c in fp32 = or += a b. The workspace's first tile may be c; the others take a and b widened.
+    // Computes a tile c in fp32: c = a b or c += a b. c may be the workspace's first tile; the others hold a
+    // and b in fp32.
     void multiply(const Matrix& c, const Matrix& a, const Matrix& b, Into into) {
         if (native_) return products_.multiply(c, a, b, into);
         const std::int64_t tile = std::min(tile_size, std::max({c.rows, c.columns, a.columns}));
@@ -81,7 +83,7 @@ class WidenedProduct {
         }
     }
 
-    // m in fp32, in the same order in memory.
+    // m in fp32, in the same storage order.
     Matrix widened(const Matrix& m, float* to) const {
         if (m.column_stride != 1) return widened(m.transposed(), to).transposed();
         parallel_for(threads_, m.rows, [&](std::int64_t i) {

@@ -1,5 +1,5 @@
-// AdamW (ops.h: adamw). How this kernel came about: dev/adamw.cu. It gives the bits that the CPU device gives
-// (llmc/device/cpu/optimizer.cpp).
+// AdamW (ops.h: adamw). It gives the same bits as the CPU device (llmc/device/cpu/optimizer.cpp). The
+// development of this kernel is in dev/adamw.cu.
 #pragma once
 
 #include <optional>
@@ -12,10 +12,9 @@
 
 namespace llmc::cuda {
 
-// What changes from step to step, read from device memory, so that a captured graph can be replayed after the
-// host has copied the next step's numbers there. The host computes the bias corrections: it knows the step
-// anyway, and beta^step must be a power in fp64 (1 - beta^step cancels), which would cost every thread, or a
-// launch of its own, more than the update; so they are also the bits of the CPU device.
+// The numbers that change from step to step, in device memory. The host computes the bias corrections in fp64,
+// since 1 - beta^step loses precision by cancellation, and a power in every thread would cost more than the
+// update. The corrections thus have the same bits as on the CPU device.
 struct AdamWCoefficients {
     float beta1, beta2, one_minus_beta1, one_minus_beta2, eps;
     float step_size;         // learning rate / (1 - beta1^step)
@@ -40,7 +39,7 @@ inline AdamWCoefficients adamw_coefficients(const AdamWStep& step) {
             .step = static_cast<std::uint64_t>(step.step)};
 }
 
-// A number of the host's in the device's memory, without a buffer on the host that must stay until it is copied.
+// Stores a host value in device memory. No host buffer has to live until the copy is done.
 template <class T>
 __global__ void store_kernel(T* to, T value) {
     *to = value;
@@ -50,7 +49,8 @@ inline void store_coefficients(const LaunchContext& on, AdamWCoefficients* to, c
     launch(on, store_kernel<AdamWCoefficients>, 1, 1, 0, to, adamw_coefficients(step));
 }
 
-// The segments of a launch, in its parameters: constant memory. A unit has 12 at most (llmc/model/units.cpp).
+// The segments of a launch. Kernel parameters are in constant memory. A unit has at most
+// 12 tensors, each of at most one segment (llmc/parallel/zero/parameter_store.cpp).
 struct AdamWSegments {
     static constexpr int most = 16;
     int count;
@@ -68,7 +68,7 @@ __device__ __forceinline__ float adamw_keep(double learning_rate, double weight_
     return static_cast<float>(fma(-learning_rate, weight_decay, 1.0));
 }
 
-// One element's. Each fma is written out, as on the CPU device, so that compilers have no choice of bits.
+// Updates one element. Each fma is explicit, as on the CPU device, so that compilers cannot change the bits.
 __device__ __forceinline__ void adamw_update(float& w, float& m, float& v, float gradient, float clip,
                                              float keep, const AdamWCoefficients& k) {
     const float g = clip * gradient;
@@ -78,9 +78,9 @@ __device__ __forceinline__ void adamw_update(float& w, float& m, float& v, float
     w = fmaf(w, keep, -k.step_size * (m / denominator));
 }
 
-// A grid that stays. A block works out the clip and the segments' decay once; then it takes tiles of two
-// quads a thread, whose eight 16-byte loads are under way together. A thread's elements only increase, and
-// with them its segment.
+// The grid is persistent (grid.cuh). A block first computes the clip factor and the segments' decay. Then it
+// takes tiles of two quads per thread, whose eight 16-byte loads are in flight together. A thread's element
+// index only increases, and so does its segment.
 template <class X, class Gradient, bool stochastic>
 __global__ void __launch_bounds__(256, 4)
     adamw_kernel4(X* parameters, float* master, float* m, float* v, const Gradient* gradients,
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(256, 4)
     for (std::int64_t start = static_cast<std::int64_t>(blockIdx.x) * tile; start < end;
          start += static_cast<std::int64_t>(gridDim.x) * tile) {
         std::int64_t at[quads];
-        int segment_at[quads];  // none: padding, or past the end
+        int segment_at[quads];  // -1: padding, or past the end
         Quad<float> ws[quads], ms[quads], vs[quads];
         Quad<Gradient> gs[quads];
 #pragma unroll
@@ -148,20 +148,21 @@ __global__ void __launch_bounds__(256, 4)
     }
 }
 
-// parameters X, master, m, v fp32, gradients fp32 or X, all of them flat buffers that hold the segments;
-// norm_squared and coefficients in device memory too. Where X is fp32, master is the parameters, and `parameters`
-// is not used. Without `rounding`, parameters are rounded to nearest.
+// parameters X, master, m, v fp32, gradients fp32 or X are flat buffers that hold the segments. norm_squared
+// and coefficients are in device memory too. If X is fp32, master holds the parameters, and `parameters` is
+// not used. Without `rounding`, parameters are rounded to nearest.
 template <class X, class Gradient>
 void adamw(const LaunchContext& on, X* parameters, float* master, float* m, float* v,
            const Gradient* gradients, const double* norm_squared, const AdamWCoefficients* coefficients,
            std::span<const AdamWSegment> segments, const std::optional<StochasticRounding>& rounding = {},
            int block_threads = 256) {
     constexpr bool rounds = !std::is_same_v<X, float>;
-    check(segments.size() <= AdamWSegments::most, "adamw: more segments than a launch takes");
-    check(block_threads <= 256, "adamw: too many threads in a block");
-    check(static_cast<int>(segments.size()) <= block_threads, "adamw: more segments than threads");
+    check(segments.size() <= AdamWSegments::most, "adamw: at most AdamWSegments::most segments");
+    check(block_threads <= 256, "adamw: a block has at most 256 threads");
+    check(static_cast<int>(segments.size()) <= block_threads, "adamw: at least as many threads as segments");
     check(!rounding || (rounds && rounding->first_element % 4 == 0),
-          "adamw: random rounding is to bf16, of quads of the model's elements");
+          "adamw: stochastic rounding is to bf16, and the buffer's first element has an index that is a "
+          "multiple of 4");
     AdamWSegments all{};
     for (const AdamWSegment& segment : segments) {
         const std::int64_t previous_end = all.count > 0 ? all.segments[all.count - 1].end : 0;

@@ -1,34 +1,39 @@
-// Causal attention backward in the flash manner (ops.h: attention_backward): the probabilities are made again
-// from the scores and the forward pass's log-sum-exp, a tile at a time, so that nothing of T x T is stored.
-// bf16 runs on tensor cores; fp32 is in attention_backward_fp32.cuh. How it came about:
-// dev/attention_backward.cu.
+// Causal attention backward in the manner of FlashAttention (ops.h: attention_backward). It recomputes the
+// probabilities, a tile at a time, from the scores and the log-sum-exp of the forward pass. No (T,T) matrix is
+// stored. The bf16 kernels run on tensor cores; the fp32 kernels are in attention_backward_fp32.cuh. The
+// development of these kernels is in dev/attention_backward.cu.
 //
-// dq sums over keys, dk and dv over queries. A block that made all three would add to what other blocks own,
-// with atomics, in an order that changes from run to run. So there are two kernels, each of which owns what
-// it sums and sums it in order:
+// dq sums over keys; dk and dv sum over queries. A block that computed all three would add to other blocks'
+// results with atomics, in an order that changes from run to run. So there are two kernels. Each owns its
+// results and sums them in a fixed order:
 //   queries:  s = q k^T, dp = dout v^T, dq += ds k         3 products, over the keys up to the diagonal
 //   keys:     s, dp again, dv += p^T dout, dk += ds^T q    4 products, over the queries from the diagonal on
-// 7 products instead of 5, so that of the rate of a kernel with atomics 5/7 are left where both keep the
-// tensor cores equally busy. What it buys: no dq in fp32 in memory, added to and then converted; a block for
-// each 128 rows (64 at head size 128) whatever the batch, where one block a head, adding in order, needs as
-// many heads as a GPU has multiprocessors (kernel 4 of the lab); and all that follows.
+// These are 7 products instead of 5. With equally busy tensor cores, the speed is 5/7 of that of a kernel
+// with atomics. The advantages:
+// - There is no dq in fp32 that is accumulated in memory and converted later.
+// - There is a block for each 128 rows (64 at head size 128) for any batch. A kernel with one block per head,
+//   which adds in order, needs as many heads as the GPU has multiprocessors (kernel 4 in dev/attention_backward.cu).
+// - The scheme of registers and shared memory that is described below.
 //
-// Each warp is alone with its 32 rows (16 at head size 128): it has the scores of these rows as the queries
-// kernel does, or transposed as the keys kernel does, so that p and ds are, in the registers in which the
-// product left them, the first operand of the next product. Nothing of them goes through shared memory, and
-// the only barrier is the one of the moving tile. With 32 rows each operand that is read from shared memory
-// serves two products. A multiply of 16x8x16 takes 2 cycles of an A100's multiprocessor, and to read its
-// second operand (256 bytes) takes 2 cycles too. By that count, the warp's own rows read too where they are
-// not in registers, there is for each cycle of multiplying
-//   head size  64: in the keys kernel 0.75, in the queries kernel 0.5 cycles of reading,
-//   head size 128: 1.1 and 1.0,
-// where a kernel of 5 products that exchanges p and ds through shared memory reads for about 1.
+// Each warp works alone on its 32 rows (16 at head size 128). It computes the scores of these rows, which the
+// keys kernel computes transposed. The registers of p and ds are then already the
+// first operand of the next product. They never go through shared memory, and the only barrier is the one
+// that protects the moving tile. With 32 rows, each operand read from shared memory serves two products.
 //
-// D_t = dout_t . out_t is made by the queries kernel, which has dout at hand, and left for the keys kernel: a
-// kernel of its own would read dout and out for it alone, which at T = 1024 is some percent of the whole.
+// A 16x8x16 multiplication takes 2 cycles of an A100's multiprocessor. Reading its second operand (256 bytes)
+// takes 2 cycles too. This gives the following cycles of reading per cycle of multiplying. They include reads
+// of the warp's own rows that are not in registers.
+//   head size  64: 0.75 in the keys kernel, 0.5 in the queries kernel
+//   head size 128: 1.1 and 1.0
+// A kernel of 5 products that exchanges p and ds through shared memory has about 1.
 //
-// 8 warps of up to 255 registers on a multiprocessor, two blocks: all that its registers hold. Shared memory,
-// 16 to 64.5 KB a block, leaves room for both on sm_80 and sm_90, and for one on sm_86 at head size 128.
+// The queries kernel also computes D_t = dout_t . out_t and stores it for the keys kernel, since it has dout
+// at hand. A kernel of its own would read dout and out just for it; at T = 1024 that costs a few percent of
+// the total.
+//
+// A multiprocessor runs two blocks, 8 warps with up to 255 registers per thread: the whole register file. A
+// block has 16 to 64.5 KB of shared memory. Both blocks fit on sm_80 and sm_90; at head size 128 only one
+// fits on sm_86.
 #pragma once
 
 #include "llmc/device/cuda/attention_backward_fp32.cuh"
@@ -36,16 +41,17 @@
 
 namespace llmc::cuda {
 
-// `columns` is the head size rounded up to 64 or 128.
+// `columns` is the head size, rounded up to 64 or 128.
 template <int columns_>
 struct AttentionBackwardTiling {
     static constexpr int columns = columns_, depth = columns / 16;
     static constexpr int threads = 128, warps = threads / warp_threads;
-    // A warp owns `row_blocks` times 16 rows: as many as leave their sums room in registers.
+    // A warp owns `row_blocks` times 16 rows: as many as leave registers for their sums.
     static constexpr int row_blocks = columns == 64 ? 2 : 1;
     static constexpr int warp_rows = row_blocks * 16;
     static constexpr int owned = warps * warp_rows;
-    // Rows of the tiles that move along the sequence. Two of each: one is read while the next is on its way.
+    // The rows of the tiles that move along the sequence. There are two stages: one is read while the next is
+    // in flight.
     static constexpr int step = 32, step_blocks = step / 16;
     static constexpr int stages = 2;
 
@@ -55,29 +61,31 @@ struct AttentionBackwardTiling {
     using Scores = Block[row_blocks][step_blocks];  // its rows against a step's
     using Sums = Block[row_blocks][depth];          // its rows of a gradient
 
-    // Of each query, up to whole tiles of them, the queries kernel leaves two numbers for the keys kernel.
-    static __device__ __forceinline__ std::int64_t row_value(const AttentionSizes& s, int head, int query) {
+    // The index of a query's two numbers in row_values: the log-sum-exp for base 2, and D. The queries kernel
+    // stores them for the keys kernel. The number of queries is rounded up to whole tiles.
+    static __device__ __forceinline__ std::int64_t row_value_index(const AttentionSizes& s, int head,
+                                                                   int query) {
         return 2 * (std::int64_t{head} * blocks_for(s.sequence, owned) * owned + query);
     }
 };
 
-// The number, unknown to the compiler: what is derived from it after a loop is computed there, and not kept
-// in registers since before the loop.
-__device__ __forceinline__ int afresh(unsigned x) {
+// Returns x, hiding its value from the compiler. Values derived from it after a loop are then computed there,
+// instead of being kept in registers during the loop.
+__device__ __forceinline__ int hidden_from_compiler(unsigned x) {
 #ifdef __CUDACC__
     asm volatile("" : "+r"(x));
 #endif
     return static_cast<int>(x);
 }
 
-// The product of two pairs of bf16 in fp32
+// The dot product of two pairs of bf16, in fp32
 __device__ __forceinline__ float dot_pairs(std::uint32_t a, std::uint32_t b) {
     const auto low = [](std::uint32_t pair) { return __uint_as_float(pair << 16); };
     const auto high = [](std::uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); };
     return low(a) * low(b) + high(a) * high(b);
 }
 
-// Transposes what the four lanes of a row have: x[i] of its lane t becomes x[t] of its lane i.
+// Transposes the values of the four lanes of a row: x[i] of lane t becomes x[t] of lane i.
 __device__ __forceinline__ void exchange_in_row(std::uint32_t (&x)[4] LLMC_SITE) {
 #pragma unroll
     for (int bit = 1; bit < 4; bit *= 2) {
@@ -93,8 +101,9 @@ __device__ __forceinline__ void exchange_in_row(std::uint32_t (&x)[4] LLMC_SITE)
     }
 }
 
-// Two first operands straight from a head in memory: rows first ..., columns column ... column + 31, and zeros outside.
-// A lane loads 16 bytes of a row, of which it needs four, as it does of the three beside it.
+// Loads two first operands straight from a head in global memory: rows first ..., columns column ... column +
+// 31, and zeros outside. A lane loads 16 bytes of a row. It needs 4 of them, and 4 of each of its three
+// neighbors' bytes.
 __device__ __forceinline__ void load_two_a(Operand& left, Operand& right, HeadRows<const bf16> from,
                                            int first, int column, const AttentionSizes& s LLMC_SITE) {
     const int lane = own_lane();
@@ -117,7 +126,8 @@ __device__ __forceinline__ void copy_operand(Operand& to, const Operand& from) {
     for (int i = 0; i < 4; ++i) to[i] = from[i];
 }
 
-// scores += rows . tile^T. load(a, m, k) gives the first operand, block m of the rows and k of their columns.
+// scores += rows . tile^T. load(a, m, k, lane) loads the first operand: block m of the rows, block k of their
+// columns.
 template <class T, class Load>
 __device__ __forceinline__ void score_products(typename T::Scores& scores, const Load& load,
                                                typename T::Moving tile LLMC_SITE) {
@@ -157,7 +167,7 @@ __device__ __forceinline__ void add_products(typename T::Sums& sums, const typen
     }
 }
 
-// f(m, n, j, i) for each element scores[m][n][j][i] of the lane
+// Calls f(m, n, j, i) for each element scores[m][n][j][i] of the lane
 template <class T, class F>
 __device__ __forceinline__ void for_each_score(const F& f) {
 #pragma unroll
@@ -170,12 +180,12 @@ __device__ __forceinline__ void for_each_score(const F& f) {
     }
 }
 
-// The warp's sums times `factor`, through its own rows of a tile, to rows first ... of a head.
+// Stores the warp's sums times `factor` in rows first ... of a head, by way of the warp's own rows of a tile.
 template <class T>
 __device__ __forceinline__ void store_sums(HeadRows<bf16> to, int first, const AttentionSizes& s,
                                            typename T::Sums& sums, float factor, typename T::Owned tile,
                                            int row LLMC_SITE) {
-    __syncwarp(all_lanes LLMC_PASS_SITE);  // what other lanes read from the tile they have
+    __syncwarp(all_lanes LLMC_PASS_SITE);  // other lanes have read the tile
 #pragma unroll
     for (int m = 0; m < T::row_blocks; ++m) {
 #pragma unroll
@@ -189,14 +199,14 @@ __device__ __forceinline__ void store_sums(HeadRows<bf16> to, int first, const A
     store_rows<T::warp_rows>(to, first, s.sequence, s.head_size, tile, row);
 }
 
-// A block owns a tile of queries and goes over the keys that they see.
+// A block owns a tile of queries and goes over the keys that these attend to.
 template <int columns>
 __global__ void __launch_bounds__(128, 2)
     attention_backward_queries_kernel5(bf16* dqkv, float* row_values, const bf16* dout, const bf16* qkv,
                                        const bf16* out, const float* lse, AttentionSizes s, float scale) {
     using T = AttentionBackwardTiling<columns>;
     const int b = static_cast<int>(blockIdx.z), h = static_cast<int>(blockIdx.y), head = b * s.heads + h;
-    // The last queries see the most keys: they begin first, so that the last blocks to run are short.
+    // The last queries see the most keys. Their blocks start first, so that the last blocks to run are short.
     const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * T::owned;
     const int row = own_warp() * T::warp_rows, query = first + row;  // the warp's first
 
@@ -219,7 +229,7 @@ __global__ void __launch_bounds__(128, 2)
     };
     load_next(0);
 
-    // The warp's queries and their dout stay in registers.
+    // Registers hold the warp's queries (q) and their dout (g).
     typename T::Rows q, g;
     float log2_sum[T::row_blocks][2], d[T::row_blocks][2];  // of rows lane / 4 and lane / 4 + 8
 #pragma unroll
@@ -238,10 +248,10 @@ __global__ void __launch_bounds__(128, 2)
         for (int i = 0; i < 2; ++i) {
             const int t = query + 16 * m + own_lane() / 4 + 8 * i;
             d[m][i] = row_reduce(d[m][i], Sum{});
-            // A query behind the sequence has no probabilities.
+            // A query past the end of the sequence has no probabilities.
             log2_sum[m][i] = t < s.sequence ? lse[std::int64_t{head} * s.sequence + t] * log2_e : INFINITY;
             if (own_lane() % 4 == 0) {
-                float* const to = row_values + T::row_value(s, head, t);
+                float* const to = row_values + T::row_value_index(s, head, t);
                 to[0] = log2_sum[m][i];
                 to[1] = d[m][i];
             }
@@ -261,7 +271,7 @@ __global__ void __launch_bounds__(128, 2)
             p, [&](Operand& a, int m, int c, int) { copy_operand(a, q[m][c]); }, keys(stage));
         score_products<T>(
             ds, [&](Operand& a, int m, int c, int) { copy_operand(a, g[m][c]); }, values(stage));
-        if (key + T::step > query + 1) {  // the diagonal's
+        if (key + T::step > query + 1) {  // on the diagonal
             for_each_score<T>([&](int m, int n, int j, int i) {
                 const int past = key + 16 * n + block_column(j, i) - (query + 16 * m + block_row(i));
                 if (past > 0) p[m][n][j][i] = -INFINITY;
@@ -274,13 +284,13 @@ __global__ void __launch_bounds__(128, 2)
         add_products<T>(dq, ds, keys(stage));
     }
 
-    __syncthreads();  // before the tiles' memory serves the result
+    __syncthreads();  // before the tiles' memory is used for the result
     static_assert(T::Owned::elements <= 2 * T::stages * T::Moving::elements);
     store_sums<T>(head_of_qkv(dqkv, s, 0, b, h), first, s, dq, scale * ln_2, typename T::Owned{stages}, row);
 }
 
-// Transposed scores, of keys from `key` on (a row is a key's) and queries from `query` on: keys behind their
-// query are hidden.
+// Hides keys that come after their query, in transposed scores: a row belongs to a key. The first key is
+// `key`, the first query `query`.
 template <class T>
 __device__ __forceinline__ void hide_transposed(typename T::Scores& scores, int key, int query) {
     for_each_score<T>([&](int m, int n, int j, int i) {
@@ -289,8 +299,8 @@ __device__ __forceinline__ void hide_transposed(typename T::Scores& scores, int 
     });
 }
 
-// p = 2^(scale p - lse), ds = p (ds - D), where p is q k and ds is dout v, transposed. row_values: lse (in
-// powers of two) and D of each of the step's queries.
+// p = 2^(scale p - lse), ds = p (ds - D), where p was q k and ds was dout v, transposed. row_values holds lse
+// (for base 2) and D of each query of the step.
 template <class T>
 __device__ __forceinline__ void weigh_transposed(typename T::Scores& p, typename T::Scores& ds,
                                                  const float* row_values, float scale) {
@@ -298,7 +308,7 @@ __device__ __forceinline__ void weigh_transposed(typename T::Scores& p, typename
     for (int n = 0; n < T::step_blocks; ++n) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-            // Of the lane's two neighbouring queries
+            // The two numbers of each of the lane's two neighboring queries
             const Packed<float> of_both = load(row_values + 2 * (16 * n + block_column(j, 0)));
 #pragma unroll
             for (int m = 0; m < T::row_blocks; ++m) {
@@ -313,8 +323,8 @@ __device__ __forceinline__ void weigh_transposed(typename T::Scores& p, typename
     }
 }
 
-// A block owns a tile of keys and goes over the queries that see them. Scores are transposed here: a row is a
-// key's.
+// A block owns a tile of keys and goes over the queries that attend to them. Scores are transposed here: a row
+// belongs to a key.
 template <int columns>
 __global__ void __launch_bounds__(128, 2)
     attention_backward_keys_kernel5(bf16* dqkv, const float* row_values, const bf16* dout, const bf16* qkv,
@@ -341,7 +351,7 @@ __global__ void __launch_bounds__(128, 2)
     using Copy = TileCopy<T::threads, columns>;
     Copy copy_q(head_of_qkv(qkv, s, 0, b, h), first, s.sequence, s.head_size);
     Copy copy_dout(head_of_out(dout, s, b, h), first, s.sequence, s.head_size);
-    const float* copy_rows = row_values + T::row_value(s, head, first) + 4 * thread;
+    const float* copy_rows = row_values + T::row_value_index(s, head, first) + 4 * thread;
     const auto load_next = [&](int stage) {
         copy_q.start(queries(stage));
         copy_dout.rows_left = copy_q.rows_left;  // one register for both
@@ -357,7 +367,7 @@ __global__ void __launch_bounds__(128, 2)
     load_tile<T::threads>(values, head_of_qkv(qkv, s, 2, b, h), first, s.sequence, s.head_size);
     load_next(0);
 
-    // Where registers are left, the warp's keys stay in them.
+    // If registers suffice, they hold the warp's keys.
     constexpr bool held = T::row_blocks == 1;
     typename T::Rows k;
     if constexpr (held) {
@@ -384,19 +394,19 @@ __global__ void __launch_bounds__(128, 2)
         score_products<T>(
             ds, [&](Operand& a, int m, int c, int lane) { load_a(a, values, row + 16 * m, 16 * c, lane); },
             douts(stage));
-        if (key + T::warp_rows > query + 1) hide_transposed<T>(p, key, query);  // the diagonal's
+        if (key + T::warp_rows > query + 1) hide_transposed<T>(p, key, query);  // on the diagonal
         weigh_transposed<T>(p, ds, rows(stage), scale);
         add_products<T>(dv, p, douts(stage));
         add_products<T>(dk, ds, queries(stage));
     }
 
-    // A warp alone has read its rows of the tiles, and now writes them.
-    const int b_again = afresh(blockIdx.z), h_again = afresh(blockIdx.y);
+    // Only this warp has read its rows of the tiles, so it may now write them.
+    const int b_again = hidden_from_compiler(blockIdx.z), h_again = hidden_from_compiler(blockIdx.y);
     store_sums<T>(head_of_qkv(dqkv, s, 1, b_again, h_again), first, s, dk, scale * ln_2, keys, row);
     store_sums<T>(head_of_qkv(dqkv, s, 2, b_again, h_again), first, s, dv, 1.0f, values, row);
 }
 
-// Of head sizes up to `columns`
+// For head sizes up to `columns`
 template <int columns>
 void launch_attention_backward(const LaunchContext& on, bf16* dqkv, const bf16* dout, const bf16* qkv,
                                const bf16* out, const float* lse, float* row_values,
@@ -413,21 +423,22 @@ void launch_attention_backward(const LaunchContext& on, bf16* dqkv, const bf16* 
            row_values, dout, qkv, s, attention_scale(s));
 }
 
-// Two numbers for each query, whose number is rounded up to whole tiles.
+// Two numbers per query; queries are rounded up to whole tiles.
 inline std::size_t attention_backward_workspace_bytes(const AttentionSizes& sizes) {
     constexpr int tile = std::max(AttentionBackwardTiling<64>::owned, AttentionBackwardTiling<128>::owned);
     const std::int64_t queries = sizes.all_heads() * blocks_for(sizes.sequence, tile) * tile;
     return static_cast<std::size_t>(queries) * 2 * sizeof(float);
 }
 
-// dqkv, qkv X (B,T,3,NH,HS); dout, out X (B,T,NH,HS); lse fp32 (B,NH,T); workspace of
-// attention_backward_workspace_bytes. HS is a multiple of 8 up to 128; all start at 16 bytes.
+// dqkv, qkv X (B,T,3,NH,HS); dout, out X (B,T,NH,HS); lse fp32 (B,NH,T). The workspace has
+// attention_backward_workspace_bytes. HS is a multiple of 8 up to 128. All addresses are multiples of 16
+// bytes.
 template <class X>
 void attention_backward(const LaunchContext& on, X* dqkv, const X* dout, const X* qkv, const X* out,
                         const float* lse, void* workspace, const AttentionSizes& sizes) {
     check(sizes.head_size % 8 == 0 && sizes.head_size <= 128,
-          "attention: the head size is not a multiple of 8 up to 128");
-    check(sizes.batch <= 65535 && sizes.heads <= 65535, "attention: more than 65535 sequences or heads");
+          "attention: the head size is a multiple of 8 up to 128");
+    check(sizes.batch <= 65535 && sizes.heads <= 65535, "attention: at most 65535 sequences and heads");
     auto* const row_values = static_cast<float*>(workspace);
     const auto launch_columns = [&]<int columns>() {
         if constexpr (std::is_same_v<X, float>) {

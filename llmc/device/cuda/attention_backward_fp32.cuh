@@ -1,18 +1,17 @@
-// Causal attention backward without tensor cores: what fp32 runs (ops.h: attention_backward). All arithmetic
-// is in fp32 whatever X is, so that the kernel lab runs it with bf16 too. How it came about, and why there
-// are two kernels: dev/attention_backward.cu and attention_backward.cuh.
+// Causal attention backward without tensor cores, used for fp32 (ops.h: attention_backward). All arithmetic
+// is in fp32 whatever X is; the kernel lab also runs it with bf16. attention_backward.cuh says why there are
+// two kernels; their development is in dev/attention_backward.cu.
 //
-// Both kernels hold 32 rows of queries and 32 of keys in shared memory, one pair of which stays while the
-// other moves along the sequence. 256 threads make the 32x32 scores, 2x2 a thread, and then sums over their
-// rows or columns, of which a thread has a row's every eighth four columns.
+// Both kernels hold 32 rows of queries and 32 of keys in shared memory. One of the two stays, and the other
+// moves along the sequence. The 256 threads compute the 32x32 scores, 2x2 per thread. Then they sum over the
+// scores' rows or columns: a thread has every eighth group of four columns of one row of the result.
 #pragma once
 
 #include "llmc/device/cuda/attention_tiles.cuh"
 
 namespace llmc::cuda {
 
-// Rows stand four floats further apart than they are long: eight rows read at the same column then lie in
-// eight different quarters of the banks.
+// Rows are padded by four floats. Eight rows that are read at the same column then use different banks.
 template <int columns>
 struct PlainTile {
     static constexpr int rows = 32, stride = columns + 4;
@@ -25,15 +24,15 @@ struct PlainTile {
 template <int columns>
 struct PlainBackward {
     static constexpr int threads = 256, rows = 32;
-    static constexpr int pieces = columns / rows;  // of four columns, which a thread sums
+    static constexpr int pieces = columns / rows;  // groups of four columns that a thread sums
     using Tile = PlainTile<columns>;
     using Scores = PlainTile<rows>;
     using Sums = Packed<float>[pieces];
 
-    // What the block has in shared memory
+    // The block's shared memory
     Tile queries, dout, keys, values;
     Scores p, ds;
-    float *log2_sum, *row_dots;  // of the queries: lse in powers of two, and D
+    float *log2_sum, *row_dots;  // of the queries: lse for base 2, and D
 
     static constexpr std::size_t shared_bytes() {
         return 4 * SharedAllocator::bytes<float>(Tile::elements) +
@@ -45,7 +44,7 @@ struct PlainBackward {
         for (float** row : {&log2_sum, &row_dots}) *row = shared.take<float>(rows);
     }
 
-    // Rows first ... of a head, and zeros behind the sequence and the head.
+    // Loads rows first ... of a head, with zeros past the end of the sequence and of the head.
     template <class X>
     static __device__ __forceinline__ void load_rows(Tile to, HeadRows<const X> from, int first,
                                                      const AttentionSizes& s) {
@@ -62,7 +61,7 @@ struct PlainBackward {
         }
     }
 
-    // The thread's 2x2 of a b^T, rows i, i + 16 of a and j, j + 16 of b
+    // The thread's 2x2 elements of a b^T: rows i, i + 16 of a and j, j + 16 of b
     static __device__ __forceinline__ void dot_products(float (&sums)[2][2], Tile a, Tile b) {
         const int i = static_cast<int>(threadIdx.x) / 16, j = static_cast<int>(threadIdx.x) % 16;
 #pragma unroll 4
@@ -77,7 +76,7 @@ struct PlainBackward {
         }
     }
 
-    // p = exp(s - lse) and ds = p (dout . v - D), or 0 where the key lies behind the query
+    // p = exp(s - lse) and ds = p (dout . v - D), or 0 if the key comes after the query
     __device__ __forceinline__ void make_scores(int query, int key, float scale) const {
         float s[2][2] = {}, dp[2][2] = {};
         dot_products(s, queries, keys);
@@ -93,11 +92,11 @@ struct PlainBackward {
         }
     }
 
-    // The thread's row and its first column of the sums
+    // The thread's row of the sums, and its first column
     static __device__ __forceinline__ int sum_row() { return static_cast<int>(threadIdx.x) / 8; }
     static __device__ __forceinline__ int sum_column() { return static_cast<int>(threadIdx.x) % 8 * 4; }
 
-    // sums += its row of weights times matrix, or of the weights transposed
+    // sums += the thread's row of the weights, or of their transpose, times the matrix
     template <bool transposed>
     static __device__ __forceinline__ void add_products(Sums& sums, Scores weights, Tile matrix) {
         const int r = sum_row();
@@ -130,15 +129,15 @@ struct PlainBackward {
     }
 };
 
-// A block owns 32 queries: D_t = dout_t . out_t, which it leaves in row_dots for the other kernel, then
-// dq_t = scale sum_j ds_tj k_j.
+// A block owns 32 queries. It computes D_t = dout_t . out_t, which it stores in row_dots for the other
+// kernel, then dq_t = scale sum_j ds_tj k_j.
 template <int columns, class X>
 __global__ void __launch_bounds__(256, 1)
     attention_backward_queries_kernel2(X* dqkv, float* row_dots, const X* dout, const X* qkv, const X* out,
                                        const float* lse, AttentionSizes s, float scale) {
     using Plain = PlainBackward<columns>;
     const int b = static_cast<int>(blockIdx.z), h = static_cast<int>(blockIdx.y), head = b * s.heads + h;
-    // The last queries see the most keys: they begin first.
+    // The last queries see the most keys; their blocks start first.
     const int query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Plain::rows;
     SharedAllocator shared;
     Plain block;
@@ -164,7 +163,7 @@ __global__ void __launch_bounds__(256, 1)
         for (int distance = 4; distance > 0; distance /= 2) d += __shfl_xor_sync(all_lanes, d, distance);
         if (threadIdx.x % 8 == 0) {
             block.row_dots[r] = d;
-            // A query behind the sequence has no probabilities.
+            // A query past the end of the sequence has no probabilities.
             block.log2_sum[r] = t < s.sequence ? lse[place] * log2_e : INFINITY;
             if (t < s.sequence) row_dots[place] = d;
         }
@@ -219,7 +218,7 @@ __global__ void __launch_bounds__(256, 1)
     Plain::store_sums(head_of_qkv(dqkv, s, 2, b, h), key, s, dv, 1.0f);
 }
 
-// Of head sizes up to `columns`; row_dots fp32 (B,NH,T) is scratch.
+// For head sizes up to `columns`; row_dots fp32 (B,NH,T) is scratch memory.
 template <int columns, class X>
 void launch_plain_attention_backward(const LaunchContext& on, X* dqkv, const X* dout, const X* qkv,
                                      const X* out, const float* lse, float* row_dots,

@@ -1,37 +1,39 @@
-// Causal attention of new rows against a cache of keys and values, for generation. A step of it reads the cache once and
-// computes a few operations a byte, so that memory is the bound and tensor cores would wait: all of it is in fp32.
-// Whole sequences are attention_forward.cuh's.
+// Causal attention of new rows against a cache of keys and values, for generation. It reads the cache once
+// and does few operations per byte. Memory is thus the limit, and tensor cores would not help: all arithmetic
+// is in fp32. attention_forward.cuh is for whole sequences.
 #pragma once
 
 #include "llmc/device/cuda/attention_tiles.cuh"
 
 namespace llmc::cuda {
 
-// qkv (n,3,NH,HS), cache (T,2,NH,HS), out (n,NH,HS); `position` rows of the cache are before the new ones.
+// qkv (n,3,NH,HS), cache (T,2,NH,HS), out (n,NH,HS). The cache has `position` rows before the new ones.
 struct CachedAttentionSizes {
     int rows, position, heads, head_size;
 };
 
-// Heads of up to `columns`. A group of lanes reads a row of a head, 16 bytes each, and the block's groups take the keys
-// in turn, each with a softmax of its own, kept up to date; in the end these are brought together.
+// For head sizes up to `columns`. A group of lanes reads a row of a head, 16 bytes per lane. The groups of a
+// block take the keys in turn. Each group has its own running softmax; these are combined at the end.
 template <class X, int columns_>
 struct CachedAttentionTiling {
     static constexpr int columns = columns_, threads = 256, warps = threads / warp_threads;
     static constexpr int group = columns / Packed<X>::size, groups_of_warp = warp_threads / group;
     static constexpr int groups = threads / group;
-    // Keys whose loads a group has under way.
+    // Keys whose loads a group has in flight.
     static constexpr int in_flight = 4;
 };
 
 namespace detail {
 
-// Of some keys: sum_j p_j and sum_j p_j v_j with p_j = 2^(s_j - greatest); without any, greatest is -infinity.
+// The softmax over some keys: sum_j p_j and sum_j p_j v_j with p_j = 2^(s_j - greatest). Without keys,
+// `greatest` is -infinity.
 template <int columns>
 struct PartialSoftmax {
     float greatest = -INFINITY, sum = 0;
     float values[columns] = {};
 
-    // What a part's sums are multiplied by under another greatest, no less than its own.
+    // The factor that rescales a part's sums from its maximum `greatest` to `larger`, a maximum at least as
+    // large.
     __device__ __forceinline__ static float factor(float greatest, float larger) {
         return greatest == -INFINITY ? 0 : exp2_approximate(greatest - larger);
     }
@@ -45,7 +47,7 @@ struct PartialSoftmax {
         for (int c = 0; c < columns; ++c) values[c] = fmaf(values[c], earlier, p * value[c]);
     }
 
-    // With the part of the lane so far away, which does the same.
+    // Combines this lane's part with that of the lane at this distance, which does the same.
     __device__ __forceinline__ void join_lane(int distance LLMC_SITE) {
         const float other = __shfl_xor_sync(all_lanes, greatest, distance, warp_threads LLMC_PASS_SITE);
         const float larger = fmaxf(greatest, other);
@@ -70,8 +72,8 @@ __device__ __forceinline__ void widen(float (&to)[Packed<X>::size], const Packed
 
 }  // namespace detail
 
-// A block does a row of a head; block (x, y) head x of row y. It takes the new keys from qkv, so that it waits for no
-// other block to put them into the cache. `scale`: log2(e) / sqrt(HS)
+// Block (x, y) computes head x of row y. It takes the new keys from qkv, so it need not wait for other blocks
+// to put them into the cache. `scale` is log2(e) / sqrt(HS).
 template <class X, int columns>
 __global__ void __launch_bounds__(CachedAttentionTiling<X, columns>::threads)
     attention_cached_forward_kernel2(X* out, X* cache, const X* qkv, CachedAttentionSizes sizes,
@@ -88,7 +90,7 @@ __global__ void __launch_bounds__(CachedAttentionTiling<X, columns>::threads)
     const bool has_columns = column < sizes.head_size;
     const int stride = sizes.heads * sizes.head_size, place = head * sizes.head_size + column;
     const X* const own_row = qkv + std::int64_t{row} * 3 * stride + place;
-    // Of part 1 (keys) or 2 (values).
+    // A key's row of part 1 (keys) or 2 (values).
     const auto row_of = [&](int key, int part) {
         return key < sizes.position ? cache + (std::int64_t{key} * 2 + part - 1) * stride + place
                                     : qkv + (std::int64_t{key - sizes.position} * 3 + part) * stride + place;
@@ -108,7 +110,8 @@ __global__ void __launch_bounds__(CachedAttentionTiling<X, columns>::threads)
 
     const int keys = sizes.position + row + 1;
     detail::PartialSoftmax<pack> softmax;
-    // Lanes of a warp go round together, whatever their keys, as they add up their parts of a score.
+    // All lanes of a warp do the same number of rounds, even if some have no key left, since their shuffles
+    // add up the parts of a score.
     for (int first = warp * Tiling::groups_of_warp; first < keys; first += in_flight * Tiling::groups) {
         Packed<X> key[in_flight], value[in_flight];
 #pragma unroll
@@ -161,13 +164,13 @@ __global__ void __launch_bounds__(CachedAttentionTiling<X, columns>::threads)
     out[std::int64_t{row} * stride + head * sizes.head_size + c] = from_float<X>(value / sum);
 }
 
-// llmc/device/ops.h. Heads of a multiple of 8 up to 128; the most rows at once are 65535.
+// As in ops.h. HS is a multiple of 8 up to 128; there are at most 65535 new rows.
 template <class X>
 void attention_cached_forward(const LaunchContext& on, X* out, X* cache, const X* qkv,
                               const CachedAttentionSizes& sizes) {
     const int head_size = sizes.head_size;
-    check(head_size % 8 == 0 && head_size <= 128, "attention: heads are of a multiple of 8 up to 128");
-    check(sizes.rows <= 65535, "attention: too many new rows");
+    check(head_size % 8 == 0 && head_size <= 128, "attention: the head size is a multiple of 8 up to 128");
+    check(sizes.rows <= 65535, "attention: at most 65535 new rows");
     const float scale = log2_e / std::sqrt(static_cast<float>(head_size));
     const auto run = [&]<int columns>() {
         launch(on, attention_cached_forward_kernel2<X, columns>,

@@ -1,7 +1,7 @@
-// Causal attention forward (ops.h: attention_forward), for each block of queries over blocks of keys with the
-// softmax kept up to date, so that no (T,T) matrix exists (Dao, "FlashAttention-2", 2023). In bf16 on tensor
-// cores; the probabilities are rounded to bf16 for their product with the values, all else is fp32. In fp32:
-// attention_forward_fp32.cuh. How the kernel came about: dev/attention_forward.cu.
+// Causal attention forward (ops.h: attention_forward). For each block of queries it goes over blocks of keys
+// with a running softmax, so that no (T,T) matrix exists (Dao, "FlashAttention-2", 2023). The bf16 kernel uses
+// tensor cores. It rounds the probabilities to bf16 for their product with the values; all else is fp32. The
+// fp32 kernel is in attention_forward_fp32.cuh. The development of this kernel is in dev/attention_forward.cu.
 #pragma once
 
 #include <type_traits>
@@ -13,9 +13,9 @@ namespace llmc::cuda {
 
 namespace detail {
 
-// The softmax of the rows of a warp's blocks over the keys seen so far, for scores s that are to be multiplied by
-// `scale`: sum = sum_j 2^(s_j scale - greatest), with log2(e) in the scale. A lane holds two rows of each block
-// of 16, and of their sums only its own columns.
+// The running softmax of a warp's rows over the keys so far: sum = sum_j 2^(s_j scale - greatest). The scores
+// s are not yet multiplied by `scale`, which includes log2(e). A lane has two rows of each block of 16; its
+// `sum` covers only its own columns.
 template <int row_blocks>
 struct RunningSoftmax {
     float greatest[row_blocks][2];
@@ -29,7 +29,8 @@ struct RunningSoftmax {
         }
     }
 
-    // Takes the greatest of further scores. What was summed before must be multiplied by `factors`.
+    // Raises the maxima to those of further scores and rescales `sum`. The caller must multiply its own earlier
+    // sums of values by `factors`.
     template <int key_blocks>
     __device__ __forceinline__ void raise(float (&factors)[row_blocks][2],
                                           const Block (&scores)[row_blocks][key_blocks],
@@ -55,7 +56,7 @@ struct RunningSoftmax {
         }
     }
 
-    // The block's scores become probabilities, not yet divided by their sum.
+    // Turns the block's scores into probabilities, not yet divided by their sum, and adds them to `sum`.
     __device__ __forceinline__ void exponentiate(Block& scores, int r, float scale) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -70,7 +71,7 @@ struct RunningSoftmax {
         }
     }
 
-    // Completes the sums.
+    // Completes the sums over all columns, and returns their reciprocals.
     __device__ __forceinline__ void finish(float (&reciprocals)[row_blocks][2] LLMC_SITE) {
 #pragma unroll
         for (int r = 0; r < row_blocks; ++r) {
@@ -83,7 +84,7 @@ struct RunningSoftmax {
     }
 };
 
-// scores += q k^T, of the queries from `row` on
+// scores += q k^T, for the queries from `row` on
 template <int row_blocks, int key_blocks, class QueryTile, class KeyTile>
 __device__ __forceinline__ void multiply_queries(Block (&scores)[row_blocks][key_blocks], QueryTile queries,
                                                  int row, KeyTile keys LLMC_SITE) {
@@ -103,7 +104,7 @@ __device__ __forceinline__ void multiply_queries(Block (&scores)[row_blocks][key
     }
 }
 
-// Scores of keys behind their query become -infinity; the blocks begin at `query` and `key`.
+// Sets scores of keys that come after their query to -infinity. The blocks begin at `query` and `key`.
 template <int row_blocks, int key_blocks>
 __device__ __forceinline__ void hide_unseen(Block (&scores)[row_blocks][key_blocks], int query, int key) {
 #pragma unroll
@@ -139,8 +140,8 @@ __device__ __forceinline__ void scale_rows(Block (&sums)[row_blocks][column_bloc
     }
 }
 
-// sums += p v, with p = 2^(scores scale - ...) made 16 keys at a time, so that tensor cores work on some while others
-// are made.
+// sums += p v, with p = 2^(scores scale - greatest). p is computed 16 keys at a time, so that tensor cores
+// work on some while others are computed.
 template <int row_blocks, int key_blocks, int column_blocks, class ValueTile>
 __device__ __forceinline__ void multiply_values(Block (&sums)[row_blocks][column_blocks],
                                                 RunningSoftmax<row_blocks>& softmax,
@@ -167,10 +168,12 @@ __device__ __forceinline__ void multiply_values(Block (&sums)[row_blocks][column
 
 }  // namespace detail
 
-// How attention_forward_kernel6 divides its work: heads of up to `columns`; `warps`, each with `warp_rows`
-// queries; tiles of 64 keys or values, of which `places` are in shared memory; registers for `blocks` blocks a
-// multiprocessor. 32 queries a warp use each key that it reads from shared memory twice, and tensor cores wait
-// less for shared memory. Those take all registers that there are: from sm_100 on, a thread spills 8 or 16 bytes.
+// The work division of attention_forward_kernel6, for heads of up to `columns`. Each of the `warps` has
+// `warp_rows` queries. Tiles have 64 keys or values; shared memory holds one of each. Registers suffice for
+// `blocks` blocks per multiprocessor.
+//
+// With 32 queries, a warp uses each key that it reads from shared memory twice, and tensor cores wait less
+// for shared memory. This takes all registers: from sm_100 on, a thread spills 8 or 16 bytes.
 template <int columns_, int warp_rows_, int blocks_, int warps = 4>
 struct AttentionForwardTiling {
     static constexpr int columns = columns_, warp_rows = warp_rows_, blocks = blocks_;
@@ -181,8 +184,9 @@ struct AttentionForwardTiling {
                                                 2 * SharedAllocator::bytes<bf16>(KeyTile::elements);
 };
 
-// A block does a tile of queries of a head; block (x, y, z) head x of sequence y, the tiles in decreasing order, since the last has
-// the most keys and should not begin last. `scale`: log2(e) / sqrt(HS).
+// A block computes a tile of a head's queries; block (x, y, z) has head x of sequence y. The tiles are in
+// decreasing order, since the last has the most keys and should not start last. `scale` is log2(e) /
+// sqrt(HS).
 template <class Tiling>
 __global__ void __launch_bounds__(Tiling::threads, Tiling::blocks)
     attention_forward_kernel6(bf16* out, float* lse, const bf16* qkv, AttentionSizes sizes, float scale) {
@@ -201,8 +205,8 @@ __global__ void __launch_bounds__(Tiling::threads, Tiling::blocks)
     const int warp_query = first_query + warp_row;
     const int key_tiles = blocks_for(min(sizes.sequence, first_query + QueryTile::rows), KeyTile::rows);
 
-    // K_0, V_0, K_1, V_1 ... are copied in turn, each while the one before it is worked on. A row of qkv holds three
-    // parts, and its values lie behind its keys.
+    // K_0, V_0, K_1, V_1 ... are copied in turn, each while the one before it is in use. A row of qkv has
+    // three parts; its values follow its keys.
     TileCopy<threads, Tiling::columns> copy(head_of_qkv(qkv, sizes, 1, b, h), 0, sizes.sequence,
                                             sizes.head_size);
     const int part = sizes.heads * sizes.head_size;
@@ -225,11 +229,13 @@ __global__ void __launch_bounds__(Tiling::threads, Tiling::blocks)
     detail::RunningSoftmax<row_blocks> softmax;
     for (int tile = 0; tile < key_tiles; ++tile) {
         const int first_key = tile * KeyTile::rows;
-        // The same for a whole warp: whether it has queries that see these keys, and some that do not see all.
+        // These are the same for a whole warp: whether some of its queries see these keys, and whether some
+        // do not see all.
         const bool seen = first_key < warp_query + Tiling::warp_rows;
         const bool diagonal = first_key + KeyTile::rows - 1 > warp_query;
 
-        // After the barrier all threads' copies of the keys are there, and the values before them not needed.
+        // After the barrier, all threads' copies of the keys have arrived, and the previous values are no
+        // longer needed.
         copy_async_wait<0>();
         __syncthreads();
         start_values();
@@ -264,8 +270,8 @@ __global__ void __launch_bounds__(Tiling::threads, Tiling::blocks)
         }
     }
     detail::scale_rows(sums, reciprocals);
-    // Through the tile of queries, of which a warp reads and writes its own rows only, so that whole rows go out. (All have
-    // read them before the last barrier.)
+    // Writes by way of the tile of queries, so that whole rows are stored. A warp reads and writes only its
+    // own rows of the tile. (All warps have read their queries before the last barrier.)
 #pragma unroll
     for (int r = 0; r < row_blocks; ++r) {
 #pragma unroll
@@ -284,7 +290,7 @@ template <class Tiling>
 void launch_attention_forward(const LaunchContext& on, bf16* out, float* lse, const bf16* qkv,
                               const AttentionSizes& sizes) {
     const int tiles = blocks_for(sizes.sequence, Tiling::QueryTile::rows);
-    check(tiles <= 65535 && sizes.batch <= 65535, "attention: the batch or the sequence is too long");
+    check(tiles <= 65535 && sizes.batch <= 65535, "attention: at most 65535 tiles and 65535 sequences");
     launch(on, attention_forward_kernel6<Tiling>,
            dim3(static_cast<unsigned>(sizes.heads), static_cast<unsigned>(sizes.batch),
                 static_cast<unsigned>(tiles)),
@@ -293,14 +299,15 @@ void launch_attention_forward(const LaunchContext& on, bf16* out, float* lse, co
 
 }  // namespace detail
 
-// With blocks of 256 threads eight warps have 16 queries each: as many to a tile, half of the work a thread, and twice
-// the warps to wait for one another. `block_threads` is bf16's alone.
-// out X (B,T,NH,HS), lse fp32 (B,NH,T), qkv X (B,T,3,NH,HS); HS a multiple of 8 up to 128
+// out X (B,T,NH,HS), lse fp32 (B,NH,T), qkv X (B,T,3,NH,HS); HS is a multiple of 8 up to 128.
+//
+// `block_threads` has an effect for bf16 only. A block of 256 threads has eight warps of 16 queries instead
+// of four of 32. The tile is the same, a thread has half the work, and a barrier waits for twice the warps.
 template <class X>
 void attention_forward(const LaunchContext& on, X* out, float* lse, const X* qkv, const AttentionSizes& sizes,
                        int block_threads = 128) {
     check(sizes.head_size % 8 == 0 && sizes.head_size <= 128,
-          "attention: the head size is not a multiple of 8 up to 128");
+          "attention: the head size is a multiple of 8 up to 128");
     check(block_threads == 128 || block_threads == 256, "attention: blocks have 128 or 256 threads");
     if constexpr (std::is_same_v<X, float>) {
         attention_forward_without_tensor_cores(on, out, lse, qkv, sizes);
@@ -313,7 +320,7 @@ void attention_forward(const LaunchContext& on, X* out, float* lse, const X* qkv
     } else if (on.chip.shared_bytes_per_multiprocessor > (160 << 10)) {
         detail::launch_attention_forward<AttentionForwardTiling<128, 32, 2>>(on, out, lse, qkv, sizes);
     } else {
-        // Where less shared memory would leave room for one block a multiprocessor.
+        // With less shared memory, only one block would fit a multiprocessor.
         detail::launch_attention_forward<AttentionForwardTiling<128, 16, 2>>(on, out, lse, qkv, sizes);
     }
 }

@@ -1,18 +1,19 @@
-// Causal attention forward without tensor cores, all of it in fp32: what attention_forward.cuh launches for fp32,
-// and a step on the way to its bf16 kernel (dev/attention_forward.cu).
+// Causal attention forward without tensor cores, all in fp32. attention_forward.cuh uses it for fp32. It is
+// also a step in the development of the bf16 kernel (dev/attention_forward.cu).
 #pragma once
 
 #include "llmc/device/cuda/attention_tiles.cuh"
 
 namespace llmc::cuda {
 
-// A block does 64 queries of a head; block (x, y, z) head x of sequence y, the last queries first. 16 neighbouring threads do four
-// queries: of the scores each does 4 x key_rows/16, of the output 4 x columns/16, so that every number read from
-// shared memory is used four times or more. Heads of up to `columns`, of which the rest is 0.
+// A block computes 64 queries of a head. Block (x, y, z) has head x of sequence y, the last queries first. 16
+// neighboring threads share four queries. Each computes 4 x key_rows/16 scores and 4 x columns/16 outputs, so
+// that it uses each number from shared memory at least four times. Heads have up to `columns` channels;
+// missing ones are read as 0.
 template <int columns_, int key_rows_>
 struct AttentionForwardFp32Tiling {
     static constexpr int columns = columns_, key_rows = key_rows_, query_rows = 64, threads = 256;
-    // Distances between rows: four floats more than the row, so that 8 rows lie in different banks.
+    // The row strides. Rows are padded by four floats, so that 8 rows are in different banks.
     static constexpr int stride = columns + 4, p_stride = key_rows + 4;
     static constexpr std::size_t shared_bytes = SharedAllocator::bytes<float>(query_rows * stride) +
                                                 2 * SharedAllocator::bytes<float>(key_rows * stride) +
@@ -21,7 +22,7 @@ struct AttentionForwardFp32Tiling {
 
 namespace detail {
 
-// Rows first ... of a head as fp32, by a block's `threads` together.
+// Loads rows first ... of a head as fp32, with all `threads` of the block.
 template <int threads, int rows, int columns, int stride, class X>
 __device__ __forceinline__ void load_widened(float* to, HeadRows<const X> from, int first, int sequence,
                                              int head_size) {
@@ -47,7 +48,7 @@ __device__ __forceinline__ void store_four(bf16* to, const float (&x)[4]) {
     *reinterpret_cast<uint2*>(to) = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3])};
 }
 
-// Over the 16 neighbouring threads that share queries.
+// Reduces over the 16 neighboring threads that share queries.
 template <class Operation>
 __device__ __forceinline__ float half_warp_reduce(float x, Operation operation LLMC_SITE) {
 #pragma unroll
@@ -84,14 +85,14 @@ __global__ void __launch_bounds__(Tiling::threads, 2)
     float greatest[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
     const int keys_seen = min(sizes.sequence, first_query + query_rows);
     for (int first_key = 0; first_key < keys_seen; first_key += key_rows) {
-        __syncthreads();  // the tile before is not needed any more
+        __syncthreads();  // the previous tile is no longer needed
         detail::load_widened<threads, key_rows, columns, stride>(keys, k, first_key, sizes.sequence,
                                                                  sizes.head_size);
         detail::load_widened<threads, key_rows, columns, stride>(values, v, first_key, sizes.sequence,
                                                                  sizes.head_size);
         __syncthreads();
 
-        // Of keys column, column + 16, ...
+        // The scores of keys column, column + 16, ...
         float scores[4][own_keys] = {};
 #pragma unroll 4
         for (int c = 0; c < columns; c += 4) {
@@ -133,9 +134,9 @@ __global__ void __launch_bounds__(Tiling::threads, 2)
                 probabilities[(row + i) * p_stride + column + 16 * j] = p;
             }
         }
-        __syncwarp();  // a row of probabilities is written and read by the same half of a warp
+        __syncwarp();  // the same half of a warp writes and reads a row of probabilities
 
-        // Of columns 4 column ... 4 column + 3, and 64 further
+        // The sums of columns 4 * column ... 4 * column + 3 and, for `columns` = 128, of those 64 to the right
 #pragma unroll 2
         for (int j = 0; j < key_rows; j += 4) {
             Packed<float> p[4];
@@ -181,14 +182,14 @@ template <class X, class Tiling>
 void launch_attention_forward_kernel3(const LaunchContext& on, X* out, float* lse, const X* qkv,
                                       const AttentionSizes& sizes) {
     const int tiles = blocks_for(sizes.sequence, Tiling::query_rows);
-    check(tiles <= 65535 && sizes.batch <= 65535, "attention: the batch or the sequence is too long");
+    check(tiles <= 65535 && sizes.batch <= 65535, "attention: at most 65535 tiles and 65535 sequences");
     launch(on, attention_forward_kernel3<X, Tiling>,
            dim3(static_cast<unsigned>(sizes.heads), static_cast<unsigned>(sizes.batch),
                 static_cast<unsigned>(tiles)),
            Tiling::threads, Tiling::shared_bytes, out, lse, qkv, sizes, attention_scale(sizes));
 }
 
-// As attention_forward (attention_forward.cuh).
+// Same parameters as attention_forward (attention_forward.cuh).
 template <class X>
 void attention_forward_without_tensor_cores(const LaunchContext& on, X* out, float* lse, const X* qkv,
                                             const AttentionSizes& sizes) {

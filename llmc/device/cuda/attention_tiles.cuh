@@ -1,6 +1,6 @@
-// What attention's forward and backward kernels share: where a head lies in packed qkv, tiles of it in shared
-// memory, and the operands that the tensor cores take from such tiles. Any head size up to a tile's columns: the
-// columns behind it, and rows behind the sequence, are read as 0 and never written.
+// Shared by attention's forward and backward kernels: a head's place in packed qkv, tiles of it in shared
+// memory, and the tensor cores' operands from such tiles. The head size may be less than a tile's columns.
+// Columns past the head and rows past the sequence are read as 0 and never written.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace llmc::cuda {
 
-// qkv (B,T,3,NH,HS); out and dout (B,T,NH,HS); lse (B,NH,T). A head is numbered b NH + h.
+// qkv (B,T,3,NH,HS); out and dout (B,T,NH,HS); lse (B,NH,T). The number of a head is b NH + h.
 struct AttentionSizes {
     std::int64_t batch;
     int sequence, heads, head_size;
@@ -39,13 +39,13 @@ __device__ __forceinline__ HeadRows<X> head_of_qkv(X* qkv, const AttentionSizes&
     const int stride = 3 * s.heads * s.head_size;
     return {qkv + std::int64_t{b} * s.sequence * stride + (part * s.heads + h) * s.head_size, stride};
 }
-// Of a tensor (B,T,NH,HS)
+// The same for a tensor (B,T,NH,HS)
 template <class X>
 __device__ __forceinline__ HeadRows<X> head_of_out(X* out, const AttentionSizes& s, int b, int h) {
     const int stride = s.heads * s.head_size;
     return {out + std::int64_t{b} * s.sequence * stride + h * s.head_size, stride};
 }
-// The same for the head of that number. (A grid that has b and h apart saves the division.)
+// The same for a head's number. (A grid that has b and h as separate indices saves the division.)
 template <class X>
 __device__ __forceinline__ HeadRows<X> head_of_qkv(X* qkv, const AttentionSizes& s, int part, int head) {
     return head_of_qkv(qkv, s, part, head / s.heads, head % s.heads);
@@ -55,18 +55,19 @@ __device__ __forceinline__ HeadRows<X> head_of_out(X* out, const AttentionSizes&
     return head_of_out(out, s, head / s.heads, head % s.heads);
 }
 
-// The thread's warp; its compiler then knows that it is the same for all of a warp.
+// The thread's warp. The shuffle tells the compiler that it is the same for all lanes.
 __device__ __forceinline__ int own_warp(LLMC_ONLY_SITE) {
     return __shfl_sync(all_lanes, static_cast<int>(threadIdx.x / warp_threads), 0,
                        warp_threads LLMC_PASS_SITE);
 }
-// The thread's place in it; lane_id() where registers are short.
+// The thread's lane. If registers are short, use lane_id().
 __device__ __forceinline__ int own_lane() { return static_cast<int>(threadIdx.x % warp_threads); }
 
 // ---- tiles of bf16 in shared memory ----
 
-// Chunk c (8 elements, 16 bytes) of row r lies at place c ^ (r & 7) of its row. What ldmatrix reads at a time, one
-// chunk of 8 rows, then lies in 8 different quarters of the banks; so does a row that cp.async writes.
+// A tile in swizzled order: chunk c (8 elements, 16 bytes) of row r is stored at place c ^ (r & 7) of its
+// row. Thus the chunks that ldmatrix reads at a time, one of each of 8 rows, are in different banks. So are
+// the chunks of a row, which cp.async writes.
 template <int rows_, int columns_>
 struct Tile {
     static constexpr int rows = rows_, columns = columns_, chunks = columns / 8;
@@ -83,23 +84,23 @@ struct Tile {
     }
 };
 
-// What a thread copies of each tile that a block of `threads` copies together: its chunk of some rows.
+// A thread's share of each tile that the `threads` of a block copy together: one chunk of some rows.
 template <int threads_, int columns>
 struct TileCopy {
     static constexpr int threads = threads_, chunks = columns / 8, rows_at_a_time = threads / chunks;
     static_assert(threads % chunks == 0 && rows_at_a_time % 8 == 0);
 
-    const bf16* source;  // in the first row
+    const bf16* source;  // of the first row
     int stride;
-    int rows_left;  // from there on, in the sequence; 0 behind the head's columns
+    int rows_left;  // rows of the sequence from there on; 0 past the head's columns
 
-    // Begins with row `first` of the head.
+    // Starts at row `first` of the head.
     __device__ __forceinline__ TileCopy(HeadRows<const bf16> from, int first, int sequence, int head_size)
         : source(from.row(first + own_row()) + own_chunk() * 8),
           stride(from.stride),
           rows_left(own_chunk() * 8 < head_size ? sequence - first - own_row() : 0) {}
 
-    // Starts to copy. The caller commits the group, waits for it, and has a barrier after that.
+    // Starts copying. The caller commits the group, waits for it, and then needs a barrier.
     template <int rows>
     __device__ __forceinline__ void start(Tile<rows, columns> to LLMC_SITE) const {
 #pragma unroll
@@ -108,7 +109,7 @@ struct TileCopy {
                           i < rows_left LLMC_PASS_SITE);
         }
     }
-    // Goes to the tile that many rows further.
+    // Moves on by this many rows.
     __device__ __forceinline__ void advance(int rows) {
         source += std::int64_t{rows} * stride;
         rows_left -= rows;
@@ -118,14 +119,15 @@ struct TileCopy {
     __device__ static __forceinline__ int own_chunk() { return static_cast<int>(threadIdx.x % chunks); }
 };
 
-// Starts to copy rows first ... of a head into a tile.
+// Starts copying rows first ... of a head into a tile.
 template <int threads, int rows, int columns>
 __device__ __forceinline__ void load_tile(Tile<rows, columns> to, HeadRows<const bf16> from, int first,
                                           int sequence, int head_size LLMC_SITE) {
     TileCopy<threads, columns>(from, first, sequence, head_size).start(to LLMC_PASS_SITE);
 }
 
-// Writes rows [row, row + count) of a tile to rows first + row ... of a head, by one warp (count a multiple of 4).
+// One warp writes rows [row, row + count) of a tile to rows first + row ... of a head. `count` is a multiple
+// of 4.
 template <int count, int rows, int columns>
 __device__ __forceinline__ void store_rows(HeadRows<bf16> to, int first, int sequence, int head_size,
                                            Tile<rows, columns> from, int row) {
@@ -136,7 +138,7 @@ __device__ __forceinline__ void store_rows(HeadRows<bf16> to, int first, int seq
     for (int i = 0; i < count / rows_at_a_time; ++i) {
         const int r = row + lane / chunks + i * rows_at_a_time;
         if (chunk * 8 < head_size && first + r < sequence) {
-            // A plain copy would be taken apart into four stores of four bytes.
+            // The compiler would split a plain copy into four stores of four bytes.
             __stcg(reinterpret_cast<uint4*>(to.row(first + r) + chunk * 8),
                    to_bits(load(from.chunk(r, chunk))));
         }
@@ -145,14 +147,15 @@ __device__ __forceinline__ void store_rows(HeadRows<bf16> to, int first, int seq
 
 // ---- operands of the tensor cores ----
 //
-// Products are made of 16x16 blocks, d += a b, by a warp. Lane 4 g + t holds of d, as block[n][i],
+// A warp computes products in 16x16 blocks, d += a b. Lane 4 g + t holds, in block[n][i], the element of d in
 //   row g + 8 (i / 2), column 8 n + 2 t + i % 2.
-// a and b are four registers (ptx.cuh). Rows and columns of tiles given below are multiples of 16.
+// Each lane has four registers of a and four of b (ptx.cuh). Rows and columns of tiles given below are
+// multiples of 16.
 
 using Operand = std::uint32_t[4];
 using Block = float[2][4];
 
-// Of an element of a block, which the lane holds: its row and column.
+// The row and the column of an element of a block that the lane holds.
 __device__ __forceinline__ int block_row(int i) { return own_lane() / 4 + 8 * (i / 2); }
 __device__ __forceinline__ int block_column(int n, int i) {
     return 8 * n + 2 * (static_cast<int>(threadIdx.x % 4)) + i % 2;
@@ -163,8 +166,9 @@ __device__ __forceinline__ void multiply_add(Block& d, const Operand& a, const O
     mma_m16n8k16(d[1], a, {b[2], b[3]} LLMC_PASS_SITE);
 }
 
-// The registers of an operand that belong to one half of it must be neighbours, so that each kind of operand reads
-// its four 8x8 matrices in an order of its own: down, then right; or right, then down. What lane l reads of them:
+// The address that lane l passes to ldmatrix. multiply_add() needs the two registers of one half of an
+// operand next to each other. The first and the second operand therefore load their four 8x8 matrices in
+// different orders: down, then right; or right, then down.
 template <class AnyTile>
 __device__ __forceinline__ const bf16* row_downwards(AnyTile tile, int row, int column, int lane) {
     return tile.chunk(row + lane % 16, column / 8 + lane / 16);
@@ -174,38 +178,38 @@ __device__ __forceinline__ const bf16* row_rightwards(AnyTile tile, int row, int
     return tile.chunk(row + lane / 16 * 8 + lane % 8, column / 8 + lane / 8 % 2);
 }
 
-// The first operand from a tile: a[i][k] = tile[row + i][column + k]
+// Loads the first operand from a tile: a[i][k] = tile[row + i][column + k]
 template <class AnyTile>
 __device__ __forceinline__ void load_a(Operand& a, AnyTile tile, int row, int column,
                                        int lane = own_lane() LLMC_SITE) {
     ldmatrix_x4(a, row_downwards(tile, row, column, lane) LLMC_PASS_SITE);
 }
-// of the tile transposed: a[i][k] = tile[row + k][column + i]
+// The same from the transposed tile: a[i][k] = tile[row + k][column + i]
 template <class AnyTile>
 __device__ __forceinline__ void load_a_transposed(Operand& a, AnyTile tile, int row, int column,
                                                   int lane = own_lane() LLMC_SITE) {
     ldmatrix_x4_transposed(a, row_rightwards(tile, row, column, lane) LLMC_PASS_SITE);
 }
-// The second operand from a tile: b[k][j] = tile[row + k][column + j]
+// Loads the second operand from a tile: b[k][j] = tile[row + k][column + j]
 template <class AnyTile>
 __device__ __forceinline__ void load_b(Operand& b, AnyTile tile, int row, int column,
                                        int lane = own_lane() LLMC_SITE) {
     ldmatrix_x4_transposed(b, row_downwards(tile, row, column, lane) LLMC_PASS_SITE);
 }
-// of the tile transposed: b[k][j] = tile[row + j][column + k]
+// The same from the transposed tile: b[k][j] = tile[row + j][column + k]
 template <class AnyTile>
 __device__ __forceinline__ void load_b_transposed(Operand& b, AnyTile tile, int row, int column,
                                                   int lane = own_lane() LLMC_SITE) {
     ldmatrix_x4(b, row_rightwards(tile, row, column, lane) LLMC_PASS_SITE);
 }
-// The first operand from a block that was computed, rounded to bf16.
+// Rounds a computed block to bf16, as a first operand.
 __device__ __forceinline__ void round_to_a(Operand& a, const Block& block) {
     a[0] = pack_bf16(block[0][0], block[0][1]);
     a[1] = pack_bf16(block[0][2], block[0][3]);
     a[2] = pack_bf16(block[1][0], block[1][1]);
     a[3] = pack_bf16(block[1][2], block[1][3]);
 }
-// A block that was computed, rounded to bf16, into a tile. Another lane reads it after a barrier.
+// Rounds a computed block to bf16, into a tile. Other lanes may read it after a barrier.
 template <class AnyTile>
 __device__ __forceinline__ void round_to_tile(AnyTile tile, int row, int column, const Block& block) {
 #pragma unroll
@@ -218,7 +222,7 @@ __device__ __forceinline__ void round_to_tile(AnyTile tile, int row, int column,
     }
 }
 
-// Over the four lanes that hold a row of a block.
+// Reduces over the four lanes that hold a row of a block.
 template <class Operation>
 __device__ __forceinline__ float row_reduce(float x, Operation operation LLMC_SITE) {
     x = operation(x, __shfl_xor_sync(all_lanes, x, 1, warp_threads LLMC_PASS_SITE));

@@ -1,5 +1,5 @@
-// The gradient of a bias: the sum of the rows of dout (ops.h: matmul_backward, dbias). How these kernels came
-// about: dev/bias_gradient.cu.
+// The gradient of a bias: the sum of the rows of dout (ops.h: matmul_backward, dbias). The development of
+// these kernels is in dev/bias_gradient.cu.
 #pragma once
 
 #include <algorithm>
@@ -9,16 +9,16 @@
 
 namespace llmc::cuda {
 
-// Eight lanes take 128 bytes of a row, a cache line, and four rows make a warp.
+// Eight lanes read 128 bytes of a row, which is a cache line. A warp reads four rows.
 inline constexpr int bias_gradient_lanes = 8;
-inline constexpr int bias_gradient_warps = 8;  // of a block, where nothing else is asked for
-// Blocks that a multiprocessor runs at a time: 1536 threads, the most of sm_86.
+inline constexpr int bias_gradient_warps = 8;  // per block, by default
+// Blocks that a multiprocessor runs at once: 1536 threads, the most of sm_86.
 constexpr int bias_gradient_resident(int warps) { return 1536 / (warps * warp_threads); }
 template <class X>
 inline constexpr int bias_gradient_columns = bias_gradient_lanes* Packed<X>::size;
 
-// Sums columns [64 blockIdx.x, +64) (32 of fp32) of the rows of slice blockIdx.y: threads of the same columns take
-// rows in turn, then their sums are added over the warp and over the block.
+// Sums columns [64 blockIdx.x, +64) (32 in fp32) over the rows of slice blockIdx.y. Threads with the same
+// columns take rows in turn. Their sums are added over the warp, then over the block.
 //   partials fp32 (gridDim.y, columns)
 template <class X, int warps>
 __global__ void __launch_bounds__(warps* warp_threads, bias_gradient_resident(warps))
@@ -62,8 +62,8 @@ __global__ void __launch_bounds__(warps* warp_threads, bias_gradient_resident(wa
     partials[static_cast<std::int64_t>(blockIdx.y) * columns + own_column] = total;
 }
 
-// dbias += the sum of the slices, 32 columns a block: a warp adds every eighth slice, then the first warp adds
-// theirs.
+// dbias += the sum of the slices, 32 columns per block. Each of the warps adds every `warps`-th slice; then
+// the first warp adds the warps' sums.
 template <int warps>
 __global__ void __launch_bounds__(warps* warp_threads)
     bias_gradient_total_kernel4(float* dbias, const float* partials, int slices, int columns) {
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(warps* warp_threads)
     dbias[column] += total;
 }
 
-// Slices of rows, so that the chip is full but a thread still has some rows to add.
+// The number of slices of rows: enough to fill the chip, if each thread still has some rows to add.
 template <class X, int warps = bias_gradient_warps>
 constexpr int bias_gradient_slices(const Chip& chip, std::int64_t rows, int columns) {
     constexpr std::int64_t least_rows = 4 * warps * warp_threads / bias_gradient_lanes;
@@ -96,7 +96,8 @@ constexpr int bias_gradient_slices(const Chip& chip, std::int64_t rows, int colu
     return static_cast<int>(std::min(fill, blocks_for(rows, least_rows)));
 }
 
-// Enough for any number of columns up to this one: as many slices of fewer columns as fill the chip, or as rows make.
+// Workspace that is enough for any number of columns up to this one. The number of slices is limited by what
+// fills the chip and by the number of rows.
 template <class X>
 constexpr std::size_t bias_gradient_workspace_bytes_up_to(const Chip& chip, std::int64_t rows, int columns) {
     constexpr int warps = bias_gradient_warps, tile = bias_gradient_columns<X>;
@@ -117,7 +118,7 @@ constexpr std::size_t bias_gradient_workspace_bytes(const Chip& chip, std::int64
 template <class X, int warps = bias_gradient_warps>
 void bias_gradient(const LaunchContext& on, float* dbias, const X* dout, std::int64_t rows, int columns,
                    void* workspace) {
-    check(columns % Packed<X>::size == 0, "bias gradient: a row is not a multiple of 16 bytes");
+    check(columns % Packed<X>::size == 0, "bias gradient: a row is a multiple of 16 bytes");
     if (rows == 0) return;
     auto* const partials = static_cast<float*>(workspace);
     const int slices = bias_gradient_slices<X, warps>(on.chip, rows, columns);

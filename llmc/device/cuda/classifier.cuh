@@ -1,5 +1,5 @@
-// Softmax, cross-entropy and the gradient of the logits, in place (ops.h: fused_classifier). How this kernel came
-// about: dev/classifier.cu.
+// Softmax, cross-entropy and the gradient of the logits, in place (ops.h: fused_classifier). The development
+// of this kernel is in dev/classifier.cu.
 #pragma once
 
 #include <algorithm>
@@ -12,24 +12,26 @@
 
 namespace llmc::cuda {
 
-// sum_v exp(x_v) = 2^maximum sum, where maximum = max_v log2(e) x_v of the logits seen so far: no term is above 1.
+// sum_v exp(x_v) = 2^maximum sum, where maximum = max_v log2(e) x_v over the logits so far. No term exceeds
+// 1.
 struct ExponentialSum {
     float maximum;
     float sum;
 
-    // Finite, since two infinities have no difference, and far below any logit that there may be: above 1e9 in size, log2(e)
-    // x is rounded by more than an exponent holds, and a row's loss may be infinite or NaN.
+    // The empty sum. Its maximum is finite, since the difference of two infinities is NaN, and far below any
+    // usable logit. If a logit exceeds 1e9 in magnitude, the rounding error of log2(e) x exceeds the
+    // range of a float's exponent. A row's loss may then be infinite or NaN.
     __device__ static ExponentialSum none() { return {-1e30f, 0}; }
 
     __device__ __forceinline__ void rescale(float new_maximum) {
         sum *= exp2_approximate(maximum - new_maximum);
         maximum = new_maximum;
     }
-    // exp(x) over 2^maximum. The product's rounding errors are those of the sum's terms: fma has one rounding.
+    // exp(x) / 2^maximum. The sum and the gradient have the same terms; the fma rounds the exponent once.
     __device__ __forceinline__ float term(float x) const {
         return exp2_approximate(fmaf(x, log2_e, -maximum));
     }
-    // The greatest of them is returned.
+    // Adds the exponentials of x, and returns the greatest x.
     template <int n>
     __device__ __forceinline__ float add(const float (&x)[n]) {
         float greatest = x[0];
@@ -52,7 +54,8 @@ __device__ __forceinline__ ExponentialSum warp_sum(ExponentialSum x LLMC_SITE) {
     return x;
 }
 
-// Over a block. With one barrier: the next call must have other `partials` (one for each of up to 32 warps).
+// The sum over a block. It has one barrier: the next call must use other `partials` (one for each of up to 32
+// warps).
 __device__ __forceinline__ ExponentialSum block_sum(ExponentialSum mine, ExponentialSum* partials LLMC_SITE) {
     const unsigned warp = threadIdx.x / warp_threads, lane = threadIdx.x % warp_threads;
     mine = warp_sum(mine LLMC_PASS_SITE);
@@ -62,8 +65,8 @@ __device__ __forceinline__ ExponentialSum block_sum(ExponentialSum mine, Exponen
     return warp_sum(mine LLMC_PASS_SITE);
 }
 
-// The logits of a piece in fp32. `left`: columns of the vocabulary from its first on; what is beyond them counts
-// as -infinity, whose exponential is 0.
+// Converts a piece of logits to fp32. `left` is the number of columns of the vocabulary from the piece's
+// first on. Columns beyond it become -infinity, whose exponential is 0.
 template <class X>
 __device__ __forceinline__ void widen(float (&x)[Packed<X>::size], const Packed<X>& piece, int left) {
 #pragma unroll
@@ -76,7 +79,8 @@ __device__ __forceinline__ void widen(float (&x)[Packed<X>::size], const Packed<
     }
 }
 
-// (softmax - [the target]) scale of a piece, in which the target is element `target`, if any.
+// The gradient (softmax - [v is the target]) scale of a piece. `target` is the target's index in the piece;
+// it may be outside.
 template <class X>
 __device__ __forceinline__ Packed<X> gradient(const Packed<X>& logits, int left, int target,
                                               const ExponentialSum& total, float reciprocal, float scale) {
@@ -96,10 +100,10 @@ __device__ __forceinline__ Packed<X> gradient(const Packed<X>& logits, int left,
     return packed_from<X>(x);
 }
 
-// Blocks stay, and take every gridDim.x-th row. A row's first `held` columns are copied to shared memory, where
-// they wait for the sum of exponentials, so that they are read once; the others are read twice. A thread has the
-// same pieces of 16 bytes throughout: as soon as it has written one it starts copying the next row's into its
-// place, with no barrier. The barrier of the sum is the only one.
+// A persistent grid: a block takes every gridDim.x-th row. The first `held` columns of a row are copied to
+// shared memory, where they wait for the sum of exponentials, so that they are read once. The other columns
+// are read twice. A thread always has the same pieces of 16 bytes. After writing one, it starts copying the
+// next row's piece to its place without a barrier. The only barrier is that of the sum.
 template <class X>
 __global__ void __launch_bounds__(1024)
     fused_classifier_kernel5(X* logits, float* losses, const std::int32_t* targets, std::int64_t rows,
@@ -111,7 +115,7 @@ __global__ void __launch_bounds__(1024)
     const int first = static_cast<int>(threadIdx.x) * pack;
     const int step = static_cast<int>(blockDim.x) * pack;
     const int end = blocks_for(vocabulary, pack) * pack;
-    // Copies come in two groups: the first half is worked on while the second one is under way.
+    // Copies are in two groups: the first half is used while the second is in flight.
     const int middle = min(held, blocks_for(held, 2 * step) * step);
 
     const auto is_read = [&](std::int64_t row) { return row < rows && targets[row] != ignored_target; };
@@ -138,7 +142,7 @@ __global__ void __launch_bounds__(1024)
         if (ignored) {
             if (threadIdx.x == 0) losses[row] = 0;
         } else {
-            // Before the barrier: it is overwritten after it.
+            // Read before the barrier, because the gradient overwrites this logit after the barrier.
             const float target_logit = threadIdx.x == 0 ? to_float(x[target]) : 0;
             const auto add = [&](const Packed<X>& piece, int c) {
                 float widened[pack];
@@ -158,7 +162,7 @@ __global__ void __launch_bounds__(1024)
             if (threadIdx.x == 0) losses[row] = loss_of(total, target_logit);
         }
 
-        // What the caches may still have comes first.
+        // Starts with the columns that the caches may still hold.
         const auto dlogits = [&](const Packed<X>& piece, int c) {
             return gradient(piece, vocabulary - c, target - c, total, reciprocal, scale);
         };
@@ -188,16 +192,16 @@ __global__ void __launch_bounds__(1024)
     }
 }
 
-// logits X (rows, columns), of which the first `vocabulary` columns count; losses fp32, targets int32 (rows), each
-// in the vocabulary or ignored_target. A row is read once where it fits the shared memory of a block: 50304 bf16
-// do on every chip from sm_80 on.
+// logits X (rows, columns), of which the first `vocabulary` columns count; losses fp32 (rows); targets int32
+// (rows), each in the vocabulary or ignored_target. A row is read once if it fits a block's shared memory.
+// 50304 bf16 fit on every chip from sm_80 on.
 template <class X>
 void fused_classifier(const LaunchContext& on, X* logits, float* losses, const std::int32_t* targets,
                       std::int64_t rows, int columns, int vocabulary, float scale, bool write_dlogits,
                       int block_threads = 512) {
     constexpr int pack = Packed<X>::size;
-    check(columns % pack == 0, "classifier: a row of logits is not a multiple of 16 bytes");
-    check(vocabulary > 0 && vocabulary <= columns, "classifier: the vocabulary is not inside the columns");
+    check(columns % pack == 0, "classifier: a row of logits is a multiple of 16 bytes");
+    check(vocabulary > 0 && vocabulary <= columns, "classifier: the vocabulary is inside the columns");
     if (rows == 0) return;
     constexpr std::size_t partial_bytes = SharedAllocator::bytes<ExponentialSum>(2 * warp_threads);
     const std::size_t room = (on.chip.shared_bytes_per_block - partial_bytes) / 128 * 128 / sizeof(X);
@@ -206,7 +210,7 @@ void fused_classifier(const LaunchContext& on, X* logits, float* losses, const s
     const std::size_t shared_bytes =
         partial_bytes + SharedAllocator::bytes<X>(static_cast<std::size_t>(held));
     const int threads = std::min(block_threads, blocks_for(pieces, warp_threads) * warp_threads);
-    launch(on, fused_classifier_kernel5<X>, staying_blocks(on.chip, rows, threads, shared_bytes), threads,
+    launch(on, fused_classifier_kernel5<X>, persistent_blocks(on.chip, rows, threads, shared_bytes), threads,
            shared_bytes, logits, losses, targets, rows, columns, vocabulary, held, scale, write_dlogits);
 }
 

@@ -1,6 +1,7 @@
-// The classifier of a rank that has some columns of the logits (ops.h: classifier_statistics, classifier_from_statistics).
-// How these kernels came about: dev/classifier_statistics.cu, dev/classifier_from_statistics.cu. Whole rows in one
-// kernel are classifier.cuh's, whose arithmetic this is: one rank with all columns has the same losses and gradients.
+// The classifier of a rank that holds some columns of the logits (ops.h: classifier_statistics,
+// classifier_from_statistics). The arithmetic is that of classifier.cuh, which does whole rows in one kernel.
+// One rank with all columns thus has the same losses and gradients. The development of these kernels is in
+// dev/classifier_statistics.cu and dev/classifier_from_statistics.cu.
 #pragma once
 
 #include <algorithm>
@@ -14,28 +15,28 @@ struct OwnColumns {
     std::int64_t first;
     int count;
 
-    // Of a target, -1 where it is not here.
+    // The column of a target, or -1 if this rank does not hold it.
     __device__ __forceinline__ int of(std::int32_t target) const {
         const std::int64_t column = target - first;
         return column >= 0 && column < count ? static_cast<int>(column) : -1;
     }
 };
 
-// What ranks tell each other of a row.
+// The statistics of a row that ranks exchange.
 struct RowStatistics {
-    float maximum;  // of the logits; -infinity without any
-    float sum;      // of exp(logit - maximum), relative to 2^scaled(maximum) to be exact
+    float maximum;  // of the logits; -infinity if there are none
+    float sum;      // of exp(logit) / 2^scaled(maximum), which is exp(logit - maximum) up to rounding
     float target_logit;
 
     __device__ static RowStatistics none() { return {-INFINITY, 0, 0}; }
 };
 
-// log2(e) x, rounded as the kernels that make a sum and those that use it must both do: what the product lost would
-// be lost in each exponential (no fma may take it in).
+// log2(e) x, rounded the same way where a sum is computed and where it is used. __fmul_rn prevents an fma.
+// Otherwise the product's rounding error would be an error of each exponential.
 __device__ __forceinline__ float scaled(float x) { return __fmul_rn(x, log2_e); }
 
-// use(load(x + c), c) for the pieces of 16 bytes of this thread, c < end, of which four are under way before the first
-// is used.
+// Calls use(load(x + c), c) for the thread's pieces of 16 bytes, c < end. Four loads are in flight before the
+// first is used.
 template <class X, class Use>
 __device__ __forceinline__ void for_pieces(const X* x, int end, Use use) {
     constexpr int pack = Packed<X>::size, loads = 4;
@@ -53,7 +54,7 @@ __device__ __forceinline__ void for_pieces(const X* x, int end, Use use) {
     }
 }
 
-// A block does a row in one pass. (`turn`: the half of the partial sums whose readers are known to be done.)
+// A block computes a row in one pass. `turn` selects the half of the partial sums that no thread still reads.
 template <class X>
 __global__ void __launch_bounds__(1024)
     classifier_statistics_kernel3(RowStatistics* statistics, const X* logits, const std::int32_t* targets,
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(1024)
     }
 }
 
-// The statistics of a row over all columns, added in the order of the ranks.
+// Combines the statistics of a row over all columns, in the order of the ranks.
 //   statistics (ranks, rows)
 __device__ __forceinline__ RowStatistics statistics_of_row(const RowStatistics* statistics, int ranks,
                                                            std::int64_t rows, std::int64_t row) {
@@ -106,7 +107,8 @@ __device__ __forceinline__ RowStatistics statistics_of_row(const RowStatistics* 
     return all;
 }
 
-// A block does a row: each thread adds up its statistics, and then writes its pieces; nobody waits for another.
+// A block computes a row. Each thread combines the row's statistics and then writes its pieces. There is no
+// barrier.
 template <class X>
 __global__ void __launch_bounds__(1024)
     classifier_from_statistics_kernel3(X* logits, float* losses, const RowStatistics* statistics,
@@ -123,7 +125,7 @@ __global__ void __launch_bounds__(1024)
             const ExponentialSum total{scaled(all.maximum), all.sum};
             if (threadIdx.x == 0) losses[row] = loss_of(total, all.target_logit);
             const float reciprocal = 1 / total.sum;
-            // A target that is not here must not be found in the padding.
+            // A target that is not here must not match a padding column.
             const int column = own.of(target);
             for_pieces(x, write_dlogits ? end : 0, [&](const Packed<X>& piece, int c) {
                 const int target_in_piece = column >= 0 ? column - c : -1;
@@ -142,7 +144,7 @@ __global__ void __launch_bounds__(1024)
 
 namespace detail {
 
-// As many threads as a row has pieces, up to `block_threads`.
+// As many threads as a row has pieces, in whole warps, up to `block_threads`.
 inline dim3 threads_of_row(int columns, int pack, int block_threads) {
     const int threads = blocks_for(blocks_for(columns, pack), warp_threads) * warp_threads;
     return dim3(static_cast<unsigned>(std::clamp(threads, warp_threads, block_threads)));
@@ -150,33 +152,33 @@ inline dim3 threads_of_row(int columns, int pack, int block_threads) {
 
 }  // namespace detail
 
-// statistics fp32 (rows, 3); logits X (rows, columns), of which the first own.count count; targets int32 (rows), of the
-// whole vocabulary or ignored_target
+// statistics fp32 (rows, 3); logits X (rows, columns), of which the first own.count are used; targets int32
+// (rows), each in the whole vocabulary or ignored_target
 template <class X>
 void classifier_statistics(const LaunchContext& on, float* statistics, const X* logits,
                            const std::int32_t* targets, std::int64_t rows, int columns, OwnColumns own,
                            int block_threads = 256) {
     constexpr int pack = Packed<X>::size;
-    check(columns % pack == 0, "classifier: a row of logits is not a multiple of 16 bytes");
-    check(own.count >= 0 && own.count <= columns, "classifier: the vocabulary is not inside the columns");
+    check(columns % pack == 0, "classifier: a row of logits is a multiple of 16 bytes");
+    check(own.count >= 0 && own.count <= columns, "classifier: the vocabulary is inside the columns");
     const dim3 threads = detail::threads_of_row(own.count, pack, block_threads);
     launch(on, classifier_statistics_kernel3<X>,
-           staying_blocks(on.chip, rows, static_cast<int>(threads.x), 0), threads, 0,
+           persistent_blocks(on.chip, rows, static_cast<int>(threads.x), 0), threads, 0,
            reinterpret_cast<RowStatistics*>(statistics), logits, targets, rows, columns, own);
 }
 
-// logits X (rows, columns), of which the first own.count count; losses fp32, targets int32 (rows); statistics fp32
-// (ranks, rows, 3)
+// logits X (rows, columns), of which the first own.count are used; losses fp32, targets int32 (rows);
+// statistics fp32 (ranks, rows, 3)
 template <class X>
 void classifier_from_statistics(const LaunchContext& on, X* logits, float* losses, const float* statistics,
                                 const std::int32_t* targets, int ranks, std::int64_t rows, int columns,
                                 OwnColumns own, float scale, bool write_dlogits, int block_threads = 256) {
     constexpr int pack = Packed<X>::size;
-    check(columns % pack == 0, "classifier: a row of logits is not a multiple of 16 bytes");
-    check(own.count >= 0 && own.count <= columns, "classifier: the vocabulary is not inside the columns");
+    check(columns % pack == 0, "classifier: a row of logits is a multiple of 16 bytes");
+    check(own.count >= 0 && own.count <= columns, "classifier: the vocabulary is inside the columns");
     const dim3 threads = detail::threads_of_row(write_dlogits ? columns : 0, pack, block_threads);
     launch(on, classifier_from_statistics_kernel3<X>,
-           staying_blocks(on.chip, rows, static_cast<int>(threads.x), 0), threads, 0, logits, losses,
+           persistent_blocks(on.chip, rows, static_cast<int>(threads.x), 0), threads, 0, logits, losses,
            reinterpret_cast<const RowStatistics*>(statistics), targets, ranks, rows, columns, own, scale,
            write_dlogits);
 }

@@ -1,5 +1,6 @@
-// Those functions of cublasLt.h that the products call: each calls the one of its name in the library. Linking it would take
-// 0.1 s at each start of the program, for the addresses in it, and it has work on a GPU alone.
+// The functions of cublasLt.h that LtProducts calls. Each calls the library's function of the same name.
+// Linking the library would cost 0.1 s at every start of the program, to relocate its addresses, even without
+// a GPU.
 #include <cublasLt.h>
 
 #include "llmc/device/cuda/shared_library.h"
@@ -16,7 +17,7 @@ const llmc::cuda::SharedLibrary& library() {
 
 }  // namespace
 
-// Parameters have the names of cublasLt.h.
+// Parameter names are those of cublasLt.h.
 extern "C" {
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* lightHandle) {
     return library().call<cublasLtCreate>(__func__, lightHandle);

@@ -16,14 +16,14 @@ namespace cuda {
 
 namespace {
 
-// What cuBLASLt's kernels and other code take when they are first used.
+// Memory to leave free for code that is loaded when it is first used, such as the kernels of cuBLASLt.
 constexpr std::size_t kept_for_code = std::size_t{256} << 20;
 
 struct Memory {
     std::size_t free = 0, total = 0;
 };
 
-// Of an arena without room, where the plan had it: somebody else computes on this GPU.
+// Advice for an arena that does not fit although it was planned: another process uses this GPU.
 std::string_view what_would_shrink(std::string_view arena) {
     const auto is_one_of = [&](auto... kinds) { return ((arena == name_of(kinds)) || ...); };
     if (is_one_of(ArenaKind::activations, ArenaKind::pipeline))
@@ -39,19 +39,19 @@ Memory memory_now() {
     return memory;
 }
 
-// Where all that follows in this process goes. The first call to a GPU.
+// Selects the GPU for all later CUDA calls of this process. This is the first call to a GPU.
 cudaDeviceProp select_gpu(int gpu) {
     check_cuda(cudaSetDevice(gpu), fmt::format("GPU {}", gpu));
     cudaDeviceProp properties;
     check_cuda(cudaGetDeviceProperties(&properties, gpu), "cudaGetDeviceProperties");
     if (properties.major < 8) {
-        user_error("GPU {}, {}, has compute capability {}.{}, and the kernels need 8.0; try --device cpu",
+        user_error("GPU {}, {}, has compute capability {}.{}, but the kernels need 8.0; try --device cpu",
                    gpu, properties.name, properties.major, properties.minor);
     }
     if (!has_code_for_this_gpu()) {
         user_error(
-            "GPU {}, {}, is of another kind (sm_{}{}) than this program was compiled for (--version tells "
-            "which); build it again with GPU_ARCH={}{}, or give --device cpu",
+            "GPU {}, {}, is of another kind (sm_{}{}) than this program was compiled for (see --version); "
+            "build it again with GPU_ARCH={}{}, or use --device cpu",
             gpu, properties.name, properties.major, properties.minor, properties.major, properties.minor);
     }
     return properties;
@@ -66,7 +66,8 @@ Chip chip_of(const cudaDeviceProp& p) {
             .shared_bytes_per_block = p.sharedMemPerBlockOptin};
 }
 
-// Dense products, by NVIDIA's datasheets, in FLOP/s. The first name whose words begin the GPU's is meant.
+// Dense matrix products in FLOP/s, from NVIDIA's datasheets. The first entry whose words begin the GPU's name
+// applies.
 struct Peak {
     std::string_view name;
     double bf16, tf32, fp32;
@@ -96,7 +97,7 @@ std::string version_text(int version) { return fmt::format("{}.{}", version / 10
 CudaDevice::CudaDevice(const CudaOptions& options)
     : options_(options),
       properties_(select_gpu(options.gpu)),
-      ops_(properties_.name, chip_of(properties_), queues_, options) {
+      ops_(properties_.name, chip_of(properties_), streams_, options) {
     const Memory memory = memory_now();
     taken_at_start_ = memory.total - memory.free;
 }
@@ -114,8 +115,7 @@ std::string CudaDevice::description() const {
 
 std::string CudaDevice::note(DType dtype) const {
     if (dtype != DType::fp32) return {};
-    return options_.tf32 ? "products in TF32"
-                         : "products in fp32 without tensor cores; --tf32 would use them";
+    return options_.tf32 ? "products in TF32" : "fp32 products without tensor cores; --tf32 uses them";
 }
 
 std::size_t CudaDevice::available_memory() const {
@@ -140,17 +140,17 @@ std::byte* CudaDevice::allocate(std::size_t bytes, std::string_view arena) {
     void* memory = nullptr;
     const cudaError_t error = cudaMalloc(&memory, bytes);
     if (error == cudaErrorMemoryAllocation) {
-        cudaGetLastError();  // it is told here
+        cudaGetLastError();  // clear the error, which is reported here
         const Memory now = memory_now();
         user_error(
-            "the arena {} needs {} of the GPU's memory, of which {} of {} are free; end what else uses it, "
-            "which nvidia-smi lists{}",
+            "the arena {} needs {} of the GPU's memory, but {} of {} are free; end other programs that use "
+            "it (nvidia-smi lists them){}",
             arena, human_bytes(bytes), human_bytes(now.free), human_bytes(now.total),
             what_would_shrink(arena));
     }
     check_cuda(error, "cudaMalloc");
-    check_cuda(cudaMemsetAsync(memory, 0, bytes, queues_.selected()), "cudaMemsetAsync");
-    check_cuda(cudaStreamSynchronize(queues_.selected()), "cudaStreamSynchronize");
+    check_cuda(cudaMemsetAsync(memory, 0, bytes, streams_.selected()), "cudaMemsetAsync");
+    check_cuda(cudaStreamSynchronize(streams_.selected()), "cudaStreamSynchronize");
     allocations_[static_cast<std::byte*>(memory)] = bytes;
     return static_cast<std::byte*>(memory);
 }
@@ -164,18 +164,18 @@ void CudaDevice::release(std::byte* memory) {
 void CudaDevice::upload(const Tensor& to_device, const void* from_host) {
     if (to_device.bytes() == 0) return;
     check_cuda(cudaMemcpyAsync(to_device.data, from_host, to_device.bytes(), cudaMemcpyHostToDevice,
-                               queues_.selected()),
+                               streams_.selected()),
                "cudaMemcpyAsync");
 }
 
 void CudaDevice::download(void* to_host, const Tensor& from_device) {
-    queues_.finish();
+    streams_.finish();
     if (from_device.bytes() > 0) {
         check_cuda(cudaMemcpyAsync(to_host, from_device.data, from_device.bytes(), cudaMemcpyDeviceToHost,
-                                   queues_.selected()),
+                                   streams_.selected()),
                    "cudaMemcpyAsync");
     }
-    check_cuda(cudaStreamSynchronize(queues_.selected()), "a copy from the GPU");
+    check_cuda(cudaStreamSynchronize(streams_.selected()), "a copy from the GPU");
 }
 
 HostMemory CudaDevice::host_memory(std::size_t bytes) {
@@ -184,7 +184,7 @@ HostMemory CudaDevice::host_memory(std::size_t bytes) {
     return {static_cast<std::byte*>(memory), [](std::byte* pinned) { cudaFreeHost(pinned); }};
 }
 
-void CudaDevice::synchronize() { queues_.finish_all(); }
+void CudaDevice::synchronize() { streams_.finish_all(); }
 
 std::size_t CudaDevice::memory_taken() const {
     const Memory now = memory_now();
@@ -204,15 +204,15 @@ std::string CudaDevice::memory_beside_arenas(std::size_t of_communicator) const 
 }  // namespace cuda
 
 Gpus find_gpus() {
-    int count = 0;  // left unwritten where there is no driver
+    int count = 0;  // not set if there is no driver
     const cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess || count == 0) {
-        cudaGetLastError();  // it is told here
+        cudaGetLastError();  // clear the error, which is reported here
         int driver = 0;
         const bool has_driver = cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0;
-        if (!has_driver) return {{}, "no driver for one is here"};
+        if (!has_driver) return {{}, "NVIDIA driver not found"};
         return {{},
-                error == cudaSuccess ? "CUDA finds none"
+                error == cudaSuccess ? "CUDA finds no GPU"
                                      : std::string("CUDA says \"") + cudaGetErrorString(error) + "\""};
     }
     Gpus gpus;

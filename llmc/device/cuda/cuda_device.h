@@ -1,11 +1,11 @@
-// A GPU as a device: its memory, its queues, and its operations (cuda_ops.h).
+// A GPU as a device: its memory, its streams, and its operations (cuda_ops.h).
 #pragma once
 
 #include <map>
 #include <string>
 
 #include "llmc/device/cuda/cuda_ops.h"
-#include "llmc/device/cuda/cuda_queues.h"
+#include "llmc/device/cuda/cuda_streams.h"
 #include "llmc/device/cuda/gpus.h"
 
 namespace llmc::cuda {
@@ -29,7 +29,7 @@ class CudaDevice final : public Device {
     std::byte* allocate(std::size_t bytes, std::string_view arena) override;
     void release(std::byte* memory) override;
 
-    Queues* queues() override { return &queues_; }
+    Streams* streams() override { return &streams_; }
     void upload(const Tensor& to_device, const void* from_host) override;
     void download(void* to_host, const Tensor& from_device) override;
     HostMemory host_memory(std::size_t bytes) override;
@@ -39,16 +39,16 @@ class CudaDevice final : public Device {
 
     std::string choices() const override { return ops_.products().choices(); }
     void adopt_choices(std::string_view choices) override { ops_.products().adopt_choices(choices); }
-    void measure(bool on) override { ops_.products().measure(on); }
+    void set_autotuning(bool on) override { ops_.products().set_autotuning(on); }
     std::size_t memory_taken() const override;
     std::string memory_beside_arenas(std::size_t of_communicator) const override;
 
   private:
     CudaOptions options_;
     cudaDeviceProp properties_;
-    CudaQueues queues_;
+    CudaStreams streams_;
     CudaOps ops_;
-    std::size_t taken_at_start_;  // of the GPU's memory: by CUDA's context, and by other processes
+    std::size_t taken_at_start_;  // GPU memory of CUDA's context and of other processes
     std::map<std::byte*, std::size_t> allocations_;
 };
 

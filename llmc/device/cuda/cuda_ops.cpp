@@ -12,21 +12,22 @@ namespace llmc::cuda {
 
 namespace {
 
-// Algorithms are chosen for a GPU of this kind: one name may have chips of several sizes, one chip several memories.
+// The kind of GPU for which algorithms are chosen: its name and its number of multiprocessors. GPUs of one name
+// may differ in that number; GPUs of one chip may differ in name and memory.
 std::string kind_of(std::string_view gpu, const Chip& chip) {
     return fmt::format("{} with {} multiprocessors", gpu, chip.multiprocessors);
 }
 
-// Waits for every kernel, and names the one that fails.
+// Waits for every kernel, and names the one that failed.
 class WaitForEach final : public LaunchObserver {
   public:
-    explicit WaitForEach(CudaQueues& queues) : queues_(queues) {}
+    explicit WaitForEach(CudaStreams& streams) : streams_(streams) {}
 
     void launched(const LaunchRecord& record) override {
-        // Asked before: once a kernel has failed, CUDA answers nothing else.
+        // Ask first: once a kernel has failed, other CUDA calls fail too.
         const char* mangled = nullptr;
         if (cudaFuncGetName(&mangled, record.kernel) != cudaSuccess) mangled = nullptr;
-        const cudaError_t error = queues_.wait_until_empty();
+        const cudaError_t error = streams_.wait_until_empty();
         if (error == cudaSuccess) return;
         const dim3 &g = record.grid, &b = record.block;
         user_error("kernel {} ({} x {} x {} blocks of {} x {} threads) failed: {}",
@@ -35,29 +36,29 @@ class WaitForEach final : public LaunchObserver {
     }
 
   private:
-    CudaQueues& queues_;
+    CudaStreams& streams_;
 };
 
 }  // namespace
 
-CudaOps::CudaOps(std::string_view gpu, const Chip& chip, CudaQueues& queues, const CudaOptions& options)
-    : chip_(chip), queues_(queues), products_(queues, kind_of(gpu, chip), options.tf32, options.sync) {
-    if (options.sync) waits_ = std::make_unique<WaitForEach>(queues);
+CudaOps::CudaOps(std::string_view gpu, const Chip& chip, CudaStreams& streams, const CudaOptions& options)
+    : chip_(chip), streams_(streams), products_(streams, kind_of(gpu, chip), options.tf32, options.sync) {
+    if (options.sync) waits_ = std::make_unique<WaitForEach>(streams);
     if (options.attention == AttentionKind::cudnn) cudnn_ = make_cudnn_attention();
 }
 
 CudaOps::~CudaOps() = default;
 
 void CudaOps::wait_if_asked(std::string_view call) const {
-    if (waits_) check_cuda(queues_.wait_until_empty(), call);
+    if (waits_) check_cuda(streams_.wait_until_empty(), call);
 }
 
-// What the kernels ask: rows of 16-byte pieces, heads whose rows fit the tensor cores' tiles.
+// Checks the kernels' requirements: rows consist of 16-byte pieces, and heads fit the tensor cores' tiles.
 void CudaOps::require_sizes(const WorkspaceRequest& request) const {
     const std::int64_t C = request.channels, head_size = request.size_of_head();
     if (head_size % 8 != 0 || head_size > 128) {
         user_error(
-            "--channels {} with --heads {} makes heads of {} channels, and the GPU's attention takes "
+            "--channels {} with --heads {} makes heads of {} channels, but attention on GPUs needs "
             "multiples of 8 up to 128; try --channels {}",
             C, request.heads, head_size,
             request.heads * std::clamp<std::int64_t>((head_size + 7) / 8 * 8, 8, 128));
@@ -68,7 +69,7 @@ void CudaOps::require_sizes(const WorkspaceRequest& request) const {
         user_error("--channels {} is out of range for the GPU's kernels in {}; give at most {}", C,
                    name_of(request.dtype), most);
     }
-    // The embedding's backward pass counts the tokens of a class in shared memory (encoder.cuh).
+    // The embedding's backward pass counts the tokens of a token class in shared memory (encoder.cuh).
     const auto most_tokens = static_cast<std::int64_t>((chip_.shared_bytes_per_block - 2048) / sizeof(int))
                              << 7;
     if (request.vocabulary > most_tokens) {
@@ -82,9 +83,10 @@ void CudaOps::require_sizes(const WorkspaceRequest& request) const {
     }
 }
 
-// The workspace begins with the products' memory, which is in use beside the kernels' own.
+// The workspace begins with the memory of the products. This part is separate, since one call may run a product
+// and a kernel that also needs workspace.
 std::size_t CudaOps::workspace_bytes(const WorkspaceRequest& request) const {
-    constexpr std::size_t few = 4096;  // sums' parts, AdamW's coefficients
+    constexpr std::size_t few = 4096;  // partial sums, AdamW's coefficients
     return LtProducts::workspace_bytes +
            std::max({embedding_workspace_bytes(request), matmul_workspace_bytes(request),
                      attention_workspace_bytes(request), few});
@@ -93,7 +95,7 @@ std::size_t CudaOps::workspace_bytes(const WorkspaceRequest& request) const {
 void CudaOps::set_workspace(const Tensor& workspace) {
     workspace_ = workspace;
     if (!workspace) return products_.set_workspace(nullptr);
-    check(workspace.bytes() >= LtProducts::workspace_bytes, "the workspace holds the products'");
+    check(workspace.bytes() >= LtProducts::workspace_bytes, "the workspace is large enough for the products");
     products_.set_workspace(workspace.data);
     if (cudnn_) cudnn_->set_workspace(workspace.data + LtProducts::workspace_bytes);
 }

@@ -1,8 +1,8 @@
-// The operations of ops.h on a GPU: hand-written kernels (the .cuh files beside this one), and cuBLASLt for the matrix
-// products. Each group of operations has its own .cu beside this file.
+// The operations of ops.h on a GPU: hand-written kernels (the .cuh files of this folder), and cuBLASLt for
+// matrix products. Each group of operations has its own .cu in this folder.
 //
-// The same call with the same shapes on the same kind of GPU gives the same bits: kernels sum in a fixed order, and a
-// product's algorithm is chosen once (lt_products.h).
+// The same call with the same shapes on the same kind of GPU gives the same bits. Kernels sum in a fixed
+// order, and the algorithm of a product is chosen once (lt_products.h).
 #pragma once
 
 #include <memory>
@@ -19,13 +19,13 @@ namespace llmc::cuda {
 
 class CudnnAttention;
 
-// Whether the program was compiled for the GPU that is selected, or can be now, from PTX.
+// True if the program has code for the selected GPU, or PTX that can be compiled for it now.
 bool has_code_for_this_gpu();
 
 class CudaOps final : public Ops {
   public:
-    // `gpu` is its name.
-    CudaOps(std::string_view gpu, const Chip& chip, CudaQueues& queues, const CudaOptions& options);
+    // `gpu` is the GPU's name.
+    CudaOps(std::string_view gpu, const Chip& chip, CudaStreams& streams, const CudaOptions& options);
     ~CudaOps() override;
 
     LtProducts& products() { return products_; }
@@ -51,7 +51,7 @@ class CudaOps final : public Ops {
 
     void matmul_forward(const Tensor& out, const Tensor& in, const Tensor& weight, const Tensor& bias,
                         const Tensor& pre_gelu = {}) override;
-    // (The product with GELU' is rounded to X before it and after it.)
+    // With pre_gelu, din is rounded to X before and after it is multiplied by GELU'(pre_gelu).
     void matmul_backward(const Tensor& din, const Tensor& dweight, const Tensor& dbias, const Tensor& dout,
                          const Tensor& in, const Tensor& weight, const Tensor& pre_gelu = {}) override;
 
@@ -87,23 +87,24 @@ class CudaOps final : public Ops {
     void all_finite(const Tensor& flag, const Tensor& x) override;
 
   private:
-    // Where the next kernel runs.
-    LaunchContext on() const { return {chip_, queues_.selected(), waits_.get()}; }
-    // What the observer does for our own kernels, for a library's.
+    // The chip, the stream and the observer for the next kernel.
+    LaunchContext on() const { return {chip_, streams_.selected(), waits_.get()}; }
+    // Waits for a library's kernel, as the observer waits for our own.
     void wait_if_asked(std::string_view call) const;
-    // The first bytes of the workspace, which must have as many.
+    // The workspace after the products' part; throws if it has fewer bytes than this.
     void* workspace(std::size_t bytes) const;
 
-    // What each group needs; the largest is the workspace, which each call uses from its start.
+    // The workspace, in bytes, that each group of operations needs. The workspace is as large as the largest;
+    // each call uses it from its start.
     std::size_t embedding_workspace_bytes(const WorkspaceRequest& request) const;
     std::size_t matmul_workspace_bytes(const WorkspaceRequest& request) const;
     std::size_t attention_workspace_bytes(const WorkspaceRequest& request) const;
 
     Chip chip_;
-    CudaQueues& queues_;
-    std::unique_ptr<LaunchObserver> waits_;  // for each kernel, if asked to
+    CudaStreams& streams_;
+    std::unique_ptr<LaunchObserver> waits_;  // for each kernel; null without CudaOptions::sync
     LtProducts products_;
-    std::unique_ptr<CudnnAttention> cudnn_;  // none: our own kernels
+    std::unique_ptr<CudnnAttention> cudnn_;  // null: our own kernels
     Tensor workspace_;
 };
 

@@ -1,6 +1,7 @@
-// cudnn_attention.h by cuDNN's graphs (its documentation: "Attention", scaled dot product attention). A graph is made
-// for each sizes once, which takes cuDNN up to seconds; an execution gives it the operands' addresses. Q, K and V are
-// read in place from packed (B,T,3,NH,HS), and their gradients are written there.
+// Implements cudnn_attention.h with cuDNN's graphs (scaled dot product attention; see "Attention" in its
+// documentation). A graph is built once for each set of sizes, which may take seconds; each execution passes
+// the operands' addresses. Q, K and V are read in place from packed (B,T,3,NH,HS); their gradients are
+// written to the same layout.
 #include "llmc/device/cuda/cudnn_attention.h"
 
 #include <cudnn_frontend.h>
@@ -23,12 +24,12 @@ namespace {
 
 namespace fe = cudnn_frontend;
 
-// What cuDNN says, on one line.
+// Throws cuDNN's message on one line.
 [[noreturn]] void refuse(const HeadSizes& s, std::string message) {
     std::ranges::replace(message, '\n', ' ');
     user_error(
         "--attention cudnn: cuDNN {} refuses attention of {} sequences of {} tokens with {} heads of {} "
-        "channels: {}; take --attention flash",
+        "channels: {}; use --attention flash",
         fe::detail::get_backend_version_string(), s.batch, s.sequence, s.heads, s.head_size, message);
 }
 
@@ -38,7 +39,7 @@ class Handle {
         require_cudnn();
         const cudnnStatus_t status = cudnnCreate(&handle_);
         if (status == CUDNN_STATUS_SUCCESS) return;
-        user_error("--attention cudnn: cuDNN says \"{}\" when it starts; take --attention flash",
+        user_error("--attention cudnn: cuDNN failed to start: {}; use --attention flash",
                    cudnnGetErrorString(status));
     }
     ~Handle() { cudnnDestroy(handle_); }
@@ -53,11 +54,11 @@ class Handle {
 using TensorAttributes = fe::graph::Tensor_attributes;
 using GraphTensor = std::shared_ptr<TensorAttributes>;
 
-// The names of operands in a graph; those of Q, K, V and of their gradients follow each other.
+// The ids of operands in a graph. Those of Q, K and V, and those of their gradients, are consecutive.
 enum Operand : std::int64_t { q = 1, k, v, dq, dk, dv, out, dout, lse };
 using Addresses = std::unordered_map<std::int64_t, void*>;
 
-// One pass at certain sizes.
+// One pass for given sizes.
 class Pass {
   public:
     explicit Pass(const HeadSizes& sizes) : sizes_(sizes) {
@@ -86,18 +87,18 @@ class Pass {
     }
 
     void build(cudnnHandle_t handle) {
-        carried_out([&] { return graph_.build(handle, {fe::HeurMode_t::A}); });
-        carried_out([&] { return graph_.get_workspace_size(workspace_bytes_); });
+        run_or_refuse([&] { return graph_.build(handle, {fe::HeurMode_t::A}); });
+        run_or_refuse([&] { return graph_.get_workspace_size(workspace_bytes_); });
     }
 
     std::size_t workspace_bytes() const { return static_cast<std::size_t>(workspace_bytes_); }
 
     void run(cudnnHandle_t handle, Addresses& addresses, void* workspace) const {
-        carried_out([&] { return graph_.execute(handle, addresses, workspace); });
+        run_or_refuse([&] { return graph_.execute(handle, addresses, workspace); });
     }
 
   private:
-    // Memory seen as (B,NH,T,HS), or (B,NH,T,1).
+    // Memory as a tensor (B,NH,T,HS), or (B,NH,T,1).
     struct Layout {
         std::vector<std::int64_t> sizes, strides;
         fe::DataType_t type = fe::DataType_t::BFLOAT16;
@@ -129,9 +130,9 @@ class Pass {
     }
     float scale() const { return 1.0f / std::sqrt(static_cast<float>(sizes_.head_size)); }
 
-    // The frontend refuses by what it returns, and here and there by an exception.
+    // The frontend reports errors by its return value, and sometimes by an exception.
     template <class F>
-    void carried_out(F&& f) const {
+    void run_or_refuse(F&& f) const {
         fe::error_t error;
         try {
             error = f();
@@ -148,7 +149,7 @@ class Pass {
     std::int64_t workspace_bytes_ = 0;
 };
 
-// The three parts of a packed tensor.
+// Adds the addresses of the three parts of a packed tensor.
 void add_parts(Addresses& addresses, Operand first, const Tensor& packed, const HeadSizes& s) {
     const auto part_bytes = static_cast<std::size_t>(s.heads * s.head_size) * size_of(packed.dtype);
     for (std::size_t i = 0; i < 3; ++i)
@@ -158,7 +159,7 @@ void add_parts(Addresses& addresses, Operand first, const Tensor& packed, const 
 class Attention final : public CudnnAttention {
   public:
     std::size_t workspace_bytes(const HeadSizes& sizes) override {
-        HeadSizes one = sizes;  // a sample's
+        HeadSizes one = sizes;  // for generating a sample
         one.batch = 1;
         planned_bytes_ =
             std::max({planned_bytes_, forward_pass(sizes).workspace_bytes(),

@@ -1,4 +1,4 @@
-// Those functions of cudnn.h that the frontend calls: each calls the one of its name in the library.
+// The functions of cudnn.h that the frontend calls. Each calls the library's function of the same name.
 #include "llmc/device/cuda/cudnn_library.h"
 
 #include <cudnn.h>
@@ -20,7 +20,7 @@ const llmc::cuda::SharedLibrary& library() {
 
 }  // namespace
 
-// Parameters have the names of cudnn.h.
+// Parameter names are those of cudnn.h.
 extern "C" {
 cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) { return library().call<cudnnCreate>(__func__, handle); }
 cudnnStatus_t cudnnDestroy(cudnnHandle_t handle) { return library().call<cudnnDestroy>(__func__, handle); }

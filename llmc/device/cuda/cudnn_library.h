@@ -1,9 +1,9 @@
-// cuDNN's library, which is looked for when it is first needed: a program that can use it starts without it too.
+// cuDNN's library, which is loaded when first needed. A program that can use it also starts without it.
 #pragma once
 
 namespace llmc::cuda {
 
-// UserError where this machine has none.
+// Throws a UserError if this machine has no cuDNN.
 void require_cudnn();
 
 }  // namespace llmc::cuda

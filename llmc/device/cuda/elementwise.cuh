@@ -1,9 +1,10 @@
-// Casts, fills, sums of tensors, and the test for NaN and infinity (ops.h: cast, fill, add, accumulate, all_finite).
-// How these kernels came about: dev/cast.cu, dev/fill.cu, dev/add.cu, dev/accumulate.cu, dev/all_finite.cu.
+// Casts, fills, addition of tensors, and the test for NaN and infinity (ops.h: cast, fill, add, accumulate,
+// all_finite). The development of these kernels is in dev/cast.cu, dev/fill.cu, dev/add.cu,
+// dev/accumulate.cu, dev/all_finite.cu.
 //
-// All are bound by memory: 16 bytes an access, several in flight, a grid that stays. Any number of elements,
-// at any address: what the packs do not cover (the tail; all, where an address is no multiple of 16) goes
-// element by element.
+// All are limited by memory: 16-byte accesses, several in flight, in a persistent grid. They take any number
+// of elements at any address. Elements outside whole 16-byte pieces are done one by one: the tail, or all if
+// an address is not a multiple of 16.
 #pragma once
 
 #include "llmc/device/cuda/grid.cuh"
@@ -12,14 +13,15 @@
 
 namespace llmc::cuda {
 
-// The most threads of a block, and the blocks of as many that a multiprocessor takes: 40 registers a thread. From sm_100
-// on the compiler needs more for the loads under way, and would spill.
+// The most threads of a block, and how many blocks of this size a multiprocessor holds: three, with 40
+// registers per thread. From sm_100 on the compiler needs more registers for the loads in flight, and would
+// spill.
 inline constexpr int elementwise_most_threads = 512;
 constexpr int elementwise_resident(int architecture) { return architecture < 100 ? 3 : 2; }
 #ifdef __CUDA_ARCH__
 inline constexpr int elementwise_resident_here = elementwise_resident(__CUDA_ARCH__ / 10);
 #else
-inline constexpr int elementwise_resident_here = 1;  // the host does not ask
+inline constexpr int elementwise_resident_here = 1;  // not used on the host
 #endif
 
 template <class To, class From>
@@ -96,14 +98,14 @@ __global__ void __launch_bounds__(elementwise_most_threads, elementwise_resident
     }
 }
 
-// Whether one of the elements in 32 bits is NaN or infinite: those have an exponent of ones.
+// True if one of the elements in these 32 bits is NaN or infinite: their exponent bits are all ones.
 template <class X>
 __device__ __forceinline__ bool has_nonfinite(std::uint32_t bits) {
     constexpr std::uint32_t high = 0x7f800000u, low = 0x7f80u;
     return (bits & high) == high || (sizeof(X) == 2 && (bits & low) == low);
 }
 
-// Clears `flag`, which is 1 before, if there is a NaN or an infinity. Whichever warp writes writes the same.
+// Clears `flag`, which was 1, if there is a NaN or an infinity. All warps that write it write the same value.
 template <class X>
 __global__ void __launch_bounds__(elementwise_most_threads, elementwise_resident_here)
     all_finite_kernel3(std::int32_t* flag, const X* x, std::int64_t packs, std::int64_t elements) {
@@ -123,17 +125,18 @@ __global__ void __launch_bounds__(elementwise_most_threads, elementwise_resident
 
 namespace detail {
 
-// How many packs of `size` elements the arrays can be taken in.
+// The number of packs of `size` elements that can be read whole from all arrays.
 template <class... T>
 std::int64_t whole_packs(std::int64_t elements, int size, const T*... arrays) {
     const bool aligned = ((reinterpret_cast<std::uintptr_t>(arrays) % 16 == 0) && ...);
     return aligned ? elements / size : 0;
 }
 
-// A thread for each pack, or for each element where there are none.
+// A thread for each pack, or for each element if there are no packs.
 inline unsigned elementwise_blocks(const LaunchContext& on, std::int64_t packs, std::int64_t elements,
                                    int block_threads) {
-    check(block_threads <= elementwise_most_threads, "elementwise: too many threads in a block");
+    check(block_threads <= elementwise_most_threads,
+          "elementwise: a block has at most elementwise_most_threads");
     return streaming_blocks(on.chip, packs > 0 ? packs : elements, block_threads,
                             elementwise_most_threads * elementwise_resident(on.chip.architecture));
 }

@@ -1,8 +1,8 @@
-// Token and position embeddings, forward and backward (ops.h: encoder_forward, encoder_backward). How these kernels
-// came about: dev/encoder_forward.cu, dev/encoder_backward.cu.
+// Token and position embeddings, forward and backward (ops.h: encoder_forward, encoder_backward). The
+// development of these kernels is in dev/encoder_forward.cu and dev/encoder_backward.cu.
 //
-// A table may be a part of a larger one, its rows from first_row on: tokens outside of it have no row, and cost nothing
-// but the reading of the token.
+// A table may be part of a larger one, with its rows from first_row on. Tokens outside it have no row; they
+// cost only the read of the token.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ struct TableRows {
     std::int64_t first;
     int count;
 
-    // The row of a token, -1 where it has none here.
+    // The row of a token, or -1 if it has none here.
     __device__ __forceinline__ int of(std::int32_t token) const {
         const std::int64_t row = token - first;
         return row >= 0 && row < count ? static_cast<int>(row) : -1;
@@ -26,8 +26,8 @@ struct TableRows {
 
 // ---- forward ----
 
-// A thread does the same 16 bytes of a position in `encoder_batch` samples: it reads wpe once for all, and its reads
-// of wte, at random rows, are under way together.
+// A thread computes the same 16 bytes of a position in `encoder_batch` sequences. It reads wpe once for all of
+// them. Its reads of wte, at random rows, are in flight together.
 inline constexpr int encoder_batch = 4;
 
 template <class X>
@@ -61,18 +61,18 @@ __global__ void __launch_bounds__(512)
     }
 }
 
-// out X (batch, sequence, channels), tokens int32 (batch, sequence), wte X (table.count, channels), wpe X (at least
-// sequence, channels) or null
+// out X (batch, sequence, channels), tokens int32 (batch, sequence), wte X (table.count, channels), wpe X (at
+// least sequence, channels) or null
 template <class X>
 void encoder_forward(const LaunchContext& on, X* out, const std::int32_t* tokens, const X* wte, const X* wpe,
                      TableRows table, int batch, std::int64_t sequence, int channels,
                      int block_threads = 256) {
     constexpr int pack = Packed<X>::size;
-    check(channels % pack == 0, "encoder: channels are not a multiple of 16 bytes");
-    check(block_threads <= 512, "encoder: too many threads in a block");
+    check(channels % pack == 0, "encoder: channels are a multiple of 16 bytes");
+    check(block_threads <= 512, "encoder: a block has at most as many threads as its kernel's launch bounds");
     const std::int64_t pieces = sequence * (channels / pack);
     if (pieces == 0 || batch == 0) return;
-    check(pieces < std::int64_t{1} << 31, "encoder: the sequence is too long");
+    check(pieces < std::int64_t{1} << 31, "encoder: a sequence has less than 2^31 pieces of 16 bytes");
     const dim3 grid(static_cast<unsigned>(blocks_for<std::int64_t>(pieces, block_threads)),
                     static_cast<unsigned>(blocks_for(batch, encoder_batch)));
     launch(on, encoder_forward_kernel3<X>, grid, block_threads, 0, out, tokens, wte, wpe, table, batch,
@@ -81,17 +81,17 @@ void encoder_forward(const LaunchContext& on, X* out, const std::int32_t* tokens
 
 // ---- backward: the order of the rows ----
 
-// Rows are brought into the order of their tokens, and among those of a token stay as they are. To share the work,
-// tokens are divided into classes by their lowest bits, and one class comes after the other. (Neighbours among the
-// tokens are as frequent as each other, those of a class are not.) 128 classes, or of a small vocabulary as many as
-// have 16 tokens.
+// Rows are sorted by token; rows of the same token keep their order. To share the work, tokens are divided
+// into classes by their lowest bits, and the classes come one after the other. Consecutive tokens have
+// similar frequencies, so classes by the lowest bits are about equally large. There are 128 classes, or fewer
+// for a small vocabulary, so that each has about 16 tokens.
 constexpr int token_class_bits(int vocabulary) {
     return std::clamp(static_cast<int>(std::bit_width(static_cast<unsigned>(vocabulary))) - 5, 0, 7);
 }
 __device__ __forceinline__ int class_of(int token, int class_bits) { return token & ((1 << class_bits) - 1); }
 __device__ __forceinline__ int key_in_class(int token, int class_bits) { return token >> class_bits; }
 
-// The sum of x over the lanes up to this one.
+// The sum of x over lanes 0 to this one.
 __device__ __forceinline__ int warp_sum_up_to(int x, int lane LLMC_SITE) {
 #pragma unroll
     for (int distance = 1; distance < warp_threads; distance *= 2) {
@@ -101,7 +101,8 @@ __device__ __forceinline__ int warp_sum_up_to(int x, int lane LLMC_SITE) {
     return x;
 }
 
-// The sum of x over the threads before this one, and over the block in `total`, by a block of whole warps.
+// The sum of x over the threads before this one. `total` gets the sum over the block, which consists of whole
+// warps.
 __device__ __forceinline__ int block_sum_before(int x, int* total LLMC_SITE) {
     SHARED(int, sums, [warp_threads]);
     const int warp = static_cast<int>(threadIdx.x) / warp_threads;
@@ -118,8 +119,9 @@ __device__ __forceinline__ int block_sum_before(int x, int* total LLMC_SITE) {
     return (warp == 0 ? 0 : warps_before) + up_to - x;
 }
 
-// Calls f(token, row) for a warp's rows, 32 at a time and four times that under way; all lanes call it together, with
-// token -1 where there is no row. Tokens are counted from the table's first row on, and those outside are -1 too.
+// Calls f(token, row) for a warp's rows, 32 at a time, with four loads in flight. All lanes call it together;
+// `token` is -1 if there is no row. Tokens are relative to the table's first row; those outside the table are
+// -1 too.
 template <class F>
 __device__ __forceinline__ void for_rows(const std::int32_t* tokens, TableRows table, int begin, int end,
                                          F f) {
@@ -136,11 +138,12 @@ __device__ __forceinline__ void for_rows(const std::int32_t* tokens, TableRows t
     }
 }
 
-// A stable counting sort. Block b reads all tokens, and places the rows of class b: first it counts those of each of
-// the class's tokens, warp by warp, and those of the classes before; then it knows where each warp's rows of a token
-// begin, and each warp puts them there, in their order. Rows without a token of the table have no place: the last
-// places, which so are left, hold -1.
-//   `keys`: tokens of a class
+// A stable counting sort. Block b reads all tokens and places the rows of class b.
+//
+// First it counts, per warp, the rows of each token of its class, and the rows of earlier classes. Then it
+// knows where each warp's rows of a token begin. Each warp puts its rows there, in their order. Rows whose
+// token is not in the table get no place; the unused places at the end hold -1.
+//   `keys`: the tokens in a class
 template <class Token>
 __global__ void __launch_bounds__(512)
     order_rows_kernel4(std::int32_t* order, const Token* tokens, TableRows table, int rows, int keys,
@@ -182,7 +185,7 @@ __global__ void __launch_bounds__(512)
         }
     }
     __syncthreads();
-    // After the last class come the places that are left.
+    // The block of the last class marks the unused places.
     if (blockIdx.x + 1 == gridDim.x) {
         for (int left = next + thread; left < rows; left += threads) order[left] = -1;
     }
@@ -194,16 +197,16 @@ __global__ void __launch_bounds__(512)
             const int key = key_in_class(token, class_bits);
             const unsigned same = __match_any_sync(matching, key);
             const int start = place[key];
-            const int rank = __popc(same & ((1u << lane) - 1));
-            order[start + rank] = row;
+            const int place_among_same = __popc(same & ((1u << lane) - 1));
+            order[start + place_among_same] = row;
             __syncwarp(matching);
-            if (rank == 0) place[key] = start + __popc(same);
+            if (place_among_same == 0) place[key] = start + __popc(same);
         }
-        __syncwarp();  // the lanes that read it next are others
+        __syncwarp();  // other lanes read it next
     });
 }
 
-// As many warps as there is shared memory for: each counts for itself.
+// Uses as many warps as shared memory allows, since each warp has its own counts.
 inline void order_rows(const LaunchContext& on, std::int32_t* order, const std::int32_t* tokens,
                        TableRows table, int rows) {
     const int class_bits = token_class_bits(table.count);
@@ -212,28 +215,28 @@ inline void order_rows(const LaunchContext& on, std::int32_t* order, const std::
         return SharedAllocator::bytes<int>(static_cast<std::size_t>(warps) * static_cast<std::size_t>(keys));
     };
     constexpr std::size_t static_bytes = 1024;
-    // Few rows are not worth many warps.
+    // Few rows do not need many warps.
     int warps = std::min(16, blocks_for(rows, 4 * warp_threads));
     while (warps > 1 && shared_bytes(warps) + static_bytes > on.chip.shared_bytes_per_block) --warps;
     check(shared_bytes(warps) + static_bytes <= on.chip.shared_bytes_per_block,
-          "encoder: the vocabulary is too large");
+          "encoder: the counts of a token class fit into shared memory");
     launch(on, order_rows_kernel4<std::int32_t>, classes, warps * warp_threads, shared_bytes(warps), order,
            tokens, table, rows, keys, class_bits);
 }
 
 // ---- backward: the sums ----
 
-// Rows in order are cut into tiles of 32. A run is the rows of a token, and may begin or end in another tile.
+// Sorted rows are cut into tiles of 32. A run is all rows of one token; it may begin or end in another tile.
 inline constexpr int tile_rows = warp_threads;
 
-// Of a run that another tile has the rest of, the sum over this tile goes to one of its two partial sums.
+// If a run extends into another tile, its sum over this tile goes to one of the tile's two partial sums.
 enum PartialSum { of_run_before, of_run_after, partial_sums };
 
 __device__ __forceinline__ std::int64_t partial_row(std::int64_t tile, PartialSum which) {
     return tile * partial_sums + which;
 }
 
-// The token of the row that is at `place` of the order, -1 outside and where no row is.
+// The token of the row at `place` of the order; -1 if there is no row or `place` is outside.
 __device__ __forceinline__ int token_at(const std::int32_t* order, const std::int32_t* tokens,
                                         std::int64_t place, std::int64_t rows) {
     const int row = place >= 0 && place < rows ? order[place] : -1;
@@ -252,8 +255,8 @@ __device__ __forceinline__ void add_to(float* to, const float (&sum)[n]) {
     }
 }
 
-// A warp adds up the rows of a tile, 16 bytes a lane, run by run. Nobody else adds to the rows of dwte whose runs lie
-// inside the tile.
+// A warp sums the rows of a tile, run by run, 16 bytes per lane. If a run is entirely inside the tile, no
+// other warp adds to its row of dwte.
 template <class X>
 __global__ void __launch_bounds__(256, 3)
     encoder_backward_tiles_kernel4(float* dwte, float* partials, const X* dout, const std::int32_t* tokens,
@@ -275,7 +278,8 @@ __global__ void __launch_bounds__(256, 3)
     int token_after = __shfl_down_sync(all_lanes, token, 1);
     if (lane == 0) token_before = token_at(order, tokens, begin - 1, rows);
     if (lane == last) token_after = token_at(order, tokens, begin + tile_rows, rows);
-    // Bit i: row i is the last of its run, or of the tile; its run began in a tile before, goes on in one after.
+    // Bit i of run_ends: row i is the last of its run or of the tile. begins_before: the first run began in
+    // an earlier tile. goes_on: the last run continues in the next tile.
     const unsigned run_ends = __ballot_sync(all_lanes, token != token_after || lane == last);
     const bool begins_before = __ballot_sync(all_lanes, token == token_before) & 1u;
     const bool goes_on = __ballot_sync(all_lanes, token == token_after) >> last & 1u;
@@ -320,7 +324,7 @@ __global__ void __launch_bounds__(256, 3)
     }
 }
 
-// Block b adds up the run that begins in tile b and goes on in others: their partial sums, in order.
+// Block b sums the run that begins in tile b and continues in others: their partial sums, in order.
 template <int tile_rows_>
 __global__ void __launch_bounds__(256)
     encoder_backward_runs_kernel4(float* dwte, const float* partials, const std::int32_t* tokens,
@@ -332,7 +336,7 @@ __global__ void __launch_bounds__(256)
     const std::int64_t token = token_at(order, tokens, next - 1, rows);
     if (token < 0 || token_at(order, tokens, next, rows) != token) return;
     if (token_at(order, tokens, next - 1 - tile_rows_, rows) == token) return;  // begins before
-    std::int64_t end = tile + 1;  // of the tiles that begin with the token
+    std::int64_t end = tile + 1;  // of the tiles whose first row has this token
     for (unsigned same = all_lanes; same == all_lanes;) {
         same = __ballot_sync(all_lanes, token_at(order, tokens, (end + lane) * tile_rows_, rows) == token);
         end += same == all_lanes ? warp_threads : __ffs(static_cast<int>(~same)) - 1;
@@ -351,7 +355,7 @@ __global__ void __launch_bounds__(256)
     }
 }
 
-// A thread adds 16 bytes of a position over the batch.
+// A thread sums 16 bytes of a position over the batch.
 template <class X>
 __global__ void __launch_bounds__(512)
     encoder_backward_positions_kernel4(float* dwpe, const X* dout, int batch, std::int64_t elements) {
@@ -368,7 +372,7 @@ __global__ void __launch_bounds__(512)
     add_to(dwpe + i, sum);
 }
 
-// Scratch memory of encoder_backward: the rows in the order of their tokens, and sums of parts of a token's rows.
+// Scratch memory of encoder_backward: the sorted rows, and the partial sums of tokens' rows.
 struct EncoderScratch {
     std::int32_t* order;  // (rows)
     float* partials;      // (encoder_partials), aligned to 16 bytes
@@ -385,10 +389,10 @@ void encoder_backward(const LaunchContext& on, float* dwte, float* dwpe, const X
                       const std::int32_t* tokens, TableRows table, int batch, std::int64_t sequence,
                       int channels, EncoderScratch scratch, int block_threads = 256) {
     constexpr int pack = Packed<X>::size;
-    check(channels % pack == 0, "encoder: channels are not a multiple of 16 bytes");
-    check(block_threads <= 256, "encoder: too many threads in a block");
+    check(channels % pack == 0, "encoder: channels are a multiple of 16 bytes");
+    check(block_threads <= 256, "encoder: a block has at most as many threads as its kernel's launch bounds");
     const std::int64_t rows = batch * sequence;
-    check(rows < std::int64_t{1} << 31, "encoder: too many tokens");
+    check(rows < std::int64_t{1} << 31, "encoder: less than 2^31 tokens");
     if (rows == 0 || channels == 0) return;
     const auto blocks = [](std::int64_t n, int size) {
         return static_cast<unsigned>(blocks_for<std::int64_t>(n, size));

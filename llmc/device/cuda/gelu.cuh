@@ -1,9 +1,9 @@
-// GELU forward and backward, GPT-2's tanh form (ops.h: gelu_forward, gelu_backward). How these kernels came
-// about: dev/gelu_forward.cu and dev/gelu_backward.cu.
+// GELU forward and backward, in the tanh form of GPT-2 (ops.h: gelu_forward, gelu_backward). The development
+// of these kernels is in dev/gelu_forward.cu and dev/gelu_backward.cu.
 //
 // With w = 2 sqrt(2/pi) (x + 0.044715 x^3), x/2 (1 + tanh(w/2)) = x s, where s = 1/(1 + e^-w) is the logistic
-// function. As an exponential and a reciprocal s keeps its relative precision where w is far below 0 and
-// 1 + tanh(w/2) would cancel.
+// function. Computed with an exponential and a reciprocal, s keeps its relative precision if w is far below
+// 0. The form 1 + tanh(w/2) would lose all precision by cancellation there.
 #pragma once
 
 #include "llmc/device/cuda/packed.cuh"
@@ -17,32 +17,32 @@ namespace detail {
 inline constexpr double gelu_linear = 2 * 0.79788456080286535588;  // sqrt(2/pi)
 inline constexpr double gelu_cubic = gelu_linear * 0.044715;
 
-// Loaded by a thread before it uses the first, so that a multiprocessor has 64 KiB in flight.
+// Pieces that a thread loads before it uses the first, so that a multiprocessor has 64 KiB in flight.
 inline constexpr int gelu_pieces = 2;
 inline constexpr int gelu_max_threads = 512;
 
 }  // namespace detail
 
-// Where e^-w overflows, s is 0.
+// If e^-w overflows, s is 0.
 __device__ __forceinline__ float gelu(float x) {
     constexpr auto linear = static_cast<float>(-detail::gelu_linear * log2_e);
     constexpr auto cubic = static_cast<float>(-detail::gelu_cubic * log2_e);
     return x * reciprocal_approximate(1 + exp2_approximate(x * fmaf(cubic, x * x, linear)));
 }
 
-// GELU'(x) = s + x s (1 - s) dw/dx, where with z = e^-|w| <= 1
+// GELU'(x) = s + x s (1 - s) dw/dx. With z = e^-|w| <= 1:
 //   s = 1/(1 + z) or z/(1 + z),  s (1 - s) = z/(1 + z)^2
 __device__ __forceinline__ float gelu_derivative(float x) {
     constexpr auto linear = static_cast<float>(detail::gelu_linear * log2_e);
     constexpr auto cubic = static_cast<float>(detail::gelu_cubic * log2_e);
     constexpr auto slope_linear = static_cast<float>(detail::gelu_linear);
     constexpr auto slope_cubic = static_cast<float>(3 * detail::gelu_cubic);
-    // z is 0 from |x| = 20 on, and would be multiplied by infinity where x^2 overflows.
+    // z is 0 for |x| >= 20. The bound keeps it from being multiplied by infinity if x^2 overflows.
     const float x2 = fminf(x * x, 1024.0f);
     const float z = exp2_approximate(-fabsf(x * fmaf(cubic, x2, linear)));
     const float r = reciprocal_approximate(1 + z);
     const float zr = z * r;
-    // An infinite x would make NaN of 0.
+    // An infinite x times 0 would be NaN.
     const float bounded = fminf(fmaxf(x, -32.0f), 32.0f);
     return fmaf(bounded * (zr * r), fmaf(slope_cubic, x2, slope_linear), x < 0 ? zr : r);
 }
@@ -94,11 +94,11 @@ __global__ void __launch_bounds__(detail::gelu_max_threads)
 
 namespace detail {
 
-// The blocks for n elements of X.
+// The number of blocks for n elements of X.
 template <class X>
 unsigned gelu_blocks(std::int64_t n, int block_threads) {
-    check(n % Packed<X>::size == 0, "gelu: the elements are not a multiple of 16 bytes");
-    check(block_threads <= gelu_max_threads, "gelu: too many threads in a block");
+    check(n % Packed<X>::size == 0, "gelu: the elements are a multiple of 16 bytes");
+    check(block_threads <= gelu_max_threads, "gelu: a block has at most gelu_max_threads");
     return static_cast<unsigned>(blocks_for<std::int64_t>(n, gelu_pieces * block_threads * Packed<X>::size));
 }
 

@@ -1,5 +1,5 @@
-// The squares of a gradient summed block by block, and sums in fp64 (ops.h: global_norm_squared, sum). How these
-// kernels came about: dev/global_norm.cu.
+// Sums of a gradient's squares over blocks of elements, and sums in fp64 (ops.h: global_norm_squared, sum).
+// The development of these kernels is in dev/global_norm.cu.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 namespace llmc::cuda {
 
-// A warp does a block of 1024 elements: each lane has eight loads of 16 bytes under way at once (in bf16 four), and
-// no warp waits for another.
+// A warp sums a block of 1024 elements. Each lane has eight loads of 16 bytes in flight at once (in bf16
+// four). No warp waits for another.
 template <int elements, class X>
 __global__ void __launch_bounds__(1024)
     global_norm_squared_kernel3(float* partials, const X* x, std::int64_t blocks) {
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(1024)
 template <int elements = norm_block_elements, class X>
 void global_norm_squared(const LaunchContext& on, float* partials, const X* x, std::int64_t n,
                          int block_threads = 256) {
-    check(n % elements == 0, "the norm is made of whole blocks");
+    check(n % elements == 0, "the norm takes whole blocks of norm_block_elements");
     const std::int64_t blocks = n / elements;
     if (blocks == 0) return;
     launch(on, global_norm_squared_kernel3<elements, X>,
@@ -51,7 +51,7 @@ void global_norm_squared(const LaunchContext& on, float* partials, const X* x, s
 
 inline constexpr int sum_threads = 256;
 
-// In thread 0 of a block of sum_threads.
+// The sum over a block of sum_threads, valid in thread 0.
 __device__ __forceinline__ double block_sum_fp64(double x LLMC_SITE) {
     SHARED(double, sums, [sum_threads]);
     const auto thread = static_cast<int>(threadIdx.x);
@@ -64,9 +64,9 @@ __device__ __forceinline__ double block_sum_fp64(double x LLMC_SITE) {
     return sums[thread];
 }
 
-// Block p sums part p of the elements: all parts are of the same size, whole quads, but the last, which may be shorter.
-// A thread adds quads at any address, so that the order does not depend on it; at multiples of 16 bytes it loads them
-// whole.
+// Block p sums part p of the elements. All parts are whole quads of the same size; only the last may be
+// shorter. A thread adds quads whatever the address is, so that the order does not depend on it. If x is
+// aligned to whole quads, a quad is one load.
 template <class X>
 __global__ void __launch_bounds__(sum_threads)
     sum_parts_kernel3(double* parts, const X* x, std::int64_t n, std::int64_t part_size) {
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(sum_threads)
     if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
 
-// out += the sum of the parts, of which a thread has one.
+// out += the sum of the parts; each thread has at most one part.
 template <class X>
 __global__ void __launch_bounds__(sum_threads) sum_total_kernel3(X* out, const double* parts, int count) {
     const auto thread = static_cast<int>(threadIdx.x);
@@ -99,12 +99,12 @@ __global__ void __launch_bounds__(sum_threads) sum_total_kernel3(X* out, const d
 
 constexpr std::size_t sum_workspace_bytes() { return sum_threads * sizeof(double); }
 
-// out fp64 (1) += the sum of x fp32 (n), in an order that depends on n alone.
+// out fp64 (1) += the sum of x fp32 (n), in an order that depends only on n.
 template <class X>
 void sum(const LaunchContext& on, double* out, const X* x, std::int64_t n, void* workspace) {
     if (n == 0) return;
     auto* const parts = static_cast<double*>(workspace);
-    // At least a quad a thread.
+    // At least a quad per thread.
     const std::int64_t part_size =
         4 * std::max<std::int64_t>(sum_threads, blocks_for<std::int64_t>(n, 4 * sum_threads));
     const auto count = static_cast<int>(blocks_for(n, part_size));

@@ -1,5 +1,5 @@
-// The GPUs of this machine, and the device that computes on one of them. Plain C++: the program asks here, whether it
-// was built with CUDA or not (no_cuda.cpp answers where it was not).
+// The GPUs of this machine, and the device that computes on one of them. Plain C++: the program uses this
+// header with or without CUDA. (Without CUDA, no_cuda.cpp implements it.)
 #pragma once
 
 #include <array>
@@ -15,12 +15,12 @@ namespace llmc {
 
 struct Gpu {
     std::string name;
-    std::array<std::int8_t, 16> uuid{};  // the same in all processes, whatever number each knows it by
+    std::array<std::int8_t, 16> uuid{};  // the same in all processes, however they number the GPUs
     int architecture = 0;                // 90 for sm_90
 };
 
-// What this process may use, by CUDA's numbers (CUDA_VISIBLE_DEVICES chooses and orders them). Where there is none
-// `why` says so, as the end of a sentence.
+// The GPUs that this process may use, in CUDA's order (CUDA_VISIBLE_DEVICES selects and orders them). If
+// there are none, `why_none` is the reason, as the end of a sentence.
 struct Gpus {
     std::vector<Gpu> all;
     std::string why_none;
@@ -32,11 +32,11 @@ enum class AttentionKind { flash, cudnn };
 struct CudaOptions {
     int gpu = 0;
     AttentionKind attention = AttentionKind::flash;
-    bool tf32 = false;  // products of fp32 numbers round them to TF32's 10 bits
+    bool tf32 = false;  // products round fp32 factors to TF32, with a 10-bit mantissa
     bool sync = false;  // waits for every kernel, and names the one that failed
 };
 
-// UserError if the GPU is none that this program was compiled for, or if the program has no such attention.
+// Throws a UserError if the program has no code for this GPU, or was built without the chosen attention.
 std::unique_ptr<Device> make_cuda_device(const CudaOptions& options);
 
 }  // namespace llmc

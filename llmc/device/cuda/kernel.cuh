@@ -1,5 +1,5 @@
-// What every kernel includes: CUDA where nvcc compiles it, and otherwise the executor of test/simt, which
-// offers the same names and runs the same source on the CPU. A kernel that is to run on both
+// Included by every kernel: CUDA if nvcc compiles it. Otherwise it is the executor of test/simt, which has
+// the same names and runs the same source on the CPU. A kernel for both
 // - declares shared memory with SHARED or takes it from a SharedAllocator, never with `__shared__`,
 // - uses PTX through the wrappers of ptx.cuh,
 // - is launched with launch().
@@ -12,15 +12,15 @@
 #include <cuda_bf16.h>
 
 #include "llmc/device/cuda/runtime.h"
-// A shared array that has the size it is declared with: SHARED(float, partial, [32]); Aligned for 16-byte accesses
-// wherever the compiler puts it, as it is on the CPU.
+// Declares a shared array: SHARED(float, partial, [32]). It is aligned for 16-byte accesses, as it is on the
+// CPU.
 #define SHARED(type, name, size) __shared__ __align__(16) type name size
-// For the executor, which tells barriers and warp collectives apart by their line and by those of the calls that led
-// there: the last parameter of each function or lambda that has one in it and that a kernel calls at more than one
-// place, and the last argument of calls in there.
+// For the executor, which identifies a barrier or warp collective by its line and the lines of the calls that
+// led there. LLMC_SITE is the last parameter of a function or lambda that contains a barrier or collective
+// and is called at several places. LLMC_PASS_SITE is the last argument of the calls inside it.
 #define LLMC_SITE
 #define LLMC_PASS_SITE
-// The same where there is no other.
+// The same for functions without other parameters.
 #define LLMC_ONLY_SITE
 #define LLMC_PASS_ONLY_SITE
 #else
@@ -40,8 +40,8 @@ namespace llmc::cuda {
 
 using bf16 = __nv_bfloat16;
 
-// kernel<<<grid, block, shared_bytes, stream>>>(args...), with as much dynamic shared memory as the chip has. Without
-// blocks there is nothing to do, which CUDA would refuse.
+// Runs kernel<<<grid, block, shared_bytes, stream>>>(args...), with up to as much dynamic shared memory as
+// the chip has. A grid without blocks does nothing; CUDA would refuse it.
 template <class... Parameters, class... Arguments>
 void launch(const LaunchContext& on, void (*kernel)(Parameters...), dim3 grid, dim3 block,
             std::size_t shared_bytes, Arguments&&... arguments) {
@@ -56,20 +56,21 @@ void launch(const LaunchContext& on, void (*kernel)(Parameters...), dim3 grid, d
     kernel<<<grid, block, shared_bytes, on.stream>>>(static_cast<Parameters>(arguments)...);
     check_cuda(cudaGetLastError(), "launch");
 #else
-    simt::launch(on.chip, on.stream, kernel, grid, block,
-                 {shared_bytes, asks_for_shared ? on.chip.shared_bytes_per_block : Chip::static_shared_bytes},
-                 static_cast<Parameters>(arguments)...);
+    simt::launch(
+        on.chip, on.stream, kernel, grid, block,
+        {shared_bytes, asks_for_shared ? on.chip.shared_bytes_per_block : Chip::default_shared_bytes},
+        static_cast<Parameters>(arguments)...);
 #endif
     if (on.observer)
         on.observer->launched({reinterpret_cast<const void*>(kernel), grid, block, shared_bytes});
 }
 
-// Divides the dynamic shared memory of a launch. All threads take the same arrays in the same order, each of
-// which starts at a multiple of 128 bytes. (On the executor each is an allocation of its own, so that an access
-// past its end is found.)
+// Divides the dynamic shared memory of a launch. All threads take the same arrays in the same order. Each
+// array starts at a multiple of 128 bytes. (On the executor each array is an allocation of its own, so that
+// it finds accesses past the end.)
 class SharedAllocator {
   public:
-    // The bytes that an array of n elements takes from the launch's.
+    // The bytes that an array of n elements takes.
     template <class T>
     __host__ __device__ static constexpr std::size_t bytes(std::size_t n) {
         return (n * sizeof(T) + 127) / 128 * 128;
@@ -94,7 +95,7 @@ class SharedAllocator {
 #endif
 };
 
-// Blocks of `size` that cover n.
+// The number of blocks of `size` that cover n.
 template <class Integer>
 __host__ __device__ constexpr Integer blocks_for(Integer n, Integer size) {
     return (n + size - 1) / size;

@@ -1,4 +1,4 @@
-// What a person calls a kernel, whose symbol is a C++ compiler's.
+// A kernel's readable name, from its mangled symbol.
 #pragma once
 
 #include <cxxabi.h>
@@ -10,7 +10,7 @@
 
 namespace llmc::cuda {
 
-// "layernorm_forward_kernel5<float>": without namespaces of its own, result and parameters.
+// For example "layernorm_forward_kernel5<float>": without its namespaces, result type and parameters.
 inline std::string kernel_name(const std::string& symbol) {
     int status = 0;
     const std::unique_ptr<char, decltype(&std::free)> demangled(

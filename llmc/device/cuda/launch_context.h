@@ -1,4 +1,5 @@
-// Where kernels are launched, and who is told of it. Plain C++, for the device's host code as for the kernels.
+// The context in which kernels are launched, and the observer of launches. Plain C++, for the device's host
+// code and for kernels.
 #pragma once
 
 #include <driver_types.h>
@@ -10,7 +11,8 @@
 
 namespace llmc::cuda {
 
-// What a launch asked for: the kernel lab computes occupancy from it, and --cuda-sync waits for the kernel.
+// The parameters of a launch. The kernel lab computes the occupancy from them, and --cuda-sync waits for the
+// kernel.
 struct LaunchRecord {
     const void* kernel;
     dim3 grid, block;

@@ -1,9 +1,11 @@
-// Layernorm backward (ops.h: layernorm_backward). How this kernel came about: dev/layernorm_backward.cu.
+// Layernorm backward (ops.h: layernorm_backward). The development of these kernels is in
+// dev/layernorm_backward.cu.
 //
-// Two kernels. The first is a grid of few blocks that walk down the rows, writes din, and leaves in the
-// workspace what each block adds to dgamma and dbeta; the second sums that over the blocks. All sums are in
-// an order that the shape and the number of multiprocessors decide. din alone, dgamma alone, or dgamma and dbeta, come from
-// the same instructions of the same kernels: they have the same bits as all together.
+// There are two kernels. The first has a grid of few blocks, each of which goes over many rows. It writes
+// din, and each block's contribution to dgamma and dbeta to the workspace. The second sums these
+// contributions over the blocks. The order of all sums depends only on the shape and the number of
+// multiprocessors. Computing din alone, dgamma alone, or dgamma and dbeta uses the same instructions, and so
+// gives the same bits as computing all three.
 #pragma once
 
 #include "llmc/device/cuda/packed.cuh"
@@ -16,7 +18,7 @@ namespace detail {
 inline constexpr int layernorm_backward_max_threads = 384;
 inline constexpr int layernorm_backward_blocks_per_multiprocessor = 2;
 
-// What a warp adds to the sums of `rows` rows.
+// A warp's contribution to the sums of `rows` rows.
 template <int rows>
 struct alignas(2 * rows * sizeof(float)) RowSums {
     float g[rows], gh[rows];
@@ -24,20 +26,21 @@ struct alignas(2 * rows * sizeof(float)) RowSums {
 
 }  // namespace detail
 
-// A group of blockDim.x threads does a row, each thread the same columns of every row: `pieces` of 16 bytes,
-// blockDim.x pieces apart. Its part of dgamma and dbeta therefore stays in registers from the first row to
-// the last. A thread has the loads of `held` rows in flight at a time, and the sums of those rows cost one
-// barrier together. The blockDim.y groups of a block take the rows in turns, and add what they have at the
-// end.
-//   din null: is not computed, nor gamma read
-//   partials fp32 (gridDim.x, 2, channels): dgamma's and dbeta's of each block; null: are not kept
+// A group of blockDim.x threads does a row. Each thread has the same columns of every row: `pieces` of 16
+// bytes, blockDim.x pieces apart. Its part of dgamma and dbeta thus stays in registers from the first row to
+// the last.
+//
+// A thread has the loads of `held` rows in flight at once; the sums of these rows share one barrier. The
+// blockDim.y groups of a block take rows in turn. At the end, their contributions are added.
+//   din null: it is not computed, and gamma is not read
+//   partials fp32 (gridDim.x, 2, channels): each block's dgamma and dbeta; null: they are not stored
 template <class X, int pieces>
 __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces == 1 ? 2 : 1)
     layernorm_backward_kernel5(X* din, float* partials, const X* dout, const X* in, const X* gamma,
                                const float* mean, const float* rstd, std::int64_t rows, int channels) {
     constexpr int pack = Packed<X>::size;
     constexpr int held = pieces == 1 ? 2 : 1;
-    // There are no registers to load din into with the others, or to keep gamma.
+    // With four pieces, registers do not suffice to load din with the others, or to keep gamma.
     constexpr bool late = pieces == 4;
     constexpr int max_warps = detail::layernorm_backward_max_threads / warp_threads;
     SHARED(detail::RowSums<held>, warp_sums, [2][max_warps]);
@@ -59,12 +62,12 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
     }
 
     const float per_channel = 1 / static_cast<float>(channels);
-    // Where registers are short, a branch on din would cost some: the compiler would make two loops.
+    // A branch on din would cost registers, which are short here: the compiler would make two loops.
     const std::int64_t written_rows = din ? rows : 0;
     const std::int64_t block_rows = std::int64_t{held} * groups;
     int turn = 0;
     for (std::int64_t first = blockIdx.x * block_rows; first < rows; first += gridDim.x * block_rows) {
-        // Zeros in place of what lies past the last row or column add nothing to any sum.
+        // Beyond the last row or column there are zeros, which add nothing to any sum.
         Packed<X> x[held][pieces], dy[held][pieces], dx[held][pieces];
         float row_mean[held], row_rstd[held];
 #pragma unroll
@@ -110,8 +113,8 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
             sums.g[r] = warp_sum(sums.g[r]);
             sums.gh[r] = warp_sum(sums.gh[r]);
         }
-        // Two arrays take turns: who is at the next barrier has read this one, so that no second barrier is
-        // needed before it is written again.
+        // Two arrays are used in turn. When a thread is at the next barrier, it has read this one. So no
+        // second barrier is needed before this one is written again.
         if (threadIdx.x % warp_threads == 0) warp_sums[turn][warp] = sums;
         __syncthreads();
         sums = {};
@@ -125,7 +128,7 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
         }
         turn ^= 1;
 
-        // h and g are computed again: to keep them would take twice the registers.
+        // h and g are recomputed, since keeping them would take twice the registers.
 #pragma unroll
         for (int r = 0; r < held; ++r) {
 #pragma unroll
@@ -191,8 +194,8 @@ __global__ void __launch_bounds__(detail::layernorm_backward_max_threads, pieces
     }
 }
 
-// dgamma, dbeta += the sums of their partials over the blocks that wrote them. A block does 32 columns, and
-// each of its warps some of the partials of each. dbeta null: dgamma's columns are all there are.
+// dgamma, dbeta += the sums of their partials over the blocks that wrote them. A block does 32 columns; its
+// warps share the partials of these. If dbeta is null, there are only dgamma's columns.
 template <int max_warps>
 __global__ void __launch_bounds__(max_warps* warp_threads)
     layernorm_backward_sum_kernel5(float* dgamma, float* dbeta, const float* partials, int partial_blocks,
@@ -217,7 +220,7 @@ __global__ void __launch_bounds__(max_warps* warp_threads)
     (column < channels ? dgamma[column] : dbeta[column - channels]) += sum;
 }
 
-// Of the partials; enough for any number of rows.
+// The bytes of the partials; enough for any number of rows.
 constexpr std::size_t layernorm_backward_workspace_bytes(const Chip& chip, int channels) {
     return sizeof(float) * 2 * static_cast<std::size_t>(channels) *
            static_cast<std::size_t>(detail::layernorm_backward_blocks_per_multiprocessor *
@@ -228,7 +231,7 @@ namespace detail {
 
 inline void add_layernorm_partials(const LaunchContext& on, float* dgamma, float* dbeta,
                                    const float* partials, int partial_blocks, int channels) {
-    constexpr int max_warps = 32, partials_a_warp = 8;  // as many loads in flight as a thread has
+    constexpr int max_warps = 32, partials_a_warp = 8;  // the most loads that a thread has in flight
     const int warps = std::min(max_warps, blocks_for(partial_blocks, partials_a_warp));
     const int columns = dbeta ? 2 * channels : channels;
     launch(on, layernorm_backward_sum_kernel5<max_warps>,
@@ -258,17 +261,19 @@ void launch_layernorm_backward(const LaunchContext& on, X* din, float* dgamma, f
 
 }  // namespace detail
 
-// din (accumulates), dout, in X (rows, channels); dgamma, dbeta fp32 (channels), accumulate; gamma X
-// (channels); mean, rstd fp32 (rows); workspace of layernorm_backward_workspace_bytes. A row has 24 KiB
-// at most. Each of din, dgamma and dbeta may be null, dgamma only with dbeta: then it is not written.
+// din, dout, in X (rows, channels); dgamma, dbeta fp32 (channels); gamma X (channels); mean, rstd fp32
+// (rows). din, dgamma and dbeta accumulate. The workspace has layernorm_backward_workspace_bytes. A row has
+// at most 24 KiB. Each of din, dgamma and dbeta may be null, and is then not written; without dgamma, dbeta
+// must be null too.
 template <class X>
 void layernorm_backward(const LaunchContext& on, X* din, float* dgamma, float* dbeta, const X* dout,
                         const X* in, const X* gamma, const float* mean, const float* rstd, std::int64_t rows,
                         int channels, void* workspace, int block_threads = 384) {
-    constexpr int row_pieces = detail::layernorm_backward_max_threads;  // where a thread does one
-    check(channels % Packed<X>::size == 0, "layernorm backward: channels are not a multiple of 16 bytes");
-    check(channels <= 4 * row_pieces * Packed<X>::size, "layernorm backward: a row of more than 24 KiB");
-    check(block_threads <= detail::layernorm_backward_max_threads, "layernorm backward: too many threads");
+    constexpr int row_pieces = detail::layernorm_backward_max_threads;  // if a thread has one piece
+    check(channels % Packed<X>::size == 0, "layernorm backward: channels are a multiple of 16 bytes");
+    check(channels <= 4 * row_pieces * Packed<X>::size, "layernorm backward: a row has at most 24 KiB");
+    check(block_threads <= detail::layernorm_backward_max_threads,
+          "layernorm backward: at most layernorm_backward_max_threads");
     const auto run = [&](auto kernel_launcher) {
         kernel_launcher(on, din, dgamma, dbeta, dout, in, gamma, mean, rstd, rows, channels,
                         static_cast<float*>(workspace), block_threads);

@@ -1,5 +1,5 @@
-// Layernorm forward, alone and of a sum (ops.h: layernorm_forward, fused_residual_layernorm_forward). How
-// this kernel came about: dev/layernorm_forward.cu.
+// Layernorm forward, alone and of a sum (ops.h: layernorm_forward, fused_residual_layernorm_forward). The
+// development of this kernel is in dev/layernorm_forward.cu.
 #pragma once
 
 #include "llmc/device/cuda/packed.cuh"
@@ -9,16 +9,17 @@ namespace llmc::cuda {
 
 inline constexpr float layernorm_epsilon = 1e-5f;
 
-// A warp does a row. The row is read once, in 16-byte pieces, and waits in shared memory for its mean and its
-// deviation; each lane reads back what it wrote itself, so that no barrier is needed. With `add`, x is in1 +
-// in2 and goes to `residual` too: as data that is not needed soon, while the next kernel reads `out`.
-//   beta null: counts as zeros
+// A warp does a row. It reads the row once, in 16-byte pieces, and keeps it in shared memory until its mean
+// and deviation are known. Each lane reads back only what it wrote, so no barrier is needed. With `add`, x is
+// in1 + in2, which is also stored in `residual`. That store is streaming, since the next kernel reads `out`
+// and not `residual`.
+//   A null beta counts as zeros.
 template <class X, bool add>
 __global__ void __launch_bounds__(256, 5)
     layernorm_forward_kernel5(X* residual, X* out, float* mean, float* rstd, const X* in1, const X* in2,
                               const X* gamma, const X* beta, std::int64_t rows, int channels) {
     constexpr int pack = Packed<X>::size, step = warp_threads * pack;
-    // Pieces of a row that a lane loads before it uses the first: four loads in flight.
+    // The pieces of a row that a lane loads before it uses the first: four loads in flight.
     constexpr int batch = add ? 2 : 4;
     const int warp = static_cast<int>(threadIdx.x) / warp_threads;
     const int lane = static_cast<int>(threadIdx.x) % warp_threads;
@@ -91,11 +92,11 @@ template <class X, bool add>
 void launch_layernorm_forward(const LaunchContext& on, X* residual, X* out, float* mean, float* rstd,
                               const X* in1, const X* in2, const X* gamma, const X* beta, std::int64_t rows,
                               int channels, int block_threads) {
-    check(channels % Packed<X>::size == 0, "layernorm: channels are not a multiple of 16 bytes");
+    check(channels % Packed<X>::size == 0, "layernorm: channels are a multiple of 16 bytes");
     check(block_threads >= warp_threads && block_threads <= 256, "layernorm: a block has 32 to 256 threads");
-    // Fewer rows a block where they do not fit its shared memory.
+    // Fewer rows per block if they would not fit its shared memory.
     const std::size_t row_bytes = static_cast<std::size_t>(channels) * sizeof(X);
-    check(row_bytes <= on.chip.shared_bytes_per_block, "layernorm: a row does not fit shared memory");
+    check(row_bytes <= on.chip.shared_bytes_per_block, "layernorm: a row fits into shared memory");
     int warps = block_threads / warp_threads;
     while (SharedAllocator::bytes<std::byte>(warps * row_bytes) > on.chip.shared_bytes_per_block) --warps;
     launch(on, layernorm_forward_kernel5<X, add>,

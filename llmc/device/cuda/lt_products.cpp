@@ -18,7 +18,7 @@ void check_lt(cublasStatus_t status, std::string_view call) {
 
 cudaDataType_t type_of(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
 
-// Of what cuBLASLt's heuristics can make use.
+// The alignment of an address, up to 256: the most that cuBLASLt's heuristics can use.
 int alignment_of(const void* address) {
     const auto bits = reinterpret_cast<std::uintptr_t>(address);
     int alignment = 256;
@@ -59,7 +59,8 @@ class Preference {
     cublasLtMatmulPreference_t preference_ = nullptr;
 };
 
-// Splits of k that blocks add to the result as they come, in whatever order, give other bits each time.
+// The reductions that add the parts of a product that is split along k in a fixed order. The others add the
+// parts in the order in which blocks finish, and give different bits each time.
 constexpr std::uint32_t ordered_reductions =
     CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 
@@ -73,7 +74,7 @@ bool gives_the_same_bits(const cublasLtMatmulAlgo_t& algorithm) {
 
 }  // namespace
 
-// The descriptors of a key, and the algorithm that was chosen.
+// The descriptors of a key, and the chosen algorithm.
 class LtProducts::Plan {
   public:
     Plan(const Key& key, bool tf32)
@@ -124,7 +125,7 @@ class LtProducts::Plan {
         return algorithms;
     }
 
-    // Whether the library, as it is here, can run it.
+    // True if the library on this machine can run the algorithm.
     bool runs(cublasLtHandle_t handle, const cublasLtMatmulAlgo_t& candidate,
               std::size_t workspace_bytes) const {
         cublasLtMatmulHeuristicResult_t result{};
@@ -155,8 +156,8 @@ class LtProducts::Plan {
     Key key_;
 };
 
-LtProducts::LtProducts(CudaQueues& queues, std::string gpu, bool tf32, bool sync)
-    : queues_(queues), gpu_(std::move(gpu)), tf32_(tf32), sync_(sync) {
+LtProducts::LtProducts(CudaStreams& streams, std::string gpu, bool tf32, bool sync)
+    : streams_(streams), gpu_(std::move(gpu)), tf32_(tf32), sync_(sync) {
     check_lt(cublasLtCreate(&handle_), "cublasLtCreate");
 }
 
@@ -165,7 +166,8 @@ LtProducts::~LtProducts() {
     cublasLtDestroy(handle_);
 }
 
-// A row-by-row matrix is, columns first, its transpose. So D^T = B^T A^T: b is cuBLASLt's A, and a its B.
+// A row-major matrix is the transpose of a column-major one. So the product is D^T = B^T A^T: b is cuBLASLt's
+// A, and a is its B.
 LtProducts::Key LtProducts::key_of(const Tensor& d, const LtMatrix& a, const LtMatrix& b, const Tensor& bias,
                                    bool accumulate) {
     const std::int64_t rows = a.transposed ? a.columns : a.rows;
@@ -203,8 +205,8 @@ void LtProducts::accumulate(const Tensor& d, const LtMatrix& a, const LtMatrix& 
 void LtProducts::multiply(const Key& key, const Operands& operands) {
     if (key.m == 0 || key.n == 0 || key.k == 0) return;
     const Plan& plan = plan_for(key, operands);
-    plan.run(handle_, plan.algorithm, operands, workspace_, workspace_bytes, queues_.selected());
-    if (sync_) check_cuda(queues_.wait_until_empty(), "the product " + name_of(key));
+    plan.run(handle_, plan.algorithm, operands, workspace_, workspace_bytes, streams_.selected());
+    if (sync_) check_cuda(streams_.wait_until_empty(), "the product " + name_of(key));
 }
 
 LtProducts::Plan& LtProducts::plan_for(const Key& key, const Operands& operands) {
@@ -226,8 +228,8 @@ LtProducts::Plan& LtProducts::plan_for(const Key& key, const Operands& operands)
 cublasLtMatmulAlgo_t LtProducts::fastest(const Plan& plan,
                                          const std::vector<cublasLtMatmulAlgo_t>& candidates,
                                          const Operands& operands) const {
-    constexpr int rounds = 7;  // of which the median counts
-    const cudaStream_t stream = queues_.selected();
+    constexpr int rounds = 7;  // the median counts
+    const cudaStream_t stream = streams_.selected();
     const EventOwner start, end;
     const std::string timing = "timing the product " + name_of(plan.key());
     const cublasLtMatmulAlgo_t* best = nullptr;
@@ -236,7 +238,7 @@ cublasLtMatmulAlgo_t LtProducts::fastest(const Plan& plan,
         std::array<float, rounds> times{};
         const auto run = [&] { plan.run(handle_, candidate, operands, workspace_, workspace_bytes, stream); };
         run();
-        if (sync_) check_cuda(queues_.wait_until_empty(), timing);
+        if (sync_) check_cuda(streams_.wait_until_empty(), timing);
         for (float& time : times) {
             check_cuda(cudaEventRecord(start.get(), stream), timing);
             run();
@@ -252,12 +254,13 @@ cublasLtMatmulAlgo_t LtProducts::fastest(const Plan& plan,
     return *best;
 }
 
-// Algorithms mean something to one version of the library, and times to one chip.
+// The GPU and the library for which choices are valid: algorithms mean something only to one version of the
+// library, and times only on one kind of GPU.
 std::string LtProducts::library() const {
     return fmt::format("{}, cuBLASLt {}{}", gpu_, cublasLtGetVersion(), tf32_ ? ", TF32" : "");
 }
 
-// A line for the chip and the library, then one a product: its name, and the algorithm's words.
+// A line for the GPU and the library, then a line per product: its name, and the words of the algorithm.
 std::string LtProducts::choices() const {
     std::string text = library() + "\n";
     for (const auto& [key, plan] : plans_) {

@@ -1,5 +1,5 @@
-// Matrix products by cuBLASLt. For each shape the library offers several algorithms. Which one computes it is chosen
-// once: by time, among those that give the same bits each time, or as an earlier run chose.
+// Matrix products by cuBLASLt, which offers several algorithms for each shape. The algorithm is chosen once
+// per shape. It is the fastest of those that give the same bits each time, or the choice of an earlier run.
 #pragma once
 
 #include <cublasLt.h>
@@ -16,11 +16,11 @@
 
 #include "llmc/core/dtype.h"
 #include "llmc/core/tensor.h"
-#include "llmc/device/cuda/cuda_queues.h"
+#include "llmc/device/cuda/cuda_streams.h"
 
 namespace llmc::cuda {
 
-// A matrix X (rows, columns) in memory row by row; `transposed`: the operand is its transpose.
+// A matrix X (rows, columns) in row-major order. If `transposed`, the operand is its transpose.
 struct LtMatrix {
     const Tensor& data;
     std::int64_t rows, columns;
@@ -29,30 +29,32 @@ struct LtMatrix {
 
 class LtProducts {
   public:
-    // Enough for every algorithm on every chip (NVIDIA recommends it for Hopper).
+    // Enough for every algorithm on every chip: the size that NVIDIA recommends for Hopper.
     static constexpr std::size_t workspace_bytes = 32 << 20;
 
-    // `gpu` names its kind in choices(). `tf32`: fp32 operands are rounded to TF32. `sync`: waits for each product.
-    LtProducts(CudaQueues& queues, std::string gpu, bool tf32, bool sync);
+    // `gpu` names the kind of GPU in choices(). `tf32` rounds fp32 operands to TF32. `sync` waits for each
+    // product.
+    LtProducts(CudaStreams& streams, std::string gpu, bool tf32, bool sync);
     ~LtProducts();
     LtProducts(const LtProducts&) = delete;
     LtProducts& operator=(const LtProducts&) = delete;
 
     void set_workspace(void* workspace) { workspace_ = workspace; }
 
-    // d (rows, columns), row by row, = a b + bias, or d += a b; sums are fp32. a and b of one dtype, d fp32 or theirs,
-    // bias (columns) of theirs [optional]. Rows of memory are multiples of 16 bytes.
+    // d = a b + bias, or d += a b, with d (rows, columns) in row-major order; sums are in fp32. a, b and
+    // bias (columns) [optional] have one dtype; d has that dtype or fp32. Each row in memory is a multiple of
+    // 16 bytes.
     void overwrite(const Tensor& d, const LtMatrix& a, const LtMatrix& b, const Tensor& bias);
     void accumulate(const Tensor& d, const LtMatrix& a, const LtMatrix& b);
 
-    // Device::choices, adopt_choices, measure.
+    // See Device::choices, adopt_choices and set_autotuning.
     std::string choices() const;
     void adopt_choices(std::string_view text);
-    void measure(bool on) { measures_ = on; }
+    void set_autotuning(bool on) { measures_ = on; }
 
   private:
-    // What the choice of an algorithm depends on, in cuBLASLt's terms: columns-first matrices,
-    // D (m,n) = op(A) op(B).
+    // The choice of an algorithm depends on these. They are in cuBLASLt's terms: D (m,n) = op(A) op(B), with
+    // column-major matrices.
     struct Key {
         std::int64_t m, n, k;
         bool transpose_a, transpose_b;
@@ -72,12 +74,11 @@ class LtProducts {
     static std::string name_of(const Key& key);
     void multiply(const Key& key, const Operands& operands);
     Plan& plan_for(const Key& key, const Operands& operands);
-    std::vector<cublasLtMatmulAlgo_t> candidates(const Plan& plan) const;
     cublasLtMatmulAlgo_t fastest(const Plan& plan, const std::vector<cublasLtMatmulAlgo_t>& candidates,
                                  const Operands& operands) const;
     std::string library() const;
 
-    CudaQueues& queues_;
+    CudaStreams& streams_;
     std::string gpu_;
     bool tf32_, sync_;
     bool measures_ = false;

@@ -1,8 +1,8 @@
-// The matrix product out = in weight^T + bias (ops.h: matmul_forward), where cuBLASLt is missing: on the
-// executor, and in the kernel lab. How these kernels came about: dev/matmul_forward.cu.
+// The matrix product out = in weight^T + bias (ops.h: matmul_forward). It replaces cuBLASLt on the executor of
+// test/simt and in the kernel lab. The development of these kernels is in dev/matmul_forward.cu.
 //
-// Both operands lie with their input channels side by side, so that both are read in rows: `in` in tiles of
-// rows, `weight` in tiles of output channels, which are the columns of `out`.
+// In both operands the input channels are contiguous, so both are read in rows. `in` has tiles of rows.
+// `weight` has tiles of output channels, which are the columns of `out`.
 #pragma once
 
 #include "llmc/device/cuda/gelu.cuh"
@@ -23,7 +23,7 @@ struct MatmulForward {
     int out_channels, in_channels;
 };
 
-// A block computes a tile of 128 columns, and of as many rows if nothing else is said.
+// A block computes a tile of 128 columns and, by default, as many rows.
 inline constexpr int matmul_tile = 128;
 
 struct MatmulTile {
@@ -31,8 +31,8 @@ struct MatmulTile {
     int column;
 };
 
-// Blocks with neighbouring numbers run together. Taken in bands of 16 tiles of rows, those that run together
-// make about a square, and share more of both operands in L2 than a row or a column of tiles would.
+// Blocks with neighboring indices run together. They are taken in bands of 16 tiles of rows, so that they
+// form about a square. They then share more of both operands in L2 than a row or a column of tiles would.
 template <class X>
 __device__ __forceinline__ MatmulTile matmul_tile_of_block(const MatmulForward<X>& product,
                                                            int tile_rows = matmul_tile) {
@@ -50,15 +50,15 @@ template <class X>
 unsigned matmul_blocks(const MatmulForward<X>& product, int tile_rows = matmul_tile) {
     const std::int64_t blocks =
         blocks_for<std::int64_t>(product.rows, tile_rows) * blocks_for(product.out_channels, matmul_tile);
-    check(blocks < (std::int64_t{1} << 31), "matmul: more tiles than a grid has blocks");
+    check(blocks < (std::int64_t{1} << 31), "matmul: at most as many tiles as a grid has blocks");
     return static_cast<unsigned>(blocks);
 }
 
-// What a thread fetches of an operand's tile: 16 bytes of every so many-th row, from its first on.
+// The part of an operand's tile that a thread fetches: 16 bytes of every n-th row, from its first row on.
 template <class X>
 struct RowsOfThread {
-    const X* from;  // the first row's
-    int left;       // rows of the tile from the first on; none or less: past the end
+    const X* from;  // in the first row
+    int left;       // rows of the tile from the first on; 0 or less: past the end
 
     __device__ __forceinline__ RowsOfThread(const X* matrix, std::int64_t first_row, std::int64_t rows,
                                             int channels, int row, int channel, int tile_rows = matmul_tile)
@@ -68,19 +68,19 @@ struct RowsOfThread {
 
 // ---- fp32 ----
 
-// A thread makes 8x8 sums, so that 16 numbers from shared memory serve 64 multiplications. Tiles of `depth`
-// input channels lie transposed in shared memory, two of them: one is computed with while the next is
-// fetched, 16 bytes of each operand a thread.
+// A thread computes 8x8 sums, so that 16 numbers from shared memory serve 64 multiplications. Tiles of
+// `depth` input channels are transposed in shared memory. There are two: one is used while the next is
+// fetched, 16 bytes of each operand per thread.
 template <class X>
 __global__ void __launch_bounds__(256, 2) matmul_forward_kernel3(MatmulForward<X> product) {
     constexpr int pack = Packed<X>::size, depth = 2 * pack;
-    constexpr int pitch = matmul_tile + 4;  // a multiple of 16 bytes, and not of all banks
+    constexpr int pitch = matmul_tile + 4;  // a multiple of 16 bytes, but not of the 128 bytes of all banks
     SHARED(float, a, [2][depth][pitch]);
     SHARED(float, b, [2][depth][pitch]);
     const int thread = static_cast<int>(threadIdx.x);
     const auto [first_row, first_column] = matmul_tile_of_block(product);
 
-    // Zeros stand for what is past the last row, column or channel.
+    // Beyond the last row, column or channel there are zeros.
     const int row_of_thread = thread / 2, channel = thread % 2 * pack;
     const RowsOfThread<X> of_a(product.in, first_row, product.rows, product.in_channels, row_of_thread,
                                channel);
@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(256, 2) matmul_forward_kernel3(MatmulForward<X
 #pragma unroll
         for (int e = 0; e < pack; ++e) to[channel + e][row_of_thread] = to_float(from[e]);
     };
-    // Rows 4y ... 4y+3 and 64 further, and columns likewise: a warp reads its operands without bank
-    // conflicts.
+    // Rows 4y ... 4y+3 and those 64 further, and columns likewise. A warp then reads its operands without
+    // bank conflicts.
     const int y = thread / 16 * 4, x = thread % 16 * 4;
     float sums[8][8] = {};
     const auto multiply = [&](const float(&rows)[depth][pitch], const float(&columns)[depth][pitch]) {
@@ -113,8 +113,8 @@ __global__ void __launch_bounds__(256, 2) matmul_forward_kernel3(MatmulForward<X
 
     Packed<X> next_a = fetch(of_a, 0), next_b = fetch(of_b, 0);
     for (int k = 0, buffer = 0; k < product.in_channels; k += depth, buffer ^= 1) {
-        // Nobody reads this buffer any more: all have passed the barrier of the last tile, and have
-        // multiplied the one before it by then.
+        // No thread still reads this buffer. All have passed the last tile's barrier, so they have finished
+        // with the tile before it.
         put(a[buffer], next_a);
         put(b[buffer], next_b);
         __syncthreads();
@@ -146,13 +146,13 @@ __global__ void __launch_bounds__(256, 2) matmul_forward_kernel3(MatmulForward<X
 
 namespace detail {
 
-// A tile of an operand in shared memory: rows of 32 channels, in chunks of 8 (16 bytes). Two rows make
-// the 128 bytes that all banks together deliver. Where a chunk lies is mixed with the number of its pair of
-// rows, so that the 8 rows that ldmatrix reads at a time, at one place in each, are on different banks. Rows
-// a multiple of 8 apart are mixed alike: their places differ by whole rows, and a thread works out one place
-// for all its rows.
+// A tile of an operand in shared memory: rows of 32 channels, in chunks of 8 (16 bytes). Two rows have 128
+// bytes, which all banks together deliver at once. The place of a chunk is XORed with the index of its pair
+// of rows. ldmatrix reads the same chunk of 8 rows at a time; these are then in different banks. Rows that
+// are a multiple of 8 apart have the same XOR: their places differ by whole rows. A thread thus computes one
+// place for all its rows.
 inline constexpr int tile_depth = 32;
-// Of both operands. A block of 128 threads does 128 rows, and one of 256 does 256 rows.
+// The elements of both operands' tiles. A block of 128 threads has 128 rows, one of 256 has 256 rows.
 __host__ __device__ constexpr int tile_elements(int threads) { return (threads + matmul_tile) * tile_depth; }
 
 struct Swizzled {
@@ -161,17 +161,17 @@ struct Swizzled {
     }
 };
 
-// What a warp holds of 16 channels: 64 rows of `in` and 64 of `weight`, as mma wants them.
+// A warp's operands of 16 channels, in the registers that mma expects: 64 rows of `in` and 64 of `weight`.
 struct Fragments {
     std::uint32_t a[4][4];  // 16 rows each
-    std::uint32_t b[4][4];  // two times 8 columns each
+    std::uint32_t b[4][4];  // 16 columns each
 };
 
-// A warp of a block does a square of its tile, and two beside each other do all columns.
+// A warp of a block computes a 64x64 part of its tile; two neighboring warps do all 128 columns.
 __device__ __forceinline__ int warp_row() { return static_cast<int>(threadIdx.x) / 64 * 64; }
 __device__ __forceinline__ int warp_column() { return static_cast<int>(threadIdx.x) / 32 % 2 * 64; }
 
-// `step` counts 16 channels.
+// `step` counts groups of 16 channels.
 template <class Place>
 __device__ __forceinline__ void load_fragments(Fragments& f, const bf16* a, const bf16* b, int step,
                                                Place place LLMC_SITE) {
@@ -197,11 +197,11 @@ __device__ __forceinline__ void multiply(Sums& sums, const Fragments& f LLMC_SIT
     }
 }
 
-// Four lanes fetch a row of a tile, and a thread every so many-th row.
+// Four lanes fetch a row of a tile. A thread fetches every (threads / 4)-th row.
 __device__ __forceinline__ int fetched_row() { return static_cast<int>(threadIdx.x) / 4; }
 __device__ __forceinline__ int fetched_chunk() { return static_cast<int>(threadIdx.x) % 4; }
 
-// Starts copying the tile that begins with channel k; zeros stand for what is past the last row or channel.
+// Starts copying the tile that begins at channel k, with zeros beyond the last row or channel.
 template <int rows, int threads>
 __device__ __forceinline__ void copy_tile_async(bf16* tile, const RowsOfThread<bf16>& of, int k,
                                                 int channels LLMC_SITE) {
@@ -214,9 +214,9 @@ __device__ __forceinline__ void copy_tile_async(bf16* tile, const RowsOfThread<b
     }
 }
 
-// A warp's sums, with bias and rounded, through shared memory (64x64 elements of its own) to `out`: as mma
-// leaves them a lane would store 4 bytes here and there; from there it stores 16, and eight lanes a whole row
-// of 128 bytes.
+// Stores a warp's sums, with bias and rounded, in `out` by way of shared memory (64x64 elements per warp).
+// From its mma registers a lane would store scattered groups of 4 bytes. From shared memory it stores 16
+// bytes, and eight lanes store a whole row of 128 bytes.
 __device__ __forceinline__ void store_sums(const MatmulForward<bf16>& product, const MatmulTile& tile,
                                            const Sums& sums, bf16* staging LLMC_SITE) {
     const int lane = static_cast<int>(threadIdx.x) % warp_threads;
@@ -255,20 +255,21 @@ __device__ __forceinline__ void store_sums(const MatmulForward<bf16>& product, c
 
 }  // namespace detail
 
-// Shared memory of kernel6.
+// The shared memory of matmul_forward_kernel6.
 constexpr std::size_t matmul_pipeline_bytes(int stages, int threads) {
     return SharedAllocator::bytes<bf16>(static_cast<std::size_t>(stages * detail::tile_elements(threads)));
 }
 
-// `stages` tiles of both operands are in shared memory: one is computed with, the others are on their way.
-// Within a tile, the fragments of the next 16 channels are loaded while the tensor cores work on these.
+// Shared memory holds `stages` tiles of both operands: one is in use, the others are in flight. Within a
+// tile, the fragments of the next 16 channels are loaded while the tensor cores use these.
 template <int stages, int threads>
 __global__ void __launch_bounds__(threads, 256 / threads)
     matmul_forward_kernel6(MatmulForward<bf16> product) {
     using namespace detail;
     SharedAllocator shared;
     constexpr int stage_elements = tile_elements(threads);
-    static_assert(stages * stage_elements >= threads / warp_threads * 64 * 64, "the way out");
+    static_assert(stages * stage_elements >= threads / warp_threads * 64 * 64,
+                  "the output tile fits into the pipeline's memory");
     bf16* const pipeline = shared.take<bf16>(stages * stage_elements);
     const MatmulTile tile = matmul_tile_of_block(product, threads);
     const int tiles = blocks_for(product.in_channels, tile_depth);
@@ -285,14 +286,14 @@ __global__ void __launch_bounds__(threads, 256 / threads)
             copy_tile_async<matmul_tile, threads>(stage + threads * tile_depth, of_b, t * tile_depth,
                                                   product.in_channels);
         }
-        copy_async_commit();  // an empty group too, so that waits count the same everywhere
+        copy_async_commit();  // also an empty group, so that waits always count the same
     };
     const auto load_step = [&](Fragments& fragments, int t, int step LLMC_SITE) {
         const bf16* const stage = pipeline + t % stages * stage_elements;
         constexpr Swizzled place{};
         load_fragments(fragments, stage, stage + threads * tile_depth, step, place LLMC_PASS_SITE);
     };
-    // All but the newest stages - 2 tiles have arrived, for all threads.
+    // Waits, in all threads, until all but the newest stages - 2 tiles have arrived.
     const auto wait = [](LLMC_ONLY_SITE) {
         copy_async_wait<stages - 2>();
         __syncthreads(LLMC_PASS_ONLY_SITE);
@@ -305,20 +306,21 @@ __global__ void __launch_bounds__(threads, 256 / threads)
     Sums sums = {};
     for (int t = 0; t < tiles; ++t) {
         load_step(fragments[1], t, 1);
-        // Into the stage of tile t - 1, which all have read: they have passed the barrier below since.
+        // Into the stage of tile t - 1. All threads have read that tile: they have passed the barrier below
+        // since.
         fetch(t + stages - 1);
         multiply(sums, fragments[0]);
         wait();
-        load_step(fragments[0], t + 1, 0);  // after the last tile this is old memory, and not used
+        load_step(fragments[0], t + 1, 0);  // after the last tile this reads old memory, which is not used
         multiply(sums, fragments[1]);
     }
-    __syncthreads();  // the pipeline has been read: its memory serves for the way out
+    __syncthreads();  // the pipeline has been read: its memory is used for the output
     store_sums(product, tile, sums, pipeline + static_cast<int>(threadIdx.x) / warp_threads * 64 * 64);
 }
 
-// out X (rows, OC), in X (rows, IC), weight X (OC,IC), bias X (OC) or null. With pre_gelu X (rows, OC) the product goes
-// there, and out is GELU of it: of the rounded product, so that a launch of its own gives the bits of ops.h. `block_threads`, 128
-// or 256, is bf16's alone.
+// out X (rows, OC), in X (rows, IC), weight X (OC,IC), bias X (OC) or null. With pre_gelu X (rows, OC) the
+// product is stored there, and out is GELU of the rounded product. A separate launch for GELU thus gives the
+// bits that ops.h requires. `block_threads`, 128 or 256, has an effect for bf16 only.
 template <class X>
 void matmul_forward(const LaunchContext& on, X* out, const X* in, const X* weight, const X* bias,
                     std::int64_t rows, int out_channels, int in_channels, X* pre_gelu = nullptr,
@@ -329,17 +331,17 @@ void matmul_forward(const LaunchContext& on, X* out, const X* in, const X* weigh
         return gelu_forward(on, out, pre_gelu, rows * out_channels);
     }
     check(in_channels % Packed<X>::size == 0 && out_channels % Packed<X>::size == 0,
-          "matmul: channels are not a multiple of 16 bytes");
+          "matmul: channels are a multiple of 16 bytes");
     check(block_threads == 128 || block_threads == 256, "matmul: blocks have 128 or 256 threads");
     const MatmulForward<X> product{out, in, weight, bias, rows, out_channels, in_channels};
     if constexpr (std::is_same_v<X, float>) {
         launch(on, matmul_forward_kernel3<float>, matmul_blocks(product), 256, 0, product);
     } else if (block_threads == 256) {
-        // One block fits a multiprocessor, for its registers, and on every chip with four stages.
+        // One block fits a multiprocessor, limited by its registers. Four stages fit every chip.
         launch(on, matmul_forward_kernel6<4, 256>, matmul_blocks(product, 256), 256,
                matmul_pipeline_bytes(4, 256), product);
     } else {
-        // Four stages where two blocks of four fit a multiprocessor, three elsewhere.
+        // Four stages if two blocks with four stages fit a multiprocessor, otherwise three.
         const bool four =
             2 * (matmul_pipeline_bytes(4, 128) + 1024) <= on.chip.shared_bytes_per_multiprocessor;
         launch(on, four ? matmul_forward_kernel6<4, 128> : matmul_forward_kernel6<3, 128>,

@@ -1,6 +1,7 @@
-// The gradients of a matrix product (ops.h: matmul_backward), where cuBLASLt is missing: on the executor, and in the
-// kernel lab (dev/matmul_backward.cu). Both are products whose second operand lies in rows of what becomes a
-// column: din = dout weight, and dweight = dout^T in, whose first operand is read transposed.
+// The gradients of a matrix product (ops.h: matmul_backward). They replace cuBLASLt on the executor of
+// test/simt and in the kernel lab (dev/matmul_backward.cu). Both are products whose second operand is
+// row-major in (depth, columns): din = dout weight, and dweight = dout^T in. The latter reads its first
+// operand transposed.
 #pragma once
 
 #include "llmc/device/cuda/bias_gradient.cuh"
@@ -9,9 +10,9 @@
 
 namespace llmc::cuda {
 
-// out (rows, columns) of a (rows, depth) times b X (depth, columns). `transposed`: a lies as (depth, rows). Rows of
-// memory are multiples of 16 bytes.
-//   din X = a b, times GELU'(pre_gelu) where that is given;  dweight fp32 += a b
+// out (rows, columns) from a (rows, depth) times b X (depth, columns). If `transposed`, a is stored as
+// (depth, rows). The rows in memory are multiples of 16 bytes.
+//   din X = a b, times GELU'(pre_gelu) if that is given;  dweight fp32 += a b
 template <class X, bool transposed>
 struct MatmulBackward {
     static constexpr bool accumulates = transposed;
@@ -23,7 +24,7 @@ struct MatmulBackward {
     int columns;
     std::int64_t depth;
 
-    // What an element becomes of its sum.
+    // Stores an element, given its sum.
     __device__ __forceinline__ void store_sum(std::int64_t row, int column, float sum) const {
         const std::int64_t i = row * columns + column;
         if constexpr (accumulates) {
@@ -38,10 +39,11 @@ struct MatmulBackward {
 namespace detail {
 
 inline constexpr int backward_tile = 64, backward_depth = 16, backward_threads = 256;
-inline constexpr int backward_pitch = backward_tile + 4;  // a multiple of 16 bytes, and not of all banks
+inline constexpr int backward_pitch =
+    backward_tile + 4;  // a multiple of 16 bytes, but not of the 128 bytes of all banks
 using BackwardTile = float[backward_depth][backward_pitch];
 
-// to[k][i] = from[(k0 + k) width + i0 + i]; zeros past the last row (`height`) and column
+// to[k][i] = from[(k0 + k) width + i0 + i], with zeros past the last row (`height`) and column
 template <class X>
 __device__ __forceinline__ void load_rows(BackwardTile& to, const X* from, std::int64_t k0,
                                           std::int64_t height, std::int64_t i0, std::int64_t width) {
@@ -55,7 +57,7 @@ __device__ __forceinline__ void load_rows(BackwardTile& to, const X* from, std::
     }
 }
 
-// The same transposed: to[k][i] = from[(i0 + i) width + k0 + k]
+// The same for the transpose: to[k][i] = from[(i0 + i) width + k0 + k]
 template <class X>
 __device__ __forceinline__ void load_columns(BackwardTile& to, const X* from, std::int64_t k0,
                                              std::int64_t width, std::int64_t i0, std::int64_t height) {
@@ -71,7 +73,8 @@ __device__ __forceinline__ void load_columns(BackwardTile& to, const X* from, st
 
 }  // namespace detail
 
-// A block makes 64x64 sums, a thread 4x4 of them, in fp32, over tiles of 16 of the depth in increasing order.
+// A block computes 64x64 sums in fp32, a thread 4x4 of them. It goes over tiles of 16 of the depth, in
+// increasing order.
 template <class X, bool transposed>
 __global__ void __launch_bounds__(detail::backward_threads, 2)
     matmul_backward_kernel2(MatmulBackward<X, transposed> product) {
@@ -117,7 +120,7 @@ __global__ void __launch_bounds__(detail::backward_threads, 2)
 template <class X, bool transposed>
 void launch_matmul_backward(const LaunchContext& on, const MatmulBackward<X, transposed>& product) {
     const std::int64_t down = blocks_for<std::int64_t>(product.rows, detail::backward_tile);
-    check(down <= 65535, "matmul backward: more tiles of rows than a grid has");
+    check(down <= 65535, "matmul backward: at most 65535 tiles of rows");
     launch(on, matmul_backward_kernel2<X, transposed>,
            dim3(static_cast<unsigned>(blocks_for(product.columns, detail::backward_tile)),
                 static_cast<unsigned>(down)),
@@ -129,14 +132,14 @@ constexpr std::size_t matmul_backward_workspace_bytes(const Chip& chip, std::int
     return bias_gradient_workspace_bytes<X>(chip, rows, out_channels);
 }
 
-// din X (rows, IC), dweight fp32 (OC,IC), dbias fp32 (OC), pre_gelu X (rows, IC): any of them may be null. dout X (rows,
-// OC), in X (rows, IC), weight X (OC,IC). The channels are multiples of 16 bytes.
+// din X (rows, IC), dweight fp32 (OC,IC), dbias fp32 (OC), pre_gelu X (rows, IC): any of these may be null.
+// dout X (rows, OC), in X (rows, IC), weight X (OC,IC). The channels are multiples of 16 bytes.
 template <class X>
 void matmul_backward(const LaunchContext& on, X* din, float* dweight, float* dbias, const X* dout,
                      const X* in, const X* weight, const X* pre_gelu, std::int64_t rows, int out_channels,
                      int in_channels, void* workspace) {
     check(in_channels % Packed<X>::size == 0 && out_channels % Packed<X>::size == 0,
-          "matmul backward: channels are not a multiple of 16 bytes");
+          "matmul backward: channels are a multiple of 16 bytes");
     if (dweight) {
         launch_matmul_backward<X, true>(on, {dweight, dout, in, nullptr, out_channels, in_channels, rows});
     }

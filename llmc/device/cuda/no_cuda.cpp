@@ -1,4 +1,4 @@
-// gpus.h in a program that was built without CUDA.
+// Implements gpus.h in a program that is built without CUDA.
 #include "llmc/core/error.h"
 #include "llmc/device/cuda/gpus.h"
 
@@ -7,7 +7,7 @@ namespace llmc {
 Gpus find_gpus() { return {{}, "built without CUDA"}; }
 
 std::unique_ptr<Device> make_cuda_device(const CudaOptions&) {
-    programming_error("there is no CUDA device without CUDA");
+    programming_error("this program was built without CUDA, so it has no CUDA device");
 }
 
 }  // namespace llmc

@@ -1,4 +1,4 @@
-// Of CudaOps: attention, by our own kernels or by cuDNN.
+// Part of CudaOps: attention, by our own kernels or by cuDNN.
 #include <algorithm>
 
 #include "llmc/device/cuda/attention_backward.cuh"
@@ -22,7 +22,7 @@ AttentionSizes kernel_sizes(const HeadSizes& s) {
 void CudaOps::attention_forward(const Tensor& out, const Tensor& lse, const Tensor& qkv) {
     const HeadSizes s = attention_forward_sizes(out, lse, qkv);
     if (cudnn_ && qkv.dtype == DType::bf16) {
-        cudnn_->forward(queues_.selected(), out, lse, qkv, s);
+        cudnn_->forward(streams_.selected(), out, lse, qkv, s);
         return wait_if_asked("cuDNN's attention_forward");
     }
     with_kernel_type(qkv.dtype, [&]<class X>() {
@@ -35,7 +35,7 @@ void CudaOps::attention_backward(const Tensor& dqkv, const Tensor& dout, const T
                                  const Tensor& lse) {
     const HeadSizes s = attention_backward_sizes(dqkv, dout, qkv, out, lse);
     if (cudnn_ && qkv.dtype == DType::bf16) {
-        cudnn_->backward(queues_.selected(), dqkv, dout, qkv, out, lse, s);
+        cudnn_->backward(streams_.selected(), dqkv, dout, qkv, out, lse, s);
         return wait_if_asked("cuDNN's attention_backward");
     }
     const AttentionSizes sizes = kernel_sizes(s);
@@ -49,7 +49,7 @@ void CudaOps::attention_backward(const Tensor& dqkv, const Tensor& dout, const T
 void CudaOps::attention_cached_forward(const Tensor& out, const Tensor& cache, const Tensor& qkv,
                                        std::int64_t position) {
     const CachedHeadSizes s = attention_cached_forward_sizes(out, cache, qkv, position);
-    // A grid has no more rows.
+    // The most rows of a grid.
     constexpr std::int64_t most = 65535;
     for (std::int64_t first = 0; first < s.rows; first += most) {
         const std::int64_t rows = std::min(most, s.rows - first);

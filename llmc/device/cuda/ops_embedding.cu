@@ -1,4 +1,4 @@
-// Of CudaOps: the embedding and layernorm.
+// Part of CudaOps: the embedding and layernorm.
 #include "llmc/device/cuda/cuda_ops.h"
 #include "llmc/device/cuda/cuda_tensors.h"
 #include "llmc/device/cuda/encoder.cuh"
@@ -10,7 +10,7 @@ namespace llmc::cuda {
 
 namespace {
 
-// Where the order ends in the workspace, and the partial sums begin.
+// The bytes of the order at the start of the workspace; the partial sums follow it.
 std::size_t encoder_order_bytes(std::int64_t rows) {
     return SharedAllocator::bytes<std::int32_t>(static_cast<std::size_t>(rows));
 }

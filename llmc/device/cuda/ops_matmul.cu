@@ -1,7 +1,7 @@
-// Of CudaOps: matrix products, with the bias and GELU around them.
+// Part of CudaOps: matrix products with their bias and GELU.
 //
-// GELU is a kernel of its own: it reads the product as rounded, so that computing it again from there gives the same
-// bits, which cuBLASLt's epilogue does not promise.
+// GELU is a kernel of its own. It reads the rounded product, so that recomputing GELU from that stored
+// product gives the same bits. The epilogue of cuBLASLt does not guarantee that.
 #include "llmc/device/cuda/bias_gradient.cuh"
 #include "llmc/device/cuda/cuda_ops.h"
 #include "llmc/device/cuda/cuda_tensors.h"
@@ -52,7 +52,7 @@ void CudaOps::gelu_backward(const Tensor& din, const Tensor& dout, const Tensor&
     });
 }
 
-// Of the bias gradients; the products' own memory is apart, since both are used in one call.
+// The workspace of the bias gradients. The products' own memory is separate, since one call uses both.
 std::size_t CudaOps::matmul_workspace_bytes(const WorkspaceRequest& request) const {
     const std::int64_t rows = std::max(request.batch * request.sequence, request.head_rows);
     const int columns = to_int(request.largest_matmul_channels);

@@ -1,4 +1,4 @@
-// Of CudaOps: the classifier, the norm, the update, and elementwise operations.
+// Part of CudaOps: the classifier, the norm, the update, and elementwise operations.
 #include "llmc/device/cuda/adamw.cuh"
 #include "llmc/device/cuda/classifier.cuh"
 #include "llmc/device/cuda/classifier_parts.cuh"
@@ -15,7 +15,7 @@ bool has_code_for_this_gpu() {
     cudaFuncAttributes attributes;
     const cudaError_t error =
         cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(store_kernel<AdamWCoefficients>));
-    if (error != cudaSuccess) cudaGetLastError();  // it is told by the caller
+    if (error != cudaSuccess) cudaGetLastError();  // clear the error, which the caller reports
     return error == cudaSuccess;
 }
 
@@ -100,7 +100,7 @@ void CudaOps::cast(const Tensor& out, const Tensor& in) {
 void CudaOps::copy(const Tensor& out, const Tensor& in) {
     check_dtype(out, out.dtype, "out");
     check_elements(in, out.dtype, out.elements(), "in");
-    check_cuda(cudaMemcpyAsync(out.data, in.data, out.bytes(), cudaMemcpyDeviceToDevice, queues_.selected()),
+    check_cuda(cudaMemcpyAsync(out.data, in.data, out.bytes(), cudaMemcpyDeviceToDevice, streams_.selected()),
                "cudaMemcpyAsync");
     wait_if_asked("cudaMemcpyAsync");
 }
@@ -108,7 +108,7 @@ void CudaOps::copy(const Tensor& out, const Tensor& in) {
 void CudaOps::fill(const Tensor& out, float value) {
     check_dtype(out, out.dtype, "out");
     if (value == 0.0F) {
-        check_cuda(cudaMemsetAsync(out.data, 0, out.bytes(), queues_.selected()), "cudaMemsetAsync");
+        check_cuda(cudaMemsetAsync(out.data, 0, out.bytes(), streams_.selected()), "cudaMemsetAsync");
         return;
     }
     const auto fill_as = [&]<class T>(T as_stored) {
@@ -122,7 +122,7 @@ void CudaOps::fill(const Tensor& out, float value) {
         case DType::int32:
             return fill_as(static_cast<std::int32_t>(value));
         case DType::fp64:
-            programming_error("doubles are filled with 0 only");
+            programming_error("on a GPU, fp64 tensors are filled with 0 only");
     }
 }
 

@@ -1,4 +1,5 @@
-// Sixteen bytes of elements: what a thread should load and store at a time, and conversions from and to fp32.
+// Packs of sixteen bytes, the size that a thread should load and store at a time, and conversions from and to
+// fp32.
 #pragma once
 
 #include "llmc/device/cuda/kernel.cuh"
@@ -29,7 +30,7 @@ struct alignas(16) Packed {
     __device__ __forceinline__ const X& operator[](int i) const { return values[i]; }
 };
 
-// Each rounded to nearest; two bf16 by one instruction.
+// Rounds each element to nearest; one instruction rounds two bf16.
 template <class X>
 __device__ __forceinline__ Packed<X> packed_from(const float (&x)[Packed<X>::size]) {
     Packed<X> packed;
@@ -47,7 +48,7 @@ __device__ __forceinline__ Packed<X> packed_from(const float (&x)[Packed<X>::siz
     return packed;
 }
 
-// The addresses must be multiples of 16 bytes.
+// Convert between a pack and its bits.
 template <class X>
 __device__ __forceinline__ Packed<X> from_bits(uint4 bits) {
     Packed<X> packed;
@@ -61,8 +62,8 @@ __device__ __forceinline__ uint4 to_bits(const Packed<X>& packed) {
     return bits;
 }
 
-// Keeps the compiler from holding, in registers, what it computed from these elements until they are used
-// again: it has to compute it again from the sixteen bytes.
+// Makes the compiler convert these elements again from their sixteen bytes when they are next used. Otherwise
+// it would keep the conversions in registers.
 template <class X>
 __device__ __forceinline__ void forget_conversions([[maybe_unused]] Packed<X>& packed) {
 #ifdef __CUDACC__
@@ -72,6 +73,7 @@ __device__ __forceinline__ void forget_conversions([[maybe_unused]] Packed<X>& p
 #endif
 }
 
+// For load() and store(), addresses must be multiples of 16 bytes.
 template <class X>
 __device__ __forceinline__ Packed<X> load(const X* from LLMC_SITE) {
 #ifdef __CUDACC__
@@ -80,7 +82,7 @@ __device__ __forceinline__ Packed<X> load(const X* from LLMC_SITE) {
     return from_bits<X>(*simt::aligned(reinterpret_cast<const uint4*>(from), site));
 #endif
 }
-// Of data that is read once: the caches need not keep it.
+// For data that is read once, which caches need not keep.
 template <class X>
 __device__ __forceinline__ Packed<X> load_streaming(const X* from LLMC_SITE) {
     return from_bits<X>(__ldcs(reinterpret_cast<const uint4*>(from) LLMC_PASS_SITE));
@@ -98,9 +100,9 @@ __device__ __forceinline__ void store_streaming(X* to, const Packed<X>& packed L
     __stcs(reinterpret_cast<uint4*>(to), to_bits(packed) LLMC_PASS_SITE);
 }
 
-// Four elements, for what reads fp32 and writes bf16 or the other way round: 16 bytes a lane of one and 8 of the
-// other, so that a warp's access is one whole piece of memory in both. (With 16 bytes of bf16 a lane, of which fp32
-// takes two accesses, each of these would leave out every other 16 bytes.)
+// Four elements, for kernels that read fp32 and write bf16 or the other way round. A lane accesses 16 bytes
+// of one and 8 bytes of the other, so that a warp's access is contiguous in both. (With 16 bytes of bf16 per
+// lane, fp32 would take two accesses, each of which skips every other 16 bytes.)
 template <class X>
 struct alignas(4 * sizeof(X)) Quad {
     using Bits = std::conditional_t<sizeof(X) == 4, uint4, uint2>;

@@ -1,4 +1,4 @@
-// Instructions that CUDA C++ has no function for, one wrapper each: the PTX, and beside it what it means on the
+// Wrappers for instructions that CUDA C++ has no function for. Each contains the PTX and its meaning on the
 // CPU, written from the PTX manual (ISA 9.0, "Warp Level Matrix Instructions" and "cp.async"). A conformance
 // test compares the two on a GPU (test/kernels/ptx_test.cpp).
 #pragma once
@@ -17,11 +17,11 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
 }
 #endif
 
-// d += a b with a 16x16, b 16x8, d 16x8 in fp32, a warp together. With lane = 4 g + t:
+// A warp computes d += a b with a 16x16, b 16x8, d 16x8 in fp32. With lane = 4 g + t:
 //   a[0..3]: rows g, g+8, g, g+8 of columns 2t, 2t+1 (a[0], a[1]) and 2t+8, 2t+9 (a[2], a[3])
 //   b[0..1]: rows 2t, 2t+1 and 2t+8, 2t+9 of column g
 //   d[0..3]: columns 2t, 2t+1 of row g, then of row g+8
-// Two bf16 a register, the lower column (or row of b) in the lower half.
+// A register of a or b has two bf16; the lower half is the lower column (or row of b).
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4],
                                              const std::uint32_t (&b)[2] LLMC_SITE) {
 #ifdef __CUDACC__
@@ -35,8 +35,8 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const std::uint32_t 
 #endif
 }
 
-// Loads four 8x8 matrices of bf16 from shared memory, a warp together: lane l gives the address of row l % 8 of
-// matrix l / 8 (16 aligned bytes). fragments[m] holds columns 2t, 2t+1 of row g of matrix m.
+// A warp loads four 8x8 matrices of bf16 from shared memory. Lane l gives the address of row l % 8 of matrix
+// l / 8 (16 aligned bytes). With lane = 4 g + t, fragments[m] gets columns 2t, 2t+1 of row g of matrix m.
 __device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&fragments)[4], const void* row LLMC_SITE) {
 #ifdef __CUDACC__
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -48,7 +48,7 @@ __device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&fragments)[4], const
 #endif
 }
 
-// The same of the transposed matrices: rows 2t, 2t+1 of column g.
+// The same for the transposed matrices: rows 2t, 2t+1 of column g.
 __device__ __forceinline__ void ldmatrix_x4_transposed(std::uint32_t (&fragments)[4],
                                                        const void* row LLMC_SITE) {
 #ifdef __CUDACC__
@@ -61,8 +61,8 @@ __device__ __forceinline__ void ldmatrix_x4_transposed(std::uint32_t (&fragments
 #endif
 }
 
-// Starts copying 16 aligned bytes from global to shared memory, past the L1 cache; zeros instead if not `valid`
-// (`from` is then not read, but must be an address).
+// Starts copying 16 aligned bytes from global to shared memory, bypassing the L1 cache. If not `valid`,
+// writes zeros instead; `from` is then not read, but must be an address.
 __device__ __forceinline__ void copy_async_16(void* to, const void* from, bool valid LLMC_SITE) {
 #ifdef __CUDACC__
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
@@ -74,7 +74,7 @@ __device__ __forceinline__ void copy_async_16(void* to, const void* from, bool v
 #endif
 }
 
-// Closes a group of this thread's copies.
+// Closes this thread's current group of copies.
 __device__ __forceinline__ void copy_async_commit() {
 #ifdef __CUDACC__
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -83,7 +83,8 @@ __device__ __forceinline__ void copy_async_commit() {
 #endif
 }
 
-// Waits for all groups of this thread but the newest `groups_left`. Other threads' copies need a barrier too.
+// Waits for all groups of this thread except the newest `groups_left`. Copies of other threads need a barrier
+// too.
 template <int groups_left>
 __device__ __forceinline__ void copy_async_wait() {
 #ifdef __CUDACC__
@@ -93,10 +94,10 @@ __device__ __forceinline__ void copy_async_wait() {
 #endif
 }
 
-// Powers of two are what the hardware computes: e^x = 2^(x log2_e).
+// The hardware computes powers of two: e^x = 2^(x log2_e).
 inline constexpr float log2_e = 1.44269504088896341f, ln_2 = 0.693147180559945309f;
 
-// 2^x, to 2 ulp in the normal range (ex2.approx.ftz.f32).
+// 2^x, within 2 ulp in the normal range (ex2.approx.ftz.f32).
 __device__ __forceinline__ float exp2_approximate(float x) {
 #ifdef __CUDACC__
     float y;
@@ -107,7 +108,7 @@ __device__ __forceinline__ float exp2_approximate(float x) {
 #endif
 }
 
-// 1/x, to 1 ulp; 0 where that is below the normal range (rcp.approx.ftz.f32).
+// 1/x, within 1 ulp; 0 if that is below the normal range (rcp.approx.ftz.f32).
 __device__ __forceinline__ float reciprocal_approximate(float x) {
 #ifdef __CUDACC__
     float y;
@@ -118,7 +119,7 @@ __device__ __forceinline__ float reciprocal_approximate(float x) {
 #endif
 }
 
-// tanh, to a relative error of 2^-11 (tanh.approx.f32).
+// tanh, with a relative error of 2^-11 (tanh.approx.f32).
 __device__ __forceinline__ float tanh_approximate(float x) {
 #ifdef __CUDACC__
     float y;
@@ -129,8 +130,9 @@ __device__ __forceinline__ float tanh_approximate(float x) {
 #endif
 }
 
-// The thread's place in its warp, as threadIdx.x % warp_threads is, but read anew: where registers are short, addresses
-// made from it are computed where they are used, by an instruction or two, and not all of them before a loop.
+// The thread's lane, the same as threadIdx.x % warp_threads, but read anew at each call. If registers are
+// short, addresses derived from it are computed when they are used, by an instruction or two, and not all
+// before a loop.
 __device__ __forceinline__ int lane_id() {
 #ifdef __CUDACC__
     unsigned lane;
@@ -141,7 +143,7 @@ __device__ __forceinline__ int lane_id() {
 #endif
 }
 
-// Two floats rounded to bf16, `low` in the lower half: a register of a fragment.
+// Two floats rounded to bf16 in one register of a fragment; `low` is in the lower half.
 __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     std::uint32_t bits;

@@ -1,4 +1,4 @@
-// Sums and maxima over a warp and over a block, in an order that only the number of threads decides.
+// Sums and maxima over a warp and over a block, in an order that depends only on the number of threads.
 #pragma once
 
 #include "llmc/device/cuda/kernel.cuh"
@@ -16,7 +16,7 @@ struct Maximum {
     __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
-// The result is in every lane.
+// Reduces over a warp; every lane gets the result.
 template <class Operation>
 __device__ __forceinline__ float warp_reduce(float x, Operation operation LLMC_SITE) {
 #pragma unroll
@@ -30,7 +30,8 @@ __device__ __forceinline__ float warp_maximum(float x LLMC_SITE) {
     return warp_reduce(x, Maximum() LLMC_PASS_SITE);
 }
 
-// The result is in every thread of a block of whole warps. Ends with a barrier, so that it can be called again.
+// Reduces over a block of whole warps; every thread gets the result. It ends with a barrier, so it can be
+// called again.
 template <class Operation>
 __device__ __forceinline__ float block_reduce(float x, Operation operation LLMC_SITE) {
     SHARED(float, partial, [warp_threads]);

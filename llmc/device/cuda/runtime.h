@@ -1,4 +1,4 @@
-// CUDA's runtime for the device's host code: errors as exceptions, and owners of what the runtime gives out.
+// The CUDA runtime for the device's host code: errors as exceptions, and owners of streams and events.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,7 +20,7 @@ inline void check_cuda(cudaError_t error, std::string_view call) {
 
 class StreamOwner {
   public:
-    // Beside the legacy default stream; a greater priority is a smaller number.
+    // A stream that does not synchronize with the legacy default stream. A lower number is a higher priority.
     explicit StreamOwner(int priority) {
         check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority),
                    "cudaStreamCreateWithPriority");

@@ -1,5 +1,5 @@
-// A library that is opened when one of its functions is first called. A program that can use it starts without it too, and
-// where it is there, without the time that linking it would take at each start.
+// A library that is opened when one of its functions is first called. The program starts without it, and does
+// not spend the time at each start that linking it would take.
 #pragma once
 
 #include <dlfcn.h>
@@ -9,33 +9,34 @@
 
 #include "llmc/core/error.h"
 
-// The file of a version's library, as one literal: dev/gpu/bundle.sh finds it in a program.
+// The file name of a library's version, as one string literal: dev/gpu/bundle.sh searches a program for it.
 #define LLMC_LIBRARY_FILE(name, version) "lib" name ".so." LLMC_TEXT_OF(version)
 #define LLMC_TEXT_OF(number) #number
 
 namespace llmc::cuda {
 
-// What a user is told where the library, or a function of it, is missing.
+// The parts of the error message for a missing library or function.
 struct LibraryAdvice {
-    std::string needed_by;  // an option
-    std::string source;     // what has the library
-    std::string instead;    // what does without it
+    std::string needed_by;  // the option that needs it
+    std::string source;     // who provides the library
+    std::string instead;    // the option that works without it
 };
 
-// Stays loaded to the end of the program.
+// A library that stays loaded until the program ends.
 class SharedLibrary {
   public:
-    // UserError where this machine has none.
+    // Throws a UserError if this machine does not have the library.
     SharedLibrary(const char* file, LibraryAdvice advice)
         : file_(file), advice_(std::move(advice)), handle_(dlopen(file, RTLD_NOW | RTLD_LOCAL)) {
         if (handle_ != nullptr) return;
         user_error(
-            "{}: {} (looked for in LD_LIBRARY_PATH, where `make` found it and among the system's libraries); "
-            "put the folder of {} into LD_LIBRARY_PATH ({}), or take {}",
+            "{}: {} (searched in LD_LIBRARY_PATH, where `make` found it, and in the system's libraries); add "
+            "the directory of {} to LD_LIBRARY_PATH ({}), or use {}",
             advice_.needed_by, dlerror(), file_, advice_.source, advice_.instead);
     }
 
-    // The library's function of this name, for `own`, the program's, which has its type. It is looked up once.
+    // Calls the library's function of this name. `own` is the program's function of the same type. The name
+    // is looked up once.
     template <auto* own, class... Arguments>
     auto call(const char* name, Arguments... arguments) const {
         static const auto function = reinterpret_cast<decltype(own)>(find(name));
@@ -46,8 +47,8 @@ class SharedLibrary {
     void* find(const char* name) const {
         void* const found = dlsym(handle_, name);
         if (found == nullptr) {
-            user_error("{}: {} here is too old, it has no {}; take a newer one, or {}", advice_.needed_by,
-                       file_, name, advice_.instead);
+            user_error("{}: {} is too old: it has no {}; install a newer version, or use {}",
+                       advice_.needed_by, file_, name, advice_.instead);
         }
         return found;
     }

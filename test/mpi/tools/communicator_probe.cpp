@@ -3,8 +3,8 @@
 //   communicator_probe traffic DIRECTORY
 //       every call in several sizes; each rank writes the bytes it counted as sent to DIRECTORY/counted.RANK
 //   communicator_probe faults CALL RANK FAULT SECONDS
-//       all make CALL a few times under a time limit of SECONDS, in the middle of which the fault befalls
-//       RANK: sleep (for ever), stop, kill, pause (for three quarters of the limit), differ (it makes another
+//       all ranks make CALL a few times, with a time limit of SECONDS; in the middle, RANK has the fault:
+//       sleep (for ever), stop, kill, pause (for three quarters of the limit), differ (it makes another
 //       call); relapse (rank 0 pauses, and later RANK stops)
 //   communicator_probe fail one|all
 //       one rank or all end the job with an error
@@ -42,7 +42,7 @@ std::uint64_t bytes_sent(const Communicator& communicator) {
     return bytes;
 }
 
-// Passes x round the ring of ranks.
+// Passes x around the ring of ranks.
 void ring(Communicator& communicator, const Tensor& x, const Tensor& from_previous) {
     const int size = communicator.size();
     if (size == 1) return;
@@ -70,7 +70,7 @@ void count_traffic(Job& job, const std::string& directory) {
     std::vector<float> staging(HostCommunicator::staging_bytes(world.size()) / sizeof(float));
     world.set_staging(tensor_of(staging));
     const auto group = world.split(world.rank() % 2, -world.rank());
-    // Messages that are sent at once, and ones that are long enough for other protocols and several chunks.
+    // Short messages, which are sent at once, and longer ones, which need other protocols and several chunks.
     for (const std::int64_t part : {1, 77, 3001, 300007}) {
         use_all(world, part);
         use_all(*group, part);
@@ -96,7 +96,8 @@ void repeat_with_fault(Job& job, std::string_view call, int faulty_rank, std::st
     HostCommunicator& world = job.world();
     world.set_timeout(Seconds(seconds));
     std::vector<float> x(static_cast<std::size_t>(4 * world.size()));
-    // So many calls that in a ring, where each rank is ahead of its neighbour by one, none comes to the end.
+    // In a ring, each rank can be one call ahead of its neighbour. There are enough calls that no rank
+    // finishes.
     for (int i = 0; i < 5 + world.size(); ++i) {
         std::string_view made = call;
         if (i == 1 && world.rank() == 0 && fault == "relapse")

@@ -1,6 +1,7 @@
 // peak_memory TRAIN_GPT-OPTION...
-// Two training steps of a model on the CPU. Each rank prints "bytes PLANNED PEAK": the plan's memory, and by how much the
-// process's resident memory was above what it was after a small model's steps, which start MPI, threads and oneDNN.
+// Two training steps of a model on the CPU. Each rank prints "bytes PLANNED PEAK". PLANNED is the plan's
+// memory. PEAK is the growth of the process's resident memory after the steps of a small model, which start
+// MPI, threads and oneDNN.
 
 #include <fmt/format.h>
 
@@ -20,7 +21,7 @@
 namespace llmc {
 namespace {
 
-// Bytes, of a row of /proc/self/status that is in kB: VmRSS, or VmHWM, the most there was of it.
+// The bytes of a row of /proc/self/status that is in kB: VmRSS, or VmHWM (the peak of VmRSS).
 std::int64_t resident(const std::string& row) {
     std::ifstream file("/proc/self/status");
     std::string line;
@@ -30,7 +31,7 @@ std::int64_t resident(const std::string& row) {
     programming_error("no " + row + " in /proc/self/status");
 }
 
-// VmHWM begins again with what there is now.
+// Resets VmHWM to the current value.
 void forget_the_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
 // Returns the plan's bytes.

@@ -27,7 +27,8 @@ void Accesses::add(const Access& access, const std::string& what, unsigned strea
              " memory that " + old.what + " in stream " + std::to_string(old.stream) +
              (old.writes ? " writes" : " reads") + ", and no event orders one after the other");
     }
-    // What conflicts with an old access from now on conflicts with the one that covers it, which is ordered after it.
+    // A later access that conflicts with an old one also conflicts with the new one that covers it and is
+    // ordered after it.
     std::erase_if(entries_, [&](const Entry& old) {
         return added.begin <= old.begin && old.end <= added.end &&
                (added.writes || (!old.writes && old.stream == stream));

@@ -1,6 +1,6 @@
-// Finds work of two streams that touches the same memory with no event between: by the order that events, waits and the
-// host's own waits give, whatever order the work happens to run in. It knows the ranges of copies, memsets, products
-// and collectives; what kernels touch it does not know.
+// Finds work of two streams that touches the same memory without an event in between. It uses the order that
+// events, waits and the host's own waits give, not the order in which the work happens to run. It knows the
+// memory ranges of copies, memsets, products and collectives, but not those of kernels.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace simt::runtime {
 
-// A moment: of each stream, by its number, how many pieces of its work lie before.
+// A moment: for each stream, by its number, how many pieces of its work come before.
 using Clock = std::vector<std::uint64_t>;
 void join(Clock& clock, const Clock& other);
 std::uint64_t time_of(const Clock& clock, unsigned stream);
@@ -25,14 +25,15 @@ inline Access writes(const void* begin, std::size_t bytes) { return {begin, byte
 
 class Accesses {
   public:
-    // By the piece of work with this number in its stream; `before`: what is ordered before it. Ends the process
-    // where another stream's access is not.
+    // Adds an access by the piece of work with this number in its stream. `before` is the work that is
+    // ordered before it. Ends the process if a conflicting access of another stream is not ordered before it.
     void add(const Access& access, const std::string& what, unsigned stream, std::uint64_t number,
              const Clock& before);
-    // What all later work is ordered after.
+    // All later work is ordered after this moment.
     void forget_before(const Clock& clock);
     void forget(const void* begin, std::size_t bytes);
-    // The work that touches the range and is not done: `done`, of each stream, how many pieces are. Null: none.
+    // Work that touches the range and is not done, or null. `done` is the number of finished pieces of each
+    // stream.
     const std::string* unfinished(const void* begin, std::size_t bytes, const Clock& done) const;
 
   private:

@@ -14,7 +14,7 @@ constexpr int seeds = 10;
 
 struct Process {
     pid_t id;
-    int errors;  // to read
+    int errors;  // to read from
 };
 
 Process start(const Environment& environment, const Body& body) {

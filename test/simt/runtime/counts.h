@@ -1,4 +1,4 @@
-// What a program asked of the tests' CUDA runtime, written at its end where SIMT_COUNT asks for it.
+// Counts of a program's calls to the tests' CUDA runtime. They are written at its end if SIMT_COUNT is set.
 #pragma once
 
 #include <cstddef>
@@ -11,20 +11,21 @@ namespace simt::runtime {
 
 class Counts {
   public:
-    // The host waits in a call, or finds by polling that work is not done yet.
+    // The host waits in a call, or polls and finds that work is not done yet.
     void waits(const char* call) { ++numbers_["waits"][call]; }
     void allocates(std::size_t bytes) { allocations_.push_back(bytes); }
-    // A copy of the host's memory, pinned or not, to a device.
+    // A copy of the host's memory, pinned or pageable, to a device.
     void uploads(bool pinned, unsigned stream) {
         ++numbers_["uploads"][(pinned ? "pinned, stream " : "pageable, stream ") + std::to_string(stream)];
     }
     void launches(unsigned stream) { ++numbers_["launches"]["stream " + std::to_string(stream)]; }
     void multiplies(int algorithm) { ++numbers_["products"]["algorithm " + std::to_string(algorithm)]; }
-    // cuBLASLt is told of a product, a matrix or a preference.
+    // A description of a product, a matrix or a preference for cuBLASLt.
     void describes(const char* what) { ++numbers_["descriptions"][what]; }
     void communicates(int priority) { ++numbers_["NCCL"]["priority " + std::to_string(priority)]; }
 
-    // As JSON: {"waits": {call: number}, "uploads": {...}, ..., "cudaMalloc": [bytes of each]}. What never was is left out.
+    // As JSON: {"waits": {call: number}, "uploads": {...}, ..., "cudaMalloc": [bytes of each]}. Counts that
+    // stayed zero are left out.
     void write(const std::string& file) const;
 
   private:

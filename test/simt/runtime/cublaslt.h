@@ -1,4 +1,4 @@
-// What the parts of cuBLASLt on the CPU share: descriptions as the attributes that were set, and algorithms.
+// Shared by the parts of cuBLASLt on the CPU: descriptions, as the attributes that were set, and algorithms.
 //   cublaslt_descriptions.cpp  descriptions of products, matrices and preferences
 //   cublaslt_algorithms.cpp    candidates, and what they refuse
 //   cublaslt_product.cpp       the product
@@ -16,7 +16,7 @@
 
 namespace simt::runtime {
 
-// Values of up to 8 bytes by number, each of a size of its own.
+// Values of up to 8 bytes, identified by number. Each has its own size.
 class Attributes {
   public:
     struct Attribute {
@@ -40,7 +40,7 @@ class Attributes {
     std::map<int, Attribute> attributes_;
 };
 
-// What the handles point to.
+// The type that the handles point to.
 struct MatmulDescription {
     cublasComputeType_t compute;
     cudaDataType_t scale;
@@ -50,7 +50,7 @@ MatmulDescription* of(cublasLtMatmulDesc_t handle);
 Attributes* of(cublasLtMatrixLayout_t handle);
 Attributes* of(cublasLtMatmulPreference_t handle);
 
-// A matrix in memory, column by column.
+// A matrix in memory, in column-major order.
 struct Layout {
     cudaDataType_t type;
     std::int64_t rows, columns, leading;
@@ -68,30 +68,30 @@ struct Problem {
     Layout a, b, c, d;
     std::int64_t m, n, k;
 };
-// Refuses what cuBLASLt refuses whatever the algorithm.
+// Refuses what cuBLASLt refuses for every algorithm.
 cublasStatus_t make_problem(cublasLtMatmulDesc_t description, cublasLtMatrixLayout_t a,
                             cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                             Problem* problem);
 
-// Of an algorithm, by the clock of events.
+// Speed of an algorithm, by the clock of events.
 enum class Speed { takes_no_time, as_it_is, slow };
 
-// What lies in a cublasLtMatmulAlgo_t.
+// The content of a cublasLtMatmulAlgo_t.
 struct Algorithm {
     std::int32_t id;
     std::int32_t splits = 1;
     std::uint32_t tile = 0, reduction = CUBLASLT_REDUCTION_SCHEME_NONE, swizzling = 0, option = 0, stages = 0;
     std::uint16_t inner_shape = 0, cluster_shape = 0;
-    std::array<std::uint16_t, 4> alignment = {256, 256, 256, 256};  // that A, B, C and D must have, in bytes
+    std::array<std::uint16_t, 4> alignment = {256, 256, 256, 256};  // required of A, B, C and D, in bytes
 
     std::size_t workspace_bytes(const Problem& problem) const;
     Speed speed() const;
 };
 Algorithm algorithm_in(const cublasLtMatmulAlgo_t& algo);
-// Whether it exists as it is configured.
+// Checks that the algorithm exists with this configuration.
 cublasStatus_t check_algorithm(const Algorithm& algorithm);
 
-// Runs the body of an API function that answers a cublasStatus_t.
+// Runs the body of an API function that returns a cublasStatus_t.
 template <class Body>
 cublasStatus_t cublas_call(const Body& body) {
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;

@@ -1,7 +1,7 @@
-// cuBLASLt's algorithms. There are three, so that a program that chooses has something to choose from; the first that may
-// be taken is never the fastest by the clock of events:
-//   11  one sum over k; takes 50 ms longer than it does, as another does where SIMT_SLOW_ALGORITHM names it
-//   22  k in two parts that are added where they end, in an order that differs from run to run: it is offered first,
+// cuBLASLt's algorithms. There are three, so that a program can choose. The first permitted one is never the fastest
+// by the clock of events:
+//   11  one sum over k; takes 50 ms longer than the computation; SIMT_SLOW_ALGORITHM can name another as the slow one
+//   22  k in two parts that are added in the result, in an order that differs from run to run: it is offered first,
 //       takes no time, and gives other bits each time
 //   33  k in two parts that are added in a fixed order, in a workspace
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace simt::runtime {
 namespace {
 
 constexpr int plain = 11, split_in_place = 22, split_in_workspace = 33;
-constexpr std::size_t counters = 4096;  // of the second one, in the workspace
+constexpr std::size_t counters = 4096;  // of algorithm 22, in the workspace
 
 using Opaque = cublasLtMatmulAlgo_t;
 static_assert(sizeof(Algorithm) <= sizeof(Opaque));
@@ -37,7 +37,7 @@ Algorithm algorithm_of(int id) {
     return algorithm;
 }
 
-// Calls f with the member that an attribute names.
+// Calls f with the member for an attribute.
 template <class A, class F>
 cublasStatus_t with_attribute(A& algorithm, cublasLtMatmulAlgoConfigAttributes_t attribute, const F& f) {
     switch (attribute) {
@@ -157,7 +157,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
         if (status != CUBLAS_STATUS_SUCCESS) return status;
         const auto allowed = of(preference)->as<std::uint64_t>(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);
         const auto schemes = of(preference)->as<std::uint32_t>(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK);
-        // Each needs all the alignment that it is promised, more than a library's would: a false promise is seen.
+        // Each algorithm needs the whole alignment that it is promised, more than the library needs. So a
+        // false promise shows.
         constexpr std::array promises = {
             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};

@@ -1,5 +1,5 @@
-// cuBLASLt's handles: products, matrices and preferences as attributes, set and read by number. An attribute that is not
-// here is not supported here, and says so.
+// cuBLASLt's handles: products, matrices and preferences as attributes, set and read by number. An attribute
+// that is not here is reported as not supported.
 #include "simt/runtime/cublaslt.h"
 
 namespace simt::runtime {

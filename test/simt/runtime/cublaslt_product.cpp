@@ -1,4 +1,5 @@
-// cublasLtMatmul: the CPU device's product (llmc/device/cpu/products.h), with sums in fp32 and one rounding of the result.
+// cublasLtMatmul: the CPU device's product (llmc/device/cpu/products.h). Sums are in fp32, and the result is
+// rounded once.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -16,7 +17,7 @@ namespace {
 using namespace simt::runtime;
 using llmc::cpu::Matrix;
 
-// Of one call, with copies of all that the caller may change before the work runs.
+// One call, with copies of all that the caller may change before the work runs.
 struct Product {
     Problem problem;
     Algorithm algorithm;
@@ -50,7 +51,7 @@ void store(std::byte* base, cudaDataType_t type, std::int64_t i, float value) {
     }
 }
 
-// ---- what it refuses ----
+// ---- refusals ----
 
 cublasStatus_t check_operands(const Product& p, std::size_t workspace_bytes) {
     if (!p.a || !p.b || !p.d || (!p.c && p.beta != 0)) return CUBLAS_STATUS_INVALID_VALUE;
@@ -67,7 +68,7 @@ cublasStatus_t check_operands(const Product& p, std::size_t workspace_bytes) {
     if (p.has(uses_bias) && (!p.bias || !type_of_bias)) return CUBLAS_STATUS_INVALID_VALUE;
     const bool aux_fits = p.aux && p.aux_leading >= p.problem.m && p.aux_leading % 8 == 0;
     if (p.has(with_aux) && !aux_fits) return CUBLAS_STATUS_INVALID_VALUE;
-    // In place with the same layout, or apart.
+    // In place with the same layout, or at another place.
     if (p.c == p.d && p.problem.c.leading != p.problem.d.leading) return CUBLAS_STATUS_INVALID_VALUE;
     if (p.algorithm.splits > p.problem.k) return CUBLAS_STATUS_NOT_SUPPORTED;
     return check_algorithm(p.algorithm);
@@ -100,7 +101,8 @@ std::vector<Operand> operands_of(const Product& p) {
     return operands;
 }
 
-// What would be an undefined result on a GPU. oneDNN is not compiled with checks, so these are made here.
+// Checks for what would give an undefined result on a GPU. oneDNN is compiled without sanitizers, so this
+// code checks the memory.
 void check_memory(const Memory& memory, const std::vector<Operand>& operands) {
     for (const Operand& x : operands) {
         if (!memory.block_of(x.data) || !memory.is_one_piece(x.data, x.bytes)) {
@@ -115,7 +117,7 @@ void check_memory(const Memory& memory, const std::vector<Operand>& operands) {
     }
 }
 
-// A matrix with gaps is as many accesses as it has columns.
+// A matrix with gaps makes one access for each column.
 std::vector<Access> accesses_of(const Product& p) {
     std::vector<Access> accesses;
     const auto add = [&](const std::byte* data, const Layout& layout, bool written) {
@@ -141,14 +143,14 @@ std::vector<Access> accesses_of(const Product& p) {
     return accesses;
 }
 
-// ---- what it computes ----
+// ---- the computation ----
 
 llmc::cpu::Products& products() {
     static auto& instance = *new llmc::cpu::Products(1);
     return instance;
 }
 
-// A copy with the 10 bits of significand that TF32 has.
+// A copy with TF32's significand of 10 bits.
 std::vector<float> in_tf32(const std::byte* data, const Layout& layout) {
     const auto* values = reinterpret_cast<const float*>(data);
     std::vector<float> rounded(values, values + layout.bytes() / sizeof(float));
@@ -168,7 +170,7 @@ Matrix matrix(const void* data, const Layout& layout, bool transpose) {
     return transpose ? m.transposed() : m;
 }
 
-// op(A) op(B), by columns.
+// op(A) op(B), in column-major order.
 std::vector<float> product_of(const Product& p) {
     const Problem& problem = p.problem;
     std::optional<std::vector<float>> rounded_a, rounded_b;
@@ -180,7 +182,7 @@ std::vector<float> product_of(const Product& p) {
         matrix(rounded_a ? static_cast<const void*>(rounded_a->data()) : p.a, problem.a, problem.transpose_a);
     const Matrix b =
         matrix(rounded_b ? static_cast<const void*>(rounded_b->data()) : p.b, problem.b, problem.transpose_b);
-    // Where k is cut: in place at another point in each run.
+    // The points where k is cut. The in-place algorithm cuts at another point in each run.
     const std::int64_t parts = p.algorithm.splits;
     std::vector<std::int64_t> cuts{0};
     for (std::int64_t part = 1; part < parts; ++part) cuts.push_back(part * problem.k / parts);
@@ -189,8 +191,8 @@ std::vector<float> product_of(const Product& p) {
         cuts = {0, 1 + static_cast<std::int64_t>(std::random_device{}() % (problem.k - 1)), problem.k};
     }
     std::vector<float> sum(static_cast<std::size_t>(problem.m * problem.n));
-    // By rows, as the transposed product: of one by columns oneDNN has but its slow reference. The last part first, so that
-    // another cut is another order of the additions.
+    // Computed by rows, as the transposed product: for products by columns, oneDNN only has its slow
+    // reference. The last part comes first, so that another cut gives another order of the additions.
     const Matrix result(sum.data(), problem.n, problem.m);
     for (std::size_t part = cuts.size() - 1; part-- > 0;) {
         const std::int64_t first = cuts[part], count = cuts[part + 1] - cuts[part];
@@ -252,12 +254,12 @@ void compute(const Product& p) {
         problem.transpose_b ? sum_k(p.b, problem.b, 1, b_leading, problem.n)
                             : sum_k(p.b, problem.b, b_leading, 1, problem.n);
     }
-    // Whoever else keeps something in the workspace loses it.
+    // Overwrites the workspace, so that other data kept in it is lost.
     if (p.workspace) std::memset(p.workspace, 0xff, p.algorithm.workspace_bytes(problem));
 }
 
-// By the clock of events, which algorithms are chosen by. Each fifth product takes a second longer, as where a GPU has
-// something else to do.
+// Computes with the duration that the clock of events shows, because algorithms are chosen by it. Every fifth
+// product takes a second longer, as if the GPU had other work.
 void compute_in_its_time(Runtime& r, const Product& p) {
     using std::chrono::steady_clock;
     static int products = 0;
@@ -289,7 +291,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         Product p{};
         cublasStatus_t status = make_problem(description, a_layout, b_layout, c_layout, d_layout, &p.problem);
         if (status != CUBLAS_STATUS_SUCCESS) return status;
-        // Without one, the library takes what always works.
+        // Without an algorithm, the library takes one that always works.
         p.algorithm = algo ? algorithm_in(*algo) : Algorithm{.id = 11, .alignment = {1, 1, 1, 1}};
         p.alpha = *static_cast<const float*>(alpha);
         p.beta = *static_cast<const float*>(beta);

@@ -1,4 +1,4 @@
-// cuBLASLt on the CPU against a product in double precision, and what it refuses.
+// cuBLASLt on the CPU against a product in double precision, and its refusals.
 #include <cublasLt.h>
 
 #include <cstring>
@@ -23,7 +23,7 @@ constexpr cudaDataType_t type_of = std::is_same_v<T, float> ? CUDA_R_32F : CUDA_
 double value(float x) { return x; }
 double value(bf16 x) { return static_cast<double>(__bfloat162float(x)); }
 
-// A description of one product, with the attributes a test gives it.
+// A description of one product, with the attributes that a test gives it.
 class Product {
   public:
     Product(cudaDataType_t ab, cudaDataType_t cd, int m, int n, int k, bool transpose_a, bool transpose_b,
@@ -109,7 +109,7 @@ bool near(const char* what, const Case& x, int i, int j, double got, double expe
     return false;
 }
 
-// With every candidate that the library offers.
+// Tests every candidate that the library offers.
 template <class AB, class CD>
 bool is_product(const Case& x) {
     std::mt19937 random(1);
@@ -160,7 +160,7 @@ bool is_product(const Case& x) {
                 const double added =
                     x.beta * value(c[at(j * c_leading + i)]) + (adds_bias ? value(bias[at(i)]) : 0);
                 double expected = x.alpha * sum + added;
-                // Every product and sum rounds once, and so does what is stored.
+                // Every product and every sum rounds once, and the stored result rounds once more.
                 double bound = (x.k + 4) * unit_fp32 * (std::abs(x.alpha) * magnitude + std::abs(added) + 1);
                 if (x.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
                     if (!near("auxiliary", x, i, j, value(aux_after[at(j * aux_leading + i)]), expected,
@@ -172,7 +172,7 @@ bool is_product(const Case& x) {
                 }
                 if (x.epilogue == CUBLASLT_EPILOGUE_DGELU || x.epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD) {
                     expected *= gelu_gradient(value(aux[at(j * aux_leading + i)]));
-                    bound = 2 * bound + 1e-6 * std::abs(expected) + 1e-6;  // the difference quotient's
+                    bound = 2 * bound + 1e-6 * std::abs(expected) + 1e-6;  // error of the difference quotient
                 }
                 row_sums[at(i)] += expected;
                 row_bounds[at(i)] += bound;
@@ -241,7 +241,7 @@ TEST(CublasLt, epilogues) {
     }
 }
 
-// The bits of 10 products by the candidate that has this reduction.
+// The number of different results of 10 products by the candidate with this reduction.
 int different_results(std::uint32_t reduction) {
     std::mt19937 random(1);
     DeviceArray<float> a(1000), b(1000), d(1);
@@ -271,7 +271,7 @@ TEST(CublasLt, one_candidate_gives_other_bits_each_time) {
                 }).good());
 }
 
-// A choice that was saved as its configuration.
+// A choice is saved as its configuration.
 TEST(CublasLt, a_candidate_is_made_again_from_its_configuration) {
     EXPECT_TRUE(
         run_process({}, [] {

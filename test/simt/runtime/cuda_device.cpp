@@ -1,4 +1,4 @@
-// CUDA's functions that ask for devices, errors and kernels.
+// CUDA's functions for devices, errors and kernels.
 #include <cstdio>
 #include <cstring>
 
@@ -83,7 +83,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
         p->uuid = gpu_uuid(device);
         p->pciBusID = device + 1;
         p->totalGlobalMem = r.settings.gpu_memory;
-        p->sharedMemPerBlock = Chip::static_shared_bytes;
+        p->sharedMemPerBlock = Chip::default_shared_bytes;
         p->sharedMemPerBlockOptin = chip.shared_bytes_per_block;
         p->sharedMemPerMultiprocessor = chip.shared_bytes_per_multiprocessor;
         p->reservedSharedMemPerBlock = 1 << 10;
@@ -205,7 +205,7 @@ cudaError_t cudaPeekAtLastError() { return last_error(); }
 
 cudaError_t cudaGetLastError() {
     const cudaError_t error = last_error();
-    last_error() = runtime().fault();  // which stays
+    last_error() = runtime().fault();  // a fault stays
     return error;
 }
 
@@ -243,7 +243,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
     });
 }
 
-// The mangled name, as of a kernel on a GPU.
+// The mangled name, as for a kernel on a GPU.
 cudaError_t cudaFuncGetName(const char** name, const void* kernel) {
     return api_call([&](const Runtime&) {
         static std::map<const void*, std::string> names;

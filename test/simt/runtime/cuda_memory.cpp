@@ -1,5 +1,5 @@
-// CUDA's functions for memory. A copy from memory that is not pinned takes its bytes when it is called, one from pinned
-// memory when it runs.
+// CUDA's functions for memory. A copy from memory that is not pinned reads its bytes when it is called. A
+// copy from pinned memory reads them when it runs.
 #include <cstring>
 #include <vector>
 

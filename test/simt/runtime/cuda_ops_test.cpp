@@ -1,6 +1,6 @@
-// The CUDA device's operations in parts, as pipeline and tensor parallelism call them, from the contract of ops.h down to
-// kernels and cuBLASLt: gradients one at a time have the bits that they have together, and ranks' parts of a table or of
-// the logits give what the CPU device gives. (The kernels by themselves are tested in test/kernels.)
+// The CUDA device's operations in parts, as pipeline and tensor parallelism call them, from the contract of
+// ops.h down to kernels and cuBLASLt. Gradients computed one at a time have the same bits as together. Ranks'
+// parts of a table or of the logits give the CPU device's results. (test/kernels tests the kernels alone.)
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -17,7 +17,7 @@ using namespace llmc;
 using probe::HostTensor;
 using probe::HostTensors;
 
-// Numbers that both compute dtypes hold.
+// Numbers that both compute dtypes can represent.
 HostTensor normal(const std::string& name, const Shape& shape, double mean = 0.0) {
     HostTensor tensor{shape, {}};
     const RandomStream random(1, name);
@@ -49,7 +49,7 @@ bool complain(const std::string& what) {
     return false;
 }
 
-// Every result has the same bits among the others.
+// Every result equals, bit by bit, the one of the same name among the others.
 bool are_among(const HostTensors& results, const HostTensors& others) {
     for (const auto& [name, tensor] : results) {
         if (others.at(name).values != tensor.values) return complain(name + " differs");
@@ -57,7 +57,7 @@ bool are_among(const HostTensors& results, const HostTensors& others) {
     return true;
 }
 
-// Each number within `relative` of the greatest there is in the tensor.
+// Each number is within `relative` times the greatest number in the tensor.
 bool are_near(const HostTensors& results, const HostTensors& expected, double relative) {
     if (results.size() != expected.size()) return complain("other results");
     for (const auto& [name, tensor] : expected) {
@@ -75,7 +75,7 @@ bool are_near(const HostTensors& results, const HostTensors& expected, double re
     return true;
 }
 
-// Sums of up to 40 terms and exponentials, in fp32, and a rounding to X on each device.
+// Sums of up to 40 terms and exponentials in fp32, and one rounding to X on each device.
 double tolerance(DType dtype) { return 200 * 0x1p-24 + (dtype == DType::bf16 ? 2 * 0x1p-8 : 0.0); }
 
 constexpr std::array compute_dtypes = {DType::fp32, DType::bf16};

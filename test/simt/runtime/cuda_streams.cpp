@@ -15,7 +15,7 @@ cudaError_t create_stream(cudaStream_t* stream, unsigned flags, int priority) {
     });
 }
 
-// Of work that the host has run: a fault that it found is answered by api_call.
+// The result of a wait. If the work that the host ran found a fault, api_call returns it.
 template <class Wait>
 cudaError_t waited(const Wait& wait) {
     return api_call([&](Runtime& r) {
@@ -32,7 +32,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
     return create_stream(stream, flags, 0);
 }
 
-// The range's priorities are taken, and mean nothing: any order must do.
+// A priority in the range is accepted and ignored: every order must be correct.
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
     return create_stream(stream, flags, priority);
 }

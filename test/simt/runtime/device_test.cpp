@@ -1,4 +1,4 @@
-// What the runtime says of its devices.
+// The runtime's answers about its devices.
 #include <cstring>
 
 #include "simt/runtime/device_memory.h"

@@ -1,6 +1,6 @@
-// The CUDA device's matrix products (lt_products.h) as what they are told and remember: where operands may lie, what is a
-// product of its own, and which algorithms of earlier runs are taken. (That products are right is tested in test/kernels and
-// test/python, and their choice by time in test_simulated_algorithms.py.)
+// The inputs and the memory of the CUDA device's matrix products (lt_products.h): where operands may lie,
+// which products are distinct, and which algorithms of earlier runs are used. (test/kernels and test/python
+// test that products are right. test_simulated_algorithms.py tests the choice by time.)
 #include "llmc/device/cuda/lt_products.h"
 
 #include <fmt/format.h>
@@ -22,7 +22,7 @@ namespace {
 using namespace llmc;
 using cuda::LtProducts;
 
-// Products of matrices of any content on one device, whose memory holds `bytes` of each operand.
+// Products of matrices with arbitrary content on one device, whose memory holds `bytes` of each operand.
 class Products {
   public:
     explicit Products(std::size_t bytes) {
@@ -30,7 +30,7 @@ class Products {
         workspace_ = device_->allocate(LtProducts::workspace_bytes, "workspace");
     }
     ~Products() {
-        queues_.finish();
+        streams_.finish();
         for (std::byte* operand : memory_) device_->release(operand);
         device_->release(workspace_);
     }
@@ -38,7 +38,7 @@ class Products {
     Products& operator=(const Products&) = delete;
 
     std::unique_ptr<LtProducts> make() {
-        auto products = std::make_unique<LtProducts>(queues_, "a GPU", false, false);
+        auto products = std::make_unique<LtProducts>(streams_, "a GPU", false, false);
         products->set_workspace(workspace_);
         return products;
     }
@@ -49,12 +49,12 @@ class Products {
 
   private:
     std::unique_ptr<Device> device_ = make_cuda_device({});
-    cuda::CudaQueues queues_;
+    cuda::CudaStreams streams_;
     std::array<std::byte*, 4> memory_{};
     std::byte* workspace_;
 };
 
-// The lines of choices() after the first, each by `change`.
+// The lines of choices() after the first, each replaced by `change`.
 template <class Change>
 std::string changed(const std::string& choices, const Change& change) {
     std::istringstream lines(choices);
@@ -65,7 +65,7 @@ std::string changed(const std::string& choices, const Change& change) {
     return text;
 }
 
-// The product of a line of choices(), by this algorithm.
+// The product of a line of choices(), with this algorithm.
 std::string by(const std::string& line, const simt::runtime::Algorithm& algorithm) {
     cublasLtMatmulAlgo_t opaque{};
     std::memcpy(&opaque, &algorithm, sizeof algorithm);
@@ -74,7 +74,7 @@ std::string by(const std::string& line, const simt::runtime::Algorithm& algorith
     return text;
 }
 
-// Each operand in its turn lies at a multiple of no more than 16 bytes; an algorithm for others refuses it.
+// Each operand in turn is aligned to only 16 bytes. An algorithm that needs more refuses it.
 TEST(LtProducts, OperandsLieAtAnyRow) {
     const Outcome outcome = run_process({}, [] {
         Products on(512);
@@ -92,7 +92,7 @@ TEST(LtProducts, OperandsLieAtAnyRow) {
     EXPECT_TRUE(outcome.good()) << outcome;
 }
 
-// Every kind of product of sizes that differ; returns how many.
+// Multiplies every distinct kind of product; returns how many.
 int multiply_every_kind(const Products& on, LtProducts& products) {
     constexpr std::array<std::array<DType, 2>, 3> dtypes = {
         {{DType::fp32, DType::fp32}, {DType::bf16, DType::bf16}, {DType::bf16, DType::fp32}}};
@@ -121,8 +121,8 @@ int multiply_every_kind(const Products& on, LtProducts& products) {
     return count;
 }
 
-// Were two of them one, or had two one name, one would take the other's mark: the last word of its algorithm, of which the
-// library makes no use.
+// A mark in the last word of each algorithm, which the library does not use, tells them apart. If two
+// products were one, or had the same name, one would get the other's mark.
 TEST(LtProducts, EveryKindHasAChoiceOfItsOwn) {
     const Outcome outcome = run_process({}, [] {
         Products on(4096);
@@ -140,7 +140,7 @@ TEST(LtProducts, EveryKindHasAChoiceOfItsOwn) {
     EXPECT_TRUE(outcome.good()) << outcome;
 }
 
-// Whether a saved algorithm is taken for a square result of this size.
+// Whether a saved algorithm is used for a square result of this size.
 bool takes(const simt::runtime::Algorithm& algorithm, std::int64_t size) {
     Products on(static_cast<std::size_t>(size * size) * sizeof(float));
     const auto multiply = [&](LtProducts& products) {
@@ -170,7 +170,7 @@ TEST(LtProducts, NoSavedAlgorithmIsTakenThatGivesOtherBitsNeedsMoreMemoryOrIsNon
     damaged.alignment = {};
     const Outcome refused = run(damaged, 8, false);
     EXPECT_TRUE(refused.good()) << refused;
-    // Two fp32 an element of the result: 32 MiB are those of 2048 x 2048.
+    // Two fp32 numbers for each element of the result: a size of 2048 x 2048 takes 32 MiB.
     const Outcome fits = run(ordered, 2048, true), too_large = run(ordered, 2056, false);
     EXPECT_TRUE(fits.good()) << fits;
     EXPECT_TRUE(too_large.good()) << too_large;

@@ -1,4 +1,5 @@
-// What the lab compares its matrix products with: that it is the same product, at the shape as the lab means it.
+// The products that the lab compares its own with: they are the same products, at the shape that the lab
+// intends.
 #include "dev/lab/matmul_rival.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +33,8 @@ std::vector<double> download(const Tensor& tensor) {
     return values;
 }
 
-// got[i][j] = start(i, j) + sum_k a(i, k) b(k, j). As in dev/matmul_forward.cu, 3 u for each term.
+// got[i][j] = start(i, j) + sum_k a(i, k) b(k, j). The bound is 3 u for each term, as in
+// dev/matmul_forward.cu.
 template <class A, class B, class Start>
 bool is_product(const Tensor& got, std::int64_t rows, std::int64_t columns, std::int64_t depth, const A& a,
                 const B& b, const Start& start) {
@@ -72,7 +74,7 @@ bool computes_what_the_lab_does(DType dtype) {
     must(cudaStreamSynchronize(rival.stream()));
     const auto zero = [](std::int64_t, std::int64_t) { return 0.0; };
     bool good = is_product(rival.din(), rows, in_channels, out_channels, dout, weight, zero);
-    // The first run adds as often as it tries algorithms.
+    // The first run accumulates once for each algorithm that it tries.
     const auto first = matrix(rival.dweight());
     rival.backward();
     must(cudaStreamSynchronize(rival.stream()));

@@ -1,5 +1,6 @@
-// The memory that the tests' CUDA runtime gives out: each allocation a block of the heap of exactly its size, so that
-// AddressSanitizer finds accesses past its end and after its release. New memory holds 0xff bytes, NaN in every type.
+// The memory of the tests' CUDA runtime. Each allocation is a heap block of exactly its size, so that
+// AddressSanitizer finds accesses past its end and after its release. New memory holds 0xff bytes, which are
+// NaN in every floating-point type.
 #pragma once
 
 #include <cstddef>
@@ -22,25 +23,25 @@ class Memory {
   public:
     // `device` or Block::pinned. The address is a multiple of 256.
     void* allocate(std::size_t bytes, int device);
-    // The block must begin there.
+    // The block must begin at this address.
     void release(void* begin);
     void release_all();
 
-    // The block that the address lies in; null: memory of the host's own.
+    // The block that contains the address; null for the host's own memory.
     const Block* block_of(const void* address) const;
-    // Whether a range lies in one block, or wholly outside of all.
+    // Whether a range lies within one block, or completely outside of all.
     bool is_one_piece(const void* begin, std::size_t bytes) const;
     bool begins_block(const void* address) const;
 
     std::size_t used(int device) const;
     std::size_t blocks() const { return blocks_.size(); }
 
-    // Under AddressSanitizer the host may not touch device memory; only what runs in a stream may.
+    // With AddressSanitizer, the host may not touch device memory; only work in a stream may.
     void show_device_memory() const;
     void hide_device_memory() const;
 
   private:
-    std::map<const char*, Block, std::greater<>> blocks_;  // by where they begin
+    std::map<const char*, Block, std::greater<>> blocks_;  // by their first address
 };
 
 }  // namespace simt::runtime

@@ -1,6 +1,6 @@
-// NCCL's collectives, sends and receives. Each is queued in its stream; when its turn comes it goes on with what its
-// peers have sent, without holding up other streams, until all is there. The calls of one communicator run one after
-// the other, whatever their streams, as NCCL's do.
+// NCCL's collectives, sends and receives. Each is queued in its stream. When its turn comes, it processes
+// what its peers have sent until everything is there, without blocking other streams. As in NCCL, the calls
+// of one communicator run one after another, whatever their streams.
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -13,7 +13,7 @@ namespace {
 using namespace simt::runtime;
 using std::chrono::steady_clock;
 
-// What ncclGroupStart began, on this thread.
+// The group that ncclGroupStart opened on this thread.
 struct Group {
     struct Member {
         ncclComm* communicator;
@@ -47,7 +47,7 @@ std::string why_wrong(const Memory& memory, const Call& call, const ncclComm& co
     return "";
 }
 
-// In place as NCCL has it, or apart.
+// In place, as NCCL defines it, or without overlap.
 void check_overlap(const Call& call, const ncclComm& communicator) {
     if (call.kind == Collective::point_to_point || !call.send) return;
     const std::size_t part = call.count * bytes_of(call.type),
@@ -59,10 +59,11 @@ void check_overlap(const Call& call, const ncclComm& communicator) {
                           : call.kind == Collective::all_gather   ? call.send == call.recv + own
                                                                   : call.send == call.recv;
     const bool apart = call.send + sent <= call.recv || call.recv + received <= call.send;
-    if (!in_place && !apart) stop(name_of(call) + ": its buffers overlap, and not as in place");
+    if (!in_place && !apart)
+        stop(name_of(call) + ": its buffers overlap, but not in the way of an in-place call");
 }
 
-// Queues calls of one communicator as one operation: a collective, or sends and receives.
+// Enqueues the calls of one communicator as one operation: a collective, or sends and receives.
 void queue(Runtime& r, ncclComm& communicator, const std::vector<Call>& calls, cudaStream_t stream) {
     std::vector<std::uint64_t> orders(static_cast<std::size_t>(communicator.size));
     for (std::size_t rank = 0; rank < orders.size(); ++rank) {
@@ -107,8 +108,8 @@ void queue(Runtime& r, ncclComm& communicator, const std::vector<Call>& calls, c
     r.streams.add(stream, name_of(calls.front()), run, accesses);
 }
 
-// What a group holds, or one call, of one communicator.
-void queue_all(Runtime& r, ncclComm& communicator, const std::vector<Group::Member>& members) {
+// Enqueues the calls of a group, or a single call, for one communicator.
+void enqueue_all(Runtime& r, ncclComm& communicator, const std::vector<Group::Member>& members) {
     std::vector<Call> together;
     const auto flush = [&](cudaStream_t stream) {
         if (!together.empty()) queue(r, communicator, together, stream);
@@ -134,10 +135,10 @@ ncclResult_t end_group(Runtime& r) {
         if (std::ranges::find(seen, &communicator) != seen.end()) continue;
         seen.push_back(&communicator);
         if (communicator.blocks) {
-            queue_all(r, communicator, members);
+            enqueue_all(r, communicator, members);
         } else {
-            communicator.under_way = [&r, &communicator, members] {
-                queue_all(r, communicator, members);
+            communicator.in_flight = [&r, &communicator, members] {
+                enqueue_all(r, communicator, members);
                 return true;
             };
             result = ncclInProgress;
@@ -149,7 +150,7 @@ ncclResult_t end_group(Runtime& r) {
 ncclResult_t call(ncclComm_t handle, const Call& call, cudaStream_t stream) {
     return nccl_call([&](Runtime& r) {
         ncclComm& communicator = checked(handle);
-        if (communicator.under_way) {
+        if (communicator.in_flight) {
             return refuse(ncclInvalidArgument, "the communicator's last call is still in progress");
         }
         if (communicator.error != ncclSuccess) return communicator.error;

@@ -1,7 +1,7 @@
-// NCCL's communicators: how they come and go, and in what state they are.
+// NCCL's communicators: their creation, their end and their state.
 //
-// One that does not block (ncclConfig_t::blocking = 0) answers ncclInProgress, and goes on when it is asked for its
-// state: until then what it was given is not even queued, and another call is refused.
+// A communicator that does not block (ncclConfig_t::blocking = 0) returns ncclInProgress, and progresses only when
+// its state is queried. Before that its call is not even queued, and another call is refused.
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -44,7 +44,7 @@ namespace {
 using namespace simt::runtime;
 using std::chrono::steady_clock;
 
-// Until `step` is true. Others may call meanwhile.
+// Waits until `step` returns true. Other threads may make calls meanwhile.
 void wait_for(Runtime& r, const std::function<bool()>& step, const std::function<std::string()>& what) {
     const auto start = steady_clock::now();
     while (!step()) {
@@ -57,11 +57,11 @@ void wait_for(Runtime& r, const std::function<bool()>& step, const std::function
     }
 }
 
-// Performs `step` now where the communicator blocks, and else when its state is asked for.
+// Performs `step` now if the communicator blocks, and otherwise when its state is queried.
 ncclResult_t perform(Runtime& r, ncclComm& communicator, std::function<bool()> step,
                      const std::string& what) {
     if (!communicator.blocks) {
-        communicator.under_way = std::move(step);
+        communicator.in_flight = std::move(step);
         return ncclInProgress;
     }
     wait_for(r, step, [&] {
@@ -87,7 +87,7 @@ Hello own_hello(int rank, int color, int key) {
             .gpu = gpu_uuid(current_device())};
 }
 
-// Two ranks with one GPU are refused, unless each says that it is a machine of its own.
+// Two ranks with the same GPU are refused, unless each claims to be a separate machine.
 bool share_a_gpu(const std::vector<Hello>& hellos, std::string* who) {
     for (const Hello& a : hellos) {
         for (const Hello& b : hellos) {
@@ -101,7 +101,7 @@ bool share_a_gpu(const std::vector<Hello>& hellos, std::string* who) {
     return false;
 }
 
-// The ranks of `mesh` with this color, by key.
+// Takes the ranks of `mesh` with this color, ordered by key.
 void take_members(ncclComm& communicator, Mesh& mesh, int color) {
     std::vector<Hello> members;
     for (const Hello& hello : mesh.hellos) {
@@ -117,7 +117,7 @@ void take_members(ncclComm& communicator, Mesh& mesh, int color) {
     }
     std::string who;
     if (share_a_gpu(members, &who)) communicator.error = refuse(ncclInvalidUsage, who);
-    // A peer may wait for what this process has queued while it does something else.
+    // A peer may wait for work that this process has queued, while this process does something else.
     if (communicator.size > 1) runtime().streams.run_in_background();
 }
 
@@ -202,14 +202,14 @@ ncclResult_t ncclCommInitRank(ncclComm_t* handle, int size, ncclUniqueId id, int
 ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* made, ncclConfig_t* config) {
     return nccl_call([&](Runtime& r) {
         ncclComm& parent = checked(handle);
-        if (parent.under_way)
+        if (parent.in_flight)
             return refuse(ncclInvalidArgument, "the communicator's last call is still in progress");
         char id[17];
         const std::string path = parent.id + "/" + std::to_string(parent.splits++);
         std::snprintf(id, sizeof(id), "%016llx", static_cast<unsigned long long>(hash(path)));
         const auto mesh = std::make_shared<Mesh>(id, own_hello(parent.rank, color, key), parent.size);
         *made = nullptr;
-        // The parent is what is in progress, and the new one is known when it has succeeded.
+        // The parent is in progress. The new communicator is known when the call has succeeded.
         const auto connect = [&parent, mesh, color, made,
                               config_blocks = is_blocking(config, parent.blocks)] {
             if (!mesh->connect()) return false;
@@ -223,7 +223,7 @@ ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* ma
     });
 }
 
-// Until all that was issued has run.
+// Waits until all issued work has run.
 ncclResult_t ncclCommFinalize(ncclComm_t handle) {
     return nccl_call([&](Runtime& r) {
         ncclComm& communicator = checked(handle);
@@ -257,7 +257,7 @@ ncclResult_t ncclCommAbort(ncclComm_t handle) {
             ncclComm& communicator = checked(handle);
             communicator.aborted = communicator.destroyed = true;
             r.remove_communicator(communicator.device);
-            communicator.under_way = nullptr;
+            communicator.in_flight = nullptr;
             communicator.sockets.clear();  // the peers notice
             return ncclSuccess;
         },
@@ -268,10 +268,11 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t* state) {
     return nccl_call(
         [&](Runtime&) {
             ncclComm& communicator = checked(handle);
-            const int before = std::exchange(current_device(), communicator.device);  // whatever thread asks
-            if (communicator.under_way && communicator.under_way()) communicator.under_way = nullptr;
+            const int before = std::exchange(current_device(), communicator.device);  // for any calling
+                                                                                      // thread
+            if (communicator.in_flight && communicator.in_flight()) communicator.in_flight = nullptr;
             current_device() = before;
-            *state = communicator.under_way ? ncclInProgress : communicator.error;
+            *state = communicator.in_flight ? ncclInProgress : communicator.error;
             return ncclSuccess;
         },
         false);

@@ -1,4 +1,4 @@
-// NCCL on the CPU: calls that do not belong together, peers that do not come or are gone, communicators that do not
+// NCCL on the CPU: calls that do not match, peers that do not come or are gone, communicators that do not
 // block.
 #include <chrono>
 #include <thread>
@@ -12,7 +12,7 @@ using namespace std::chrono_literals;
 
 using Use = std::function<void(int rank, ncclComm_t all, float* x, const Stream& stream)>;
 
-// What the ranks say; each begins with a communicator of all and 16 numbers.
+// The ranks' output. Each rank begins with a communicator of all ranks and 16 numbers.
 std::string said_by_ranks(int size, const Use& use, const Environment& environment = {}) {
     const ncclUniqueId id = new_id();
     std::string said;
@@ -66,7 +66,7 @@ TEST(Nccl, calls_that_do_not_belong_together_are_reported) {
     const std::string overlap = said_by_ranks(1, [](int, ncclComm_t all, float* x, const Stream& stream) {
         must(ncclAllReduce(x, x + 1, 8, ncclFloat32, ncclSum, all, stream));
     });
-    EXPECT_TRUE(contains(overlap, "its buffers overlap, and not as in place")) << overlap;
+    EXPECT_TRUE(contains(overlap, "its buffers overlap, but not in the way of an in-place call")) << overlap;
     const std::string beyond = said_by_ranks(1, [](int, ncclComm_t all, float* x, const Stream& stream) {
         must(ncclAllReduce(x, x, 17, ncclFloat32, ncclSum, all, stream));
     });
@@ -87,7 +87,7 @@ TEST(Nccl, a_peer_that_does_not_come_is_named) {
         << said;
 }
 
-// A thread that watches sees the peer gone and gives up, and the host's wait ends.
+// A watching thread sees that the peer is gone and aborts, and the host's wait ends.
 TEST(Nccl, a_peer_that_is_gone_is_an_error_that_a_watchdog_sees) {
     const ncclUniqueId id = new_id();
     const auto outcomes = run_ranks(2, [&](int rank) {

@@ -1,7 +1,7 @@
-// What the parts of the tests' NCCL share: communicators, and how its functions are entered.
-//   nccl_communicators.cpp  how communicators come and go
-//   nccl_calls.cpp          what is queued in streams
-//   nccl_operation.h        what becomes of it when it runs
+// Shared by the parts of the tests' NCCL: communicators, and the entry of its functions.
+//   nccl_communicators.cpp  creation and end of communicators
+//   nccl_calls.cpp          the calls that are queued in streams
+//   nccl_operation.h        the execution of these calls
 #pragma once
 
 #include <nccl.h>
@@ -20,7 +20,7 @@
 struct ncclComm {
     int rank = 0, size = 1, device = 0;
     bool blocks = true;
-    std::string id;  // its splits are named after it
+    std::string id;  // the ids of its splits derive from it
     std::vector<simt::runtime::Socket> sockets;
     std::vector<std::uint64_t> processes;  // by rank
 
@@ -29,28 +29,29 @@ struct ncclComm {
     bool aborted = false, destroyed = false;
     ncclResult_t error = ncclSuccess;
     std::string last_error;
-    // What is under way where it does not block: true when it is done.
-    std::function<bool()> under_way = nullptr;
+    // The unfinished call, if the communicator does not block. It returns true when it is done.
+    std::function<bool()> in_flight = nullptr;
 };
 
 namespace simt::runtime {
 
 struct Library {
-    std::vector<std::unique_ptr<ncclComm>> communicators;  // kept, so that a destroyed one is known
-    // By process: collectives issued with it.
+    std::vector<std::unique_ptr<ncclComm>> communicators;  // kept, so that the use of a destroyed one is
+                                                           // detected
+    // By process: the number of collectives issued with it.
     std::map<std::uint64_t, std::uint64_t> collectives_with;
-    const std::uint64_t process;  // a number of its own
+    const std::uint64_t process;  // a unique number
     std::string last_error;
 };
 Library& library();
 
-// Answers `result`, and has `why` for who asks.
+// Returns `result`, and keeps `why` as the last error.
 ncclResult_t refuse(ncclResult_t result, const std::string& why);
-// What the handle is of. A destroyed one ends the process.
+// The communicator of the handle. A destroyed one ends the process.
 ncclComm& checked(ncclComm_t handle);
 
-// Runs the body of an API function that answers an ncclResult_t. `from_host`: the program's own thread goes on with its
-// work, as opposed to one that watches.
+// Runs the body of an API function that returns an ncclResult_t. `from_host`: the call is part of the
+// program's own work, not of a watching thread.
 template <class Body>
 ncclResult_t nccl_call(const Body& body, bool from_host = true) {
     Runtime& r = runtime();

@@ -15,7 +15,7 @@
 namespace simt::runtime {
 namespace {
 
-// In Linux's abstract name space, where nothing is left behind.
+// An address in Linux's abstract namespace, where no file remains.
 struct Address {
     sockaddr_un address{};
     socklen_t bytes;
@@ -75,7 +75,7 @@ Mesh::Mesh(std::string id, const Hello& own, int size)
     }
 }
 
-// Each calls those before it, and answers those after.
+// Each rank connects to those before it, and accepts connections from those after it.
 bool Mesh::connect() {
     const auto greet = [this](const Socket& socket) {
         return socket.write(&own_, sizeof(own_)) == sizeof(own_);

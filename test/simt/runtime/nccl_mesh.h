@@ -1,5 +1,5 @@
-// How ranks of the tests' NCCL talk: a local socket between every two of them, whatever started the processes. Nothing
-// here blocks: what cannot go on says so, and is called again.
+// Communication between ranks of the tests' NCCL: a local socket between every two ranks, however the
+// processes were started. No function here blocks. It reports if it cannot go on, and is called again.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -28,7 +28,7 @@ class Socket {
     explicit operator bool() const { return descriptor_ >= 0; }
     int descriptor() const { return descriptor_; }
 
-    // Bytes that went, 0 where none can now; nothing where the peer is gone.
+    // The number of bytes transferred: 0 if none can be now, `gone` if the peer is gone.
     std::ptrdiff_t write(const void* from, std::size_t bytes) const;
     std::ptrdiff_t read(void* to, std::size_t bytes, bool leave = false) const;
     static constexpr std::ptrdiff_t gone = -1;
@@ -37,10 +37,10 @@ class Socket {
     int descriptor_;
 };
 
-// What ranks know of each other.
+// Data that ranks exchange about themselves.
 struct Hello {
     int rank, color, key;
-    std::uint64_t process, host;  // numbers that no other process, machine has
+    std::uint64_t process, host;  // unique among processes, among machines
     cudaUUID_t gpu;
 };
 
@@ -49,22 +49,22 @@ class Mesh {
   public:
     Mesh(std::string id, const Hello& own, int size);
 
-    // Goes on; true once all are connected.
+    // Progresses; returns true when all are connected.
     bool connect();
     std::string missing() const;
     const std::string& id() const { return id_; }
 
     std::vector<Hello> hellos;    // by rank
-    std::vector<Socket> sockets;  // by rank, none to itself
+    std::vector<Socket> sockets;  // by rank; none to itself
 
   private:
     std::string id_;
     Hello own_;
     Socket listener_;
-    std::vector<Socket> called_, answered_;  // whose hello has not come
+    std::vector<Socket> called_, answered_;  // their hello has not arrived
 };
 
-// Messages that are under way together. Those of one peer and direction arrive in the order they were given.
+// Messages that are in flight together. Messages of one peer and direction arrive in the given order.
 struct Message {
     int peer;
     bool receives;
@@ -72,7 +72,7 @@ struct Message {
     std::size_t bytes;
     std::size_t done = 0;
 };
-// Goes on; true once all are through. Throws PeerGone.
+// Progresses; returns true when all are transferred. Throws PeerGone.
 bool exchange(const std::vector<Socket>& sockets, std::vector<Message>& messages);
 
 }  // namespace simt::runtime

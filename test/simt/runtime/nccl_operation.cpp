@@ -89,14 +89,14 @@ T combine(ncclRedOp_t op, T a, T b) {
     }
 }
 
-// out[i] = the sum of element i of the ranks' pieces, the first of them after `owner`.
+// out[i] = the sum of element i of the ranks' pieces, beginning with the rank after `owner`.
 template <class T>
 void reduce_part(ncclRedOp_t op, std::byte* out, const std::vector<const std::byte*>& pieces,
                  std::size_t owner, std::size_t count) {
     const auto element = [&](std::size_t rank, std::size_t i) {
         const T x = reinterpret_cast<const T*>(pieces[rank % pieces.size()])[i];
         if (op != ncclAvg) return x;
-        // NCCL multiplies before it adds, by a rounded 1/n.
+        // NCCL multiplies by a rounded 1/n before it adds.
         using Wide = decltype(widen(x));
         const T factor = narrow<T>(Wide(1) / static_cast<Wide>(pieces.size()));
         return narrow<T>(widen(x) * widen(factor));
@@ -219,7 +219,7 @@ void Operation::receive(const Call& call, int peer, std::byte* data, std::size_t
 void Operation::begin() {
     const std::size_t ranks = orders_.size();
     const std::size_t messages = std::max(ranks, calls_.size());
-    sent_.reserve(messages);  // messages point there
+    sent_.reserve(messages);  // messages contain pointers into it
     arrivals_.reserve(messages);
     for (const Call& call : calls_) {
         const std::size_t part = call.count * bytes_of(call.type);
@@ -233,7 +233,7 @@ void Operation::begin() {
             const int peer = static_cast<int>(rank);
             if (peer == rank_) continue;
             if (call.kind == Collective::broadcast) {
-                // The others say only that they are in the same call.
+                // The others send only a header, which shows that they are in the same call.
                 send(call, peer, call.send, rank_ == call.peer ? part : 0);
                 receive(call, peer, call.recv, peer == call.peer ? part : 0);
                 continue;
@@ -291,7 +291,7 @@ void Operation::finish() const {
         };
         switch (call.kind) {
             case Collective::all_reduce: {
-                // The last part takes what does not divide.
+                // The last part also takes the remainder of the division.
                 const std::size_t length = std::max<std::size_t>(1, call.count / ranks);
                 for (std::size_t owner = 0; owner < ranks && owner * length < call.count; ++owner) {
                     const std::size_t first = owner * length;

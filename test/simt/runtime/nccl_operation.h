@@ -1,6 +1,6 @@
-// One collective of the tests' NCCL, or a group of sends and receives: what is sent to whom, and what becomes of what
-// arrives. Sums go around the ring as NCCL's do: part p of n begins with rank p + 1 and ends with rank p, rounded to
-// the dtype at every step.
+// One collective of the tests' NCCL, or a group of sends and receives: which data goes to which rank, and how
+// arriving data is used. Sums go around the ring as NCCL's do. Part p of n begins with rank p + 1 and ends
+// with rank p, rounded to the dtype at every step.
 #pragma once
 
 #include <nccl.h>
@@ -21,18 +21,18 @@ struct Call {
     Collective kind;
     const std::byte* send;  // null: only receives
     std::byte* recv;        // null: only sends
-    std::size_t count;      // as the call has it
+    std::size_t count;      // as given in the call
     ncclDataType_t type;
     ncclRedOp_t op = ncclSum;
-    int peer = 0;  // or root
+    int peer = 0;  // or the root
 };
 
-std::size_t bytes_of(ncclDataType_t type);  // 0 where it is not known here
+std::size_t bytes_of(ncclDataType_t type);  // 0 if the type is not known here
 bool adds(ncclDataType_t type);             // whether it can be summed here
 std::string name_of(const Call& call);      // "ncclAllReduce of 12 float32"
 std::vector<Access> accesses_of(const Call& call, int rank, int size);
 
-// What ranks say of their calls, so that calls that do not belong together are seen.
+// The description of a call that ranks exchange, so that calls that do not match are found.
 struct Header {
     Collective kind;
     ncclDataType_t type;
@@ -44,15 +44,16 @@ struct Header {
     bool operator==(const Header&) const = default;
 };
 
-// Calls that go on together: one collective, or sends and receives.
+// Calls that run together: one collective, or sends and receives.
 class Operation {
   public:
-    // `orders`: by rank, the collective's number among those with that process.
+    // `orders`: by rank, the collective's number among those with that rank's process.
     Operation(std::vector<Call> calls, int rank, std::vector<std::uint64_t> orders);
     Operation(const Operation&) = delete;
     Operation& operator=(const Operation&) = delete;
 
-    // Goes on; true when it is done. Throws PeerGone; ends the process where the peers are in another call.
+    // Progresses; returns true when it is done. Throws PeerGone. Ends the process if the peers are in another
+    // call.
     bool run(const std::vector<Socket>& sockets);
 
     const Call& first() const { return calls_.front(); }
@@ -63,7 +64,7 @@ class Operation {
         const Call* call;
         int peer;
         Header header;
-        std::size_t message;  // that brings it
+        std::size_t message;  // the one that brings it
     };
     void begin();
     void send(const Call& call, int peer, const std::byte* data, std::size_t bytes);
@@ -76,7 +77,7 @@ class Operation {
     int rank_;
     std::vector<std::uint64_t> orders_;
     bool begun_ = false;
-    std::vector<std::byte> arrived_;  // of the others, by rank
+    std::vector<std::byte> arrived_;  // data of the others, by rank
     std::vector<Header> sent_;
     std::vector<Arrival> arrivals_;
     std::vector<Message> messages_;

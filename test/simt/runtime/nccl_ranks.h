@@ -1,4 +1,4 @@
-// What the tests of NCCL share: ranks as processes, and their communicators.
+// Shared by the tests of NCCL: ranks as processes, and their communicators.
 #pragma once
 
 #include <nccl.h>
@@ -44,7 +44,7 @@ inline ncclUniqueId new_id() {
     return id;
 }
 
-// Each rank has a device and an order of its own.
+// Each rank has its own device and its own random order.
 inline std::vector<Outcome> run_ranks(int size, const std::function<bool(int rank)>& body,
                                       Environment environment = {}) {
     environment.try_emplace("SIMT_GPUS", "8");

@@ -1,4 +1,4 @@
-// NCCL on the CPU: collectives against what they should give, on 1 to 4 processes with random orders of their own.
+// NCCL on the CPU: the results of collectives, on 1 to 4 processes, each with its own random order.
 #include <unistd.h>
 
 #include <array>
@@ -83,7 +83,7 @@ bool all_collectives(const ncclUniqueId& id, int size, int rank, int n) {
     stream.synchronize();
     good = good &&
            (size == 3 || is<T>(own.download(), [&](int i) { return sum(i) / static_cast<float>(size); }));
-    // In place, and large enough that no socket holds it.
+    // In place, and too large for the buffer of any socket.
     T* const part = to_scatter.data + rank * n;
     must(ncclReduceScatter(to_scatter.data, part, count, type_of<T>, ncclSum, all, stream));
     must(ncclAllGather(part, to_scatter.data, count, type_of<T>, all, stream));
@@ -109,7 +109,7 @@ TEST(Nccl, collectives_on_1_to_4_ranks) {
     }
 }
 
-// Part p begins with rank p + 1: 1 + 1 + 256 gives 258, where 256 + 1 rounds to 256 each time.
+// Part p begins with rank p + 1: 1 + 1 + 256 gives 258. In another order, 256 + 1 rounds to 256 each time.
 TEST(Nccl, sums_of_bf16_round_at_every_step_around_the_ring) {
     const ncclUniqueId id = new_id();
     for (const Outcome& outcome : run_ranks(3, [&](int rank) {
@@ -242,7 +242,7 @@ TEST(Nccl, a_collective_that_does_not_wait_for_its_data_shows) {
     EXPECT_TRUE(went_wrong);
 }
 
-// As a GPU would, while the host waits for something else.
+// As on a GPU, while the host waits for something else.
 TEST(Nccl, goes_on_while_the_host_is_elsewhere) {
     const ncclUniqueId id = new_id();
     std::array<int, 2> ends{};
@@ -256,7 +256,7 @@ TEST(Nccl, goes_on_while_the_host_is_elsewhere) {
              must(ncclAllReduce(x.data, x.data, 8, ncclFloat32, ncclSum, all, stream));
              char token = 1;
              if (rank == 0 && read(ends[0], &token, 1) != 1)
-                 return false;  // which the other writes at its end
+                 return false;  // the other rank writes it at its end
              stream.synchronize();
              if (rank == 1 && write(ends[1], &token, 1) != 1) return false;
              return x.download()[0] == 4;

@@ -1,5 +1,6 @@
-// The watchdog of a job whose ranks wait for their GPUs (nccl_communicator.cpp): a step that takes longer than the time limit
-// ends the job only where no mark is reached in it. (Ranks that are gone or stopped: test_simulated_gpu_errors.py.)
+// The watchdog of a job whose ranks wait for their GPUs (nccl_communicator.cpp). A step that takes longer
+// than the time limit ends the job only if it reaches no event within the limit.
+// (test_simulated_gpu_errors.py tests ranks that are gone or stopped.)
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -12,7 +13,7 @@
 
 #include "llmc/comm/bootstrap.h"
 #include "llmc/comm/nccl/nccl_communicator.h"
-#include "llmc/device/cuda/cuda_queues.h"
+#include "llmc/device/cuda/cuda_streams.h"
 #include "simt/runtime/nccl_ranks.h"
 
 namespace runtime_test {
@@ -22,7 +23,7 @@ constexpr auto limit = std::chrono::seconds(2);
 constexpr auto piece = std::chrono::milliseconds(50);
 constexpr int pieces = 100;
 
-// Below those that the system gives to connections, so that it stays free.
+// Below the ports that the system assigns to connections, so that it stays free.
 std::string free_port() {
     std::random_device random;
     while (true) {
@@ -37,8 +38,9 @@ std::string free_port() {
     }
 }
 
-// Two ranks wait for their GPUs, for longer than the limit, with a mark behind each piece of work or without any.
-std::vector<Outcome> wait_for_gpus(bool with_marks) {
+// Two ranks wait for their GPUs for longer than the limit, with an event after each piece of work or without
+// events.
+std::vector<Outcome> wait_for_gpus(bool with_events) {
     const Environment variables = {
         {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", free_port()}};
     return run_ranks(
@@ -46,14 +48,14 @@ std::vector<Outcome> wait_for_gpus(bool with_marks) {
         [&](int rank) {
             setenv("RANK", std::to_string(rank).c_str(), 1);
             llmc::Job job({.timeout = limit});
-            llmc::cuda::CudaQueues queues;
-            const auto nccl = llmc::make_nccl_communicator(job.world(), queues, false);
+            llmc::cuda::CudaStreams streams;
+            const auto nccl = llmc::make_nccl_communicator(job.world(), streams, false);
             for (int i = 0; i < pieces; ++i) {
                 must(cudaLaunchHostFunc(
-                    queues.selected(), [](void*) { std::this_thread::sleep_for(piece); }, nullptr));
-                if (with_marks) queues.set(queues.new_mark());
+                    streams.selected(), [](void*) { std::this_thread::sleep_for(piece); }, nullptr));
+                if (with_events) streams.record(streams.new_event());
             }
-            queues.finish();
+            streams.finish();
             return true;
         },
         variables);

@@ -67,7 +67,7 @@ Settings read_settings() {
     return s;
 }
 
-void queue_launch(cudaStream_t stream, const void* kernel, const std::function<void()>& run) {
+void enqueue_launch(cudaStream_t stream, const void* kernel, const std::function<void()>& run) {
     api_call([&](Runtime& r) {
         r.counts.launches(r.streams.get(stream).number);
         r.streams.add(stream, name_of_kernel(kernel), [&r, run] {
@@ -78,7 +78,7 @@ void queue_launch(cudaStream_t stream, const void* kernel, const std::function<v
     });
 }
 
-// Of a program that ended as it meant to.
+// Checks a program that ended normally.
 void check_at_exit(int status, void*) {
     Runtime& r = runtime();
     r.streams.stop_background();
@@ -100,7 +100,7 @@ void check_at_exit(int status, void*) {
 
 Runtime::Runtime() : settings(read_settings()), streams(settings.seed) {
     options().seed = settings.seed;
-    options().queue = queue_launch;
+    options().queue = enqueue_launch;
     if (const std::string report = variable("KERNEL_REPORT"); !report.empty()) {
         options().report = read_kernel_report(report);
     }

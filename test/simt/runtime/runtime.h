@@ -1,22 +1,24 @@
-// The CUDA runtime of the tests: it stands where libcudart, libcublasLt and libnccl would, so that the host code of the
-// CUDA device runs, unchanged, on a machine without a GPU. Kernels run on the executor (simt/executor.h), copies and
+// The CUDA runtime of the tests. It replaces libcudart, libcublasLt and libnccl, so that the host code of the CUDA
+// device runs, unchanged, on a machine without a GPU. Kernels run on the executor (simt/executor.h), copies and
 // products on the CPU, all of it late and in a random order (streams.h). This file holds what its parts share.
 //
-// What the environment says:
-//   SIMT_SEED=N           the order in which streams, blocks, warps and lanes take turns; 0, as they were issued
-//   SIMT_GPUS=N           devices; 0, as on a machine without a driver
-//   SIMT_CHIP=80|86|90    what they are; 75 or 100, chips that no kernel has code for
-//   SIMT_GPU_MEMORY=N     bytes of each
-//   SIMT_CONTEXT_BYTES=N  of these that CUDA's context takes, and SIMT_NCCL_BYTES=N that a communicator takes; 0 without
-//   SIMT_GPU_UUID=TEXT    of device 0, instead of one that all processes have in common
-//   SIMT_FAIL=WHAT:N      the Nth launch that runs, or call of malloc or memcpy, fails as an illegal address does; with
-//                         memory:N the Nth cudaMalloc finds none, as where other processes take it; with nccl:N the Nth
-//                         of NCCL's operations fails, as where the network does, while all processes live
+// Environment variables:
+//   SIMT_SEED=N           the order in which streams, blocks, warps and lanes take turns; 0: as they were issued
+//   SIMT_GPUS=N           number of devices; 0: as on a machine without a driver
+//   SIMT_CHIP=80|86|90    their chip; 75 or 100: chips for which no kernel has code
+//   SIMT_GPU_MEMORY=N     bytes of each device
+//   SIMT_CONTEXT_BYTES=N  bytes of these that CUDA's context takes; SIMT_NCCL_BYTES=N: that a communicator takes;
+//                         0 by default
+//   SIMT_GPU_UUID=TEXT    the UUID of device 0, instead of one that all processes share
+//   SIMT_FAIL=WHAT:N      the Nth launch that runs, or the Nth call of malloc or memcpy, fails like an illegal
+//                         address; with memory:N, the Nth cudaMalloc finds no memory, as if other processes had
+//                         taken it; with nccl:N, the Nth operation of NCCL fails, as if the network had failed
+//                         while all processes live
 //   SIMT_NCCL_SECONDS=N   how long a collective may wait for its peers
-//   SIMT_COUNT=FILE       what was asked of it is counted (counts.h), into FILE and the process's number
+//   SIMT_COUNT=FILE       writes counts of its calls (counts.h) to FILE and the process's number
 //   KERNEL_REPORT=FILE    the compiler's figures, by which launches are refused
 //
-// Wrong use that a GPU would answer with an undefined result ends the process with one line that begins with "simt: ".
+// Wrong use whose result is undefined on a GPU ends the process with one line that begins with "simt: ".
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -50,7 +52,7 @@ struct Settings {
 
 class Runtime {
   public:
-    // Called by any thread, one call at a time.
+    // Any thread may call it, one call at a time.
     std::mutex mutex;
     const Settings settings;
     Counts counts;
@@ -59,37 +61,38 @@ class Runtime {
 
     Runtime();
 
-    // Bytes of a device's memory that are taken: by allocations, the context and communicators.
+    // Bytes of a device's memory that allocations, the context and communicators take.
     std::size_t memory_taken(int device) const;
     void add_communicator(int device) { ++communicators_[device]; }
     void remove_communicator(int device) { --communicators_[device]; }
 
-    // What every call answers from now on, as after an illegal address on a GPU; cudaSuccess where all is well.
+    // The error that every call returns from now on, as after an illegal address on a GPU; cudaSuccess if
+    // there is none.
     cudaError_t fault() const { return fault_; }
-    // Counts calls of a kind. True where this is the one that is to fail: then the fault is set.
+    // Counts calls of a kind. Returns true if this call must fail, and sets the fault.
     bool strikes(const char* kind);
-    // The same without a fault that stays.
+    // The same without setting a lasting fault.
     bool is_struck(const char* kind) { return settings.fails == kind && ++calls_ == settings.fails_at; }
 
   private:
     std::map<int, std::size_t> communicators_;  // of each device
-    std::uint64_t calls_ = 0;                   // of the kind that is to fail
+    std::uint64_t calls_ = 0;                   // of the kind that must fail
     cudaError_t fault_ = cudaSuccess;
 };
 Runtime& runtime();
 
-// The same number is the same device in every process.
+// In every process, the same number is the same device.
 cudaUUID_t gpu_uuid(int device);
 // The device of this host thread.
 int& current_device();
-// What cudaGetLastError is to answer to this host thread.
+// The error that cudaGetLastError returns to this host thread.
 cudaError_t& last_error();
 
-// Runs the body of an API function that answers a cudaError_t.
+// Runs the body of an API function that returns a cudaError_t.
 template <class Body>
 cudaError_t api_call(const Body& body) {
     Runtime& r = runtime();
-    if (r.streams.runs_on_this_thread()) return cudaErrorNotPermitted;  // by a host function
+    if (r.streams.runs_on_this_thread()) return cudaErrorNotPermitted;  // called by a host function
     const std::lock_guard one_at_a_time(r.mutex);
     r.streams.host_is_here();
     if (r.settings.gpus == 0) return last_error() = cudaErrorInsufficientDriver;

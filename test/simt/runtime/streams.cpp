@@ -11,9 +11,9 @@ namespace {
 using std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-// How often priorities are drawn again, in pieces of work.
+// Priorities are drawn again after this many pieces of work.
 constexpr unsigned steps_of_a_priority = 64;
-// How long the host must have been elsewhere before work runs without it.
+// If the host makes no call for this long, work runs without it.
 constexpr auto host_is_away = 20ms;
 
 std::string name(const CUstream_st& stream) {
@@ -35,7 +35,7 @@ cudaStream_t Streams::create(int device, bool blocking, int priority) {
     return &streams_.back();
 }
 
-void Streams::destroy(cudaStream_t stream) { get(stream).destroyed = true; }  // what is queued still runs
+void Streams::destroy(cudaStream_t stream) { get(stream).destroyed = true; }  // queued work still runs
 
 cudaEvent_t Streams::create_event(unsigned flags) {
     events_.push_back({.flags = flags});
@@ -63,7 +63,7 @@ CUevent_st& Streams::get_event(cudaEvent_t event) {
     stop("a cudaEvent_t that no event has");
 }
 
-// ---- what is queued ----
+// ---- queued work ----
 
 void Streams::add(cudaStream_t handle, const std::string& what, Task run, std::span<const Access> accesses) {
     CUstream_st& stream = get(handle);
@@ -88,7 +88,7 @@ void Streams::add(cudaStream_t handle, const std::string& what, Task run, std::s
 void Streams::record(cudaEvent_t event, cudaStream_t stream) {
     const auto record = std::make_shared<Record>();
     get_event(event).latest = record;
-    // The work that marks it is of the stream, and so what is ordered before it.
+    // The record is work of the stream, so the stream's order applies to it.
     add(stream, "cudaEventRecord", [this, record] {
         record->time = steady_clock::now() + added_;
         return record->done = true;
@@ -109,7 +109,7 @@ void Streams::wait(cudaStream_t handle, cudaEvent_t event) {
     stream.queue.push_back({next_order_++, "cudaStreamWaitEvent", nullptr, record});
 }
 
-// ---- what runs ----
+// ---- running work ----
 
 void Streams::draw_priorities() {
     if (shuffled_) std::shuffle(by_priority_.begin(), by_priority_.end(), random_);
@@ -159,7 +159,7 @@ void Streams::run_until(const std::function<bool()>& done, const char* call) {
     while (runtime().fault() == cudaSuccess && !done()) {
         if (step()) continue;
         if (!waits_for_peers_) report_standstill(call);
-        // Other threads may call now, such as one that gives a collective up.
+        // Lets other threads call now, for example one that aborts a collective.
         runtime().mutex.unlock();
         std::this_thread::sleep_for(20us);
         runtime().mutex.lock();
@@ -179,9 +179,9 @@ void Streams::discard() {
     for (CUstream_st& stream : streams_) stream.queue.clear();
 }
 
-// ---- the host waits ----
+// ---- waits of the host ----
 
-// Whatever is issued from now on comes after.
+// Work that is issued from now on comes after.
 void Streams::host_waited_for(const Clock& clock) { accesses_.forget_before(clock); }
 
 void Streams::synchronize(cudaStream_t handle, const char* call) {
@@ -214,7 +214,7 @@ void Streams::wait_for_blocking_streams(const char* call) {
     }
 }
 
-// One query after another for the same is one wait.
+// Repeated queries for the same object count as one wait.
 void Streams::ask_for(const void* awaited) {
     if (asked_for_ != awaited) draw_priorities();
     asked_for_ = awaited;
@@ -272,7 +272,7 @@ std::string Streams::unfinished() const {
     return "";
 }
 
-// ---- without the host ----
+// ---- work without the host ----
 
 void Streams::host_is_here() { host_was_here_ = steady_clock::now(); }
 

@@ -1,10 +1,10 @@
-// Streams as queues of work that runs late and in a random order. Nothing that CUDA does asynchronously happens when it
-// is called: it is queued. Where the host waits, work runs, as much as it takes until what is waited for is done; which
-// stream goes on is drawn by the seed, as far as events allow. So a wait that is missing, or a buffer that is used again
-// too early, gives another result in some order.
+// Streams as queues of work that runs late and in a random order. Asynchronous work of CUDA does not run when it is
+// called, but is queued. When the host waits, work runs until the awaited work is done. The seed draws which stream
+// goes on, as far as events allow. So a missing wait, or a buffer that is reused too early, changes the result in
+// some order.
 //
-// Streams have priorities that are drawn afresh whenever the host waits, and now and then between: a stream that runs
-// far ahead of another shows more than taking turns does.
+// Streams have random priorities. They are drawn again whenever the host waits, and sometimes in between. A stream
+// that runs far ahead of another shows more faults than alternating streams.
 //
 // The null stream waits for all streams but those made with cudaStreamNonBlocking, and its work runs at once.
 #pragma once
@@ -31,19 +31,19 @@ namespace simt::runtime {
 // One cudaEventRecord.
 struct Record {
     bool done = false;
-    bool is_polled = false;  // the host has found it not done
+    bool is_polled = false;  // the host has polled it before it was done
     std::chrono::steady_clock::time_point time;
     Clock clock;
 };
 
-// True when it is done; false where it waits for another process and is to be called again.
+// Returns true when it is done, and false if it waits for another process. It is then called again.
 using Task = std::function<bool()>;
 
 struct Work {
-    std::uint64_t order;  // of issue, in all streams
+    std::uint64_t order;  // in which it was issued, among all streams
     std::string what;
-    Task run;                                 // null: nothing to do but to wait
-    std::shared_ptr<const Record> waits_for;  // null: for nothing
+    Task run;                                 // null: it only waits
+    std::shared_ptr<const Record> waits_for;  // null: it waits for nothing
 };
 
 }  // namespace simt::runtime
@@ -56,7 +56,7 @@ struct CUstream_st {
     bool destroyed = false;
     std::deque<simt::runtime::Work> queue = {};
     std::uint64_t issued = 0;
-    simt::runtime::Clock clock = {};  // what is ordered before its next piece of work
+    simt::runtime::Clock clock = {};  // everything that is ordered before its next piece of work
 };
 
 struct CUevent_st {
@@ -79,38 +79,39 @@ class Streams {
     cudaEvent_t create_event(unsigned flags);
     void destroy_event(cudaEvent_t event);
 
-    // Null is the null stream of the device. A destroyed stream or event ends the process.
+    // Null means the device's null stream. Use of a destroyed stream or event ends the process.
     CUstream_st& get(cudaStream_t stream);
     CUevent_st& get_event(cudaEvent_t event);
 
     void add(cudaStream_t handle, const std::string& what, Task run, std::span<const Access> accesses = {});
     void record(cudaEvent_t event, cudaStream_t stream);
-    // Changes what events measure: as though work that runs now took so much longer, or shorter.
+    // Changes the times that events measure, as if the work that runs now took this much longer, or shorter.
     void add_time(std::chrono::nanoseconds time) { added_ += time; }
     void wait(cudaStream_t handle, cudaEvent_t event);
 
-    // The host waits; `call` names what it waits in.
+    // The host waits; `call` names the call in which it waits.
     void synchronize(cudaStream_t handle, const char* call);
     void synchronize_event(cudaEvent_t event, const char* call);
     void synchronize_all(const char* call);
-    // Runs one piece of work. False where none can run now.
+    // Runs one piece of work. Returns false if none can run now.
     bool step();
-    // Runs a little, then says whether all is done.
+    // Runs a little work, then returns whether all is done.
     bool query(cudaStream_t handle);
     bool query_event(cudaEvent_t event);
 
-    // Releases memory: what is known of its use is forgotten. Ends the process where work still uses it.
+    // Releases memory and forgets the accesses to it. Ends the process if work still uses it.
     void forget(const void* begin, std::size_t bytes, const char* call);
-    // After a fault nothing runs any more.
+    // Discards all work: after a fault no work runs.
     void discard();
 
-    // From now on work also runs while the host is elsewhere, as on a GPU: another process may wait for it.
+    // From now on work also runs while the host is elsewhere, as on a GPU, because another process may wait
+    // for it.
     void run_in_background();
     void stop_background();
     void host_is_here();
     bool runs_on_this_thread() const { return running_on_ == std::this_thread::get_id(); }
 
-    // What is left in queues of streams that were not destroyed; empty where nothing is.
+    // Describes queued work of streams that were not destroyed; empty if there is none.
     std::string unfinished() const;
 
   private:
@@ -130,8 +131,8 @@ class Streams {
     std::uint64_t next_order_ = 0;
     std::chrono::nanoseconds added_{0};
     const void* asked_for_ = nullptr;  // by the last query: a stream or a record
-    bool waits_for_peers_ = false;     // some work did, in the last step
-    // Never freed, so that a destroyed one is known. The first is the null stream.
+    bool waits_for_peers_ = false;     // some work waited in the last step
+    // Never freed, so that the use of a destroyed one is detected. The first is the null stream.
     std::deque<CUstream_st> streams_;
     std::deque<CUevent_st> events_;
     std::vector<CUstream_st*> by_priority_;

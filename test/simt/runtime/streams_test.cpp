@@ -1,4 +1,5 @@
-// The order of work: what CUDA promises holds under every seed, and what it does not promise goes wrong under some.
+// The order of work. CUDA's guarantees hold under every seed. An order that CUDA does not guarantee goes wrong
+// under some seeds.
 #include <thread>
 
 #include "simt/runtime/device_memory.h"
@@ -58,7 +59,7 @@ TEST(Streams, work_of_a_stream_runs_in_its_order) {
     }));
 }
 
-// `right`, or without the wait.
+// Correct with `right`; otherwise without the wait.
 bool consumer(bool right) {
     DeviceArray<float> x(8), y(8);
     x.upload(ones);
@@ -77,7 +78,7 @@ TEST(Streams, a_missing_event_wait_shows) {
     EXPECT_TRUE(goes_wrong_in_some_order([] { return consumer(false); }));
 }
 
-// The next contents of a buffer must wait until the other stream has read the last.
+// New contents of a buffer must wait until the other stream has read the old contents.
 bool reuse(bool right) {
     DeviceArray<float> x(8), y(8);
     x.upload(ones);
@@ -156,7 +157,7 @@ TEST(Streams, a_kernel_in_the_wrong_stream_shows) {
     EXPECT_TRUE(goes_wrong_in_some_order([&] { return step(false); }));
 }
 
-// Were it the event's next record, the two streams would wait for each other.
+// If the wait were for the event's next record, the two streams would wait for each other.
 TEST(Streams, a_wait_is_for_the_latest_record_before_it) {
     EXPECT_TRUE(is_right_in_any_order([] {
         DeviceArray<float> x(8);
@@ -188,7 +189,7 @@ TEST(Streams, a_wait_for_an_event_never_recorded_is_none) {
     }));
 }
 
-// Two streams' work, then a copy in the null stream, which waits for the one but not for the other.
+// Work of two streams, then a copy in the null stream, which waits for one of them only.
 bool null_stream(unsigned flags) {
     DeviceArray<float> x(8);
     x.upload(ones);

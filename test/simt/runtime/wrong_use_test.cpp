@@ -1,5 +1,5 @@
-// Wrong use that the runtime reports in words, whatever the order of work: races between copies, memory and handles
-// used after their end, work and memory left behind; and the faults that the environment asks for.
+// Wrong use that the runtime reports, whatever the order of work: races between copies, memory and handles
+// used after their end, and work and memory left behind. Also the faults that the environment requests.
 #include <cstring>
 
 #include "simt/runtime/device_memory.h"
@@ -7,7 +7,7 @@
 namespace runtime_test {
 namespace {
 
-// The process is ended with a line that has these words.
+// The process ends with a line that contains these words.
 testing::AssertionResult is_reported(const std::string& words, const Body& body,
                                      const Environment& environment = {}) {
     const Outcome outcome = run_process(environment, body);
@@ -50,7 +50,7 @@ TEST(WrongUse, two_streams_that_touch_the_same_memory_with_nothing_between) {
     }
 }
 
-// A chain over a third stream orders, and so does what was recorded before; two readers need no order.
+// An order through a third stream counts, and so does one by an earlier record. Two readers need no order.
 TEST(WrongUse, order_is_passed_on_and_readers_need_none) {
     EXPECT_TRUE(is_right_in_any_order([] {
         DeviceArray<float> x(8);
@@ -79,7 +79,7 @@ TEST(WrongUse, order_is_passed_on_and_readers_need_none) {
             const Event early;
             b.record(early);
             must(cudaMemcpyAsync(host.data, x.data, 32, cudaMemcpyDeviceToHost, b));
-            a.wait(early);  // of before the copy
+            a.wait(early);  // recorded before the copy
             must(cudaMemsetAsync(x.data, 1, 32, a));
             return true;
         }));
@@ -135,7 +135,7 @@ TEST(WrongUse, what_is_left_at_the_end_of_the_program) {
         const Stream stream;
         must(cudaLaunchHostFunc(
             stream, [](void*) {}, nullptr));
-        return true;  // the stream is destroyed, and its work given up with it
+        return true;  // the stream is destroyed, and its work discarded with it
     }));
 }
 
@@ -212,7 +212,7 @@ TEST(WrongUse, kernels_touch_what_is_not_theirs) {
 }
 #endif
 
-// ---- faults that are asked for ----
+// ---- requested faults ----
 
 TEST(Faults, stay_once_they_are_there) {
     const auto body = [] {

@@ -1,0 +1,456 @@
+#include "llmc/comm/rendezvous.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <optional>
+#include <random>
+#include <span>
+#include <string_view>
+#include <thread>
+#include <type_traits>
+#include <utility>
+
+#include "llmc/core/error.h"
+
+namespace llmc {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Time limits for resolving a host name, for one attempt to connect, and for writing an answer.
+constexpr std::chrono::seconds resolving_time{20};
+constexpr std::chrono::seconds attempt_time{10};
+constexpr std::chrono::seconds writing_time{10};
+constexpr std::chrono::milliseconds pause{50};
+
+template <std::size_t N>
+std::array<char, N> letters(std::string_view text) {
+    std::array<char, N> array{};
+    std::copy_n(text.begin(), std::min(N, text.size()), array.begin());
+    return array;
+}
+
+template <std::size_t N>
+std::string text_of(const std::array<char, N>& letters) {
+    return {letters.data(), strnlen(letters.data(), N)};
+}
+
+using Mark = std::array<char, 8>;
+const Mark hello_mark = letters<8>("llmc-me?");
+const Mark answer_mark = letters<8>("llmc-yes");
+
+enum class Channel : std::int32_t { notices, messages };
+
+// The first message on a connection. Its mark, its length and the position of the version are the same in all
+// versions of the program.
+struct Hello {
+    Mark mark = hello_mark;
+    std::array<char, 120> version{};
+    std::uint64_t key = 0;  // of the job; 0 if not known yet, towards rank 0
+    std::int32_t rank = 0;
+    std::int32_t size = 0;
+    Channel channel = Channel::notices;
+    std::int32_t port = 0;  // where the sender itself listens
+    std::array<char, 104> reserved{};
+};
+static_assert(sizeof(Hello) == 256 && std::is_trivially_copyable_v<Hello>);
+
+// Messages between rank 0 and the others, on the connection for notices.
+struct Answer {
+    enum class What : std::int32_t {
+        welcome,  // the first answer
+        table,    // all ranks have come; a Endpoint for each rank follows
+        ready,    // from a rank: it has all its links
+        go,       // all ranks are ready
+        ended     // the job has failed, and another process says why
+    };
+    Mark mark = answer_mark;
+    What what = What::welcome;
+    std::int32_t reserved = 0;
+    std::uint64_t key = 0;
+};
+using What = Answer::What;
+static_assert(sizeof(Answer) == 24 && std::is_trivially_copyable_v<Answer>);
+
+struct Endpoint {
+    std::array<char, 60> host{};
+    std::int32_t port = 0;
+};
+static_assert(sizeof(Endpoint) == 64);
+
+struct Arrival {
+    Hello hello;
+    Socket socket;
+};
+
+Deadline deadline_after(std::chrono::duration<double> time) {
+    return Clock::now() + std::chrono::duration_cast<Clock::duration>(time);
+}
+
+bool tell(const Socket& socket, What what, std::uint64_t key = 0) {
+    Answer answer;
+    answer.what = what;
+    answer.key = key;
+    return send_all(socket, bytes_of(answer), deadline_after(writing_time));
+}
+
+// A listener, and the connections whose hello is not whole yet.
+class HelloListener {
+  public:
+    explicit HelloListener(std::uint16_t port) : listener_(port) {}
+
+    std::uint16_t port() const { return listener_.port(); }
+
+    // The next connection whose hello is whole. None if the time is over, or once one of the files `watched`
+    // can be read.
+    std::optional<Arrival> next(Deadline end, std::span<const int> watched) {
+        while (true) {
+            std::vector<pollfd> files = {{listener_.socket().file(), POLLIN, 0}};
+            for (const int file : watched) files.push_back({file, POLLIN, 0});
+            for (const Stranger& stranger : strangers_) files.push_back({stranger.socket.file(), POLLIN, 0});
+            ::poll(files.data(), files.size(), milliseconds_until(end));
+            for (std::size_t i = 0; i < watched.size(); ++i)
+                if (files[1 + i].revents != 0) return std::nullopt;
+            std::erase_if(strangers_, [](Stranger& stranger) { return !listen_to(stranger); });
+            const auto known = std::ranges::find(strangers_, sizeof(Hello), &Stranger::heard);
+            if (known != strangers_.end()) {
+                Arrival arrival{known->hello, std::move(known->socket)};
+                strangers_.erase(known);
+                return arrival;
+            }
+            if (Socket socket = listener_.accept()) {
+                strangers_.push_back({std::move(socket), {}, 0});
+            } else if (files[0].revents != 0) {
+                // The peer has gone again, or too many files are open.
+                std::this_thread::sleep_for(pause);
+            }
+            if (milliseconds_until(end) == 0) return std::nullopt;
+        }
+    }
+
+  private:
+    struct Stranger {
+        Socket socket;
+        Hello hello;
+        std::size_t heard = 0;
+    };
+
+    // Reads more of the hello. Returns whether the connection may still belong to the job.
+    static bool listen_to(Stranger& stranger) {
+        const std::span<std::byte> whole = bytes_of(stranger.hello);
+        const Moved part = receive_some(stranger.socket, whole.subspan(stranger.heard));
+        stranger.heard += part.bytes;
+        if (part.closed && stranger.heard < whole.size()) return false;
+        const std::size_t of_mark = std::min(stranger.heard, sizeof(Mark));
+        return std::memcmp(&stranger.hello, &hello_mark, of_mark) == 0;
+    }
+
+    Listener listener_;
+    std::vector<Stranger> strangers_;
+};
+
+// The ranks whose links are not complete, as text.
+std::string missing_ranks(const std::vector<Link>& links, int own) {
+    std::string text;
+    int count = 0;
+    for (int rank = 0; rank < static_cast<int>(links.size()); ++rank) {
+        const Link& link = links[static_cast<std::size_t>(rank)];
+        if (rank == own || (link.messages && link.notices)) continue;
+        if (++count <= 8) text += fmt::format("{}{}", text.empty() ? "" : ", ", rank);
+    }
+    return fmt::format("{} {}{}", count == 1 ? "rank" : "ranks", text,
+                       count > 8 ? fmt::format(" and {} more", count - 8) : "");
+}
+
+// One process's side of the rendezvous.
+class Rendezvous {
+  public:
+    explicit Rendezvous(const Invitation& invitation)
+        : invitation_(invitation),
+          links_(static_cast<std::size_t>(invitation.size)),
+          end_(deadline_after(invitation.patience)),
+          door_(invitation.rank == 0 ? invitation.port : std::uint16_t{0}) {}
+
+    std::vector<Link> take_place() {
+        try {
+            invitation_.rank == 0 ? receive_all_ranks() : go_to_all_ranks();
+        } catch (const std::exception&) {
+            // Tells the processes that wait for this one that the job has failed, so that they do not report
+            // it as gone.
+            for (const Link& link : links_)
+                if (link.notices) tell(link.notices, What::ended);
+            throw;
+        }
+        return std::move(links_);
+    }
+
+  private:
+    Link& link(int rank) { return links_[static_cast<std::size_t>(rank)]; }
+    static Socket& channel(Link& link, Channel channel) {
+        return channel == Channel::messages ? link.messages : link.notices;
+    }
+
+    // The files of all open notice connections. Until all ranks have come, they carry data only if a rank
+    // fails.
+    std::vector<int> watched() const {
+        std::vector<int> files;
+        for (const Link& link : links_)
+            if (link.notices) files.push_back(link.notices.file());
+        return files;
+    }
+
+    bool is_whole() const {
+        int whole = 0;
+        for (const Link& link : links_) whole += link.messages && link.notices ? 1 : 0;
+        return whole == invitation_.size - 1;
+    }
+
+    // ---- rank 0
+
+    void receive_all_ranks() {
+        resolve_host();  // fails now if the host name cannot be resolved, since the others could not resolve it either
+        while (!is_whole()) {
+            std::optional<Arrival> arrival = door_.next(end_, watched());
+            if (arrival) {
+                admit(std::move(*arrival));
+            } else {
+                hear_ranks(What::ended);
+                if (milliseconds_until(end_) == 0) refuse_to_wait();
+            }
+        }
+        end_ = deadline_after(invitation_.patience);
+        send_table();
+        // Each rank then reports that it is ready.
+        for (int ready = 0; ready < invitation_.size - 1;) {
+            ready += hear_ranks(What::ready);
+            if (ready < invitation_.size - 1 && milliseconds_until(end_) == 0) {
+                user_error("the processes could not connect to each other within {:g} s; {}",
+                           invitation_.patience.count(), connect_advice);
+            }
+        }
+        for (const Link& other : links_)
+            if (other.notices) tell(other.notices, What::go);
+    }
+
+    void admit(Arrival arrival) {
+        const Hello& hello = arrival.hello;
+        try {
+            check_guest(hello);
+        } catch (const UserError&) {
+            tell(arrival.socket, What::ended);
+            throw;
+        }
+        if (hello.channel == Channel::notices) {
+            ports_.resize(links_.size());
+            ports_[static_cast<std::size_t>(hello.rank)] = hello.port;
+            tell(arrival.socket, What::welcome);
+        }
+        channel(link(hello.rank), hello.channel) = std::move(arrival.socket);
+    }
+
+    void check_guest(const Hello& hello) {
+        const std::string version = text_of(hello.version);
+        if (version != invitation_.version) {
+            user_error(
+                "a process runs train_gpt {}, but the one with RANK=0 runs train_gpt {}; start the same "
+                "build everywhere",
+                version, invitation_.version);
+        }
+        if (hello.size != invitation_.size) {
+            user_error(
+                "a process has RANK={} and WORLD_SIZE={}, but the one with RANK=0 has WORLD_SIZE={}; give "
+                "all the same WORLD_SIZE",
+                hello.rank, hello.size, invitation_.size);
+        }
+        if (hello.rank == 0 || channel(link(hello.rank), hello.channel)) {
+            user_error("two processes have RANK={}; give each of the {} processes its own, from 0 to {}",
+                       hello.rank, invitation_.size, invitation_.size - 1);
+        }
+    }
+
+    [[noreturn]] void refuse_to_wait() const {
+        std::array<char, 256> machine{};
+        gethostname(machine.data(), machine.size() - 1);
+        user_error(
+            "{} of {} did not connect to {} (port {}), where RANK=0 runs, within {:g} s; start all with this "
+            "machine as MASTER_ADDR, and see their output (TRAIN_GPT_CONNECT_SECONDS sets the time limit)",
+            missing_ranks(links_, invitation_.rank), invitation_.size, machine.data(), invitation_.port,
+            invitation_.patience.count());
+    }
+
+    void send_table() {
+        std::vector<Endpoint> places(links_.size());
+        for (std::size_t rank = 1; rank < places.size(); ++rank) {
+            places[rank].host = letters<60>(address_of_peer(links_[rank].notices).host);
+            places[rank].port = ports_[rank];
+        }
+        std::random_device random;
+        key_ = (std::uint64_t{random()} << 32 | random()) | 1;
+        for (const Link& other : links_) {
+            if (!other.notices) continue;
+            tell(other.notices, What::table, key_);
+            send_all(other.notices, std::as_bytes(std::span(places)), deadline_after(writing_time));
+        }
+    }
+
+    // Waits up to a second (not at all for What::ended) for answers of the other ranks. Returns
+    // how many gave the expected one. Throws if
+    // a connection is lost or a rank reports that the job has failed.
+    int hear_ranks(What expected) {
+        std::vector<pollfd> files;
+        for (const Link& other : links_) files.push_back({other.notices.file(), POLLIN, 0});
+        ::poll(files.data(), files.size(), expected == What::ended ? 0 : milliseconds_until(end_));
+        int told = 0;
+        for (int rank = 1; rank < invitation_.size; ++rank) {
+            if (files[static_cast<std::size_t>(rank)].revents == 0) continue;
+            const Answer answer = hear(link(rank).notices, rank);
+            if (answer.what == What::ended) throw EndsQuietly();
+            if (answer.what == expected) ++told;
+        }
+        return told;
+    }
+
+    // ---- the other ranks
+
+    void go_to_all_ranks() {
+        Hello hello;
+        hello.version = letters<120>(invitation_.version);
+        hello.rank = invitation_.rank;
+        hello.size = invitation_.size;
+        hello.port = door_.port();
+        link(0).notices = find_rank_0(hello);
+        const Address host = address_of_peer(link(0).notices);
+        hello.channel = Channel::messages;
+        link(0).messages = connect_and_greet(0, host, hello);
+
+        // Rank 0 has its own time limit, which may have begun later.
+        end_ = deadline_after(2 * invitation_.patience + writing_time);
+        const Answer answer = hear(link(0).notices, 0);
+        if (answer.what != What::table) throw EndsQuietly();
+        std::vector<Endpoint> places(links_.size());
+        if (!llmc::receive_all(link(0).notices, std::as_writable_bytes(std::span(places)), end_)) lost(0);
+        key_ = hello.key = answer.key;
+        for (int rank = 1; rank < invitation_.rank; ++rank) {
+            const Endpoint& place = places[static_cast<std::size_t>(rank)];
+            Address address{text_of(place.host), static_cast<std::uint16_t>(place.port)};
+            // That process runs on rank 0's machine: use the address at which this process found rank 0.
+            if (address.is_loopback()) address.host = host.host;
+            for (const Channel kind : {Channel::notices, Channel::messages}) {
+                hello.channel = kind;
+                channel(link(rank), kind) = connect_and_greet(rank, address, hello);
+            }
+        }
+        await_higher_ranks();
+        tell(link(0).notices, What::ready);
+        if (hear(link(0).notices, 0).what != What::go) throw EndsQuietly();
+    }
+
+    // The connection on which rank 0 answered with welcome.
+    Socket find_rank_0(const Hello& hello) {
+        const std::vector<Address> addresses = resolve_host();
+        std::string why;
+        do {
+            for (const Address& address : addresses) {
+                const Deadline end = std::min(end_, deadline_after(attempt_time));
+                Socket socket = connect_to(address, end, why);
+                if (!socket) continue;
+                Answer answer{};
+                answer.mark = {};
+                if (!send_all(socket, bytes_of(hello), end) ||
+                    !llmc::receive_all(socket, bytes_of(answer.mark), end)) {
+                    why = "the program there does not answer";
+                    continue;
+                }
+                if (answer.mark != answer_mark) {
+                    user_error(
+                        "another program uses {}:{}; choose another MASTER_PORT, the same for all "
+                        "processes",
+                        invitation_.host, invitation_.port);
+                }
+                if (!llmc::receive_all(socket, bytes_of(answer).subspan(sizeof(Mark)), end)) continue;
+                if (answer.what != What::welcome) throw EndsQuietly();
+                return socket;
+            }
+            std::this_thread::sleep_for(pause);
+        } while (milliseconds_until(end_) > 0);
+        user_error(
+            "no process with RANK=0 answered at {}:{} within {:g} s: {}; start it there, or correct "
+            "MASTER_ADDR and MASTER_PORT (TRAIN_GPT_CONNECT_SECONDS sets the time limit)",
+            invitation_.host, invitation_.port, invitation_.patience.count(), why);
+    }
+
+    std::vector<Address> resolve_host() const {
+        const Deadline end = std::min(end_, deadline_after(resolving_time));
+        while (true) {
+            std::string why;
+            std::vector<Address> addresses = resolve(invitation_.host, invitation_.port, why);
+            if (!addresses.empty()) return addresses;
+            if (milliseconds_until(end) == 0) {
+                user_error(
+                    "MASTER_ADDR: cannot find the machine '{}': {}; give the name or address of the machine "
+                    "where RANK=0 runs",
+                    invitation_.host, why);
+            }
+            std::this_thread::sleep_for(pause);
+        }
+    }
+
+    Socket connect_and_greet(int rank, const Address& address, const Hello& hello) const {
+        std::string why;
+        const Deadline end = std::min(end_, deadline_after(attempt_time));
+        Socket socket = connect_to(address, end, why);
+        if (!socket || !send_all(socket, bytes_of(hello), end)) {
+            user_error("rank {} cannot connect to rank {} at {} (port {}): {}; {}", invitation_.rank, rank,
+                       address.host, address.port, why, connect_advice);
+        }
+        return socket;
+    }
+
+    void await_higher_ranks() {
+        while (!is_whole()) {
+            const std::array watched = {link(0).notices.file()};
+            std::optional<Arrival> arrival = door_.next(end_, watched);
+            if (!arrival) {
+                // The only message that rank 0 sends at this point is that the job has failed.
+                hear(link(0).notices, 0);
+                throw EndsQuietly();
+            }
+            const Hello& hello = arrival->hello;
+            if (hello.key != key_ || hello.rank <= invitation_.rank || hello.rank >= invitation_.size)
+                continue;
+            channel(link(hello.rank), hello.channel) = std::move(arrival->socket);
+        }
+    }
+
+    Answer hear(const Socket& socket, int rank) const {
+        Answer answer;
+        if (!llmc::receive_all(socket, bytes_of(answer), end_)) lost(rank);
+        return answer;
+    }
+
+    [[noreturn]] static void lost(int rank) {
+        user_error("the process with RANK={} ended before all processes were connected; see its output",
+                   rank);
+    }
+
+    static constexpr std::string_view connect_advice =
+        "the machines must reach each other at any port; check their firewalls";
+
+    const Invitation& invitation_;
+    std::vector<Link> links_;
+    std::vector<std::int32_t> ports_;  // where each rank listens; used by rank 0
+    std::uint64_t key_ = 0;            // of the job; keeps processes of other jobs out
+    Deadline end_;
+    HelloListener door_;
+};
+
+}  // namespace
+
+std::vector<Link> find_peers(const Invitation& invitation) { return Rendezvous(invitation).take_place(); }
+
+}  // namespace llmc

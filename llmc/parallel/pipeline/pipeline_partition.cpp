@@ -1,0 +1,209 @@
+// Computes the costs of a model's parts, and splits its blocks into balanced chunks.
+#include "llmc/parallel/pipeline/pipeline_partition.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <functional>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "llmc/core/error.h"
+#include "llmc/core/text.h"
+
+namespace llmc {
+
+PartCosts part_costs(const Model& model, const Recompute& recompute) {
+    const bool is_costly = recompute.kind == RecomputeKind::block;
+    PartCosts costs{.block = 0, .every = is_costly ? recompute.every : 1};
+    std::int64_t layers = 0;
+    bool differ = false;
+    double behind = 0;  // the cost of non-layer parts since the last layer
+    for (const Model::Run& run : model.runs) {
+        for (const Part& part : run.parts) {
+            const double forward = forward_cost(part);
+            if (!run.is_layer) {
+                (layers == 0 ? costs.embedding : behind) += 3 * forward * static_cast<double>(run.count);
+                continue;
+            }
+            differ = differ || (layers > 0 && costs.block != 3 * forward) || behind > 0;
+            costs.block = 3 * forward;
+            costs.recompute = is_costly ? forward : 0;
+            layers += run.count;
+        }
+    }
+    if (!differ) {
+        costs.head = behind;
+        return costs;
+    }
+    costs.before = {0};
+    behind = 0;
+    for (const Model::Run& run : model.runs) {
+        for (std::int64_t i = 0; i < run.count; ++i) {
+            for (const Part& part : run.parts) {
+                const double forward = forward_cost(part);
+                const bool is_between = std::ssize(costs.before) > 1;
+                if (!run.is_layer) {
+                    behind += is_between ? 3 * forward : 0;
+                    continue;
+                }
+                // A part that is no layer counts with the layer before it.
+                costs.before.back() += std::exchange(behind, 0);
+                const bool recomputes = recompute.of(std::ssize(costs.before) - 1) == RecomputeKind::block;
+                costs.before.push_back(costs.before.back() + (recomputes ? 4 : 3) * forward);
+            }
+        }
+    }
+    costs.head = behind;
+    return costs;
+}
+
+namespace {
+
+std::vector<BlockRange> ranges_of(const std::vector<int>& counts) {
+    std::vector<BlockRange> ranges;
+    int first = 0;
+    for (const int count : counts) {
+        ranges.push_back({first, first + count});
+        first += count;
+    }
+    return ranges;
+}
+
+double cost_of(int chunk, int chunks, int first, int end, const PartCosts& costs) {
+    return (chunk == 0 ? costs.embedding : 0) + (chunk == chunks - 1 ? costs.head : 0) +
+           costs.of_blocks(first, end);
+}
+
+// The cost of the costliest chunk if all chunks have equally many blocks. No chunk of the best split costs
+// more.
+double most_when_even(int layers, int chunks, const PartCosts& costs) {
+    double most = 0;
+    for (int chunk = 0, first = 0; chunk < chunks; ++chunk) {
+        const int end = first + layers / chunks + (chunk < layers % chunks ? 1 : 0);
+        most = std::max(most, cost_of(chunk, chunks, first, end, costs));
+        first = end;
+    }
+    return most;
+}
+
+// The best split of the blocks from some block on, over the chunks from some chunk on.
+struct Split {
+    int first_end = 0;               // the end of the first of these chunks
+    std::vector<double> costs = {};  // of all these chunks, the largest first; empty: there is no such split
+};
+
+// Splits blocks over stages with one chunk each, by dynamic programming from the last chunk to the first.
+// Lists of costs are sorted and compared entry by entry. Adding the same cost to two lists does not change
+// which is less. So the best split contains the best split of the later chunks. Longer chunks are tried
+// first, and win among equal splits.
+std::vector<int> counts_of_stages(int layers, int chunks, const PartCosts& costs) {
+    const auto number = [](int n) { return static_cast<std::size_t>(n); };
+    const double most = most_when_even(layers, chunks, costs);
+    std::vector<std::vector<Split>> best(number(chunks), std::vector<Split>(number(layers)));
+    for (int chunk = chunks - 1; chunk >= 0; --chunk) {
+        const bool is_last = chunk == chunks - 1;
+        for (int first = chunk == 0 ? 0 : layers - (chunks - chunk); first >= chunk; --first) {
+            Split& split = best[number(chunk)][number(first)];
+            const int longest = layers - (chunks - 1 - chunk), shortest = is_last ? layers : first + 1;
+            for (int end = longest; end >= shortest; --end) {
+                const double cost = cost_of(chunk, chunks, first, end, costs);
+                if (cost > most) continue;
+                std::vector<double> all;
+                if (!is_last) {
+                    all = best[number(chunk) + 1][number(end)].costs;
+                    if (all.empty()) continue;
+                }
+                all.insert(std::ranges::upper_bound(all, cost, std::greater<>()), cost);
+                if (split.costs.empty() || all < split.costs) split = {end, std::move(all)};
+            }
+        }
+    }
+    std::vector<int> counts;
+    for (int chunk = 0, first = 0; chunk < chunks; ++chunk) {
+        const int end = best[number(chunk)][number(first)].first_end;
+        counts.push_back(end - first);
+        first = end;
+    }
+    return counts;
+}
+
+// Gives blocks one by one to the entry with the lowest cost, the first if several are equal. If all blocks
+// cost the same, this gives the smallest list of costs (sorted from the largest).
+void deal(int blocks, double block_cost, std::span<int> counts, std::span<double> costs) {
+    for (; blocks > 0; --blocks) {
+        const auto cheapest = std::ranges::min_element(costs) - costs.begin();
+        ++counts[static_cast<std::size_t>(cheapest)];
+        costs[static_cast<std::size_t>(cheapest)] += block_cost;
+    }
+}
+
+// Splits blocks over stages with several chunks each: first among the stages, then among each stage's chunks.
+// Which of a stage's blocks recompute is known only after the split. So every block is taken to have the
+// average cost.
+std::vector<int> counts_of_chunks(int layers, int chunks, int stages, const PartCosts& costs) {
+    const double block = costs.average_block();
+    const int of_stage = chunks / stages;
+    const auto cost_without_blocks = [&](int chunk) { return cost_of(chunk, chunks, 0, 0, costs); };
+    std::vector<int> stage_counts(static_cast<std::size_t>(stages), of_stage);
+    std::vector<double> stage_costs(stage_counts.size(), of_stage * block);
+    stage_costs.front() += cost_without_blocks(0);
+    stage_costs.back() += cost_without_blocks(chunks - 1);
+    deal(layers - chunks, block, stage_counts, stage_costs);
+
+    std::vector<int> counts(static_cast<std::size_t>(chunks));
+    for (int stage = 0; stage < stages; ++stage) {
+        std::vector<int> own(static_cast<std::size_t>(of_stage), 1);
+        std::vector<double> own_costs;
+        for (int chunk = stage; chunk < chunks; chunk += stages)
+            own_costs.push_back(block + cost_without_blocks(chunk));
+        deal(stage_counts[static_cast<std::size_t>(stage)] - of_stage, block, own, own_costs);
+        for (int i = 0; i < of_stage; ++i)
+            counts[static_cast<std::size_t>(stage + i * stages)] = own[static_cast<std::size_t>(i)];
+    }
+    return counts;
+}
+
+std::vector<int> balanced_counts(int layers, int chunks, int stages, const PartCosts& costs) {
+    check(stages >= 1 && chunks % stages == 0, "pipeline: all stages have the same number of chunks");
+    check(layers >= chunks, "pipeline: fewer layers than chunks");
+    return chunks == stages ? counts_of_stages(layers, chunks, costs)
+                            : counts_of_chunks(layers, chunks, stages, costs);
+}
+
+}  // namespace
+
+std::vector<BlockRange> stages_of_layers(int layers, int chunks, int stages, const PartCosts& costs) {
+    return ranges_of(balanced_counts(layers, chunks, stages, costs));
+}
+
+std::vector<BlockRange> parse_pipeline_layers(std::string_view text, int layers, int chunks, int stages,
+                                              const PartCosts& costs) {
+    const auto refuse = [&](std::string_view why) {
+        user_error("--pipeline-layers {} {}; try --pipeline-layers {}", one_line(text), why,
+                   fmt::join(balanced_counts(layers, chunks, stages, costs), ","));
+    };
+    std::vector<int> counts;
+    std::int64_t sum = 0;
+    for (std::string_view rest = text;;) {
+        const std::string_view word = rest.substr(0, rest.find(','));
+        const auto count = whole_number<int>(word);
+        if (!count || *count < 1)
+            refuse(fmt::format("has '{}' instead of a number of layers", one_line(word)));
+        counts.push_back(*count);
+        sum += *count;
+        if (word.size() == rest.size()) break;
+        rest.remove_prefix(word.size() + 1);
+    }
+    if (counts.size() != static_cast<std::size_t>(chunks)) {
+        refuse(fmt::format("has {}, but the pipeline has {}",
+                           plural(static_cast<std::int64_t>(counts.size()), "number"),
+                           plural(chunks, "chunk")));
+    }
+    if (sum != layers) refuse(fmt::format("adds up to {}, but --layers is {}", plural(sum, "layer"), layers));
+    return ranges_of(counts);
+}
+
+}  // namespace llmc

@@ -1,0 +1,51 @@
+// Makes the list of actions of a rank. The list is a pure function of the rank's part of the model, the
+// pipeline schedule, the sharding, the gradient accumulation and dtype, and the recomputation.
+#pragma once
+
+#include <vector>
+
+#include "llmc/model/recompute.h"
+#include "llmc/model/tensor_parallel.h"
+#include "llmc/parallel/pipeline/pipeline_schedule.h"
+#include "llmc/parallel/pipeline/stage.h"
+#include "llmc/parallel/step/step.h"
+
+namespace llmc {
+
+struct StepSpec {
+    StagePart part{};
+    int stage = 0;
+    PipelineSpec pipeline{};  // of all stages, with the number of micro-batches
+    Sharding sharding{};
+    TensorSplit tensor{};
+    // Whether gradients are kept in bf16. The backward pass of a micro-batch then makes fp32 sums, which are
+    // added to the bf16 gradients.
+    bool rounds_gradients = false;
+    Recompute recompute{};
+    // For an evaluation list: the slots of the training list. For each slot, the first part with an input of
+    // a chunk that uses the slot.
+    std::vector<int> slots{};
+};
+
+// Whether the second half of a chunk's split backward pass has anything to do. If not, the first half is the
+// whole backward pass.
+bool has_weight_part(const Outline& outline, const Chunk& chunk, const Recompute& recompute);
+
+// Builds a training step: forward and backward passes of every micro-batch in the order of the schedule, then
+// the norm and the update. A unit's gradients are reduced after the last action that writes them. Sharded
+// parameters are gathered ahead of the forward and the backward pass. Whole parameters with a sharded
+// optimizer state are gathered after the update.
+Step build_training_step(const StepSpec& spec);
+
+// Builds a validation step: the micro-batches up to the losses, summed over ranks.
+Step build_evaluation_step(const StepSpec& spec);
+
+// Builds a generation step: the forward pass of a few new tokens (rows) of one sequence, up to the logits of
+// the last one. The keys and values of earlier tokens are in the cache.
+Step build_generation_step(const StepSpec& spec);
+
+// Builds the gathers that make parameters whole after each rank was given its shard. The list is empty if
+// each rank has all parameters, or needs only its shard.
+Step build_parameter_gathers(const StepSpec& spec);
+
+}  // namespace llmc

@@ -1,0 +1,330 @@
+// Follows a list from action to action. It stops with an error at the first action that reads or overwrites a
+// buffer that it must not (step.h).
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "llmc/core/error.h"
+#include "llmc/parallel/step/step.h"
+
+namespace llmc {
+
+namespace {
+
+std::string describe(const Step& step, std::size_t position) {
+    const Action& action = step.actions[position];
+    return fmt::format("action {} ({}, micro-batch {}, unit {}, {})", position, name_of(action.kind),
+                       action.micro_batch, action.unit,
+                       action.part < 0 ? "no part" : step.part.outline->part(action.part).name);
+}
+
+class Checker {
+  public:
+    explicit Checker(const Step& step) : step_(step), sharding_(step.sharding), part_(step.part) {
+        if (!sharding_.keeps_parameters_whole()) return;
+        for (int unit = 0; unit < part_.outline->units_count(); ++unit) {
+            if (part_.has_unit(unit)) parameters_[unit] = unit;
+        }
+    }
+
+    void visit(const Action& action, std::size_t position) {
+        where_ = position;
+        for (const BufferUse& use : action.reads) {
+            require_own(action, use);
+            read(action, use);
+        }
+        for (const BufferUse& use : action.writes) {
+            require_own(action, use);
+            write(action, use);
+        }
+        if (action.kind == ActionKind::recompute)
+            require(std::ranges::find(action.reads, BufferRole::parameters, &BufferUse::role) !=
+                        action.reads.end(),
+                    "recomputes without parameters");
+        if (action.kind == ActionKind::norm) norm_done_ = true;
+        if (action.kind == ActionKind::update) {
+            require(norm_done_, "updates before the norm");
+            require(!part_.is_tied(action.unit) || tied_.contains(action.unit),
+                    "updates tied weights from one stage's gradients");
+            require(updated_.insert(action.unit).second, "updates its unit a second time");
+        }
+    }
+
+    void finish() const {
+        for (const int unit : with_gradients_) {
+            if (!updated_.contains(unit))
+                programming_error(fmt::format("step: unit {} is never updated", unit));
+        }
+        for (const auto& [_, sums] : sums_) {
+            if (sums.state == Sums::filled)
+                programming_error(
+                    fmt::format("step: gradient sums of unit {} never reach its gradients", sums.unit));
+        }
+    }
+
+  private:
+    // Whole gradients in a buffer.
+    struct Whole {
+        int unit;
+        enum {
+            accumulating,  // The backward pass adds to them.
+            scattered,     // The rank's own part has the sum over the group.
+            handed_over,   // The sum is in a shard with its own buffer.
+            complete       // All elements have the sum.
+        } state;
+    };
+    // Gradient sums of one micro-batch; `taken`: they have been added to the gradients.
+    struct Sums {
+        int unit;
+        enum { zeroed, filled, taken } state;
+    };
+
+    // A chunk, and a micro-batch.
+    using Owner = std::pair<int, int>;
+    static Owner owner_of(const Action& action) { return {action.chunk, action.micro_batch}; }
+
+    void require(bool condition, std::string_view fault) const {
+        if (!condition) programming_error(fmt::format("step: {} {}", describe(step_, where_), fault));
+    }
+
+    // Requires that an action on a unit, or on a part of the model, uses only its own buffers.
+    void require_own(const Action& action, const BufferUse& use) const {
+        if (use.role == BufferRole::recomputed)
+            require(use.unit == action.part, "uses what another part recomputes");
+        if (!belongs_to_unit(use.role)) return;
+        const auto is_of_part = [&] {
+            const std::vector<int>& units = part_.outline->part(action.part).units;
+            return std::ranges::find(units, use.unit) != units.end();
+        };
+        require(action.unit >= 0 ? use.unit == action.unit : action.part < 0 || is_of_part(),
+                "uses a buffer of another unit");
+    }
+
+    Whole& whole(const BufferUse& use) {
+        const auto found = gradients_.find(use.index);
+        require(found != gradients_.end() && found->second.unit == use.unit,
+                "uses gradients that were never zeroed");
+        return found->second;
+    }
+
+    void read(const Action& action, const BufferUse& use) {
+        if (belongs_to_micro_batch(use.role)) {
+            const auto found = owner_.find(place_of(action, use));
+            require(found != owner_.end(), "reads an activation that nobody wrote");
+            require(found->second == owner_of(action), "reads an activation of another micro-batch");
+        }
+        switch (use.role) {
+            case BufferRole::recomputed:
+                require(recomputed_[use.index] == std::pair(use.unit, action.micro_batch),
+                        "reads what is to be recomputed first");
+                break;
+            case BufferRole::parameters: {
+                const auto found = parameters_.find(use.index);
+                require(found != parameters_.end() && found->second == use.unit,
+                        "reads parameters that are not gathered");
+                break;
+            }
+            case BufferRole::gradients:
+                read_gradients(action, whole(use));
+                break;
+            case BufferRole::gradient_shard:
+                require(shards_.contains(use.unit), "reads a shard of gradients that nobody reduced");
+                if (action.kind == ActionKind::square || action.kind == ActionKind::update ||
+                    action.kind == ActionKind::gather_gradients || action.kind == ActionKind::sum_tied)
+                    require_added_up(use.unit);
+                break;
+            case BufferRole::gradient_sums: {
+                const auto found = sums_.find(use.index);
+                require(found != sums_.end() && found->second.unit == use.unit,
+                        "takes gradient sums of another unit");
+                require(found->second.state == Sums::filled, "takes gradient sums that nobody made");
+                found->second.state = Sums::taken;
+                break;
+            }
+            case BufferRole::norm:
+                require(norm_done_, "reads the norm before it is made");
+                break;
+            default:
+                break;
+        }
+    }
+
+    void require_added_up(int unit) const {
+        for (const auto& [_, of] : gradients_)
+            require(of.unit != unit || of.state != Whole::scattered,
+                    "reads a shard of gradients that lacks a micro-batch");
+    }
+
+    void read_gradients(const Action& action, Whole& of) {
+        switch (action.kind) {
+            case ActionKind::reduce_scatter:
+                require(of.state == Whole::accumulating, "reduces gradients a second time");
+                break;
+            case ActionKind::gather_gradients:
+                require(of.state == Whole::scattered, "gathers gradients that are not scattered");
+                break;
+            case ActionKind::accumulate_shard:
+                require(of.state == Whole::scattered, "adds a shard that nobody received");
+                of.state = Whole::handed_over;
+                break;
+            case ActionKind::update:
+                if (sharding_.keeps_optimizer_whole())
+                    require(of.state != Whole::scattered, "updates from gradients that are only a shard");
+                break;
+            default:
+                break;
+        }
+    }
+
+    void write(const Action& action, const BufferUse& use) {
+        if (belongs_to_micro_batch(use.role)) owner_[place_of(action, use)] = owner_of(action);
+        switch (use.role) {
+            case BufferRole::recomputed:
+                recomputed_[use.index] = {use.unit, action.micro_batch};
+                return;
+            case BufferRole::parameters:
+                return write_parameters(action, use);
+            case BufferRole::gradient_sums:
+                return write_sums(action, use);
+            case BufferRole::gradients:
+                return write_gradients(action, use);
+            case BufferRole::gradient_shard:
+                return write_shard(action, use);
+            default:
+                return;
+        }
+    }
+
+    void write_parameters(const Action& action, const BufferUse& use) {
+        if (sharding_.keeps_parameters_whole()) return;
+        if (action.kind == ActionKind::release) {
+            require(parameters_.erase(use.index) == 1, "releases parameters that are not there");
+            return;
+        }
+        require(action.kind == ActionKind::gather_parameters, "must not write whole parameters");
+        require(!parameters_.contains(use.index), "gathers over parameters that are in use");
+        parameters_[use.index] = use.unit;
+    }
+
+    void write_gradients(const Action& action, const BufferUse& use) {
+        require(!norm_done_, "writes gradients after the norm");
+        if (action.kind == ActionKind::zero || action.kind == ActionKind::round) {
+            const auto found = gradients_.find(use.index);
+            require(found == gradients_.end() || found->second.state == Whole::handed_over,
+                    "overwrites gradients that are still needed");
+            gradients_[use.index] = {use.unit, Whole::accumulating};
+            with_gradients_.insert(use.unit);
+            return;
+        }
+        Whole& of = whole(use);
+        switch (action.kind) {
+            case ActionKind::backward:
+            case ActionKind::backward_weight:
+            case ActionKind::accumulate:
+            case ActionKind::sum_replicated:
+                require(of.state == Whole::accumulating, "adds to gradients that were reduced");
+                break;
+            case ActionKind::reduce_scatter:
+                of.state = Whole::scattered;
+                break;
+            case ActionKind::all_reduce:
+                require(of.state == Whole::scattered, "sums shards that nobody received");
+                break;
+            case ActionKind::sum_tied:
+                require(of.state == Whole::scattered || sharding_.ranks() == 1,
+                        "sums shards that nobody received");
+                require(tied_.insert(use.unit).second, "sums tied gradients a second time");
+                break;
+            case ActionKind::gather_gradients:
+                of.state = Whole::complete;
+                break;
+            default:
+                require(false, "must not write gradients");
+        }
+    }
+
+    void write_shard(const Action& action, const BufferUse& use) {
+        switch (action.kind) {
+            case ActionKind::reduce_scatter:
+                require(shards_.insert(use.unit).second, "overwrites the shard of earlier micro-batches");
+                // The whole gradients that it read are free now.
+                for (auto& [_, of] : gradients_) {
+                    if (of.unit == use.unit) of.state = Whole::handed_over;
+                }
+                break;
+            case ActionKind::sum_tied:
+                require(tied_.insert(use.unit).second, "sums tied gradients a second time");
+                [[fallthrough]];
+            case ActionKind::all_reduce:
+            case ActionKind::accumulate_shard:
+                require(shards_.contains(use.unit), "adds to a shard of gradients that nobody reduced");
+                break;
+            default:
+                require(false, "must not write a shard of gradients");
+        }
+    }
+
+    void write_sums(const Action& action, const BufferUse& use) {
+        const auto found = sums_.find(use.index);
+        if (action.kind == ActionKind::zero) {
+            require(found == sums_.end() || found->second.state != Sums::filled,
+                    "zeroes gradient sums that the gradients lack");
+            sums_[use.index] = {use.unit, Sums::zeroed};
+            return;
+        }
+        require(found != sums_.end() && found->second.state != Sums::taken,
+                "adds to gradient sums that are not zeroed");
+        require(found->second.unit == use.unit, "adds to gradient sums of another unit");
+        found->second.state = Sums::filled;
+    }
+
+    const Step& step_;
+    const Sharding& sharding_;
+    const StagePart& part_;
+    std::size_t where_ = 0;                          // the action's position
+    std::map<BufferPlace, Owner> owner_;             // the chunk and micro-batch that wrote it last
+    std::map<int, std::pair<int, int>> recomputed_;  // the part and the micro-batch that use the memory
+    std::map<int, int> parameters_;                  // by buffer: the unit whose whole parameters it holds
+    std::map<int, Sums> sums_;
+    std::map<int, Whole> gradients_;
+    std::set<int> shards_;  // units whose gradient shard is filled
+    std::set<int> with_gradients_, updated_;
+    std::set<int> tied_;  // units whose gradients are summed over stages
+    bool norm_done_ = false;
+};
+
+}  // namespace
+
+void check_step(const Step& step) {
+    Checker checker(step);
+    for (std::size_t i = 0; i < step.actions.size(); ++i) checker.visit(step.actions[i], i);
+    checker.finish();
+
+    const std::vector<std::vector<int>> needed = dependencies(step);
+    for (std::size_t i = 0; i < needed.size(); ++i) {
+        const Action& action = step.actions[i];
+        const auto waits_for = [&](int place) {
+            const StreamKind stream = step.actions[static_cast<std::size_t>(place)].stream;
+            return std::ranges::any_of(action.after, [&](int after) {
+                return after >= place && step.actions[static_cast<std::size_t>(after)].stream == stream;
+            });
+        };
+        for (const int after : action.after) {
+            if (after >= static_cast<int>(i))
+                programming_error(fmt::format("step: {} waits for a later action", describe(step, i)));
+        }
+        for (const int place : needed[i]) {
+            if (!waits_for(place)) {
+                programming_error(fmt::format("step: {} may run before action {}, on which it depends",
+                                              describe(step, i), place));
+            }
+        }
+    }
+}
+
+}  // namespace llmc

@@ -1,0 +1,52 @@
+// Assigns buffers to the passes of a list: a slot for the activations of a chunk and micro-batch, a chunk
+// input, a gradient, and room for what backward_weight needs. It takes the lowest free buffer, so there are
+// no more than are in use at once. Chunks that keep different activations have different kinds of slots.
+#pragma once
+
+#include <map>
+#include <vector>
+
+namespace llmc {
+
+// A chunk of the stage, and a micro-batch.
+struct ChunkPass {
+    int chunk, micro_batch;
+    auto operator<=>(const ChunkPass&) const = default;
+};
+
+struct ChunkPlace {
+    int slot = 0, input = 0, gradient = 0;
+    int outputs = -1;  // for backward_weight; -1: none
+};
+
+class ChunkBuffers {
+  public:
+    // In a pipeline there are three gradients: one is received and one sent while one is used.
+    explicit ChunkBuffers(bool has_stages) : gradients_(has_stages ? 3 : 1) {}
+
+    int take_input(ChunkPass pass) { return places_[pass].input = take(inputs_); }
+    int take_slot(ChunkPass pass, int kind);
+    void add_slot(int kind) { slots_.push_back({kind, false}); }
+    int take_outputs(ChunkPass pass) { return places_[pass].outputs = take(outputs_); }
+    // Takes the gradient buffers in turn. They are never freed: an action that reuses one waits for the
+    // action that used it (Action::after).
+    int take_gradient(ChunkPass pass) { return places_[pass].gradient = next_gradient_++ % gradients_; }
+    // Frees all but the gradient.
+    void free(ChunkPass pass);
+
+    const ChunkPlace& at(ChunkPass pass) const { return places_.at(pass); }
+
+  private:
+    static int take(std::vector<bool>& used);
+
+    std::map<ChunkPass, ChunkPlace> places_;
+    struct Slot {
+        int kind;
+        bool is_used;
+    };
+    std::vector<Slot> slots_;
+    std::vector<bool> inputs_, outputs_;  // whether each is in use
+    int gradients_, next_gradient_ = 0;
+};
+
+}  // namespace llmc

@@ -1,0 +1,52 @@
+// Runs a step on the device's streams. The host queues the actions in the order of the list. If an action
+// depends on another stream (Action::after), its stream waits for an event, and the host does not wait.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "llmc/parallel/step/step_streams.h"
+
+namespace llmc {
+
+class DeviceStreams final : public StepStreams {
+  public:
+    // Without `overlap`, all actions run on the compute stream, except transfers between stages. Two stages
+    // that sent to each other on one stream would deadlock.
+    DeviceStreams(Streams& streams, bool overlap);
+
+    void run(const Step& step, Performer& performer) override;
+    // The times that the device measured on the compute stream.
+    PhaseTimes times() override;
+    void watch_actions(bool on) override { watches_ = on; }
+    // As the device measured them. The host's clock is read once, at the start of the list.
+    std::span<const ActionTime> action_times() override;
+
+  private:
+    // A time span of the compute stream that belongs to one phase: from `event` to the event of the next lap.
+    struct Lap {
+        Phase phase;
+        int event;
+    };
+
+    StreamKind stream_of(const Action& action) const;
+    void begin_lap(Phase phase);
+    int event_of(std::vector<int>& events, int place);
+
+    Streams& streams_;
+    bool overlap_;
+    std::vector<int> events_;  // by position in the list: recorded after the action
+    // For lists whose actions are timed: events before the actions, and at the start of the list.
+    bool watches_ = false;
+    std::vector<int> begin_events_;
+    int origin_event_;
+    double origin_ = 0;  // seconds of the host's clock
+    std::vector<ActionTime> action_times_;
+    std::vector<bool> is_awaited_;
+    int start_;
+    std::array<int, all_streams.size()> ends_;  // recorded after each stream's last action
+    std::vector<Lap> laps_;                     // of the last list; the next one reuses the events
+    std::size_t laps_used_ = 0;
+};
+
+}  // namespace llmc

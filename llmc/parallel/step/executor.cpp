@@ -1,0 +1,380 @@
+// Performs each kind of action: runs a part's list of operations, communicates, or updates.
+#include "llmc/parallel/step/executor.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "llmc/core/error.h"
+
+namespace llmc {
+
+namespace {
+
+std::vector<std::byte*> first_bytes(const std::vector<Tensor>& tensors) {
+    std::vector<std::byte*> bytes;
+    for (const Tensor& tensor : tensors) bytes.push_back(tensor.data);
+    return bytes;
+}
+
+}  // namespace
+
+Executor::Executor(const ModelLists& lists, Device& device, const MeshGroups& groups,
+                   const ParameterStore& store, const ActivationBuffers<Tensor>& activations,
+                   int micro_batches, bool overlap)
+    : lists_(lists),
+      device_(device),
+      ops_(device.ops()),
+      groups_(groups),
+      ranks_(groups.tensor_parallel()),
+      store_(store),
+      activations_(activations),
+      feed_(device, activations.tokens, micro_batches),
+      tokens_(activations.slots.size()),
+      scratch_(first_bytes(activations.scratch)),
+      losses_(first_bytes(activations.losses)),
+      // On the CPU, tensor-parallel collectives run on the compute thread and cannot overlap with it.
+      streams_(make_step_streams(device, overlap && (device.streams() || !ranks_.is_shared()))) {
+    for (const SlotBuffers<Tensor>& slot : activations_.slots) {
+        auto& kept = kept_.emplace_back();
+        for (const std::vector<Tensor>& of_part : slot.kept) kept.push_back(first_bytes(of_part));
+    }
+    for (const std::vector<Tensor>& of_part : activations_.output_gradients)
+        output_gradients_.push_back(first_bytes(of_part));
+    parameters_.resize(outline().parts.size());
+    for (const Chunk& chunk : store.part().chunks) {
+        for (int part = chunk.first_part; part < chunk.end_part; ++part)
+            parameters_[static_cast<std::size_t>(part)] = places_of(outline().part(part));
+    }
+}
+
+Executor::ParameterPlaces Executor::places_of(const Outline::OutlinedPart& part) const {
+    const std::vector<PartParameter>& parameters = outline().kind_of(part).part.parameters;
+    ParameterPlaces places;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+        const UnitBuffers& buffers = store_.buffers(part.places[i]);
+        const auto first =
+            static_cast<std::size_t>(store_.layout(part.places[i]).entry(parameters[i].spec.name).offset);
+        const auto place = [&](const Tensor& flat) { return flat.data + first * size_of(flat.dtype); };
+        places.parameters.push_back(place(buffers.parameters));
+        places.gradients.push_back(place(buffers.gradient_sums));
+    }
+    return places;
+}
+
+void Executor::run(const Step& step, const StepInput& input) {
+    step_ = &step;
+    input_ = &input;
+    has_begun_updates_ = false;
+    transfers_.resize(std::max(transfers_.size(), step.actions.size()));
+    ops_.fill(loss_sum(), 0.0F);
+    streams_->run(step, *this);
+}
+
+void Executor::autotune(const Step& step, std::int64_t sequences, const RowRange& rows) {
+    const auto zeros = [](int, std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+        std::ranges::fill(inputs, 0);
+        std::ranges::fill(targets, 0);
+    };
+    const StepInput input{.load = zeros, .sequences = sequences, .rows = rows};
+    step_ = &step;
+    input_ = &input;
+    ranks_ = ranks_.silent();
+    for (const Action& action : step.actions) {
+        if (action.stream == StreamKind::compute && action.kind != ActionKind::square &&
+            action.kind != ActionKind::norm && action.kind != ActionKind::update &&
+            action.kind != ActionKind::sum_replicated)
+            perform(action);
+    }
+    ranks_ = groups_.tensor_parallel();
+    device_.synchronize();
+}
+
+StepResults Executor::results() const {
+    StepResults results{};
+    static_assert(sizeof results == 2 * sizeof(double));
+    device_.download(&results, activations_.results);
+    return results;
+}
+
+void Executor::perform(const Action& action) {
+    switch (action.kind) {
+        case ActionKind::load:
+            return load(action);
+        case ActionKind::zero:
+            return ops_.fill(store_.buffers(action.unit).gradient_sums, 0.0F);
+        case ActionKind::gather_parameters:
+            return gather_parameters(action.unit);
+        case ActionKind::release:
+            return;  // only orders other actions
+        case ActionKind::forward:
+            return run_part(action, lists_of(action).forward);
+        case ActionKind::forward_rows:
+        case ActionKind::logits:
+            return forward_rows(action);
+        case ActionKind::recompute:
+            return run_part(action, lists_of(action).recompute_of(step_->recompute.kind));
+        case ActionKind::backward:
+            return run_part(action, lists_of(action).backward);
+        case ActionKind::backward_input:
+            return run_part(action, lists_of(action).backward_input);
+        case ActionKind::backward_weight:
+            return run_part(action, lists_of(action).backward_weight);
+        case ActionKind::receive_activation:
+        case ActionKind::send_activation:
+        case ActionKind::receive_gradient:
+        case ActionKind::send_gradient:
+            return transfer(action);
+        case ActionKind::round:
+            return ops_.cast(store_.buffers(action.unit).gradients,
+                             store_.buffers(action.unit).gradient_sums);
+        case ActionKind::accumulate:
+            return ops_.accumulate(store_.buffers(action.unit).gradients,
+                                   store_.buffers(action.unit).gradient_sums);
+        case ActionKind::reduce_scatter:
+            return reduce_scatter(action);
+        case ActionKind::all_reduce:
+            return groups_.replicas().all_reduce(received_shard(action.writes.front()));
+        case ActionKind::accumulate_shard: {
+            const UnitBuffers& b = store_.buffers(action.unit);
+            return ops_.add(b.gradient_shard, b.gradient_shard, store_.own_shard(b.gradients));
+        }
+        case ActionKind::sum_replicated: {
+            const UnitLayout& layout = store_.layout(action.unit);
+            const Tensor& gradients = store_.buffers(action.unit).gradients;
+            const std::int64_t begin = layout.replicated_begin();
+            return ranks_.group().all_reduce(gradients.flat(begin, layout.elements() - begin));
+        }
+        case ActionKind::sum_tied:
+            return groups_.tied(action.unit).all_reduce(store_.buffers(action.unit).gradient_shard);
+        case ActionKind::gather_gradients:
+            return gather_gradients(action.unit);
+        case ActionKind::reduce_loss:
+            return reduce_loss();
+        case ActionKind::square:
+            return square();
+        case ActionKind::gather_squares:
+            return gather_squares();
+        case ActionKind::norm:
+            return norm();
+        case ActionKind::update:
+            if (!std::exchange(has_begun_updates_, true) && input_->before_update) input_->before_update();
+            return update(action.unit);
+    }
+}
+
+bool Executor::is_done(const Action& action) {
+    const int transfer = transfers_[static_cast<std::size_t>(&action - step_->actions.data())];
+    return groups_.link(action.kind).pair->is_done(transfer);
+}
+
+void Executor::transfer(const Action& action) {
+    const StageLink& link = groups_.link(action.kind);
+    int& number = transfers_[static_cast<std::size_t>(&action - step_->actions.data())];
+    switch (action.kind) {
+        case ActionKind::receive_activation:
+            number = link.pair->start_recv(stream(action, action.writes), link.peer);
+            return;
+        case ActionKind::send_activation:
+            number = link.pair->start_send(stream(action, action.reads), link.peer);
+            return;
+        case ActionKind::receive_gradient:
+            number = link.pair->start_recv(gradient(action.writes), link.peer);
+            return;
+        default:
+            number = link.pair->start_send(gradient(action.reads), link.peer);
+            return;
+    }
+}
+
+void Executor::load(const Action& action) {
+    const auto fill = [&](int micro_batch) {
+        return [this, micro_batch](std::span<std::int32_t> inputs, std::span<std::int32_t> targets) {
+            input_->load(micro_batch, inputs, targets);
+        };
+    };
+    std::optional<BatchPlace> place;
+    if (input_->step) place = {*input_->step, action.micro_batch};
+    const auto these = fill(action.micro_batch), next = fill(action.micro_batch + 1);
+    tokens_[static_cast<std::size_t>(action.slot)] = feed_.load(place, input_->sequences, std::ref(these));
+    if (!place) return;
+    BatchPlace following{*input_->step, action.micro_batch + 1};
+    if (following.micro_batch == step_->micro_batches) following = {*input_->step + 1, 0};
+    feed_.bring_ahead(following, input_->sequences, std::ref(next));
+}
+
+Tensor Executor::stream(const Action& action, std::span<const BufferUse> uses) const {
+    for (const BufferUse& use : uses) {
+        const auto index = static_cast<std::size_t>(use.index);
+        if (use.role == BufferRole::rows) return rows(use.index);
+        if (use.role == BufferRole::chunk_input)
+            return activations_.chunk_inputs[index].slice(0, input_->sequences);
+        if (use.role == BufferRole::residual)
+            return activations_.slots[static_cast<std::size_t>(action.slot)].residual[index - 1].slice(
+                0, input_->sequences);
+    }
+    return {};
+}
+
+Tensor Executor::gradient(std::span<const BufferUse> uses) const {
+    for (const BufferUse& use : uses) {
+        if (use.role == BufferRole::residual_gradient)
+            return activations_.residual_gradients[static_cast<std::size_t>(use.index)].slice(
+                0, input_->sequences);
+    }
+    return {};
+}
+
+Tensor Executor::rows(int width) const {
+    const Tensor& buffer = activations_.residual_gradients[static_cast<std::size_t>(width)];
+    const std::int64_t n = input_->rows.count, C = buffer.shape.last();
+    return buffer.flat(0, n * C).view({1, n, C});
+}
+
+PartMemory Executor::memory_of(const Action& action) const {
+    const auto slot = static_cast<std::size_t>(action.slot);
+    const ParameterPlaces& parameters = parameters_[static_cast<std::size_t>(action.part)];
+    PartMemory memory;
+    memory[Space::input] = stream(action, action.reads).data;
+    memory[Space::output] = stream(action, action.writes).data;
+    memory[Space::input_gradient] = gradient(action.writes).data;
+    memory[Space::output_gradient] = gradient(action.reads).data;
+    memory[Space::tokens] = tokens_[slot].inputs.data;
+    memory[Space::targets] = tokens_[slot].targets.data;
+    memory.all(Space::scratch) = scratch_;
+    memory.all(Space::parameter) = parameters.parameters;
+    memory.all(Space::parameter_gradient) = parameters.gradients;
+    const int place = action.part - step_->chunk_of(action).first_with_input() + 1;
+    memory.all(Space::kept) =
+        part_of(action).makes_losses() ? losses_ : kept_[slot][static_cast<std::size_t>(place)];
+    for (const auto* uses : {&action.reads, &action.writes}) {
+        for (const BufferUse& use : *uses) {
+            if (use.role == BufferRole::output_gradients)
+                memory.all(Space::kept_gradient) = output_gradients_[static_cast<std::size_t>(use.index)];
+        }
+    }
+    return memory;
+}
+
+Running Executor::running(const RowRange& rows) const {
+    return {.ops = ops_, .ranks = ranks_, .node = nullptr, .loss_scale = input_->loss_scale, .rows = rows};
+}
+
+void Executor::run_part(const Action& action, const List& list) {
+    run_list(list, memory_of(action), input_->sequences, running({}));
+    if (part_of(action).makes_losses()) sum_losses(action);
+}
+
+void Executor::sum_losses(const Action& action) {
+    const Tensor losses =
+        activations_.losses[static_cast<std::size_t>(lists_of(action).losses)].slice(0, input_->sequences);
+    if (action.kind == ActionKind::forward && input_->see_losses)
+        input_->see_losses(action.micro_batch, losses);
+    ops_.sum(loss_sum(), losses);
+}
+
+// Runs a part for a few rows. The head computes the logits of the last row only.
+void Executor::forward_rows(const Action& action) {
+    const PartLists& lists = lists_of(action);
+    RowRange range = input_->rows;
+    PartMemory memory = memory_of(action);
+    if (action.kind == ActionKind::logits) {
+        memory[Space::input] =
+            stream(action, action.reads)
+                .view({range.count, outline().widths[static_cast<std::size_t>(part_of(action).input_width)]})
+                .slice(range.count - 1, 1)
+                .data;
+        range = {range.position + range.count - 1, 1};
+    }
+    const bool keeps_input = step_->recompute.kind == RecomputeKind::block && part_of(action).is_layer() &&
+                             step_->recompute.recomputes(part_of(action).layer) && !lists.rows_of_all.empty();
+    if (keeps_input) {
+        std::vector<BufferUse> kept = action.writes;
+        std::erase_if(kept, [](const BufferUse& use) { return use.role == BufferRole::rows; });
+        memory[Space::kept_input] = stream(action, kept).data;
+    }
+    if (!action.writes.empty() && action.kind != ActionKind::logits)
+        memory[Space::output] = rows(part_of(action).output_width).data;
+    run_list(keeps_input ? lists.rows_of_all : lists.rows, memory, 1, running(range));
+    if (action.kind != ActionKind::logits) return;
+    const Tensor& made = activations_.losses[static_cast<std::size_t>(lists.logits)];
+    logits_ = ranks_.is_shared() ? made.view({1, made.elements()}) : made.slice(0, 1);
+}
+
+void Executor::gather_parameters(int unit) {
+    const UnitBuffers& b = store_.buffers(unit);
+    groups_.shards().all_gather(b.parameters, b.parameter_shard);
+}
+
+// A micro-batch's reduced shard of gradients: a buffer of its own, or the rank's part of the whole gradients.
+Tensor Executor::received_shard(const BufferUse& use) const {
+    const UnitBuffers& b = store_.buffers(use.unit);
+    return use.role == BufferRole::gradient_shard ? b.gradient_shard : store_.own_shard(b.gradients);
+}
+
+void Executor::reduce_scatter(const Action& action) {
+    groups_.shards().reduce_scatter(received_shard(action.writes.front()),
+                                    store_.buffers(action.unit).gradients);
+}
+
+void Executor::gather_gradients(int unit) {
+    const UnitBuffers& b = store_.buffers(unit);
+    groups_.shards().all_gather(b.gradients, b.gradient_shard);
+}
+
+// Sums the loss over the data ranks of the head's stage, then over the stages. Other stages have added
+// nothing.
+void Executor::reduce_loss() {
+    groups_.data().all_reduce(loss_sum());
+    if (groups_.has_stages()) groups_.stages().all_reduce(loss_sum());
+}
+
+// Computes the sums of squares of this rank's own shards. They are gathered later and added in unit and block
+// order, so that the norm has the same bits on every rank.
+void Executor::square() {
+    // Entries that other ranks of the model compute are zero here: gather_squares adds the entries of all.
+    if (groups_.shares_model()) ops_.fill(activations_.norm_partials, 0.0F);
+    for (int unit = 0; unit < store_.units(); ++unit) {
+        if (!store_.part().counts_unit(unit)) continue;
+        const ElementRange own = store_.shard(unit, store_.shard());
+        const ElementRange counted =
+            ranks_.rank() == 0 ? own : intersection(own, {0, store_.layout(unit).replicated_begin()});
+        if (counted.size() == 0) continue;
+        const std::int64_t blocks = counted.size() / norm_block_elements;
+        ops_.global_norm_squared(store_.own_shard(squares_of(unit)).flat(0, blocks),
+                                 store_.buffers(unit).gradient_shard.flat(0, counted.size()));
+    }
+}
+
+void Executor::gather_squares() {
+    for (int unit = 0; unit < store_.units(); ++unit) {
+        if (!store_.part().counts_unit(unit)) continue;
+        const Tensor squares = squares_of(unit);
+        groups_.shards().all_gather(squares, store_.own_shard(squares));
+    }
+    if (groups_.shares_model()) groups_.model().all_reduce(activations_.norm_partials);
+}
+
+void Executor::norm() {
+    ops_.fill(norm_squared(), 0.0F);
+    ops_.sum(norm_squared(), activations_.norm_partials);
+}
+
+// The sums of squares of a unit's norm blocks. They follow one another in the order of the units.
+Tensor Executor::squares_of(int unit) const {
+    const auto blocks = [&](int u) { return store_.elements(u) / norm_block_elements; };
+    std::int64_t first_block = 0;
+    for (int before = 0; before < unit; ++before) first_block += blocks(before);
+    return activations_.norm_partials.flat(first_block, blocks(unit));
+}
+
+void Executor::update(int unit) {
+    const UnitBuffers& b = store_.buffers(unit);
+    std::optional<StochasticRounding> rounding;
+    if (input_->rounding_seed)
+        rounding = {.seed = *input_->rounding_seed, .first_element = store_.first_element(unit)};
+    ops_.adamw(b.updated_parameters, b.master, b.m, b.v, b.updated_gradients, norm_squared(),
+               store_.segments(unit), input_->adamw, rounding);
+}
+
+}  // namespace llmc

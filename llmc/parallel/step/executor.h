@@ -1,0 +1,141 @@
+// Runs a step's list of actions on a device, with the parameters of the store and the activation buffers.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "llmc/device/device.h"
+#include "llmc/device/ops.h"
+#include "llmc/model/model.h"
+#include "llmc/parallel/mesh_groups.h"
+#include "llmc/parallel/step/activations.h"
+#include "llmc/parallel/step/step.h"
+#include "llmc/parallel/step/step_streams.h"
+#include "llmc/parallel/step/token_feed.h"
+#include "llmc/parallel/zero/parameter_store.h"
+
+namespace llmc {
+
+// The results of a step, on all ranks.
+struct StepResults {
+    double loss_sum;      // of the last training or evaluation step
+    double norm_squared;  // of the last training step's gradients
+};
+
+// The inputs of a run of a list.
+struct StepInput {
+    // Fills a micro-batch's inputs and targets, int32 (sequences, T) each.
+    std::function<void(int micro_batch, std::span<std::int32_t> inputs, std::span<std::int32_t> targets)>
+        load;
+    std::int64_t sequences = 0;  // in a micro-batch; at most the buffers' batch
+    // The number of a training step. If set, the last micro-batch also asks `load` for the next step's first
+    // micro-batch, as number `micro_batches` (one more than this step's last).
+    std::optional<std::int64_t> step{};
+    float loss_scale = 0;  // gradients are those of loss_scale * (sum of losses)
+    AdamWStep adamw{};
+    // For generation: the rows of its one sequence to compute; `load` puts their tokens first. The rows
+    // before them were computed last, by the same list.
+    RowRange rows{};
+    // Called before the first update, on all ranks at the same position in the list.
+    std::function<void()> before_update{};
+    std::optional<std::uint64_t> rounding_seed{};  // for stochastic rounding; unset: round to nearest
+    // Called after the forward pass of each micro-batch of an evaluation, on the ranks with the head.
+    // `losses` are those of its tokens, fp32 (sequences, T), before the next ones overwrite them.
+    std::function<void(int micro_batch, const Tensor& losses)> see_losses{};
+};
+
+class Executor final : private Performer {
+  public:
+    // Binds the buffers once. All arguments outlive the executor. `micro_batches` is the number in a training
+    // step. With `overlap`, communication overlaps with computing.
+    Executor(const ModelLists& lists, Device& device, const MeshGroups& groups, const ParameterStore& store,
+             const ActivationBuffers<Tensor>& activations, int micro_batches, bool overlap);
+
+    // Runs a list. A device with streams continues with it after this returns.
+    void run(const Step& step, const StepInput& input);
+    // Waits for the device.
+    StepResults results() const;
+    // The time of each phase of the last list, after results().
+    PhaseTimes times() { return streams_->times(); }
+    // See StepStreams.
+    void watch_actions(bool on) { streams_->watch_actions(on); }
+    std::span<const ActionTime> action_times() { return streams_->action_times(); }
+
+    // Performs the computations of a list except the norm and the update, on zero tokens and without
+    // communication. The device thus sees the shape of every product. `rows` is for generation.
+    void autotune(const Step& step, std::int64_t sequences, const RowRange& rows = {});
+
+    // The logits of the last generation step: (1, padded vocabulary) in the compute dtype, on the ranks with
+    // the head.
+    const Tensor& logits() const { return logits_; }
+
+  private:
+    void perform(const Action& action) override;
+    bool is_done(const Action& action) override;
+    void load(const Action& action);
+    // Runs one of the lists of a part of the model.
+    void run_part(const Action& action, const List& list);
+    void forward_rows(const Action& action);
+    PartMemory memory_of(const Action& action) const;
+    Running running(const RowRange& rows) const;
+    void sum_losses(const Action& action);
+    void transfer(const Action& action);
+    void gather_parameters(int unit);
+    void reduce_scatter(const Action& action);
+    void gather_gradients(int unit);
+    Tensor received_shard(const BufferUse& use) const;
+    void reduce_loss();
+    void square();
+    void gather_squares();
+    void norm();
+    Tensor squares_of(int unit) const;
+    void update(int unit);
+
+    // The first bytes of a part's parameters and of their gradient sums, in the order of the part.
+    struct ParameterPlaces {
+        std::vector<std::byte*> parameters, gradients;
+    };
+    ParameterPlaces places_of(const Outline::OutlinedPart& part) const;
+    Tensor loss_sum() const { return activations_.results.flat(0, 1); }
+    Tensor norm_squared() const { return activations_.results.flat(1, 1); }
+    const TokenBuffers<Tensor>& tokens_of(const Action& action) const {
+        return tokens_[static_cast<std::size_t>(action.slot)];
+    }
+    const Outline& outline() const { return *store_.part().outline; }
+    const Outline::OutlinedPart& part_of(const Action& action) const { return outline().part(action.part); }
+    const PartLists& lists_of(const Action& action) const { return lists_.of(part_of(action)); }
+    // The residual stream, or its gradient, that an action reads or writes: of the sequences of this run, or
+    // the rows of generation.
+    Tensor stream(const Action& action, std::span<const BufferUse> uses) const;
+    Tensor gradient(std::span<const BufferUse> uses) const;
+    Tensor rows(int width) const;
+
+    const ModelLists& lists_;
+    Device& device_;
+    Ops& ops_;
+    const MeshGroups& groups_;
+    TensorParallel ranks_;
+    const ParameterStore& store_;
+    ActivationBuffers<Tensor> activations_;
+    TokenFeed feed_;
+    std::vector<TokenBuffers<Tensor>> tokens_;  // for the micro-batch in each slot
+    // Pointers to the kept activations, by slot and by the part's position in its chunk.
+    std::vector<std::vector<std::vector<std::byte*>>> kept_;
+    std::vector<std::vector<std::byte*>> output_gradients_;
+    std::vector<std::byte*> scratch_, losses_;
+    std::vector<ParameterPlaces> parameters_;  // by the model's part; empty for parts of other stages
+    Tensor logits_;
+    // The current list.
+    const Step* step_ = nullptr;
+    const StepInput* input_ = nullptr;
+    bool has_begun_updates_ = false;  // whether the first update has been reached
+    std::vector<int> transfers_;      // transfers between stages, by position in the list
+    std::unique_ptr<StepStreams> streams_;
+};
+
+}  // namespace llmc

@@ -1,0 +1,213 @@
+// Describes a training step as data: the list of actions that one rank performs in one optimizer step. Step
+// also holds the lists for evaluation, generation, diagnosis and gathers, which update nothing. Each action
+// names the buffers that it reads and writes, and its stream. build_step.h makes the list, and executor.h
+// runs it. The checks, the byte count, the sizes of the activation buffers and `--print-step` read it.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "llmc/device/streams.h"
+#include "llmc/model/recompute.h"
+#include "llmc/model/tensor_parallel.h"
+#include "llmc/parallel/pipeline/stage.h"
+#include "llmc/parallel/zero/sharding.h"
+
+namespace llmc {
+
+enum class ActionKind {
+    load,               // Copies a micro-batch's tokens to the device.
+    gather_parameters,  // All-gathers a unit's parameters within the sharding group.
+    release,       // Marks a unit's whole parameters as no longer needed. Another unit may take their memory.
+    zero,          // Sets to 0 the buffer to which the backward pass adds a unit's gradients.
+    forward,       // Forward pass of a part. The head's forward pass computes the losses only.
+    forward_rows,  // Forward pass of a part for a few rows (model/derive_rows.h).
+    recompute,     // Recomputes the activations that a part did not keep.
+    backward,      // Backward pass of a part. The head's includes its forward pass: it keeps no logits.
+    backward_input,      // Computes the gradient of a part's input. Keeps what backward_weight needs.
+    backward_weight,     // Computes the gradients of a part's parameters from what backward_input kept.
+    receive_activation,  // Receives a chunk's input from the stage before.
+    send_activation,     // Sends a chunk's output to the stage after.
+    receive_gradient,    // Receives the gradient of a chunk's output from the stage after.
+    send_gradient,       // Sends the gradient of a chunk's input to the stage before.
+    logits,              // Forward pass of the head for the last of a few rows.
+    round,               // Rounds a unit's gradient sums into its gradients.
+    accumulate,          // Adds a unit's gradient sums to its gradients, and rounds the result.
+    reduce_scatter,      // Sums a unit's gradients over the sharding group. Each rank receives its shard.
+    all_reduce,          // Sums a unit's gradient shard over the groups of hybrid sharding.
+    accumulate_shard,    // Adds the gradient shard just reduced to the unit's shard of the sum.
+    sum_replicated,      // Sums gradients of replicated tensors over the tensor-parallel group.
+    sum_tied,            // Sums a unit's gradient shard over the stages that have the unit.
+    gather_gradients,    // All-gathers a unit's summed gradient shards.
+    reduce_loss,         // Sums the loss over the ranks. All stages receive the sum.
+    square,              // Computes sums of squares of this rank's gradient shards.
+    gather_squares,      // Gathers these sums from the sharding group and from all stages.
+    norm,                // Adds these sums up: the squared norm of all gradients.
+    update,              // Applies AdamW to this rank's share of a unit's optimizer state.
+};
+std::string_view name_of(ActionKind kind);
+
+// A kind of buffer that actions read and write. Parameters, gradients and optimizer state belong to a unit.
+// Tokens, residuals and saved activations belong to a micro-batch. They lie in its slot, which a later
+// micro-batch reuses.
+enum class BufferRole {
+    parameters,       // A unit's whole parameters. Index: place_of_parameters(unit).
+    parameter_shard,  // This rank's shard, if it is no part of the whole parameters. Index: unit.
+    gradients,        // A unit's whole gradients. Index: place_of_gradients(unit).
+    gradient_shard,   // This rank's shard, if it is no part of the whole gradients. Index: unit.
+    gradient_sums,    // One micro-batch's fp32 sums, for bf16 gradients. Index: place_of_gradient_sums(unit).
+    optimizer,        // Master weights and moments. Index: unit.
+    tokens,           // Inputs and targets.
+    chunk_input,  // Residual stream before a chunk's first part with an input. Index: buffer * number of widths + width.
+    residual,  // Output of the l-th of the chunk's parts that have an input. Index: l, from 1.
+    saved,  // The other activations that this part's backward pass reads. Index: l - 1; -1: the part that takes tokens.
+    recomputed,  // Memory that recomputing parts share. Index: their kind. Unit: the part that uses it now.
+    output_gradients,  // Values that backward_input keeps for backward_weight. Index: buffer * split_kinds + split_number.
+    residual_gradient,  // Gradient of the residual stream. Index: buffer * number of widths + width.
+    rows,     // Residual stream of a few rows, in the memory of residual_gradient. Index: its width.
+    logits,   // Logits of one row.
+    loss,     // Sum of the losses of the micro-batches so far, then of all ranks.
+    squares,  // Sums of squares of the gradients, one for each norm block.
+    norm,
+};
+
+struct BufferUse {
+    BufferRole role;
+    int index = 0;
+    int unit = -1;  // for buffers of units and `recomputed`: the unit or part whose values these are
+    bool operator==(const BufferUse&) const = default;
+};
+
+struct Action {
+    ActionKind kind;
+    StreamKind stream = StreamKind::compute;
+    int part = -1;         // Forward, recompute, backward: the part of the model.
+    int unit = -1;         // For actions on one unit.
+    int micro_batch = -1;  // Load, forward, backward, logits, transfers between stages.
+    int chunk =
+        0;  // For the same actions: the position among the stage's chunks (Pass::chunk counts in the whole model).
+    int slot = 0;  // Holds the activations of a chunk and micro-batch.
+    std::vector<BufferUse> reads{};
+    std::vector<BufferUse> writes{};
+    // The actions that must be done first, as positions in the list: the last such action of each other
+    // stream. A stream runs its own actions in the order of the list.
+    std::vector<int> after{};
+};
+
+struct Step {
+    StagePart part{};
+    int stage = 0, stages = 1;
+    Sharding sharding{};
+    TensorSplit tensor{};
+    Recompute recompute{};
+    int micro_batches = 0;
+    std::vector<Action> actions{};
+
+    const Chunk& chunk_of(const Action& action) const {
+        return part.chunks[static_cast<std::size_t>(action.chunk)];
+    }
+};
+
+// Sets every action's `after`: two actions that use the same buffer run in the order of the list, if one of
+// them writes it.
+void order_streams(Step& step);
+
+// Throws a ProgrammingError that names the first action with one of these faults:
+// - It reads an activation that its micro-batch did not write, or that another has overwritten since.
+// - It reads recomputed activations of another block or micro-batch, where blocks share that memory.
+// - It reads parameters that are not gathered or are another unit's, or recomputes without any.
+// - It gathers parameters over others that are in use.
+// - It reads or reduces gradients before they are zeroed and complete, or writes them after their reduction.
+// - It overwrites gradients, its own or another unit's, that have not been reduced or added up.
+// - It adds to another unit's gradient sums, or loses some before they are in the gradients.
+// - It updates a unit before the norm, or twice; or the list never updates a unit.
+// - It may run before an action of another stream on which it depends is done.
+void check_step(const Step& step);
+// Checks the lists of all stages together. Throws a ProgrammingError if a stage receives something other than
+// what was sent to it, or if stages deadlock.
+void check_stages(std::span<const Step> stages);
+
+// How many buffers of each kind the list uses at once.
+struct BuffersInFlight {
+    int slots = 1;
+    int chunk_inputs = 1;
+    int residual_gradients = 1;
+    int output_gradients = 0;
+    int tokens = 1;  // micro-batches whose tokens are needed
+    // For each slot that a backward pass reads: the first part with an input of a chunk that uses the slot.
+    // Other chunks that use it keep the same activations. The model's first part has no input.
+    std::vector<int> first_parts{};
+
+    int first_part(int slot) const {
+        const auto index = static_cast<std::size_t>(slot);
+        return index < first_parts.size() ? first_parts[index] : 1;
+    }
+};
+BuffersInFlight buffers_in_flight(const Step& step);
+
+// Bytes of a unit's whole flat buffers, padding included.
+struct UnitBytes {
+    std::uint64_t parameters = 0, gradients = 0;
+    std::uint64_t replicated_gradients = 0;  // of tensors that each tensor-parallel rank has whole
+    std::uint64_t gradient_size = 4;         // of one element
+};
+// Bytes that a rank sends inside its sharding group to all-gather or reduce-scatter a buffer, and then
+// between the groups to all-reduce its shard.
+inline std::uint64_t bytes_inside(std::uint64_t whole, const Sharding& sharding) {
+    const auto shards = static_cast<std::uint64_t>(sharding.shards);
+    return whole / shards * (shards - 1);
+}
+inline std::uint64_t bytes_across(std::uint64_t whole, const Sharding& sharding) {
+    const auto replicas = static_cast<std::uint64_t>(sharding.replicas);
+    return 2 * (whole / static_cast<std::uint64_t>(sharding.ranks())) * (replicas - 1);
+}
+
+// Bytes that this rank sends in one run of a list: gradients, parameters, and activations between stages and
+// in the tensor-parallel group.
+struct BytesSent {
+    std::uint64_t inside = 0;  // within its sharding group
+    std::uint64_t across = 0;  // between these groups
+    std::uint64_t tied = 0;    // gradients, between stages that have the same unit
+    std::uint64_t stages = 0;  // to the stages before and after
+    std::uint64_t tensor = 0;  // to the tensor-parallel group
+
+    std::uint64_t total() const { return inside + across + tied + stages + tensor; }
+};
+BytesSent bytes_sent(const Step& step, std::span<const UnitBytes> units, const ModelLists& lists);
+
+// Whether a list needs other ranks.
+bool communicates(const Step& step);
+
+// Whether an action is a transfer between pipeline stages.
+bool is_between_stages(ActionKind kind);
+
+// The list as text, one line per action, for --print-step. If `is_whole` is false, lines that repeat for
+// consecutive layers are printed once.
+std::string to_string(const Step& step, bool is_whole = true);
+
+// Which memory an action's buffers use, for code that follows a list from action to action.
+
+bool belongs_to_unit(BufferRole role);
+bool belongs_to_micro_batch(BufferRole role);
+// Whether each micro-batch in flight has buffers of its own.
+bool lies_in_slot(BufferRole role);
+
+// Identifies memory: two uses with equal places use the same memory.
+struct BufferPlace {
+    BufferRole role;
+    int index;
+    int slot;  // of a micro-batch's buffers, else 0
+    auto operator<=>(const BufferPlace&) const = default;
+};
+inline BufferPlace place_of(const Action& action, const BufferUse& use) {
+    return {use.role, use.index, lies_in_slot(use.role) ? action.slot : 0};
+}
+
+// For each action, the last earlier action of each other stream that it must wait for.
+std::vector<std::vector<int>> dependencies(const Step& step);
+
+}  // namespace llmc

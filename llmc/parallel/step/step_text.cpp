@@ -1,0 +1,207 @@
+// Prints a list for a person: --print-step, and the names of actions in errors.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "llmc/core/text.h"
+#include "llmc/parallel/step/step.h"
+
+namespace llmc {
+
+std::string_view name_of(ActionKind kind) {
+    return name_among(kind, "load", "gather_parameters", "release", "zero", "forward", "forward_rows",
+                      "recompute", "backward", "backward_input", "backward_weight", "receive_activation",
+                      "send_activation", "receive_gradient", "send_gradient", "logits", "round", "accumulate",
+                      "reduce_scatter", "all_reduce", "accumulate_shard", "sum_replicated", "sum_tied",
+                      "gather_gradients", "reduce_loss", "square", "gather_squares", "norm", "update");
+}
+
+bool belongs_to_unit(BufferRole role) {
+    switch (role) {
+        case BufferRole::parameters:
+        case BufferRole::parameter_shard:
+        case BufferRole::gradients:
+        case BufferRole::gradient_shard:
+        case BufferRole::gradient_sums:
+        case BufferRole::optimizer:
+            return true;
+        default:
+            return false;
+    }
+}
+
+bool belongs_to_micro_batch(BufferRole role) {
+    return lies_in_slot(role) || role == BufferRole::chunk_input || role == BufferRole::residual_gradient ||
+           role == BufferRole::output_gradients || role == BufferRole::rows || role == BufferRole::logits;
+}
+
+bool lies_in_slot(BufferRole role) {
+    return role == BufferRole::tokens || role == BufferRole::residual || role == BufferRole::saved;
+}
+
+namespace {
+
+std::string_view name_of(BufferRole role) {
+    return name_among(role, "parameters", "parameter shard", "gradients", "gradient shard", "sums",
+                      "optimizer", "tokens", "input", "residual", "saved", "recomputed", "doutputs",
+                      "dresidual", "rows", "logits", "loss", "squares", "norm");
+}
+
+// The buffers as text: "parameters h.2 (in h.0's place), tokens".
+std::string to_string(std::span<const BufferUse> uses, const Outline& outline) {
+    const auto unit_name = [&](int unit) -> const std::string& { return outline.unit(unit).spec.name; };
+    std::string text;
+    for (std::size_t i = 0; i < uses.size(); ++i) {
+        const BufferUse& use = uses[i];
+        if (i > 0) text += ", ";
+        text += name_of(use.role);
+        if (use.role == BufferRole::recomputed) {
+            text += " " + unit_name(outline.part(use.unit).own_unit);
+        } else if (belongs_to_unit(use.role)) {
+            text += " " + unit_name(use.unit);
+            if (use.index != use.unit) text += fmt::format(" (in {}'s place)", unit_name(use.index));
+        }
+        if (use.role == BufferRole::residual || use.role == BufferRole::saved ||
+            use.role == BufferRole::output_gradients ||
+            ((use.role == BufferRole::chunk_input || use.role == BufferRole::residual_gradient) &&
+             use.index > 0))
+            text += fmt::format(" {}", use.index);
+    }
+    return text;
+}
+
+std::string counted(int n, std::string_view what) {
+    return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
+}
+
+// A line of the list, taken apart: its text with every number as `#`, and the numbers. The first `places`
+// numbers are positions in the list: the line's own, and those of the actions that it waits for.
+struct Line {
+    std::string text, pattern;
+    std::vector<std::int64_t> numbers;
+    std::size_t places;
+    std::string on;  // "block 3"
+};
+
+Line taken_apart(std::string text, std::size_t places, std::string on) {
+    Line line{std::move(text), {}, {}, places, std::move(on)};
+    for (std::size_t i = 0; i < line.text.size();) {
+        const char c = line.text[i];
+        if (c == ' ' &&
+            line.text.substr(i).starts_with("  ")) {  // columns may be wider where numbers have more digits
+            i += 1;
+        } else if (c < '0' || c > '9') {
+            line.pattern += c;
+            i += 1;
+        } else {
+            std::size_t digits = 0;
+            line.numbers.push_back(std::stoll(line.text.substr(i), &digits));
+            line.pattern += '#';
+            i += digits;
+        }
+    }
+    return line;
+}
+
+// Whether lines [at + period, at + 2 period) repeat lines [at, at + period) for the next layer. Places in the
+// list may differ by the period. Other numbers may differ by one, all in the same direction.
+bool repeats(const std::vector<Line>& lines, std::size_t at, std::size_t period) {
+    if (at + 2 * period > lines.size()) return false;
+    std::int64_t shift = 0;
+    for (std::size_t i = at; i < at + period; ++i) {
+        const Line &line = lines[i], &next = lines[i + period];
+        if (line.pattern != next.pattern || line.places != next.places) return false;
+        for (std::size_t k = 0; k < line.numbers.size(); ++k) {
+            const std::int64_t difference = next.numbers[k] - line.numbers[k];
+            if (difference == 0) continue;
+            if (k < line.places) {
+                if (difference != static_cast<std::int64_t>(period)) return false;
+                continue;
+            }
+            if (std::abs(difference) != 1 || (shift != 0 && difference != shift)) return false;
+            shift = difference;
+        }
+    }
+    return shift != 0;
+}
+
+// Prints lines that repeat for consecutive layers only once.
+std::string said_once(const std::vector<Line>& lines) {
+    constexpr std::size_t longest = 32;
+    std::string text;
+    for (std::size_t i = 0; i < lines.size();) {
+        std::size_t period = 0, count = 0;
+        for (std::size_t p = 1; p <= longest; ++p) {
+            std::size_t repeated = 0;
+            while (repeats(lines, i + repeated * p, p)) ++repeated;
+            if (repeated * p > period * count) period = p, count = repeated;
+        }
+        if (count * period < 2) {
+            text += lines[i++].text;
+            continue;
+        }
+        // The line that names what differs: a layer or its unit.
+        std::size_t named = i;
+        while (named + 1 < i + period && lines[named].on == lines[named + period].on) ++named;
+        for (std::size_t k = 0; k < period; ++k) text += lines[i + k].text;
+        const std::string &first = lines[named + period].on, &last = lines[named + count * period].on;
+        text += fmt::format("{:>5}  the same for {}{} (actions {} to {})\n", "...", first,
+                            count == 1 ? "" : fmt::format(" to {}", last), i + period,
+                            i + (count + 1) * period - 1);
+        i += (count + 1) * period;
+    }
+    return text;
+}
+
+}  // namespace
+
+std::string to_string(const Step& step, bool is_whole) {
+    const Outline& outline = *step.part.outline;
+    std::string sharding = step.sharding.description();
+    if (!sharding.empty()) sharding.insert(0, ", ");
+    std::string tensor;
+    if (step.tensor.ranks > 1) {
+        tensor = fmt::format(", {}{}", counted(step.tensor.ranks, "tensor rank"),
+                             step.tensor.sequence_parallel ? " with sequence parallelism" : "");
+    }
+    std::string recompute;
+    if (step.part.recomputes_any(step.recompute)) {
+        recompute = fmt::format(", recompute {}", name_of(step.recompute.kind));
+        if (step.recompute.every > 1) recompute += fmt::format(" of 1 block in {}", step.recompute.every);
+    }
+    std::string text = fmt::format(
+        "one step of this rank: {} actions, {}{}, {}{}{}{}\n\n", step.actions.size(),
+        step.stages == 1 ? "" : fmt::format("stage {} of {}, ", step.stage, step.stages),
+        step.micro_batches == 1 ? "1 micro-batch" : fmt::format("{} micro-batches", step.micro_batches),
+        counted(step.sharding.ranks(), "data rank"), tensor, sharding, recompute);
+    text += fmt::format("{:>5}  {:>5}  {:<14} {:<17} {:<10} {:>5}  {}\n", "#", "after", "stream", "action",
+                        "on", "micro", "reads -> writes");
+    std::vector<Line> lines;
+    for (std::size_t i = 0; i < step.actions.size(); ++i) {
+        const Action& action = step.actions[i];
+        const std::string on = action.part >= 0 ? outline.part(action.part).name
+                               : is_between_stages(action.kind)
+                                   ? fmt::format("chunk {}", step.chunk_of(action).number)
+                               : action.unit >= 0 ? outline.unit(action.unit).spec.name
+                                                  : "";
+        const std::string micro = action.micro_batch >= 0 ? std::to_string(action.micro_batch) : "";
+        const std::string after = fmt::format("{}", fmt::join(action.after, ","));
+        std::string line = fmt::format(
+            "{:>5}  {:>5}  {:<14} {:<17} {:<10} {:>5}  {}{}{}\n", i, after, name_of(action.stream),
+            name_of(action.kind), on, micro, to_string(action.reads, outline),
+            action.reads.empty() ? "-> " : " -> ", to_string(action.writes, outline));
+        if (is_whole) {
+            text += line;
+        } else {
+            lines.push_back(taken_apart(std::move(line), 1 + action.after.size(), on));
+        }
+    }
+    return text + said_once(lines);
+}
+
+}  // namespace llmc

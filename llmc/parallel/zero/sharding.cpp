@@ -1,0 +1,54 @@
+// Chooses the shared buffers that units take in turn, and describes a sharding in words.
+#include "llmc/parallel/zero/sharding.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+namespace llmc {
+
+namespace {
+
+// The unit whose buffer this unit uses. The stage's layers of a class take `buffers` buffers in turn.
+int turn(int unit, const StagePart& part, int buffers) {
+    const auto alike = part.alike.find(part.outline->unit(unit).class_of_layers);
+    if (alike == part.alike.end()) return unit;
+    return alike->second[static_cast<std::size_t>(part.unit(unit).turn % buffers)];
+}
+
+}  // namespace
+
+std::optional<Sharding> Sharding::next_stage(bool usual_reduction) const {
+    constexpr int last = 3;
+    if (stage == last || ranks() == 1) return std::nullopt;
+    Sharding next = *this;
+    ++next.stage;
+    if (usual_reduction) next.reduces_each_micro_batch = next.usually_reduces_each_micro_batch();
+    return next;
+}
+
+std::string Sharding::description() const {
+    constexpr std::array<std::string_view, 4> sharded = {
+        "", "optimizer state", "gradients and optimizer state", "parameters, gradients and optimizer state"};
+    if (stage == 0) return "";
+    std::string text =
+        fmt::format("ZeRO-{}: {} sharded {} ways", stage, sharded[static_cast<std::size_t>(stage)], shards);
+    if (replicas > 1) text += fmt::format(", {} replicas", replicas);
+    return text;
+}
+
+int place_of_parameters(const Sharding& sharding, int unit, const StagePart& part) {
+    if (sharding.keeps_parameters_whole() || !sharding.reshards_after_forward) return unit;
+    return turn(unit, part, sharding.prefetch_units + 1);
+}
+
+int place_of_gradients(const Sharding& sharding, int micro_batches, int unit, const StagePart& part) {
+    // The gradients in one buffer are reduced while the other is written.
+    return sharding.rotates_gradients(micro_batches) ? turn(unit, part, 2) : unit;
+}
+
+int place_of_gradient_sums(int unit, const StagePart& part) { return turn(unit, part, 1); }
+
+}  // namespace llmc

@@ -1,0 +1,80 @@
+// ZeRO and FSDP: which part of the model's state a data-parallel rank keeps, and where the rest lies while it
+// is needed. A stage only decides where buffers lie. lay_out_store (parameter_store.h) places them, and the
+// step's list (build_step.h) gathers and reduces them. No other code knows the stage.
+//
+//   stage 0  every rank holds everything whole
+//   stage 1  master weights and moments are sharded
+//   stage 2  gradients too; a layer's whole gradients lie in one of two buffers that layers take in turn
+//   stage 3  parameters too; a layer's whole parameters lie in one of a few buffers that layers take in turn
+//
+// Ranks form `replicas` groups of `shards` consecutive ranks. Each group holds the whole state, sharded over
+// its ranks.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "llmc/parallel/pipeline/stage.h"
+
+namespace llmc {
+
+struct Sharding {
+    int stage = 0;
+    int shards = 1;    // ranks of a group; rank r has shard r % shards; all ranks at stage 0
+    int replicas = 1;  // groups; several are hybrid sharding
+    // Gradients are reduced after each micro-batch, and the shards are added up. Otherwise they are reduced
+    // once a step.
+    bool reduces_each_micro_batch = false;
+    int prefetch_units = 1;  // stage 3: parameters are gathered this many parts of the model ahead
+    bool reshards_after_forward =
+        true;  // stage 3: a block's parameters are gathered again for its backward pass
+
+    int ranks() const { return shards * replicas; }
+    int shard_of(int rank) const { return rank % shards; }
+
+    bool keeps_optimizer_whole() const { return stage == 0; }
+    // A rank's sums of gradients are whole, even if each micro-batch is reduced.
+    bool keeps_gradients_whole() const { return stage < 2; }
+    bool keeps_parameters_whole() const { return stage < 3; }
+    // The share of each kind of state that a rank keeps.
+    double share_of_optimizer() const { return share(keeps_optimizer_whole()); }
+    double share_of_gradients() const { return share(keeps_gradients_whole()); }
+    double share_of_parameters() const { return share(keeps_parameters_whole()); }
+
+    // The default of reduces_each_micro_batch: with sharded gradients, no whole ones wait for the end of the
+    // step.
+    bool usually_reduces_each_micro_batch() const { return !keeps_gradients_whole(); }
+    // Whether gradients that could be sharded stay whole until the step's last micro-batch.
+    bool holds_back_gradients() const { return !keeps_gradients_whole() && !reduces_each_micro_batch; }
+    // Whether reduced shards are added up: a unit's gradients are made in several rounds, and each is
+    // reduced.
+    bool accumulates_shards(int rounds) const {
+        return reduces_each_micro_batch && rounds > 1 && ranks() > 1;
+    }
+    bool rotates_gradients(int rounds) const {
+        return !keeps_gradients_whole() && (reduces_each_micro_batch || rounds == 1);
+    }
+    // Whether reduced gradients have a buffer of their own. Otherwise they lie in the rank's part of the
+    // whole gradients.
+    bool keeps_gradient_shards(int rounds) const {
+        return rotates_gradients(rounds) || accumulates_shards(rounds);
+    }
+
+    // The next ZeRO stage, which shards more; nullopt after the last, or with one rank. With
+    // `usual_reduction` it reduces at that stage's default time, otherwise at the same time as this one.
+    std::optional<Sharding> next_stage(bool usual_reduction) const;
+
+    std::string description() const;
+
+  private:
+    double share(bool whole) const { return whole ? 1.0 : 1.0 / shards; }
+};
+
+// The unit whose buffer holds a unit's whole parameters, its whole gradients, or its gradient sums of one
+// micro-batch (with --gradient-dtype bf16). It is the unit itself; or, if layers of a class take buffers in
+// turn, the first unit of the pipeline stage that has the buffer.
+int place_of_parameters(const Sharding& sharding, int unit, const StagePart& part);
+int place_of_gradients(const Sharding& sharding, int micro_batches, int unit, const StagePart& part);
+int place_of_gradient_sums(int unit, const StagePart& part);
+
+}  // namespace llmc

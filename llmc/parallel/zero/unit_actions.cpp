@@ -1,0 +1,180 @@
+// Makes the actions on units that surround the parts of the model, as ZeRO's stage requires.
+#include "llmc/parallel/zero/unit_actions.h"
+
+#include <utility>
+
+namespace llmc {
+
+using enum BufferRole;
+
+template <class F>
+void UnitActions::for_each_unit(F&& f) const {
+    for (int unit = 0; unit < part_.outline->units_count(); ++unit) {
+        if (part_.has_unit(unit)) f(unit);
+    }
+}
+
+void UnitActions::communicate(Action action) {
+    action.stream = StreamKind::communication;
+    add(std::move(action));
+}
+
+void UnitActions::communicate_data(Action action) {
+    if (sharding_.ranks() > 1) communicate(std::move(action));
+}
+
+// ---- the buffers of a unit
+
+BufferUse UnitActions::own_parameters(int unit) const {
+    if (sharding_.keeps_parameters_whole()) return whole_parameters(unit);
+    return {parameter_shard, unit, unit};
+}
+
+BufferUse UnitActions::reduced(int unit) const {
+    if (!sharding_.keeps_gradient_shards(rounds(unit))) return whole_gradients(unit);
+    return {gradient_shard, unit, unit};
+}
+
+BufferUse UnitActions::sums(int unit) const {
+    if (!spec_.rounds_gradients) return whole_gradients(unit);
+    return {gradient_sums, place_of_gradient_sums(unit, part_), unit};
+}
+
+// ---- around the parts of the model
+
+void UnitActions::release(int unit) {
+    if (sharding_.keeps_parameters_whole()) return;
+    add({.kind = ActionKind::release, .unit = unit, .reads = {}, .writes = {whole_parameters(unit)}});
+}
+
+void UnitActions::begin(int unit, Round round) {
+    if (!starts_afresh(unit, round) && !spec_.rounds_gradients) return;
+    if (!spec_.rounds_gradients) make_room(unit);
+    add({.kind = ActionKind::zero, .unit = unit, .reads = {}, .writes = {sums(unit)}});
+}
+
+void UnitActions::end(int unit, Round round) {
+    if (spec_.rounds_gradients && starts_afresh(unit, round)) {
+        make_room(unit);
+        add({.kind = ActionKind::round,
+             .unit = unit,
+             .reads = {sums(unit)},
+             .writes = {whole_gradients(unit)}});
+    } else if (spec_.rounds_gradients) {
+        add({.kind = ActionKind::accumulate,
+             .unit = unit,
+             .reads = {sums(unit), whole_gradients(unit)},
+             .writes = {whole_gradients(unit)}});
+    }
+    accumulate_received();
+    if (round.is_last || accumulates_shards(unit)) {
+        sum_replicated(unit);
+        reduce(unit, round);
+    }
+}
+
+// Called before a unit's whole gradients are overwritten. Blocks may share that buffer, and it may hold a
+// received shard, which is then added to the sum first. This happens if successive blocks of a backward pass
+// are not consecutive layers.
+void UnitActions::make_room(int unit) {
+    if (received_ >= 0 && whole_gradients(received_).index == whole_gradients(unit).index)
+        accumulate_received();
+}
+
+// Sums gradients that each tensor-parallel rank computes from its own tokens only.
+void UnitActions::sum_replicated(int unit) {
+    if (!spec_.tensor.sequence_parallel || !part_.outline->unit(unit).sums_replicated) return;
+    add({.kind = ActionKind::sum_replicated,
+         .unit = unit,
+         .reads = {whole_gradients(unit)},
+         .writes = {whole_gradients(unit)}});
+}
+
+// Reduces a unit's gradients. An all-reduce is a reduce-scatter, then an all-gather.
+void UnitActions::reduce(int unit, Round round) {
+    const BufferUse whole = whole_gradients(unit), sum = reduced(unit);
+    const bool adds = accumulates_shards(unit) && !round.is_first;
+    const BufferUse received = adds ? whole : sum;
+    communicate_data(
+        {.kind = ActionKind::reduce_scatter, .unit = unit, .reads = {whole}, .writes = {received}});
+    if (sharding_.replicas > 1) {
+        communicate(
+            {.kind = ActionKind::all_reduce, .unit = unit, .reads = {received}, .writes = {received}});
+    }
+    if (adds) received_ = unit;
+    if (round.is_last && !part_.is_tied(unit)) gather_gradients(unit);
+}
+
+// Gathers the whole gradients if the update reads them.
+void UnitActions::gather_gradients(int unit) {
+    if (!sharding_.keeps_optimizer_whole()) return;
+    accumulate_received();
+    communicate_data({.kind = ActionKind::gather_gradients,
+                      .unit = unit,
+                      .reads = {reduced(unit)},
+                      .writes = {whole_gradients(unit)}});
+}
+
+void UnitActions::accumulate_received() {
+    if (received_ < 0) return;
+    const int unit = std::exchange(received_, -1);
+    add({.kind = ActionKind::accumulate_shard,
+         .unit = unit,
+         .reads = {whole_gradients(unit), reduced(unit)},
+         .writes = {reduced(unit)}});
+}
+
+// ---- after all passes
+
+void UnitActions::reduce_loss() {
+    if (has_others()) communicate({.kind = ActionKind::reduce_loss, .reads = {{loss}}, .writes = {{loss}}});
+}
+
+void UnitActions::norm_and_update() {
+    accumulate_received();
+    finish_tied();
+    Action square{.kind = ActionKind::square, .reads = {}, .writes = {{squares}}};
+    for_each_unit([&](int unit) {
+        if (part_.counts_unit(unit)) square.reads.push_back(reduced(unit));
+    });
+    add(std::move(square));
+    if (has_others())
+        communicate({.kind = ActionKind::gather_squares, .reads = {{squares}}, .writes = {{squares}}});
+    add({.kind = ActionKind::norm, .reads = {{squares}}, .writes = {{norm}}});
+    for_each_unit([&](int unit) {
+        const bool whole = sharding_.keeps_optimizer_whole();
+        add({.kind = ActionKind::update,
+             .unit = unit,
+             .reads = {whole ? whole_gradients(unit) : reduced(unit), {norm}, {optimizer, unit, unit}},
+             .writes = {{optimizer, unit, unit}, own_parameters(unit)}});
+        gather_updated(unit);
+    });
+}
+
+// Sums the gradients of units to which several stages contribute. It comes at the end of the list, when no
+// stage waits for another's transfers any more.
+void UnitActions::finish_tied() {
+    for_each_unit([&](int unit) {
+        if (!part_.is_tied(unit)) return;
+        communicate({.kind = ActionKind::sum_tied,
+                     .unit = unit,
+                     .reads = {reduced(unit)},
+                     .writes = {reduced(unit)}});
+        gather_gradients(unit);
+    });
+}
+
+void UnitActions::gather_all_updated() {
+    for_each_unit([&](int unit) { gather_updated(unit); });
+}
+
+// Gathers a unit's parameters, on ranks that keep them whole and have updated a shard.
+void UnitActions::gather_updated(int unit) {
+    if (sharding_.keeps_optimizer_whole() || !sharding_.keeps_parameters_whole()) return;
+    communicate_data({.kind = ActionKind::gather_parameters,
+                      .unit = unit,
+                      .reads = {own_parameters(unit)},
+                      .writes = {whole_parameters(unit)}});
+}
+
+}  // namespace llmc

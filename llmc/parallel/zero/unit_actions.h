@@ -1,0 +1,80 @@
+// Adds a step's actions on units' parameters and gradients: releases, zeroing, rounding, reductions, the
+// norm, the update, and gathers of updated parameters. build_step.h puts the parts of the model between
+// these.
+#pragma once
+
+#include "llmc/parallel/step/build_step.h"
+
+namespace llmc {
+
+class UnitActions {
+  public:
+    // Adds its actions to the step's list. Both outlive it.
+    UnitActions(const StepSpec& spec, Step& step)
+        : spec_(spec), sharding_(spec.sharding), part_(spec.part), step_(step) {}
+
+    BufferUse whole_parameters(int unit) const {
+        return {BufferRole::parameters, place_of_parameters(sharding_, unit, part_), unit};
+    }
+    // The buffer to which the backward pass adds a unit's gradients: the gradients, or the sums of this
+    // micro-batch.
+    BufferUse sums(int unit) const;
+
+    // Ends the use of a unit's whole parameters for now.
+    void release(int unit);
+    // A round is one backward pass's addition to a unit's gradients. begin() is called before the first
+    // action of a pass that writes them, and end() after the last one.
+    struct Round {
+        bool is_first, is_last;  // of the unit's rounds in this step
+    };
+    void begin(int unit, Round round);
+    void end(int unit, Round round);
+    // Adds the shard that was received last to the sum. It is called one part of the model after the
+    // reduction, so that the backward pass does not wait for the reduction.
+    void accumulate_received();
+
+    void reduce_loss();
+    void norm_and_update();
+    // Gathers every unit's parameters on ranks that keep them whole and have set a shard.
+    void gather_all_updated();
+
+  private:
+    template <class F>
+    void for_each_unit(F&& f) const;
+    int micro_batches() const { return spec_.pipeline.micro_batches; }
+    bool has_others() const {
+        return sharding_.ranks() > 1 || spec_.pipeline.stages > 1 || spec_.tensor.ranks > 1;
+    }
+    // The number of rounds of a unit in a step.
+    int rounds(int unit) const { return micro_batches() * part_.unit(unit).rounds; }
+    bool accumulates_shards(int unit) const { return sharding_.accumulates_shards(rounds(unit)); }
+    // Whether the whole gradients contain only one round.
+    bool starts_afresh(int unit, Round round) const { return round.is_first || accumulates_shards(unit); }
+
+    // The parameters that the rank's update writes.
+    BufferUse own_parameters(int unit) const;
+    BufferUse whole_gradients(int unit) const {
+        return {BufferRole::gradients, place_of_gradients(sharding_, rounds(unit), unit, part_), unit};
+    }
+    // The rank's shard of the sum over ranks and micro-batches.
+    BufferUse reduced(int unit) const;
+
+    void add(Action action) { step_.actions.push_back(std::move(action)); }
+    void communicate(Action action);
+    // Adds an action only if there are several data-parallel ranks.
+    void communicate_data(Action action);
+    void make_room(int unit);
+    void sum_replicated(int unit);
+    void reduce(int unit, Round round);
+    void gather_gradients(int unit);
+    void finish_tied();
+    void gather_updated(int unit);
+
+    const StepSpec& spec_;
+    const Sharding& sharding_;
+    const StagePart& part_;
+    Step& step_;
+    int received_ = -1;  // the unit whose received shard waits to be added to the sum, if any
+};
+
+}  // namespace llmc

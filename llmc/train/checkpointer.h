@@ -1,0 +1,32 @@
+// Saves a run: checkpoints during training, and at the end the weights of --export, under Hugging Face's
+// tensor names.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+
+#include "llmc/train/prepared_run.h"
+
+namespace llmc {
+
+class Checkpointer {
+  public:
+    // The run outlives it.
+    explicit Checkpointer(PreparedRun& run);
+
+    // A checkpoint of the weights and the optimizer state as they are. UserError if a number is not finite,
+    // or a file cannot be written; earlier checkpoints stay. All ranks call save() and export_weights().
+    void save();
+    // The file of --export, if one is asked for. If it cannot be written, the error message contains the
+    // command that exports the last checkpoint.
+    void export_weights();
+
+    // The last checkpoint in the run's directory; empty if there is none.
+    const std::filesystem::path& last() const { return last_; }
+
+  private:
+    PreparedRun& run_;
+    std::filesystem::path last_;
+};
+
+}  // namespace llmc

@@ -1,0 +1,47 @@
+// Evaluates a model during training: the validation loss and the accuracy on HellaSwag. Knows when each is due.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "llmc/data/samples.h"
+#include "llmc/io/metrics.h"
+#include "llmc/train/prepared_run.h"
+#include "llmc/train/records.h"
+#include "llmc/train/report.h"
+
+namespace llmc {
+
+class Evaluator {
+  public:
+    // Both outlive it.
+    Evaluator(PreparedRun& run, Records& records);
+
+    // Called before the first step. Evaluates given weights, or makes up for an evaluation that is missing in
+    // the metrics because an earlier run was stopped. Prints and records the results. All ranks call this and
+    // evaluate().
+    void evaluate_given_weights();
+    // Called after a step: adds the results of the evaluations that are due to its metrics. Does nothing once
+    // the run was asked to stop.
+    void evaluate(StepMetrics& step);
+
+    // The lowest validation loss so far, including those that earlier runs wrote to the same metrics file.
+    const std::optional<BestLoss>& best() const { return best_; }
+
+  private:
+    bool is_validation_due(std::int64_t step) const;
+    bool is_score_due(std::int64_t step) const;
+    // nullopt if there are no data to evaluate on, or if the run was asked to stop.
+    std::optional<double> validate();
+    std::optional<HellaSwagScore> score();
+    void update_best(double loss, std::int64_t step);
+    Watch watch(std::string_view doing);
+
+    PreparedRun& run_;
+    Records& records_;
+    std::optional<ValidationWindows> windows_;
+    std::optional<BestLoss> best_;
+};
+
+}  // namespace llmc

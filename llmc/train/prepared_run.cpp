@@ -1,0 +1,167 @@
+#include "llmc/train/prepared_run.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <csignal>
+#include <exception>
+
+#include "llmc/core/error.h"
+#include "llmc/core/text.h"
+#include "llmc/core/version.h"
+#include "llmc/data/bpe_files.h"
+#include "llmc/data/tokenizer.h"
+#include "llmc/io/model_files.h"
+#include "llmc/train/generate.h"
+#include "llmc/train/report.h"
+#include "llmc/train/resume.h"
+
+namespace llmc {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+RunSpec run_spec(const Options& options, const Mesh& mesh, const Device& device) {
+    return {.model = options.make_model(),
+            .dtype = options.compute_dtype(),
+            .gradient_dtype = options.kept_gradient_dtype(),
+            .mesh = mesh,
+            .usual_reduction = options.derived.contains("reduce-every"),
+            .pipeline_schedule = options.kind_of_pipeline_schedule(),
+            .virtual_stages = options.chunks_of_stage(),
+            .pipeline_layers = options.pipeline_layers,
+            .recompute = options.recomputation(),
+            .trains = !options.generate,
+            .global_batch_tokens = *options.global_batch_tokens,
+            .micro_batch_sequences = options.micro_batch_size.value_or(0),
+            .usual_micro_batch_tokens = device.usual_tokens(),
+            // Generation needs the logits of one row only.
+            .logits_bytes = options.generate ? 0 : device.usual_logits_bytes()};
+}
+
+}  // namespace
+
+PreparedRun::~PreparedRun() {
+    if (!ranks || !ranks->nccl) return;
+    try {
+        ranks->nccl->barrier();
+    } catch (const std::exception& fault) {
+        session.job().fail(fault.what());
+    }
+}
+
+void PreparedRun::choose_device_and_mesh() {
+    HostCommunicator& world = session.world();
+    Options& settled = session.options();
+    world.set_timeout(std::chrono::seconds(options.communication_timeout));
+    place = open_device(settled, session.job());
+    const Mesh mesh = options.mesh(options.processes_of_plan(world.size()), world.rank());
+    settle_mesh(settled, mesh);
+    spec = run_spec(options, mesh, device());
+}
+
+void PreparedRun::plan_memory() {
+    HostCommunicator& world = session.world();
+    if (!options.plans_only()) ranks.emplace(open_mesh(options, world, device(), spec));
+    staging_bytes = llmc::staging_bytes(world, device());
+    if (!options.plans_only()) spec.machine = free_memory(place, world);
+    plan = plan_run(spec, device().ops(), staging_bytes);
+}
+
+void PreparedRun::open_files() {
+    if (!options.generate) {
+        data = open_data({.train_data = options.train_data,
+                          .val_data = options.val_data,
+                          .vocabulary = options.vocabulary(),
+                          .sequence_length = options.sequence_length(),
+                          .sequences = plan.global_sequences()});
+    }
+    out_dir = choose_out_dir(options);
+    bpe = find_bpe(options.bpe_directory, model().vocabulary);
+    prompt = encode_prompt(options.prompt, model().vocabulary, encoder());
+    open_weights();
+    if (!options.generate) open_training_files();
+    notes.insert(notes.begin(), options.notes.begin(), options.notes.end());
+}
+
+// Finds and checks the weight file. load_weights() reads the weights later.
+void PreparedRun::open_weights() {
+    checkpoint = find_checkpoint(options, out_dir);
+    if (checkpoint) {
+        notes_of_resume = differences(*checkpoint, options);
+    } else if (!options.init.empty()) {
+        const std::string note = naming_option(
+            "--init", [&] { return check_weights(options.init, *plan.outline, plan.store.units); });
+        if (!note.empty()) notes.push_back(note);
+    }
+}
+
+void PreparedRun::open_training_files() {
+    const bool is_given_checkpoint = options.resume && !options.resume->empty();
+    trains = options.steps > 0 && !(is_given_checkpoint && checkpoint->progress.step >= options.steps);
+    writes = what_is_written(options, out_dir, trains, checkpoint.has_value());
+    identity = new_run_identity();
+    lineage = checkpoint ? checkpoint->lineage : identity;
+    if (!data.note.empty()) notes.insert(notes.begin(), data.note);
+    if (!options.eval_hellaswag.empty())
+        hellaswag.emplace(options.eval_hellaswag, options.eval_examples, model(), encoder());
+    if (!bpe && model().vocabulary == gpt2_vocabulary && options.sample_tokens > 0) {
+        notes.push_back(fmt::format(
+            "samples and --prompt are token ids; for text, put GPT-2's {} and {} into {} or use --bpe-dir",
+            bpe_ids_file, bpe_merges_file, usual_bpe_directory));
+    }
+    if (!is_rank_zero()) return;
+    check_outputs(options, out_dir, writes, data.files, count_parameters(model()));
+    algorithms = find_algorithms(checkpoint, out_dir, device());
+}
+
+void PreparedRun::announce() {
+    if (options.generate) {
+        if (!is_rank_zero()) return;
+        for (const std::string& note : notes) say_beside_text("note: " + note);
+        return;
+    }
+    Console& console = session.console();
+    console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(*this));
+    for (const std::string& note : notes) console.note(note);
+    if (options.verbose) console.text(places_text(plan) + "\n");
+}
+
+bool PreparedRun::has_work() const {
+    const bool writes_files = writes.record || writes.metrics || !options.export_file.empty();
+    return options.generate || trains || has_given_weights() || writes_files;
+}
+
+void PreparedRun::load_weights() {
+    HostCommunicator& world = session.world();
+    if (options.generate) session.signals().answer_silently();
+    trainer.emplace(options, plan, device(), world, ranks->groups, checkpoint.has_value());
+    if (!ranks->nccl) world.set_staging(trainer->arenas()[plan.communication]);
+    // From here on, a closed output pipe (Ctrl-C also ends `tee` in a pipe to it) does not kill the program,
+    // so that the training is still saved.
+    std::signal(SIGPIPE, SIG_IGN);
+    resume();
+    require_same_step(world, trainer->progress().step);
+    if (!options.generate) trainer->choose_algorithms(algorithms.earlier, std::ssize(prompt));
+}
+
+void PreparedRun::resume() {
+    Console& console = session.console();
+    if (!options.generate) {
+        for (const std::string& note : notes_of_resume) console.note(note);
+    }
+    if (checkpoint) suggesting_complete_checkpoint(options, out_dir, [&] { trainer->resume(*checkpoint); });
+    if (options.generate) return;
+    if (checkpoint) {
+        console.note(fmt::format("resuming from {} after step {}", checkpoint->directory.string(),
+                                 trainer->progress().step));
+    } else if (options.resume) {
+        const std::string folder = (options.out_dir.empty() ? out_dir.parent_path() : out_dir).string();
+        console.note(holds_records(options, out_dir)
+                         ? fmt::format("the last run in {} saved no checkpoint: starting from step 0", folder)
+                         : fmt::format("there is no run in {} to resume: starting from step 0", folder));
+    }
+}
+
+}  // namespace llmc

@@ -1,0 +1,93 @@
+// A run before its first step: everything that training, evaluation and generation have in common. Each
+// function below is one stage of the preparation, and train_gpt.cu calls them in turn. A mistake of the user
+// is a UserError of the earliest stage that can know it: nothing is computed or written for such a run.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/data/bpe.h"
+#include "llmc/data/data.h"
+#include "llmc/io/checkpoint.h"
+#include "llmc/plan/run_plan.h"
+#include "llmc/train/algorithms.h"
+#include "llmc/train/devices.h"
+#include "llmc/train/hellaswag.h"
+#include "llmc/train/outputs.h"
+#include "llmc/train/session.h"
+#include "llmc/train/trainer.h"
+
+namespace llmc {
+
+struct PreparedRun {
+    // The session outlives it.
+    explicit PreparedRun(Session& of) : session(of), options(of.options()) {}
+    PreparedRun(const PreparedRun&) = delete;
+    PreparedRun& operator=(const PreparedRun&) = delete;
+    // Waits for the other ranks, which may still need this rank's part of NCCL's communicators.
+    ~PreparedRun();
+
+    // Chooses this rank's device and its coordinates in the mesh, and sets the options that follow from both.
+    void choose_device_and_mesh();
+    // Opens the communicators, makes the lists of actions and plans the memory. Allocates no memory for the
+    // model yet.
+    void plan_memory();
+    // Opens the data or encodes the prompt, finds the checkpoint to resume, and chooses the output files.
+    // Writes nothing.
+    void open_files();
+    // Prints the header and the notes.
+    void announce();
+    // Whether there is anything to train, evaluate, generate or write.
+    bool has_work() const;
+    // Allocates the memory and sets the weights: from the seed, from --init, or from the checkpoint.
+    void load_weights();
+
+    // Whether the weights come from a file. Weights initialised from the seed are not evaluated before
+    // training.
+    bool has_given_weights() const { return checkpoint || !options.init.empty(); }
+    bool is_rank_zero() const { return session.is_rank_zero(); }
+    Device& device() const { return *place.device; }
+    const Model& model() const { return plan.spec.model; }
+    const BytePairEncoder* encoder() const { return bpe ? &*bpe : nullptr; }
+
+    Session& session;
+    const Options& options;
+
+    // choose_device_and_mesh
+    Place place;
+    RunSpec spec;
+
+    // plan_memory
+    std::optional<MeshRanks> ranks;  // none where only a plan is asked for
+    std::size_t staging_bytes = 0;   // memory that the communicator needs on the host
+    RunPlan plan;
+
+    // open_files
+    Data data;
+    std::filesystem::path out_dir;
+    std::string identity;  // of this run (io/checkpoint.h)
+    std::string
+        lineage;  // identity of the first run in the chain of resumed runs; this run's own if it resumes none
+    std::optional<CheckpointInfo> checkpoint;  // the checkpoint that this run resumes
+    bool trains = true;                        // false: only evaluates the weights; not used with --generate
+    Writes writes;
+    Algorithms algorithms;
+    std::optional<BytePairEncoder> bpe;  // the tokenizer of the vocabulary, if its files exist
+    std::vector<std::int32_t> prompt;    // tokens that samples continue
+    std::optional<HellaSwag> hellaswag;
+    std::vector<std::string> notes, notes_of_resume;
+
+    // load_weights
+    std::optional<Trainer> trainer;
+
+  private:
+    void open_weights();
+    void open_training_files();
+    void resume();
+};
+
+}  // namespace llmc

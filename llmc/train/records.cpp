@@ -1,0 +1,82 @@
+#include "llmc/train/records.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "llmc/core/text.h"
+#include "llmc/io/checkpoint.h"
+#include "llmc/io/files.h"
+#include "llmc/train/report.h"
+
+namespace llmc {
+
+namespace fs = std::filesystem;
+
+ClaimedDirectory::ClaimedDirectory(PreparedRun& run) {
+    const Options& options = run.options;
+    if (!run.is_rank_zero() || !options.out_dir.empty() || options.resume || !run.trains) return;
+    directory_ = claim_directory(run.out_dir);
+    if (directory_ == run.out_dir) return;
+    run.session.console().note(fmt::format("results go to {}", directory_.string()));
+    run.out_dir = directory_;
+}
+
+ClaimedDirectory::~ClaimedDirectory() {
+    if (directory_.empty()) return;
+    // fs::remove removes only empty directories.
+    std::error_code ignored;
+    fs::remove(directory_, ignored);
+    fs::remove(directory_.parent_path(), ignored);
+}
+
+Records::Records(PreparedRun& run) : run_(run), claimed_(run) {
+    const Options& options = run.options;
+    Console& console = run.session.console();
+    if (!run.trains && run.checkpoint && holds_records(options, run.out_dir))
+        console.note(records_stay(options, run.out_dir, run.writes));
+    if (!run.is_rank_zero()) return;
+    const std::string& chosen = run.trainer->algorithms();
+    const std::int64_t added = keep_algorithms(run.algorithms, chosen, run.identity);
+    if (added > 0 && !run.algorithms.origin.empty())
+        console.note(fmt::format("{} autotuned now, because no earlier run had chosen them",
+                                 plural(added, "algorithm")));
+    // The metrics come first: if they cannot be written, nothing is.
+    if (run.writes.metrics) {
+        metrics_.emplace(metrics_file(options, run.out_dir), run_record(run), run.trainer->progress().step);
+    }
+    if (!run.writes.record) return;
+    make_directory(run.out_dir);
+    write_last_run(run.out_dir, {.identity = run.identity,
+                                 .began_from = run.checkpoint ? run.checkpoint->directory : fs::path()});
+    write_file(run.out_dir / "config.toml", to_toml(options));
+    if (!chosen.empty()) write_file(run.out_dir / algorithms_file, chosen);
+}
+
+void Records::write(const StepMetrics& step) {
+    if (metrics_) metrics_->write(step);
+}
+
+std::vector<MetricsWriter::Validation> Records::earlier_validations() const {
+    return metrics_ ? metrics_->earlier_validations() : std::vector<MetricsWriter::Validation>();
+}
+
+void Records::add_validation(double loss) {
+    if (metrics_) metrics_->add_validation(loss);
+}
+
+void Records::add_hellaswag(const HellaSwagScore& score) {
+    if (metrics_) metrics_->add_hellaswag(score);
+}
+
+void Records::write_evaluation(std::int64_t step, std::int64_t tokens, const std::optional<double>& val_loss,
+                               const std::optional<HellaSwagScore>& hellaswag) {
+    if (metrics_) metrics_->write_evaluation(step, tokens, val_loss, hellaswag);
+}
+
+std::optional<fs::path> Records::folder() const {
+    return run_.is_rank_zero() && run_.writes.record ? std::optional(run_.out_dir) : std::nullopt;
+}
+
+}  // namespace llmc

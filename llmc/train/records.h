@@ -1,0 +1,55 @@
+// The files that a run writes about itself: metrics.jsonl, a line for each step; run.json and config.toml, what
+// was run; the algorithms that its GPUs chose. Only rank 0 writes.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include "llmc/io/metrics.h"
+#include "llmc/train/prepared_run.h"
+
+namespace llmc {
+
+// Creates the directory of a new run without --out-dir. Removes it again if it is still empty.
+class ClaimedDirectory {
+  public:
+    // If another run already has run.out_dir, changes run.out_dir and prints a note.
+    explicit ClaimedDirectory(PreparedRun& run);
+    ~ClaimedDirectory();
+    ClaimedDirectory(const ClaimedDirectory&) = delete;
+    ClaimedDirectory& operator=(const ClaimedDirectory&) = delete;
+
+  private:
+    std::filesystem::path directory_;  // empty: none was claimed
+};
+
+class Records {
+  public:
+    // Creates the files. UserError if they cannot be written.
+    explicit Records(PreparedRun& run);
+
+    void write(const StepMetrics& step);
+
+    // The validations in the metrics file of the resumed run, and whether its last step still lacks a due
+    // validation or HellaSwag score. Empty and false except on rank 0.
+    std::vector<MetricsWriter::Validation> earlier_validations() const;
+    bool lacks_validation() const { return metrics_ && metrics_->lacks_validation(); }
+    bool lacks_hellaswag() const { return metrics_ && metrics_->lacks_hellaswag(); }
+    void add_validation(double loss);
+    void add_hellaswag(const HellaSwagScore& score);
+    // One line of a run that does not train.
+    void write_evaluation(std::int64_t step, std::int64_t tokens, const std::optional<double>& val_loss,
+                          const std::optional<HellaSwagScore>& hellaswag);
+
+    // The folder for pictures of the run; none on ranks that do not write.
+    std::optional<std::filesystem::path> folder() const;
+
+  private:
+    const PreparedRun& run_;
+    ClaimedDirectory claimed_;
+    std::optional<MetricsWriter> metrics_;
+};
+
+}  // namespace llmc

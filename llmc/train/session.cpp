@@ -1,0 +1,93 @@
+#include "llmc/train/session.h"
+
+#include <fmt/format.h>
+
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include "llmc/core/error.h"
+#include "llmc/device/cpu/openmp_wait.h"
+#include "llmc/device/device.h"
+#include "llmc/train/command_line.h"
+#include "llmc/train/terminal.h"
+
+namespace llmc {
+
+Session::Environment::Environment(char** argv) {
+    // If this signal is ignored, a write beyond the file-size limit (ulimit -f) returns an error, which is
+    // reported, instead of killing the process.
+    std::signal(SIGXFSZ, SIG_IGN);
+    fill_standard_streams();
+    let_waiting_threads_sleep(argv);
+}
+
+Session::Session(int argc, char** argv)
+    : argc_(argc), argv_(argv), environment_(argv), console_(job_.world().rank() == 0) {
+    if (!is_rank_zero()) return;
+    signals_.answer_with(
+        console_.over_progress(
+            "Stopping (training finishes its step and saves first); press Ctrl-C again to stop now\n"),
+        console_.over_progress(""));
+}
+
+void Session::guard(const std::function<void()>& program) {
+    try {
+        program();
+        // A stopped run keeps its exit status even if its output was lost, because a scheduler uses the
+        // status to restart it.
+        if (!is_stopping_) console_.require_written();
+    } catch (const std::exception&) {
+        console_.remove_progress();
+        fail();
+    }
+    if (const std::string lost = console_.what_was_lost(); is_stopping_ && !lost.empty())
+        fmt::print(stderr, "note: {}\n", lost);
+}
+
+int Session::finish() {
+    if (is_stopping_) job_.end(stopped_status);
+    return 0;
+}
+
+// Ends the job with the line of the exception that is being handled.
+void Session::fail() {
+    try {
+        throw;
+    } catch (const DeviceFault& fault) {
+        const bool suggests_cuda_sync = has_options_ && !options_.cuda_sync;
+        job_.fail(
+            fmt::format("{}{}", fault.what(),
+                        suggests_cuda_sync ? "; to find out which kernel failed, use --cuda-sync" : ""));
+    } catch (const UserError& fault) {
+        job_.fail(has_options_ ? with_place(options_, fault.what()) : fault.what());
+    } catch (const std::exception& fault) {
+        job_.fail(fault.what());
+    }
+}
+
+bool Session::read_options() {
+    std::string text;
+    std::optional<Options> options = parse_options(argc_, argv_, text);
+    has_options_ = options.has_value();
+    if (has_options_) {
+        options_ = *std::move(options);
+    } else {
+        console_.text(text);
+    }
+    return has_options_;
+}
+
+std::string Session::program() const { return program_as_called({argv_, static_cast<std::size_t>(argc_)}); }
+
+bool Session::ask_to_stop() { return is_stopping_ = is_stopping_ || signals_.anywhere(world()); }
+
+bool Session::stops_early() {
+    if (!ask_to_stop()) return false;
+    console_.note("stopped before the first step: nothing was written");
+    return true;
+}
+
+}  // namespace llmc

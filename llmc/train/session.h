@@ -1,0 +1,66 @@
+// A process of the job, from its start to its exit status: standard streams, signals, the other ranks, the
+// console, and the one place where an error becomes a line and ends the job.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "llmc/comm/bootstrap.h"
+#include "llmc/train/console.h"
+#include "llmc/train/options.h"
+#include "llmc/train/stop.h"
+
+namespace llmc {
+
+class Session {
+  public:
+    // Joins the other processes of the job. Ends the process with one line if it cannot.
+    Session(int argc, char** argv);
+
+    // Runs the program. An exception ends the whole job here, with one line. The caller declares the objects
+    // that own GPU memory outside of the program: that memory cannot be freed while the GPU waits for a rank
+    // that is gone.
+    void guard(const std::function<void()>& program);
+    // Returns 0, the exit status for main. If the run was asked to stop, ends the process here with
+    // stopped_status (stop.h).
+    int finish();
+
+    // Reads the command line and --config. False: --help or --version was asked for, and is printed.
+    bool read_options();
+    Options& options() { return options_; }
+    // How the program was called, for commands that a person may type (command_line.h).
+    std::string program() const;
+
+    Job& job() { return job_; }
+    HostCommunicator& world() { return job_.world(); }
+    bool is_rank_zero() { return world().rank() == 0; }
+    Console& console() { return console_; }
+    StopSignals& signals() { return signals_; }
+
+    // Whether a signal has asked any rank to stop. All ranks call it together and receive the same answer.
+    bool ask_to_stop();
+    // The last answer of ask_to_stop(), without communication.
+    bool is_stopping() const { return is_stopping_; }
+    // Like ask_to_stop(), for use before the first step. If the answer is yes, prints a note that nothing was
+    // written.
+    bool stops_early();
+
+  private:
+    [[noreturn]] void fail();
+
+    // Constructed before the members below, which rely on it.
+    struct Environment {
+        explicit Environment(char** argv);
+    };
+
+    int argc_;
+    char** argv_;
+    Environment environment_;
+    StopSignals signals_;
+    Job job_;
+    Console console_;
+    Options options_;
+    bool has_options_ = false, is_stopping_ = false;
+};
+
+}  // namespace llmc

@@ -1,0 +1,116 @@
+"""docs/interface.md names the public interface: its tables are compared with what a run writes, and its version with other
+files that have one."""
+
+import json
+import re
+import struct
+import subprocess
+
+import pytest
+
+import program
+
+ROOT = program.ROOT
+PAGE = (ROOT / "docs/interface.md").read_text()
+
+
+def rows(title):
+    """The first column of the table whose head begins with this title, and the words after it."""
+    table = PAGE.split(f"\n| {title} |", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
+    return {match.group(1): match.group(2) for match in (re.match(r"\| `([^`]+)` \|(.*)\|$", line) for line in table)}
+
+
+def flat(fields):
+    """Every key, and those of an object within behind a slash."""
+    for name, value in fields.items():
+        yield name
+        if isinstance(value, dict):
+            yield from (f"{name}/{inner}" for inner in value)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The results of a run that writes all that a run on the CPU may write."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    example = {"ctx": "A man sits. He", "label": 2, "endings": ["flies.", "is red.", "gets up.", "rains."]}
+    questions = out.parent / "questions.jsonl"
+    questions.write_text(json.dumps(example) + "\n")
+    program.run(f"--out-dir={out}", "--sample-tokens=0", *program.SMALL, "--steps=2", "--val-every=1", "--checkpoint-every=1", "--device=cpu",
+                f"--eval-hellaswag={questions}", "--eval-every=1", "--pipeline-parallel=2", ranks=2)
+    return out
+
+
+def lines_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_files_of_a_run(folder):
+    found = {re.sub(r"\d{8}$", "<step>", path.name) for path in folder.iterdir()}
+    assert found == set(rows("name"))
+
+
+def test_keys_of_metrics(folder):
+    head, *steps = lines_of(folder)
+    assert set(head) == {"run"}
+    for line in steps:
+        # The peak of a CPU is not known.
+        assert set(flat(line)) == set(rows("key of a step")) - {"mfu"}
+    assert set(head["run"]) == set(rows("key of `run`"))
+    named = rows("key of `run`")
+    for key in ("mesh", "bytes_sent"):
+        assert list(head["run"][key]) == re.findall(r"`(\w+)`", named[key])
+
+
+def test_a_run_of_one_stage_has_no_pipeline(tmp_path):
+    head = lines_of(program.train(tmp_path / "run", *program.SMALL, "--steps=1").out_dir)[0]
+    assert set(head["run"]) == set(rows("key of `run`")) - {"pipeline"}
+
+
+def test_keys_of_a_configuration(folder):
+    """Every option but those that the page names is a key, by the same name."""
+    options = set(re.findall(r"^ +(?:-\w,)?--([a-z0-9-]+)", program.run("--help").stdout, re.MULTILINE))
+    no_keys = set(re.findall(r"`--([a-z-]+)`", PAGE.split("These options are not keys")[1].split("\n\n")[0]))
+    assert options - no_keys == set(lines_of(folder)[0]["run"]["configuration"])
+    assert no_keys < options
+
+
+def test_files_of_a_checkpoint(folder):
+    checkpoint = folder / "checkpoint-00000002"
+    named = PAGE.split("## Checkpoints")[1].split("\n## ")[0]
+    table = re.findall(r"^\| `([\w.]+)` \|", named.split("\n\n| key of")[0], re.MULTILINE)
+    assert {path.name for path in checkpoint.iterdir()} == set(table)
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    assert list(manifest) == re.findall(r"^\| `(\w+)` \|", named.split("| key of `manifest.json` |")[1], re.MULTILINE)
+    assert f"| `version` | version of this layout: {manifest['version']} |" in named
+    assert f"| `format` | `{manifest['format']}` |" in named
+    assert manifest["configuration"] == lines_of(folder)[0]["run"]["configuration"]
+    for file in manifest["files"].values():
+        assert set(file) == {"bytes", "xxh3_128"}
+    moments = (checkpoint / "optimizer.safetensors").read_bytes()
+    header = json.loads(moments[8:8 + struct.unpack("<Q", moments[:8])[0]])
+    assert {name.rpartition(".")[2] for name in header if name != "__metadata__"} == {"exp_avg", "exp_avg_sq"}
+    assert "`<tensor>.exp_avg` and `<tensor>.exp_avg_sq`" in named
+
+
+def test_the_manifest_of_data(tmp_path):
+    (tmp_path / "text.txt").write_text("Once upon a time. " * 200)
+    subprocess.run([program.ROOT / "data/text.py", tmp_path / "text.txt", "--tokenizer=bytes", f"--out={tmp_path}/out"], check=True,
+                           capture_output=True, cwd=tmp_path)
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    named = re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE.split("## Data")[1].split("\n## ")[0], re.MULTILINE)
+    assert set(manifest) == {name for name, _ in named}
+    assert set(manifest["shards"][0]) == set(re.findall(r"`(\w+)`", dict(named)["shards"]))
+    assert set(manifest["tokens"]) == set(re.findall(r"`(\w+)`", dict(named)["tokens"]))
+
+
+def test_one_version():
+    """That of the Makefile, which the program prints."""
+    version = re.search(r"^VERSION := (\d+\.\d+\.\d+)$", (ROOT / "Makefile").read_text(), re.MULTILINE).group(1)
+    assert program.run("--version").stdout.startswith(f"train_gpt {version} ")
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_what_is_untested_says_so():
+    for name in ("Containerfile", ".github/workflows/ci.yml"):
+        assert (ROOT / name).read_text().startswith("# UNTESTED: ")
