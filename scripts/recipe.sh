@@ -10,9 +10,8 @@
 #   HOSTFILE=hosts scripts/recipe.sh gpt3_6700M_3d       # eight machines of eight GPUs; the file has "NAME slots=8" a line
 #   scripts/recipe.sh gpt3_6700M_3d 16 --steps 100       # another number of GPUs: a multiple of 4 x 2
 #
-# The recipes of gpt2_124M read the 10 billion tokens of `--size 10B`, all others those of `--size 100B`. Options override
-# the configuration. Relative paths in options and HOSTFILE are relative to the repository's folder, wherever this is
-# started.
+# gpt2_124M reads the 10 billion tokens of `--size 10B`, and the other recipes those of `--size 100B`. Options override the
+# configuration. Relative paths in options and HOSTFILE are relative to the repository's folder, wherever this is started.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 names=(scripts/recipes/*.toml)
