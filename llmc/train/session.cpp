@@ -85,7 +85,8 @@ std::string Session::program() const { return program_as_called({argv_, static_c
 bool Session::ask_to_stop() { return is_stopping_ = is_stopping_ || signals_.anywhere(world()); }
 
 bool Session::stops_early() {
-    if (!ask_to_stop()) return false;
+    // Generation stops by itself: it prints what it has, and nothing else may stand on standard output.
+    if (options_.generate || !ask_to_stop()) return false;
     console_.note("stopped before the first step: nothing was written");
     return true;
 }

@@ -42,7 +42,7 @@ class Session {
     // The last answer of ask_to_stop(), without communication.
     bool is_stopping() const { return is_stopping_; }
     // Like ask_to_stop(), for use before the first step. If the answer is yes, prints a note that nothing was
-    // written.
+    // written. Always false with --generate, which stops by itself.
     bool stops_early();
 
   private:

@@ -212,6 +212,23 @@ def test_comes_as_a_stream_and_ends_with_ctrl_c(trained):
     assert said.count(b"\n") == 2 and b"tokens/s" in said
 
 
+def catches(process, number):
+    """Whether a process handles a signal."""
+    with open(f"/proc/{process.pid}/status") as status:
+        [mask] = [line.split()[1] for line in status if line.startswith("SigCgt:")]
+    return int(mask, 16) >> (number - 1) & 1
+
+
+def test_ctrl_c_before_the_first_token_leaves_nothing_but_text(trained):
+    """From the moment that it handles the signal, the program ends as it does within a text."""
+    with start(trained[0]) as process:
+        while not catches(process, signal.SIGINT):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        text, said = process.communicate(timeout=60 * program.PATIENCE)
+    assert process.returncode == 0 and b"note:" not in text and said.count(b"\n") == 2, (text, said)
+
+
 @pytest.mark.parametrize("launch", [{}, {"MPI": "0"}], ids=["mpirun", "no MPI"])
 def test_the_text_of_two_processes_is_whole_on_a_terminal(model, launch):
     """Messages take another path through launch.sh. Without care they would often arrive later, over the text."""
