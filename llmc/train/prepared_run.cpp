@@ -135,7 +135,6 @@ bool PreparedRun::has_work() const {
 
 void PreparedRun::load_weights() {
     HostCommunicator& world = session.world();
-    if (options.generate) session.signals().answer_silently();
     trainer.emplace(options, plan, device(), world, ranks->groups, checkpoint.has_value());
     if (!ranks->nccl) world.set_staging(trainer->arenas()[plan.communication]);
     // From here on, a closed output pipe (Ctrl-C also ends `tee` in a pipe to it) does not kill the program,

@@ -25,13 +25,7 @@ Session::Environment::Environment(char** argv) {
 }
 
 Session::Session(int argc, char** argv)
-    : argc_(argc), argv_(argv), environment_(argv), console_(job_.world().rank() == 0) {
-    if (!is_rank_zero()) return;
-    signals_.answer_with(
-        console_.over_progress(
-            "Stopping (training finishes its step and saves first); press Ctrl-C again to stop now\n"),
-        console_.over_progress(""));
-}
+    : argc_(argc), argv_(argv), environment_(argv), console_(job_.world().rank() == 0) {}
 
 void Session::guard(const std::function<void()>& program) {
     try {
@@ -76,6 +70,13 @@ bool Session::read_options() {
         options_ = *std::move(options);
     } else {
         console_.text(text);
+    }
+    // With --generate, standard output has the text alone.
+    if (has_options_ && !options_.generate && is_rank_zero()) {
+        signals_.answer_with(
+            console_.over_progress(
+                "Stopping (training finishes its step and saves first); press Ctrl-C again to stop now\n"),
+            console_.over_progress(""));
     }
     return has_options_;
 }

@@ -91,8 +91,6 @@ void StopSignals::answer_with(std::string acknowledgement, std::string farewell)
     on_second = &farewell_;
 }
 
-void StopSignals::answer_silently() { on_first = on_second = nullptr; }
-
 bool StopSignals::here() const { return first_signal_ns != 0; }
 
 bool on_any_rank(Communicator& ranks, bool here) {

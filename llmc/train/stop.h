@@ -25,12 +25,9 @@ class StopSignals {
     StopSignals(const StopSignals&) = delete;
     StopSignals& operator=(const StopSignals&) = delete;
 
-    // From now on, the first signal writes `acknowledgement` to standard output. The second writes `farewell`
-    // and ends the process. Call it once.
+    // Signals write nothing at first. From now on, the first one writes `acknowledgement` to standard output. The
+    // second writes `farewell` and ends the process. Call it once.
     void answer_with(std::string acknowledgement, std::string farewell);
-
-    // From now on, signals write nothing.
-    void answer_silently();
 
     // Whether this process received one of the signals.
     bool here() const;
