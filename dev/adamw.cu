@@ -207,8 +207,8 @@ class AdamW : public Problem {
         const double v_error = 8 * u * v + tiny;
         const double correction1 = 1 - std::pow(s.beta1, static_cast<double>(s.step));
         const double correction2 = 1 - std::pow(s.beta2, static_cast<double>(s.step));
-        // The root halves v's error. It, the correction, the quotient and the sum are rounded: 8 u. Another 3
-        // u are for m / denominator, the step size, and their product.
+        // The root halves v's error to 4 u. The root, the correction, the quotient and the sum are rounded, 1
+        // u each: 8 u. Another 3 u are for m / denominator, the step size, and their product.
         const double denominator = std::sqrt(v) / std::sqrt(correction2) + s.eps;
         const double update = s.learning_rate / correction1 * m / denominator;
         const double update_error =

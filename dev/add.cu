@@ -78,7 +78,7 @@ class Add : public Problem {
 const Registration registration({
     .name = "add",
     .sizes = {"elements"},
-    .variants = {{1, "a thread an element", {32, 256}},
+    .variants = {{1, "one element a thread", {32, 256}},
                  {2, "16 bytes an access", {32, 256}},
                  {3, "a persistent grid, four loads in flight", {32, 256, 512}}},
     .checked = {{131}, {1}, {40003}},

@@ -79,7 +79,7 @@ class AllFinite : public Problem {
 const Registration registration({
     .name = "all_finite",
     .sizes = {"elements"},
-    .variants = {{1, "a thread an element", {32, 256}},
+    .variants = {{1, "one element a thread", {32, 256}},
                  {2, "16 bytes a load", {32, 256}},
                  {3, "a persistent grid, one atomic per warp", {32, 256, 512}}},
     .checked = {{131}, {1}, {40003}, {263}, {40000}},

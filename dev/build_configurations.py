@@ -99,8 +99,8 @@ ON_CPU = """
 8 | zero-3 micro-batch bf16     | --micro-batch-size 1
 3 | a third each: zero-1 fp32   | --global-batch-tokens 576
 3 | a third each: zero-3 bf16   | --global-batch-tokens 576
-4 | in between: zero-1 fp32     | --overlap-grad-reduce=false
-4 | in between: zero-3 bf16     | --overlap-grad-reduce=false
+4 | no overlap: zero-1 fp32     | --overlap-grad-reduce=false
+4 | no overlap: zero-3 bf16     | --overlap-grad-reduce=false
 4 | none ahead: zero-3 fp32     | --prefetch-units 0
 4 | three ahead: zero-3 bf16    | --prefetch-units 3
 4 | kept: zero-3 fp32           | --reshard-after-forward=false
@@ -123,8 +123,8 @@ ON_CPU = """
 2 | four chunks: interleaved fp32   | --virtual-stages 4 --layers 8
 2 | uneven layers: 1f1b fp32        | --pipeline-layers 3,1
 2 | uneven layers: zb-h1 every-2 fp32 | --pipeline-layers 1,3
-4 | in between: zb-h1 zero-2 fp32   | --overlap-grad-reduce=false
-4 | in between: interleaved zero-3 bf16 | --overlap-grad-reduce=false
+4 | no overlap: zb-h1 zero-2 fp32   | --overlap-grad-reduce=false
+4 | no overlap: interleaved zero-3 bf16 | --overlap-grad-reduce=false
 
 # processes that share layers
 2 | tp2 fp32
@@ -257,7 +257,7 @@ ON_SIMULATED_GPUS = """
 4 | interleaved zero-2 bf16-grads | --layers 4
 4 | tp2 zero-3 bf16
 1 | TF32: fp32                  | --tf32
-2 | in between: zero-3 fp32     | --overlap-grad-reduce=false
+2 | no overlap: zero-3 fp32     | --overlap-grad-reduce=false
 2 | three ahead: zero-3 bf16    | --prefetch-units 3 --reshard-after-forward=false
 2 | HellaSwag: zero-3 bf16      | --eval-hellaswag {files}/examples.jsonl --eval-examples 3
 2 | resume: zero-1 bf16-grads-sr

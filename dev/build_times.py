@@ -34,7 +34,7 @@ def compare(before, after, pairs):
     """Prints the ratio of AFTER's time to BEFORE's; returns whether it may be within the bound."""
     # One thread leaves a core to other load on the machine.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    print(f"load of the machine at begin: {', '.join(f'{load:.2f}' for load in os.getloadavg())} "
+    print(f"load of the machine at the start: {', '.join(f'{load:.2f}' for load in os.getloadavg())} "
           f"on {len(os.sched_getaffinity(0))} cores; {os.environ['OMP_NUM_THREADS']} of them for a run")
     ratios = []
     with tempfile.TemporaryDirectory(prefix="builds-") as folder:

@@ -193,7 +193,7 @@ class ClassifierFromStatistics : public Problem {
 const Registration registration({
     .name = "classifier_from_statistics",
     .sizes = {"rows", "columns", "ranks"},
-    .variants = {{1, "a thread does an element", {32, 256, 1024}},
+    .variants = {{1, "one element a thread", {32, 256, 1024}},
                  {2, "a block does a row", {32, 256, 1024}},
                  {3, "four 16-byte loads in flight, no barrier", {32, 128, 256, 512}}},
     .checked = {{3, 37, 2}, {1, 1, 1}, {2, 0, 3}, {4, 1003, 8}, {3, 6288, 2}},

@@ -2,7 +2,7 @@
 """Compares two builds of the trainer, bit by bit: for changes that must not change any result.
 
     dev/compare_builds.py BEFORE AFTER                     every configuration; six minutes or more on two cores
-    dev/compare_builds.py BEFORE AFTER --only 'zb-h1*'     those with such a name, or with such a word in it
+    dev/compare_builds.py BEFORE AFTER --only 'zb-h1*'     those whose name, or a word of it, matches
     dev/compare_builds.py BEFORE AFTER --list              only prints their commands
     dev/compare_builds.py BEFORE AFTER --time              whether AFTER takes more time on the CPU; six minutes
 
@@ -246,7 +246,7 @@ def main():
     parser = argparse.ArgumentParser(description="Compares two builds of the trainer, to the bit.")
     parser.add_argument("before", metavar="BEFORE", type=pathlib.Path, help="a checkout with train_gpt built")
     parser.add_argument("after", metavar="AFTER", type=pathlib.Path, help="another one")
-    parser.add_argument("--only", metavar="PATTERN", default="*", help="configurations with such a name, or with such a word in it")
+    parser.add_argument("--only", metavar="PATTERN", default="*", help="only configurations whose name, or a word of it, matches")
     parser.add_argument("--list", action="store_true", help="print the names and commands, and run nothing")
     parser.add_argument("--jobs", metavar="N", type=int, default=1, help="configurations at a time")
     parser.add_argument("--time", action="store_true", help="compare times of steps, not results")

@@ -114,7 +114,7 @@ class EncoderForward : public Problem {
 const Registration registration({
     .name = "encoder_forward",
     .sizes = {"batch", "sequence", "channels", "vocabulary"},
-    .variants = {{1, "a thread does an element", {32, 128, 512}},
+    .variants = {{1, "one element a thread", {32, 128, 512}},
                  {2, "16 bytes a thread", {32, 128, 512}},
                  {3, "a piece of a position for four samples", {32, 256, 512}}},
     .checked = {{2, 3, 8, 5}, {1, 1, 264, 3}, {5, 7, 72, 101}, {9, 16, 128, 1000}},

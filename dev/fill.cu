@@ -48,7 +48,7 @@ class Fill : public Problem {
 const Registration registration({
     .name = "fill",
     .sizes = {"elements"},
-    .variants = {{1, "a thread an element", {32, 256}}, {2, "16 bytes a store", {32, 256, 512}}},
+    .variants = {{1, "one element a thread", {32, 256}}, {2, "16 bytes a store", {32, 256, 512}}},
     .checked = {{131}, {1}, {40003}},
     .timed = {{1 << 26}},
     .dtypes = {llmc::DType::bf16, llmc::DType::fp32},

@@ -88,7 +88,7 @@ class GeluForward : public Problem {
 const Registration registration({
     .name = "gelu_forward",
     .sizes = {"elements"},
-    .variants = {{1, "a thread does an element", {32, 128, 512}},
+    .variants = {{1, "one element a thread", {32, 128, 512}},
                  {2, "16-byte accesses", {32, 128, 512}},
                  {3, "the logistic function, two loads in flight", {32, 128, 256, 512}}},
     .checked = {{8}, {264}, {5000}, {1 << 14}},

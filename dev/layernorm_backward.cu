@@ -14,7 +14,7 @@
 //   3  One pass: two blocks per multiprocessor go over the rows, and add each row to dgamma and dbeta in
 //      shared memory. At its end a block writes 8 C bytes of partial sums, which are read once. On 132
 //      multiprocessors that is 6% of the traffic at N = 8192 in bf16, if L2 does not keep them. So there are
-//      few blocks, and the goal is 80%.
+//      few blocks, and the goal is 80% of the roofline.
 //   4  16-byte loads, so that fewer instructions request the same bytes. There are still four barriers per
 //      row.
 //   5  A thread always has the same columns, with their sums in registers. It loads two rows at a time.

@@ -116,7 +116,7 @@ class MatmulBackwardProblem : public Problem {
 const Registration registration({
     .name = "matmul_backward",
     .sizes = MatmulShape::sizes(),
-    .variants = {{1, "a thread an element", {64, 256}},
+    .variants = {{1, "one element a thread", {64, 256}},
                  {2, "64 x 64 tiles in shared memory, 4 x 4 sums a thread", {256}}},
     .checked = {{3, 16, 8}, {65, 24, 72}, {17, 72, 136}},
     .timed = {{4096, 768, 3072}},

@@ -123,7 +123,7 @@ def bench(arguments, model, dtype, torches):
         print(f"   {what:30} {program.median_ms():9.1f} ms (best {min(times):.1f})  {tokens / program.median_ms() * 1e3:9,.0f} "
               f"tokens/s{ratio}")
     print(f"   ceilings: {ceilings['flops']['fp32'] / 1e9:,.0f} GFLOP/s fp32, {ceilings['flops']['bf16'] / 1e9:,.0f} bf16, "
-          f"memory {ceilings['bytes'] / 1e9:.1f} GB/s (more than 100% of a ceiling: operands in cache, or more reads\n   than writes, which a copy's bandwidth does not tell apart)")
+          f"memory {ceilings['bytes'] / 1e9:.1f} GB/s (more than 100% of a ceiling: operands in cache, or more reads\n   than writes, while a copy reads as much as it writes)")
     print_breakdown(mine, ceilings)
     sys.stdout.flush()
     for program in programs:
@@ -136,7 +136,7 @@ def main():
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--dtypes", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     cores = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
-    parser.add_argument("--threads", type=int, default=cores, help="of both; default OMP_NUM_THREADS or all cores")
+    parser.add_argument("--threads", type=int, default=cores, help="threads of each program; default OMP_NUM_THREADS or all cores")
     parser.add_argument("--steps", type=int, default=7, help="timed steps of each program")
     parser.add_argument("--warmup", type=int, default=2, help="steps before them")
     parser.add_argument("--micro-batch", type=int, default=0, help="sequences at once; default all of the step's")
@@ -153,7 +153,7 @@ def main():
                 sys.exit(f"error: TORCH_PYTHON={newer} cannot import torch; give a Python that can")
             torches += [(newer, False), (newer, True)]
         if not torches:
-            print("no PyTorch here: without a comparison (make deps installs it, or set TORCH_PYTHON=)")
+            print("no PyTorch here, so there is no comparison (make deps installs it, or set TORCH_PYTHON=)")
     model_name = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
     print(f"{model_name}, {arguments.threads} threads")
     for model in arguments.models:

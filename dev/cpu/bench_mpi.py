@@ -38,17 +38,17 @@ def main():
           f"{len(os.sched_getaffinity(0))} cores shared by the processes; median of "
           f"{arguments.turns * arguments.steps} steps\n")
     print(f"{'':10} | {'overlapped with the backward pass':^32} | {'not overlapped':^32} |")
-    print(f"{'processes':>10} | {'ms a step':>10} {'waits for it':>21} | {'ms a step':>10} "
+    print(f"{'processes':>10} | {'ms a step':>10} {'waits for others':>21} | {'ms a step':>10} "
           f"{'communication':>21} | {'overlap saves':>13}")
     for ranks in arguments.processes:
-        beside = steps[ranks, True]
-        waiting = f"{communication_ms(beside):.1f} ms {communication_ms(beside) / median_ms(beside):6.1%}"
-        line = f"{ranks:10} | {median_ms(beside):10.1f} {waiting:>21} | "
+        overlapped = steps[ranks, True]
+        waiting = f"{communication_ms(overlapped):.1f} ms {communication_ms(overlapped) / median_ms(overlapped):6.1%}"
+        line = f"{ranks:10} | {median_ms(overlapped):10.1f} {waiting:>21} | "
         if ranks > 1:
-            between = steps[ranks, False]
-            all_of_it = f"{communication_ms(between):.1f} ms {communication_ms(between) / median_ms(between):6.1%}"
-            line += (f"{median_ms(between):10.1f} {all_of_it:>21} | "
-                     f"{median_ms(between) - median_ms(beside):7.1f} ms {1 - median_ms(beside) / median_ms(between):6.1%}")
+            not_overlapped = steps[ranks, False]
+            all_of_it = f"{communication_ms(not_overlapped):.1f} ms {communication_ms(not_overlapped) / median_ms(not_overlapped):6.1%}"
+            line += (f"{median_ms(not_overlapped):10.1f} {all_of_it:>21} | "
+                     f"{median_ms(not_overlapped) - median_ms(overlapped):7.1f} ms {1 - median_ms(overlapped) / median_ms(not_overlapped):6.1%}")
         else:
             line += f"{'':32} |"
         print(line)

@@ -9,7 +9,7 @@ step by step, with the mean times of that step's forward passes, backward passes
 over steps. It uses means because these keep the sum of the passes. If a whole step is slow, it is slow in both
 times.
 
-Then prints details. The measured time of the passes goes from the begin of the first to the end of the last, as
+Then prints details. The measured time of the passes goes from the start of the first to the end of the last, as
 `--pipeline-timeline` measured it. The simulated time uses the median times of the passes of all steps. Three ratios of
 simulated to measured time follow. The simulation uses median times of passes, then each step's mean times, then each pass's
 own time. The last ratio shows only the time lost between passes. Then comes the share of time in which stages wait.
@@ -40,7 +40,7 @@ SHARES = re.compile(r"(\S+) with each step's mean times; (\S+) with each pass's 
 
 
 def passes_of(folder, name):
-    """Three figures of a timeline: milliseconds from its begin to its end, the share of idle time, and its title."""
+    """Three figures of a timeline: milliseconds from its start to its end, the share of idle time, and its title."""
     trace = json.loads((pathlib.Path(folder) / f"{name}.json").read_text())
     passes = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     begin = min(event["ts"] for event in passes)
@@ -87,10 +87,10 @@ def main():
     for kind in kinds:
         # One value per turn.
         step = [median_ms(timed) for timed in steps[kind]]
-        behind = [statistics.median(metrics["phase_ms"]["norm"] + metrics["phase_ms"]["update"] for metrics in timed) for timed in steps[kind]]
+        after_passes = [statistics.median(metrics["phase_ms"]["norm"] + metrics["phase_ms"]["update"] for metrics in timed) for timed in steps[kind]]
         passes, by_medians = ([figures[0] for figures in runs[kind]] for runs in (measured, simulated))
         means, own = zip(*(map(float, SHARES.search(title).groups()) for _, _, title in simulated[kind]))
-        expected = [share * time + more for share, time, more in zip(means, passes, behind)]
+        expected = [share * time + more for share, time, more in zip(means, passes, after_passes)]
         ratio = statistics.median(a / b for a, b in zip(expected, step))
         waits, would = (statistics.median(figures[1] for figures in runs[kind]) for runs in (measured, simulated))
         print(f"{kind[0]:>6}  {kind[1]:<11} | {statistics.median(step):8.1f} {statistics.median(expected):10.1f} {ratio:6.3f} "

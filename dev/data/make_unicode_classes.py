@@ -45,7 +45,7 @@ constexpr CharacterClass search(char32_t code) {
     return code <= range.last ? range.kind : other;
 }
 
-// Most text is of these.
+// The classes of the first code points, of which most text consists.
 constexpr auto first_classes = [] {
     std::array<CharacterClass, 0x800> classes{};
     classes.fill(other);

@@ -1,4 +1,4 @@
-"""The share of time that a GPU spent outside kernels, from their begins and ends (written by dev/gpu/kernel_times.cpp)."""
+"""The share of time that a GPU spent outside kernels, from their starts and ends (written by dev/gpu/kernel_times.cpp)."""
 
 
 def read(path):

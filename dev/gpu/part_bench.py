@@ -30,7 +30,7 @@ MODELS = {
 PEAK = 989e12  # dense bf16 of an H100 or H200, by datasheet
 SECONDS = {"124M": 15, "1558M": 25, "350M": 20, "774M": 25}  # approximate time of a turn; PyTorch's first one also compiles
 COMPILING = 45
-BESIDE = "the kernels beside cuBLASLt and cuDNN"
+BESIDE = "the kernels compared with cuBLASLt and cuDNN"
 KERNEL_SECONDS = 120
 
 
@@ -204,9 +204,9 @@ class Contest:
                 program.end()
         self.batch = batch
         lines = [json.loads(line) for _, line in taken[self.extent.warmup:]]
-        # The share of a step's time that lies outside all phases, which GPU events measure.
+        # The share of a step's time before its first and after its last operation. GPU events measure the phases between.
         beside = [1 - sum(line["phase_ms"].values()) / line["step_ms"] for line in lines]
-        return taken, batch, {"attention": attention, "clocks_while": clocks, "outside_lists": statistics.median(beside) if beside else None}
+        return taken, batch, {"attention": attention, "clocks_while": clocks, "between_steps": statistics.median(beside) if beside else None}
 
     def pytorch(self):
         if not self.batch:

@@ -147,7 +147,7 @@ def against_cpu(extent, folder, dtype, attention, steps):
     return within(gpu.losses, cpu.losses, TWICE * bound, "the CPU's")
 
 
-# The first run of a command autotunes, and leaves its choices in the user's cache for the next run.
+# The first run of a command autotunes, and leaves its choices in the check's own cache (main.py) for the next run.
 SAME = {"detail": "losses, norms and weights are the same"}
 
 

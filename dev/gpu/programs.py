@@ -32,7 +32,7 @@ class Clock:
 
 
 def environment(**more):
-    """The environment of a program: finds CUDA's libraries, and lets a single process not look for others."""
+    """The environment of a program: the path of CUDA's libraries, and variables that tell a single process that it is alone."""
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     libraries = os.environ.get("BUNDLE_LIBRARY_PATH")
     return os.environ | alone | ({"LD_LIBRARY_PATH": libraries} if libraries else {}) | more
@@ -99,7 +99,7 @@ def train(out_dir, *options, device="cuda", ranks=1, timeout=200):
 class TimedSteps:
     """A program that writes a line per step, to a file or to standard output, and the times of these lines."""
 
-    POLL_SECONDS = 0.0005  # for a file; a thousandth of the time of about ten steps
+    POLL_SECONDS = 0.0005  # for a file: how late a line may be seen, about 0.1% of the time of ten steps
 
     def __init__(self, command, timeout, file=None, **more):
         self.process = subprocess.Popen([str(word) for word in command], env=environment(**more), text=True, stdin=subprocess.PIPE,

@@ -97,14 +97,13 @@ def training(lines):
         flops = statistics.median(line["flops_a_second"] for line in group)
         pytorch = groups.get((model, "PyTorch"))
         spread = " to ".join(f"{f(line['tokens_a_second'] for line in group):,.0f}" for f in (min, max)) if len(group) > 1 else ""
-        between = [line["outside_lists"] for line in group if line.get("outside_lists") is not None]
+        between = [line["between_steps"] for line in group if line.get("between_steps") is not None]
         rows.append([model, name, group[0]["batch"], f"{rate(group):,.0f}", spread, f"{flops / PEAK:.1%}",
                      f"{flops / product:.1%}" if product else "", f"{rate(group) / rate(pytorch):.2f}" if pytorch else "",
                      f"{statistics.median(between):.2%}" if between else "", outside_kernels(lines, model, name)])
     titles = ["model", "program", "sequences", "tokens/s", "of the turns", "of 989 TFLOP/s", "of the measured product",
               "times PyTorch", "between steps", "outside kernels"]
-    notes = ("Programs take turns, each in a process of its own; the median of the turns counts. Model FLOPs are 6 for each "
-             "parameter and token, and 6 L C T for attention. Between steps: the share of a step's time before its first and "
+    notes = ("Programs take turns, each in a process of its own; the median of the turns counts. Model FLOPs per token are 6 for each " "parameter, and 6 L C T for attention. Between steps: the share of a step's time before its first and "
                                                               "after its last operation, by GPU events. Outside kernels: the share in which a profiler saw no kernel and no copy.")
     return ["## Training steps", notes, table(titles, rows, numbers_from=2), clocks(lines)]
 

@@ -51,8 +51,8 @@ class Device {
 
     // The number of tokens in a micro-batch that keeps the device fully busy.
     virtual std::int64_t usual_tokens() const = 0;
-    // The bytes of logits to compute at a time. The products of each such part read and write the whole
-    // gradient of the embedding.
+    // The bytes of logits to compute at a time. Fewer bytes mean more parts, and the products of each part
+    // read and write the whole gradient of the embedding.
     virtual std::int64_t usual_logits_bytes() const = 0;
 
     // Allocates zeroed memory, aligned to buffer_alignment. If there is too little memory, throws a UserError

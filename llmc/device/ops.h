@@ -187,7 +187,7 @@ class Ops {
     // Statistics of each row over the columns x_v of this rank:
     //   maximum = max_v x_v;  sum = sum_v exp(x_v - maximum);  logit = x_target if this rank has that column, else 0
     // They are -infinity, 0, 0 in ignored rows and on a rank without columns.
-    //   statistics fp32 (N,3), logits X (N,Vp), targets int32 (N) of the vocabulary
+    //   statistics fp32 (N,3), logits X (N,Vp), targets int32 (N), indices into the whole vocabulary
     virtual void classifier_statistics(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
                                        std::int64_t columns, std::int64_t first_column) = 0;
     // Losses and gradients from the statistics maximum_r, sum_r, logit_r of all ranks r. M is the greatest

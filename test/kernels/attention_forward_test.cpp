@@ -61,10 +61,11 @@ void compare(Comparison& comparison, const Attention<X>& got, const Attention<X>
                 value = std::max(value, std::fabs(wanted.part(head, t, 2, c)));
             }
             longest_key = std::max(longest_key, std::sqrt(key));
-            // A score is the sum of HS products, whose magnitudes sum to less than this (Cauchy-Schwarz). It
-            // has HS roundings, which tensor cores do by truncation (2 u each). It also has some of its
-            // scale, and some of its difference from the maximum, which is up to twice as large. A power has
-            // 2 ulp. So have the factors of a new maximum, at most one per 32 keys.
+            // A score is the sum of HS products. Their magnitudes sum to at most `score` (Cauchy-Schwarz). It
+            // has HS roundings, which tensor cores do by truncation (2 u each). It also has a few roundings
+            // from the scale, and a few from the difference to the maximum, which is up to twice `score`. A
+            // power has an error of 2 ulp. So has each factor of a new maximum; there is at most one per 32
+            // keys.
             const double n = t + 1, score = std::sqrt(query) * longest_key / std::sqrt(s.head_size);
             const double weight_error = std::expm1((2 * s.head_size + 10) * u * score + 5 * u * (n / 32 + 2));
             const std::int64_t row = head * s.sequence + t;

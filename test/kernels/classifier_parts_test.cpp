@@ -126,8 +126,8 @@ TYPED_TEST(ClassifierParts, StatisticsLossesAndGradient) {
         const int vocabulary = std::accumulate(shape.columns.begin(), shape.columns.end(), 0);
         for (const auto& on : launch_contexts()) {
             gpu.on_gpu(on, true);
-            // Derived as in classifier_test.cpp, with another rescaling (an exponential of 2 ulp and a
-            // product) and another addition for each rank. Each rank's sum is relative to an exponential of
+            // Derived as in classifier_test.cpp, with one more rescaling (an exponential of 2 ulp and a
+            // product) and one more addition for each rank. Each rank's sum is relative to an exponential of
             // the rounded maximum.
             const double u = lab::unit_roundoff<float>, length = vocabulary / 32.0 + 18;
             const double term_error = (4 + 2 * 24) * u;

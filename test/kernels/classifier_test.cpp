@@ -57,7 +57,7 @@ struct Problem {
     Array<std::int32_t> targets;
 };
 
-// A row that fits is read once: a block keeps all of it.
+// Records the shared memory of a block. A row that fits is read once, so the block must hold all of it.
 struct SharedBytes : llmc::cuda::LaunchObserver {
     void launched(const llmc::cuda::LaunchRecord& record) override {
         of_a_block = record.dynamic_shared_bytes;

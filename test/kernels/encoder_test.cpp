@@ -78,7 +78,8 @@ struct Gradients {
     }
 
     void run(const LaunchContext& on, TableRows table, bool with_dwpe = true) {
-        // Each array has its own red zones, and no meaningful values (-1 means no row).
+        // Each array has its own red zones. `order` begins with numbers that are neither rows nor -1 (no
+        // row).
         Array<std::int32_t> order(batch * sequence);
         Array<float> partials(llmc::cuda::encoder_partials(batch * sequence, channels));
         for (std::int64_t i = 0; i < order.size(); ++i) order[i] = 1 << 30;

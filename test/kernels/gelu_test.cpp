@@ -19,9 +19,9 @@ void draw_inputs(Array<X>& in, Draw& draw) {
 }
 
 // The error of s = 1/(1 + e^-w), which both devices compute with an exponential, where w = 2 sqrt(2/pi) (x +
-// 0.044715 x^3). In units of u it is 4 |w| for the four operations of w, which the exponential turns into a
-// relative error. It is 4 for the exponential's own 2 ulp, 1 for the sum, and 2 for a reciprocal of 1 ulp.
-// The exponential's part affects s by a factor 1 - s. If e^-|w| is below 2^-125, it may be 0.
+// 0.044715 x^3). In units of u it is a sum. The four operations of w give 4 |w|, which the exponential turns
+// into a relative error. The exponential's own 2 ulp give 4, the sum gives 1, and a reciprocal of 1 ulp gives
+// 2. The exponential's part affects s by a factor 1 - s. If e^-|w| is below 2^-125, it may be 0.
 struct Parts {
     double s, s_error;  // the relative error
     double w, slope;    // dw/dx
@@ -83,8 +83,8 @@ TYPED_TEST(Gelu, Backward) {
             Comparison comparison;
             for (std::int64_t i = 0; i < n; ++i) {
                 // din = dout (s + x q slope). The error of q = z / (1 + z)^2, with z = e^-|w|, is that of z,
-                // twice the 3 of a reciprocal, and 2 products. With x and the slope (3) there are 5 more, 13
-                // in all.
+                // twice 3 for the sum and the reciprocal, and 2 for the products. The slope's 3 operations,
+                // and the products with x and the slope, add 5: 13 in all.
                 const double x = to_float(in[i]), d = to_float(dout[i]), wanted = to_float(expected[i]);
                 const Parts parts(x);
                 const double q =

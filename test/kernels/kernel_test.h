@@ -33,8 +33,8 @@ std::vector<LaunchContext> launch_contexts();
 std::vector<LaunchContext> contexts_of_all_tilings();
 void synchronize();
 
-// While it exists, kernels may run that are not in the compiler's report, which is made from dev/*.cu: a
-// test's own.
+// While it exists, a test may run kernels of its own. They are not in the compiler's report, which is made
+// from dev/*.cu.
 class UnreportedKernels {
   public:
     UnreportedKernels();

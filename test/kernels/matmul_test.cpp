@@ -13,8 +13,8 @@ struct Shape {
     std::int64_t rows;
     int in_channels, out_channels;
 };
-// One tile and less; more than one in each direction and a remainder; more channels than the pipeline has
-// stages; more than a band of tiles of rows.
+// One tile and less; more than one in each direction and a remainder; more tiles of channels than the
+// pipeline has stages; more than a band of tiles of rows.
 const std::vector<Shape> matmul_shapes = {{130, 8, 136},   {2, 8, 16},     {1, 40, 8},    {130, 104, 264},
                                           {128, 256, 128}, {257, 72, 136}, {2100, 8, 136}};
 

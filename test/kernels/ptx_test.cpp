@@ -70,7 +70,7 @@ __global__ void copy_async(uint4* out, const uint4* in, const int* valid) {
     out[3 * copying_threads + thread] = memory[2][(thread + 1) % copying_threads];
 }
 
-// Empty groups count: of these three, the one with a copy is not among the newest.
+// Empty groups count: the newest of these three is empty, so a wait for all but one group waits for the copy.
 __global__ void copy_async_empty_groups(uint4* out, const uint4* in) {
     SHARED(uint4, memory, [copying_threads]);
     const int thread = static_cast<int>(threadIdx.x);

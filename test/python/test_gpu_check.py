@@ -199,7 +199,7 @@ esac
     skipped = {name for name, line in found.items() if line["status"] == "skipped"}
     # Parts that need a GPU or cuDNN.
     assert all("cudnn" in name or name in (
-        "the GPU's own rates", "the kernels beside cuBLASLt and cuDNN", "tiny, time outside kernels, train_gpt",
+        "the GPU's own rates", "the kernels compared with cuBLASLt and cuDNN", "tiny, time outside kernels, train_gpt",
         "every variant of the kernel lab") for name in skipped), skipped
     for name in ("loss and gradients against PyTorch, fp32", "loss and gradients against PyTorch, bf16",
                  "3 steps of AdamW against PyTorch, fp32", "3 steps against the CPU device, fp32, flash attention",

@@ -57,7 +57,8 @@ void launch(const llmc::cuda::Chip& chip, cudaStream_t stream, void (*kernel)(Pa
 template <class Declaration>
 inline char key_of;  // its address is the key
 
-// Declaration is the type of a lambda. Every declaration and every instance of a template has another type.
+// Declaration is the type of a lambda. Every declaration, and every instance of it in a template, has its own
+// type.
 template <class T, class Declaration>
 T& shared_variable(Declaration) {
     constexpr std::size_t alignment = alignof(T) < 16 ? 16 : alignof(T);

@@ -34,7 +34,7 @@ struct Thread {
     unsigned index = 0;  // in the block
     uint3 id{};
     Waiting waiting = Waiting::no;
-    std::uint32_t mask = 0;  // of what it waits for; so are the next three
+    std::uint32_t mask = 0;  // this and the next three describe what it waits for
     Together together = nullptr;
     void* argument = nullptr;
     Site site;
@@ -78,7 +78,7 @@ struct Run {
     std::vector<unsigned> warp_order;
     std::vector<Thread*> at_barrier;
     unsigned returned = 0;
-    unsigned turn = 0;  // another one for each block
+    unsigned turn = 0;  // a new number for each block
     std::uint64_t launches = 0;
     std::map<std::string, std::size_t> launched;  // the size of the largest grid, by symbol
     Thread* current = nullptr;

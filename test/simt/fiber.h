@@ -9,8 +9,9 @@ namespace simt {
 
 class Fiber {
   public:
-    // If fibers of one turn use the same seat, ThreadSanitizer sees them as ordered. Fibers of the next three
-    // turns have other seats, and nothing orders them.
+    // A turn is the number of a block. A seat is a stack that fibers reuse (fiber.cpp). ThreadSanitizer sees
+    // fibers that use the same seat as ordered. Fibers of the next three turns have other seats, so nothing
+    // orders them.
     static constexpr unsigned turns = 4;
     Fiber(unsigned turn, std::function<void()> function);
     ~Fiber();

@@ -72,8 +72,8 @@ std::string why_refused(const Chip& chip, const Grid& grid, const KernelReport& 
     if (figures == of_chip->end()) {
         // The kernel has not run yet, so this is reported to the user like any wrong input.
         llmc::user_error(
-            "the compiler's report on sm_{} lacks {}; make the program again, or take the report "
-            "that was made with it",
+            "the compiler's report on sm_{} lacks {}; build the program again, or use the report "
+            "of the same build",
             chip.architecture, symbol.empty() ? "a local function" : llmc::cuda::kernel_name(symbol));
     }
     return why_too_much(chip, grid, figures->second);

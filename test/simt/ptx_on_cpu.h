@@ -6,8 +6,8 @@
 
 #include "simt/cuda_on_cpu.h"
 
-// A separate namespace: in simt, calls of the wrappers, which pass on a simt::Site, would also find these
-// functions.
+// A separate namespace. In simt, argument-dependent lookup would find these functions for calls of the
+// wrappers of the same names, because such calls pass a simt::Site.
 namespace simt::ptx {
 
 struct MmaArgument {

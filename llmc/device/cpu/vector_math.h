@@ -45,8 +45,8 @@ inline float exponential(float x) {
     q = std::fma(q, r, 0x1.fffffcp-2F);
     const float e_to_r = std::fma(r * r, q, r) + 1.0F;
 
-    // 2 * 2^(n-1), since a float cannot hold 2^n for n = 128. If x is NaN or outside the bounds, n may be
-    // anything.
+    // 2^n is computed as 2 * 2^(n-1), since a float cannot hold 2^n for n = 128. If x is NaN or outside the
+    // bounds, n may be anything.
     constexpr std::uint32_t bias_less_one = 126;
     const float power = std::bit_cast<float>((std::bit_cast<std::uint32_t>(shifted) + bias_less_one) << 23);
     const float inside = (e_to_r + e_to_r) * power;
@@ -77,7 +77,7 @@ inline float gelu_derivative(float x) {
     const float z = exponential(-std::fabs(two_u));
     const float reciprocal = 1.0F / (1.0F + z);
     const float s = select(two_u < 0.0F, z, 1.0F) * reciprocal;
-    // z is 0 for |x| >= 20; a larger x would multiply that 0 by infinity.
+    // z is 0 for |x| >= 20. For a huge x the slope would be infinite, and 0 times infinity is NaN.
     constexpr float far = 32.0F;
     const float magnitude = std::fabs(x);
     const float clamped_x = std::copysign(magnitude > far ? far : magnitude, x);

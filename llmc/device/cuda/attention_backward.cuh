@@ -13,7 +13,7 @@
 // - There is no dq in fp32 that is accumulated in memory and converted later.
 // - There is a block for each 128 rows (64 at head size 128) for any batch. A kernel with one block per head,
 //   which adds in order, needs as many heads as the GPU has multiprocessors (kernel 4 in dev/attention_backward.cu).
-// - The scheme of registers and shared memory that is described below.
+// - p and ds stay in registers, as described below.
 //
 // Each warp works alone on its 32 rows (16 at head size 128). It computes the scores of these rows, which the
 // keys kernel computes transposed. The registers of p and ds are then already the
@@ -58,7 +58,7 @@ struct AttentionBackwardTiling {
     using Owned = Tile<owned, columns>;
     using Moving = Tile<step, columns>;
     using Rows = Operand[row_blocks][depth];        // the warp's rows of q, k, v or dout, as first operands
-    using Scores = Block[row_blocks][step_blocks];  // its rows against a step's
+    using Scores = Block[row_blocks][step_blocks];  // scores of its rows against those of a step
     using Sums = Block[row_blocks][depth];          // its rows of a gradient
 
     // The index of a query's two numbers in row_values: the log-sum-exp for base 2, and D. The queries kernel

@@ -69,7 +69,8 @@ void CudaOps::require_sizes(const WorkspaceRequest& request) const {
         user_error("--channels {} is out of range for the GPU's kernels in {}; give at most {}", C,
                    name_of(request.dtype), most);
     }
-    // The embedding's backward pass counts the tokens of a token class in shared memory (encoder.cuh).
+    // The embedding's backward pass counts the tokens of a class in shared memory; there are 2^7 classes
+    // (encoder.cuh).
     const auto most_tokens = static_cast<std::int64_t>((chip_.shared_bytes_per_block - 2048) / sizeof(int))
                              << 7;
     if (request.vocabulary > most_tokens) {

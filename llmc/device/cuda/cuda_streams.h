@@ -33,8 +33,8 @@ class CudaStreams final : public Streams {
     using Watch = std::function<void(HostWait)>;
     int add_watch(Watch watch);
     void remove_watch(int number) { watches_.erase(number); }
-    // The number of events that are complete or were never recorded. During a long wait, when no new events
-    // are recorded, a change shows a watch that the device makes progress.
+    // The number of events that are complete or were never recorded. During a long wait no new events are
+    // recorded. If this number changes, a watch knows that the device makes progress.
     std::ptrdiff_t count_reached() const;
     // wait_until_empty() waits until the selected stream is empty and returns CUDA's error. finish() does the
     // same but throws the error. finish_all() finishes all streams.

@@ -159,11 +159,8 @@ void add_parts(Addresses& addresses, Operand first, const Tensor& packed, const 
 class Attention final : public CudnnAttention {
   public:
     std::size_t workspace_bytes(const HeadSizes& sizes) override {
-        HeadSizes one = sizes;  // for generating a sample
-        one.batch = 1;
-        planned_bytes_ =
-            std::max({planned_bytes_, forward_pass(sizes).workspace_bytes(),
-                      backward_pass(sizes).workspace_bytes(), forward_pass(one).workspace_bytes()});
+        planned_bytes_ = std::max(
+            {planned_bytes_, forward_pass(sizes).workspace_bytes(), backward_pass(sizes).workspace_bytes()});
         return planned_bytes_;
     }
 

@@ -16,8 +16,8 @@ class CudnnAttention {
   public:
     virtual ~CudnnAttention() = default;
 
-    // The workspace for these sizes, and for a single sequence. cuDNN's plans for them are made here. Throws
-    // a UserError if cuDNN has none.
+    // The workspace for these sizes. cuDNN's plans for them are made here. Throws a UserError if cuDNN has
+    // none.
     virtual std::size_t workspace_bytes(const HeadSizes& sizes) = 0;
     virtual void set_workspace(void* workspace) = 0;
     virtual void forward(cudaStream_t stream, const Tensor& out, const Tensor& lse, const Tensor& qkv,

@@ -306,8 +306,8 @@ __global__ void __launch_bounds__(threads, 256 / threads)
     Sums sums = {};
     for (int t = 0; t < tiles; ++t) {
         load_step(fragments[1], t, 1);
-        // Into the stage of tile t - 1. All threads have read that tile: they have passed the barrier below
-        // since.
+        // This overwrites the stage of tile t - 1. All threads finished reading that tile before the previous
+        // wait().
         fetch(t + stages - 1);
         multiply(sums, fragments[0]);
         wait();

@@ -9,7 +9,8 @@
 
 #include "llmc/core/error.h"
 
-// The file name of a library's version, as one string literal: dev/gpu/bundle.sh searches a program for it.
+// The file name of a library with its version. It is one string literal, because dev/gpu/bundle.sh searches
+// the program's file for it.
 #define LLMC_LIBRARY_FILE(name, version) "lib" name ".so." LLMC_TEXT_OF(version)
 #define LLMC_TEXT_OF(number) #number
 

@@ -97,28 +97,40 @@ struct Split {
 
 // Splits blocks over stages with one chunk each, by dynamic programming from the last chunk to the first.
 // Lists of costs are sorted and compared entry by entry. Adding the same cost to two lists does not change
-// which is less. So the best split contains the best split of the later chunks. Longer chunks are tried
-// first, and win among equal splits.
+// which is less. So the best split contains the best split of the later chunks. Longer chunks win among equal
+// splits.
 std::vector<int> counts_of_stages(int layers, int chunks, const PartCosts& costs) {
     const auto number = [](int n) { return static_cast<std::size_t>(n); };
     const double most = most_when_even(layers, chunks, costs);
+    const auto is_cheap = [&](int chunk, int first, int end) {
+        return cost_of(chunk, chunks, first, end, costs) <= most;
+    };
+    // The last block at which each chunk can begin: all earlier chunks are as long as `most` allows.
+    std::vector<int> last_first(number(chunks), 0);
+    for (int chunk = 1; chunk < chunks; ++chunk) {
+        int& first = last_first[number(chunk)] = last_first[number(chunk - 1)];
+        for (const int begin = first;
+             first < layers - (chunks - chunk) && is_cheap(chunk - 1, begin, first + 1);)
+            ++first;
+    }
     std::vector<std::vector<Split>> best(number(chunks), std::vector<Split>(number(layers)));
     for (int chunk = chunks - 1; chunk >= 0; --chunk) {
         const bool is_last = chunk == chunks - 1;
-        for (int first = chunk == 0 ? 0 : layers - (chunks - chunk); first >= chunk; --first) {
+        for (int first = last_first[number(chunk)]; first >= chunk; --first) {
             Split& split = best[number(chunk)][number(first)];
             const int longest = layers - (chunks - 1 - chunk), shortest = is_last ? layers : first + 1;
-            for (int end = longest; end >= shortest; --end) {
-                const double cost = cost_of(chunk, chunks, first, end, costs);
-                if (cost > most) continue;
+            for (int end = shortest; end <= longest && is_cheap(chunk, first, end); ++end) {
                 std::vector<double> all;
                 if (!is_last) {
                     all = best[number(chunk) + 1][number(end)].costs;
                     if (all.empty()) continue;
                 }
+                const double cost = cost_of(chunk, chunks, first, end, costs);
                 all.insert(std::ranges::upper_bound(all, cost, std::greater<>()), cost);
-                if (split.costs.empty() || all < split.costs) split = {end, std::move(all)};
+                if (split.costs.empty() || all <= split.costs) split = {end, std::move(all)};
             }
+            // With an earlier first block, the chunks from here on would cost more still.
+            if (split.costs.empty()) break;
         }
     }
     std::vector<int> counts;

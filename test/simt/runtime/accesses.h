@@ -29,7 +29,7 @@ class Accesses {
     // ordered before it. Ends the process if a conflicting access of another stream is not ordered before it.
     void add(const Access& access, const std::string& what, unsigned stream, std::uint64_t number,
              const Clock& before);
-    // All later work is ordered after this moment.
+    // Forgets the accesses before this moment, because all later work is ordered after it.
     void forget_before(const Clock& clock);
     void forget(const void* begin, std::size_t bytes);
     // Work that touches the range and is not done, or null. `done` is the number of finished pieces of each

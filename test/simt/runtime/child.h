@@ -31,7 +31,7 @@ Outcome run_process(const Environment& environment, const Body& body);
 std::vector<Outcome> run_processes(int count, const Environment& environment,
                                    const std::function<bool(int)>& body);
 
-// True if the body is right under each of the first seeds.
+// True if the body returns true under each of the seeds 0 to 9.
 testing::AssertionResult is_right_in_any_order(const Body& body);
 // True if the body returns false under some of them. A process that ends in another way is a failure.
 testing::AssertionResult goes_wrong_in_some_order(const Body& body);

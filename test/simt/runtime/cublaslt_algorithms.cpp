@@ -1,5 +1,5 @@
-// cuBLASLt's algorithms. There are three, so that a program can choose. The first permitted one is never the fastest
-// by the clock of events:
+// cuBLASLt's algorithms. There are three, so that a program can choose. By default the first permitted one is
+// not the fastest by the clock of events:
 //   11  one sum over k; takes 50 ms longer than the computation; SIMT_SLOW_ALGORITHM can name another as the slow one
 //   22  k in two parts that are added in the result, in an order that differs from run to run: it is offered first,
 //       takes no time, and gives other bits each time
@@ -157,8 +157,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
         if (status != CUBLAS_STATUS_SUCCESS) return status;
         const auto allowed = of(preference)->as<std::uint64_t>(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);
         const auto schemes = of(preference)->as<std::uint32_t>(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK);
-        // Each algorithm needs the whole alignment that it is promised, more than the library needs. So a
-        // false promise shows.
+        // Here each algorithm requires the whole alignment that the caller promises. The library requires
+        // less. A false promise thus fails here.
         constexpr std::array promises = {
             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};

@@ -258,8 +258,8 @@ void compute(const Product& p) {
     if (p.workspace) std::memset(p.workspace, 0xff, p.algorithm.workspace_bytes(problem));
 }
 
-// Computes with the duration that the clock of events shows, because algorithms are chosen by it. Every fifth
-// product takes a second longer, as if the GPU had other work.
+// Computes, and adjusts the clock of events to the algorithm's speed, because algorithms are chosen by that
+// clock. Every fifth product takes a second longer, as if the GPU had other work.
 void compute_in_its_time(Runtime& r, const Product& p) {
     using std::chrono::steady_clock;
     static int products = 0;

@@ -66,13 +66,14 @@ TEST(CudaStreams, a_long_wait_begins_and_ends) {
 }
 
 TEST(CudaStreams, events_are_reached_one_after_the_other) {
+    // The last event, 51, is the one that CudaStreams records itself after the 50 of the pieces.
     EXPECT_TRUE(run_process({}, [] {
                     const std::vector<std::ptrdiff_t> reached = told_in_wait(50).reached;
                     return std::ranges::is_sorted(reached) && reached.front() < 50 && reached.back() == 51;
                 }).good());
 }
 
-TEST(CudaStreams, a_short_wait_is_nobodys_business) {
+TEST(CudaStreams, watches_are_not_told_of_a_short_wait) {
     EXPECT_TRUE(run_process({}, [] { return told_in_wait(0).waits.empty(); }).good());
 }
 

@@ -39,7 +39,7 @@ TEST(Device, there_may_be_none) {
                 }).good());
 }
 
-TEST(Device, devices_have_names_of_their_own) {
+TEST(Device, devices_have_uuids_of_their_own) {
     EXPECT_TRUE(run_process({{"SIMT_GPUS", "2"}}, [] {
                     int count = 0, device = -1;
                     must(cudaGetDeviceCount(&count));

@@ -155,7 +155,7 @@ bool takes(const simt::runtime::Algorithm& algorithm, std::int64_t size) {
     return multiply(*adopts) == saved;
 }
 
-TEST(LtProducts, NoSavedAlgorithmIsTakenThatGivesOtherBitsNeedsMoreMemoryOrIsNone) {
+TEST(LtProducts, IgnoresSavedAlgorithmsWithOtherBitsTooMuchMemoryOrDamage) {
     const simt::runtime::Algorithm ordered{
         .id = 33, .splits = 2, .reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE};
     const simt::runtime::Algorithm in_any_order{

@@ -100,8 +100,8 @@ void queue(Runtime& r, ncclComm& communicator, const std::vector<Call>& calls, c
         const double seconds = std::chrono::duration<double>(steady_clock::now() - since).count();
         if (!done && seconds > r.settings.nccl_seconds) {
             stop("rank " + std::to_string(communicator.rank) + " of " + std::to_string(communicator.size) +
-                 " waits in " + name_of(operation->first()) + " for rank " + operation->waits_for() +
-                 " since " + std::to_string(static_cast<int>(seconds)) + " seconds");
+                 " still waits in " + name_of(operation->first()) + " for rank " + operation->waits_for() +
+                 " after " + std::to_string(static_cast<int>(seconds)) + " seconds");
         }
         return done;
     };

@@ -49,7 +49,7 @@ void wait_for(Runtime& r, const std::function<bool()>& step, const std::function
     const auto start = steady_clock::now();
     while (!step()) {
         if (std::chrono::duration<double>(steady_clock::now() - start).count() > r.settings.nccl_seconds) {
-            stop(what() + " since " + std::to_string(static_cast<int>(r.settings.nccl_seconds)) + " seconds");
+            stop(what() + " after " + std::to_string(static_cast<int>(r.settings.nccl_seconds)) + " seconds");
         }
         r.mutex.unlock();
         std::this_thread::sleep_for(std::chrono::microseconds(50));
@@ -66,7 +66,7 @@ ncclResult_t perform(Runtime& r, ncclComm& communicator, std::function<bool()> s
     }
     wait_for(r, step, [&] {
         return "rank " + std::to_string(communicator.rank) + " of " + std::to_string(communicator.size) +
-               " waits in " + what;
+               " still waits in " + what;
     });
     return communicator.error;
 }

@@ -82,8 +82,8 @@ TEST(Nccl, a_peer_that_does_not_come_is_named) {
                           must(ncclAllReduce(x, x, 16, ncclFloat32, ncclSum, all, stream));
                       },
                       {{"SIMT_NCCL_SECONDS", "1"}});
-    EXPECT_TRUE(
-        contains(said, "simt: rank 0 of 3 waits in ncclAllReduce of 16 float32 for rank 1 since 1 seconds"))
+    EXPECT_TRUE(contains(
+        said, "simt: rank 0 of 3 still waits in ncclAllReduce of 16 float32 for rank 1 after 1 seconds"))
         << said;
 }
 

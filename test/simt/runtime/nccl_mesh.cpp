@@ -54,8 +54,8 @@ std::ptrdiff_t Socket::write(const void* from, std::size_t bytes) const {
     return errno == EAGAIN || errno == EINTR ? 0 : gone;
 }
 
-std::ptrdiff_t Socket::read(void* to, std::size_t bytes, bool leave) const {
-    const ssize_t count = recv(descriptor_, to, bytes, MSG_DONTWAIT | (leave ? MSG_PEEK : 0));
+std::ptrdiff_t Socket::read(void* to, std::size_t bytes, bool peek) const {
+    const ssize_t count = recv(descriptor_, to, bytes, MSG_DONTWAIT | (peek ? MSG_PEEK : 0));
     if (count > 0) return count;
     return count < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : gone;
 }

@@ -30,7 +30,7 @@ class Socket {
 
     // The number of bytes transferred: 0 if none can be now, `gone` if the peer is gone.
     std::ptrdiff_t write(const void* from, std::size_t bytes) const;
-    std::ptrdiff_t read(void* to, std::size_t bytes, bool leave = false) const;
+    std::ptrdiff_t read(void* to, std::size_t bytes, bool peek = false) const;
     static constexpr std::ptrdiff_t gone = -1;
 
   private:

@@ -181,7 +181,7 @@ void Streams::discard() {
 
 // ---- waits of the host ----
 
-// Work that is issued from now on comes after.
+// All work that is issued from now on is ordered after this moment.
 void Streams::host_waited_for(const Clock& clock) { accesses_.forget_before(clock); }
 
 void Streams::synchronize(cudaStream_t handle, const char* call) {

@@ -99,7 +99,8 @@ class Streams {
     bool query(cudaStream_t handle);
     bool query_event(cudaEvent_t event);
 
-    // Releases memory and forgets the accesses to it. Ends the process if work still uses it.
+    // Forgets the accesses to memory that the caller then releases. Ends the process if unfinished work uses
+    // it.
     void forget(const void* begin, std::size_t bytes, const char* call);
     // Discards all work: after a fault no work runs.
     void discard();

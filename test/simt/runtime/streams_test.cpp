@@ -189,7 +189,8 @@ TEST(Streams, a_wait_for_an_event_never_recorded_is_none) {
     }));
 }
 
-// Work of two streams, then a copy in the null stream, which waits for one of them only.
+// Work of a stream with these flags, then a copy in the null stream. The copy waits only if the stream is a
+// blocking one.
 bool null_stream(unsigned flags) {
     DeviceArray<float> x(8);
     x.upload(ones);
