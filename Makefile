@@ -32,7 +32,8 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 # ---- Flags -----------------------------------------------------------------------------------------------
 
 ifdef SANITIZED
-# Some suites check for leaks (LEAK_CHECKS in test/run_suites.py), except those in test/leaks.txt.
+# Some suites check for leaks (LEAK_CHECKS in test/run_suites.py). They ignore the leaks that test/leaks.txt
+# lists.
 export ASAN_OPTIONS ?= detect_leaks=0:detect_stack_use_after_return=1:strict_string_checks=1
 export LSAN_OPTIONS ?= suppressions=$(CURDIR)/test/leaks.txt:print_suppressions=0
 export UBSAN_OPTIONS ?= print_stacktrace=1
@@ -115,7 +116,7 @@ $(1):
 endef
 # $(call precompile,NAME,HEADER,COMMAND,FLAGS FILE,OBJECTS): OBJECTS, which COMMAND compiles, use a precompiled
 # HEADER. A file whose own flags do not allow this includes the header as usual. (With ccache and with clang++,
-          # nothing is precompiled.)
+# nothing is precompiled.)
 define precompile
 $(BUILD)/precompiled/$(1)/$(notdir $(2)): $(2) dev/precompiled.h $(4) | $(BUILD)/libraries.ok
 	@echo 'precompile $(2) ($(1))'
@@ -175,13 +176,13 @@ quickstart:  ## from nothing to a trained GPT: deps, builds, trains with 2 proce
 	@printf '\n== Drawing its loss\n'
 	@$(PYTHON) scripts/plot.py runs/quickstart
 	@printf '\nDone. In runs/quickstart: %s\n' "$$(cd runs/quickstart && ls -m)"
-	@printf 'The loss curve is runs/quickstart/loss.png. Train again, your way: '
+	@printf 'The loss curve is runs/quickstart/loss.png. The options for a run of your own: '
 	@printf 'scripts/launch.sh -np 2 ./train_gpt --help\n'
 
 docs: $(PROGRAM)  ## docs/options.md, from what ./train_gpt --help prints
 	@$(PYTHON) dev/docs/options_page.py $(dir $(PROGRAM))train_gpt
 
-# A finished quickstart is not trained again.
+# If runs/quickstart has metrics, even of a run that was stopped, it is not trained again.
 pictures:  ## the pictures of README.md: the loss of the quickstart, which trains if it has not, and the folders of llmc/
 	@[ -e runs/quickstart/metrics.jsonl ] || $(MAKE) quickstart
 	@$(PYTHON) dev/docs/loss_picture.py runs/quickstart

@@ -41,7 +41,7 @@ USUAL_BPE = ROOT / "data" / "gpt2_bpe"
 class Part:
     """A piece of the source that is opened separately, usually a file."""
 
-    open: typing.Callable  # yields (document, whether it begins here); downloads the file if necessary
+    open: typing.Callable  # yields (bytes of a document, whether they include its beginning); downloads the file if necessary
     files: typing.Callable = list  # the part's source files, for the manifest: [{"file", "sha256", "url"}]
 
 
@@ -76,8 +76,7 @@ def remote_part(remote, downloader, folder, texts):
 
 
 def split_streams(read, files, fraction):
-    """Streams for training and validation: the last `fraction` of the bytes of the documents read() is for
-    validation."""
+    """Streams for training and validation. The function read() gives the documents; the last `fraction` of their bytes is for validation."""
     total = sum(len(document) for document in read())
     if total == 0:
         fail("the files have no text; give other files")
@@ -110,7 +109,7 @@ def add_tokens_options(parser):
     parser.add_argument("--shard-tokens", type=number(16, shards.LARGEST_SHARD), default=100_000_000, metavar="N",
                         help="write N tokens per shard (default: 100 million)")
     parser.add_argument("--limit-tokens", type=number(20), metavar="N",
-                        help="for a quick trial, stop after N tokens; a tenth of them is for validation, if there is any")
+                        help="for a quick trial, stop after N tokens; a tenth of them is for validation, if the dataset has validation text")
     parser.add_argument("--processes", type=number(1, 1024), default=len(os.sched_getaffinity(0)), metavar="N",
                         help="tokenize with N processes (default: one per core); the shards are the same for any N")
     parser.add_argument("--overwrite", action="store_true", help="make all shards again and replace those in the folder")

@@ -83,7 +83,7 @@ def boundary(document, position):
 
 
 def before(documents, place):
-    """The documents before a position in their concatenation, as (document, whether it begins here)."""
+    """The documents before a position in their concatenation, as (bytes of a document, whether they include its beginning)."""
     for document in documents:
         if place <= 0:
             return
@@ -92,7 +92,7 @@ def before(documents, place):
 
 
 def after(documents, place):
-    """The documents from a position in their concatenation on, as (document, whether it begins here)."""
+    """The documents from a position in their concatenation on, as (bytes of a document, whether they include its beginning)."""
     for document in documents:
         begin = boundary(document, max(place, 0)) if place < len(document) else len(document)
         if begin < len(document):

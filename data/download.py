@@ -186,7 +186,8 @@ class Downloader:
             return version
         if have:
             headers["Range"] = f"bytes={have}-"
-            # If the version has a checksum, one server reported it and another sends the data, which does not know that ETag.
+            # A version's checksum comes from the server that redirects. The server that sends the data does not know it as an
+            # ETag.
             if not version["sha256"]:
                 headers["If-Range"] = version["etag"] or version["modified"]
         with self.get(remote.url, headers) as response:
@@ -198,7 +199,7 @@ class Downloader:
             if response.status_code == 416 and have == total and have:
                 return version
             is_part = response.status_code == 206
-            # A partial response is usable if it starts at byte 0; any other part is useless.
+            # Without earlier bytes, a partial response is usable only if it starts at byte 0 and names the file's size.
             if not have and (response.status_code == 416 or (is_part and (start > 0 or total < 0))):
                 fail(f"{self.address(remote.url)}: the server answers {response.status_code} {response.reason}, although "
                      f"the whole file was requested; {self.remedy}")

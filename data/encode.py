@@ -33,7 +33,7 @@ END_OF_TEXT = 50256
 # GPT-2's split of text into words, before bytes are merged.
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
-ENDINGS = {signal.SIGINT, signal.SIGTERM}
+END_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 PIECE = 1 << 20  # bytes of a piece; longer documents are cut
 BATCH = 1 << 20  # bytes of one task of a process
@@ -149,7 +149,7 @@ def build_native_library():
     except OSError as error:
         complaint = [error.strerror]
     if complaint or not native_library().exists():
-        fail(f"`make tokenizer` cannot build the project's own encoder, which is used without tiktoken (`make deps`):  "
+        fail(f"`make tokenizer` cannot build the project's own encoder, which is used without tiktoken (`make deps`): "
              f"{(complaint or ['it built nothing'])[0]}")
 
 
@@ -186,9 +186,9 @@ class Worker:
 
     @classmethod
     def begin(cls, kind, folder):
-        for number in ENDINGS:  # often sent to all processes of a job; the parent process ends the work
+        for number in END_SIGNALS:  # often sent to all processes of a job; the parent process ends the work
             signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
         threading.Thread(target=cls.end_with_parent, daemon=True).start()
         cls.tokenizer = open_tokenizer(kind, folder)
 
@@ -216,8 +216,7 @@ def encode_pieces(tokenizer, pieces):
 
 
 def batches_of(pieces):
-    """Lists of (position, text, separated) with slightly more than BATCH bytes at most, each with whether a part of
-    the source ends with it."""
+    """Yields (batch, whether a part of the source ends with it). A batch is a list of (position, text, separated) of about BATCH bytes."""
     batch, size = [], 0
     for piece in pieces:
         if piece is not None:
@@ -233,9 +232,9 @@ def ending_later():
     """Delays Ctrl-C and SIGTERM until the block ends. Processes started in the block have them blocked until
     Worker.begin."""
     came = []
-    handlers = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in ENDINGS}
+    handlers = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in END_SIGNALS}
     # Blocks them for the new processes. In this process other threads may still receive a signal, so it has handlers.
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
     try:
         yield
     finally:
@@ -261,8 +260,8 @@ def encode_in_order(pieces, tokenizer, kind, folder, processes):
             if processes == 1 or (pool is None and ends and not waiting):  # too little for several processes
                 yield from zip((piece[0] for piece in batch), encode_pieces(tokenizer, [piece[1:] for piece in batch]))
                 continue
-            # Spawned, not forked, so that they inherit no connections and files of the parent. (Starting the pool may
-            # start a helper of Python, which unblocks Ctrl-C.)
+            # Spawned, not forked, so that they inherit no connections and files of the parent. The pool is made outside
+            # ending_later(), because Python may start a helper process for it and then unblocks Ctrl-C.
             pool = pool or concurrent.futures.ProcessPoolExecutor(
                 processes, multiprocessing.get_context("spawn"), Worker.begin, (kind, folder))
             with ending_later():

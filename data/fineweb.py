@@ -16,7 +16,7 @@ FOLDERS = {"10B": "sample/10BT", "100B": "sample/100BT"}
 
 
 def add_options(parser):
-    parser.add_argument("--name", choices=REPOSITORIES, default="edu", help="use educational pages (edu, default) or all pages")
+    parser.add_argument("--name", choices=REPOSITORIES, default="edu", help="use educational pages (edu, default) or all pages (classic)")
     parser.add_argument("--size", choices=FOLDERS, default="10B", help="use the sample with so many tokens (default: 10B)")
 
 

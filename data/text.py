@@ -5,7 +5,7 @@
     python data/text.py notes.jsonl --field body --val-fraction 0.05
     zcat *.gz | python data/text.py - --out data/mine
 
-Each file is a document, and so is each line of a .jsonl file. The last tenth of all bytes, or --val-fraction, is for
+Each text file is a document. In a .jsonl file, each line is one. The last tenth of all bytes, or --val-fraction, is for
 validation. With --limit-tokens N, the script reads only the beginning of standard input, about 16 bytes for each
 GPT-2 token. At most a tenth of the N tokens are then for validation.
 """

@@ -25,8 +25,9 @@ without=
 clang=
 for word in ${CXX-}; do [[ $word != *clang* ]] || clang=$word; done
 
-# Group, Debian package, and a test for the feature on other systems. "debian" marks packages that only Debian's
-# packages need: Debian's PyTorch computes with the installed BLAS, and the default one is 30 times slower.
+# Group, Debian package, and a test for the feature on other systems. "debian" marks packages that only a
+# system with apt needs. For example, Debian's PyTorch computes with the installed BLAS, and the default BLAS
+# is 30 times slower.
 needed() {
     [[ ! $clang ]] || printf 'build %s\n' "clang command:$clang" 'libomp-dev openmp:omp.h'
     grep -v "${without:-^$}" <<'END'
@@ -178,7 +179,8 @@ install_missing() {
         }
         as_root=(sudo)
     fi
-    # Apt's hundreds of lines go to a log, which is shown only on failure. Apt's sizes are shown.
+    # Apt's hundreds of lines go to a log, which is shown only on failure. Only the lines with the sizes of
+    # the download and of the installation are shown.
     local log
     log=$(mktemp)
     {

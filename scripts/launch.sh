@@ -41,7 +41,7 @@ pass_on() { # signal
     else
         ended_by=$1
         kill -TERM "$job" || true
-        # mpirun would give them a second. It ends the processes on other machines itself.
+        # mpirun would wait one second for them. It ends the processes on other machines itself.
         ((${#children[@]} == 0)) || kill -KILL "${children[@]}" || true
     fi
 } 2>/dev/null

@@ -237,8 +237,7 @@ def main(words=None):
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory or its metrics file")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the picture to FILE (default: loss.png beside the run's metrics; "
                         "for several runs, comparison.png beside the first run's)")
-    parser.add_argument("--x", choices=KINDS, help="draw against this (default: the loss against each of them that differs, "
-                        "the other panels against steps)")
+    parser.add_argument("--x", choices=KINDS, help="draw against this (default: steps; a comparison draws the loss " "against all three)")
     parser.add_argument("--panels", type=panels_of, metavar="LIST", help=f"draw these of {','.join(PANELS)}, or all (default: loss "
                         "for one run, all for several)")
     arguments = parser.parse_args(words)

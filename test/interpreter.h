@@ -34,7 +34,7 @@ struct Use {
     std::int64_t sequences;
     std::span<const std::int32_t> tokens, targets;
     std::vector<Numbers>&values, &gradients;                 // of the part's values
-    std::vector<Numbers*>&parameters, &parameter_gradients;  // of the part's
+    std::vector<Numbers*>&parameters, &parameter_gradients;  // of the part
 
     Numbers& in(int i) const { return values[at(node.in[at(i)])]; }
     Numbers& out(int i) const { return values[at(node.out[at(i)])]; }
@@ -159,7 +159,7 @@ inline void multiply_backward(const Use& u, const Numbers& dout) {
 inline void product(const Use& u) { multiply(u, u.out(0)); }
 inline void product_backward(const Use& u) { multiply_backward(u, u.dout(0)); }
 
-// GELU's inner function and its derivative.
+// The tanh inside GELU.
 inline double gelu_tanh(double x) {
     return std::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x));
 }
@@ -180,8 +180,8 @@ inline void product_gelu_backward(const Use& u) {
 
 // ---- attention
 
-// f(queries, keys and values of row t; those of the first row of its sequence; the row's weights; first
-// element of the output)
+// Calls f for each row and head: f(function that gives an element's index in qkv, row, first row of its
+// sequence, the row's weights, first element of the output, HS).
 template <class F>
 void for_each_query(const Use& u, F&& f) {
     const Shape& qkv = u.part.value(u.node.in[0]).shape;  // (T,3,NH,HS)
@@ -200,7 +200,7 @@ void for_each_query(const Use& u, F&& f) {
                     s += u.in(0)[element(row, 0, i)] * u.in(0)[element(j, 1, i)];
                 p.push_back(s / std::sqrt(static_cast<double>(HS)));
             }
-            // Less the largest, so that none overflows.
+            // The largest is subtracted, so that no exponential overflows.
             const double most = *std::ranges::max_element(p);
             for (double& x : p) sum += x = std::exp(x - most);
             for (double& x : p) x /= sum;
@@ -250,7 +250,7 @@ inline void same_backward(const Use& u) { add_to(u.din(0), u.dout(0)); }
 
 // ---- the losses
 
-// f(row, the softmax of its logits, the logarithm of their sum of exponentials, the logits)
+// Calls f(row, the softmax of its logits, its loss) for each row whose target is not ignored.
 template <class F>
 void for_each_softmax(const Use& u, F&& f) {
     const std::int64_t C = u.features_in(), V = u.node.sizes[0];

@@ -53,7 +53,7 @@ MODEL_STEPS = 50
 
 def write_models(folder):
     """Writes model_NAME.weights.safetensors and model_NAME.expected.safetensors. The weights are bf16 numbers, so
-    that both dtypes start from the same. The other file has a batch, its loss and gradients, and the losses of 50
+    that both dtypes start from the same weights. The other file has a batch, its loss and gradients, and the losses of 50
     AdamW steps on it (lr 1e-3, PyTorch's defaults without decay). It also has the largest allowed error of each
     (model_bounds.py).
     """

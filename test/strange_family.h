@@ -97,7 +97,8 @@ inline int two_products(Trace& t, const std::string& name, int x, std::int64_t c
     const int u = product(t, name + ".up", gather(t, x), {channels}, by_outputs(0, "channels"), true, normal);
     return scatter(t, product(t, name + ".down", u, {width}, by_inputs(), true, normal));
 }
-// One gradient serves the output and three values. One of these values is added to before another is used.
+// One gradient serves the output and three values. The backward pass adds to the gradient of one of these
+// values before it uses that of another.
 inline Part layer_of_one_gradient() {
     Trace t("one {}", "h.{}", tokens, narrow);
     const int x = t.input();
@@ -105,8 +106,8 @@ inline Part layer_of_one_gradient() {
     const int late = two_products(t, "late", layernorm(t, "ln_2", x, false), 8, narrow);
     return t.finish(add(t, add(t, x, early), late));
 }
-// A stream of another width inside the layer. The gradients of weights read a gradient that is added to
-// afterwards.
+// A stream of another width inside the layer. The weights' gradients are computed from a gradient to which
+// the backward pass adds afterwards.
 inline Part layer_of_a_wide_stream() {
     Trace t("wide {}", "h.{}", tokens, narrow);
     const int x = two_products(t, "widen", layernorm(t, "ln_1", t.input(), true), 8, wide);
@@ -138,8 +139,8 @@ inline int attention_on(Trace& t, const std::string& name, int x, bool is_gelu =
                           : product(t, qkv, gather(t, x), {3, 4, 6}, heads, true, normal);
     return product(t, name + ".out", attention(t, name, q), {narrow}, by_inputs(), true, normal);
 }
-// Each layer ends in a norm, so that its last operation makes a kept value too, and its output is no sum of
-// sums.
+// Each layer ends in a norm. Its last operation therefore also makes values that are kept, and its output is
+// no sum.
 inline Part rare_layer(const char* name, int (*trace)(Trace& t, int x)) {
     Trace t(name, "h.{}", tokens, narrow);
     return t.finish(layernorm(t, "ln_last", trace(t, t.input()), true));
@@ -160,7 +161,7 @@ inline int scattered_twice(Trace& t, int x) {
 inline int attention_on_gelu(Trace& t, int x) {
     return add(t, x, scatter(t, attention_on(t, "attn", layernorm(t, "ln_1", x, true), true)));
 }
-// Generation needs the stream before the attention for all rows, and behind it for the new ones.
+// Generation needs the residual stream before the attention for all rows, but after it only for the new rows.
 inline int attention_late(Trace& t, int x) {
     const int h = add(t, x, two_products(t, "mlp", layernorm(t, "ln_1", x, true), 8, narrow));
     const int g = add(t, h, scatter(t, attention_on(t, "attn", layernorm(t, "ln_2", h, true))));

@@ -126,7 +126,8 @@ void Job::find_place(const Start& start) {
 
 Job::~Job() {
     try {
-        // MPI_Finalize waits without a limit. After this barrier every rank soon calls it.
+        // MPI_Finalize waits without a limit. This barrier has one, and after it every rank soon calls
+        // MPI_Finalize.
         world_->barrier();
     } catch (const std::exception& error) {
         fail(error.what());

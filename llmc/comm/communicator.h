@@ -1,5 +1,5 @@
-// Communication between processes: a group of ranks and the collectives over it. CPU data uses the transports
-// of comm/host_communicator.h.
+// Communication between processes: a group of ranks and the collectives over it. HostCommunicator
+// (host_communicator.h) is for CPU data; nccl/ is for GPU data.
 //
 // - Every rank of the group issues the same calls in the same order.
 // - Sums are deterministic: the same call on the same ranks gives the same bits.
@@ -56,8 +56,8 @@ class Communicator {
     // recv = the ranks' `send` tensors, concatenated. send (n), recv (n*size), any dtype. Sends (size-1)
     // times the bytes of `send`.
     virtual void all_gather(const Tensor& recv, const Tensor& send) = 0;
-    // x = the sum of x over ranks. Any number of elements. For elements that `size` divides: a
-    // reduce_scatter, then an all_gather.
+    // x = the sum of x over ranks. Any number of elements. If `size` divides their number, this is a
+    // reduce_scatter and then an all_gather.
     virtual void all_reduce(const Tensor& x) = 0;
     // x of every rank = x of `root`. Any dtype.
     virtual void broadcast(const Tensor& x, int root) = 0;

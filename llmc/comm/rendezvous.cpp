@@ -51,7 +51,8 @@ enum class Channel : std::int32_t { notices, messages };
 struct Hello {
     Mark mark = hello_mark;
     std::array<char, 120> version{};
-    std::uint64_t key = 0;  // of the job; 0 if not known yet, towards rank 0
+    std::uint64_t key =
+        0;  // identifies the job; 0 in a hello to rank 0, because the sender does not know it yet
     std::int32_t rank = 0;
     std::int32_t size = 0;
     Channel channel = Channel::notices;
@@ -64,7 +65,7 @@ static_assert(sizeof(Hello) == 256 && std::is_trivially_copyable_v<Hello>);
 struct Answer {
     enum class What : std::int32_t {
         welcome,  // the first answer
-        table,    // all ranks have come; a Endpoint for each rank follows
+        table,    // all ranks have come; an Endpoint for each rank follows
         ready,    // from a rank: it has all its links
         go,       // all ranks are ready
         ended     // the job has failed, and another process says why
@@ -180,8 +181,8 @@ class Rendezvous {
         try {
             invitation_.rank == 0 ? receive_all_ranks() : go_to_all_ranks();
         } catch (const std::exception&) {
-            // Tells the processes that wait for this one that the job has failed, so that they do not report
-            // it as gone.
+            // Tells the processes that wait for this one that the job has failed. Otherwise they would report
+            // that this process is gone.
             for (const Link& link : links_)
                 if (link.notices) tell(link.notices, What::ended);
             throw;
@@ -213,7 +214,8 @@ class Rendezvous {
     // ---- rank 0
 
     void receive_all_ranks() {
-        resolve_host();  // fails now if the host name cannot be resolved, since the others could not resolve it either
+        // fails now if the host name cannot be resolved, since the others could not resolve it either
+        resolve_host();
         while (!is_whole()) {
             std::optional<Arrival> arrival = door_.next(end_, watched());
             if (arrival) {

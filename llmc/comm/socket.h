@@ -72,7 +72,8 @@ Address address_of_peer(const Socket& socket);
 // The addresses of a host name. Empty if there are none: `why` then has the system's message.
 std::vector<Address> resolve(const std::string& host, std::uint16_t port, std::string& why);
 
-// Connects to the address. Empty if there was no answer before `end`: `why` then has the system's message.
+// Connects to the address. Empty if it fails or is not connected by `end`: `why` then has the system's
+// message.
 Socket connect_to(const Address& address, Deadline end, std::string& why);
 
 // Listens at a port, on all addresses of this machine; port 0 means any free one. UserError if the port

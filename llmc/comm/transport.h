@@ -68,7 +68,8 @@ class Transport {
     virtual void end_if_lost() = 0;
 
     // End the job at any time, with status 1. `abort` ends all processes at once. `give_way` leaves this to
-    // another rank, which has failed and reports it; it returns if that rank does not end the job.
+    // another rank, which has failed and reports it; over MPI, give_way returns if that rank does not end the
+    // job in time.
     virtual void abort() = 0;
     virtual void give_way() = 0;
 };

@@ -28,7 +28,7 @@ constexpr std::chrono::seconds patience{10};
 // How long a rank may take to answer, or to report why the job fails. On a busy machine this takes some
 // tenths of a second.
 constexpr std::chrono::seconds answer_time{5};
-// How long the news of a failed rank may arrive after the news that others have ended because of it.
+// After the news that other ranks have ended, the news of the failed rank may take this long to arrive.
 constexpr std::chrono::milliseconds news_time{50};
 // How long a busy process may take to notice by itself that the job fails.
 constexpr std::chrono::milliseconds busy_time{1000};

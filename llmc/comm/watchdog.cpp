@@ -24,14 +24,15 @@ constexpr double turn = 0.2;
 constexpr int most_turns = 16;
 constexpr double later_turns_delay = most_turns * turn;
 
-// The longest delay, in seconds, between the beginnings of two ranks' waits for which the later rank may still
-// report for both. (With a delay above half of the limit, the later rank has not yet told that it waits.)
+// Other ranks may begin their waits later than this one. A rank gives them up to this many more seconds to
+// report, but at most half of the limit: a rank that began even later has not yet told the others that it
+// waits.
 constexpr double most_delay = 5;
 
 // The longest time between two receptions of notices, also on a rank that never waits for long.
 constexpr Seconds between_hearings{1.0};
 
-// How long the news of a lost rank may arrive after the failure of an operation in which it took part.
+// After the failure of an operation, the news that one of its ranks is lost may take this long to arrive.
 constexpr Seconds news_time{1.0};
 
 std::string listed(std::span<const int> ranks) {

@@ -24,7 +24,8 @@ struct bfloat16 {
 inline float to_float(bfloat16 x) { return std::bit_cast<float>(std::uint32_t{x.bits} << 16); }
 inline float to_float(float x) { return x; }
 
-// Rounds to nearest, ties to even. A NaN stays a NaN: its payload loses its low bits, so one bit is set.
+// Rounds to nearest, ties to even. A NaN stays a NaN. Without its low bits the payload could be all zero, so
+// one bit is set.
 inline bfloat16 to_bfloat16(float x) {
     const auto bits = std::bit_cast<std::uint32_t>(x);
     const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;

@@ -1,4 +1,4 @@
-// Two parts of C++20's library that clang 14, Debian 12's, cannot compile from the headers of g++ 12.
+// Two parts of C++20's library. Debian 12's clang 14 cannot compile them from the headers of g++ 12.
 #pragma once
 
 #include <iterator>

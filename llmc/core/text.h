@@ -39,10 +39,10 @@ std::optional<T> whole_number(std::string_view text) {
     return error == std::errc() && rest == end ? std::optional(number) : std::nullopt;
 }
 
-// The name that a user who wrote `given` probably meant; empty if none is similar. First choice is the
-// name made of its initials ("lr" for "learning-rate"), then the shortest name that begins with it, then the
-// shortest that contains it. Otherwise it is the name with the
-// fewest insertions, deletions and replacements of a character. Ties go to the first.
+// The name that a user who wrote `given` probably meant; empty if none is similar. The first choice is the
+// name that equals the initials of `given` ("lr" if the user wrote "learning-rate"). Then comes the shortest
+// name that begins with `given`, then the shortest that contains it. Otherwise it is the name with the fewest
+// insertions, deletions and replacements of a character. Ties go to the first.
 std::string nearest_name(std::string_view given, std::span<const std::string> names);
 
 // "1.25 ms", "37.5 us", "120 s": at least three digits.

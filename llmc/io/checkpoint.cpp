@@ -35,7 +35,7 @@ constexpr std::string_view name_prefix = "checkpoint-";
 
 constexpr std::string_view partial_suffix = ".partial";
 
-// checkpoint-<step>. Other names in the directory are the user's own or unfinished checkpoints.
+// checkpoint-<step>. Other names in the directory belong to the user or to unfinished checkpoints.
 std::string name_of_step(std::int64_t step) { return fmt::format("{}{:08}", name_prefix, step); }
 
 // The step in a checkpoint's name. Empty if save_checkpoint gives no such name, as for checkpoint-99.

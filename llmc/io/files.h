@@ -25,13 +25,14 @@ void sync_directory(const std::filesystem::path& path);
 std::string checksum(const std::filesystem::path& path);
 std::string checksum_of_text(std::string_view text);
 
-// Check, before a run starts, that its output can be written at its end; nothing is left behind. The
-// directory, and a file's directory, may not exist yet.
+// Checks before a run starts that its output can be written later. Leaves nothing behind. The directory, or a
+// file's directory, need not exist yet.
 void require_writable_directory(const std::filesystem::path& path);
 // Checks a file that will be opened and written, or a device that accepts all data ("/dev/null"). Refuses a
 // pipe, which may have no reader.
 void require_writable_file(const std::filesystem::path& path);
-// The path as absolute, without . and .. and without a trailing slash, which would count as a name.
+// The path as absolute, without . and .. and without a trailing slash, which would count as an empty last
+// name.
 std::filesystem::path plain_path(const std::filesystem::path& path);
 
 // Checks a file that will be written under another name and renamed.

@@ -1,5 +1,6 @@
-// The model's tensors in safetensors files, with Hugging Face's names and shapes: its tools can read exported
-// files, and this program can read its models. Files hold the embedding without padding (V rows), in fp32.
+// The model's tensors in safetensors files, with Hugging Face's names and shapes. Hugging Face's tools can
+// read exported files, and this program can read Hugging Face's models. Files hold the embedding without
+// padding (V rows), in fp32.
 #pragma once
 
 #include <filesystem>

@@ -94,7 +94,7 @@ class Follower {
         if (found->second == Content{operand.storage, operand.read_version, operand.is_own_tokens}) return;
         refuse(found->second.storage == operand.storage
                    ? "which has changed since"
-                   : fmt::format("where {} lies by now", name(found->second.storage)));
+                   : fmt::format("whose memory holds {} by now", name(found->second.storage)));
     }
 
     const PartLists& lists_;

@@ -50,7 +50,7 @@ class Deriving {
             lists_.backward = placing_(draft_, forward);
         } else {
             lists_.forward = placing_(draft_, forward);
-            lists_.backward = placing_(draft_, with_remakes(backward));
+            lists_.backward = placing_(draft_, with_recomputes(backward));
             recompute(forward);
         }
         for (const Storage& storage : draft_.storages) lists_.storages.push_back(storage.name);
@@ -65,21 +65,21 @@ class Deriving {
         });
         return found == part_.nodes.end() ? nullptr : &*found;
     }
-    // The operation that can recompute a storage of the forward pass; null if there is none. The cache of
-    // generation lies in memory that each layer keeps.
-    const Node* remaker_of(int storage) {
+    // The operation that can recompute a storage of the forward pass; null if there is none. A value whose
+    // memory becomes the cache of generation counts as having none, so every layer keeps it.
+    const Node* recomputer_of(int storage) {
         const int value = draft_.storage(storage).value;
         const Node* node = value < 0 ? nullptr : producer_of(value);
-        const int remade = node ? node->operation->remade : -1;
-        if (remade < 0 || node->out[static_cast<std::size_t>(remade)] != value) return nullptr;
+        const int recomputed = node ? node->operation->recomputed : -1;
+        if (recomputed < 0 || node->out[static_cast<std::size_t>(recomputed)] != value) return nullptr;
         const auto caches = [&](const Node& other) {
             return other.operation->has_cache && other.in[0] == value;
         };
         return std::ranges::any_of(part_.nodes, caches) ? nullptr : node;
     }
-    bool is_always_remade(int storage) {
-        const Node* node = remaker_of(storage);
-        return node && node->operation->is_always_remade && !part_.makes_losses();
+    bool is_always_recomputed(int storage) {
+        const Node* node = recomputer_of(storage);
+        return node && node->operation->is_always_recomputed && !part_.makes_losses();
     }
 
     void finish_input_gradient() {
@@ -95,19 +95,19 @@ class Deriving {
         }
         const Ref to{draft_.make_gradient_storage(part_.input, Space::input_gradient)};
         draft_.calls.push_back(copy_call(part_.nodes.front(),
-                                         draft_.operand(to, Access::write, part_.input, Makes::input),
-                                         draft_.operand(*made, Access::read, part_.input, Makes::input)));
+                                         draft_.operand(to, Access::write, part_.input, Half::input),
+                                         draft_.operand(*made, Access::read, part_.input, Half::input)));
     }
 
     // ---- what is kept
 
     void keep(int id) {
         Storage& storage = draft_.storage(id);
-        const Node* remaker = remaker_of(id);
+        const Node* recomputer = recomputer_of(id);
         storage.home = Space::kept;
         storage.index = static_cast<int>(lists_.kept.size());
-        lists_.kept.push_back(
-            {storage.name, storage.label, storage.dtype, storage.shape, remaker != nullptr, storage.value});
+        lists_.kept.push_back({storage.name, storage.label, storage.dtype, storage.shape,
+                               recomputer != nullptr, storage.value});
     }
 
     void keep_what_is_read(const Draft& backward) {
@@ -127,15 +127,16 @@ class Deriving {
             if (draft_.storage(id).value >= 0 && draft_.storage(id).home == Space::scratch) needed.insert(id);
         }
         for (const int storage : std::set<int>(needed)) {
-            if (!is_always_remade(storage)) continue;
-            const Node* node = remaker_of(storage);
-            draft_.write(*node, node->operation->remake, true);
+            if (!is_always_recomputed(storage)) continue;
+            const Node* node = recomputer_of(storage);
+            draft_.write(*node, node->operation->recompute, true);
             need(draft_.calls);
-            remakes_[storage] = std::exchange(draft_.calls, {});
+            recomputes_[storage] = std::exchange(draft_.calls, {});
         }
         for (const int storage : needed) {
             const Space home = draft_.storage(storage).home;
-            if ((home == Space::scratch || home == Space::kept) && !is_always_remade(storage)) keep(storage);
+            if ((home == Space::scratch || home == Space::kept) && !is_always_recomputed(storage))
+                keep(storage);
         }
         if (!part_.makes_losses()) return;
         const Node& losses = part_.nodes.back();
@@ -146,13 +147,13 @@ class Deriving {
         }
     }
 
-    // The calls, with recomputes before each call that reads a value that is never kept.
-    Draft with_remakes(const Draft& calls) const {
+    // The calls. Each call that reads a value that is never kept comes after the calls that recompute it.
+    Draft with_recomputes(const Draft& calls) const {
         Draft all;
         for (const DraftCall& call : calls) {
             for (const Operand& operand : call.operands) {
                 if (!reads(operand)) continue;
-                if (const auto found = remakes_.find(operand.index); found != remakes_.end())
+                if (const auto found = recomputes_.find(operand.index); found != recomputes_.end())
                     all.insert(all.end(), found->second.begin(), found->second.end());
             }
             all.push_back(call);
@@ -162,10 +163,11 @@ class Deriving {
 
     void recompute(const Draft& forward) {
         for (const Node& node : part_.nodes) {
-            if (node.operation->remade < 0) continue;
-            const int made = draft_.value(node.out[static_cast<std::size_t>(node.operation->remade)]).storage;
-            if (draft_.storage(made).home == Space::kept && remaker_of(made) == &node)
-                draft_.write(node, node.operation->remake, true);
+            if (node.operation->recomputed < 0) continue;
+            const int made =
+                draft_.value(node.out[static_cast<std::size_t>(node.operation->recomputed)]).storage;
+            if (draft_.storage(made).home == Space::kept && recomputer_of(made) == &node)
+                draft_.write(node, node.operation->recompute, true);
         }
         lists_.recompute_cheap = placing_(draft_, std::exchange(draft_.calls, {}));
 
@@ -183,7 +185,8 @@ class Deriving {
             }
             again.insert(again.begin(), call);
         }
-        // The next part has this part's output by then. A call that also makes a kept value makes it again.
+        // By then the next part holds this part's output. A call that makes both this output and a kept value
+        // writes the output to scratch memory.
         for (Storage& storage : draft_.storages) {
             if (storage.home == Space::output) storage.home = Space::scratch;
         }
@@ -192,13 +195,13 @@ class Deriving {
 
     // ---- the backward pass in two halves
 
-    static std::vector<Operand> of_part(const DraftCall& call, Makes part) {
+    static std::vector<Operand> operands_for(const DraftCall& call, Half half) {
         std::vector<Operand> operands = call.operands;
         for (Operand& operand : operands) {
-            if (operand.makes == Makes::both || operand.makes == part) continue;
+            if (operand.half == Half::both || operand.half == half) continue;
             // The shapes of the matrix and of the product's input determine the shape of the result.
             const bool says_shape = operand.access == Access::read &&
-                                    (operand.kind == Operand::Kind::parameter || part == Makes::input);
+                                    (operand.kind == Operand::Kind::parameter || half == Half::input);
             if (says_shape) {
                 operand.access = Access::shape;
             } else {
@@ -207,27 +210,27 @@ class Deriving {
         }
         return operands;
     }
-    static bool makes_something(const DraftCall& call, Makes part) {
+    static bool makes_something(const DraftCall& call, Half half) {
         return std::ranges::any_of(
-            call.operands, [&](const Operand& operand) { return writes(operand) && operand.makes == part; });
+            call.operands, [&](const Operand& operand) { return writes(operand) && operand.half == half; });
     }
 
     // Splits the backward pass into two halves. `calls` lacks the last copy, which `all` has.
     void split(const Draft& calls, const Draft& all) {
         Draft input, weight;
         for (const DraftCall& call : all) {
-            if (!makes_something(call, Makes::input)) continue;
+            if (!makes_something(call, Half::input)) continue;
             input.push_back(call);
-            input.back().operands = of_part(call, Makes::input);
+            input.back().operands = operands_for(call, Half::input);
         }
         std::map<Ref, DraftCall> exchanged;  // gradients that the second half exchanges again
         for (const DraftCall& call : calls) {
             if (call.is_exchange && call.operands[0].access == Access::write &&
                 !call.operands[0].is_own_tokens)
                 exchanged[{call.operands[0].index, 0}] = call;
-            if (!makes_something(call, Makes::weight)) continue;
+            if (!makes_something(call, Half::weight)) continue;
             DraftCall made = call;
-            made.operands = of_part(call, Makes::weight);
+            made.operands = operands_for(call, Half::weight);
             for (Operand& operand : made.operands) {
                 if (!reads(operand) || draft_.storage(operand.index).value >= 0) continue;
                 if (const auto again = exchanged.find(read_of(operand)); again != exchanged.end()) {
@@ -240,8 +243,8 @@ class Deriving {
             }
             weight.push_back(std::move(made));
         }
-        lists_.backward_input = placing_(draft_, with_remakes(input));
-        lists_.backward_weight = placing_(draft_, with_remakes(weight));
+        lists_.backward_input = placing_(draft_, with_recomputes(input));
+        lists_.backward_weight = placing_(draft_, with_recomputes(weight));
         // If the backward pass runs as one list, the values that pass from the first half to the second lie
         // in scratch memory.
         for (const int storage : moved_) draft_.storage(storage).home = Space::scratch;
@@ -272,11 +275,11 @@ class Deriving {
                 from.version = from.read_version = needed.version;
                 const Operand to{.kind = Operand::Kind::storage,
                                  .access = Access::write,
-                                 .makes = Makes::input,
+                                 .half = Half::input,
                                  .index = kept,
                                  .shape = copy.shape,
                                  .dtype = copy.dtype};
-                // After the call that makes it; at the beginning if no call does.
+                // The copy comes after the call that makes the gradient, or at the beginning if no call does.
                 const auto maker =
                     std::ranges::find_if(input, [&](const DraftCall& call) { return makes(call, needed); });
                 const bool is_made = maker != input.end();
@@ -308,7 +311,7 @@ class Deriving {
     Drafting draft_;
     Placing placing_;
     PartLists lists_;
-    std::map<int, Draft> remakes_;
+    std::map<int, Draft> recomputes_;
     std::map<Ref, Ref> kept_gradients_;
     std::vector<int> moved_;
 };

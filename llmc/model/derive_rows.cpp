@@ -54,7 +54,8 @@ class DerivingRows {
         }
         rows.write(node, node.operation->rows ? node.operation->rows : node.operation->forward);
     }
-    // Places values where the forward pass keeps them, except the keys and values: the cache uses their memory.
+    // Places each value where the forward pass keeps it. Attention's keys and values are an exception: the
+    // cache uses their memory.
     void place_rows(Drafting& rows) {
         for (Storage& storage : rows.storages) {
             const auto same = std::ranges::find_if(draft_.storages, [&](const Storage& other) {
@@ -93,7 +94,7 @@ class DerivingRows {
         const auto is_before = [&](const Node& node) {
             return std::ranges::any_of(node.out, [&](int value) { return before.contains(value); });
         };
-        // Streams as the operations before the keys and values read them, and as the others do.
+        // For each stream, what the operations before the keys and values read, and what the others read.
         std::map<int, std::pair<Ref, Ref>> streams = {{part_.input, {kept_input, input}}};
         for (const Node& node : part_.nodes) {
             for (const auto& [value, refs] : streams)
@@ -124,7 +125,7 @@ class DerivingRows {
         number_storages(lists_.rows_of_all, rows);
     }
 
-    // The rows of all tokens of a stream of which each rank has those of its own tokens.
+    // Gathers the rows of all tokens of a stream. Each rank has only the rows of its own tokens.
     static Ref gathered(Drafting& rows, const Node& node, int value, const PartSizes& whole) {
         const Ref own = rows.value(value);
         rows.set_sizes(whole);

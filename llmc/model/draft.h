@@ -33,7 +33,7 @@ struct Storage {
     Space home = Space::scratch;
     int index = 0;                   // in its home
     int value = -1;                  // the value for which it was made; -1: none
-    const Node* local_of = nullptr;  // the node whose local memory it is, by its name
+    const Node* local_of = nullptr;  // the node whose local memory it is, known there by `name`
     int versions = 1;
     bool is_fixed = false;  // its shape has no batch dimension
 
@@ -92,9 +92,9 @@ class Drafting final : public Calls {
 
     // Adds the calls of a node, with a function from the table of operations. With `recomputes`, outputs go
     // to the storages that they already have.
-    void write(const Node& node, void (*calls_of)(Calls&), bool makes_again = false) {
+    void write(const Node& node, void (*calls_of)(Calls&), bool recomputes = false) {
         node_ = &node;
-        remakes_ = makes_again;
+        recomputes_ = recomputes;
         calls_of(*this);
     }
     void set_sizes(const PartSizes& sizes) { sizes_ = sizes; }
@@ -117,11 +117,11 @@ class Drafting final : public Calls {
         storage(made).value = -1;
         return made;
     }
-    Operand operand(const Ref& ref, Access access, int value, Makes makes = Makes::both) {
+    Operand operand(const Ref& ref, Access access, int value, Half half = Half::both) {
         const Storage& of = storage(ref.storage);
         Operand made{.kind = Operand::Kind::storage,
                      .access = access,
-                     .makes = makes,
+                     .half = half,
                      .index = ref.storage,
                      .version = ref.version,
                      .read_version = ref.version,
@@ -162,12 +162,12 @@ class Drafting final : public Calls {
     Operand read(int input) override { return operand(*values_[index(in(input))], Access::read, in(input)); }
     Operand output(int place, Access access) override {
         std::optional<Ref>& ref = values_[index(out(place))];
-        if (ref && access == Access::write && !remakes_)
+        if (ref && access == Access::write && !recomputes_)
             programming_error(
-                fmt::format("{}: {} {} writes its output {} a second time; a call that reads it, or "
-                            "changes it, says so",
+                fmt::format("{}: {} {} writes its output {} a second time; to read or change an output, "
+                            "pass Access::read or Access::add",
                             part_.name, node().operation->name, node().name, place));
-        if (!ref || (access == Access::write && !remakes_)) ref = {make(out(place), Space::scratch)};
+        if (!ref || (access == Access::write && !recomputes_)) ref = {make(out(place), Space::scratch)};
         return operand(*ref, access, out(place));
     }
     Operand parameter(int place) override {
@@ -183,7 +183,7 @@ class Drafting final : public Calls {
     Operand local(std::string_view name, DType dtype, const Shape& shape) override {
         auto found = std::ranges::find_if(
             storages, [&](const Storage& storage) { return storage.is_local(node_, name); });
-        // That of losses is kept for generation, which reads the logits there.
+        // The local memory of the losses is kept, because generation reads the logits there.
         if (found == storages.end())
             found = storages.insert(
                 found, {.name = std::string(name),
@@ -220,14 +220,14 @@ class Drafting final : public Calls {
                  {operand(copied, Access::write, out(output)), operand(ref, Access::read, in(input))});
             ref = copied;
         }
-        const Operand changed = next_version(ref, out(output), Makes::both);
+        const Operand changed = next_version(ref, out(output), Half::both);
         values_[index(out(output))] = ref;
         return changed;
     }
     Operand own_tokens(int output, int input) override {
         Ref ref = value(in(input));
         if (is_needed_later(ref)) return this->output(output, Access::write);
-        next_version(ref, in(input), Makes::both);
+        next_version(ref, in(input), Half::both);
         ref.is_own_tokens = true;
         values_[index(out(output))] = ref;
         return operand(ref, Access::write, out(output));
@@ -263,21 +263,21 @@ class Drafting final : public Calls {
             return;
         }
         const Operand sum = change(in(input));
-        call("add", run_add, {sum, operand(passed, Access::read, out(output), Makes::input)});
+        call("add", run_add, {sum, operand(passed, Access::read, out(output), Half::input)});
     }
     Operand own_gradient(int input, int output) override {
         Ref own = whole_gradient(out(output));
-        next_version(own, out(output), Makes::input);
+        next_version(own, out(output), Half::input);
         own.is_own_tokens = true;
         take_gradient(in(input), own);
-        return operand(own, Access::write, in(input), Makes::input);
+        return operand(own, Access::write, in(input), Half::input);
     }
     Operand parameter_gradient(int place) override {
         Operand made = parameter(place);
         if (made.kind == Operand::Kind::none) return made;
         made.kind = Operand::Kind::parameter_gradient;
         made.access = Access::add;
-        made.makes = Makes::weight;
+        made.half = Half::weight;
         made.dtype = DType::fp32;
         // If each rank computes this tensor's whole gradient, but the unit's replicated gradients are summed
         // over the ranks later, only one rank may add its gradient.
@@ -292,7 +292,7 @@ class Drafting final : public Calls {
         // Adds gradients of values that already have one.
         for (const auto& [value, made] : std::exchange(pending_, {})) {
             const Operand sum = change(value);
-            call("add", run_add, {sum, operand(made, Access::read, value, Makes::input)});
+            call("add", run_add, {sum, operand(made, Access::read, value, Half::input)});
         }
     }
     void exchange(std::string_view name, RunCall run, std::initializer_list<Operand> operands,
@@ -327,15 +327,16 @@ class Drafting final : public Calls {
         std::optional<Ref>& ref = gradients_[index(value)];
         if (ref) return;
         ref = {make_gradient_storage(value, Space::scratch)};
-        call("fill", run_zero, {operand(*ref, Access::write, value, Makes::input)});
+        call("fill", run_zero, {operand(*ref, Access::write, value, Half::input)});
     }
     Operand make_gradient_of(int value) {
         const Ref made{make_gradient_storage(value, Space::scratch)};
         take_gradient(value, made);
-        return operand(made, Access::write, value, Makes::input);
+        return operand(made, Access::write, value, Half::input);
     }
-    // Changes a gradient in place. If other values share its storage, and their gradients are still needed,
-    // it changes a copy: those of this node's outputs and of all that was made before.
+    // Changes a gradient in place. If another value's gradient shares the storage and is still needed, it
+    // changes a copy. Still needed are the gradients of the part's input and of the outputs of this node and
+    // of earlier nodes.
     Operand change(int value) {
         Ref& ref = *gradients_[index(value)];
         const auto is_needed = [&](int other) {
@@ -350,12 +351,12 @@ class Drafting final : public Calls {
             if (!is_needed(other)) continue;
             const Ref copied{make_gradient_storage(value, Space::scratch)};
             call("copy", run_op<&Ops::copy>,
-                 {operand(copied, Access::write, value, Makes::input),
-                  operand(ref, Access::read, value, Makes::input)});
+                 {operand(copied, Access::write, value, Half::input),
+                  operand(ref, Access::read, value, Half::input)});
             ref = copied;
             break;
         }
-        return next_version(ref, value, Makes::input);
+        return next_version(ref, value, Half::input);
     }
     // Whether a later operation, or the next part, reads what the storage holds now.
     bool is_needed_later(const Ref& ref) const {
@@ -367,12 +368,12 @@ class Drafting final : public Calls {
                std::ranges::any_of(later,
                                    [&](const Node& node) { return std::ranges::any_of(node.in, is_here); });
     }
-    Operand next_version(Ref& ref, int value, Makes makes) {
+    Operand next_version(Ref& ref, int value, Half half) {
         if (ref.version + 1 != storage(ref.storage).versions)
             programming_error(fmt::format("{}: {} {} changes {}, which has changed since", part_.name,
                                           node().operation->name, node().name, storage(ref.storage).name));
         const int before = std::exchange(ref.version, storage(ref.storage).versions++);
-        Operand changed = operand(ref, Access::add, value, makes);
+        Operand changed = operand(ref, Access::add, value, half);
         changed.read_version = before;
         return changed;
     }
@@ -381,7 +382,7 @@ class Drafting final : public Calls {
     std::vector<std::optional<Ref>> values_, gradients_;
     std::vector<std::pair<int, Ref>> pending_;
     int cache_ = -1;
-    bool remakes_ = false;
+    bool recomputes_ = false;
 };
 
 }  // namespace llmc

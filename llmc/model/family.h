@@ -14,7 +14,11 @@
 namespace llmc {
 
 // An option --NAME. Switches are on unless the user turns them off.
-enum class OptionKind { size /* memory grows with it */, division /* of a size */, on_off };
+enum class OptionKind {
+    size /* memory grows with it */,
+    division /* into how many equal parts a size is divided */,
+    on_off
+};
 struct FamilyOption {
     std::string_view name, help;
     OptionKind kind = OptionKind::size;

@@ -15,7 +15,7 @@
 
 namespace llmc {
 
-// A size that an option sets; `largest_named` is that of the largest named model.
+// A size that an option sets; `usual` is that of the largest named model.
 struct ModelSize {
     std::string_view option;
     std::int64_t value, usual;
@@ -50,8 +50,8 @@ struct Model {
 
 // Floating-point operations per token of a part's forward pass: those of its products and of attention.
 // Attention counts half of what Chowdhery et al. count ("PaLM", 2022, appendix B), since the half that the
-// causal mask hides is not computed. A part with neither counts its other operations. The backward pass takes
-// twice as many.
+// causal mask hides is not computed. A part with neither counts its other operations. The backward pass
+// counts as twice as many.
 double forward_cost(const Part& part);
 // The part of the backward pass that computes weight gradients, in the same unit.
 double weight_cost(const Part& part);
@@ -96,8 +96,9 @@ struct Outline {
         UnitSpec spec;
         // The first unit of like layers, with which this one may share rotating buffers; -1: none.
         int class_of_layers = -1;
-        bool sums_replicated = false;  // with sequence parallelism
-        std::vector<int> parts{};      // parts that use it, in order
+        bool sums_replicated =
+            false;  // with sequence parallelism, ranks sum the gradients of its replicated tensors
+        std::vector<int> parts{};  // parts that use it, in order
     };
     struct Kind {
         Part part;

@@ -1,6 +1,6 @@
 // A row of the table of operations (operations.cpp, head_loss.cpp), and the interface by which it writes its
-// calls. A call is one of Ops or of the tensor-parallel ranks. derive_lists.cpp and place_calls.cpp decide
-// where its operands lie.
+// calls. A call runs a function of Ops or an exchange between tensor-parallel ranks. derive_lists.cpp and
+// place_calls.cpp decide where its operands lie.
 #pragma once
 
 #include <cstddef>
@@ -57,13 +57,13 @@ enum class Access {
     shape  // uses only its shape
 };
 // The half of the backward pass that needs an operand or, if it is written, makes it.
-enum class Makes { both, input, weight };
+enum class Half { both, input, weight };
 
 struct Operand {
     enum class Kind : std::uint8_t { none, storage, parameter, parameter_gradient, tokens, targets };
     Kind kind = Kind::none;
     Access access = Access::read;
-    Makes makes = Makes::both;
+    Half half = Half::both;
     int index = -1;  // of a storage of the draft, or of a parameter of the part
     // The version of its storage that it leaves, and the one that it reads.
     int version = 0, read_version = 0;
@@ -78,15 +78,15 @@ struct Operand {
         operand.shape = other;
         return operand;
     }
-    Operand for_input() const { return made_for(Makes::input); }
-    Operand for_weight() const { return made_for(Makes::weight); }
+    Operand for_input() const { return for_half(Half::input); }
+    Operand for_weight() const { return for_half(Half::weight); }
     // (B,T,...) with the other dimensions flattened.
     Operand by_token() const { return as({shape[0], shape[1], shape.elements() / (shape[0] * shape[1])}); }
 
   private:
-    Operand made_for(Makes part) const {
+    Operand for_half(Half needed) const {
         Operand operand = *this;
-        operand.makes = part;
+        operand.half = needed;
         return operand;
     }
 };
@@ -136,14 +136,15 @@ class Calls {
     // The gradient of an input, which the call writes, or to which it adds. The call belongs to the half of
     // the backward pass that makes input gradients.
     virtual Operand make_gradient(int input) = 0;
+    virtual Operand add_gradient(int input) = 0;
     // The same for a product: of the value of which the input is GELU, if there is one.
     virtual Operand make_gradient_before_gelu(int input) = 0;
-    // For GELU itself: whether an operation that is no product made the gradient of an output; the gradient
-    // of another output, which the call writes.
+    // For an operation that computes GELU. has_gradient: whether an operation other than a product made the
+    // gradient of an output. make_own_gradient: the gradient of another output of this node, which the call
+    // writes.
     virtual bool has_gradient(int output) = 0;
     virtual Operand make_own_gradient(int output) = 0;
-    virtual Operand add_gradient(int input) = 0;
-    // Makes the gradient of an input that of an output, or the rank's own tokens of it.
+    // Takes the gradient of an output, or the rank's own tokens of it, as the gradient of an input.
     virtual void pass_gradient(int input, int output) = 0;
     virtual Operand own_gradient(int input, int output) = 0;
     virtual Operand parameter_gradient(int place) = 0;
@@ -159,8 +160,9 @@ class Calls {
     PartSizes sizes_;
 };
 
-// Floating-point operations per token in the forward pass. The backward pass has two products for each one,
-// and five for attention's two.
+// Floating-point operations per token in the forward pass. The backward pass computes two products for each
+// product of the forward pass, and five for the two of attention. (The costs in model.h count four for
+// attention.)
 struct Work {
     double products = 0;  // of matrix products
     double pairs = 0;     // of attention, for each pair of a query and a key that it sees
@@ -170,13 +172,14 @@ struct Work {
 struct Operation {
     std::string_view name;
     void (*forward)(Calls& calls);
-    void (*backward)(Calls& calls);        // in a half of the pass, operands of the other `Makes` are empty
+    // In a half of the pass, operands of the other half are empty or give only their shape.
+    void (*backward)(Calls& calls);
     void (*rows)(Calls& calls) = nullptr;  // a few rows with a cache, if that needs another call
-    // Recomputes the output number `remade` from the other kept values. If `is_always_remade`, that output is
+    // Recomputes the output number `recomputed` from the other kept values. If `is_always_recomputed`, that output is
     // never kept.
-    void (*remake)(Calls& calls) = nullptr;
-    int remade = -1;
-    bool is_always_remade = false;
+    void (*recompute)(Calls& calls) = nullptr;
+    int recomputed = -1;
+    bool is_always_recomputed = false;
     bool has_cache = false;  // generation keeps the keys and values of its first input
     // its backward pass includes its forward pass, and needs nothing kept
     bool is_forward_in_backward = false;

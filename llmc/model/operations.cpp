@@ -109,8 +109,8 @@ const Operation layernorm_row{
     .name = "layernorm",
     .forward = [](Calls& c) { call_layernorm(c, c.read(0), 0); },
     .backward = [](Calls& c) { call_layernorm_backward(c, c.add_gradient(0), c.gradient(0), c.read(0), 1); },
-    .remake = [](Calls& c) { call_layernorm(c, c.read(0), 0); },
-    .remade = 0,
+    .recompute = [](Calls& c) { call_layernorm(c, c.read(0), 0); },
+    .recomputed = 0,
     .work = elementwise<8, 16>,
     .workspace = ask_for_rows};
 
@@ -130,8 +130,8 @@ const Operation add_layernorm_row{
             c.pass_gradient(0, 0);
             c.pass_gradient(1, 0);
         },
-    .remake = [](Calls& c) { call_layernorm(c, c.output(0, Access::read), 1); },
-    .remade = 1,
+    .recompute = [](Calls& c) { call_layernorm(c, c.output(0, Access::read), 1); },
+    .recomputed = 1,
     .work = elementwise<9, 16>,
     .workspace = ask_for_rows};
 
@@ -179,11 +179,11 @@ const Operation product_gelu_row{
                        {c.make_own_gradient(1), c.gradient(0), c.output(1, Access::read)});
             call_product_backward(c, 1);
         },
-    .remake =
+    .recompute =
         [](Calls& c) {
             c.call("gelu_forward", run_op<&Ops::gelu_forward>, {c.output(0), c.output(1, Access::read)});
         },
-    .remade = 0,
+    .recomputed = 0,
     .work = product_work,
     .workspace = ask_for_product};
 
@@ -292,9 +292,9 @@ const Operation gather_row{.name = "gather",
                                        c.pass_gradient(0, 0);
                                    }
                                },
-                           .remake = call_gather,
-                           .remade = 0,
-                           .is_always_remade = true,
+                           .recompute = call_gather,
+                           .recomputed = 0,
+                           .is_always_recomputed = true,
                            .work = elementwise<0, 0>};
 
 const Operation scatter_row{
@@ -330,7 +330,8 @@ int trace_exchange(Trace& t, const Operation& row, int value, Placement takes, P
 }
 
 void check_widths(const Trace& t, const Node& node) {
-    if (t[node.in[0]].features() != t[node.in[1]].features()) t.refuse(node, "adds what has another width");
+    if (t[node.in[0]].features() != t[node.in[1]].features())
+        t.refuse(node, "adds two values of different widths");
 }
 
 }  // namespace
@@ -375,7 +376,7 @@ int product_gelu(Trace& t, const std::string& name, int x, const Shape& outputs,
                  bool has_bias, const Init& init) {
     if (!split.output_dim)
         t.refuse({.operation = &product_gelu_row, .name = name},
-                 "makes partial sums, and GELU takes what is complete; divide it by its outputs");
+                 "makes partial sums, but GELU needs complete sums; divide the product by its outputs");
     const int gelu = trace_product(t, product_gelu_row, name, x, outputs, split, has_bias, init, "",
                                    {unit_of(name) + ".act", name});
     t.set_gelu(gelu, gelu + 1);

@@ -1,7 +1,6 @@
 // Derives from a part's trace its lists of calls, one for each of its passes, and the memory that they need.
 // They depend on the tensor-parallel split, the dtype and the size of micro-batches.
 //
-//
 // The operands of calls lie in a few spaces (PartMemory). Values that the backward pass needs are kept from
 // the forward pass; cheap ones may be recomputed (recompute.h). All others are in scratch memory, which all
 // parts share. It has as many buffers of a width as are in use at once.
@@ -93,7 +92,7 @@ struct PartLists {
     const Part* part = nullptr;
     PartSizes sizes;
     std::vector<PartBuffer> kept, kept_gradients;
-    std::vector<std::string> storages;  // the names of those of all lists, for checks
+    std::vector<std::string> storages;  // the names of the storages of all lists, for checks
 
     // For the part that makes losses, `backward` includes the forward pass, and `forward` computes only the
     // losses. Its kept values have buffers of their own (ActivationBuffers::losses).

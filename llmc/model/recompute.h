@@ -1,5 +1,6 @@
-// Chooses which activations blocks do not keep but recompute for their backward pass. This saves memory and
-// costs time. Results do not change: the same operations on the same rounded inputs give the same bits.
+// Chooses the activations that blocks recompute for their backward pass instead of keeping them. This saves
+// memory and costs time. Results do not change: the same operations on the same rounded inputs give the same
+// bits.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ constexpr std::string_view name_of(RecomputeKind kind) {
 
 struct Recompute {
     RecomputeKind kind = RecomputeKind::none;
-    std::int64_t every = 1;  // one block in this many recomputes, the last
+    std::int64_t every = 1;  // the last block of each group of this many recomputes
 
     // How a block recomputes, by its number in the whole model. It does not depend on which blocks a rank
     // has.

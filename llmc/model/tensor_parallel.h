@@ -1,7 +1,6 @@
 // Tensor parallelism: ranks divide each product of a layer, by its outputs or by its inputs, and exchange
 // data around the products (operations.h: gather, scatter).
 //
-//
 // Without sequence parallelism, every rank has the whole residual stream. With it, rank r of R has the r-th
 // of R equal ranges of the B*T tokens of a micro-batch, in tensors of shape (B,T/R,C). For B > 1 these are
 // not T/R tokens of each sequence.

@@ -11,7 +11,7 @@
 namespace llmc {
 
 std::string_view name_of(Placement placement) {
-    return name_among(placement, "the stream", "whole", "an addend", "divided");
+    return name_among(placement, "the residual stream", "whole", "a partial sum", "divided");
 }
 
 bool has_partial_gradient(const Part& part, int parameter) {
@@ -62,7 +62,8 @@ int Trace::add(Node node, std::vector<Value> outputs) {
     const Operation& row = *node.operation;
     if (!row.forward || !row.backward || !row.work)
         refuse(node, "has no forward, no backward or no work in its row");
-    if ((row.remake == nullptr) != (row.remade < 0)) refuse(node, "has one of remake and remade in its row");
+    if ((row.recompute == nullptr) != (row.recomputed < 0))
+        refuse(node, "has only one of recompute and recomputed in its row");
     for (const int value : node.in) require(node, (*this)[value]);
     for (Value& value : outputs) node.out.push_back(add(std::move(value)));
     part_.nodes.push_back(std::move(node));
@@ -81,15 +82,15 @@ void Trace::require(const Node& node, const Value& given) const {
     const std::string is_given = is(given.placement, given.divided_dim),
                       takes = is(node.takes, node.divided_dim);
     if (is_given != takes)
-        refuse(node, fmt::format("takes what is {}, and {} is {}", takes, given.name, is_given));
+        refuse(node, fmt::format("needs an input that is {}, but {} is {}", takes, given.name, is_given));
 }
 
 Part Trace::finish(int output) {
     part_.output = output;
     if (output >= 0 && (*this)[output].placement != Placement::stream) {
-        refuse(part_.nodes.back(),
-               fmt::format("leaves {} as {}, and the next part takes what is {}", (*this)[output].name,
-                           name_of((*this)[output].placement), name_of(Placement::stream)));
+        refuse(part_.nodes.back(), fmt::format("leaves {} as {}, but the next part needs an input that is {}",
+                                               (*this)[output].name, name_of((*this)[output].placement),
+                                               name_of(Placement::stream)));
     }
     for (PartParameter& parameter : part_.parameters)
         parameter.sums_unit = sums_replicated(part_, parameter.unit);

@@ -17,7 +17,9 @@ struct Operation;  // operation.h
 
 // How tensor-parallel ranks hold a value.
 enum class Placement {
-    stream,   // Each has the rows of all tokens; with sequence parallelism, those of its own tokens.
+    // The residual stream. Each has the rows of all tokens; with sequence parallelism, those of its own
+    // tokens.
+    stream,
     whole,    // Each has the rows of all tokens.
     partial,  // Each has a partial sum for the rows of all tokens.
     divided   // Each has some features (heads, channels) of the rows of all tokens.
@@ -111,9 +113,9 @@ class Trace {
     // Adds a parameter and returns its number. add_optional returns -1 for one that is absent.
     int add(ParamSpec parameter, bool is_tied = false);
     int add_optional(bool is_there, ParamSpec parameter) { return is_there ? add(std::move(parameter)) : -1; }
-    // Adds a node and returns the number of its first output; the others follow. The first dimension of
-    // outputs is the part's T tokens unless they say otherwise. Throws a ProgrammingError that names the
-    // operation if an input does not have the placement that it takes.
+    // Adds a node and returns the number of its first output; the others follow. The first dimension of an
+    // output is the part's T tokens unless its token_dim says otherwise. Throws a ProgrammingError that names
+    // the operation if an input does not have the placement that it takes.
     int add(Node node, std::vector<Value> outputs);
     // Says that `value` is GELU of `of`. Products that read `value` make the gradient of `of`.
     void set_gelu(int value, int of) { part_.values[static_cast<std::size_t>(value)].gelu_of = of; }

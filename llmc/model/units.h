@@ -2,7 +2,6 @@
 // code repeats the shapes. Gradients, master weights and moments use the same layout. Gathers, reductions,
 // updates and files take one unit at a time.
 //
-//
 // A parameter's name is "<unit>.<param>", as in "h.3.attn.c_proj.weight".
 #pragma once
 

@@ -24,7 +24,7 @@ struct Schedule {
 //   cosine     f + (1 - f) (1 + cos(pi p)) / 2
 //   wsd        1 until p = 0.8, then linear from 1 to f over the last fifth (Hu et al., MiniCPM, 2024)
 // The first step after warmup thus has the full rate, as with PyTorch's LinearLR, CosineAnnealingLR and
-// SequentialLR. Steps beyond the total keep the last rate.
+// SequentialLR. Steps beyond the total use p = 1.
 double learning_rate(const Schedule& schedule, std::int64_t step);
 
 }  // namespace llmc

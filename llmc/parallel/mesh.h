@@ -12,7 +12,7 @@ namespace llmc {
 struct Mesh {
     int pipeline = 1;                // stages
     int tensor = 1;                  // ranks that share each layer
-    bool sequence_parallel = false;  // also splits activations along the sequence
+    bool sequence_parallel = false;  // also divides the tokens of the residual stream
     Sharding sharding{};             // of the data-parallel ranks
     int rank = 0;                    // of this process, in the world
 

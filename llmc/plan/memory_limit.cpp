@@ -20,7 +20,7 @@ namespace {
 constexpr double most_memory = 0x1p47;
 
 // A lower bound of a process's memory for any sizes: weights, gradients, moments, and the kept activations of
-// a micro-batch. Parts of the same kind are laid out once.
+// a micro-batch. A repeated part is laid out once and counted for each repetition.
 double least_memory(const RunSpec& spec) {
     const Sharding& sharding = spec.mesh.sharding;
     const auto size = [](DType dtype) { return static_cast<double>(size_of(dtype)); };

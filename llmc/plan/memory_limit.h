@@ -13,8 +13,8 @@ namespace llmc {
 // Whether every process on a machine can have `bytes`.
 bool fits(const MachineMemory& machine, std::size_t bytes);
 
-// Throws UserError if a lower bound of the memory exceeds what any machine has. Such sizes are too large to
-// plan.
+// Throws UserError for sizes that are too large to plan, if a lower bound of their memory exceeds the
+// machine's.
 void require_possible(const RunSpec& spec);
 
 // Throws the UserError for a run that does not fit. The plan `smaller` has the largest micro-batch that fits,

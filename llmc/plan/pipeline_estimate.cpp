@@ -53,7 +53,7 @@ std::vector<PassTimes> estimated_times(const RunPlan& plan, std::optional<double
 
 bool splits_backward(const RunPlan& plan, int chunk) {
     return plan.pipeline.splits_backward() &&
-           has_weight_part(*plan.outline, plan.chunk(chunk), plan.spec.recompute);
+           has_weight_half(*plan.outline, plan.chunk(chunk), plan.spec.recompute);
 }
 
 std::string schedule_name(const RunPlan& plan) {
@@ -67,7 +67,7 @@ std::string schedule_name(const RunPlan& plan) {
 }
 
 Timeline as_performed(const RunPlan& plan, const Timeline& timeline) {
-    return without_empty_parts(timeline, [&](int chunk) { return splits_backward(plan, chunk); });
+    return without_empty_halves(timeline, [&](int chunk) { return splits_backward(plan, chunk); });
 }
 
 Timeline estimated_timeline(const RunPlan& plan, std::optional<double> peak) {

@@ -27,7 +27,7 @@ bool splits_backward(const RunPlan& plan, int chunk);
 // The schedule as it is performed: "1f1b", for example. A schedule that splits no backward pass, because all
 // blocks recompute, gives "zb-h1 (all blocks recompute: in the order of 1f1b)".
 std::string schedule_name(const RunPlan& plan);
-// A timeline of the plan's pipeline, without empty parts.
+// The timeline with the backward passes that the plan really splits (without_empty_halves).
 Timeline as_performed(const RunPlan& plan, const Timeline& timeline);
 
 // The timeline of a step with the estimated times.

@@ -223,8 +223,9 @@ Model::Run* run_of_layers(RunSpec& spec) {
                                                   : nullptr;
 }
 
-// The plan of a step of `count` of each layer and of `micro_batches`, without its lists. Knows what it sends:
-// stages with the same parts send equally much, so one of them is counted.
+// The plan of a step whose run of layers repeats `count` times, with `micro_batches` micro-batches, without
+// its lists. Its `stages` say what it sends. Stages with the same parts send equally much, so only one of
+// them is counted.
 RunPlan plan_of_messages(RunSpec spec, std::int64_t count, std::int64_t micro_batch,
                          std::int64_t micro_batches) {
     if (Model::Run* run = run_of_layers(spec)) run->count = count;
@@ -301,8 +302,9 @@ std::vector<StagePart> parts_of_pipeline(const RunSpec& spec) {
     return parts_of_stages(spec, std::make_shared<Outline>(outline_of(spec.model)));
 }
 
-// Equal layers send equally much and, once all stages are busy, so do groups of micro-batches. So few of both
-// are counted, and then more of one, of the other and of both.
+// Equal layers send equally much. Groups of micro-batches do too, once all stages are busy. So four small
+// steps are counted: with few of both, with more layers, with more groups, and with more of both. The whole
+// step is extrapolated from these.
 std::optional<RunPlan> plan_of_messages(const RunSpec& spec) {
     check_sizes_of(spec);
     const std::int64_t micro_batch = micro_batch_of(spec), all = spec.rank_sequences() / micro_batch;
@@ -319,7 +321,7 @@ std::optional<RunPlan> plan_of_messages(const RunSpec& spec) {
         if (saturated_product(count, kinds) / stages > most_passes / micro_batches) return std::nullopt;
         return plan_of_messages(spec, count, micro_batch, micro_batches);
     };
-    // With a turn of layers more in each chunk, all chunks begin with the same kind of layer as before.
+    // If `turn` is added to the count of layers, every chunk begins with the same kind of layer as before.
     const std::int64_t every = spec.recompute.kind == RecomputeKind::none ? 1 : spec.recompute.every;
     const std::int64_t turn = std::lcm(kinds, every) / kinds * stages * spec.virtual_stages;
     std::int64_t counted = layers;
@@ -350,7 +352,7 @@ std::optional<RunPlan> plan_of_messages(const RunSpec& spec) {
                               of_both = sent(*both) - sent(*longer) - of_group;
             const auto times = static_cast<long double>(more_layers),
                        groups = static_cast<long double>(more_groups);
-            // Sizes may be absurd, and the sum of these is shown too.
+            // Sizes may be absurd. The limit leaves room for the sum of these numbers, which is shown too.
             plan->stages[stage].sent.*kind = static_cast<std::uint64_t>(std::min(
                 0x1p60L, few_of_both + times * of_layers + groups * of_group + times * groups * of_both));
         }

@@ -109,7 +109,7 @@ struct RunPlan {
 // The bytes that ranks exchange for each unit.
 std::vector<UnitBytes> unit_bytes(const RunSpec& spec, std::span<const UnitLayout> units);
 
-// A plan without memory and lists of actions. Only `stages[].sent` is set: what a training step sends.
+// A plan without memory and lists of actions. It tells only what a training step sends: `stages[].sent`.
 // nullopt if the step has so many actions that counting them would take long. UserError if the options make
 // no valid step.
 std::optional<RunPlan> plan_of_messages(const RunSpec& spec);

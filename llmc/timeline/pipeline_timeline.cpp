@@ -237,6 +237,7 @@ std::string timeline_trace(const Timeline& timeline, std::string_view title) {
     const Bubble found = bubble(timeline);
     ordered_json held = ordered_json::array();
     for (int stage = 0; stage < timeline.stages; ++stage) held.push_back(timeline.peak_in_flight(stage));
+    // `second_is` says what a second of the picture stands for; in an estimate it is no second.
     const ordered_json trace = {{"traceEvents", std::move(events)},
                                 {"displayTimeUnit", "ms"},
                                 {"otherData",

@@ -15,8 +15,8 @@ namespace llmc {
 struct PreparedRun;
 
 // Settles the options that follow from --generate: the checkpoint's model, if no sizes were given; no
-// training; and selective recompute, so that of the activations only keys and values are kept. UserError
-// without weights, without such a checkpoint, and for options that ask for more than text.
+// training; and selective recompute, which keeps the fewest activations that still include keys and values.
+// UserError without weights, without such a checkpoint, and for options that ask for more than text.
 void settle_generation(Options& options);
 // Once the mesh is known: sets the smallest possible batch.
 void settle_batch_of_generation(Options& options, const Mesh& mesh);

@@ -48,11 +48,13 @@ class ModelText {
             if (run.is_layer)
                 layer = saturated_sum(layer, saturated_product(run.count, std::ssize(run.parts)));
         }
-        add("\nBytes are for one sequence of {} tokens. `moves` counts each operand of an operation once. "
-            "FLOPs "
-            "are those of the\nforward pass per token. `for backward` says which results are kept for the "
-            "backward pass and which are remade there.\nA `kept or remade` result is remade with --recompute "
-            "selective. With --recompute block, layers keep only their input.\n",
+        add("\nShapes are those on one rank. Bytes are for one sequence of {} tokens. `moves` counts each "
+            "operand "
+            "of an operation once. FLOPs\nare those of the forward pass per token. `for backward` says which "
+            "results are kept for the backward pass and which are recomputed\nthere. A `kept or recomputed` "
+            "result is recomputed with --recompute selective. With --recompute block, layers keep only "
+            "their\n"
+            "input.\n",
             model.sequence_length);
         add("{}\n", what_is_sent());
         return std::move(text_);
@@ -82,7 +84,7 @@ class ModelText {
         add("\n{}\n",
             is_one ? part.name : fmt::format(fmt::runtime(part.name), numbers_of(run, place, layer)));
         for (const PartParameter& parameter : part.parameters) add_parameter(parameter);
-        add("\n  {:<14} {:<24} {:<20} {:<15} {:>10} {:>10} {:>10}\n", "operation", "makes", "shape here",
+        add("\n  {:<14} {:<24} {:<20} {:<18} {:>10} {:>10} {:>10}\n", "operation", "makes", "shape here",
             "for backward", "bytes", "moves", "FLOPs");
         for (const Node& node : part.nodes) add_node(part, node, lists);
         // The backward pass of losses includes their forward pass.
@@ -163,7 +165,7 @@ class ModelText {
                 shape.elements(),
                 static_cast<std::int64_t>(size_of(made.is_fp32 ? DType::fp32 : spec_.dtype)));
             const std::int64_t moved = is_first ? bytes_moved(node, lists) : 0;
-            add("  {:<14} {:<24} {:<20} {:<15} {:>10} {:>10} {:>10}\n", is_first ? node.operation->name : "",
+            add("  {:<14} {:<24} {:<20} {:<18} {:>10} {:>10} {:>10}\n", is_first ? node.operation->name : "",
                 made.name, to_string(shape), becomes, becomes.empty() ? "" : human_bytes(bytes),
                 moved > 0 ? human_bytes(moved) : "", is_first && flops > 0 ? human_count(flops) : "");
             is_first = false;
@@ -189,7 +191,7 @@ class ModelText {
                                                const PartLists& lists) {
         const auto kept = std::ranges::find(lists.kept, value, &PartBuffer::value);
         if (kept != lists.kept.end())
-            return kept->is_cheap && !part.makes_losses() ? "kept or remade" : "kept";
+            return kept->is_cheap && !part.makes_losses() ? "kept or recomputed" : "kept";
         const auto writes_it = [&](const ListOperand& operand) {
             return operand.access == Access::write && operand.storage >= 0 &&
                    lists.storages[static_cast<std::size_t>(operand.storage)] == part.value(value).name;
@@ -197,7 +199,7 @@ class ModelText {
         const bool is_remade = std::ranges::any_of(lists.backward, [&](const ListCall& call) {
             return call.node == &node && std::ranges::any_of(call.operands, writes_it);
         });
-        return is_remade && !part.makes_losses() ? "remade" : "";
+        return is_remade && !part.makes_losses() ? "recomputed" : "";
     }
 
     std::int64_t kept(const PartLists& lists, RecomputeKind kind) const {

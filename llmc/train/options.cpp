@@ -146,7 +146,7 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
     group("Tensor parallelism");
     setting("tensor-parallel", o.tensor_parallel, {"Split each layer over N processes"}, any);
     setting("sequence-parallel", o.sequence_parallel,
-            {"Split activations between tensor-parallel layers along the sequence"}, any);
+            {"Split the tokens of a micro-batch over tensor-parallel processes between layers"}, any);
 
     group("Pipeline");
     setting("pipeline-parallel", o.pipeline_parallel, {"Split the layers into N pipeline stages"}, any);

@@ -121,7 +121,8 @@ struct Options {
     bool verbose = false;
 
     // Whether the program only prints a plan: the model, the actions of a step, or the pipeline's estimated
-    // timeline. One process can then plan for all processes of the run.
+    // timeline. One process can then plan for all pipeline stages and tensor-parallel ranks, with one
+    // data-parallel rank.
     bool plans_only() const;
     int processes_of_plan(int started) const;
 

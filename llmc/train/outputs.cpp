@@ -90,13 +90,13 @@ fs::path claim_directory(const fs::path& name) {
     }
 }
 
-Writes what_is_written(const Options& options, const fs::path& out_dir, bool trains, bool goes_on) {
+Writes what_is_written(const Options& options, const fs::path& out_dir, bool trains, bool has_checkpoint) {
     if (trains) return {};
     const bool names_out_dir = !options.out_dir.empty();
     return {.checkpoints = false,
-            .record = names_out_dir && !(goes_on && holds_run(out_dir)),
+            .record = names_out_dir && !(has_checkpoint && holds_run(out_dir)),
             .metrics = (names_out_dir || !options.metrics.empty()) &&
-                       !(goes_on && holds_steps(metrics_file(options, out_dir)))};
+                       !(has_checkpoint && holds_steps(metrics_file(options, out_dir)))};
 }
 
 bool holds_records(const Options& options, const fs::path& out_dir) {

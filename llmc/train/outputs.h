@@ -32,7 +32,7 @@ struct Writes {
 // records only if the options name a place. If it evaluates a checkpoint (`has_checkpoint`), it does not
 // change the records of the run that saved it.
 Writes what_is_written(const Options& options, const std::filesystem::path& out_dir, bool trains,
-                       bool goes_on);
+                       bool has_checkpoint);
 // Whether the directory or the metrics file already holds records.
 bool holds_records(const Options& options, const std::filesystem::path& out_dir);
 // A note that the existing records are not changed.

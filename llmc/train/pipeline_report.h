@@ -38,7 +38,7 @@ std::string pass_times_text(const RunPlan& plan, const MeasuredPipeline& measure
 constexpr std::string_view estimated_name = "pipeline-estimated", measured_name = "pipeline-measured",
                            simulated_name = "pipeline-simulated";
 std::vector<std::string> pipeline_files();
-// Writes the picture NAME.svg and the trace NAME.json (for chrome://tracing). Throws UserError if that fails.
+// Writes the picture NAME.svg and the trace NAME.json (for ui.perfetto.dev). Throws UserError if that fails.
 void write_timeline(const std::filesystem::path& folder, std::string_view name, const TitledTimeline& drawn);
 
 // Show the estimate before a run, and the measured and simulated timelines after it. They go to the console,

@@ -21,7 +21,7 @@ void suggesting_complete_checkpoint(const Options& options, const std::filesyste
 
 // The checkpoint for --resume, or nothing without that option. --resume DIR must name a checkpoint. --resume
 // alone takes the newest checkpoint that the last run in out_dir saved, else the one that it resumed from,
-// else nothing.
+// else the newest checkpoint of any run in out_dir, else nothing.
 std::optional<CheckpointInfo> find_checkpoint(const Options& options, const std::filesystem::path& out_dir);
 
 // --resume DIR may name the directory of a run. It then becomes the checkpoint that --resume alone would find

@@ -17,9 +17,9 @@ class Session {
     // Joins the other processes of the job. Ends the process with one line if it cannot.
     Session(int argc, char** argv);
 
-    // Runs the program. An exception ends the whole job here, with one line. The caller declares the objects
-    // that own GPU memory outside of the program: that memory cannot be freed while the GPU waits for a rank
-    // that is gone.
+    // Calls `program`. An exception ends the whole job here, with one line. The caller declares the objects
+    // that own GPU memory outside `program`: that memory cannot be freed while the GPU waits for a rank that
+    // is gone.
     void guard(const std::function<void()>& program);
     // Returns 0, the exit status for main. If the run was asked to stop, ends the process here with
     // stopped_status (stop.h).

@@ -88,14 +88,14 @@ class Trainer {
     std::optional<std::vector<double>> losses_of_rows(std::int64_t rows, const ReadRow& read,
                                                       const Watch& watch);
 
-    // Before generates_together(): "Whether generation needs all ranks. If not, one rank may generate alone."
-    // Before generate(): "Continues a prompt of at least one token by `count` tokens, with the options'
-    // temperature, top-k and top-p. Returns the new tokens, or nullopt if `watch` cancelled it. The same
-    // prompt, weights and step always give the same text. `take` receives each token as soon as it is known.
-    // The context holds T tokens; a longer prompt is cut to its last T. When the context is full, generation
-    // continues from its later half. A sliding window would have to be recomputed for each token, because
-    // positions are learned. If generates_together(), `watch` must return the same on all ranks."
+    // Whether generation needs all ranks. If not, one rank may generate alone.
     bool generates_together() const { return communicates(plan_.generation) || plan_.spec.mesh.tensor > 1; }
+    // Continues a prompt of at least one token by `count` tokens, with the options' temperature, top-k and
+    // top-p. Returns the new tokens, or nullopt if `watch` cancelled it. The same prompt, weights and step
+    // always give the same text. `take` receives each token as soon as it is known. The context holds T
+    // tokens; a longer prompt is cut to its last T. When the context is full, generation continues from its
+    // later half: a sliding window would have to be recomputed for each token, because positions are learned.
+    // If generates_together(), `watch` must return the same on all ranks.
     std::optional<std::vector<std::int32_t>> generate(
         std::span<const std::int32_t> prompt, std::int64_t count, const Watch& watch,
         const std::function<void(std::int32_t token)>& take = [](std::int32_t) {});

@@ -29,7 +29,7 @@ using test::world;
 
 constexpr GPTConfig config{.layers = 2, .heads = 2, .channels = 20, .sequence_length = 7, .vocabulary = 37};
 
-// A model with weights that can make training steps.
+// A model and its weights, on which training steps can be made.
 class Model {
   public:
     explicit Model(const Sharding& sharding, int stages = 1)
@@ -108,7 +108,7 @@ TEST(NonFiniteGradient, OfOneRankIsSeenByAllAndChangesNothing) {
 }
 
 TEST(NonFiniteGradient, OfAPipelineIsNamedAsOnOneProcess) {
-    if (world().size() % 2 != 0) GTEST_SKIP() << "takes two stages";
+    if (world().size() % 2 != 0) GTEST_SKIP() << "needs an even number of ranks, for two stages";
     const int data = world().size() / 2;
     for (const int stage : {0, 3}) {
         if (stage > 0 && data == 1) continue;
@@ -166,7 +166,7 @@ TEST(Replicas, ThatDifferAreNamedByTensorAndRank) {
 
 // The first and the last stage both have the token embedding.
 TEST(Replicas, OfTheTiedWeightsThatDifferAreNamed) {
-    if (world().size() % 2 != 0) GTEST_SKIP() << "takes two stages";
+    if (world().size() % 2 != 0) GTEST_SKIP() << "needs an even number of ranks, for two stages";
     const int data = world().size() / 2;  // also the first rank of the last stage
     for (const int stage : {0, 1, 3}) {
         if (stage > 0 && data == 1) continue;
@@ -229,7 +229,7 @@ TEST_P(WrongWeight, IsFoundBeforeTheNextUpdateHidesIt) {
     const int ranks = world().size(), last = ranks - 1;
     const bool in_pairs =
         std::ranges::find(GetParam(), std::string_view("--zero-shard-size=2")) != GetParam().end();
-    if (ranks == 1 || (in_pairs && ranks % 2 != 0)) GTEST_SKIP() << "takes other ranks";
+    if (ranks == 1 || (in_pairs && ranks % 2 != 0)) GTEST_SKIP() << "needs another number of ranks";
     for (const bool of_own_shard : {true, false}) {
         SCOPED_TRACE(of_own_shard ? "its own" : "another's");
         const auto spoiled = [&] {
@@ -248,7 +248,8 @@ TEST_P(WrongWeight, IsFoundBeforeTheNextUpdateHidesIt) {
                         last));
         const auto other = spoiled();
         other->step();
-        // In bf16, the owner of a shard computes it from its master weights. Each replica group has its own.
+        // In bf16, the owner of a shard computes it from its own master weights, which hides the change. In
+        // fp32, the change spreads to the ranks of the owner's replica; the other replicas then differ.
         const bool spreads = of_own_shard && other->store().dtype() == DType::fp32;
         EXPECT_EQ(other->difference().has_value(),
                   other->sharding().keeps_optimizer_whole() || (spreads && other->sharding().replicas > 1));

@@ -47,7 +47,7 @@ constexpr std::array all_dtypes = {Dtypes{DType::fp32, DType::fp32}, Dtypes{DTyp
 
 struct Accumulation {
     int micro_batches;
-    bool each;  // micro-batch is reduced
+    bool each;  // the gradients of each micro-batch are reduced
 };
 constexpr std::array all_accumulations = {Accumulation{1, false}, Accumulation{4, false},
                                           Accumulation{4, true}, Accumulation{8, false},
@@ -150,10 +150,10 @@ std::vector<Equals> whole_matrix(const Matrix& matrix) {
     return all;
 }
 
-// First takes the settings that must be met. Then greedily takes the setting with the most new pairs for its
-// cost: the ranks that it and its run's plain setting train on.
+// First takes the settings that must be in the part. Then greedily takes the setting with the most new pairs
+// for its cost: the ranks that it and its run's plain setting train on.
 std::vector<Equals> part_of_matrix(const std::vector<Equals>& whole,
-                                   bool (*must_be_met)(const TrainingSetting&)) {
+                                   bool (*must_be_in_part)(const TrainingSetting&)) {
     std::vector<Equals> part(whole.size());
     Pairs met;
     const auto take = [&](std::size_t run, std::size_t setting) {
@@ -164,7 +164,7 @@ std::vector<Equals> part_of_matrix(const std::vector<Equals>& whole,
     };
     for (std::size_t run = 0; run < whole.size(); ++run) {
         for (std::size_t i = 1; i < whole[run].size(); ++i) {
-            if (must_be_met(whole[run][i])) take(run, i);
+            if (must_be_in_part(whole[run][i])) take(run, i);
         }
     }
     while (true) {
@@ -234,8 +234,8 @@ bool is_of_key_bias(const UnitLayout::Entry& entry, std::int64_t element) {
 // Meshes add the same numbers in other orders. So sums, and with them losses, differ by a few roundings of
 // 6e-8. In a step a weight moves by the learning rate times a quotient of such sums, which is below 1. The
 // quotient's errors of 1e-7 to 1e-6 do not grow over the steps while the loss falls smoothly. The bound is
-// 2e-5 of a weight's size and of the farthest it can have moved. (The largest quotient here is near 2e-6.
-// Leaving out one micro-batch once moves weights by more than 1e-2 of it.)
+// 2e-5 of a weight's size and of the farthest it can have moved. (The largest difference here is near 2e-6 of
+// that. Leaving out one micro-batch once moves weights by more than 1e-2 of it.)
 void expect_near_weights(const Model& model, int steps, const TrainingResult& result,
                          const TrainingResult& expected) {
     const double bound = 2e-5, farthest = steps * learning_rate;

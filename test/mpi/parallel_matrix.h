@@ -32,9 +32,10 @@ struct Matrix {
 
 // All settings; those of one run are together.
 std::vector<Equals> whole_matrix(const Matrix& matrix);
-// The settings that must be met, and enough others: every two values that meet in the whole meet here.
+// The settings that must be in the part, and enough others that every two values that meet in the whole
+// matrix also meet here.
 std::vector<Equals> part_of_matrix(const std::vector<Equals>& whole,
-                                   bool (*must_be_met)(const TrainingSetting&));
+                                   bool (*must_be_in_part)(const TrainingSetting&));
 // The number of pairs of values that do not meet in a part.
 int count_unmet(const std::vector<Equals>& whole, const std::vector<Equals>& part);
 

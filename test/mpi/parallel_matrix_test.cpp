@@ -22,15 +22,15 @@ constexpr GPTConfig config{.layers = 8, .heads = 2, .channels = 14, .sequence_le
 const test::Matrix matrix{.plain = {.config = config, .sequences = 16, .steps = 30, .reads = true},
                           .meshes = test::meshes_of_powers_of_two()};
 
-// Four values together, because the order of the list depends on all of them. Shards of gradients are
-// received while blocks that recompute compute theirs, and the blocks between do not.
-bool must_be_met(const TrainingSetting& s) {
+// These values must meet all together, because the order of the list depends on all of them. Some blocks
+// recompute, and others do not, while shards of gradients are received.
+bool must_be_in_part(const TrainingSetting& s) {
     return s.ranks() == 4 && s.schedule == PipelineSchedule::zb_h1 && s.sharding.stage == 2 &&
            s.sharding.reduces_each_micro_batch && s.micro_batches == 4 && s.dtype == DType::fp32 &&
            s.recompute == Recompute{.kind = RecomputeKind::block, .every = 2};
 }
 
-std::vector<Equals> part_of_matrix() { return test::part_of_matrix(whole_matrix(matrix), must_be_met); }
+std::vector<Equals> part_of_matrix() { return test::part_of_matrix(whole_matrix(matrix), must_be_in_part); }
 
 TEST(ParallelMatrix, EveryTwoValuesMeetInRunsThatAreTheSame) {
     for (const Equals& settings : part_of_matrix()) {
@@ -45,7 +45,7 @@ TEST(ParallelMatrix, HasAPartInWhichEveryTwoValuesMeet) {
     std::int64_t hard = 0;
     for (const Equals& settings : part) {
         count += settings.size();
-        hard += std::ranges::count_if(settings, must_be_met);
+        hard += std::ranges::count_if(settings, must_be_in_part);
     }
     EXPECT_EQ(hard, 1);
     EXPECT_EQ(count_unmet(whole_matrix(matrix), part), 0);
@@ -55,7 +55,7 @@ TEST(ParallelMatrix, HasAPartInWhichEveryTwoValuesMeet) {
 class WholeMatrix : public testing::TestWithParam<Equals> {};
 
 TEST_P(WholeMatrix, TrainsOneRun) {
-    if (!fits_here(GetParam())) GTEST_SKIP() << "takes other ranks";
+    if (!fits_here(GetParam())) GTEST_SKIP() << "needs another number of ranks";
     expect_one_run(matrix, GetParam());
 }
 

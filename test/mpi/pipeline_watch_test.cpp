@@ -64,8 +64,8 @@ std::vector<ActionTime> times_of(const RunPlan& plan, double begin, double each)
 TEST(PipelineWatch, ShowsTheStepOfTheMedianTime) {
     const RunPlan plan = plan_of(3);
     PipelineWatch watch(plan, world());
-    // The first times are forgotten. The median of steps 5 to 12 is 0.25 in step 9; later steps with an equal
-    // time come after it.
+    // The first times are forgotten. The lower median of steps 5 to 12 is 0.25, the time of step 9: three
+    // steps are shorter, and four are longer.
     const std::vector<double> each = {9, 9, 9, 9, 0.125, 2, 2, 0.125, 0.25, 0.5, 0.125, 0.5};
     for (std::size_t i = 0; i < each.size(); ++i)
         watch.see(static_cast<std::int64_t>(i) + 1,

@@ -78,7 +78,8 @@ class Drawing {
         const Shape outputs =
             is_attention ? Shape{3, 4, 1 + random_.below(4)} : Shape{4 + 4 * random_.below(3)};
         const ProductSplit split = is_attention ? by_outputs(1, "heads") : by_outputs(0, "channels");
-        // Values may have the same name.
+        // The product and the attention after it give their values the same name, which values may have.
+        // Names of parameters must differ.
         ++names_;
         const std::string up = "up" + std::to_string(names_ % 3) + "." + std::to_string(names_);
         int made = random_.coin() ? product_gelu(t_, up, all, outputs, split, has_bias, normal)

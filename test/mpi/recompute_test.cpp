@@ -42,7 +42,7 @@ TEST_P(RecomputedTraining, IsTheSameRun) {
     const Setting setting = GetParam();
     const int ranks = world().size();
     if (ranks > 4) GTEST_SKIP() << "takes 4 ranks at most; the parallel matrix has more";
-    // One and two ranks train the whole matrix.
+    // One and two ranks train with every interval.
     const std::vector<int> intervals = ranks <= 2 ? std::vector{1, 2, 3} : std::vector{2};
     const TrainingResult plain = train(setting, 0, {});
     EXPECT_LT(plain.losses.back(), plain.losses.front());

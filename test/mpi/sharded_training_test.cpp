@@ -22,7 +22,7 @@ constexpr int sequences_of_a_rank = 4;
 struct Setting {
     DType dtype = DType::fp32, gradients = DType::fp32;
     int micro_batches = 1, steps = 50;
-    bool each = false;  // each micro-batch is reduced
+    bool each = false;  // the gradients of each micro-batch are reduced
 };
 
 // A run on the ranks of `data`, with a batch of `sequences` over all ranks.
@@ -45,7 +45,8 @@ TrainingResult train(Communicator& data, Sharding sharding, const Setting& setti
 // 1e-3 in fp32.
 void expect_near(const TrainingResult& a, const TrainingResult& b) { expect_near_losses(a, b, 1e-5); }
 
-// All ways to shard on the ranks of `data`, except the first, which is stage 0.
+// All ways to shard over this many ranks, except stage 0. With `powers_of_two`, the number of shards is a
+// power of two or the number of ranks; without it, only the other numbers.
 std::vector<Sharding> shardings(int ranks, bool powers_of_two) {
     std::vector<Sharding> all;
     for (int shards = 2; shards <= ranks; ++shards) {

@@ -20,8 +20,8 @@ using test::TrainingSetting;
 // sums are added. With one chunk for each stage, all schedules have the same order. Micro-batches follow one
 // another from the first on, and the layers of each run from the last to the first. Interleaved chunks put
 // other layers on a stage, and mix passes of different chunks. (zb-h1 would also change the order, if only
-// some of a stage's layers with the matrix recomputed. Those layers have one pass, and the others a second,
-// later one. No setting here has such a stage.)
+// some of a stage's layers with the matrix recomputed. The layers that recompute have one backward pass, and
+// the others have a second, later one. No setting here has such a stage.)
 int order_of_sums(const TrainingSetting& setting) {
     return setting.schedule == PipelineSchedule::interleaved ? 1 : 0;
 }
@@ -109,7 +109,7 @@ TEST(StrangeFamily, HasTheGradientsOfItsInterpreterWhereTheyShareMemory) {
 class StrangeWholeMatrix : public testing::TestWithParam<Equals> {};
 
 TEST_P(StrangeWholeMatrix, TrainsOneRun) {
-    if (!fits_here(GetParam())) GTEST_SKIP() << "takes other ranks";
+    if (!fits_here(GetParam())) GTEST_SKIP() << "needs another number of ranks";
     expect_one_run(matrix(), GetParam());
 }
 

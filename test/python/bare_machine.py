@@ -13,7 +13,7 @@ PACKAGES = pathlib.Path("/usr/lib/python3/dist-packages")
 
 
 def why_not():
-    """The reason why there can be none here; empty if there can."""
+    """The reason why this machine can make no bare machine; empty if it can."""
     if not PYTHON.exists():
         return f"{PYTHON} is not here"
     tried = subprocess.run(["unshare", "--map-root-user", "--mount", "chroot", "/", "true"], capture_output=True, text=True)
@@ -23,7 +23,7 @@ def why_not():
 class BareMachine:
     def __init__(self, root):
         self.root = pathlib.Path(root)
-        self.shown = {}  # {folder or file in it: of the real machine}
+        self.shown = {}  # {path in the bare machine: path in the real machine}
         for folder in ("proc", "dev", "tmp", "etc", "root"):
             (self.root / folder).mkdir(parents=True)
         for folder in ("bin", "sbin", "lib", "lib64"):

@@ -90,7 +90,7 @@ def in_chunks(*chunks, ends=False):
 
 
 def reset_after(length):
-    """The same, but the server resets the connection."""
+    """Like drop_after, but the server resets the connection."""
     def serve(handler, file):
         handler.serve(file, length)
         handler.wfile.flush()

@@ -10,7 +10,7 @@ TOKENS = 40
 
 
 def contexts(prompt, count, T):
-    """The begin of the context for each of `count` tokens. A full context goes on with its later half."""
+    """The beginning of the context for each of `count` tokens. If the context is full, only its later half is kept."""
     begin = max(len(prompt) - T, 0)
     for length in range(len(prompt), len(prompt) + count):
         if length - begin > T:

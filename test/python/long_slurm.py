@@ -141,7 +141,7 @@ def test_a_job_that_is_stopped_goes_on_by_itself(slurm, tmp_path):
 
 
 def test_it_is_stopped_three_minutes_before_its_time_is_over(slurm, tmp_path):
-    """By the script's own --signal. Slurm checks every half minute, and sends the signal as much earlier as it may be late."""
+    """By the script's own --signal. Slurm checks the time every half minute, so it may send the signal up to that much earlier."""
     place = tmp_path / "clone"
     place.mkdir()
     job = submit(place, "--time=4", trains=["--steps=10000000"])

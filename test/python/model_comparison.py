@@ -30,7 +30,7 @@ MODELS = [
 ]
 
 
-# Without biases, and with a separate head. An ordinary model has each alone. Odd ones have both: one with an accumulated batch,
+# Without biases, and with a separate head. An ordinary model has each alone. Odd ones have both: two with an accumulated batch,
 # and one with the smallest sizes.
 MODELS += [(dataclasses.replace(MODELS[i][0], **switches), *MODELS[i][1:])
            for i, switches in [(0, SWITCHES_OFF[0]), (0, SWITCHES_OFF[1]), *((i, SWITCHES_OFF[2]) for i in (1, 2, 3))]]

@@ -37,7 +37,7 @@ FAULTS = [
     left_out("no wait for tokens that come ahead", FEED, "streams_->wait(arrived_);",
              before="if (ahead_ && place == ahead_->place) {\n        ", micro_batches=4),
     left_out("tokens brought to a buffer in use", FEED, "streams_->wait(free_);", micro_batches=4),
-    # If there is room for a whole step's tokens, only a validation could wait.
+    # With fewer micro-batches, there is room for a whole step's tokens, and only a validation would have to wait.
     Fault("staging filled before it is copied", FEED,
           """Staging& staging = staging_[next_staging_];
     next_staging_ = (next_staging_ + 1) % staging_.size();

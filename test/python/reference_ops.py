@@ -260,8 +260,8 @@ def matmul_backward(make, *shape, OC, gelu=False, want=("din", "dweight", "dbias
 
 
 def attention_operand(make, B, T, NH, HS, integers, offset=0.0):
-    """With `integers`, whole numbers up to this size: the scores are then exact, as HS is a power of 4. Sizes up to 12 leave
-    the range of exp. The backward pass uses smaller ones, because lse in fp32 has an error of u |lse|."""
+    """With `integers`, whole numbers up to this size: the scores are then exact, as HS is a power of 4. With sizes up to 12,
+    scores lie far outside the range of exp. The backward pass uses smaller ones, because lse in fp32 has an error of u |lse|."""
     if not integers:
         return make.normal(B, T, 3, NH, HS, offset=offset)
     return make.integers(-integers, integers + 1, B, T, 3, NH, HS)

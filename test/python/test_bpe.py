@@ -1,5 +1,5 @@
-"""GPT-2's byte-pair encoder as Python's scripts use it, against tiktoken: against its recorded ids, and against tiktoken itself
-if installed."""
+"""GPT-2's byte-pair encoder as the Python scripts use it. It is compared with tiktoken's recorded ids, and with
+tiktoken itself if that is installed."""
 
 import concurrent.futures
 import importlib.util

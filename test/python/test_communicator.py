@@ -160,7 +160,7 @@ def test_who_waited_long_before_is_named_all_the_same(transport, probe, call):
                         err), err
 
 
-def test_one_rank_of_many_speaks(probe):
+def test_one_rank_of_many_reports(probe):
     """With more than 32 ranks, several share a turn. The stuck rank is not one that others query."""
     status, _, err = run("tcp", probe, 36, "faults", "all_gather", 35, "sleep", TIMEOUT)
     assert status == 1

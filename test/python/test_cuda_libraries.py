@@ -1,5 +1,5 @@
 """The trainer for GPUs opens cuBLASLt only when it needs it (llmc/device/cuda/shared_library.h). It starts without the library,
-and finds it in its place at the build. Reading the library's version needs no GPU."""
+and finds it where the build found it. Reading the library's version needs no GPU."""
 
 import os
 import pathlib

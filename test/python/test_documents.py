@@ -19,7 +19,8 @@ SOURCE_FILE = re.compile(r"\.(cpp|cu|cuh|h|md|py|sh)$")
 def named_paths(document):
     """Paths of the repository: texts between backticks, and words of indented lines, that look like one."""
     spans, blocks = code_of(document)
-    # A text of several words is a command; of these, and of indented lines, only what begins like a path here.
+    # A text of several words is a command. In commands and indented lines, only words that begin like a path of the repository
+    # count.
     words = [span for span in spans if not re.search(r"\s", span)]
     commands = [word.strip("':") for line in [*spans, *blocks] for word in line.split()]
     top = {path.name for path in ROOT.iterdir()}
@@ -29,7 +30,7 @@ def named_paths(document):
 
 
 def is_made(path):
-    """Whether git ignores what the path begins with, or a lab in dev/ is its source: building and running make it."""
+    """Whether building or running makes this file: git ignores it, or it is the program of a lab in dev/."""
     if path.startswith("dev/"):
         return (ROOT / f"{path}.cu").exists()
     ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()]

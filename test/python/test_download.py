@@ -210,7 +210,8 @@ def test_giving_up(place, pauses):
 
 
 def test_a_server_that_falls_silent(place, pauses, monkeypatch):
-    """Before it answers, and in the middle of the file. Then the time limit for it has passed."""
+    """It falls silent before it answers, and later in the middle of the file. Each time, the script waits until its time
+    limit and tries again."""
     monkeypatch.setattr(download, "TIMEOUTS", tuple(seconds / 200 for seconds in download.TIMEOUTS))
     hangs = [file_server.Hang(None), file_server.Hang(100_000)]
     place.file.faults = list(hangs)

@@ -235,7 +235,7 @@ def overflowing_row(tensors):
 
 
 def overflowing_gradient(tensors):
-    """The output of h.1.ln_2 is tiny and the weights after it are huge. So is its gradient: 1e38 times the incoming gradient,
+    """The output of h.1.ln_2 is tiny and the weights after it are huge. Its gradient is huge too: 1e38 times the incoming gradient,
     which the large logits make larger than 3."""
     tensors["h.1.ln_2.weight"][:] = 2e-38
     tensors["h.1.ln_2.bias"][:] = 0

@@ -21,7 +21,7 @@ def rows(title):
 
 
 def flat(fields):
-    """Every key, and those of an object within behind a slash."""
+    """Every key. If its value is an object, also the keys inside, as KEY/INNER_KEY."""
     for name, value in fields.items():
         yield name
         if isinstance(value, dict):

@@ -28,7 +28,7 @@ def test_is_clean(target, tmp_path):
     is_here, remedy = CHECKS[target]
     if not is_here():
         pytest.skip(f"the tool of `make {target}` is not installed; `make lint` installs it")
-    # A build folder of its own: make notes its flags there, and those of a `make test` may differ from none.
+    # A build folder of its own: make notes its flags there. This call has no flags, but `make test` may have some.
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
     command = ["make", target, f"BUILD={tmp_path}", f"PYTHON={sys.executable}"]
     check = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)

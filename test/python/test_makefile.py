@@ -184,7 +184,7 @@ def test_openmp_of_clang_is_its_own_or_another_ones(clang, tmp_path):
     assert says("openmp") == "" and "libomp" not in says("missing")
 
 
-def test_without_mpi_one_file_is_another(project):
+def test_without_mpi_another_file_replaces_the_one_for_mpi(project):
     assert project.made("test-programs", "MPI=0") == ({WITHOUT_MPI}, ALL_LINKED)
     assert project.made("test-programs", "MPI=0") == NOTHING
     assert "-lmpi" in project.make("-n", "train_gpt") and "-lmpi" not in project.make("-n", "train_gpt", "MPI=0")
@@ -332,7 +332,7 @@ def test_chips(toolkit):
         refused = subprocess.run(["make", "-n", "CUDA_FOLDER=none", f"GPU_ARCH={wrong}"], cwd=toolkit.project.folder, text=True,
                                  capture_output=True)
         assert refused.returncode == 2 and f"GPU_ARCH='{wrong}': the kernels take sm_80 and later" in refused.stderr, refused.stderr
-    # Neither words, nor chips that the kernels do not run on.
+    # Output that names no chip, or a chip on which the kernels do not run, is ignored.
     for says in ("NVIDIA-SMI has failed", "7.5", "[N/A]", ""):
         assert toolkit.targets("GPU=/dev/nvidia0", **toolkit.gpus(says)) == default
 

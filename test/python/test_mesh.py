@@ -87,7 +87,7 @@ def test_gradients_in_bf16_train_the_same_run_up_to_rounding(single_bf16, micro_
     print(f"{ranks} processes: norms {norms}, bound of their difference {D:.3f}")
     assert abs(norms[0] - norms[1]) <= D + 1e-5 * norms[0]
 
-    # With eps = 1 an update is lr m / (sqrt(v) + 1). m is a mean of gradients and sqrt(v) a mean square of their sizes. If
+    # With eps = 1 an update is lr m / (sqrt(v) + 1). m is a mean of gradients and sqrt(v) a root mean square of their sizes. If
     # gradients differ by D in the norm and have a norm of at most G, updates differ by at most lr (1 + G) D. Gradients of later
     # micro-batches may be 1.5 times as long as those of the first. The weights' differences change D only in second order. So
     # after t steps the weights differ by at most W = lr t (1 + G) 1.5 D in the norm.
@@ -108,7 +108,7 @@ def test_gradients_in_bf16_train_the_same_run_up_to_rounding(single_bf16, micro_
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_stochastic_rounding_is_the_same_on_any_number_of_processes(ranks, tmp_path):
-    """With a learning rate of 0, only the rounding of the parameters changes from step to step, and so the loss.
+    """With a learning rate of 0, only the rounding of the parameters changes from step to step, and with it the loss.
 
     On each batch the loss is the same sum of the same numbers. Another random number for a single parameter shows in the sixth
     digit."""

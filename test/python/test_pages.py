@@ -97,7 +97,7 @@ def clone(tmp_path_factory):
     for path in ROOT.iterdir():
         if path.name not in ("runs", "train_gpt", "data", "scripts"):
             (place / path.name).symlink_to(path)
-    for name in ("scripts", "data"):  # which say where they are, or are written to
+    for name in ("scripts", "data"):  # copied: a linked script would find the wrong folder, and data/ is written to
         (place / name).mkdir()
         for path in (ROOT / name).iterdir():
             if path.is_file():
@@ -126,7 +126,7 @@ def write_command(path, text):
 
 
 def run_in(place, command):
-    # An MPI that is set up to our liking, where many processes share few cores.
+    # Settings of an Open MPI that may run as root, with more processes than cores.
     environment = {**os.environ, "PATH": f"{place}/bin:{os.environ['PATH']}", "OMPI_MCA_rmaps_base_oversubscribe": "1",
                    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
@@ -170,7 +170,7 @@ def test_the_commands_run(clone, parquet_of_lines, how, commands):
                 serve_hellaswag(server, clone)
             write_command(clone / "bin/python", PYTHON.format(python=sys.executable, url=server.url, bpe=bpe))
         if how == "run: then Ctrl-C":
-            # (timeout says 124 where it had to.)
+            # (timeout exits with status 124 if it had to send the signal.)
             commands = [f"timeout --signal=INT 5 {command.split('#')[0]} || [[ $? == 124 ]]" for command in commands]
             script = "\n".join(commands)
         write_command(clone / "train_gpt", TRAIN_GPT.format(python=sys.executable, tiny=tiny, program=str((ROOT / program.PROGRAM).resolve())))
@@ -183,7 +183,7 @@ def test_the_lab_prints_what_is_shown(clone):
     block = [shape(line) for line in printed("layernorm_forward in ")]
     now = [shape(line) for line in out.splitlines() if line.strip()]
     first = now.index(block[0])
-    if "sm_80 / sm_90" not in out:  # no compiler has told, or of other chips: what the CPU's run finds
+    if "sm_80 / sm_90" not in out:  # without the compiler's figures for these chips, only the rows of the CPU's run are compared
         block, now = ([line for line in lines if re.match("N [a-z]", line)] for lines in (block, now[first:]))
         first = 0
     assert now[first:first + len(block)] == block
@@ -207,7 +207,7 @@ def test_the_lab_takes_whole_numbers_as_seeds(seed, clone):
 
 
 def serve_hellaswag(server, clone):
-    """A few questions, and the script of this clone takes them for those that it should get."""
+    """Serves a few questions. The clone's script gets their checksum, so that it accepts them."""
     questions = (clone / "data/hellaswag/hellaswag_val.jsonl").read_bytes()
     for split in ("val", "train", "test"):
         server.files[f"/rowanz/hellaswag/master/data/hellaswag_{split}.jsonl"] = file_server.File(questions)

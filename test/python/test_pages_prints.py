@@ -82,7 +82,7 @@ def test_the_memory_of_recomputation():
     for name, memory in rows:
         out = program.run("--model=gpt2", "--dtype=bf16", "--micro-batch-size=4", "--global-batch-tokens=4096", f"--recompute={name}", "--steps=0",
                           "--device=cpu").stdout
-        in_gib = f"{float(memory.split()[0]) / 1024:.1f} GiB"  # as the header has what is more than one
+        in_gib = f"{float(memory.split()[0]) / 1024:.1f} GiB"  # the header shows a GiB and more in this way
         assert re.search(rf"activations ({re.escape(memory)}|{re.escape(in_gib)}),", rows_of(out.splitlines())["memory"])
 
 

@@ -114,7 +114,7 @@ def test_open_mpi_sent_what_the_list_says(stages, options, tmp_path):
     tied = 2 * 256 * 32 * 4 if is_tied else 0
     besides = (more - few) / 4 - activations - tied
     # The gradients' sums of squares, one number for every 1024 elements of all units: 8 + 1 + 4 x 13 + 1, and 8 for an untied
-    # head. Like the loss, they are summed over the stages in fp64. There is also a signal, which each rank tells each other.
+    # head. Like the loss, they are summed over the stages in fp64. Each rank also tells every other rank whether a signal came.
     blocks = 8 + 1 + 4 * 13 + 1 + (0 if is_tied else 8)
     rest = blocks % stages
     squares = stages * (stages - 1) * (2 * (blocks // stages) + rest) * 4

@@ -475,8 +475,9 @@ def test_runs_that_cannot_be_read_do_not_keep_the_others_from_being_drawn(tmp_pa
     assert done.returncode == 1 and len(faults) == 2 and all(fault.startswith("error: ") for fault in faults)
     assert f"{tmp_path}/empty has no metrics.jsonl" in faults[0] and f"there is no {tmp_path}/nothing" in faults[1]
     drawn = imread(tmp_path / "a/run/comparison.png")
+    # The readable runs alone give the same picture. Runs are named by the folders in which they differ, a and b.
     plot(*good)
-    assert np.array_equal(drawn, imread(tmp_path / "a/run/comparison.png"))  # their names differ
+    assert np.array_equal(drawn, imread(tmp_path / "a/run/comparison.png"))
     # If no run can be read, nothing is drawn.
     done = plot(tmp_path / "empty", tmp_path / "nothing", "-o", tmp_path / "none.png")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 2) and not (tmp_path / "none.png").exists()

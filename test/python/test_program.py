@@ -169,7 +169,7 @@ def test_print_step_prints_equal_blocks_once():
     assert not printed & same and printed | same == {int(number) for number in re.findall(r"^ *(\d+)  ", whole, re.MULTILINE)}
 
 
-def test_the_story_shows_the_list_that_is_printed():
+def test_the_comment_of_train_gpt_shows_the_list_that_is_printed():
     story = (program.ROOT / "train_gpt.cu").read_text()
     command = re.search(r"`\./train_gpt (.*--print-step)`", story).group(1)
     shown = re.search(r"((?:^// {2,}[#\d].*\n)+)", story, re.MULTILINE).group(1).splitlines()

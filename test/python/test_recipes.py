@@ -193,7 +193,8 @@ def test_a_job_of_slurm_asks_for_time_to_save():
     assert "\n# Three minutes before the time is over (--signal) " in text
 
 
-# Two machines with two processes each. Host names come one by one. A reader of the first name may not stop before the last.
+# Two machines with two processes each. Host names come one by one. A program that takes only the first name must still read the
+# others.
 SRUN_OF_TWO_MACHINES = """#!/usr/bin/env bash
 shift 2
 export SLURM_NTASKS=4 SLURM_NTASKS_PER_NODE=2

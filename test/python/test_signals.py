@@ -264,7 +264,7 @@ def test_a_signal_before_the_first_step_leaves_nothing(launcher, delay, tmp_path
     run = Started(launcher, *ENDLESS, f"--out-dir={tmp_path}/run")
     time.sleep(delay)
     run.send(signal.SIGINT)
-    # Before a process catches signals, they end it. Afterwards it stops in order. (The step would take minutes.)
+    # Before a process catches signals, they end it. Afterwards it stops in an orderly way. (The step would take minutes.)
     status = run.wait()
     if status == STOPPED:
         assert run.text.endswith("note: stopped before the first step: nothing was written\n")

@@ -318,7 +318,7 @@ def test_a_wrong_option_is_one_line(tmp_path):
 
 
 def test_a_stuck_rank_is_named_and_left_alone():
-    """Its watchdog ends the others. When the stuck rank goes on, it finds them gone."""
+    """The watchdogs of the other ranks end them. When the stuck rank goes on, it finds them gone."""
     job = Job(3).start_all(PROBE, "faults", "all_reduce", 1, "stop", 1.5)
     wait_for(lambda: job.processes[0].poll() is not None and job.processes[2].poll() is not None)
     assert job.processes[1].poll() is None

@@ -276,7 +276,7 @@ def test_following_goes_on_after_a_line_that_was_damaged(path, folder, steps):
 
 
 def test_following_after_an_error_in_another_run(path, folder):
-    """The rows that were read before the error are not those of the events."""
+    """Rows that were read before the error have not become events, so they must not count as written."""
     write_lines(path, full_lines(falling(4)))
     converter = tensorboard.Converter(path, "run", folder)
     converter.advance()

@@ -51,8 +51,7 @@ def test_every_stage_is_the_same_run(tmp_path):
 @pytest.mark.parametrize("saved, resumed", [(("--zero-stage=3", 2), ("--zero-stage=0", 4)), (("--zero-stage=0", 4), ("--zero-stage=3", 2)),
                                             (("--zero-stage=2", 3), ("--zero-stage=1", 2)), (("--zero-stage=3", 4), ("--zero-stage=3", 4))])
 def test_a_checkpoint_of_one_stage_goes_on_at_another(saved, resumed, tmp_path):
-    """Bit by bit, the resumed run gives what the other stage would have given from the same weights. Resumed at stage 0, both
-    train the same."""
+    """One checkpoint is resumed at the other stage, and at stage 0. Both runs are the same, bit by bit."""
     options = ["--micro-batch-size=2", "--reduce-every=step", "--lr-schedule=constant", "--sample-tokens=0", "--dtype=bf16",
                "--stochastic-rounding"]
     first, _, _ = train(tmp_path / "first", *options, "--steps=3", saved[0], ranks=saved[1])

@@ -14,7 +14,7 @@ namespace {
 constexpr const char* one = "GPU A, library 1\n2x2 N: 1 2\n3x3 T: 4\n";
 constexpr const char* other = "GPU A, library 2\n2x2 N: 9\n";
 
-TEST(Algorithms, MergedTheSecondCounts) {
+TEST(Algorithms, InAMergeTheSecondTextWins) {
     EXPECT_EQ(merged_choices("", one), one);
     EXPECT_EQ(merged_choices(one, ""), one);
     EXPECT_EQ(merged_choices(one, one), one);

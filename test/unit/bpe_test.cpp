@@ -217,7 +217,7 @@ TEST_F(SmallEncoding, MissingFiles) {
     EXPECT_NE(line.find(bpe_merges_file), std::string::npos) << line;
 }
 
-TEST_F(SmallEncoding, IsThatOfItsVocabulary) {
+TEST_F(SmallEncoding, MustFitTheVocabulary) {
     EXPECT_EQ(find_bpe(folder_.string(), 262)->vocabulary(), 262);
     EXPECT_FALSE(find_bpe("", 262));
     try {

@@ -106,7 +106,7 @@ class PlantedFaults : public testing::TestWithParam<PipelineSchedule> {
                   : std::rotate(at(to), at(from), at(from + 1));
     }
 
-    // Checked by the check of all stages, or of one stage.
+    // The message of the fault that the check of all stages finds, or the check of one stage.
     std::string found_in_stages() {
         return found([&] { check_stages(lists); });
     }
@@ -248,8 +248,8 @@ TEST_P(PlantedFaults, TwoMicroBatchesInOneInput) {
     expect_says(found_in(1), "of another micro-batch");
 }
 
-// A block that recomputes has an undivided backward pass. It recomputes once for it. With sharded parameters,
-// it is also gathered once for it.
+// A block that recomputes has an undivided backward pass. It recomputes once for that pass. With sharded
+// parameters, its parameters are also gathered once for the pass.
 TEST(ZeroBubble, RecomputesOnce) {
     const PipelineSpec pipeline{.schedule = PipelineSchedule::zb_h1, .stages = 3, .micro_batches = 7};
     const Sharding sharding{.stage = 3, .shards = 2};

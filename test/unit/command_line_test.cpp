@@ -23,7 +23,7 @@ TEST(CommandLine, AsCalled) {
     EXPECT_EQ(
         program_as_called(arguments, "scripts/launch.sh\n-np\n2\n--hostfile\n./train_gpt\n--steps\n3\n", 2),
         "scripts/launch.sh -np 2 --hostfile ./train_gpt");
-    // A program between the two calls this one with the arguments it was given.
+    // A program in between (`nice`) starts this program with the arguments that follow.
     EXPECT_EQ(program_as_called(arguments, "scripts/launch.sh\n-np\n2\nnice\n./train_gpt\n--steps\n3\n", 2),
               "scripts/launch.sh -np 2 nice ./train_gpt");
 }

@@ -115,8 +115,8 @@ TEST_P(CpuMatmul, BackwardOfTheInput) {
             },
             "din");
 
-        // Multiplied by GELU', which is given exactly because it has its own test. This adds one rounding in
-        // fp32. There is still only one rounding to X.
+        // The reference is multiplied by the program's own GELU', which another test checks. The
+        // multiplication adds one rounding in fp32; there is still only one rounding to X.
         din = garbage(X, {s.N, s.IC});
         ops->matmul_backward(din, {}, {}, dout, in, weight, pre_gelu);
         std::vector<double> reference, bound;

@@ -295,8 +295,9 @@ void check_classifier(DType X, const OwnedTensor& logits, const OwnedTensor& tar
         for (std::int64_t v = 0; v < V; ++v) greatest = std::max(greatest, logits.get(n * Vp + v));
         for (std::int64_t v = 0; v < V; ++v) least = std::min(least, logits.get(n * Vp + v));
         for (std::int64_t v = 0; v < V; ++v) sum += std::exp(logits.get(n * Vp + v) - greatest);
-        // An exponent l - greatest is rounded: u times the range. At 104 and more the exponential is zero.
-        // exp has 2.2 u, and the sum V additions. The logarithm and the differences round again.
+        // An exponent l - greatest is rounded: u times the range. The exponential is zero from 87 on, so a
+        // limit of 104 is safe. exp has 2.2 u, and the sum V additions. The logarithm and the differences
+        // round again.
         const double range = std::min(104.0, greatest - least);
         const double relative = (range + 2.2 + static_cast<double>(V)) * u32;
         const bool ignored = target == ignored_target;
@@ -307,7 +308,8 @@ void check_classifier(DType X, const OwnedTensor& logits, const OwnedTensor& tar
             const double p = v < V ? std::exp(logits.get(n * Vp + v) - greatest) / sum : 0.0;
             const double d = ignored || v >= V ? 0.0 : (p - (v == target ? 1.0 : 0.0)) * double{scale};
             gradients.push_back(d);
-            // p has the sum's error and its own. p - 1 adds a rounding. The smallest exponential is 0.
+            // p has the sum's error and its own. p - 1 adds a rounding. An exponential below 2^-125 becomes
+            // 0.
             gradient_bound.push_back(ignored || v >= V ? 0x1p-1000
                                                        : double{scale} * (p * (2.0 * relative + 4.0 * u32) +
                                                                           u32 * (v == target) + 0x1p-125) +

@@ -96,7 +96,8 @@ TEST_P(CpuParts, EncoderOutputsAddUpToTheWhole) {
             // In each element at most two terms are not 0, rounded once as in the whole.
             ops->add(sum, sum, out);
             OwnedTensor dwpe_of_part = filled(DType::fp32, {T, C}, 0.0);
-            // Without positions, the first part adds the same to its rows.
+            // The first part computes no gradient of the positions. Its rows must get the same sums all the
+            // same.
             ops->encoder_backward(dwte_of_parts->slice(first, rows), part == 0 ? Tensor{} : *dwpe_of_part,
                                   dout, tokens, first);
             if (part > 0) expect_same_bits(dwpe_of_part, dwpe, "dwpe");

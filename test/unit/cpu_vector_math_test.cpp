@@ -52,11 +52,11 @@ TEST(CpuVectorMath, ExponentialAtItsEnds) {
 }
 
 TEST(CpuVectorMath, GeluIsAccurate) {
-    // value: 2u has 4 roundings, so exp(-|2u|) has a relative error of |2u| 4u32 + 2.2 u32. It moves the logistic
-    // function s by s (1 - s) times as much. |2u| (1 - s) <= 0.28 for x >= 0, and s < 1 for x < 0. Then come 3 more
-    // roundings. The total is below 8 u32 of max(1, |GELU|).
-    // derivative: the same holds for s. |x (2u)' s (1 - s)| <= 0.6 has 8 roundings and the error of the exponential.
-    // |2u| s (1 - s) <= 0.28 again, so the total is below 16 u32.
+    // Here u is the argument of GELU's tanh (gelu_logistic). value: 2u has 4 roundings, so exp(-|2u|) has a
+    // relative error of |2u| 4u32 + 2.2 u32. It moves the logistic function s by s (1 - s) times as much.
+    // |2u| (1 - s) <= 0.28 for x >= 0, and s < 1 for x < 0. Then come 3 more roundings. The total is below 8
+    // u32 of max(1, |GELU|). derivative: the same holds for s. |x (2u)' s (1 - s)| <= 0.6 has 8 roundings and
+    // the error of the exponential. |2u| s (1 - s) <= 0.28 again, so the total is below 16 u32.
     for (int i = 0; i <= 400'000; ++i) {
         const float x = -20.0F + static_cast<float>(i) * 1e-4F;
         const double value = gelu_reference(x);

@@ -24,14 +24,13 @@ double of_tokens(const Part& part, const Node& node, bool forward, bool backward
     return sum * static_cast<double>(part.tokens);
 }
 
-// Without operations that belong to no node: the norm, the update, and memory that is set, copied and
-// counted.
+// Without operations that belong to no node: the norm, the update, and calls that only set or copy memory.
 double flops_of(const bench::WorkByOperation& work) {
     double flops = 0;
     for (const auto& [name, of] : work) {
         for (const std::string_view prefix :
              {"matmul", "attention", "layernorm", "fused_residual", "encoder", "add"})
-            flops += name.starts_with(prefix) && name != "adamw" ? of.flops : 0;
+            flops += name.starts_with(prefix) ? of.flops : 0;
     }
     return flops;
 }
@@ -53,7 +52,7 @@ class Running {
         }
     }
 
-    // The operations of a list's calls for a node, without sums of gradients that meet.
+    // The operations of a list's calls for a node, without the sums of several gradients of one value.
     double flops(const List& list, const Node& node) {
         List calls;
         for (const ListCall& call : list) {

@@ -94,8 +94,8 @@ probe::Model make_model(DType gradient_dtype, std::int64_t batch_sequences, std:
     return {reference("weights"), heads, DType::bf16, batch_sequences, micro_batch, 0, gradient_dtype};
 }
 
-// Each unit's gradients after adding one more sequence. Its own fp32 gradients are a share of the batch's.
-// The scale of the loss is a power of two, so it changes only exponents.
+// Each unit's gradients after adding one more sequence. The fp32 gradients of one sequence are a share of the
+// batch's. The scale of the loss is a power of two, so it changes only exponents.
 void add_share(std::vector<std::vector<bfloat16>>& to, probe::Model& alone, std::int64_t sequence) {
     const std::vector<std::int32_t> tokens = batch();
     const std::size_t length = tokens.size() / sequences;
@@ -145,7 +145,7 @@ TEST(StochasticRounding, OfTheStoreIsThatOfTheUpdate) {
         EXPECT_TRUE(bits(model, master) == bits(nearest, master));
         const std::vector<std::byte> updated = bits(model, parameters);
         EXPECT_FALSE(updated == bits(nearest, parameters));
-        // As a resumed run recreates them.
+        // A resumed run recreates the parameters in this way.
         nearest.store().round_stochastically(5, adamw.step);
         EXPECT_TRUE(bits(nearest, parameters) == updated);
         nearest.store().round_stochastically(5, adamw.step + 1);

@@ -209,10 +209,10 @@ double norm(const Numbers& x) {
 // its terms to earlier errors. The longest path to a gradient has ten operations a layer forward, and as many
 // backward. So the bound is 20 L n u of a gradient's norm, if no operation makes an error grow more than its
 // terms. That is 8e-5 here (observed: 1e-6).
-void expect_gradients(const Model& model, bool draws) {
+void expect_gradients(const Model& model, bool draws_weights) {
     constexpr std::int64_t batch = 4;
     probe::Model program(model, DType::fp32, batch, 2, 0, DType::fp32, make_cpu_device(1));
-    for (int unit = 0; draws && unit < program.store().units(); ++unit) {
+    for (int unit = 0; draws_weights && unit < program.store().units(); ++unit) {
         const UnitLayout& layout = program.store().layout(unit);
         std::vector<float> flat(at(program.store().elements(unit)));
         for (const UnitLayout::Entry& entry : layout.entries()) {

@@ -268,7 +268,8 @@ TEST(MeasuredPasses, TimesAreMediansOverMicroBatchesAndSteps) {
     for (std::vector<MeasuredPass>& passes : steps) {
         for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
             passes[spec.index_of({PassKind::forward, 0, micro_batch})] = {.begin = 10, .end = 10 + length};
-            // By the stages' clocks, one of six arrivals is before its sending. One was awaited late.
+            // By the stages' clocks, one of six arrivals is before its sending. For another one, the receiver
+            // began to wait late.
             passes[spec.index_of({PassKind::forward, 1, micro_batch})] = {.begin = 50,
                                                                           .end = 51,
                                                                           .awaited = length == 8 ? 20.0 : 1.0,
@@ -282,7 +283,8 @@ TEST(MeasuredPasses, TimesAreMediansOverMicroBatchesAndSteps) {
     const std::vector<PassTimes> times = usual_times(spec, steps);
     EXPECT_EQ(times[0].forward, (4 + 8) / 2.0);
     EXPECT_EQ(times[1].forward, 1);
-    // Half of each length, without these two arrivals: 0, 1, 2, 8, 16.
+    // Half of each length: 1, 2, 8, 16. The arrival before its sending counts as 0, and the one that was
+    // awaited late does not count.
     EXPECT_EQ(times[0].communication, 2);
     // All were awaited late.
     for (std::vector<MeasuredPass>& passes : steps) {

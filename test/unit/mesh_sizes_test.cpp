@@ -94,7 +94,7 @@ TEST(MeshSizes, OfAnyNumberOfProcesses) {
     EXPECT_NE(refusal({.tensor = 3}, absurd).find("1, 2, 4, 8,"), std::string::npos);
 }
 
-// A mesh that is named by its options.
+// If a refusal advises a mesh by its options, that mesh must fit.
 void expect_advice_fits(MeshSizes sizes) {
     const std::string text = refusal(sizes), start = text.substr(0, text.find(';') + 1);
     const auto named = [&](const std::string& option, std::int64_t& size) {

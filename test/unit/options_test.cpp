@@ -61,7 +61,7 @@ TEST(RemovedOptions, OthersAreUnknown) {
     EXPECT_EQ(refusal_of_file("learning-rate = 3\n", {}).substr(0, 29), "FILE, line 1: unknown setting");
 }
 
-TEST(RemovedOptions, OfTheProgramAreNoOptionsAndNameOnes) {
+TEST(RemovedOptions, AreGoneAndTheirSuccessorsExist) {
     const std::string help = refusal({"--help"});
     for (const RemovedOption& option : removed_options()) {
         EXPECT_EQ(help.find("--" + std::string(option.name) + " "), std::string::npos) << option.name;

@@ -81,7 +81,7 @@ TEST_F(Lists, ATensorThatIsNotKept) {
         "matmul_forward mlp.c_proj reads mlp.act, which nobody made");
 }
 
-TEST_F(Lists, ATensorThatIsNotMadeAgain) {
+TEST_F(Lists, ATensorThatIsNotRecomputed) {
     expect_found([](PartLists& lists) { lose(lists.recompute_cheap, "gelu_forward", "mlp.c_fc"); },
                  "matmul_backward mlp.c_proj reads mlp.act, which nobody made");
     expect_found([](PartLists& lists) { lose(lists.recompute, "attention_forward", "attn"); },
@@ -95,7 +95,7 @@ TEST_F(Lists, ATensorThatAFewRowsLack) {
                  "rows, matmul_forward attn.c_attn reads ln_1, ");
 }
 
-TEST_F(Lists, ATensorThatIsMadeAgainTooLate) {
+TEST_F(Lists, ATensorThatIsRecomputedTooLate) {
     expect_found(
         [](PartLists& lists) {
             move_behind(lists.recompute, "layernorm_forward", "ln_1", "matmul_forward", "attn.c_attn");
@@ -159,7 +159,8 @@ TEST_F(Lists, APassThatLeavesNothing) {
                  "forward leaves no output");
 }
 
-// An output that is not there while a part recomputes: its last operation makes a kept value too.
+// While a part recomputes, its output has no memory, although its last operation runs: that also makes a kept
+// value.
 TEST(RareLists, AnOutputOfARecompute) {
     Scratch scratch;
     const Model model = strange::model_of_rare_layers();
@@ -204,26 +205,27 @@ TEST(Trace, AnExchangeThatIsLeftOut) {
         [&] {
             product(t, "c_attn", n, {3, 4, 4}, by_outputs(1, "heads"), true, normal);
         },
-        "product c_attn takes what is whole, and ln_1 is the stream");
+        "product c_attn needs an input that is whole, but ln_1 is the residual stream");
     const int q = product(t, "c_attn", gather(t, n), {3, 4, 4}, by_outputs(1, "heads"), true, normal);
     const int o = product(t, "c_proj", attention(t, "attn", q), {16}, by_inputs(), true, normal);
-    expect_fault([&] { add_layernorm(t, "ln_2", t.input(), o, true); },
-                 "add_layernorm ln_2 takes what is the stream, and c_proj is an addend");
-    expect_fault([&] { t.finish(o); }, "leaves c_proj as an addend");
+    expect_fault(
+        [&] { add_layernorm(t, "ln_2", t.input(), o, true); },
+        "add_layernorm ln_2 needs an input that is the residual stream, but c_proj is a partial sum");
+    expect_fault([&] { t.finish(o); }, "leaves c_proj as a partial sum");
 }
 
-TEST(Trace, AProductThatIsSharedByWhatNobodyShares) {
+TEST(Trace, AProductByInputsOfAWholeInput) {
     Trace t("block {}", "h.{}", 8, 16);
     const int all = gather(t, layernorm(t, "ln_1", t.input(), true));
     expect_fault([&] { product(t, "c_proj", all, {16}, by_inputs(), true, normal); },
-                 "product c_proj takes what is divided in dimension 1, and ln_1.gathered is whole");
+                 "product c_proj needs an input that is divided in dimension 1, but ln_1.gathered is whole");
 }
 
 TEST(Trace, AGELUOfPartialSums) {
     Trace t("block {}", "h.{}", 8, 16);
     const int u = product(t, "up", gather(t, t.input()), {8}, by_outputs(0, "channels"), true, normal);
     expect_fault([&] { product_gelu(t, "mlp.down", u, {16}, by_inputs(), true, normal); },
-                 "product_gelu mlp.down makes partial sums, and GELU takes what is complete");
+                 "product_gelu mlp.down makes partial sums, but GELU needs complete sums");
 }
 
 TEST(Trace, NamesOfValuesAreUnique) {
@@ -238,7 +240,7 @@ TEST(Trace, WidthsThatDiffer) {
     const int all = gather(t, layernorm(t, "ln_1", t.input(), true));
     const int u = product_gelu(t, "mlp.c_fc", all, {32}, by_outputs(0, "channels"), true, normal);
     const int d = scatter(t, product(t, "mlp.c_proj", u, {24}, by_inputs(), true, normal));
-    expect_fault([&] { add(t, t.input(), d); }, "add mlp.c_proj adds what has another width");
+    expect_fault([&] { add(t, t.input(), d); }, "add mlp.c_proj adds two values of different widths");
 }
 
 // A faulty row that a family defines: y = x + x, written with two calls.
@@ -268,9 +270,9 @@ TEST(Trace, ARowThatLacksSomething) {
     const Operation half{.name = "double",
                          .forward = two_calls<Access::write>,
                          .backward = pass,
-                         .remade = 0,
+                         .recomputed = 0,
                          .work = no_work};
-    expect_fault([&] { with_row(half); }, "double twice has one of remake and remade in its row");
+    expect_fault([&] { with_row(half); }, "double twice has only one of recompute and recomputed in its row");
 }
 
 // Memory of the row's own, in a part that keeps values for its backward pass.

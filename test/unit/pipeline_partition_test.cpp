@@ -60,9 +60,9 @@ void for_all_splits(int layers, int chunks, std::vector<int>& counts,
 }
 
 void expect_no_better_split(int layers, int chunks, int stages, const PartCosts& costs) {
-    SCOPED_TRACE(fmt::format("{} layers, {} chunks, {} stages, embedding {}, head {}, {} more of one of {}",
-                             layers, chunks, stages, costs.embedding, costs.head, costs.recompute,
-                             costs.every));
+    SCOPED_TRACE(
+        fmt::format("{} layers, {} chunks, {} stages, embedding {}, head {}, recompute {} of every block {}",
+                    layers, chunks, stages, costs.embedding, costs.head, costs.recompute, costs.every));
     const std::vector<BlockRange> found = stages_of_layers(layers, chunks, stages, costs);
     ASSERT_EQ(found.size(), static_cast<std::size_t>(chunks));
     int end = 0;

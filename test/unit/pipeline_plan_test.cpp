@@ -99,8 +99,9 @@ int slots_of(const PipelineSpec& spec, int stage) {
 }
 
 // Whether a chunk's input is received while all slots are in use. This happens if another forward pass
-// follows the backward pass that frees a slot. In an evaluation, one follows the only pass.
-bool receives_beside(const PipelineSpec& spec, int stage, int slots) {
+// follows the backward pass that frees a slot. With one slot, it also happens in an evaluation, in which
+// forward passes follow one another.
+bool receives_while_slots_are_full(const PipelineSpec& spec, int stage, int slots) {
     const bool receives = stage > 0 || spec.virtual_stages > 1;
     return receives && (slots < spec.micro_batches * spec.virtual_stages || slots == 1);
 }
@@ -240,14 +241,14 @@ TEST_F(PipelinePlans, RecomputeKeepsLessOfEachInFlight) {
     expect(RecomputeKind::block, [](const Sizes& sizes) { return sizes.kept - sizes.stream; });
 }
 
-// One input that is received ahead, and two gradients. While one gradient is in use, one is received and one
-// is sent.
+// This arena holds one input that is received ahead, and two gradients: one is received and one is sent. A
+// third gradient, which is in use, is elsewhere.
 TEST_F(PipelinePlans, TheirOwnArenaHoldsWhatIsReceivedAndSent) {
     for_all_splits([&](const std::vector<RunPlan>& plans) {
         for (int stage = 0; stage < std::ssize(plans); ++stage) {
             const RunPlan& plan = plans[static_cast<std::size_t>(stage)];
             const PipelineSpec& spec = plan.pipeline;
-            const bool beside = receives_beside(spec, stage, slots_of(spec, stage));
+            const bool beside = receives_while_slots_are_full(spec, stage, slots_of(spec, stage));
             const std::int64_t gradients = std::min(2, spec.micro_batches * spec.virtual_stages - 1);
             EXPECT_EQ(bytes(plan, ArenaKind::pipeline), (gradients + (beside ? 1 : 0)) * Sizes(split).stream)
                 << "stage " << stage;

@@ -41,8 +41,8 @@ constexpr PassTimes some_times[] = {{1, 1, 1}, {2, 2, 1},  {1, 2, 1},   {1, 1, 2
                                     {4, 5, 3}, {5, 3, 4},  {5, 4, 3},   {4, 3, 5},   {3, 5, 4}, {2, 3, 2},
                                     {1, 9, 9}, {9, 1, 10}, {10, 10, 1}, {7, 64, 11}, {1, 0, 0}, {0, 1, 0}};
 
-// The idle time of a stage, times v. `times` are those of one chunk; v chunks make up the F, B and W of a
-// stage.
+// The idle time of a stage. `times` are those of one chunk. The F, B and W of a whole stage with v chunks are
+// v times as long.
 double formula_of_idle(const PipelineSpec& spec, const PassTimes& times) {
     const double p = spec.stages, m = spec.micro_batches;
     const double F = times.forward, B = times.backward_input, W = times.backward_weight;

@@ -236,8 +236,6 @@ TEST(PipelinePicture, PassesLieOnTheAxisWithoutOverlap) {
     }
 }
 
-// ---- the trace
-
 TEST(PipelinePicture, IsAsWideAsItsTitle) {
     const Timeline timeline = timeline_of({.stages = 2, .micro_batches = 2}, {.forward = 1});
     const auto width = [&](std::size_t letters) {
@@ -249,6 +247,8 @@ TEST(PipelinePicture, IsAsWideAsItsTitle) {
     EXPECT_EQ(width(1), width(60));
     EXPECT_GT(width(200), 200 * 8);
 }
+
+// ---- the trace
 
 TEST(PipelineTrace, EventsAreThePasses) {
     for (Timeline& timeline : some_timelines()) {

@@ -70,7 +70,8 @@ TEST_F(Plans, WithoutTrainingThereAreNoGradientsOrMoments) {
     }
 }
 
-// Few layers and micro-batches are counted one by one, many by turns and groups.
+// If layers and micro-batches are few, all are counted. If they are many, some are counted, and the rest
+// follows from plans with a few more.
 TEST_F(Plans, WhatAStepSendsIsKnownWithoutItsPlan) {
     struct Size {
         std::int64_t layers, micro_batches;
@@ -200,7 +201,8 @@ TEST_F(Plans, ARefusalNamesRecomputeBeforeZeroAndBothLast) {
     EXPECT_EQ(advice(10000, {}), smaller);
 }
 
-// These change the sums or the cost of a run, so the message names them after everything else.
+// Gradients in bf16 change the sums of a run, and more GPUs its cost. So the message names both after
+// everything else.
 TEST_F(Plans, ARefusalNamesGradientsInBf16AndMoreGpusLast) {
     const RunSpec asked{.model = gpt2({8, 2, 32, 64, 256}),
                         .dtype = DType::bf16,

@@ -120,7 +120,9 @@ std::map<ArenaKind, double> bytes_by_arena(const Sharding& sharding, const Store
     return bytes;
 }
 
-// GPT-2 124M in bf16: (14+g)N; (2+g)N + 12N/n; 2N + (12+g)N/n; (14+g)N/n; and full-size buffers.
+// GPT-2 124M in bf16, bytes at stages 0 to 3: (14+g)N; (2+g)N + 12N/n; 2N + (12+g)N/n; (14+g)N/n. Stages 2
+// and 3 also have full-size buffers. N is the number of parameters, n of shards, and g the bytes of a
+// gradient's element.
 TEST(Sharding, TakesTheMemoryThatTheFormulasSay) {
     constexpr int n = 8;
     double N = 0, largest_block = 0,
@@ -280,7 +282,7 @@ TEST(CheckShardedStep, FindsWhatIsMissing) {
     }
 }
 
-TEST(CheckShardedStep, FindsTurnsThatMeet) {
+TEST(CheckShardedStep, FindsABufferThatIsZeroedBeforeItIsReduced) {
     // The reduction of the earlier unit has not yet read its gradients.
     Step step = build_training_step(stage_3());
     const auto reduce = step.actions.begin() + place_of(step, ActionKind::reduce_scatter, block_unit(4), 0);

@@ -196,7 +196,6 @@ TEST(Step, BlocksThatRecomputeMayLieAnywhere) {
 }
 
 // ---- check_step: each fault is planted in a sound list
-// -----------------------------------------------------
 
 void expect_fault(const std::function<void(std::vector<Action>&)>& plant, const std::string& message,
                   const StepSpec& sound = spec()) {

@@ -1,5 +1,6 @@
-// Bytes that tensor-parallel ranks send for a block and micro-batch, against the formulas. The unit is a f: a is the
-// bytes of the residual stream (B T C numbers), and f = (R - 1)/R for R ranks.
+// Bytes that tensor-parallel ranks send for a block and micro-batch, against the formulas. The unit is the
+// product `a f`. Its factor a is the bytes of the residual stream (B T C numbers), and f = (R - 1)/R for R
+// ranks.
 //
 // Each of the two sums of a forward pass is a reduce-scatter and a gather, each a f: 4 a f together. The backward
 // pass sends as much. With sequence parallelism, the reduce-scatters come after products, and the gathers before

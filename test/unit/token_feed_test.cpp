@@ -106,7 +106,8 @@ TEST(TokenFeed, WhatComesAheadIsCopiedBesideAndWaitedFor) {
             }
         }
     }
-    EXPECT_GT(device.fake().host_waits(), 0u) << "the host fills what has been copied only";
+    EXPECT_GT(device.fake().host_waits(), 0u)
+        << "the host fills a buffer again only after it has been copied";
 }
 
 TEST(TokenFeed, SomethingElseMayComeBetween) {

@@ -143,7 +143,8 @@ TEST(TrainingBatches, AreWhatIsReadWithoutThem) {
         };
         for (std::int64_t step = 0; step < 10; ++step)
             for (std::int64_t i = 0; i < 3; ++i) expect(12 * step, i);
-        // The next step's first micro-batch under its other name, then the one after it.
+        // The next step's first micro-batch, given as micro-batch 3 of the step before; then the one after
+        // it.
         EXPECT_EQ(read(batches, share, 108, 3), read_now(samples, share, 120, 0));
         expect(120, 1);
         // Other places while batches are read ahead: the same step again, a later one, the steps of another

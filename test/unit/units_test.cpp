@@ -214,11 +214,10 @@ TEST(Traces, RefuseAProductOfWhatIsDividedInAnInnerDimension) {
         product(t, "b", x, {16}, by_inputs(), false, {});
         ADD_FAILURE() << "accepted";
     } catch (const ProgrammingError& error) {
-        EXPECT_NE(
-            std::string(error.what())
-                .find(
-                    "part: product b takes what is divided in dimension 1, and a is divided in dimension 2"),
-            std::string::npos)
+        EXPECT_NE(std::string(error.what())
+                      .find("part: product b needs an input that is divided in dimension 1, but a is divided "
+                            "in dimension 2"),
+                  std::string::npos)
             << error.what();
     }
 }

@@ -119,14 +119,14 @@ StoryTeller::Held StoryTeller::draw(const std::string& slot) {
         const std::size_t index = choose(offered->second.size());
         return {offered->second[index], Pronoun::it, index};
     }
-    const std::string_view part = without_digit(slot);
+    const std::string_view role = without_digit(slot);
     const auto taken = [&](const StoryWord& word) {
         return std::any_of(held_.begin(), held_.end(), [&](const auto& entry) {
-            return without_digit(entry.first) == part && entry.second.text == word.text;
+            return without_digit(entry.first) == role && entry.second.text == word.text;
         });
     };
     std::vector<StoryWord> free;
-    std::ranges::copy_if(story_words(part), std::back_inserter(free), std::not_fn(taken));
+    std::ranges::copy_if(story_words(role), std::back_inserter(free), std::not_fn(taken));
     const std::size_t index = choose(free.size());
     return {std::string(free[index].text), free[index].pronoun, index};
 }

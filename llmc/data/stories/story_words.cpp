@@ -167,11 +167,11 @@ constexpr std::array<std::string_view, 21> numbers = {
 
 }  // namespace
 
-std::span<const StoryWord> story_words(std::string_view part) {
+std::span<const StoryWord> story_words(std::string_view role) {
     for (const auto& [name, words] : lists) {
-        if (name == part) return words;
+        if (name == role) return words;
     }
-    programming_error(fmt::format("the stories have no words for '{}'", part));
+    programming_error(fmt::format("the stories have no words for '{}'", role));
 }
 
 std::string_view number_word(int number) {

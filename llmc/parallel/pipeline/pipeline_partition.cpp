@@ -95,7 +95,8 @@ struct Split {
     std::vector<double> costs = {};  // of all these chunks, the largest first; empty: there is no such split
 };
 
-// Splits blocks over stages with one chunk each, by dynamic programming from the last chunk to the first.
+// Splits unequal blocks over stages with one chunk each, by dynamic programming from the last chunk to the
+// first.
 // Lists of costs are sorted and compared entry by entry. Adding the same cost to two lists does not change
 // which is less. So the best split contains the best split of the later chunks. Longer chunks win among equal
 // splits.
@@ -152,9 +153,9 @@ void deal(int blocks, double block_cost, std::span<int> counts, std::span<double
     }
 }
 
-// Splits blocks over stages with several chunks each: first among the stages, then among each stage's chunks.
-// Which of a stage's blocks recompute is known only after the split. So every block is taken to have the
-// average cost.
+// Splits blocks over stages, and then each stage's blocks over its chunks. This gives the best split of equal
+// blocks if each stage has one chunk. Which of a stage's blocks recompute is known only after the split. So
+// every block is taken to have the average cost.
 std::vector<int> counts_of_chunks(int layers, int chunks, int stages, const PartCosts& costs) {
     const double block = costs.average_block();
     const int of_stage = chunks / stages;
@@ -181,8 +182,9 @@ std::vector<int> counts_of_chunks(int layers, int chunks, int stages, const Part
 std::vector<int> balanced_counts(int layers, int chunks, int stages, const PartCosts& costs) {
     check(stages >= 1 && chunks % stages == 0, "pipeline: all stages have the same number of chunks");
     check(layers >= chunks, "pipeline: fewer layers than chunks");
-    return chunks == stages ? counts_of_stages(layers, chunks, costs)
-                            : counts_of_chunks(layers, chunks, stages, costs);
+    const bool are_equal = costs.before.empty() && (costs.recompute == 0 || costs.every == 1);
+    return chunks == stages && !are_equal ? counts_of_stages(layers, chunks, costs)
+                                          : counts_of_chunks(layers, chunks, stages, costs);
 }
 
 }  // namespace

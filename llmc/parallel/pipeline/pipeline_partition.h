@@ -1,5 +1,5 @@
 // Assigns the model's layers to the chunks of a pipeline: balanced by their costs, or as the user asked. The
-// embedding belongs to the first chunk and the head to the last, which get fewer blocks for it.
+// embedding belongs to the first chunk and the head to the last, so these chunks get fewer blocks.
 // pipeline_schedule.h says on which stage a chunk runs.
 #pragma once
 
@@ -16,7 +16,7 @@ namespace llmc {
 // arbitrary; part_costs() uses floating-point operations per token.
 struct PartCosts {
     double block = 1, embedding = 0, head = 0;
-    double recompute = 0;  // additional cost of one layer in `every`, the last
+    double recompute = 0;  // additional cost of the last layer of each group of `every`
     std::int64_t every = 1;
     // If layers differ: at index n, the cost of the first n layers.
     std::vector<double> before{};

@@ -77,7 +77,7 @@ int forwards_first(const PipelineSpec& spec, int stage) {
 // ZB-H1: how many passes a stage's backward_input may be ahead of its backward_weight. With 1F1B, later
 // stages hold fewer micro-batches, so they have memory for `stage` more. Input gradients then reach the first
 // stage without waiting for weight gradients, which fill the idle time at the end.
-int weight_parts_behind(const PipelineSpec& spec, int stage) { return spec.splits_backward() ? stage : 0; }
+int weight_halves_behind(const PipelineSpec& spec, int stage) { return spec.splits_backward() ? stage : 0; }
 
 // The k-th forward or backward pass of a stage. Groups of p micro-batches go through one chunk after another.
 Pass nth_pass(const PipelineSpec& spec, PassKind kind, int stage, int k) {
@@ -89,7 +89,7 @@ Pass nth_pass(const PipelineSpec& spec, PassKind kind, int stage, int k) {
 
 std::vector<Pass> passes_of_stage(const PipelineSpec& spec, int stage) {
     const int all = spec.micro_batches * spec.virtual_stages;
-    const int first = forwards_first(spec, stage), behind = weight_parts_behind(spec, stage);
+    const int first = forwards_first(spec, stage), behind = weight_halves_behind(spec, stage);
     const PassKind back = spec.splits_backward() ? PassKind::backward_input : PassKind::backward;
     std::vector<Pass> passes;
     int forwards = 0, backwards = 0, weights = 0;
@@ -148,7 +148,7 @@ std::vector<std::size_t> run_through(const PipelineSpec& spec, const std::vector
 
 int passes_in_flight(const PipelineSpec& spec, int stage) {
     return std::min(spec.micro_batches * spec.virtual_stages,
-                    forwards_first(spec, stage) + 1 + weight_parts_behind(spec, stage));
+                    forwards_first(spec, stage) + 1 + weight_halves_behind(spec, stage));
 }
 
 namespace {

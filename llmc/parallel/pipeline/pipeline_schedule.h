@@ -110,11 +110,11 @@ std::vector<std::size_t> run_through(const PipelineSpec& spec, const std::vector
 //   zb-h1        min(m, p)
 int passes_in_flight(const PipelineSpec& spec, int stage);
 
-// Throws a ProgrammingError that names the first pass with one of these faults: - It is not a pass of its
-// stage, comes twice, or is missing. - It runs before the same pass of an earlier micro-batch. - It is a
-// backward pass before its forward pass, or computes weight gradients before the gradient of its input. - It
-// holds more activations than passes_in_flight allows. - It waits for ever, if each stage runs its passes in
-// order and each pass waits for its source.
+// Throws a ProgrammingError that names the first pass with a fault. A pass must belong to its stage and come
+// exactly once, after the same pass of earlier micro-batches. A backward pass must come after its forward
+// pass, and weight gradients after the gradient of the input. A stage must not hold more activations than
+// passes_in_flight allows. No pass may wait for ever if each stage runs its passes in order and each pass
+// waits for its source.
 void check_passes(const PipelineSpec& spec, const std::vector<std::vector<Pass>>& passes);
 
 }  // namespace llmc

@@ -94,7 +94,7 @@ double Timeline::peak_in_flight(int stage) const {
     return static_cast<double>(most) / virtual_stages;
 }
 
-Timeline without_empty_parts(const Timeline& timeline, const std::function<bool(int chunk)>& is_split) {
+Timeline without_empty_halves(const Timeline& timeline, const std::function<bool(int chunk)>& is_split) {
     Timeline whole = timeline;
     std::erase_if(whole.spans, [&](const Span& span) {
         return span.pass.kind == PassKind::backward_weight && !is_split(span.pass.chunk);

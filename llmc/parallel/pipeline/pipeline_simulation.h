@@ -11,7 +11,7 @@
 
 namespace llmc {
 
-// The times of one chunk's passes of one micro-batch, in seconds.
+// The times of one chunk's passes of one micro-batch, in seconds or in the Timeline's unit.
 struct PassTimes {
     double forward = 0;
     double backward_input = 0;  // a pass of kind `backward` takes the sum of both
@@ -60,7 +60,7 @@ struct Timeline {
 
 // The same timeline, with whole backward passes for chunks that `is_split` excludes. Their backward_input
 // becomes `backward`, and their backward_weight is left out.
-Timeline without_empty_parts(const Timeline& timeline, const std::function<bool(int chunk)>& is_split);
+Timeline without_empty_halves(const Timeline& timeline, const std::function<bool(int chunk)>& is_split);
 
 // The share of time in which stages wait, over all stages. The literature uses both definitions.
 struct Bubble {

@@ -41,7 +41,7 @@ bool is_read_backward(const Outline& outline, int unit, int first_part, int end_
                                [&](int part) { return outline.kind_of(part).backward_reads_parameters; });
 }
 
-bool is_read_behind(const Outline& outline, const Chunk& chunk, int part, int unit) {
+bool is_read_again(const Outline& outline, const Chunk& chunk, int part, int unit) {
     return outline.uses(unit, part + 1, chunk.end_part) ||
            is_read_backward(outline, unit, chunk.first_part, part + 1);
 }

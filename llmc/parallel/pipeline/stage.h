@@ -66,7 +66,7 @@ bool splits_backward(const Outline& outline, int part, const Recompute& recomput
 bool is_read_backward(const Outline& outline, int unit, int first_part, int end_part);
 // Whether a unit's parameters are read again after a part's forward pass: by a later part of the chunk, or by
 // a backward pass.
-bool is_read_behind(const Outline& outline, const Chunk& chunk, int part, int unit);
+bool is_read_again(const Outline& outline, const Chunk& chunk, int part, int unit);
 
 // The whole model on one stage.
 StagePart whole_model(const std::shared_ptr<const Outline>& outline);

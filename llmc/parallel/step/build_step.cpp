@@ -128,7 +128,7 @@ class StepBuilder {
         pass_kind_ = pass.kind;
         const ChunkPass key{chunk_, micro_batch_};
         const Chunk& chunk = chunk_of(pass);
-        const bool is_split = has_weight_part(outline_, chunk, spec_.recompute);
+        const bool is_split = has_weight_half(outline_, chunk, spec_.recompute);
         if (pass.kind == PassKind::backward_weight && !is_split) return;
         // Takes the slot, and the buffers that receive() has not taken.
         if (pass.kind == PassKind::forward) {
@@ -206,7 +206,7 @@ class StepBuilder {
         const Outline::OutlinedPart& part = outline_.part(number);
         for (const int unit : Reversed(part.units)) {
             const bool comes_back = purpose_ == Purpose::training
-                                        ? is_read_behind(outline_, chunk, number, unit)
+                                        ? is_read_again(outline_, chunk, number, unit)
                                         : outline_.uses(unit, number + 1, chunk.end_part);
             const bool is_shared = outline_.uses(unit, chunk.first_part, number) ||
                                    outline_.uses(unit, number + 1, chunk.end_part);
@@ -360,7 +360,7 @@ std::vector<Pass> forward_passes(const StepSpec& spec, int micro_batches) {
 
 }  // namespace
 
-bool has_weight_part(const Outline& outline, const Chunk& chunk, const Recompute& recompute) {
+bool has_weight_half(const Outline& outline, const Chunk& chunk, const Recompute& recompute) {
     for (int part = chunk.first_part; part < chunk.end_part; ++part) {
         if (splits_backward(outline, part, recompute)) return true;
     }

@@ -1,5 +1,6 @@
 // Makes the list of actions of a rank. The list is a pure function of the rank's part of the model, the
-// pipeline schedule, the sharding, the gradient accumulation and dtype, and the recomputation.
+// pipeline schedule, the number of micro-batches, the sharding, the dtype of gradients, and the
+// recomputation.
 #pragma once
 
 #include <vector>
@@ -29,7 +30,7 @@ struct StepSpec {
 
 // Whether the second half of a chunk's split backward pass has anything to do. If not, the first half is the
 // whole backward pass.
-bool has_weight_part(const Outline& outline, const Chunk& chunk, const Recompute& recompute);
+bool has_weight_half(const Outline& outline, const Chunk& chunk, const Recompute& recompute);
 
 // Builds a training step: forward and backward passes of every micro-batch in the order of the schedule, then
 // the norm and the update. A unit's gradients are reduced after the last action that writes them. Sharded

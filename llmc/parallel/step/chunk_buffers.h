@@ -21,7 +21,7 @@ struct ChunkPlace {
 
 class ChunkBuffers {
   public:
-    // In a pipeline there are three gradients: one is received and one sent while one is used.
+    // In a pipeline there are three gradient buffers: one is received and one sent while one is used.
     explicit ChunkBuffers(bool has_stages) : gradients_(has_stages ? 3 : 1) {}
 
     int take_input(ChunkPass pass) { return places_[pass].input = take(inputs_); }

@@ -38,8 +38,8 @@ struct StepInput {
     std::optional<std::int64_t> step{};
     float loss_scale = 0;  // gradients are those of loss_scale * (sum of losses)
     AdamWStep adamw{};
-    // For generation: the rows of its one sequence to compute; `load` puts their tokens first. The rows
-    // before them were computed last, by the same list.
+    // For generation: the rows of the one sequence to compute. `load` puts their tokens at the start of the
+    // inputs. Earlier runs of the same list have computed the rows before them.
     RowRange rows{};
     // Called before the first update, on all ranks at the same position in the list.
     std::function<void()> before_update{};
@@ -103,9 +103,6 @@ class Executor final : private Performer {
     ParameterPlaces places_of(const Outline::OutlinedPart& part) const;
     Tensor loss_sum() const { return activations_.results.flat(0, 1); }
     Tensor norm_squared() const { return activations_.results.flat(1, 1); }
-    const TokenBuffers<Tensor>& tokens_of(const Action& action) const {
-        return tokens_[static_cast<std::size_t>(action.slot)];
-    }
     const Outline& outline() const { return *store_.part().outline; }
     const Outline::OutlinedPart& part_of(const Action& action) const { return outline().part(action.part); }
     const PartLists& lists_of(const Action& action) const { return lists_.of(part_of(action)); }

@@ -151,7 +151,8 @@ void HostStreams::end() {
 
 void HostStreams::communication_thread() {
     // Lower priority: if all cores compute, this thread would delay one compute thread, and the others would
-    // wait for that one. Communication is needed only at the end of the backward pass.
+    // wait for that one. Most communication, the sums of gradients, is needed only at the end of the backward
+    // pass.
     setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), 10);
     Lock lock(mutex_);
     while (true) {

@@ -62,11 +62,15 @@ enum class BufferRole {
     gradient_sums,    // One micro-batch's fp32 sums, for bf16 gradients. Index: place_of_gradient_sums(unit).
     optimizer,        // Master weights and moments. Index: unit.
     tokens,           // Inputs and targets.
-    chunk_input,  // Residual stream before a chunk's first part with an input. Index: buffer * number of widths + width.
+    // Residual stream before a chunk's first part with an input. Index: buffer * number of widths + width.
+    chunk_input,
     residual,  // Output of the l-th of the chunk's parts that have an input. Index: l, from 1.
-    saved,  // The other activations that this part's backward pass reads. Index: l - 1; -1: the part that takes tokens.
+    // The other activations that this part's backward pass reads. Index: l - 1; -1: the part that takes
+    // tokens.
+    saved,
     recomputed,  // Memory that recomputing parts share. Index: their kind. Unit: the part that uses it now.
-    output_gradients,  // Values that backward_input keeps for backward_weight. Index: buffer * split_kinds + split_number.
+    // Values that backward_input keeps for backward_weight. Index: buffer * split_kinds + split_number.
+    output_gradients,
     residual_gradient,  // Gradient of the residual stream. Index: buffer * number of widths + width.
     rows,     // Residual stream of a few rows, in the memory of residual_gradient. Index: its width.
     logits,   // Logits of one row.
@@ -89,7 +93,9 @@ struct Action {
     int unit = -1;         // For actions on one unit.
     int micro_batch = -1;  // Load, forward, backward, logits, transfers between stages.
     int chunk =
-        0;  // For the same actions: the position among the stage's chunks (Pass::chunk counts in the whole model).
+        // For the same actions: the position among the stage's chunks (Pass::chunk counts in the whole
+        // model).
+        0;
     int slot = 0;  // Holds the activations of a chunk and micro-batch.
     std::vector<BufferUse> reads{};
     std::vector<BufferUse> writes{};
@@ -139,7 +145,8 @@ struct BuffersInFlight {
     int output_gradients = 0;
     int tokens = 1;  // micro-batches whose tokens are needed
     // For each slot that a backward pass reads: the first part with an input of a chunk that uses the slot.
-    // Other chunks that use it keep the same activations. The model's first part has no input.
+    // Other chunks that use it keep the same activations. The model's first part has no input, so a slot
+    // without an entry gets part 1.
     std::vector<int> first_parts{};
 
     int first_part(int slot) const {

@@ -48,8 +48,8 @@ TokenBuffers<Tensor> TokenFeed::load(const std::optional<BatchPlace>& place, std
         return tokens;
     }
     if (ahead_) {
-        // Another micro-batch was copied ahead than the one that is loaded now. That copy must end before its
-        // buffer is used again.
+        // The micro-batch that was copied ahead is not the one that is loaded now. That copy must end before
+        // its buffer is used again.
         streams_->wait(arrived_);
         ahead_.reset();
     }

@@ -87,7 +87,7 @@ class ParameterStore {
         return segments_[static_cast<std::size_t>(unit)];
     }
 
-    // Elements of a unit's whole flat buffer; those in a shard; those that a rank of this stage updates.
+    // Elements of a unit's whole flat buffer; those in a shard; those that this rank updates.
     std::int64_t elements(int unit) const { return layout(unit).padded_elements(sharding_.ranks()); }
     ElementRange shard(int unit, int shard) const;
     ElementRange updated(int unit) const;

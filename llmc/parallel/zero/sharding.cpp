@@ -44,9 +44,9 @@ int place_of_parameters(const Sharding& sharding, int unit, const StagePart& par
     return turn(unit, part, sharding.prefetch_units + 1);
 }
 
-int place_of_gradients(const Sharding& sharding, int micro_batches, int unit, const StagePart& part) {
+int place_of_gradients(const Sharding& sharding, int rounds, int unit, const StagePart& part) {
     // The gradients in one buffer are reduced while the other is written.
-    return sharding.rotates_gradients(micro_batches) ? turn(unit, part, 2) : unit;
+    return sharding.rotates_gradients(rounds) ? turn(unit, part, 2) : unit;
 }
 
 int place_of_gradient_sums(int unit, const StagePart& part) { return turn(unit, part, 1); }

@@ -20,7 +20,7 @@ namespace llmc {
 
 struct Sharding {
     int stage = 0;
-    int shards = 1;    // ranks of a group; rank r has shard r % shards; all ranks at stage 0
+    int shards = 1;    // ranks of a group (at stage 0, all ranks); rank r has shard r % shards
     int replicas = 1;  // groups; several are hybrid sharding
     // Gradients are reduced after each micro-batch, and the shards are added up. Otherwise they are reduced
     // once a step.
@@ -41,8 +41,8 @@ struct Sharding {
     double share_of_gradients() const { return share(keeps_gradients_whole()); }
     double share_of_parameters() const { return share(keeps_parameters_whole()); }
 
-    // The default of reduces_each_micro_batch: with sharded gradients, no whole ones wait for the end of the
-    // step.
+    // The default of reduces_each_micro_batch: true if gradients are sharded, so that no rank keeps whole
+    // gradients until the end of the step.
     bool usually_reduces_each_micro_batch() const { return !keeps_gradients_whole(); }
     // Whether gradients that could be sharded stay whole until the step's last micro-batch.
     bool holds_back_gradients() const { return !keeps_gradients_whole() && !reduces_each_micro_batch; }
@@ -74,7 +74,7 @@ struct Sharding {
 // micro-batch (with --gradient-dtype bf16). It is the unit itself; or, if layers of a class take buffers in
 // turn, the first unit of the pipeline stage that has the buffer.
 int place_of_parameters(const Sharding& sharding, int unit, const StagePart& part);
-int place_of_gradients(const Sharding& sharding, int micro_batches, int unit, const StagePart& part);
+int place_of_gradients(const Sharding& sharding, int rounds, int unit, const StagePart& part);
 int place_of_gradient_sums(int unit, const StagePart& part);
 
 }  // namespace llmc

@@ -90,7 +90,8 @@ void UnitActions::sum_replicated(int unit) {
          .writes = {whole_gradients(unit)}});
 }
 
-// Reduces a unit's gradients. An all-reduce is a reduce-scatter, then an all-gather.
+// Reduces a unit's gradients. At stage 0, this is a reduce-scatter and then an all-gather, which together
+// make an all-reduce.
 void UnitActions::reduce(int unit, Round round) {
     const BufferUse whole = whole_gradients(unit), sum = reduced(unit);
     const bool adds = accumulates_shards(unit) && !round.is_first;
