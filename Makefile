@@ -68,7 +68,7 @@ MPI_CFLAGS := -DOMPI_SKIP_MPICXX $(call system_headers,ompi-c)
 MPI_LIBRARIES := $(shell pkg-config --libs ompi-c 2>/dev/null)
 LIBRARIES := $(MPI_LIBRARIES) $(LIBRARIES)
 endif
-# For deps.sh and launch.sh.
+# For deps.sh.
 export MPI
 
 COMPILE = $(CXX) -std=c++20 $(OPTIMIZE) $(MACHINE) -ffp-contract=fast -fno-math-errno $(OPENMP_CFLAGS) $(WARNINGS) \
@@ -172,12 +172,12 @@ quickstart:  ## from nothing to a trained GPT: deps, builds, trains with 2 proce
 	@printf '\n== Building ./train_gpt\n'
 	@$(MAKE) $(in_parallel) train_gpt
 	@printf '\n== Training a small GPT with 2 processes on stories that the program makes up\n'
-	@scripts/launch.sh -np 2 $(dir $(PROGRAM))train_gpt --out-dir runs/quickstart
+	@$(dir $(PROGRAM))train_gpt --processes 2 --out-dir runs/quickstart
 	@printf '\n== Drawing its loss\n'
 	@$(PYTHON) scripts/plot.py runs/quickstart
 	@printf '\nDone. In runs/quickstart: %s\n' "$$(cd runs/quickstart && ls -m)"
 	@printf 'The loss curve is runs/quickstart/loss.png. The options for a run of your own: '
-	@printf 'scripts/launch.sh -np 2 ./train_gpt --help\n'
+	@printf './train_gpt --help\n'
 
 docs: $(PROGRAM)  ## docs/options.md, from what ./train_gpt --help prints
 	@$(PYTHON) dev/docs/options_page.py $(dir $(PROGRAM))train_gpt

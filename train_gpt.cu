@@ -1,6 +1,6 @@
 // train_gpt: trains a GPT from scratch.
 //
-//   make train_gpt && mpirun -np 8 ./train_gpt
+//   make train_gpt && ./train_gpt --processes 8
 //
 // This file is the top level of the program. main() prepares the run that the options describe; train() is
 // the training loop. Each object that they use does one job; its header in llmc/train/ or llmc/data/ says
@@ -35,7 +35,9 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
+#include "llmc/comm/launcher.h"
 #include "llmc/data/samples.h"
 #include "llmc/data/training_batches.h"
 #include "llmc/train/checkpointer.h"
@@ -56,6 +58,8 @@ void train(llmc::PreparedRun& run);
 }  // namespace
 
 int main(int argc, char** argv) {
+    // With --processes N, this process only starts N others and waits for them.
+    if (const std::optional<int> status = llmc::launch_processes(argc, argv)) return *status;
     llmc::Session session(argc, argv);  // joins the other ranks
     auto run = std::make_unique<llmc::PreparedRun>(session);
     session.guard([&] { prepare_and_run(session, *run); });  // an error ends the job here

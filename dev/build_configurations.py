@@ -1,7 +1,7 @@
 """The configurations that compare_builds.py runs with two builds, as tables, and the files that they read.
 
 A row of a table is `processes | name | more options`. WORDS maps the words of the name to options; text before a colon in
-the name is only a label. Words with `=` among the options are environment variables, such as MPI=0. A row that begins with
+the name is only a label. Words with `=` among the options are environment variables, such as MPI=0, which starts the processes without mpirun. A row that begins with
 `then` continues from the output of the row before it, in the folder {first}. A training writes into the folder run; {files}
 is the folder of `write_files`.
 

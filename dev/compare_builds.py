@@ -56,8 +56,9 @@ class Failed(Exception):
 def command_of(run, build, replaced):
     """The command of a Run; `replaced` are the folders in its options."""
     options = [option.format(**replaced) for option in run.options]
-    # A single process also uses the launcher, so that MPI=0 applies to it.
-    return [str(word) for word in (LAUNCH, "-np", run.ranks, build / run.program, *options)]
+    over_mpi = (LAUNCH, "-np", run.ranks, "--bind-to", "none", build / run.program)
+    over_tcp = (build / run.program, "--processes", run.ranks)
+    return [str(word) for word in (*(over_tcp if run.environment.get("MPI") == "0" else over_mpi), *options)]
 
 
 def execute(run, build, folder, replaced, cache):

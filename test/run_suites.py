@@ -61,9 +61,16 @@ class Result:
     skipped: list = dataclasses.field(default_factory=list)  # (name, reason)
 
 
+def started(transport, ranks, program):
+    """The beginning of a command that starts a program with this many processes."""
+    if transport == "tcp" or os.environ.get("MPI") == "0":
+        return [program, "--processes", str(ranks)]
+    return ["scripts/launch.sh", "-np", str(ranks), "--bind-to", "none", program]
+
+
 def matrix_suite(build, ranks, report):
     name = f"matrix-{ranks}"
-    command = ["scripts/launch.sh", "-np", str(ranks), f"{build}/test/mpi", *googletest_options(report(name)),
+    command = [*started("mpi", ranks, f"{build}/test/mpi"), *googletest_options(report(name)),
                f"--gtest_filter=*WholeMatrix*of_{ranks}_*"]
     return Suite(name, command, MATRIX_TIMEOUT)
 
@@ -80,15 +87,11 @@ def find_suites(build, report, kind):
     transports = ["tcp"] if os.environ.get("MPI") == "0" else ["mpi", "tcp"]
     for transport, ranks in itertools.product(transports, RANKS):
         name = f"{transport}-{ranks}"
-        environment = {}
         left_out = "*WholeMatrix*"  # `make test-matrix` runs these
-        if transport == "tcp":
-            environment["MPI"] = "0"
-            if len(transports) > 1:  # the sums are the same either way: run the long trainings once
-                left_out += ":*ShardedTraining*:HybridSharding*:*RecomputedTraining*:*WrongWeight*:ParallelMatrix*:StrangeFamily*"
-        command = ["scripts/launch.sh", "-np", str(ranks), f"{build}/test/mpi", *googletest_options(report(name)),
-                   f"--gtest_filter=-{left_out}"]
-        suites.append(Suite(name, command, MPI_TIMEOUT, environment))
+        if transport == "tcp" and len(transports) > 1:  # the sums are the same either way: run the long trainings once
+            left_out += ":*ShardedTraining*:HybridSharding*:*RecomputedTraining*:*WrongWeight*:ParallelMatrix*:StrangeFamily*"
+        command = [*started(transport, ranks, f"{build}/test/mpi"), *googletest_options(report(name)), f"--gtest_filter=-{left_out}"]
+        suites.append(Suite(name, command, MPI_TIMEOUT))
     of_kernels = kernel_suites(build, KERNEL_KINDS, report)
     suites += of_kernels
     if of_kernels:

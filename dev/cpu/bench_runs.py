@@ -13,7 +13,7 @@ WARMUP_STEPS = 3
 
 def run(program, ranks, steps, folder, *options):
     """Runs the trainer; returns the record of the run and the metrics of its timed steps."""
-    command = [LAUNCH, "-np", ranks, program, "--device", "cpu", "--steps", WARMUP_STEPS + steps, "--sample-tokens", 0, "--val-batches", 1,
+    command = [LAUNCH, "-np", ranks, "--bind-to", "none", program, "--device", "cpu", "--steps", WARMUP_STEPS + steps, "--sample-tokens", 0, "--val-batches", 1,
                "--out-dir", folder, *options]
     result = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     if result.returncode != 0:

@@ -66,6 +66,7 @@ std::unique_ptr<Transport> transport_for(const Start& start) {
                                           .size = start.size,
                                           .host = start.master_host,
                                           .port = start.master_port,
+                                          .listener = start.listener,
                                           .patience = start.patience,
                                           .version = fmt::format("{} ({})", version(), commit())}));
 }

@@ -103,7 +103,7 @@ bool tell(const Socket& socket, What what, std::uint64_t key = 0) {
 // A listener, and the connections whose hello is not whole yet.
 class HelloListener {
   public:
-    explicit HelloListener(std::uint16_t port) : listener_(port) {}
+    explicit HelloListener(Listener listener) : listener_(std::move(listener)) {}
 
     std::uint16_t port() const { return listener_.port(); }
 
@@ -175,7 +175,8 @@ class Rendezvous {
         : invitation_(invitation),
           links_(static_cast<std::size_t>(invitation.size)),
           end_(deadline_after(invitation.patience)),
-          door_(invitation.rank == 0 ? invitation.port : std::uint16_t{0}) {}
+          door_(invitation.listener ? Listener(Socket(*invitation.listener))
+                                    : Listener(invitation.rank == 0 ? invitation.port : std::uint16_t{0})) {}
 
     std::vector<Link> take_place() {
         try {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct Invitation {
     int size = 1;
     std::string host;  // where rank 0 listens: MASTER_ADDR
     std::uint16_t port = 0;
+    std::optional<int> listener{};  // rank 0's socket if it listens at `port` already
     std::chrono::duration<double> patience = std::chrono::minutes(5);
     std::string version;  // of the program; must be the same in all processes
 };

@@ -191,6 +191,11 @@ Listener::Listener(std::uint16_t port) : socket_(listening(AF_INET6, port)) {
     port_ = address_of_own(socket_).port;
 }
 
+Listener::Listener(Socket socket) : socket_(std::move(socket)) {
+    fcntl(socket_.file(), F_SETFD, FD_CLOEXEC);
+    port_ = address_of_own(socket_).port;
+}
+
 Socket Listener::accept() const {
     Socket connection(accept4(socket_.file(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     return connection ? prepared(std::move(connection)) : Socket();

@@ -81,6 +81,8 @@ Socket connect_to(const Address& address, Deadline end, std::string& why);
 class Listener {
   public:
     explicit Listener(std::uint16_t port);
+    // Takes over a socket that listens already.
+    explicit Listener(Socket socket);
 
     std::uint16_t port() const { return port_; }
     const Socket& socket() const { return socket_; }

@@ -1,7 +1,10 @@
 #include "llmc/comm/start.h"
 
+#include <unistd.h>
+
 #include <array>
 #include <cstring>
+#include <limits>
 #include <string_view>
 
 #include "llmc/core/error.h"
@@ -40,6 +43,11 @@ std::optional<int> number_if_given(const Variables& variables, const char* name,
 
 }  // namespace
 
+bool started_by_launcher(const Variables& variables) {
+    // Processes that a rank starts inherit the variable, but have another parent.
+    return whole_number<int>(value_of(variables, launcher_variable)) == static_cast<int>(getppid());
+}
+
 Start how_started(const Variables& variables, bool has_mpi) {
     Start start;
     const bool named = !value_of(variables, "RANK").empty() || !value_of(variables, "WORLD_SIZE").empty();
@@ -62,6 +70,8 @@ Start how_started(const Variables& variables, bool has_mpi) {
     start.rank = number_of(variables, "RANK", 0, start.size - 1);
     start.local_size = number_if_given(variables, "LOCAL_WORLD_SIZE", 1, start.size);
     start.local_rank = number_if_given(variables, "LOCAL_RANK", 0, start.local_size.value_or(start.size) - 1);
+    if (start.rank == 0 && started_by_launcher(variables))
+        start.listener = number_if_given(variables, listener_variable, 0, std::numeric_limits<int>::max());
     constexpr int day = 86'400;
     if (const auto seconds = number_if_given(variables, "TRAIN_GPT_CONNECT_SECONDS", 1, day))
         start.patience = std::chrono::seconds(*seconds);

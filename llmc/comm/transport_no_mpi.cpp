@@ -10,7 +10,7 @@ bool has_mpi() { return false; }
 std::unique_ptr<Transport> join_mpi_job() {
     user_error(
         "mpirun (or another launcher with PMI) started this process, but this program was built without MPI "
-        "(make MPI=0); start it with MPI=0 scripts/launch.sh, or set RANK, WORLD_SIZE, MASTER_ADDR and "
+        "(make MPI=0); start it with --processes N, or set RANK, WORLD_SIZE, MASTER_ADDR and "
         "MASTER_PORT for each process, or build it with MPI (make)");
 }
 

@@ -129,7 +129,7 @@ std::string advice_on(const MeshSizes& sizes, Size size, const Limits& model) {
             ? fmt::format("--tensor-parallel {0} needs at least {0} processes", sizes.tensor)
             : fmt::format("--pipeline-parallel {} x --tensor-parallel {} needs at least {} processes",
                           sizes.pipeline, sizes.tensor, needed);
-    user_error("{}; {} running; start {}, as with mpirun -np {}, or try{}", what,
+    user_error("{}; {} running; start {} (--processes {}), or try{}", what,
                there == 1 ? "1 is" : fmt::format("{} are", there), needed, needed,
                nearest_text(sizes, model));
 }

@@ -10,6 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "llmc/comm/launcher.h"
+#include "llmc/comm/start.h"
+
 namespace llmc {
 
 namespace {
@@ -76,6 +79,10 @@ std::string program_as_called(std::span<const char* const> arguments, std::strin
 }
 
 std::string program_as_called(std::span<const char* const> arguments) {
+    const auto variable = [](const char* name) { return std::getenv(name); };
+    if (started_by_launcher(variable)) {
+        return fmt::format("{} --{} {}", shell_word(arguments[0]), processes_option, environment("WORLD_SIZE"));
+    }
     const std::string processes(environment("OMPI_COMM_WORLD_SIZE"));
     std::string launched(environment("TRAIN_GPT_LAUNCHED"));
     if (launched.empty() && !processes.empty()) launched = launched_by_mpirun();

@@ -138,9 +138,8 @@ void settle_batch_of_generation(Options& options, const Mesh& mesh) {
 }
 
 void say_beside_text(std::string_view line) {
-    std::FILE* const stream = std::getenv("TRAIN_GPT_ONE_STREAM") != nullptr ? stdout : stderr;
-    fmt::print(stream, "{}\n", line);
-    std::fflush(stream);
+    fmt::print(stderr, "{}\n", line);
+    std::fflush(stderr);
 }
 
 bool Sampler::is_due(std::int64_t step) const {

@@ -1,7 +1,6 @@
 // Continues a prompt: during training (Sampler), or alone (--generate). --generate opens no data and writes
 // no file. It writes only the text to standard output, token by token, and one line before and one after it
-// to standard error. If both go to the same place (TRAIN_GPT_ONE_STREAM, set by scripts/launch.sh), all lines
-// go to standard output, to keep their order.
+// to standard error.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +20,7 @@ void settle_generation(Options& options);
 // Once the mesh is known: sets the smallest possible batch.
 void settle_batch_of_generation(Options& options, const Mesh& mesh);
 
-// Prints a line that is not part of the text, to standard error (or standard output with TRAIN_GPT_ONE_STREAM).
+// Prints a line that is not part of the text, to standard error.
 void say_beside_text(std::string_view line);
 
 // Continues the prompt during training, and prints the text.

@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "llmc/comm/launcher.h"
 #include "llmc/core/error.h"
 #include "llmc/core/text.h"
 #include "llmc/core/version.h"
@@ -362,7 +363,7 @@ std::span<const RemovedOption> removed_options() { return all_removed_options; }
 std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text,
                                      std::span<const RemovedOption> removed) {
     Options options;
-    CLI::App app("Train a GPT: ./train_gpt on one process, mpirun -np 8 ./train_gpt on eight.", "train_gpt");
+    CLI::App app("Train a GPT: ./train_gpt with one process, ./train_gpt --processes 8 with eight.", "train_gpt");
     app.get_formatter()->column_width(help_column);
     app.set_help_flag("-h,--help", "Print this help and exit")->disable_flag_override();
     app.footer(
@@ -374,9 +375,9 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
         "Signals:\n"
         "  After Ctrl-C (SIGINT), SIGUSR1 or SIGTERM the program finishes the step, saves a checkpoint and\n"
         "  prints the command that continues the run. A second signal ends it at once. Under mpirun, Ctrl-C\n"
-        "  and SIGTERM end it at once; scripts/launch.sh turns Ctrl-C into SIGUSR1.\n\n"
+        "  and SIGTERM end it at once; SIGUSR1 to mpirun stops it in order.\n\n"
         "Processes:\n"
-        "  scripts/launch.sh -np N starts N processes on this machine; mpirun starts them on several. Other\n"
+        "  --processes N starts N processes on this machine; mpirun starts them on several machines. Other\n"
         "  launchers (torchrun, Slurm, a shell) set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; the\n"
         "  processes then connect over TCP, within TRAIN_GPT_CONNECT_SECONDS (default: 300).\n\n"
         "Exit status:\n"
@@ -411,6 +412,13 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
     flag("--pipeline-timeline", options.pipeline_timeline,
          "Draw a timeline of the pipeline stages; with --steps 0, draw the estimate and exit", "Pipeline");
     flag("--verbose", options.verbose, "Print each process's mesh coordinates, layers and memory", "Results");
+    // launch_processes() in main() takes this option out of the arguments.
+    std::string processes;
+    app.add_option(fmt::format("--{}", processes_option), processes,
+                   as_help("Start N processes on this machine, which train together"))
+        ->option_text("N")
+        ->configurable(false)
+        ->group("Training");
     app.add_option("--config", options.config_file,
                    "Read options from a TOML file; the command line overrides it")
         ->option_text("FILE")

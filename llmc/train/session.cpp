@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "llmc/core/error.h"
+#include "llmc/core/standard_streams.h"
 #include "llmc/device/cpu/openmp_wait.h"
 #include "llmc/device/device.h"
 #include "llmc/train/command_line.h"
-#include "llmc/train/terminal.h"
 
 namespace llmc {
 

@@ -11,6 +11,7 @@
 #include <ctime>
 #include <utility>
 
+#include "llmc/comm/launcher.h"
 #include "llmc/core/error.h"
 
 namespace llmc {
@@ -74,6 +75,7 @@ StopSignals::StopSignals() {
         action.sa_flags = SA_RESTART;  // interrupted reads and writes continue
         sigaction(number, &action, nullptr);
     }
+    accept_stop_signal();
 }
 
 StopSignals::~StopSignals() {

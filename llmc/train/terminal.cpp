@@ -11,11 +11,12 @@
 #include <cstdlib>
 #include <string>
 
+#include "llmc/core/standard_streams.h"
+
 namespace llmc {
 
 namespace {
 
-constexpr std::string_view erase_line = "\r\x1b[K";
 constexpr int default_columns = 100;
 
 std::string_view environment(const char* name) {
@@ -39,13 +40,6 @@ int columns_of(int file) {
 void write(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
 
 }  // namespace
-
-void fill_standard_streams() {
-    for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-        // open() takes the lowest free descriptor, which is this one.
-        if (fcntl(stream, F_GETFD) < 0 && open("/dev/null", O_RDONLY) < 0) return;
-    }
-}
 
 Terminal::Terminal() {
     const std::string_view type = environment("TERM");

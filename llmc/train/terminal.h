@@ -9,11 +9,6 @@
 
 namespace llmc {
 
-// Opens /dev/null for each of standard input, output and error that is closed. Otherwise a file opened later
-// could get its descriptor and receive messages. Writing to a closed stream still fails. Call this before
-// anything else.
-void fill_standard_streams();
-
 enum class Style { plain, heading, result, faint };
 
 class Terminal {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "llmc/comm/bootstrap.h"
+#include "llmc/comm/launcher.h"
 #include "mpi_test.h"
 
 namespace llmc::test {
@@ -74,6 +75,7 @@ Transport& transport() { return job()->transport(); }
 }  // namespace llmc::test
 
 int main(int argc, char** argv) {
+    if (const auto status = llmc::launch_processes(argc, argv)) return *status;
     testing::InitGoogleTest(&argc, argv);
     // Ranks share the cores. With several threads each, teams of threads would wait for those of other ranks.
     omp_set_num_threads(1);

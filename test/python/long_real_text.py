@@ -31,7 +31,7 @@ def test_the_whole_path(tmp_path):
     options = [*SIZES, f"--train-data={data}/train_*.bin", f"--val-data={data}/val_*.bin", f"--bpe-dir={bpe}", "--zero-stage=3",
                f"--global-batch-tokens={24 * 64}", f"--steps={STEPS}", "--lr=2e-3", "--val-every=200", "--val-batches=0",
                "--sample-tokens=0", f"--out-dir={run_dir}"]
-    command = ["scripts/launch.sh", "-np", "2", program.PROGRAM]
+    command = [program.PROGRAM, "--processes", "2"]
     with subprocess.Popen([*command, *options], cwd=program.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
         end = time.monotonic() + 600 * program.PATIENCE
         while steps_of(run_dir) < STEPS // 3:

@@ -20,11 +20,15 @@ HAS_MPI = os.environ.get("MPI") != "0"
 SMALL = ["--layers=2", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384"]
 
 
-def run(*options, ranks=1, env=None, timeout=300, check=True, program=PROGRAM):
-    """Runs the program on `ranks` processes; returns its CompletedProcess with its output as text."""
-    command = [program, *map(str, options)]
-    if ranks > 1:
-        command = ["scripts/launch.sh", "-np", str(ranks), *command]
+def over_mpi(ranks, program=PROGRAM):
+    """The beginning of a command that runs a program under mpirun."""
+    return [str(ROOT / "scripts/launch.sh"), "-np", str(ranks), "--bind-to", "none", program]
+
+
+def run(*options, ranks=1, env=None, timeout=300, check=True, program=PROGRAM, mpi=False):
+    """Runs the program on `ranks` processes, with `mpi` under mpirun; returns its CompletedProcess with its output as text."""
+    started = over_mpi(ranks, program) if mpi else [program, *(["--processes", str(ranks)] if ranks > 1 else [])]
+    command = [*started, *map(str, options)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout * PATIENCE,
                             env={**os.environ, **(env or {})})
     if check:

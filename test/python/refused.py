@@ -19,7 +19,7 @@ ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_btl_vader_single_copy_mechanism": "none",  # some containers forbid it, and Open MPI then prints a message
-    "EVENT_NOEPOLL": "1",  # as in scripts/launch.sh, which gives the reason
+    "EVENT_NOEPOLL": "1",  # scripts/launch.sh gives the reason
     "OMP_NUM_THREADS": "1",
 }
 
@@ -58,7 +58,7 @@ def command_of(arguments, folder, ranks):
     if ranks == 1:
         return command, ENVIRONMENT
     if not program.HAS_MPI:
-        return [f"{program.ROOT}/scripts/local_job.sh", str(ranks), *command], ENVIRONMENT
+        return [PROGRAM, "--processes", str(ranks), *command[1:]], ENVIRONMENT
     # Each has its own folder: mpiruns that share one may remove it while others use it.
     environment = {**ENVIRONMENT, "OMPI_MCA_orte_tmpdir_base": tempfile.mkdtemp(dir=folder.parent)}
     return ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *command], environment

@@ -44,8 +44,8 @@ def start(transport, probe, ranks, *arguments, **options):
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
         "OMPI_MCA_mpi_yield_when_idle": "1",
     } | options
-    launcher = {"mpi": ["mpirun", "--bind-to", "none", "-np"], "tcp": [REPOSITORY / "scripts/local_job.sh"]}[transport]
-    job = subprocess.Popen([*launcher, str(ranks), str(probe), *map(str, arguments)], env=environment,
+    started = {"mpi": ["mpirun", "--bind-to", "none", "-np", str(ranks), str(probe)], "tcp": [str(probe), "--processes", str(ranks)]}
+    job = subprocess.Popen([*started[transport], *map(str, arguments)], env=environment,
                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     job.ranks, job.program = ranks, probe.name
     return job
@@ -234,15 +234,3 @@ def test_ranks_share_the_machine(transport, probe):
         share = max(1, cores // ranks)
         assert sorted(out.splitlines()) == [f"{rank} of {ranks}: {rank} of {ranks} here, {share} cores"
                                             for rank in range(ranks)]
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_processes_of_the_launcher_may_run_on_every_core(transport, ranks):
-    """mpirun by itself binds each of one or two processes, with all its threads, to one core."""
-    command = [REPOSITORY / "scripts/launch.sh", "-np", str(ranks), sys.executable, "-c",
-               "import os; os.write(1, b'%r\\n' % sorted(os.sched_getaffinity(0)))"]  # a line at once
-    result = subprocess.run(command, capture_output=True, text=True, timeout=SLACK,
-                            env=os.environ | {"MPI": "0" if transport == "tcp" else "1"})
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.splitlines() == [str(sorted(os.sched_getaffinity(0)))] * ranks

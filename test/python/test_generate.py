@@ -229,13 +229,11 @@ def test_ctrl_c_before_the_first_token_leaves_nothing_but_text(trained):
     assert process.returncode == 0 and b"note:" not in text and said.count(b"\n") == 2, (text, said)
 
 
-@pytest.mark.parametrize("launch", [{}, {"MPI": "0"}], ids=["mpirun", "no MPI"])
-def test_the_text_of_two_processes_is_whole_on_a_terminal(model, launch):
-    """Messages take another path through launch.sh. Without care they would often arrive later, over the text."""
+def test_the_text_of_two_processes_is_whole_on_a_terminal(model):
     options, _, expected = model
-    command = ["scripts/launch.sh", "-np", "2", program.PROGRAM, "--generate", *options, as_prompt(PROMPT)]
+    command = [program.PROGRAM, "--processes", "2", "--generate", *options, as_prompt(PROMPT)]
     for _ in range(5):
-        status, written = pseudo_terminal.run(command, **launch)
+        status, written = pseudo_terminal.run(command)
         lines = pseudo_terminal.screen(written)
         assert status == 0 and lines[0].startswith("train_gpt ") and lines[2].startswith(f"{TOKENS} tokens, the first after "), written
         assert lines[1] == " ".join(map(str, [*PROMPT, *expected])) and not any(lines[3:]), f"SEED={SEED}: {written}"

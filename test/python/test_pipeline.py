@@ -126,7 +126,7 @@ def test_open_mpi_sent_what_the_list_says(stages, options, tmp_path):
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
 def test_a_killed_stage_ends_the_job(victim, tmp_path):
-    command = ["scripts/launch.sh", "-np", "4", program.PROGRAM, "--layers=8", "--heads=2", "--channels=128", "--seq-len=16",
+    command = [program.PROGRAM, "--processes", "4", "--layers=8", "--heads=2", "--channels=128", "--seq-len=16",
                "--global-batch-tokens=384", "--device=cpu", f"--out-dir={tmp_path}", "--steps=1000000", *mesh(4), "--sample-tokens=0",
                "--comm-timeout=20"]
     job = subprocess.Popen(command, cwd=program.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

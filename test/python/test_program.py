@@ -201,8 +201,7 @@ def test_a_look_at_what_would_run_leaves_nothing(ranks, tmp_path):
     def look(*options):
         command = ["--config=c.toml", "--steps=0", *options]
         program_file = str((program.ROOT / program.PROGRAM).resolve())
-        launcher = [str(program.ROOT / "scripts/launch.sh"), "-np", str(ranks)] if ranks > 1 else []
-        result = subprocess.run([*launcher, program_file, *command], cwd=tmp_path, capture_output=True, text=True, check=True)
+        result = subprocess.run([program_file, "--processes", str(ranks), *command], cwd=tmp_path, capture_output=True, text=True, check=True)
         return result.stdout
 
     (tmp_path / "c.toml").write_text("layers = 2\nheads = 2\nchannels = 32\nseq-len = 16\nlr = 6e-4\n")

@@ -120,7 +120,7 @@ def test_paths_of_a_recipe_are_the_repositorys(tmp_path, name):
     (tmp_path / "mpirun.openmpi").write_text("#!/bin/sh\npwd\n")
     (tmp_path / "mpirun.openmpi").chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if name not in ("MPI", "HOSTFILE")}
-    environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}  # launch.sh then does not test it
+    environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOSTFILE": "hosts"}
     done = subprocess.run([ROOT / "scripts/recipe.sh", name], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == (f"{ROOT}\n", "")
     words = " ".join((ROOT / "scripts/recipe.sh").read_text().replace("\n# ", " ").split())
@@ -149,10 +149,10 @@ def test_a_recipe_of_several_machines_passes_its_hostfile_on(tmp_path):
     (tmp_path / "mpirun.openmpi").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
     (tmp_path / "mpirun.openmpi").chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if name not in ("MPI", "HOSTFILE")}
-    environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}  # launch.sh then does not test it
-    rest = "./train_gpt|--config|scripts/recipes/gpt3_6700M_3d.toml|"
-    for hosts, words, said in (({"HOSTFILE": "my hosts"}, [], f"64|--hostfile|my hosts|{rest}"), ({}, ["16", "--steps=1"], f"16|{rest}--steps=1|")):
-        done = subprocess.run([ROOT / "scripts/recipe.sh", "gpt3_6700M_3d", *words], env=environment | hosts, capture_output=True, text=True)
+    environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOSTFILE": "my hosts"}
+    rest = "--hostfile|my hosts|./train_gpt|--config|scripts/recipes/gpt3_6700M_3d.toml|"
+    for words, said in (([], f"64|{rest}"), (["16", "--steps=1"], f"16|{rest}--steps=1|")):
+        done = subprocess.run([ROOT / "scripts/recipe.sh", "gpt3_6700M_3d", *words], env=environment, capture_output=True, text=True)
         assert (done.stdout, done.stderr) == (f"--bind-to|none|-np|{said}", "")
 
 

@@ -369,17 +369,17 @@ def test_a_build_without_mpi(without_mpi, tmp_path):
 
 
 def test_mpirun_with_a_build_without_mpi(without_mpi):
-    result = subprocess.run(["scripts/launch.sh", "-np", "2", without_mpi], cwd=program.ROOT, capture_output=True, text=True,
-                            env={**os.environ, "MPI": "1"})
+    result = subprocess.run(program.over_mpi(2, without_mpi), cwd=program.ROOT, capture_output=True, text=True)
     assert result.returncode == 1 and result.stdout == ""
     # (Lines that mpirun itself adds are not checked.)
     lines = [line for line in result.stderr.splitlines() if line.startswith("error:")]
-    assert len(lines) == 1 and "built without MPI (make MPI=0); start it with MPI=0 scripts/launch.sh" in lines[0]
+    assert len(lines) == 1 and "built without MPI (make MPI=0); start it with --processes N" in lines[0]
 
 
 def test_the_program_started_by_mpirun_takes_mpi_whatever_else_is_set(tmp_path):
-    run = program.train(tmp_path, *MODEL, "--steps=2", ranks=2, env={"RANK": "7", "WORLD_SIZE": "2"})
-    assert run.record["mesh"]["data"] == 2
+    command = [*program.over_mpi(2), *MODEL, "--steps=2", f"--out-dir={tmp_path}"]
+    subprocess.run(command, cwd=program.ROOT, check=True, env={**os.environ, "RANK": "7", "WORLD_SIZE": "2"})
+    assert program.Run(tmp_path).record["mesh"]["data"] == 2
 
 
 def test_srun_without_ranks_is_refused(tmp_path):
@@ -402,34 +402,41 @@ def test_a_launcher_that_mpi_does_not_understand():
     refused(job.end(), "the launcher started 2 processes (PMI_SIZE), but MPI sees one", "--mpi=none")
 
 
-# ---- launched without mpirun
+# ---- --processes
 
 
-@pytest.mark.parametrize("script", ["MPI=0 scripts/launch.sh", "PATH without mpirun"])
-def test_launch_without_mpirun(script, tmp_path):
-    environment = {**os.environ, "MPI": "0"}
-    if script.startswith("PATH"):
-        (tmp_path / "bin").mkdir()
-        for folder in ("/usr/bin", "/bin"):
-            for path in pathlib.Path(folder).iterdir():
-                if "mpi" not in path.name and not (tmp_path / "bin" / path.name).exists():
-                    (tmp_path / "bin" / path.name).symlink_to(path)
-        environment = {**os.environ, "PATH": str(tmp_path / "bin"), "MPI": ""}
-    result = subprocess.run(["scripts/launch.sh", "-np", "3", PROBE, "world"], cwd=program.ROOT, env=environment,
-                            capture_output=True, text=True, timeout=60)
+def test_the_launcher_makes_a_job():
+    result = subprocess.run([PROBE, "--processes", "3", "world"], cwd=program.ROOT, capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stderr) == (0, "")
     assert sorted(line.rsplit(",", 1)[0] for line in result.stdout.splitlines()) == world_of(3)
 
 
-def test_launch_without_mpirun_takes_no_options_of_mpirun():
-    result = subprocess.run(["scripts/launch.sh", "-np", "2", "--hostfile", "x", PROBE, "world"], cwd=program.ROOT,
-                            env={**os.environ, "MPI": "0"}, capture_output=True, text=True)
-    assert result.returncode == 1 and "error: --hostfile is an option of mpirun" in result.stderr
+@pytest.mark.parametrize("given, problem", [
+    (["--processes"], "--processes needs a number of processes, from 1 to 1024"),
+    (["--processes", "two"], "--processes 'two' is not a number of processes from 1 to 1024"),
+    (["--processes=0"], "--processes '0' is not a number of processes from 1 to 1024"),
+    (["--processes=2", "--processes=4096"], "--processes '4096' is not a number of processes from 1 to 1024")])
+def test_a_wrong_number_of_processes_is_refused(given, problem):
+    result = subprocess.run([program.PROGRAM, *given], cwd=program.ROOT, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (1, "", f"error: {problem}\n")
 
 
-def test_the_launcher_ends_what_is_stuck_when_one_fails():
-    result = subprocess.run(["scripts/launch.sh", "-np", "2", "bash", "-c", "((RANK == 0)) && exit 7; exec sleep 63.25"],
-                            cwd=program.ROOT, env={**os.environ, "MPI": "0"}, capture_output=True, text=True, timeout=30)
-    assert (result.returncode, result.stderr) == (7, "")
-    commands = [path.read_bytes() for path in pathlib.Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
-    assert not any(b"63.25" in command for command in commands)
+def test_a_rank_starts_no_processes():
+    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1"}
+    result = subprocess.run([program.PROGRAM, "--processes", "2"], cwd=program.ROOT, env=environment, capture_output=True, text=True)
+    assert result.returncode == 1 and result.stdout == ""
+    assert result.stderr == "error: --processes 2: this process is already one of a job (RANK and WORLD_SIZE are set); leave the option out\n"
+
+
+def test_the_launcher_ends_what_is_stuck_when_one_fails(tmp_path):
+    """A stopped process cannot notice that another one has failed."""
+    command = [program.PROGRAM, "--processes", "2", *MODEL, "--steps=1000000", f"--out-dir={tmp_path}"]
+    job = subprocess.Popen(command, cwd=program.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    ranks = []
+    while len(ranks) < 2:
+        assert job.poll() is None
+        ranks = [int(word) for word in pathlib.Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()]
+    os.kill(ranks[1], signal.SIGSTOP)
+    os.kill(ranks[0], signal.SIGKILL)
+    assert job.wait(60 * program.PATIENCE) == 128 + signal.SIGKILL
+    assert not pathlib.Path(f"/proc/{ranks[1]}").exists()

@@ -254,7 +254,7 @@ INTERLEAVED = [*STAGES, "--pipeline-schedule=interleaved"]
 
 MESHES = [
     Case("more stages than processes", STAGES, ["--pipeline-parallel 2 needs at least 2 processes; 1 is running",
-                                                "mpirun -np 2, or try --pipeline-parallel 1"]),
+                                                "start 2 (--processes 2), or try --pipeline-parallel 1"]),
     Case("stages that do not divide", STAGES, ["--pipeline-parallel 2 does not divide the 3 processes; try 1"], ranks=(3,)),
     Case("more stages than layers", ["--pipeline-parallel=4"],
          ["--pipeline-parallel 4 needs a layer for each stage, but --layers is 2; try 1, 2"], ranks=(4,)),
@@ -279,7 +279,7 @@ MESHES = [
     Case("tensor-parallel ranks that do not divide a stage", [*STAGES, "--tensor-parallel=2"],
          ["--tensor-parallel 2 does not divide the 3 processes of each stage; try 1"], ranks=(6,)),
     Case("more tensor-parallel ranks than processes", ["--tensor-parallel=2"],
-         ["--tensor-parallel 2 needs at least 2 processes; 1 is running; start 2, as with mpirun -np 2, or try --tensor-parallel 1"]),
+         ["--tensor-parallel 2 needs at least 2 processes; 1 is running; start 2 (--processes 2), or try --tensor-parallel 1"]),
     Case("heads that ranks do not share", ["--tensor-parallel=3"], ["--tensor-parallel 3 does not divide the 2 heads (--heads); try 1"],
          ranks=(3,)),
     Case("tokens that ranks do not share", ["--tensor-parallel=2", "--sequence-parallel", "--seq-len=15", "--global-batch-tokens=120"],

@@ -66,22 +66,20 @@ TEST(MeshSizes, AdviceDividesTheBatchWhereAnythingDoes) {
 }
 
 TEST(MeshSizes, TooFewProcessesAreToldHowManyToStart) {
-    EXPECT_EQ(
-        refusal({.processes = 1, .tensor = 2}),
-        "--tensor-parallel 2 needs at least 2 processes; 1 is running; start 2, as with mpirun -np 2, or "
-        "try --tensor-parallel 1");
+    EXPECT_EQ(refusal({.processes = 1, .tensor = 2}),
+              "--tensor-parallel 2 needs at least 2 processes; 1 is running; start 2 (--processes 2), or "
+              "try --tensor-parallel 1");
     EXPECT_EQ(refusal({.processes = 1, .pipeline = 4}),
-              "--pipeline-parallel 4 needs at least 4 processes; 1 is running; start 4, as with mpirun "
-              "-np 4, or try --pipeline-parallel 1");
+              "--pipeline-parallel 4 needs at least 4 processes; 1 is running; start 4 (--processes 4), or "
+              "try --pipeline-parallel 1");
     // --tensor-parallel 3 is not advised: three ranks cannot share four heads equally.
+    EXPECT_EQ(refusal({.processes = 3, .tensor = 4}),
+              "--tensor-parallel 4 needs at least 4 processes; 3 are running; start 4 (--processes 4), or "
+              "try --tensor-parallel 1");
     EXPECT_EQ(
-        refusal({.processes = 3, .tensor = 4}),
-        "--tensor-parallel 4 needs at least 4 processes; 3 are running; start 4, as with mpirun -np 4, or "
-        "try --tensor-parallel 1");
-    EXPECT_EQ(refusal({.processes = 2, .pipeline = 2, .tensor = 2}),
-              "--pipeline-parallel 2 x --tensor-parallel 2 needs at least 4 processes; 2 are running; start "
-              "4, as with "
-              "mpirun -np 4, or try --pipeline-parallel 1 --tensor-parallel 2");
+        refusal({.processes = 2, .pipeline = 2, .tensor = 2}),
+        "--pipeline-parallel 2 x --tensor-parallel 2 needs at least 4 processes; 2 are running; start 4 "
+        "(--processes 4), or try --pipeline-parallel 1 --tensor-parallel 2");
 }
 
 TEST(MeshSizes, OfAnyNumberOfProcesses) {

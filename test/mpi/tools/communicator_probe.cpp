@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "llmc/comm/bootstrap.h"
+#include "llmc/comm/launcher.h"
 
 using namespace llmc;
 
@@ -132,6 +133,7 @@ void run(Job& job, std::span<char*> arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
+    if (const auto status = launch_processes(argc, argv)) return *status;
     Job job;
     try {
         run(job, {argv, static_cast<std::size_t>(argc)});

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "llmc/comm/bootstrap.h"
+#include "llmc/comm/launcher.h"
 #include "llmc/data/data.h"
 #include "llmc/device/cpu/openmp_wait.h"
 #include "llmc/plan/run_plan.h"
@@ -79,6 +80,7 @@ void run(const Options& options, Job& job) {
 }  // namespace llmc
 
 int main(int argc, char** argv) {
+    if (const auto status = llmc::launch_processes(argc, argv)) return *status;
     llmc::let_waiting_threads_sleep(argv);
     llmc::Job job;
     try {

@@ -1,0 +1,272 @@
+#include "llmc/comm/launcher.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "llmc/comm/socket.h"
+#include "llmc/comm/start.h"
+#include "llmc/comm/transport_mpi.h"
+#include "llmc/core/error.h"
+#include "llmc/core/standard_streams.h"
+#include "llmc/core/text.h"
+
+namespace llmc {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int most_processes = 1024;
+// How long the other ranks may run after one has failed. They usually end within a second.
+constexpr std::chrono::seconds time_to_report{10};
+// A terminal and a scheduler may send one request several times at once (stop.cpp uses the same time).
+constexpr std::chrono::milliseconds same_request{100};
+constexpr std::array stop_signals = {SIGINT, SIGTERM, SIGUSR1};
+
+// The variables by which other launchers describe a job. The ranks must not believe that they belong to it.
+constexpr std::array foreign_variables = {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK",
+                                          "PMI_RANK", "TORCHELASTIC_USE_AGENT_STORE"};
+
+bool is_ignored(int number) {
+    struct sigaction action {};
+    sigaction(number, nullptr, &action);
+    return action.sa_handler == SIG_IGN;
+}
+
+// The program's own file. With /proc/self/exe alone, the ranks would be called "exe".
+std::string program_file() {
+    std::error_code error;
+    const std::filesystem::path path = std::filesystem::read_symlink("/proc/self/exe", error);
+    return error ? "/proc/self/exe" : path.string();
+}
+
+// One rank's process. The descriptor can be polled: it is readable when the process has ended.
+class Process {
+  public:
+    Process(pid_t id, Socket descriptor) : id_(id), descriptor_(std::move(descriptor)) {}
+
+    int descriptor() const { return descriptor_.file(); }
+    bool runs() const { return static_cast<bool>(descriptor_); }
+    void signal(int number) const {
+        if (runs()) kill(id_, number);
+    }
+    // Its status if it has ended: as its own, or 128 plus the number of the signal that ended it.
+    std::optional<int> ended() {
+        int status = 0;
+        if (!runs() || waitpid(id_, &status, WNOHANG) != id_) return std::nullopt;
+        descriptor_.close();
+        return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    }
+
+  private:
+    pid_t id_;
+    Socket descriptor_;
+};
+
+// A job: its ranks, and the signals of the launcher. Constructed once in a process.
+class LocalJob {
+  public:
+    explicit LocalJob(char** argv) : argv_(argv) {
+        sigset_t set{};
+        sigemptyset(&set);
+        for (const int number : stop_signals)
+            if (!is_ignored(number)) sigaddset(&set, number);
+        if (!is_ignored(SIGTSTP)) sigaddset(&set, SIGTSTP);
+        sigprocmask(SIG_BLOCK, &set, &mask_before_);
+        signals_ = Socket(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+        if (!signals_) user_error("cannot receive signals: {}", std::strerror(errno));
+    }
+    ~LocalJob() { kill_all(); }
+    LocalJob(const LocalJob&) = delete;
+    LocalJob& operator=(const LocalJob&) = delete;
+
+    // Runs all ranks to their end, and returns the status of the job.
+    int run(int processes) {
+        {
+            // Rank 0 takes over a socket that listens already, so no other program can take its port.
+            const Listener door(0);
+            for (int rank = 0; rank < processes; ++rank) start(rank, processes, door);
+        }
+        while (count_running() > 0) {
+            std::vector<pollfd> files = {{signals_.file(), POLLIN, 0}};
+            for (const Process& rank : ranks_) files.push_back({rank.descriptor(), POLLIN, 0});
+            const int limit = failed_at_ ? milliseconds_until(*failed_at_ + time_to_report) : -1;
+            ::poll(files.data(), files.size(), limit);
+            receive_signals();
+            for (Process& rank : ranks_) {
+                const std::optional<int> status = rank.ended();
+                if (!status || *status == 0 || failed_at_) continue;
+                status_ = *status;
+                failed_at_ = Clock::now();
+            }
+            if (failed_at_ && Clock::now() >= *failed_at_ + time_to_report) kill_all();
+        }
+        // Ranks that are killed leave their progress line on the terminal.
+        if (status_ != 0 || killed_by_) fmt::print("{}", line_start(STDOUT_FILENO));
+        return killed_by_ ? 128 + *killed_by_ : status_;
+    }
+
+  private:
+    void start(int rank, int processes, const Listener& door) {
+        const pid_t launcher = getpid();
+        const pid_t id = fork();
+        if (id < 0) {
+            user_error("cannot start process {} of {}: {}; give a smaller --processes", rank + 1, processes,
+                       std::strerror(errno));
+        }
+        if (id == 0) become_rank(rank, processes, door, launcher);
+        Socket descriptor(static_cast<int>(syscall(SYS_pidfd_open, id, 0)));
+        if (!descriptor) {
+            const int error = errno;
+            kill(id, SIGKILL);
+            user_error("cannot watch a process: {}; --processes needs Linux 5.3 or newer; use mpirun",
+                       std::strerror(error));
+        }
+        ranks_.emplace_back(id, std::move(descriptor));
+    }
+
+    // In the new process: becomes the program, as rank `rank`.
+    [[noreturn]] void become_rank(int rank, int processes, const Listener& door, pid_t launcher) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != launcher) _exit(1);  // it is gone already
+        // A terminal sends its signals to the foreground's process group, which has the launcher alone.
+        setpgid(0, 0);
+        sigset_t mask = mask_before_;
+        sigaddset(&mask, SIGUSR1);
+        sigprocmask(SIG_SETMASK, &mask, nullptr);
+        // Only rank 0 has standard input. From a terminal, no process in the background may read.
+        if (rank > 0 || isatty(STDIN_FILENO)) {
+            if (std::freopen("/dev/null", "r", stdin) == nullptr) _exit(1);
+        }
+        for (const char* name : foreign_variables) unsetenv(name);
+        const auto set = [](const char* name, const std::string& value) { setenv(name, value.c_str(), 1); };
+        set("RANK", std::to_string(rank));
+        set("LOCAL_RANK", std::to_string(rank));
+        set("WORLD_SIZE", std::to_string(processes));
+        set("LOCAL_WORLD_SIZE", std::to_string(processes));
+        set("MASTER_ADDR", "localhost");
+        set("MASTER_PORT", std::to_string(door.port()));
+        set(launcher_variable, std::to_string(launcher));
+        // A duplicate stays open when the program starts.
+        if (rank == 0) set(listener_variable, std::to_string(dup(door.socket().file())));
+        execv(program_file().c_str(), argv_);
+        fmt::print(stderr, "error: cannot start {}: {}\n", argv_[0], std::strerror(errno));
+        _exit(1);
+    }
+
+    int count_running() const {
+        int count = 0;
+        for (const Process& rank : ranks_) count += rank.runs() ? 1 : 0;
+        return count;
+    }
+    void signal_all(int number) {
+        for (const Process& rank : ranks_) rank.signal(number);
+    }
+    void kill_all() { signal_all(SIGKILL); }
+
+    void receive_signals() {
+        signalfd_siginfo signal{};
+        while (read(signals_.file(), &signal, sizeof signal) == sizeof signal) {
+            const int number = static_cast<int>(signal.ssi_signo);
+            if (number == SIGTSTP) {
+                pause();
+            } else if (!asked_at_) {
+                asked_at_ = Clock::now();
+                signal_all(SIGUSR1);
+            } else if (Clock::now() - *asked_at_ > same_request) {
+                killed_by_ = number;
+                kill_all();
+            }
+        }
+    }
+
+    // Stops the ranks and the launcher until the shell continues the launcher (`fg`).
+    void pause() {
+        signal_all(SIGSTOP);
+        kill(getpid(), SIGSTOP);  // returns when the shell continues it
+        signal_all(SIGCONT);
+    }
+
+    char** argv_;
+    sigset_t mask_before_{};
+    Socket signals_;
+    std::vector<Process> ranks_;
+    int status_ = 0;
+    std::optional<Clock::time_point> failed_at_, asked_at_;
+    std::optional<int> killed_by_;
+};
+
+// Takes the option and its value out of the arguments, and returns the value; empty without the option. If it
+// is given several times, the last one counts.
+std::optional<std::string_view> take_processes(int& argc, char** argv) {
+    const std::string option = fmt::format("--{}", processes_option);
+    std::optional<std::string_view> given;
+    int kept = std::min(argc, 1);
+    for (int i = kept; i < argc; ++i) {
+        const std::string_view word = argv[i];
+        if (word == option) {
+            given = i + 1 < argc ? argv[++i] : "";
+        } else if (word.starts_with(option + "=")) {
+            given = word.substr(option.size() + 1);
+        } else {
+            argv[kept++] = argv[i];
+        }
+    }
+    argv[argc = kept] = nullptr;
+    return given;
+}
+
+}  // namespace
+
+std::optional<int> launch_processes(int& argc, char** argv) {
+    fill_standard_streams();
+    const auto given = take_processes(argc, argv);
+    if (!given) return std::nullopt;
+    try {
+        const auto processes = whole_number<int>(*given);
+        if (given->empty())
+            user_error("--{} needs a number of processes, from 1 to {}", processes_option, most_processes);
+        if (!processes || *processes < 1 || *processes > most_processes) {
+            user_error("--{} '{}' is not a number of processes from 1 to {}", processes_option,
+                       one_line(*given), most_processes);
+        }
+        const Start start = how_started([](const char* name) { return std::getenv(name); }, has_mpi());
+        if (start.by != Start::By::itself) {
+            user_error("--{} {}: this process is already one of a job ({}); leave the option out",
+                       processes_option, *processes,
+                       start.by == Start::By::mpi ? "of mpirun" : "RANK and WORLD_SIZE are set");
+        }
+        if (*processes == 1) return std::nullopt;
+        return LocalJob(argv).run(*processes);
+    } catch (const UserError& fault) {
+        fmt::print(stderr, "error: {}\n", fault.what());
+        return 1;
+    }
+}
+
+void accept_stop_signal() {
+    sigset_t set{};
+    sigemptyset(&set);
+    sigaddset(&set, SIGUSR1);
+    pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+}
+
+}  // namespace llmc

@@ -1,0 +1,21 @@
+// Standard input, output and error: open in every process, and fit for a terminal that several processes
+// share.
+#pragma once
+
+#include <string_view>
+
+namespace llmc {
+
+// Opens /dev/null for each of standard input, output and error that is closed. Otherwise a file opened later
+// could get its descriptor and receive messages. Writing to a closed stream still fails. Call this before
+// anything else.
+void fill_standard_streams();
+
+// Erases the line of a terminal in which the cursor stands.
+inline constexpr std::string_view erase_line = "\r\x1b[K";
+
+// What to write to `file`, a descriptor, before a line: if it is a terminal that can do so, erases a progress
+// line that another process may have left; otherwise nothing.
+std::string_view line_start(int file);
+
+}  // namespace llmc
