@@ -169,6 +169,17 @@ def test_print_step_prints_equal_blocks_once():
     assert not printed & same and printed | same == {int(number) for number in re.findall(r"^ *(\d+)  ", whole, re.MULTILINE)}
 
 
+@pytest.mark.parametrize("ranks, options, lines", [(2, ["--zero-stage=3"], 80), (2, ["--zero-stage=2"], 50),
+                                                   (1, ["--recompute=block", "--recompute-every=4"], 55)])
+def test_print_step_folds_layers_that_take_turns(ranks, options, lines):
+    """With sharding, layers take two buffers in turn; with an interval of recompute, several layers make a period. A model of 40
+    layers needs few lines more than one of 12."""
+    model = ["--channels=32", "--heads=2", "--seq-len=16", "--micro-batch-size=1", f"--global-batch-tokens={16 * ranks}", "--print-step"]
+    texts = [program.run(*model, f"--layers={layers}", *options, ranks=ranks).stdout for layers in (12, 40)]
+    shown = [len(text.splitlines()) for text in texts]
+    assert shown[0] <= lines and shown[1] <= shown[0] + 4, shown
+
+
 def test_the_comment_of_train_gpt_shows_the_list_that_is_printed():
     story = (program.ROOT / "train_gpt.cu").read_text()
     command = re.search(r"`\./train_gpt (.*--print-step)`", story).group(1)

@@ -3,7 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <cstdint>
-#include <cstdlib>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -108,51 +108,76 @@ Line taken_apart(std::string text, std::size_t places, std::string on) {
     return line;
 }
 
-// Whether lines [at + period, at + 2 period) repeat lines [at, at + period) for the next layer. Places in the
-// list may differ by the period. Other numbers may differ by one, all in the same direction.
-bool repeats(const std::vector<Line>& lines, std::size_t at, std::size_t period) {
+// Whether lines [at + period, at + 2 period) repeat lines [at, at + period) for later layers. The numbers of
+// layers may all differ by the same number. Places in the list may differ by the period or, with `first`, by as
+// much as from lines [first, first + period) to the lines after these. (The update of each layer waits for an
+// earlier action than that of the layer before.)
+bool repeats(const std::vector<Line>& lines, std::size_t at, std::size_t period,
+             std::optional<std::size_t> first = std::nullopt) {
     if (at + 2 * period > lines.size()) return false;
     std::int64_t shift = 0;
-    for (std::size_t i = at; i < at + period; ++i) {
-        const Line &line = lines[i], &next = lines[i + period];
+    for (std::size_t i = 0; i < period; ++i) {
+        const Line &line = lines[at + i], &next = lines[at + period + i];
         if (line.pattern != next.pattern || line.places != next.places) return false;
         for (std::size_t k = 0; k < line.numbers.size(); ++k) {
             const std::int64_t difference = next.numbers[k] - line.numbers[k];
             if (difference == 0) continue;
             if (k < line.places) {
-                if (difference != static_cast<std::int64_t>(period)) return false;
+                const bool is_usual = first && difference == lines[*first + period + i].numbers[k] -
+                                                                 lines[*first + i].numbers[k];
+                if (!is_usual && difference != static_cast<std::int64_t>(period)) return false;
                 continue;
             }
-            if (std::abs(difference) != 1 || (shift != 0 && difference != shift)) return false;
+            if (shift != 0 && difference != shift) return false;
             shift = difference;
         }
     }
     return shift != 0;
 }
 
+// How often lines [at, at + period) are repeated after themselves.
+std::size_t repetitions(const std::vector<Line>& lines, std::size_t at, std::size_t period) {
+    std::size_t count = 0;
+    while (repeats(lines, at + count * period, period, at)) ++count;
+    // One repetition does not show by how much places usually differ.
+    return count > 1 || repeats(lines, at, period) ? count : 0;
+}
+
+// What `count` repetitions of lines [at, at + period) are for: "block 3 to block 11".
+std::string names_of_repeated(const std::vector<Line>& lines, std::size_t at, std::size_t period,
+                              std::size_t count) {
+    std::vector<std::string> names;  // layers, or units if no action is on a layer
+    for (const bool counts_units : {false, true}) {
+        for (std::size_t i = at + period; i < at + (count + 1) * period; ++i) {
+            const bool is_layer = lines[i].on.starts_with("block ");
+            if (lines[i].on != lines[i - period].on && (is_layer || counts_units))
+                names.push_back(lines[i].on);
+        }
+        if (!names.empty()) break;
+    }
+    if (names.empty()) return "later micro-batches";
+    return names.front() == names.back() ? names.front()
+                                         : fmt::format("{} to {}", names.front(), names.back());
+}
+
 // Prints lines that repeat for consecutive layers only once.
 std::string said_once(const std::vector<Line>& lines) {
-    constexpr std::size_t longest = 32;
+    constexpr std::size_t longest = 96;  // some layers that take turns
     std::string text;
     for (std::size_t i = 0; i < lines.size();) {
         std::size_t period = 0, count = 0;
         for (std::size_t p = 1; p <= longest; ++p) {
-            std::size_t repeated = 0;
-            while (repeats(lines, i + repeated * p, p)) ++repeated;
+            const std::size_t repeated = repetitions(lines, i, p);
             if (repeated * p > period * count) period = p, count = repeated;
         }
         if (count * period < 2) {
             text += lines[i++].text;
             continue;
         }
-        // The line that names what differs: a layer or its unit.
-        std::size_t named = i;
-        while (named + 1 < i + period && lines[named].on == lines[named + period].on) ++named;
         for (std::size_t k = 0; k < period; ++k) text += lines[i + k].text;
-        const std::string &first = lines[named + period].on, &last = lines[named + count * period].on;
-        text += fmt::format("{:>5}  the same for {}{} (actions {} to {})\n", "...", first,
-                            count == 1 ? "" : fmt::format(" to {}", last), i + period,
-                            i + (count + 1) * period - 1);
+        text +=
+            fmt::format("{:>5}  the same for {} (actions {} to {})\n", "...",
+                        names_of_repeated(lines, i, period, count), i + period, i + (count + 1) * period - 1);
         i += (count + 1) * period;
     }
     return text;
