@@ -325,8 +325,8 @@ inline Result interpret(const Model& model, Parameters parameters, std::span<con
         const Part& part = outline.kind_of(static_cast<int>(number)).part;
         std::vector<Numbers*> own, own_gradients;
         for (std::size_t i = 0; i < part.parameters.size(); ++i) {
-            const std::string name =
-                outline.unit(outline.parts[number].places[i]).spec.name + "." + part.parameters[i].spec.name;
+            const std::string name = outline.unit(outline.parts[number].parameter_units[i]).spec.name + "." +
+                                     part.parameters[i].spec.name;
             own.push_back(&parameters.at(name));
             own_gradients.push_back(&result.gradients.at(name));
         }

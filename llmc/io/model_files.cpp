@@ -30,7 +30,7 @@ constexpr Kind second_moment{&UnitBuffers::v, ".exp_avg_sq"};
 Shape file_shape(const ParamSpec& spec) {
     const std::int64_t columns = spec.shape.last();
     const std::int64_t rows = spec.shape.elements() / columns;
-    if (spec.is_bias) return {spec.shape.elements()};
+    if (spec.is_vector) return {spec.shape.elements()};
     return spec.transposed_in_files ? Shape{columns, rows} : spec.shape;
 }
 

@@ -123,7 +123,7 @@ void check_lists(const PartLists& lists) {
         begin({&lists.forward}).run(lists.forward, "forward");
         Follower follower = begin({&lists.backward});
         follower.run(lists.backward, "backward");
-        follower.require(Space::input_gradient, "backward");
+        if (has_input) follower.require(Space::input_gradient, "backward");
         return;
     }
     const auto forward = [&] {

@@ -85,7 +85,7 @@ class Deriving {
     void finish_input_gradient() {
         if (part_.input < 0) return;
         const auto made = draft_.gradient_of(part_.input);
-        check(made.has_value(), "the gradient of a part's input");
+        if (!made) programming_error(fmt::format("{}: no operation reads the part's input", part_.name));
         Storage& storage = draft_.storage(made->storage);
         const bool one_buffer = part_.input_width() == part_.output_width();
         if (storage.home == Space::output_gradient && one_buffer && !made->is_own_tokens) return;

@@ -177,7 +177,7 @@ class Drafting final : public Calls {
         const Shape stored = stored_shape(spec, sizes().split.ranks);
         return {.kind = Operand::Kind::parameter,
                 .index = number,
-                .shape = spec.is_bias ? Shape{stored.elements()} : stored,
+                .shape = spec.is_vector ? Shape{stored.elements()} : stored,
                 .dtype = sizes().dtype};
     }
     Operand local(std::string_view name, DType dtype, const Shape& shape) override {

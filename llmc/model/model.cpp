@@ -24,6 +24,7 @@ std::string numbered(const std::string& name, std::int64_t number) {
 class Outlining {
   public:
     Outline run(const Model& model) {
+        check_model(model);
         outline_.files = model.files;
         for (const Model::Run& run : model.runs) {
             std::vector<int> kinds;
@@ -45,12 +46,27 @@ class Outlining {
             std::vector<PartParameter>& parameters =
                 outline_.kinds[static_cast<std::size_t>(part.kind)].part.parameters;
             for (std::size_t i = 0; i < parameters.size(); ++i)
-                parameters[i].sums_unit |= outline_.unit(part.places[i]).sums_replicated;
+                parameters[i].sums_unit |= outline_.unit(part.parameter_units[i]).sums_replicated;
         }
+        check_names();
         return std::move(outline_);
     }
 
   private:
+    // A tie to a parameter of another part's own unit makes a second unit, and a second tensor of that name.
+    void check_names() const {
+        std::set<std::string> names;
+        for (const Outline::OutlinedUnit& unit : outline_.units) {
+            for (const ParamSpec& param : unit.spec.params) {
+                const std::string name = fmt::format("{}.{}", unit.spec.name, param.name);
+                if (!names.insert(name).second) {
+                    programming_error(fmt::format(
+                        "{} is the name of two tensors; a parameter of a layer cannot be tied", name));
+                }
+            }
+        }
+    }
+
     // `number` is the part's number in its run. A layer is numbered among the layers instead.
     void add(const Part& of, int kind, bool is_layer, std::int64_t number) {
         Outline::OutlinedPart part;
@@ -72,7 +88,7 @@ class Outlining {
                 outline_.units[static_cast<std::size_t>(unit)].parts.push_back(
                     static_cast<int>(outline_.parts.size()));
             }
-            part.places.push_back(unit);
+            part.parameter_units.push_back(unit);
             outline_.units[static_cast<std::size_t>(unit)].sums_replicated |= parameter.sums_unit;
         }
         const auto own = std::ranges::find_if(

@@ -58,6 +58,11 @@ double weight_cost(const Part& part);
 // Floating-point operations per token of the forward and backward pass of all parts with products.
 double training_flops_per_token(const Model& model);
 
+// Throws a ProgrammingError that names the part if a step could not run the model, or would compute something
+// else than its description says: parts of other lengths, tokens read after the first part, losses made before
+// the last part, vocabulary tables that ranks cannot divide.
+void check_model(const Model& model);
+
 // Something of which each tensor-parallel rank has an equal share: how many there are, and of what ("heads
 // (--heads)").
 struct SharedByRanks {
@@ -79,12 +84,12 @@ inline std::int64_t count_parameters(const Model& model) {
 // A model part by part, as the lists of actions and the parameter store need it.
 struct Outline {
     struct OutlinedPart {
-        std::string name;           // "block 3".
-        int kind = 0;               // In `kinds`; parts of one kind are alike.
-        int layer = -1;             // Its number among the layers; -1: no layer.
-        int own_unit = 0;           // The unit whose name stands for the part in messages.
-        std::vector<int> units{};   // Units whose parameters it uses, in the order of use.
-        std::vector<int> places{};  // For each of its parameters, the unit.
+        std::string name;                    // "block 3".
+        int kind = 0;                        // In `kinds`; parts of one kind are alike.
+        int layer = -1;                      // Its number among the layers; -1: no layer.
+        int own_unit = 0;                    // The unit whose name stands for the part in messages.
+        std::vector<int> units{};            // Units whose parameters it uses, in the order of use.
+        std::vector<int> parameter_units{};  // For each of its parameters, the unit.
         // Indices in `widths` of the residual stream before and after it; -1: it takes tokens, or makes losses.
         int input_width = -1, output_width = -1;
 

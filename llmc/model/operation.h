@@ -180,7 +180,8 @@ struct Operation {
     void (*recompute)(Calls& calls) = nullptr;
     int recomputed = -1;
     bool is_always_recomputed = false;
-    bool has_cache = false;  // generation keeps the keys and values of its first input
+    bool takes_tokens = false;  // reads the tokens of the batch, which only the first part has
+    bool has_cache = false;     // generation keeps the keys and values of its first input
     // its backward pass includes its forward pass, and needs nothing kept
     bool is_forward_in_backward = false;
     Work (*work)(const Part& part, const Node& node) = nullptr;

@@ -56,7 +56,8 @@ Value statistic(const Trace& t, std::string name) {
 }
 ParamSpec vector_of(const std::string& name, const Shape& shape, double value,
                     std::optional<int> tensor_dim = {}) {
-    return {.name = name, .shape = shape, .init = {.mean = value}, .tensor_dim = tensor_dim, .is_bias = true};
+    return {
+        .name = name, .shape = shape, .init = {.mean = value}, .tensor_dim = tensor_dim, .is_vector = true};
 }
 std::string unit_of(const std::string& parameter) { return parameter.substr(0, parameter.find('.')); }
 
@@ -90,6 +91,7 @@ const Operation embedding_row{
                    {c.parameter_gradient(0), c.parameter_gradient(1), c.gradient(0), Calls::tokens()});
         },
     .rows = [](Calls& c) { call_embed(c, embed<true>); },
+    .takes_tokens = true,
     .work = elementwise<1, 2>,
     .workspace = ask_for_rows};
 

@@ -37,10 +37,10 @@ struct ParamSpec {
 
     // Whether this is a vector: a product's bias (in the shape of its outputs), or a norm's weight or bias.
     // Vectors have no weight decay.
-    bool is_bias = false;
+    bool is_vector = false;
 
     // Every matrix decays, the embeddings included.
-    bool decays() const { return shape.dimensions() >= 2 && !is_bias; }
+    bool decays() const { return shape.dimensions() >= 2 && !is_vector; }
     bool operator==(const ParamSpec&) const = default;
 };
 

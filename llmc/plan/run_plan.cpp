@@ -254,12 +254,22 @@ RunPlan plan_of_messages(RunSpec spec, std::int64_t count, std::int64_t micro_ba
     return plan;
 }
 
-// Whether each chunk has equally many layers more than in another plan.
-bool grows_evenly(const RunPlan& plan, const RunPlan& longer) {
+constexpr std::array all_kinds_of_bytes = {&BytesSent::inside, &BytesSent::across, &BytesSent::tied,
+                                           &BytesSent::stages, &BytesSent::tensor};
+
+// Whether the second plan's step is longer than the first one's in the same way as the third one's is longer than
+// the second one's: in the layers of each chunk, which all get equally many more, and in what each stage sends.
+bool grows_evenly(const RunPlan& first, const RunPlan& second, const RunPlan& third) {
     std::set<int> growths;
-    for (std::size_t stage = 0; stage < plan.parts.size(); ++stage) {
-        for (std::size_t i = 0; i < plan.parts[stage].chunks.size(); ++i)
-            growths.insert(longer.parts[stage].chunks[i].layers() - plan.parts[stage].chunks[i].layers());
+    for (std::size_t stage = 0; stage < first.parts.size(); ++stage) {
+        for (std::size_t i = 0; i < first.parts[stage].chunks.size(); ++i) {
+            const auto layers = [&](const RunPlan& plan) { return plan.parts[stage].chunks[i].layers(); };
+            growths.insert({layers(second) - layers(first), layers(third) - layers(second)});
+        }
+        for (const auto kind : all_kinds_of_bytes) {
+            const auto sent = [&](const RunPlan& plan) { return plan.stages[stage].sent.*kind; };
+            if (sent(third) - sent(second) != sent(second) - sent(first)) return false;
+        }
     }
     return growths.size() == 1;
 }
@@ -302,62 +312,62 @@ std::vector<StagePart> parts_of_pipeline(const RunSpec& spec) {
     return parts_of_stages(spec, std::make_shared<Outline>(outline_of(spec.model)));
 }
 
-// Equal layers send equally much. Groups of micro-batches do too, once all stages are busy. So four small
-// steps are counted: with few of both, with more layers, with more groups, and with more of both. The whole
-// step is extrapolated from these.
+// Counts a step if it is short. Otherwise, equal layers send equally much, and groups of micro-batches do too once
+// all stages are busy. So short steps are counted, and the whole step is extrapolated from them: from few layers
+// and micro-batches, and from more of one and of both. Twice as many more of one must add twice as much, or
+// longer steps are counted.
 std::optional<RunPlan> plan_of_messages(const RunSpec& spec) {
     check_sizes_of(spec);
     const std::int64_t micro_batch = micro_batch_of(spec), all = spec.rank_sequences() / micro_batch;
     const std::int64_t stages = spec.mesh.pipeline, group = spec.virtual_stages > 1 ? stages : 1;
-    const std::int64_t few = std::min(all, 4 * group + all % group);
-
     RunSpec whole = spec;
     const Model::Run* run = run_of_layers(whole);
     const std::int64_t layers = run ? run->count : 1;
     const std::int64_t kinds = run ? std::ssize(run->parts) : spec.model.layers();
-    const auto plan_of = [&](std::int64_t count, std::int64_t micro_batches) -> std::optional<RunPlan> {
-        // Passes of a stage; counting these takes some tenths of a second.
-        constexpr std::int64_t most_passes = 1 << 13;
+    // Plans of more passes of a stage are not made: each takes some tenths of a second.
+    const auto plan_of = [&](std::int64_t count, std::int64_t micro_batches,
+                             std::int64_t most_passes) -> std::optional<RunPlan> {
         if (saturated_product(count, kinds) / stages > most_passes / micro_batches) return std::nullopt;
         return plan_of_messages(spec, count, micro_batch, micro_batches);
     };
+    if (std::optional<RunPlan> plan = plan_of(layers, all, 1 << 12)) return plan;
+
     // If `turn` is added to the count of layers, every chunk begins with the same kind of layer as before.
     const std::int64_t every = spec.recompute.kind == RecomputeKind::none ? 1 : spec.recompute.every;
     const std::int64_t turn = std::lcm(kinds, every) / kinds * stages * spec.virtual_stages;
-    std::int64_t counted = layers;
-    std::optional<RunPlan> plan, longer;
-    for (std::int64_t turns = 2; run && counted == layers && turns < layers / turn; turns *= 2) {
-        const std::int64_t count = turns * turn + layers % turn;
-        plan = plan_of(count, few);
-        longer = plan_of(count + turn, few);
-        if (!plan || !longer) return std::nullopt;
-        // A first or last chunk of very few layers may get no more.
-        if (grows_evenly(*plan, *longer)) counted = count;
-    }
-    const std::int64_t more_layers = (layers - counted) / turn, more_groups = (all - few) / group;
-    if (more_layers == 0) plan = longer = plan_of(layers, few);
-    const std::optional<RunPlan> wider = more_groups == 0 ? plan : plan_of(counted, few + group);
-    const std::optional<RunPlan> both = more_groups == 0   ? longer
-                                        : more_layers == 0 ? wider
-                                                           : plan_of(counted + turn, few + group);
-    if (!plan || !longer || !wider || !both) return std::nullopt;
-    for (std::size_t stage = 0; stage < plan->stages.size(); ++stage) {
-        for (const auto kind : {&BytesSent::inside, &BytesSent::across, &BytesSent::tied, &BytesSent::stages,
-                                &BytesSent::tensor}) {
-            const auto sent = [&](const RunPlan& of) {
-                return static_cast<long double>(of.stages[stage].sent.*kind);
-            };
-            const long double few_of_both = sent(*plan), of_layers = sent(*longer) - few_of_both,
-                              of_group = sent(*wider) - few_of_both,
-                              of_both = sent(*both) - sent(*longer) - of_group;
-            const auto times = static_cast<long double>(more_layers),
-                       groups = static_cast<long double>(more_groups);
-            // Sizes may be absurd. The limit leaves room for the sum of these numbers, which is shown too.
-            plan->stages[stage].sent.*kind = static_cast<std::uint64_t>(std::min(
-                0x1p60L, few_of_both + times * of_layers + groups * of_group + times * groups * of_both));
+    for (std::int64_t scale = 1;; scale *= 2) {
+        const bool all_layers = !run || layers / turn < 2 * scale + 2,
+                   all_groups = all / group < 4 * scale + 2;
+        const std::int64_t counted = all_layers ? layers : 2 * scale * turn + layers % turn,
+                           few = all_groups ? all : 4 * scale * group + all % group;
+        const auto longer_by = [&](int turns, int groups) {
+            return plan_of(counted + (all_layers ? 0 : turns * turn), few + (all_groups ? 0 : groups * group),
+                           1 << 11);
+        };
+        std::optional<RunPlan> plan = longer_by(0, 0);
+        const std::optional<RunPlan> layers_1 = longer_by(1, 0), layers_2 = longer_by(2, 0),
+                                     groups_1 = longer_by(0, 1), groups_2 = longer_by(0, 2),
+                                     both = longer_by(1, 1);
+        if (!plan || !layers_1 || !layers_2 || !groups_1 || !groups_2 || !both) return std::nullopt;
+        if (!grows_evenly(*plan, *layers_1, *layers_2) || !grows_evenly(*plan, *groups_1, *groups_2))
+            continue;
+        const auto turns = static_cast<long double>(all_layers ? 0 : (layers - counted) / turn);
+        const auto groups = static_cast<long double>(all_groups ? 0 : (all - few) / group);
+        for (std::size_t stage = 0; stage < plan->stages.size(); ++stage) {
+            for (const auto kind : all_kinds_of_bytes) {
+                const auto sent = [&](const RunPlan& of) {
+                    return static_cast<long double>(of.stages[stage].sent.*kind);
+                };
+                const long double few_of_both = sent(*plan), of_turn = sent(*layers_1) - few_of_both,
+                                  of_group = sent(*groups_1) - few_of_both,
+                                  of_both = sent(*both) - sent(*layers_1) - of_group;
+                // Sizes may be absurd. The limit leaves room for the sum of these numbers, which is shown too.
+                plan->stages[stage].sent.*kind = static_cast<std::uint64_t>(std::min(
+                    0x1p60L, few_of_both + turns * of_turn + groups * of_group + turns * groups * of_both));
+            }
         }
+        return plan;
     }
-    return plan;
 }
 
 RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes) {

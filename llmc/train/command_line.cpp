@@ -81,7 +81,8 @@ std::string program_as_called(std::span<const char* const> arguments, std::strin
 std::string program_as_called(std::span<const char* const> arguments) {
     const auto variable = [](const char* name) { return std::getenv(name); };
     if (started_by_launcher(variable)) {
-        return fmt::format("{} --{} {}", shell_word(arguments[0]), processes_option, environment("WORLD_SIZE"));
+        return fmt::format("{} --{} {}", shell_word(arguments[0]), processes_option,
+                           environment("WORLD_SIZE"));
     }
     const std::string processes(environment("OMPI_COMM_WORLD_SIZE"));
     std::string launched(environment("TRAIN_GPT_LAUNCHED"));

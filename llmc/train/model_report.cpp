@@ -103,8 +103,8 @@ class ModelText {
     // once.
     void add_shards(const Part& part, const Outline::OutlinedPart& outlined) {
         for (std::size_t i = 0; i < part.parameters.size(); ++i) {
-            if (shown_.insert(outlined.places[i]).second)
-                add_unit(part.parameters[i].unit, outlined.places[i]);
+            if (shown_.insert(outlined.parameter_units[i]).second)
+                add_unit(part.parameters[i].unit, outlined.parameter_units[i]);
         }
         if (spec_.mesh.pipeline > 1 && outlined.is_layer())
             add("  a pipeline stage that ends here sends {} per sequence to the next stage and receives as "
@@ -132,9 +132,10 @@ class ModelText {
 
     // The same text as in the header of a run.
     std::string what_is_sent() const {
+        if (spec_.mesh.world() == 1) return "Sent: nothing.";
         try {
             const std::optional<RunPlan> plan = plan_of_messages(spec_);
-            if (!plan) return "Sent: not counted, because a step has too many actions.";
+            if (!plan) return "Sent: not counted: a step has too many actions, which repeat too seldom.";
             const std::string text = sent_text(*plan);
             if (text.empty()) return "Sent: nothing.";
             // Beyond this, sums of bytes saturate.

@@ -363,7 +363,8 @@ std::span<const RemovedOption> removed_options() { return all_removed_options; }
 std::optional<Options> parse_options(int argc, const char* const* argv, std::string& text,
                                      std::span<const RemovedOption> removed) {
     Options options;
-    CLI::App app("Train a GPT: ./train_gpt with one process, ./train_gpt --processes 8 with eight.", "train_gpt");
+    CLI::App app("Train a GPT: ./train_gpt with one process, ./train_gpt --processes 8 with eight.",
+                 "train_gpt");
     app.get_formatter()->column_width(help_column);
     app.set_help_flag("-h,--help", "Print this help and exit")->disable_flag_override();
     app.footer(

@@ -19,6 +19,7 @@
 #include <string_view>
 
 #include "llmc/comm/bootstrap.h"
+#include "llmc/comm/launcher.h"
 #include "llmc/data/data.h"
 #include "llmc/data/samples.h"
 #include "llmc/data/training_batches.h"
@@ -178,6 +179,7 @@ void run(const Options& options, Job& job) {
 }  // namespace
 
 int main(int argc, char** argv) {
+    if (const auto status = launch_processes(argc, argv)) return *status;
     Job job;
     try {
         std::string text;

@@ -14,8 +14,7 @@ OPTIONS = ["--layers=2", "--heads=2", "--channels=32", "--seq-len=32", "--steps=
                                     ["--dtype=bf16", "--gradient-dtype=bf16", "--stochastic-rounding"]], ids=" ".join)
 @pytest.mark.parametrize("transport,ranks", [("", 1), ("mpi", 2), ("mpi", 4), ("tcp", 4)])
 def test_a_step_allocates_nothing(transport, ranks, dtypes, micro_batch):
-    result = program.run(*OPTIONS, *dtypes, f"--micro-batch-size={micro_batch}", ranks=ranks,
-                         env={"MPI": "0"} if transport == "tcp" else None,
+    result = program.run(*OPTIONS, *dtypes, f"--micro-batch-size={micro_batch}", ranks=ranks, mpi=transport == "mpi",
                          program=f"{program.BUILD}/test/probe/allocations")
     if "not counted" in result.stdout:
         pytest.skip(result.stdout.splitlines()[0])

@@ -11,7 +11,7 @@ import program
 from pages import BLOCK, GENERATED, NAMES, TEXTS, code_of
 
 ROOT = program.ROOT
-OTHERS = {"hostfile", "old-name", "new-name"}  # an option of mpirun, and names that stand for any
+OTHERS = {"hostfile", "allow-run-as-root", "oversubscribe", "old-name", "new-name"}  # of mpirun, and names that stand for any
 MOST_COLUMNS, MOST_LINES_OF_README = 120, 250
 SOURCE_FILE = re.compile(r"\.(cpp|cu|cuh|h|md|py|sh)$")
 

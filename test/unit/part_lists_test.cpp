@@ -333,12 +333,132 @@ TEST(Trace, ATieThatDoesNotFit) {
         expect_fault([&] { outline_of(tied(change)); }, "head: wte.weight is tied to one of another shape");
     };
     EXPECT_EQ(fault_of([] { outline_of(tied([](ParamSpec&) {})); }), "no fault");
-    expect_refused([](ParamSpec& table) { table.shape = {config.vocabulary + 1, config.channels}; });
-    expect_refused([](ParamSpec& table) { table.tensor_dim = 1; });
-    expect_refused([](ParamSpec& table) { table.is_bias = true; });  // a bias has no weight decay, a table
-                                                                     // has
+    expect_refused([](ParamSpec& table) { table.init.stddev *= 2; });
+    // A vector has no weight decay, a table has.
+    expect_refused([](ParamSpec& table) { table.is_vector = true; });
     expect_fault([] { outline_of(tied([](ParamSpec&) {}, false)); },
                  "head: wte.weight is another part's, and not tied");
+}
+
+// GPT-2 with other parts. Without the check of the whole model, each of these would end in a step, or train
+// something else.
+Model with_layer(const std::function<int(Trace&)>& trace, std::int64_t tokens = config.sequence_length,
+                 const char* unit = "h.{}") {
+    Model model = gpt2(config);
+    Trace t("block {}", unit, tokens, config.channels);
+    const int output = trace(t);
+    model.runs[1].parts[0] = t.finish(output);
+    return model;
+}
+
+Model with_head(const std::function<void(Trace&, int, const ParamSpec&)>& trace) {
+    Model model = gpt2(config);
+    Trace t("head", "", config.sequence_length, config.channels);
+    ParamSpec table = model.runs[0].parts[0].parameters[0].spec;
+    table.name = "lm_head.weight";
+    trace(t, gather(t, layernorm(t, "ln_f", t.input(), true)), table);
+    model.runs.back().parts[0] = t.finish();
+    return model;
+}
+
+void expect_refused(const Model& model, std::string_view what) {
+    expect_fault([&] { outline_of(model); }, what);
+}
+
+int plain_layer(Trace& t) { return add(t, t.input(), layernorm(t, "ln", t.input(), true)); }
+
+TEST(Model, ALayerThatDoesNotFit) {
+    EXPECT_EQ(fault_of([] { outline_of(with_layer(plain_layer)); }), "no fault");
+    expect_refused(with_layer(plain_layer, config.sequence_length / 2),
+                   "block {}: is traced for 4 tokens, but a sequence has 8");
+    expect_refused(with_layer([](Trace& t) { return t.input(); }), "block {}: has no operation");
+    ParamSpec table = gpt2(config).runs[0].parts[0].parameters[0].spec;
+    table.name = "values.weight";
+    expect_refused(with_layer([&](Trace& t) {
+                       return add(t, t.input(), scatter(t, embedding(t, table, std::nullopt)));
+                   }),
+                   "values.weight reads tokens, which only the first part has");
+    expect_refused(with_layer([&](Trace& t) {
+                       head_loss(t, gather(t, layernorm(t, "ln", t.input(), true)), table, false);
+                       return t.input();
+                   }),
+                   "lm_head makes losses, which only the last part can");
+}
+
+TEST(Model, ALayerThatIgnoresItsInput) {
+    // A family in which the tokens are read again could do this; there is no other source of values.
+    Model model = gpt2(config);
+    Trace t("head", "", config.sequence_length, config.channels);
+    const ParamSpec rows = model.runs[0].parts[0].parameters[0].spec;
+    ParamSpec table = rows, read = rows;
+    table.name = "lm_head.weight", read.name = "values.weight";
+    head_loss(t, gather(t, scatter(t, embedding(t, read, std::nullopt))), table, false);
+    const Part part = t.finish();
+    Scratch scratch;
+    expect_fault([&] { derive_lists(part, {}, scratch); }, "head: no operation reads the part's input");
+}
+
+TEST(Model, AHeadThatDoesNotFit) {
+    EXPECT_EQ(fault_of([] {
+                  outline_of(with_head(
+                      [](Trace& t, int x, const ParamSpec& table) { head_loss(t, x, table, false); }));
+              }),
+              "no fault");
+    expect_refused(with_head([](Trace& t, int x, ParamSpec table) {
+                       head_loss(t, x, table, false);
+                       table.name = "second.weight";
+                       head_loss(t, x, table, false);
+                   }),
+                   "head: makes losses twice");
+    const auto with_table = [](const std::function<void(ParamSpec&)>& change) {
+        return with_head([&](Trace& t, int x, ParamSpec table) {
+            change(table);
+            head_loss(t, x, table, false);
+        });
+    };
+    expect_refused(with_table([](ParamSpec& table) {
+                       table.shape = {config.vocabulary + 1, config.channels};
+                   }),
+                   "head: the table weight has 38 rows, but the vocabulary has 37");
+    const std::string_view divided = "head: tensor-parallel ranks divide the rows of the table weight";
+    expect_refused(with_table([](ParamSpec& table) { table.tensor_dim.reset(); }), divided);
+    expect_refused(with_table([](ParamSpec& table) { table.row_multiple = 1; }), divided);
+}
+
+TEST(Model, PositionsThatDoNotFit) {
+    for (const bool is_short : {false, true}) {
+        Model model = gpt2(config);
+        ParamSpec& positions = model.runs[0].parts[0].parameters[1].spec;
+        is_short ? positions.shape = {config.sequence_length - 1, config.channels}
+                 : positions.tensor_dim.emplace(0);
+        expect_refused(model,
+                       "embedding: the positions weight need 8 rows or more, which each tensor-parallel rank "
+                       "has whole");
+    }
+}
+
+TEST(Model, PartsAtAnotherPlace) {
+    const Model model = gpt2(config);
+    Model two_heads = model, no_head = model, no_embedding = model, many_heads = model;
+    two_heads.runs.push_back(model.runs.back());
+    expect_refused(two_heads, "head: lm_head makes losses, which only the last part can");
+    no_head.runs.pop_back();
+    expect_refused(no_head, "the last part makes no losses");
+    no_embedding.runs.erase(no_embedding.runs.begin());
+    expect_refused(no_embedding, "the first part has no input but the tokens");
+    many_heads.runs.back().count = 2;
+    expect_refused(many_heads, "head: the first and the last part come once");
+}
+
+TEST(Model, ATieToAParameterOfALayer) {
+    expect_refused(with_layer([](Trace& t) {
+                       const int up = product(t, "up", gather(t, t.input()), {8}, by_outputs(0, "channels"),
+                                              true, normal, "h.0.up.weight");
+                       return add(
+                           t, t.input(),
+                           scatter(t, product(t, "up", up, {config.channels}, by_inputs(), true, normal)));
+                   }),
+                   "is the name of two tensors; a parameter of a layer cannot be tied");
 }
 
 TEST(Trace, AStreamOfAnotherWidth) {

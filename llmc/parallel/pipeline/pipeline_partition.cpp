@@ -5,7 +5,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <functional>
+#include <queue>
 #include <span>
 #include <string>
 #include <utility>
@@ -145,11 +147,15 @@ std::vector<int> counts_of_stages(int layers, int chunks, const PartCosts& costs
 
 // Gives blocks one by one to the entry with the lowest cost, the first if several are equal. If all blocks
 // cost the same, this gives the smallest list of costs (sorted from the largest).
-void deal(int blocks, double block_cost, std::span<int> counts, std::span<double> costs) {
+void deal(int blocks, double block_cost, std::span<int> counts, std::span<const double> costs) {
+    using Entry = std::pair<double, std::size_t>;
+    std::priority_queue<Entry, std::vector<Entry>, std::greater<>> cheapest;
+    for (std::size_t i = 0; i < costs.size(); ++i) cheapest.emplace(costs[i], i);
     for (; blocks > 0; --blocks) {
-        const auto cheapest = std::ranges::min_element(costs) - costs.begin();
-        ++counts[static_cast<std::size_t>(cheapest)];
-        costs[static_cast<std::size_t>(cheapest)] += block_cost;
+        const auto [cost, i] = cheapest.top();
+        cheapest.pop();
+        ++counts[i];
+        cheapest.emplace(cost + block_cost, i);
     }
 }
 
@@ -183,8 +189,11 @@ std::vector<int> balanced_counts(int layers, int chunks, int stages, const PartC
     check(stages >= 1 && chunks % stages == 0, "pipeline: all stages have the same number of chunks");
     check(layers >= chunks, "pipeline: fewer layers than chunks");
     const bool are_equal = costs.before.empty() && (costs.recompute == 0 || costs.every == 1);
-    return chunks == stages && !are_equal ? counts_of_stages(layers, chunks, costs)
-                                          : counts_of_chunks(layers, chunks, stages, costs);
+    // In a model of very many layers, one layer more or less hardly matters, and a search would take too long.
+    constexpr std::int64_t most_searched = 1 << 17;
+    const bool searches = chunks == stages && !are_equal && std::int64_t{layers} * chunks <= most_searched;
+    return searches ? counts_of_stages(layers, chunks, costs)
+                    : counts_of_chunks(layers, chunks, stages, costs);
 }
 
 }  // namespace

@@ -52,9 +52,9 @@ Executor::ParameterPlaces Executor::places_of(const Outline::OutlinedPart& part)
     const std::vector<PartParameter>& parameters = outline().kind_of(part).part.parameters;
     ParameterPlaces places;
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-        const UnitBuffers& buffers = store_.buffers(part.places[i]);
-        const auto first =
-            static_cast<std::size_t>(store_.layout(part.places[i]).entry(parameters[i].spec.name).offset);
+        const UnitBuffers& buffers = store_.buffers(part.parameter_units[i]);
+        const auto first = static_cast<std::size_t>(
+            store_.layout(part.parameter_units[i]).entry(parameters[i].spec.name).offset);
         const auto place = [&](const Tensor& flat) { return flat.data + first * size_of(flat.dtype); };
         places.parameters.push_back(place(buffers.parameters));
         places.gradients.push_back(place(buffers.gradient_sums));
