@@ -57,7 +57,7 @@ class Stream:
 class Plan:
     """A dataset."""
 
-    source: str  # where it comes from, for the user
+    source: str  # its origin, for the user
     streams: list
     # Other settings that determine the shards of this dataset.
     settings: dict = dataclasses.field(default_factory=dict)

@@ -28,7 +28,7 @@ QUICK_TRIES = 2  # while no server has answered yet, so that an offline user hea
 @dataclasses.dataclass
 class RemoteFile:
     url: str
-    name: str  # of the local file
+    name: str  # name of the local file
     sha256: str = ""  # empty: unknown, the first download records it
     size: int = -1  # bytes; -1: as the server says
 

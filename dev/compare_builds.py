@@ -36,7 +36,8 @@ import time
 import build_times
 from build_configurations import SIMULATED, configurations, write_files
 
-import safetensors_file  # of the tests, where build_configurations looks for modules
+# a module of the tests; build_configurations lets Python look in their folder
+import safetensors_file
 
 LAUNCH = pathlib.Path(__file__).resolve().parents[1] / "scripts/launch.sh"
 # A run takes a second or two; one that takes this long hangs.

@@ -207,10 +207,10 @@ class Follower:
     def __init__(self, path, name=None):
         self.path = pathlib.Path(path)
         self.run = Run(name or name_of(self.path))
-        self.last_change = 0.0  # of the file, in seconds since 1970
+        self.last_change = 0.0  # time of the file's last change, in seconds since 1970
         self.lines = 0  # number of lines read
         self._inode = None
-        self._offset = 0  # of the first unread byte, after the last whole line
+        self._offset = 0  # place of the first unread byte, after the last whole line
         self._last_line = b""
 
     def poll(self):

@@ -36,8 +36,8 @@ from plot_panels import (NAME, NAME_SIZE, hellaswag_panel, memory_panel, mfu_pan
 KINDS = ["steps", "tokens", "hours"]
 PANELS = ["loss", "throughput", "mfu", "hellaswag", "memory", "time"]
 WIDTH, LEFT, RIGHT = 1800, 110, 45  # pixels: width of a comparison, and its margins
-LINE_HEIGHT, LINE_GAP = 400, 90  # of a panel with lines, and below it
-ROW = 28  # of the table, and of a bar
+LINE_HEIGHT, LINE_GAP = 400, 90  # height of a panel with lines, and of the gap below it
+ROW = 28  # height of a row of the table, and of a bar
 
 
 def fail(message):
@@ -185,7 +185,8 @@ def comparison_figure(runs, wanted, x):
         for place, draw in enumerate(row):
             draw(axes_at(LEFT + place * (width + LEFT), top, width, LINE_HEIGHT))
         top += LINE_HEIGHT + LINE_GAP
-    names = 45 + max(text_width(figure, clipped(run.name, NAME), NAME_SIZE) for run in runs)  # beside the bars
+    # Space for the names beside the bars
+    names = 45 + max(text_width(figure, clipped(run.name, NAME), NAME_SIZE) for run in runs)
     for place, draw in enumerate(bars):
         width = (WIDTH - RIGHT) / len(bars) - names
         draw(axes_at(names + place * (width + names), top + 70, width, bar_height))

@@ -32,7 +32,7 @@ from metrics import Follower, MetricsError, distinct_names, end_as_by_ctrl_c, fi
 
 LEVELS, ASCII_LEVELS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 RECENT = 50  # steps over which means are taken
-PLOT_ROWS = 6  # of the loss in a panel
+PLOT_ROWS = 6  # rows of the loss in a panel
 PANEL_ROWS = PLOT_ROWS + 6  # minimum for a panel with the lines around the plot
 
 

@@ -33,8 +33,8 @@ struct Use {
     const Node& node;
     std::int64_t sequences;
     std::span<const std::int32_t> tokens, targets;
-    std::vector<Numbers>&values, &gradients;                 // of the part's values
-    std::vector<Numbers*>&parameters, &parameter_gradients;  // of the part
+    std::vector<Numbers>&values, &gradients;                 // values of the part, and their gradients
+    std::vector<Numbers*>&parameters, &parameter_gradients;  // parameters of the part, and their gradients
 
     Numbers& in(int i) const { return values[at(node.in[at(i)])]; }
     Numbers& out(int i) const { return values[at(node.out[at(i)])]; }

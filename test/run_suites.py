@@ -42,7 +42,7 @@ UNIT_TIMEOUT, MPI_TIMEOUT, KERNEL_TIMEOUT, PYTHON_TIMEOUT, LONG_TIMEOUT, MATRIX_
 OF_MPI_PROGRAMS = "detect_leaks=1:fast_unwind_on_malloc=0"
 LEAK_CHECKS = {"unit": "detect_leaks=1", "mpi-1": OF_MPI_PROGRAMS, "mpi-2": OF_MPI_PROGRAMS, "program": OF_MPI_PROGRAMS}
 running = set()  # the processes of running suites
-LINES_SHOWN = 200  # of a failed suite's output; the log has all of it
+LINES_SHOWN = 200  # most lines shown of a failed suite's output; the log has all of it
 
 
 @dataclasses.dataclass

@@ -37,7 +37,7 @@ KERNEL_SECONDS = 120
 class Extent:
     def __init__(self, tiny):
         self.T, self.V, self.warmup, self.timed, self.profiled = (8, 32, 1, 2, 1) if tiny else (1024, V, 8, 30, 6)
-        self.device = "cpu" if tiny else "cuda"  # of PyTorch
+        self.device = "cpu" if tiny else "cuda"  # PyTorch's name of the device
         self.models = {"tiny": (1, 1, 16, [4, 2])} if tiny else MODELS
         self.turns = 2
 

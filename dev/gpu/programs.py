@@ -63,7 +63,8 @@ def run(command, timeout, **more):
         raise Late(f"{pathlib.Path(command[0]).name} was ended after {timeout:.0f} s") from late
 
 
-ENDED_BY_TIMEOUT = (124, 137)  # of coreutils' timeout; the second if the first signal did not end the program
+# Statuses of coreutils' timeout. The second one means that the first signal did not end the program.
+ENDED_BY_TIMEOUT = (124, 137)
 
 
 def train(out_dir, *options, device="cuda", ranks=1, timeout=200):

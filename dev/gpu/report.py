@@ -5,7 +5,7 @@ import statistics
 GOALS = {"H100": 500_000, "H200": 550_000}  # tokens/s of the 124M model
 RATIO_GOAL = 1.2  # PyTorch's tokens/s times this
 PEAK = 989e12
-SHARE_GOAL = 0.50  # of 989 TFLOP/s, for the 1558M model
+SHARE_GOAL = 0.50  # share of 989 TFLOP/s, for the 1558M model
 OUTSIDE_GOAL = 0.02
 
 
@@ -135,8 +135,8 @@ def kernels(lines):
         rows.append([timing["operation"], " x ".join(map(str, timing["shape"])), "ours" if timing["block"] > 0 else timing["variant"],
                      f"{timing['microseconds']:.1f}", f"{timing['bytes'] / seconds / 1e9:.0f}",
                      f"{timing['flops'] / seconds / 1e12:.0f}" if timing["flops"] else "", f"{timing['share']:.0%}"])
-    return ["## Kernels in bf16", "Of the ceiling: the larger of the bytes that must be moved at the rate of a copy and the operations "
-            "at the rate of a large product, both measured in the same run.",
+    return ["## Kernels in bf16", "The ceiling is the larger of two times: that of the bytes that must be moved, at the rate of a copy, "
+            "and that of the operations, at the rate of a large product. Both rates are measured in the same run.",
             table(["operation", "shape", "", "us", "GB/s", "TFLOP/s", "of the ceiling"], rows, numbers_from=3)]
 
 

@@ -63,7 +63,7 @@ def markdown(lines, picture):
              f"operation a device-to-device copy reached {first['copy_bytes_a_second'] / 1e9:.0f} GB/s (bytes read and "
              f"written) and an 8192 x 8192 x 8192 product in bf16 {first['product_flops_a_second'] / 1e12:.0f} TFLOP/s "
              "(cuBLASLt): the ceilings, measured anew for each operation. A kernel's own ceiling is the lower of the two for "
-             "the bytes that it must move and the operations that it must do. Where there is a choice of block sizes the "
+             "the bytes that it must move and the operations that it must do. If there is a choice of block sizes, the "
              "fastest is shown. The last column has the registers, shared bytes and occupancy of each kernel.",
              f"![Roofline]({picture})" if picture else "(No picture: python3 had no matplotlib.)"]
     for (operation, dtype, shape), group in groups(lines).items():

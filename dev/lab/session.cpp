@@ -173,7 +173,7 @@ class Session {
         if (!any)
             llmc::user_error("nothing was checked: {} has none of these in {}", operation_.name,
                              options_.dtype);
-        if (fixed) fmt::print("Where there is one block size, the variant's tiling fixes it.\n");
+        if (fixed) fmt::print("The variant's tiling fixes the only block size.\n");
         if (where.empty()) {
             std::string names;
             for (const auto& chip : known)

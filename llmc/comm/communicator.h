@@ -7,9 +7,9 @@
 //   any size. Each sum of two is rounded to the elements' dtype. Sums of groups of 2^k ranks, summed in turn,
 //   therefore equal the sum over all.
 // - NCCL adds in an order that it chooses for the ranks' topology.
-// - Calls may work in place, as in NCCL: reduce_scatter if `recv` is the rank's own part of `send`,
-//   all_gather if `send` is the rank's own part of `recv`, all_reduce and broadcast if both are the same
-//   memory.
+// - Calls may work in place, as in NCCL: reduce_scatter if `recv` is the rank's own part of `send`, and
+//   all_gather if `send` is the rank's own part of `recv`. For all_reduce and broadcast both are then the
+//   same memory.
 // - A peer that is dead or stuck ends the job with one message within the watchdog's limit; no rank hangs.
 #pragma once
 

@@ -20,8 +20,8 @@ struct Parcel {
     int peer = 0;
     int tag = 0;
     bool receives = false;
-    const std::byte* source = nullptr;  // what to send
-    std::byte* room = nullptr;          // where to receive
+    const std::byte* source = nullptr;  // the bytes to send
+    std::byte* room = nullptr;          // the memory to receive into
     std::size_t bytes = 0;
     std::size_t moved = 0;  // bytes sent, of the header and then of the body
     // Bytes that the sender announced, set when a receive is done. If this differs from `bytes`, none of the

@@ -98,7 +98,7 @@ class HostCommunicator final : public Communicator {
     int start_transfer(CallKind kind, const Tensor& x, int peer);
 
     std::shared_ptr<Shared> shared_;
-    std::vector<int> ranks_;  // of the job
+    std::vector<int> ranks_;  // this communicator's ranks, by their numbers in the job
     int rank_;
     // The other ranks, beginning with the next one, so that the ranks do not all send to the same one first.
     std::vector<int> peers_;

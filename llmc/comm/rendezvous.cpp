@@ -56,7 +56,7 @@ struct Hello {
     std::int32_t rank = 0;
     std::int32_t size = 0;
     Channel channel = Channel::notices;
-    std::int32_t port = 0;  // where the sender itself listens
+    std::int32_t port = 0;  // the port at which the sender itself listens
     std::array<char, 104> reserved{};
 };
 static_assert(sizeof(Hello) == 256 && std::is_trivially_copyable_v<Hello>);
@@ -446,8 +446,8 @@ class Rendezvous {
 
     const Invitation& invitation_;
     std::vector<Link> links_;
-    std::vector<std::int32_t> ports_;  // where each rank listens; used by rank 0
-    std::uint64_t key_ = 0;            // of the job; keeps processes of other jobs out
+    std::vector<std::int32_t> ports_;  // the port at which each rank listens; used by rank 0
+    std::uint64_t key_ = 0;            // identifies the job; keeps processes of other jobs out
     Deadline end_;
     HelloListener door_;
 };

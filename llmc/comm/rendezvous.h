@@ -18,11 +18,11 @@ namespace llmc {
 struct Invitation {
     int rank = 0;
     int size = 1;
-    std::string host;  // where rank 0 listens: MASTER_ADDR
+    std::string host;  // the machine on which rank 0 listens: MASTER_ADDR
     std::uint16_t port = 0;
     std::optional<int> listener{};  // rank 0's socket if it listens at `port` already
     std::chrono::duration<double> patience = std::chrono::minutes(5);
-    std::string version;  // of the program; must be the same in all processes
+    std::string version;  // the program's version; must be the same in all processes
 };
 
 // The two connections to one other rank: one for messages, and one for notices, which never wait behind

@@ -109,7 +109,7 @@ class MpiMessages final : public Messages {
     std::string_view call_;
     std::vector<MPI_Request> requests_;
     std::vector<Expected> expected_;  // one per request
-    std::vector<int> indices_;        // of finished requests
+    std::vector<int> indices_;        // indices of finished requests
     std::vector<MPI_Status> statuses_;
     std::size_t open_ = 0;
 };

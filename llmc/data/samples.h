@@ -55,7 +55,7 @@ class TrainingSamples {
     const TokenSource& source_;
     std::int64_t sequence_length_;
     std::uint64_t seed_;
-    std::vector<std::int64_t> first_window_;  // of each shard, then the total
+    std::vector<std::int64_t> first_window_;  // the number of each shard's first window, then of all windows
 };
 
 // The division of a step's samples: each data-parallel rank takes consecutive ones, and its micro-batches

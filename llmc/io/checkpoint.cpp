@@ -30,7 +30,7 @@ constexpr int version = 2;
 constexpr const char* model_file = "model.safetensors";
 constexpr const char* optimizer_file = "optimizer.safetensors";
 constexpr const char* manifest_file = "manifest.json";
-constexpr const char* own_checksum = "xxh3_128";  // of the manifest without this entry
+constexpr const char* own_checksum = "xxh3_128";  // key of the checksum of the manifest without this entry
 constexpr std::string_view name_prefix = "checkpoint-";
 
 constexpr std::string_view partial_suffix = ".partial";

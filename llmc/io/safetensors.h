@@ -72,7 +72,7 @@ class SafetensorsReader {
     int file_ = -1;
     std::uint64_t data_begin_ = 0;  // position of the first element's first byte in the file
     std::vector<SafetensorsEntry> entries_;
-    std::vector<std::uint64_t> offsets_;  // of each entry's data, from data_begin_
+    std::vector<std::uint64_t> offsets_;  // positions of the entries' data, counted from data_begin_
     std::map<std::string, std::size_t, std::less<>> index_;
     std::map<std::string, std::string> metadata_;
 };

@@ -99,7 +99,7 @@ class Deriving {
                                          draft_.operand(*made, Access::read, part_.input, Half::input)));
     }
 
-    // ---- what is kept
+    // ---- the values that are kept
 
     void keep(int id) {
         Storage& storage = draft_.storage(id);

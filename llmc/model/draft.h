@@ -29,7 +29,7 @@ struct Storage {
     std::string name{}, label{};
     DType dtype = DType::fp32;
     Shape shape{};           // on this rank
-    std::int64_t width = 0;  // of its values on all ranks together
+    std::int64_t width = 0;  // the width of its values on all ranks together
     Space home = Space::scratch;
     int index = 0;                   // in its home
     int value = -1;                  // the value for which it was made; -1: none

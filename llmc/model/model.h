@@ -26,7 +26,7 @@ struct Model {
     // A group of parts that is repeated `count` times: A, B, A, B.
     struct Run {
         std::vector<Part> parts;
-        std::int64_t count = 1;  // of each part
+        std::int64_t count = 1;  // repetitions of each part
         bool is_layer = false;   // layers are distributed over pipeline stages; other parts stay with a layer
     };
     std::vector<Run> runs;
@@ -36,7 +36,7 @@ struct Model {
     std::vector<ModelSize> sizes{};    // those with which memory grows
     // How weight files (safetensors) of this family differ from the units' names and tensors.
     struct Files {
-        std::string prefix{};                    // of names; may be missing
+        std::string prefix{};                    // the beginning of names; may be missing
         std::vector<std::string> passed_over{};  // ends of names of tensors that are no weights
         // The names of the head and of the table. A tied head is the table. If a file lacks an untied head,
         // the head begins as a copy of the table.
@@ -115,7 +115,7 @@ struct Outline {
     std::vector<OutlinedPart> parts;
     std::vector<OutlinedUnit> units;
     std::vector<Kind> kinds;
-    std::vector<std::int64_t> widths;  // of residual streams
+    std::vector<std::int64_t> widths;  // the widths of residual streams
     Model::Files files;
     std::vector<int> layers{};  // the part of each layer
     int split_kinds = 0;

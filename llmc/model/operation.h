@@ -64,7 +64,7 @@ struct Operand {
     Kind kind = Kind::none;
     Access access = Access::read;
     Half half = Half::both;
-    int index = -1;  // of a storage of the draft, or of a parameter of the part
+    int index = -1;  // the number of a storage of the draft, or of a parameter of the part
     // The version of its storage that it leaves, and the one that it reads.
     int version = 0, read_version = 0;
     bool is_own_tokens = false;  // only the part of the storage for the rank's own tokens
@@ -164,8 +164,8 @@ class Calls {
 // product of the forward pass, and five for the two of attention. (The costs in model.h count four for
 // attention.)
 struct Work {
-    double products = 0;  // of matrix products
-    double pairs = 0;     // of attention, for each pair of a query and a key that it sees
+    double products = 0;  // operations of matrix products
+    double pairs = 0;     // those of attention, for each pair of a query and a key that it sees
     double other = 0, other_backward = 0;
 };
 

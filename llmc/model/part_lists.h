@@ -67,7 +67,7 @@ struct ListCall {
     std::vector<ListOperand> operands;
     std::uint64_t sent = 0;  // bytes, to tensor-parallel ranks
 };
-inline constexpr std::size_t most_operands = 10;  // of a call
+inline constexpr std::size_t most_operands = 10;  // the most that a call has
 using List = std::vector<ListCall>;
 
 struct PartBuffer {
@@ -83,7 +83,7 @@ struct Scratch {
     struct Buffer {
         std::int64_t width;
         DType dtype;
-        Shape shape;  // of the largest value in it
+        Shape shape;  // shape of the largest value in it
     };
     std::vector<Buffer> buffers;
 };

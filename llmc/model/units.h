@@ -27,7 +27,7 @@ struct Init {
 
 struct ParamSpec {
     std::string name;  // within the unit
-    Shape shape;       // of the whole tensor, as in files
+    Shape shape;       // shape of the whole tensor, as in files
     Init init;
     // The dimension along which tensor-parallel ranks divide it equally; none: each has all of it.
     std::optional<int> tensor_dim{};
@@ -69,7 +69,7 @@ class UnitLayout {
     struct Entry {
         ParamSpec spec;
         std::int64_t offset;
-        Shape shape;   // of this rank's part; the last ranks may have fewer rows than `stored`
+        Shape shape;   // shape of this rank's part; the last ranks may have fewer rows than `stored`
         Shape stored;  // with padding, the same on all ranks
     };
     const UnitSpec& spec() const { return spec_; }

@@ -12,7 +12,7 @@ std::string_view name_of(ScheduleKind kind);
 struct Schedule {
     ScheduleKind kind = ScheduleKind::cosine;
     double peak = 0;          // the learning rate after warmup
-    double min_fraction = 0;  // of the peak, at the end of the decay
+    double min_fraction = 0;  // the fraction of the peak at the end of the decay
     std::int64_t warmup_steps = 0;
     std::int64_t total_steps = 0;
 };

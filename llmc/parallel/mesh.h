@@ -13,8 +13,8 @@ struct Mesh {
     int pipeline = 1;                // stages
     int tensor = 1;                  // ranks that share each layer
     bool sequence_parallel = false;  // also divides the tokens of the residual stream
-    Sharding sharding{};             // of the data-parallel ranks
-    int rank = 0;                    // of this process, in the world
+    Sharding sharding{};             // how data-parallel ranks divide the state
+    int rank = 0;                    // the number of this process in the job
 
     int data_ranks() const { return sharding.ranks(); }
     int world() const { return pipeline * data_ranks() * tensor; }

@@ -16,7 +16,7 @@ namespace llmc {
 
 // A link to, or from, another pipeline stage.
 struct StageLink {
-    std::shared_ptr<Communicator> pair;  // of the two stages; null if nothing is sent
+    std::shared_ptr<Communicator> pair;  // the communicator of the two stages; null if nothing is sent
     int peer = 0;
 };
 

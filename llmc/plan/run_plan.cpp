@@ -213,7 +213,7 @@ void check_chunks_of(const RunSpec& spec) {
                  spec.model.layers());
 }
 
-// ---- what a step sends, from few layers and micro-batches
+// ---- the bytes that a step sends, from few layers and micro-batches
 
 // The run of layers, if there is one and the program divides it among stages.
 Model::Run* run_of_layers(RunSpec& spec) {

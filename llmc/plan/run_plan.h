@@ -82,7 +82,7 @@ struct RunPlan {
 
     BytesSent sent;                  // by this rank in a training step
     std::vector<StageNeeds> stages;  // for the ranks of every stage
-    std::size_t largest_memory = 0;  // of the stage that needs the most
+    std::size_t largest_memory = 0;  // memory of the stage that needs the most
     // The extra bytes of gradients with --reduce-every step, which keeps them unsharded until the last
     // micro-batch.
     std::size_t bytes_of_whole_gradients = 0;

@@ -23,7 +23,7 @@ namespace {
 // ---- the chart
 
 struct Shade {
-    int foreground, background;  // of the terminal's 256 colours
+    int foreground, background;  // numbers of the terminal's 256 colours
 };
 // The styles of a stage's chunks, in order; after the last the first follows. Letters change case with each
 // chunk, fill characters change with every second chunk, and colours become lighter. Each colour has two

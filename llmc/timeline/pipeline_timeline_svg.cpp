@@ -16,7 +16,7 @@ namespace {
 // ---- sizes, in pixels
 constexpr double left = 84, right = 140, top = 92, bottom = 76;
 constexpr double row_height = 30, row_distance = 37;
-constexpr double narrowest = 760, widest = 2600;  // of the axis
+constexpr double narrowest = 760, widest = 2600;  // limits of the axis's width
 // Within these limits, the axis is so wide that an average pass has this width.
 constexpr double usual_pass = 24;
 constexpr double digit = 6.8;         // width of a digit at 11 pixels
@@ -63,7 +63,7 @@ std::string escaped(std::string_view text) {
 
 using Colour = std::array<double, 3>;
 struct Shades {
-    Colour first, last;  // of a stage's first and last chunk
+    Colour first, last;  // colours of a stage's first and last chunk
 };
 
 Shades shades_of(PassKind kind) {

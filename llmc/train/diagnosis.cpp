@@ -83,7 +83,7 @@ std::vector<StateTensor> gradient_tensors(const ParameterStore& store) {
 struct Output {
     std::string name;
     Tensor tensor;
-    int part;  // of the model
+    int part;  // the number of its part in the model
 };
 
 // The activations of a micro-batch that are kept, in the order of the forward pass. Each has the name of its
@@ -91,7 +91,7 @@ struct Output {
 std::vector<Output> forward_outputs(const RunPlan& plan, const ActivationBuffers<Tensor>& buffers) {
     const Outline& outline = *plan.outline;
     std::vector<Output> outputs;
-    std::vector<std::size_t> first;  // of each part
+    std::vector<std::size_t> first;  // each part's first place in `outputs`
     const auto prefix = [&](const Outline::OutlinedPart& part) {
         return part.is_layer() ? outline.unit(part.own_unit).spec.name + "." : "";
     };

@@ -22,7 +22,8 @@ constexpr const char* option = "--eval-hellaswag";
 // JSON can contain a lone surrogate (\ud800), which UTF-8 cannot encode. It becomes U+FFFD, as in data/ and
 // in tiktoken.
 std::string without_half_surrogates(std::string_view json) {
-    const auto escape_at = [&](std::size_t place) {  // of a unit of UTF-16, as backslash, u and 4 digits
+    // The unit of UTF-16 that is written at `place` as backslash, u and 4 digits; 0 if none is.
+    const auto escape_at = [&](std::size_t place) {
         unsigned value = 0;
         const char* const digits = json.data() + std::min(place + 2, json.size());
         const char* const end = json.data() + std::min(place + 6, json.size());

@@ -146,7 +146,7 @@ struct Options {
 struct RemovedOption {
     std::string_view name;       // without the dashes
     std::string_view version;    // the first one without it: "0.2"
-    std::string_view successor;  // what to type instead: "--new-name", "--dtype bf16"
+    std::string_view successor;  // the text to type instead: "--new-name", "--dtype bf16"
 };
 std::span<const RemovedOption> removed_options();
 

@@ -69,7 +69,7 @@ struct PreparedRun {
     // open_files
     Data data;
     std::filesystem::path out_dir;
-    std::string identity;  // of this run (io/checkpoint.h)
+    std::string identity;  // the identity of this run (io/checkpoint.h)
     std::string
         lineage;  // identity of the first run in the chain of resumed runs; this run's own if it resumes none
     std::optional<CheckpointInfo> checkpoint;  // the checkpoint that this run resumes

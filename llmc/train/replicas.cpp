@@ -17,7 +17,7 @@ namespace {
 // This rank's share of a tensor, which may be all of it. Ranks with the same share must have equal bytes.
 struct TensorShare {
     std::uint64_t hash = 0;
-    std::int64_t number = 0;  // of the share; `none` if this rank has none
+    std::int64_t number = 0;  // the share's number; `none` if this rank has none
     bool operator==(const TensorShare&) const = default;
 };
 constexpr std::int64_t none = -1;

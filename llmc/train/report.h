@@ -24,12 +24,12 @@ struct BestLoss {
 
 // The results of a run.
 struct Outcome {
-    std::int64_t steps = 0;  // that this run took
+    std::int64_t steps = 0;  // steps that this run took
     double seconds = 0;
-    std::optional<BestLoss> best;      // of validations
+    std::optional<BestLoss> best;      // the best validation loss
     std::filesystem::path checkpoint;  // the last one; empty if there is none
-    std::int64_t last_step = 0;        // that was done
-    bool stopped = false;              // because the run was asked to
+    std::int64_t last_step = 0;        // the last step that was done
+    bool stopped = false;              // whether the run ended because it was asked to
 };
 
 Rows header_rows(const PreparedRun& run);

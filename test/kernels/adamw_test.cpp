@@ -276,7 +276,7 @@ void round_weights(Unit<bf16>& unit, std::int64_t step, std::uint64_t from) {
 
 TEST(AdamWRounding, IsUnbiased) {
     constexpr std::int64_t elements = 1 << 16;
-    constexpr float ulp = 0x1p-7f;  // of bf16 in [1, 2)
+    constexpr float ulp = 0x1p-7f;  // distance between bf16 numbers in [1, 2)
     const std::vector<float> weights = {1 + 0.3f * ulp, 1 + ulp / 32, 1 + ulp / 2, 1 + 0.9f * ulp,
                                         -1 - 0.3f * ulp};
     for (const float weight : shapes(weights)) {

@@ -16,7 +16,7 @@ const std::vector<CachedAttentionSizes> cached_shapes = {{1, 70, 2, 24},  {1, 0,
 const std::vector<CachedAttentionSizes> cached_shapes_for_races = {
     {2, 70, 1, 24}, {2, 5, 1, 64}, {2, 30, 1, 120}};
 
-constexpr int unused_rows = 2;  // of the cache, after the new ones
+constexpr int unused_rows = 2;  // rows of the cache after the new ones
 
 template <class X>
 struct Cached {

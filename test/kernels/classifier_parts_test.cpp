@@ -16,7 +16,7 @@ struct Shape {
     std::vector<int> columns;
     int stored;
     int multiprocessors;
-    double mean = 0;  // of the logits
+    double mean = 0;  // mean of the logits
 };
 const std::vector<Shape> part_shapes = {
     {40, {40, 30}, 40, 1},

@@ -14,7 +14,7 @@ struct Shape {
     int vocabulary;
     int columns;
     int multiprocessors;
-    double mean = 0;  // of the logits
+    double mean = 0;  // mean of the logits
 };
 // A row of 50257 fp32 fits only the shared memory of sm_90; a row of 50257 bf16 fits that of all chips.
 const std::vector<Shape> classifier_shapes = {

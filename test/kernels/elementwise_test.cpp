@@ -20,7 +20,7 @@ std::vector<LaunchContext> contexts() {
 
 struct Piece {
     std::int64_t elements;
-    std::int64_t offset;  // of the first element from an address that is a multiple of 256
+    std::int64_t offset;  // elements between an address that is a multiple of 256 and the first one
 };
 const std::vector<Piece> pieces = {{37, 0},   {1, 0},      {3, 1},      {4096, 0},
                                    {4099, 3}, {100003, 0}, {100000, 8}, {18832, 0}};
@@ -184,7 +184,7 @@ TYPED_TEST(Elementwise, AllFinite) {
     const X largest = std::is_same_v<X, float> ? llmc::cuda::from_float<X>(0x1.fffffep127f)
                                                : llmc::cuda::from_float<X>(0x1.fep127f);
     const float not_finite[] = {NAN, INFINITY, -INFINITY, -NAN};
-    bool first = true;  // of the contexts
+    bool first = true;  // whether it is the first of the contexts
     for (const auto& on : contexts()) {
         // The second piece has several blocks, each of which finds something.
         for (const Piece& piece : shapes(pieces, {{37, 0}, {4100, 0}})) {

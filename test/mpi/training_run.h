@@ -27,18 +27,18 @@ struct TrainingSetting {
     PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
     int virtual_stages = 1;
     Recompute recompute{};
-    std::int64_t sequences = 1;  // of all data ranks in a step
-    int micro_batches = 1;       // of each data rank
+    std::int64_t sequences = 1;  // sequences of all data ranks in a step
+    int micro_batches = 1;       // micro-batches of each data rank
     int steps = 1;
     bool reads = false;  // whether all lists compute the first sequence's losses at the end
 
     int ranks() const { return pipeline * sharding.ranks() * tensor; }
 };
 
-inline constexpr double learning_rate = 1e-3;  // of every step
+inline constexpr double learning_rate = 1e-3;  // the same in every step
 
 struct TrainingResult {
-    std::vector<double> losses, norms;  // of each step: the sum of its tokens' losses, the squared norm
+    std::vector<double> losses, norms;  // for each step: the sum of its tokens' losses, the squared norm
     // On the root: weights and both moments of all units, without the padding after each unit's last tensor.
     std::vector<float> state;
     // The bytes that this rank sent in all steps: counted by its communicators, and by the lists.

@@ -131,7 +131,7 @@ def test_a_job_that_is_stopped_goes_on_by_itself(slurm, tmp_path):
     wait_for(lambda: state_of(job)["Restarts"] == "1", 60)
     wait_for(lambda: state_of(job)["JobState"] == "COMPLETED", 300)
     log = (place / f"slurm-{job}.out").read_text()
-    assert log.count("\n  mesh  ") == 2 and "--resume" in log, log  # of both tries
+    assert log.count("\n  mesh  ") == 2 and "--resume" in log, log  # once in each try
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [line["step"] for line in lines if "step" in line] == list(range(1, 3001))
 

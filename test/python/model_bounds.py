@@ -18,7 +18,7 @@ import torch
 DRAWS = 16
 DEVIATIONS = 4
 LOSS_FP32 = 1e-5
-GRADIENT_FP32 = 1e-5  # of the tensor's norm
+GRADIENT_FP32 = 1e-5  # share of the tensor's norm
 
 
 def root_mean_square(values):

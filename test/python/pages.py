@@ -7,7 +7,7 @@ import re
 
 import program
 
-GENERATED = "docs/options.md"  # of which test_options_page.py compares every line
+GENERATED = "docs/options.md"  # test_options_page.py compares every line of this page
 NAMES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (program.ROOT / "docs").glob("*.md"))]
 TEXTS = {name: (program.ROOT / name).read_text() for name in NAMES}
 # After an empty line, as in Markdown: lines of a list may be indented as far.

@@ -47,6 +47,8 @@ def test_long_suites_are_collected():
     assert found.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED), found.stdout + found.stderr
 
 
+WORDS = "word " * 20
+# File: its text, and what is found in it.
 PROSE = {
     "dangling.h": ("// Of two ranks the first one counts.\n", "opens with a dangling 'Of'"),
     "second.cpp": ("int x;  // The first. Where it ends\n// no, this is another comment\n", "opens with a dangling 'Where'"),
@@ -55,6 +57,55 @@ PROSE = {
     "doc.py": ('"""Behind this nothing follows."""\n', "opens with a dangling 'Behind'"),
     "hash.sh": ("# What is left over goes.\n", "opens with a dangling 'What'"),
     "term.py": ("x = 1  # the rehearsal of products\n", "'rehearsal' is retired, say autotune"),
+    "first_term.h": ("// moments in shards\n", "'moments in shards' is retired"),
+    # Dangling words in lower case.
+    "lower.h": ("int x;  // of two ranks\n", "opens with a dangling 'of'"),
+    "lower.cu": ("// where rank 0 listens\n", "opens with a dangling 'where'"),
+    "lower.py": ("x = 1  # beside the others\n", "opens with a dangling 'beside'"),
+    "lower.md": ("| what | where |\n|---|---|\n| what it needs | a file |\n", "opens with a dangling 'what'"),
+    "aligned.h": ("int x;  // the first\nint y;  // of two ranks\n", "aligned.h:2: opens with a dangling 'of'"),
+    "aligned.py": ("x = 1  # the first\ny = 2  # of two ranks\n", "aligned.py:2: opens with a dangling 'of'"),
+    # Comments of all kinds.
+    "block.h": ("int x; /* Of two ranks. */\n", "opens with a dangling 'Of'"),
+    "stars.h": ("/*\n * A rank counts. What is left\n * over goes.\n */\n", "opens with a dangling 'What'"),
+    "no_stars.h": (f"    /* The {WORDS}\n       {WORDS}. */\n", "41 words"),
+    "item.h": (f"// A list:\n// - The {WORDS}\n//   {WORDS}end.\n", "item.h:2: 42 words"),
+    "inner_item.h": (f"// - A list:\n//   - The {WORDS}\n//     {WORDS}end.\n", "inner_item.h:2: 42 words"),
+    "item.py": (f"# - A list:\n#   1. The {WORDS}\n#      {WORDS}end.\n", "item.py:2: 42 words"),
+    "after_items.h": ("// - A list.\n//   - An item.\n//   Where it ends.\n", "opens with a dangling 'Where'"),
+    "async.py": ('async def f():\n    """Of two ranks."""\n', "opens with a dangling 'Of'"),
+    "trailing.sh": ("x=$#  # Of two ranks\n", "opens with a dangling 'Of'"),
+    "trailing.toml": ('x = "# of a string"  # Of two ranks\n', "opens with a dangling 'Of'"),
+    "trailing/Makefile": ("x := 1  # Of two ranks\n", "opens with a dangling 'Of'"),
+    "help/Makefile": ("test: x  ## what is tested\n", "opens with a dangling 'what'"),
+    "Containerfile": ("# Of two layers.\n", "opens with a dangling 'Of'"),
+    "CITATION.cff": ('message: "Of two papers cite one."\n', "opens with a dangling 'Of'"),
+    ".clang-tidy": ("# What is checked.\n", "opens with a dangling 'What'"),
+    ".ci/run": ("# What is run.\n", "opens with a dangling 'What'"),
+    ".github/workflows/ci.yml": ("name: ci  # what is run\n", "opens with a dangling 'what'"),
+    # Pages.
+    "under_item.md": ("- An item.\n\n      Of code\n\n  Of an item.\n", "under_item.md:5: opens with a dangling 'Of'"),
+    "deep_item.md": (f"1. A list\n   - The {WORDS}\n     {WORDS}end.\n", "deep_item.md:2: 42 words"),
+    "deep_paragraph.md": ("1. A list\n   - An item\n\n     Of an item.\n", "opens with a dangling 'Of'"),
+    "html.md": ("A line. <!-- x --> Of two ranks.\n", "opens with a dangling 'Of'"),
+    "html_lines.md": ("A line.\n\n<!-- x\ny --> Of two ranks.\n", "html_lines.md:4: opens with a dangling 'Of'"),
+    # Retired terms with endings.
+    "rehearsed.h": ("// a product that is rehearsed\n", "'rehearse' is retired"),
+    "rehearsing.md": ("It is rehearsing.\n", "'rehearse' is retired"),
+    "meetings.sh": ("# after two meetings\n", "'meeting' is retired, say rendezvous"),
+    "publications.toml": ("# the publications\n", "'publication' is retired"),
+    "making.py": ("# making again the values\n", "'make again' is retired"),
+    # Strings.
+    "message.cpp": ('fail("Where there is one, it stays.");\n', "opens with a dangling 'Where'"),
+    "adjacent.cpp": ('fail("Of "  // one\n     "two " "ranks one.");\n', "adjacent.cpp:1: opens with a dangling 'Of'"),
+    "second_line.cpp": ('fail("a title\\n  Where there is one.");\n', "opens with a dangling 'Where'"),
+    "raw.cpp": ('auto x = R"(Of two "ranks" one)";\n', "opens with a dangling 'Of'"),
+    "number.cpp": ("auto x = 1'000;  // of it's own\n", "opens with a dangling 'of'"),
+    "term.cpp": ('fail("the meetings of all ranks");\n', "'meeting' is retired"),
+    "message.py": ('fail("Beside it " "there is one.")\n', "opens with a dangling 'Beside'"),
+    "formatted.py": ('fail(f"What {name} gives is wrong.")\n', "opens with a dangling 'What'"),
+    "inside.py": ('fail(f"{name}: {\', \'.join(x) or \'Of all ranks none.\'}")\n', "opens with a dangling 'Of'"),
+    "message.sh": ('echo "Of two ranks one."\n', "opens with a dangling 'Of'"),
 }
 
 
@@ -62,13 +113,34 @@ PROSE = {
 def test_a_sentence_that_must_be_read_twice_is_found(name, tmp_path, monkeypatch):
     monkeypatch.setattr(prose, "ROOT", tmp_path)
     text, finding = PROSE[name]
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text(text)
     assert [finding in found for found in prose.findings(tmp_path / name, prose.retired_terms())] == [True]
 
 
-def test_questions_code_and_plain_sentences_are_no_findings(tmp_path, monkeypatch):
+PLAIN = {
+    "plain.md": "What is a mesh? It has ranks.\n\n    Of code nothing is read\n\n`Of` is a word.\n",
+    "item.md": "- An item.\n\n      Of code\n\nText.\n\n    Of code\n",
+    "cells.md": "| what | Where |\n|---|---|\n| a line of `x` | a file |\n",
+    "html.md": "A line. <!-- Of a comment -->\n\n<!--\nOf a comment\n-->\n",
+    "plain.cpp": 'const char* text = "// of a string";  // Officially, a rank counts.\n//    Of a picture\n',
+    "strings.cpp": 'f("Where is it to be?"); f("of fragments there are many"); f("Of three words"); f(/*what=*/1, /*where*/2);\n',
+    "picture.h": "// - An item:\n//       Of a picture\n//   its end\n",
+    "picture.py": "# A formula:\n#     of a picture\n",
+    "strings.py": 'fail("of all fragments one", "Of three words", f"{x}: Of a string in it")\n',
+    "strings.sh": 'x="a # of a string"; y=${x#of}; z=a#of\n',
+    "help/Makefile": "test: x  ## the tests of it\n",
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_questions_code_and_plain_sentences_are_no_findings(name, tmp_path, monkeypatch):
     monkeypatch.setattr(prose, "ROOT", tmp_path)
-    (tmp_path / "plain.md").write_text("What is a mesh? It has ranks.\n\n    Of code nothing is read\n\n`Of` is a word.\n")
-    (tmp_path / "plain.cpp").write_text('const char* text = "// Of a string";  // Officially, a rank counts.\n//    Of a picture\n')
-    for name in ("plain.md", "plain.cpp"):
-        assert list(prose.findings(tmp_path / name, prose.retired_terms())) == []
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(PLAIN[name])
+    assert list(prose.findings(tmp_path / name, prose.retired_terms())) == []
+
+
+def test_files_without_a_known_ending_are_read_too():
+    names = {str(path.relative_to(ROOT)) for path in prose.files_of_the_repository()}
+    assert names >= {".ci/run", ".github/workflows/ci.yml", ".clang-tidy", "CITATION.cff", "Containerfile", "Makefile"}

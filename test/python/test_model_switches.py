@@ -22,7 +22,7 @@ TIED = Sizes(layers=4, heads=2, channels=32, seq_len=16, vocab_size=256)
 OFF = [dataclasses.replace(TIED, **switches) for switches in SWITCHES_OFF]
 BOTH = OFF[-1]
 QUIET = ["--sample-tokens=0", "--val-batches=1"]
-TOLERANCE = 2e-5  # of losses in fp32, relative, as in test_pipeline.py
+TOLERANCE = 2e-5  # relative difference of losses in fp32, as in test_pipeline.py
 
 
 def name_of(sizes):

@@ -17,7 +17,7 @@ from program import digest
 from test_zero import processes, sample, sent, train
 
 SMALL = ["--layers=4", "--micro-batch-size=2", "--check-replicas-every=2"]
-TOLERANCE = 2e-5  # of losses in fp32, relative
+TOLERANCE = 2e-5  # relative difference of losses in fp32
 ORDERS = [["--pipeline-schedule=1f1b"], ["--pipeline-schedule=naive"], ["--pipeline-schedule=gpipe"],
           ["--pipeline-schedule=interleaved"], ["--pipeline-schedule=zb-h1"]]
 

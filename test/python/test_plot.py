@@ -135,7 +135,7 @@ def test_one_diverged_run_does_not_flatten_the_others(tmp_path):
         assert plot(*others, "--panels=loss", "-o", tmp_path / "all.png").returncode == 0
         rows = np.flatnonzero(having(tmp_path / "all.png", plot_common.RUN_COLORS[others.index(good[0])]).any(axis=-1))
         if diverged in others:
-            assert rows.max() - rows.min() > 450  # of the 790 that the axes have
+            assert rows.max() - rows.min() > 450  # the axes have 790 rows
         else:
             assert np.flatnonzero(having(tmp_path / "all.png", plot_common.RUN_COLORS[1]).any(axis=-1)).min() > 130
 

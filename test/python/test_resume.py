@@ -249,7 +249,8 @@ def test_a_resumed_run_says_what_it_is_where_it_goes_on(tmp_path):
     program.train(tmp_path, *MODEL, "--steps=4", "--val-every=2", "--val-batches=1", "--zero-stage=3", "--resume", ranks=2)
     first, *one, second, three, four = lines()
     assert [line["step"] for line in (*one, three, four)] == [1, 2, 3, 4]
-    assert "val_loss" in one[1]  # of the step before; the first run, with other options, had not measured it
+    # The resumed run added it to the line of step 2: the first run, with other options, had not measured it.
+    assert "val_loss" in one[1]
     assert (first["run"]["configuration"]["steps"], first["run"]["mesh"]["world"]) == (2, 1)
     assert (second["run"]["configuration"]["steps"], second["run"]["mesh"]["world"]) == (4, 2)
 

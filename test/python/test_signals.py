@@ -289,7 +289,7 @@ def test_a_signal_ends_a_validation(launcher, tmp_path):
     whole = program.train(tmp_path / "whole", *options, "--val-batches=3", ranks=2 if launcher == "two" else 1,
                           env={"OMP_NUM_THREADS": "1"})
     run = Started(launcher, *options, f"--out-dir={tmp_path}/run", "--val-batches=0", terminal=True)
-    run.read_until("10/20 .*validating [1-9]")  # of 70,000 batches, which take minutes
+    run.read_until("10/20 .*validating [1-9]")  # one of 70,000 batches, which take minutes
     run.send(signal.SIGINT)
     assert run.wait(30) == STOPPED
     assert "stopped     after step 10 of 20" in run.text and "validation after" not in run.text, run.text

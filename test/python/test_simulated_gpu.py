@@ -22,7 +22,7 @@ from simulated_experiment import CPU, ROUNDED, SEQUENCES, SIZES, STEPS, STOCHAST
 
 simulated.require()
 
-GREATEST = "priority -5"  # of the simulated GPU's streams
+GREATEST = "priority -5"  # the highest priority of the simulated GPU's streams
 BOTH_OFF = dataclasses.replace(SIZES, **reference_model.SWITCHES_OFF[2])
 CONNECTING_BYTES = 8 << 20  # to connect NCCL's ranks (llmc/train/devices.cpp)
 

@@ -63,8 +63,8 @@ struct Warp {
 struct SharedArray {
     std::unique_ptr<void, decltype(&std::free)> memory;
     std::size_t bytes;
-    std::size_t offset;  // of dynamic shared memory
-    const void* key;     // of static shared memory
+    std::size_t offset;  // its place in dynamic shared memory
+    const void* key;     // identifies an array of static shared memory
 };
 
 // The running launch.
@@ -449,7 +449,7 @@ void run_grid(const Chip& chip, const Grid& grid) {
     most_blocks = std::max(most_blocks, order.size());
     std::iota(order.begin(), order.end(), 0u);
     if (options().seed != 0) std::shuffle(order.begin(), order.end(), run.random);
-    release_to(&run.turn);  // what the host wrote before the launch
+    release_to(&run.turn);  // makes visible what the host wrote before the launch
     {
         const Unseen bookkeeping;
         for (const unsigned block : order) run_block(block);

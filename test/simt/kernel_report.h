@@ -12,7 +12,7 @@ struct KernelFigures {
     int stack_bytes = 0;
     int spill_bytes = 0;  // stores and loads
     int static_shared_bytes = 0;
-    int most_threads = 1024;  // of a block, as granted by its __launch_bounds__
+    int most_threads = 1024;  // the most threads of a block, as granted by its __launch_bounds__
 };
 
 // By architecture (80 for sm_80), then by mangled name. Empty if there is no file.

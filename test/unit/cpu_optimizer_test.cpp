@@ -300,7 +300,7 @@ TEST(CpuStochasticRounding, DependsOnNeitherThreadsNorShards) {
 // and for weights that rounding to nearest would never move.
 TEST(CpuStochasticRounding, HasTheMeanOfTheWeight) {
     constexpr std::int64_t n = 4, steps = 40'000;
-    constexpr float ulp = 0x1p-7F;  // of bf16 in [1, 2)
+    constexpr float ulp = 0x1p-7F;  // distance between bf16 numbers in [1, 2)
     const std::vector<float> weights = {1 + 0.3F * ulp, -1 - ulp / 64, 1 + 0.97F * ulp, -1.5F - 0.5F * ulp};
     std::vector<double> sums(n, 0.0);
     for (std::int64_t step = 1; step <= steps; ++step) {

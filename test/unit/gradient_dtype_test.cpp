@@ -66,7 +66,7 @@ TEST(FirstElement, IsTheSameForAnyNumberOfRanks) {
         const Arenas arenas(*device, memory);
         const ParameterStore store(*device, arenas, layout, 0, 0);
         std::vector<std::int64_t> places;
-        std::int64_t end = 0;  // of the previous unit
+        std::int64_t end = 0;  // the end of the previous unit
         for (int unit = 0; unit < store.units(); ++unit) {
             places.push_back(store.first_element(unit));
             EXPECT_GE(places.back(), end);
@@ -80,7 +80,7 @@ TEST(FirstElement, IsTheSameForAnyNumberOfRanks) {
 
 // ---- a whole model
 
-constexpr std::int64_t heads = 2, sequences = 4;  // of model_wide
+constexpr std::int64_t heads = 2, sequences = 4;  // those of model_wide
 constexpr AdamWStep adamw{
     .step = 3, .learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .max_grad_norm = 1};
 

@@ -25,7 +25,7 @@ std::vector<int> counts_of(const std::vector<BlockRange>& ranges) {
 
 struct Costs {
     std::vector<double> stages, chunks;  // the largest first
-    std::vector<int> blocks;             // of each stage
+    std::vector<int> blocks;             // the blocks of each stage
 };
 Costs sorted_costs(const std::vector<int>& counts, int stages, const PartCosts& costs) {
     const auto number = static_cast<std::size_t>(stages);

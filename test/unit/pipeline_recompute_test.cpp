@@ -38,7 +38,7 @@ struct Sizes {
     std::int64_t heads = config.heads * 256 * 4 / tensor;  // one number per token and head
     // Activations of a block without its input, with its output.
     std::int64_t kept = 4 * stream + 12 * whole / tensor + 4 * row + heads;
-    std::int64_t light = 2 * stream + 4 * whole / tensor;  // what selective recompute does not keep
+    std::int64_t light = 2 * stream + 4 * whole / tensor;  // the bytes that selective recompute does not keep
     std::int64_t output_gradients = 4 * stream + 7 * whole / tensor;
 };
 

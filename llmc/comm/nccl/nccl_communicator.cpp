@@ -137,8 +137,8 @@ class SharedWatch {
 
     CudaStreams& streams_;
     Watchdog watchdog_;
-    int rank_, size_;                        // of the job
-    std::optional<std::ptrdiff_t> reached_;  // events, in this wait
+    int rank_, size_;                        // this rank in the job, and the job's size
+    std::optional<std::ptrdiff_t> reached_;  // events that the GPU has reached, in this wait
     std::vector<ncclComm_t> communicators_;
     int number_ = 0;  // the number of the streams' watch
 };

@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(128, 2)
 
     // Registers hold the warp's queries (q) and their dout (g).
     typename T::Rows q, g;
-    float log2_sum[T::row_blocks][2], d[T::row_blocks][2];  // of rows lane / 4 and lane / 4 + 8
+    float log2_sum[T::row_blocks][2], d[T::row_blocks][2];  // for rows lane / 4 and lane / 4 + 8
 #pragma unroll
     for (int m = 0; m < T::row_blocks; ++m) {
         d[m][0] = d[m][1] = 0;

@@ -32,7 +32,7 @@ struct PlainBackward {
     // The block's shared memory
     Tile queries, dout, keys, values;
     Scores p, ds;
-    float *log2_sum, *row_dots;  // of the queries: lse for base 2, and D
+    float *log2_sum, *row_dots;  // for each query: lse for base 2, and D
 
     static constexpr std::size_t shared_bytes() {
         return 4 * SharedAllocator::bytes<float>(Tile::elements) +

@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(Tiling::threads, 2)
                                                                first_query, sizes.sequence, sizes.head_size);
 
     float sums[4][own_fours][4] = {};  // sum_j p_j v_j
-    float sum[4] = {};                 // of the probabilities of this thread's keys
+    float sum[4] = {};                 // sum of the probabilities of this thread's keys
     float greatest[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
     const int keys_seen = min(sizes.sequence, first_query + query_rows);
     for (int first_key = 0; first_key < keys_seen; first_key += key_rows) {

@@ -90,7 +90,7 @@ struct TileCopy {
     static constexpr int threads = threads_, chunks = columns / 8, rows_at_a_time = threads / chunks;
     static_assert(threads % chunks == 0 && rows_at_a_time % 8 == 0);
 
-    const bf16* source;  // of the first row
+    const bf16* source;  // this thread's chunk of its first row
     int stride;
     int rows_left;  // rows of the sequence from there on; 0 past the head's columns
 

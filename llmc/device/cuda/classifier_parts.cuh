@@ -24,8 +24,8 @@ struct OwnColumns {
 
 // The statistics of a row that ranks exchange.
 struct RowStatistics {
-    float maximum;  // of the logits; -infinity if there are none
-    float sum;      // of exp(logit) / 2^scaled(maximum), which is exp(logit - maximum) up to rounding
+    float maximum;  // the greatest logit; -infinity if there are none
+    float sum;      // sum of exp(logit) / 2^scaled(maximum), which is exp(logit - maximum) up to rounding
     float target_logit;
 
     __device__ static RowStatistics none() { return {-INFINITY, 0, 0}; }

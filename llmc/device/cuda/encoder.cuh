@@ -336,7 +336,7 @@ __global__ void __launch_bounds__(256)
     const std::int64_t token = token_at(order, tokens, next - 1, rows);
     if (token < 0 || token_at(order, tokens, next, rows) != token) return;
     if (token_at(order, tokens, next - 1 - tile_rows_, rows) == token) return;  // begins before
-    std::int64_t end = tile + 1;  // of the tiles whose first row has this token
+    std::int64_t end = tile + 1;  // the end of the tiles whose first row has this token
     for (unsigned same = all_lanes; same == all_lanes;) {
         same = __ballot_sync(all_lanes, token_at(order, tokens, (end + lane) * tile_rows_, rows) == token);
         end += same == all_lanes ? warp_threads : __ffs(static_cast<int>(~same)) - 1;

@@ -60,7 +60,7 @@ class LtProducts {
         bool transpose_a, transpose_b;
         DType in, out;
         bool bias, accumulate;
-        std::array<int, 4> alignment;  // of A, B, D and the bias, in bytes
+        std::array<int, 4> alignment;  // alignments of A, B, D and the bias, in bytes
         auto operator<=>(const Key&) const = default;
     };
     struct Operands {

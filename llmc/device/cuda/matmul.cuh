@@ -184,7 +184,7 @@ __device__ __forceinline__ void load_fragments(Fragments& f, const bf16* a, cons
     for (int j = 0; j < 4; ++j) ldmatrix_x4(f.b[j], of_b + j * 16 * tile_depth LLMC_PASS_SITE);
 }
 
-using Sums = float[4][8][4];  // of 16 rows and 8 columns each
+using Sums = float[4][8][4];  // this thread's 4 elements of each tile of 16 rows and 8 columns
 
 __device__ __forceinline__ void multiply(Sums& sums, const Fragments& f LLMC_SITE) {
 #pragma unroll

@@ -94,7 +94,7 @@ double most_when_even(int layers, int chunks, const PartCosts& costs) {
 // The best split of the blocks from some block on, over the chunks from some chunk on.
 struct Split {
     int first_end = 0;               // the end of the first of these chunks
-    std::vector<double> costs = {};  // of all these chunks, the largest first; empty: there is no such split
+    std::vector<double> costs = {};  // costs of all these chunks, the largest first; empty: no such split
 };
 
 // Splits unequal blocks over stages with one chunk each, by dynamic programming from the last chunk to the

@@ -15,9 +15,9 @@
 namespace llmc {
 
 struct Chunk {
-    int number = 0;                      // of the model's chunks
-    int first_part = 0, end_part = 0;    // of the model
-    int first_layer = 0, end_layer = 0;  // of the model
+    int number = 0;                      // its number among the model's chunks
+    int first_part = 0, end_part = 0;    // its parts, by their numbers in the model
+    int first_layer = 0, end_layer = 0;  // its layers, by their numbers in the model
     bool takes_tokens = true, makes_losses = true;
 
     int layers() const { return end_layer - first_layer; }
@@ -39,8 +39,8 @@ struct StageUnit {
 
 struct StagePart {
     std::shared_ptr<const Outline> outline;
-    std::vector<Chunk> chunks;     // of this stage, in the model's order
-    std::vector<StageUnit> units;  // of the model
+    std::vector<Chunk> chunks;     // this stage's chunks, in the model's order
+    std::vector<StageUnit> units;  // all units of the model
     // The units here that may share rotating buffers, by their class.
     std::map<int, std::vector<int>> alike{};
 

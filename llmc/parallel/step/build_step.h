@@ -16,7 +16,7 @@ namespace llmc {
 struct StepSpec {
     StagePart part{};
     int stage = 0;
-    PipelineSpec pipeline{};  // of all stages, with the number of micro-batches
+    PipelineSpec pipeline{};  // the schedule of all stages, and the number of micro-batches
     Sharding sharding{};
     TensorSplit tensor{};
     // Whether gradients are kept in bf16. The backward pass of a micro-batch then makes fp32 sums, which are

@@ -32,7 +32,7 @@ bool meets(const Action& action) {
 // One end of a transfer from one stage to another.
 struct End {
     std::size_t action;
-    int chunk, micro_batch;  // of the receiver
+    int chunk, micro_batch;  // the receiver's chunk and micro-batch
 };
 // Transfers of one kind from one stage to another, in order: those that the sender has begun, and those that
 // the receiver has begun.

@@ -45,7 +45,7 @@ class DeviceStreams final : public StepStreams {
     std::vector<bool> is_awaited_;
     int start_;
     std::array<int, all_streams.size()> ends_;  // recorded after each stream's last action
-    std::vector<Lap> laps_;                     // of the last list; the next one reuses the events
+    std::vector<Lap> laps_;                     // those of the last list; the next list reuses their events
     std::size_t laps_used_ = 0;
 };
 

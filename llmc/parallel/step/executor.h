@@ -23,8 +23,8 @@ namespace llmc {
 
 // The results of a step, on all ranks.
 struct StepResults {
-    double loss_sum;      // of the last training or evaluation step
-    double norm_squared;  // of the last training step's gradients
+    double loss_sum;      // sum of the losses of the last training or evaluation step
+    double norm_squared;  // squared norm of the last training step's gradients
 };
 
 // The inputs of a run of a list.

@@ -56,7 +56,7 @@ void order_streams(Step& step) {
 BuffersInFlight buffers_in_flight(const Step& step) {
     BuffersInFlight count;
     const auto at_least = [](int& number, int index) { number = std::max(number, index + 1); };
-    std::map<int, int> first_parts;   // of slots
+    std::map<int, int> first_parts;   // the first part with an input, by slot
     std::map<int, std::size_t> last;  // the last action that needs the tokens of a micro-batch
     for (std::size_t i = 0; i < step.actions.size(); ++i) {
         const Action& action = step.actions[i];

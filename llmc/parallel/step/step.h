@@ -159,8 +159,8 @@ BuffersInFlight buffers_in_flight(const Step& step);
 // Bytes of a unit's whole flat buffers, padding included.
 struct UnitBytes {
     std::uint64_t parameters = 0, gradients = 0;
-    std::uint64_t replicated_gradients = 0;  // of tensors that each tensor-parallel rank has whole
-    std::uint64_t gradient_size = 4;         // of one element
+    std::uint64_t replicated_gradients = 0;  // those of tensors that each tensor-parallel rank has whole
+    std::uint64_t gradient_size = 4;         // bytes of one element
 };
 // Bytes that a rank sends inside its sharding group to all-gather or reduce-scatter a buffer, and then
 // between the groups to all-reduce its shard.
@@ -207,7 +207,7 @@ bool lies_in_slot(BufferRole role);
 struct BufferPlace {
     BufferRole role;
     int index;
-    int slot;  // of a micro-batch's buffers, else 0
+    int slot;  // the slot, for buffers of a micro-batch; else 0
     auto operator<=>(const BufferPlace&) const = default;
 };
 inline BufferPlace place_of(const Action& action, const BufferUse& use) {

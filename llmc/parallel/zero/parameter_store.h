@@ -48,7 +48,7 @@ struct StoreLayout {
     DType dtype = DType::fp32;
     Sharding sharding{};
     StagePart part{};
-    std::vector<UnitLayout> units;       // of the whole model
+    std::vector<UnitLayout> units;       // all units of the model
     std::vector<UnitBufferIds> buffers;  // one per unit, empty for units of other stages
 };
 

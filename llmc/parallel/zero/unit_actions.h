@@ -25,7 +25,7 @@ class UnitActions {
     // A round is one backward pass's addition to a unit's gradients. begin() is called before the first
     // action of a pass that writes them, and end() after the last one.
     struct Round {
-        bool is_first, is_last;  // of the unit's rounds in this step
+        bool is_first, is_last;  // among the unit's rounds in this step
     };
     void begin(int unit, Round round);
     void end(int unit, Round round);

@@ -14,7 +14,7 @@ namespace simt::runtime {
 namespace {
 
 constexpr int plain = 11, split_in_place = 22, split_in_workspace = 33;
-constexpr std::size_t counters = 4096;  // of algorithm 22, in the workspace
+constexpr std::size_t counters = 4096;  // bytes of algorithm 22's counters, in the workspace
 
 using Opaque = cublasLtMatmulAlgo_t;
 static_assert(sizeof(Algorithm) <= sizeof(Opaque));

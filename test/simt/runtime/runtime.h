@@ -43,7 +43,7 @@ struct Settings {
     std::size_t gpu_memory = std::size_t{4} << 30;
     std::size_t context_bytes = 0, nccl_bytes = 0;
     std::string gpu_uuid;
-    int slow_algorithm = 11;  // of cuBLASLt (cublaslt_algorithms.cpp)
+    int slow_algorithm = 11;  // an algorithm of cuBLASLt (cublaslt_algorithms.cpp)
     std::string fails;        // "launch", "malloc", "memcpy", "memory" or "nccl"
     std::uint64_t fails_at = 0;
     double nccl_seconds = 120;
@@ -75,8 +75,8 @@ class Runtime {
     bool is_struck(const char* kind) { return settings.fails == kind && ++calls_ == settings.fails_at; }
 
   private:
-    std::map<int, std::size_t> communicators_;  // of each device
-    std::uint64_t calls_ = 0;                   // of the kind that must fail
+    std::map<int, std::size_t> communicators_;  // the number of each device's communicators
+    std::uint64_t calls_ = 0;                   // calls of the kind that must fail
     cudaError_t fault_ = cudaSuccess;
 };
 Runtime& runtime();
