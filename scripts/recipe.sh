@@ -7,8 +7,10 @@
 #   scripts/recipe.sh gpt2_124M          # one GPU
 #   scripts/recipe.sh gpt2_124M 8        # eight GPUs: the same run
 #   scripts/recipe.sh gpt2_124M 8 --steps 100 --out-dir runs/try
-#   HOSTFILE=hosts scripts/recipe.sh gpt3_6700M_3d       # eight machines of eight GPUs; the file has "NAME slots=8" a line
-#   scripts/recipe.sh gpt3_6700M_3d 16 --steps 100       # another number of GPUs: a multiple of 4 x 2
+#   scripts/recipe.sh gpt3_6700M_3d 16   # another number of GPUs than 64: a multiple of 4 x 2
+#   HOSTFILE=hosts scripts/recipe.sh gpt3_6700M_3d
+#
+# The file `hosts` has a line "NAME slots=8" for each machine with eight GPUs.
 #
 # gpt2_124M reads the 10 billion tokens of `--size 10B`, and the other recipes those of `--size 100B`. Options override the
 # configuration. Relative paths in options and HOSTFILE are relative to the repository's folder, wherever this is started.
@@ -17,16 +19,31 @@ cd "$(dirname "$0")/.."
 names=(scripts/recipes/*.toml)
 names=("${names[@]##*/}")
 names=("${names[@]%.toml}")
-name=${1-}
-if [[ $name == */* || ! -f scripts/recipes/$name.toml ]]; then
-    if [[ $name ]]; then problem="unknown recipe '$name'"; else problem="which recipe?"; fi
-    echo "error: $problem; use scripts/recipe.sh NAME [PROCESSES] [OPTION...], where NAME is one of: ${names[*]}" >&2
+refuse() {
+    echo "error: $1" >&2
     exit 2
+}
+
+name=${1-}
+if [[ $name == -h || $name == --help ]]; then
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" # the comment above
+    exit
+fi
+if [[ $name == */* || ! -f scripts/recipes/$name.toml ]]; then
+    if [[ $name ]]; then problem="unknown recipe '$name'"; else problem="no recipe is given"; fi
+    refuse "$problem; use scripts/recipe.sh NAME [PROCESSES] [OPTION...], where NAME is one of: ${names[*]}"
 fi
 shift
 case $name in
     gpt3_6700M_3d) processes=64 ;; # 8 data-parallel x 4 pipeline stages x 2 tensor-parallel
     *) processes=1 ;;
 esac
-if [[ ${1-} =~ ^[0-9]+$ ]]; then processes=$1 && shift; fi
+if [[ ${1-} =~ ^[0-9]+$ ]]; then
+    [[ $1 != 0* ]] || refuse "'$1' is not a number of processes; give 1 or more, without zeros before it"
+    processes=$1
+    shift
+fi
+if [[ ${HOSTFILE-} && (! -r $HOSTFILE || -d $HOSTFILE) ]]; then
+    refuse "HOSTFILE '$HOSTFILE' cannot be read; give a file with a line \"NAME slots=8\" for each machine"
+fi
 exec scripts/launch.sh -np "$processes" ${HOSTFILE:+--hostfile "$HOSTFILE"} ./train_gpt --config "scripts/recipes/$name.toml" "$@"

@@ -1,5 +1,5 @@
-"""Names on the pages of the documentation exist: files, targets of the Makefile, options, identifiers, links. And the pages
-are as long and as wide as CONTRIBUTING.md allows."""
+"""Names on the pages of the documentation exist: files, targets of the Makefile, options, identifiers, links, packages. And the
+pages are laid out as CONTRIBUTING.md says."""
 
 import fnmatch
 import os
@@ -11,7 +11,9 @@ import program
 from pages import BLOCK, GENERATED, NAMES, TEXTS, code_of
 
 ROOT = program.ROOT
-OTHERS = {"hostfile", "allow-run-as-root", "oversubscribe", "old-name", "new-name"}  # of mpirun, and names that stand for any
+# Options of mpirun, and names that stand for any.
+OTHERS = {"hostfile", "allow-run-as-root", "oversubscribe", "old-name", "new-name"}
+CHANGELOG = "CHANGELOG.md"  # it names what was removed too
 MOST_COLUMNS, MOST_LINES_OF_README = 120, 250
 SOURCE_FILE = re.compile(r"\.(cpp|cu|cuh|h|md|py|sh)$")
 
@@ -127,9 +129,27 @@ def test_every_page_is_linked_to():
     assert set(NAMES) - {"README.md"} <= linked
 
 
-@pytest.mark.parametrize("document", NAMES)
+def test_the_packages_are_those_of_the_setup():
+    """Except make, which starts the setup, and packages that only a system with apt needs."""
+    setup = (ROOT / "scripts/deps.sh").read_text()
+    needed = {package for package, probe in re.findall(r"^(?:build|run) +(\S+) +(\S+)$", setup, re.MULTILINE) if probe != "debian"}
+    page = TEXTS["docs/install.md"]
+    table = page.split("| Debian | conda-forge |", 1)[1].split("\n\n", 1)[0]
+    assert {name for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])} == needed | {"make"}
+    pinned = re.findall(r"nvidia-[\w-]+==[\d.]+", page)
+    assert len(pinned) == 3 and not [package for package in pinned if package not in setup]
+
+
+@pytest.mark.parametrize("document", [*NAMES, CHANGELOG])
+def test_items_of_lists_are_indented(document):
+    """A line that goes on with an item stands below the item's first word."""
+    text = BLOCK.sub("\n", (ROOT / document).read_text())
+    assert not re.findall(r"^ *(?:[-*]|\d+\.) .*\n(?:  .*\n)*(?![-*] |\d+\. )\S.*", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("document", [*NAMES, CHANGELOG])
 def test_lines_are_short(document):
-    text = TEXTS[document]
+    text = (ROOT / document).read_text()
     if document == "README.md":
         assert text.count("\n") <= MOST_LINES_OF_README
     elif document == GENERATED:

@@ -20,6 +20,11 @@ def rows(title):
     return {match.group(1): match.group(2) for match in (re.match(r"\| `([^`]+)` \|(.*)\|$", line) for line in table)}
 
 
+def keys_in(text):
+    """The names between backticks."""
+    return re.findall(r"`(\w+)`", text)
+
+
 def flat(fields):
     """Every key. If its value is an object, also the keys inside, as KEY/INNER_KEY."""
     for name, value in fields.items():
@@ -57,8 +62,44 @@ def test_keys_of_metrics(folder):
         assert set(flat(line)) == set(rows("key of a step")) - {"mfu"}
     assert set(head["run"]) == set(rows("key of `run`"))
     named = rows("key of `run`")
-    for key in ("mesh", "bytes_sent"):
-        assert list(head["run"][key]) == re.findall(r"`(\w+)`", named[key])
+    for key in ("mesh", "bytes_sent", "memory", "pipeline"):
+        assert list(head["run"][key]) == keys_in(named[key])
+    for key in ("memory", "bytes_sent"):
+        assert [list(stage) for stage in head["run"]["pipeline"][key]] == 2 * [list(head["run"][key])]
+
+
+def test_the_line_of_an_evaluation(folder, tmp_path):
+    """A checkpoint is evaluated, and then the weights of --init, which are at step 0."""
+    sentence = " ".join(PAGE.split()).split("Its evaluation is a line with only")[1].split(";")[0]
+    checkpoint = folder / "checkpoint-00000002"
+    options = ["--sample-tokens=0", *program.SMALL, "--steps=0", "--val-batches=1", "--device=cpu"]
+    example = {"ctx": "A man sits. He", "label": 2, "endings": ["flies.", "is red.", "gets up.", "rains."]}
+    (tmp_path / "questions.jsonl").write_text(json.dumps(example) + "\n")
+    program.run(*options, f"--resume={checkpoint}", f"--metrics={tmp_path}/metrics.jsonl", f"--eval-hellaswag={tmp_path}/questions.jsonl")
+    head, line = lines_of(tmp_path)
+    assert set(head) == {"run"} and list(line) == keys_in(sentence)
+    assert (line["step"], line["tokens"]) == (2, 2 * 384)
+    given = [*options, f"--init={checkpoint}/model.safetensors", f"--out-dir={tmp_path}/init"]
+    program.run(*given)
+    head, line = lines_of(tmp_path / "init")
+    assert list(line) == [key for key in keys_in(sentence) if not key.startswith("hellaswag")]
+    assert (line["step"], line["tokens"]) == (0, 0)
+    # Another run in the same folder keeps the metrics of the one before.
+    before = (tmp_path / "init/metrics.jsonl").read_bytes()
+    program.run(*given)
+    assert (tmp_path / "init/metrics.jsonl.1").read_bytes() == before and "`metrics.jsonl.1`" in PAGE
+
+
+def test_the_last_start_of_a_run(folder, tmp_path):
+    """run.json, of a run from the beginning and of a resumed one."""
+    named = list(rows("key of `run.json`"))
+    first = json.loads((folder / "run.json").read_text())
+    assert list(first) == named and first["began_from"] == ""
+    options = ["--sample-tokens=0", *program.SMALL, "--steps=3", "--val-batches=1", "--device=cpu"]
+    program.run(*options, f"--resume={folder}/checkpoint-00000002", f"--out-dir={tmp_path}/other")
+    assert json.loads((tmp_path / "other/run.json").read_text())["began_from"] == f"{folder}/checkpoint-00000002"
+    program.run(*options, "--resume", f"--out-dir={tmp_path}/other", "--steps=4")
+    assert json.loads((tmp_path / "other/run.json").read_text())["began_from"] == "checkpoint-00000003"
 
 
 def test_a_run_of_one_stage_has_no_pipeline(tmp_path):
@@ -109,6 +150,22 @@ def test_one_version():
     assert program.run("--version").stdout.startswith(f"train_gpt {version} ")
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_container_gets_all_sources():
+    """.containerignore leaves out no file that git tracks, and not the commit."""
+    def is_left_out(path):
+        left_out = False
+        for line in (ROOT / ".containerignore").read_text().splitlines():
+            pattern = re.escape(line.removeprefix("!")).replace(r"\*\*/", "(.*/)?").replace(r"\*", "[^/]*")
+            if not line.startswith("#") and re.match(rf"{pattern}(/|$)", path):
+                left_out = not line.startswith("!")
+        return left_out
+
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    assert len(tracked) > 100 and not [path for path in [*tracked, ".git/HEAD"] if is_left_out(path)]
+    made = ["build/objects/a.o", "train_gpt", "runs/a/metrics.jsonl", "data/gpt2_bpe/vocab.bpe", "scripts/__pycache__/a.pyc"]
+    assert all(is_left_out(path) for path in made)
 
 
 def test_what_is_untested_says_so():

@@ -150,7 +150,7 @@ def test_a_step():
     """Lines that end in ... are the beginnings of longer ones."""
     block = printed("one step of this rank: ")
     [command] = [commands[0] for _, _, commands in blocks() if "--print-step" in commands[0] and "--processes" in commands[0]]
-    _, _, ranks, _, *options = shlex.split(command)
+    _, _, ranks, *options = shlex.split(command)
     now = [line for line in program.run(*options, "--device=cpu", ranks=int(ranks)).stdout.splitlines() if line.strip()]
     assert len(block) == len(now) > 15
     for shown, line in zip(block, now):

@@ -119,8 +119,9 @@ def test_paths_of_a_recipe_are_the_repositorys(tmp_path, name):
     """The recipe can be started in any folder, and says so."""
     (tmp_path / "mpirun.openmpi").write_text("#!/bin/sh\npwd\n")
     (tmp_path / "mpirun.openmpi").chmod(0o755)
+    (tmp_path / "hosts").write_text("localhost slots=64\n")
     environment = {name: value for name, value in os.environ.items() if name not in ("MPI", "HOSTFILE")}
-    environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOSTFILE": "hosts"}
+    environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOSTFILE": f"{tmp_path}/hosts"}
     done = subprocess.run([ROOT / "scripts/recipe.sh", name], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == (f"{ROOT}\n", "")
     words = " ".join((ROOT / "scripts/recipe.sh").read_text().replace("\n# ", " ").split())
@@ -129,14 +130,14 @@ def test_paths_of_a_recipe_are_the_repositorys(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["gpt2_124M", "gpt2_350M", "gpt2_774M", "gpt2_1558M", "gpt3_6700M_3d"])
 def test_an_old_command_of_a_recipe_names_the_new_one(tmp_path, name):
-    for words, shown in (([], ""), (["8", "--steps", "3"], " 8 --steps 3")):
+    for words, shown in (([], ""), (["8", "--steps", "3"], " 8 --steps 3"), (["--prompt", "a b"], r" --prompt a\ b")):
         done = subprocess.run([ROOT / f"scripts/{name}.sh", *words], cwd=tmp_path, capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == f"error: scripts/{name}.sh was removed in 0.2: use scripts/recipe.sh {name}{shown}\n"
         assert name in RECIPES
 
 
-@pytest.mark.parametrize("words, problem", [([], "which recipe?"), (["gpt5"], "unknown recipe 'gpt5'"),
+@pytest.mark.parametrize("words, problem", [([], "no recipe is given"), (["gpt5"], "unknown recipe 'gpt5'"),
                                             (["../recipes/gpt2_124M"], "unknown recipe '../recipes/gpt2_124M'")])
 def test_an_unknown_recipe_is_refused(words, problem):
     done = subprocess.run([ROOT / "scripts/recipe.sh", *words], capture_output=True, text=True)
@@ -145,12 +146,38 @@ def test_an_unknown_recipe_is_refused(words, problem):
         f"{' '.join(RECIPES)}\n"
 
 
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_help_is_the_comment_at_the_top(word, tmp_path):
+    done = subprocess.run([ROOT / "scripts/recipe.sh", word], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Trains a recipe: ") and "\n  scripts/recipe.sh NAME [PROCESSES] [OPTION...]\n" in done.stdout
+    assert done.stdout.endswith("\n") and "set -euo" not in done.stdout
+    text = (ROOT / "scripts/recipe.sh").read_text()
+    assert all(f"\n# {line}".rstrip() + "\n" in text for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("count", ["0", "01", "00"])
+def test_a_wrong_number_of_processes_is_refused(count):
+    done = subprocess.run([ROOT / "scripts/recipe.sh", "gpt2_124M", count, "--steps=1"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: '{count}' is not a number of processes; give 1 or more, without zeros before it\n"
+
+
+def test_a_hostfile_that_cannot_be_read_is_refused(tmp_path):
+    for name in (tmp_path / "no such file", tmp_path):
+        done = subprocess.run([ROOT / "scripts/recipe.sh", "gpt3_6700M_3d"], env={**os.environ, "HOSTFILE": str(name)}, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"error: HOSTFILE '{name}' cannot be read; give a file with a line \"NAME slots=8\" for each machine\n"
+
+
 def test_a_recipe_of_several_machines_passes_its_hostfile_on(tmp_path):
     (tmp_path / "mpirun.openmpi").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
     (tmp_path / "mpirun.openmpi").chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if name not in ("MPI", "HOSTFILE")}
-    environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOSTFILE": "my hosts"}
-    rest = "--hostfile|my hosts|./train_gpt|--config|scripts/recipes/gpt3_6700M_3d.toml|"
+    hosts = tmp_path / "my hosts"
+    hosts.write_text("localhost slots=64\n")
+    environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOSTFILE": str(hosts)}
+    rest = f"--hostfile|{hosts}|./train_gpt|--config|scripts/recipes/gpt3_6700M_3d.toml|"
     for words, said in (([], f"64|{rest}"), (["16", "--steps=1"], f"16|{rest}--steps=1|")):
         done = subprocess.run([ROOT / "scripts/recipe.sh", "gpt3_6700M_3d", *words], env=environment, capture_output=True, text=True)
         assert (done.stdout, done.stderr) == (f"--bind-to|none|-np|{said}", "")
