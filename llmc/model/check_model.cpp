@@ -77,6 +77,9 @@ void check_model(const Model& model) {
         for (const Part& part : run.parts) {
             const bool is_first = &part == &model.runs.front().parts.front(),
                        is_last = &part == &model.runs.back().parts.back();
+            // Steps pass a residual stream from part to part, so there is one.
+            if (is_first && is_last)
+                refuse(part, "a model has at least two parts; make the head a part of its own");
             if ((is_first || is_last) && run.count > 1) refuse(part, "the first and the last part come once");
             check_part(model, part, is_first, is_last);
         }

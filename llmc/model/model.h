@@ -59,8 +59,8 @@ double weight_cost(const Part& part);
 double training_flops_per_token(const Model& model);
 
 // Throws a ProgrammingError that names the part if a step could not run the model, or would compute something
-// else than its description says: parts of other lengths, tokens read after the first part, losses made before
-// the last part, vocabulary tables that ranks cannot divide.
+// else than its description says. Faults are parts of other lengths, tokens read after the first part, losses
+// made before the last one, and vocabulary tables that ranks cannot divide.
 void check_model(const Model& model);
 
 // Something of which each tensor-parallel rank has an equal share: how many there are, and of what ("heads

@@ -257,8 +257,8 @@ RunPlan plan_of_messages(RunSpec spec, std::int64_t count, std::int64_t micro_ba
 constexpr std::array all_kinds_of_bytes = {&BytesSent::inside, &BytesSent::across, &BytesSent::tied,
                                            &BytesSent::stages, &BytesSent::tensor};
 
-// Whether the second plan's step is longer than the first one's in the same way as the third one's is longer than
-// the second one's: in the layers of each chunk, which all get equally many more, and in what each stage sends.
+// Whether the steps of three plans grow evenly: the second is longer than the first as the third is longer than
+// the second. All chunks get equally many more layers, and each stage sends as much more.
 bool grows_evenly(const RunPlan& first, const RunPlan& second, const RunPlan& third) {
     std::set<int> growths;
     for (std::size_t stage = 0; stage < first.parts.size(); ++stage) {

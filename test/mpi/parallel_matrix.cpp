@@ -228,7 +228,7 @@ const TrainingResult& alone(const TrainingSetting& setting) {
 // direction.
 bool is_of_key_bias(const UnitLayout::Entry& entry, std::int64_t element) {
     const Shape& shape = entry.spec.shape;  // (3,NH,HS) of queries, keys and values
-    return entry.spec.is_bias && shape.dimensions() == 3 && element / (shape.elements() / 3) == 1;
+    return entry.spec.is_vector && shape.dimensions() == 3 && element / (shape.elements() / 3) == 1;
 }
 
 // Meshes add the same numbers in other orders. So sums, and with them losses, differ by a few roundings of

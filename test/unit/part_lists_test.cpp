@@ -429,8 +429,11 @@ TEST(Model, PositionsThatDoNotFit) {
     for (const bool is_short : {false, true}) {
         Model model = gpt2(config);
         ParamSpec& positions = model.runs[0].parts[0].parameters[1].spec;
-        is_short ? positions.shape = {config.sequence_length - 1, config.channels}
-                 : positions.tensor_dim.emplace(0);
+        if (is_short) {
+            positions.shape = {config.sequence_length - 1, config.channels};
+        } else {
+            positions.tensor_dim = 0;
+        }
         expect_refused(model,
                        "embedding: the positions weight need 8 rows or more, which each tensor-parallel rank "
                        "has whole");
@@ -443,9 +446,15 @@ TEST(Model, PartsAtAnotherPlace) {
     two_heads.runs.push_back(model.runs.back());
     expect_refused(two_heads, "head: lm_head makes losses, which only the last part can");
     no_head.runs.pop_back();
-    expect_refused(no_head, "the last part makes no losses");
+    expect_refused(no_head, "block {}: the first and the last part come once");
+    no_head.runs.back().count = 1;
+    expect_refused(no_head, "block {}: the last part makes no losses");
     no_embedding.runs.erase(no_embedding.runs.begin());
-    expect_refused(no_embedding, "the first part has no input but the tokens");
+    no_embedding.runs.front().count = 1;
+    expect_refused(no_embedding, "block {}: the first part has no input but the tokens");
+    Model one_part = model;
+    one_part.runs.resize(1);
+    expect_refused(one_part, "embedding: a model has at least two parts; make the head a part of its own");
     many_heads.runs.back().count = 2;
     expect_refused(many_heads, "head: the first and the last part come once");
 }
@@ -453,10 +462,10 @@ TEST(Model, PartsAtAnotherPlace) {
 TEST(Model, ATieToAParameterOfALayer) {
     expect_refused(with_layer([](Trace& t) {
                        const int up = product(t, "up", gather(t, t.input()), {8}, by_outputs(0, "channels"),
-                                              true, normal, "h.0.up.weight");
+                                              false, normal, "h.0.down.weight");
                        return add(
                            t, t.input(),
-                           scatter(t, product(t, "up", up, {config.channels}, by_inputs(), true, normal)));
+                           scatter(t, product(t, "down", up, {config.channels}, by_inputs(), true, normal)));
                    }),
                    "is the name of two tensors; a parameter of a layer cannot be tied");
 }

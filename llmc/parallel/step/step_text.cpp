@@ -143,7 +143,7 @@ std::size_t repetitions(const std::vector<Line>& lines, std::size_t at, std::siz
     return count > 1 || repeats(lines, at, period) ? count : 0;
 }
 
-// What `count` repetitions of lines [at, at + period) are for: "block 3 to block 11".
+// The layers of `count` repetitions of lines [at, at + period): "block 3 to block 11".
 std::string names_of_repeated(const std::vector<Line>& lines, std::size_t at, std::size_t period,
                               std::size_t count) {
     std::vector<std::string> names;  // layers, or units if no action is on a layer
