@@ -41,6 +41,7 @@
 #include "llmc/data/samples.h"
 #include "llmc/data/training_batches.h"
 #include "llmc/train/checkpointer.h"
+#include "llmc/train/command_line.h"
 #include "llmc/train/evaluator.h"
 #include "llmc/train/generate.h"
 #include "llmc/train/model_report.h"

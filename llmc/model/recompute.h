@@ -1,6 +1,7 @@
 // Chooses the activations that blocks recompute for their backward pass instead of keeping them. This saves
 // memory and costs time. Results do not change: the same operations on the same rounded inputs give the same
-// bits.
+// bits. A matrix that layers of several pipeline stages share is an exception: with recompute, stages may get
+// other layers, and the sum of its gradients another order.
 #pragma once
 
 #include <cstdint>

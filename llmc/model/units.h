@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -103,5 +104,10 @@ struct TensorRun {
     std::int64_t own, whole, size;  // first element in the part, in the whole; their number
 };
 std::vector<TensorRun> runs_of(const UnitLayout::Entry& entry, TensorRank ranks);
+
+// Fills `values` with fp32 initial weights of the unit's flat buffer from the element `begin` on. Padding is
+// zero. The weights are a pure function of (seed, tensor name, element index), so any mesh starts from the same
+// model.
+void initialize_unit(std::span<float> values, std::int64_t begin, const UnitLayout& unit, std::uint64_t seed);
 
 }  // namespace llmc

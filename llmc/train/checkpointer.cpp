@@ -7,7 +7,7 @@
 #include "llmc/io/checkpoint.h"
 #include "llmc/io/files.h"
 #include "llmc/io/model_files.h"
-#include "llmc/train/report.h"
+#include "llmc/train/command_line.h"
 
 namespace llmc {
 

@@ -12,6 +12,8 @@
 
 #include "llmc/comm/launcher.h"
 #include "llmc/comm/start.h"
+#include "llmc/train/prepared_run.h"
+#include "llmc/train/report.h"
 
 namespace llmc {
 
@@ -89,6 +91,30 @@ std::string program_as_called(std::span<const char* const> arguments) {
     if (launched.empty() && !processes.empty()) launched = launched_by_mpirun();
     return program_as_called(arguments, launched,
                              static_cast<int>(std::strtol(processes.c_str(), nullptr, 10)));
+}
+
+namespace {
+
+std::string command_to_resume(const PreparedRun& run) {
+    return fmt::format("{} --config {} --out-dir {} --resume", run.session.program(),
+                       shell_word((run.out_dir / "config.toml").string()), shell_word(run.out_dir.string()));
+}
+
+}  // namespace
+
+std::string command_to_export(const PreparedRun& run, const std::filesystem::path& checkpoint) {
+    if (checkpoint.empty()) return "";
+    return fmt::format("{} {} --steps 0 --export {}", command_to_resume(run), shell_word(checkpoint.string()),
+                       shell_word(run.options.export_file));
+}
+
+std::string command_to_go_on(const PreparedRun& run, const Outcome& outcome) {
+    if (outcome.checkpoint.empty() || (outcome.stopped && !run.trains)) return "";
+    std::string command = command_to_resume(run);
+    if (outcome.last_step >= run.options.steps && !outcome.stopped) {
+        command += fmt::format(" --steps {}", 2 * outcome.last_step);
+    }
+    return command;
 }
 
 }  // namespace llmc

@@ -1,6 +1,7 @@
 // How this program was called. The commands that it prints for the user start in the same way.
 #pragma once
 
+#include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,5 +22,14 @@ std::string program_as_called(std::span<const char* const> arguments, std::strin
 
 // The same, for this process.
 std::string program_as_called(std::span<const char* const> arguments);
+
+struct PreparedRun;
+struct Outcome;
+
+// The command that resumes a stopped run, or continues a finished one to twice as many steps. Empty without a
+// checkpoint.
+std::string command_to_go_on(const PreparedRun& run, const Outcome& outcome);
+// The command that exports a checkpoint; empty without one.
+std::string command_to_export(const PreparedRun& run, const std::filesystem::path& checkpoint);
 
 }  // namespace llmc

@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "llmc/core/text.h"
+#include "llmc/core/version.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/io/files.h"
 #include "llmc/train/report.h"
@@ -13,6 +14,69 @@
 namespace llmc {
 
 namespace fs = std::filesystem;
+
+namespace {
+
+nlohmann::ordered_json mesh_record(const Mesh& mesh) {
+    return {{"world", mesh.world()},
+            {"pipeline", mesh.pipeline},
+            {"data", mesh.data_ranks()},
+            {"tensor", mesh.tensor},
+            {"zero_stage", mesh.sharding.stage},
+            {"shards", mesh.sharding.shards},
+            {"replicas", mesh.sharding.replicas}};
+}
+
+nlohmann::ordered_json sent_record(const BytesSent& sent) {
+    return {{"inside", sent.inside},
+            {"across", sent.across},
+            {"tied", sent.tied},
+            {"stages", sent.stages},
+            {"tensor", sent.tensor}};
+}
+
+nlohmann::ordered_json memory_record(const MemoryLayout& memory) {
+    nlohmann::ordered_json record;
+    for (const ArenaKind kind : all_arenas) record[std::string(name_of(kind))] = memory.bytes(kind);
+    return record;
+}
+
+nlohmann::ordered_json pipeline_record(const RunPlan& plan) {
+    nlohmann::ordered_json record = {{"schedule", name_of(plan.pipeline.schedule)},
+                                     {"stages", plan.pipeline.stages},
+                                     {"virtual_stages", plan.pipeline.virtual_stages}};
+    for (int chunk = 0; chunk < plan.pipeline.chunks(); ++chunk)
+        record["layers"].push_back(plan.chunk(chunk).layers());
+    for (const StageNeeds& stage : plan.stages) {
+        record["memory"].push_back(memory_record(stage.memory));
+        record["bytes_sent"].push_back(sent_record(stage.sent));
+    }
+    return record;
+}
+
+// The first line of the metrics: what is run, and how.
+nlohmann::ordered_json run_record(const PreparedRun& run) {
+    nlohmann::ordered_json record = {
+        {"program", "train_gpt"},
+        {"version", version()},
+        {"commit", commit()},
+        {"identity", run.lineage},
+        {"configuration", to_json(run.options)},
+        {"device", run.device().description()},
+        {"mesh", mesh_record(run.plan.spec.mesh)},
+        {"parameters", count_parameters(run.plan.spec.model)},
+        {"micro_batch_sequences", run.plan.micro_batch},
+        {"micro_batches", run.plan.micro_batches},
+        {"bytes_sent", sent_record(run.plan.sent)},
+        {"memory", memory_record(run.plan.memory)},
+    };
+    if (run.plan.pipeline.stages > 1) record["pipeline"] = pipeline_record(run.plan);
+    if (run.data.unigram_loss) record["unigram_loss"] = *run.data.unigram_loss;
+    if (run.data.source_entropy) record["source_entropy"] = *run.data.source_entropy;
+    return record;
+}
+
+}  // namespace
 
 ClaimedDirectory::ClaimedDirectory(PreparedRun& run) {
     const Options& options = run.options;

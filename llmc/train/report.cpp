@@ -4,13 +4,11 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "llmc/core/text.h"
-#include "llmc/core/version.h"
 #include "llmc/io/files.h"
 #include "llmc/plan/pipeline_estimate.h"
 #include "llmc/train/command_line.h"
@@ -101,43 +99,6 @@ std::string baseline_text(const Data& data) {
     return text + " nats per token";
 }
 
-nlohmann::ordered_json sent_record(const BytesSent& sent) {
-    return {{"inside", sent.inside},
-            {"across", sent.across},
-            {"tied", sent.tied},
-            {"stages", sent.stages},
-            {"tensor", sent.tensor}};
-}
-
-nlohmann::ordered_json memory_record(const MemoryLayout& memory) {
-    nlohmann::ordered_json record;
-    for (const ArenaKind kind : all_arenas) record[std::string(name_of(kind))] = memory.bytes(kind);
-    return record;
-}
-
-nlohmann::ordered_json pipeline_record(const RunPlan& plan) {
-    nlohmann::ordered_json record = {{"schedule", name_of(plan.pipeline.schedule)},
-                                     {"stages", plan.pipeline.stages},
-                                     {"virtual_stages", plan.pipeline.virtual_stages}};
-    for (int chunk = 0; chunk < plan.pipeline.chunks(); ++chunk)
-        record["layers"].push_back(plan.chunk(chunk).layers());
-    for (const StageNeeds& stage : plan.stages) {
-        record["memory"].push_back(memory_record(stage.memory));
-        record["bytes_sent"].push_back(sent_record(stage.sent));
-    }
-    return record;
-}
-
-nlohmann::ordered_json mesh_record(const Mesh& mesh) {
-    return {{"world", mesh.world()},
-            {"pipeline", mesh.pipeline},
-            {"data", mesh.data_ranks()},
-            {"tensor", mesh.tensor},
-            {"zero_stage", mesh.sharding.stage},
-            {"shards", mesh.sharding.shards},
-            {"replicas", mesh.sharding.replicas}};
-}
-
 std::string batch_text(const RunPlan& plan) {
     const bool only_data = plan.spec.mesh.world() == plan.spec.mesh.data_ranks();
     return fmt::format(
@@ -171,11 +132,6 @@ std::string schedule_text(const PreparedRun& run) {
     return fmt::format("{}; learning rate {}, {} of warmup", when, course, plural(warmup, "step"));
 }
 
-std::string command_to_resume(const PreparedRun& run) {
-    return fmt::format("{} --config {} --out-dir {} --resume", run.session.program(),
-                       shell_word((run.out_dir / "config.toml").string()), shell_word(run.out_dir.string()));
-}
-
 }  // namespace
 
 std::string sent_text(const RunPlan& plan) {
@@ -196,21 +152,6 @@ std::string sent_text(const RunPlan& plan) {
     add(sent.tensor, "to its tensor-parallel group");
     add(sent.tied, "for gradients that stages share");
     return text;
-}
-
-std::string command_to_export(const PreparedRun& run, const std::filesystem::path& checkpoint) {
-    if (checkpoint.empty()) return "";
-    return fmt::format("{} {} --steps 0 --export {}", command_to_resume(run), shell_word(checkpoint.string()),
-                       shell_word(run.options.export_file));
-}
-
-std::string command_to_go_on(const PreparedRun& run, const Outcome& outcome) {
-    if (outcome.checkpoint.empty() || (outcome.stopped && !run.trains)) return "";
-    std::string command = command_to_resume(run);
-    if (outcome.last_step >= run.options.steps && !outcome.stopped) {
-        command += fmt::format(" --steps {}", 2 * outcome.last_step);
-    }
-    return command;
 }
 
 Rows header_rows(const PreparedRun& run) {
@@ -272,27 +213,6 @@ std::string places_text(const RunPlan& plan) {
                             memory, memory_width);
     }
     return text;
-}
-
-nlohmann::ordered_json run_record(const PreparedRun& run) {
-    nlohmann::ordered_json record = {
-        {"program", "train_gpt"},
-        {"version", version()},
-        {"commit", commit()},
-        {"identity", run.lineage},
-        {"configuration", to_json(run.options)},
-        {"device", run.device().description()},
-        {"mesh", mesh_record(run.plan.spec.mesh)},
-        {"parameters", count_parameters(run.plan.spec.model)},
-        {"micro_batch_sequences", run.plan.micro_batch},
-        {"micro_batches", run.plan.micro_batches},
-        {"bytes_sent", sent_record(run.plan.sent)},
-        {"memory", memory_record(run.plan.memory)},
-    };
-    if (run.plan.pipeline.stages > 1) record["pipeline"] = pipeline_record(run.plan);
-    if (run.data.unigram_loss) record["unigram_loss"] = *run.data.unigram_loss;
-    if (run.data.source_entropy) record["source_entropy"] = *run.data.source_entropy;
-    return record;
 }
 
 Rows summary_rows(const PreparedRun& run, const Outcome& outcome) {

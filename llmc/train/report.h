@@ -1,11 +1,9 @@
-// The texts of a run: the header before its first step, the record at the head of its metrics, and the
-// summary after its last step.
+// The texts of a run: the header before its first step, and the summary after its last step.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
@@ -37,14 +35,7 @@ Rows header_rows(const PreparedRun& run);
 std::string places_text(const RunPlan& plan);
 // "3.2 MiB per step and process", and to which ranks; empty if nothing is sent.
 std::string sent_text(const RunPlan& plan);
-nlohmann::ordered_json run_record(const PreparedRun& run);
 Rows summary_rows(const PreparedRun& run, const Outcome& outcome);
-// The command that resumes a stopped run, or continues a finished one to twice as many steps. Empty without a
-// checkpoint.
-std::string command_to_go_on(const PreparedRun& run, const Outcome& outcome);
-// The command that exports a checkpoint; empty without one.
-std::string command_to_export(const PreparedRun& run, const std::filesystem::path& checkpoint);
-
 // Shows a run that is only planned (Options::plans_only). --print-step prints the list of actions of the
 // first rank of every stage. --pipeline-timeline draws the chart, and writes its files to the results'
 // folder. Rank 0 shows it. UserError if a file cannot be written.

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "llmc/model/init.h"
 #include "test/interpreter.h"
 #include "training_run.h"
 

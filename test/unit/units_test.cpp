@@ -16,7 +16,6 @@
 #include "llmc/core/error.h"
 #include "llmc/device/ops.h"
 #include "llmc/model/family.h"
-#include "llmc/model/init.h"
 #include "llmc/model/operations.h"
 #include "test/gpt2_units.h"
 

@@ -7,10 +7,14 @@
 
 #include "llmc/device/cuda/grid.cuh"
 #include "llmc/device/cuda/packed.cuh"
-#include "llmc/device/cuda/stochastic_rounding.cuh"
 #include "llmc/device/ops.h"
+#include "llmc/device/stochastic_rounding.h"
 
 namespace llmc::cuda {
+
+__device__ __forceinline__ bf16 round_stochastically(float x, std::uint32_t random) {
+    return __ushort_as_bfloat16(llmc::round_stochastically(__float_as_uint(x), random));
+}
 
 // The numbers that change from step to step, in device memory. The host computes the bias corrections in fp64,
 // since 1 - beta^step loses precision by cancellation, and a power in every thread would cost more than the

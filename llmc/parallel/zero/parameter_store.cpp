@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "llmc/device/stochastic_rounding.h"
-#include "llmc/model/init.h"
 
 namespace llmc {
 
