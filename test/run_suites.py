@@ -9,6 +9,7 @@ is shown for those that fail.
 """
 
 import argparse
+import collections
 import concurrent.futures
 import dataclasses
 import fnmatch
@@ -43,6 +44,7 @@ OF_MPI_PROGRAMS = "detect_leaks=1:fast_unwind_on_malloc=0"
 LEAK_CHECKS = {"unit": "detect_leaks=1", "mpi-1": OF_MPI_PROGRAMS, "mpi-2": OF_MPI_PROGRAMS, "program": OF_MPI_PROGRAMS}
 running = set()  # the processes of running suites
 LINES_SHOWN = 200  # most lines shown of a failed suite's output; the log has all of it
+SLOWEST_SHOWN = 10
 
 
 @dataclasses.dataclass
@@ -220,13 +222,23 @@ def summary(passed, failed, skipped):
 
 def show(result, seconds, log_path):
     print(f"{summary(result.passed, len(result.failed), len(result.skipped)):34} {seconds:6.1f} s", flush=True)
-    for name, reason in result.skipped:
-        print(f"    skipped {name}: {reason}")
     if result.failed:
         print(output_of_failure(log_path))
         for name in result.failed:
             print(f"    FAILED {name}")
         print(f"    log: {log_path}", flush=True)
+
+
+def show_skipped(skipped):
+    """One line for each reason, the most frequent first. (GoogleTest's reasons begin with a file and a line.)"""
+    reasons = collections.Counter(re.sub(r"^\S+:\d+ ", "", reason) for _, reason in skipped)
+    for reason, count in reasons.most_common():
+        print(f"{count:5} skipped: {reason}")
+
+
+def show_slowest(seconds):
+    slowest = sorted(seconds.items(), key=lambda item: -item[1])[:SLOWEST_SHOWN]
+    print("slowest: " + ", ".join(f"{name} {time:.0f} s" for name, time in slowest))
 
 
 def main():
@@ -267,7 +279,8 @@ def main():
     # An interrupted run ends its suites' processes before it exits.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     width = max(len(suite.name) for suite in chosen)
-    passed = failed = skipped = 0
+    passed = failed = 0
+    skipped, seconds_of = [], {}
     start = time.monotonic()
 
     def run_timed(suite):
@@ -280,15 +293,19 @@ def main():
                 print(f"{suite.name:{width}}  ", end="", flush=True)
                 result, seconds = done.result()
                 show(result, seconds, logs / f"{suite.name}.log")
-                passed, failed, skipped = (passed + result.passed, failed + len(result.failed), skipped + len(result.skipped))
+                passed, failed = passed + result.passed, failed + len(result.failed)
+                skipped += result.skipped
+                seconds_of[suite.name] = seconds
         except BaseException:  # an interrupted run
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(running):
                 end_group(process)
             raise
+    show_skipped(skipped)
+    show_slowest(seconds_of)
     print(f"{len(chosen)} suites in {time.monotonic() - start:.0f} s")
-    (logs / "summary.txt").write_text(summary(passed, failed, skipped) + "\n")
-    print(summary(passed, failed, skipped), flush=True)
+    (logs / "summary.txt").write_text(summary(passed, failed, len(skipped)) + "\n")
+    print(summary(passed, failed, len(skipped)), flush=True)
     sys.exit(1 if failed else 0)
 
 

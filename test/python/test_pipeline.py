@@ -49,6 +49,18 @@ def test_every_schedule_is_the_same_run(tmp_path):
         assert np.abs(tensor - others[name]).max() <= TOLERANCE, name
 
 
+def test_an_odd_number_of_stages_is_the_same_run(tmp_path):
+    """Chunks of an interleaved schedule pass the residual stream around a ring of three stages."""
+    options = ["--layers=6", "--micro-batch-size=2", "--global-batch-tokens=384", "--steps=3", "--sample-tokens=0"]
+    schedules = [[], ["--pipeline-schedule=interleaved", "--virtual-stages=2"], ["--pipeline-schedule=zb-h1"]]
+    first, *others = [train(tmp_path / str(number), *options, *mesh(3), *schedule, ranks=3)[:2]
+                      for number, schedule in enumerate(schedules)]
+    for run, results in others:
+        assert results == first[1] and digest(run.out_dir / "w.safetensors") == digest(first[0].out_dir / "w.safetensors")
+    _, (losses, *_), _ = train(tmp_path / "whole", *options, ranks=1)
+    assert first[0].losses == pytest.approx(losses, rel=TOLERANCE)
+
+
 @pytest.mark.parametrize("mesh_of_8", [mesh(2, "--pipeline-schedule=zb-h1"), ["--tensor-parallel=2", "--sequence-parallel"]],
                          ids=["stages", "tensor"])
 def test_groups_of_shards_beside_other_splits_are_the_same_run(mesh_of_8, tmp_path):

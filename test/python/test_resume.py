@@ -180,6 +180,15 @@ def test_a_runs_directory_stands_for_its_newest_checkpoint(tmp_path):
     assert program.Run(tmp_path / "b").column("step") == [4, 5] and program.Run(tmp_path / "a").column("step") == list(range(1, 8))
 
 
+def test_the_newest_checkpoint_is_the_one_that_was_saved_last(tmp_path):
+    """A later run in the same directory has reached fewer steps so far."""
+    program.train(tmp_path, *MODEL, "--steps=8", "--checkpoint-every=4")
+    program.train(tmp_path, *MODEL, "--steps=2", "--seed=5")
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} >= {"checkpoint-00000002", "checkpoint-00000008"}
+    result = program.run(*MODEL, "--seed=5", "--sample-tokens=0", "--steps=3", "--resume", tmp_path)
+    assert "checkpoint-00000002 after step 2" in said(result)
+
+
 def test_a_run_whose_beginning_is_gone_begins_afresh(tmp_path):
     program.train(tmp_path / "a", *MODEL, "--steps=2")
     program.train(tmp_path / "b", *MODEL, "--steps=4", "--resume", tmp_path / "a/checkpoint-00000002")

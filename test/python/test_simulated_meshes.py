@@ -74,6 +74,7 @@ def test_recompute_gives_the_same_bits(ranks, options, experiment, tmp_path):
 PIPELINES = [(2, 2, ["--pipeline-schedule=1f1b", "--recompute=selective"]), (2, 2, ["--pipeline-schedule=interleaved"]),
              (2, 2, ["--pipeline-schedule=zb-h1", "--recompute=block"]), (4, 4, ["--pipeline-schedule=1f1b"])]
 PIPELINES_OF_PAIRS = [(2, 4, ["--zero-stage=0", "--pipeline-schedule=gpipe"]),
+                      (2, 4, ["--zero-stage=1", "--pipeline-schedule=1f1b", "--overlap-grad-reduce=false"]),
                       (2, 4, ["--zero-stage=3", "--pipeline-schedule=interleaved", "--recompute=block"])]
 
 
