@@ -251,7 +251,7 @@ CPP_FILES = train_gpt.cu $(sort $(shell find llmc dev test -name '*.h' -o -name 
 # In a folder of its own, so that what is built elsewhere, with other flags, stays.
 lint:  ## checks warnings, formatting, clang-tidy, shellcheck, pyflakes (installs them where missing)
 	@CXX='$(CXX)' scripts/deps.sh lint
-	@$(MAKE) $(in_parallel) WERROR=1 BUILD=$(BUILD)/lint check-format check-shell check-python check-prose clang-tidy
+	@$(MAKE) --keep-going $(in_parallel) WERROR=1 BUILD=$(BUILD)/lint check-format check-shell check-python check-prose clang-tidy
 
 # The quick checks are tests too: test/python/test_lint.py.
 check-format:  ## part of lint: clang-format

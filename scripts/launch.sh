@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs train_gpt with N processes: on this machine, or on several with mpirun's options.
 #
-#   scripts/launch.sh -np N [MPIRUN-OPTION...] PROGRAM [ARGUMENT...]
+#   scripts/launch.sh -np N [MPIRUN-OPTION...] ./train_gpt [OPTION...]
 #   scripts/launch.sh -np 2 ./train_gpt --steps 100                     # as ./train_gpt --processes 2 --steps 100
 #   scripts/launch.sh -np 16 --hostfile hosts ./train_gpt --steps 100   # mpirun, with the options that it needs
 set -euo pipefail
@@ -19,6 +19,7 @@ processes=$2
 shift 2
 if [[ $1 != -* ]]; then
     command -v "$1" >/dev/null || usage "no program $1"
+    [[ ${1##*/} == train_gpt* ]] || usage "$1 is not train_gpt; mpirun starts other programs"
     exec "$1" --processes "$processes" "${@:2}"
 fi
 

@@ -319,6 +319,11 @@ std::vector<StagePart> parts_of_pipeline(const RunSpec& spec) {
 std::optional<RunPlan> plan_of_messages(const RunSpec& spec) {
     check_sizes_of(spec);
     const std::int64_t micro_batch = micro_batch_of(spec), all = spec.rank_sequences() / micro_batch;
+    if (spec.mesh.world() == 1) {
+        RunPlan alone;
+        alone.stages.resize(1);
+        return alone;
+    }
     const std::int64_t stages = spec.mesh.pipeline, group = spec.virtual_stages > 1 ? stages : 1;
     RunSpec whole = spec;
     const Model::Run* run = run_of_layers(whole);

@@ -132,7 +132,6 @@ class ModelText {
 
     // The same text as in the header of a run.
     std::string what_is_sent() const {
-        if (spec_.mesh.world() == 1) return "Sent: nothing.";
         try {
             const std::optional<RunPlan> plan = plan_of_messages(spec_);
             if (!plan) return "Sent: not counted: a step has too many actions, which repeat too seldom.";

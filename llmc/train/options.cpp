@@ -319,6 +319,9 @@ void apply_config(CLI::App& app, Options& options, std::span<const RemovedOption
         try {
             if (!types.contains(setting.name)) {
                 refuse_removed(setting.name, removed);
+                if (app.get_option_no_throw("--" + setting.name) != nullptr)
+                    user_error("{} is an option of the command line only; give --{} there", setting.name,
+                               setting.name);
                 const std::string nearest = nearest_name(setting.name, names);
                 user_error("unknown setting {}; {}", setting.name,
                            nearest.empty() ? "./train_gpt --help lists the options"
@@ -406,6 +409,9 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
     const auto flag = [&app](const char* name, bool& value, const char* help, const char* group) {
         app.add_flag(name, value, as_help(help))->configurable(false)->disable_flag_override()->group(group);
     };
+    flag("--resume-if-any", options.resume_if_any,
+         "Like --resume, but begin a run if there is none; for schedulers, which start a job again",
+         "Results");
     flag("--generate", options.generate, "Only continue --prompt, with the weights of --resume or --init",
          "Validation and samples");
     flag("--print-model", options.print_model, "Print the model's parts and operations, and exit", "Model");
@@ -454,6 +460,10 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
     if (options.given.contains("resume")) {
         refuse_empty_resume({argv + 1, argv + argc});
         options.resume = resume;
+    }
+    if (options.resume_if_any) {
+        if (options.resume) user_error("--resume-if-any and --resume are both given; leave one of them out");
+        options.resume = "";
     }
     try {
         settle_resume(options);

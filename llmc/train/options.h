@@ -114,6 +114,7 @@ struct Options {
     // Settings that were not given and were derived from others. A saved configuration leaves them out.
     std::set<std::string, std::less<>> derived;
     std::optional<std::string> resume;  // a checkpoint's directory; empty means the newest in out_dir
+    bool resume_if_any = false;         // like an empty `resume`, but without a run to resume it begins one
     bool generate = false;
     bool print_step = false;
     bool print_model = false;

@@ -88,6 +88,10 @@ void PreparedRun::open_files() {
 // Finds and checks the weight file. load_weights() reads the weights later.
 void PreparedRun::open_weights() {
     checkpoint = find_checkpoint(options, out_dir);
+    if (options.resume && !checkpoint && !options.resume_if_any) {
+        user_error("--resume: {}; leave it out to begin a run, or give --resume-if-any",
+                   why_none_to_resume());
+    }
     if (checkpoint) {
         notes_of_resume = differences(*checkpoint, options);
     } else if (!options.init.empty()) {
@@ -156,11 +160,14 @@ void PreparedRun::resume() {
         console.note(fmt::format("resuming from {} after step {}", checkpoint->directory.string(),
                                  trainer->progress().step));
     } else if (options.resume) {
-        const std::string folder = (options.out_dir.empty() ? out_dir.parent_path() : out_dir).string();
-        console.note(holds_records(options, out_dir)
-                         ? fmt::format("the last run in {} saved no checkpoint: starting from step 0", folder)
-                         : fmt::format("there is no run in {} to resume: starting from step 0", folder));
+        console.note(fmt::format("{}: starting from step 0", why_none_to_resume()));
     }
+}
+
+std::string PreparedRun::why_none_to_resume() const {
+    const std::string folder = (options.out_dir.empty() ? out_dir.parent_path() : out_dir).string();
+    return holds_records(options, out_dir) ? fmt::format("the last run in {} saved no checkpoint", folder)
+                                           : fmt::format("there is no run in {} to resume", folder);
 }
 
 }  // namespace llmc

@@ -88,6 +88,8 @@ struct PreparedRun {
     void open_weights();
     void open_training_files();
     void resume();
+    // Why find_checkpoint found nothing.
+    std::string why_none_to_resume() const;
 };
 
 }  // namespace llmc

@@ -63,7 +63,8 @@ BytesSent times(const BytesSent& sent, int n) {
 void expect_like_first(Communicator& ranks, const Tensor& own, std::string_view what) {
     std::vector<std::byte> first(own.data, own.data + own.bytes());
     ranks.broadcast({first.data(), own.dtype, own.shape}, 0);
-    EXPECT_EQ(std::memcmp(first.data(), own.data, own.bytes()), 0) << what;
+    // A rank without elements has no memory that could be compared.
+    EXPECT_TRUE(own.bytes() == 0 || std::memcmp(first.data(), own.data, own.bytes()) == 0) << what;
 }
 
 void expect_replicas_alike(const ParameterStore& store, const MeshGroups& groups, const Mesh& mesh) {
@@ -233,7 +234,8 @@ void expect_same(const TrainingResult& a, const TrainingResult& b) {
     EXPECT_EQ(a.losses, b.losses);
     EXPECT_EQ(a.norms, b.norms);
     ASSERT_EQ(a.state.size(), b.state.size());
-    EXPECT_EQ(std::memcmp(a.state.data(), b.state.data(), a.state.size() * sizeof(float)), 0);
+    EXPECT_TRUE(a.state.empty() ||
+                std::memcmp(a.state.data(), b.state.data(), a.state.size() * sizeof(float)) == 0);
 }
 
 void expect_near_losses(const TrainingResult& result, const TrainingResult& expected, double relative) {

@@ -36,7 +36,8 @@ ITEM = re.compile(r"\s*([-*+]|\d+\.)\s+")
 C_LIKE = {".h", ".cpp", ".cu", ".cuh"}
 # All of these except Python and Markdown have comments that begin with #.
 OTHERS = {".py", ".md", ".sh", ".sbatch", ".toml", ".mk", ".yml", ".cff"}
-OTHERS_BY_NAME = {"Makefile", "Containerfile", ".clang-tidy", ".ci/run"}
+OTHERS_BY_NAME = {"Makefile", "Containerfile", ".clang-tidy", ".clang-format", ".ci/run", ".gitignore", ".containerignore", "test/leaks.txt",
+                  "data/requirements.txt"}
 
 
 class Block(typing.NamedTuple):

@@ -266,7 +266,7 @@ def test_weights_that_a_checkpoint_replaces_are_noted(weights, tmp_path):
     result = program.run(*QUICK, f"--out-dir={tmp_path}", "--sample-tokens=0", "--resume", "--steps=5", weights)
     assert f"note: {weights.replace('=', ' ')} is ignored: the checkpoint has its own weights\n" in result.stdout
     # No note if it comes from the run's own configuration, or if no checkpoint is found.
-    begun = program.run(*QUICK, f"--out-dir={tmp_path}/b", "--sample-tokens=0", weights, "--resume")
+    begun = program.run(*QUICK, f"--out-dir={tmp_path}/b", "--sample-tokens=0", weights, "--resume-if-any")
     gone_on = program.run(*QUICK, f"--config={tmp_path}/b/config.toml", f"--out-dir={tmp_path}/b", "--resume", "--steps=5")
     assert "is ignored" not in begun.stdout + gone_on.stdout and "resuming from" in gone_on.stdout
 

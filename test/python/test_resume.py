@@ -51,10 +51,21 @@ def test_a_checkpoint_loads_on_another_number_of_processes(tmp_path):
     assert np.abs(np.array(other.losses) - whole.losses[10:]).max() <= 1e-5  # as the project promises for fp32
 
 
-def test_resume_alone_starts_fresh_where_there_is_nothing(tmp_path):
-    result = program.run(*MODEL, "--steps=2", f"--out-dir={tmp_path}", "--sample-tokens=0", "--resume")
-    assert f"note: there is no run in {tmp_path} to resume: starting from step 0" in result.stdout
-    assert program.Run(tmp_path).column("step") == [1, 2]
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_resume_without_a_run_is_an_error(ranks, tmp_path):
+    result = program.run(*MODEL, "--steps=2", f"--out-dir={tmp_path}/run", "--sample-tokens=0", "--resume", ranks=ranks, check=False)
+    assert (result.returncode, result.stdout) == (1, "") and not (tmp_path / "run").exists()
+    assert result.stderr == f"error: --resume: there is no run in {tmp_path}/run to resume; leave it out to begin a run, or give " \
+        "--resume-if-any\n"
+
+
+def test_resume_if_any_starts_fresh_where_there_is_nothing(tmp_path):
+    for steps, said in ((2, f"note: there is no run in {tmp_path} to resume: starting from step 0"), (3, "after step 2")):
+        result = program.run(*MODEL, f"--steps={steps}", f"--out-dir={tmp_path}", "--sample-tokens=0", "--resume-if-any")
+        assert said in result.stdout
+        assert program.Run(tmp_path).column("step") == list(range(1, steps + 1))
+    both = program.run(*MODEL, "--resume", "--resume-if-any", check=False)
+    assert both.stderr == "error: --resume-if-any and --resume are both given; leave one of them out\n"
 
 
 def test_resume_alone_without_a_directory_goes_on_with_the_newest_run(tmp_path):
@@ -62,7 +73,7 @@ def test_resume_alone_without_a_directory_goes_on_with_the_newest_run(tmp_path):
         return subprocess.run([program.ROOT / program.PROGRAM, *MODEL, "--sample-tokens=0", *options], cwd=tmp_path,
                               capture_output=True, text=True, check=True, timeout=program.PATIENCE * 60).stdout
 
-    assert "there is no run in runs to resume: starting from step 0" in run("--steps=2", "--resume")
+    assert "there is no run in runs to resume: starting from step 0" in run("--steps=2", "--resume-if-any")
     run("--steps=3", "--seed=5", "--out-dir=runs/other")
     assert "resuming from runs/other/checkpoint-00000003 after step 3" in run("--steps=4", "--seed=5", "--resume")
     # A resumed run is the newest.
@@ -181,9 +192,10 @@ def test_a_runs_directory_stands_for_its_newest_checkpoint(tmp_path):
 
 
 def test_the_newest_checkpoint_is_the_one_that_was_saved_last(tmp_path):
-    """A later run in the same directory has reached fewer steps so far."""
+    """A later run in the same directory has reached fewer steps. Without run.json, nothing says whose checkpoints these are."""
     program.train(tmp_path, *MODEL, "--steps=8", "--checkpoint-every=4")
     program.train(tmp_path, *MODEL, "--steps=2", "--seed=5")
+    (tmp_path / "run.json").unlink()
     assert {path.name for path in tmp_path.glob("checkpoint-*")} >= {"checkpoint-00000002", "checkpoint-00000008"}
     result = program.run(*MODEL, "--seed=5", "--sample-tokens=0", "--steps=3", "--resume", tmp_path)
     assert "checkpoint-00000002 after step 2" in said(result)
@@ -194,7 +206,7 @@ def test_a_run_whose_beginning_is_gone_begins_afresh(tmp_path):
     program.train(tmp_path / "b", *MODEL, "--steps=4", "--resume", tmp_path / "a/checkpoint-00000002")
     shutil.rmtree(tmp_path / "b/checkpoint-00000004")  # as if it had been killed before it saved
     shutil.rmtree(tmp_path / "a")
-    assert program.train(tmp_path / "b", *MODEL, "--steps=3", "--resume").column("step") == [1, 2, 3]
+    assert program.train(tmp_path / "b", *MODEL, "--steps=3", "--resume-if-any").column("step") == [1, 2, 3]
 
 
 def test_damage_of_another_run_and_foreign_folders_are_passed_over(tmp_path):

@@ -162,7 +162,7 @@ std::string names_of_repeated(const std::vector<Line>& lines, std::size_t at, st
 
 // Prints lines that repeat for consecutive layers only once.
 std::string said_once(const std::vector<Line>& lines) {
-    constexpr std::size_t longest = 96;  // some layers that take turns
+    constexpr std::size_t longest = 192;  // some layers that take turns
     std::string text;
     for (std::size_t i = 0; i < lines.size();) {
         std::size_t period = 0, count = 0;
