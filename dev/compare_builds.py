@@ -54,12 +54,16 @@ class Failed(Exception):
     """A run that ended with an error."""
 
 
+def start_of(run, launch, program):
+    """The beginning of a Run's command. With MPI=0, the processes run without mpirun."""
+    if run.environment.get("MPI") == "0":
+        return [str(program), "--processes", str(run.ranks)]
+    return [str(launch), "-np", str(run.ranks), "--bind-to", "none", str(program)]
+
+
 def command_of(run, build, replaced):
     """The command of a Run; `replaced` are the folders in its options."""
-    options = [option.format(**replaced) for option in run.options]
-    over_mpi = (LAUNCH, "-np", run.ranks, "--bind-to", "none", build / run.program)
-    over_tcp = (build / run.program, "--processes", run.ranks)
-    return [str(word) for word in (*(over_tcp if run.environment.get("MPI") == "0" else over_mpi), *options)]
+    return [*start_of(run, LAUNCH, build / run.program), *(option.format(**replaced) for option in run.options)]
 
 
 def execute(run, build, folder, replaced, cache):
@@ -264,7 +268,7 @@ def main():
             print(configuration.name)
             for run in (configuration.first, *configuration.then):
                 variables = [f"{name}={value}" for name, value in run.environment.items()]
-                print("    " + " ".join([*variables, f"scripts/launch.sh -np {run.ranks} {run.program}", shlex.join(run.options)]))
+                print("    " + shlex.join([*variables, *start_of(run, "scripts/launch.sh", run.program), *run.options]))
         return 0
     for name, build in builds.items():
         print(f"{name:<6}  {version_of(build)}")

@@ -20,7 +20,8 @@
 //      bank.
 //   6  Nothing waits: cp.async fetches three tiles ahead, bypassing the registers. Fragments are loaded a
 //      step ahead. Tiles that run together share operands in L2. Results are stored in rows of 128 bytes. A
-//      warp has 64x64 elements: 4 KB of fragments for 64 Ki multiplications, half of what shared memory delivers in the time that an A100's tensor cores take for them. (llmc/device/cuda/matmul.cuh)
+//      warp has 64x64 elements: 4 KB of fragments for 64 Ki multiplications, half of what shared memory
+//      delivers in the time that an A100's tensor cores take for them. (llmc/device/cuda/matmul.cuh)
 // Blocks of 256 threads (4 to 6) compute 256x128 elements. They fetch three tiles where two blocks of 128
 // threads fetch four, but eight warps wait for one another. Variant 3 has one block size, since two of its
 // threads fetch a row of its tile. Hopper's tensor cores need wgmma for their full rate. By published

@@ -46,7 +46,8 @@ class HostCommunicator final : public Communicator {
     void reduce_scatter(const Tensor& recv, const Tensor& send) override;
     void all_gather(const Tensor& recv, const Tensor& send) override;
     // fp32, bf16 or fp64. With n elements of e bytes and r = n mod size, sends (size-1) (2 (n-r)/size + r) e
-    // bytes. Every rank receives the r remaining elements of all ranks and adds them itself, in the same order.
+    // bytes. Every rank receives the r remaining elements of all ranks and adds them itself, in the same
+    // order.
     void all_reduce(const Tensor& x) override;
     // The root sends (size-1) times the bytes of x; the others send nothing.
     void broadcast(const Tensor& x, int root) override;

@@ -111,12 +111,7 @@ class LocalJob {
             const int limit = failed_at_ ? milliseconds_until(*failed_at_ + time_to_report) : -1;
             ::poll(files.data(), files.size(), limit);
             receive_signals();
-            for (Process& rank : ranks_) {
-                const std::optional<int> status = rank.ended();
-                if (!status || *status == 0 || failed_at_) continue;
-                status_ = *status;
-                failed_at_ = Clock::now();
-            }
+            take_status();
             if (failed_at_ && Clock::now() >= *failed_at_ + time_to_report) kill_all();
         }
         // Ranks that are killed leave their progress line on the terminal.
@@ -147,8 +142,12 @@ class LocalJob {
     [[noreturn]] void become_rank(int rank, int processes, const Listener& door, pid_t launcher) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (getppid() != launcher) _exit(1);  // it is gone already
-        // A terminal sends its signals to the foreground's process group, which has the launcher alone.
-        setpgid(0, 0);
+        // In a session of its own, a rank gets no signals of the terminal, and may write to it from the
+        // background.
+        setsid();
+        // The launcher sends this signal only when it must be handled, even if the launcher itself ignores
+        // it.
+        std::signal(SIGUSR1, SIG_DFL);
         sigset_t mask = mask_before_;
         sigaddset(&mask, SIGUSR1);
         sigprocmask(SIG_SETMASK, &mask, nullptr);
@@ -170,6 +169,18 @@ class LocalJob {
         execv(program_file().c_str(), argv_);
         fmt::print(stderr, "error: cannot start {}: {}\n", argv_[0], std::strerror(errno));
         _exit(1);
+    }
+
+    // Takes the status of ranks that have ended. A rank that was killed may be seen together with others that
+    // ended with an error because of it. Its status is the largest.
+    void take_status() {
+        const bool had_failed = failed_at_.has_value();
+        for (Process& rank : ranks_) {
+            const int status = rank.ended().value_or(0);
+            if (status == 0 || had_failed) continue;
+            status_ = std::max(status_, status);
+            failed_at_ = Clock::now();
+        }
     }
 
     int count_running() const {

@@ -58,8 +58,8 @@ void sum_block(SumType<T>* out, std::span<const std::byte* const> pieces, std::s
         const T *a = elements_of(0), *b = elements_of(1);
         for (std::size_t i = 0; i < count; ++i) out[i] = pair_sum<T>(widen(a[i]), widen(b[i]));
     } else {
-        // Pairing neighbors level by level puts `left` pieces to the left of the root: the largest power of two
-        // that is less than their number.
+        // Pairing neighbors level by level puts `left` pieces to the left of the root: the largest power of
+        // two that is less than their number.
         const std::size_t left = std::bit_floor(pieces.size() - 1);
         std::array<SumType<T>, block_elements> right_sum;
         sum_block<T>(out, pieces.first(left), first, count);

@@ -18,8 +18,8 @@ using Clock = std::chrono::steady_clock;
 // has not waited for anyone.
 constexpr Seconds longest_counted_pause{1.0};
 
-// Turns to report: the length of a turn in seconds, and the most turns until it is the first rank's turn again.
-// Ranks from most_turns on begin `later_turns_delay` seconds after the others.
+// Turns to report: the length of a turn in seconds, and the most turns until it is the first rank's turn
+// again. Ranks from most_turns on begin `later_turns_delay` seconds after the others.
 constexpr double turn = 0.2;
 constexpr int most_turns = 16;
 constexpr double later_turns_delay = most_turns * turn;

@@ -14,8 +14,8 @@ void fill_standard_streams();
 // Erases the line of a terminal in which the cursor stands.
 inline constexpr std::string_view erase_line = "\r\x1b[K";
 
-// The text to write to `file`, a descriptor, before a line. On a terminal that can do so, it erases a progress
-// line that another process may have left. Otherwise it is empty.
+// The text to write to `file`, a descriptor, before a line. On a terminal that can do so, it erases a
+// progress line that another process may have left. Otherwise it is empty.
 std::string_view line_start(int file);
 
 }  // namespace llmc

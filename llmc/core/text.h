@@ -29,8 +29,8 @@ std::string fitted(double number, int decimals, std::size_t width);
 // "1 process", "2 processes"
 std::string plural(std::int64_t count, std::string_view singular, std::string_view ending = "s");
 
-// The number that the whole text gives in decimal digits. Empty if the text is not a number or does not fit in
-// T.
+// The number that the whole text gives in decimal digits. Empty if the text is not a number or does not fit
+// in T.
 template <std::integral T>
 std::optional<T> whole_number(std::string_view text) {
     T number{};

@@ -28,8 +28,8 @@ struct Data {
     // For the user: "first 90% of the embedded stories, 1,800,000 tokens".
     std::string training_description;
     std::string validation_description;  // empty if there is none
-    // Describes shards of the training source that are shorter than a sample and are therefore not used. Empty
-    // if there are none.
+    // Describes shards of the training source that are shorter than a sample and are therefore not used.
+    // Empty if there are none.
     std::string too_short;
     // A note for the user if the tokens are bytes and the vocabulary is larger, such as GPT-2's. Empty
     // otherwise.

@@ -5,7 +5,8 @@
 //
 // Common to all operations:
 // - `X` is the compute dtype (fp32 or bf16), the same for every X of a call. Arithmetic and sums are in fp32
-//   whatever X is. A result is rounded to X once, when it is stored. (On GPUs, matmul_backward with pre_gelu rounds din twice.)
+//   whatever X is. A result is rounded to X once, when it is stored. (On GPUs, matmul_backward with pre_gelu
+//   rounds din twice.)
 // - "= " overwrites, "+= " accumulates. Gradients of parameters are always accumulated in fp32. If they are
 //   kept in bf16, `accumulate` then adds them to the bf16 gradients.
 // - An operand marked [optional] may be an empty Tensor.
@@ -160,8 +161,8 @@ class Ops {
     virtual void attention_backward(const Tensor& dqkv, const Tensor& dout, const Tensor& qkv,
                                     const Tensor& out, const Tensor& lse) = 0;
 
-    // Attention of n new rows. The cache holds the keys and values of the earlier rows of their sequence. With
-    // P = position, k_j, v_j = cache[j,0..1] and q_i = qkv[i,0], for each head and i = 0 ... n-1:
+    // Attention of n new rows. The cache holds the keys and values of the earlier rows of their sequence.
+    // With P = position, k_j, v_j = cache[j,0..1] and q_i = qkv[i,0], for each head and i = 0 ... n-1:
     //   cache[P+i,0..1] = qkv[i,1..2];  s_j = q_i . k_j / sqrt(HS), j <= P+i;
     //   out_i = sum_j exp(s_j) v_j / sum_j exp(s_j)
     //   out X (n,NH,HS); cache X (T,2,NH,HS) in place, its first P rows filled; qkv X (n,3,NH,HS); P + n <= T
@@ -191,8 +192,8 @@ class Ops {
     virtual void classifier_statistics(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
                                        std::int64_t columns, std::int64_t first_column) = 0;
     // Losses and gradients from the statistics maximum_r, sum_r, logit_r of all ranks r. M is the greatest
-    // maximum_r, S the sum over r of (sum_r exp(maximum_r - M)), and L the sum over r of logit_r, both added in
-    // the order of the ranks:
+    // maximum_r, S the sum over r of (sum_r exp(maximum_r - M)), and L the sum over r of logit_r, both added
+    // in the order of the ranks:
     //   loss_n = ln S + M - L;  with write_dlogits, dlogits_nv = (exp(x_v - M) / S - [v = target_n]) scale
     // The gradients overwrite the logits, with 0 in ignored rows and in the columns from `columns` on.
     // Ignored rows have loss 0.

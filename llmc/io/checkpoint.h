@@ -4,7 +4,8 @@
 //   checkpoint-00000200/
 //     model.safetensors      the master weights, as an export
 //     optimizer.safetensors  AdamW's moments
-//     manifest.json          step, samples consumed, configuration, each file's size and checksum, and the manifest's own checksum
+//     manifest.json          step, samples consumed, configuration, each file's size and checksum, and the
+//                            manifest's own checksum
 //
 // It is written under another name, fsynced, and renamed. Its contents do not depend on the number of
 // processes.

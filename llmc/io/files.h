@@ -37,8 +37,8 @@ std::filesystem::path plain_path(const std::filesystem::path& path);
 
 // Checks a file that will be written under another name and renamed.
 void require_replaceable_file(const std::filesystem::path& path);
-// Checks that the disk of the path has room for `bytes` and for a checkpoint of `checkpoint` bytes as well. The
-// path need not exist.
+// Checks that the disk of the path has room for `bytes` and for a checkpoint of `checkpoint` bytes as well.
+// The path need not exist.
 void require_space(const std::filesystem::path& path, std::uint64_t bytes, std::uint64_t checkpoint = 0);
 // Whether two paths are on one disk; they need not exist.
 bool on_one_disk(const std::filesystem::path& a, const std::filesystem::path& b);

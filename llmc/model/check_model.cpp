@@ -73,6 +73,7 @@ void check_part(const Model& model, const Part& part, bool is_first, bool is_las
 
 void check_model(const Model& model) {
     check(!model.runs.empty(), "a model has parts");
+    for (const Model::Run& run : model.runs) check(!run.parts.empty(), "each run of a model has parts");
     for (const Model::Run& run : model.runs) {
         for (const Part& part : run.parts) {
             const bool is_first = &part == &model.runs.front().parts.front(),

@@ -1,5 +1,5 @@
-// Describes a model: its parts in order; a part that is repeated is traced only once. A family's file makes it
-// (gpt2.cpp). Everything else about the model is derived from it.
+// Describes a model: its parts in order; a part that is repeated is traced only once. A family's file makes
+// it (gpt2.cpp). Everything else about the model is derived from it.
 #pragma once
 
 #include <algorithm>
@@ -90,7 +90,8 @@ struct Outline {
         int own_unit = 0;                    // The unit whose name stands for the part in messages.
         std::vector<int> units{};            // Units whose parameters it uses, in the order of use.
         std::vector<int> parameter_units{};  // For each of its parameters, the unit.
-        // Indices in `widths` of the residual stream before and after it; -1: it takes tokens, or makes losses.
+        // Indices in `widths` of the residual stream before and after it; -1: it takes tokens, or makes
+        // losses.
         int input_width = -1, output_width = -1;
 
         bool takes_tokens() const { return input_width < 0; }

@@ -175,8 +175,8 @@ struct Operation {
     // In a half of the pass, operands of the other half are empty or give only their shape.
     void (*backward)(Calls& calls);
     void (*rows)(Calls& calls) = nullptr;  // a few rows with a cache, if that needs another call
-    // Recomputes the output number `recomputed` from the other kept values. If `is_always_recomputed`, that output is
-    // never kept.
+    // Recomputes the output number `recomputed` from the other kept values. If `is_always_recomputed`, that
+    // output is never kept.
     void (*recompute)(Calls& calls) = nullptr;
     int recomputed = -1;
     bool is_always_recomputed = false;

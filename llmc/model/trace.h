@@ -36,8 +36,8 @@ struct Value {
     int divided_dim = 1;         // The dimension that ranks divide, if they do.
     std::string divided_what{};  // The things in this dimension, in messages.
     bool is_fp32 = false;        // Otherwise it has the compute dtype.
-    // The value of which this one is GELU; -1: none. A product that reads this value computes the gradient of that
-    // one directly.
+    // The value of which this one is GELU; -1: none. A product that reads this value computes the gradient of
+    // that one directly.
     int gelu_of = -1;
 
     std::int64_t features() const {

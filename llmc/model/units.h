@@ -106,8 +106,8 @@ struct TensorRun {
 std::vector<TensorRun> runs_of(const UnitLayout::Entry& entry, TensorRank ranks);
 
 // Fills `values` with fp32 initial weights of the unit's flat buffer from the element `begin` on. Padding is
-// zero. The weights are a pure function of (seed, tensor name, element index), so any mesh starts from the same
-// model.
+// zero. The weights are a pure function of (seed, tensor name, element index), so any mesh starts from the
+// same model.
 void initialize_unit(std::span<float> values, std::int64_t begin, const UnitLayout& unit, std::uint64_t seed);
 
 }  // namespace llmc

@@ -257,8 +257,8 @@ RunPlan plan_of_messages(RunSpec spec, std::int64_t count, std::int64_t micro_ba
 constexpr std::array all_kinds_of_bytes = {&BytesSent::inside, &BytesSent::across, &BytesSent::tied,
                                            &BytesSent::stages, &BytesSent::tensor};
 
-// Whether the steps of three plans grow evenly: the second is longer than the first as the third is longer than
-// the second. All chunks get equally many more layers, and each stage sends as much more.
+// Whether the steps of three plans grow evenly: the second is longer than the first as the third is longer
+// than the second. All chunks get equally many more layers, and each stage sends as much more.
 bool grows_evenly(const RunPlan& first, const RunPlan& second, const RunPlan& third) {
     std::set<int> growths;
     for (std::size_t stage = 0; stage < first.parts.size(); ++stage) {
@@ -312,10 +312,10 @@ std::vector<StagePart> parts_of_pipeline(const RunSpec& spec) {
     return parts_of_stages(spec, std::make_shared<Outline>(outline_of(spec.model)));
 }
 
-// Counts a step if it is short. Otherwise, equal layers send equally much, and groups of micro-batches do too once
-// all stages are busy. So short steps are counted, and the whole step is extrapolated from them: from few layers
-// and micro-batches, and from more of one and of both. Twice as many more of one must add twice as much, or
-// longer steps are counted.
+// Counts a step if it is short. Otherwise, equal layers send equally much, and groups of micro-batches do too
+// once all stages are busy. So short steps are counted, and the whole step is extrapolated from them: from
+// few layers and micro-batches, and from more of one and of both. Twice as many more of one must add twice as
+// much, or longer steps are counted.
 std::optional<RunPlan> plan_of_messages(const RunSpec& spec) {
     check_sizes_of(spec);
     const std::int64_t micro_batch = micro_batch_of(spec), all = spec.rank_sequences() / micro_batch;
@@ -339,7 +339,8 @@ std::optional<RunPlan> plan_of_messages(const RunSpec& spec) {
 
     // If `turn` is added to the count of layers, every chunk begins with the same kind of layer as before.
     const std::int64_t every = spec.recompute.kind == RecomputeKind::none ? 1 : spec.recompute.every;
-    const std::int64_t turn = std::lcm(kinds, every) / kinds * stages * spec.virtual_stages;
+    const std::int64_t turn =
+        saturated_product(saturated_product(every / std::gcd(kinds, every), stages), spec.virtual_stages);
     for (std::int64_t scale = 1;; scale *= 2) {
         const bool all_layers = !run || layers / turn < 2 * scale + 2,
                    all_groups = all / group < 4 * scale + 2;
@@ -366,7 +367,8 @@ std::optional<RunPlan> plan_of_messages(const RunSpec& spec) {
                 const long double few_of_both = sent(*plan), of_turn = sent(*layers_1) - few_of_both,
                                   of_group = sent(*groups_1) - few_of_both,
                                   of_both = sent(*both) - sent(*layers_1) - of_group;
-                // Sizes may be absurd. The limit leaves room for the sum of these numbers, which is shown too.
+                // Sizes may be absurd. The limit leaves room for the sum of these numbers, which is shown
+                // too.
                 plan->stages[stage].sent.*kind = static_cast<std::uint64_t>(std::min(
                     0x1p60L, few_of_both + turns * of_turn + groups * of_group + turns * groups * of_both));
             }

@@ -133,8 +133,8 @@ std::int64_t keep_algorithms(const Algorithms& found, std::string_view choices, 
     if (added.empty() || found.cache.empty()) return number_of_choices(added);
     try {
         make_directory(found.cache.parent_path());
-        // Other runs may write at the same time. Each writes a file of its own and renames it, so no reader sees half
-        // a file.
+        // Other runs may write at the same time. Each writes a file of its own and renames it, so no reader
+        // sees half a file.
         replace_file(found.cache, merged_choices(text_of(found.cache), added), fmt::format(".{}", name));
     } catch (const UserError&) {
         // The next run measures again.

@@ -17,8 +17,8 @@ namespace llmc {
 // The name of the file with a run's choices in its directory, and of the file with all choices in the user's
 // cache.
 inline constexpr const char* algorithms_file = "algorithms.txt";
-// $XDG_CACHE_HOME/train_gpt/algorithms.txt; XDG_CACHE_HOME is ~/.cache by default. Throws UserError if neither
-// XDG_CACHE_HOME nor HOME is set.
+// $XDG_CACHE_HOME/train_gpt/algorithms.txt; XDG_CACHE_HOME is ~/.cache by default. Throws UserError if
+// neither XDG_CACHE_HOME nor HOME is set.
 std::filesystem::path algorithms_cache();
 
 // Both take and return texts for Device::adopt_choices(). merged_choices: all choices of both; the second

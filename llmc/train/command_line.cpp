@@ -35,8 +35,8 @@ std::vector<std::string_view> lines_of(std::string_view text) {
     return lines;
 }
 
-// The command line of the parent process if that is mpirun, in the form of TRAIN_GPT_LAUNCHED. On other machines than
-// mpirun's own, the parent is a daemon and the result is empty.
+// The command line of the parent process if that is mpirun, in the form of TRAIN_GPT_LAUNCHED. On other
+// machines than mpirun's own, the parent is a daemon and the result is empty.
 std::string launched_by_mpirun() {
     std::ifstream file(fmt::format("/proc/{}/cmdline", getppid()));
     std::string words;
@@ -69,7 +69,8 @@ std::string shell_word(std::string_view word) {
 std::string program_as_called(std::span<const char* const> arguments, std::string_view launched,
                               int processes) {
     const std::string program = shell_word(arguments[0]);
-    // The launcher's command line ends with this program's own, unless the launcher runs a script that calls it.
+    // The launcher's command line ends with this program's own, unless the launcher runs a script that calls
+    // it.
     const std::vector<std::string_view> words = lines_of(launched);
     if (words.size() > arguments.size()) {
         const auto ours = words.end() - std::ssize(arguments);

@@ -49,7 +49,8 @@ std::string progress_line(std::int64_t first, std::int64_t done, std::int64_t to
     return fmt::format("[{:<{}}] {}", bar, width, text);
 }
 
-// Returns `before` and the progress line; only `before` once all steps are done; nothing without a status line.
+// Returns `before` and the progress line; only `before` once all steps are done; nothing without a status
+// line.
 std::string Console::progress(std::string_view before) const {
     if (!terminal_.has_status()) return "";
     if (done_ == total_) return std::string(before);

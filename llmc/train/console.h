@@ -1,4 +1,5 @@
-// The program's output while it runs. Only rank 0 prints. Errors go to standard error (Job::fail, bootstrap.h).
+// The program's output while it runs. Only rank 0 prints. Errors go to standard error (Job::fail,
+// bootstrap.h).
 #pragma once
 
 #include <chrono>

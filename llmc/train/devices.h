@@ -20,8 +20,8 @@ struct Place {
 };
 
 // All ranks call it and choose the same kind of device, which it writes into the options. Throws UserError if
-// processes would share a GPU without --share-gpu, if their GPUs are of different kinds, or if --device is not
-// available.
+// processes would share a GPU without --share-gpu, if their GPUs are of different kinds, or if --device is
+// not available.
 Place open_device(Options& options, Job& job);
 
 // The groups of the mesh, as communicators for the device's data. They come from `world` or from NCCL. NCCL

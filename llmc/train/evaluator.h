@@ -1,4 +1,5 @@
-// Evaluates a model during training: the validation loss and the accuracy on HellaSwag. Knows when each is due.
+// Evaluates a model during training: the validation loss and the accuracy on HellaSwag. Knows when each is
+// due.
 #pragma once
 
 #include <cstdint>

@@ -21,8 +21,8 @@ class HellaSwag {
   public:
     static constexpr std::size_t endings = 4;
 
-    // Reads the first `limit` examples of a file, or all (0). If `bpe` is null, the vocabulary must be bytes. A
-    // UserError begins with --eval-hellaswag and names the line.
+    // Reads the first `limit` examples of a file, or all (0). If `bpe` is null, the vocabulary must be bytes.
+    // A UserError begins with --eval-hellaswag and names the line.
     HellaSwag(const std::string& path, std::int64_t limit, const Model& model, const BytePairEncoder* bpe);
 
     std::int64_t examples() const { return std::ssize(examples_); }

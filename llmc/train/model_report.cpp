@@ -99,8 +99,8 @@ class ModelText {
         add("\n");
     }
 
-    // Adds the shards of the part's units, and the bytes sent to the next stage. A unit that parts share appears
-    // once.
+    // Adds the shards of the part's units, and the bytes sent to the next stage. A unit that parts share
+    // appears once.
     void add_shards(const Part& part, const Outline::OutlinedPart& outlined) {
         for (std::size_t i = 0; i < part.parameters.size(); ++i) {
             if (shown_.insert(outlined.parameter_units[i]).second)

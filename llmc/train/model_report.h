@@ -7,9 +7,9 @@
 
 namespace llmc {
 
-// Lists the parts, the parameters with this mesh's shards, and the operations. For each operation it gives the
-// activations that are kept or recomputed, the FLOPs and the bytes sent, for one sequence. Any size is accepted,
-// however large.
+// Lists the parts, the parameters with this mesh's shards, and the operations. For each operation it gives
+// the activations that are kept or recomputed, the FLOPs and the bytes sent, for one sequence. Any size is
+// accepted, however large.
 std::string model_text(const RunSpec& spec);
 
 }  // namespace llmc

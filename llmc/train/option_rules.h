@@ -23,7 +23,8 @@ std::vector<DependentSetting> dependent_settings();
 
 // Sets the settings that were not given, except those that depend on the device or the plan.
 void resolve(Options& options);
-// Throws UserError for a value out of range, or one that conflicts with another. The options must be resolved.
+// Throws UserError for a value out of range, or one that conflicts with another. The options must be
+// resolved.
 void check_ranges(const Options& options);
 
 }  // namespace llmc

@@ -1,4 +1,5 @@
-// The options of the program: every option with its default and its help text, and the checks of their values.
+// The options of the program: every option with its default and its help text, and the checks of their
+// values.
 #pragma once
 
 #include <cstdint>
@@ -135,7 +136,8 @@ struct Options {
     DType compute_dtype() const;
     DType kept_gradient_dtype() const;
     ScheduleKind schedule_kind() const;
-    // The mesh as seen by one process. Throws UserError if the processes cannot be divided as the options ask.
+    // The mesh as seen by one process. Throws UserError if the processes cannot be divided as the options
+    // ask.
     Mesh mesh(int processes, int rank) const;
     PipelineSchedule kind_of_pipeline_schedule() const;
     int chunks_of_stage() const;

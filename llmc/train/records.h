@@ -1,5 +1,5 @@
-// The files that a run writes about itself: metrics.jsonl, a line for each step; run.json and config.toml, what
-// was run; the algorithms that its GPUs chose. Only rank 0 writes.
+// The files that a run writes about itself: metrics.jsonl, a line for each step; run.json and config.toml,
+// what was run; the algorithms that its GPUs chose. Only rank 0 writes.
 #pragma once
 
 #include <cstdint>

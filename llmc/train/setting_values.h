@@ -1,5 +1,5 @@
-// Values of settings of any type: whether a value is set, and whether a text is a valid value. A UserError about a
-// value names the option.
+// Values of settings of any type: whether a value is set, and whether a text is a valid value. A UserError
+// about a value names the option.
 #pragma once
 
 #include <fmt/format.h>

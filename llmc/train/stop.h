@@ -1,7 +1,7 @@
 // Stopping a run by a signal. After SIGINT (Ctrl-C), SIGUSR1 or SIGTERM the run finishes its step, saves and
-// ends. A second signal ends it at once. Schedulers send SIGUSR1 before a job's time is over, and the launcher
-// (comm/launcher.h) sends it for Ctrl-C. Under mpirun, SIGTERM is not caught, because mpirun sends it to end
-// its processes.
+// ends. A second signal ends it at once. Schedulers send SIGUSR1 before a job's time is over, and the
+// launcher (comm/launcher.h) sends it for Ctrl-C. Under mpirun, SIGTERM is not caught, because mpirun sends
+// it to end its processes.
 #pragma once
 
 #include <string>
@@ -17,7 +17,8 @@ inline constexpr int stopped_status = 75;
 // Whether `here` is true on any rank. All ranks call it and get the same answer.
 bool on_any_rank(Communicator& ranks, bool here);
 
-// Catches the signals during its lifetime. Only one object may exist. A signal that was ignored stays ignored.
+// Catches the signals during its lifetime. Only one object may exist. A signal that was ignored stays
+// ignored.
 class StopSignals {
   public:
     StopSignals();
@@ -25,8 +26,8 @@ class StopSignals {
     StopSignals(const StopSignals&) = delete;
     StopSignals& operator=(const StopSignals&) = delete;
 
-    // Signals write nothing at first. From now on, the first one writes `acknowledgement` to standard output. The
-    // second writes `farewell` and ends the process. Call it once.
+    // Signals write nothing at first. From now on, the first one writes `acknowledgement` to standard output.
+    // The second writes `farewell` and ends the process. Call it once.
     void answer_with(std::string acknowledgement, std::string farewell);
 
     // Whether this process received one of the signals.

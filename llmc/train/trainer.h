@@ -65,8 +65,8 @@ class Trainer {
     const std::string& algorithms() const { return algorithms_; }
 
     // Trains one step: loads this rank's micro-batches (RunPlan::share) and performs the list of actions.
-    // UserError on all ranks if the loss or the gradient is not finite; it names the first tensor that is not.
-    // UserError also if ranks that must have the same parameters or optimizer state differ, where
+    // UserError on all ranks if the loss or the gradient is not finite; it names the first tensor that is
+    // not. UserError also if ranks that must have the same parameters or optimizer state differ, where
     // --check-replicas-every compares them.
     StepMetrics train_step(TrainingBatches& batches);
 

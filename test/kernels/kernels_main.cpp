@@ -20,8 +20,8 @@
 
 namespace kernel_test {
 
-// KERNEL_SEED=N is the seed of the inputs and of the order of threads. With seed 0, threads run in the order of
-// their numbers; the results of the tests then do not reveal missing barriers.
+// KERNEL_SEED=N is the seed of the inputs and of the order of threads. With seed 0, threads run in the order
+// of their numbers; the results of the tests then do not reveal missing barriers.
 std::uint64_t seed() {
     static const std::uint64_t value = [] {
         const char* given = std::getenv("KERNEL_SEED");
@@ -127,8 +127,8 @@ class LabTest : public testing::Test {
 };
 
 #ifndef __CUDACC__
-// Kernels that run in a single block at any size, so that there are no races between blocks. One is the end of
-// a sum in fp64, whose parts have their own blocks. The other stores AdamW's coefficients with one thread.
+// Kernels that run in a single block at any size, so that there are no races between blocks. One is the end
+// of a sum in fp64, whose parts have their own blocks. The other stores AdamW's coefficients with one thread.
 constexpr std::string_view of_one_block[] = {"sum_total_kernel3<double>",
                                              "store_kernel<llmc::cuda::AdamWCoefficients>"};
 

@@ -1,8 +1,8 @@
-// The parallel matrix of GPT-2: all settings for the number of ranks of this job. `make test-matrix` trains each.
-// `make test` trains enough of them that every two values meet on some number of ranks.
+// The parallel matrix of GPT-2: all settings for the number of ranks of this job. `make test-matrix` trains
+// each. `make test` trains enough of them that every two values meet on some number of ranks.
 //
-// Runs that differ only in the schedule, the ZeRO stage or recompute agree bit by bit. In fp32, every run is near
-// that of one process.
+// Runs that differ only in the schedule, the ZeRO stage or recompute agree bit by bit. In fp32, every run is
+// near that of one process.
 #include <gtest/gtest.h>
 
 #include <algorithm>

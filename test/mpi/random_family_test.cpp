@@ -1,5 +1,6 @@
 // Families drawn at random: every legal trace trains to the gradients of the interpreter, the same bits with
-// every kind of recompute, and generates what it evaluates. Also the layers of strange_family.h that are rare.
+// every kind of recompute, and generates what it evaluates. Also the layers of strange_family.h that are
+// rare.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // The operands of one call of an operation, in the device's memory, with checks.
 //
-// Results that are to be overwritten, and the workspace, hold NaN before the call. Operands that are only read must
-// be unchanged after it. The memory around every operand must be untouched. A violation is reported as a
-// ProgrammingError. (With the address sanitizer, reading around an operand ends the program.)
+// Results that are to be overwritten, and the workspace, hold NaN before the call. Operands that are only
+// read must be unchanged after it. The memory around every operand must be untouched. A violation is reported
+// as a ProgrammingError. (With the address sanitizer, reading around an operand ends the program.)
 #pragma once
 
 #if defined(__SANITIZE_ADDRESS__)

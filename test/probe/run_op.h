@@ -1,9 +1,9 @@
 // Runs one operation of llmc/device/ops.h by its name, on tensors of the host. The tests against PyTorch and
 // against the committed reference files share it.
 //
-// Inputs and results have the names that ops.h gives the operands. An operand that accumulates, or is changed in
-// place, is both an input and a result. An optional operand is used if it is given. Scalars are inputs of one
-// element. Further inputs:
+// Inputs and results have the names that ops.h gives the operands. An operand that accumulates, or is changed
+// in place, is both an input and a result. An optional operand is used if it is given. Scalars are inputs of
+// one element. Further inputs:
 //   matmul_forward      with_gelu = 1 asks for pre_gelu
 //   matmul_backward     without_din = 1 asks for no din
 //   gelu_backward, add  in_place = 1: din is dout, out is a; add: in_place = 2: out is b

@@ -1,20 +1,22 @@
-// Runs CUDA kernels on the CPU, for tests. Every CUDA thread is a fiber. One operating-system thread runs the blocks
-// of a grid one after another, and in a block any fiber that can go on. Fibers switch only when they wait, so the
-// work between two barriers is not interrupted. ThreadSanitizer finds the faults that this hides.
+// Runs CUDA kernels on the CPU, for tests. Every CUDA thread is a fiber. One operating-system thread runs the
+// blocks of a grid one after another, and in a block any fiber that can go on. Fibers switch only when they
+// wait, so the work between two barriers is not interrupted. ThreadSanitizer finds the faults that this
+// hides.
 //
 // Faults end the process with one line that names the kernel, the line in it, block and thread:
-// - a barrier or warp collective that some of its threads miss, or that threads reach at different lines or through
-//   different calls,
+// - a barrier or warp collective that some of its threads miss, or that threads reach at different lines or
+//   through different calls,
 // - more threads, registers or shared memory than the chip has, a misaligned 16-byte access,
 // - a thread that returns without having waited for its copies.
-// A test itself finds reads of memory that was never written, because they give NaN. Shared arrays begin as 0xff
-// bytes, and the target of a cp.async holds 0xff until the copy is waited for.
-// With a seed, warps, lanes and blocks take turns in a random order, so that a missing barrier shows as a wrong
-// result. With -fsanitize=address, every shared array has red zones. With -fsanitize=thread, a missing barrier, or
-// two blocks that write to one place, is reported as a data race.
+// A test itself finds reads of memory that was never written, because they give NaN. Shared arrays begin as
+// 0xff bytes, and the target of a cp.async holds 0xff until the copy is waited for. With a seed, warps, lanes
+// and blocks take turns in a random order, so that a missing barrier shows as a wrong result. With
+// -fsanitize=address, every shared array has red zones. With -fsanitize=thread, a missing barrier, or two
+// blocks that write to one place, is reported as a data race.
 //
-// Some properties only a GPU can show. The layout of PTX fragments is taken from the manual (a conformance test
-// compares it on a GPU). Memory fences order everything, there are no bank conflicts, and speed is not modelled.
+// Some properties only a GPU can show. The layout of PTX fragments is taken from the manual (a conformance
+// test compares it on a GPU). Memory fences order everything, there are no bank conflicts, and speed is not
+// modelled.
 #pragma once
 
 #include <cuda_bf16.h>

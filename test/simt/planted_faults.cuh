@@ -1,5 +1,5 @@
-// Kernels with one fault each, and the same kernels without it: faulty = false. A sound kernel with 64 threads a block
-// writes
+// Kernels with one fault each, and the same kernels without it: faulty = false. A sound kernel with 64
+// threads a block writes
 //   out[i] = in[i] + in[63 - i]
 #pragma once
 

@@ -132,8 +132,8 @@ TEST_F(PipelinesThatRecompute, BlocksByTheirNumberInTheModel) {
     });
 }
 
-// Each chunk has one block, and every second block recomputes. With an even number of stages, all or none of a
-// stage's blocks recompute. With an odd number, some blocks of each stage do, in slots of their own.
+// Each chunk has one block, and every second block recomputes. With an even number of stages, all or none of
+// a stage's blocks recompute. With an odd number, some blocks of each stage do, in slots of their own.
 TEST_F(PipelinesThatRecompute, ChunksThatKeepDifferentBlocks) {
     for_all_splits([&](const Sizes& sizes) {
         const Recompute second{.kind = block, .every = 2};

@@ -111,7 +111,8 @@ TEST_F(Plans, WhatAStepSendsIsKnownWithoutItsPlan) {
     }
 }
 
-// The first and the last chunk begin to grow only in deeper models than the short steps that are counted first.
+// The first and the last chunk begin to grow only in deeper models than the short steps that are counted
+// first.
 TEST_F(Plans, WhatAStepSendsIsRightOrNotCounted) {
     struct Size {
         std::int64_t layers, channels, micro_batches;

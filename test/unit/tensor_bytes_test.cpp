@@ -2,11 +2,12 @@
 // product `a f`. Its factor a is the bytes of the residual stream (B T C numbers), and f = (R - 1)/R for R
 // ranks.
 //
-// Each of the two sums of a forward pass is a reduce-scatter and a gather, each a f: 4 a f together. The backward
-// pass sends as much. With sequence parallelism, the reduce-scatters come after products, and the gathers before
-// them. The backward pass then gathers both layernorms' outputs again, for the gradients of weights: 10 a f.
-// Recomputing a block repeats its forward pass up to the last product: one more sum, and with sequence parallelism
-// one more gather. A zero-bubble schedule gathers the gradients of both sums in each part of the backward pass.
+// Each of the two sums of a forward pass is a reduce-scatter and a gather, each a f: 4 a f together. The
+// backward pass sends as much. With sequence parallelism, the reduce-scatters come after products, and the
+// gathers before them. The backward pass then gathers both layernorms' outputs again, for the gradients of
+// weights: 10 a f. Recomputing a block repeats its forward pass up to the last product: one more sum, and
+// with sequence parallelism one more gather. A zero-bubble schedule gathers the gradients of both sums in
+// each part of the backward pass.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

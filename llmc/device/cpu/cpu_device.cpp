@@ -82,7 +82,8 @@ std::optional<std::string> proc_value(const char* path, std::string_view name) {
 
 int default_threads() {
     if (std::getenv("OMP_NUM_THREADS") != nullptr) {
-        // No machine has more threads. With more, libgomp crashes because their stacks do not fit into memory.
+        // No machine has more threads. With more, libgomp crashes because their stacks do not fit into
+        // memory.
         constexpr int most = 4096;
         const int threads = omp_get_max_threads();
         if (threads > most) user_error("OMP_NUM_THREADS {} is out of range; give 1 to {}", threads, most);

@@ -53,9 +53,10 @@ Left<bfloat16> left_hand(bfloat16* copy, const float* sums, std::int64_t stride,
 Left<bfloat16> left_hand_transposed(bfloat16* copy, const float* sums, std::int64_t stride, std::int64_t rows,
                                     std::int64_t columns);
 
-// Copy a plain matrix to a right-hand matrix, which is stored in panels of 16 columns: element (p, j) is at [j
-// / 16][p / group][j % 16][p % group]. The inner loop reads it from beginning to end. The numbers of rows and
-// columns of the plain matrix are multiples of 16. `panel_depth` is the number of rows in a panel of `to`.
+// Copy a plain matrix to a right-hand matrix, which is stored in panels of 16 columns: element (p, j) is at
+// [j / 16][p / group][j % 16][p % group]. The inner loop reads it from beginning to end. The numbers of rows
+// and columns of the plain matrix are multiples of 16. `panel_depth` is the number of rows in a panel of
+// `to`.
 inline void copy_panels(float* to, std::int64_t panel_depth, const float* from, std::int64_t rows,
                         std::int64_t columns) {
     for (std::int64_t p = 0; p < rows; ++p) {
@@ -101,8 +102,8 @@ void multiply_tile(float* c, std::int64_t c_columns, const Left<float>& a, const
     }
 }
 
-// Sets c to a b, or adds a b to it. Rows of c are c_columns elements apart. b points to `depth` rows of panels
-// with `panel_depth` rows each. rows, columns and depth are multiples of 16.
+// Sets c to a b, or adds a b to it. Rows of c are c_columns elements apart. b points to `depth` rows of
+// panels with `panel_depth` rows each. rows, columns and depth are multiples of 16.
 template <bool accumulate>
 void multiply(float* c, std::int64_t c_columns, const Left<float>& a, const float* b,
               std::int64_t panel_depth, std::int64_t rows, std::int64_t columns, std::int64_t depth) {

@@ -86,8 +86,8 @@ inline float gelu_derivative(float x) {
 }
 
 // lane_sum() adds in a fixed order: element i to lane i % 32, then the lanes in a binary tree. With a single
-// vector of sums each addition would wait for the one before; 32 lanes keep several vector additions in flight.
-// Rounding errors grow with n / 32.
+// vector of sums each addition would wait for the one before; 32 lanes keep several vector additions in
+// flight. Rounding errors grow with n / 32.
 
 // sum of term(i) over i = 0 ... n-1
 template <class Number, class Term>

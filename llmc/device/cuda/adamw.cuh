@@ -16,9 +16,9 @@ __device__ __forceinline__ bf16 round_stochastically(float x, std::uint32_t rand
     return __ushort_as_bfloat16(llmc::round_stochastically(__float_as_uint(x), random));
 }
 
-// The numbers that change from step to step, in device memory. The host computes the bias corrections in fp64,
-// since 1 - beta^step loses precision by cancellation, and a power in every thread would cost more than the
-// update. The corrections thus have the same bits as on the CPU device.
+// The numbers that change from step to step, in device memory. The host computes the bias corrections in
+// fp64, since 1 - beta^step loses precision by cancellation, and a power in every thread would cost more than
+// the update. The corrections thus have the same bits as on the CPU device.
 struct AdamWCoefficients {
     float beta1, beta2, one_minus_beta1, one_minus_beta2, eps;
     float step_size;         // learning rate / (1 - beta1^step)

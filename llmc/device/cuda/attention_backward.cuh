@@ -1,6 +1,6 @@
 // Causal attention backward in the manner of FlashAttention (ops.h: attention_backward). It recomputes the
-// probabilities, a tile at a time, from the scores and the log-sum-exp of the forward pass. No (T,T) matrix is
-// stored. The bf16 kernels run on tensor cores; the fp32 kernels are in attention_backward_fp32.cuh. The
+// probabilities, a tile at a time, from the scores and the log-sum-exp of the forward pass. No (T,T) matrix
+// is stored. The bf16 kernels run on tensor cores; the fp32 kernels are in attention_backward_fp32.cuh. The
 // development of these kernels is in dev/attention_backward.cu.
 //
 // dq sums over keys; dk and dv sum over queries. A block that computed all three would add to other blocks'
@@ -12,7 +12,8 @@
 // with atomics. The advantages:
 // - There is no dq in fp32 that is accumulated in memory and converted later.
 // - There is a block for each 128 rows (64 at head size 128) for any batch. A kernel with one block per head,
-//   which adds in order, needs as many heads as the GPU has multiprocessors (kernel 4 in dev/attention_backward.cu).
+//   which adds in order, needs as many heads as the GPU has multiprocessors (kernel 4 in
+//   dev/attention_backward.cu).
 // - p and ds stay in registers, as described below.
 //
 // Each warp works alone on its 32 rows (16 at head size 128). It computes the scores of these rows, which the
@@ -323,8 +324,8 @@ __device__ __forceinline__ void weigh_transposed(typename T::Scores& p, typename
     }
 }
 
-// A block owns a tile of keys and goes over the queries that attend to them. Scores are transposed here: a row
-// belongs to a key.
+// A block owns a tile of keys and goes over the queries that attend to them. Scores are transposed here: a
+// row belongs to a key.
 template <int columns>
 __global__ void __launch_bounds__(128, 2)
     attention_backward_keys_kernel5(bf16* dqkv, const float* row_values, const bf16* dout, const bf16* qkv,

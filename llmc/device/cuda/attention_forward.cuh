@@ -1,7 +1,8 @@
 // Causal attention forward (ops.h: attention_forward). For each block of queries it goes over blocks of keys
-// with a running softmax, so that no (T,T) matrix exists (Dao, "FlashAttention-2", 2023). The bf16 kernel uses
-// tensor cores. It rounds the probabilities to bf16 for their product with the values; all else is fp32. The
-// fp32 kernel is in attention_forward_fp32.cuh. The development of this kernel is in dev/attention_forward.cu.
+// with a running softmax, so that no (T,T) matrix exists (Dao, "FlashAttention-2", 2023). The bf16 kernel
+// uses tensor cores. It rounds the probabilities to bf16 for their product with the values; all else is fp32.
+// The fp32 kernel is in attention_forward_fp32.cuh. The development of this kernel is in
+// dev/attention_forward.cu.
 #pragma once
 
 #include <type_traits>
@@ -29,8 +30,8 @@ struct RunningSoftmax {
         }
     }
 
-    // Raises the maxima to those of further scores and rescales `sum`. The caller must multiply its own earlier
-    // sums of values by `factors`.
+    // Raises the maxima to those of further scores and rescales `sum`. The caller must multiply its own
+    // earlier sums of values by `factors`.
     template <int key_blocks>
     __device__ __forceinline__ void raise(float (&factors)[row_blocks][2],
                                           const Block (&scores)[row_blocks][key_blocks],

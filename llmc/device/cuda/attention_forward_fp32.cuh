@@ -136,7 +136,8 @@ __global__ void __launch_bounds__(Tiling::threads, 2)
         }
         __syncwarp();  // the same half of a warp writes and reads a row of probabilities
 
-        // The sums of columns 4 * column ... 4 * column + 3 and, for `columns` = 128, of those 64 to the right
+        // The sums of columns 4 * column ... 4 * column + 3 and, for `columns` = 128, of those 64 to the
+        // right
 #pragma unroll 2
         for (int j = 0; j < key_rows; j += 4) {
             Packed<float> p[4];

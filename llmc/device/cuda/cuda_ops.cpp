@@ -12,8 +12,8 @@ namespace llmc::cuda {
 
 namespace {
 
-// The kind of GPU for which algorithms are chosen: its name and its number of multiprocessors. GPUs of one name
-// may differ in that number; GPUs of one chip may differ in name and memory.
+// The kind of GPU for which algorithms are chosen: its name and its number of multiprocessors. GPUs of one
+// name may differ in that number; GPUs of one chip may differ in name and memory.
 std::string kind_of(std::string_view gpu, const Chip& chip) {
     return fmt::format("{} with {} multiprocessors", gpu, chip.multiprocessors);
 }
@@ -84,8 +84,8 @@ void CudaOps::require_sizes(const WorkspaceRequest& request) const {
     }
 }
 
-// The workspace begins with the memory of the products. This part is separate, since one call may run a product
-// and a kernel that also needs workspace.
+// The workspace begins with the memory of the products. This part is separate, since one call may run a
+// product and a kernel that also needs workspace.
 std::size_t CudaOps::workspace_bytes(const WorkspaceRequest& request) const {
     constexpr std::size_t few = 4096;  // partial sums, AdamW's coefficients
     return LtProducts::workspace_bytes +

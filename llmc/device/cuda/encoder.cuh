@@ -26,8 +26,8 @@ struct TableRows {
 
 // ---- forward ----
 
-// A thread computes the same 16 bytes of a position in `encoder_batch` sequences. It reads wpe once for all of
-// them. Its reads of wte, at random rows, are in flight together.
+// A thread computes the same 16 bytes of a position in `encoder_batch` sequences. It reads wpe once for all
+// of them. Its reads of wte, at random rows, are in flight together.
 inline constexpr int encoder_batch = 4;
 
 template <class X>

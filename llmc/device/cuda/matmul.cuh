@@ -1,5 +1,5 @@
-// The matrix product out = in weight^T + bias (ops.h: matmul_forward). It replaces cuBLASLt on the executor of
-// test/simt and in the kernel lab. The development of these kernels is in dev/matmul_forward.cu.
+// The matrix product out = in weight^T + bias (ops.h: matmul_forward). It replaces cuBLASLt on the executor
+// of test/simt and in the kernel lab. The development of these kernels is in dev/matmul_forward.cu.
 //
 // In both operands the input channels are contiguous, so both are read in rows. `in` has tiles of rows.
 // `weight` has tiles of output channels, which are the columns of `out`.

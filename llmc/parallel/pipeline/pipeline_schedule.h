@@ -1,7 +1,7 @@
 // Defines pipeline schedules as data: for each stage, its forward and backward passes in order. A schedule is
 // a pure function of the numbers of stages, chunks and micro-batches; no measured time enters. The simulation
-// (pipeline_simulation.h) computes its duration, and timeline/pipeline_timeline.h draws it. build_step.h makes
-// a list of actions from it: the work of each pass, and the transfers.
+// (pipeline_simulation.h) computes its duration, and timeline/pipeline_timeline.h draws it. build_step.h
+// makes a list of actions from it: the work of each pass, and the transfers.
 //
 // The model is cut into `chunks` of neighbouring layers (pipeline_partition.h); chunk c runs on stage c %
 // stages. Every schedule runs each chunk's passes of a kind in increasing order of micro-batches. Gradients

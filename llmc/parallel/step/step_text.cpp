@@ -109,9 +109,9 @@ Line taken_apart(std::string text, std::size_t places, std::string on) {
 }
 
 // Whether lines [at + period, at + 2 period) repeat lines [at, at + period) for later layers. The numbers of
-// layers may all differ by the same number. Places in the list may differ by the period or, with `first`, by as
-// much as from lines [first, first + period) to the lines after these. (The update of each layer waits for an
-// earlier action than that of the layer before.)
+// layers may all differ by the same number. Places in the list may differ by the period or, with `first`, by
+// as much as from lines [first, first + period) to the lines after these. (The update of each layer waits for
+// an earlier action than that of the layer before.)
 bool repeats(const std::vector<Line>& lines, std::size_t at, std::size_t period,
              std::optional<std::size_t> first = std::nullopt) {
     if (at + 2 * period > lines.size()) return false;

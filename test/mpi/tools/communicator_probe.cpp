@@ -134,6 +134,7 @@ void run(Job& job, std::span<char*> arguments) {
 
 int main(int argc, char** argv) {
     if (const auto status = launch_processes(argc, argv)) return *status;
+    accept_stop_signal();  // ends this program, which does not handle it
     Job job;
     try {
         run(job, {argv, static_cast<std::size_t>(argc)});

@@ -81,6 +81,7 @@ void run(const Options& options, Job& job) {
 
 int main(int argc, char** argv) {
     if (const auto status = llmc::launch_processes(argc, argv)) return *status;
+    llmc::accept_stop_signal();  // ends this program, which does not handle it
     llmc::let_waiting_threads_sleep(argv);
     llmc::Job job;
     try {

@@ -1,7 +1,7 @@
 // NCCL's communicators: their creation, their end and their state.
 //
-// A communicator that does not block (ncclConfig_t::blocking = 0) returns ncclInProgress, and progresses only when
-// its state is queried. Before that its call is not even queued, and another call is refused.
+// A communicator that does not block (ncclConfig_t::blocking = 0) returns ncclInProgress, and progresses only
+// when its state is queried. Before that its call is not even queued, and another call is refused.
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>

@@ -1,6 +1,7 @@
-// The CUDA runtime of the tests. It replaces libcudart, libcublasLt and libnccl, so that the host code of the CUDA
-// device runs, unchanged, on a machine without a GPU. Kernels run on the executor (simt/executor.h), copies and
-// products on the CPU, all of it late and in a random order (streams.h). This file holds what its parts share.
+// The CUDA runtime of the tests. It replaces libcudart, libcublasLt and libnccl, so that the host code of the
+// CUDA device runs, unchanged, on a machine without a GPU. Kernels run on the executor (simt/executor.h),
+// copies and products on the CPU, all of it late and in a random order (streams.h). This file holds what its
+// parts share.
 //
 // Environment variables:
 //   SIMT_SEED=N           the order in which streams, blocks, warps and lanes take turns; 0: as they were issued

@@ -1,10 +1,10 @@
-// Streams as queues of work that runs late and in a random order. Asynchronous work of CUDA does not run when it is
-// called, but is queued. When the host waits, work runs until the awaited work is done. The seed draws which stream
-// goes on, as far as events allow. So a missing wait, or a buffer that is reused too early, changes the result in
-// some order.
+// Streams as queues of work that runs late and in a random order. Asynchronous work of CUDA does not run when
+// it is called, but is queued. When the host waits, work runs until the awaited work is done. The seed draws
+// which stream goes on, as far as events allow. So a missing wait, or a buffer that is reused too early,
+// changes the result in some order.
 //
-// Streams have random priorities. They are drawn again whenever the host waits, and sometimes in between. A stream
-// that runs far ahead of another shows more faults than alternating streams.
+// Streams have random priorities. They are drawn again whenever the host waits, and sometimes in between. A
+// stream that runs far ahead of another shows more faults than alternating streams.
 //
 // The null stream waits for all streams but those made with cudaStreamNonBlocking, and its work runs at once.
 #pragma once

@@ -1,5 +1,5 @@
-// The order of work. CUDA's guarantees hold under every seed. An order that CUDA does not guarantee goes wrong
-// under some seeds.
+// The order of work. CUDA's guarantees hold under every seed. An order that CUDA does not guarantee goes
+// wrong under some seeds.
 #include <thread>
 
 #include "simt/runtime/device_memory.h"

@@ -1,0 +1,198 @@
+// The one table of settings, with the help text of each. The command line, the configuration file and the record
+// of a run use it (options.cpp).
+#pragma once
+
+#include <string>
+
+#include "llmc/model/family.h"
+#include "llmc/model/recompute.h"
+#include "llmc/optim/schedule.h"
+#include "llmc/parallel/pipeline/pipeline_schedule.h"
+#include "llmc/train/options.h"
+#include "llmc/train/setting_values.h"
+
+namespace llmc {
+
+inline Choices recompute_names() {
+    Choices names;
+    for (const auto kind : {RecomputeKind::none, RecomputeKind::selective, RecomputeKind::block})
+        names.emplace_back(name_of(kind));
+    return names;
+}
+
+inline Choices schedule_names() {
+    Choices names;
+    for (const auto kind :
+         {ScheduleKind::cosine, ScheduleKind::linear, ScheduleKind::constant, ScheduleKind::wsd}) {
+        names.emplace_back(name_of(kind));
+    }
+    return names;
+}
+
+inline Choices pipeline_schedule_names() {
+    Choices names;
+    for (const PipelineSchedule schedule : all_pipeline_schedules) names.emplace_back(name_of(schedule));
+    return names;
+}
+
+// The text of --help for a setting: what it does, and the word that stands for its value.
+struct Help {
+    const char* text;
+    const char* value = "N";
+};
+
+// Calls
+//   group(title)                          before the settings of a group
+//   setting(name, value, help, choices)   for each setting; choices may be empty
+template <class OptionsRef, class Group, class Setting>
+void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
+    const Choices any;
+    group("Model");
+    setting("model", o.model, {"Use the sizes of this model; the options below override them"},
+            model_names());
+    for (const FamilyOption& option : family_options()) {
+        const auto value = [&](auto& values) -> auto& { return values.find(option.name)->second; };
+        if (option.is_switch()) {
+            setting(option.name.data(), value(o.of_model.switches), {option.help.data()}, any);
+        } else {
+            setting(option.name.data(), value(o.of_model.sizes), {option.help.data()}, any);
+        }
+    }
+    setting("init", o.init, {"Start from the weights in a safetensors file with Hugging Face names", "FILE"},
+            any);
+
+    group("Data");
+    setting("train-data", o.train_data,
+            {"Train on a text file, read as bytes, or on token shards 'PATTERN*.bin' (default: generated "
+             "stories)",
+             "FILE"},
+            any);
+    setting(
+        "val-data", o.val_data,
+        {"Validate on FILE (default: the last tenth of a training text; nothing for token shards)", "FILE"},
+        any);
+    setting("bpe-dir", o.bpe_directory,
+            {"Read GPT-2's encoder.json and vocab.bpe from DIR (default: data/gpt2_bpe if it exists)", "DIR"},
+            any);
+
+    group("Training");
+    setting("steps", o.steps,
+            {"Train for N steps; 0: show the plan, and evaluate and sample given weights, without training"},
+            any);
+    setting("global-batch-tokens", o.global_batch_tokens,
+            {"Use N tokens per step over all processes (default: 24 sequences)"}, any);
+    setting("micro-batch-size", o.micro_batch_size,
+            {"Compute N sequences at once (default: 2048 tokens; on GPUs 65536)"}, any);
+    setting("recompute", o.recompute,
+            {"Save memory by recomputing layernorms and GELU (selective) or whole blocks (block) in the "
+             "backward pass"},
+            recompute_names());
+    setting("recompute-every", o.recompute_every, {"Recompute one block in N (default: 1, every block)"},
+            any);
+    setting("seed", o.seed, {"Seed initial weights, data order, samples and rounding with N"}, any);
+    setting(
+        "comm-timeout", o.communication_timeout,
+        {"End the job if a process does not answer for N seconds; on GPUs, N must exceed the time of a step"},
+        any);
+
+    group("Precision and devices");
+    setting("dtype", o.dtype, {"Compute in this format (default: bf16 on GPUs, fp32 on the CPU)"},
+            Choices{"fp32", "bf16"});
+    setting("gradient-dtype", o.gradient_dtype,
+            {"Keep and reduce gradients in this format; bf16 needs --dtype bf16"}, Choices{"fp32", "bf16"});
+    setting("device", o.device, {"Compute on this device; auto uses GPUs if there are any"},
+            Choices{"auto", "cpu", "cuda"});
+    setting("attention", o.attention, {"On GPUs, use this program's own attention kernels or cuDNN's"},
+            Choices{"flash", "cudnn"});
+    setting("tf32", o.tf32, {"On GPUs, round the factors of fp32 products to TF32"}, any);
+    setting("cuda-sync", o.cuda_sync, {"Wait for every GPU kernel, so that an error names the kernel"}, any);
+    setting("share-gpu", o.share_gpu, {"Let several processes share one GPU, for tests"}, any);
+
+    group("Sharding (ZeRO, FSDP)");
+    setting("zero-stage", o.zero_stage, {"Shard optimizer state (1), gradients too (2), parameters too (3)"},
+            any);
+    setting("zero-shard-size", o.zero_shard_size,
+            {"Shard over groups of N data-parallel processes (default: all)"}, any);
+    setting("reduce-every", o.reduce_every,
+            {"Reduce gradients once per step or micro-batch (default: micro-batch from ZeRO stage 2, else "
+             "step)"},
+            Choices{"step", "micro-batch"});
+    setting("prefetch-units", o.prefetch_units,
+            {"With ZeRO stage 3, gather parameters N units ahead (default: 1)"}, any);
+    setting("reshard-after-forward", o.reshard_after_forward,
+            {"With ZeRO stage 3, free parameters after the forward pass and gather them again for the "
+             "backward pass"},
+            any);
+    setting("overlap-grad-reduce", o.overlap_grad_reduce, {"Overlap communication with computation"}, any);
+    setting("check-replicas-every", o.check_replicas_every,
+            {"Compare the processes' copies of the state every N steps; 0: never"}, any);
+
+    group("Tensor parallelism");
+    setting("tensor-parallel", o.tensor_parallel, {"Split each layer over N processes"}, any);
+    setting("sequence-parallel", o.sequence_parallel,
+            {"Split the tokens of a micro-batch over tensor-parallel processes between layers"}, any);
+
+    group("Pipeline");
+    setting("pipeline-parallel", o.pipeline_parallel, {"Split the layers into N pipeline stages"}, any);
+    setting("pipeline-schedule", o.pipeline_schedule,
+            {"Order the stages' work by this schedule (default: 1f1b; interleaved if --virtual-stages is "
+             "above 1)"},
+            pipeline_schedule_names());
+    setting("virtual-stages", o.virtual_stages,
+            {"Split each stage into N chunks of layers (default: 2 if interleaved, else 1)"}, any);
+    setting(
+        "pipeline-layers", o.pipeline_layers,
+        {"Give the chunks these numbers of layers, such as 7,6,6,5 (default: balance their cost)", "LIST"},
+        any);
+
+    group("Optimizer (AdamW)");
+    setting("lr", o.learning_rate, {"Use learning rate N after warmup (default: depends on --model)"}, any);
+    setting("warmup-steps", o.warmup_steps,
+            {"Raise the learning rate over N steps (default: 100; 0 if constant)"}, any);
+    setting("lr-schedule", o.schedule,
+            {"Decay the learning rate this way after warmup; wsd decays linearly in the last fifth"},
+            schedule_names());
+    setting("min-lr-fraction", o.min_lr_fraction, {"Decay the learning rate to N times --lr"}, any);
+    setting("weight-decay", o.weight_decay,
+            {"Apply weight decay N to matrices and embeddings, not to biases and layernorms"}, any);
+    setting("beta1", o.beta1, {"Decay the first moment by N per step"}, any);
+    setting("beta2", o.beta2, {"Decay the second moment by N per step"}, any);
+    setting("eps", o.eps, {"Add N to the square root of the second moment"}, any);
+    setting("grad-clip", o.grad_clip, {"Clip the gradient's global norm to N; 0: do not clip"}, any);
+
+    setting("stochastic-rounding", o.stochastic_rounding,
+            {"Round weights to --dtype bf16 stochastically, not to nearest"}, any);
+
+    group("Validation and samples");
+    setting("val-every", o.val_every, {"Validate every N steps and after the last; 0: after the last only"},
+            any);
+    setting("val-batches", o.val_batches, {"Validate on at most N global batches; 0: on all"}, any);
+    setting("eval-hellaswag", o.eval_hellaswag,
+            {"Score the HellaSwag examples in FILE (such as hellaswag_val.jsonl)", "FILE"}, any);
+    setting("eval-every", o.eval_every, {"Score every N steps and after the last; 0: after the last only"},
+            any);
+    setting("eval-examples", o.eval_examples, {"Score the first N examples; 0: all"}, any);
+    setting("sample-every", o.sample_every,
+            {"Sample every N steps and after the last; 0: after the last only"}, any);
+    setting("sample-tokens", o.sample_tokens, {"Sample N tokens each time; 0: no samples"}, any);
+    setting("prompt", o.prompt, {"Begin samples with TEXT (\\n is a new line) or with token ids", "TEXT"},
+            any);
+    setting("temperature", o.temperature, {"Divide the logits by N; 0: take the likeliest token"}, any);
+    setting("top-k", o.top_k, {"Sample from the N likeliest tokens; 0: from all"}, any);
+    setting("top-p", o.top_p,
+            {"Sample from the smallest set of tokens whose probabilities sum to N; 1: from all"}, any);
+
+    group("Results");
+    setting("out-dir", o.out_dir, {"Write results to DIR (default: runs/ and the current time)", "DIR"}, any);
+    setting("metrics", o.metrics,
+            {"Write one JSON line per step to FILE (default: metrics.jsonl in --out-dir)", "FILE"}, any);
+    setting("checkpoint-every", o.checkpoint_every,
+            {"Save every N steps and after the last; 0: after the last only"}, any);
+    setting("export", o.export_file,
+            {"Write the final weights to a safetensors file with Hugging Face names", "FILE"}, any);
+}
+
+// For callers that need no groups.
+inline constexpr auto no_group = [](const char*) {};
+
+}  // namespace llmc
