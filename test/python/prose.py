@@ -29,7 +29,7 @@ DANGLING = r"(?:[^\w{]|_)*(Of|What|Where|Beside|Behind)\b"
 NO_QUESTION = r"(?!.*\?\W*$)"
 OPENING = re.compile(DANGLING + NO_QUESTION, re.IGNORECASE)
 OPENING_OF_STRING = re.compile(DANGLING + NO_QUESTION)
-END_OF_SENTENCE = re.compile(r"(?<=[.!?])[)\"']*\s+(?=[^a-z\s])")
+END_OF_SENTENCE = re.compile(r"(?<=[.!?])[)\"']*\s+(?=[^a-z\s])|(?<=[\w)][.!?])\s+(?=(?:of|what|where|beside|behind)\b)")
 SHORT_FORM = re.compile(r"\b(e\.g|i\.e|etc|vs|cf)\.$")
 ITEM = re.compile(r"\s*([-*+]|\d+\.)\s+")
 

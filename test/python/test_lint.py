@@ -61,6 +61,7 @@ PROSE = {
     # Dangling words in lower case.
     "lower.h": ("int x;  // of two ranks\n", "opens with a dangling 'of'"),
     "lower.cu": ("// where rank 0 listens\n", "opens with a dangling 'where'"),
+    "later.h": ("// It ends. of two ranks.\n", "opens with a dangling 'of'"),
     "lower.py": ("x = 1  # beside the others\n", "opens with a dangling 'beside'"),
     "lower.md": ("| what | where |\n|---|---|\n| what it needs | a file |\n", "opens with a dangling 'what'"),
     "aligned.h": ("int x;  // the first\nint y;  // of two ranks\n", "aligned.h:2: opens with a dangling 'of'"),

@@ -2,8 +2,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -52,6 +54,9 @@ std::string_view name_of(BufferRole role) {
                       "dresidual", "rows", "logits", "loss", "squares", "norm");
 }
 
+// Stands before the number of a buffer that micro-batches use in turn. It is not printed.
+constexpr char turn_mark = '\x1f';
+
 // The buffers as text: "parameters h.2 (in h.0's place), tokens".
 std::string to_string(std::span<const BufferUse> uses, const Outline& outline) {
     const auto unit_name = [&](int unit) -> const std::string& { return outline.unit(unit).spec.name; };
@@ -67,10 +72,11 @@ std::string to_string(std::span<const BufferUse> uses, const Outline& outline) {
             if (use.index != use.unit) text += fmt::format(" (in {}'s place)", unit_name(use.index));
         }
         if (use.role == BufferRole::residual || use.role == BufferRole::saved ||
-            use.role == BufferRole::output_gradients ||
-            ((use.role == BufferRole::chunk_input || use.role == BufferRole::residual_gradient) &&
-             use.index > 0))
+            use.role == BufferRole::output_gradients)
             text += fmt::format(" {}", use.index);
+        if ((use.role == BufferRole::chunk_input || use.role == BufferRole::residual_gradient) &&
+            use.index > 0)
+            text += fmt::format("{} {}", turn_mark, use.index);
     }
     return text;
 }
@@ -80,7 +86,8 @@ std::string counted(int n, std::string_view what) {
 }
 
 // A line of the list, taken apart: its text with every number as `#`, and the numbers. The first `places`
-// numbers are positions in the list: the line's own, and those of the actions that it waits for.
+// numbers are positions in the list: the line's own, and those of the actions that it waits for. The numbers
+// of buffers that are used in turn are left out.
 struct Line {
     std::string text, pattern;
     std::vector<std::int64_t> numbers;
@@ -88,31 +95,35 @@ struct Line {
     std::string on;  // "block 3"
 };
 
-Line taken_apart(std::string text, std::size_t places, std::string on) {
-    Line line{std::move(text), {}, {}, places, std::move(on)};
-    for (std::size_t i = 0; i < line.text.size();) {
-        const char c = line.text[i];
-        if (c == ' ' &&
-            line.text.substr(i).starts_with("  ")) {  // columns may be wider where numbers have more digits
-            i += 1;
-        } else if (c < '0' || c > '9') {
-            line.pattern += c;
-            i += 1;
-        } else {
-            std::size_t digits = 0;
-            line.numbers.push_back(std::stoll(line.text.substr(i), &digits));
-            line.pattern += '#';
-            i += digits;
+Line taken_apart(std::string_view text, std::size_t places, std::string on) {
+    Line line{{}, {}, {}, places, std::move(on)};
+    while (!text.empty()) {
+        const bool is_in_turn = text.front() == turn_mark;
+        if (is_in_turn) {
+            text.remove_prefix(1);
+            line.text += ' ';
+            text.remove_prefix(1);
         }
+        const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+        const std::string_view piece = text.substr(0, std::max<std::size_t>(digits, 1));
+        line.text += piece;
+        text.remove_prefix(piece.size());
+        // Columns may be wider where numbers have more digits.
+        const bool is_filling = piece == " " && text.starts_with(' ');
+        if (is_in_turn || is_filling) continue;
+        line.pattern += digits > 0 ? "#" : piece;
+        if (digits > 0) line.numbers.push_back(std::stoll(std::string(piece)));
     }
     return line;
 }
 
-// Whether lines [at + period, at + 2 period) repeat lines [at, at + period) for later layers. The numbers of
-// layers may all differ by the same number. Places in the list may differ by the period or, with `first`, by
-// as much as from lines [first, first + period) to the lines after these. (The update of each layer waits for
-// an earlier action than that of the layer before.)
-bool repeats(const std::vector<Line>& lines, std::size_t at, std::size_t period,
+using Lines = std::span<const Line>;
+
+// Whether lines [at + period, at + 2 period) repeat lines [at, at + period) for later layers or micro-batches.
+// Their numbers may all differ by the same number. Places in the list may differ by the period or, with
+// `first`, by as much as from lines [first, first + period) to the lines after these. (The update of each layer
+// waits for an earlier action than that of the layer before.)
+bool repeats(Lines lines, std::size_t at, std::size_t period,
              std::optional<std::size_t> first = std::nullopt) {
     if (at + 2 * period > lines.size()) return false;
     std::int64_t shift = 0;
@@ -136,16 +147,31 @@ bool repeats(const std::vector<Line>& lines, std::size_t at, std::size_t period,
 }
 
 // How often lines [at, at + period) are repeated after themselves.
-std::size_t repetitions(const std::vector<Line>& lines, std::size_t at, std::size_t period) {
+std::size_t repetitions(Lines lines, std::size_t at, std::size_t period) {
     std::size_t count = 0;
     while (repeats(lines, at + count * period, period, at)) ++count;
     // One repetition does not show by how much places usually differ.
     return count > 1 || repeats(lines, at, period) ? count : 0;
 }
 
+// The numbers of lines that may repeat from a line on.
+std::vector<std::size_t> periods_to_try(Lines lines, std::size_t at) {
+    constexpr std::size_t longest = 192;   // some layers that take turns
+    constexpr std::size_t rotations = 16;  // micro-batches whose buffers take turns
+    std::vector<std::size_t> periods;
+    for (std::size_t p = 1; p <= longest; ++p) periods.push_back(p);
+    // A later micro-batch begins with the same action of the same layer.
+    std::size_t found = 0;
+    for (std::size_t i = at + 1; at + 2 * (i - at) <= lines.size() && found < rotations; ++i) {
+        if (lines[i].on != lines[at].on || lines[i].pattern != lines[at].pattern) continue;
+        ++found;
+        if (i - at > longest) periods.push_back(i - at);
+    }
+    return periods;
+}
+
 // The layers of `count` repetitions of lines [at, at + period): "block 3 to block 11".
-std::string names_of_repeated(const std::vector<Line>& lines, std::size_t at, std::size_t period,
-                              std::size_t count) {
+std::string names_of_repeated(Lines lines, std::size_t at, std::size_t period, std::size_t count) {
     std::vector<std::string> names;  // layers, or units if no action is on a layer
     for (const bool counts_units : {false, true}) {
         for (std::size_t i = at + period; i < at + (count + 1) * period; ++i) {
@@ -160,13 +186,13 @@ std::string names_of_repeated(const std::vector<Line>& lines, std::size_t at, st
                                          : fmt::format("{} to {}", names.front(), names.back());
 }
 
-// Prints lines that repeat for consecutive layers only once.
-std::string said_once(const std::vector<Line>& lines) {
-    constexpr std::size_t longest = 192;  // some layers that take turns
+// Prints lines that repeat for consecutive layers or micro-batches only once. `begin` is the place of the first
+// line in the whole list.
+std::string said_once(Lines lines, std::size_t begin) {
     std::string text;
     for (std::size_t i = 0; i < lines.size();) {
         std::size_t period = 0, count = 0;
-        for (std::size_t p = 1; p <= longest; ++p) {
+        for (const std::size_t p : periods_to_try(lines, i)) {
             const std::size_t repeated = repetitions(lines, i, p);
             if (repeated * p > period * count) period = p, count = repeated;
         }
@@ -174,10 +200,10 @@ std::string said_once(const std::vector<Line>& lines) {
             text += lines[i++].text;
             continue;
         }
-        for (std::size_t k = 0; k < period; ++k) text += lines[i + k].text;
-        text +=
-            fmt::format("{:>5}  the same for {} (actions {} to {})\n", "...",
-                        names_of_repeated(lines, i, period, count), i + period, i + (count + 1) * period - 1);
+        text += said_once(lines.subspan(i, period), begin + i);
+        text += fmt::format("{:>5}  the same for {} (actions {} to {})\n", "...",
+                            names_of_repeated(lines, i, period, count), begin + i + period,
+                            begin + i + (count + 1) * period - 1);
         i += (count + 1) * period;
     }
     return text;
@@ -216,17 +242,14 @@ std::string to_string(const Step& step, bool is_whole) {
                                                   : "";
         const std::string micro = action.micro_batch >= 0 ? std::to_string(action.micro_batch) : "";
         const std::string after = fmt::format("{}", fmt::join(action.after, ","));
-        std::string line = fmt::format(
+        const std::string line = fmt::format(
             "{:>5}  {:>5}  {:<14} {:<17} {:<10} {:>5}  {}{}{}\n", i, after, name_of(action.stream),
             name_of(action.kind), on, micro, to_string(action.reads, outline),
             action.reads.empty() ? "-> " : " -> ", to_string(action.writes, outline));
-        if (is_whole) {
-            text += line;
-        } else {
-            lines.push_back(taken_apart(std::move(line), 1 + action.after.size(), on));
-        }
+        lines.push_back(taken_apart(line, 1 + action.after.size(), on));
+        if (is_whole) text += lines.back().text;
     }
-    return text + said_once(lines);
+    return is_whole ? text : text + said_once(lines, 0);
 }
 
 }  // namespace llmc
