@@ -172,7 +172,7 @@ quickstart:  ## from nothing to a trained GPT: deps, builds, trains with 2 proce
 	@printf '\n== Building ./train_gpt\n'
 	@$(MAKE) $(in_parallel) train_gpt
 	@printf '\n== Training a small GPT with 2 processes on stories that the program makes up\n'
-	@$(dir $(PROGRAM))train_gpt --processes 2 --out-dir runs/quickstart
+	@$(dir $(PROGRAM))train_gpt --processes 2 --out-dir runs/quickstart --resume-if-any
 	@printf '\n== Drawing its loss\n'
 	@$(PYTHON) scripts/plot.py runs/quickstart
 	@printf '\nDone. In runs/quickstart: %s\n' "$$(cd runs/quickstart && ls -m)"

@@ -27,6 +27,7 @@ from modules import ROOT, need
 
 need("numpy", "requests", "tqdm")
 
+import bpe_files  # noqa: E402
 import documents  # noqa: E402
 import encode  # noqa: E402
 import shards  # noqa: E402
@@ -34,7 +35,7 @@ from download import Downloader, recorded_checksum  # noqa: E402
 from terminal import Parser, fail, plain_endings, progress, say  # noqa: E402
 
 
-USUAL_BPE = ROOT / "data" / "gpt2_bpe"
+USUAL_BPE = bpe_files.FOLDER
 
 
 @dataclasses.dataclass
@@ -102,7 +103,7 @@ def parse(description, name, add_options=None):
 def add_tokens_options(parser):
     parser.add_argument("--tokenizer", choices=["gpt2", "bytes"], default="gpt2", help="use GPT-2's BPE (default) or bytes as tokens")
     parser.add_argument("--bpe-dir", type=pathlib.Path, metavar="DIR",
-                        help="read GPT-2's encoder.json and vocab.bpe from DIR (default: data/gpt2_bpe, downloaded once)")
+                        help="read GPT-2's encoder.json and vocab.bpe from DIR (default: data/gpt2_bpe, made once)")
     parser.add_argument("--bpe-mirror", default="", metavar="URL", help="like --mirror, for the server of encoder.json and vocab.bpe")
     parser.add_argument("--encoder", choices=["tiktoken", "native"],
                         help="compute GPT-2's BPE with this encoder; the tokens are the same (default: tiktoken if installed)")

@@ -21,15 +21,14 @@ import threading
 
 import numpy as np
 
+import bpe_files
+from bpe_files import END_OF_TEXT, characters_of_bytes
 from download import RemoteFile
 from modules import ROOT, why_not
 from shards import checksum
 from terminal import fail, say
 
 BPE_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main"
-BPE_FILES = {"encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
-             "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"}
-END_OF_TEXT = 50256
 # GPT-2's split of text into words, before bytes are merged.
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
@@ -100,14 +99,6 @@ def has_spaces(text, count):
     return False
 
 
-def characters_of_bytes():
-    """The character that encoder.json uses for each of the 256 bytes: visible Latin-1 characters stand for
-    themselves, and characters from 256 on for the others."""
-    visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = iter(range(256, 512))
-    return [chr(byte if byte in visible else next(others)) for byte in range(256)]
-
-
 class NativeTokenizer:
     """GPT-2's tokens by the project's own encoder (llmc/data/bpe_c.h)."""
 
@@ -156,7 +147,9 @@ def build_native_library():
 def prepare_gpt2(folder, downloader, encoder):
     """Ensures that GPT-2's vocabulary is in the folder and that an encoder is available. Returns the kind of
     tokenizer for open_tokenizer."""
-    for name, sha256 in BPE_FILES.items():
+    if downloader and not downloader.mirror:
+        bpe_files.make(folder)  # if that fails, the server of OpenAI has them
+    for name, sha256 in bpe_files.FILES.items():
         path = folder / name
         if downloader:
             downloader.fetch(RemoteFile(f"{BPE_URL}/{name}", name, sha256), folder)

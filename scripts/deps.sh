@@ -2,9 +2,8 @@
 # Finds missing system packages that the project needs, and installs them on Debian and Ubuntu.
 #
 #   scripts/deps.sh            lists and installs the packages for building, testing and plotting
-#   scripts/deps.sh train      the same without PyPI's packages: CUDA's compiler, TensorBoard's writer, and the modules
-#                              that read and tokenize datasets
-#   scripts/deps.sh lint       the packages of `train`, and the tools of `make lint`
+#   scripts/deps.sh train      only the packages for building, training and plotting the loss
+#   scripts/deps.sh lint       all Debian packages, with the tools of `make lint`
 #   scripts/deps.sh missing    prints on one line the packages that the build lacks; nothing if it lacks none
 #   scripts/deps.sh openmp     prints the folder of the LLVM whose OpenMP CXX is to use, if CXX is a clang++ without its own
 #   scripts/deps.sh python     prints the python3 to use: the first that has the modules below
@@ -45,15 +44,15 @@ run   openmpi-bin          command:ompi_info
 run   python-is-python3    command:python
 run   python3-matplotlib   python:matplotlib
 run   python3-numpy        python:numpy
-run   python3-requests     python:requests
-run   python3-tqdm         python:tqdm
-run   python3-protobuf     python:google.protobuf
-run   python3-rich         python:rich
-run   libboost-context-dev header:boost/context/fiber.hpp
-run   libgtest-dev         header:gtest/gtest.h
-run   libopenblas0-pthread debian
-run   python3-pytest       python:pytest
-run   python3-torch        python:torch
+test  python3-requests     python:requests
+test  python3-tqdm         python:tqdm
+test  python3-protobuf     python:google.protobuf
+test  python3-rich         python:rich
+test  libboost-context-dev header:boost/context/fiber.hpp
+test  libgtest-dev         header:gtest/gtest.h
+test  libopenblas0-pthread debian
+test  python3-pytest       python:pytest
+test  python3-torch        python:torch
 pip   python3-pip          debian
 style clang-format-14      command:clang-format-14
 style python3-pyflakes     python:pyflakes
@@ -76,10 +75,15 @@ sys.exit(not all(importlib.util.find_spec(name) for name in sys.argv[1:]))
 END
 }
 
-# Only /usr/bin/python3 sees Debian's Python modules, and another python3 may come first in PATH.
+# Only /usr/bin/python3 sees Debian's Python modules, and another python3 may come first in PATH. After `make
+# quickstart` there may be an interpreter for plots only.
 choose_python() {
-    local modules=(torch numpy pytest matplotlib pyflakes rich google.protobuf requests tqdm)
-    if imports python3 "${modules[@]}"; then command -v python3; else echo /usr/bin/python3; fi
+    local all=(torch numpy pytest matplotlib pyflakes rich google.protobuf requests tqdm) plots=(numpy matplotlib)
+    if imports python3 "${all[@]}" || { imports python3 "${plots[@]}" && ! imports /usr/bin/python3 "${plots[@]}"; }; then
+        command -v python3
+    else
+        echo /usr/bin/python3
+    fi
 }
 
 # CUDA's compiler and headers, for the tests of the kernels: from a toolkit, or these packages in .cuda/.
@@ -105,6 +109,7 @@ lacking_python() {
         [[ -e .python/${package%%==*} ]] || imports "$(choose_python)" "${package%%==*}" || echo "$package"
     done
 }
+has_bpe() { [[ -e data/gpt2_bpe/encoder.json && -e data/gpt2_bpe/vocab.bpe ]]; }
 # Asks the interpreter that will import the modules.
 has_pip() { "$(choose_python)" -m pip --version >/dev/null 2>&1; }
 
@@ -199,12 +204,16 @@ install_missing() {
 case ${1-} in
     train) install_missing 'build|run' ;;
     '')
-        install_missing "build|run$(is_debian_12 && echo '|style')$( { has_cuda && [[ ! $(lacking_python) ]]; } || has_pip || echo '|pip')"
+        install_missing "build|run|test$(is_debian_12 && echo '|style')$( { has_cuda && [[ ! $(lacking_python) ]] && has_bpe; } || has_pip || echo '|pip')"
         has_cuda || install_from_pypi .cuda/nvidia/cu13/include/nv/target "${cuda_from_pypi[@]}"
         mapfile -t lacking < <(lacking_python)
         ((${#lacking[@]} == 0)) || install_from_pypi ".python/${lacking[0]%%==*}" "${lacking[@]}"
+        has_bpe || {
+            echo "deps: making GPT-2's encoder.json and vocab.bpe in data/gpt2_bpe from PyPI's mlx-whisper"
+            "$(choose_python)" data/bpe_files.py >/dev/null
+        }
         ;;
-    lint) install_missing 'build|run|style|lint' ;;
+    lint) install_missing 'build|run|test|style|lint' ;;
     missing) missing build | sed -E 's/^(.*) [a-z-]+:(.*)/\1 (\2)/; s/^(.*) \(\1\)$/\1/' | paste -sd, | sed 's/,/, /g' ;;
     openmp) [[ ! $clang ]] || has_own_openmp || other_openmp ;;
     python) choose_python ;;
@@ -219,7 +228,7 @@ case ${1-} in
         ;;
     cuda) choose_cuda ;;
     *)
-        sed -n '2,17s/^# \{0,1\}//p' "$0" >&2
+        sed -n '2,16s/^# \{0,1\}//p' "$0" >&2
         exit 1
         ;;
 esac

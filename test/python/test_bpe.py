@@ -6,6 +6,7 @@ import importlib.util
 import json
 import shutil
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +14,10 @@ import pytest
 import bpe_corpus
 import gpt2_bpe
 import program
+
+sys.path.append(str(program.ROOT / "data"))
+
+import bpe_files  # noqa: E402
 
 REFERENCES = json.loads((program.ROOT / "test/reference/gpt2_bpe.json").read_text())["groups"]
 
@@ -116,3 +121,31 @@ def test_wrong_files(tmp_path, name):
     line = str(fault.value)
     assert "\n" not in line and str(tmp_path) in line
     assert all(word in line for word in words), line
+
+
+def ranks_of(folder):
+    """The rank of each token, from encoder.json."""
+    byte_of = {character: byte for byte, character in enumerate(bpe_files.characters_of_bytes())}
+    numbers = json.loads((folder / "encoder.json").read_text())
+    return {bytes(map(byte_of.get, token)): rank for token, rank in numbers.items() if rank != bpe_files.END_OF_TEXT}
+
+
+def test_the_order_of_the_tokens_gives_both_files():
+    """As data/bpe_files.py makes them: byte for byte."""
+    folder = gpt2_bpe.require_files()
+    made = bpe_files.contents(ranks_of(folder))
+    assert {name: text.encode() for name, text in made.items()} == {name: (folder / name).read_bytes() for name in bpe_files.FILES}
+
+
+def test_files_of_bpe_that_cannot_be_made(tmp_path, monkeypatch):
+    """Other ranks than GPT-2's, and a package that pip does not find. Nothing is left behind."""
+    ranks = {bytes([byte]): byte for byte in range(256)} | {b"ab": 256}
+    monkeypatch.setattr(bpe_files, "downloaded_ranks", lambda folder: ranks)
+    assert bpe_files.make(tmp_path / "bpe") == f"{bpe_files.PACKAGE} does not give GPT-2's encoder.json"
+    monkeypatch.setattr(bpe_files, "downloaded_ranks", lambda folder: ranks | {b"abc": 256})
+    assert bpe_files.make(tmp_path / "bpe").startswith("ValueError: token 256 is not the merge")
+    monkeypatch.undo()
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/")
+    monkeypatch.setattr(bpe_files, "PACKAGE", "mlx-whisper==0.0.0")
+    assert bpe_files.make(tmp_path / "bpe").startswith("pip cannot download mlx-whisper==0.0.0: ")
+    assert not (tmp_path / "bpe").exists()

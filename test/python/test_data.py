@@ -189,7 +189,7 @@ def test_trained_on(texts, tmp_path, capsys):
     data = lambda name: [f"--train-data={tmp_path / name}/train_*.bin", f"--val-data={tmp_path / name}/val_*.bin"]  # noqa: E731
     of_shards = program.train(tmp_path / "of-shards", *data("bytes"), *options)
     assert of_text.losses == of_shards.losses and of_text.lines[-1]["val_loss"] == of_shards.lines[-1]["val_loss"]
-    folder = gpt2_bpe.require_files()
+    folder = shutil.copytree(gpt2_bpe.require_files(), tmp_path / "bpe")
     run_here("text.py", text, "--out", tmp_path / "gpt2", "--bpe-dir", folder, "--encoder", "native")
     assert capsys.readouterr().out.rstrip().endswith(f" --bpe-dir {shlex.quote(str(folder.resolve()))}")
     run = program.train(tmp_path / "of-gpt2", *data("gpt2"), *options, "--vocab-size=50257")

@@ -19,7 +19,8 @@ from file_server import in_pieces, wrong_bytes
 from packaging.requirements import Requirement
 
 import program
-import common  # noqa: E402  (of data/, where dataset_scripts looks)
+import bpe_files  # noqa: E402  (of data/, where dataset_scripts looks)
+import common  # noqa: E402
 import documents  # noqa: E402
 import download  # noqa: E402
 import encode  # noqa: E402
@@ -229,7 +230,7 @@ def test_hellaswag_refuses_what_is_nested_too_deeply():
 def test_vocabulary_is_downloaded_once(tmp_path):
     folder = gpt2_bpe.require_files()
     encode.build_native_library()
-    served = {f"/gpt-2/encodings/main/{name}": (folder / name).read_bytes() for name in encode.BPE_FILES}
+    served = {f"/gpt-2/encodings/main/{name}": (folder / name).read_bytes() for name in bpe_files.FILES}
     with file_server.serving(served) as server:
         for _ in range(2):
             assert encode.prepare_gpt2(tmp_path / "bpe", Downloader(server.url), "native") == "native"
