@@ -122,6 +122,7 @@ void train(llmc::PreparedRun& run) {
         evaluator.evaluate(step);  // adds the validation loss and the HellaSwag score to the step, if due
         records.write(step);
         session.console().evaluation(step);
+        if (options.keep_best && evaluator.found_best()) checkpointer.save_best();
         if (sampler.is_due(step.step)) sampler.sample();
         const bool is_last = step.step == options.steps;
         // All ranks ask together: a signal may have come to any of them.
@@ -139,9 +140,10 @@ void train(llmc::PreparedRun& run) {
                                 .seconds = seconds.count(),
                                 .best = evaluator.best(),
                                 .checkpoint = checkpointer.last(),
+                                .best_checkpoint = checkpointer.best(),
                                 .last_step = last_step,
                                 .stopped = session.is_stopping()};
-    session.console().summary(llmc::summary_rows(run, outcome), llmc::command_to_go_on(run, outcome));
+    session.console().summary(llmc::summary_rows(run, outcome), llmc::suggestions(run, outcome));
 }
 
 }  // namespace

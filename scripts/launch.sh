@@ -6,19 +6,24 @@
 #   scripts/launch.sh -np 16 --hostfile hosts ./train_gpt --steps 100   # mpirun, with the options that it needs
 set -euo pipefail
 
+show_usage() { sed -n '4s/^#  /usage:/p; 5s/^#  /e.g.:/p' "$0"; }
 usage() {
     echo "error: $1" >&2
-    sed -n '4s/^#  /usage:/p; 5s/^#  /e.g.:/p' "$0" >&2
+    show_usage >&2
     exit 1
 }
 
+if [[ ${1-} == -h || ${1-} == --help ]]; then
+    show_usage
+    exit
+fi
 [[ ${1-} == -np || ${1-} == -n ]] || usage 'the first arguments must be -np and the number of processes'
 [[ ${2-} =~ ^[1-9][0-9]*$ ]] || usage "-np needs a number of processes, not '${2-}'"
 (($# > 2)) || usage 'no program to run'
 processes=$2
 shift 2
 if [[ $1 != -* ]]; then
-    command -v "$1" >/dev/null || usage "no program $1"
+    command -v "$1" >/dev/null || usage "there is no program $1; build it with: make train_gpt"
     [[ ${1##*/} == train_gpt* ]] || usage "$1 is not train_gpt; mpirun starts other programs"
     exec "$1" --processes "$processes" "${@:2}"
 fi

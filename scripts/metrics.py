@@ -297,6 +297,14 @@ def find_metrics(argument, later=False):
     return path
 
 
+def newest_run():
+    """The metrics file in runs/ that was written last; MetricsError if there is none."""
+    files = list(pathlib.Path("runs").glob("*/metrics.jsonl"))
+    if not files:
+        raise MetricsError("no run in runs/; give a run's directory or its metrics file")
+    return max(files, key=lambda path: path.stat().st_mtime)
+
+
 def read_run(path, name=None):
     """The run of a metrics file with at least one step; MetricsError otherwise."""
     follower = Follower(path, name)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Draws one run's loss, or compares several runs, in one picture.
 
+    scripts/plot.py                                     the loss of the newest run in runs/
     scripts/plot.py runs/quickstart                     the loss of a run: writes runs/quickstart/loss.png
     scripts/plot.py runs/a runs/b                       compares runs: writes runs/a/comparison.png
     scripts/plot.py runs/a runs/b --panels loss --x hours -o ab.png
@@ -27,7 +28,7 @@ matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt  # noqa: E402
 
 from amounts import bytes_text, clipped, decimal, duration_text, short  # noqa: E402
-from metrics import MetricsError, distinct_names, find_metrics, is_number, read_run  # noqa: E402
+from metrics import MetricsError, distinct_names, find_metrics, is_number, newest_run, read_run  # noqa: E402
 from plot_common import FAINT, INK, Look, finite, last_finite, positions, text_width  # noqa: E402
 from plot_loss import loss_figure, loss_panel  # noqa: E402
 from plot_panels import (NAME, NAME_SIZE, hellaswag_panel, memory_panel, mfu_panel, phase_times,  # noqa: E402
@@ -235,13 +236,18 @@ def read_runs(words):
 
 def main(words=None):
     parser = argparse.ArgumentParser(description="Draw one run's loss, or compare several runs, in one picture.")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory or its metrics file")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="a run's directory or its metrics file (default: the newest run in runs/)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the picture to FILE (default: loss.png beside the run's metrics; "
                         "for several runs, comparison.png beside the first run's)")
     parser.add_argument("--x", choices=KINDS, help="draw against this (default: steps; a comparison draws the loss " "against all three)")
     parser.add_argument("--panels", type=panels_of, metavar="LIST", help=f"draw these of {','.join(PANELS)}, or all (default: loss "
                         "for one run, all for several)")
     arguments = parser.parse_args(words)
+    if not arguments.runs:
+        try:
+            arguments.runs = [newest_run()]
+        except MetricsError as error:
+            fail(error)
     wanted = arguments.panels or (["loss"] if len(arguments.runs) == 1 else PANELS)
     paths, runs, faults = read_runs(arguments.runs)
     if not runs:

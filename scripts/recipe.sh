@@ -46,4 +46,18 @@ fi
 if [[ ${HOSTFILE-} && (! -r $HOSTFILE || -d $HOSTFILE) ]]; then
     refuse "HOSTFILE '$HOSTFILE' cannot be read; give a file with a line \"NAME slots=8\" for each machine"
 fi
+# Prints the command that gets the recipe's data if there are none: `missing OPTION COMMAND`.
+missing() {
+    [[ " $options" != *" --$1"[=\ ]* ]] || return 0
+    pattern=$(sed -n "s/^$1 = \"\(.*\)\"$/\1/p" "scripts/recipes/$name.toml")
+    compgen -G "$pattern" >/dev/null || refuse "there is no $pattern; get the recipe's data with: $2"
+}
+options="$* "
+if [[ " $options" != *" --"@(help|print-model|print-step)" "* ]]; then
+    size=$(sed -n 's/^train-data = ".*_\([0-9]*B\)\/.*/\1/p' "scripts/recipes/$name.toml")
+    missing train-data "python data/fineweb.py --name edu --size $size"
+    missing eval-hellaswag "python data/hellaswag.py"
+fi
+# A recipe that is started again goes on.
+if [[ " $options" != *" --"@(resume|overwrite|generate)[=\ ]* ]]; then set -- --resume-if-any "$@"; fi
 exec scripts/launch.sh -np "$processes" ${HOSTFILE:+--hostfile "$HOSTFILE"} ./train_gpt --config "scripts/recipes/$name.toml" "$@"

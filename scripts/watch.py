@@ -11,7 +11,6 @@ It reads only metrics files and does not disturb the runs. plot.py draws finishe
 import argparse
 import contextlib
 import math
-import pathlib
 import sys
 import termios
 import time
@@ -28,7 +27,7 @@ from rich.table import Table  # noqa: E402
 from rich.text import Text  # noqa: E402
 
 from amounts import bytes_text, clock, short  # noqa: E402
-from metrics import Follower, MetricsError, distinct_names, end_as_by_ctrl_c, find_metrics, is_number, require_interval  # noqa: E402
+from metrics import Follower, MetricsError, distinct_names, end_as_by_ctrl_c, find_metrics, is_number, newest_run, require_interval  # noqa: E402
 
 LEVELS, ASCII_LEVELS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 RECENT = 50  # steps over which means are taken
@@ -288,13 +287,6 @@ class Watcher:
                 trouble = str(error)
             states.append(State(follower, trouble, time.time()))
         return states
-
-
-def newest_run():
-    files = sorted(pathlib.Path("runs").glob("*/metrics.jsonl"), key=lambda path: path.stat().st_mtime)
-    if not files:
-        raise MetricsError("no run in runs/; give a run's directory or its metrics file")
-    return files[-1]
 
 
 @contextlib.contextmanager

@@ -262,6 +262,23 @@ std::optional<CheckpointInfo> newest_whole_checkpoint(const fs::path& out_dir) {
     return std::nullopt;
 }
 
+void remove_checkpoints(const std::filesystem::path& directory, const std::filesystem::path& kept) {
+    std::error_code error;
+    std::vector<std::filesystem::path> old;
+    for (std::filesystem::directory_iterator entries(directory, error);
+         !error && entries != std::filesystem::directory_iterator(); entries.increment(error)) {
+        if (is_checkpoint_name(entries->path().filename().string()) && entries->path() != kept)
+            old.push_back(entries->path());
+    }
+    for (const std::filesystem::path& path : old) std::filesystem::remove_all(path, error);
+    std::filesystem::remove(directory, error);  // removes only an empty directory
+}
+
+std::filesystem::path weights_in(const std::filesystem::path& path) {
+    std::error_code ignored;
+    return std::filesystem::is_directory(path, ignored) ? path / model_file : path;
+}
+
 void load_checkpoint(const CheckpointInfo& checkpoint, Device& device, ParameterStore& store,
                      UnitTransfer& transfer, bool with_moments) {
     if (transfer.is_root()) verify_files(checkpoint.directory);

@@ -64,9 +64,15 @@ CheckpointInfo read_checkpoint(const std::filesystem::path& directory);
 std::optional<CheckpointInfo> newest_checkpoint(const std::filesystem::path& out_dir,
                                                 const std::optional<std::string>& run);
 
+// Removes all checkpoints of a directory but `kept`, and the directory if it is empty then.
+void remove_checkpoints(const std::filesystem::path& directory, const std::filesystem::path& kept = {});
+
 // The most recently saved checkpoint of the directory whose files all match their checksums. Empty if there
 // is none.
 std::optional<CheckpointInfo> newest_whole_checkpoint(const std::filesystem::path& out_dir);
+
+// The file with the weights: the weights of a checkpoint, if the path is a directory, else the path itself.
+std::filesystem::path weights_in(const std::filesystem::path& path);
 
 // Verifies the files' sizes and checksums, and loads the weights, and the moments too if `with_moments`.
 // UserError names a damaged file or one of another model. All ranks call it; the transfer's root reads.

@@ -100,6 +100,18 @@ bool holds_steps(const std::filesystem::path& file) {
     return std::getline(stream, line) && std::getline(stream, line);
 }
 
+std::int64_t last_step(const std::filesystem::path& file) {
+    std::error_code ignored;
+    if (!std::filesystem::is_regular_file(file, ignored)) return 0;
+    std::ifstream stream(file);
+    std::int64_t step = 0;
+    for (std::string line; std::getline(stream, line);) {
+        const Json json = Json::parse(line, nullptr, false);
+        if (json.is_object()) step = json.value("step", step);
+    }
+    return step;
+}
+
 MetricsWriter::MetricsWriter(std::filesystem::path path, const Json& run, std::int64_t done)
     : path_(std::move(path)) {
     if (path_.has_parent_path()) make_directory(path_.parent_path());

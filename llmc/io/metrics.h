@@ -43,6 +43,8 @@ struct StepMetrics {
 
 // Whether a file holds a step of any run.
 bool holds_steps(const std::filesystem::path& file);
+// The step of the file's last whole line; 0 if there is none.
+std::int64_t last_step(const std::filesystem::path& file);
 
 class MetricsWriter {
   public:

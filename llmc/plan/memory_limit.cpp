@@ -52,15 +52,29 @@ double least_memory(const RunSpec& spec) {
     return bytes;
 }
 
+constexpr std::string_view micro_batch_option = "micro-batch-size";
+
 // The option to blame for a run that is too large: the one that exceeds the largest named model by the
 // largest factor. Empty if none exceeds it.
 std::optional<ModelSize> largest_size(const RunSpec& spec) {
     constexpr std::int64_t usual_micro_batch = 16;
     std::vector<ModelSize> sizes = spec.model.sizes;
     sizes.push_back(
-        {"micro-batch-size", std::max<std::int64_t>(1, spec.micro_batch_sequences), usual_micro_batch});
+        {micro_batch_option, std::max<std::int64_t>(1, spec.micro_batch_sequences), usual_micro_batch});
     const ModelSize& size = *std::ranges::max_element(sizes, {}, &ModelSize::times);
     return size.times() > 1 ? std::optional(size) : std::nullopt;
+}
+
+// The setting to blame, and the option to change: "--layers 1000" and "--layers".
+struct Blame {
+    std::string setting, option;
+};
+Blame blame_for(const RunSpec& spec) {
+    const std::optional<ModelSize> size = largest_size(spec);
+    const bool is_of_batch = size && size->option == micro_batch_option;
+    if (!spec.model_name.empty() && !is_of_batch) return {"--model " + spec.model_name, "--model"};
+    if (!size) return {"too large a model", "--model"};
+    return {fmt::format("--{} {}", size->option, size->value), fmt::format("--{}", size->option)};
 }
 
 std::size_t available(const MachineMemory& machine) {
@@ -95,25 +109,21 @@ void require_possible(const RunSpec& spec) {
     const double least = least_memory(spec);
     const bool has_plan = least <= most_memory && most_micro_batches(spec) > 0;
     if (has_plan || least * spec.machine.processes <= static_cast<double>(available(spec.machine))) return;
-    const std::optional<ModelSize> size = largest_size(spec);
+    const Blame blame = blame_for(spec);
     user_error("{}: {} parameters and a micro-batch need at least {} of memory{}; give a smaller {}",
-               size ? fmt::format("--{} {}", size->option, size->value) : "too large a model",
-               human_count(parameters_about(spec.model)), human_bytes(least),
-               against_the_machine(spec.machine),
-               size ? fmt::format("--{}", size->option) : "--model or --micro-batch-size");
+               blame.setting, human_count(parameters_about(spec.model)), human_bytes(least),
+               against_the_machine(spec.machine), blame.option);
 }
 
 void refuse_memory(const RunPlan& plan, const RunPlan& smaller, const std::string& other) {
     const MachineMemory& machine = plan.spec.machine;
     const bool would_fit = fits(machine, smaller.largest_memory);
     const RunPlan& shown = would_fit ? plan : smaller;
-    std::string name = "too large a model", advice = "give a smaller --model";
+    const Blame blame = blame_for(smaller.spec);
+    std::string name = blame.setting, advice = "give a smaller " + blame.option;
     if (would_fit) {
         name = fmt::format("--micro-batch-size {}", plan.micro_batch);
         advice = fmt::format("--micro-batch-size {} would fit", smaller.micro_batch);
-    } else if (const std::optional<ModelSize> size = largest_size(smaller.spec)) {
-        name = fmt::format("--{} {}", size->option, size->value);
-        advice = fmt::format("give a smaller --{}", size->option);
     }
     if (!other.empty()) advice += fmt::format("; {} would fit", other);
     user_error(
@@ -121,6 +131,14 @@ void refuse_memory(const RunPlan& plan, const RunPlan& smaller, const std::strin
         human_count(parameters_about(plan.spec.model)), plural(shown.micro_batch, "sequence"),
         human_bytes(shown.memory.total_bytes()), largest_arenas(shown.memory), against_the_machine(machine),
         advice);
+}
+
+std::string lack_of_memory(const RunPlan& plan, const std::string& other) {
+    const MachineMemory& machine = plan.spec.machine;
+    return fmt::format(
+        "does not fit here: needs {}{}, {} free{}", human_bytes(plan.largest_memory),
+        machine.processes > 1 ? fmt::format(" in each of {} processes", machine.processes) : "",
+        human_bytes(available(machine)), other.empty() ? "" : "; " + other + " would fit");
 }
 
 namespace {

@@ -22,6 +22,9 @@ void require_possible(const RunSpec& spec);
 // if there are none.
 [[noreturn]] void refuse_memory(const RunPlan& plan, const RunPlan& smaller, const std::string& other);
 
+// "does not fit here: needs 28.1 GiB, 22.4 GiB free; --recompute block would fit"; `other` as above.
+std::string lack_of_memory(const RunPlan& plan, const std::string& other);
+
 // ---- changes that make a run fit: the micro-batch size, which is chosen here if the user gave none, and
 // options that the error message suggests
 

@@ -395,7 +395,8 @@ RunPlan plan_run(const RunSpec& spec, const Ops& ops, std::size_t staging_bytes)
         std::string other;
         if (!fits(spec.machine, smaller.largest_memory))
             other = what_would_fit(any, make_plan, plan.micro_batch);
-        refuse_memory(plan, smaller, other);
+        if (!spec.may_exceed_machine) refuse_memory(plan, smaller, other);
+        plan.lack = lack_of_memory(plan, other);
     }
     return plan;
 }

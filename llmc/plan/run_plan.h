@@ -34,6 +34,8 @@ struct MachineMemory {
 
 struct RunSpec {
     Model model;
+    // The --model whose sizes the user took unchanged; empty if options gave sizes. For messages.
+    std::string model_name{};
     DType dtype = DType::fp32;
     DType gradient_dtype = DType::fp32;  // fp32, or the same as `dtype`
     Mesh mesh;
@@ -50,6 +52,8 @@ struct RunSpec {
     std::int64_t usual_micro_batch_tokens = 2048;  // the most tokens of a micro-batch that the plan chooses
     std::int64_t logits_bytes = 128 << 20;  // the most bytes of logits in memory at once; one row always fits
     MachineMemory machine{};
+    // Whether a run that does not fit the machine gets a plan all the same (RunPlan::lack).
+    bool may_exceed_machine = false;
 
     std::int64_t global_sequences() const { return global_batch_tokens / model.sequence_length; }
     std::int64_t rank_sequences() const { return global_sequences() / mesh.data_ranks(); }
@@ -83,6 +87,8 @@ struct RunPlan {
     BytesSent sent;                  // by this rank in a training step
     std::vector<StageNeeds> stages;  // for the ranks of every stage
     std::size_t largest_memory = 0;  // memory of the stage that needs the most
+    // Why the run does not fit the machine, and what would; empty if it fits.
+    std::string lack;
     // The extra bytes of gradients with --reduce-every step, which keeps them unsharded until the last
     // micro-batch.
     std::size_t bytes_of_whole_gradients = 0;

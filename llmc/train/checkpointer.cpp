@@ -18,13 +18,23 @@ Checkpointer::Checkpointer(PreparedRun& run) : run_(run) {
         last_ = run.checkpoint->directory;
 }
 
-void Checkpointer::save() {
+fs::path Checkpointer::save_in(const fs::path& folder) {
     Trainer& trainer = *run_.trainer;
     run_.session.console().doing("saving", 0);
     trainer.require_finite();
-    last_ = save_checkpoint(run_.out_dir, run_.identity, run_.lineage, trainer.progress(),
-                            to_json(run_.options), trainer.algorithms(), trainer.store(), trainer.transfer());
-    trainer.saved();
+    return save_checkpoint(folder, run_.identity, run_.lineage, trainer.progress(), to_json(run_.options),
+                           trainer.algorithms(), trainer.store(), trainer.transfer());
+}
+
+void Checkpointer::save() {
+    last_ = save_in(run_.out_dir);
+    run_.trainer->saved();
+}
+
+void Checkpointer::save_best() {
+    const fs::path folder = run_.out_dir / best_folder;
+    best_ = save_in(folder);
+    if (run_.is_rank_zero()) remove_checkpoints(folder, best_);
 }
 
 void Checkpointer::export_weights() {

@@ -17,16 +17,22 @@ class Checkpointer {
     // A checkpoint of the weights and the optimizer state as they are. UserError if a number is not finite,
     // or a file cannot be written; earlier checkpoints stay. All ranks call save() and export_weights().
     void save();
+    // The same checkpoint in the folder `best` of the run, in the place of the one there.
+    void save_best();
     // The file of --export, if one is asked for. If it cannot be written, the error message contains the
     // command that exports the last checkpoint.
     void export_weights();
 
     // The last checkpoint in the run's directory; empty if there is none.
     const std::filesystem::path& last() const { return last_; }
+    // The last one of save_best(); empty if there is none.
+    const std::filesystem::path& best() const { return best_; }
 
   private:
+    std::filesystem::path save_in(const std::filesystem::path& folder);
+
     PreparedRun& run_;
-    std::filesystem::path last_;
+    std::filesystem::path last_, best_;
 };
 
 }  // namespace llmc

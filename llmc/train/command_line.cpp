@@ -14,10 +14,13 @@
 #include "llmc/comm/start.h"
 #include "llmc/train/prepared_run.h"
 #include "llmc/train/report.h"
+#include "llmc/train/resume.h"
 
 namespace llmc {
 
 namespace {
+
+namespace fs = std::filesystem;
 
 std::string_view environment(const char* name) {
     const char* value = std::getenv(name);
@@ -109,13 +112,19 @@ std::string command_to_export(const PreparedRun& run, const std::filesystem::pat
                        shell_word(run.options.export_file));
 }
 
-std::string command_to_go_on(const PreparedRun& run, const Outcome& outcome) {
-    if (outcome.checkpoint.empty() || (outcome.stopped && !run.trains)) return "";
-    std::string command = command_to_resume(run);
-    if (outcome.last_step >= run.options.steps && !outcome.stopped) {
-        command += fmt::format(" --steps {}", 2 * outcome.last_step);
-    }
-    return command;
+std::vector<Suggestion> suggestions(const PreparedRun& run, const Outcome& outcome) {
+    if (outcome.checkpoint.empty() || (outcome.stopped && !run.trains)) return {};
+    const std::string go_on = command_to_resume(run);
+    if (outcome.stopped || outcome.last_step < run.options.steps) return {{"go on with", go_on}};
+    const fs::path program = run.session.arguments()[0];
+    const fs::path plot = (program.parent_path() / "scripts" / "plot.py").lexically_normal();
+    const fs::path drawn = run.options.metrics.empty() ? run.out_dir : fs::path(run.options.metrics);
+    return {
+        {"go on with", fmt::format("{} --steps {}{}", go_on, 2 * outcome.last_step,
+                                   options_that_keep_rate(run.options, outcome.last_step))},
+        {"generate text with", fmt::format("{} --generate --resume {}", shell_word(program.string()),
+                                           shell_word(run.out_dir.string()))},
+        {"draw the loss with", fmt::format("{} {}", shell_word(plot.string()), shell_word(drawn.string()))}};
 }
 
 }  // namespace llmc

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace llmc {
 
@@ -26,9 +27,14 @@ std::string program_as_called(std::span<const char* const> arguments);
 struct PreparedRun;
 struct Outcome;
 
-// The command that resumes a stopped run, or continues a finished one to twice as many steps. Empty without a
-// checkpoint.
-std::string command_to_go_on(const PreparedRun& run, const Outcome& outcome);
+// A command that a person may want next, and what it does: "go on with".
+struct Suggestion {
+    std::string purpose, command;
+};
+// The commands to suggest after a run. The first one resumes a stopped run, or continues a finished one to
+// twice as many steps at the last learning rate. After a finished run, others generate text and draw the loss.
+// Empty without a checkpoint.
+std::vector<Suggestion> suggestions(const PreparedRun& run, const Outcome& outcome);
 // The command that exports a checkpoint; empty without one.
 std::string command_to_export(const PreparedRun& run, const std::filesystem::path& checkpoint);
 

@@ -52,7 +52,7 @@ std::string progress_line(std::int64_t first, std::int64_t done, std::int64_t to
 // Returns `before` and the progress line; only `before` once all steps are done; nothing without a status
 // line.
 std::string Console::progress(std::string_view before) const {
-    if (!terminal_.has_status()) return "";
+    if (!terminal_.has_status() || is_quiet_) return "";
     if (done_ == total_) return std::string(before);
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start_;
     const int columns = terminal_.columns() - 1 - static_cast<int>(before.size());
@@ -60,11 +60,11 @@ std::string Console::progress(std::string_view before) const {
 }
 
 void Console::print(std::string_view text) {
-    if (is_rank_zero_) terminal_.print(text, progress());
+    if (is_rank_zero_) terminal_.print(text, progress(done_ == total_ ? "" : last_step_));
 }
 
 void Console::doing(std::string_view what, double share) {
-    if (!is_rank_zero_ || !terminal_.has_status()) return;
+    if (!is_rank_zero_ || !terminal_.has_status() || is_quiet_) return;
     constexpr std::chrono::milliseconds often_enough{100};
     const auto now = std::chrono::steady_clock::now();
     if (share > 0 && now - shown_ < often_enough) return;
@@ -88,8 +88,13 @@ void Console::print_rows(const Rows& rows) {
     print(text);
 }
 
+void Console::settle(std::int64_t every, bool is_quiet) {
+    every_ = every;
+    is_quiet_ = is_quiet;
+}
+
 void Console::header(std::string_view title, const Rows& rows) {
-    if (!is_rank_zero_) return;
+    if (!is_rank_zero_ || is_quiet_) return;
     print(terminal_.styled(Style::heading, title) + "\n");
     print_rows(rows);
     print("\n");
@@ -104,7 +109,10 @@ void Console::begin(std::int64_t first, std::int64_t total) {
 }
 
 void Console::step(const StepMetrics& m) {
-    if (!is_rank_zero_) return;
+    if (!is_rank_zero_ || is_quiet_) return;
+    done_ = m.step;
+    last_step_ = fmt::format("loss {}  ", fitted(m.loss, 5, 9));
+    if (m.step != first_ && m.step != total_ && m.step % every_ != 0) return print("");
     const auto width = static_cast<int>(std::max<std::size_t>(4, std::to_string(total_).size()));
     const bool knows_peak = m.model_flops_utilization.has_value();
     if (steps_since_heading_ % lines_per_heading == 0) {
@@ -119,7 +127,6 @@ void Console::step(const StepMetrics& m) {
                     fitted(m.grad_norm, 4, 9), m.learning_rate, fitted(m.step_ms, 1, 9),
                     grouped(static_cast<std::int64_t>(m.tokens_per_second)),
                     knows_peak ? fmt::format("  {:>5.1f}%", 100 * *m.model_flops_utilization) : "");
-    done_ = m.step;
     print(line);
 }
 
@@ -154,13 +161,17 @@ void Console::sample(std::int64_t step, std::string_view text) {
     steps_since_heading_ = 0;
 }
 
-void Console::summary(const Rows& rows, std::string_view command) {
+void Console::summary(const Rows& rows, const std::vector<Suggestion>& suggestions) {
     if (!is_rank_zero_ || rows.empty()) return;
     done_ = total_;
+    last_step_.clear();
     print("\n");
     print_rows(rows);
-    if (!command.empty()) print(fmt::format("\ngo on with\n  {}\n", command));
-    command_ = command;
+    if (suggestions.empty()) return;
+    std::string text = "\n";
+    for (const auto& [purpose, command] : suggestions) text += fmt::format("{}\n  {}\n", purpose, command);
+    print(text);
+    command_ = suggestions.front().command;
 }
 
 void Console::note(std::string_view text) { print(fmt::format("note: {}\n", text)); }

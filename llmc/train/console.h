@@ -11,6 +11,7 @@
 
 #include "llmc/io/metrics.h"
 #include "llmc/parallel/pipeline/pipeline_simulation.h"
+#include "llmc/train/command_line.h"
 #include "llmc/train/terminal.h"
 
 namespace llmc {
@@ -21,22 +22,27 @@ class Console {
   public:
     explicit Console(bool is_rank_zero) : is_rank_zero_(is_rank_zero) {}
 
+    // From now on, prints a line for the first step, for every `every`-th and for the last. With `is_quiet`,
+    // prints no header, no steps and no progress line.
+    void settle(std::int64_t every, bool is_quiet);
+
     void header(std::string_view title, const Rows& rows);
     // Starts the clock of the progress line. Call it before step `first`; `total` is the last step.
     void begin(std::int64_t first, std::int64_t total);
     // Shows work between steps ("validating") and the share of it that is done. Only the progress line shows
     // it.
     void doing(std::string_view what, double share);
-    // Prints one line for a step. A terminal also shows the progress line at the bottom.
+    // Prints one line for a step, if it is due. A terminal also shows the step and the progress in its last
+    // line.
     void step(const StepMetrics& metrics);
     // The results of an evaluation after a step, if there was one.
     void evaluation(const StepMetrics& metrics);
     void validation(std::int64_t step, double loss);
     void hellaswag(std::int64_t step, const HellaSwagScore& score);
     void sample(std::int64_t step, std::string_view text);
-    // Prints the summary after the last step. `command` is the command that continues the run. It is printed
-    // on a line of its own, to be copied.
-    void summary(const Rows& rows, std::string_view command);
+    // Prints the summary after the last step, and the commands to suggest, each on a line of its own, to be
+    // copied. The first one continues the run.
+    void summary(const Rows& rows, const std::vector<Suggestion>& suggestions);
     void note(std::string_view text);
     void text(std::string_view text);
     // Prints the chart as wide as the terminal (pipeline_timeline.h), then an empty line.
@@ -61,7 +67,10 @@ class Console {
     bool is_rank_zero_;
     Terminal terminal_;
     std::int64_t first_ = 1, done_ = 0, total_ = 0;
+    std::int64_t every_ = 1;
+    bool is_quiet_ = false;
     std::int64_t steps_since_heading_ = 0;
+    std::string last_step_;  // for the progress line: "step 12: loss 3.21  "
     std::chrono::steady_clock::time_point start_, shown_;
     std::string command_;  // the summary's
 };

@@ -1,6 +1,7 @@
 #include "llmc/train/evaluator.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 namespace llmc {
@@ -8,6 +9,7 @@ namespace llmc {
 Evaluator::Evaluator(PreparedRun& run, Records& records) : run_(run), records_(records) {
     if (run.data.validation) windows_.emplace(*run.data.validation, run.model().sequence_length);
     for (const auto& [step, loss] : records.earlier_validations()) update_best(loss, step);
+    is_new_best_ = false;
 }
 
 bool Evaluator::is_validation_due(std::int64_t step) const {
@@ -19,7 +21,14 @@ bool Evaluator::is_score_due(std::int64_t step) const {
 }
 
 void Evaluator::update_best(double loss, std::int64_t step) {
-    if (!best_ || loss < best_->loss) best_ = BestLoss{loss, step};
+    if (best_ && loss >= best_->loss) return;
+    best_ = BestLoss{loss, step};
+    is_new_best_ = true;
+}
+
+bool Evaluator::found_best() {
+    const bool is_new = std::exchange(is_new_best_, false);
+    return on_any_rank(run_.session.world(), run_.is_rank_zero() && is_new);
 }
 
 // Shows the progress of a long evaluation, and cancels it when the run is asked to stop.

@@ -27,6 +27,9 @@ class Evaluator {
     // the run was asked to stop.
     void evaluate(StepMetrics& step);
 
+    // Whether a validation since the last call had the lowest loss so far. All ranks call it and receive rank
+    // 0's answer, because only rank 0 knows the validations of earlier runs.
+    bool found_best();
     // The lowest validation loss so far, including those that earlier runs wrote to the same metrics file.
     const std::optional<BestLoss>& best() const { return best_; }
 
@@ -43,6 +46,7 @@ class Evaluator {
     Records& records_;
     std::optional<ValidationWindows> windows_;
     std::optional<BestLoss> best_;
+    bool is_new_best_ = false;
 };
 
 }  // namespace llmc

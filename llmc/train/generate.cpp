@@ -38,20 +38,6 @@ constexpr std::string_view of_training[] = {
     "checkpoint-every", "export", "print-model", "print-step", "pipeline-timeline"};
 // clang-format on
 
-void take_model(Options& options, const CheckpointInfo& checkpoint) {
-    const auto then = nlohmann::ordered_json::parse(checkpoint.configuration);
-    if (!options.given.contains("model")) options.model = model_of(checkpoint);
-    for (auto& [name, size] : options.of_model.sizes) {
-        if (!size && then.contains(name) && then[name].is_number()) size = then[name].get<std::int64_t>();
-    }
-    for (auto& [name, is_on] : options.of_model.switches) {
-        // A switch that the checkpoint does not know was on.
-        if (!options.given.contains(name)) is_on = then.value(name, true);
-    }
-    if (options.bpe_directory.empty() && then.contains("bpe-dir") && then["bpe-dir"].is_string())
-        options.bpe_directory = then["bpe-dir"];
-}
-
 // Writes to standard output until a write fails.
 class TextOutput {
   public:
@@ -125,6 +111,10 @@ void settle_generation(Options& options) {
                 (options.out_dir.empty() ? out_dir.parent_path() : out_dir).string());
         }
         options.resume = checkpoint->directory.string();
+        // A configuration file may be another run's: the checkpoint's model and switches have precedence.
+        std::erase_if(options.lines, [&](const auto& line) {
+            return line.first == "model" || options.of_model.switches.contains(line.first);
+        });
         take_model(options, *checkpoint);
     }
     options.steps = 0;

@@ -103,7 +103,9 @@ void resolve(Options& o) {
     constexpr std::int64_t longest = std::int64_t{1} << 40;
     o.global_batch_tokens = o.global_batch_tokens.value_or(24 * std::min(o.sequence_length(), longest));
     o.learning_rate = o.learning_rate.value_or(named_model(o.model).learning_rate);
-    o.warmup_steps = o.warmup_steps.value_or(o.schedule_kind() == ScheduleKind::constant ? 0 : 100);
+    constexpr std::int64_t usual_warmup = 100;
+    const std::int64_t warmup = o.steps > 0 ? std::min(usual_warmup, o.steps / 10) : usual_warmup;
+    o.warmup_steps = o.warmup_steps.value_or(o.schedule_kind() == ScheduleKind::constant ? 0 : warmup);
 }
 
 void check_ranges(const Options& o) {
@@ -160,6 +162,11 @@ void check_ranges(const Options& o) {
     require_range<std::int64_t>("top-k", o.top_k, 0, many);
     require_range("top-p", o.top_p, 0.0, 1.0);
     require_range<std::int64_t>("checkpoint-every", o.checkpoint_every, 0, many);
+    require_range<std::int64_t>("log-every", o.log_every, 1, many);
+    if (o.overwrite && o.out_dir.empty())
+        user_error("--overwrite needs --out-dir, the run to replace; leave it out");
+    if (o.keep_best && o.val_every == 0)
+        user_error("--keep-best needs validations during training; give --val-every 1 or more");
     // An --eval-hellaswag from a configuration file is for that file's training, and is ignored here.
     if (o.steps == 0 && o.given.contains("eval-hellaswag") && !o.resume && o.init.empty()) {
         user_error(
@@ -169,8 +176,11 @@ void check_ranges(const Options& o) {
 }
 
 bool Options::plans_only() const {
-    const bool uses_weights = resume || !init.empty() || !export_file.empty();
-    return print_model || print_step || (pipeline_timeline && steps == 0 && !uses_weights);
+    return print_model || print_step || (pipeline_timeline && steps == 0 && !uses_weights());
+}
+
+bool Options::uses_weights() const {
+    return steps > 0 || generate || (resume && !resume_if_any) || !init.empty() || !export_file.empty();
 }
 
 int Options::processes_of_plan(int started) const {
@@ -198,6 +208,14 @@ ScheduleKind Options::schedule_kind() const {
         if (schedule == name_of(kind)) return kind;
     }
     programming_error("an unchecked schedule");
+}
+
+Schedule schedule_of(const Options& options) {
+    return {.kind = options.schedule_kind(),
+            .peak = options.learning_rate.value(),
+            .min_fraction = options.min_lr_fraction,
+            .warmup_steps = options.warmup_steps.value(),
+            .total_steps = options.steps};
 }
 
 Recompute Options::recomputation() const {
@@ -290,6 +308,24 @@ bool has_shared_units(const Model& model) {
 
 }  // namespace
 
+void settle_batch(Options& o, int processes) {
+    const std::int64_t of_replica = o.pipeline_parallel * o.tensor_parallel;
+    if (o.is_given("global-batch-tokens") || o.generate || processes % of_replica != 0 ||
+        o.sequence_length() < 1)
+        return;
+    const std::int64_t usual = *o.global_batch_tokens / o.sequence_length();
+    // The interleaved schedule needs a multiple of the stages.
+    const std::int64_t stages = o.chunks_of_stage() > 1 ? o.pipeline_parallel : 1;
+    const std::int64_t group = processes / of_replica * stages * o.micro_batch_size.value_or(1);
+    const std::int64_t batch = (usual + group - 1) / group * group;
+    if (batch == usual) return;
+    o.global_batch_tokens = batch * o.sequence_length();
+    o.notes.push_back(
+        fmt::format("--global-batch-tokens is {} ({} sequences instead of {}), which the processes "
+                    "share evenly",
+                    *o.global_batch_tokens, batch, usual));
+}
+
 void settle_mesh(Options& o, const Mesh& mesh) {
     if (o.generate) settle_batch_of_generation(o, mesh);
     if (!asked_sharding(o).keeps_optimizer_whole() && mesh.sharding.keeps_optimizer_whole()) {
@@ -311,7 +347,6 @@ void settle_mesh(Options& o, const Mesh& mesh) {
     }
     if (o.reduce_every.empty()) {
         o.reduce_every = mesh.sharding.reduces_each_micro_batch ? each_micro_batch : "step";
-        o.derived.insert("reduce-every");
     }
 }
 

@@ -230,13 +230,17 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
     flag("--resume-if-any", options.resume_if_any,
          "Like --resume, but begin a run if there is none; for schedulers, which start a job again",
          "Results");
+    flag("--overwrite", options.overwrite, "Replace the run in --out-dir by this one", "Results");
+    flag("--quiet", options.quiet, "Print only notes and the results", "Results");
     flag("--generate", options.generate, "Only continue --prompt, with the weights of --resume or --init",
          "Validation and samples");
     flag("--print-model", options.print_model, "Print the model's parts and operations, and exit", "Model");
     flag("--print-step", options.print_step, "Print the actions of one step, and exit", "Training");
     flag("--pipeline-timeline", options.pipeline_timeline,
          "Draw a timeline of the pipeline stages; with --steps 0, draw the estimate and exit", "Pipeline");
-    flag("--verbose", options.verbose, "Print each process's mesh coordinates, layers and memory", "Results");
+    flag("--verbose", options.verbose,
+         "Print each process's mesh coordinates, layers and memory; with --print-step, print every action",
+         "Results");
     // launch_processes() in main() takes this option out of the arguments.
     std::string processes;
     app.add_option(fmt::format("--{}", processes_option), processes,
@@ -283,8 +287,14 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
         if (options.resume) user_error("--resume-if-any and --resume are both given; leave one of them out");
         options.resume = "";
     }
+    if (options.overwrite && options.resume)
+        user_error("--overwrite replaces a run, and --resume continues it; leave one of them out");
+    if (options.quiet && options.verbose)
+        user_error("--quiet and --verbose are both given; leave one of them out");
     try {
         settle_resume(options);
+        if (options.resume && !options.generate) settle_from_checkpoint(options);
+        if (!options.resume) settle_init(options);
         if (options.generate) settle_generation(options);
         resolve(options);
         check_ranges(options);
@@ -315,15 +325,18 @@ nlohmann::ordered_json to_json(const Options& options) {
 std::string to_toml(const Options& options) {
     std::string text =
         "# The configuration of a run. ./train_gpt --config FILE repeats the run; options override the "
-        "file.\n";
+        "file.\n"
+        "# Lines that begin with # are the values of settings that nobody gave. Some depend on the "
+        "machine.\n";
     for_each_setting(
-        options, [&](const char* title) { text += fmt::format("\n# {}\n", title); },
+        options, [&](const char* title) { text += fmt::format("\n# -- {}\n", title); },
         [&](const char* name, const auto& value, const Help&, const Choices&) {
-            if (is_unset(value) || options.derived.contains(name)) return;
+            if (is_unset(value)) return;
+            const std::string_view mark = options.is_given(name) ? "" : "# ";
             if constexpr (is_text<std::decay_t<decltype(value)>>) {
-                text += fmt::format("{} = {}\n", name, as_config_text(value));
+                text += fmt::format("{}{} = {}\n", mark, name, as_config_text(value));
             } else {
-                text += fmt::format("{} = {}\n", name, value_of(value));
+                text += fmt::format("{}{} = {}\n", mark, name, value_of(value));
             }
         });
     return text;

@@ -92,7 +92,9 @@ struct Options {
     std::string out_dir;
     std::string metrics;
     std::int64_t checkpoint_every = 0;
+    bool keep_best = false;
     std::string export_file;
+    std::int64_t log_every = 10;
 
     // validation and samples
     std::int64_t val_every = 100;
@@ -107,25 +109,32 @@ struct Options {
     std::int64_t top_k = 0;
     double top_p = 1;
 
-    // modes of the program (--generate, --print-step), and values that a saved configuration leaves out
+    // modes of the program (--generate, --print-step), and how the values above came about
     std::set<std::string, std::less<>> given;       // on the command line
     std::string config_file;                        // as given to --config
     std::map<std::string, int, std::less<>> lines;  // the settings in config_file, each with its line number
     std::vector<std::string> notes;                 // to print: settings that are ignored or change nothing
-    // Settings that were not given and were derived from others. A saved configuration leaves them out.
-    std::set<std::string, std::less<>> derived;
+    std::set<std::string, std::less<>> inherited;   // from the checkpoint of --resume or --init (resume.h)
+    // Whether a setting was given, directly or by a checkpoint. All others have defaults.
+    bool is_given(std::string_view name) const {
+        return given.contains(name) || lines.contains(name) || inherited.contains(name);
+    }
     std::optional<std::string> resume;  // a checkpoint's directory; empty means the newest in out_dir
     bool resume_if_any = false;         // like an empty `resume`, but without a run to resume it begins one
+    bool overwrite = false;             // begin a new run in the place of the one in out_dir
     bool generate = false;
     bool print_step = false;
     bool print_model = false;
     bool pipeline_timeline = false;
     bool verbose = false;
+    bool quiet = false;
 
     // Whether the program only prints a plan: the model, the actions of a step, or the pipeline's estimated
     // timeline. One process can then plan for all pipeline stages and tensor-parallel ranks, with one
     // data-parallel rank.
     bool plans_only() const;
+    // Whether the run needs the model's memory. With --steps 0 it may only plan.
+    bool uses_weights() const;
     int processes_of_plan(int started) const;
 
     // The options must be resolved. Throws UserError if they make no valid model.
@@ -143,6 +152,9 @@ struct Options {
     int chunks_of_stage() const;
     Recompute recomputation() const;
 };
+
+// The learning-rate schedule. The options must be resolved.
+Schedule schedule_of(const Options& options);
 
 // An option that the program no longer has. The first version without it refuses it by name, on the command
 // line and in configuration files. Later versions drop its entry here.
@@ -163,6 +175,10 @@ std::optional<Options> parse_options(int argc, const char* const* argv, std::str
 // options that this device does not support.
 void settle_device(Options& options, DeviceKind device);
 
+// Completes the options once the number of processes is known: rounds the default global batch up to a number
+// of sequences that the data-parallel ranks share evenly, with a note. A batch that was given stays.
+void settle_batch(Options& options, int processes);
+
 // Completes the options once the mesh is known: --reduce-every by default.
 void settle_mesh(Options& options, const Mesh& mesh);
 
@@ -172,7 +188,7 @@ std::string with_place(const Options& options, std::string_view error);
 
 // Every setting with its current value. The keys are the names of the options without dashes.
 nlohmann::ordered_json to_json(const Options& options);
-// The settings as a configuration file for --config, without those in `derived`.
+// The settings that were given, as a configuration file for --config. Comments show the values of all others.
 std::string to_toml(const Options& options);
 
 }  // namespace llmc

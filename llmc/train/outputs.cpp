@@ -11,9 +11,11 @@
 #include <vector>
 
 #include "llmc/core/error.h"
+#include "llmc/core/text.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/io/files.h"
 #include "llmc/io/metrics.h"
+#include "llmc/train/algorithms.h"
 #include "llmc/train/pipeline_report.h"
 
 namespace llmc {
@@ -43,7 +45,16 @@ bool is_own_place(const fs::path& file, const fs::path& out_dir) {
 // Whether a directory holds a run's record or configuration.
 bool holds_run(const fs::path& out_dir) {
     std::error_code ignored;
-    return fs::exists(out_dir / "run.json", ignored) || fs::exists(out_dir / "config.toml", ignored);
+    return fs::is_regular_file(out_dir / "run.json", ignored) ||
+           fs::is_regular_file(out_dir / "config.toml", ignored);
+}
+
+// The files that a run writes about itself.
+std::vector<std::string> names_of_records() {
+    std::vector<std::string> names = pipeline_files();
+    for (const char* name : {"run.json", "config.toml", "metrics.jsonl", algorithms_file})
+        names.push_back(name);
+    return names;
 }
 
 // The parent directory of runs without --out-dir.
@@ -71,9 +82,14 @@ fs::path metrics_file(const Options& options, const fs::path& out_dir) {
     return options.metrics.empty() ? out_dir / "metrics.jsonl" : fs::path(options.metrics);
 }
 
+fs::path run_with(const fs::path& checkpoints) {
+    return checkpoints.filename() == best_folder ? checkpoints.parent_path() : checkpoints;
+}
+
 fs::path choose_out_dir(const Options& options) {
     if (!options.out_dir.empty()) return options.out_dir;
-    if (options.resume && !options.resume->empty()) return plain_path(*options.resume).parent_path();
+    if (options.resume && !options.resume->empty())
+        return run_with(plain_path(*options.resume).parent_path());
     if (options.resume) {
         if (const auto newest = newest_run()) return *newest;
     }
@@ -113,6 +129,45 @@ std::string records_stay(const Options& options, const fs::path& out_dir, const 
     return text;
 }
 
+void require_no_other_run(const Options& options, const fs::path& out_dir, const Writes& writes,
+                          const CheckpointInfo* resumed) {
+    // A new run without --out-dir gets a directory of its own (claim_directory).
+    const bool is_own = options.out_dir.empty() && resumed == nullptr;
+    if (options.overwrite || is_own || !(writes.checkpoints || writes.record)) return;
+    if (resumed != nullptr && run_with(plain_path(resumed->directory).parent_path()) == plain_path(out_dir))
+        return;
+    std::optional<CheckpointInfo> newest;
+    bool is_damaged = false;
+    try {
+        newest = newest_checkpoint(out_dir, std::nullopt);
+    } catch (const UserError&) {
+        is_damaged = true;
+    }
+    if (!newest && !is_damaged && !holds_run(out_dir)) return;
+    if (resumed == nullptr) {
+        // --resume-if-any begins a run again that had saved no checkpoint.
+        if (options.resume_if_any) return;
+    } else {
+        const std::optional<RunRecord> last = read_last_run(out_dir);
+        const bool is_same = newest && newest->lineage == resumed->lineage;
+        if (is_same || (last && !last->began_from.empty() &&
+                        plain_path(last->began_from) == plain_path(resumed->directory)))
+            return;
+    }
+    const std::int64_t steps =
+        std::max(last_step(out_dir / "metrics.jsonl"), newest ? newest->progress.step : 0);
+    user_error(
+        "--out-dir: {} holds a run of {}; {}choose another --out-dir, or add --overwrite to replace it",
+        out_dir.string(), plural(steps, "step"), resumed == nullptr && newest ? "add --resume, " : "");
+}
+
+void remove_run(const fs::path& out_dir) {
+    std::error_code ignored;
+    for (const std::string& name : names_of_records()) fs::remove(out_dir / name, ignored);
+    remove_checkpoints(out_dir / best_folder);
+    remove_checkpoints(out_dir);
+}
+
 void check_outputs(const Options& options, const fs::path& out_dir, const Writes& writes,
                    std::span<const std::string> inputs, std::int64_t parameters) {
     const fs::path metrics = metrics_file(options, out_dir), exported = options.export_file;
@@ -145,7 +200,17 @@ void check_outputs(const Options& options, const fs::path& out_dir, const Writes
             refuse_overwriting(option, metrics, input);
         if (metrics_given) refuse_own_files(option, metrics);
     }
-    const std::uint64_t checkpoint = writes.checkpoints ? checkpoint_bytes(parameters) : 0;
+    if (options.overwrite && !options.init.empty() && writes.checkpoints) {
+        const fs::path source = plain_path(options.init);
+        const bool is_removed = source.parent_path() == plain_path(out_dir) ||
+                                source.parent_path() == plain_path(out_dir / best_folder);
+        if (is_removed && fs::is_directory(source)) {
+            user_error("--overwrite would remove {}, which this run starts from; choose another --out-dir",
+                       options.init);
+        }
+    }
+    const std::uint64_t checkpoint =
+        writes.checkpoints ? (options.keep_best ? 2 : 1) * checkpoint_bytes(parameters) : 0;
     naming_option("--out-dir", [&] { require_space(out_dir, checkpoint); });
     if (!exported.empty()) {
         naming_option("--export", [&] { require_replaceable_file(exported); });

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <exception>
@@ -23,11 +24,17 @@ namespace {
 namespace fs = std::filesystem;
 
 RunSpec run_spec(const Options& options, const Mesh& mesh, const Device& device) {
+    const ModelChoices named = choices_of(options.model);
+    const bool has_own_sizes = std::ranges::any_of(options.of_model.sizes, [&](const auto& size) {
+        const auto usual = named.find(size.first);
+        return usual != named.end() && size.second != usual->second;
+    });
     return {.model = options.make_model(),
+            .model_name = has_own_sizes ? "" : options.model,
             .dtype = options.compute_dtype(),
             .gradient_dtype = options.kept_gradient_dtype(),
             .mesh = mesh,
-            .usual_reduction = options.derived.contains("reduce-every"),
+            .usual_reduction = !options.is_given("reduce-every"),
             .pipeline_schedule = options.kind_of_pipeline_schedule(),
             .virtual_stages = options.chunks_of_stage(),
             .pipeline_layers = options.pipeline_layers,
@@ -56,6 +63,7 @@ void PreparedRun::choose_device_and_mesh() {
     Options& settled = session.options();
     world.set_timeout(std::chrono::seconds(options.communication_timeout));
     place = open_device(settled, session.job());
+    settle_batch(settled, options.processes_of_plan(world.size()));
     const Mesh mesh = options.mesh(options.processes_of_plan(world.size()), world.rank());
     settle_mesh(settled, mesh);
     spec = run_spec(options, mesh, device());
@@ -66,6 +74,7 @@ void PreparedRun::plan_memory() {
     if (!options.plans_only()) ranks.emplace(open_mesh(options, world, device(), spec));
     staging_bytes = llmc::staging_bytes(world, device());
     if (!options.plans_only()) spec.machine = free_memory(place, world);
+    spec.may_exceed_machine = options.steps == 0 && !options.uses_weights();
     plan = plan_run(spec, device().ops(), staging_bytes);
 }
 
@@ -89,14 +98,16 @@ void PreparedRun::open_files() {
 void PreparedRun::open_weights() {
     checkpoint = find_checkpoint(options, out_dir);
     if (options.resume && !checkpoint && !options.resume_if_any) {
-        user_error("--resume: {}; leave it out to begin a run, or give --resume-if-any",
-                   why_none_to_resume());
+        user_error("--resume: {}; {}, or give --resume-if-any", why_none_to_resume(),
+                   holds_records(options, out_dir) ? "to begin it again, give --overwrite instead"
+                                                   : "leave it out to begin a run");
     }
     if (checkpoint) {
         notes_of_resume = differences(*checkpoint, options);
     } else if (!options.init.empty()) {
-        const std::string note = naming_option(
-            "--init", [&] { return check_weights(options.init, *plan.outline, plan.store.units); });
+        const std::string note = naming_option("--init", [&] {
+            return check_weights(weights_in(options.init), *plan.outline, plan.store.units);
+        });
         if (!note.empty()) notes.push_back(note);
     }
 }
@@ -116,6 +127,7 @@ void PreparedRun::open_training_files() {
             bpe_ids_file, bpe_merges_file, usual_bpe_directory));
     }
     if (!is_rank_zero()) return;
+    require_no_other_run(options, out_dir, writes, checkpoint ? &*checkpoint : nullptr);
     check_outputs(options, out_dir, writes, data.files, count_parameters(model()));
     algorithms = find_algorithms(checkpoint, out_dir, device());
 }
@@ -129,10 +141,12 @@ void PreparedRun::announce() {
     Console& console = session.console();
     console.header(fmt::format("train_gpt {} (commit {})", version(), commit()), header_rows(*this));
     for (const std::string& note : notes) console.note(note);
+    if (!plan.lack.empty()) console.note(plan.lack);
     if (options.verbose) console.text(places_text(plan) + "\n");
 }
 
 bool PreparedRun::has_work() const {
+    if (!plan.lack.empty()) return false;
     const bool writes_files = writes.record || writes.metrics || !options.export_file.empty();
     return options.generate || trains || has_given_weights() || writes_files;
 }

@@ -41,7 +41,7 @@ struct PreparedRun {
     void open_files();
     // Prints the header and the notes.
     void announce();
-    // Whether there is anything to train, evaluate, generate or write.
+    // Whether there is anything to train, evaluate, generate or write, and the memory for it.
     bool has_work() const;
     // Allocates the memory and sets the weights: from the seed, from --init, or from the checkpoint.
     void load_weights();

@@ -106,6 +106,7 @@ Records::Records(PreparedRun& run) : run_(run), claimed_(run) {
     if (added > 0 && !run.algorithms.origin.empty())
         console.note(fmt::format("{} autotuned now, because no earlier run had chosen them",
                                  plural(added, "algorithm")));
+    if (options.overwrite && run.writes.record) remove_run(run.out_dir);
     // The metrics come first: if they cannot be written, nothing is.
     if (run.writes.metrics) {
         metrics_.emplace(metrics_file(options, run.out_dir), run_record(run), run.trainer->progress().step);

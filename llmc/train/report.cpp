@@ -245,6 +245,7 @@ Rows summary_rows(const PreparedRun& run, const Outcome& outcome) {
         rows.emplace_back("metrics", metrics_file(run.options, run.out_dir).string());
     }
     if (!outcome.checkpoint.empty()) rows.emplace_back("checkpoint", outcome.checkpoint.string());
+    if (!outcome.best_checkpoint.empty()) rows.emplace_back("best kept", outcome.best_checkpoint.string());
     if (!run.options.export_file.empty() && !outcome.stopped) {
         rows.emplace_back("exported", run.options.export_file);
     }

@@ -24,10 +24,11 @@ struct BestLoss {
 struct Outcome {
     std::int64_t steps = 0;  // steps that this run took
     double seconds = 0;
-    std::optional<BestLoss> best;      // the best validation loss
-    std::filesystem::path checkpoint;  // the last one; empty if there is none
-    std::int64_t last_step = 0;        // the last step that was done
-    bool stopped = false;              // whether the run ended because it was asked to
+    std::optional<BestLoss> best;           // the best validation loss
+    std::filesystem::path checkpoint;       // the last one; empty if there is none
+    std::filesystem::path best_checkpoint;  // that of --keep-best; empty if this run saved none
+    std::int64_t last_step = 0;             // the last step that was done
+    bool stopped = false;                   // whether the run ended because it was asked to
 };
 
 Rows header_rows(const PreparedRun& run);

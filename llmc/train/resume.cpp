@@ -12,7 +12,10 @@
 #include "llmc/core/error.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/io/files.h"
+#include "llmc/optim/schedule.h"
 #include "llmc/train/command_line.h"
+#include "llmc/train/outputs.h"
+#include "llmc/train/setting_values.h"
 
 namespace llmc {
 
@@ -85,8 +88,56 @@ void settle_resume(Options& options) {
     alone.resume = "";
     const std::optional<CheckpointInfo> newest = find_checkpoint(alone, *options.resume);
     if (!newest) return;  // the directory is itself a checkpoint, or holds none
-    if (options.out_dir.empty()) options.out_dir = *options.resume;
+    if (options.out_dir.empty()) options.out_dir = run_with(plain_path(*options.resume)).string();
     options.resume = newest->directory.string();
+}
+
+void settle_from_checkpoint(Options& options) {
+    const std::optional<CheckpointInfo> checkpoint = find_checkpoint(options, choose_out_dir(options));
+    if (!checkpoint) return;
+    take_model(options, *checkpoint);
+    const auto then = nlohmann::ordered_json::parse(checkpoint->configuration);
+    const auto take = [&](const char* name, auto& value) {
+        if (!is_unset(value) || !then.contains(name) || then[name].is_null()) return;
+        value = then[name].get<std::decay_t<decltype(value_of(value))>>();
+        options.inherited.insert(name);
+    };
+    // An evaluation may run on a mesh that does not share the batch evenly.
+    if (options.steps > 0) take("global-batch-tokens", options.global_batch_tokens);
+    take("lr", options.learning_rate);
+    take("warmup-steps", options.warmup_steps);
+    take("dtype", options.dtype);
+}
+
+void settle_init(Options& options) {
+    std::error_code ignored;
+    if (!std::filesystem::is_directory(options.init, ignored)) return;
+    naming_option("--init", [&] {
+        const std::optional<CheckpointInfo> newest = newest_of_last_run(options.init);
+        const CheckpointInfo checkpoint = newest ? *newest : read_checkpoint(options.init);
+        options.init = checkpoint.directory.string();
+        take_model(options, checkpoint);
+    });
+}
+
+void take_model(Options& options, const CheckpointInfo& checkpoint) {
+    const auto then = nlohmann::ordered_json::parse(checkpoint.configuration);
+    if (!options.is_given("model")) {
+        options.model = model_of(checkpoint);
+        options.inherited.insert("model");
+    }
+    for (auto& [name, size] : options.of_model.sizes) {
+        if (size || !then.contains(name) || !then[name].is_number()) continue;
+        size = then[name].get<std::int64_t>();
+        options.inherited.insert(name);
+    }
+    for (auto& [name, is_on] : options.of_model.switches) {
+        if (options.is_given(name)) continue;
+        is_on = then.value(name, true);  // a switch that the checkpoint does not know was on
+        options.inherited.insert(name);
+    }
+    if (options.bpe_directory.empty() && then.contains("bpe-dir") && then["bpe-dir"].is_string())
+        options.bpe_directory = then["bpe-dir"];
 }
 
 std::string model_of(const CheckpointInfo& checkpoint) {
@@ -97,6 +148,40 @@ std::string model_of(const CheckpointInfo& checkpoint) {
         user_error("{} has --model {}, which this program does not know; use the program that wrote it",
                    checkpoint.directory.string(), model);
     return model;
+}
+
+namespace {
+
+// A note if the earlier run had reached the end of its schedule and the next step has a higher learning rate.
+std::vector<std::string> rate_that_rises(const CheckpointInfo& checkpoint, const Options& options) {
+    constexpr double clearly = 1.01;  // a smaller rise is no surprise
+    const std::int64_t done = checkpoint.progress.step;
+    const auto then = nlohmann::ordered_json::parse(checkpoint.configuration);
+    const Options usual;
+    Options earlier = options;
+    earlier.steps = then.value("steps", usual.steps);
+    earlier.schedule = then.value("lr-schedule", usual.schedule);
+    earlier.min_lr_fraction = then.value("min-lr-fraction", usual.min_lr_fraction);
+    if (then.contains("lr")) earlier.learning_rate = then["lr"].get<double>();
+    if (then.contains("warmup-steps")) earlier.warmup_steps = then["warmup-steps"].get<std::int64_t>();
+    if (done < earlier.steps || done >= options.steps) return {};
+    const double last = learning_rate(schedule_of(earlier), done),
+                 next = learning_rate(schedule_of(options), done + 1);
+    if (next <= clearly * last) return {};
+    return {fmt::format(
+        "the learning rate rises from {:.3g} to {:.3g}, because the earlier schedule ended at step "
+        "{}; to keep it, give{}",
+        last, next, earlier.steps, options_that_keep_rate(earlier, done))};
+}
+
+}  // namespace
+
+std::string options_that_keep_rate(const Options& options, std::int64_t step) {
+    const Schedule schedule = schedule_of(options);
+    if (schedule.kind == ScheduleKind::constant) return "";
+    const double rate = learning_rate(schedule, step);
+    // A schedule that ends at zero would train nothing any more.
+    return fmt::format(" --lr-schedule constant --lr {:.3g}", rate > 0 ? rate : schedule.peak / 10);
 }
 
 std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Options& options) {
@@ -125,7 +210,7 @@ std::vector<std::string> differences(const CheckpointInfo& checkpoint, const Opt
         user_error("{} is at step {}, beyond --steps {}; give more steps, or 0 to evaluate it",
                    checkpoint.directory.string(), checkpoint.progress.step, options.steps);
     }
-    std::vector<std::string> notes;
+    std::vector<std::string> notes = rate_that_rises(checkpoint, options);
     if (!options.init.empty() && differs("init"))
         notes.push_back(
             fmt::format("--init {} is ignored: the checkpoint has its own weights", options.init));

@@ -68,6 +68,7 @@ bool Session::read_options() {
     has_options_ = options.has_value();
     if (has_options_) {
         options_ = *std::move(options);
+        console_.settle(options_.log_every, options_.quiet);
     } else {
         console_.text(text);
     }
@@ -81,7 +82,7 @@ bool Session::read_options() {
     return has_options_;
 }
 
-std::string Session::program() const { return program_as_called({argv_, static_cast<std::size_t>(argc_)}); }
+std::string Session::program() const { return program_as_called(arguments()); }
 
 bool Session::ask_to_stop() { return is_stopping_ = is_stopping_ || signals_.anywhere(world()); }
 

@@ -1,8 +1,10 @@
-// A process of the job, from its start to its exit status: standard streams, signals, the other ranks, the
-// console, and the one place where an error becomes a line and ends the job.
+// A process of the job, from its start to its exit status: standard streams, signals, the other ranks, and the
+// console. Once the process has joined the job, an error becomes a line and ends the job here only.
 #pragma once
 
+#include <cstddef>
 #include <functional>
+#include <span>
 #include <string>
 
 #include "llmc/comm/bootstrap.h"
@@ -28,6 +30,7 @@ class Session {
     // Reads the command line and --config. False: --help or --version was asked for, and is printed.
     bool read_options();
     Options& options() { return options_; }
+    std::span<const char* const> arguments() const { return {argv_, static_cast<std::size_t>(argc_)}; }
     // How the program was called, for commands that a person may type (command_line.h).
     std::string program() const;
 

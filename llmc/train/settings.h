@@ -58,7 +58,10 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
             setting(option.name.data(), value(o.of_model.sizes), {option.help.data()}, any);
         }
     }
-    setting("init", o.init, {"Start from the weights in a safetensors file with Hugging Face names", "FILE"},
+    setting("init", o.init,
+            {"Start from the weights in a safetensors file with Hugging Face names, or in the directory of a "
+             "checkpoint or a run",
+             "FILE"},
             any);
 
     group("Data");
@@ -80,7 +83,9 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
             {"Train for N steps; 0: show the plan, and evaluate and sample given weights, without training"},
             any);
     setting("global-batch-tokens", o.global_batch_tokens,
-            {"Use N tokens per step over all processes (default: 24 sequences)"}, any);
+            {"Use N tokens per step over all processes (default: 24 sequences, or the next number that the "
+             "processes share evenly)"},
+            any);
     setting("micro-batch-size", o.micro_batch_size,
             {"Compute N sequences at once (default: 2048 tokens; on GPUs 65536)"}, any);
     setting("recompute", o.recompute,
@@ -147,8 +152,10 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
 
     group("Optimizer (AdamW)");
     setting("lr", o.learning_rate, {"Use learning rate N after warmup (default: depends on --model)"}, any);
-    setting("warmup-steps", o.warmup_steps,
-            {"Raise the learning rate over N steps (default: 100; 0 if constant)"}, any);
+    setting(
+        "warmup-steps", o.warmup_steps,
+        {"Raise the learning rate over N steps (default: a tenth of --steps, at most 100; 0 if constant)"},
+        any);
     setting("lr-schedule", o.schedule,
             {"Decay the learning rate this way after warmup; wsd decays linearly in the last fifth"},
             schedule_names());
@@ -188,8 +195,13 @@ void for_each_setting(OptionsRef& o, Group&& group, Setting&& setting) {
             {"Write one JSON line per step to FILE (default: metrics.jsonl in --out-dir)", "FILE"}, any);
     setting("checkpoint-every", o.checkpoint_every,
             {"Save every N steps and after the last; 0: after the last only"}, any);
+    setting("keep-best", o.keep_best,
+            {"Also keep the checkpoint with the lowest validation loss, in the folder best of --out-dir"},
+            any);
     setting("export", o.export_file,
             {"Write the final weights to a safetensors file with Hugging Face names", "FILE"}, any);
+    setting("log-every", o.log_every,
+            {"Print a line for every N-th step; a terminal's last line shows each; metrics have all"}, any);
 }
 
 // For callers that need no groups.

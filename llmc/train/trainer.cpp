@@ -4,12 +4,14 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <numeric>
 #include <string>
 
 #include "llmc/core/error.h"
 #include "llmc/core/random.h"
+#include "llmc/io/checkpoint.h"
 #include "llmc/io/model_files.h"
 #include "llmc/train/algorithms.h"
 #include "llmc/train/diagnosis.h"
@@ -46,17 +48,19 @@ Trainer::Trainer(const Options& options, const RunPlan& plan, Device& device, Co
       transfer_(device, store_, world, plan.spec.mesh, plan.parts),
       executor_(*plan.lists, device, groups, store_, bind(plan.activations, arenas_),
                 static_cast<int>(plan.micro_batches), options.overlap_grad_reduce),
-      schedule_{.kind = options.schedule_kind(),
-                .peak = options.learning_rate.value(),
-                .min_fraction = options.min_lr_fraction,
-                .warmup_steps = options.warmup_steps.value(),
-                .total_steps = options.steps} {
+      schedule_(schedule_of(options)) {
     device.ops().set_workspace(arenas_[plan.workspace]);
     if (resumes) return;
     if (options.init.empty()) {
         store_.initialize(options.seed);
     } else {
-        naming_option("--init", [&] { load_weights(options.init, store_, transfer_); });
+        naming_option("--init", [&] {
+            if (std::filesystem::is_directory(options.init)) {
+                load_checkpoint(read_checkpoint(options.init), device, store_, transfer_, false);
+            } else {
+                load_weights(options.init, store_, transfer_);
+            }
+        });
     }
     executor_.run(plan_.parameter_gathers, {});
 }

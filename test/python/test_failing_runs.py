@@ -115,9 +115,9 @@ def test_a_disk_that_fills_up_under_the_metrics(tmp_path):
 
 
 def test_a_full_disk_leaves_the_metrics_of_the_run_before(tmp_path):
-    assert run(["--out-dir={}/run"], tmp_path, 1).returncode == 0
+    assert run(["--out-dir={}/run", "--metrics={}/m.jsonl"], tmp_path, 1).returncode == 0
     before = contents(tmp_path)
-    result = run(["--out-dir={}/run"], tmp_path, 1, limited(100))
+    result = run(["--out-dir={}/other", "--metrics={}/m.jsonl"], tmp_path, 1, limited(100))
     assert result.returncode == 1
     assert "File too large" in one_error(result.stderr)
     assert contents(tmp_path) == before

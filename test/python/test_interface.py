@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
     questions = out.parent / "questions.jsonl"
     questions.write_text(json.dumps(example) + "\n")
     program.run(f"--out-dir={out}", "--sample-tokens=0", *program.SMALL, "--steps=2", "--val-every=1", "--checkpoint-every=1", "--device=cpu",
-                f"--eval-hellaswag={questions}", "--eval-every=1", "--pipeline-parallel=2", ranks=2)
+                f"--eval-hellaswag={questions}", "--eval-every=1", "--keep-best", "--pipeline-parallel=2", ranks=2)
     return out
 
 
@@ -50,7 +50,8 @@ def lines_of(folder):
 
 
 def test_files_of_a_run(folder):
-    found = {re.sub(r"\d{8}$", "<step>", path.name) for path in folder.iterdir()}
+    paths = [path for path in folder.iterdir() if path.name != "best"] + list((folder / "best").iterdir())
+    found = {re.sub(r"\d{8}$", "<step>", str(path.relative_to(folder))) for path in paths}
     assert found == set(rows("name"))
 
 
@@ -84,10 +85,10 @@ def test_the_line_of_an_evaluation(folder, tmp_path):
     head, line = lines_of(tmp_path / "init")
     assert list(line) == [key for key in keys_in(sentence) if not key.startswith("hellaswag")]
     assert (line["step"], line["tokens"]) == (0, 0)
-    # Another run in the same folder keeps the metrics of the one before.
+    # Another run with the same file keeps the metrics of the one before.
     before = (tmp_path / "init/metrics.jsonl").read_bytes()
-    program.run(*given)
-    assert (tmp_path / "init/metrics.jsonl.1").read_bytes() == before and "`metrics.jsonl.1`" in PAGE
+    program.run(*given[:-1], f"--metrics={tmp_path}/init/metrics.jsonl")
+    assert (tmp_path / "init/metrics.jsonl.1").read_bytes() == before and "`FILE.1`" in PAGE
 
 
 def test_the_last_start_of_a_run(folder, tmp_path):

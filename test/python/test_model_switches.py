@@ -21,7 +21,7 @@ from test_zero import train
 TIED = Sizes(layers=4, heads=2, channels=32, seq_len=16, vocab_size=256)
 OFF = [dataclasses.replace(TIED, **switches) for switches in SWITCHES_OFF]
 BOTH = OFF[-1]
-QUIET = ["--sample-tokens=0", "--val-batches=1"]
+QUIET = ["--sample-tokens=0", "--val-batches=1", "--warmup-steps=100"]
 TOLERANCE = 2e-5  # relative difference of losses in fp32, as in test_pipeline.py
 
 
@@ -205,9 +205,11 @@ def test_a_checkpoint_is_refused_by_the_model_with_all_switches_on(sizes, tmp_pa
     program.train(tmp_path / "run", *sizes.options(), *SAVING)
     checkpoint = tmp_path / "run/checkpoint-00000004"
     first = next(option for option in sizes.options() if option.endswith("=false"))
-    result = program.run(*TIED.options(), *SAVING, f"--resume={checkpoint}", check=False)
+    result = program.run(*TIED.options(), *SAVING, "--bias", "--tied-head", f"--resume={checkpoint}", check=False)
     assert result.returncode == 1
     assert one_error(result.stderr) == f"{checkpoint} has another model, with {first}; give {first}"
+    # If nobody gives them, they are the checkpoint's.
+    program.run(*TIED.options(), *SAVING, "--steps=5", f"--resume={checkpoint}")
 
 
 @pytest.fixture(scope="module")

@@ -45,6 +45,17 @@ def write_run(directory, losses, first=RUN, validate_every=4):
     return write_lines(directory / "metrics.jsonl", lines[1:], first["run"])
 
 
+def test_the_newest_run_is_the_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused = plot()
+    assert (refused.returncode, refused.stderr) == (1, "error: no run in runs/; give a run's directory or its metrics file\n")
+    for age, name in ((5, "old"), (0, "new"), (9, "older")):
+        path = write_run(tmp_path / "runs" / name, [3.0, 2.0, 1.0])
+        os.utime(path, (1_000_000_000 - age,) * 2)
+    assert plot().stdout == "wrote runs/new/loss.png\n"
+    assert (tmp_path / "runs/new/loss.png").exists()
+
+
 def having(picture, color):
     """A mask of the pixels, left of the labels, that have the color "#rrggbb"."""
     wanted = [int(color[i:i + 2], 16) / 255 for i in (1, 3, 5)]

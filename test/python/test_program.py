@@ -94,10 +94,10 @@ def test_the_saved_configuration_repeats_the_run(stories, tmp_path):
 
 
 def test_a_new_run_truncates_its_metrics(tmp_path):
-    program.train(tmp_path, *QUICK)
-    assert program.train(tmp_path, *QUICK, "--steps=2").column("step") == [1, 2]
+    program.train(tmp_path / "a", *QUICK)
+    assert program.train(tmp_path / "a", *QUICK, "--steps=2", "--overwrite").column("step") == [1, 2]
     file = tmp_path / "elsewhere" / "m.jsonl"
-    program.run(*QUICK, f"--out-dir={tmp_path}", f"--metrics={file}", "--sample-tokens=0")
+    program.run(*QUICK, f"--out-dir={tmp_path}/b", f"--metrics={file}", "--sample-tokens=0")
     assert len(file.read_text().splitlines()) == 5
 
 
@@ -167,6 +167,19 @@ def test_print_step_prints_equal_blocks_once():
     printed = {int(number) for number in re.findall(r"^ *(\d+)  ", short, re.MULTILINE)}
     same = {action for first, last in re.findall(r"\(actions (\d+) to (\d+)\)", short) for action in range(int(first), int(last) + 1)}
     assert not printed & same and printed | same == {int(number) for number in re.findall(r"^ *(\d+)  ", whole, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("options", [[], ["--pipeline-parallel=4"]], ids=["alone", "stages"])
+def test_print_step_folds_the_blocks_of_each_micro_batch(options):
+    """The list of several micro-batches does not grow with the layers, and hardly with the number of micro-batches."""
+    def shown(layers, batch):
+        model = ["--channels=32", "--heads=2", "--seq-len=16", "--micro-batch-size=1", "--print-step", *options]
+        return len(program.run(*model, f"--layers={layers}", f"--global-batch-tokens={16 * batch}").stdout.splitlines())
+
+    assert shown(40, 24) == shown(16, 24)
+    assert shown(16, 96) <= shown(16, 24) + 8
+    if not options:
+        assert shown(100, 24) == shown(16, 24) <= 40
 
 
 @pytest.mark.parametrize("ranks, options, lines", [(2, ["--zero-stage=3"], 80), (2, ["--zero-stage=2"], 50),
@@ -346,13 +359,13 @@ def test_the_whole_validation_data(weights, tmp_path):
 
 def test_samples(tmp_path):
     def sample(*options):
-        text = program.run(*QUICK, f"--out-dir={tmp_path}", "--sample-tokens=40", "--prompt=The", *options).stdout
+        text = program.run(*QUICK, f"--out-dir={tmp_path}/run", "--overwrite", "--sample-tokens=40", "--prompt=The", *options).stdout
         return text.split("sample after step 4")[1].split("-" * 72)[0]
 
     assert sample() == sample()
     assert sample() != sample("--seed=3")
     assert sample("--temperature=0") == sample("--top-k=1")
-    text = program.run(*QUICK, f"--out-dir={tmp_path}", "--sample-tokens=10", "--sample-every=2").stdout
+    text = program.run(*QUICK, f"--out-dir={tmp_path}/run", "--overwrite", "--sample-tokens=10", "--sample-every=2").stdout
     assert text.count("sample after step") == 2
 
 
@@ -368,9 +381,11 @@ def test_configuration_is_recorded_by_option_names(stories):
     configuration = run.record["configuration"]
     assert configuration["seq-len"] == 16 and configuration["lr-schedule"] == "cosine"
     toml = (run.out_dir / "config.toml").read_text()
+    given = {option.removeprefix("--").split("=")[0] for option in QUICK} | {"out-dir", "val-every", "sample-tokens", "prompt"}
     for name, value in configuration.items():
-        # A value that was not given and follows from the ZeRO stage is not written.
-        assert (f"\n{name} = " in toml) == (value is not None and name != "reduce-every"), name
+        # A value that was not given stands in a comment.
+        assert (f"\n{name} = " in toml) == (name in given), name
+        assert (f"\n# {name} = " in toml) == (value is not None and name not in given), name
     assert json.dumps(configuration)
 
 

@@ -26,6 +26,8 @@ PAPER = {"gpt2_124M": (0.5, 6e-4), "gpt2_350M": (0.5, 3e-4), "gpt2_774M": (0.5, 
 OPTIMIZER = {"lr-schedule": "cosine", "min-lr-fraction": 0.1, "weight-decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
              "grad-clip": 1.0}
 WARMUP_TOKENS = 375e6
+# Names of data, so that recipe.sh does not look for the recipe's.
+DATA = ["--train-data=t", "--val-data=v", "--eval-hellaswag=h"]
 
 
 def test_every_recipe_is_a_configuration():
@@ -122,7 +124,7 @@ def test_paths_of_a_recipe_are_the_repositorys(tmp_path, name):
     (tmp_path / "hosts").write_text("localhost slots=64\n")
     environment = {name: value for name, value in os.environ.items() if name not in ("MPI", "HOSTFILE")}
     environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOSTFILE": f"{tmp_path}/hosts"}
-    done = subprocess.run([ROOT / "scripts/recipe.sh", name], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run([ROOT / "scripts/recipe.sh", name, *DATA], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == (f"{ROOT}\n", "")
     words = " ".join((ROOT / "scripts/recipe.sh").read_text().replace("\n# ", " ").split())
     assert "Relative paths in options and HOSTFILE are relative to the repository's folder, wherever this is started." in words
@@ -178,9 +180,25 @@ def test_a_recipe_of_several_machines_passes_its_hostfile_on(tmp_path):
     hosts.write_text("localhost slots=64\n")
     environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOSTFILE": str(hosts)}
     rest = f"--hostfile|{hosts}|./train_gpt|--config|scripts/recipes/gpt3_6700M_3d.toml|"
-    for words, said in (([], f"64|{rest}"), (["16", "--steps=1"], f"16|{rest}--steps=1|")):
-        done = subprocess.run([ROOT / "scripts/recipe.sh", "gpt3_6700M_3d", *words], env=environment, capture_output=True, text=True)
+    given = "".join(f"{word}|" for word in DATA)
+    # A recipe that is started again goes on, unless the options say otherwise.
+    for words, said in (([], f"64|{rest}--resume-if-any|{given}"), (["16", "--steps=1"], f"16|{rest}--resume-if-any|--steps=1|{given}"),
+                        (["16", "--overwrite"], f"16|{rest}--overwrite|{given}")):
+        done = subprocess.run([ROOT / "scripts/recipe.sh", "gpt3_6700M_3d", *words, *DATA], env=environment, capture_output=True, text=True)
         assert (done.stdout, done.stderr) == (f"--bind-to|none|-np|{said}", "")
+
+
+def test_a_recipe_without_its_data_names_the_command_that_gets_them(tmp_path):
+    """In a folder with the scripts and nothing else."""
+    (tmp_path / "scripts/recipes").mkdir(parents=True)
+    for path in [*(ROOT / "scripts/recipes").glob("*"), ROOT / "scripts/recipe.sh"]:
+        target = tmp_path / path.relative_to(ROOT)
+        target.write_bytes(path.read_bytes())
+        target.chmod(0o755)
+    for name, size in (("gpt2_124M", "10B"), ("gpt2_774M", "100B")):
+        for words, missing in (([], f"fineweb.py --name edu --size {size}"), (["2", "--train-data", "t"], "hellaswag.py")):
+            done = subprocess.run([tmp_path / "scripts/recipe.sh", name, *words], capture_output=True, text=True)
+            assert (done.returncode, done.stdout) == (2, "") and done.stderr.endswith(f"; get the recipe's data with: python data/{missing}\n")
 
 
 @pytest.mark.parametrize("name", RECIPES)

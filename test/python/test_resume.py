@@ -15,6 +15,18 @@ MODEL = [*program.SMALL, "--lr=1e-3"]
 DTYPES = [["--dtype=fp32"], ["--dtype=bf16"], ["--dtype=bf16", "--gradient-dtype=bf16", "--stochastic-rounding"]]
 
 
+def train_beside(folder, *options):
+    """Trains a second run in the folder of a first, as programs before 0.2 did: a checkpoint of the same step is replaced."""
+    place = folder.with_name(f"{folder.name}-second")
+    program.train(place, *options)
+    number = 1
+    while (folder / f"metrics.jsonl.{number}").exists():
+        number += 1
+    (folder / "metrics.jsonl").rename(folder / f"metrics.jsonl.{number}")
+    shutil.copytree(place, folder, dirs_exist_ok=True)
+    shutil.rmtree(place)
+
+
 @pytest.mark.parametrize("dtypes", DTYPES, ids=" ".join)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_resumed_run_goes_on_bit_identically(ranks, dtypes, tmp_path):
@@ -85,7 +97,7 @@ def test_resume_alone_without_a_directory_goes_on_with_the_newest_run(tmp_path):
 def test_resume_takes_the_checkpoint_saved_last(tmp_path):
     """A shorter run in the directory of a longer one resumes from its own checkpoint."""
     program.train(tmp_path, *MODEL, "--steps=6", "--checkpoint-every=3")
-    program.train(tmp_path, *MODEL, "--steps=2", "--seed=5")
+    train_beside(tmp_path, *MODEL, "--steps=2", "--seed=5")
     result = program.run(*MODEL, "--steps=4", "--seed=5", f"--out-dir={tmp_path}", "--sample-tokens=0", "--resume")
     assert "checkpoint-00000002" in result.stdout
     assert program.Run(tmp_path).column("step") == [1, 2, 3, 4]
@@ -94,7 +106,7 @@ def test_resume_takes_the_checkpoint_saved_last(tmp_path):
 def test_resume_takes_an_earlier_runs_checkpoint_where_the_last_run_has_none(tmp_path):
     """As if the second run in a directory had died before its first checkpoint."""
     program.train(tmp_path, *MODEL, "--steps=6", "--checkpoint-every=3")
-    program.train(tmp_path, *MODEL, "--steps=4", "--seed=5")
+    train_beside(tmp_path, *MODEL, "--steps=4", "--seed=5")
     shutil.rmtree(tmp_path / "checkpoint-00000004")
     result = program.run(*MODEL, "--steps=7", f"--out-dir={tmp_path}", "--sample-tokens=0", "--resume")
     assert "checkpoint-00000006 after step 6" in result.stdout
@@ -149,7 +161,7 @@ def test_resume_takes_no_checkpoint_of_a_branch_that_was_left(tmp_path):
 
 def test_metrics_of_another_run_are_not_continued(tmp_path):
     program.train(tmp_path, *MODEL, "--steps=6")
-    program.train(tmp_path, *MODEL, "--steps=3", "--seed=5")
+    train_beside(tmp_path, *MODEL, "--steps=3", "--seed=5")
     resumed = program.train(tmp_path, *MODEL, "--steps=8", "--resume", tmp_path / "checkpoint-00000006")
     assert resumed.column("step") == [7, 8] and resumed.record["configuration"]["seed"] == 1
 
@@ -194,7 +206,7 @@ def test_a_runs_directory_stands_for_its_newest_checkpoint(tmp_path):
 def test_the_newest_checkpoint_is_the_one_that_was_saved_last(tmp_path):
     """A later run in the same directory has reached fewer steps. Without run.json, nothing says whose checkpoints these are."""
     program.train(tmp_path, *MODEL, "--steps=8", "--checkpoint-every=4")
-    program.train(tmp_path, *MODEL, "--steps=2", "--seed=5")
+    train_beside(tmp_path, *MODEL, "--steps=2", "--seed=5")
     (tmp_path / "run.json").unlink()
     assert {path.name for path in tmp_path.glob("checkpoint-*")} >= {"checkpoint-00000002", "checkpoint-00000008"}
     result = program.run(*MODEL, "--seed=5", "--sample-tokens=0", "--steps=3", "--resume", tmp_path)
@@ -213,7 +225,7 @@ def test_damage_of_another_run_and_foreign_folders_are_passed_over(tmp_path):
     program.train(tmp_path, *MODEL, "--steps=8", "--checkpoint-every=2")
     (tmp_path / "checkpoint-00000006/manifest.json").write_text("")
     (tmp_path / "checkpoint-99").mkdir()
-    program.train(tmp_path, *MODEL, "--steps=4", "--seed=5")
+    train_beside(tmp_path, *MODEL, "--steps=4", "--seed=5")
     assert program.train(tmp_path, *MODEL, "--steps=5", "--seed=5", "--resume").column("step") == [1, 2, 3, 4, 5]
 
 
@@ -227,12 +239,13 @@ def test_metrics_go_where_a_link_leads(tmp_path):
 
 def test_a_new_run_without_steps_records_itself_and_loses_no_steps(tmp_path):
     """Readers of the metrics then see this run. The metrics of the earlier run are kept next to them."""
-    program.train(tmp_path, *MODEL, "--steps=6")
-    program.run(*MODEL, "--sample-tokens=0", "--steps=0", "--seed=5", f"--out-dir={tmp_path}")
-    look = program.Run(tmp_path)
+    program.train(tmp_path / "a", *MODEL, "--steps=6")
+    metrics = tmp_path / "a/metrics.jsonl"
+    program.run(*MODEL, "--sample-tokens=0", "--steps=0", "--seed=5", f"--out-dir={tmp_path}/b", f"--metrics={metrics}")
+    look = program.Run(tmp_path / "a")
     assert look.lines == [] and look.record["configuration"]["seed"] == 5
-    assert "seed = 5" in (tmp_path / "config.toml").read_text()
-    assert len((tmp_path / "metrics.jsonl.1").read_text().splitlines()) == 7
+    assert "\nseed = 5\n" in (tmp_path / "b/config.toml").read_text()
+    assert len((tmp_path / "a/metrics.jsonl.1").read_text().splitlines()) == 7
 
 
 def test_resume_needs_neither_the_first_weights_nor_order_in_the_directory(tmp_path):

@@ -20,10 +20,10 @@ SEED = int(os.environ.get("SEED") or random.randrange(10**6))
 # Long enough to be interrupted on a busy machine: a minute on an idle one.
 MANY_STEPS = 100_000
 QUICK = ["--layers=1", "--heads=2", "--channels=32", "--seq-len=16", "--global-batch-tokens=384", "--sample-tokens=0",
-         "--val-every=200", "--val-batches=1"]
+         "--val-every=200", "--val-batches=1", "--log-every=1"]
 # A step takes minutes.
 ENDLESS = ["--layers=4", "--channels=256", "--seq-len=256", "--global-batch-tokens=1048576", "--micro-batch-size=2",
-           "--sample-tokens=0"]
+           "--sample-tokens=0", "--log-every=1"]
 ENVIRONMENT = os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TERM": "xterm", "NO_COLOR": "1",
                             "OMPI_MCA_btl_vader_single_copy_mechanism": "none", "OMP_NUM_THREADS": "1"}
 # The beginning of a command for each way to start a run.
@@ -353,7 +353,7 @@ def test_a_second_signal_while_it_saves_leaves_the_checkpoint_before(tmp_path):
     # Saving a checkpoint of 300 MB takes far longer than the required time between the two signals.
     run = Started("alone", "--layers=8", "--heads=8", "--channels=512", "--seq-len=16", "--global-batch-tokens=32",
                   "--sample-tokens=0", "--val-every=0", "--val-batches=1", "--checkpoint-every=1", f"--steps={MANY_STEPS}",
-                  f"--out-dir={tmp_path}")
+                  "--log-every=1", f"--out-dir={tmp_path}")
     try:
         run.read_until("^ +2 ")
         run.send(signal.SIGUSR1)

@@ -390,7 +390,7 @@ def test_srun_without_ranks_is_refused(tmp_path):
     done = program.run(*options, env=of_srun, check=False)
     assert "srun started 2 processes (SLURM_STEP_NUM_TASKS)" in one_error(done.stderr) and not (tmp_path / "run").exists()
     program.run(*options, env={**of_srun, "RANK": "0", "WORLD_SIZE": "1"})
-    program.run(*options, env={"SLURM_STEP_NUM_TASKS": "1"})
+    program.run(*options, "--overwrite", env={"SLURM_STEP_NUM_TASKS": "1"})
 
 
 @pytest.mark.skipif(not program.HAS_MPI, reason="make MPI=0")

@@ -8,7 +8,7 @@ import program
 import pseudo_terminal
 import pytest
 
-QUICK = [*program.SMALL, "--steps=12", "--sample-tokens=20", "--val-every=5", "--val-batches=1"]
+QUICK = [*program.SMALL, "--steps=12", "--sample-tokens=20", "--val-every=5", "--val-batches=1", "--log-every=1"]
 ERASE = "\r\x1b[K"
 COLOUR = re.compile(r"\x1b\[\d+m")
 STEP = re.compile(r"^ *\d+ +\d+\.\d{5} +\d+\.\d{4} +\d\.\d{3}e[-+]\d\d +\d+\.\d +[\d,]+$")
@@ -67,6 +67,20 @@ def test_a_terminal_has_a_status_line(tmp_path, ranks):
     assert {line.split()[0] for line in status[end + 1:]} == {"validating", "saving", "sampling"}
     assert COLOUR.search(text)
     assert not text.endswith(status[-1])
+
+
+def test_the_last_line_of_a_terminal_shows_each_step(tmp_path):
+    """Though only every tenth has a line that stays."""
+    lines, status = lines_above_status(on_terminal(*QUICK, "--log-every=10", f"--out-dir={tmp_path}/run"))
+    assert [int(line.split()[0]) for line in step_lines(lines)] == [1, 10, 12]
+    shown = {int(match[2]): float(match[1]) for line in status if (match := re.match(r"loss ([\d.]+)  .* (\d+)/12 ", line))}
+    losses = program.Run(tmp_path / "run").losses
+    assert shown == {step: pytest.approx(loss, abs=1e-5) for step, loss in enumerate(losses[:-1], 1)}
+
+
+def test_quiet_has_no_status_line(tmp_path):
+    lines, status = lines_above_status(on_terminal(*QUICK, "--quiet", f"--out-dir={tmp_path}/run"))
+    assert not status and not step_lines(lines)
 
 
 def test_the_status_line_never_wraps(tmp_path):
@@ -128,10 +142,10 @@ def test_header_and_summary(tmp_path):
     assert rows["best"].startswith(f"validation loss {best[0]:.5f} after step {best[1]}")
     assert "12 steps" in rows["time"] and "tokens/s" in rows["time"]
     assert os.path.isdir(rows["checkpoint"]) and os.path.isfile(rows["metrics"])
-    *_, before_last, command = text.splitlines()
-    assert before_last == "go on with" and command.endswith(" --resume --steps 24")
-    # Except for the command, which is copied as one line, and paths, whose length is given.
-    assert max(map(len, text.replace(str(tmp_path), "").splitlines()[:-1])) <= 100
+    before, commands = text.split("\n\ngo on with\n")
+    assert " --resume --steps 24 --lr-schedule constant --lr 0.000" in commands.splitlines()[0]
+    # Except for the commands, which are copied as lines, and paths, whose length is given.
+    assert max(map(len, before.replace(str(tmp_path), "").splitlines())) <= 100
 
 
 @pytest.mark.parametrize("steps, schedule", [
@@ -139,7 +153,7 @@ def test_header_and_summary(tmp_path):
     (100, "learning rate rises to 0.004, because the run ends within its 100 steps of warmup"),
     (101, "learning rate cosine from 0.004 to 0.0004, 100 steps of warmup")])
 def test_the_schedule_of_a_run_that_ends_within_warmup(steps, schedule, tmp_path):
-    result = program.run(*program.SMALL, f"--steps={steps}", "--sample-tokens=0", f"--out-dir={tmp_path}")
+    result = program.run(*program.SMALL, f"--steps={steps}", "--warmup-steps=100", "--sample-tokens=0", f"--out-dir={tmp_path}")
     assert rows_of(result.stdout)["schedule"].endswith(schedule)
     run = program.Run(tmp_path)
     assert max(run.column("lr")) == pytest.approx(0.004 * min(steps, 100) / 100)
@@ -161,7 +175,7 @@ def test_lost_output_is_an_error_at_the_end(tmp_path):
 
     result = run(*QUICK, f"--out-dir={tmp_path}/run")
     assert result.returncode == 1
-    assert re.fullmatch(r"error: cannot write to standard output: No space left on device; .*; go on with: .* --resume --steps 24\n",
+    assert re.fullmatch(r"error: cannot write to standard output: No space left on device; .*; go on with: .* --resume --steps 24 .*\n",
                         result.stderr), result.stderr
     # Everything else is normal.
     assert program.Run(tmp_path / "run").column("step") == list(range(1, 13))

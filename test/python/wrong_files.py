@@ -79,7 +79,7 @@ def tensor_of(**changes):
 
 SAFETENSORS = [
     Case("weights missing", ["--init=none.safetensors"], ["--init: cannot open none.safetensors: No such file"], ranks=(1, 2, 4)),
-    Case("weights are a directory", ["--init={}"], ["is not a file; give a .safetensors file"]),
+    Case("weights are a directory", ["--init={}"], ["contains neither manifest.json nor a run's checkpoints"]),
     Case("weights empty", INIT, ["x.safetensors is not a safetensors file: it has only 0 bytes"],
          file("x.safetensors", b"")),
     Case("weights are a text", INIT, ["x.safetensors is truncated or not a safetensors file"], file("x.safetensors", TEXT)),
