@@ -189,7 +189,7 @@ class Contest:
             # Uses the algorithms that the first turn chose.
             metrics = self.out_dir(attention) / "metrics.jsonl"
             metrics.unlink(missing_ok=True)
-            command = [programs.TRAIN_GPT, *self.options(batch), f"--attention={attention}", f"--out-dir={metrics.parent}"]
+            command = [programs.TRAIN_GPT, *self.options(batch), f"--attention={attention}", f"--out-dir={metrics.parent}", "--overwrite"]
             program = programs.TimedSteps(command, 180, metrics, **environment)
             try:
                 program.take(1)  # the line that describes the run

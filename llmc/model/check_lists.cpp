@@ -22,6 +22,11 @@ class Follower {
             for (const ListOperand& operand : call.operands) {
                 if (operand.access == Access::read || operand.access == Access::add)
                     read(call, operand, pass);
+                // check_model allows tokens in the first part only.
+                if (operand.space == Space::tokens && !call.node->operation->takes_tokens)
+                    programming_error(
+                        fmt::format("{}: {}, {} {} reads tokens, so its row must say .takes_tokens",
+                                    lists_.part->name, pass, call.name, call.node->name));
             }
             for (const ListOperand& operand : call.operands) {
                 const bool writes = operand.access == Access::write || operand.access == Access::add;

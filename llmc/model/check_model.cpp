@@ -22,14 +22,14 @@ namespace {
 void check_table(const Model& model, const Part& part, const Node& node) {
     const ParamSpec& table = part.parameters[static_cast<std::size_t>(node.parameters[0])].spec;
     if (table.shape[0] != model.vocabulary) {
-        refuse(part, fmt::format("the table {} has {} rows, but the vocabulary has {}", table.name,
-                                 table.shape[0], model.vocabulary));
+        refuse(part, fmt::format("{}: the table {} has {} rows, but the vocabulary has {}", node.name,
+                                 table.name, table.shape[0], model.vocabulary));
     }
     if (table.tensor_dim != 0 || table.row_multiple != vocabulary_multiple) {
-        refuse(part,
-               fmt::format("tensor-parallel ranks divide the rows of the table {}: give it .tensor_dim = 0 "
-                           "and .row_multiple = vocabulary_multiple",
-                           table.name));
+        refuse(part, fmt::format(
+                         "{}: tensor-parallel ranks divide the rows of the table {}: give it .tensor_dim = 0 "
+                         "and .row_multiple = vocabulary_multiple",
+                         node.name, table.name));
     }
 }
 
@@ -38,8 +38,10 @@ void check_positions(const Model& model, const Part& part, const Node& node) {
     const ParamSpec& table = part.parameters[static_cast<std::size_t>(node.parameters[1])].spec;
     if (table.shape[0] < model.sequence_length || table.tensor_dim || table.row_multiple != 1) {
         refuse(part,
-               fmt::format("the positions {} need {} rows or more, which each tensor-parallel rank has whole",
-                           table.name, model.sequence_length));
+               fmt::format(
+                   "{}: the table of positions {} needs {} rows or more, which each tensor-parallel rank "
+                   "has whole",
+                   node.name, table.name, model.sequence_length));
     }
 }
 
@@ -83,6 +85,8 @@ void check_model(const Model& model) {
                 refuse(part, "a model has at least two parts; make the head a part of its own");
             if ((is_first || is_last) && run.count > 1) refuse(part, "the first and the last part come once");
             check_part(model, part, is_first, is_last);
+            if (is_first && run.is_layer)
+                refuse(part, "a layer takes the residual stream, which the first part makes");
         }
     }
 }

@@ -104,7 +104,15 @@ class Outlining {
             outline_.units.push_back(
                 {.spec = {unit, {}},
                  .class_of_layers = part.is_layer() && !parameter.is_tied ? found->second : -1});
-        std::vector<ParamSpec>& params = outline_.units[static_cast<std::size_t>(found->second)].spec.params;
+        Outline::OutlinedUnit& joined = outline_.units[static_cast<std::size_t>(found->second)];
+        // Layers that are alike have units that are alike. A unit with other parts' parameters is not.
+        const bool is_own_of_layer = part.is_layer() && !parameter.is_tied;
+        if (is_own_of_layer != (joined.class_of_layers >= 0)) {
+            programming_error(
+                fmt::format("{}: {}.{} is in the unit of a layer; a parameter of a layer cannot be tied",
+                            part.name, unit, parameter.spec.name));
+        }
+        std::vector<ParamSpec>& params = joined.spec.params;
         const auto same = std::ranges::find(params, parameter.spec.name, &ParamSpec::name);
         if (same == params.end()) {
             params.push_back(parameter.spec);
@@ -194,10 +202,13 @@ std::vector<SharedByRanks> shared_by_ranks(const Model& model) {
     for (const Model::Run& run : model.runs) {
         for (const Part& part : run.parts) {
             for (const Value& value : part.values) {
+                const bool is_divided = value.placement == Placement::divided || !value.divided_what.empty();
                 // A saturated count is no size; the memory check refuses such a model.
                 const std::int64_t count = value.shape[value.divided_dim];
-                if (!value.divided_what.empty() && count < std::numeric_limits<std::int64_t>::max())
-                    shared.push_back({count, value.divided_what});
+                if (is_divided && count < std::numeric_limits<std::int64_t>::max()) {
+                    shared.push_back(
+                        {count, value.divided_what.empty() ? "parts of " + value.name : value.divided_what});
+                }
             }
         }
     }

@@ -1,6 +1,8 @@
 // The table of operations: for each, its calls forward and backward, its work and its workspace.
 #include "llmc/model/operations.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -331,6 +333,22 @@ int trace_exchange(Trace& t, const Operation& row, int value, Placement takes, P
                  {std::move(made)});
 }
 
+void check_vectors(const Trace& t, const Node& node) {
+    if (t[node.in[0]].shape.dimensions() != 2)
+        t.refuse(node, fmt::format("needs a vector for each token, but {} has the shape {}",
+                                   t[node.in[0]].name, to_string(t[node.in[0]].shape)));
+}
+
+void check_tables(const Trace& t, const Node& node, const ParamSpec& table,
+                  const std::optional<ParamSpec>& positions) {
+    if (table.shape.dimensions() != 2)
+        t.refuse(node, fmt::format("needs a table of rows, but {} has the shape {}", table.name,
+                                   to_string(table.shape)));
+    if (positions && (positions->shape.dimensions() != 2 || positions->shape.last() != table.shape.last()))
+        t.refuse(node, fmt::format("adds {} of shape {} to rows of {} channels", positions->name,
+                                   to_string(positions->shape), table.shape.last()));
+}
+
 void check_widths(const Trace& t, const Node& node) {
     if (t[node.in[0]].features() != t[node.in[1]].features())
         t.refuse(node, "adds two values of different widths");
@@ -342,6 +360,7 @@ int embedding(Trace& t, const ParamSpec& table, const std::optional<ParamSpec>& 
     Value sum = stream(t, "embedding", unit_of(table.name), table.shape.last());
     if (positions) sum.label += " + " + unit_of(positions->name);
     sum.placement = Placement::partial;
+    check_tables(t, {.operation = &embedding_row, .name = table.name}, table, positions);
     const int rows = t.add(table);
     return t.add({.operation = &embedding_row,
                   .name = table.name,
@@ -353,7 +372,9 @@ int layernorm(Trace& t, const std::string& name, int x, bool has_bias) {
     const std::int64_t C = t[x].features();
     const int weight = t.add(vector_of(name + ".weight", {C}, 1));
     const int bias = t.add_optional(has_bias, vector_of(name + ".bias", {C}, 0));
-    return t.add({.operation = &layernorm_row, .name = name, .in = {x}, .parameters = {weight, bias}},
+    const Node node{.operation = &layernorm_row, .name = name, .in = {x}, .parameters = {weight, bias}};
+    check_vectors(t, node);
+    return t.add(node,
                  {stream(t, name, name, C), statistic(t, name + ".mean"), statistic(t, name + ".rstd")});
 }
 
@@ -363,6 +384,7 @@ AddNorm add_layernorm(Trace& t, const std::string& name, int x, int addend, bool
     const int bias = t.add_optional(has_bias, vector_of(name + ".bias", {C}, 0));
     const Node node{
         .operation = &add_layernorm_row, .name = name, .in = {x, addend}, .parameters = {weight, bias}};
+    check_vectors(t, node);
     check_widths(t, node);
     const int sum = t.add(node, {stream(t, name + ".sum", t[addend].label, C), stream(t, name, name, C),
                                  statistic(t, name + ".mean"), statistic(t, name + ".rstd")});
@@ -387,6 +409,13 @@ int product_gelu(Trace& t, const std::string& name, int x, const Shape& outputs,
 
 int attention(Trace& t, const std::string& name, int qkv) {
     const Shape& shape = t[qkv].shape;  // (T,3,NH,HS)
+    if (shape.dimensions() != 4 || shape[1] != 3) {
+        t.refuse(
+            {.operation = &attention_row, .name = name},
+            fmt::format("needs queries, keys and values of shape (T, 3, heads, head size), but {} has the "
+                        "shape {}",
+                        t[qkv].name, to_string(shape)));
+    }
     Value out{.name = name, .label = name, .shape = {shape[0], shape[2], shape[3]}};
     Value lse{.name = name + ".lse",
               .shape = {shape[2], shape[0]},

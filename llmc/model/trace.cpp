@@ -51,6 +51,10 @@ int Trace::add(ParamSpec parameter, bool is_tied) {
     std::string unit = part_.unit;
     if (unit.empty() || is_tied) {
         const std::size_t dot = parameter.name.find('.');
+        if (dot == std::string::npos || parameter.name.find("{}") != std::string::npos) {
+            programming_error(fmt::format("{}: {} is not the whole name of one tensor, such as shared.weight",
+                                          part_.name, parameter.name));
+        }
         unit = parameter.name.substr(0, dot);
         parameter.name.erase(0, dot + 1);
     }

@@ -1,6 +1,7 @@
 // Splits the world into the communicators of a mesh, in the same order on all ranks.
 #include "llmc/parallel/mesh_groups.h"
 
+#include <set>
 #include <utility>
 
 #include "llmc/core/error.h"
@@ -42,14 +43,18 @@ std::unique_ptr<Communicator> MeshGroups::split(Communicator& group, int color, 
 
 void MeshGroups::tie_stages(const Mesh& mesh, std::span<const StagePart> parts) {
     std::map<std::vector<bool>, std::shared_ptr<Communicator>> groups;  // by the stages that are in them
-    const std::size_t units = parts.empty() ? 0 : parts.front().units.size();
-    for (std::size_t unit = 0; unit < units; ++unit) {
-        if (parts.front().units[unit].stages < 2) continue;
+    std::set<int> tied;  // in the same order on all ranks, which make the communicators together
+    for (const StagePart& part : parts) {
+        for (const auto& [unit, of_stage] : part.units) {
+            if (of_stage.stages > 1) tied.insert(unit);
+        }
+    }
+    for (const int unit : tied) {
         std::vector<bool> stages;
-        for (const StagePart& part : parts) stages.push_back(part.units[unit].is_here);
+        for (const StagePart& part : parts) stages.push_back(part.has_unit(unit));
         const bool is_here = stages[static_cast<std::size_t>(mesh.stage())];
         if (!groups.contains(stages)) groups[stages] = split(*stages_, is_here ? 0 : none, mesh.stage());
-        if (is_here) tied_[static_cast<int>(unit)] = groups[stages];
+        if (is_here) tied_[unit] = groups[stages];
     }
 }
 

@@ -261,7 +261,7 @@ def test_only_what_lacks_memory_is_tried_with_a_smaller_batch(said, fits, copy, 
 def test_the_trainer_says_what_lacks_memory(simulated):
     """The message has the words by which the check recognizes it."""
     trainer = [simulated / "bin/train_gpt", "--model=gpt2", "--global-batch-tokens=16384", "--micro-batch-size=16"]
-    for more, variables in ((["--steps=0"], {}), (["--model=tiny"], {"SIMT_FAIL": "memory:3"})):
+    for more, variables in ((["--steps=1"], {}), (["--model=tiny"], {"SIMT_FAIL": "memory:3"})):
         run = subprocess.run([*trainer, *more], capture_output=True, text=True, env={**os.environ, **variables}, cwd=simulated,
                              timeout=60 * PATIENCE)
         assert run.returncode == 1 and part_bench.lacks_memory(run.stderr), run.stderr

@@ -12,6 +12,7 @@
 
 #include "llmc/core/error.h"
 #include "llmc/model/operations.h"
+#include "llmc/parallel/mesh_sizes.h"
 #include "test/gpt2_units.h"
 #include "test/strange_family.h"
 
@@ -419,8 +420,9 @@ TEST(Model, AHeadThatDoesNotFit) {
     expect_refused(with_table([](ParamSpec& table) {
                        table.shape = {config.vocabulary + 1, config.channels};
                    }),
-                   "head: the table weight has 38 rows, but the vocabulary has 37");
-    const std::string_view divided = "head: tensor-parallel ranks divide the rows of the table weight";
+                   "head: lm_head: the table weight has 38 rows, but the vocabulary has 37");
+    const std::string_view divided =
+        "head: lm_head: tensor-parallel ranks divide the rows of the table weight";
     expect_refused(with_table([](ParamSpec& table) { table.tensor_dim.reset(); }), divided);
     expect_refused(with_table([](ParamSpec& table) { table.row_multiple = 1; }), divided);
 }
@@ -434,9 +436,10 @@ TEST(Model, PositionsThatDoNotFit) {
         } else {
             positions.tensor_dim = 0;
         }
-        expect_refused(model,
-                       "embedding: the positions weight need 8 rows or more, which each tensor-parallel rank "
-                       "has whole");
+        expect_refused(
+            model,
+            "embedding: wte.weight: the table of positions weight needs 8 rows or more, which each "
+            "tensor-parallel rank has whole");
     }
 }
 
@@ -468,6 +471,97 @@ TEST(Model, ATieToAParameterOfALayer) {
                            scatter(t, product(t, "down", up, {config.channels}, by_inputs(), true, normal)));
                    }),
                    "is the name of two tensors; a parameter of a layer cannot be tied");
+}
+
+TEST(Model, ATieIntoAUnitOfALayer) {
+    const auto tied_layer = [](const char* unit, const char* tied) {
+        return with_layer(
+            [&](Trace& t) {
+                const int up = product(t, "up", gather(t, t.input()), {8}, by_outputs(0, "channels"), false,
+                                       normal, tied);
+                return add(t, t.input(),
+                           scatter(t, product(t, "down", up, {config.channels}, by_inputs(), true, normal)));
+            },
+            config.sequence_length, unit);
+    };
+    EXPECT_EQ(fault_of([&] { outline_of(tied_layer("h.{}", "shared.weight")); }), "no fault");
+    // A unit without a dot in its name is found by a tie.
+    expect_refused(tied_layer("h{}", "h1.down.weight"),
+                   "is in the unit of a layer; a parameter of a layer cannot be tied");
+    expect_fault([&] { tied_layer("h.{}", "h.{}.up.weight"); },
+                 "block {}: h.{}.up.weight is not the whole name of one tensor, such as shared.weight");
+    expect_fault([&] { tied_layer("h.{}", "shared"); },
+                 "block {}: shared is not the whole name of one tensor");
+}
+
+TEST(Model, AnEmbeddingIsNoLayer) {
+    Model model = gpt2(config);
+    model.runs.front().is_layer = true;
+    expect_refused(model, "embedding: a layer takes the residual stream, which the first part makes");
+}
+
+// A split whose things have no name is checked all the same.
+TEST(Model, TensorParallelRanksShareWhatHasNoName) {
+    const Model model = with_layer([](Trace& t) {
+        const int up = product(t, "up", gather(t, t.input()), {9}, by_outputs(0, ""), false, normal);
+        return add(t, t.input(),
+                   scatter(t, product(t, "down", up, {config.channels}, by_inputs(), true, normal)));
+    });
+    try {
+        check_mesh_sizes({.tensor = 2}, model);
+        ADD_FAILURE() << "no refusal";
+    } catch (const UserError& refusal) {
+        EXPECT_EQ(std::string_view(refusal.what()),
+                  "--tensor-parallel 2 does not divide the 9 parts of up; try 1, 3, 9");
+    }
+}
+
+TEST(Model, AnOperationThatReadsTokensSaysSo) {
+    Model model = gpt2(config);
+    Part& part = model.runs.front().parts.front();
+    Operation row = *part.nodes.front().operation;
+    row.takes_tokens = false;
+    part.nodes.front().operation = &row;
+    Scratch scratch;
+    const PartLists lists = derive_lists(part, {}, scratch);
+    expect_fault(
+        [&] { check_lists(lists); },
+        "embedding: rows, encoder_forward wte.weight reads tokens, so its row must say .takes_tokens");
+}
+
+TEST(Trace, ShapesThatAnOperationDoesNotTake) {
+    const auto attends = [](const Shape& qkv, int heads_at) {
+        return [=] {
+            with_layer([&](Trace& t) {
+                return attention(t, "attn",
+                                 product(t, "qkv", gather(t, layernorm(t, "ln", t.input(), true)), qkv,
+                                         by_outputs(heads_at, "heads"), true, normal));
+            });
+        };
+    };
+    const char* const attention_needs =
+        "block {}: attention attn needs queries, keys and values of shape (T, 3, heads, head size), but qkv";
+    expect_fault(attends({3, 8}, 1), attention_needs);
+    expect_fault(attends({2, 2, 4}, 1), attention_needs);
+    const auto embeds = [](const Shape& table, const Shape& positions) {
+        return [=] {
+            Trace t("embedding", "", config.sequence_length);
+            embedding(t, ParamSpec{.name = "wte.weight", .shape = table, .init = normal},
+                      ParamSpec{.name = "wpe.weight", .shape = positions, .init = normal});
+        };
+    };
+    expect_fault(embeds({37, 3, 8}, {8, 8}),
+                 "embedding: embedding wte.weight needs a table of rows, but wte.weight has the shape");
+    expect_fault(embeds({37, 8}, {8, 16}), "embedding: embedding wte.weight adds wpe.weight of shape");
+    expect_fault(
+        [] {
+            with_layer([](Trace& t) {
+                const int two =
+                    product(t, "two", gather(t, t.input()), {3, 8}, by_outputs(1, "things"), true, normal);
+                return layernorm(t, "ln", two, true);
+            });
+        },
+        "block {}: layernorm ln needs a vector for each token, but two has the shape");
 }
 
 TEST(Trace, AStreamOfAnotherWidth) {

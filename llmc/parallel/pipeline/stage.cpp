@@ -55,9 +55,7 @@ std::vector<StagePart> parts_of_stages(const std::shared_ptr<const Outline>& out
                                        const std::vector<BlockRange>& chunks, int stages, bool splits,
                                        const Recompute& recompute) {
     const auto count = static_cast<int>(chunks.size());
-    std::vector<StagePart> parts(
-        static_cast<std::size_t>(stages),
-        {.outline = outline, .chunks = {}, .units = std::vector<StageUnit>(outline->units.size())});
+    std::vector<StagePart> parts(static_cast<std::size_t>(stages), {.outline = outline, .chunks = {}});
     for (int number = 0; number < count; ++number) {
         const BlockRange& layers = chunks[static_cast<std::size_t>(number)];
         const bool is_first = number == 0, is_last = number + 1 == count;
@@ -78,23 +76,19 @@ std::vector<StagePart> parts_of_stages(const std::shared_ptr<const Outline>& out
             const bool is_split = splits && splits_backward(*outline, part, recompute);
             for (const int unit : outline->part(part).units) rounds.insert({unit, is_split});
         }
-        for (const auto& [unit, _] : rounds) {
-            StageUnit& own = stage.units[static_cast<std::size_t>(unit)];
-            own.is_here = true;
-            ++own.rounds;
-        }
+        for (const auto& [unit, _] : rounds) ++stage.units[unit].rounds;
     }
-    for (std::size_t unit = 0; unit < outline->units.size(); ++unit) {
-        int having = 0;
-        for (StagePart& part : parts) {
-            if (part.units[unit].is_here) part.units[unit].counts = having++ == 0;
-        }
-        const int own_class = outline->units[unit].class_of_layers;
-        for (StagePart& part : parts) {
-            part.units[unit].stages = having;
-            if (own_class < 0 || !part.units[unit].is_here) continue;
-            part.units[unit].turn = static_cast<int>(part.alike[own_class].size());
-            part.alike[own_class].push_back(static_cast<int>(unit));
+    std::vector<int> having(outline->units.size());  // the stages of each unit
+    for (StagePart& part : parts) {
+        for (auto& [unit, own] : part.units) own.counts = having[static_cast<std::size_t>(unit)]++ == 0;
+    }
+    for (StagePart& part : parts) {
+        for (auto& [unit, own] : part.units) {
+            own.stages = having[static_cast<std::size_t>(unit)];
+            const int own_class = outline->unit(unit).class_of_layers;
+            if (own_class < 0) continue;
+            own.turn = static_cast<int>(part.alike[own_class].size());
+            part.alike[own_class].push_back(unit);
         }
     }
     return parts;

@@ -28,7 +28,6 @@ struct Chunk {
 
 // A unit as seen from one stage.
 struct StageUnit {
-    bool is_here = false;
     bool counts = false;  // Whether this stage adds its gradients to the norm. Exactly one stage does.
     int stages = 0;       // How many stages have it.
     // How many passes of one micro-batch compute its gradients here: one per chunk, and two if a chunk splits
@@ -39,18 +38,23 @@ struct StageUnit {
 
 struct StagePart {
     std::shared_ptr<const Outline> outline;
-    std::vector<Chunk> chunks;     // this stage's chunks, in the model's order
-    std::vector<StageUnit> units;  // all units of the model
+    std::vector<Chunk> chunks;         // this stage's chunks, in the model's order
+    std::map<int, StageUnit> units{};  // the units here, by their numbers in the model
     // The units here that may share rotating buffers, by their class.
     std::map<int, std::vector<int>> alike{};
 
     bool takes_tokens() const { return !chunks.empty() && chunks.front().takes_tokens; }
     bool makes_losses() const { return !chunks.empty() && chunks.back().makes_losses; }
-    const StageUnit& unit(int number) const { return units[static_cast<std::size_t>(number)]; }
-    bool has_unit(int number) const { return unit(number).is_here; }
+    // A unit as this stage sees it; one without passes if it is not here.
+    const StageUnit& unit(int number) const {
+        static const StageUnit absent;
+        const auto found = units.find(number);
+        return found == units.end() ? absent : found->second;
+    }
+    bool has_unit(int number) const { return units.contains(number); }
     bool counts_unit(int number) const { return unit(number).counts; }
     // Whether several stages compute its gradients.
-    bool is_tied(int number) const { return unit(number).is_here && unit(number).stages > 1; }
+    bool is_tied(int number) const { return unit(number).stages > 1; }
 
     // The number of parts with an input and an output in the chunk that has most of them.
     int most_places_of_a_chunk() const;
