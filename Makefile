@@ -143,7 +143,7 @@ $(eval $(call remember,$(BUILD)/version.txt,VERSION_FLAGS))
 # ---- Commands --------------------------------------------------------------------------------------------
 
 .DEFAULT_GOAL := train_gpt
-.PHONY: help deps deps-gpu tokenizer quickstart test test-long test-matrix test-programs bench-cpu bench-mpi bench-zero bench-pipeline bench bench-check gpu-check bench-gpu-check bundle \
+.PHONY: help deps deps-gpu tokenizer quickstart test check test-more test-long test-matrix test-programs bench-cpu bench-mpi bench-zero bench-pipeline bench bench-check gpu-check bench-gpu-check bundle \
     docs pictures lint check-format check-shell check-python check-prose clang-tidy format clean
 .DELETE_ON_ERROR:
 
@@ -194,20 +194,34 @@ TOKENIZER_SOURCES := $(wildcard llmc/data/bpe*.cpp $(addprefix llmc/,data/unicod
 TOKENIZER_OBJECTS := $(patsubst %.cpp,$(BUILD)/objects/shared/%.o,$(TOKENIZER_SOURCES))
 tokenizer: $(TOKENIZER)  ## GPT-2's byte-pair encoder for Python, build/libgpt2_bpe.so
 
-RUN_SUITES = $(PYTHON) test/run_suites.py --build $(BUILD) --program $(PROGRAM)
-test: deps  ## from nothing to all tests passed: deps, builds, runs every suite; the last line counts the tests
-	@$(MAKE) $(in_parallel) test-programs
+# It builds what the suites need, group by group: the targets programs-NAME.
+RUN_SUITES = $(PYTHON) test/run_suites.py --build $(BUILD) --program $(PROGRAM) --make '$(MAKE) --jobs=$(JOBS) --output-sync=target' \
+    --without '$(if $(SIMT_KINDS),,simt) $(if $(RUNTIME_KINDS),,runtime)'
+test: deps  ## from nothing to all tests passed: deps, builds, runs every suite of this tier; the last line counts the tests
 	@$(RUN_SUITES) $(SUITE)
 
-test-long: deps  ## the suites that take long (trainings compared with known results)
-	@$(MAKE) $(in_parallel) test-programs $(LONG_PROGRAMS)
-	@$(RUN_SUITES) --long $(SUITE)
+check:  ## format and lint of what has changed since the commit BASE (default: HEAD), and the suites of the changed folders
+	@$(PYTHON) test/check.py --base '$(or $(BASE),HEAD)' $(RUN_SUITES)
 
-test-matrix: deps  ## every combination of ZeRO, pipeline, recompute and accumulation that fits 8 processes, trained and compared
-	@$(MAKE) $(in_parallel) $(BUILD)/test/mpi
-	@$(RUN_SUITES) --matrix $(SUITE)
+test-more: deps  ## the suites that `make test` has no time for: ThreadSanitizer, the kernel lab, deeper simulated meshes
+	@$(RUN_SUITES) --tier more $(SUITE)
 
-test-programs: $(PROGRAM) $(TOKENIZER) $(TEST_PROGRAMS) $(KERNEL_TESTS) $(RUNTIME_TESTS) $(SIMULATED_PROGRAMS) $(SIMULATED_PROBES) $(TESTED_OF_BUNDLE) $(KERNEL_REPORT)  ## builds what `make test` runs
+test-long: deps  ## the suites that take hours; goes on where it was interrupted
+	@$(RUN_SUITES) --tier long $(SUITE)
+
+test-matrix: deps  ## every combination of ZeRO, pipeline, recompute and accumulation that fits 8 processes
+	@$(RUN_SUITES) --tier long 'matrix-*'
+
+.PHONY: programs-trainer programs-tests programs-simulated programs-kernels programs-threads programs-long
+programs-trainer: $(PROGRAM) $(TOKENIZER)
+programs-tests: $(TEST_PROGRAMS)
+programs-simulated: $(RUNTIME_TESTS) $(SIMULATED_PROGRAMS) $(SIMULATED_PROBES) $(TESTED_OF_BUNDLE)
+programs-kernels: $(filter-out %-thread,$(KERNEL_TESTS))
+programs-threads: $(filter %-thread,$(KERNEL_TESTS)) $(KERNEL_REPORT)
+programs-long: $(LONG_PROGRAMS)
+	@:
+
+test-programs: programs-trainer programs-tests programs-simulated programs-kernels programs-threads  ## builds what `make test` and `make test-more` run
 	@:
 
 # TORCH_PYTHON=python names one more interpreter, with a newer PyTorch; BENCH_OPTIONS go to dev/cpu/bench_cpu.py.

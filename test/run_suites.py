@@ -1,59 +1,41 @@
 #!/usr/bin/env python3
-"""Runs the test suites, three at a time, and counts their tests: `make test`, `make test-long` and `make
-test-matrix`.
+"""Builds and runs the test suites of suites.py, and counts their tests: `make test`, `make test-more` and `make test-long`.
 
-A suite is one command that writes a JUnit report (GoogleTest and pytest both do). A suite that crashes, exceeds its
-time limit or reports no test counts as one more failure. The last line is `N passed, M failed`, with `, K skipped` if
-tests were skipped. The exit status is 0 only if nothing failed. The output of the suites is in BUILD/test/logs/, and
-is shown for those that fail.
+The programs are built group by group. A suite starts as soon as its group is there and cores are free for it, the longest
+first by the last run's times. A suite writes a JUnit report (GoogleTest and pytest both do). One that crashes, exceeds its
+time limit or reports no test counts as one more failure. The last line is `N passed, M failed`, with `, K skipped` if tests
+were skipped. The exit status is 0 only if nothing failed. The output of the suites is in BUILD/test/logs/, and is shown for
+those that fail.
 """
 
 import argparse
 import collections
-import concurrent.futures
+import contextlib
 import dataclasses
-import fnmatch
-import itertools
+import hashlib
+import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
 
-RANKS = [1, 2, 3, 4, 8]
-MATRIX_RANKS = [1, 2, 3, 4, 8]  # the process counts of the parallel matrix
-KERNEL_KINDS = ["address", "thread"]  # how the kernels are compiled for the executor (dev/kernels.mk)
-LONG_KERNEL_KINDS = ["plain"]
-RUNTIME_KINDS = ["plain"]  # the same for the CUDA runtime of the tests (test/simt/runtime.mk)
-LONG_RUNTIME_KINDS = ["address"]
-# Many suites mostly wait (for processes, for time limits), and others have one thread.
-AT_ONCE = 3
-# The suites that take longest begin first, so that none runs alone at the end.
-LONGEST = ["kernels-*", "simulated_*", "gpu_check", "zero", "signals", "pages", "mpi-8"]
-# Seconds after which a suite is ended: several times its duration on two cores, because a machine may be busy.
-# PATIENCE multiplies them and the tests' own time limits; the Makefile sets it for builds with sanitizers.
-UNIT_TIMEOUT, MPI_TIMEOUT, KERNEL_TIMEOUT, PYTHON_TIMEOUT, LONG_TIMEOUT, MATRIX_TIMEOUT = 300, 240, 600, 420, 5400, 5400
-# The suites that check for leaks in a build with address checks. Open MPI has leaks, which only the whole stack of an
-# allocation distinguishes from ours (test/leaks.txt). Recording it takes up to 15 times as long, so few suites do.
-OF_MPI_PROGRAMS = "detect_leaks=1:fast_unwind_on_malloc=0"
-LEAK_CHECKS = {"unit": "detect_leaks=1", "mpi-1": OF_MPI_PROGRAMS, "mpi-2": OF_MPI_PROGRAMS, "program": OF_MPI_PROGRAMS}
-running = set()  # the processes of running suites
+import suites as table
+
 LINES_SHOWN = 200  # most lines shown of a failed suite's output; the log has all of it
 SLOWEST_SHOWN = 10
-
-
-@dataclasses.dataclass
-class Suite:
-    name: str
-    command: list
-    timeout: float
-    environment: dict = dataclasses.field(default_factory=dict)
-    skipped: str = ""  # why it cannot run here
+# Suites may need so many cores more than there are: each also waits now and then.
+MORE_CORES = 0.6
+OVER_BUDGET = 1.5
+SHORT_WAIT = 1.0  # seconds; only so that Ctrl-C is noticed
+running = set()  # the processes of running suites and of the build
 
 
 @dataclasses.dataclass
@@ -61,75 +43,28 @@ class Result:
     passed: int = 0
     failed: list = dataclasses.field(default_factory=list)  # names of tests, or what happened to the suite
     skipped: list = dataclasses.field(default_factory=list)  # (name, reason)
+    seconds: float = 0
+    cpu: float = 0  # seconds, of all its processes
 
 
-def started(transport, ranks, program):
-    """The beginning of a command that starts a program with this many processes."""
-    if transport == "tcp" or os.environ.get("MPI") == "0":
-        return [program, "--processes", str(ranks)]
-    return ["scripts/launch.sh", "-np", str(ranks), "--bind-to", "none", program]
-
-
-def matrix_suite(build, ranks, report):
-    name = f"matrix-{ranks}"
-    command = [*started("mpi", ranks, f"{build}/test/mpi"), *googletest_options(report(name)),
-               f"--gtest_filter=*WholeMatrix*of_{ranks}_*"]
-    return Suite(name, command, MATRIX_TIMEOUT)
-
-
-def find_suites(build, report, kind):
-    """The table of suites; report(name) is the file of a suite's report."""
-    if kind == "matrix":
-        return [matrix_suite(build, ranks, report) for ranks in MATRIX_RANKS]
-    if kind == "long":
-        return (kernel_suites(build, LONG_KERNEL_KINDS, report) +
-                [runtime_suite(build, kind, report) for kind in LONG_RUNTIME_KINDS] +
-                [python_suite(path, report, LONG_TIMEOUT) for path in sorted(pathlib.Path("test/python").glob("long_*.py"))])
-    suites = [Suite("unit", [f"{build}/test/unit", *googletest_options(report("unit"))], UNIT_TIMEOUT)]
-    transports = ["tcp"] if os.environ.get("MPI") == "0" else ["mpi", "tcp"]
-    for transport, ranks in itertools.product(transports, RANKS):
-        name = f"{transport}-{ranks}"
-        left_out = "*WholeMatrix*"  # `make test-matrix` runs these
-        if transport == "tcp" and len(transports) > 1:  # the sums are the same either way: run the long trainings once
-            left_out += ":*ShardedTraining*:HybridSharding*:*RecomputedTraining*:*WrongWeight*:ParallelMatrix*:StrangeFamily*"
-        command = [*started(transport, ranks, f"{build}/test/mpi"), *googletest_options(report(name)), f"--gtest_filter=-{left_out}"]
-        suites.append(Suite(name, command, MPI_TIMEOUT))
-    of_kernels = kernel_suites(build, KERNEL_KINDS, report)
-    suites += of_kernels
-    if of_kernels:
-        suites += [runtime_suite(build, kind, report) for kind in RUNTIME_KINDS]
-    for path in sorted(pathlib.Path("test/python").glob("test_*.py")):
-        suites.append(python_suite(path, report, PYTHON_TIMEOUT))
-    return sorted(suites, key=lambda suite: not any(fnmatch.fnmatch(suite.name, pattern) for pattern in LONGEST))
-
-
-def kernel_suites(build, kinds, report):
-    programs = [pathlib.Path(build, "test", f"kernels-{kind}") for kind in kinds]
-    return [Suite(program.name, [program, *googletest_options(report(program.name))], KERNEL_TIMEOUT,
-                  {"KERNEL_REPORT": f"{build}/nvcc/report.txt"})
-            for program in programs if program.exists()]  # absent in a build with sanitizers
-
-
-def runtime_suite(build, kind, report):
-    name = f"cuda-runtime-{kind}"
-    program = pathlib.Path(build, "test", name)
-    return Suite(name, [program, *googletest_options(report(name))], KERNEL_TIMEOUT,
-                 skipped="" if program.exists() else f"{program} was not built: cublasLt.h or nccl.h is missing")
-
-
-def googletest_options(report_path):
-    return [f"--gtest_output=xml:{report_path}", "--gtest_color=no"]
-
-
-def python_suite(path, report, timeout):
-    name = re.sub("^(test|long)_", "", path.stem)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-v", str(path)]
-    # Ignore pytest plugins that happen to be installed.
-    return Suite(name, command + [f"--junitxml={report(name)}"], timeout, {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
+def waited(process, seconds=None):
+    """Waits for a process. Returns its exit status (negative for a signal) and the CPU time of it and its children. After the
+    given time, or when another thread ends it, its whole group is killed."""
+    timer = threading.Timer(seconds, end_group, [process]) if seconds else None
+    if timer:
+        timer.start()
+    try:
+        _, status, usage = os.wait4(process.pid, 0)
+    finally:
+        if timer:
+            timer.cancel()
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, usage.ru_utime + usage.ru_stime
 
 
 def run_command(suite, log_path):
-    """Runs a suite into its log. Returns the process's error, or None."""
+    """Runs a suite into its log. Returns the process's error, or None, and its CPU time."""
+    start = time.monotonic()
     with open(log_path, "w") as log:
         # A separate process group, so that ending the suite ends its child processes. Each mpirun also gets its own
         # folder, because those that share one may remove it while another uses it.
@@ -139,33 +74,30 @@ def run_command(suite, log_path):
                                    start_new_session=True)
         running.add(process)
         try:
-            status = process.wait(suite.timeout)
-        except subprocess.TimeoutExpired:
-            return f"ended after {suite.timeout:g} seconds"
+            status, cpu = waited(process, suite.timeout)
         finally:
             running.discard(process)
             end_group(process)
             shutil.rmtree(place, ignore_errors=True)
+    if time.monotonic() - start >= suite.timeout:
+        return f"ended after {suite.timeout:g} seconds", cpu
     if status < 0:
-        return f"killed by {signal.Signals(-status).name}"
-    return f"exit status {status}" if status else None
+        return f"killed by {signal.Signals(-status).name}", cpu
+    return (f"exit status {status}" if status else None), cpu
 
 
 def end_group(process):
     """Ends the remaining processes of a suite. SIGTERM comes first, because mpirun then ends its ranks, which have
     their own process groups."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(10)
-            time.sleep(1)  # pytest ends at once, and mpirun under it within a second
-        except subprocess.TimeoutExpired:
-            pass
-    try:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        end = time.monotonic() + 10
+        while process.returncode is None and time.monotonic() < end:
+            time.sleep(0.1)
+        time.sleep(1)  # pytest ends at once, and mpirun under it within a second
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
 
 
 def read_report(path):
@@ -194,10 +126,10 @@ def run_suite(suite, log_path, report_path):
     report_path.unlink(missing_ok=True)
     if suite.skipped:
         return Result(skipped=[(suite.name, suite.skipped)])
-    trouble = run_command(suite, log_path)
-    result = read_report(report_path)
-    if result is None:
-        return Result(failed=[trouble or "no report"])
+    start = time.monotonic()
+    trouble, cpu = run_command(suite, log_path)
+    result = read_report(report_path) or Result(failed=[trouble or "no report"])
+    result.seconds, result.cpu = time.monotonic() - start, cpu
     if not (result.passed or result.failed or result.skipped):
         result.failed.append("no test in it")
     elif trouble and not result.failed:
@@ -220,8 +152,9 @@ def summary(passed, failed, skipped):
     return f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else "")
 
 
-def show(result, seconds, log_path):
-    print(f"{summary(result.passed, len(result.failed), len(result.skipped)):34} {seconds:6.1f} s", flush=True)
+def show(suite, width, result, log_path):
+    print(f"{suite.name:{width}}  {summary(result.passed, len(result.failed), len(result.skipped)):34} {result.seconds:6.1f} s "
+          f"{result.cpu:7.1f} s of CPU", flush=True)
     if result.failed:
         print(output_of_failure(log_path))
         for name in result.failed:
@@ -241,13 +174,138 @@ def show_slowest(seconds):
     print("slowest: " + ", ".join(f"{name} {time:.0f} s" for name, time in slowest))
 
 
+class Run:
+    """Builds groups of programs and runs suites beside that."""
+
+    def __init__(self, chosen, logs, report, make, checks_budgets):
+        self.pending, self.logs, self.report, self.checks_budgets = list(chosen), logs, report, checks_budgets
+        self.width = max(len(suite.name) for suite in chosen)
+        self.results, self.active, self.built, self.failure = {}, [], set(), ""
+        self.build_seconds = self.build_cpu = 0.0
+        self.changed = threading.Condition()
+        self.times_file = logs / "times.json"
+        self.times = json.loads(self.times_file.read_text()) if self.times_file.exists() else {}
+        self.pending.sort(key=lambda suite: -self.times.get(suite.name, suite.needs.budget / suite.needs.cores))
+        wanted = {group for suite in chosen if not suite.skipped for group in suite.needs.programs.split()}
+        self.is_building = bool(make)
+        if make:
+            groups = [group for group in table.GROUPS if group in wanted]
+            threading.Thread(target=self.build, args=(make, groups), daemon=True).start()
+        else:
+            self.built = set(table.GROUPS)
+
+    def build(self, make, groups):
+        for group in groups:
+            start = time.monotonic()
+            process = subprocess.Popen([*make, f"programs-{group}"], start_new_session=True)
+            running.add(process)
+            status, cpu = waited(process)
+            running.discard(process)
+            with self.changed:
+                self.build_seconds += time.monotonic() - start
+                self.build_cpu += cpu
+                if status:
+                    self.failure = f"error: the build of the programs {group} failed; its messages are above"
+                    break
+                self.built.add(group)
+                self.changed.notify_all()
+        with self.changed:
+            self.is_building = False
+            self.changed.notify_all()
+
+    def next_suite(self):
+        """A suite that may start now, or None."""
+        busy = sum(suite.needs.cores for suite in self.active) + (1 if self.is_building else 0)
+        for suite in self.pending:
+            fits = not self.active or busy + min(suite.needs.cores, os.cpu_count()) <= os.cpu_count() + MORE_CORES
+            if (self.built.issuperset(suite.needs.programs.split()) or suite.skipped) and fits:
+                return suite
+        return None
+
+    def run_one(self, suite):
+        log_path = self.logs / f"{suite.name}.log"
+        result = run_suite(suite, log_path, self.report(suite.name))
+        limit = OVER_BUDGET * suite.needs.budget
+        if self.checks_budgets and result.cpu > limit:
+            result.failed.append(f"took {result.cpu:.0f} s of CPU, but its budget in test/suites.py is {suite.needs.budget:.0f} s")
+        with self.changed:
+            self.active.remove(suite)
+            self.results[suite.name] = result
+            show(suite, self.width, result, log_path)
+            self.changed.notify_all()
+
+    def run(self):
+        with self.changed:
+            while (self.pending or self.active) and not self.failure:
+                suite = self.next_suite()
+                if suite is None:
+                    self.changed.wait(SHORT_WAIT)
+                    continue
+                self.pending.remove(suite)
+                self.active.append(suite)
+                threading.Thread(target=self.run_one, args=(suite,), daemon=True).start()
+        if self.failure:
+            sys.exit(self.failure)
+        self.times.update({name: result.seconds for name, result in self.results.items() if result.seconds})
+        self.times_file.write_text(json.dumps(self.times, indent=1))
+        return self.results
+
+
+def state_of_tree():
+    """A digest of all files that git knows or would add; empty without git."""
+    digest = hashlib.sha256()
+    for command in (["rev-parse", "HEAD"], ["diff", "HEAD"], ["ls-files", "--others", "--exclude-standard", "-z"]):
+        done = subprocess.run(["git", *command], capture_output=True)
+        if done.returncode:
+            return ""
+        digest.update(done.stdout)
+    for name in filter(None, done.stdout.split(b"\0")):
+        digest.update(pathlib.Path(os.fsdecode(name)).read_bytes())
+    return digest.hexdigest()
+
+
+class Earlier:
+    """The suites that have passed in this state of the tree, so that an interrupted `make test-long` goes on."""
+
+    def __init__(self, file, state):
+        self.file, self.state = file, state
+        known = json.loads(file.read_text()) if state and file.exists() else {}
+        self.passed = known["passed"] if known.get("state") == state else {}
+
+    def add(self, results):
+        self.passed.update({name: [result.passed, result.skipped] for name, result in results.items() if not result.failed})
+        if self.state:
+            self.file.write_text(json.dumps({"state": self.state, "passed": self.passed}))
+
+
+def choose(suites, patterns, tier):
+    """The suites of a tier. Or those that are named: of this tier if it has some of that name. (Some suites of `make test-long`
+    have the name of a shorter one.)"""
+    if not patterns:
+        return [suite for suite in suites if suite.needs.tier == tier]
+    chosen = []
+    for pattern in patterns:
+        meant = [suite for suite in suites if suite.is_meant(pattern)]
+        chosen += [suite for suite in meant if (suite.needs.tier == "long") == (tier == "long")] or meant
+    return list({id(suite): suite for suite in chosen}.values())
+
+
+def without_jobserver(make):
+    """A make that this program starts has no access to the jobserver of the make that started it, but keeps its number of jobs."""
+    words = os.environ.get("MAKEFLAGS", "").split()
+    jobs = [word for word in words if re.fullmatch(r"-j\d+", word)]
+    os.environ["MAKEFLAGS"] = " ".join(word for word in words if not re.match("-j|--job", word))
+    return [*shlex.split(make), *jobs] if make else []
+
+
 def main():
-    parser = argparse.ArgumentParser(description="Runs the test suites and counts their tests.")
-    parser.add_argument("suites", nargs="*", help="names or patterns such as mpi-* (default: all suites)")
-    parser.add_argument("--long", dest="kind", action="store_const", const="long", help="the suites that take long, instead of the others")
-    parser.add_argument("--matrix", dest="kind", action="store_const", const="matrix", help="the whole parallel matrix instead")
+    parser = argparse.ArgumentParser(description="Builds and runs the test suites and counts their tests.")
+    parser.add_argument("suites", nargs="*", help="names or patterns such as mpi-* (default: all suites of the tier)")
+    parser.add_argument("--tier", choices=table.TIERS, default="test", help="the suites of `make test`, `make test-more` or `make test-long`")
     parser.add_argument("--build", default="build", help="where the test programs are")
     parser.add_argument("--program", default="train_gpt", help="the trainer that the Python tests run")
+    parser.add_argument("--make", default="", metavar="COMMAND", help="build the programs that the suites need with this command")
+    parser.add_argument("--without", default="", metavar="LIST", help="what this build lacks: simt, runtime")
     arguments = parser.parse_args()
 
     os.chdir(pathlib.Path(__file__).resolve().parent.parent)
@@ -262,48 +320,40 @@ def main():
     def report(name):
         return logs.resolve() / f"{name}.xml"
 
-    suites = find_suites(arguments.build, report, arguments.kind)
-    for suite in suites:
-        suite.timeout *= float(os.environ.get("PATIENCE", 1))
-        if suite.name in LEAK_CHECKS:
-            options = [os.environ.get("ASAN_OPTIONS", ""), LEAK_CHECKS[suite.name]]
-            suite.environment["ASAN_OPTIONS"] = ":".join(filter(None, options))
-    chosen = [suite for suite in suites
-              if not arguments.suites or any(fnmatch.fnmatch(suite.name, pattern) for pattern in arguments.suites)]
+    lacks = arguments.without.split()
+    suites = table.find_suites(arguments.build, report, "simt" not in lacks, "runtime" not in lacks)
+    chosen = choose(suites, arguments.suites, arguments.tier)
     if not chosen:
-        sys.exit(f"error: no suite matches {' '.join(arguments.suites) or '*'}; there are:  " +
-                 (", ".join(suite.name for suite in suites) or "none"))
+        sys.exit(f"error: no suite matches {' '.join(arguments.suites)}; there are:  " +
+                 ", ".join(sorted({suite.whole or suite.name for suite in suites})))
+    earlier = Earlier(logs / "passed-long.json", state_of_tree() if arguments.tier == "long" else "")
+    again = [suite.name for suite in chosen if suite.name in earlier.passed]
+    if again:
+        print(f"passed before in this state of the tree, and not run again: {', '.join(again)}")
 
     # If a script starts this in the background, Ctrl-C is ignored here, and the tests would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # An interrupted run ends its suites' processes before it exits.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    width = max(len(suite.name) for suite in chosen)
-    passed = failed = 0
-    skipped, seconds_of = [], {}
     start = time.monotonic()
-
-    def run_timed(suite):
-        suite_start = time.monotonic()
-        return run_suite(suite, logs / f"{suite.name}.log", report(suite.name)), time.monotonic() - suite_start
-
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+    left = [suite for suite in chosen if suite.name not in again]
+    results = {}
+    if left:
+        run = Run(left, logs, report, without_jobserver(arguments.make), bool(os.environ.get("BUDGETS")))
         try:
-            for suite, done in [(suite, pool.submit(run_timed, suite)) for suite in chosen]:
-                print(f"{suite.name:{width}}  ", end="", flush=True)
-                result, seconds = done.result()
-                show(result, seconds, logs / f"{suite.name}.log")
-                passed, failed = passed + result.passed, failed + len(result.failed)
-                skipped += result.skipped
-                seconds_of[suite.name] = seconds
-        except BaseException:  # an interrupted run
-            pool.shutdown(wait=False, cancel_futures=True)
+            results = run.run()
+        finally:
+            earlier.add(run.results)
             for process in list(running):
                 end_group(process)
-            raise
+    passed = sum(result.passed for result in results.values()) + sum(earlier.passed[name][0] for name in again)
+    failed = sum(len(result.failed) for result in results.values())
+    skipped = [case for result in results.values() for case in result.skipped] + [case for name in again for case in earlier.passed[name][1]]
     show_skipped(skipped)
-    show_slowest(seconds_of)
-    print(f"{len(chosen)} suites in {time.monotonic() - start:.0f} s")
+    show_slowest({name: result.seconds for name, result in results.items()})
+    if left:
+        print(f"{len(left)} suites in {time.monotonic() - start:.0f} s with {sum(result.cpu for result in results.values()):.0f} s of CPU, and "
+              f"{run.build_seconds:.0f} s of building with {run.build_cpu:.0f} s of CPU")
     (logs / "summary.txt").write_text(summary(passed, failed, len(skipped)) + "\n")
     print(summary(passed, failed, len(skipped)), flush=True)
     sys.exit(1 if failed else 0)

@@ -16,7 +16,7 @@ def run(program, ranks, steps, folder, *options):
     """Runs the trainer; returns the record of the run and the metrics of its timed steps."""
     command = [LAUNCH, "-np", ranks, "--bind-to", "none", program, "--device", "cpu", "--steps", WARMUP_STEPS + steps, "--sample-tokens", 0, "--val-batches", 1,
                "--out-dir", folder, *options]
-    shutil.rmtree(folder, ignore_errors=True)  # of an earlier measurement
+    shutil.rmtree(folder, ignore_errors=True)  # an earlier measurement
     result = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     if result.returncode != 0:
         sys.exit(result.stderr.strip() or f"error: {program} ended with status {result.returncode}")

@@ -61,7 +61,8 @@ std::size_t bytes_of_whole_gradients(const RunPlan& plan) {
 
 std::vector<StagePart> parts_of_stages(const RunSpec& spec, const std::shared_ptr<const Outline>& outline) {
     if (spec.mesh.pipeline == 1) return {whole_model(outline)};
-    const PartCosts costs = part_costs(spec.model, spec.recompute);
+    PartCosts costs = part_costs(spec.model, spec.recompute);
+    costs.are_dealt = spec.deals_layers;
     const auto layers = static_cast<int>(outline->layers.size());
     const int stages = spec.mesh.pipeline, chunks = stages * spec.virtual_stages;
     const std::vector<BlockRange> blocks =
@@ -316,7 +317,7 @@ std::vector<StagePart> parts_of_pipeline(const RunSpec& spec) {
 // once all stages are busy. So short steps are counted, and the whole step is extrapolated from them: from
 // few layers and micro-batches, and from more of one and of both. Twice as many more of one must add twice as
 // much, or longer steps are counted.
-std::optional<RunPlan> plan_of_messages(const RunSpec& spec) {
+std::optional<RunPlan> plan_of_messages(const RunSpec& spec, std::int64_t counted_whole) {
     check_sizes_of(spec);
     const std::int64_t micro_batch = micro_batch_of(spec), all = spec.rank_sequences() / micro_batch;
     if (spec.mesh.world() == 1) {
@@ -329,13 +330,18 @@ std::optional<RunPlan> plan_of_messages(const RunSpec& spec) {
     const Model::Run* run = run_of_layers(whole);
     const std::int64_t layers = run ? run->count : 1;
     const std::int64_t kinds = run ? std::ssize(run->parts) : spec.model.layers();
-    // Plans of more passes of a stage are not made: each takes some tenths of a second.
+    // Shorter steps divide their layers as the whole one does.
+    whole.deals_layers = saturated_product(spec.model.layers(), stages * spec.virtual_stages) > most_searched;
+    // Plans of more layers or more passes of a stage are not made: each takes some tenths of a second.
+    constexpr std::int64_t most_layers = 1 << 14;
     const auto plan_of = [&](std::int64_t count, std::int64_t micro_batches,
                              std::int64_t most_passes) -> std::optional<RunPlan> {
-        if (saturated_product(count, kinds) / stages > most_passes / micro_batches) return std::nullopt;
-        return plan_of_messages(spec, count, micro_batch, micro_batches);
+        const std::int64_t all_layers = saturated_product(count, kinds);
+        if (all_layers > most_layers || all_layers / stages > most_passes / micro_batches)
+            return std::nullopt;
+        return plan_of_messages(whole, count, micro_batch, micro_batches);
     };
-    if (std::optional<RunPlan> plan = plan_of(layers, all, 1 << 12)) return plan;
+    if (std::optional<RunPlan> plan = plan_of(layers, all, counted_whole)) return plan;
 
     // If `turn` is added to the count of layers, every chunk begins with the same kind of layer as before.
     const std::int64_t every = spec.recompute.kind == RecomputeKind::none ? 1 : spec.recompute.every;

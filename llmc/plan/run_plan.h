@@ -43,6 +43,8 @@ struct RunSpec {
     bool usual_reduction = true;
     PipelineSchedule pipeline_schedule = PipelineSchedule::one_f_one_b;
     int virtual_stages = 1;  // chunks per pipeline stage
+    // Whether layers are divided among the stages as in a model of very many (pipeline_partition.h).
+    bool deals_layers = false;
     // The blocks of each chunk as the user gave them; empty: balanced by cost.
     std::string pipeline_layers{};
     Recompute recompute{};
@@ -118,7 +120,8 @@ std::vector<UnitBytes> unit_bytes(const RunSpec& spec, std::span<const UnitLayou
 // A plan without memory and lists of actions. It tells only what a training step sends: `stages[].sent`.
 // nullopt if the step has so many actions that counting them would take long. UserError if the options make
 // no valid step.
-std::optional<RunPlan> plan_of_messages(const RunSpec& spec);
+// Steps of at most `counted_whole` passes of a stage are counted whole. (Tests give a smaller number.)
+std::optional<RunPlan> plan_of_messages(const RunSpec& spec, std::int64_t counted_whole = 1 << 16);
 
 // The part of the model on each stage of a run's pipeline. Empty if there is one stage, or if there are more
 // layers than any plan may have. UserError for numbers of chunks that the schedule does not support.

@@ -8,7 +8,7 @@ A comment before each block of commands says how; a block without one fails the 
     <!-- run: simulated -->       as it is, if the trainer on simulated GPUs has been built
     <!-- run: slurm -->, <!-- run: gpu -->, <!-- run: net -->   needs Slurm, a GPU or the internet: skipped here
     <!-- prints -->               printed output, not commands (test_pages_prints.py), or the map of the folders
-`make` runs with -n, except that its training and drawing commands run, and that labs in dev/ are built.
+`make` runs with -n, except that its training and drawing commands run, and that labs in dev/ are built. test_pages_of_lab.py has their tests.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ import file_server
 import gpt2_bpe
 import program
 from dataset_scripts import hub_of
-from pages import GENERATED, TEXTS, blocks, printed, shape
+from pages import GENERATED, TEXTS, blocks
 
 ROOT = program.ROOT
 HOWS = {"run", "run: tiny", "run: mirror", "run: then Ctrl-C", "run: simulated", "run: slurm", "run: gpu", "run: net", "prints"}
@@ -77,13 +77,21 @@ exec {python} "$@" --mirror {url} "${{options[@]}}"
 """
 
 
-COMMANDS = [(line, how, commands) for line, how, commands in blocks() if how != "prints"]
+ALL = [(line, how, commands) for line, how, commands in blocks() if how != "prints"]
+
+
+def is_of_lab(commands):
+    return any(word.startswith("dev/") for command in commands for word in shlex.split(command, comments=True))
+
+
+OF_LAB = [block for block in ALL if is_of_lab(block[2])]  # test_pages_of_lab.py runs these, when the lab is built
+COMMANDS = [block for block in ALL if not is_of_lab(block[2])]
 
 
 def test_every_block_says_how_it_is_run():
     untold = [f"{place}: {commands[0]}" for place, how, commands in blocks() if how not in HOWS]
     assert not untold, "\n".join(untold)
-    assert len(COMMANDS) > 30 and len({place.split(":")[0] for place, _, _ in COMMANDS}) > 8
+    assert len(ALL) > 30 and len({place.split(":")[0] for place, _, _ in ALL}) > 8 and OF_LAB
     for name, text in TEXTS.items():
         other = re.findall(r"^\s*(?:```|~~~).*|^ *[-*\d.]* +(?:\./train_gpt|scripts/|python3? |make |mpirun ).*", re.sub(r"^    .*", "", text, flags=re.MULTILINE),
                            re.MULTILINE)
@@ -149,8 +157,6 @@ def test_the_commands_run(clone, parquet_of_lines, how, commands):
         pytest.skip(f"no {' or '.join(lacking) or 'MPI'} here")
     if "torchrun" in words and subprocess.run(["torchrun", "--no_python", "true"], capture_output=True).returncode != 0:
         pytest.skip("the torchrun here starts nothing (Debian's PyTorch 1.13 on Python 3.11)")
-    if any(word.startswith("dev/") for word in words) and "SANITIZE" in os.environ:
-        pytest.skip("this build has no lab (one with SANITIZE=1)")
     tiny = dict(TINY) if how in ("run: tiny", "run: mirror") else {}
     script = "\n".join(commands)
     with contextlib.ExitStack() as stack:
@@ -175,35 +181,6 @@ def test_the_commands_run(clone, parquet_of_lines, how, commands):
             script = "\n".join(commands)
         write_command(clone / "train_gpt", TRAIN_GPT.format(python=sys.executable, tiny=tiny, program=str((ROOT / program.PROGRAM).resolve())))
         run_in(clone, script)
-
-
-@pytest.mark.skipif("SANITIZE" in os.environ, reason="this build has no lab (one with SANITIZE=1)")
-def test_the_lab_prints_what_is_shown(clone):
-    out = run_in(clone, "make dev/layernorm_forward; ./dev/layernorm_forward")
-    block = [shape(line) for line in printed("layernorm_forward in ")]
-    now = [shape(line) for line in out.splitlines() if line.strip()]
-    first = now.index(block[0])
-    if "sm_80 / sm_90" not in out:  # without the compiler's figures for these chips, only the rows of the CPU's run are compared
-        block, now = ([line for line in lines if re.match("N [a-z]", line)] for lines in (block, now[first:]))
-        first = 0
-    assert now[first:first + len(block)] == block
-
-
-@pytest.mark.skipif("SANITIZE" in os.environ, reason="this build has no lab (one with SANITIZE=1)")
-def test_the_lab_shows_the_figures_of_the_chips_that_were_compiled_for(clone):
-    kernel = "_ZN4llmc4cuda25layernorm_forward_kernel5I13__nv_bfloat16Lb0EEEvPT_S4_PfS5_PKS3_S7_S7_S7_li"
-    sees = {"86": "46 +0 +12288 +83%\n.* for sm_86;", "90": "46 +0 +12288 +62%\n.* for sm_90;", "120": "are unknown: nvcc made no report here"}
-    for chip, line in sees.items():
-        (clone / "of_one_chip.txt").write_text(f"{chip} {kernel} 46 0 0 0 256\n")
-        out = run_in(clone, "make dev/layernorm_forward >&2; KERNEL_REPORT=of_one_chip.txt ./dev/layernorm_forward 5")
-        assert re.search(line, out), out
-
-
-@pytest.mark.skipif("SANITIZE" in os.environ, reason="this build has no lab (one with SANITIZE=1)")
-@pytest.mark.parametrize("seed", ["-1", "1e3", "0x1", "99999999999999999999"])
-def test_the_lab_takes_whole_numbers_as_seeds(seed, clone):
-    out = run_in(clone, f"make dev/layernorm_forward >&2; ./dev/layernorm_forward --seed='{seed}' 2>&1 || echo rc $?")
-    assert out == f"error: --seed '{seed}' is no seed; give a whole number, 0 or more\nrc 1\n"
 
 
 def serve_hellaswag(server, clone):

@@ -94,7 +94,7 @@ def test_algorithms_are_those_of_the_checkpoint_then_of_the_directory_then_of_th
 
     def taken(*more):
         """The source of the algorithms, and the marks of all algorithms that the run leaves in its directory."""
-        again = train(tmp_path, *options, *more, variables=cached(tmp_path))
+        again = train(tmp_path, *options, *(more or ["--overwrite"]), variables=cached(tmp_path))
         return row(again), {algorithm.split()[-1] for algorithm in choices(own)[kind].values()}
 
     mark(cache, "a")

@@ -12,12 +12,18 @@
 
 namespace llmc {
 
+// A search for the best division of more layers x chunks than this would take too long. They are dealt by their
+// average cost. If layers differ much, some stages then cost clearly more than others.
+inline constexpr std::int64_t most_searched = 1 << 17;
+
 // The costs of the parts of a model: before the first layer, of the layers, and after the last. The unit is
 // arbitrary; part_costs() uses floating-point operations per token.
 struct PartCosts {
     double block = 1, embedding = 0, head = 0;
     double recompute = 0;  // additional cost of the last layer of each group of `every`
     std::int64_t every = 1;
+    // Whether the best division is not searched for, as for layers x chunks beyond most_searched.
+    bool are_dealt = false;
     // If layers differ: at index n, the cost of the first n layers.
     std::vector<double> before{};
 

@@ -1,0 +1,151 @@
+"""The table of the suites, the program that runs them, and `make check`."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import program
+
+ROOT = program.ROOT
+sys.path.append(str(ROOT / "test"))
+
+import check  # noqa: E402
+import run_suites  # noqa: E402
+import suites  # noqa: E402
+
+# The sum of the budgets of `make test`, in seconds of CPU.
+MOST = 1150
+REPORT = '<testsuites><testsuite><testcase name="a" classname="X"/>{}</testsuite></testsuites>'
+FAILED = '<testcase name="b" classname="X"><failure message="no"/></testcase>'
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def all_suites():
+    return suites.find_suites("build", str)
+
+
+def test_each_suite_has_a_tier_a_group_and_a_budget():
+    found = all_suites()
+    assert len({(suite.name, suite.needs.tier) for suite in found}) == len(found) > 60
+    for suite in found:
+        assert suite.needs.tier in suites.TIERS and suite.needs.budget > 0 and 0 < suite.needs.cores <= 2
+        assert set(suite.needs.programs.split()) <= set(suites.GROUPS)
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(f"\nprograms-{group}: " in makefile for group in suites.GROUPS)
+
+
+def test_the_budgets_of_make_test_leave_room():
+    assert sum(suite.needs.budget for suite in all_suites() if suite.needs.tier == "test") <= MOST
+
+
+def test_every_folder_has_suites_that_check_it():
+    known = {name for suite in all_suites() for name in (suite.name, suite.whole)}
+    assert {name for named in suites.CHECKED_BY.values() for name in named.split()} <= known
+    folders = {str(path.relative_to(ROOT)) for path in ROOT.glob("llmc/*") if path.is_dir()}
+    assert all(suites.suites_of_file(f"{folder}/x.cpp") for folder in folders)
+    assert suites.suites_of_file("test/python/test_resume.py") == ["resume"]
+    assert suites.suites_of_file("LICENSE") == []
+
+
+def test_the_tests_of_a_changed_kernel():
+    assert check.filter_of_kernels(["llmc/device/cuda/attention_tiles.cuh", "dev/adamw.cu"]) == "*adam*:*Adam*:*atte*:*Atte*"
+    assert check.filter_of_kernels(["llmc/train/options.cpp"]) == ""
+
+
+def test_a_name_means_the_suite_of_its_tier():
+    found = all_suites()
+
+    def named(patterns, tier):
+        return [(suite.name, suite.needs.tier) for suite in run_suites.choose(found, patterns, tier)]
+
+    assert named(["signals"], "test") == [("signals", "test")] and named(["signals"], "long") == [("signals", "long")]
+    assert named(["unit"], "test") == [("unit.1", "test"), ("unit.2", "test")]
+    assert named(["clang"], "test") == [("clang", "long")] and named(["lab_report"], "test") == [("lab_report", "more")]
+    assert not named(["nonsense"], "test") and {tier for _, tier in named([], "more")} == {"more"}
+
+
+def made(tmp_path, name, script, budget=5, programs="trainer", cores=1):
+    """A suite that is a line of shell; REPORT stands for its report."""
+    report = tmp_path / f"{name}.xml"
+    command = ["bash", "-c", script.replace("REPORT", f"'{report}'")]
+    return suites.Suite(name, command, 60 * program.PATIENCE, suites.Needs("test", programs, cores, budget), whole=name)
+
+
+def ran(tmp_path, chosen, make="", budgets=False):
+    run = run_suites.Run(chosen, tmp_path, lambda name: tmp_path / f"{name}.xml", make.split(), budgets)
+    return run.run()
+
+
+def test_suites_pass_fail_crash_and_say_nothing(tmp_path, capfd):
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    good.write_text(REPORT.format(""))
+    bad.write_text(REPORT.format(FAILED))
+    results = ran(tmp_path, [made(tmp_path, "passes", f"cp {good} REPORT"), made(tmp_path, "fails", f"cp {bad} REPORT; exit 1"),
+                             made(tmp_path, "crashes", "kill -SEGV $$"), made(tmp_path, "silent", "true"),
+                             made(tmp_path, "ends_badly", f"cp {good} REPORT; exit 3")])
+    assert {name: (result.passed, result.failed) for name, result in results.items()} == {
+        "passes": (1, []), "fails": (1, ["X.b"]), "crashes": (0, ["killed by SIGSEGV"]), "silent": (0, ["no report"]),
+        "ends_badly": (1, ["exit status 3"])}
+    assert "FAILED X.b" in capfd.readouterr().out
+
+
+def test_a_suite_over_its_budget_fails_where_budgets_count(tmp_path):
+    good = tmp_path / "good"
+    good.write_text(REPORT.format(""))
+    burn = f"{sys.executable} -c 'import time\nwhile time.process_time() < 0.5: pass'; cp {good} REPORT"
+    for budgets in (False, True):
+        [result] = ran(tmp_path, [made(tmp_path, "burns", burn, budget=0.1)], budgets=budgets).values()
+        assert result.cpu >= 0.5 and bool(result.failed) == budgets
+    assert "its budget in test/suites.py is 0 s" in result.failed[0]
+
+
+def test_a_suite_starts_when_its_programs_are_built(tmp_path):
+    """The second group is built only after the first one's suite has begun."""
+    good = tmp_path / "good"
+    good.write_text(REPORT.format(""))
+    make = tmp_path / "make"
+    make.write_text(f"#!/bin/sh\ntouch {tmp_path}/$1\n[ $1 != programs-tests ] || until [ -e {tmp_path}/began ]; do sleep 0.01; done\n")
+    make.chmod(0o755)
+    first = made(tmp_path, "first", f"[ -e {tmp_path}/programs-trainer ] && touch {tmp_path}/began && cp {good} REPORT")
+    second = made(tmp_path, "second", f"[ -e {tmp_path}/programs-tests ] && cp {good} REPORT", programs="tests")
+    assert all(not result.failed for result in ran(tmp_path, [second, first], str(make)).values())
+    make.write_text("#!/bin/sh\nexit 2\n")
+    with pytest.raises(SystemExit, match="error: the build of the programs trainer failed"):
+        ran(tmp_path, [first], str(make))
+
+
+def test_what_has_passed_is_not_run_again(tmp_path):
+    file = tmp_path / "passed.json"
+    run_suites.Earlier(file, "state").add({"a": run_suites.Result(passed=3), "b": run_suites.Result(failed=["x"])})
+    assert run_suites.Earlier(file, "state").passed == {"a": [3, []]}
+    assert run_suites.Earlier(file, "another").passed == {}
+
+
+def test_check_of_a_changed_page(tmp_path):
+    """In a repository of its own: a file with wrong prose, then with right prose, and the suites of its folder."""
+    for name in ("test/check.py", "test/suites.py", "test/python/prose.py", "docs/terms.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+
+    def run(*command):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+
+    def checked():
+        return run(sys.executable, "test/check.py", "--base", "HEAD", "echo", "RUN")
+
+    for command in (["init", "-q"], ["add", "-A"], ["-c", "user.name=x", "-c", "user.email=x@x", "commit", "-qm", "x"]):
+        assert run("git", *command).returncode == 0
+    assert "no file differs from HEAD" in checked().stdout
+    page = pathlib.Path(tmp_path, "docs/data.md")
+    page.write_text("Of " + "two ranks it is one.\n")
+    assert checked().returncode == 1 and "opens with a dangling 'Of'" in checked().stdout
+    page.write_text("It is one of two ranks.\n")
+    assert checked().stdout.endswith("RUN documents options_page\n")

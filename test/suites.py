@@ -1,0 +1,210 @@
+"""The table of the test suites: how each is started, in which tier it runs, and what it needs. Not run by itself:
+run_suites.py runs them.
+
+The tiers are `make test`, `make test-more` and `make test-long`. A suite starts as soon as its programs are built, if there
+are cores for it. Its budget is the CPU time that it takes on a quiet machine, in seconds; `.ci/run` fails if a suite takes
+half as much again.
+"""
+
+import dataclasses
+import fnmatch
+import itertools
+import os
+import pathlib
+import re
+import sys
+
+TIERS = ["test", "more", "long"]
+# Groups of programs, in the order in which they are built: the targets programs-NAME of the Makefile.
+GROUPS = ["trainer", "tests", "simulated", "kernels", "threads", "long"]
+RANKS = [1, 2, 3, 4, 8]
+MATRIX_RANKS = [1, 2, 3, 4, 8]  # the process counts of the parallel matrix
+# Seconds after which a suite is ended: several times its duration on two cores, because a machine may be busy.
+# PATIENCE multiplies them and the tests' own time limits; the Makefile sets it for builds with sanitizers.
+UNIT_TIMEOUT, MPI_TIMEOUT, KERNEL_TIMEOUT, PYTHON_TIMEOUT, LONG_TIMEOUT, MATRIX_TIMEOUT = 300, 240, 600, 420, 5400, 5400
+# The suites that check for leaks in a build with address checks. Open MPI has leaks, which only the whole stack of an
+# allocation distinguishes from ours (test/leaks.txt). Recording it takes up to 15 times as long, so few suites do.
+OF_MPI_PROGRAMS = "detect_leaks=1:fast_unwind_on_malloc=0"
+LEAK_CHECKS = {"unit": "detect_leaks=1", "mpi-1": OF_MPI_PROGRAMS, "mpi-2": OF_MPI_PROGRAMS, "program": OF_MPI_PROGRAMS}
+
+
+@dataclasses.dataclass
+class Needs:
+    tier: str
+    programs: str  # the groups of programs
+    cores: float  # that it keeps busy; 0.3 if it mostly waits
+    budget: float = 0  # CPU seconds
+
+
+# The first pattern that fits a suite's name counts.
+NEEDS = {
+    "mpi-8": Needs("more", "tests", 1.5),
+    "tcp-8": Needs("more", "tests", 1.5),
+    "mpi-4": Needs("test", "tests", 1.5),
+    "kernels-address": Needs("test", "kernels", 1),
+    "kernels-thread": Needs("more", "threads", 1),
+    "kernels-plain": Needs("long", "long", 1),
+    "cuda-runtime-address": Needs("long", "long", 1),
+    "cuda-runtime-plain": Needs("test", "simulated", 1),
+    "cuda_libraries": Needs("test", "simulated", 1),
+    "matrix-*": Needs("long", "tests", 2),
+    "kernel_report": Needs("more", "kernels threads", 1),
+    "lab_report": Needs("more", "kernels threads", 1),
+    "pages_of_lab": Needs("more", "threads", 1),
+    "gpu_check": Needs("more", "simulated threads", 1),
+    "simulated_gpu_errors": Needs("test", "simulated", 1),
+    "simulated_*": Needs("more", "simulated", 1),
+    "pages": Needs("test", "tests simulated", 1),
+    "communicator": Needs("test", "tests", 0.3),
+    "tcp": Needs("test", "tests", 0.3),
+    "signals": Needs("test", "trainer", 0.3),
+    "failing_runs": Needs("test", "trainer", 0.3),
+    "download": Needs("test", "trainer", 0.3),
+    "gpu_results": Needs("test", "trainer", 0.3),
+    "wrong_input": Needs("test", "trainer", 0.5),
+    "zero": Needs("test", "tests", 1.5),
+    "*": Needs("test", "tests", 1),
+}
+# CPU seconds of a suite: about a quarter more than it took on two cores of a server in 2026.
+BUDGETS = {
+    "kernels-thread": 130, "simulated_gpu": 111, "gpu_check": 110, "simulated_meshes": 106, "mpi-8": 82, "kernels-address": 69,
+    "zero": 65, "mpi-4": 59, "pages": 55, "unit": 54, "simulated_algorithms": 49, "cuda-runtime-plain": 36, "pipeline": 35,
+    "signals": 34, "training_against_pytorch": 32, "model_switches": 27, "mesh": 26, "mpi-3": 23, "simulated_gpu_errors": 22,
+    "makefile": 22, "mpi-2": 22, "plot": 20, "tcp-8": 20, "pages_of_lab": 20, "wrong_input": 18, "resume": 16, "defaults": 15,
+    "tcp": 14, "allocations": 14, "communicator": 13, "data": 12, "program": 11, "tcp-4": 11, "hellaswag": 10, "bench": 9,
+    "lint": 9, "model_against_pytorch": 9, "pipeline_timeline": 8, "failing_runs": 7, "ops_against_pytorch": 7, "metrics": 6,
+    "recipes": 6, "kernel_report": 6, "lab_report": 6,
+}
+USUAL_BUDGET, LONG_BUDGET = 6, 6000
+# GoogleTest's suites that take longest run in so many parts, side by side.
+SHARDS = {"unit": 2, "kernels-address": 2, "kernels-thread": 2}
+
+
+# `make check` runs these suites if a file with one of these names has changed. The first pattern that fits counts.
+CHECKED_BY = {
+    "llmc/core/*": "unit",
+    "llmc/comm/*": "unit communicator tcp mpi-2",
+    "llmc/data/*": "unit bpe data",
+    "llmc/io/*": "unit resume metrics situations",
+    "llmc/model/*": "unit mpi-1 mpi-2 model_switches",
+    "llmc/optim/*": "unit program",
+    "llmc/parallel/*": "unit mpi-2 mpi-4",
+    "llmc/plan/*": "unit program",
+    "llmc/timeline/*": "unit pipeline_timeline",
+    "llmc/device/cpu/*": "unit ops_against_pytorch mpi-1",
+    "llmc/device/cuda/*.cuh": "kernels-address kernels-thread",
+    "llmc/device/cuda/*": "cuda-runtime-plain simulated_gpu",
+    "llmc/device/*": "unit",
+    "llmc/train/*": "program resume situations defaults options_page wrong_input",
+    "train_gpt.cu": "program resume",
+    "dev/*.cu": "kernels-address kernels-thread",
+    "dev/lab/*": "kernels-address",
+    "data/*": "data datasets download",
+    "scripts/*": "plot watch metrics recipes tensorboard",
+    "test/unit/*": "unit",
+    "test/mpi/*": "mpi-2",
+    "test/kernels/*": "kernels-address kernels-thread",
+    "test/simt/*": "cuda-runtime-plain kernels-address",
+    "*.md": "documents options_page",
+    "docs/*": "documents",
+    "Makefile": "makefile",
+    "*.mk": "makefile",
+}
+
+
+def suites_of_file(name):
+    """The names of the suites that `make check` runs for a changed file."""
+    own = re.fullmatch(r"test/python/(?:test|long)_(\w+)\.py", name)
+    if own:
+        return [own[1]]
+    return next((suites.split() for pattern, suites in CHECKED_BY.items() if fnmatch.fnmatch(name, pattern)), [])
+
+
+@dataclasses.dataclass
+class Suite:
+    name: str
+    command: list
+    timeout: float
+    needs: Needs
+    environment: dict = dataclasses.field(default_factory=dict)
+    skipped: str = ""  # why it cannot run here
+    whole: str = ""  # the name of the suite of which it is a part
+
+    def is_meant(self, pattern):
+        return fnmatch.fnmatch(self.name, pattern) or fnmatch.fnmatch(self.whole, pattern)
+
+
+def needs_of(name, is_long=False):
+    if is_long:
+        return Needs("long", "simulated kernels threads long", 2, LONG_BUDGET)
+    needs = next(of for pattern, of in NEEDS.items() if fnmatch.fnmatch(name, pattern))
+    usual = LONG_BUDGET if needs.tier == "long" else USUAL_BUDGET
+    return dataclasses.replace(needs, budget=BUDGETS.get(name, usual))
+
+
+def started(transport, ranks, program):
+    """The beginning of a command that starts a program with this many processes."""
+    if transport == "tcp" or os.environ.get("MPI") == "0":
+        return [program, "--processes", str(ranks)]
+    return ["scripts/launch.sh", "-np", str(ranks), "--bind-to", "none", program]
+
+
+def googletest_suites(name, command, timeout, report, **more):
+    """One suite, or several that share its tests."""
+    count = SHARDS.get(name, 1)
+    for number in range(1, count + 1):
+        part = name if count == 1 else f"{name}.{number}"
+        environment = {**more.get("environment", {}),
+                       **({"GTEST_TOTAL_SHARDS": str(count), "GTEST_SHARD_INDEX": str(number - 1)} if count > 1 else {})}
+        needs = needs_of(name)
+        yield Suite(part, [*command, f"--gtest_output=xml:{report(part)}", "--gtest_color=no"], timeout,
+                    dataclasses.replace(needs, budget=needs.budget / count * (1.2 if count > 1 else 1)), environment,
+                    more.get("skipped", ""), name)
+
+
+def process_suites(build, report):
+    """The suites of build/test/mpi with several processes, over MPI and over TCP."""
+    transports = ["tcp"] if os.environ.get("MPI") == "0" else ["mpi", "tcp"]
+    for transport, ranks in itertools.product(transports, RANKS):
+        left_out = "*WholeMatrix*"  # the suites matrix-* run these
+        if transport == "tcp" and len(transports) > 1:  # the sums are the same either way: run the long trainings once
+            left_out += ":*ShardedTraining*:HybridSharding*:*RecomputedTraining*:*WrongWeight*:ParallelMatrix*:StrangeFamily*"
+        yield from googletest_suites(f"{transport}-{ranks}", [*started(transport, ranks, f"{build}/test/mpi"), f"--gtest_filter=-{left_out}"],
+                                     MPI_TIMEOUT, report)
+    for ranks in MATRIX_RANKS:
+        yield from googletest_suites(f"matrix-{ranks}", [*started("mpi", ranks, f"{build}/test/mpi"),
+                                                         f"--gtest_filter=*WholeMatrix*of_{ranks}_*"], MATRIX_TIMEOUT, report)
+
+
+def simulated_suites(build, report, has_simt, has_runtime):
+    for kind in ("address", "thread", "plain") if has_simt else ():
+        yield from googletest_suites(f"kernels-{kind}", [f"{build}/test/kernels-{kind}"], KERNEL_TIMEOUT, report,
+                                     environment={"KERNEL_REPORT": f"{build}/nvcc/report.txt"})
+    for kind in ("plain", "address") if has_simt else ():
+        yield from googletest_suites(f"cuda-runtime-{kind}", [f"{build}/test/cuda-runtime-{kind}"], KERNEL_TIMEOUT, report,
+                                     skipped="" if has_runtime else f"cuda-runtime-{kind} is not built: cublasLt.h or nccl.h is missing")
+
+
+def python_suites(report):
+    for path in sorted(pathlib.Path("test/python").glob("*.py")):
+        if not re.match("(test|long)_", path.name):
+            continue
+        name, is_long = path.stem.split("_", 1)[1], path.name.startswith("long_")
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-v", str(path), f"--junitxml={report(name)}"]
+        # Ignore pytest plugins that happen to be installed.
+        yield Suite(name, command, LONG_TIMEOUT if is_long else PYTHON_TIMEOUT, needs_of(name, is_long),
+                    {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, whole=name)
+
+
+def find_suites(build, report, has_simt=True, has_runtime=True):
+    """All suites; report(name) is the file of a suite's report. A build with sanitizers has no `has_simt`: no programs for the
+    kernels' executor. Without the headers of NCCL and cuBLASLt there is no simulated runtime."""
+    suites = [*googletest_suites("unit", [f"{build}/test/unit"], UNIT_TIMEOUT, report), *process_suites(build, report),
+              *simulated_suites(build, report, has_simt, has_runtime), *python_suites(report)]
+    patience = float(os.environ.get("PATIENCE", 1))
+    for suite in suites:
+        suite.timeout *= patience
+        if suite.whole in LEAK_CHECKS:
+            options = [os.environ.get("ASAN_OPTIONS", ""), LEAK_CHECKS[suite.whole]]
+            suite.environment["ASAN_OPTIONS"] = ":".join(filter(None, options))
+    return suites
