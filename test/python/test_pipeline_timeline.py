@@ -46,9 +46,9 @@ def clock_error(title):
     return float(number) * {"ns": 1e-3, "us": 1, "ms": 1e3, "s": 1e6}[unit]
 
 
-def check_passes(passes, kinds, stages, chunks, micro_batches, recomputes=False, clocks=0):
-    """Each pass occurs once, on its stage. Passes of a stage do not overlap. Each begins after the pass whose result it takes
-    (recomputing may come before). `clocks` is the error of a stage's clock, so two stages may differ by twice as much."""
+def check_passes(passes, kinds, stages, chunks, micro_batches, is_measured=False, clocks=0):
+    """Each pass occurs once, on its stage. Passes of a stage do not overlap. Each begins after the pass whose result it takes;
+    if measured, it ends after it. `clocks` is the error of a stage's clock, so two stages may differ by twice as much."""
     assert set(passes) == set(itertools.product(kinds, range(chunks), range(micro_batches)))
     for stage in range(stages):
         own = sorted((begin, end, kind) for (kind, *_), (where, begin, end) in passes.items() if where == stage)
@@ -60,7 +60,9 @@ def check_passes(passes, kinds, stages, chunks, micro_batches, recomputes=False,
         assert stage == chunk % stages
         source = chunk - 1 if kind == "forward" else chunk + 1
         if kind != "backward-weight" and (kind, source, micro_batch) in passes:
-            assert passes[kind, source, micro_batch][2] <= (end if recomputes and kind != "forward" else begin) + 1e-3 + 2 * clocks
+            # A pass that waits is drawn from the time at which it would have begun if it had waited first. Its preparations
+            # (loads, gradients that are cleared, recomputing) then lie before the end of the other pass.
+            assert passes[kind, source, micro_batch][2] <= (end if is_measured else begin) + 1e-3 + 2 * clocks
         if kind != "forward":
             earlier = kinds[kinds.index(kind) - 1]
             assert passes[earlier, chunk, micro_batch][2] <= begin + 1e-3
@@ -154,7 +156,7 @@ def test_is_measured_in_a_run(name, recompute, tmp_path):
     passes, about = drawn(tmp_path / "a", "pipeline-measured")
     assert about["title"] == measured[0] and about["second_is"] == "second"
     kinds = kinds_of(name, bool(recompute))
-    check_passes(passes, kinds, stages, chunks, 6, recomputes=bool(recompute), clocks=clock_error(about["title"]))
+    check_passes(passes, kinds, stages, chunks, 6, is_measured=True, clocks=clock_error(about["title"]))
     assert ("gradients of inputs" in out) == ("gradients of weights" in out) == ("weights'" in out) == (len(kinds) == 3)
     run = program.Run(tmp_path / "a")
     assert total(passes) < 1e3 * run.lines[step - 1]["step_ms"]
