@@ -143,7 +143,7 @@ $(eval $(call remember,$(BUILD)/version.txt,VERSION_FLAGS))
 # ---- Commands --------------------------------------------------------------------------------------------
 
 .DEFAULT_GOAL := train_gpt
-.PHONY: help deps deps-gpu tokenizer quickstart test check test-more test-long test-matrix test-programs bench-cpu bench-mpi bench-zero bench-pipeline bench bench-check gpu-check bench-gpu-check bundle \
+.PHONY: help deps deps-gpu tokenizer quickstart test check test-more test-long test-matrix mutants test-programs bench-cpu bench-mpi bench-zero bench-pipeline bench bench-check gpu-check bench-gpu-check bundle \
     docs pictures lint check-format check-shell check-python check-prose clang-tidy format clean
 .DELETE_ON_ERROR:
 
@@ -211,6 +211,12 @@ test-long: deps  ## the suites that take hours; goes on where it was interrupted
 
 test-matrix: deps  ## every combination of ZeRO, pipeline, recompute and accumulation that fits 8 processes
 	@$(RUN_SUITES) --tier long 'matrix-*'
+
+# MUTANT='adamw-* bpe-*' names some of them; dev/mutants.py -h lists its options. These variables go to the builds of
+# the copy if they are given to this make.
+FOR_MUTANTS := CXX CXXFLAGS LDFLAGS WERROR GPU_ARCH CUDA CUDA_HOME JOBS
+mutants: deps  ## plants the faults of test/mutants/ one by one in a copy, and lists those that no suite notices
+	@$(PYTHON) dev/mutants.py $(MUTANT) $(foreach name,$(FOR_MUTANTS),$(if $(findstring command,$(origin $(name))),'$(name)=$($(name))'))
 
 .PHONY: programs-trainer programs-tests programs-simulated programs-kernels programs-threads programs-long
 programs-trainer: $(PROGRAM) $(TOKENIZER)

@@ -122,9 +122,11 @@ void PreparedRun::open_training_files() {
     if (!options.eval_hellaswag.empty())
         hellaswag.emplace(options.eval_hellaswag, options.eval_examples, model(), encoder());
     if (!bpe && model().vocabulary == gpt2_vocabulary && options.sample_tokens > 0) {
-        notes.push_back(fmt::format(
-            "samples and --prompt are token ids; for text, put GPT-2's {} and {} into {} or use --bpe-dir",
-            bpe_ids_file, bpe_merges_file, usual_bpe_directory));
+        notes.push_back(
+            fmt::format("samples and --prompt are token ids; for text, run `python data/bpe_files.py`, which "
+                        "makes GPT-2's {} "
+                        "and {} in {}, or use --bpe-dir",
+                        bpe_ids_file, bpe_merges_file, usual_bpe_directory));
     }
     if (!is_rank_zero()) return;
     require_no_other_run(options, out_dir, writes, checkpoint ? &*checkpoint : nullptr);
