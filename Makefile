@@ -218,16 +218,17 @@ FOR_MUTANTS := CXX CXXFLAGS LDFLAGS WERROR GPU_ARCH CUDA CUDA_HOME JOBS
 mutants: deps  ## plants the faults of test/mutants/ one by one in a copy, and lists those that no suite notices
 	@$(PYTHON) dev/mutants.py $(MUTANT) $(foreach name,$(FOR_MUTANTS),$(if $(findstring command,$(origin $(name))),'$(name)=$($(name))'))
 
-.PHONY: programs-trainer programs-tests programs-simulated programs-kernels programs-threads programs-long
+.PHONY: programs-trainer programs-tests programs-simulated programs-kernels programs-more programs-long
 programs-trainer: $(PROGRAM) $(TOKENIZER)
 programs-tests: $(TEST_PROGRAMS)
-programs-simulated: $(RUNTIME_TESTS) $(SIMULATED_PROGRAMS) $(SIMULATED_PROBES) $(TESTED_OF_BUNDLE)
+programs-simulated: $(RUNTIME_TESTS) $(filter-out %-planted,$(SIMULATED_PROGRAMS))
 programs-kernels: $(filter-out %-thread,$(KERNEL_TESTS))
-programs-threads: $(filter %-thread,$(KERNEL_TESTS)) $(KERNEL_REPORT)
+programs-more: $(filter %-thread,$(KERNEL_TESTS)) $(filter %-planted,$(SIMULATED_PROGRAMS)) $(SIMULATED_PROBES) $(TESTED_OF_BUNDLE) \
+    $(KERNEL_REPORT)
 programs-long: $(LONG_PROGRAMS)
 	@:
 
-test-programs: programs-trainer programs-tests programs-simulated programs-kernels programs-threads  ## builds what `make test` and `make test-more` run
+test-programs: programs-trainer programs-tests programs-simulated programs-kernels programs-more  ## builds what `make test` and `make test-more` run
 	@:
 
 # TORCH_PYTHON=python names one more interpreter, with a newer PyTorch; BENCH_OPTIONS go to dev/cpu/bench_cpu.py.

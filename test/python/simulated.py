@@ -16,7 +16,7 @@ AT_ONCE = min(4, len(os.sched_getaffinity(0)))
 SECONDS = 100 * program.PATIENCE
 
 
-def require(paths=(PLAIN, PLANTED)):
+def require(paths=(PLAIN,)):
     """Skips a file of tests if the programs are not built."""
     if not all(os.path.exists(path) for path in paths):
         pytest.skip("cublasLt.h and nccl.h are not both here, or the build has sanitizers of its own",

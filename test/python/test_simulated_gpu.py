@@ -20,7 +20,7 @@ from program import Run
 from simulated import at_once, train
 from simulated_experiment import CPU, ROUNDED, SEQUENCES, SIZES, STEPS, STOCHASTIC, Experiment, counted, in_four_steps, results
 
-simulated.require()
+simulated.require([simulated.PLAIN, simulated.PLANTED])
 
 GREATEST = "priority -5"  # the highest priority of the simulated GPU's streams
 BOTH_OFF = dataclasses.replace(SIZES, **reference_model.SWITCHES_OFF[2])
