@@ -40,6 +40,9 @@ class Needs:
 NEEDS = {
     "mpi-8": Needs("more", "tests", 1.5),
     "tcp-8": Needs("more", "tests", 1.5),
+    "mpi-3": Needs("more", "tests", 1.5),
+    "tcp-[34]": Needs("more", "tests", 1.5),
+    "bench": Needs("more", "tests", 1),
     "mpi-4": Needs("test", "tests", 1.5),
     "kernels-address": Needs("test", "kernels", 1),
     "kernels-thread": Needs("more", "more", 1),
