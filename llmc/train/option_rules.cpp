@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "llmc/core/error.h"
+#include "llmc/core/tensor.h"
 #include "llmc/parallel/mesh_sizes.h"
 #include "llmc/train/generate.h"
 #include "llmc/train/setting_values.h"
@@ -316,10 +317,14 @@ void settle_batch(Options& o, int processes) {
     const std::int64_t usual = *o.global_batch_tokens / o.sequence_length();
     // The interleaved schedule needs a multiple of the stages.
     const std::int64_t stages = o.chunks_of_stage() > 1 ? o.pipeline_parallel : 1;
-    const std::int64_t group = processes / of_replica * stages * o.micro_batch_size.value_or(1);
-    const std::int64_t batch = (usual + group - 1) / group * group;
-    if (batch == usual) return;
-    o.global_batch_tokens = batch * o.sequence_length();
+    const std::int64_t group =
+        saturated_product(processes / of_replica * stages, o.micro_batch_size.value_or(1));
+    const std::int64_t batch = usual / group * group + (usual % group == 0 ? 0 : group);
+    const std::int64_t tokens = saturated_product(batch, o.sequence_length());
+    // Larger batches are refused later, by the size that makes them so large.
+    constexpr std::int64_t most = std::int64_t{1} << 40;
+    if (batch == usual || tokens > most) return;
+    o.global_batch_tokens = tokens;
     o.notes.push_back(
         fmt::format("--global-batch-tokens is {} ({} sequences instead of {}), which the processes "
                     "share evenly",

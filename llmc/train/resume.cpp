@@ -16,6 +16,7 @@
 #include "llmc/train/command_line.h"
 #include "llmc/train/outputs.h"
 #include "llmc/train/setting_values.h"
+#include "llmc/train/settings.h"
 
 namespace llmc {
 
@@ -164,6 +165,9 @@ std::vector<std::string> rate_that_rises(const CheckpointInfo& checkpoint, const
     earlier.min_lr_fraction = then.value("min-lr-fraction", usual.min_lr_fraction);
     if (then.contains("lr")) earlier.learning_rate = then["lr"].get<double>();
     if (then.contains("warmup-steps")) earlier.warmup_steps = then["warmup-steps"].get<std::int64_t>();
+    const Choices known = schedule_names();  // a later version of the program may know more
+    const bool is_known = std::ranges::find(known, earlier.schedule) != known.end();
+    if (!is_known || earlier.schedule_kind() == ScheduleKind::constant) return {};
     if (done < earlier.steps || done >= options.steps) return {};
     const double last = learning_rate(schedule_of(earlier), done),
                  next = learning_rate(schedule_of(options), done + 1);

@@ -120,6 +120,21 @@ def test_a_schedule_that_begins_again_is_warned_of(tmp_path):
     assert found[3] == f"--lr-schedule constant --lr {found[1]}"
 
 
+def test_a_higher_rate_that_was_given_is_no_surprise(tmp_path):
+    folder = tmp_path / "run"
+    program.run(*TINY, *QUIET, "--steps=4", "--lr=1e-3", "--lr-schedule=constant", f"--out-dir={folder}")
+    text = program.run(*QUIET, "--steps=8", "--lr=2e-3", "--lr-schedule=constant", "--resume", f"--out-dir={folder}").stdout
+    assert "rises" not in text and "note: --lr is 0.002, but was 0.001 in the checkpoint" in text
+
+
+def test_a_micro_batch_that_was_given_fits_the_default_batch(tmp_path):
+    text = program.run(*TINY, *QUIET, "--steps=1", "--micro-batch-size=16", f"--out-dir={tmp_path}/run").stdout
+    assert "note: --global-batch-tokens is 512 (32 sequences instead of 24)" in text
+    for size, why in ((2**14 + 1, " is out of range"), (2**40, ": ")):
+        refused = program.run(*TINY, "--steps=1", f"--micro-batch-size={size}", ranks=2, check=False)
+        assert one_error(refused.stderr).startswith(f"--micro-batch-size {size}{why}")
+
+
 def test_a_stopped_run_suggests_to_go_on_only(tmp_path):
     """A longer run that goes on within its schedule is no reason for a warning."""
     program.run(*TINY, *QUIET, "--steps=20", "--checkpoint-every=10", f"--out-dir={tmp_path}/run")
